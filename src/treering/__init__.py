@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from treering._inspect.diff import diff
     from treering._inspect.inspect import inspect
     from treering._inspect.verify import verify
+    from treering._store.objects.connect import at
     from treering.cadence import SaveEvery
     from treering.checkpoint import load, open, save, save_async  # noqa: A004 - treering.open is the name
     from treering.retention import KeepBest, KeepEvery, KeepLast, KeepSteps
@@ -38,6 +39,7 @@ __all__ = [
     "StandIn",
     "Stateful",
     "__version__",
+    "at",
     "cadence",
     "checkpoint",
     "diff",
@@ -64,6 +66,7 @@ _NAMES = {
     "_inspect.diff": ("diff",),
     "_inspect.inspect": ("inspect",),
     "_inspect.verify": ("verify",),
+    "_store.objects.connect": ("at",),
     "cadence": ("SaveEvery",),
     "checkpoint": ("load", "open", "save", "save_async"),
     "retention": ("KeepBest", "KeepEvery", "KeepLast", "KeepSteps"),

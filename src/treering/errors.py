@@ -11,6 +11,7 @@
     ├── Timeout        other processes did not arrive: check them    (TimeoutError)
     ├── StoreFailed    the system refused: free space, fix rights    (OSError)
     │   └── NotShared  the processes see different folders           (OSError)
+    ├── MissingExtra   an optional package is missing: install it    (ImportError)
     ├── ProcessFailed  another process failed: its error says why    (RuntimeError)
     └── Cancelled      a save in flight was cancelled: save again
 
@@ -38,6 +39,7 @@ __all__ = [
     "KeptOnHost",
     "LeavesInitialised",
     "Mismatch",
+    "MissingExtra",
     "NotFound",
     "NotSharded",
     "NotShared",
@@ -195,6 +197,10 @@ class ProcessFailed(TreeringError, RuntimeError):
     """
 
     processes: tuple[int, ...] = ()
+
+
+class MissingExtra(TreeringError, ImportError):  # type: ignore[misc]  # path is a key path, never that of a module
+    """A package that only some paths need is not installed; the hint has the command."""
 
 
 class Cancelled(TreeringError):

@@ -298,7 +298,7 @@ def test_a_link_to_the_folder(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "url", ["gs://bucket/a", "s3://bucket/a.safetensors", "gs://", "hf://a/b.msgpack", "file:///tmp/x"]
+    "url", ["gs://", "s3://a@bucket/a.safetensors", "hf://a/b.msgpack", "file://host/tmp/x", "ftp://a/b"]
 )
 def test_urls_make_no_folders(url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)

@@ -14,11 +14,12 @@ from typing import Final
 from treering._codec.gzip import GZIP_MAGIC, unzip_first
 from treering._printable import kind_of
 from treering._store.open_folder import find_index_at
-from treering._store.resolve import absolute, find_at, is_folder, is_seen, is_url, located, open_file, root_of
+from treering._store.resolve import absolute, find_at, is_folder, is_seen, located, open_file, root_of
 from treering._store.run_folder import RunFolder
 from treering._values.human import near
 from treering.errors import Corrupt, Format, NotFound, StoreFailed, Unsupported
 
+_FILE_SUFFIXES: Final = frozenset({".msgpack", ".safetensors", ".gz"})
 _FIRST_BYTES: Final = 16
 _LOOKED_AT: Final = 64
 _HEADER_PREFIX: Final = 8
@@ -96,9 +97,10 @@ def detect(path: str | os.PathLike[str]) -> Form:
     if not isinstance(shown, str) or not shown:
         what = "''" if shown == "" else kind_of(shown)  # a tree may be of any size
         raise Unsupported(f"{what} is not the name of a checkpoint or file", hint="pass the path of one, as text")
-    if is_url(shown):
-        raise Unsupported(f"{shown!r} is a URL, and this version reads local paths", hint="copy it here first")
     place = located(shown)
+    # First, because in a bucket each look is a request.
+    if place.suffix.lower() not in _FILE_SUFFIXES and find_index_at(place, follow=False):
+        return Form.CHECKPOINT
     if is_folder(place):
         return _folder(place)
     try:
@@ -107,7 +109,7 @@ def detect(path: str | os.PathLike[str]) -> Form:
             first = file.read(0, min(size, _FIRST_BYTES))
             zipped = file.read(0, min(size, _ZIPPED_BYTES)) if first[:2] == GZIP_MAGIC else None
     except NotFound as error:
-        error.hint = _instead_of(place)
+        error.hint = _instead_of(place) or error.hint
         raise
     if zipped is not None:
         if ".msgpack" not in place.name and (start := unzip_first(zipped)):
@@ -174,18 +176,22 @@ def _folder(place: Path) -> Form:
     # Where there is no index at all, opening the folder says what is there instead.
     if find_index_at(place, follow=False):
         return Form.CHECKPOINT
-    if any(find_at(place / name, follow=False) for name in _LEAVES):
+    has_leaves = root_of(place).has_leaves
+    if has_leaves and any(find_at(place / name, follow=False) for name in _LEAVES):
         return Form.LEAVES
     if _is_run(place):
         return Form.RUN
-    holds_arrays = _holds_arrays(place)
-    around = next((above for above in absolute(place).parents if is_seen(above / _LEAVES[0])), None)
+    # Elsewhere it is a request for each name.
+    holds_arrays = has_leaves and _holds_arrays(place)
+    above = absolute(place).parents if has_leaves else ()
+    around = next((one for one in above if is_seen(one / _LEAVES[0])), None)
     if around is not None and (holds_arrays or is_seen(place / ".zarray")):
         hint = "pass that one; a glob or at= selects this part"
         raise NotFound(f"{os.fspath(place)!r} lies inside of a leaves directory, {os.fspath(around)!r}", hint=hint)
     other = other_folder(place)
     if other is not None:
-        raise NotFound(f"there is no checkpoint in {os.fspath(place)!r}: it is {other}", hint=_READ_HERE)
+        hint = _READ_HERE if has_leaves else f"{_READ_HERE}; leaves directories on disk alone"
+        raise NotFound(f"there is no checkpoint in {os.fspath(place)!r}: it is {other}", hint=hint)
     return Form.LEAVES if holds_arrays else Form.CHECKPOINT
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Final
 
 from treering._codec.zarr import chunk_name, zarray_bytes
@@ -40,7 +39,7 @@ def checkpoint_state(path: str) -> State:
     with OpenFolder(located(path)) as folder:
         try:
             data = folder.read_index()
-            with naming_file(Path(path, INDEX)):
+            with naming_file(located(path) / INDEX):
                 index = parse_index(data)
         except _BROKEN as error:
             return None, Known(damaged=True), [f"the index cannot be used: {error}"]
@@ -71,10 +70,10 @@ def leaves_state(path: str) -> State:
     Raises:
         StoreFailed: the system refuses to read the index.
     """
-    with LeavesFolder(Path(path)) as folder:
+    with LeavesFolder(located(path)) as folder:
         try:
             data = folder.read_index()
-            with naming_file(Path(path, LEAVES_INDEX)):
+            with naming_file(located(path) / LEAVES_INDEX):
                 index = parse_leaves_index(data)
         except _BROKEN as error:
             return None, Known(damaged=True), [f"the index cannot be used: {error}"]

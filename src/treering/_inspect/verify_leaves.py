@@ -6,7 +6,6 @@ import functools
 import math
 import os
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Final
 
 from treering._arrays.incoming import ReadRequest
@@ -22,6 +21,7 @@ from treering._leaves.listing import describe_state
 from treering._leaves.source import LeavesSource
 from treering._store.failures import DataFileMissing, LinkRefused
 from treering._store.leaves_folder.leaves_folder import LeavesFolder
+from treering._store.resolve import located
 from treering._values import boxes as box_sums
 from treering._values.boxes import Box
 from treering._values.checksums import SMALLEST_BLOCK
@@ -48,7 +48,7 @@ def verify_leaves(path: str | os.PathLike[str], progress: Progress | None) -> Ve
         StoreFailed: the system refuses to read the directory or the index.
     """
     shown = os.fspath(path)
-    with LeavesFolder(Path(path)) as folder:
+    with LeavesFolder(located(path)) as folder:
         for _ in range(TRIES):
             try:
                 read = list(parse_leaves_index(folder.read_index()).branches.values())

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import os
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 
 from treering._checkpoint.detect import Form
 from treering._codec.zarr import ZarrArray, chunk_bytes, chunk_count, chunk_name, zarray_bytes
@@ -18,6 +17,7 @@ from treering._leaves.documents.join import join_records
 from treering._leaves.documents.record import OpenBranch
 from treering._store.failures import LinkRefused
 from treering._store.leaves_folder.leaves_folder import LeavesFolder
+from treering._store.resolve import located
 from treering.errors import NotFound, StoreFailed
 
 
@@ -29,7 +29,7 @@ def list_leaves(path: str | os.PathLike[str]) -> Listing:
         Corrupt, Format, Unsupported: the index, a record or a ``.zarray`` is damaged, of another format, or newer.
         StoreFailed: the system refuses.
     """
-    with LeavesFolder(Path(path)) as folder:
+    with LeavesFolder(located(path)) as folder:
         branches, read = read_branches(folder)
         index = join_records([each.record for each in branches], verified=all(each.verified for each in branches))
         listing = build_listing(index, branches)

@@ -6,7 +6,6 @@ import contextlib
 import dataclasses
 import os
 from collections.abc import Sequence
-from pathlib import Path
 
 from treering._arrays.source import Source
 from treering._leaves.branches import ALL, Prefix, is_unchanged, read_branches
@@ -15,6 +14,7 @@ from treering._leaves.documents.index import IndexBranch
 from treering._leaves.documents.join import join_records
 from treering._leaves.documents.record import OpenBranch
 from treering._store.leaves_folder.leaves_folder import LeavesFolder
+from treering._store.resolve import located
 
 
 class LeavesSource(Source):
@@ -75,6 +75,6 @@ def open_source(
         Corrupt, Format, Unsupported: the index or a record is damaged, of another format, or newer.
         StoreFailed: the system refuses.
     """
-    folder = files.enter_context(LeavesFolder(Path(path)))
+    folder = files.enter_context(LeavesFolder(located(path)))
     branches, read = read_branches(folder, prefix=prefix)
     return LeavesSource(folder, branches, read, prefix=prefix, mapped=mapped)

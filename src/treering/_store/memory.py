@@ -377,6 +377,8 @@ class MemoryFile(Reader):
 class MemoryRoot(Root):
     """All that is at ``memory://...`` in this process."""
 
+    is_shared = False
+
     def place(self, path: PurePath) -> MemoryStore:
         """Return the store at a path."""
         return MemoryStore(MemoryPath(path))

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import functools
 import os
-import re
 from collections.abc import Iterable
 from pathlib import Path, PurePath
 from typing import Final, cast
@@ -11,49 +11,65 @@ from typing import Final, cast
 from treering._printable import kind_of
 from treering._store.api import Entry, Kind, Reader, Store
 from treering._store.memory import MemoryPath, MemoryRoot
+from treering._store.objects.url import READ_ONLY, UrlPath, WebPath, bucket_path, scheme_of, web_path
 from treering._store.pieces import Buffer
 from treering._store.posix.root import PosixRoot
 from treering._store.root import Root
 from treering.errors import StoreFailed, Unsupported
 
-# A pathlib.Path has made one slash of the two.
-_URL: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")
-_MEMORY: Final = re.compile(r"memory:/")
 _POSIX: Final = PosixRoot()
 _IN_MEMORY: Final = MemoryRoot()
-
-
-def is_url(text: str) -> bool:
-    """Tell whether a text names a place of a kind that this version does not know.
-
-    Example:
-        >>> is_url("gs://bucket/a"), is_url("memory://a"), is_url("runs/a")
-        (True, False, False)
-    """
-    return _URL.match(text) is not None and _MEMORY.match(text) is None
+_DISK: Final = frozenset({None, "file"})
+_WEB: Final = frozenset({"http", "https"})
 
 
 def located(path: str | os.PathLike[str]) -> Path:
     """Return the path that a text or a path object names, in whichever store.
 
     One that is not on disk has no methods that look at the disk.
+
+    Raises:
+        Unsupported: it is a URL that names nothing that treering can use.
+
+    Example:
+        >>> located("s3a://bucket/a/"), located("memory://a").name, located("runs/a").name
+        (BucketPath('s3://bucket/a'), 'a', 'a')
     """
+    if isinstance(path, UrlPath):
+        return cast("Path", path)
     text = os.fspath(path)
-    return cast("Path", MemoryPath(text)) if isinstance(path, MemoryPath) or _MEMORY.match(text) else Path(text)
+    scheme = scheme_of(text)
+    if scheme is None:
+        return Path(text)
+    if scheme == "memory":
+        return cast("Path", MemoryPath(text))
+    if scheme == "file":
+        return _from_file_url(text)
+    return cast("Path", web_path(text) if scheme in _WEB else bucket_path(text))
+
+
+def _from_file_url(text: str) -> Path:
+    """Return the path of a ``file:`` URL, in which ``%20`` is a space."""
+    from urllib.request import url2pathname
+
+    address = text[len("file:") :]
+    host, slash, path = address[2:].partition("/") if address.startswith("//") else ("", "/", address.lstrip("/"))
+    if host not in {"", "localhost"} or not slash:
+        raise Unsupported(
+            f"{text!r} is on another machine or has no path", hint="a URL of this machine is file:///PATH"
+        )
+    return Path(url2pathname(f"/{path}"))
 
 
 def file_path(path: str | os.PathLike[str]) -> Path:
-    """Return the path of a file, refusing a URL before a folder called ``gs:`` is made.
+    """Return the path of a file, refusing what is no URL that treering can use before a folder called so is made.
 
     Raises:
-        Unsupported: it is no text, a URL, or names no file.
+        Unsupported: it is no text, a URL of another kind, or names no file.
     """
     text = os.fspath(path)
     if not isinstance(text, str):
         raise Unsupported(f"a path is a str or os.PathLike of str, found {type(text).__name__}")
-    if is_url(text):
-        hint = "copy it here first, or save here and copy it there"
-        raise Unsupported(f"{text!r} is a URL; only local files are supported", hint=hint)
     if not text or text.endswith(("/", os.sep)):
         raise Unsupported(f"{text!r} is not the name of a file", hint="pass the name of a file")
     return located(path)
@@ -63,13 +79,15 @@ def new_file_path(path: str | os.PathLike[str]) -> Path:
     """Return the path of something to write, refusing also ``~``: a folder called so is hardly meant.
 
     Raises:
-        Unsupported: as `file_path`, or it begins with ``~``.
+        Unsupported: as `file_path`, or it begins with ``~``, or is read-only.
 
     Example:
         >>> new_file_path("runs/7").name
         '7'
     """
     place = file_path(path)
+    if isinstance(place, WebPath):
+        raise Unsupported(f"{os.fspath(path)!r} cannot be written", hint=f"over {place.parts[0]}// {READ_ONLY}")
     if place.parts[:1] and place.parts[0].startswith("~"):
         hint = "'~' is not expanded here; os.path.expanduser does it"
         raise Unsupported(f"{os.fspath(path)!r} begins with '~'", hint=hint)
@@ -101,9 +119,9 @@ def local_folder_path(path: str | os.PathLike[str], *, new: bool = False) -> Pat
         'a'
     """
     place = (new_file_path if new else file_path)(_without_end(path))
-    if root_of(place) is not _POSIX:
+    if not root_of(place).has_leaves:
         hint = "a leaves directory is a folder on disk; treering.save writes there"
-        raise Unsupported(f"{os.fspath(place)!r} is a URL; only local files are supported", hint=hint)
+        raise Unsupported(f"{os.fspath(place)!r} is a URL; leaves directories are local", hint=hint)
     return place
 
 
@@ -132,7 +150,27 @@ def settled(path: str | os.PathLike[str]) -> Path:
 
 def root_of(path: str | os.PathLike[str]) -> Root:
     """Return what knows all places of the kind that a path is of."""
-    return _IN_MEMORY if isinstance(path, MemoryPath) or _MEMORY.match(os.fspath(path)) else _POSIX
+    scheme = scheme_of(os.fspath(path))
+    if scheme in _DISK:
+        return _POSIX
+    if scheme == "memory":
+        return _IN_MEMORY
+    return _web() if scheme in _WEB else _buckets()
+
+
+@functools.cache
+def _buckets() -> Root:
+    from treering._store.objects.connect import connect, grace_of
+    from treering._store.objects.root import ObjectRoot
+
+    return ObjectRoot(connect, grace_of)
+
+
+@functools.cache
+def _web() -> Root:
+    from treering._store.objects.https import WebRoot
+
+    return WebRoot()
 
 
 def find_at(path: str | os.PathLike[str], *, follow: bool = True) -> Entry | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import abc
+import contextlib
 from collections.abc import Iterable, Iterator
 from pathlib import PurePath
 
@@ -15,6 +16,12 @@ class Root(abc.ABC):
 
     What is not said here otherwise for a kind is asked of the store that a path, or the one above it, leads to.
     """
+
+    is_shared = True
+    """Whether the processes of a job can see the same place."""
+
+    has_leaves = False
+    """Whether leaves directories can be there."""
 
     @abc.abstractmethod
     def place(self, path: PurePath) -> Store:
@@ -34,11 +41,14 @@ class Root(abc.ABC):
 
     def names(self, path: PurePath) -> Iterator[str]:
         """Walk through the names in a place, if there is one that can be read."""
-        return iter(self.place(path).names())
+        with contextlib.suppress(OSError):
+            yield from self.place(path).names()
 
     def places(self, path: PurePath, most: int | None = None) -> list[str]:
         """Return the places among the first ``most`` names in a place, or in all of it."""
-        return self.place(path).places()[:most]
+        with contextlib.suppress(OSError):
+            return self.place(path).places()[:most]
+        return []
 
     def absolute(self, path: PurePath) -> PurePath:
         """Return a path that holds when the program changes its current folder."""

@@ -106,6 +106,9 @@ def _other_failure(error: Exception, kind: str, text: str, status: int, reason: 
     slow_down = status in _BUSY or _says(text, _SLOW)
     if slow_down or status in _PASSING or "RequestTimeout" in text:
         return RequestFailure(Cause.PASSING, reason, errno.EAGAIN, slow_down)
+    if "builder error" in text:
+        reason = f"http:// needs AWS_ALLOW_HTTP=true, or treering.at(url, endpoint=...): {reason}"
+        return RequestFailure(Cause.INVALID, reason, errno.EINVAL)
     if isinstance(error, ValueError) or kind == "InvalidPathError" or "redirect" in text or 300 <= status < 500:  # noqa: PLR2004
         return RequestFailure(Cause.INVALID, reason, errno.EINVAL)
     if status == 501 or kind in {"NotSupportedError", "NotImplementedError"}:  # noqa: PLR2004

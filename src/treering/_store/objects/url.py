@@ -20,6 +20,7 @@ _BUCKET_NAME: Final = re.compile(r"[A-Za-z0-9_$][A-Za-z0-9._$-]*")
 _AZURE_HOST: Final = re.compile(r"[A-Za-z0-9$-]+@([A-Za-z0-9]+)\.(?:dfs|blob)\.core\.windows\.net")
 _AZURE: Final = "abfss://CONTAINER@ACCOUNT.dfs.core.windows.net/PATH"
 _CONTROL: Final = re.compile(r"[\x00-\x1f\x7f]")
+READ_ONLY: Final = "it is read-only; s3://, gs://, az:// and paths on disk can be written"
 _WORKING: Final = "s3://, gs://, az://, memory://, file:// and, for reading, https:// work"
 _INSTEAD: Final = {
     "s3n": "write s3:// instead",
@@ -152,7 +153,8 @@ def web_path(url: str | PurePath) -> WebPath:
     if scheme == "http" and not _LOOPBACK.fullmatch(host):
         raise Unsupported(f"{text!r} is not encrypted", hint="use https://; http:// is for this machine alone")
     if "@" in host or {"", ".", ".."} & set(key.removesuffix("/").split("/")[:-1] or ["x"]):
-        raise Unsupported(f"{host!r} has a login, or the path an empty part or '..'", hint="a URL is https://HOST/PATH")
+        what = f"the host of a {scheme}:// URL has a login, or its path an empty part or '..'"
+        raise Unsupported(what, hint="a URL is https://HOST/PATH")
     return WebPath(f"{scheme}://{host}/{key}{mark}{query.replace('/', '%2F')}")
 
 

@@ -21,6 +21,8 @@ from treering.errors import StoreFailed
 class PosixRoot(Root):
     """Local paths."""
 
+    has_leaves = True
+
     def place(self, path: PurePath) -> PosixStore:
         """Return the store at a path."""
         return PosixStore(path)

@@ -1,0 +1,246 @@
+"""From a URL, the environment and options to the client of a bucket: one for each bucket and process."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import os
+import threading
+from collections.abc import Mapping
+from pathlib import Path, PurePath
+from typing import Any, Final, cast
+
+from treering._printable import kind_of
+from treering._store.objects.requests import Client
+from treering._store.objects.store import GRACE
+from treering._store.objects.url import BucketPath, bucket_path
+from treering.errors import MissingExtra, Unsupported
+
+_TIMEOUT: Final = 30.0
+_PREFIXES: Final = {"s3": "AWS_", "gs": "GOOGLE_", "az": "AZURE_"}
+_OF_CLIENTS: Final = (
+    "allow_http", "allow_invalid_certificates", "connect_timeout", "proxy_ca_certificate", "proxy_excludes",
+    "proxy_url", "read_timeout",
+)  # fmt: skip
+_OF_S3: Final = ("region", "kms_key", "requester_pays")
+_OF_STORES: Final = (*_OF_S3, "endpoint", "anonymous")
+_VARIABLES: Final = ("AWS_", "GOOGLE_", "AZURE_", "IDENTITY_", "GCE_METADATA_HOST")
+_NEEDED: Final = {"az:": "AZURE_STORAGE_ACCOUNT_NAME names the account; abfss://CONTAINER@ACCOUNT... says it, too"}
+_KINDS: Final = {"S3Store": ("s3", "bucket"), "GCSStore": ("gs", "bucket"), "AzureStore": ("az", "container_name")}
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class BucketOptions:
+    """How a bucket is reached; `treering.at` says what each one means."""
+
+    region: str | None = None
+    endpoint: str | None = None
+    kms_key: str | None = None
+    storage_class: str | None = None
+    requester_pays: bool = False
+    anonymous: bool = False
+    timeout: float | None = None
+    grace: float | None = None
+
+
+@dataclasses.dataclass(slots=True)
+class _Bucket:
+    """What this process knows of a bucket."""
+
+    options: BucketOptions = dataclasses.field(default_factory=BucketOptions)
+    given: Any = None
+    """The store of obstore, or the client, that `at` was given."""
+    client: Client | None = None
+    environment: Mapping[str, str] | None = None
+    """The variables that the client was made with."""
+
+
+_LOCK: Final = threading.Lock()
+_BUCKETS: Final[dict[str, _Bucket]] = {}
+
+
+def at(
+    place: Any,
+    prefix: str = "",
+    *,
+    region: str | None = None,
+    endpoint: str | None = None,
+    kms_key: str | None = None,
+    storage_class: str | None = None,
+    requester_pays: bool = False,
+    anonymous: bool = False,
+    timeout: float | None = None,
+    grace: float | None = None,
+) -> Path:
+    """Return a path in a bucket that every function of treering takes, with options that a URL cannot say.
+
+    The options hold for the bucket, in this process, from now on: for each path and each URL that leads there. What is
+    not said here comes from the environment, by the names that obstore reads: ``AWS_REGION``, ``AWS_ENDPOINT_URL``...
+
+    Args:
+        place: a URL (``s3://bucket/path``, ``gs://...``, ``az://container/...``), or an ``S3Store``, ``GCSStore`` or
+            ``AzureStore`` of obstore, whose options and credentials are then taken.
+        prefix: the path below it.
+        region: the region of an S3 bucket.
+        endpoint: the URL of another server than the cloud's. One that begins with ``http://`` is not encrypted.
+        kms_key: the key of AWS KMS that encrypts new objects.
+        storage_class: the class that files of more than 16 MiB are put in; small ones stay in the usual one.
+        requester_pays: whether the caller pays for the requests.
+        anonymous: whether requests are not signed, for public buckets.
+        timeout: seconds for a small request; larger ones get more. Default: 30.
+        grace: seconds that superseded and removed data stay for readers that have begun. Default: 3600.
+
+    Raises:
+        Unsupported: it is no place in a bucket, the cloud has no such option, or the bucket has other options already.
+
+    Example:
+        >>> import treering
+        >>> path = treering.at("s3://bucket-of-example/runs", region="eu-central-1")
+        >>> str(path / "a")
+        's3://bucket-of-example/runs/a'
+    """
+    options = BucketOptions(
+        region=region, endpoint=endpoint, kms_key=kms_key, storage_class=storage_class, requester_pays=requester_pays,
+        anonymous=anonymous, timeout=timeout, grace=grace,
+    )  # fmt: skip
+    given = None if isinstance(place, str | os.PathLike) else place
+    path = bucket_path(os.fspath(place)) if given is None else _path_of(given)
+    _check(path, options, given)
+    if prefix:
+        path = bucket_path(f"{path}/{prefix}")
+    _remember(path, options, given)
+    return cast("Path", path)
+
+
+def _remember(path: BucketPath, options: BucketOptions, given: Any) -> None:
+    """Let a bucket be reached so from now on.
+
+    Raises:
+        Unsupported: it is reached in another way already.
+    """
+    with _LOCK:
+        known = _BUCKETS.setdefault(path.bucket, _Bucket())
+        if given is None and options == BucketOptions():
+            return
+        if known.given is None and known.options == BucketOptions():
+            _BUCKETS[path.bucket] = _Bucket(options, given)
+        elif known.options != options or not _same(known.given, given):
+            hint = "a bucket has one set of options in a process: give all of them in the first call"
+            raise Unsupported(f"{path.bucket!r} has other options already", hint=hint)
+
+
+def connect(place: PurePath) -> tuple[Client, str]:
+    """Return the client of the bucket of a path, which all of this process share, and the path's key in it.
+
+    Raises:
+        MissingExtra: obstore is not installed.
+        PermissionDenied: there are no credentials.
+        Unsupported: the options make no sense.
+    """
+    path = bucket_path(place)
+    environment = {name: value for name, value in os.environ.items() if name.startswith(_VARIABLES)}
+    with _LOCK:
+        known = _BUCKETS.setdefault(path.bucket, _Bucket())
+        if known.client is None or (known.given is None and known.environment != environment):
+            known.client = _new_client(path, known)
+            known.environment = environment
+        return known.client, path.key
+
+
+def grace_of(path: PurePath) -> float:
+    """Return how many seconds superseded data of the bucket of a path stay for readers."""
+    known = _BUCKETS.get(bucket_path(path).bucket)
+    return GRACE if known is None or known.options.grace is None else known.options.grace
+
+
+def _new_client(path: BucketPath, known: _Bucket) -> Client:
+    if hasattr(known.given, "perform"):
+        return cast("Client", known.given)
+    stores = _obstore(path.bucket)
+    options = known.options
+    try:
+        store = _open(stores, path, options) if known.given is None else _without_prefix(known.given)
+    except stores.BaseError as error:
+        what = str(error).partition("\n")[0]
+        raise Unsupported(f"{path.bucket!r} cannot be opened so: {what}", hint=_NEEDED.get(path.parts[0])) from error
+    from treering._store.objects.client import ObstoreClient
+
+    timeout = _TIMEOUT if options.timeout is None else options.timeout
+    return ObstoreClient(store, path.bucket, timeout=timeout, storage_class=options.storage_class)
+
+
+def _obstore(shown: str) -> Any:
+    try:
+        return importlib.import_module("obstore.store")
+    except ImportError as error:
+        what = f"{shown!r} is a bucket, and the package obstore is not installed"
+        raise MissingExtra(what, hint="pip install 'treering[cloud]'") from error
+
+
+def _open(stores: Any, path: BucketPath, options: BucketOptions) -> Any:
+    """Open a bucket with obstore, which adds what the environment says."""
+    scheme, name = path.parts[0].rstrip(":"), path.parts[1]
+    kind = "az" if scheme == "abfss" else scheme
+    if not options.anonymous:
+        from treering._store.objects.credentials import require_credentials
+
+        require_credentials(kind, path.bucket, os.environ)
+    config: dict[str, Any] = {"skip_signature": True} if options.anonymous else {}
+    client = _client_options(_PREFIXES[kind])
+    if options.endpoint is not None:
+        config["base_url" if kind == "gs" else "endpoint"] = options.endpoint
+        client["allow_http"] = str(options.endpoint.startswith("http://")).lower()
+    if kind == "s3":
+        config |= {} if options.region is None else {"region": options.region}
+        config |= {"request_payer": True} if options.requester_pays else {}
+        if options.kms_key is not None:
+            config |= {"server_side_encryption": "aws:kms", "sse_kms_key_id": options.kms_key}
+        return stores.S3Store(name, config=config, client_options=client or None)
+    if kind == "gs":
+        return stores.GCSStore(name, config=config, client_options=client or None)
+    container, _, host = name.partition("@")
+    config |= {"account_name": host.partition(".")[0]} if host else {}
+    return stores.AzureStore(container, config=config, client_options=client or None)
+
+
+def _client_options(prefix: str) -> dict[str, Any]:
+    """Return what the environment says of connections: obstore reads it only where no options are given."""
+    found = {name: os.environ.get(f"{prefix}{name.upper()}") for name in _OF_CLIENTS}
+    return {name: value for name, value in found.items() if value}
+
+
+def _without_prefix(store: Any) -> Any:
+    """Open a store of obstore again for the whole bucket; the path has its prefix."""
+    more = {} if store.credential_provider is None else {"credential_provider": store.credential_provider}
+    return type(store)(config=store.config, client_options=store.client_options, **more)
+
+
+def _path_of(place: Any) -> BucketPath:
+    """Return the path of a store of obstore, or of a client."""
+    kind = type(place).__name__
+    if hasattr(place, "perform"):
+        return bucket_path(place.shown)
+    if kind in _KINDS and type(place).__module__.startswith("obstore"):
+        scheme, member = _KINDS[kind]
+        account = place.config.get("account_name") if scheme == "az" else None
+        bucket = place.config.get(member)
+        if account:
+            scheme, bucket = "abfss", f"{bucket}@{account}.dfs.core.windows.net"
+        return bucket_path(f"{scheme}://{bucket}/{place.prefix or ''}")
+    hint = "pass a URL, or an S3Store, GCSStore or AzureStore of obstore; memory:// and paths on disk need no options"
+    raise Unsupported(f"{kind_of(place)} is no place in a bucket", hint=hint)
+
+
+def _check(path: BucketPath, options: BucketOptions, given: Any) -> None:
+    """Refuse options that the cloud of a path does not have, and those that a given store has itself."""
+    said = [name for name in _OF_STORES if getattr(options, name)]
+    if said and given is not None:
+        raise Unsupported(f"the store that was given has its own {said[0]}", hint="pass the URL with the options")
+    for name in said:
+        if name in _OF_S3 and not path.parts[0].startswith("s3"):
+            hint = "set it on the bucket, or pass a store of obstore that has it"
+            raise Unsupported(f"{name} is an option of s3://, not of {path.parts[0]}//", hint=hint)
+
+
+def _same(given: Any, other: Any) -> bool:
+    return given is other or (type(given) is type(other) and bool(given == other))

@@ -1,0 +1,245 @@
+"""Plain HTTPS, read-only: what a web server gives by ranges. It needs no package beside the standard library."""
+
+from __future__ import annotations
+
+import contextlib
+import email.utils
+import errno
+import http.client
+import os
+import re
+import time
+import urllib.error
+import urllib.parse
+import urllib.request
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import PurePath
+from typing import Final, NamedTuple, NoReturn
+
+from treering._store.api import Entry, Kind, Reader
+from treering._store.crew import FirstError, work_together
+from treering._store.failures import naming
+from treering._store.objects.reading import Span, plan_spans
+from treering._store.objects.requests import PATIENCE, Answer, Get, Head, List, Listed, ObjectVersion, Request, Status
+from treering._store.objects.root import ObjectRoot
+from treering._store.objects.url import READ_ONLY, web_path
+from treering._store.pieces import Buffer
+from treering._values.checkpoint_names import INDEX
+from treering.errors import NotFound
+
+_ASIS: Final = "%/:?&=+,;@~!$'()*[]"
+_PARTIAL: Final = re.compile(r"bytes (\d+)-(\d+)/(\d+)")
+_NOTHING: Final = re.compile(r"bytes \*/0")
+_GONE: Final = frozenset({404, 410})
+_PASSING: Final = frozenset({408, 429, 500, 502, 503, 504})
+_WAITS: Final = (0.2, 0.8, 2.0, None)
+_LOOK: Final = (0, 1)
+_FILES: Final = frozenset({".msgpack", ".safetensors", ".gz"})
+_SECONDS: Final = 20.0
+_THREADS: Final = 7
+_PIECE: Final = 1 << 20
+
+
+class _Body(NamedTuple):
+    """An answer whose body has not been read yet."""
+
+    response: http.client.HTTPResponse
+    start: int
+    stop: int
+    size: int
+    version: ObjectVersion
+    modified: float
+
+
+class WebClient:
+    """What reads from one web server. Everything else is refused.
+
+    Args:
+        shown: the server, ``https://host``.
+    """
+
+    def __init__(self, shown: str) -> None:
+        self.shown = shown
+        self.patience = PATIENCE
+
+    def perform(self, request: Request) -> Answer:
+        """Read an object, or its first bytes.
+
+        Raises:
+            OSError: the server refuses, or the request is of another kind.
+        """
+        if isinstance(request, Get):
+            return self._get(request.name, request.most)
+        if isinstance(request, Head):
+            return self._look(request.name)
+        if isinstance(request, List):
+            raise OSError(errno.EOPNOTSUPP, "a web server lists nothing: pass the URL of a checkpoint or of a file")
+        raise OSError(errno.EROFS, READ_ONLY)
+
+    def put_parts(self, name: str, buffers: Iterable[Buffer], size: int) -> NoReturn:
+        """Refuse to write.
+
+        Raises:
+            OSError: always.
+        """
+        raise OSError(errno.EROFS, READ_ONLY)
+
+    def read_into(self, name: str, version: ObjectVersion, jobs: Sequence[tuple[int, memoryview]]) -> None:
+        """Fill each buffer with the bytes from its offset on.
+
+        Raises:
+            FileNotFoundError: that version is gone.
+            OSError: the server refuses.
+        """
+        spans = deque(plan_spans(jobs))
+        failure = FirstError()
+
+        def work() -> None:
+            while failure.error is None:
+                with failure:
+                    try:
+                        span = spans.popleft()
+                    except IndexError:
+                        return
+                    self._fill(name, version, span)
+
+        work_together(work, min(_THREADS, len(spans) - 1))
+        failure.reraise()
+
+    def _look(self, name: str) -> Answer:
+        # Not by HEAD, which a presigned URL does not allow.
+        body = self._ask(name, _LOOK)
+        if body is None:
+            return Answer(Status.MISSING)
+        body.response.close()
+        return Answer(Status.DONE, found=Listed(name, body.size, body.modified, body.version))
+
+    def _get(self, name: str, most: int | None) -> Answer:
+        for wait in _WAITS:
+            body = self._ask(name, None if most is None else (0, max(most, 1)))
+            if body is None:
+                return Answer(Status.MISSING)
+            with body.response, contextlib.suppress(OSError, http.client.HTTPException):
+                data = body.response.read(body.stop)
+                if len(data) == body.stop:
+                    found = Listed(name, body.size, body.modified, body.version)
+                    return Answer(Status.DONE, data=data[:most], found=found)
+            if wait is not None:
+                time.sleep(wait)
+        raise OSError(errno.EIO, "the server cut its answer short each time")
+
+    def _fill(self, name: str, version: ObjectVersion, span: Span) -> None:
+        position = span.start
+        for wait in _WAITS:
+            body = self._ask(name, (position, span.stop))
+            if body is None or body.version != version:
+                if body is not None:
+                    body.response.close()
+                raise FileNotFoundError(errno.ENOENT, "it was replaced or removed")
+            with body.response, contextlib.suppress(OSError, http.client.HTTPException):
+                while position < body.stop and (data := body.response.read(min(_PIECE, body.stop - position))):
+                    span.fill(position, memoryview(data))
+                    position += len(data)
+            if position == span.stop:
+                return
+            if wait is not None:
+                time.sleep(wait)
+        raise OSError(errno.EIO, f"the server cut its answer short each time, at byte {position}")
+
+    def _ask(self, name: str, wanted: tuple[int, int] | None) -> _Body | None:
+        """Ask for an object, or for bytes of it; None where nothing is there."""
+        url = urllib.parse.quote(f"{self.shown}/{name}", safe=_ASIS)
+        headers = {"Accept-Encoding": "identity"}
+        if wanted is not None:
+            headers["Range"] = f"bytes={wanted[0]}-{wanted[1] - 1}"
+        for wait in _WAITS:
+            try:
+                request = urllib.request.Request(url, headers=headers)  # noqa: S310 - `web_path` lets only https through
+                response = urllib.request.urlopen(request, timeout=_SECONDS)  # noqa: S310 - the same
+            except urllib.error.HTTPError as error:
+                with error:
+                    if error.code in _GONE:
+                        return None
+                    if error.code == 416 and _NOTHING.fullmatch(error.headers.get("Content-Range", "")):  # noqa: PLR2004
+                        return self._ask(name, None)
+                    if error.code not in _PASSING or wait is None:
+                        raise _refusal(error) from error
+            except (OSError, http.client.HTTPException) as error:
+                if wait is None:
+                    reason = getattr(error, "reason", error)
+                    raise OSError(errno.EIO, f"no answer from {self.shown}: {reason}") from error
+            else:
+                return _body_of(response, wanted)
+            time.sleep(wait)
+        raise AssertionError("the last wait is None")
+
+
+class WebRoot(ObjectRoot):
+    """All places on web servers. What nothing lists is a checkpoint where it has an index, else a file."""
+
+    def __init__(self) -> None:
+        super().__init__(connect)
+
+    def find(self, path: PurePath, *, follow: bool = True) -> Entry | None:
+        """Return the file at a path, or the place if an index is in it."""
+        if "?" in path.parent.name:  # a query ends a URL
+            return None
+        client, key = connect(path)
+        if path.suffix not in _FILES and "?" not in key and path.name != INDEX:
+            with contextlib.suppress(OSError):  # PermissionError is what some buckets say of a name that is not there
+                if client.perform(Head(f"{key}/{INDEX}")).found is not None:
+                    return Entry(path.name, 0, 0.0, None, Kind.PLACE)
+        with naming(os.fspath(path), "read"):
+            return self.place(path.parent).find(path.name)
+
+    def open_file(self, path: PurePath) -> Reader:
+        """Open a single file."""
+        try:
+            return super().open_file(path)
+        except NotFound as error:
+            presigned = "a presigned URL is of one file: a checkpoint needs URLs without a query"
+            error.hint = presigned if "?" in path.name else "nothing is listed here: pass a file, or one checkpoint"
+            raise
+
+    def names(self, path: PurePath) -> Iterator[str]:
+        """Nothing can be listed."""
+        return iter(())
+
+    def places(self, path: PurePath, most: int | None = None) -> list[str]:
+        """Nothing can be listed."""
+        return []
+
+
+def connect(path: PurePath) -> tuple[WebClient, str]:
+    """Return the client of the server that a path is on, and the path's key there."""
+    place = web_path(path)
+    return WebClient("//".join(place.parts[:2])), "/".join(place.parts[2:])
+
+
+def _body_of(response: http.client.HTTPResponse, wanted: tuple[int, int] | None) -> _Body:
+    """Return the answer with what its header says.
+
+    Raises:
+        OSError: it is not what was asked for.
+    """
+    headers = response.headers
+    version = ObjectVersion(headers.get("ETag") or headers.get("Last-Modified") or "")
+    modified = email.utils.parsedate_tz(headers.get("Last-Modified", ""))
+    when = float(email.utils.mktime_tz(modified)) if modified else 0.0
+    partial = _PARTIAL.fullmatch(headers.get("Content-Range", ""))
+    if response.status == http.client.PARTIAL_CONTENT and partial is not None and wanted is not None:
+        start, end, size = map(int, partial.groups())
+        if start == wanted[0] and end + 1 == min(wanted[1], size):
+            return _Body(response, start, end + 1, size, version, when)
+    elif response.length is not None and (wanted in {None, _LOOK} or (not wanted[0] and response.length <= wanted[1])):
+        return _Body(response, 0, response.length, response.length, version, when)
+    response.close()
+    raise OSError(errno.EOPNOTSUPP, "the server ignores ranges, or does not say how long it is: download it first")
+
+
+def _refusal(error: urllib.error.HTTPError) -> OSError:
+    if error.code in {401, 403}:
+        what = "it is not public, or a presigned URL is over, which is of one file and never of a folder"
+        return PermissionError(errno.EACCES, f"the server answers {error.code}: {what}")
+    return OSError(errno.EIO, f"the server answers {error.code} {error.reason}")

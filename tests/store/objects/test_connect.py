@@ -1,0 +1,205 @@
+"""How a bucket is reached: the environment, the options of `treering.at`, and what is said where nothing fits."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import treering
+from tests.store.objects.web_server import serving
+from treering._store.objects import connect, credentials
+from treering._store.objects.client import ObstoreClient
+from treering._store.objects.memory_bucket import MemoryBucket
+from treering._store.objects.store import GRACE
+from treering._store.objects.url import bucket_path
+from treering._store.resolve import store_at
+from treering.errors import MissingExtra, NotFound, TreeringError, Unsupported
+
+stores: Any = pytest.importorskip("obstore.store")
+
+
+@pytest.fixture(autouse=True)
+def _nothing_known(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
+    """Forget all buckets and credentials."""
+    for name in list(os.environ):
+        if name.startswith(connect._VARIABLES):
+            monkeypatch.delenv(name)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    # A port of this machine where nothing listens.
+    monkeypatch.setattr(credentials, "_METADATA", "http://127.0.0.1:9")
+    before = dict(connect._BUCKETS)
+    yield
+    connect._BUCKETS.clear()
+    connect._BUCKETS.update(before)
+
+
+@pytest.fixture
+def keys(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "key")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
+
+
+def store_of(url: str) -> Any:
+    client, _ = connect.connect(bucket_path(url))
+    assert isinstance(client, ObstoreClient)
+    return client._stores.store
+
+
+@pytest.mark.parametrize(
+    ("url", "lines"),
+    [
+        ("s3://b/a", ("export AWS_ACCESS_KEY_ID=", "export AWS_SECRET_ACCESS_KEY=", "export AWS_REGION=")),
+        ("gs://b/a", ("gcloud auth application-default login", "GOOGLE_SERVICE_ACCOUNT=")),
+        ("az://b/a", ("export AZURE_STORAGE_ACCOUNT_NAME=", "export AZURE_STORAGE_ACCOUNT_KEY=")),
+        ("abfss://b@acc.dfs.core.windows.net/a", ("export AZURE_STORAGE_ACCOUNT_KEY=",)),
+    ],
+)
+def test_without_credentials_the_lines_to_set_are_said(url: str, lines: tuple[str, ...]) -> None:
+    for door in (treering.load, lambda path: treering.save(path, {"a": 1})):
+        with pytest.raises(TreeringError, match="no credentials for") as caught:
+            door(url)
+        assert isinstance(caught.value, PermissionError)
+        assert all(line in str(caught.value) for line in lines)
+
+
+def test_a_machine_that_does_not_answer_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    import socket
+
+    with socket.create_server(("127.0.0.1", 0)) as deaf:
+        monkeypatch.setattr(credentials, "_METADATA", f"http://127.0.0.1:{deaf.getsockname()[1]}")
+        monkeypatch.setattr(credentials, "_SECONDS", 0.2)
+        start = time.monotonic()
+        with pytest.raises(TreeringError, match="no credentials"):
+            treering.load("s3://b/a")
+        assert time.monotonic() - start < 1.0
+
+
+def test_the_environment_is_read(keys: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    with serving(tmp_path) as files:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", files.url)
+        monkeypatch.setenv("AWS_ALLOW_HTTP", "true")
+        with pytest.raises(NotFound):
+            treering.load("s3://b/a b.msgpack")
+    assert "/b/a%20b.msgpack" in [path for path, _ in files.asked]
+
+
+def test_one_client_for_a_bucket(keys: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    found: list[object] = []
+    threads = [
+        threading.Thread(target=lambda: found.append(connect.connect(bucket_path("s3://b/a"))[0])) for _ in range(8)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(set(map(id, found))) == 1
+    assert connect.connect(bucket_path("s3a://b/other")) == (found[0], "other")
+    assert connect.connect(bucket_path("s3://c/a"))[0] is not found[0]
+    monkeypatch.setenv("AWS_REGION", "eu-west-3")
+    assert connect.connect(bucket_path("s3://b/a"))[0] is not found[0]
+
+
+def test_options_of_s3() -> None:
+    path = treering.at(
+        "s3://b/runs",
+        "a",
+        region="eu-west-1",
+        endpoint="http://127.0.0.1:9",
+        kms_key="arn:k",
+        storage_class="STANDARD_IA",
+        requester_pays=True,
+        anonymous=True,
+        timeout=7,
+        grace=5,
+    )
+    assert str(path) == "s3://b/runs/a"
+    store = store_of("s3://b")
+    config = store.config
+    assert {name: config[name] for name in ("region", "endpoint", "sse_kms_key_id", "server_side_encryption")} == {
+        "region": "eu-west-1",
+        "endpoint": "http://127.0.0.1:9",
+        "sse_kms_key_id": "arn:k",
+        "server_side_encryption": "aws:kms",
+    }
+    assert config["request_payer"] == "true"
+    assert config["skip_signature"] == "true"
+    client: Any = connect.connect(bucket_path("s3://b"))[0]
+    assert (client._storage_class, client._stores._timeout) == ("STANDARD_IA", 7)
+    assert store_at("s3://b/x").grace == 5
+    treering.at("s3://other", anonymous=True)
+    assert store_at("s3://other/x").grace == GRACE
+
+
+def test_options_of_other_clouds(monkeypatch: pytest.MonkeyPatch) -> None:
+    treering.at("gs://b", endpoint="http://127.0.0.1:9", anonymous=True)
+    assert store_of("gs://b").config["base_url"] == "http://127.0.0.1:9"
+    treering.at("abfss://c@acc.dfs.core.windows.net", anonymous=True)
+    config = store_of("abfss://c@acc.dfs.core.windows.net/x").config
+    assert (config["account_name"], config["container_name"]) == ("acc", "c")
+    treering.at("az://c", anonymous=True)
+    with pytest.raises(Unsupported, match="AZURE_STORAGE_ACCOUNT_NAME"):
+        store_of("az://c/x")
+    monkeypatch.setenv("AZURE_STORAGE_ACCOUNT_NAME", "acc")
+    assert store_of("az://c/x").config["container_name"] == "c"
+    with pytest.raises(Unsupported, match="kms_key is an option of s3://"):
+        treering.at("gs://c", kms_key="k")
+
+
+def test_a_bucket_has_one_set_of_options() -> None:
+    treering.at("s3://b/a", region="eu-west-1", anonymous=True)
+    assert str(treering.at("s3://b/c")) == "s3://b/c"
+    assert str(treering.at("s3://b", region="eu-west-1", anonymous=True)) == "s3://b"
+    with pytest.raises(Unsupported, match="'s3://b' has other options already"):
+        treering.at("s3://b/a", region="eu-west-3", anonymous=True)
+
+
+def test_stores_of_obstore() -> None:
+    store = stores.S3Store("b", prefix="runs", region="eu-west-1", skip_signature=True)
+    assert str(treering.at(store, "a/b")) == "s3://b/runs/a/b"
+    assert (store_of("s3://b").prefix, store_of("s3://b").config["region"]) == (None, "eu-west-1")
+    assert str(treering.at(store)) == "s3://b/runs"
+    azure = stores.AzureStore("c", account_name="acc", skip_signature=True)
+    assert str(treering.at(azure, "x")) == "abfss://c@acc.dfs.core.windows.net/x"
+    assert str(treering.at(stores.GCSStore("g", skip_signature=True))) == "gs://g"
+    with pytest.raises(Unsupported, match="has its own region"):
+        treering.at(stores.S3Store("d", skip_signature=True), region="eu-west-1")
+    with pytest.raises(Unsupported, match="no place in a bucket"):
+        treering.at(stores.MemoryStore())
+    with pytest.raises(Unsupported, match="no place in a bucket"):
+        treering.at(3)
+    with pytest.raises(Unsupported, match="cannot use"):
+        treering.at("runs/a")
+
+
+def test_options_of_a_given_client() -> None:
+    bucket = MemoryBucket("s3://given")
+    assert str(treering.at(bucket, "a", grace=0)) == "s3://given/a"
+    assert connect.connect(bucket_path("s3://given/a/b")) == (bucket, "a/b")
+    assert store_at("s3://given/a").grace == 0
+
+
+def test_without_obstore(monkeypatch: pytest.MonkeyPatch, keys: None) -> None:
+    monkeypatch.setitem(sys.modules, "obstore.store", None)
+    with pytest.raises(MissingExtra, match="obstore is not installed") as caught:
+        treering.load("s3://b/a")
+    assert caught.value.hint == "pip install 'treering[cloud]'"
+    assert isinstance(caught.value, ImportError)
+
+
+def test_paths_on_disk_import_nothing_of_buckets(tmp_path: Path) -> None:
+    program = f"""
+import sys, treering
+treering.save({str(tmp_path / "a")!r}, {{"a": 1}})
+treering.load({str(tmp_path / "a")!r})
+loaded = [name for name in sys.modules if name.startswith(("obstore", "treering._store.objects."))]
+assert loaded == ["treering._store.objects.url"], loaded
+"""
+    subprocess.run([sys.executable, "-c", program], check=True)

@@ -1,0 +1,156 @@
+"""Checkpoints and files on web servers: read by ranges, never written."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import treering
+from tests.store.objects.web_server import WebFiles, serving
+from treering._cli.main import main
+from treering._store.objects import https
+from treering.errors import NotFound, StoreFailed, TreeringError, Unsupported
+from treering.serialization import load_from_file, save_to_file
+
+TREE: dict[str, Any] = {"w": np.arange(200_000, dtype=np.float32), "b": {"c": np.ones((3, 4), np.int8)}, "step": 7}
+
+
+@pytest.fixture
+def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[WebFiles]:
+    monkeypatch.setattr(https, "_WAITS", (0.0, 0.0, None))
+    with serving(tmp_path) as files:
+        yield files
+
+
+def assert_tree(tree: Any) -> None:
+    assert isinstance(tree, dict)
+    assert tree["step"] == 7
+    np.testing.assert_array_equal(tree["w"], TREE["w"])
+    np.testing.assert_array_equal(tree["b"]["c"], TREE["b"]["c"])
+
+
+def test_a_checkpoint_is_loaded_by_ranges(files: WebFiles, tmp_path: Path) -> None:
+    treering.save(tmp_path / "runs" / "my ckpt", TREE)
+    url = f"{files.url}/runs/my%20ckpt"
+    assert_tree(treering.load(url))
+    assert treering.load(f"{url}/", at="step") == 7
+    assert all(wanted is not None for _, wanted in files.asked)
+    assert treering.verify(url).ok
+    assert treering.diff(url, tmp_path / "runs" / "my ckpt", values=True).differences == ()
+    assert treering.inspect(url).nbytes == treering.inspect(tmp_path / "runs" / "my ckpt").nbytes
+
+
+def test_a_lazy_leaf_costs_few_requests(files: WebFiles, tmp_path: Path) -> None:
+    treering.save(tmp_path / "ckpt", {"w": np.zeros((1000, 1000), np.float32), "b": np.ones(3)})
+    with treering.open(f"{files.url}/ckpt") as checkpoint:
+        assert checkpoint["b"][:].tolist() == [1, 1, 1]
+    assert len(files.asked) <= 4
+
+
+@pytest.mark.parametrize("name", ["a.safetensors", "a.msgpack"])
+def test_single_files(name: str, files: WebFiles, tmp_path: Path) -> None:
+    tree = {"w": TREE["w"], "b": np.ones(3, np.int16)}
+    treering.save(str(tmp_path / name), tree)
+    loaded = treering.load(f"{files.url}/{name}")
+    np.testing.assert_array_equal(loaded["w"], tree["w"])
+    assert treering.verify(f"{files.url}/{name}").ok
+    assert main_code(["ls", f"{files.url}/{name}"]) == 0
+
+
+def test_files_of_the_serialization_door(files: WebFiles, tmp_path: Path) -> None:
+    save_to_file({"w": TREE["w"]}, tmp_path / "state")
+    np.testing.assert_array_equal(load_from_file({"w": TREE["w"]}, f"{files.url}/state")["w"], TREE["w"])
+    with pytest.raises(Unsupported, match="read-only"):
+        save_to_file({"w": TREE["w"]}, f"{files.url}/other")
+
+
+def test_a_presigned_url_is_of_one_file(files: WebFiles, tmp_path: Path) -> None:
+    treering.save(str(tmp_path / "a.safetensors"), {"w": TREE["w"]})
+    treering.save(tmp_path / "ckpt", TREE)
+    files.secret = "X-Amz-Credential=K%2F20260101&X-Amz-Signature=ab.cd"
+    loaded = treering.load(f"{files.url}/a.safetensors?X-Amz-Credential=K/20260101&X-Amz-Signature=ab.cd")
+    np.testing.assert_array_equal(loaded["w"], TREE["w"])
+    with pytest.raises(TreeringError, match="never of a folder") as caught:
+        treering.load(f"{files.url}/ckpt")
+    assert isinstance(caught.value, PermissionError)
+    with pytest.raises(NotFound, match="a presigned URL is of one file"):
+        treering.load(f"{files.url}/ckpt?{files.secret}")
+
+
+def test_nothing_is_written(files: WebFiles, tmp_path: Path) -> None:
+    for save in (
+        lambda: treering.save(f"{files.url}/new", TREE),
+        lambda: treering.save(f"{files.url}/new.safetensors", {"w": TREE["w"]}),
+        lambda: treering.save_async(f"{files.url}/new", TREE),
+        lambda: treering.Run(f"{files.url}/new"),
+    ):
+        with pytest.raises(Unsupported, match=r"cannot be written.*s3://"):
+            save()
+    assert files.asked == []
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_is_not_there(files: WebFiles) -> None:
+    with pytest.raises(NotFound, match=r"'.*/nothing'"):
+        treering.load(f"{files.url}/nothing")
+
+
+def test_a_server_that_is_not_there() -> None:
+    with serving(Path("/nonexistent")) as files:
+        gone = files.url
+    with pytest.raises(StoreFailed, match="no answer from"):
+        treering.load(f"{gone}/a.msgpack")
+
+
+def test_passing_troubles_are_passed_over(files: WebFiles, tmp_path: Path) -> None:
+    treering.save(tmp_path / "ckpt", TREE)
+    files.refusals = [503]
+    files.cut = 2
+    assert_tree(treering.load(f"{files.url}/ckpt"))
+    files.cut = 99
+    with pytest.raises(StoreFailed, match="cut its answer short"):
+        treering.load(f"{files.url}/ckpt")
+
+
+def test_a_server_without_ranges_is_refused_for_what_is_large(files: WebFiles, tmp_path: Path) -> None:
+    treering.save(tmp_path / "ckpt", TREE)
+    treering.save(tmp_path / "small", {"step": 7})
+    files.ranges = False
+    assert treering.load(f"{files.url}/small") == {"step": 7}
+    with pytest.raises(StoreFailed, match="ignores ranges"):
+        treering.load(f"{files.url}/ckpt")
+
+
+def test_a_file_that_is_replaced_meanwhile_is_never_mixed(files: WebFiles, tmp_path: Path) -> None:
+    path = tmp_path / "a.safetensors"
+    treering.save(str(path), {"w": np.zeros(500_000, np.float32)})
+    with treering.open(f"{files.url}/a.safetensors") as checkpoint:
+        treering.save(str(path), {"w": np.ones(500_000, np.float32)}, overwrite=True)
+        with pytest.raises(TreeringError, match="replaced or removed"):
+            checkpoint["w"][:]
+
+
+@pytest.mark.parametrize(
+    ("url", "why"),
+    [
+        ("http://example.com/a.msgpack", "not encrypted"),
+        ("https://key:secret@example.com/a", "login"),
+        ("https://example.com/a#b", "without '#'"),
+        ("https://example.com/a//b", "empty part"),
+        ("https:///a", "no URL of a file"),
+    ],
+)
+def test_urls_that_are_refused(url: str, why: str) -> None:
+    with pytest.raises(Unsupported, match=why) as caught:
+        treering.load(url)
+    assert "secret" not in str(caught.value)
+
+
+def main_code(arguments: list[str]) -> int | str | None:
+    with pytest.raises(SystemExit) as ended:
+        main(arguments)
+    return ended.value.code
