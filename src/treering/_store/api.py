@@ -411,20 +411,16 @@ class Store(Closable):
 
     @abc.abstractmethod
     def retire(self, name: str, new: str, expected: Version) -> Outcome:
-        """Give the document ``name``, of that version, the name ``new``; from then on it is gone.
+        """Give the document ``name``, of that version, the name ``new``, or put a tombstone there: then it is gone.
 
         Raises:
             OSError: the store refused; nothing has changed.
         """
 
     def fence(self, name: str) -> Version | None:
-        """Change the document ``name`` by condition, so that no attempt on the version before can ever be committed.
+        """Change a document, and nothing that it says: no attempt on an earlier version can then ever be committed.
 
-        Returns:
-            The new version; None where that did not succeed, or where locks decide.
-
-        Raises:
-            OSError: the store refused.
+        Returns the new version; None where that did not succeed, or where locks decide.
         """
         return None
 
