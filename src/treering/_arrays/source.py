@@ -49,6 +49,7 @@ class Source:
         held: whether arrays are the source's own memory, the same at every read.
         is_current: tells whether what was opened still stands at the path; it may be False only where a save there can
             take files away from an opened tree.
+        most_tries: how often it is opened at most, where it is replaced each time before it was read.
     """
 
     index: Index
@@ -59,6 +60,7 @@ class Source:
     mapped: bool = False
     held: bool = False
     is_current: Callable[[], bool] = lambda: True
+    most_tries: int = 100
 
 
 class HeldArrays:

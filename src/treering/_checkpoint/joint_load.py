@@ -22,6 +22,7 @@ from treering._arrays.divided_reading import divide, plan_digest, rounds, spans,
 from treering._arrays.exchange import exchange_parts
 from treering._arrays.host import job_processes
 from treering._arrays.source import Source
+from treering._checkpoint.missing_data import require_no_loss
 from treering._checkpoint.read_leaves import BATCH_BYTES, ReadProgress, read_batches
 from treering._coordination.allgather import allgather_with_deadline, give_up, run_in_order
 from treering._coordination.broadcast import encode_reply, raise_failures
@@ -38,8 +39,6 @@ from treering.errors import Busy, Corrupt, Mismatch, NotFound, NotShared, Treeri
 S = TypeVar("S", bound=Source)
 T = TypeVar("T")
 
-# Each try needs a whole save while the tree is being read.
-_TRIES: Final = 100
 # Several processes also try again where a network file system shows them different states for a while.
 _TRIES_TOGETHER: Final = 16
 
@@ -273,10 +272,11 @@ class LoadGroup:
             Exception: whatever ``work`` raises on a tree that was not replaced, here or in another process.
         """
         with report("load", self.path):
-            alone = together = 0
-            while alone < _TRIES:
+            alone, together, most = 0, 0, 1
+            while alone < most:
                 try:
                     with opened() as source:
+                        most = source.most_tries
                         done, result = self._try(source, work)
                 except Reopen as again:
                     # Counted alike on all, so that all end at the same try.
@@ -296,15 +296,16 @@ class LoadGroup:
                     if done:
                         return result[0]
                     alone += 1
-            raise Busy(f"the tree was replaced {_TRIES} times while it was being read", hint="try again")
+            raise Busy(f"the tree was replaced {most} times while it was being read", hint="try again")
 
     def _try(self, source: S, work: Callable[[S], T]) -> tuple[bool, list[T]]:
         """Return whether the tree was there to the end, and if so ``work(source)``."""
         result: list[T] = []
         try:
             result.append(work(source))
-        except (Corrupt, NotFound):
+        except (Corrupt, NotFound) as error:
             if self.over or source.is_current():
+                require_no_loss(error)
                 raise
         else:
             if source.index.verified or source.is_current():

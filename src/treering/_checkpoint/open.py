@@ -17,6 +17,7 @@ from treering._arrays.slicing import Key, box_and_rest
 from treering._arrays.source import Source
 from treering._background.saves import settle
 from treering._checkpoint.forms import open_source
+from treering._checkpoint.missing_data import require_no_loss
 from treering._format.blocks import leaf_bytes
 from treering._format.index import ARRAY_KINDS, Index, LeafType
 from treering._format.structure import build
@@ -161,6 +162,7 @@ class Checkpoint(Mapping[str, Any]):
             self._source.arrays.read([request], None)
         except (Corrupt, NotFound) as error:
             if self._source.is_current():
+                require_no_loss(error)
                 raise
             message = f"{self._path!r} was saved again after it was opened, and {self.index.keys[number]!r} is gone"
             raise Busy(message, hint="open it again") from error

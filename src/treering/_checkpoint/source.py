@@ -10,6 +10,7 @@ from typing import Final
 
 from treering._arrays.incoming import StoredArrays
 from treering._arrays.source import Source
+from treering._checkpoint.missing_data import COPY_ALL, is_attempt_there
 from treering._format.blocks import file_digest
 from treering._format.document import parse_index
 from treering._format.findings import describe_lost, describe_size
@@ -19,10 +20,12 @@ from treering._store.api import Reader
 from treering._store.failures import DataFileMissing, naming_file
 from treering._store.open_folder import OpenFolder
 from treering._store.resolve import located, open_file
-from treering.errors import Corrupt
+from treering.errors import Busy, Corrupt
 
 # Each try needs a whole overwrite between reading the index and opening the files that it names.
 _TRIES: Final = 100
+# There each one needs that data go whose grace was over.
+_TRIES_IN_BUCKETS: Final = 4
 _PIECE_BYTES: Final = 1 << 20
 
 
@@ -35,7 +38,7 @@ def open_checkpoint(path: str | os.PathLike[str], files: contextlib.ExitStack, *
         StoreFailed: the system refuses.
     """
     place = located(path)
-    index, opened = _open_files(place)
+    index, opened, flat = _open_files(place)
     for data in opened:
         if data is not None:
             files.enter_context(data)
@@ -46,7 +49,10 @@ def open_checkpoint(path: str | os.PathLike[str], files: contextlib.ExitStack, *
             raise _lost(index, number, place)
         check_data_file(index, number, data)
 
-    return _source(index, StoredArrays(index, opened, check_header, mapped=mapped), mapped=mapped)
+    source = _source(index, StoredArrays(index, opened, check_header, mapped=mapped), mapped=mapped)
+    if flat:
+        source.is_current, source.most_tries = lambda: is_attempt_there(place, index.attempt), _TRIES_IN_BUCKETS
+    return source
 
 
 def open_safetensors(path: str | os.PathLike[str], files: contextlib.ExitStack, *, mapped: bool) -> Source:
@@ -87,11 +93,15 @@ def read_pieces(file: Reader, end: int) -> Iterator[bytes]:
         yield file.read(start, min(_PIECE_BYTES, end - start))
 
 
-def _open_files(path: Path) -> tuple[Index, list[Reader | None]]:
-    """Read the index and open every file that it names, all of one commit; None for one that is lost."""
+def _open_files(path: Path) -> tuple[Index, list[Reader | None], bool]:
+    """Read the index and open every file that it names, all of one commit; None for one that is lost.
+
+    Also return whether they are in a bucket, where they may go while they are read.
+    """
     attempt = ""
     for _ in range(_TRIES):
         with OpenFolder(path) as folder:
+            flat = folder.store.flat
             with naming_file(path / "treering.json"):
                 index = parse_index(folder.read_index())
             names = [file.name for file in index.files]
@@ -99,12 +109,12 @@ def _open_files(path: Path) -> tuple[Index, list[Reader | None]]:
                 found = folder.open_files(names)
             except DataFileMissing:
                 if index.attempt == attempt:
-                    return index, _those_there(folder, names)
+                    return index, _those_there(folder, names), flat
                 # Perhaps an overwrite committed meanwhile, and its index is there now.
                 attempt = index.attempt
                 continue
-            return index, [found[name] for name in names]
-    raise Corrupt(f"{os.fspath(path)!r} was replaced {_TRIES} times while it was being opened", hint="try again")
+            return index, [found[name] for name in names], flat
+    raise Busy(f"{os.fspath(path)!r} was replaced {_TRIES} times while it was being opened", hint="try again")
 
 
 def _those_there(folder: OpenFolder, names: Sequence[str]) -> list[Reader | None]:
@@ -122,4 +132,4 @@ def _those_there(folder: OpenFolder, names: Sequence[str]) -> list[Reader | None
 
 def _lost(index: Index, number: int, path: Path) -> Corrupt:
     what = f"{index.files[number].name!r} is missing in {os.fspath(path)!r}{describe_lost(index, number)}"
-    return Corrupt(what, hint="copy the whole folder, every file that treering.json names")
+    return Corrupt(what, hint=COPY_ALL)

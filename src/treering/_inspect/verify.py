@@ -14,6 +14,7 @@ from typing import Final, TypeAlias
 
 from treering._arrays.jobs import Tally
 from treering._checkpoint.forms import verify_bytes
+from treering._checkpoint.missing_data import is_attempt_there
 from treering._codec.gzip import GZIP_MAGIC
 from treering._format.blocks import file_digest, first_blocks
 from treering._format.document import INDEX_NAME, parse_index
@@ -32,8 +33,10 @@ from treering._values.checksums import block_checksums
 from treering._values.keys import join_key
 from treering._view.nodes import leaves_of
 from treering._view.progress import Progress, reporter, showing
-from treering.errors import Corrupt, NotFound, StoreFailed
+from treering.errors import Busy, Corrupt, NotFound, StoreFailed
 
+# Each needs that data go whose grace was over.
+_TRIES_IN_BUCKETS: Final = 4
 _PIECE_BYTES: Final = 2 << 20
 _TEXT_BYTES: Final = 1 << 20
 _TWO_THREADS_FROM: Final = 4 << 20
@@ -112,17 +115,30 @@ def verify_run(path: str | os.PathLike[str], progress: Progress | None) -> Verif
 
 def verify_checkpoint(path: str | os.PathLike[str], progress: Progress | None) -> Verification:
     """Check a checkpoint; raises as `verify` does."""
-    shown = os.fspath(path)
-    with contextlib.ExitStack() as held:
-        try:
-            index, files, findings = _open_files(located(path), held)
-        except (Corrupt, LinkRefused) as error:
-            return _report_broken(shown, INDEX_NAME, error)
-        for number, found in enumerate(files):
-            findings += _check_file(index, number, found)
-        nbytes, bad = _check_data(index, files, progress)
-        bad += _find_bad_text(index, files, {block.chunk for block in bad})
-        findings += merge_blocks(index, bad, [entry.name for entry in index.files])
+    for _ in range(_TRIES_IN_BUCKETS):
+        with contextlib.ExitStack() as held:
+            try:
+                index, files, findings = _open_files(located(path), held)
+            except (Corrupt, LinkRefused) as error:
+                return _report_broken(os.fspath(path), INDEX_NAME, error)
+            # In a bucket data may go while they are read. Are they not superseded, the next look finds them missing.
+            with contextlib.suppress(DataFileMissing):
+                found = _verify_open(os.fspath(path), index, files, findings, progress)
+                if found.ok or is_attempt_there(located(path), index.attempt):
+                    return found
+    what = f"{os.fspath(path)!r} was replaced {_TRIES_IN_BUCKETS} times while it was being verified"
+    raise Busy(what, hint="try again")
+
+
+def _verify_open(
+    shown: str, index: Index, files: list[Reader | None], findings: list[Finding], progress: Progress | None
+) -> Verification:
+    """Check a checkpoint that is open."""
+    for number, found in enumerate(files):
+        findings += _check_file(index, number, found)
+    nbytes, bad = _check_data(index, files, progress)
+    bad += _find_bad_text(index, files, {block.chunk for block in bad})
+    findings += merge_blocks(index, bad, [entry.name for entry in index.files])
     return Verification(path=shown, findings=tuple(findings), leaves=len(index.keys), nbytes=nbytes, checked=True)
 
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -11,7 +14,7 @@ from treering._codec.key_document import attempts_in, encode_tombstone, is_tombs
 from treering._format.document import parse_index
 from treering._store.objects.requests import Delete, List, Put
 from treering._values.checkpoint_names import is_data, journal_of
-from treering.errors import Exists, NotFound, NotRemoved
+from treering.errors import Busy, Corrupt, Exists, NotFound, NotRemoved
 
 PATH = "memory://ckpt"
 KEY = "ckpt/treering.json"
@@ -334,3 +337,112 @@ def test_the_rest_of_a_first_save_that_died_goes_with_its_placeholder(bucket: Te
         bucket.wait(DAY + 1)
         run.gc(dry_run=False)
         assert bucket.names("run/step_00000001/") == []
+
+
+# -------------------------------------------------------------------------------------------------------------- readers
+
+
+def large(number: float) -> dict[str, object]:
+    """A tree that is not read with the request that opens its file."""
+    return {"w": np.full(1 << 18, number, np.float32)}
+
+
+def at_reading(monkeypatch: pytest.MonkeyPatch, action: Callable[[], object]) -> list[str]:
+    """Do something before each read of data by position; return the names that were read."""
+    read: list[str] = []
+    real = TestBucket.read_into
+
+    def read_into(self: TestBucket, name: str, *given: Any) -> None:
+        read.append(name)
+        action()
+        real(self, name, *given)
+
+    monkeypatch.setattr(TestBucket, "read_into", read_into)
+    return read
+
+
+def once(action: Callable[[], object]) -> Callable[[], object]:
+    """Return what does something the first time that it is called."""
+    left = [action]
+    return lambda: left.pop()() if left else None
+
+
+def overwrite_and_forget(bucket: TestBucket, number: float) -> None:
+    """Overwrite it twice, so that its data, whose grace is over, are gone."""
+    tr.save(PATH, large(number), overwrite=True)
+    bucket.wait(2 * HOUR)
+    tr.save(PATH, large(number), overwrite=True)
+
+
+def test_a_load_in_the_grace_reads_what_it_opened(bucket: TestBucket, monkeypatch: pytest.MonkeyPatch) -> None:
+    tr.save(PATH, large(1))
+    at_reading(monkeypatch, once(lambda: tr.save(PATH, large(2), overwrite=True)))
+    assert load() == 1
+    assert load() == 2
+
+
+def test_a_load_whose_data_are_gone_reads_the_newer_ones(bucket: TestBucket, monkeypatch: pytest.MonkeyPatch) -> None:
+    tr.save(PATH, large(1))
+    read = at_reading(monkeypatch, once(lambda: overwrite_and_forget(bucket, 2)))
+    assert load() == 2
+    assert len(read) == 2
+
+
+def test_a_load_that_is_overtaken_each_time_is_busy(bucket: TestBucket, monkeypatch: pytest.MonkeyPatch) -> None:
+    tr.save(PATH, large(1))
+    read = at_reading(monkeypatch, lambda: overwrite_and_forget(bucket, 2))
+    with pytest.raises(Busy, match="replaced 4 times"):
+        load()
+    assert len(read) == 4
+
+
+def test_a_load_whose_checkpoint_is_removed_finds_nothing(bucket: TestBucket, monkeypatch: pytest.MonkeyPatch) -> None:
+    tr.save(PATH, large(1))
+    store = store_in(bucket, "ckpt")
+
+    def remove() -> None:
+        found = store.find("treering.json")
+        assert found is not None
+        store.retire("treering.json", "", found.version)
+        store.remove(data_in(bucket)[0].removeprefix("ckpt/"))
+
+    at_reading(monkeypatch, remove)
+    with pytest.raises(NotFound, match="no checkpoint"):
+        load()
+
+
+@pytest.mark.parametrize("when", ["before", "meanwhile"])
+def test_data_that_the_index_names_and_that_are_gone_are_damage(
+    bucket: TestBucket, monkeypatch: pytest.MonkeyPatch, when: str
+) -> None:
+    tr.save(PATH, large(1))
+    (name,) = data_in(bucket)
+    store = store_in(bucket, "ckpt")
+    if when == "before":
+        store.remove(name.removeprefix("ckpt/"))
+    else:
+        at_reading(monkeypatch, lambda: store.remove(name.removeprefix("ckpt/")))
+    with pytest.raises(Corrupt, match=r"is missing|was replaced or removed"):
+        load()
+    found = tr.verify(PATH)
+    assert not found
+    assert "missing" in found.findings[0].problem
+
+
+def test_a_lazy_read_of_what_is_gone_is_busy(bucket: TestBucket) -> None:
+    tr.save(PATH, large(1))
+    with tr.open(PATH) as opened:
+        tr.save(PATH, large(2), overwrite=True)
+        assert float(opened["w"][0]) == 1
+        bucket.wait(2 * HOUR)
+        tr.save(PATH, large(3), overwrite=True)
+        with pytest.raises(Busy, match="saved again"):
+            opened["w"][200_000:200_010]
+
+
+def test_verifying_reads_the_newer_data_where_the_older_are_gone(
+    bucket: TestBucket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tr.save(PATH, large(1))
+    at_reading(monkeypatch, once(lambda: overwrite_and_forget(bucket, 2)))
+    assert tr.verify(PATH)
