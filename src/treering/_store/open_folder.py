@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from treering._codec.key_document import HEAD_BYTES, SMALL_TOMBSTONE, is_tombstone, is_tombstone_size
+from treering._codec.signed import is_whole
 from treering._store.api import LARGEST_DOCUMENT, Closable, Document, Entry, Reader, Store
 from treering._store.failures import DataFileMissing, LinkRefused, with_errno
 from treering._store.resolve import find_at, open_file, opened_store
@@ -196,7 +197,7 @@ def index_document(store: Store, name: str = INDEX) -> Document:
         StoreFailed: the system refuses.
     """
     found = key_content(store, name)
-    if is_tombstone(found.data):
+    if is_tombstone(found.data) and is_whole(found.data):
         raise with_errno(IndexRemoved("a tombstone is in the place of the index"), errno.ENOENT, store.path / name)
     return found
 
@@ -207,7 +208,11 @@ def key_content(store: Store, name: str = INDEX) -> Document:
         if file.size > LARGEST_DOCUMENT:
             path = os.fspath(store.path / name)
             raise Format(f"{path!r} has {pluralize(file.size, 'bytes')}: no index is that large")
-        return Document(file.read(0, file.size), file.version)
+        data = file.read(0, file.size)
+        if not is_whole(data):
+            room = bytearray(file.size)
+            data = bytes(room) if file.refetch([(0, memoryview(room))]) else data
+        return Document(data, file.version)
 
 
 def shown_names(names: list[str]) -> str:
