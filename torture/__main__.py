@@ -55,6 +55,10 @@ def main() -> int:
             from torture.run_failures import fail_runs
 
             return fail_runs(options.scene, options.heard, options.stride)
+        case "bucket":
+            from torture.bucket import bucket
+
+            return bucket(options, seed)
         case "interrupts":
             from torture.interrupts import interrupts
 
@@ -130,6 +134,14 @@ def _add_more(attacks: Any) -> None:
     interrupting.add_argument("--processes", type=int, default=1, help="how many at once (1)")
     interrupting.add_argument("--scene", action="append", help="one call, by name; may be given again (all)")
     interrupting.add_argument("--seed", type=int, default=None, help="for the random moments (random)")
+    striking = attacks.add_parser("bucket", help="a real server of objects: each fault at each request, kills, races")
+    striking.add_argument("--scene", action="append", help="one thing that is done, by name; may be given again (all)")
+    striking.add_argument("--fault", action="append", help="one fault, by its name in code; may be given again (all)")
+    striking.add_argument("--stride", type=int, default=1, help="only every so many-th case; 0: none (1)")
+    striking.add_argument("--jobs", type=int, default=4, help="cases at once, most of them waiting (4)")
+    striking.add_argument("--kills", type=int, default=500, help="savers that are killed (500)")
+    striking.add_argument("--races", type=int, default=1000, help="races of savers, readers and a collector (1000)")
+    striking.add_argument("--seed", type=int, default=None, help="for the times of kills (random)")
     flipping = attacks.add_parser("flip", help="bit rot: every bit of what is small, random bits of what is larger")
     flipping.add_argument("--processes", type=int, default=os.cpu_count() or 1, help="how many at once (all cores)")
     flipping.add_argument("--stride", type=int, default=1, help="every how many-th bit of what is small (1)")

@@ -1,0 +1,176 @@
+"""A process that saves to a bucket in a loop, killed again and again at random times."""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import dataclasses
+import json
+import random
+import secrets
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from typing import Any, Final, Self
+
+from torture.bucket_scenes import judge_steps, look, open_bucket, tree_of, version_in
+from torture.bucket_servers import BucketServer
+
+__all__ = ["Killed", "kill_bucket"]
+
+LAST: Final = 2
+_PATIENCE: Final = 60.0
+_LONGEST_LIFE: Final = 0.6
+_ROUNDS_OF_ONE_PLACE: Final = 10
+_LARGE: Final = 300_000
+
+
+@dataclasses.dataclass(slots=True)
+class Killed:
+    """What was found.
+
+    Attributes:
+        kills: how many processes were killed.
+        acknowledged: how many saves had returned before.
+        outcomes: what became of the save in flight.
+        wrong: what must not be.
+    """
+
+    kills: int = 0
+    acknowledged: int = 0
+    outcomes: collections.Counter[str] = dataclasses.field(default_factory=collections.Counter)
+    wrong: list[str] = dataclasses.field(default_factory=list)
+
+
+def kill_bucket(server: BucketServer, kills: int, seed: int) -> Killed:
+    """Kill savers at random times, and compare what a fresh connection finds with what was acknowledged.
+
+    A child process waits for orders, warm; it begins to save at a word, and is killed a random time later. One kind of
+    child overwrites one checkpoint, the other saves steps to a run that keeps two.
+    """
+    source = random.Random(seed)
+    direct = open_bucket(server, f"judge-{secrets.token_hex(4)}", seconds=30.0, patience=60.0)
+    killed = Killed()
+    places: dict[str, tuple[str, int]] = {}
+    with contextlib.ExitStack() as stack:
+        waiting = [stack.enter_context(_Saver(server)) for _ in range(2)]
+        for number in range(kills):
+            kind = "run" if source.random() < 0.5 else "checkpoint"
+            if number % _ROUNDS_OF_ONE_PLACE == 0:
+                places.clear()
+            name, before = places.get(kind, (f"kills-{secrets.token_hex(6)}", 0))
+            saver = waiting.pop(0)
+            waiting.append(stack.enter_context(_Saver(server)))
+            size = source.choice([1000, 1000, _LARGE])
+            saver.begin(kind, name, before + 1, size)
+            time.sleep(source.random() * _LONGEST_LIFE)
+            told = saver.kill()
+            killed.kills += 1
+            killed.acknowledged += len(told)
+            last = max([before, *told])
+            where = f"kill {number} ({kind}, {last} acknowledged)"
+            judge = _judge_run if kind == "run" else _judge_checkpoint
+            found, wrong = judge(direct / name, last)
+            killed.wrong += [f"{where}: {what}" for what in wrong]
+            killed.outcomes["the last acknowledged" if found == last else "the one in flight"] += 1
+            # A fresh place after damage, so that it is told once.
+            places[kind] = (f"kills-{secrets.token_hex(6)}", 0) if wrong else (name, found)
+            if (number + 1) % 50 == 0:
+                print(f"{number + 1} of {kills} kills", flush=True)
+    return killed
+
+
+def _judge_checkpoint(path: Any, last: int) -> tuple[int, list[str]]:
+    import treering
+
+    found = look(lambda: _version_of_any_size(treering.load(path)))
+    if found not in {last or None, last + 1}:
+        return last, [f"found {found!r}"]
+    if found and not treering.verify(path):
+        return last, ["verify finds damage"]
+    return int(found or 0), []
+
+
+def _judge_run(path: Any, last: int) -> tuple[int, list[str]]:
+    import treering
+
+    latest = look(treering.Run(path).latest)
+    if latest not in {last or None, last + 1}:
+        return last, [f"the latest step is {latest!r}"]
+    newest = int(latest or 0)
+    wanted = {step for step in range(newest - LAST + 1, newest + 1) if step > 0}
+    return newest, list(judge_steps(path, wanted, set(range(1, newest + 1)), version_of=_version_of_any_size))
+
+
+def _version_of_any_size(tree: Any) -> int:
+    return version_in(tree, len(tree["a"]))
+
+
+class _Saver:
+    """A child that saves when it is told to; a context manager."""
+
+    def __init__(self, server: BucketServer) -> None:
+        self._child = subprocess.Popen(
+            [sys.executable, "-c", "from torture.bucket_kills import save_in_a_loop; save_in_a_loop()"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        self._say(dataclasses.asdict(server))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._child.kill()
+        self._child.communicate()
+
+    def begin(self, kind: str, name: str, version: int, size: int) -> None:
+        """Let it save to a place from that version on; return when it begins."""
+        if self._listen() != "ready":
+            raise RuntimeError("a saver did not start")
+        self._say({"kind": kind, "name": name, "version": version, "size": size})
+
+    def kill(self) -> list[int]:
+        """Kill it, and return the versions that it was told are saved."""
+        self._child.kill()
+        said, _ = self._child.communicate(timeout=_PATIENCE)
+        return [int(line) for line in said.split()]
+
+    def _say(self, what: Mapping[str, Any]) -> None:
+        assert self._child.stdin is not None
+        self._child.stdin.write(json.dumps(what) + "\n")
+        self._child.stdin.flush()
+
+    def _listen(self) -> str:
+        assert self._child.stdout is not None
+        return self._child.stdout.readline().strip()
+
+
+def save_in_a_loop() -> None:
+    """Save version after version as the first two lines of the input say, and print each one that is acknowledged."""
+    import treering
+
+    server = BucketServer(**json.loads(sys.stdin.readline()))
+    path = open_bucket(server, "savers", seconds=10.0, patience=30.0)
+    treering.save(path / f"warm-{secrets.token_hex(6)}", tree_of(1))
+    print("ready", flush=True)
+    asked = json.loads(sys.stdin.readline())
+    for version in _saved(path / asked["name"], asked["kind"], asked["version"], asked["size"]):
+        print(version, flush=True)
+
+
+def _saved(path: Any, kind: str, version: int, size: int) -> Iterator[int]:
+    import treering
+
+    if kind == "checkpoint":
+        while True:
+            treering.save(path, tree_of(version, size), overwrite=version > 1)
+            yield version
+            version += 1
+    with treering.Run(path, keep=treering.KeepLast(LAST)) as run:
+        while True:
+            run.save(version, tree_of(version, size)).result()
+            yield version
+            version += 1
