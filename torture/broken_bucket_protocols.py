@@ -23,7 +23,7 @@ _EMPTY: Final = placeholder()
 # ------------------------------------------------------------------------------------------------------------- commit
 
 
-def take_absence_as_base(key: str, expired: Expired) -> Steps[Content]:
+def take_absence_as_base(key: str, expired: Expired, **_: bool) -> Steps[Content]:
     found = yield from real.read(key, expired)
     return Content(_EMPTY, _NOTHING, 0.0) if found is None else found
 
@@ -158,7 +158,7 @@ def retire_without_condition(key: str, expected: Any, expired: Expired) -> Steps
 # ------------------------------------------------------------------------------------------------------------ versions
 
 
-def put_the_same_placeholder(key: str, expired: Expired) -> Steps[Content]:
+def put_the_same_placeholder(key: str, expired: Expired, **_: bool) -> Steps[Content]:
     while True:
         if (found := (yield from real.read(key, expired))) is not None:
             return found

@@ -89,7 +89,7 @@ def look(place: str, *, markers_first: bool = False) -> Steps[Listing]:
 class BucketProtocol(NamedTuple):
     """What the programs do."""
 
-    find_base: Callable[[str, Expired], Steps[Content]] = real.find_base
+    find_base: Callable[..., Steps[Content]] = real.find_base
     make_marker: Callable[..., Steps[bool]] = real.make_marker
     commit: Callable[[str, bytes, Any, str, Expired], Steps[Outcome]] = real.commit
     read_back: Callable[[str, Any, str, Expired], Steps[Outcome]] = real.read_back
@@ -129,7 +129,9 @@ def _save_once(world: World, attempt: Save, protocol: BucketProtocol, *, probe: 
     place = attempt.place
     key, marker = place + INDEX, place + journal_of(attempt.attempt)
     there = yield from look(place)
-    base = yield from protocol.find_base(key, world.deadline())
+    base = yield from real.read(key, world.deadline())
+    if base is None:
+        base = yield from protocol.find_base(key, world.deadline(), absent=True)
     current = world.bucket.places[place].current
     attempt.seen = None if current is None or is_tombstone(base.data) else current.attempt
     if not attempt.overwrite and not is_tombstone(base.data):

@@ -128,12 +128,12 @@ class BucketSimulation:
                 self._start("save", 0.0).trouble[trouble(6, 12)] = "interrupt", 0.0
                 self._start("save", long * chance())
             case 4:  # a saver sleeps until its marker is old
-                self._start("save", 0.0).trouble[trouble(5, 10)] = "sleep", 4 * DAY
+                self._start("save", 0.0).trouble[trouble(6, 10)] = "sleep", 4 * DAY
                 self._start("collect", 2 * DAY)
             case _:  # a saver sleeps while another checkpoint comes and goes at the same place
                 program = self._start("save", 0.0)
-                program.trouble[1] = "twice", min(long, 0.8 * DAY) * chance()
-                program.trouble[trouble(5, 10)] = "sleep", long
+                program.trouble[3] = "twice", min(long, 0.8 * DAY) * chance()
+                program.trouble[trouble(6, 9)] = "sleep", long
                 self._start("life", 0.3 * long * chance())
                 self._start("collect", long * chance())
 
