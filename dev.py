@@ -2,6 +2,7 @@
 """Set treering up in a folder of its own and run it.
 
     python3 dev.py demo     what treering does, in half a minute
+    python3 dev.py demo-bucket  the same in a bucket of a real server, in less than a minute
     python3 dev.py test     the tests
     python3 dev.py lint     ruff, mypy, import-linter
     python3 dev.py docs     build the pages and run their examples
@@ -40,6 +41,7 @@ STAMP = "treering-dev.json"
 BUILD_TOOLS = ("hatchling", "editables")
 EXTRAS = {
     "demo": ("demo",),
+    "demo-bucket": ("demo", "test"),
     "test": ("test",),
     "lint": ("lint", "test"),
     "docs": ("docs", "test"),
@@ -244,6 +246,7 @@ def commands(verb: str, home: Path, theirs: list[str]) -> list[list[str]]:
     workers = str(max(1, min(4, os.cpu_count() or 1)))
     return {
         "demo": [[*python, "demo", *theirs]],
+        "demo-bucket": [[*python, "demo.bucket", *theirs]],
         "test": [[*python, "pytest", "-n", workers, "--dist", "worksteal", *theirs]],
         "lint": [
             [*python, "ruff", "check", "."],

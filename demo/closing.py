@@ -57,12 +57,7 @@ def show_saves(stage: Stage, saves: Sequence[Save], nbytes: int) -> None:
 
 def close(stage: Stage, proofs: Sequence[Proof]) -> None:
     """Show what was proved, and what to do next."""
-    table = Table.grid(padding=(0, 2))
-    yes, no = ("✓", "✗") if stage.symbols else ("ok", "NO")
-    for proof in proofs:
-        mark = Text(yes, style="bold green") if proof.held else Text(no, style="bold red")
-        table.add_row(mark, Text(proof.claim), Text(proof.detail, style="dim"))
-    _framed(stage, table, "proved")
+    show_proofs(stage, proofs)
     shown = shlex.quote(str(stage.run)) if stage.kept else "YOUR_RUN"
     stage.console.print()
     stage.console.print(Text("Next, with a state of yours", style="bold"))
@@ -71,6 +66,16 @@ def close(stage: Stage, proofs: Sequence[Proof]) -> None:
     goes = "" if stage.kept else " and will be removed now; --keep DIR keeps them"
     stage.console.print()
     stage.say(f"The demo's files are in {stage.folder}{goes}.")
+
+
+def show_proofs(stage: Stage, proofs: Sequence[Proof]) -> None:
+    """Show what was proved."""
+    table = Table.grid(padding=(0, 2))
+    yes, no = ("✓", "✗") if stage.symbols else ("ok", "NO")
+    for proof in proofs:
+        mark = Text(yes, style="bold green") if proof.held else Text(no, style="bold red")
+        table.add_row(mark, Text(proof.claim), Text(proof.detail, style="dim"))
+    _framed(stage, table, "proved")
 
 
 def _framed(stage: Stage, inner: RenderableType, title: str) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -79,9 +79,26 @@ def train_and_kill(stage: Stage, seconds: float) -> Trained:
         Failed: it did not get there.
     """
     stage.chapter(1, "Train a small transformer on eight devices, and save behind the loop")
+
+    def kill(child: Child, step: int) -> int | None:
+        return killed_in_the_midst(child, stage.run / step_name(step))
+
+    trained = train_until_killed(stage, os.fspath(stage.run), seconds, kill)
+    _show(stage, trained, trained.killed or 0)
+    return trained
+
+
+def train_until_killed(stage: Stage, place: str, seconds: float, kill: Callable[[Child, int], int | None]) -> Trained:
+    """Train for some seconds with a run at a path or URL, then let ``kill`` end the process in the midst of a save.
+
+    ``kill`` is given the process and the step, and returns what was written of it; None where the save was quicker.
+
+    Raises:
+        Failed: it did not get there.
+    """
     trained = Trained()
     with (
-        Child("demo.train", os.fspath(stage.run), str(seconds)) as child,
+        Child("demo.train", place, str(seconds)) as child,
         TrainingDisplay(stage.console, seconds, blocks=stage.symbols) as display,
     ):
         trained.process = child.number
@@ -89,7 +106,7 @@ def train_and_kill(stage: Stage, seconds: float) -> Trained:
             _take_in(stage, trained, display, event)
             # Only after a save whose state is known was acknowledged there is something to come back to.
             if event["event"] == "saving" and trained.seen is not None:
-                written = killed_in_the_midst(child, stage.run / step_name(event["step"]))
+                written = kill(child, event["step"])
                 if written is not None:
                     trained.killed, trained.written = event["step"], written
                     break
@@ -101,7 +118,6 @@ def train_and_kill(stage: Stage, seconds: float) -> Trained:
     stage.say(
         f"{pluralize(len(losses), 'steps')}: loss {losses[0]:.2f} to {_final(losses):.2f} nats a character{drawn}"
     )
-    _show(stage, trained, trained.killed)
     return trained
 
 

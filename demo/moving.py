@@ -21,13 +21,17 @@ _MESHES = ("2x2", "1x1")
 
 
 @dataclasses.dataclass(slots=True)
-class _Resumed:
+class Resumed:
     """What a fresh process told."""
 
     seen: Evidence | None = None
+    """The state that it loaded."""
     seconds: float = 0.0
+    """How long that took."""
     losses: list[float] = dataclasses.field(default_factory=list)
+    """Of the steps that it took."""
     saved: int | None = None
+    """The step that it saved."""
 
 
 def move(stage: Stage, trained: Trained) -> list[Proof]:
@@ -48,7 +52,7 @@ def move(stage: Stage, trained: Trained) -> list[Proof]:
             running.enter_context(Child(module, os.fspath(stage.run), mesh, which, str(steps)))
             for mesh, which, steps in wishes
         ]
-        four, one = [_listened(child) for child in children]
+        four, one = [listen(child) for child in children]
     if four.seen is None or one.seen is None or four.saved != killed:
         raise Failed("the processes that resumed did not get to their ends")
     size = list_headers(stage.run / step_name(last)).file_bytes
@@ -65,8 +69,13 @@ def move(stage: Stage, trained: Trained) -> list[Proof]:
     return [*proofs, nothing_left(stage, killed)]
 
 
-def _listened(child: Child) -> _Resumed:
-    told = _Resumed()
+def listen(child: Child) -> Resumed:
+    """Take in what a process tells that resumes, until it ends.
+
+    Raises:
+        Failed: it ended with an error.
+    """
+    told = Resumed()
     for event in child.events():
         match event["event"]:
             case "loaded":
@@ -78,7 +87,7 @@ def _listened(child: Child) -> _Resumed:
     return told
 
 
-def _show(stage: Stage, here: Evidence, there: _Resumed, size: int) -> None:
+def _show(stage: Stage, here: Evidence, there: Resumed, size: int) -> None:
     seen = there.seen
     if seen is None:
         return

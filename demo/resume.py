@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import sys
 import time
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -21,7 +20,7 @@ from demo.train import KEEP
 __all__: list[str] = []
 
 
-def _main(folder: Path, lengths: str, which: str, steps: int) -> None:
+def _main(folder: str, lengths: str, which: str, steps: int) -> None:
     along = [int(length) for length in lengths.split("x")]
     meshes.use_host_devices(along[0] * along[1])
     config = model.Config(alphabet_size=0)
@@ -56,4 +55,4 @@ def _wanted(leaf: Any) -> Any:
 
 
 if __name__ == "__main__":
-    _main(Path(sys.argv[1]), sys.argv[2], sys.argv[3], int(sys.argv[4]))
+    _main(sys.argv[1], sys.argv[2], sys.argv[3], int(sys.argv[4]))

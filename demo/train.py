@@ -8,7 +8,6 @@ from __future__ import annotations
 import sys
 import threading
 import time
-from pathlib import Path
 
 import treering
 from demo import digests, meshes, model, text
@@ -28,7 +27,7 @@ _MOST_TRIES = 30
 """Saves that may be quicker than whoever is to kill this process in the midst of one."""
 
 
-def _main(folder: Path, seconds: float) -> None:
+def _main(folder: str, seconds: float) -> None:
     meshes.use_host_devices(MESH[0] * MESH[1])
     config = model.Config(alphabet_size=0)
     corpus = text.load_corpus(context=config.context, seed=config.seed)
@@ -87,4 +86,4 @@ def _save(
 
 
 if __name__ == "__main__":
-    _main(Path(sys.argv[1]), float(sys.argv[2]))
+    _main(sys.argv[1], float(sys.argv[2]))
