@@ -67,6 +67,8 @@ class naming:  # noqa: N801 - reads as a function; a generator would cost each o
 
 
 def _hint(reason: int, shown: str) -> str | None:
+    if "://" in shown:
+        return None  # of folders and files; a bucket says more itself
     if (hint := _HINTS.get(reason)) and reason in _NO_ROOM and _holds_something(shown):
         return f"{hint}; the path is unchanged"
     return hint

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from pathlib import PurePath
 
 import obstore.store
@@ -9,12 +10,14 @@ import pytest
 
 from treering._codec.key_document import INDEX_FORM, placeholder
 from treering._store.api import Kind, Outcome, Store, Version
+from treering._store.failures import naming
 from treering._store.objects.claim import deletes_versions
 from treering._store.objects.client import ObstoreClient
 from treering._store.objects.memory_bucket import MemoryBucket
 from treering._store.objects.requests import Answer, ObjectVersion, Put, Request, Status
 from treering._store.objects.root import ObjectRoot
 from treering._store.objects.store import ObjectStore
+from treering.errors import StoreFailed
 from treering.testing import StoreContract
 
 
@@ -160,6 +163,13 @@ def test_a_bucket_that_cannot_compare_keeps_its_tombstones() -> None:
     assert not deletes_versions(client)
     assert store.remove("treering.json", version_of(store)) is Outcome.LOST
     assert store.find("treering.json") is not None
+
+
+def test_a_refusal_names_the_bucket_and_no_folder() -> None:
+    with pytest.raises(StoreFailed) as caught, naming("s3://bucket/a", "write"):
+        raise PermissionError(errno.EACCES, "s3://bucket denies it to these credentials")
+    assert str(caught.value) == "could not write 's3://bucket/a': s3://bucket denies it to these credentials"
+    assert isinstance(caught.value, PermissionError)
 
 
 class ForgetfulBucket(MemoryBucket):
