@@ -179,16 +179,13 @@ def _shorten(store: Store, key: Document, listed: Sequence[Superseded], *, modif
 
 def remove_data(store: Store, names: Iterable[str]) -> bool:
     """Remove data that nothing needs; what cannot be removed is for the next one. False where something stays."""
-    done = True
-    for name in names:
-        try:
-            store.remove(name)
-        except OSError as error:
-            done = False
-            if is_denied(store, error):
-                warn_denied(store, error)
-                break
-    return done
+    try:
+        store.remove_all(names)
+    except OSError as error:
+        if is_denied(store, error):
+            warn_denied(store, error)
+        return False
+    return True
 
 
 def is_denied(store: Store, error: OSError) -> bool:

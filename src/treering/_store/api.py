@@ -15,8 +15,9 @@ import os
 import time
 from collections.abc import Hashable, Iterable, Iterator, Sequence
 from pathlib import PurePath
-from typing import Final, NamedTuple, Self, TypeAlias
+from typing import Final, NamedTuple, TypeAlias
 
+from treering._store.closable import Closable
 from treering._store.locks import NO_LOCKS, Locks
 from treering._store.pieces import Buffer
 from treering._values.human import pluralize
@@ -99,20 +100,6 @@ class Document(NamedTuple):
     """All of its bytes, or the first of them."""
     version: Version
     """Their version."""
-
-
-class Closable(abc.ABC):
-    """What a ``with`` block closes at its end."""
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    @abc.abstractmethod
-    def close(self) -> None:
-        """Let go of it. May be called twice."""
 
 
 class Reader(Closable):
@@ -373,10 +360,18 @@ class Store(Closable):
 
     @abc.abstractmethod
     def remove(self, name: str, expected: Version = ANY) -> Outcome:
-        """Remove ``name``; what is gone already is removed.
+        """Remove ``name``; gone already is removed. A store that cannot compare answers LOST to every version."""
 
-        ``expected`` is a capability: a store that cannot compare answers LOST to every version.
-        """
+    def remove_all(self, names: Iterable[str]) -> None:
+        """Remove names, together where the store can; an error is raised once all were tried."""
+        failed: OSError | None = None
+        for name in names:
+            try:
+                self.remove(name)
+            except OSError as error:
+                failed = failed or error
+        if failed is not None:
+            raise failed
 
     @abc.abstractmethod
     def flush(self) -> None:

@@ -14,7 +14,7 @@ from treering._store.failures import naming
 from treering._store.objects.claim import deletes_versions
 from treering._store.objects.client import ObstoreClient
 from treering._store.objects.memory_bucket import MemoryBucket
-from treering._store.objects.requests import Answer, ObjectVersion, Put, Request, Status
+from treering._store.objects.requests import Answer, Delete, ObjectVersion, Put, Request, Status
 from treering._store.objects.root import ObjectRoot
 from treering._store.objects.store import ObjectStore
 from treering.errors import StoreFailed
@@ -170,6 +170,29 @@ def test_a_refusal_names_the_bucket_and_no_folder() -> None:
         raise PermissionError(errno.EACCES, "s3://bucket denies it to these credentials")
     assert str(caught.value) == "could not write 's3://bucket/a': s3://bucket denies it to these credentials"
     assert isinstance(caught.value, PermissionError)
+
+
+def test_names_are_removed_together() -> None:
+    bucket = CountingBucket()
+    store = ObjectStore(bucket, "a/", PurePath("a"))
+    for name in ("one", "two", "three"):
+        store.put(name, b"x")
+    bucket.asked.clear()
+    store.remove_all(name for name in ("one", "two", "four"))
+    assert bucket.asked == [Delete(("a/one", "a/two", "a/four"))]
+    assert store.names() == ["three"]
+    store.remove_all([])
+    assert len(bucket.asked) == 2
+
+
+class CountingBucket(MemoryBucket):
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked: list[Request] = []
+
+    def perform(self, request: Request) -> Answer:
+        self.asked.append(request)
+        return super().perform(request)
 
 
 class ForgetfulBucket(MemoryBucket):

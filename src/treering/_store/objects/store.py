@@ -172,6 +172,11 @@ class ObjectStore(Store):
         key, now = self._prefix + name, self.now()
         return drive(self.client, protocol.delete_tombstone(key, version_of(expected), now, patience(self.client)))
 
+    def remove_all(self, names: Iterable[str]) -> None:
+        """Remove objects, up to a thousand by one request."""
+        if keys := tuple(self._prefix + name for name in names):
+            self._ask(Delete(keys))
+
     def flush(self) -> None:
         """What was answered is durable."""
 
