@@ -229,3 +229,10 @@ def test_live_data_are_never_among_what_waits() -> None:
     index = dataclasses.replace(WAITING, superseded=(Superseded(ATTEMPT, None, [data_name(ATTEMPT, 0, 1)]),))
     with pytest.raises(Corrupt, match="in the list of superseded data"):
         parse_index(encode_index(index))
+
+
+def test_an_index_knows_the_attempts_that_it_replaced_also_where_nothing_waits() -> None:
+    files = [{"name": f"data-{ATTEMPT}-00000-of-00001.safetensors"}]
+    replaces = [f"data-{OLD}-00000-of-00001.safetensors", f"data-{OLDER}-00000-of-00001.safetensors"]
+    members = [("attempt", ATTEMPT), ("files", files), ("replaces", replaces), ("metadata", {})]
+    assert attempts_in(INDEX_FORM.encode(members)) == (ATTEMPT, OLD, OLDER)

@@ -134,7 +134,7 @@ def tombstone_of(data: bytes, modified: float) -> bytes:
 
 
 def attempts_in(data: bytes) -> tuple[str, ...]:
-    """Return the attempts that a document at the key knows of: its own first, "" for a tombstone.
+    """Return the attempts that a document at the key knows to have committed: its own first, "" for a tombstone.
 
     Raises:
         Corrupt: it is damaged, or contradicts itself.
@@ -146,8 +146,12 @@ def attempts_in(data: bytes) -> tuple[str, ...]:
         ('',)
     """
     members = _read_members(data)
-    waiting = (found.attempt for found in decode_waiting(members))
-    return (_own_attempt(members) if "files" in members else "", *waiting)
+    waiting = [found.attempt for found in decode_waiting(members)]
+    if "files" not in members:
+        return ("", *waiting)
+    replaced = check_texts(member(members, "replaces", list, INDEX), "the list of replaced files")
+    more = (name.split("-")[1] for name in replaced if is_data(name))
+    return tuple(dict.fromkeys([_own_attempt(members), *waiting, *more]))
 
 
 def superseded_in(data: bytes) -> list[Superseded]:

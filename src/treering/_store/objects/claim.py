@@ -10,7 +10,6 @@ import weakref
 from collections.abc import Callable
 from typing import Final
 
-from treering._codec.key_document import is_tombstone
 from treering._store.api import Claim, Outcome
 from treering._store.objects import protocol
 from treering._store.objects.requests import Client, Delete, ObjectVersion, drive
@@ -74,12 +73,11 @@ class ObjectClaim(Claim):
         """
         if self._base is None:
             found = drive(self._client, protocol.find_base(self._key, patience(self._client), absent=True))
-            if not is_tombstone(found.data):
+            if not protocol.is_empty_tombstone(found):  # the new index would not list what waits there
                 raise FileNotFoundError(errno.ENOENT, "another writer saved there meanwhile")
             self._base = found.version
         with contextlib.nullcontext() if self._client in _PROBED else _PROBING:
             probe = self._client not in _PROBED
-            moment = time.monotonic()
             steps = protocol.make_marker(self._key, self._marker, self._base, patience(self._client), probe=probe)
             self._made = True
             try:
@@ -89,7 +87,8 @@ class ObjectClaim(Claim):
                 self._made = False  # it is of another one
                 raise
             _PROBED.add(self._client)
-        _MARKERS[self._client] = self._marker, moment
+        # Afterwards, so that the clock of the bucket is never thought to be ahead: then data would go too early.
+        _MARKERS[self._client] = self._marker, time.monotonic()
 
     def prepare(self, data: bytes) -> None:
         """Keep it."""

@@ -280,7 +280,7 @@ def delete_tombstone(key: str, expected: ObjectVersion, now: float, expired: Exp
     found = yield from read(key, expired)
     if found is None:
         return Outcome.DONE
-    if found.version != expected or now - found.modified < LONGEST_DELAY or not _is_empty_tombstone(found):
+    if found.version != expected or now - found.modified < LONGEST_DELAY or not is_empty_tombstone(found):
         return Outcome.LOST
     pauses = _pauses()
     while True:
@@ -387,7 +387,8 @@ def _attempts(found: Content) -> tuple[str, ...]:
         return ()
 
 
-def _is_empty_tombstone(found: Content) -> bool:
+def is_empty_tombstone(found: Content) -> bool:
+    """Whether what stands at the key is a tombstone that lists no data; one that is damaged is none."""
     try:
         return is_tombstone(found.data) and not any(waiting.files for waiting in superseded_in(found.data))
     except (Corrupt, Format, Unsupported):

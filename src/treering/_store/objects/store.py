@@ -217,9 +217,9 @@ class ObjectStore(Store):
 
     def _look_at_clock(self) -> tuple[float, float]:
         # A name that sweeps know, should it stay.
-        name, moment = f"{heartbeat_name(_HIGHEST_PROCESS)}.{secrets.token_hex(8)}.new", time.monotonic()
+        name = f"{heartbeat_name(_HIGHEST_PROCESS)}.{secrets.token_hex(8)}.new"
         self.put(name, b"now")
-        found = self.find(name)
+        moment, found = time.monotonic(), self.find(name)
         self.remove(name)
         return time.time() if found is None else found.modified, moment
 
