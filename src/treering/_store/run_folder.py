@@ -11,6 +11,7 @@ import errno
 import functools
 import os
 import re
+import secrets
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Final
@@ -28,6 +29,7 @@ RUN_DOCUMENT: Final = "run.json"
 """Name of the document about all steps."""
 
 LEFT_DOCUMENT: Final = ".run.json.left"
+_EMPTIED: Final = frozenset({0, 33})
 """Name of the list of the steps that a save leaves behind which goes back to an earlier one."""
 
 HIGHEST_STEP: Final = 2**63 - 1
@@ -63,6 +65,11 @@ def step_of_name(name: str) -> int | None:
     found = _STEP.fullmatch(name)
     step = int(found[1]) if found else None
     return step if step is not None and step <= HIGHEST_STEP else None
+
+
+def _is_emptied(left: Entry) -> bool:
+    """Whether ``.run.json.left`` lists nothing: it is empty, or holds random digits and a line feed."""
+    return left.is_file and left.size in _EMPTIED
 
 
 class RunFolder(Closable):
@@ -279,7 +286,7 @@ class RunFolder(Closable):
         """
         with naming(os.fspath(self.path), "read"):
             found = self._store.find(LEFT_DOCUMENT)
-            return found is not None and not (found.is_file and not found.size)
+            return found is not None and not _is_emptied(found)
 
     def read_left(self) -> bytes | None:
         """Return the bytes of ``.run.json.left``, as `read_document` those of ``run.json``; None where it is empty.
@@ -287,7 +294,8 @@ class RunFolder(Closable):
         Raises:
             StoreFailed: the system refuses.
         """
-        return self._read(LEFT_DOCUMENT) or None
+        data = self._read(LEFT_DOCUMENT)
+        return None if data is None or len(data) in _EMPTIED else data
 
     def write_left(self, data: bytes) -> None:
         """Write ``.run.json.left``, durably, which must not be there, or be empty.
@@ -299,8 +307,8 @@ class RunFolder(Closable):
         """
         with naming(os.fspath(self.path / LEFT_DOCUMENT), "write"):
             found = self._store.find(LEFT_DOCUMENT)
-            if self._store.flat or (found is not None and found.is_file and not found.size):
-                if found is not None and found.size:
+            if self._store.flat or (found is not None and _is_emptied(found)):
+                if found is not None and not _is_emptied(found):
                     raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST))
                 self._swap_left(data, found)
                 return
@@ -323,8 +331,9 @@ class RunFolder(Closable):
         with naming(os.fspath(self.path / LEFT_DOCUMENT), "remove"):
             if not self._store.flat:
                 self._store.remove(LEFT_DOCUMENT)
-            elif (found := self._store.find(LEFT_DOCUMENT)) is not None and found.size:
-                self._swap_left(b"", found)
+            elif (found := self._store.find(LEFT_DOCUMENT)) is not None and not _is_emptied(found):
+                # Random digits: a late request meets another version each time that it is empty.
+                self._swap_left(f"{secrets.token_hex(16)}\n".encode(), found)
 
     def _swap_left(self, data: bytes, found: Entry | None) -> None:
         outcome = self._store.replace(LEFT_DOCUMENT, data, None if found is None else found.version)
