@@ -179,7 +179,7 @@ def test_what_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(StoreFailed):
         treering.inspect(tmp_path / "a\0b")
     with pytest.raises(Unsupported, match="URL"):
-        treering.inspect("gs://bucket/checkpoint")
+        treering.inspect("hf://bucket/checkpoint")
     assert not list(tmp_path.iterdir())
 
 

@@ -127,7 +127,7 @@ def test_what_cannot_be_looked_at_is_two(tmp_path: Path) -> None:
     assert "did you mean" in inside("doctor", str(tmp_path / "ckptt"), code=2)[1]
     assert "it holds 'ckpt'" in inside("doctor", str(tmp_path), code=2)[1]
     assert "is a file" in inside("doctor", str(tmp_path / "ckpt" / "treering.json"), code=2)[1]
-    assert "URL" in inside("doctor", "gs://bucket/ckpt", code=2)[1]
+    assert "URL" in inside("doctor", "hf://bucket/ckpt", code=2)[1]
 
 
 def test_it_starts_without_jax_and_numpy(tmp_path: Path) -> None:

@@ -432,7 +432,7 @@ def test_paths_of_every_form(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 
 
 @pytest.mark.parametrize(
-    "path", ["gs://bucket/x", "s3://b", "memory://x", "file:///x", "", 3, b"x", {"w": 1}], ids=repr
+    "path", ["gs://bucket/x", "s3://b", "memory://x", "file://host/x", "", 3, b"x", {"w": 1}], ids=repr
 )
 def test_what_is_no_local_path_is_refused_and_makes_nothing(
     path: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -93,6 +93,9 @@ def _members(index: Index) -> Iterator[tuple[str, Any]]:
     yield "replaces", list(index.replaces)
     if index.superseded:
         yield "superseded", encode_waiting(index.superseded)
+    if index.origin is not None:
+        check_json(index.origin, "origin")
+        yield "origin", index.origin
     yield "metadata", index.metadata
 
 
@@ -139,6 +142,7 @@ def _index(document: Any, *, embedded: bool) -> Index:
         replaces=[check_name(_DATA_NAME, name, "a replaced file") for name in _replaced(document)],
         superseded=tuple(decode_waiting(document)),
         metadata=read_free_json(document, "metadata", what),
+        origin=read_free_json(document, "origin", what) if "origin" in document else None,
     )
     if any(not names.isdisjoint(waiting.files) for waiting in index.superseded):
         raise Corrupt("one of its data files is in the list of superseded data")

@@ -205,6 +205,8 @@ class Index(TreeColumns):
     """Which of them wait for readers; only where the store keeps superseded data for a grace."""
     metadata: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     """What the user wrote beside the tree."""
+    origin: Mapping[str, Any] | None = None
+    """Of a copy: the path and the attempt that it was made of."""
     verified: bool = True
     """False for a file of another writer, which has no checksums: then ``checksums`` is empty."""
 

@@ -207,7 +207,11 @@ def test_few_requests(url: str, bucket: MemoryBucket, monkeypatch: pytest.Monkey
     monkeypatch.setattr(bucket, "perform", count)
     with treering.open(f"{url}/ckpt") as checkpoint:
         assert checkpoint["step"] == 7
-    assert len(asked) <= 4
+    assert len(asked) == 3
     asked.clear()
     treering.inspect(f"{url}/ckpt")
     assert len(asked) <= 4
+    for path, overwrite in (("new", False), ("new", True)):
+        asked.clear()
+        treering.save(f"{url}/{path}", TREE, overwrite=overwrite)
+        assert len(asked) == 7, asked

@@ -1,0 +1,169 @@
+"""Copies of checkpoints and single files from one store to another: streamed, and checked on the way."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from treering._arrays.jobs import Progress, Tally
+from treering._checkpoint.source import check_data_file, read_pieces
+from treering._checkpoint.transaction import CheckpointFolder
+from treering._format.blocks import damage_error, file_digests, first_blocks
+from treering._format.document import INDEX_NAME, data_name, encode_index, parse_index, read_names
+from treering._format.headers import of_attempt
+from treering._format.index import DataFile, Index
+from treering._store.api import Reader, Store
+from treering._store.failures import naming_file
+from treering._store.open_folder import index_document
+from treering._store.resolve import is_seen, open_file, opened_store, write_file
+from treering._values.checksums import block_checksums
+from treering.errors import Exists, StoreFailed
+
+_PIECE_BYTES: Final = 16 << 20
+"""At most so much of a file is in memory."""
+
+
+def copy_checkpoint(source: Path, target: Path, *, overwrite: bool, progress: Progress | None = None) -> None:
+    """Copy a checkpoint to another folder, which may be in another store. The copy is an attempt of its own.
+
+    Args:
+        source: the folder of the checkpoint.
+        target: the folder of the copy, made if it is missing.
+        overwrite: whether a checkpoint there may be replaced.
+        progress: called with the bytes that are copied.
+
+    Raises:
+        NotFound: there is no checkpoint.
+        Corrupt: a byte of it is not the one that was saved; nothing is at the target then.
+        Exists, Busy, StoreFailed: as for a save.
+    """
+    try:
+        opened = opened_store(source)
+    except OSError as error:
+        raise StoreFailed.of(error, source, "read") from error
+    with opened:
+        with naming_file(source / INDEX_NAME):
+            index = parse_index(index_document(opened).data)
+        copy_opened(opened, index, target, overwrite=overwrite, progress=progress)
+
+
+def copy_opened(
+    source: Store, index: Index, target: Path, *, overwrite: bool, progress: Progress | None = None
+) -> None:
+    """Copy the checkpoint in an open store, whose index was read; as `copy_checkpoint`."""
+    count = len(index.files)
+    tally = Tally(sum(file.nbytes for file in index.files), progress)
+    folder = CheckpointFolder(target, overwrite=overwrite, names_in=read_names)
+    with contextlib.closing(folder) as saving, saving:
+        saving.require_space(sum(file.nbytes for file in index.files))
+        files: list[DataFile] = []
+        headers: list[bytes] = []
+        for number, file in enumerate(index.files):
+            with source.open_file(file.name) as data:
+                check_data_file(index, number, data)
+                header = of_attempt(data.read(0, file.header), saving.attempt)
+                files.append(dataclasses.replace(file, name=data_name(saving.attempt, number, count)))
+                pieces = _after(header, checked_pieces(index, number, data), tally)
+                saving.write_file(files[-1].name, pieces, file.nbytes)
+            headers.append(header)
+        copy = dataclasses.replace(
+            index,
+            attempt=saving.attempt,
+            files=files,
+            replaces=saving.superseded,
+            superseded=saving.waiting,
+            origin={"path": os.fspath(source.path), "attempt": index.attempt},
+        )
+        digests = file_digests(copy, headers)
+        files = [dataclasses.replace(file, digest=found) for file, found in zip(files, digests, strict=True)]
+        saving.commit(encode_index(dataclasses.replace(copy, files=files)))
+
+
+def checked_pieces(index: Index, number: int, file: Reader) -> Iterator[bytes]:
+    """Yield the bytes of a data file behind its header, each block compared with its checksum.
+
+    Raises:
+        Corrupt: a block is not what was saved.
+    """
+    starts = first_blocks(index.chunks)
+    for span in _spans(index, number):
+        first, begin, _ = span[0]
+        last, _, end = span[-1]
+        offset = index.chunks.offset[first] + begin
+        data = file.read(offset, index.chunks.offset[last] + end - offset)
+        view = memoryview(data)
+        for chunk, start, stop in span:
+            at, size = index.chunks.offset[chunk] - offset, index.chunks.block[chunk]
+            found = block_checksums(view[at + start : at + stop], size)
+            before = start // size
+            _compare(index, chunk, before, starts[chunk] + before, found)
+        yield data
+
+
+def _compare(index: Index, chunk: int, block: int, entry: int, found: Sequence[int]) -> None:
+    for number, checksum in enumerate(found):
+        if checksum != index.checksums[entry + number]:
+            raise damage_error(index, chunk, block + number, checksum)
+
+
+def _spans(index: Index, number: int) -> Iterator[list[tuple[int, int, int]]]:
+    """Yield stretches of a file: chunks, and where in each one they start and stop, end to end."""
+    chunks = index.chunks
+    span: list[tuple[int, int, int]] = []
+    held = 0
+    for chunk in chunks.of_file(number):
+        nbytes, size = chunks.nbytes[chunk], chunks.block[chunk]
+        most = max(_PIECE_BYTES // size, 1) * size if nbytes else 1
+        for start in range(0, nbytes, most):
+            stop = min(start + most, nbytes)
+            if span and held + stop - start > _PIECE_BYTES:
+                yield span
+                span, held = [], 0
+            span.append((chunk, start, stop))
+            held += stop - start
+    if span:
+        yield span
+
+
+def _after(header: bytes, pieces: Iterator[bytes], tally: Tally) -> Iterator[bytes]:
+    yield header
+    tally.add(len(header))
+    for piece in pieces:
+        yield piece
+        tally.add(len(piece))
+
+
+def copy_file(source: Path, target: Path, *, overwrite: bool, progress: Progress | None = None) -> None:
+    """Copy a single file as it is; the blocks of one with checksums are compared with them.
+
+    Raises:
+        NotFound: nothing is at the source.
+        Exists: something is at the target.
+        Corrupt: a byte is not the one that was saved; nothing has changed at the target then.
+        StoreFailed: a store refuses.
+    """
+    if not overwrite and is_seen(target):
+        raise Exists(f"{os.fspath(target)!r} exists", hint="--overwrite replaces it")
+    with open_file(source) as file:
+        index = _index_of(source, file)
+        tally = Tally(file.size, progress)
+        if index is None or not index.verified:
+            pieces: Iterator[bytes] = read_pieces(file, file.size)
+            write_file(target, _after(b"", pieces, tally), file.size)
+        else:
+            header = file.read(0, index.files[0].header)
+            write_file(target, _after(header, checked_pieces(index, 0, file), tally), file.size)
+
+
+def _index_of(source: Path, file: Reader) -> Any:
+    from treering._checkpoint.detect import Form, detect
+    from treering._format.safetensors import parse_safetensors
+
+    if detect(source) is not Form.SAFETENSORS:
+        return None
+    with naming_file(source):
+        return parse_safetensors(file.size, file.read)

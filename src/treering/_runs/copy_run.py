@@ -1,0 +1,97 @@
+"""``treering cp``: what stands at one path, copied to another, in whichever stores they are."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from pathlib import Path
+
+from treering._arrays.jobs import Progress
+from treering._checkpoint.copy_checkpoint import copy_checkpoint, copy_file, copy_opened
+from treering._checkpoint.detect import Form, detect
+from treering._format.document import INDEX_NAME, parse_index
+from treering._runs.open_run import open_run
+from treering._runs.steps import note_records, records_in, step_path, steps_in, steps_of
+from treering._store.failures import naming_file
+from treering._store.open_folder import OpenFolder, index_document
+from treering._store.resolve import located, new_file_path, new_folder_path
+from treering._store.run_folder import RunFolder
+from treering.errors import Exists, NotFound, TreeringError, Unsupported
+
+
+def copy_path(source: str, target: str, *, overwrite: bool, progress: Progress | None = None) -> Form:
+    """Copy a checkpoint, a run step by step, or a single file, and return which it was.
+
+    Args:
+        source: what is copied.
+        target: the path of the copy itself.
+        overwrite: whether what is there may be replaced.
+        progress: called with the bytes of each checkpoint or file that are copied.
+
+    Raises:
+        Unsupported: the source is a leaves directory, or the target cannot be written.
+        TreeringError: as `copy_checkpoint` and `copy_file`.
+    """
+    form = detect(source)
+    if form is Form.LEAVES:
+        raise Unsupported(f"{source!r} is a leaves directory", hint="cp -r copies it; the copy has all that it needs")
+    if form is Form.CHECKPOINT:
+        copy_checkpoint(located(source), new_folder_path(target), overwrite=overwrite, progress=progress)
+    elif form is Form.RUN:
+        copy_run(located(source), new_folder_path(target), overwrite=overwrite, progress=progress)
+    else:
+        copy_file(located(source), new_file_path(target), overwrite=overwrite, progress=progress)
+    return form
+
+
+def copy_run(source: Path, target: Path, *, overwrite: bool, progress: Progress | None = None) -> None:
+    """Copy the steps of a run that the other one does not have yet, the earliest first.
+
+    Begun again after an interrupt, it goes on where it was. A step that is removed meanwhile is left out.
+
+    Raises:
+        NotFound: the run has no step.
+        Exists: the other run has such a step, which is no copy of it.
+        TreeringError: as `copy_checkpoint`.
+    """
+    there = set(steps_of(target))
+    with open_run(source) as run:
+        records = records_in(run)
+        steps = steps_in(run)
+        if not steps:
+            raise NotFound(f"the run {os.fspath(source)!r} has no step yet")
+        for step in steps:
+            try:
+                _copy_step(run, step, target, there=step in there, overwrite=overwrite, progress=progress)
+            except NotFound:
+                if run.modified(step) is not None:
+                    raise
+    with RunFolder(target) as copied:
+        found = dataclasses.replace(records_in(copied), keep=records.keep, save_every=records.save_every)
+        note_records(copied, found)
+
+
+def _copy_step(
+    run: RunFolder, step: int, target: Path, *, there: bool, overwrite: bool, progress: Progress | None
+) -> None:
+    if (opened := run.open_step(step)) is None:
+        return
+    with opened:
+        with naming_file(step_path(run.path, step) / INDEX_NAME):
+            index = parse_index(index_document(opened).data)
+        copy = step_path(target, step)
+        if there and _is_copy(copy, index.attempt):
+            return
+        if there and not overwrite:
+            raise Exists(f"{os.fspath(copy)!r} is another step", hint="copy to another run, or pass --overwrite")
+        copy_opened(opened, index, copy, overwrite=overwrite, progress=progress)
+
+
+def _is_copy(path: Path, attempt: str) -> bool:
+    """Tell whether a checkpoint is a copy of an attempt."""
+    try:
+        with OpenFolder(path) as folder:
+            origin = parse_index(folder.read_index()).origin
+    except TreeringError:
+        return False
+    return origin is not None and origin.get("attempt") == attempt

@@ -1,0 +1,138 @@
+"""`treering cp`: copies between disk, memory, buckets and web servers, checked on the way."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import treering
+from tests.store.objects.web_server import serving
+from treering._checkpoint import copy_checkpoint
+from treering._cli.main import main
+from treering._runs.copy_run import copy_path
+from treering._store.objects import connect
+from treering._store.objects.memory_bucket import MemoryBucket
+from treering.errors import Corrupt, Exists, NotFound, Unsupported
+
+TREE: dict[str, Any] = {
+    "w": np.arange(300_000, dtype=np.float32),
+    "small": [np.full(n, n, np.int16) for n in range(50)],
+    "text": "tree ring",
+    "empty": np.zeros((0, 3)),
+    "step": 7,
+}
+NUMBERS = itertools.count()
+
+
+@pytest.fixture(params=["disk", "memory", "bucket"])
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
+    """Return where copies go to and come from."""
+    if request.param == "disk":
+        yield str(tmp_path / "there")
+    elif request.param == "memory":
+        yield f"memory://copies-{next(NUMBERS)}"
+    else:
+        bucket = MemoryBucket(f"s3://copies-{next(NUMBERS)}")
+        treering.at(bucket, grace=0)
+        yield bucket.shown
+        del connect._BUCKETS[bucket.shown]
+
+
+def run_verb(*arguments: object) -> int | str | None:
+    with pytest.raises(SystemExit) as ended:
+        main(list(map(str, arguments)))
+    return ended.value.code
+
+
+def assert_same(a: object, b: object) -> None:
+    assert treering.diff(a, b, values=True).differences == ()  # type: ignore[arg-type]
+
+
+def test_a_checkpoint_there_and_back(place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(copy_checkpoint, "_PIECE_BYTES", 1 << 17)
+    treering.save(tmp_path / "a", TREE, metadata={"loss": 1.5})
+    assert run_verb("cp", tmp_path / "a", f"{place}/b") == 0
+    assert run_verb("cp", f"{place}/b", tmp_path / "c") == 0
+    for copy in (f"{place}/b", tmp_path / "c"):
+        assert_same(tmp_path / "a", copy)
+        assert treering.verify(copy).ok
+        assert treering.inspect(copy).metadata == {"loss": 1.5}
+    first, last = (json.loads((tmp_path / name / "treering.json").read_bytes()) for name in "ac")
+    assert last["attempt"] != first["attempt"]
+    assert last["origin"]["path"] == f"{place}/b"
+    assert all(last["attempt"] in file["name"] for file in last["files"])
+
+
+def test_a_copy_replaces_nothing_that_it_may_not(place: str, tmp_path: Path) -> None:
+    treering.save(tmp_path / "a", TREE)
+    treering.save(f"{place}/b", {"w": 1})
+    with pytest.raises(Exists):
+        copy_path(str(tmp_path / "a"), f"{place}/b", overwrite=False)
+    assert treering.load(f"{place}/b") == {"w": 1}
+    copy_path(str(tmp_path / "a"), f"{place}/b", overwrite=True)
+    assert_same(tmp_path / "a", f"{place}/b")
+
+
+def test_damage_is_not_copied(place: str, tmp_path: Path) -> None:
+    treering.save(tmp_path / "a", TREE)
+    treering.save(str(tmp_path / "a.safetensors"), {"w": TREE["w"]})
+    for file in (next((tmp_path / "a").glob("data-*")), tmp_path / "a.safetensors"):
+        data = bytearray(file.read_bytes())
+        data[-100] ^= 1
+        file.write_bytes(data)
+    with pytest.raises(Corrupt, match="is damaged"):
+        copy_path(str(tmp_path / "a"), f"{place}/b", overwrite=False)
+    with pytest.raises(Corrupt, match="is damaged"):
+        copy_path(str(tmp_path / "a.safetensors"), f"{place}/b.safetensors", overwrite=False)
+    for name in ("b", "b.safetensors"):
+        with pytest.raises(NotFound):
+            treering.load(f"{place}/{name}")
+
+
+@pytest.mark.parametrize("name", ["a.safetensors", "a.msgpack"])
+def test_single_files(name: str, place: str, tmp_path: Path) -> None:
+    treering.save(str(tmp_path / name), {"w": TREE["w"]})
+    assert run_verb("cp", tmp_path / name, f"{place}/{name}") == 0
+    assert run_verb("cp", f"{place}/{name}", tmp_path / f"b{name}") == 0
+    assert (tmp_path / name).read_bytes() == (tmp_path / f"b{name}").read_bytes()
+    assert run_verb("cp", tmp_path / name, f"{place}/{name}") == 2
+    assert run_verb("cp", "--overwrite", tmp_path / name, f"{place}/{name}") == 0
+
+
+def test_a_run_step_by_step(place: str, tmp_path: Path) -> None:
+    with treering.Run(tmp_path / "run", keep=treering.KeepLast(3)) as run:
+        for step in (1, 2):
+            run.save(step, TREE | {"step": step}, metrics={"loss": step})
+    assert run_verb("cp", tmp_path / "run", f"{place}/run") == 0
+    with treering.Run(tmp_path / "run") as run:
+        run.save(3, TREE | {"step": 3}, metrics={"loss": 3})
+    assert run_verb("cp", tmp_path / "run", f"{place}/run") == 0
+    with treering.Run(f"{place}/run") as run:
+        assert run.steps() == [1, 2, 3]
+        assert run.metrics(2) == {"loss": 2}
+        assert run.best("loss") == 1
+        assert run.load()["step"] == 3
+    with treering.Run(tmp_path / "other") as run:
+        run.save(2, {"w": 1})
+    with pytest.raises(Exists, match="is another step"):
+        copy_path(str(tmp_path / "other"), f"{place}/run", overwrite=False)
+
+
+def test_from_a_web_server(tmp_path: Path) -> None:
+    treering.save(tmp_path / "a", TREE)
+    with serving(tmp_path) as files:
+        assert run_verb("cp", f"{files.url}/a", tmp_path / "b") == 0
+        assert run_verb("cp", tmp_path / "a", f"{files.url}/b") == 2
+    assert_same(tmp_path / "a", tmp_path / "b")
+
+
+def test_a_leaves_directory_is_not_copied(tmp_path: Path) -> None:
+    treering.leaves.tree_serialize_leaves(tmp_path / "leaves", {"w": TREE["w"]})
+    with pytest.raises(Unsupported, match="leaves directory"):
+        copy_path(str(tmp_path / "leaves"), str(tmp_path / "b"), overwrite=False)
