@@ -154,7 +154,7 @@ def test_refusals_are_answers(
         (UnauthenticatedError(says("401 Unauthorized")), errno.EACCES, "credentials"),
         (GenericError(says("400 Bad Request", "<Code>ExpiredToken</Code>")), errno.EACCES, "ExpiredToken"),
         (GenericError(says("403 Forbidden")), errno.EACCES, "403"),
-        (FileNotFoundError(says("404 Not Found", "<Code>NoSuchBucket</Code>")), errno.ENOENT, "does not exist"),
+        (FileNotFoundError(says("404 Not Found", "<Code>NoSuchBucket</Code>")), errno.ENODEV, "does not exist"),
         (GenericError(says("400 Bad Request", "<Code>KeyTooLongError</Code>")), errno.EINVAL, "KeyTooLong"),
         (GenericError(says("501 Not Implemented")), errno.ENOTSUP, "501"),
         (GenericError("Generic S3 error: Received redirect without LOCATION, wrong region"), errno.EINVAL, "region"),

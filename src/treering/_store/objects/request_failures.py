@@ -90,7 +90,8 @@ def failure_of(error: Exception) -> RequestFailure:
     if not isinstance(error, _NOT_OBSTORE) and not type(error).__module__.startswith("obstore"):
         raise error
     if any(word in text for word in _NO_BUCKET):
-        return RequestFailure(Cause.INVALID, f"the bucket does not exist: {reason}", errno.ENOENT)
+        # Not ENOENT: that is told of a place in which others came between.
+        return RequestFailure(Cause.INVALID, f"the bucket does not exist: {reason}", errno.ENODEV)
     if status in {401, 403} or kind in {"PermissionDeniedError", "UnauthenticatedError"} or _says(text, _DENIED):
         return RequestFailure(Cause.DENIED, reason, errno.EACCES)
     if status == 409:  # noqa: PLR2004 - Azure says so of what is there; S3 where two changes met
