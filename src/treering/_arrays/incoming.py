@@ -37,6 +37,10 @@ _SMALL_BYTES: Final = 64 << 10
 _TOGETHER_BYTES: Final = 256 << 10
 # Small enough to stay in the processor's cache from the read to the checksum.
 _SLAB_BYTES: Final = 2 << 20
+# Where each read waits for an answer.
+_FAR_TOGETHER_BYTES: Final = 1 << 20
+_FAR_SLAB_BYTES: Final = 8 << 20
+_FEW_THREADS: Final = 2
 # What is only checked is touched once.
 _MAPPED_BYTES: Final = 16 << 20
 
@@ -85,18 +89,29 @@ class StoredArrays:
         files: its data files, open, in the index's order; None for a lost one.
         headers: called with a file's number before its first read; raises where it is lost, or its header is damaged.
         mapped: take memory from maps of the files where a wanted box lies there in one piece.
+        threads: how many threads read faster than fewer.
 
     Attributes:
         bytes_read: how many bytes of data files have been read and checked: wanted ones and those in the same blocks.
     """
 
     def __init__(
-        self, index: Index, files: Sequence[DataReader | None], headers: Callable[[int], None], *, mapped: bool = False
+        self,
+        index: Index,
+        files: Sequence[DataReader | None],
+        headers: Callable[[int], None],
+        *,
+        mapped: bool = False,
+        threads: int = 2,
     ) -> None:
         self.index = index
         self._files = files
         self._headers = headers
         self._mapped = mapped
+        self._threads = threads
+        far = threads > _FEW_THREADS
+        self._slab_bytes = _FAR_SLAB_BYTES if far else _SLAB_BYTES
+        self._together_bytes = _FAR_TOGETHER_BYTES if far else _TOGETHER_BYTES
         self._maps: dict[int, NDArray[np.uint8]] = {}
         self._unchecked = set(range(len(files)))
         self.bytes_read = 0
@@ -128,7 +143,7 @@ class StoredArrays:
             StoreFailed: the system refuses.
         """
         work = self.plan_reads(requests)
-        run_all(work, Tally(work.nbytes, progress))
+        run_all(work, Tally(work.nbytes, progress), threads=self._threads)
         self.bytes_read += work.nbytes
 
     def plan_reads(self, requests: Sequence[ReadRequest]) -> Work:
@@ -171,7 +186,7 @@ class StoredArrays:
         for chunk in chunks:
             run = self._straight(chunk, request)
             if run is not None:
-                jobs.extend(self._split([run], self._fill, _SLAB_BYTES))
+                jobs.extend(self._split([run], self._fill, self._slab_bytes))
                 total += len(run.into)
             else:
                 slabs = list(self._slabs(chunk, request, dtype.itemsize))
@@ -245,7 +260,7 @@ class StoredArrays:
         for chunk, request in small:
             here = (columns.file[chunk], columns.offset[chunk])
             nbytes = columns.nbytes[chunk]
-            if group and (here != end or held + nbytes > _TOGETHER_BYTES):
+            if group and (here != end or held + nbytes > self._together_bytes):
                 yield functools.partial(self._fill_group, group, held)
                 group, held = [], 0
             group.append((chunk, request))
@@ -278,7 +293,7 @@ class StoredArrays:
     def _slabs(self, chunk: int, request: ReadRequest, itemsize: int) -> Iterator[tuple[int, int]]:
         """Yield ranges of bytes of a chunk: whole blocks that hold wanted items, a few at a time."""
         block = self.index.chunks.block[chunk]
-        step = max(_SLAB_BYTES, block)
+        step = max(self._slab_bytes, block)
         for start, stop in covering_ranges(self.index.box_of(chunk), request.boxes, itemsize, block, request.steps):
             for at in range(start, stop, step):
                 yield at, min(at + step, stop)

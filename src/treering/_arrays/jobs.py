@@ -20,6 +20,7 @@ Job: TypeAlias = Callable[[], int]
 """Does a part of the work and returns for how many bytes that counts."""
 
 _TWO_THREADS_FROM: Final = 4 << 20
+_FEW_THREADS: Final = 2
 
 
 @dataclasses.dataclass(slots=True)
@@ -84,13 +85,14 @@ class Tally:
             self._progress(done, self._total)
 
 
-def run_all(shared: Work, tally: Tally, own: Work | None = None) -> None:
+def run_all(shared: Work, tally: Tally, own: Work | None = None, *, threads: int = 2) -> None:
     """Run all jobs; the first error of any ends the others, and is raised here.
 
     Args:
         shared: jobs for any thread; a second one helps where they are worth it.
         tally: counts what the jobs return.
         own: jobs that this thread runs alone, and first: many short ones run faster in one thread than in two.
+        threads: how many take jobs; more than two where each waits for an answer.
     """
     failure = FirstError()
 
@@ -108,6 +110,8 @@ def run_all(shared: Work, tally: Tally, own: Work | None = None) -> None:
             work(own.jobs)
         work(shared.jobs)
 
-    work_together(lambda: work(shared.jobs), 1 if shared.nbytes >= _TWO_THREADS_FROM else 0, work_here)
+    many = threads > _FEW_THREADS or shared.nbytes >= _TWO_THREADS_FROM
+    others = max(0, min(threads, len(shared.jobs)) - 1) if many else 0
+    work_together(lambda: work(shared.jobs), others, work_here)
     failure.reraise()
     tally.tell()  # the other thread may have come in last

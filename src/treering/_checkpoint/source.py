@@ -49,7 +49,9 @@ def open_checkpoint(path: str | os.PathLike[str], files: contextlib.ExitStack, *
             raise _lost(index, number, place)
         check_data_file(index, number, data)
 
-    source = _source(index, StoredArrays(index, opened, check_header, mapped=mapped), mapped=mapped)
+    threads = max((data.threads for data in opened if data is not None), default=Reader.threads)
+    arrays = StoredArrays(index, opened, check_header, mapped=mapped, threads=threads)
+    source = _source(index, arrays, mapped=mapped)
     if flat:
         source.is_current, source.most_tries = lambda: is_attempt_there(place, index.attempt), _TRIES_IN_BUCKETS
     return source
@@ -65,7 +67,8 @@ def open_safetensors(path: str | os.PathLike[str], files: contextlib.ExitStack, 
     file = files.enter_context(open_file(path))
     with naming_file(located(path)):
         index = parse_safetensors(file.size, file.read)
-    return _source(index, StoredArrays(index, [file], lambda _: None, mapped=mapped), mapped=mapped)
+    arrays = StoredArrays(index, [file], lambda _: None, mapped=mapped, threads=file.threads)
+    return _source(index, arrays, mapped=mapped)
 
 
 def _source(index: Index, arrays: StoredArrays, *, mapped: bool) -> Source:

@@ -111,6 +111,8 @@ class Reader(Closable):
     """How many bytes it has."""
     version: Version
     """Its version."""
+    threads: int = 2
+    """How many threads read faster than fewer."""
 
     @abc.abstractmethod
     def read(self, offset: int, count: int) -> bytes:

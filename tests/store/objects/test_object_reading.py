@@ -98,7 +98,7 @@ def test_near_ranges_travel_together_and_large_ones_in_pieces() -> None:
     assert max(span.stop - span.start for span in whole) == 16 * MIB
     assert (whole[0].start, whole[-1].stop) == (5, 5 + 200 * MIB)
     # Few bytes are spread over all connections.
-    assert len(plan_spans([(0, room[: 48 * MIB])])) == 8
+    assert len(plan_spans([(0, room[: 80 * MIB])])) == 8
     assert plan_spans([]) == plan_spans([(3, room[:0])]) == []
 
 

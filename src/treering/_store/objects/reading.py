@@ -19,7 +19,7 @@ FIRST_BYTES: Final = 256 << 10
 """An object is opened by reading so many of its first bytes: a small one needs no other request."""
 
 _NEAR: Final = 1 << 20
-_SMALLEST_RANGE: Final = 4 << 20
+_SMALLEST_RANGE: Final = 8 << 20
 _LARGEST_RANGE: Final = 16 << 20
 _AT_ONCE: Final = 8
 
@@ -90,6 +90,7 @@ class ObjectReader(Reader):
     """
 
     version: ObjectVersion
+    threads = _AT_ONCE
 
     def __init__(self, client: Client, name: str, path: PurePath) -> None:
         self.path = path
