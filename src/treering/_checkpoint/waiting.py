@@ -108,29 +108,34 @@ def listed_names(key: bytes) -> list[str]:
     return [name for one in superseded_in(key) for name in one.files]
 
 
-def describe_waiting(store: Store, key: bytes, modified: float) -> str | None:
+def describe_waiting(store: Store, key: bytes) -> str | None:
     """Say what waits at a place and for how long, by the clock of this machine; None where nothing does.
 
     Args:
         store: the place.
         key: what is in the place of the index.
-        modified: when it was put there.
 
     Raises:
         OSError: the store refuses.
     """
     try:
-        waiting = judge_waiting(store, superseded_in(key), modified, time.time())
+        listed = superseded_in(key)
     except _NOT_READ:
         return None
-    sizes = [found.size for name in waiting.names if (found := store.find(name)) is not None]
+    if not listed:
+        return None
+    wanted = {INDEX, *(name for one in listed for name in one.files)}
+    entries = store.list() if store.flat else filter(None, map(store.find, wanted))
+    there = {entry.name: entry for entry in entries if entry.name in wanted}
+    waiting = judge_waiting(store, listed, there[INDEX].modified if INDEX in there else None, time.time())
+    sizes = [there[name].size for name in waiting.names if name in there]
     if not sizes:
         return None
-    what = f"{pluralize(len(sizes), 'superseded files')} ({bytes_text(sum(sizes))})"
+    what = f"superseded data stay here: {pluralize(len(sizes), 'files')}, {bytes_text(sum(sizes))}"
     end = "the next save there, or treering gc --yes of its run, removes them"
     if waiting.seconds is None:
-        return f"{what} are kept for no reader any more: {end}"
-    return f"{what} wait for readers, the first for another {duration_text(waiting.seconds)}; then {end}"
+        return f"{what}; their time for readers is over: {end}"
+    return f"{what}; the first of them for another {duration_text(waiting.seconds)}, for readers; then {end}"
 
 
 def remove_waiting(store: Store, key: Document, names: Collection[str]) -> float | None:

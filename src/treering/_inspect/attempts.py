@@ -142,7 +142,7 @@ def _with_waiting(store: Store, scan: FolderScan) -> FolderScan:
     with contextlib.suppress(LinkRefused, Corrupt, Format, Unsupported, NotFound):
         key = key_content(store).data
         waiting = listed_names(key)
-        waits = describe_waiting(store, key, index.modified)
+        waits = describe_waiting(store, key)
     names = [name for name in scan.names if name != checkpoint_names.INDEX] if removed else scan.names
     return dataclasses.replace(scan, names=names, removed=removed, waiting=waiting, waits=waits)
 

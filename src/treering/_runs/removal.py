@@ -55,7 +55,9 @@ def remove_step(run: RunFolder, step: int, names_in: NamesIn, attempt_of: Callab
     with opened, _locked(opened, os.fspath(shown)) as folder:
         if folder is None:
             return False
-        _tidy(folder, names_in)
+        names = folder.names()
+        if not folder.flat or any(map(_is_left_over, names)) or has_waiting_names(names):
+            _tidy(folder, names_in)
         found = find_index(folder)
         if found is None:
             return False
@@ -73,7 +75,9 @@ def remove_step(run: RunFolder, step: int, names_in: NamesIn, attempt_of: Callab
             raise OSError(errno.EIO, "no answer came: the step may be removed")
         if not folder.grace:  # its data wait
             _tidy(folder, names_in)
-        sweep_messages(folder, folder.names(), lambda _: False)  # a process that saves holds the lock, or waits for it
+        sweep_messages(
+            folder, names if folder.flat else folder.names(), lambda _: False
+        )  # a process that saves holds the lock, or waits for it
     return True
 
 

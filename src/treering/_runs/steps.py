@@ -16,9 +16,10 @@ from treering._format.document import INDEX_NAME, read_digest, read_summary
 from treering._format.run_document import RunDocument, StepRecord, encode_run, note_of, parse_run
 from treering._runs.open_run import open_run
 from treering._runs.superseded import NOT_READ, superseded_steps
+from treering._store.crew import map_together
 from treering._store.failures import naming_file
 from treering._store.resolve import located
-from treering._store.run_folder import RUN_DOCUMENT, RunFolder, step_name
+from treering._store.run_folder import AT_ONCE, RUN_DOCUMENT, RunFolder, step_name
 from treering._values.human import steps_text
 from treering._view.json_lines import members_of
 from treering.errors import NotFound, TreeringError
@@ -145,17 +146,19 @@ def records_in(run: RunFolder) -> Records:
     """
     document = document_in(run.read_document())
     known = {record.step: record for record in document.steps}
-    steps: list[StepRecord] = []
-    unreadable: dict[int, TreeringError] = {}
-    for step in steps_in(run):
+
+    def look(step: int) -> StepRecord | TreeringError | None:
         try:
             old = known.get(step)
-            record = old if old is not None and is_current(run, old) else read_record(run, step)
+            return old if old is not None and is_current(run, old) else read_record(run, step)
         except NOT_READ as error:
-            unreadable[step] = error
-        else:
-            steps += [] if record is None else [record]
-    return Records(document.keep, document.save_every, tuple(steps), unreadable)
+            return error
+
+    there = steps_in(run)
+    found = map_together(look, there, AT_ONCE) if run.flat else list(map(look, there))
+    unreadable = {step: one for step, one in zip(there, found, strict=True) if isinstance(one, TreeringError)}
+    steps = tuple(one for one in found if isinstance(one, StepRecord))
+    return Records(document.keep, document.save_every, steps, unreadable)
 
 
 def note_records(run: RunFolder, records: Records) -> None:

@@ -6,8 +6,11 @@ import _thread
 import contextlib
 import itertools
 import queue
-from collections.abc import Callable
-from typing import Final, Self
+from collections.abc import Callable, Sequence
+from typing import Final, Self, TypeVar
+
+T = TypeVar("T")
+R = TypeVar("R")
 
 _NO_ARGUMENTS: Final = itertools.repeat(())
 
@@ -86,3 +89,26 @@ def work_together(work: Callable[[], None], threads: int, own: Callable[[], None
     """Run ``work`` in some threads, and ``own``, or ``work`` too, in the caller's; return when all have ended."""
     with contextlib.closing(Crew(work, threads)) as crew, crew:
         (own or work)()
+
+
+def map_together(work: Callable[[T], R], items: Sequence[T], threads: int) -> list[R]:
+    """Return what ``work`` returns for each item, done by some threads and the caller's; raise the first error.
+
+    Example:
+        >>> map_together(len, ["a", "bc"], 4)
+        [1, 2]
+    """
+    results: dict[int, R] = {}
+    numbers = iter(range(len(items)))
+    failed = FirstError()
+
+    def run() -> None:
+        for number in numbers:
+            with failed:
+                results[number] = work(items[number])
+            if failed.error is not None:
+                break
+
+    work_together(run, min(threads, len(items)) - 1)
+    failed.reraise()
+    return [results[number] for number in range(len(items))]

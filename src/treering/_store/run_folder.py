@@ -12,15 +12,16 @@ import functools
 import os
 import re
 import secrets
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Final
 
 from treering._codec.key_document import HEAD_BYTES, SMALL_TOMBSTONE, is_tombstone, is_tombstone_size
 from treering._store.api import Entry, Kind, Outcome, Store
 from treering._store.closable import Closable
+from treering._store.crew import map_together
 from treering._store.failures import LinkRefused, naming
-from treering._store.open_folder import find_index, index_document
+from treering._store.open_folder import find_index, index_document, is_removed
 from treering._store.resolve import opened_store
 from treering._values.checkpoint_names import INDEX, is_data
 from treering.errors import NotFound, StoreFailed
@@ -29,8 +30,12 @@ RUN_DOCUMENT: Final = "run.json"
 """Name of the document about all steps."""
 
 LEFT_DOCUMENT: Final = ".run.json.left"
-_EMPTIED: Final = frozenset({0, 33})
 """Name of the list of the steps that a save leaves behind which goes back to an earlier one."""
+
+_EMPTIED: Final = frozenset({0, 33})
+
+AT_ONCE: Final = 16
+"""So many requests to a bucket wait for their answers at the same time."""
 
 HIGHEST_STEP: Final = 2**63 - 1
 """Steps are counted from 0 to here."""
@@ -130,6 +135,11 @@ class RunFolder(Closable):
             return sorted(step for name in self._store.places() if (step := step_of_name(name)) is not None)
 
     @property
+    def flat(self) -> bool:
+        """Whether it is in a bucket, where each look takes its time."""
+        return self._store.flat
+
+    @property
     def grace(self) -> float:
         """Seconds that superseded data stay here for readers."""
         return self._store.grace
@@ -143,11 +153,9 @@ class RunFolder(Closable):
             StoreFailed: the system refuses.
         """
         with naming(os.fspath(self.path), "read"):
-            return {
-                step: len(entries) > 1 or entries[INDEX].size != SMALL_TOMBSTONE
-                for step, entries in self._listed()
-                if INDEX in entries and self._is_tombstone(step, entries[INDEX])
-            }
+            listed = dict(self._listed())
+            gone = self._tombstones(listed.items())
+            return {step: len(listed[step]) > 1 or listed[step][INDEX].size != SMALL_TOMBSTONE for step in gone}
 
     def drop_tombstones(self, age: float) -> None:
         """Remove tombstones that list nothing and are older than so many seconds, where the store can; else they stay.
@@ -186,8 +194,9 @@ class RunFolder(Closable):
             if not self._store.flat:
                 return [step for step in self.folders() if self._has_index(step)]
             # One listing tells indexes from tombstones, of which there may be far more, without a look at each.
-            found = ((step, entries.get(INDEX)) for step, entries in self._listed())
-            return [step for step, index in found if index is not None and not self._is_tombstone(step, index)]
+            listed = self._listed()
+            gone = set(self._tombstones(listed))
+            return [step for step, entries in listed if INDEX in entries and step not in gone]
 
     def latest(self, without: Collection[int] = ()) -> int | None:
         """Return the highest step that is there; None where there is none. Lower ones are not looked at.
@@ -353,14 +362,15 @@ class RunFolder(Closable):
         """
         path = self.path / RUN_DOCUMENT
         with naming(os.fspath(path), "write"):
-            if (found := self._store.find(RUN_DOCUMENT)) is not None and not found.is_file:
+            found = None if self._store.flat else self._store.find(RUN_DOCUMENT)
+            if found is not None and not found.is_file:
                 raise LinkRefused(f"{os.fspath(path)!r} is not a file of its own", hint="remove it")
             self._store.replace(RUN_DOCUMENT, data, sweep=sweep)
 
     def _read(self, name: str, most: int = _LARGEST_DOCUMENT) -> bytes | None:
         with naming(os.fspath(self.path), "read"):
-            found = self._store.find(name)
-        if found is None or not found.is_file or found.size > _LARGEST_DOCUMENT:
+            found = None if self._store.flat else self._store.find(name)
+        if not self._store.flat and (found is None or not found.is_file or found.size > _LARGEST_DOCUMENT):
             return None
         with contextlib.suppress(LinkRefused):  # replaced meanwhile
             document = self._store.read(name, most)
@@ -387,10 +397,13 @@ class RunFolder(Closable):
                 found.setdefault(step, {})[name] = entry
         return sorted(found.items())
 
-    def _is_tombstone(self, step: int, found: Entry) -> bool:
-        if found.size == SMALL_TOMBSTONE or not is_tombstone_size(found.size):
-            return found.size == SMALL_TOMBSTONE
-        return self._find(step) is None
+    def _tombstones(self, listed: Iterable[tuple[int, Mapping[str, Entry]]]) -> list[int]:
+        """Return the steps, of those that were listed, that have a tombstone; only a few have to be read for that."""
+        found = [(step, entries[INDEX]) for step, entries in listed if INDEX in entries]
+        small = [step for step, index in found if index.size == SMALL_TOMBSTONE]
+        other = [each for each in found if each[1].size != SMALL_TOMBSTONE and is_tombstone_size(each[1].size)]
+        read = map_together(lambda each: is_removed(self._store, each[1], step_name(each[0])), other, AT_ONCE)
+        return [*small, *(step for (step, _), gone in zip(other, read, strict=True) if gone)]
 
 
 def _is_tidy(entries: Mapping[str, Entry]) -> bool:
