@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -11,11 +12,14 @@ import pytest
 
 import treering as tr
 from tests.store.objects.in_memory import DAY, HOUR, TestBucket, install, store_in
+from treering._cli.main import main
 from treering._codec.key_document import attempts_in, encode_tombstone, is_tombstone, placeholder, superseded_in
+from treering._format.diagnosis import Life
 from treering._format.document import parse_index
-from treering._store.objects.requests import Delete, List, Put
+from treering._inspect.doctor import diagnose
+from treering._store.objects.requests import Delete, Get, List, Put
 from treering._values.checkpoint_names import is_data, journal_of
-from treering.errors import Busy, Corrupt, Exists, NotFound, NotRemoved
+from treering.errors import Busy, Corrupt, Exists, NotFound, NotRemoved, StoreFailed
 
 PATH = "memory://ckpt"
 KEY = "ckpt/treering.json"
@@ -451,3 +455,79 @@ def test_verifying_reads_the_newer_data_where_the_older_are_gone(
     tr.save(PATH, large(1))
     at_reading(monkeypatch, once(lambda: overwrite_and_forget(bucket, 2)))
     assert tr.verify(PATH)
+
+
+# --------------------------------------------------------------------------------------------------------- what is told
+
+
+def test_what_waits_is_told(bucket: TestBucket, capsys: pytest.CaptureFixture[str]) -> None:
+    bucket.time = time.time() - HOUR / 2
+    for number in range(3):
+        tr.save(PATH, tree(number), overwrite=True)
+    found = diagnose(PATH)
+    assert found.ok
+    assert not found.attempts
+    (note,) = found.notes
+    assert "superseded data stay here: 2 files" in note
+    assert "the first of them for another 29 min" in note or "for another 30 min" in note
+    assert note in str(tr.inspect(PATH))
+    for more in ([], ["--json"]):
+        with pytest.raises(SystemExit):
+            main(["du", PATH, *more])
+        assert "superseded data stay here: 2 files" in capsys.readouterr().out
+    assert bucket.counted(lambda: tr.inspect(PATH)) <= 4
+
+
+def test_what_could_go_is_told_too(bucket: TestBucket) -> None:
+    bucket.time = time.time() - 2 * HOUR
+    for number in range(2):
+        tr.save(PATH, tree(number), overwrite=True)
+    assert "1 file, " in diagnose(PATH).notes[0]
+    assert "their time for readers is over" in diagnose(PATH).notes[0]
+
+
+def test_the_doctor_tells_attempts_apart(bucket: TestBucket) -> None:
+    tr.save(PATH, tree(1))
+    dead_attempt(bucket, "ckpt")
+    before = bucket.names()
+    (attempt,) = diagnose(PATH).attempts
+    assert bucket.names() == before
+    assert attempt.life is Life.UNKNOWN
+    assert "may still be committed" in attempt.reason
+    assert "treering gc" in attempt.advice
+    tr.save(PATH, tree(2), overwrite=True)
+    (attempt,) = diagnose(PATH).attempts
+    assert attempt.life is Life.DEAD
+    assert "can never be committed" in attempt.reason
+    assert attempt.files == 2
+
+
+def test_the_doctor_says_that_a_checkpoint_was_removed(bucket: TestBucket) -> None:
+    tr.save(PATH, tree(1))
+    store = store_in(bucket, "ckpt")
+    found = store.find("treering.json")
+    assert found is not None
+    store.retire("treering.json", "", found.version)
+    said = diagnose(PATH)
+    assert said.committed is None
+    assert said.ok
+    assert [note.split(":")[0] for note in said.notes] == ["nothing is committed here", "superseded data stay here"]
+
+
+def test_tombstones_whose_data_wait_are_read_at_the_same_time(bucket: TestBucket) -> None:
+    with tr.Run("memory://run", keep=tr.KeepLast(1)) as run:
+        for step in range(12):
+            run.save(step, tree(step)).result()
+        run.wait()
+        assert run.steps() == [11]
+        assert [verdict.step for verdict in run.gc()] == [11]
+
+
+def test_a_failed_read_of_one_tombstone_fails_the_listing(bucket: TestBucket) -> None:
+    with tr.Run("memory://run", keep=tr.KeepLast(1)) as run:
+        for step in range(4):
+            run.save(step, tree(step)).result()
+        run.wait()
+        bucket.denied = lambda request: isinstance(request, Get) and "step_00000001/" in request.name
+        with pytest.raises(StoreFailed):
+            run.steps()
