@@ -84,7 +84,8 @@ def fill_parts(buffers: Iterable[Buffer], size: int, part: int) -> Iterator[memo
         [b'tre', b'eri', b'ng']
     """
     free: list[bytearray] = []
-    room, filled = bytearray(), 0
+    memory, filled = bytearray(), 0
+    room = memoryview(memory)
     left = size
     for piece in pieces(buffers, size):
         view = piece
@@ -95,23 +96,20 @@ def fill_parts(buffers: Iterable[Buffer], size: int, part: int) -> Iterator[memo
                 view = view[part:]
                 continue
             if not filled:
-                room = free.pop() if free else bytearray(min(part, left))
+                memory = free.pop() if free else bytearray(min(part, left))
+                room = memoryview(memory)  # into a bytearray itself, a slice would be copied twice
             wanted = min(part, left)
             count = min(wanted - filled, len(view))
             room[filled : filled + count] = view[:count]
             filled += count
             view = view[count:]
             if filled == wanted:
-                yield _lend(room, filled, free)
+                yield _lend(room[:filled], memory, free)
                 left -= filled
                 filled = 0
 
 
-def _lend(room: bytearray, size: int, free: list[bytearray]) -> memoryview:
-    """Return a view of the first bytes of a room, which is free again once the view is gone.
-
-    Fresh memory for each part would cost more than the copy into it.
-    """
-    view = memoryview(room)[:size]
-    weakref.finalize(view, free.append, room).atexit = False
+def _lend(view: memoryview, memory: bytearray, free: list[bytearray]) -> memoryview:
+    """Return the view; once it is gone, its memory is free again. Fresh memory would cost more than the copy."""
+    weakref.finalize(view, free.append, memory).atexit = False
     return view
