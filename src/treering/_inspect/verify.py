@@ -226,7 +226,7 @@ def _spans(index: Index, files: Sequence[Reader | None]) -> Iterator[tuple[Reade
 
 
 def _check_data(index: Index, files: Sequence[Reader | None], progress: Progress | None) -> tuple[int, list[BadBlock]]:
-    """Compare every block with its checksum, large totals in two threads; return how many bytes, and the bad ones."""
+    """Compare every block with its checksum, large totals in threads; return how many bytes, and the bad ones."""
     starts = first_blocks(index.chunks)
     total = sum(index.chunks.nbytes)
     spans = _spans(index, files)
@@ -243,7 +243,8 @@ def _check_data(index: Index, files: Sequence[Reader | None], progress: Progress
                 bad.extend(_check_span(index, starts, *span))
                 tally.add(sum(stop - start for _, _, start, stop in span[1]))
 
-    work_together(work, 1 if total >= _TWO_THREADS_FROM else 0)
+    threads = max((file.threads for file in files if file is not None), default=1)
+    work_together(work, threads - 1 if total >= _TWO_THREADS_FROM else 0)
     failure.reraise()
     if progress is not None:
         progress(total, total)
