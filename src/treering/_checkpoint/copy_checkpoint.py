@@ -19,7 +19,7 @@ from treering._format.index import DataFile, Index
 from treering._store.api import Reader, Store
 from treering._store.failures import naming_file
 from treering._store.open_folder import index_document
-from treering._store.resolve import is_seen, open_file, opened_store, write_file
+from treering._store.resolve import is_taken, open_file, opened_store, write_file
 from treering._values.checksums import block_checksums
 from treering.errors import Exists, StoreFailed
 
@@ -146,7 +146,7 @@ def copy_file(source: Path, target: Path, *, overwrite: bool, progress: Progress
         Corrupt: a byte is not the one that was saved; nothing has changed at the target then.
         StoreFailed: a store refuses.
     """
-    if not overwrite and is_seen(target):
+    if not overwrite and is_taken(target):
         raise Exists(f"{os.fspath(target)!r} exists", hint="--overwrite replaces it")
     with open_file(source) as file:
         index = _index_of(source, file)

@@ -23,7 +23,7 @@ from treering._codec.documents import check_json
 from treering._codec.msgpack.write import Block, Piece, pieces_size
 from treering._format.headers import lay_out_files
 from treering._format.safetensors import check_single_file, check_single_metadata, single_file
-from treering._store.resolve import is_seen, write_file
+from treering._store.resolve import is_taken, write_file
 from treering._tree.flatten import Flattened, flatten
 from treering._tree.state_dict import to_state_dict
 from treering._values.boxes import whole
@@ -130,7 +130,7 @@ def _require_free(options: SaveOptions) -> None:
     Raises:
         Exists: something is at the path.
     """
-    if not options.overwrite and is_seen(options.path):
+    if not options.overwrite and is_taken(options.path):
         raise Exists(f"{os.fspath(options.path)!r} exists", hint="overwrite=True replaces it")
 
 

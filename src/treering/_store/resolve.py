@@ -200,6 +200,14 @@ def is_seen(path: str | os.PathLike[str]) -> bool:
         return False
 
 
+def is_taken(path: str | os.PathLike[str]) -> bool:
+    """Tell whether a file that is written at a path is known to replace anything."""
+    try:
+        return root_of(path).is_taken(located(path))
+    except StoreFailed:
+        return False
+
+
 def store_at(path: str | os.PathLike[str]) -> Store:
     """Return the store at a path, which is not opened yet."""
     return root_of(path).place(located(path))

@@ -39,6 +39,10 @@ class Root(abc.ABC):
         """Return what is at a path; None for nothing. A place is an entry that is no file."""
         return self.place(path.parent).find(path.name)
 
+    def is_taken(self, path: PurePath) -> bool:
+        """Whether a file that is written at a path replaces anything."""
+        return self.find(path, follow=False) is not None
+
     def names(self, path: PurePath) -> Iterator[str]:
         """Walk through the names in a place, if there is one that can be read."""
         with contextlib.suppress(OSError):

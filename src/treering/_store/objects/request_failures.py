@@ -11,6 +11,8 @@ from typing import Final
 from treering._store.objects.requests import Answer, Status
 
 _STATUS: Final = re.compile(r"status code: (\d{3})|^HTTP (\d{3})\b")
+# What a server says in XML.
+_TOLD: Final = re.compile(r"<Code>([^<]*)</Code>.*?<Message>([^<]*)</Message>", re.DOTALL)
 _LONGEST_REASON: Final = 400
 # What some servers say with a status that stands for something else too.
 _DENIED: Final = ("AccessDenied", "ExpiredToken", "InvalidAccessKeyId", "SignatureDoesNotMatch", "AuthenticationFailed")
@@ -91,7 +93,7 @@ def failure_of(error: Exception) -> RequestFailure:
         raise error
     if any(word in text for word in _NO_BUCKET):
         # Not ENOENT: that is told of a place in which others came between.
-        return RequestFailure(Cause.INVALID, f"the bucket does not exist: {reason}", errno.ENODEV)
+        return RequestFailure(Cause.INVALID, f"the bucket does not exist; make it first: {reason}", errno.ENODEV)
     if status in {401, 403} or kind in {"PermissionDeniedError", "UnauthenticatedError"} or _says(text, _DENIED):
         return RequestFailure(Cause.DENIED, reason, errno.EACCES)
     if status == 409:  # noqa: PLR2004 - Azure says so of what is there; S3 where two changes met
@@ -126,5 +128,7 @@ def _says(text: str, words: tuple[str, ...]) -> bool:
 def _reason(text: str) -> str:
     """Return the part of a message that says why, on one line."""
     _, found, after = text.partition("Server returned non-2xx ")
+    if (told := _TOLD.search(after)) is not None:
+        after = f"{after.partition('<')[0]}{told[1]}: {told[2]}"
     line = " ".join(((found and after) or text).split())
     return line if len(line) <= _LONGEST_REASON else f"{line[:_LONGEST_REASON]}..."

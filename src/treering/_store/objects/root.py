@@ -42,6 +42,11 @@ class ObjectRoot(Root):
             else:
                 self.place(path.parent).put(path.name, b"".join(map(bytes, pieces(buffers, size))))
 
+    def is_taken(self, path: PurePath) -> bool:
+        """Whether an object has the name; others may have names that begin so."""
+        with naming(os.fspath(path), "read"):
+            return self.place(path.parent).find(path.name) is not None
+
     def find(self, path: PurePath, *, follow: bool = True) -> Entry | None:
         """Return the object at a path, or the place: a name that others begin with, or a bucket."""
         client, key = self._connect(path)

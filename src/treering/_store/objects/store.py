@@ -233,7 +233,7 @@ class ObjectStore(Store):
         if answer.status is Status.NO_ANSWER:
             raise OSError(errno.ETIMEDOUT, f"{self.client.shown} does not answer ({answer.reason})")
         if answer.status is Status.MISSING and isinstance(request, Put | List):
-            raise OSError(errno.ENODEV, f"{self.client.shown} does not exist")
+            raise OSError(errno.ENODEV, f"{self.client.shown} does not exist; make it first")
         return answer
 
     def _entries(self, answer: Answer) -> Iterator[Entry]:
