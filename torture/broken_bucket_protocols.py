@@ -190,5 +190,6 @@ BROKEN_BUCKETS: Final = {
     "unconditional removal": SOUND._replace(retire=retire_without_condition),
     "versions that recur": SOUND._replace(find_base=put_the_same_placeholder, swap=swap_for_the_same),
     "no grace": SOUND._replace(grace=False),
+    "list of what waits by an older listing": SOUND._replace(lists_all=False),
 }
 """What is wrong, and the protocol that does it."""

@@ -10,6 +10,7 @@ import contextlib
 import dataclasses
 import errno
 import functools
+import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
@@ -106,7 +107,8 @@ class BucketProtocol(NamedTuple):
     """Whether a refused commit is tried again on what is there now."""
     grace: bool = True
     """Whether data wait for readers."""
-    waits: Callable[[bytes, float], list[Superseded]] = superseded_by
+    lists_all: bool = True
+    """Whether an index lists all that waits, also what was not there at a listing that is older."""
 
 
 SOUND = BucketProtocol()
@@ -148,7 +150,7 @@ def _save_once(world: World, attempt: Save, protocol: BucketProtocol, *, probe: 
         if answer.status is not Status.DONE:
             yield from _withdraw(attempt, marker)
             return "failed"
-    waiting = _still_there(base, there, protocol)
+    waiting = _still_there(world, base, there, protocol)
     outcome = yield from _commit(world, attempt, protocol, base, encode_index(attempt, waiting))
     if outcome is Outcome.LOST:
         yield from _withdraw(attempt, marker)
@@ -197,19 +199,20 @@ def encode_index(attempt: Save, waiting: Iterable[Superseded]) -> bytes:
     )
 
 
-def _still_there(base: Content, there: Listing, protocol: BucketProtocol) -> list[Superseded]:
-    """Return what waits when the base is replaced, of what was there when the place was listed before that."""
+def _still_there(world: World, base: Content, there: Listing, protocol: BucketProtocol) -> list[Superseded]:
+    """Return what waits when the base is replaced; of what is past the grace only what was listed before that."""
     try:
-        waiting = protocol.waits(base.data, base.modified)
+        waiting = superseded_by(base.data, base.modified)
     except _UNREADABLE:
         return []
-    # The own data of the base may have come after the listing.
-    present = [one if one.since is None else _replace_files(one, there) for one in waiting]
+    grace = world.grace if protocol.lists_all else -math.inf
+    present = [
+        one
+        if one.since is None or one.since + grace > world.now()
+        else dataclasses.replace(one, files=[name for name in one.files if name in there.data])
+        for one in waiting
+    ]
     return [one for one in present if one.files]
-
-
-def _replace_files(one: Superseded, there: Listing) -> Superseded:
-    return dataclasses.replace(one, files=[name for name in one.files if name in there.data])
 
 
 def _withdraw(attempt: Save, marker: str) -> Steps[None]:

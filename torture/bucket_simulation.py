@@ -108,7 +108,7 @@ class BucketSimulation:
         """Start those that a certain mistake would harm: programs asleep where only the order of requests helps."""
         chance, trouble = self._random.random, self._random.randrange
         long = self._random.choice((2 * _HOUR, 4 * DAY))
-        match self._random.randrange(8):
+        match self._random.randrange(9):
             case 0:  # a collector sleeps while it looks; one saver commits, the next one is on its way
                 self._live_through("save", whole=True)
                 self._start("collect", 0.0).trouble[trouble(1, 6)] = "sleep", long
@@ -130,6 +130,11 @@ class BucketSimulation:
             case 4:  # a saver sleeps until its marker is old
                 self._start("save", 0.0).trouble[trouble(6, 10)] = "sleep", 4 * DAY
                 self._start("collect", 2 * DAY)
+            case 5:  # a saver and a collector have looked before others came and went
+                self._start("save", 0.0).trouble[2] = "sleep", 2000.0
+                self._start("save", 100.0).trouble[trouble(6, 9)] = "kill", 0.0
+                self._start("collect", 300.0 * (1 + chance())).trouble[3] = "sleep", 2500.0
+                self._start("save", 1000.0)
             case _:  # a saver sleeps while another checkpoint comes and goes at the same place
                 program = self._start("save", 0.0)
                 program.trouble[3] = "twice", min(long, 0.8 * DAY) * chance()

@@ -94,13 +94,15 @@ def supersede(store: Store, old: bytes, modified: float, names: Collection[str])
 
 
 def _supersede(store: Store, old: bytes, modified: float, names: Collection[str]) -> Waiting:
-    there = set(names) or {name for one in superseded_in(old) for name in one.files}
+    listed = {name for one in superseded_in(old) for name in one.files}
+    there = listed.union(names)
     found = [
-        # Its own data may have come after the names were listed.
         one if one.since is None else Superseded(one.attempt, one.since, [name for name in one.files if name in there])
         for one in superseded_by(old, modified)
     ]
-    return judge_waiting(store, found, None)
+    waiting = judge_waiting(store, found, None)
+    # What waits is listed although it may have come after the names: no sweep may take it for what no document names.
+    return waiting._replace(past=tuple(name for name in waiting.past if name in names)) if names else waiting
 
 
 def listed_names(key: bytes) -> list[str]:
