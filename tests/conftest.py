@@ -4,11 +4,14 @@ import os
 import secrets
 import signal
 from collections.abc import Iterator
-from pathlib import Path
-from typing import cast
+from pathlib import Path, PurePath
+from typing import TYPE_CHECKING, cast
 
 import pytest
 from hypothesis import settings
+
+if TYPE_CHECKING:
+    from torture.bucket_servers import BucketServer
 
 # Eight pretended devices: shardings are tested on any machine. Both variables are read when jax starts.
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
@@ -29,21 +32,22 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--store",
-        choices=("posix", "memory"),
+        choices=("posix", "memory", "bucket", "seaweed"),
         default="posix",
         help="where the tests of checkpoints and of runs save to; those about the file system itself are left out",
     )
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    if config.getoption("--store") == "posix":
+    asked = config.getoption("--store")
+    if asked == "posix":
         return
-    from tests.posix_only import why_posix_only
+    from tests.posix_only import why_left_out
 
     kept: list[pytest.Item] = []
     left: list[pytest.Item] = []
     for item in items:
-        elsewhere = why_posix_only(item.nodeid.removeprefix("tests/")) or "tmp_path" not in getattr(
+        elsewhere = why_left_out(item.nodeid.removeprefix("tests/"), asked) or "tmp_path" not in getattr(
             item, "fixturenames", ()
         )
         (left if elsewhere else kept).append(item)
@@ -51,17 +55,48 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     items[:] = kept
 
 
+@pytest.fixture(scope="session")
+def seaweed() -> "Iterator[BucketServer]":
+    """Start a real server of objects, one for the whole run."""
+    from torture.bucket_servers import open_seaweed
+
+    with open_seaweed() as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def bucket_of_tests(request: pytest.FixtureRequest) -> PurePath:
+    """Return the bucket in which tests save, in memory or on a real server; nothing waits there for readers."""
+    import treering
+    from treering._store.objects.client import ObstoreClient
+    from treering._store.objects.memory_bucket import MemoryBucket
+
+    url = "s3://treering-tests"
+    if request.config.getoption("--store") == "bucket":
+        return treering.at(MemoryBucket(url), grace=0)
+    server: BucketServer = request.getfixturevalue("seaweed")
+    return treering.at(ObstoreClient(server.connect(), url), grace=0)
+
+
 @pytest.fixture
 def tmp_path(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Path]:
     """Return a folder of the test's own, in the store that was asked for."""
-    if request.config.getoption("--store") == "posix":
+    asked = request.config.getoption("--store")
+    if asked == "posix":
         yield tmp_path
         return
     from tests import store_paths
     from treering._store.memory import MemoryStore
+    from treering._store.objects.store import ObjectStore
 
-    store_paths.install(request.getfixturevalue("monkeypatch"), MemoryStore)
-    path = store_paths.MemoryTestPath(f"memory://tests/{secrets.token_hex(8)}")
+    name = secrets.token_hex(8)
+    path: store_paths.MemoryTestPath | store_paths.BucketTestPath
+    if asked == "memory":
+        store_paths.install(request.getfixturevalue("monkeypatch"), MemoryStore)
+        path = store_paths.MemoryTestPath(f"memory://tests/{name}")
+    else:
+        path = store_paths.BucketTestPath(request.getfixturevalue("bucket_of_tests") / name)
+        store_paths.install(request.getfixturevalue("monkeypatch"), ObjectStore)
     path.mkdir()
     yield cast("Path", path)
     path.forget()

@@ -81,12 +81,33 @@ _BY_REASON = {
         "checkpoint/test_progress.py::test_no_line_is_longer_than_the_terminal_is_wide",
     ),
 }
+_IN_MEMORY_TOO = {
+    "An object and objects below it may have one name in a bucket.": (
+        "run/test_run.py::test_a_file_is_no_run",
+        "run/test_run_left.py::test_what_cannot_be_written_down_leaves_nothing_behind",
+        "run/test_run_steps.py::TestAfterAStep::test_a_document_that_cannot_be_written_is_told",
+        "run/test_run_steps.py::TestFacts::test_a_file_is_no_run",
+    ),
+    "In a bucket a damaged index is replaced by a tombstone, and an attempt whose marker cannot be read waits a day.": (
+        "run/test_run_steps.py::TestCollecting::test_what_died_is_swept",
+        "run/test_run_steps.py::TestRemoving::test_a_damaged_one_is_gone_but_for_its_files",
+    ),
+    "A place in a bucket is never missing, so ``run.json`` is written.": (
+        "run/test_run_steps.py::TestFacts::test_where_there_is_no_run",
+    ),
+}
 _REASONS = {name: reason for reason, names in _BY_REASON.items() for name in names}
+_HOLDING_CONNECTIONS = {
+    "checkpoint/test_save.py::test_an_exception_in_progress_leaves_nothing": "The client keeps connections open."
+}
+_NOT_IN_BUCKETS = {name: reason for reason, names in _IN_MEMORY_TOO.items() for name in names}
 _CASE_OF_LEAVES = re.compile(r"\[.*\bleaves|\[.*_leaves|\[zstd")
 
 
-def why_posix_only(test: str) -> str | None:
-    """Return why a test, by file, name and case, runs on disk alone; None for one that runs on every store."""
+def why_left_out(test: str, store: str) -> str | None:
+    """Return why a test, by file, name and case, does not run on a store; None where it does."""
     if _CASE_OF_LEAVES.search(test):
         return "It saves a leaves directory, which needs renames."
-    return _REASONS.get(test.partition("[")[0])
+    name = test.partition("[")[0]
+    more = {"memory": {}, "bucket": _NOT_IN_BUCKETS, "seaweed": _NOT_IN_BUCKETS | _HOLDING_CONNECTIONS}
+    return _REASONS.get(name) or more[store].get(name)

@@ -16,15 +16,16 @@ from typing import Any, Self, cast
 
 import pytest
 
-from treering._codec.key_document import is_tombstone, is_tombstone_size
+from treering._codec.key_document import HEAD_BYTES, is_tombstone
 from treering._store import resolve
 from treering._store.api import Claim, Kind, Outcome, Reader, Store, Version
 from treering._store.memory import MemoryFile, MemoryPath, MemoryStore
 from treering._store.objects.reading import ObjectReader
-from treering._store.objects.requests import Client, Delete, Get, List, Put
+from treering._store.objects.requests import Client, Delete, Get, List
 from treering._store.objects.store import ObjectStore
 from treering._store.objects.url import BucketPath, bucket_path
 from treering._store.resolve import find_at, open_file, store_at, write_file
+from treering._store.run_folder import LEFT_DOCUMENT
 from treering.errors import StoreFailed
 
 
@@ -149,28 +150,37 @@ class MemoryTestPath(_Looking, MemoryPath):
     """A path in the memory of this process."""
 
 
+_FOLDERS: set[str] = set()
+"""Folders that tests have made in buckets, which have none."""
+
+
 class BucketTestPath(_Looking, BucketPath):
-    """A path in a bucket. A place in which there is nothing but a tombstone that lists nothing is not there."""
+    """A path in a bucket.
+
+    A tombstone, an emptied ``.run.json.left``, and a place in which there is nothing else, are not there: nothing in a
+    bucket is ever removed that a late request could bring back.
+    """
 
     def exists(self) -> bool:
         return self.is_file() or self.is_dir()
 
     def is_dir(self) -> bool:
-        return super().is_dir() and (not self.key or bool(self._objects()))
+        return str(self) in _FOLDERS or (super().is_dir() and (not self.key or bool(self._objects())))
 
     def is_file(self) -> bool:
-        return super().is_file() and not self._is_tombstone()
+        return super().is_file() and not self._stands_for_nothing()
 
     def mkdir(self, mode: int = 0o777, *, parents: bool = False, exist_ok: bool = False) -> None:
         if self.exists() and not exist_ok:
             raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(self))
-        # As the consoles of clouds make a folder.
-        self._client().perform(Put(f"{self.key}/", b""))
+        _FOLDERS.add(str(self))
 
     def iterdir(self) -> Iterator[Self]:
         if not self.is_dir():
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(self))
-        return (path for path in super().iterdir() if path.exists())
+        made = [type(self)(folder) for folder in _FOLDERS]
+        names = dict.fromkeys([*store_at(self).names(), *(one.name for one in made if one.parent == self)])
+        return (path for name in names if (path := self / name).exists())
 
     def rmdir(self) -> None:
         if list(self.iterdir()):
@@ -178,9 +188,9 @@ class BucketTestPath(_Looking, BucketPath):
         self.forget()
 
     def forget(self) -> None:
-        answer = self._client().perform(List(f"{self.key}/", deep=True))
-        names = (*(found.name for found in answer.listed), self.key)
-        self._client().perform(Delete(names))
+        listed = self._client().perform(List(f"{self.key}/", deep=True)).listed
+        self._client().perform(Delete((*(found.name for found in listed), self.key)))
+        _FOLDERS.difference_update({one for one in _FOLDERS if f"{one}/".startswith(f"{self}/")})
 
     def _client(self) -> Client:
         store = store_at(self)
@@ -188,16 +198,14 @@ class BucketTestPath(_Looking, BucketPath):
         return store.client
 
     def _objects(self) -> list[str]:
-        """Return the names of the objects below, but for tombstones that list nothing."""
+        """Return the names of the objects below that stand for something."""
         listed = self._client().perform(List(f"{self.key}/", deep=True)).listed
-        return [
-            found.name
-            for found in listed
-            if not is_tombstone_size(found.size) or not BucketTestPath(f"{self.bucket}/{found.name}")._is_tombstone()
-        ]
+        paths = {found.name: BucketTestPath(f"{self.bucket}/{found.name}") for found in listed}
+        return [name for name, path in paths.items() if not path._stands_for_nothing()]
 
-    def _is_tombstone(self) -> bool:
-        return is_tombstone(self._client().perform(Get(self.key, 192)).data)
+    def _stands_for_nothing(self) -> bool:
+        data = self._client().perform(Get(self.key, HEAD_BYTES)).data
+        return is_tombstone(data) or (self.name == LEFT_DOCUMENT and not data.startswith(b"{"))
 
 
 class Announced(str):
@@ -214,7 +222,7 @@ def install(monkeypatch: pytest.MonkeyPatch, store: type[MemoryStore | ObjectSto
     nothing.
     """
     monkeypatch.setattr(resolve, "MemoryPath", MemoryTestPath)
-    monkeypatch.setattr(resolve, "bucket_path", lambda url: BucketTestPath(bucket_path(url)), raising=False)
+    monkeypatch.setattr(resolve, "bucket_path", lambda url: BucketTestPath(bucket_path(url)))
     for name in ("open", "link", "replace", "unlink"):
         monkeypatch.setattr(os, name, _passing_announced(getattr(os, name)))
     monkeypatch.setattr(os, "preadv", _reading_elsewhere(os.preadv))

@@ -13,7 +13,7 @@ from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from typing import Final, Self
 
-from torture.bucket_scenes import SCENES, BucketScene, Ended, Place, WrongArrays, is_told, open_bucket
+from torture.bucket_scenes import SCENES, BucketScene, Ended, Place, WrongArrays, is_told, open_bucket, send_in_parts
 from torture.bucket_servers import BucketServer
 from torture.fault_proxy import Fault, FaultProxy, Rule, Seen
 
@@ -83,6 +83,7 @@ class Striker:
     """
 
     def __init__(self, server: BucketServer, *, seconds: float = 1.0, patience: float = 4.0) -> None:
+        send_in_parts()
         self._proxy = FaultProxy(server.port, whole=server.sign_whole)
         name = secrets.token_hex(4)
         self._struck = open_bucket(server.at(self._proxy.port), f"struck-{name}", seconds=seconds, patience=patience)

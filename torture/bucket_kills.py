@@ -5,15 +5,15 @@ from __future__ import annotations
 import collections
 import contextlib
 import dataclasses
-import json
 import random
 import secrets
-import subprocess
-import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
+from multiprocessing import get_context
+from multiprocessing.connection import Connection
 from typing import Any, Final, Self
 
+import treering
 from torture.bucket_scenes import judge_steps, look, open_bucket, tree_of, version_in
 from torture.bucket_servers import BucketServer
 
@@ -24,6 +24,18 @@ _PATIENCE: Final = 60.0
 _LONGEST_LIFE: Final = 0.6
 _ROUNDS_OF_ONE_PLACE: Final = 10
 _LARGE: Final = 300_000
+_CONTEXT: Final = get_context("forkserver")
+_IMPORTED: Final = (
+    "jax",
+    "obstore.store",
+    "torture.bucket_kills",
+    "treering._checkpoint.save_folder",
+    "treering._checkpoint.load",
+    "treering._runs.run_state",
+    "treering._store.objects.client",
+    "treering._store.objects.connect",
+    "treering._store.objects.store",
+)
 
 
 @dataclasses.dataclass(slots=True)
@@ -49,6 +61,7 @@ def kill_bucket(server: BucketServer, kills: int, seed: int) -> Killed:
     A child process waits for orders, warm; it begins to save at a word, and is killed a random time later. One kind of
     child overwrites one checkpoint, the other saves steps to a run that keeps two.
     """
+    _CONTEXT.set_forkserver_preload(list(_IMPORTED))
     source = random.Random(seed)
     direct = open_bucket(server, f"judge-{secrets.token_hex(4)}", seconds=30.0, patience=60.0)
     killed = Killed()
@@ -82,8 +95,6 @@ def kill_bucket(server: BucketServer, kills: int, seed: int) -> Killed:
 
 
 def _judge_checkpoint(path: Any, last: int) -> tuple[int, list[str]]:
-    import treering
-
     found = look(lambda: _version_of_any_size(treering.load(path)))
     if found not in {last or None, last + 1}:
         return last, [f"found {found!r}"]
@@ -93,8 +104,6 @@ def _judge_checkpoint(path: Any, last: int) -> tuple[int, list[str]]:
 
 
 def _judge_run(path: Any, last: int) -> tuple[int, list[str]]:
-    import treering
-
     latest = look(treering.Run(path).latest)
     if latest not in {last or None, last + 1}:
         return last, [f"the latest step is {latest!r}"]
@@ -108,62 +117,51 @@ def _version_of_any_size(tree: Any) -> int:
 
 
 class _Saver:
-    """A child that saves when it is told to; a context manager."""
+    """A child that saves when it is told to; a context manager. It is forked from a process that has imported all."""
 
     def __init__(self, server: BucketServer) -> None:
-        self._child = subprocess.Popen(
-            [sys.executable, "-c", "from torture.bucket_kills import save_in_a_loop; save_in_a_loop()"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        self._say(dataclasses.asdict(server))
+        self._mine, theirs = _CONTEXT.Pipe()
+        self._child = _CONTEXT.Process(target=_save_in_a_loop, args=(server, theirs), daemon=True)
+        self._child.start()
+        theirs.close()
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._child.kill()
-        self._child.communicate()
+        self.kill()
 
     def begin(self, kind: str, name: str, version: int, size: int) -> None:
-        """Let it save to a place from that version on; return when it begins."""
-        if self._listen() != "ready":
+        """Let it save to a place from that version on."""
+        if not self._mine.poll(_PATIENCE) or self._mine.recv() != "ready":
             raise RuntimeError("a saver did not start")
-        self._say({"kind": kind, "name": name, "version": version, "size": size})
+        self._mine.send((kind, name, version, size))
 
     def kill(self) -> list[int]:
         """Kill it, and return the versions that it was told are saved."""
         self._child.kill()
-        said, _ = self._child.communicate(timeout=_PATIENCE)
-        return [int(line) for line in said.split()]
-
-    def _say(self, what: Mapping[str, Any]) -> None:
-        assert self._child.stdin is not None
-        self._child.stdin.write(json.dumps(what) + "\n")
-        self._child.stdin.flush()
-
-    def _listen(self) -> str:
-        assert self._child.stdout is not None
-        return self._child.stdout.readline().strip()
+        self._child.join(_PATIENCE)
+        told: list[int] = []
+        with contextlib.suppress(EOFError, OSError):
+            while self._mine.poll():
+                said = self._mine.recv()
+                if isinstance(said, int):
+                    told.append(said)
+        self._mine.close()
+        return told
 
 
-def save_in_a_loop() -> None:
-    """Save version after version as the first two lines of the input say, and print each one that is acknowledged."""
-    import treering
-
-    server = BucketServer(**json.loads(sys.stdin.readline()))
+def _save_in_a_loop(server: BucketServer, orders: Connection[Any, Any]) -> None:
+    """Save version after version as the order says, and tell each one that is acknowledged."""
     path = open_bucket(server, "savers", seconds=10.0, patience=30.0)
     treering.save(path / f"warm-{secrets.token_hex(6)}", tree_of(1))
-    print("ready", flush=True)
-    asked = json.loads(sys.stdin.readline())
-    for version in _saved(path / asked["name"], asked["kind"], asked["version"], asked["size"]):
-        print(version, flush=True)
+    orders.send("ready")
+    kind, name, version, size = orders.recv()
+    for saved in _saved(path / name, kind, version, size):
+        orders.send(saved)
 
 
 def _saved(path: Any, kind: str, version: int, size: int) -> Iterator[int]:
-    import treering
-
     if kind == "checkpoint":
         while True:
             treering.save(path, tree_of(version, size), overwrite=version > 1)

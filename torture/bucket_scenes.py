@@ -24,13 +24,14 @@ __all__ = [
     "judge_steps",
     "look",
     "open_bucket",
+    "send_in_parts",
     "tree_of",
     "version_in",
 ]
 
 _SIZE: Final = 5000
-_LARGE: Final = 3_500_000
-"""More than one request puts."""
+_LARGE: Final = 1_400_000
+"""More than one request puts, once `send_in_parts` was called."""
 
 
 class WrongArrays(Exception):
@@ -80,6 +81,15 @@ def open_bucket(server: BucketServer, name: str, *, seconds: float = 1.0, patien
     store = server.connect(read_timeout=f"{int(seconds * 1000)}ms")
     client = ObstoreClient(store, f"{server.kind}://{name}", timeout=seconds, patience=patience)
     return treering.at(client, grace=0)
+
+
+def send_in_parts() -> None:
+    """Let this process send in several requests what is larger than 1 MiB, in the smallest parts that S3 takes."""
+    from treering._store.objects import store, writing
+
+    for module, name, size in ((store, "WHOLE_BYTES", 1 << 20), (writing, "_PART_BYTES", 5 << 20)):
+        assert hasattr(module, name), name
+        setattr(module, name, size)
 
 
 def tree_of(version: int, size: int = _SIZE) -> dict[str, Any]:

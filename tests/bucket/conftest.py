@@ -5,14 +5,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from torture.bucket_servers import BucketServer, open_azurite, open_gcs_fake, open_rclone, open_seaweed
+from torture.bucket_servers import BucketServer, open_azurite, open_gcs_fake, open_rclone
 from torture.fault_proxy import FaultProxy
-
-
-@pytest.fixture(scope="session")
-def seaweed() -> Iterator[BucketServer]:
-    with open_seaweed() as server:
-        yield server
 
 
 @pytest.fixture(scope="session")

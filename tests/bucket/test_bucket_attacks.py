@@ -1,0 +1,64 @@
+"""A slice of the attacks on a bucket of a real server; ``python -m torture bucket`` does all of them."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from torture.bucket_faults import Case, Striker
+from torture.bucket_kills import kill_bucket
+from torture.bucket_races import race
+from torture.bucket_scenes import SCENES
+from torture.bucket_servers import BucketServer
+from torture.fault_proxy import Fault
+
+pytestmark = pytest.mark.bucket
+
+BY_NAME = {scene.name: scene for scene in SCENES}
+
+
+@pytest.fixture(scope="module")
+def striker(seaweed: BucketServer) -> Iterator[Striker]:
+    with Striker(seaweed) as striker:
+        yield striker
+
+
+def commits(cases: list[Case]) -> list[Case]:
+    """Return the cases of the last conditional PUT of a key, which is the commit."""
+    puts = [case for case in cases if case.conditional and case.target.endswith(r"/treering\.json$")]
+    return [case for case in puts if case.number == puts[-1].number and case.target == puts[-1].target]
+
+
+@pytest.mark.parametrize("name", ["save", "overwrite"])
+def test_each_fault_at_the_commit(striker: Striker, name: str) -> None:
+    cases = commits(striker.cases(BY_NAME[name]))
+    assert {Fault.DROP_ANSWER, Fault.CONFLICT, Fault.LATE, Fault.TWICE} <= {case.fault for case in cases}
+    found = {str(case): striker.strike(case) for case in cases}
+    assert {case: one.wrong for case, one in found.items() if one.wrong} == {}
+    assert "not reached" not in {one.outcome for one in found.values()}
+
+
+def test_a_lost_answer_at_the_commit_is_not_told(striker: Striker) -> None:
+    for case in commits(striker.cases(BY_NAME["overwrite"])):
+        if case.fault in {Fault.DROP_ANSWER, Fault.UNAVAILABLE_DONE, Fault.TWICE} and case.times == 1:
+            assert striker.strike(case).outcome == "committed"
+
+
+@pytest.mark.parametrize("fault", [Fault.FLIP, Fault.SHORTEN, Fault.TRUNCATE, Fault.RESET_ANSWER, Fault.UNAVAILABLE])
+def test_a_load_whose_answers_are_spoiled(striker: Striker, fault: Fault) -> None:
+    cases = [case for case in striker.cases(BY_NAME["load of ranges"]) if case.fault is fault]
+    assert len(cases) > 2
+    found = {str(case): striker.strike(case) for case in cases}
+    assert {case: (one.outcome, one.wrong) for case, one in found.items()} == dict.fromkeys(found, ("committed", []))
+
+
+def test_savers_that_are_killed(seaweed: BucketServer) -> None:
+    killed = kill_bucket(seaweed, 6, seed=7)
+    assert killed.wrong == []
+    assert killed.kills == sum(killed.outcomes.values()) == 6
+
+
+def test_savers_overwriters_readers_and_a_collector_race(seaweed: BucketServer) -> None:
+    raced = race(seaweed, 3)
+    assert raced.wrong == []
+    assert raced.saves >= 3
+    assert raced.reads >= 3
