@@ -15,9 +15,10 @@ from treering._leaves.deserialize import tree_deserialize_leaves
 from treering._leaves.key_paths import is_array_like, join_key, leaf_key_paths
 from treering._leaves.plan import LeavesSaveOptions
 from treering._leaves.serialize import serialize
-from treering._store.resolve import local_folder_path
+from treering._store.resolve import is_on_disk, leaves_path
 from treering._values.processes import timeout_seconds
 from treering._view.progress import reporter
+from treering.errors import Unsupported
 
 __all__ = [
     "index_leaves",
@@ -55,7 +56,7 @@ def tree_serialize_leaves(
     chunks that its devices hold, and process 0 commits when all have voted.
 
     Args:
-        checkpoint_dir: the directory; missing folders are created.
+        checkpoint_dir: the directory; missing folders are created. In a bucket, ``docs/leaves.md`` says what differs.
         pytree: any pytree, as for ``treering.save``. Keys become names of folders, escaped if necessary.
         manager: writes jax arrays in the background: jax's ``GlobalAsyncCheckpointManager`` or a similar object. When
             this returns, you may change ``pytree``; ``manager.wait_until_finished()`` waits and raises its error.
@@ -127,4 +128,8 @@ def index_leaves(checkpoint_dir: str | os.PathLike[str]) -> None:
         >>> os.path.exists(os.path.join(path, "tensorstore_index.json"))
         True
     """
-    index_directory(local_folder_path(checkpoint_dir))
+    path = leaves_path(checkpoint_dir)
+    if not is_on_disk(path):
+        hint = "in a bucket no save is left without an index; copy the directory here, index it, and copy it back"
+        raise Unsupported(f"{os.fspath(path)!r} is a URL; only directories on disk can be indexed", hint=hint)
+    index_directory(path)

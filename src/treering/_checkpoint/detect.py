@@ -14,7 +14,7 @@ from typing import Final
 from treering._codec.gzip import GZIP_MAGIC, unzip_first
 from treering._printable import kind_of
 from treering._store.open_folder import find_index_at
-from treering._store.resolve import absolute, find_at, is_folder, is_seen, located, open_file, root_of
+from treering._store.resolve import absolute, find_at, is_folder, is_on_disk, is_seen, located, open_file, root_of
 from treering._store.run_folder import RunFolder
 from treering._values.human import near
 from treering.errors import Corrupt, Format, NotFound, StoreFailed, Unsupported
@@ -52,7 +52,6 @@ _OTHER_FOLDERS: Final = {
     "model.safetensors.index.json": "a folder of safetensors files",
     "model.safetensors": "a folder with a safetensors file",
     "pytorch_model.bin": "a PyTorch checkpoint",
-    "tensorstore_index.json": "a leaves directory",
 }
 _READ_HERE: Final = "treering reads its checkpoints, leaves directories, safetensors, and msgpack, also in gzip form"
 _FORMS: Final = "a checkpoint's folder, a leaves directory, safetensors, msgpack, gzip"
@@ -176,22 +175,21 @@ def _folder(place: Path) -> Form:
     # Where there is no index at all, opening the folder says what is there instead.
     if find_index_at(place, follow=False):
         return Form.CHECKPOINT
-    has_leaves = root_of(place).has_leaves
-    if has_leaves and any(find_at(place / name, follow=False) for name in _LEAVES):
+    # Elsewhere each look is a request.
+    on_disk = is_on_disk(place)
+    if any(find_at(place / name, follow=False) for name in (_LEAVES if on_disk else _LEAVES[:1])):
         return Form.LEAVES
     if _is_run(place):
         return Form.RUN
-    # Elsewhere it is a request for each name.
-    holds_arrays = has_leaves and _holds_arrays(place)
-    above = absolute(place).parents if has_leaves else ()
+    holds_arrays = on_disk and _holds_arrays(place)
+    above = absolute(place).parents if on_disk else ()
     around = next((one for one in above if is_seen(one / _LEAVES[0])), None)
     if around is not None and (holds_arrays or is_seen(place / ".zarray")):
         hint = "pass that one; a glob or at= selects this part"
         raise NotFound(f"{os.fspath(place)!r} lies inside of a leaves directory, {os.fspath(around)!r}", hint=hint)
     other = other_folder(place)
     if other is not None:
-        hint = _READ_HERE if has_leaves else f"{_READ_HERE}; leaves directories on disk alone"
-        raise NotFound(f"there is no checkpoint in {os.fspath(place)!r}: it is {other}", hint=hint)
+        raise NotFound(f"there is no checkpoint in {os.fspath(place)!r}: it is {other}", hint=_READ_HERE)
     return Form.LEAVES if holds_arrays else Form.CHECKPOINT
 
 

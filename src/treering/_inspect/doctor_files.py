@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Final
 
+from treering._codec.leaves_key import find_attempts
 from treering._codec.zarr import chunk_name, zarray_bytes
 from treering._format.diagnosis import Committed
 from treering._format.document import parse_index
@@ -15,8 +16,8 @@ from treering._leaves.documents.index import LEAVES_INDEX, parse_leaves_index
 from treering._leaves.documents.record import OpenBranch
 from treering._leaves.documents.update import unfinished_update
 from treering._store.failures import LinkRefused, naming_file
-from treering._store.leaves_folder.leaves_folder import LeavesFolder
-from treering._store.leaves_folder.moves import attempts_in
+from treering._store.leaves_folder.open_leaves import OpenLeaves
+from treering._store.leaves_places import open_leaves
 from treering._store.open_folder import OpenFolder
 from treering._store.resolve import located
 from treering._values.checkpoint_names import INDEX
@@ -70,7 +71,7 @@ def leaves_state(path: str) -> State:
     Raises:
         StoreFailed: the system refuses to read the index.
     """
-    with LeavesFolder(located(path)) as folder:
+    with open_leaves(path) as folder:
         try:
             data = folder.read_index()
             with naming_file(located(path) / LEAVES_INDEX):
@@ -93,14 +94,14 @@ def leaves_state(path: str) -> State:
                     problems.append(f"{name} {problem}; use another copy of the directory")
     unfinished = unfinished_update(data)
     moving = {move.attempt for move in unfinished.moves} if unfinished is not None else set()
-    known = Known(attempts=attempts_in(data), moving=moving)
+    known = Known(attempts=find_attempts(data), moving=moving)
     written = max((each.record.written for each in branches), key=lambda one: str(one.get("at", "")), default={})
     processes = written.get("processes")
     counts = {"processes": processes if type(processes) is int and processes > 0 else 1, "files": files, "nbytes": size}
     return _committed("leaves", known, written, **counts), known, problems
 
 
-def _leaf_files(folder: LeavesFolder, branch: OpenBranch) -> Iterator[tuple[str, int, str | None]]:
+def _leaf_files(folder: OpenLeaves, branch: OpenBranch) -> Iterator[tuple[str, int, str | None]]:
     """Walk through the files of a branch with their sizes, and what is wrong with them.
 
     Other programs may leave out chunks that are full of one value, and no record says how large theirs are.
@@ -112,7 +113,7 @@ def _leaf_files(folder: LeavesFolder, branch: OpenBranch) -> Iterator[tuple[str,
             yield f"{name}/{file}".removeprefix("/"), nbytes, _problem(folder, branch, (name, file), nbytes)
 
 
-def _problem(folder: LeavesFolder, branch: OpenBranch, place: tuple[str, str], nbytes: int) -> str | None:
+def _problem(folder: OpenLeaves, branch: OpenBranch, place: tuple[str, str], nbytes: int) -> str | None:
     try:
         with folder.open(*place, branch.attempt) as opened:
             return None if opened.size == nbytes else f"has {pluralize(opened.size, 'bytes')} instead of {nbytes}"

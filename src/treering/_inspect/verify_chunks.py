@@ -14,7 +14,7 @@ from treering._codec.zarr import ZarrArray, chunk_name, zarray_bytes
 from treering._format.findings import Finding, describe_size
 from treering._leaves.documents.record import OpenBranch
 from treering._store.failures import DataFileMissing, LinkRefused
-from treering._store.leaves_folder.leaves_folder import LeavesFolder
+from treering._store.leaves_folder.open_leaves import OpenLeaves
 from treering._values.checksums import block_bytes, block_checksums, block_count
 from treering._values.leaves_names import ZARRAY
 from treering.errors import Corrupt, StoreFailed
@@ -83,7 +83,7 @@ def cannot_be_read(error: Corrupt | LinkRefused | StoreFailed, file: str = "chun
 class ChunkCheck:
     """Compares the files of leaves with their record."""
 
-    folder: LeavesFolder
+    folder: OpenLeaves
     """The directory."""
     findings: Findings
     """Where what is wrong is told."""

@@ -20,8 +20,8 @@ from treering._leaves.documents.record import OpenBranch, first_checksums, store
 from treering._leaves.listing import describe_state
 from treering._leaves.source import LeavesSource
 from treering._store.failures import DataFileMissing, LinkRefused
-from treering._store.leaves_folder.leaves_folder import LeavesFolder
-from treering._store.resolve import located
+from treering._store.leaves_folder.open_leaves import OpenLeaves
+from treering._store.leaves_places import open_leaves
 from treering._values import boxes as box_sums
 from treering._values.boxes import Box
 from treering._values.checksums import SMALLEST_BLOCK
@@ -48,7 +48,7 @@ def verify_leaves(path: str | os.PathLike[str], progress: Progress | None) -> Ve
         StoreFailed: the system refuses to read the directory or the index.
     """
     shown = os.fspath(path)
-    with LeavesFolder(located(path)) as folder:
+    with open_leaves(path) as folder:
         for _ in range(TRIES):
             try:
                 read = list(parse_leaves_index(folder.read_index()).branches.values())
@@ -61,17 +61,17 @@ def verify_leaves(path: str | os.PathLike[str], progress: Progress | None) -> Ve
         raise replaced_too_often(folder)
 
 
-def _broken(folder: LeavesFolder, path: str, error: Corrupt | LinkRefused) -> Verification:
+def _broken(folder: OpenLeaves, path: str, error: Corrupt | LinkRefused) -> Verification:
     return Verification(path=path, findings=(_index_finding(folder, error),), leaves=0, nbytes=0, checked=True)
 
 
-def _index_finding(folder: LeavesFolder, error: Corrupt | LinkRefused) -> Finding:
+def _index_finding(folder: OpenLeaves, error: Corrupt | LinkRefused) -> Finding:
     """Say what is wrong with the index, without its name, which the finding has."""
     shown = repr(os.fspath(folder.path / LEAVES_INDEX))
     return describe_broken(LEAVES_INDEX, error, f"{shown}: ", f"{shown} is damaged: ")
 
 
-def _checked(folder: LeavesFolder, path: str, read: Sequence[IndexBranch], progress: Progress | None) -> Verification:
+def _checked(folder: OpenLeaves, path: str, read: Sequence[IndexBranch], progress: Progress | None) -> Verification:
     """Check one state of the index and everything that it names."""
     broken: list[Finding] = []
     branches: list[OpenBranch] = []
@@ -101,7 +101,7 @@ def _checked(folder: LeavesFolder, path: str, read: Sequence[IndexBranch], progr
     )
 
 
-def _branch_finding(folder: LeavesFolder, error: Corrupt) -> Finding:
+def _branch_finding(folder: OpenLeaves, error: Corrupt) -> Finding:
     """Say what is wrong with a branch as a whole: with its record, or with a ``.zarray`` of another program."""
     if error.path is None:
         return _index_finding(folder, error)

@@ -13,8 +13,8 @@ from treering._leaves.documents.index import LEAVES_INDEX, IndexBranch, LeavesIn
 from treering._leaves.documents.record import LeavesRecord, OpenBranch, arrays_of
 from treering._printable import kind_of
 from treering._store.failures import DataFileMissing, LinkRefused, naming_file
-from treering._store.leaves_folder.leaves_folder import LeavesFolder
 from treering._store.leaves_folder.moves import marker_of
+from treering._store.leaves_folder.open_leaves import OpenLeaves
 from treering._values.human import join_first, near, pluralize
 from treering._values.leaves_names import ZARRAY
 from treering.errors import Busy, Corrupt, Format, Mismatch, NotFound, StoreFailed, Unsupported
@@ -40,7 +40,7 @@ Prefix: TypeAlias = str | _Every | None
 """A prefix; None or "" for the tree without one; ``ALL``."""
 
 
-def read_branches(folder: LeavesFolder, *, prefix: Prefix = ALL) -> tuple[list[OpenBranch], list[IndexBranch]]:
+def read_branches(folder: OpenLeaves, *, prefix: Prefix = ALL) -> tuple[list[OpenBranch], list[IndexBranch]]:
     """Return the branches of an open directory, and the same branches as they stand in the index.
 
     A branch is ours where its record is intact and lists what the index lists. Where it does not, and no ``.zarray`` of
@@ -67,7 +67,7 @@ def read_branches(folder: LeavesFolder, *, prefix: Prefix = ALL) -> tuple[list[O
     raise replaced_too_often(folder)
 
 
-def is_unchanged(folder: LeavesFolder, read: Sequence[IndexBranch]) -> bool:
+def is_unchanged(folder: OpenLeaves, read: Sequence[IndexBranch]) -> bool:
     """Tell whether the index still says the same of branches that were read from it; also where it is lost now."""
     try:
         now = _read_index(folder).branches
@@ -76,18 +76,18 @@ def is_unchanged(folder: LeavesFolder, read: Sequence[IndexBranch]) -> bool:
     return all(now.get(branch.prefix) == branch for branch in read)
 
 
-def replaced_too_often(folder: LeavesFolder) -> Busy:
+def replaced_too_often(folder: OpenLeaves) -> Busy:
     """Return the error for a directory that is overwritten again and again while it is read."""
     return Busy(f"{str(folder.path)!r} was replaced {TRIES} times while it was being read", hint="try again")
 
 
-def _read_index(folder: LeavesFolder) -> LeavesIndex:
+def _read_index(folder: OpenLeaves) -> LeavesIndex:
     data = folder.read_index()
     with naming_file(folder.path / LEAVES_INDEX):
         return parse_leaves_index(data)
 
 
-def _select(index: LeavesIndex, prefix: Prefix, folder: LeavesFolder) -> list[IndexBranch]:
+def _select(index: LeavesIndex, prefix: Prefix, folder: OpenLeaves) -> list[IndexBranch]:
     if isinstance(prefix, _Every):
         return list(index.branches.values())
     if not isinstance(prefix, str | None):
@@ -115,14 +115,14 @@ def _select(index: LeavesIndex, prefix: Prefix, folder: LeavesFolder) -> list[In
 # ------------------------------------------------------------------------------------------------------------ judgement
 
 
-def judge_branch(folder: LeavesFolder, branch: IndexBranch) -> OpenBranch:
+def judge_branch(folder: OpenLeaves, branch: IndexBranch) -> OpenBranch:
     """Return one branch of an open directory, judged as `read_branches` says; raises as that does."""
     trouble: Corrupt | Format | Unsupported | None = None
     try:
         with naming_file(folder.path / LEAVES_INDEX):
             record = record_of(branch)
         if record is not None:
-            attempt = record.attempt if branch.moving is not None else None
+            attempt = record.attempt if branch.moving is not None or branch.stays else None
             if not _is_replaced(folder, record, attempt):
                 return OpenBranch(record=record, arrays=arrays_of(record), attempt=attempt, verified=True)
     except (Corrupt, Format, Unsupported) as error:
@@ -132,7 +132,7 @@ def judge_branch(folder: LeavesFolder, branch: IndexBranch) -> OpenBranch:
     return _read_foreign(folder, branch, trouble)
 
 
-def _is_replaced(folder: LeavesFolder, record: LeavesRecord, attempt: str | None) -> bool:
+def _is_replaced(folder: OpenLeaves, record: LeavesRecord, attempt: str | None) -> bool:
     """Tell whether another program wrote every array anew, with the very names, shapes and dtypes of the record.
 
     One ``.zarray`` answers that, unless it has no marker. What is missing or damaged is found when it is read.
@@ -148,7 +148,7 @@ def _is_replaced(folder: LeavesFolder, record: LeavesRecord, attempt: str | None
     return bool(record.folders)
 
 
-def _read_foreign(folder: LeavesFolder, branch: IndexBranch, trouble: Exception | None) -> OpenBranch:
+def _read_foreign(folder: OpenLeaves, branch: IndexBranch, trouble: Exception | None) -> OpenBranch:
     """Return a branch that another program wrote.
 
     Raises:
@@ -169,7 +169,7 @@ def _read_foreign(folder: LeavesFolder, branch: IndexBranch, trouble: Exception 
     return OpenBranch(record=record, arrays=arrays_of(record), attempt=None, verified=False)
 
 
-def read_zarray(folder: LeavesFolder, name: str, attempt: str | None) -> bytes:
+def read_zarray(folder: OpenLeaves, name: str, attempt: str | None) -> bytes:
     """Return the bytes of the ``.zarray`` in a leaf's folder.
 
     Raises:
@@ -197,7 +197,7 @@ def _locate_error(error: NotFound | Corrupt | Format | Unsupported, path: str) -
     return error
 
 
-def _recordless_error(folder: LeavesFolder, branch: IndexBranch) -> Corrupt:
+def _recordless_error(folder: OpenLeaves, branch: IndexBranch) -> Corrupt:
     what = "its tree" if branch.prefix is None else f"the tree with the prefix {branch.prefix!r}"
     return Corrupt(
         f"{str(folder.path / LEAVES_INDEX)!r} has lost the record of {what}, which treering wrote",

@@ -10,20 +10,27 @@ from treering._coordination.message_board import stale_messages
 from treering._leaves.branches import read_zarray
 from treering._leaves.documents.index import LEAVES_INDEX
 from treering._leaves.documents.record import LeavesRecord, encode_record, parse_record
-from treering._leaves.documents.update import require_apart, unfinished_update, update_for
+from treering._leaves.documents.update import require_apart, unfinished_update, update_for, update_in_attempts
 from treering._store.failures import LinkRefused, naming_file
 from treering._store.leaves_folder.leaves_folder import LeavesFolder
 from treering._store.leaves_folder.moves import Update, marker_of
+from treering._store.leaves_folder.open_leaves import LeavesSave, Remains
 from treering._store.leaves_folder.staged_leaves import StagedLeaves
+from treering._store.leaves_places import begin_leaves_save
 from treering.errors import Corrupt, Format, NotFound, Unsupported
 
 
+def begin_save(path: Path) -> LeavesSave:
+    """Begin a save into the directory ``path``, wherever that is."""
+    return begin_leaves_save(path, unfinished_update, stale_messages)
+
+
 def stage_leaves(path: Path, attempt: str | None = None, *, live: Collection[str] = ()) -> StagedLeaves:
-    """Begin a save into the directory ``path``; ``StagedLeaves`` says more."""
+    """Begin a save into the directory ``path`` on disk; ``StagedLeaves`` says more."""
     return StagedLeaves(path, unfinished_update, stale_messages, attempt, live)
 
 
-def commit_record(path: Path, staged: StagedLeaves, record: LeavesRecord, *, write_index: bool) -> None:
+def commit_record(path: Path, staged: LeavesSave, record: LeavesRecord, *, write_index: bool) -> None:
     """Make a written save the one that the index names; without the index, one that `index_leaves` finds.
 
     Raises:
@@ -35,13 +42,16 @@ def commit_record(path: Path, staged: StagedLeaves, record: LeavesRecord, *, wri
     """
     document = encode_record(record)
     if write_index:
-        staged.commit(document, lambda old: _update(path, record, old))
+        staged.commit(document, lambda old: _update(path, record, old, staged.remains()))
     else:
         staged.leave(document)
 
 
-def _update(path: Path, record: LeavesRecord, old: bytes | None) -> Update:
+def _update(path: Path, record: LeavesRecord, old: bytes | None, remains: Remains | None) -> Update:
     """Return the index with this save in it, in the place of older ones of its prefix, indexed or not."""
+    if remains is not None:
+        with naming_file(path / LEAVES_INDEX):
+            return update_in_attempts(old, record, remains)
     with LeavesFolder(path) as folder:
         pending = folder.pending()
         kept = read_records(folder) if pending else {}

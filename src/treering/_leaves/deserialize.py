@@ -28,7 +28,7 @@ from treering._leaves.by_manager import ManagerReader
 from treering._leaves.shardings import ShardingOptions, leaf_shardings, to_dotted
 from treering._leaves.source import LeavesSource, open_source
 from treering._printable import kind_of
-from treering._store.resolve import local_folder_path
+from treering._store.resolve import leaves_path
 from treering._tree.fit import Fit
 from treering._tree.flatten import Flattened, flatten_like
 from treering._tree.likeness import LeafMatch, Wording, array_dtype, aval_shape, match_leaves, match_stored
@@ -110,7 +110,7 @@ def tree_deserialize_leaves(
         >>> tree_deserialize_leaves(path)
         {'layers': {'0': 2.5, '1': None}, 'step': 7}
     """
-    path = local_folder_path(checkpoint_dir)
+    path = leaves_path(checkpoint_dir)
     is_shared = functools.partial(spans_processes, shardings, mesh, target)
     options = DeserializeOptions(
         said=ShardingOptions(mesh=mesh, partition_rules=partition_rules, shardings=shardings, report=report),

@@ -16,8 +16,8 @@ from treering._leaves.documents.index import LEAVES_INDEX, IndexBranch
 from treering._leaves.documents.join import join_records
 from treering._leaves.documents.record import OpenBranch
 from treering._store.failures import LinkRefused
-from treering._store.leaves_folder.leaves_folder import LeavesFolder
-from treering._store.resolve import located
+from treering._store.leaves_folder.open_leaves import OpenLeaves
+from treering._store.leaves_places import open_leaves
 from treering.errors import NotFound, StoreFailed
 
 
@@ -29,7 +29,7 @@ def list_leaves(path: str | os.PathLike[str]) -> Listing:
         Corrupt, Format, Unsupported: the index, a record or a ``.zarray`` is damaged, of another format, or newer.
         StoreFailed: the system refuses.
     """
-    with LeavesFolder(located(path)) as folder:
+    with open_leaves(path) as folder:
         branches, read = read_branches(folder)
         index = join_records([each.record for each in branches], verified=all(each.verified for each in branches))
         listing = build_listing(index, branches)
@@ -57,7 +57,7 @@ def build_listing(index: Index, branches: Sequence[OpenBranch]) -> Listing:
     )
 
 
-def describe_state(folder: LeavesFolder, read: Sequence[IndexBranch]) -> list[str]:
+def describe_state(folder: OpenLeaves, read: Sequence[IndexBranch]) -> list[str]:
     """Say what a save left to do in a directory that is whole without it.
 
     Args:
@@ -100,7 +100,7 @@ def _places(branches: Sequence[OpenBranch]) -> Iterator[Place]:
             yield dataclasses.replace(place, file=f"{name}/{place.file}") if place.file and name else place
 
 
-def _file_bytes(folder: LeavesFolder, branch: OpenBranch) -> int:
+def _file_bytes(folder: OpenLeaves, branch: OpenBranch) -> int:
     """Add up the files of one branch, as its record says."""
     total = sum(branch.record.sizes)
     for name, array in zip(branch.record.folders, branch.arrays, strict=True):
@@ -112,7 +112,7 @@ def _file_bytes(folder: LeavesFolder, branch: OpenBranch) -> int:
     return total
 
 
-def _sizes_there(folder: LeavesFolder, name: str, array: ZarrArray) -> Iterator[int]:
+def _sizes_there(folder: OpenLeaves, name: str, array: ZarrArray) -> Iterator[int]:
     """Walk through the chunk files of an array that no record describes, up to the first that is missing."""
     for number in range(chunk_count(array)):
         try:

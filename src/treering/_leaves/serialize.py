@@ -12,11 +12,11 @@ from treering._arrays.outgoing import ALONE, describe_leaves
 from treering._checkpoint.save_options import require_one_of
 from treering._leaves.by_manager import serialize_by_manager
 from treering._leaves.chunks.write import write_leaves
-from treering._leaves.commit import commit_record, stage_leaves
+from treering._leaves.commit import begin_save, commit_record
 from treering._leaves.documents.record import arrays_of
 from treering._leaves.joint_serialize import serialize_together
 from treering._leaves.plan import LeavesSaveOptions, plan_leaves
-from treering._store.resolve import local_folder_path
+from treering._store.resolve import is_on_disk, leaves_path
 from treering._tree.flatten import Flattened, flatten
 from treering._values.processes import Processes
 from treering._values.telemetry import report
@@ -26,7 +26,7 @@ from treering.errors import Unsupported
 
 def serialize(path: str | os.PathLike[str], tree: Any, options: LeavesSaveOptions) -> None:
     """Write ``tree`` into the directory ``path``; ``treering.leaves.tree_serialize_leaves`` says more."""
-    place = local_folder_path(path, new=True)
+    place = leaves_path(path, new=True)
     manager = options.manager
     require_one_of("processes", options.processes, ("all", "this"))
     require_one_of("host_local", options.host_local, ("first", "equal"))
@@ -34,9 +34,12 @@ def serialize(path: str | os.PathLike[str], tree: Any, options: LeavesSaveOption
         if getattr(options, name) is not None:
             hint = "omit it or the manager"
             raise Unsupported(f"{name} is for saves by treering itself, not by a manager", hint=hint)
+    if not is_on_disk(place):
+        _require_alone(options)
     flat, job = _flatten(tree, ALONE if options.processes == "this" else None)
     with showing(options.progress):
         if job.count > 1:
+            _require_disk(place)
             with report("save", place):
                 serialize_together(place, flat, options, processes=job)
         elif isinstance(flat, Exception):
@@ -51,6 +54,29 @@ def serialize(path: str | os.PathLike[str], tree: Any, options: LeavesSaveOption
             serialize_by_manager(place, flat, manager, options)
 
 
+def _require_alone(options: LeavesSaveOptions) -> None:
+    """Refuse what needs a folder on disk, on all processes of a job alike.
+
+    Raises:
+        Unsupported: it was asked for.
+    """
+    if options.manager is not None:
+        raise Unsupported("a manager writes to a folder on disk, not to a URL", hint="omit the manager")
+    if not options.write_index:
+        raise Unsupported("write_index=False is for leaves directories on disk, not for URLs", hint="omit it")
+
+
+def _require_disk(place: Path) -> None:
+    """Refuse a joint save to a URL; all processes do, so none waits.
+
+    Raises:
+        Unsupported: the directory is not on disk.
+    """
+    if not is_on_disk(place):
+        hint = 'save with treering.save, which writes buckets jointly, or on one process with processes="this"'
+        raise Unsupported(f"{os.fspath(place)!r}: several processes save leaves to folders on disk alone", hint=hint)
+
+
 def _flatten(tree: Any, job: Processes | None) -> tuple[Flattened | Exception, Processes]:
     """Return the flat tree, or why there is none, and the processes that save it: ``job``, or all that there are."""
     try:
@@ -63,7 +89,7 @@ def _flatten(tree: Any, job: Processes | None) -> tuple[Flattened | Exception, P
 def _serialize_alone(path: Path, flat: Flattened, options: LeavesSaveOptions) -> None:
     """Plan, write the chunks, make the record, and commit it."""
     plan = plan_leaves(flat, describe_leaves(flat), options)
-    with stage_leaves(path) as staged:
+    with begin_save(path) as staged:
         staged.require_space(plan.nbytes)
         record = plan.record(staged.attempt)
         sizes, checksums = write_leaves(

@@ -20,8 +20,8 @@ from treering._format.structure import as_dicts, build
 from treering._leaves.branches import read_branches
 from treering._leaves.documents.record import stored_leaves
 from treering._printable import kind_of, printable
-from treering._store.leaves_folder.leaves_folder import LeavesFolder
-from treering._store.resolve import local_folder_path
+from treering._store.leaves_places import open_leaves
+from treering._store.resolve import leaves_path
 from treering._tree.placement import Choice, choose_shardings, is_placement, is_rules, require_mesh
 from treering._tree.registry import open_pytree_node
 from treering._tree.rules import Rules, RulesReport, fit_spec, no_rule_error, spec_of
@@ -238,7 +238,7 @@ def create_sharding_tree_from_index(
     """
     require_mesh(mesh)
     place_of = _place_of(default_sharding, mesh)
-    with LeavesFolder(local_folder_path(checkpoint_dir)) as folder:
+    with open_leaves(leaves_path(checkpoint_dir)) as folder:
         (branch,), _ = read_branches(folder, prefix=prefix)
     record = branch.record
     places: list[Any] = [None] * len(record.keys)

@@ -13,8 +13,8 @@ from treering._leaves.chunks.arrays import LeavesArrays
 from treering._leaves.documents.index import IndexBranch
 from treering._leaves.documents.join import join_records
 from treering._leaves.documents.record import OpenBranch
-from treering._store.leaves_folder.leaves_folder import LeavesFolder
-from treering._store.resolve import located
+from treering._store.leaves_folder.open_leaves import OpenLeaves
+from treering._store.leaves_places import open_leaves
 
 
 class LeavesSource(Source):
@@ -30,7 +30,7 @@ class LeavesSource(Source):
 
     def __init__(
         self,
-        folder: LeavesFolder,
+        folder: OpenLeaves,
         branches: Sequence[OpenBranch],
         read: Sequence[IndexBranch],
         *,
@@ -75,6 +75,6 @@ def open_source(
         Corrupt, Format, Unsupported: the index or a record is damaged, of another format, or newer.
         StoreFailed: the system refuses.
     """
-    folder = files.enter_context(LeavesFolder(located(path)))
+    folder = files.enter_context(open_leaves(path))
     branches, read = read_branches(folder, prefix=prefix)
     return LeavesSource(folder, branches, read, prefix=prefix, mapped=mapped)

@@ -104,25 +104,31 @@ def require_path(path: object) -> None:
         raise Unsupported(f"the first argument is the path, a str or os.PathLike; found {kind_of(path)}")
 
 
-def local_folder_path(path: str | os.PathLike[str], *, new: bool = False) -> Path:
-    """Return the path of a folder on disk: a leaves directory needs renames, which no other store has.
+def leaves_path(path: str | os.PathLike[str], *, new: bool = False) -> Path:
+    """Return the path of a leaves directory.
 
     Args:
-        path: the folder; it may end in a separator, as a shell completes it.
+        path: the directory; it may end in a separator, as a shell completes it.
         new: whether it is to be written.
 
     Raises:
-        Unsupported: as `file_path`, or as `new_folder_path` for a new one, or it is not on disk.
+        Unsupported: as `file_path`, or as `new_folder_path` for a new one.
 
     Example:
-        >>> local_folder_path("runs/a/").name
+        >>> leaves_path("runs/a/").name
         'a'
     """
-    place = (new_file_path if new else file_path)(_without_end(path))
-    if not root_of(place).has_leaves:
-        hint = "a leaves directory is a folder on disk; treering.save writes there"
-        raise Unsupported(f"{os.fspath(place)!r} is a URL; leaves directories are local", hint=hint)
-    return place
+    return (new_file_path if new else file_path)(_without_end(path))
+
+
+def is_on_disk(path: str | os.PathLike[str]) -> bool:
+    """Tell whether a path leads to the file system, which has renames, locks and descriptors.
+
+    Example:
+        >>> is_on_disk("runs/a"), is_on_disk("memory://runs/a")
+        (True, False)
+    """
+    return root_of(path).on_disk
 
 
 def new_folder_path(path: str | os.PathLike[str]) -> Path:

@@ -20,8 +20,8 @@ class Root(abc.ABC):
     is_shared = True
     """Whether the processes of a job can see the same place."""
 
-    has_leaves = False
-    """Whether leaves directories can be there."""
+    on_disk = False
+    """Whether these are folders, with renames, locks and descriptors."""
 
     @abc.abstractmethod
     def place(self, path: PurePath) -> Store:

@@ -25,6 +25,9 @@ RECORD = "record.json"
 PENDING = "pending"
 """In the folder of an attempt: an empty file, as long as no index has taken it up and one may."""
 
+MARKER = "marker"
+"""In the folder of an attempt in a bucket: which version of the index it is based on."""
+
 NEXT_INDEX = "index"
 """In the folder of an attempt: the index before it is the index."""
 
@@ -40,6 +43,17 @@ def is_attempt(name: str) -> bool:
         (True, False)
     """
     return ATTEMPT.fullmatch(name) is not None
+
+
+def attempt_of_marker(name: str) -> str | None:
+    """Return the attempt whose marker has this name; None for any other name.
+
+    Example:
+        >>> attempt_of_marker(".treering/0123456789abcdef/marker")
+        '0123456789abcdef'
+    """
+    parts = name.split("/")
+    return parts[1] if parts[::2] == [ATTEMPTS, MARKER] and is_attempt(parts[1]) else None
 
 
 def attempt_folder(attempt: str) -> tuple[str, ...]:

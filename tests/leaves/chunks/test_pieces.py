@@ -129,7 +129,7 @@ def test_another_reading_keeps_them_open(files: list[Path]) -> None:
     chunks = OpenChunks()
     with chunks:
         with chunks, chunks.using(0, lambda: LocalFile(files[0])) as file:
-            pass
+            assert isinstance(file, LocalFile)
         assert file._descriptor >= 0
     assert file._descriptor < 0
 

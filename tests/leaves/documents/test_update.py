@@ -9,13 +9,14 @@ from typing import Any
 import pytest
 
 from tests.leaves.documents.made_records import F32, changed, flat
+from treering._codec.leaves_key import find_attempts
 from treering._codec.zarr import zarray_bytes
 from treering._format.index import LeafType
 from treering._leaves.documents import index
 from treering._leaves.documents.index import encode_leaves_index, entries_of, parse_leaves_index, record_of
 from treering._leaves.documents.record import ChunkLayout, LeavesRecord, arrays_of, encode_record
 from treering._leaves.documents.update import unfinished_update, update_for
-from treering._store.leaves_folder.moves import Move, attempts_in, marker_of
+from treering._store.leaves_folder.moves import Move, marker_of
 from treering.errors import Corrupt, Format, Mismatch
 
 FIRST, SECOND, THIRD = (digit * 16 for digit in "123")
@@ -64,7 +65,7 @@ def test_a_save_replaces_its_own_branch_only() -> None:
     assert list(branches) == ["model", "other"]
     assert record_of(branches["model"]) == new
     assert branches["other"] == parse_leaves_index(before).branches["other"]
-    assert attempts_in(update.moving) == {SECOND, THIRD}
+    assert find_attempts(update.moving) == {SECOND, THIRD}
 
 
 def test_several_records_at_once() -> None:
@@ -241,15 +242,15 @@ def test_a_branch_that_another_program_saved_over_ours_is_replaced() -> None:
 @pytest.mark.parametrize("data", [b"", b"{", b'{"format": "zarr"}', b"\xff"], ids=range(4))
 def test_rules_about_what_is_no_index(data: bytes) -> None:
     assert unfinished_update(data) is None
-    assert attempts_in(data) == frozenset()
+    assert find_attempts(data) == frozenset()
 
 
 def test_attempts_of_a_damaged_index_are_still_known() -> None:
     index = saved(flat({"w": (F32, None)}, prefix="a", attempt=FIRST), flat({"w": (F32, None)}, attempt=SECOND))
-    assert attempts_in(index) == {FIRST, SECOND}
-    assert attempts_in(index[:-30]) == {FIRST, SECOND}
+    assert find_attempts(index) == {FIRST, SECOND}
+    assert find_attempts(index[:-30]) == {FIRST, SECOND}
     # However a program writes the same JSON.
-    assert attempts_in(json.dumps(json.loads(index), separators=(",", ":")).encode()) == {FIRST, SECOND}
+    assert find_attempts(json.dumps(json.loads(index), separators=(",", ":")).encode()) == {FIRST, SECOND}
 
 
 def test_moves_of_a_damaged_record_are_none() -> None:

@@ -16,7 +16,7 @@ from treering._cli.main import main
 from treering._store.objects import connect
 from treering._store.objects.memory_bucket import MemoryBucket
 from treering._store.objects.requests import Answer, Get, List, Put, Request
-from treering.errors import Exists, NotFound, Unsupported
+from treering.errors import Exists, NotFound
 
 TREE = {"w": np.arange(30, dtype=np.float32).reshape(3, 10), "step": 7}
 NUMBERS = itertools.count()
@@ -187,12 +187,10 @@ def test_what_is_not_there(url: str) -> None:
         treering.load(f"{url}/ckptt")
 
 
-def test_leaves_directories_stay_on_disk(url: str, bucket: MemoryBucket) -> None:
-    with pytest.raises(Unsupported, match="leaves directories are local"):
-        treering.leaves.tree_serialize_leaves(f"{url}/leaves", TREE)
-    bucket.perform(Put("leaves/tensorstore_index.json", b"{}"))
-    with pytest.raises(NotFound, match="leaves directories on disk alone"):
-        treering.load(f"{url}/leaves")
+def test_leaves_directories(url: str) -> None:
+    treering.leaves.tree_serialize_leaves(f"{url}/leaves", TREE, prefix="model")
+    assert list(treering.load(f"{url}/leaves")) == ["model"]
+    assert treering.leaves.tree_deserialize_leaves(f"{url}/leaves", prefix="model")["step"] == 7
 
 
 def test_few_requests(url: str, bucket: MemoryBucket, monkeypatch: pytest.MonkeyPatch) -> None:

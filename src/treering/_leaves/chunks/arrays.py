@@ -23,7 +23,7 @@ from treering._leaves.chunks.decode import find_chunks, plan_decoding, read_chun
 from treering._leaves.chunks.files import BranchFiles, ChunkFile, OpenChunks, SmallFile, chunk_files, name_leaf
 from treering._leaves.documents.record import OpenBranch
 from treering._plan.exchange import StoredChunk
-from treering._store.leaves_folder.leaves_folder import LeavesFolder
+from treering._store.leaves_folder.open_leaves import OpenLeaves
 from treering._values.boxes import picked_shape, size_of, whole
 from treering._values.keys import naming_leaf
 
@@ -208,7 +208,7 @@ class LeavesArrays:
     """
 
     def __init__(
-        self, index: Index, branches: Sequence[OpenBranch], folder: LeavesFolder, *, mapped: bool = False
+        self, index: Index, branches: Sequence[OpenBranch], folder: OpenLeaves, *, mapped: bool = False
     ) -> None:
         self.index = index
         self.bytes_read = 0

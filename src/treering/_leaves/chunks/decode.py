@@ -19,7 +19,7 @@ from treering._arrays.jobs import Job
 from treering._codec.zarr import ZarrArray, chunk_box, grid_of, is_whole, item_dtype
 from treering._codec.zarr_chunks import decode
 from treering._leaves.chunks.files import BranchFiles, name_leaf
-from treering._store.posix.reading import LocalFile
+from treering._store.api import Reader
 from treering._values.boxes import flat_range, pick_overlap, picked_shape, size_of, slices, whole
 from treering._values.checksums import block_bytes, block_checksums
 from treering._values.dtypes import numpy_dtype
@@ -144,7 +144,7 @@ def read_chunk(files: BranchFiles, leaf: int, chunk: int, into: NDArray[Any]) ->
 class _Content:
     """The bytes of a file one after the other, each one checked before it is given out."""
 
-    def __init__(self, file: LocalFile, checksums: array[int] | None) -> None:
+    def __init__(self, file: Reader, checksums: array[int] | None) -> None:
         self._file = file
         self._checksums = checksums
         self._block = block_bytes(file.size)

@@ -20,9 +20,9 @@ from treering._codec.zarr import chunk_bytes, chunk_count, chunk_name, chunk_nam
 from treering._format.blocks import DAMAGE_HINT
 from treering._format.index import Index
 from treering._leaves.documents.record import OpenBranch, first_checksums
+from treering._store.api import Reader
 from treering._store.failures import DataFileMissing
-from treering._store.leaves_folder.leaves_folder import LeavesFolder
-from treering._store.posix.reading import LocalFile
+from treering._store.leaves_folder.open_leaves import OpenLeaves, SmallFiles
 from treering._values.boxes import Box
 from treering._values.checksums import SMALLEST_BLOCK, block_checksums, block_count
 from treering._values.human import pluralize
@@ -59,7 +59,7 @@ class BranchFiles:
         folder: the open directory.
     """
 
-    def __init__(self, branch: OpenBranch, keys: Sequence[str], folder: LeavesFolder) -> None:
+    def __init__(self, branch: OpenBranch, keys: Sequence[str], folder: OpenLeaves) -> None:
         self.branch = branch
         self.keys = keys
         self._folder = folder
@@ -110,22 +110,19 @@ class BranchFiles:
 
         None where it is not, or where that cannot be told so fast: whoever then opens the files finds out.
         """
-        found = [self._read_small(leaf, small) for leaf, small in leaves]
+        found = self._folder.read_each([self._files_of_small(leaf, small) for leaf, small in leaves])
         # Checked together: a turn to the system and back for each leaf costs the processor's caches.
         return [
             None if files is None else self._check_small(leaf, small, files)
             for (leaf, small), files in zip(leaves, found, strict=True)
         ]
 
-    def _read_small(self, leaf: int, small: SmallFile) -> list[bytes] | None:
+    def _files_of_small(self, leaf: int, small: SmallFile) -> SmallFiles:
         branch = self.branch
         wanted = [] if self._described[leaf] or not branch.verified else [(ZARRAY, len(small.document))]
         size = self.size_of(leaf, 0) if branch.verified and not small.raw else None
         wanted.append((small.name, min(small.most, size or small.most)))
-        try:
-            return self._folder.read_small(branch.record.folders[leaf], wanted, branch.attempt)
-        except DataFileMissing:
-            return None
+        return branch.record.folders[leaf], wanted, branch.attempt
 
     def _check_small(self, leaf: int, small: SmallFile, found: Sequence[bytes]) -> bytes | None:
         data = found[-1]
@@ -153,7 +150,7 @@ class BranchFiles:
             return array("Q")
         return self.branch.record.checksums[self.first_checksums[leaf] : self.first_checksums[leaf + 1]]
 
-    def open_chunk(self, leaf: int, chunk: int) -> LocalFile:
+    def open_chunk(self, leaf: int, chunk: int) -> Reader:
         """Open a chunk file; the caller closes it.
 
         Raises:
@@ -213,7 +210,7 @@ class BranchFiles:
     def _packed_blocks(self) -> list[int]:
         return list(itertools.accumulate(map(block_count, self.branch.record.sizes), initial=0))
 
-    def _open(self, leaf: int, name: str) -> LocalFile:
+    def _open(self, leaf: int, name: str) -> Reader:
         try:
             return self._folder.open(self.branch.record.folders[leaf], name, self.branch.attempt)
         except DataFileMissing as error:
@@ -245,7 +242,7 @@ _MOST: Final = 32
 
 @dataclasses.dataclass(slots=True)
 class _KeptFile:
-    file: LocalFile
+    file: Reader
     users: int = 0
 
 
@@ -256,6 +253,7 @@ class OpenChunks:
 
     Example:
         >>> import pathlib, tempfile
+        >>> from treering._store.posix.reading import LocalFile
         >>> path = pathlib.Path(tempfile.mkdtemp(), "0")
         >>> _ = path.write_bytes(b"ring")
         >>> chunks = OpenChunks()
@@ -281,7 +279,7 @@ class OpenChunks:
                 self._close_down_to(0)
 
     @contextlib.contextmanager
-    def using(self, key: Hashable, opener: Callable[[], LocalFile]) -> Iterator[LocalFile]:
+    def using(self, key: Hashable, opener: Callable[[], Reader]) -> Iterator[Reader]:
         """Give a file for as long as the block runs.
 
         Args:
@@ -321,7 +319,7 @@ class ChunkFile:
     chunk: int
     """Its number in the grid."""
 
-    def using(self) -> contextlib.AbstractContextManager[LocalFile]:
+    def using(self) -> contextlib.AbstractContextManager[Reader]:
         """Give the open file for as long as the block runs.
 
         Raises:

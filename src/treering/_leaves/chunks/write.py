@@ -20,7 +20,7 @@ from treering._codec.array_bytes import holds_wire_bytes
 from treering._codec.zarr import ZarrArray, chunk_bytes, chunk_count, chunk_name, zarray_bytes
 from treering._codec.zarr_chunks import encode
 from treering._leaves.chunks.pieces import LeafPieces, to_stored
-from treering._store.leaves_folder.staged_files import StagedFiles
+from treering._store.leaves_folder.open_leaves import LeafWriter
 from treering._values.checksums import block_bytes, block_checksums, block_count
 from treering._values.leaves_names import ZARRAY
 
@@ -81,7 +81,7 @@ class WrittenLeaf:
 
 
 def write_leaves(
-    staged: StagedFiles,
+    staged: LeafWriter,
     folders: Sequence[str],
     leaves: DescribedLeaves,
     arrays: Sequence[ZarrArray],
@@ -136,13 +136,13 @@ def write_leaves(
     return sizes, checksums
 
 
-def _plan_small(staged: StagedFiles, leaves: Sequence[WrittenLeaf]) -> Work:
+def _plan_small(staged: LeafWriter, leaves: Sequence[WrittenLeaf]) -> Work:
     runs = list(split_by_bytes(leaves, lambda leaf: leaf.nbytes, sys.maxsize, longest=_TOGETHER))
     jobs: deque[Job] = deque(functools.partial(_write_small, staged, some) for some, _ in runs)
     return Work(jobs, sum(nbytes for _, nbytes in runs))
 
 
-def _write_small(staged: StagedFiles, leaves: Sequence[WrittenLeaf]) -> int:
+def _write_small(staged: LeafWriter, leaves: Sequence[WrittenLeaf]) -> int:
     single: list[tuple[WrittenLeaf, str, bytes]] = []
     for leaf in leaves:
         name = leaf.form.name
@@ -166,7 +166,7 @@ def _whole_bytes(data: Any, form: WriteForm) -> bytes:
     return b"".join(read_checked(host, form.block, array("Q", bytes(8)), 0))
 
 
-def _write_small_chunks(staged: StagedFiles, leaf: WrittenLeaf) -> None:
+def _write_small_chunks(staged: LeafWriter, leaf: WrittenLeaf) -> None:
     form = leaf.form
     pieces = LeafPieces(form.array, leaf.sources)
     files = list(leaf.head)
@@ -182,7 +182,7 @@ def _write_small_chunks(staged: StagedFiles, leaf: WrittenLeaf) -> None:
         leaf.sizes = [len(content) for _, content in files[len(leaf.head) :]]
 
 
-def _plan_large(staged: StagedFiles, leaves: Sequence[WrittenLeaf], tally: Tally) -> Work:
+def _plan_large(staged: LeafWriter, leaves: Sequence[WrittenLeaf], tally: Tally) -> Work:
     """Return a job for each chunk file, those of the largest leaves first; their ``.zarray`` are written now."""
     work = Work()
     for leaf in leaves:
@@ -197,7 +197,7 @@ def _plan_large(staged: StagedFiles, leaves: Sequence[WrittenLeaf], tally: Tally
 class _LargeLeaf:
     """Writes the chunk files of one leaf, each one when a thread takes it."""
 
-    def __init__(self, staged: StagedFiles, leaf: WrittenLeaf, tally: Tally) -> None:
+    def __init__(self, staged: LeafWriter, leaf: WrittenLeaf, tally: Tally) -> None:
         self._staged = staged
         self._leaf = leaf
         self._tally = tally

@@ -14,11 +14,22 @@ import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
-from treering._codec.documents import check_json, decode_text, member, parse_json, quote, raising_corrupt, show
+from treering._codec.documents import (
+    check_json,
+    check_name,
+    decode_text,
+    member,
+    parse_json,
+    quote,
+    raising_corrupt,
+    show,
+)
 from treering._format.index import ARRAY_KINDS
 from treering._leaves.documents.record import LeavesRecord, arrays_of, parse_record, stored_leaves
+from treering._values.checkpoint_names import ATTEMPT
 from treering._values.checksums import digest
 from treering._values.human import pluralize
+from treering._values.leaves_names import staged_leaves
 from treering.errors import Corrupt, Format, Unsupported
 
 LEAVES_INDEX: Final = "tensorstore_index.json"
@@ -27,11 +38,14 @@ LEAVES_INDEX: Final = "tensorstore_index.json"
 _OURS: Final = "treering"
 _OF_BRANCHES: Final = ("format", "version", "prefixes", "arrays", _OURS)
 _OF_ENTRY: Final = ["path", "shape", "dtype"]
+_OF_NODE: Final = ("record", "moving", "stays", "superseded")
 _MEMBERS_OF_ENTRY: Final = operator.itemgetter(*_OF_ENTRY)
 _DAMAGED: Final = "treering.leaves.index_leaves rebuilds it from the copies under .treering"
 _OTHER_LIST: Final = f"if another program saved over that tree, save it again, or use another copy; else {_DAMAGED}"
 # What may not stand in a path, and what has to be there somewhere for it when paths are lines.
 _UNSOUND: Final = re.compile(r"(?:\A|/)(?:\.\.?)?(?:/|\Z)|\A\.treering(?:/|\Z)|[\0\ud800-\udfff]")
+_IN_ATTEMPT: Final = re.compile(r"\A\.treering/[0-9a-f]{16}/leaves/(?!\Z)")
+_LATEST: Final = 1e12
 _SUSPECT: Final = ("/.", "\n.", "//", "/\n", "\n/", "\n\n", "\0")
 
 
@@ -39,9 +53,19 @@ class Entry(NamedTuple):
     """One array of a branch."""
 
     path: str
-    """Its folder, relative to the directory; empty where another writer put an array into the directory itself."""
+    """Its folder, relative to the directory; empty where another writer put an array into the directory itself. Of a
+    branch that stays in the folder of its attempt, relative to the leaves there."""
     document: Mapping[str, Any]
     """The whole entry, members that are unknown among them."""
+
+
+class SupersededSave(NamedTuple):
+    """A save whose files wait for readers that began earlier."""
+
+    attempt: str
+    """The attempt."""
+    since: float
+    """When it was replaced, in POSIX seconds by the clock of the store."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,6 +80,10 @@ class IndexBranch:
     """The record, unread; None where another program wrote the branch."""
     moving: tuple[str, ...] | None
     """While staged folders are not moved: the folders of leaves that this save replaces; else None."""
+    stays: bool = False
+    """Whether its files stay in the folder of its attempt, as in a bucket, where nothing is renamed."""
+    superseded: tuple[SupersededSave, ...] = ()
+    """The saves that it replaced, and whose files may still be in the folders of their attempts."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,14 +140,14 @@ def _index(document: Any) -> LeavesIndex:
     if "arrays" in document:
         lists[None] = member(document, "arrays", list, "the index")
     ours = member(document, _OURS, dict, "the index") if _OURS in document else {}
-    records = {prefix or None: _record_node(node, prefix) for prefix, node in ours.items()}
+    nodes = {prefix or None: _read_node(node, prefix) for prefix, node in ours.items()}
     branches: dict[str | None, IndexBranch] = {}
     # A record whose list is lost has a branch without entries, so that the loss is seen.
-    names = [*lists, *(name for name in records if name not in lists)]
+    names = [*lists, *(name for name in nodes if name not in lists)]
     for branch in sorted(names, key=lambda name: name is None):
-        record, moving = records.get(branch, (None, None))
-        entries = _entries(lists.get(branch, []), branch)
-        branches[branch] = IndexBranch(prefix=branch, entries=entries, record=record, moving=moving)
+        found = nodes.get(branch) or IndexBranch(prefix=branch, entries=(), record=None, moving=None)
+        entries = _entries(lists.get(branch, []), branch, stays=found.stays)
+        branches[branch] = dataclasses.replace(found, entries=entries)
     return LeavesIndex(branches=branches, document=document)
 
 
@@ -130,9 +158,11 @@ def _check_depth(node: dict[str, Any], what: str) -> None:
             check_json(node, what)
 
 
-def _entries(nodes: list[Any], prefix: str | None) -> list[Entry]:
+def _entries(nodes: list[Any], prefix: str | None, *, stays: bool) -> list[Entry]:
     what = "an entry" if prefix is None else f"an entry of {prefix[:200]!r}"
     paths = [member(node, "path", str, what) for node in nodes]
+    if stays:
+        paths = [_IN_ATTEMPT.sub("", path) for path in paths]
     if not _are_flat(nodes):
         for node in nodes:
             _check_depth(node, what)
@@ -162,15 +192,32 @@ def _are_flat(nodes: list[dict[str, Any]]) -> bool:
     )
 
 
-def _record_node(node: Any, prefix: str) -> tuple[bytes, tuple[str, ...] | None]:
+def _read_node(node: Any, prefix: str) -> IndexBranch:
+    """Return what our member says of a branch, without its entries."""
     what = f"the record of {prefix[:200]!r}" if prefix else "the record of the tree without prefix"
     text = member(node, "record", str, what)
     if not text.isascii():
         raise Corrupt(f"{what} is not ASCII")
     record = text.encode("ascii")
-    _check_depth({name: value for name, value in node.items() if name not in ("record", "moving")}, what)
-    if "moving" not in node:
-        return record, None
+    _check_depth({name: value for name, value in node.items() if name not in _OF_NODE}, what)
+    stays = member(node, "stays", bool, what) if "stays" in node else False
+    waiting = member(node, "superseded", list, what) if "superseded" in node else []
+    superseded = [_read_superseded(one, what) for one in waiting]
+    cleared = _read_moving(node, record, what) if "moving" in node else None
+    return IndexBranch(
+        prefix=prefix or None, entries=(), record=record, moving=cleared, stays=stays, superseded=tuple(superseded)
+    )
+
+
+def _read_superseded(node: Any, what: str) -> SupersededSave:
+    attempt = check_name(ATTEMPT, member(node, "attempt", str, what), "an attempt that was replaced")
+    since = node.get("since")
+    if type(since) not in (int, float) or not 0 <= since < _LATEST:
+        raise Corrupt(f"{what} has an attempt that was replaced at {show(since)}, which is no time")
+    return SupersededSave(attempt, float(since))
+
+
+def _read_moving(node: dict[str, Any], record: bytes, what: str) -> tuple[str, ...]:
     moving = member(node, "moving", dict, what)
     _check_depth(moving, what)
     cleared = member(moving, "cleared", list, what)
@@ -178,7 +225,7 @@ def _record_node(node: Any, prefix: str) -> tuple[bytes, tuple[str, ...] | None]
         raise Corrupt(f"{what} is to clear something that is not a folder of the directory")
     if member(moving, "digest", str, what) != _moving_digest(record, cleared):
         raise Corrupt(f"the list of folders that {what} is to clear is damaged")
-    return record, tuple(cleared)
+    return tuple(cleared)
 
 
 def _moving_digest(record: bytes, cleared: Iterable[str]) -> str:
@@ -186,15 +233,20 @@ def _moving_digest(record: bytes, cleared: Iterable[str]) -> str:
     return digest((record, *(b"\0" + folder.encode() for folder in cleared)))
 
 
-def entries_of(record: LeavesRecord) -> list[dict[str, Any]]:
+def entries_of(record: LeavesRecord, *, stays: bool = False) -> list[dict[str, Any]]:
     """Return what the index has to list for a record: its arrays in the order of the leaves.
 
     Long texts lie in folders too, but no other program would take them for what they are.
+
+    Args:
+        record: the record.
+        stays: whether the arrays stay in the folder of its attempt.
     """
+    above = "/".join((*staged_leaves(record.attempt), "")) if stays else ""
     arrays = [kind.kind in ARRAY_KINDS for kind in record.types]
     leaf_types = record.leaf_types
     return [
-        {"path": folder, "shape": list(found.shape), "dtype": found.dtype}
+        {"path": above + folder, "shape": list(found.shape), "dtype": found.dtype}
         for leaf, folder, found in zip(stored_leaves(record), record.folders, arrays_of(record), strict=True)
         if arrays[leaf_types[leaf]]
     ]
@@ -229,7 +281,7 @@ def record_of(branch: IndexBranch) -> LeavesRecord | None:
 def _compare(record: LeavesRecord, branch: IndexBranch) -> None:
     if record.prefix != branch.prefix:
         raise Corrupt(f"the record is that of prefix {show(record.prefix)}", hint=_DAMAGED)
-    wanted, nodes = entries_of(record), [entry.document for entry in branch.entries]
+    wanted, nodes = entries_of(record, stays=branch.stays), [entry.document for entry in branch.entries]
     if nodes == wanted:
         return
     for number, (want, node) in enumerate(zip(wanted, nodes, strict=False)):
@@ -306,9 +358,14 @@ def _our_node(index: LeavesIndex, branch: IndexBranch) -> dict[str, Any]:
     node = dict(index.document.get(_OURS, {}).get(branch.prefix or "", {}))
     record = branch.record or b""
     node["record"] = record.decode("ascii")
-    node.pop("moving", None)
+    for name in ("moving", "stays", "superseded"):
+        node.pop(name, None)
     if branch.moving is not None:
         node["moving"] = {"cleared": list(branch.moving), "digest": _moving_digest(record, branch.moving)}
+    if branch.stays:
+        node["stays"] = True
+    if branch.superseded:
+        node["superseded"] = [one._asdict() for one in branch.superseded]
     return node
 
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import secrets
 from collections.abc import Mapping, Sequence
 
 from treering._leaves.documents import index as leaves_index
 from treering._leaves.documents.paths import find_overlap
 from treering._leaves.documents.record import LeavesRecord, attempt_of, encode_record, parse_record
 from treering._store.leaves_folder.moves import Move, Update
+from treering._store.leaves_folder.open_leaves import Remains
 from treering.errors import Corrupt, Format, Mismatch, TreeringError, Unsupported
 
 
@@ -53,6 +55,8 @@ def update_for(
     for record in records:
         before = branches.get(record.prefix)
         replaced = [] if before is None else [each for each in _folders(before, replaced=True) if each not in kept]
+        if before is not None and before.stays:
+            replaced = []  # nothing of it is at its key paths
         moving = tuple(dict.fromkeys((*replaced, *cleared.get(record.prefix, ()))))
         branches[record.prefix] = leaves_index.IndexBranch(
             prefix=record.prefix,
@@ -64,6 +68,57 @@ def update_for(
     _check_apart(records, others)
     first, second = leaves_index.encode_steps(dataclasses.replace(index, branches=branches), saved)
     return Update(moving=first, settled=second, moves=tuple(moves), dropped=tuple(dropped))
+
+
+def update_in_attempts(old: bytes | None, record: LeavesRecord, remains: Remains) -> Update:
+    """Return the index that a save of a branch makes where its files stay in the folder of its attempt.
+
+    Branches with other prefixes, and everything that is unknown, stay as they are. What is at the key paths of the
+    branch that is replaced, as another program or a copy from a disk put it there, stays as well.
+
+    Args:
+        old: the present index.
+        record: of the branch.
+        remains: what older attempts have there.
+
+    Raises:
+        Corrupt, Format, Mismatch: as `update_for`.
+    """
+    index = leaves_index.LeavesIndex(branches={}, document={}) if old is None else leaves_index.parse_leaves_index(old)
+    before = index.branches.get(record.prefix)
+    others = {prefix: branch for prefix, branch in index.branches.items() if prefix != record.prefix}
+    if before is not None:
+        _folders(before, replaced=True)  # what is damaged or newer is not replaced
+    _check_apart([record], {prefix: _folders(branch) for prefix, branch in others.items()})
+    # What is gone already waits no more.
+    branches = {prefix: _replace_superseded(branch, branch.superseded, remains) for prefix, branch in others.items()}
+    branch = leaves_index.IndexBranch(
+        prefix=record.prefix,
+        entries=[leaves_index.Entry(node["path"], node) for node in leaves_index.entries_of(record, stays=True)],
+        record=encode_record(record),
+        moving=None,
+        stays=True,
+    )
+    superseded = list(before.superseded) if before is not None else []
+    attempt = attempt_of(before.record or b"") if before is not None else None
+    if attempt is not None:
+        superseded.append(leaves_index.SupersededSave(attempt, remains.now))
+    branches[record.prefix] = branch = _replace_superseded(branch, superseded, remains)
+    document = {**index.document, "nonce": secrets.token_hex(16)}
+    data = leaves_index.encode_leaves_index(leaves_index.LeavesIndex(branches=branches, document=document))
+    waiting = itertools.chain.from_iterable(each.superseded for each in branches.values())
+    dropped = [one.attempt for one in waiting if one.since + remains.grace <= remains.now]
+    live = {attempt_of(each.record) for each in branches.values() if each.record is not None}
+    if None in live or not live.isdisjoint(dropped):
+        dropped = []  # something in the index is damaged: nothing is removed on its word
+    return Update(moving=data, settled=data, moves=(), dropped=tuple(dropped))
+
+
+def _replace_superseded(
+    branch: leaves_index.IndexBranch, superseded: Sequence[leaves_index.SupersededSave], remains: Remains
+) -> leaves_index.IndexBranch:
+    kept = tuple(one for one in superseded if one.attempt in remains.attempts)
+    return dataclasses.replace(branch, superseded=kept)
 
 
 def _check_apart(records: Sequence[LeavesRecord], others: Mapping[str | None, Sequence[str]]) -> None:

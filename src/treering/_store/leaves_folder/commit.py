@@ -13,6 +13,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Self
 
+from treering._codec.leaves_key import find_attempts
 from treering._store.failures import naming, with_errno
 from treering._store.leaves_folder import attempts, moves
 from treering._store.leaves_folder.files import index_bytes
@@ -142,7 +143,7 @@ class LeavesCommit:
 
     def _take_up(self, index: bytes) -> None:
         """What an index names waits for none: else a later save would leave it to be listed again."""
-        for attempt in moves.attempts_in(index).intersection(attempts.list_attempts(self._tree)):
+        for attempt in find_attempts(index).intersection(attempts.list_attempts(self._tree)):
             self._tree.remove(leaves_names.attempt_folder(attempt), leaves_names.PENDING)
 
     def _commit(self, index: bytes) -> None:
@@ -179,8 +180,8 @@ class LeavesCommit:
 
     def _sweep(self, index: bytes, dropped: Sequence[str]) -> None:
         """Remove what no index needs: superseded attempts, whose savers are done, and those of the dead."""
-        named = moves.attempts_in(index)
-        done = moves.attempts_in(self.index or b"").union(dropped)
+        named = find_attempts(index)
+        done = find_attempts(self.index or b"").union(dropped)
         with contextlib.suppress(OSError):  # the save is done; the next one sweeps
             for attempt in attempts.list_attempts(self._tree):
                 if attempt == self._own.attempt or attempt in named:

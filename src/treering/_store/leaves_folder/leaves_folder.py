@@ -8,12 +8,13 @@ import itertools
 import os
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Self, TypeVar
+from typing import TypeVar
 
 from treering._store.api import LARGEST_DOCUMENT
 from treering._store.failures import naming, with_errno
 from treering._store.leaves_folder.attempts import has_saver, list_attempts
 from treering._store.leaves_folder.files import index_bytes, missing_error, open_below, read_small_files
+from treering._store.leaves_folder.open_leaves import OpenLeaves
 from treering._store.open_folder import shown_names
 from treering._store.posix.folder import Folder
 from treering._store.posix.folder_tree import FILE, FOLDER, FolderTree, Parts
@@ -29,8 +30,8 @@ _ABSENT = (FileNotFoundError, NotADirectoryError, IsADirectoryError)
 _Content = TypeVar("_Content")
 
 
-class LeavesFolder:
-    """A leaves directory open for reading, a context manager. It takes no lock; any thread may ask.
+class LeavesFolder(OpenLeaves):
+    """A leaves directory on disk, open for reading.
 
     Folders and files are looked up from the directory that was opened, one part of a path after the other; links are
     refused, but the directory itself may be one.
@@ -59,26 +60,13 @@ class LeavesFolder:
             self._folder = Folder(resolved_folder(self._shown))
         self._tree = FolderTree(self._folder, self._shown)
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_error: object) -> None:
-        self.close()
-
     def close(self) -> None:
         """Close the directory; files opened from it stay open."""
         self._tree.close()
         self._folder.close()
 
     def read_index(self) -> bytes:
-        """Return the bytes of ``tensorstore_index.json``.
-
-        Raises:
-            NotFound: there is none; the hint says what is there instead.
-            LinkRefused: it is a link.
-            Format: it is larger than any index.
-            StoreFailed: the system refuses.
-        """
+        """Return the bytes of the index."""
         with naming(self._shown, "read"):
             index = index_bytes(self._tree)
         if index is not None:
@@ -88,19 +76,7 @@ class LeavesFolder:
         raise with_errno(error, errno.ENOENT, os.path.join(self._shown, leaves_names.INDEX))
 
     def open(self, folder: str, name: str, attempt: str | None) -> LocalFile:
-        """Open the file ``name`` of the leaf whose folder is ``folder``; the caller closes it.
-
-        Args:
-            folder: the parts of the path below the directory, joined by ``/``; the empty text is the directory itself.
-            name: a file in it; ``0/0`` for a chunk in a folder of its own.
-            attempt: look among the staged files of this attempt first, then at the key path; None: there only.
-
-        Raises:
-            DataFileMissing: it is in neither place. A newer index may name others: read it again.
-            LinkRefused: it, or a folder on the way, is a link.
-            Corrupt: the text leads elsewhere than into the directory.
-            StoreFailed: the system refuses.
-        """
+        """Open the file ``name`` of the leaf whose folder is ``folder``; the caller closes it."""
         if not name:
             raise Corrupt(f"a file without a name is wanted of {folder!r}")
         *below, name = leaves_names.parts_of(name)
@@ -109,19 +85,7 @@ class LeavesFolder:
         )
 
     def read_small(self, folder: str, files: Sequence[tuple[str, int]], attempt: str | None) -> list[bytes]:
-        """Return what is in some small files of a leaf, in half the time that `open` needs.
-
-        Args:
-            folder: the folder of the leaf.
-            files: names in it, each with how many bytes are wanted at most: of a longer file comes one byte more.
-            attempt: as for `open`; all files have to be in the same one of both places.
-
-        Raises:
-            DataFileMissing: one of them is in neither place, or they are moved just now: `open` finds each one.
-            LinkRefused: one of them, or a folder on the way, is a link.
-            Corrupt: the text leads elsewhere than into the directory.
-            StoreFailed: the system refuses.
-        """
+        """Return what is in some small files of a leaf, in half the time that `open` needs."""
         return self._read(
             leaves_names.parts_of(folder),
             files[0][0],
@@ -130,13 +94,7 @@ class LeavesFolder:
         )
 
     def names(self, folder: str, attempt: str | None) -> list[str]:
-        """Return all names in the folder of a leaf, of both places, sorted; none when it is in neither.
-
-        Raises:
-            LinkRefused: it, or a folder on the way, is a link.
-            Corrupt: the text leads elsewhere than into the directory.
-            StoreFailed: the system refuses.
-        """
+        """Return all names in the folder of a leaf, of both places, sorted; none when it is in neither."""
         parts = leaves_names.parts_of(folder)
         found: set[str] = set()
         with naming(self._shown, "read"):
@@ -168,12 +126,7 @@ class LeavesFolder:
         return found
 
     def pending(self) -> set[str]:
-        """Return the attempts that were saved without an index and that no index has taken up yet.
-
-        Raises:
-            LinkRefused: a folder on the way is a link.
-            StoreFailed: the system refuses.
-        """
+        """Return the attempts that were saved without an index and that no index has taken up yet."""
         with naming(self._shown, "read"):
             attempts, pending = list_attempts(self._tree), leaves_names.PENDING
             return {one for one in attempts if self._tree.find(leaves_names.attempt_folder(one), pending) is not None}

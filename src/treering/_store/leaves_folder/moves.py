@@ -9,7 +9,6 @@ import contextlib
 import dataclasses
 import errno
 import functools
-import re
 import stat
 import unicodedata
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -22,8 +21,6 @@ from treering._values.leaves_names import ATTEMPTS, ZARRAY, parts_of, staged_lea
 from treering.errors import Corrupt, Exists, TreeringError
 
 _OCCUPIED = frozenset({errno.ENOTEMPTY, errno.EEXIST, errno.EACCES, errno.EPERM})
-# In the index a record is a string, so its quotes have a backslash in front.
-_ATTEMPT = re.compile(rb'attempt\\?": ?\\?"([0-9a-f]{16})')
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,11 +65,6 @@ class Update:
 
 Unfinished: TypeAlias = Callable[[bytes], Update | None]
 """Reads what an index promises that its saver did not do; None for nothing, and for an index that cannot be read."""
-
-
-def attempts_in(index: bytes) -> frozenset[str]:
-    """Return all attempts that an index names, moved or not; in one that is damaged, all that look like one."""
-    return frozenset(found.decode() for found in _ATTEMPT.findall(index))
 
 
 def marker_of(zarray: bytes) -> str | None:

@@ -158,6 +158,9 @@ class StagedLeaves(StagedFiles):
             self._tree.remove(parts, name)
             self._tree.fill(parts, [(name, data)])
 
+    def remains(self) -> None:
+        """Return nothing: files are moved to their key paths, and what was there goes at once."""
+
     def commit(self, record: bytes, update: Callable[[bytes | None], Update]) -> None:
         """Make everything durable, make ``update(index)`` the index, move the files to their key paths.
 

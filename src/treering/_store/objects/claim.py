@@ -51,14 +51,25 @@ class ObjectClaim(Claim):
         marker: the name of the marker.
         attempt: the attempt, as the document names it.
         base: the version that the attempt is based on; None where nothing is there but, perhaps, a tombstone.
+        read_attempts: reads the attempts that the object names.
     """
 
-    def __init__(self, client: Client, key: str, marker: str, attempt: str, base: ObjectVersion | None) -> None:
+    def __init__(
+        self,
+        client: Client,
+        key: str,
+        marker: str,
+        attempt: str,
+        base: ObjectVersion | None,
+        *,
+        read_attempts: protocol.ReadAttempts,
+    ) -> None:
         self._client = client
         self._key = key
         self._marker = marker
         self._attempt = attempt
         self._base = base
+        self._read_attempts = read_attempts
         self._data = b""
         self._made = False
         self._outcome: Outcome | None = None
@@ -103,7 +114,9 @@ class ObjectClaim(Claim):
         if self._base is None:
             raise RuntimeError("the claim was not made")
         self._outcome = Outcome.UNKNOWN
-        steps = protocol.commit(self._key, self._data, self._base, self._attempt, patience(self._client))
+        steps = protocol.commit(
+            self._key, self._data, self._base, self._attempt, patience(self._client), read_attempts=self._read_attempts
+        )
         try:
             self._outcome = drive(self._client, steps)
         except OSError:
@@ -121,9 +134,10 @@ class ObjectClaim(Claim):
         """
         if self._outcome is Outcome.UNKNOWN and self._base is not None:
             # An interrupt came between, or no answer.
-            outcome = drive(
-                self._client, protocol.read_back(self._key, self._base, self._attempt, patience(self._client))
+            steps = protocol.read_back(
+                self._key, self._base, self._attempt, patience(self._client), read_attempts=self._read_attempts
             )
+            outcome = drive(self._client, steps)
             if outcome is Outcome.UNKNOWN:
                 raise OSError(errno.EIO, "no answer came to the commit, and it may yet happen")
             self._outcome = outcome

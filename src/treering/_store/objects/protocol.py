@@ -33,6 +33,9 @@ from treering.errors import Corrupt, Format, Unsupported
 
 Expired: TypeAlias = Callable[[], bool]
 
+ReadAttempts: TypeAlias = Callable[[bytes], tuple[str, ...]]
+"""Returns the attempts that a document at a key names, its own first; raises for a damaged or newer one."""
+
 LONGEST_DELAY: Final = 86400.0
 """Seconds after which no request arrives any more: servers refuse a signature long before that."""
 
@@ -156,7 +159,15 @@ def _accuse(key: str, marker: str, base: ObjectVersion, expired: Expired, what: 
     raise OSError(errno.ENOTSUP, f"{what}: it does not heed conditions, so two writers could overwrite each other")
 
 
-def commit(key: str, index: bytes, base: ObjectVersion, attempt: str, expired: Expired) -> Steps[Outcome]:
+def commit(
+    key: str,
+    index: bytes,
+    base: ObjectVersion,
+    attempt: str,
+    expired: Expired,
+    *,
+    read_attempts: ReadAttempts = attempts_in,
+) -> Steps[Outcome]:
     """Make ``index`` the document at the key if its base is still there; nothing but the key itself tells whether.
 
     Returns:
@@ -165,24 +176,34 @@ def commit(key: str, index: bytes, base: ObjectVersion, attempt: str, expired: E
     Raises:
         OSError: the bucket refused the first request: it is not committed.
     """
-    change = yield from _swap(key, index, base, lambda found: _has_committed(found, attempt), expired)
+    change = yield from _swap(key, index, base, lambda found: _has_committed(found, attempt, read_attempts), expired)
     return change.outcome
 
 
-def read_back(key: str, base: ObjectVersion, attempt: str, expired: Expired) -> Steps[Outcome]:
+def read_back(
+    key: str, base: ObjectVersion, attempt: str, expired: Expired, *, read_attempts: ReadAttempts = attempts_in
+) -> Steps[Outcome]:
     """Find out, after a commit that was interrupted, what became of it; it may yet happen while the base is there."""
     found = yield from read(key, expired)
     if found is None or found.version == base:
         return Outcome.UNKNOWN
-    return _has_committed(found, attempt) or Outcome.UNKNOWN
+    return _has_committed(found, attempt, read_attempts) or Outcome.UNKNOWN
 
 
-def _has_committed(found: Content, attempt: str) -> Outcome | None:
+def _has_committed(found: Content, attempt: str, read_attempts: ReadAttempts = attempts_in) -> Outcome | None:
     """Tell from what replaced the base: DONE where the attempt is named as committed, None where that says nothing."""
-    return Outcome.DONE if attempt in _attempts(found) else None
+    return Outcome.DONE if attempt in _attempts(found, read_attempts) else None
 
 
-def sweep(key: str, marker: str, attempt: str, data: Sequence[str], expired: Expired) -> Steps[Held]:
+def sweep(
+    key: str,
+    marker: str,
+    attempt: str,
+    data: Sequence[str],
+    expired: Expired,
+    *,
+    read_attempts: ReadAttempts = attempts_in,
+) -> Steps[Held]:
     """Remove what an attempt left, if it can never commit: its data first, its marker last.
 
     Marker and data were listed before this is called. That order is the proof: whatever is read of the key now is newer
@@ -194,6 +215,7 @@ def sweep(key: str, marker: str, attempt: str, data: Sequence[str], expired: Exp
         attempt: the attempt.
         data: names of its data, none of which the key lists.
         expired: when to stop asking again.
+        read_attempts: reads the attempts that the key names.
 
     Returns:
         NO when it was swept; UNKNOWN where it may yet commit, or cannot be judged: nothing was removed then.
@@ -204,7 +226,7 @@ def sweep(key: str, marker: str, attempt: str, data: Sequence[str], expired: Exp
     found = yield from read(key, expired)
     if _may_commit(begun, found):
         return Held.UNKNOWN
-    committed = ("",) if found is None else _attempts(found)
+    committed = ("",) if found is None else _attempts(found, read_attempts)
     if not committed:
         return Held.UNKNOWN
     # Of one that has committed the key lists the data, and only the marker is left over.
@@ -379,10 +401,10 @@ def _answered(request: Request, expired: Expired) -> Steps[Answer]:
         yield next(pauses)
 
 
-def _attempts(found: Content) -> tuple[str, ...]:
+def _attempts(found: Content, read_attempts: ReadAttempts = attempts_in) -> tuple[str, ...]:
     """Return the attempts that the key names, its own first; none where it is damaged or newer."""
     try:
-        return attempts_in(found.data)
+        return read_attempts(found.data)
     except (Corrupt, Format, Unsupported):
         return ()
 

@@ -11,7 +11,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import PurePath
 from typing import Final
 
-from treering._codec.key_document import is_tombstone
+from treering._codec.key_document import attempts_in, is_tombstone
+from treering._codec.leaves_key import read_attempts
 from treering._codec.signed import is_whole
 from treering._store import api
 from treering._store.api import ANY, Document, Entry, Held, Kind, Outcome, Store, Version
@@ -36,6 +37,8 @@ from treering._store.objects.requests import (
 )
 from treering._store.pieces import Buffer, pieces
 from treering._values.checkpoint_names import attempt_of_journal, heartbeat_name
+from treering._values.leaves_names import INDEX as LEAVES_INDEX
+from treering._values.leaves_names import attempt_of_marker
 
 GRACE: Final = 3600.0
 """Seconds that superseded data stay, if nothing else is said."""
@@ -112,7 +115,8 @@ class ObjectStore(Store):
         """Return an object, at most its first ``most`` bytes; None where there is none."""
         whole = most >= api.LARGEST_DOCUMENT
         answer = self._ask(Get(self._prefix + name, None if whole else most))
-        if whole and answer.data and not is_whole(answer.data):
+        # The index of leaves has no digest; its records have.
+        if whole and answer.data and name != LEAVES_INDEX and not is_whole(answer.data):
             answer = self._ask(Get(self._prefix + name))  # a bit may have changed on the way
         return None if answer.found is None else Document(answer.data, answer.found.version)
 
@@ -183,14 +187,20 @@ class ObjectStore(Store):
     def claim(self, marker: str, name: str, base: Version | None) -> ObjectClaim:
         """Return an attempt to change the document ``name``."""
         key, version = self._prefix + name, None if base is None else version_of(base)
-        return ObjectClaim(self.client, key, self._prefix + marker, _attempt_of(marker), version)
+        attempts = _reader_of(name)
+        return ObjectClaim(
+            self.client, key, self._prefix + marker, _attempt_of(marker), version, read_attempts=attempts
+        )
 
     def sweep(self, marker: str, data: Sequence[str], name: str, current: Version | None) -> Held:
         """Remove what an attempt left, if the version that it is based on is no longer there."""
         keys = [self._prefix + one for one in data]
-        key, marker_key = self._prefix + name, self._prefix + marker
+        key, marker_key, attempt = self._prefix + name, self._prefix + marker, _attempt_of(marker)
         try:
-            return drive(self.client, protocol.sweep(key, marker_key, _attempt_of(marker), keys, patience(self.client)))
+            return drive(
+                self.client,
+                protocol.sweep(key, marker_key, attempt, keys, patience(self.client), read_attempts=_reader_of(name)),
+            )
         except PermissionError:
             return Held.UNKNOWN  # nothing may be removed here
 
@@ -260,4 +270,9 @@ def version_of(version: Version) -> ObjectVersion:
 
 
 def _attempt_of(marker: str) -> str:
-    return attempt_of_journal(marker) or marker
+    return attempt_of_journal(marker) or attempt_of_marker(marker) or marker
+
+
+def _reader_of(name: str) -> protocol.ReadAttempts:
+    """Return what reads the attempts that a document of this name names."""
+    return read_attempts if name == LEAVES_INDEX else attempts_in

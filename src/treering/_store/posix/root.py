@@ -21,7 +21,7 @@ from treering.errors import StoreFailed
 class PosixRoot(Root):
     """Local paths."""
 
-    has_leaves = True
+    on_disk = True
 
     def place(self, path: PurePath) -> PosixStore:
         """Return the store at a path."""

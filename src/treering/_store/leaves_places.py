@@ -1,0 +1,42 @@
+"""A leaves directory wherever it is: which of its forms a path leads to."""
+
+from __future__ import annotations
+
+import os
+
+from treering._store.leaves_folder.attempts import StaleMessages
+from treering._store.leaves_folder.leaves_folder import LeavesFolder
+from treering._store.leaves_folder.moves import Unfinished
+from treering._store.leaves_folder.open_leaves import LeavesSave, OpenLeaves
+from treering._store.leaves_folder.staged_leaves import StagedLeaves
+from treering._store.resolve import is_on_disk, located, store_at
+
+
+def open_leaves(path: str | os.PathLike[str]) -> OpenLeaves:
+    """Open a leaves directory for reading.
+
+    Raises:
+        NotFound: nothing is at the path, where the store can tell.
+        StoreFailed: a file is there, or the system refuses.
+    """
+    place = located(path)
+    if is_on_disk(place):
+        return LeavesFolder(place)
+    from treering._store.unmoved_leaves.stored_leaves import StoredLeaves
+
+    return StoredLeaves(store_at(place), place)
+
+
+def begin_leaves_save(path: str | os.PathLike[str], unfinished: Unfinished, stale: StaleMessages) -> LeavesSave:
+    """Begin a save into a leaves directory; `StagedLeaves` says what the arguments are, on disk.
+
+    Raises:
+        Exists: a checkpoint is there.
+        StoreFailed: the system refused. Nothing has changed.
+    """
+    place = located(path)
+    if is_on_disk(place):
+        return StagedLeaves(place, unfinished, stale, None, ())
+    from treering._store.unmoved_leaves.leaves_attempt import LeavesAttempt
+
+    return LeavesAttempt(store_at(place), place)

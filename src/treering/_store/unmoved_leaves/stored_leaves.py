@@ -1,0 +1,128 @@
+"""Reading a leaves directory in a store that has no folders and no descriptors: names, and objects that may go."""
+
+from __future__ import annotations
+
+import errno
+import functools
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from treering._codec.leaves_key import is_empty
+from treering._store.api import Document, Reader, Store
+from treering._store.failures import DataFileMissing, naming, with_errno
+from treering._store.leaves_folder.open_leaves import OpenLeaves, SmallFiles
+from treering._store.unmoved_leaves.many_requests import run_at_once
+from treering._values import leaves_names
+from treering._values.checkpoint_names import INDEX as CHECKPOINT
+from treering.errors import Corrupt, NotFound
+
+
+class StoredLeaves(OpenLeaves):
+    """A leaves directory in a store, open for reading.
+
+    Args:
+        store: the place, not opened yet.
+        path: the directory as given.
+
+    Raises:
+        NotFound: nothing is at the path, where the store can tell.
+        StoreFailed: the store refuses.
+
+    Example:
+        >>> from treering._store.memory import MemoryStore
+        >>> store = MemoryStore()
+        >>> store.create("model/w/.zarray", [b"{}"], 2)
+        >>> StoredLeaves(store, Path("a")).read_small("model/w", [(".zarray", 9)], None)
+        [b'{}']
+    """
+
+    def __init__(self, store: Store, path: Path) -> None:
+        self.path = path
+        self._shown = os.fspath(path)
+        self._store = store
+        with naming(self._shown, "read"):
+            store.open()
+
+    def close(self) -> None:
+        """Close the place; files opened from it stay open."""
+        self._store.close()
+
+    def read_index(self) -> bytes:
+        """Return the bytes of the index; one without branches is what a save that came to nothing left."""
+        with naming(self._shown, "read"):
+            found = self._store.read(leaves_names.INDEX)
+            if found is not None and not is_empty(found.data):
+                return found.data
+            checkpoint = self._store.find(CHECKPOINT)
+        hint = (
+            None if checkpoint is None else f"it holds {CHECKPOINT!r}: that is a checkpoint, which treering.load reads"
+        )
+        error = NotFound(
+            f"there is no leaves directory in {self._shown!r}: it has no index that lists a tree", hint=hint
+        )
+        raise with_errno(error, errno.ENOENT, os.path.join(self._shown, leaves_names.INDEX))
+
+    def open(self, folder: str, name: str, attempt: str | None) -> Reader:
+        """Open the file ``name`` of the leaf whose folder is ``folder``; the caller closes it."""
+        if not name:
+            raise Corrupt(f"a file without a name is wanted of {folder!r}")
+        for key in _keys(folder, name, attempt):
+            try:
+                return self._store.open_file(key)
+            except NotFound:
+                continue
+        raise self._missing(folder, name)
+
+    def read_small(self, folder: str, files: Sequence[tuple[str, int]], attempt: str | None) -> list[bytes]:
+        """Return what is in some small files of a leaf."""
+        return [self._read(folder, name, most, attempt).data for name, most in files]
+
+    def read_each(self, wanted: Sequence[SmallFiles]) -> list[list[bytes] | None]:
+        """Return what `read_small` does for each of several leaves, by many requests at once."""
+        found: list[list[bytes | None]] = [[None] * len(files) for _, files, _ in wanted]
+
+        def fetch(leaf: int, number: int) -> None:
+            folder, files, attempt = wanted[leaf]
+            name, most = files[number]
+            try:
+                found[leaf][number] = self._read(folder, name, most, attempt).data
+            except DataFileMissing:
+                found[leaf][number] = None
+
+        places = [(leaf, number) for leaf, (_, files, _) in enumerate(wanted) for number in range(len(files))]
+        run_at_once([functools.partial(fetch, *place) for place in places])
+        whole = ([data for data in files if data is not None] for files in found)
+        return [some if len(some) == len(files) else None for some, files in zip(whole, found, strict=True)]
+
+    def names(self, folder: str, attempt: str | None) -> list[str]:
+        """Return all names in the folder of a leaf, sorted; none when nothing is in it."""
+        found: set[str] = set()
+        with naming(self._shown, "read"):
+            for key in _keys(folder, "", attempt):
+                place = self._store
+                for part in filter(None, key.split("/")):
+                    place = place.at(part)
+                found.update(place.names())
+        return sorted(found)
+
+    def _read(self, folder: str, name: str, most: int, attempt: str | None) -> Document:
+        with naming(self._shown, "read"):
+            for key in _keys(folder, name, attempt):
+                if (found := self._store.read(key, most + 1)) is not None:
+                    return found
+        raise self._missing(folder, name)
+
+    def _missing(self, folder: str, name: str) -> DataFileMissing:
+        shown = os.path.join(self._shown, folder, name)
+        error = DataFileMissing(f"{shown!r} is missing")
+        error.name = name
+        return with_errno(error, errno.ENOENT, shown)
+
+
+def _keys(folder: str, name: str, attempt: str | None) -> list[str]:
+    """Return where a file may be: in the folder of the attempt first, then at its key path."""
+    if attempt is not None and not leaves_names.is_attempt(attempt):
+        raise Corrupt(f"{attempt!r} is not an attempt")
+    key = "/".join((*leaves_names.parts_of(folder), *leaves_names.parts_of(name)))
+    return [key] if attempt is None else ["/".join((*leaves_names.staged_leaves(attempt), key)), key]

@@ -1,0 +1,459 @@
+"""Leaves directories where nothing is renamed: in memory and in a bucket, whose index points into attempts for good."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path, PurePath
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import treering as tr
+from tests.properties.sameness import fingerprint
+from treering._leaves.commit import begin_save
+from treering._store import resolve
+from treering._store.memory import MemoryPath
+from treering._store.objects import claim
+from treering._store.objects import store as objects
+from treering._store.objects.memory_bucket import MemoryBucket
+from treering._store.objects.requests import Answer, Delete, ObjectVersion, Put, Request, Status
+from treering._store.objects.root import ObjectRoot
+from treering._store.resolve import store_at
+from treering.errors import Busy, Corrupt, Exists, Mismatch, NotFound, StoreFailed, Unsupported
+from treering.leaves import index_leaves, tree_deserialize_leaves, tree_serialize_leaves
+
+INDEX = "tensorstore_index.json"
+TREE = {"params": {"w": jnp.arange(6.0).reshape(2, 3), "layer.0": np.arange(5)}, "step": 7, "note": "x" * 70_000}
+OTHER = {"m": jnp.ones(3)}
+
+
+@pytest.fixture
+def bucket() -> MemoryBucket:
+    return MemoryBucket()
+
+
+@pytest.fixture(params=["memory", "bucket"])
+def path(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, bucket: MemoryBucket) -> str:
+    if request.param == "bucket":
+        use(bucket, monkeypatch)
+    return f"memory://{request.node.name.replace('[', '-')}/leaves"
+
+
+@pytest.fixture
+def stored(monkeypatch: pytest.MonkeyPatch, bucket: MemoryBucket) -> str:
+    use(bucket, monkeypatch)
+    return "memory://a/leaves"
+
+
+def use(bucket: MemoryBucket, monkeypatch: pytest.MonkeyPatch, grace: float = 3600.0) -> None:
+    """Let what is at memory:// be in a bucket."""
+
+    def connect(path: PurePath) -> tuple[MemoryBucket, str]:
+        return bucket, MemoryPath(path).key
+
+    monkeypatch.setattr(resolve, "_IN_MEMORY", ObjectRoot(connect, lambda _: grace))
+
+
+def assert_same(got: Any, want: Any) -> None:
+    assert fingerprint(got) == fingerprint(want, restored=False)
+
+
+def exact(path: str | Path, prefix: str | None = None) -> Any:
+    return tree_deserialize_leaves(path, prefix=prefix, structure="exact")
+
+
+def names(path: str) -> set[str]:
+    return {found.name for found in store_at(path).list()}
+
+
+def attempts(path: str) -> set[str]:
+    return {name.split("/")[1] for name in names(path) if name.startswith(".treering/")}
+
+
+def index_of(path: str) -> Any:
+    found = store_at(path).read(INDEX)
+    assert found is not None
+    return json.loads(found.data)
+
+
+def attempt_of(path: str, prefix: str = "") -> str:
+    attempt: str = json.loads(index_of(path)["treering"][prefix]["record"])["attempt"]
+    return attempt
+
+
+def copy(path: str, folder: Path) -> Path:
+    """Copy all objects to a folder, as the clouds' own tools do."""
+    for name in names(path):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        found = store_at(path).read(name)
+        assert found is not None
+        (folder / name).write_bytes(found.data)
+    return folder
+
+
+# ------------------------------------------------------------------------------------------------------ save and load
+
+
+def test_what_was_saved_comes_back(path: str) -> None:
+    tree_serialize_leaves(path, TREE)
+    assert_same(exact(path), TREE)
+    assert_same(tr.load(path), TREE)
+    assert tr.verify(path).ok
+    assert list(tr.inspect(path).leaves) == ["params/w", "params/layer.0", "step", "note"]
+    with tr.open(path) as opened:
+        assert np.array_equal(opened["params/w"][1:], [[3, 4, 5]])
+
+
+def test_the_index_points_to_the_folders_of_the_attempts(path: str) -> None:
+    tree_serialize_leaves(path, TREE, prefix="model")
+    tree_serialize_leaves(path, OTHER)
+    index = index_of(path)
+    above = f".treering/{attempt_of(path, 'model')}/leaves/model"
+    assert [one["path"] for one in index["prefixes"]["model"]] == [f"{above}/params/w", f"{above}/params/layer%2E0"]
+    assert index["arrays"] == [{"path": f".treering/{attempt_of(path)}/leaves/m", "shape": [3], "dtype": "float32"}]
+    listed = {f"{one['path']}/.zarray" for one in (*index["prefixes"]["model"], *index["arrays"])}
+    assert listed <= names(path)
+    assert {name for name in names(path) if not name.startswith(".treering/")} == {INDEX}
+
+
+def test_a_save_keeps_other_prefixes_and_what_is_unknown(path: str) -> None:
+    tree_serialize_leaves(path, TREE, prefix="model")
+    before = index_of(path)
+    store_at(path).replace(INDEX, json.dumps({**before, "by": "me"}).encode())
+    for number in range(3):
+        tree_serialize_leaves(path, {"m": jnp.full(3, number)}, prefix="opt")
+    assert_same(exact(path, "model"), TREE)
+    assert_same(exact(path, "opt"), {"m": jnp.full(3, 2)})
+    after = index_of(path)
+    assert after["by"] == "me"
+    assert after["prefixes"]["model"] == before["prefixes"]["model"]
+    assert after["treering"]["model"] == before["treering"]["model"]
+
+
+def test_no_index_is_like_one_before(path: str) -> None:
+    nonces = set()
+    for _ in range(3):
+        tree_serialize_leaves(path, OTHER)
+        nonces.add(index_of(path)["nonce"])
+    assert len(nonces) == 3
+
+
+def test_many_and_large_leaves(path: str) -> None:
+    tree: dict[str, Any] = {str(number): np.full(3, number, np.int16) for number in range(100)}
+    tree |= {"large": np.arange(3 << 18, dtype=np.float32).reshape(3, -1), "empty": np.zeros((0, 2), np.int8)}
+    tree_serialize_leaves(path, tree, compressor=None, chunk_bytes=1 << 20)
+    assert_same(exact(path), tree)
+    tree_serialize_leaves(path, tree, compressor={"id": "zlib", "level": 1})
+    assert_same(exact(path), tree)
+
+
+def test_leaves_of_prefixes_may_not_lie_in_each_other(path: str) -> None:
+    tree_serialize_leaves(path, {"b": OTHER}, prefix="a")
+    with pytest.raises(Mismatch, match="the same, or one lies in the other"):
+        tree_serialize_leaves(path, OTHER, prefix="a.b")
+    assert_same(exact(path, "a"), {"b": OTHER})
+    assert len(attempts(path)) == 1
+
+
+def test_what_fails_leaves_nothing(path: str) -> None:
+    tree_serialize_leaves(path, OTHER)
+    before = names(path)
+
+    def fail(done: int, total: int) -> None:
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        tree_serialize_leaves(path, TREE, progress=fail)
+    assert names(path) == before
+    assert_same(exact(path), OTHER)
+
+
+def test_a_first_save_that_fails_leaves_an_index_without_trees(stored: str) -> None:
+    def fail(done: int, total: int) -> None:
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        tree_serialize_leaves(stored, TREE, progress=fail)
+    assert names(stored) == {INDEX}
+    index = index_of(stored)
+    assert (index["format"], index["prefixes"]) == ("tensorstore", {})
+    with pytest.raises(NotFound, match="no leaves directory"):
+        tree_deserialize_leaves(stored)
+    tree_serialize_leaves(stored, TREE)
+    assert_same(exact(stored), TREE)
+
+
+def test_a_checkpoint_is_not_saved_over(path: str) -> None:
+    tr.save(path, OTHER)
+    with pytest.raises(Exists):
+        tree_serialize_leaves(path, TREE)
+    assert_same(tr.load(path), OTHER)
+
+
+def test_what_needs_a_folder_on_disk_is_refused(path: str) -> None:
+    tree_serialize_leaves(path, OTHER)
+    with pytest.raises(Unsupported, match="write_index"):
+        tree_serialize_leaves(path, OTHER, write_index=False)
+    with pytest.raises(Unsupported, match="manager"):
+        tree_serialize_leaves(path, OTHER, object())
+    with pytest.raises(Unsupported, match="on disk"):
+        index_leaves(path)
+
+
+def test_damage_is_found(path: str) -> None:
+    tree_serialize_leaves(path, TREE)
+    name = next(name for name in names(path) if name.endswith("w/0.0"))
+    store_at(path).replace(name, b"\1" * 24)
+    with pytest.raises(Corrupt, match="params/w"):
+        tree_deserialize_leaves(path)
+    assert [finding.key for finding in tr.verify(path).findings] == ["params/w"]
+    store_at(path).remove(name)
+    with pytest.raises(Corrupt, match="is missing"):
+        tree_deserialize_leaves(path)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda index: index["arrays"][0].update(path=".treering/0123456789abcdef/leaves/../../secret"),
+        lambda index: index["arrays"][0].update(path=".treering/0123456789abcdef/record.json"),
+        lambda index: index["treering"][""].update(stays=False),
+        lambda index: index["treering"][""].update(stays=1),
+        lambda index: index["treering"][""].update(superseded=[{"attempt": "../..", "since": 1}]),
+        lambda index: index["treering"][""].update(superseded=[{"attempt": "0123456789abcdef", "since": None}]),
+        lambda index: index["treering"][""].update(superseded={}),
+    ],
+)
+def test_an_index_that_contradicts_itself_is_damaged(change: Callable[[Any], None], path: str) -> None:
+    tree_serialize_leaves(path, OTHER)
+    index = index_of(path)
+    change(index)
+    store_at(path).replace(INDEX, json.dumps(index).encode())
+    with pytest.raises(Corrupt):
+        tree_deserialize_leaves(path)
+    before = names(path)
+    with pytest.raises(Corrupt):
+        tree_serialize_leaves(path, TREE)
+    assert names(path) == before
+
+
+def test_an_entry_in_the_folder_of_another_attempt_is_damage(path: str) -> None:
+    tree_serialize_leaves(path, OTHER)
+    index = index_of(path)
+    index["arrays"][0]["path"] = ".treering/0123456789abcdef/leaves/m"
+    store_at(path).replace(INDEX, json.dumps(index).encode())
+    with pytest.raises(Corrupt, match="entry 0"):
+        tree_deserialize_leaves(path)
+
+
+# --------------------------------------------------------------------------------------------------------------- races
+
+
+@pytest.mark.parametrize("prefix", ["model", "opt"])
+def test_of_two_savers_one_wins_and_the_other_is_told(path: str, prefix: str) -> None:
+    tree_serialize_leaves(path, {"old": jnp.zeros(2)}, prefix="model")
+    won: list[str] = []
+
+    def save_another(done: int, total: int) -> None:
+        if not won:
+            tree_serialize_leaves(path, OTHER, prefix=prefix)
+            won.append(attempt_of(path, prefix))
+
+    with pytest.raises(Busy, match="another save changed the index"):
+        tree_serialize_leaves(path, TREE, prefix="model", progress=save_another)
+    assert_same(exact(path, prefix), OTHER)
+    if prefix != "model":
+        assert_same(exact(path, "model"), {"old": jnp.zeros(2)})
+    # What the other one wrote is gone, and a save after it succeeds.
+    assert not [name for name in names(path) if "note" in name]
+    tree_serialize_leaves(path, TREE, prefix="model")
+    assert_same(exact(path, "model"), TREE)
+
+
+def test_a_save_whose_answer_is_lost_is_found_by_its_attempt(
+    stored: str, bucket: MemoryBucket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The index that is there afterwards is another one, which names it: of another prefix, or of a later save."""
+    tree_serialize_leaves(stored, OTHER, prefix="opt")
+    real, lost = bucket.perform, [False]
+
+    def lose_answer(request: Request) -> Answer:
+        answer = real(request)
+        if isinstance(request, Put) and request.name.endswith(INDEX) and not lost[0]:
+            lost[0] = True
+            tree_serialize_leaves(stored, {"m": jnp.zeros(3)}, prefix="opt")
+            return Answer(Status.NO_ANSWER)
+        return answer
+
+    monkeypatch.setattr(bucket, "perform", lose_answer)
+    tree_serialize_leaves(stored, TREE, prefix="model")
+    assert lost[0]
+    assert_same(exact(stored, "model"), TREE)
+    assert_same(exact(stored, "opt"), {"m": jnp.zeros(3)})
+
+
+def test_where_nothing_tells_what_became_of_it_all_stays(
+    stored: str, bucket: MemoryBucket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tree_serialize_leaves(stored, OTHER)
+    real = bucket.perform
+    monkeypatch.setattr(claim, "patience", lambda *_: lambda: True)
+
+    def lose_request(request: Request) -> Answer:
+        if isinstance(request, Put) and request.name.endswith(INDEX):
+            return Answer(Status.NO_ANSWER)
+        return real(request)
+
+    with monkeypatch.context() as lossy:
+        lossy.setattr(bucket, "perform", lose_request)
+        with pytest.raises(StoreFailed, match="may be in place"):
+            tree_serialize_leaves(stored, TREE)
+    assert_same(exact(stored), OTHER)
+    assert [name for name in names(stored) if name.endswith("params/w/0.0")]
+    # The next save proves that it can never be committed.
+    tree_serialize_leaves(stored, OTHER)
+    assert not [name for name in names(stored) if name.endswith("params/w/0.0")]
+
+
+def test_an_endpoint_that_ignores_conditions_is_refused(bucket: MemoryBucket, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Ignorant(MemoryBucket):
+        def perform(self, request: Request) -> Answer:
+            if isinstance(request, Put) and isinstance(request.condition, ObjectVersion):
+                request = Put(request.name, request.data)
+            return super().perform(request)
+
+    use(Ignorant(), monkeypatch)
+    with pytest.raises(StoreFailed, match="does not heed conditions"):
+        tree_serialize_leaves("memory://a/leaves", TREE)
+    assert names("memory://a/leaves") == {INDEX}
+
+
+# -------------------------------------------------------------------------------------------- what waits and what goes
+
+
+def test_superseded_leaves_wait_for_readers_then_go(bucket: MemoryBucket, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [1e9]
+    monkeypatch.setattr(bucket, "_clock", lambda: now[0])
+    use(bucket, monkeypatch, grace=100.0)
+    path = "memory://a/leaves"
+    tree_serialize_leaves(path, TREE)
+    first = attempt_of(path)
+    with tr.open(path) as opened:
+        tree_serialize_leaves(path, OTHER)
+        second = attempt_of(path)
+        assert np.array_equal(opened["params/w"][:], TREE["params"]["w"])  # type: ignore[index]
+        assert attempts(path) == {first, second}
+        (waits,) = index_of(path)["treering"][""]["superseded"]
+        assert (waits["attempt"], waits["since"] // 1) == (first, 1e9)
+        now[0] += 200
+        objects._CLOCKS.clear()
+        # Of whichever prefix the next save is.
+        tree_serialize_leaves(path, OTHER, prefix="opt")
+        assert attempts(path) == {second, attempt_of(path, "opt")}
+        with pytest.raises(Busy, match="saved again after it was opened"):
+            opened["note"][:]
+    tree_serialize_leaves(path, OTHER, prefix="opt")
+    assert "superseded" not in index_of(path)["treering"][""]
+    assert tr.verify(path).ok
+
+
+def test_without_a_grace_they_go_at_once(bucket: MemoryBucket, monkeypatch: pytest.MonkeyPatch) -> None:
+    use(bucket, monkeypatch, grace=0.0)
+    path = "memory://a/leaves"
+    for number in range(3):
+        tree_serialize_leaves(path, {"m": jnp.full(3, number)})
+        assert attempts(path) == {attempt_of(path)}
+
+
+def test_an_index_that_calls_what_it_lists_superseded_is_not_believed(path: str) -> None:
+    tree_serialize_leaves(path, OTHER, prefix="opt")
+    tree_serialize_leaves(path, TREE)
+    index = index_of(path)
+    index["treering"][""]["superseded"] = [{"attempt": attempt_of(path, "opt"), "since": 1}]
+    store_at(path).replace(INDEX, json.dumps(index).encode())
+    tree_serialize_leaves(path, TREE)
+    assert_same(exact(path, "opt"), OTHER)
+
+
+def test_what_a_dead_saver_left_goes_once_it_can_never_be_committed(path: str) -> None:
+    tree_serialize_leaves(path, OTHER)
+    dead = begin_save(resolve.located(path))
+    dead.write_file("w", "0", [b"x" * (2 << 20)], 2 << 20)
+    begin_save(resolve.located(path)).__exit__()
+    assert dead.attempt in attempts(path)  # its base is still there
+    tree_serialize_leaves(path, OTHER)
+    assert dead.attempt not in attempts(path)
+    assert_same(exact(path), OTHER)
+
+
+def test_data_without_a_marker_stay(path: str) -> None:
+    """Perhaps an index that was lost had named them."""
+    tree_serialize_leaves(path, TREE)
+    before = {name for name in names(path) if name != INDEX}
+    store_at(path).remove(INDEX)
+    tree_serialize_leaves(path, OTHER)
+    assert before <= names(path)
+
+
+def test_saving_works_where_nothing_may_be_deleted_or_listed(
+    stored: str, bucket: MemoryBucket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from treering._store.objects.requests import List
+
+    real = bucket.perform
+
+    def deny(request: Request) -> Answer:
+        if isinstance(request, List) or (isinstance(request, Delete) and request.condition is None):
+            raise PermissionError(13, "denied")
+        return real(request)
+
+    with monkeypatch.context() as denied:
+        denied.setattr(bucket, "perform", deny)
+        tree_serialize_leaves(stored, TREE)
+        tree_serialize_leaves(stored, OTHER)
+        assert_same(exact(stored), OTHER)
+    assert len(index_of(stored)["treering"][""]["superseded"]) == 1
+
+
+# ---------------------------------------------------------------------------------------------------- copies on a disk
+
+
+def test_a_copy_on_disk_is_read_and_saved_into(path: str, tmp_path: Path) -> None:
+    tree_serialize_leaves(path, TREE, prefix="model")
+    tree_serialize_leaves(path, OTHER, prefix="opt")
+    here = copy(path, tmp_path)
+    assert_same(exact(here, "model"), TREE)
+    assert tr.verify(here).ok
+    tree_serialize_leaves(here, {"m": jnp.zeros(2)}, prefix="opt")
+    assert (here / "opt" / "m" / ".zarray").is_file()
+    assert_same(exact(here, "opt"), {"m": jnp.zeros(2)})
+    assert_same(exact(here, "model"), TREE)
+    there = {folder.name for folder in (here / ".treering").iterdir()}
+    assert len(there) == 2
+    assert attempt_of(path, "model") in there
+    assert attempt_of(path, "opt") not in there
+
+
+def test_a_copy_whose_index_is_lost_is_indexed_on_disk(path: str, tmp_path: Path) -> None:
+    tree_serialize_leaves(path, TREE, prefix="model")
+    here = copy(path, tmp_path)
+    (here / INDEX).unlink()
+    index_leaves(here)
+    assert_same(exact(here, "model"), TREE)
+    assert (here / "model" / "params" / "w" / ".zarray").is_file()
+
+
+def test_a_copy_from_a_disk_is_read_and_saved_into(path: str, tmp_path: Path) -> None:
+    tree_serialize_leaves(tmp_path, TREE, prefix="model")
+    store = store_at(path)
+    store.make()
+    for file in tmp_path.rglob("*"):
+        if file.is_file():
+            store.create(file.relative_to(tmp_path).as_posix(), [data := file.read_bytes()], len(data))
+    assert_same(exact(path, "model"), TREE)
+    before = names(path)
+    tree_serialize_leaves(path, OTHER, prefix="model")
+    assert_same(exact(path, "model"), OTHER)
+    # What is at key paths stays: another program may have put it there.
+    assert {name for name in before if name.startswith("model/")} <= names(path)
