@@ -14,7 +14,7 @@ from treering._store.objects.request_failures import Cause, ShortAnswer, failure
 from treering._store.objects.requests import Absent, Answer, Condition, Listed, ObjectVersion, Put, Status
 
 _PAGE: Final = 1000
-_STREAMED: Final = 64 << 10
+_STREAMED: Final = 256 << 10
 _NO_STORE: Final = {"Cache-Control": "no-store"}
 _NO_RANGES: Final = "non-partial response"
 _EMPTY: Final = ("status code: 416", "Invalid range", "StartTooLarge")
