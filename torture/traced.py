@@ -97,7 +97,9 @@ def _wait_for_tracer(pid: int, strace: subprocess.Popen[bytes]) -> None:
                 # Attached; the options of the trace are set within the same moment.
                 time.sleep(0.02)
                 return
-        if strace.poll() is not None:
+        if (code := strace.poll()) is not None:
+            if code == 0:
+                return  # attached, and over: the first call that it saw, the child's wait for us, was the one to end it
             break
         time.sleep(0.002)
     strace.kill()
