@@ -7,6 +7,7 @@ import dataclasses
 import os
 from pathlib import Path
 
+from treering._checkpoint.copy_checkpoint import copy_opened
 from treering._checkpoint.source import check_data_file, read_pieces
 from treering._checkpoint.transaction import CheckpointFolder
 from treering._format.document import INDEX_NAME, encode_index, parse_index, read_names
@@ -17,6 +18,7 @@ from treering._runs.steps import missing_step, note_records, records_in, step_pa
 from treering._store.api import Store
 from treering._store.failures import naming_file
 from treering._store.open_folder import index_document
+from treering._store.resolve import store_at
 from treering._store.run_folder import RunFolder
 from treering.errors import Exists, NotFound
 
@@ -69,6 +71,10 @@ def _copy(path: Path, step: int, source: Store, written: float, target: Path) ->
     note = note_of(index.metadata, step, written)
     note = dataclasses.replace(note, step=step, temporary=False, branch=StepOrigin(os.fspath(path), step), mark=None)
     index = dataclasses.replace(index, metadata=add_note(remove_note(index.metadata), note), replaces=(), superseded=())
+    if store_at(target).flat:
+        # The data of an earlier branch that was removed may still wait there under the names of this attempt.
+        copy_opened(source, index, target, overwrite=False)
+        return
     folder = CheckpointFolder(target, overwrite=False, names_in=read_names, attempt=index.attempt)
     with contextlib.closing(folder) as saving, saving:
         saving.others_are_done()  # there are none

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -245,6 +246,24 @@ def test_going_back_empties_the_list_of_what_is_left_behind_another_way_each_tim
     assert all(re.fullmatch(rb"[0-9a-f]{32}\n", left) for left in emptied)
     assert emptied[0] != emptied[1]
     assert not any(isinstance(request, Delete) and "run/.run.json.left" in request.names for request in bucket.requests)
+
+
+def test_a_branch_in_a_bucket_has_names_of_its_own(bucket: TestBucket, tmp_path: Path) -> None:
+    with tr.Run("memory://run", keep=tr.KeepLast(1)) as run:
+        run.save(1, tree(1)).result()
+        for _ in range(2):  # the data of the first one wait under its names
+            with run.branch(1, "memory://branch") as branch:
+                assert float(branch.load()["w"][0]) == 1
+            step = store_in(bucket, "branch/step_00000001")
+            found = step.find("treering.json")
+            assert found is not None
+            step.retire("treering.json", "", found.version)
+        assert len(data_in(bucket, "branch/")) == 2
+        with run.branch(1, tmp_path / "branch") as branch:
+            assert float(branch.load()["w"][0]) == 1
+            with branch.branch(1, "memory://back") as back:
+                assert float(back.load()["w"][0]) == 1
+                assert tr.verify("memory://back/step_00000001")
 
 
 def test_steps_are_told_from_tombstones_by_one_listing(bucket: TestBucket) -> None:
