@@ -13,6 +13,7 @@ from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from typing import Final, Self
 
+from torture.bucket_joint import JointPair
 from torture.bucket_scenes import SCENES, BucketScene, Ended, Place, WrongArrays, is_told, open_bucket, send_in_parts
 from torture.bucket_servers import BucketServer
 from torture.fault_proxy import Fault, FaultProxy, Rule, Seen
@@ -26,6 +27,7 @@ _HELD: Final = 4.0
 _LARGEST_SMALL: Final = 64
 _RANDOM: Final = re.compile(r"(?<=uploadId=)[^&]*|[0-9a-f]{16,}")
 _PERSISTENT: Final = 1000
+_MOST_LOOKS: Final = 2
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -85,25 +87,33 @@ class Striker:
     def __init__(self, server: BucketServer, *, seconds: float = 1.0, patience: float = 4.0) -> None:
         send_in_parts()
         self._proxy = FaultProxy(server.port, whole=server.sign_whole)
+        self._proxied = server.at(self._proxy.port)
+        self._seconds, self._patience = seconds, patience
+        self._pair: JointPair | None = None
         name = secrets.token_hex(4)
-        self._struck = open_bucket(server.at(self._proxy.port), f"struck-{name}", seconds=seconds, patience=patience)
+        self._struck = open_bucket(self._proxied, f"struck-{name}", seconds=seconds, patience=patience)
         self._direct = open_bucket(server, f"direct-{name}", seconds=30.0, patience=60.0)
         # The first save to a bucket asks whether it heeds conditions; a scene of its own asks that again.
-        self._scene_run(SCENES[0], self._place())
+        self._scene_run(SCENES[0], self._place(SCENES[0]))
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
+        if self._pair is not None:
+            self._pair.__exit__()
         self._proxy.__exit__()
 
-    def _place(self) -> Place:
-        name = secrets.token_hex(6)
-        return Place(self._struck / f"z{name}z", self._direct / f"z{name}z")
+    def _place(self, scene: BucketScene) -> Place:
+        if scene.together and self._pair is None:
+            self._pair = JointPair(self._proxied, seconds=self._seconds, patience=self._patience)
+            self._pair.save(f"z{secrets.token_hex(6)}z", 1, old=False)  # each asks whether conditions are heeded
+        name = f"z{secrets.token_hex(6)}z"
+        return Place(self._struck / name, self._direct / name, self._pair if scene.together else None)
 
     def cases(self, scene: BucketScene) -> list[Case]:
         """Do a scene without a fault, and return a case for each fault at each of its requests."""
-        place = self._place()
+        place = self._place(scene)
         scene.prepare(place)
         self._proxy.heal()
         ended, hangs = self._scene_run(scene, place)
@@ -115,7 +125,7 @@ class Striker:
     def strike(self, case: Case) -> Found:
         """Run one case."""
         scene = next(scene for scene in SCENES if scene.name == case.scene)
-        place = self._place()
+        place = self._place(scene)
         scene.prepare(place)
         target = case.target.replace("PLACE", place.direct.name)
         self._proxy.heal()
@@ -147,6 +157,8 @@ class Striker:
             self._proxy.deliver_late()
             wrong += scene.judge(place, ended)
         outcome = "committed" if ended.error is None else f"told {type(ended.error).__name__}"
+        if scene.together and (errors := [error for error, _ in ended.found or [] if error]):
+            outcome = f"{len(errors)} told {errors[0].partition(':')[0]}"
         return Found(outcome if struck else "not reached", wrong, seconds, str(ended.error or ""))
 
     def _scene_run(self, scene: BucketScene, place: Place) -> tuple[Ended, bool]:
@@ -206,6 +218,8 @@ def _cases(scene: BucketScene, seen: Sequence[Seen], name: str) -> Iterator[Case
         target = pattern_of(one.target, name)
         counts[one.method, target, one.conditional] += 1
         number = counts[one.method, target, one.conditional]
+        if scene.together and one.method == "GET" and number > _MOST_LOOKS:
+            continue  # how often processes look for each other's messages is up to their timing
         for fault in Fault:
             small = one.size < _LARGEST_SMALL
             if fault.applies(one.method, small=small) and (fault is not Fault.NO_RANGE or one.ranged):

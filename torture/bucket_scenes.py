@@ -11,6 +11,7 @@ from typing import Any, Final
 import numpy as np
 
 import treering
+from torture.bucket_joint import JointPair, fingerprint_of_version, loaded_fingerprint
 from torture.bucket_servers import BucketServer
 from treering.errors import NotFound, TreeringError
 
@@ -49,9 +50,8 @@ class Place:
 
     struck: Any
     direct: Any
-
-    def __truediv__(self, name: str) -> Place:
-        return Place(self.struck / name, self.direct / name)
+    pair: JointPair | None = None
+    """The processes that save there together, through the proxy."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -117,6 +117,8 @@ class BucketScene(abc.ABC):
 
     name: str
     """Its name."""
+    together = False
+    """Whether several processes do it."""
 
     @abc.abstractmethod
     def prepare(self, place: Place) -> None:
@@ -188,6 +190,37 @@ class _Saving(BucketScene):
                 yield f"{found!r} came back over an acknowledged save"
 
         return judge
+
+
+class _Together(BucketScene):
+    """Two processes overwrite a checkpoint together."""
+
+    name = "joint save"
+    together = True
+
+    def prepare(self, place: Place) -> None:
+        treering.save(place.direct, tree_of(1))
+
+    def act(self, place: Place) -> Any:
+        assert place.pair is not None
+        return place.pair.save(place.direct.name, 2, old=True)
+
+    def judge(self, place: Place, ended: Ended) -> Iterator[str]:
+        answers = ended.found or []
+        for number, (error, is_ours) in enumerate(answers):
+            if not is_ours:
+                yield f"process {number} was not told by an error of ours: {error}"
+        found = look(lambda: loaded_fingerprint(place.direct))
+        is_new = found == fingerprint_of_version(2)
+        if not is_new and look(lambda: version_in(treering.load(place.direct))) != 1:
+            yield f"{found!r} is there, neither the old nor the new tree"
+        if any(not error for error, _ in answers) and not is_new:
+            yield "a process was told that it is saved"
+        if not treering.verify(place.direct):
+            yield "verify finds damage"
+        treering.save(place.direct, tree_of(3), overwrite=True)
+        if look(lambda: version_in(treering.load(place.direct))) != 3:
+            yield "the next save is not there"
 
 
 class _Retention(BucketScene):
@@ -293,6 +326,7 @@ SCENES: Final[tuple[BucketScene, ...]] = (
     _Saving("overwrite", old=True),
     _Saving("save where a step was removed", old=False, gone=True),
     _Saving("overwrite in parts", old=True, size=_LARGE),
+    _Together(),
     _Retention(),
     _Collection(),
     _Loading("load"),

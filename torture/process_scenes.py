@@ -20,7 +20,7 @@ from treering._values.checkpoint_names import is_message
 from treering.errors import Mismatch, NotFound
 from treering.leaves import tree_deserialize_leaves, tree_serialize_leaves
 
-__all__ = ["NEW", "OLD", "SCENES", "JointScene"]
+__all__ = ["NEW", "OLD", "SCENES", "JointScene", "print_of", "values"]
 
 OLD: Final = 1
 """The version that is there before."""
@@ -130,7 +130,7 @@ class JointScene:
                     raise
                 return None
         verified = treering.verify(path)
-        return _print_of(tree) if verified else f"{BUT} {verified}"
+        return print_of(tree) if verified else f"{BUT} {verified}"
 
     def litter(self, path: Path) -> list[str]:
         """Return the names of our files there that no reader needs.
@@ -186,7 +186,7 @@ def _ledger(version: int, rows: int) -> str:
     return fingerprint(values(version, rows))
 
 
-def _print_of(tree: Any) -> str:
+def print_of(tree: Any) -> str:
     """Return the fingerprint of what was loaded, wherever its arrays lie."""
     return fingerprint(_on_host(tree))
 

@@ -24,7 +24,7 @@ from treering._coordination.allgather import allgather_in_order
 from treering._coordination.operations import Call
 from treering._values.processes import Processes
 
-__all__ = ["ACTIONS", "LAYERS", "Action", "Layer", "Worker", "armed", "joined", "loading", "saving"]
+__all__ = ["ACTIONS", "LAYERS", "Action", "Layer", "Worker", "armed", "forge", "joined", "loading", "saving"]
 
 Action = Literal["kill", "pause", "outlive", "slow", "pass"]
 Layer = Literal["forged", "jax"]
@@ -79,7 +79,7 @@ class Worker:
                     jax.config.update("jax_num_cpu_devices", 2)
                     jax.distributed.initialize(f"127.0.0.1:{asked['port']}", asked["count"], number)
                 else:
-                    _forge(Processes(this=number, count=asked["count"]), asked["job"])
+                    forge(Processes(this=number, count=asked["count"]), asked["job"])
                 jax.devices()
                 if asked["layer"] == "jax":
                     # Processes find each other, and programs are compiled, at leisure.
@@ -94,7 +94,7 @@ class Worker:
         return None
 
 
-def _forge(processes: Processes, job: str) -> None:
+def forge(processes: Processes, job: str) -> None:
     """Make this process one of a job that jax knows nothing of."""
     jax.config.update("jax_num_cpu_devices", 2 * processes.count)
     last = 0
