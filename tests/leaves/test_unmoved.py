@@ -11,6 +11,7 @@ import pytest
 
 import treering as tr
 from tests.properties.sameness import fingerprint
+from treering._cli.main import main
 from treering._leaves.commit import begin_save
 from treering._store import resolve
 from treering._store.memory import MemoryPath
@@ -385,6 +386,28 @@ def test_what_a_dead_saver_left_goes_once_it_can_never_be_committed(path: str) -
     tree_serialize_leaves(path, OTHER)
     assert dead.attempt not in attempts(path)
     assert_same(exact(path), OTHER)
+
+
+def test_the_doctor_knows_what_is_left_over(stored: str, capsys: pytest.CaptureFixture[str]) -> None:
+    tree_serialize_leaves(stored, OTHER)
+    with begin_save(resolve.located(stored)) as save, begin_save(resolve.located(stored)) as other:
+        save.write_file("w", "0", [b"x" * (2 << 20)], 2 << 20)
+        store_at(stored).remove(f".treering/{other.attempt}/marker")
+        other.write_file("w", "0", [b"x" * (2 << 20)], 2 << 20)
+        for changed, said in ((False, "it may still be committed"), (True, "it can never be committed")):
+            if changed:
+                found = store_at(stored).read(INDEX)
+                assert found is not None
+                store_at(stored).replace(INDEX, found.data + b"\n")
+            with pytest.raises(SystemExit):
+                main(["doctor", stored])
+            text = capsys.readouterr().out
+            assert f"attempt {save.attempt}" in text
+            assert said in text
+            assert "no marker proves that they are leftovers" in text
+    with pytest.raises(SystemExit):
+        main(["doctor", stored])
+    assert "attempt" not in capsys.readouterr().out
 
 
 def test_data_without_a_marker_stay(path: str) -> None:

@@ -177,13 +177,15 @@ def _is_outdated(store: Store, marker: str, index: Entry | None) -> bool:
     """Tell whether a marker names another version than the one that is there, which was looked at after it."""
     found = store.read(marker)
     base = None if found is None else read_marker(found.data)
-    now = store.find(checkpoint_names.INDEX)
-    return base is not None and now is not None and index is not None and now.version != base
+    now = None if index is None else store.find(index.name)
+    return base is not None and now is not None and now.version != base
 
 
 def _staged(store: Store, path: str, locks: Locks) -> tuple[dict[str, Leftovers], str | None]:
     """Return the attempts under ``.treering``, and why they could not be looked at."""
-    if not isinstance(store, PosixStore):  # nothing is staged where nothing can be renamed
+    if store.flat:
+        return _staged_in_bucket(store), None
+    if not isinstance(store, PosixStore):
         return {}, None
     found: dict[str, Leftovers] = {}
     with contextlib.closing(FolderTree(store.folder, path)) as tree:
@@ -194,6 +196,28 @@ def _staged(store: Store, path: str, locks: Locks) -> tuple[dict[str, Leftovers]
         except (LinkRefused, OSError) as error:
             return {}, str(error)
     return found, None
+
+
+def _staged_in_bucket(store: Store) -> dict[str, Leftovers]:
+    """Return the attempts under ``.treering`` where nothing is moved: committed ones are among them."""
+    of: dict[str, list[Entry]] = {}
+    for entry in store.list(f"{leaves_names.ATTEMPTS}/"):
+        if leaves_names.is_attempt(attempt := entry.name.split("/")[1]):
+            of.setdefault(attempt, []).append(entry)
+    index = store.find(leaves_names.INDEX) if of else None
+    found: dict[str, Leftovers] = {}
+    for attempt, entries in of.items():
+        files: dict[str, int] = {}
+        for entry in entries:
+            within = entry.name.split("/")[2]
+            files[within] = files.get(within, 0) + entry.size
+        marker = "/".join((*leaves_names.attempt_folder(attempt), leaves_names.MARKER))
+        proved = leaves_names.MARKER in files
+        found[attempt] = Leftovers(
+            attempt=attempt, files=files, count=len(entries), changed=max(entry.modified for entry in entries),
+            holder=None, journal=proved, outdated=proved and _is_outdated(store, marker, index),
+        )  # fmt: skip
+    return found
 
 
 def _staged_one(tree: FolderTree, attempt: str, locks: Locks) -> Leftovers:

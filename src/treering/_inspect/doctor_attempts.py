@@ -176,6 +176,8 @@ def _of_leaves(looked: FolderScan, known: Known, notes: Mapping[str, _Notes], no
 
 
 def _judge_staged(remains: Leftovers, looked: FolderScan, known: Known, said: _Notes) -> _Judgement:
+    if looked.flat:
+        return _judge_unmoved(remains, known)
     if leaves_names.PENDING in remains.files and remains.holder is None:
         advice = "treering.leaves.index_leaves adds it to the index"
         return Life.OVER, "it was saved without an index, and waits for one", advice
@@ -190,6 +192,20 @@ def _judge_staged(remains: Leftovers, looked: FolderScan, known: Known, said: _N
         reason = f"there is no readable index, so it is unknown whether it named this save; {reason}"
         return life, reason, "treering.leaves.index_leaves rebuilds the index from the files"
     return life, reason, _SWEPT if life is Life.DEAD else _LOOK
+
+
+def _judge_unmoved(remains: Leftovers, known: Known) -> _Judgement:
+    """Judge an attempt that the index of leaves in a bucket does not name."""
+    if known.damaged:
+        reason = "the index is damaged: it is unknown whether it names these files"
+        return Life.OVER, reason, "keep them until the index is restored from a copy"
+    if remains.outdated:
+        return Life.DEAD, "the index was changed since it began, so it can never be committed", _SWEPT
+    if remains.journal:
+        reason = "it may still be committed: a bucket does not tell whether its process runs"
+        return Life.UNKNOWN, reason, "if its process is gone, the next save removes its files"
+    reason = "the index does not name these files, and no marker proves that they are leftovers"
+    return Life.DEAD, reason, "no save removes them; if no index was lost that named them, remove them yourself"
 
 
 # ---------------------------------------------------------------------------------------------------------- messages
