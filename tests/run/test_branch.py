@@ -129,6 +129,17 @@ def test_without_hard_links_the_bytes_are_copied(
     assert not one.samefile(other)
 
 
+def test_damage_is_not_copied_to_another_store(run: Path) -> None:
+    (file,) = data_of(step_path(run, 10))
+    data = bytearray(file.read_bytes())
+    data[4096] ^= 1
+    file.write_bytes(bytes(data))
+    with tr.Run(run) as open_run, pytest.raises(Corrupt, match="is damaged"):
+        open_run.branch(10, "memory://damaged-branch")
+    with tr.Run("memory://damaged-branch") as other:
+        assert other.steps() == []
+
+
 def test_a_missing_step_names_those_that_are_there(run: Path, tmp_path: Path) -> None:
     with pytest.raises(NotFound, match="no step 15; it has steps 10 and 20"):
         branch(run, tmp_path / "new", 15)

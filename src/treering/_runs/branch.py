@@ -5,9 +5,10 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
+from itertools import chain
 from pathlib import Path
 
-from treering._checkpoint.copy_checkpoint import copy_opened
+from treering._checkpoint.copy_checkpoint import checked_pieces, copy_opened
 from treering._checkpoint.source import check_data_file, read_pieces
 from treering._checkpoint.transaction import CheckpointFolder
 from treering._format.document import INDEX_NAME, encode_index, parse_index, read_names
@@ -26,7 +27,8 @@ from treering.errors import Exists, NotFound
 def branch_step(path: Path, step: int, new: Path, *, keep: str | None, save_every: str | None) -> None:
     """Copy a step into the new run at ``new``, durably; the step's note says where it came from.
 
-    Data files are never rewritten: each gets a second name where the file system has hard links, else it is copied.
+    Data files are never rewritten: each gets a second name where the file system has hard links, else it is copied,
+    and each block is compared with its checksum.
 
     Args:
         path: the run's folder.
@@ -82,5 +84,6 @@ def _copy(path: Path, step: int, source: Store, written: float, target: Path) ->
             with source.open_file(file.name) as data:
                 check_data_file(index, number, data)
                 if not saving.link_file(file.name, source):
-                    saving.write_file(file.name, read_pieces(data, data.size), data.size)
+                    header = read_pieces(data, file.header)
+                    saving.write_file(file.name, chain(header, checked_pieces(index, number, data)), data.size)
         saving.commit(encode_index(index))

@@ -34,7 +34,7 @@ def copy_path(source: str, target: str, *, overwrite: bool, progress: Progress |
     """
     form = detect(source)
     if form is Form.LEAVES:
-        raise Unsupported(f"{source!r} is a leaves directory", hint="cp -r copies it; the copy has all that it needs")
+        raise Unsupported(f"{source!r} is a leaves directory", hint="copy its files, as cp -r does on disk")
     if form is Form.CHECKPOINT:
         copy_checkpoint(located(source), new_folder_path(target), overwrite=overwrite, progress=progress)
     elif form is Form.RUN:

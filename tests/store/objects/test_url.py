@@ -77,6 +77,7 @@ def test_paths_go_down_and_up_as_those_on_disk_do() -> None:
     assert path.parents[-1].parent == bucket_path("s3://b")
     assert str(path.with_name("other")) == "s3://b/runs/a/other"
     assert bucket_path("s3://b/x.safetensors").suffix == ".safetensors"
+    assert bucket_path("s3://b.safetensors").suffix == ""
 
 
 @pytest.mark.parametrize("again", [copy.copy, copy.deepcopy, lambda path: pickle.loads(pickle.dumps(path))])

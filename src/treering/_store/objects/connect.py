@@ -7,7 +7,7 @@ import importlib
 import os
 import threading
 from collections.abc import Mapping
-from pathlib import Path, PurePath
+from pathlib import PurePath
 from typing import Any, Final, cast
 
 from treering._printable import kind_of
@@ -71,7 +71,7 @@ def at(
     anonymous: bool = False,
     timeout: float | None = None,
     grace: float | None = None,
-) -> Path:
+) -> PurePath:
     """Return a path in a bucket that every function of treering takes, with options that a URL cannot say.
 
     The options hold for the bucket, in this process, from now on: for each path and each URL that leads there. What is
@@ -109,7 +109,7 @@ def at(
     if prefix:
         path = bucket_path(f"{path}/{prefix}")
     _remember(path, options, given)
-    return cast("Path", path)
+    return path
 
 
 def _remember(path: BucketPath, options: BucketOptions, given: Any) -> None:

@@ -48,6 +48,11 @@ class UrlPath(PurePosixPath):
         return self if len(self.parts) <= 2 else super().parent  # noqa: PLR2004 - the scheme and the bucket
 
     @property
+    def suffix(self) -> str:
+        """The suffix of the name; that of a bucket says nothing."""
+        return super().suffix if len(self.parts) > 2 else ""  # noqa: PLR2004 - the same
+
+    @property
     def parents(self) -> Sequence[Self]:
         """The paths above, the nearest first, the bucket or host last."""
         above: list[Self] = []
