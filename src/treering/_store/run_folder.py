@@ -372,7 +372,8 @@ class RunFolder(Closable):
             found = None if self._store.flat else self._store.find(name)
         if not self._store.flat and (found is None or not found.is_file or found.size > _LARGEST_DOCUMENT):
             return None
-        with contextlib.suppress(LinkRefused):  # replaced meanwhile
+        # A link: it was replaced meanwhile.
+        with contextlib.suppress(LinkRefused), naming(os.fspath(self.path / name), "read"):
             document = self._store.read(name, most)
             return None if document is None else document.data
         return None
