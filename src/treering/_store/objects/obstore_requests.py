@@ -12,6 +12,7 @@ from treering._store.api import LARGEST_DOCUMENT
 from treering._store.objects.reading import Span
 from treering._store.objects.request_failures import Cause, ShortAnswer, failure_of
 from treering._store.objects.requests import Absent, Answer, Condition, Listed, ObjectVersion, Put, Status
+from treering._values.human import pluralize
 
 _PAGE: Final = 1000
 _STREAMED: Final = 256 << 10
@@ -36,7 +37,7 @@ def get(store: Any, name: str, most: int | None) -> Answer:
     found = listed(result.meta)
     data = bytes(result.bytes()) if found.size <= most else b"".join(_first(result, most))
     if len(data) != min(found.size, most):
-        raise ShortAnswer(errno.EIO, f"{len(data)} bytes came of {found.size}")
+        raise ShortAnswer(errno.EIO, f"{pluralize(len(data), 'bytes')} of {found.size} came")
     return Answer(Status.DONE, data, found)
 
 
@@ -115,7 +116,9 @@ def fetch(store: Any, name: str, version: ObjectVersion, span: Span) -> Answer:
             span.fill(position, view)
             position += len(view)
         if result.range != (span.start, span.stop) or position != span.stop:
-            raise ShortAnswer(errno.EIO, f"{position - span.start} bytes came of {span.stop - span.start}")
+            raise ShortAnswer(
+                errno.EIO, f"{pluralize(position - span.start, 'bytes')} of {span.stop - span.start} came"
+            )
     return Answer(Status.DONE, found=found)
 
 
