@@ -92,6 +92,9 @@ _IN_MEMORY_TOO = {
         "run/test_run_steps.py::TestCollecting::test_what_died_is_swept",
         "run/test_run_steps.py::TestRemoving::test_a_damaged_one_is_gone_but_for_its_files",
     ),
+    "Which process tells first what differs is up to timing, which is another one here.": (
+        "checkpoint/test_signature.py::test_the_first_differences_are_named_with_what_they_are_here",
+    ),
     "A place in a bucket is never missing, so ``run.json`` is written.": (
         "run/test_run_steps.py::TestFacts::test_where_there_is_no_run",
     ),
