@@ -12,6 +12,7 @@ import pytest
 import treering as tr
 from tests.properties.sameness import fingerprint
 from treering._cli.main import main
+from treering._leaves import serialize
 from treering._leaves.commit import begin_save
 from treering._store import resolve
 from treering._store.memory import MemoryPath
@@ -21,6 +22,7 @@ from treering._store.objects.memory_bucket import MemoryBucket
 from treering._store.objects.requests import Answer, Delete, ObjectVersion, Put, Request, Status
 from treering._store.objects.root import ObjectRoot
 from treering._store.resolve import store_at
+from treering._values.processes import Processes
 from treering.errors import Busy, Corrupt, Exists, Mismatch, NotFound, StoreFailed, Unsupported
 from treering.leaves import index_leaves, tree_deserialize_leaves, tree_serialize_leaves
 
@@ -200,6 +202,16 @@ def test_what_needs_a_folder_on_disk_is_refused(path: str) -> None:
         tree_serialize_leaves(path, OTHER, object())
     with pytest.raises(Unsupported, match="on disk"):
         index_leaves(path)
+
+
+@pytest.mark.parametrize("this", [0, 1])
+def test_a_joint_save_is_refused_on_every_process(this: int, path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(serialize, "this_processes", lambda _: Processes(this=this, count=2))
+    with pytest.raises(Unsupported, match="several processes save leaves to folders on disk alone"):
+        tree_serialize_leaves(path, OTHER)
+    assert not names(path)
+    tree_serialize_leaves(path, OTHER, processes="this")
+    assert_same(exact(path), OTHER)
 
 
 def test_damage_is_found(path: str) -> None:

@@ -5,10 +5,12 @@ It behaves as a bucket does: names in a flat space, a version for each content, 
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import errno
 import itertools
 import os
+import re
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -63,25 +65,45 @@ class _Contents:
     def __init__(self, proof: Callable[[str], Held]) -> None:
         self.lock = threading.RLock()
         self.by_name: dict[str, _Content] = {}
+        self._counts: collections.Counter[str] = collections.Counter()
         self.proof = proof
         self._versions = itertools.count(1)
         self._claimed: dict[str, int] = {}
 
     def set(self, key: str, data: bytes) -> None:
-        self.by_name[key] = _Content(data, next(self._versions), time.time())
+        with self.lock:
+            if key not in self.by_name:
+                self._counts.update(_places_of(key))
+            self.by_name[key] = _Content(data, next(self._versions), time.time())
 
     def pop(self, key: str) -> None:
-        if self.by_name.pop(key, None) is not None and key in self._claimed:
-            self._claimed[key] = next(self._versions)
+        with self.lock:
+            if self.by_name.pop(key, None) is None:
+                return
+            for place in _places_of(key):
+                self._counts[place] -= 1
+                if not self._counts[place]:
+                    del self._counts[place]
+            if key in self._claimed:
+                self._claimed[key] = next(self._versions)
 
     def state(self, key: str) -> int:
         """Return a number that changes with each content of the name, and with each time that it goes."""
         found = self.by_name.get(key)
         return self._claimed.setdefault(key, 0) if found is None else found.version
 
+    def is_place(self, prefix: str) -> bool:
+        """Tell whether anything is below a prefix, which ends in a slash."""
+        return prefix in self._counts
+
     def below(self, prefix: str) -> list[str]:
         with self.lock:
             return [key for key in self.by_name if key.startswith(prefix)]
+
+
+def _places_of(key: str) -> list[str]:
+    """Return the prefixes that make places of a name, each with its slash."""
+    return [key[: found.end()] for found in re.finditer("/", key)]
 
 
 class MemoryStore(Store):
@@ -114,7 +136,7 @@ class MemoryStore(Store):
         with self._contents.lock:
             if self._prefix and self._prefix.rstrip("/") in self._contents.by_name:
                 raise NotADirectoryError(errno.ENOTDIR, "it is a file, not a folder")
-            if self._prefix and not self._contents.below(self._prefix):
+            if self._prefix and not self._contents.is_place(self._prefix):
                 raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
 
     def make(self) -> None:
@@ -123,7 +145,7 @@ class MemoryStore(Store):
             for above in itertools.accumulate(self._prefix.rstrip("/").split("/"), "{}/{}".format):
                 if above in self._contents.by_name:
                     raise NotADirectoryError(errno.ENOTDIR, f"{SCHEME}{above} is a file, not a folder")
-            if self._prefix and not self._contents.below(self._prefix):
+            if self._prefix and not self._contents.is_place(self._prefix):
                 self._contents.set(self._prefix, b"")
                 self._made = True
 
@@ -131,7 +153,7 @@ class MemoryStore(Store):
         """Remove what `make` made; False where it is still there."""
         if self._made:
             self._contents.pop(self._prefix)
-        return not (self._made and self._contents.below(self._prefix))
+        return not (self._made and self._contents.is_place(self._prefix))
 
     def drop(self) -> None:
         """Forget the place itself, if nothing is in it."""
@@ -166,7 +188,7 @@ class MemoryStore(Store):
         with self._contents.lock:
             if (found := self._contents.by_name.get(key)) is not None:
                 return Entry(name, len(found.data), found.modified, found.version)
-            below = self._contents.below(f"{key}/")
+            below = self._contents.is_place(f"{key}/")
         return Entry(name, 0, 0.0, 0, Kind.PLACE) if below else None
 
     def open_file(self, name: str) -> MemoryFile:
@@ -178,7 +200,7 @@ class MemoryStore(Store):
         path = self.path / name
         with self._contents.lock:
             found = self._found(name)
-            number = errno.EISDIR if not found and self._contents.below(f"{self._prefix}{name}/") else errno.ENOENT
+            number = errno.EISDIR if not found and self._contents.is_place(f"{self._prefix}{name}/") else errno.ENOENT
         if found is None:
             raise StoreFailed.of(OSError(number, os.strerror(number)), path, "read")
         return MemoryFile(path, found.data, found.version)
