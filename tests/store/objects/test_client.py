@@ -27,11 +27,15 @@ from obstore.exceptions import (
 from obstore.store import MemoryStore, S3Store
 
 from treering._store.objects import client as client_module
-from treering._store.objects import obstore_requests, writing
+from treering._store.objects import obstore_requests, root, writing
 from treering._store.objects.client import ObstoreClient
 from treering._store.objects.obstore_stores import StoreVariants
+from treering._store.objects.request_failures import Cause, failure_of
 from treering._store.objects.requests import Absent, Delete, Get, Head, List, ObjectVersion, Put, Status
+from treering._store.objects.root import ObjectRoot
+from treering._store.objects.url import bucket_path
 from treering._values.telemetry import TRAFFIC
+from treering.errors import StoreFailed
 
 Ask = Callable[..., Any]
 
@@ -353,6 +357,30 @@ def test_an_upload_whose_last_answer_was_lost_is_looked_at(
         client.put_parts("a", [b"treering"], 8)
         with pytest.raises(OSError, match="NoSuchUpload"):
             client.put_parts("a", [b"treerings"], 9)
+
+
+def test_an_upload_that_failed_is_not_taken_for_done_by_an_older_object_of_its_size(
+    client: ObstoreClient, pauses: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(root, "WHOLE_BYTES", 4)
+    files = ObjectRoot(lambda _: (client, "model.safetensors"))
+    path = bucket_path("s3://bucket/model.safetensors")
+    files.write_file(path, [b"treering"], 8)
+    with monkeypatch.context() as patched:
+        fail(patched, "put", GenericError(says("500 Internal Server Error")))
+        with pytest.raises(StoreFailed, match="500"):
+            files.write_file(path, [b"gnireert"], 8)
+    assert client.perform(Get("model.safetensors")).data == b"treering"
+
+
+@pytest.mark.parametrize("word", ["redirect", "NoSuchBucket", "AccessDenied", "builder%20error", "SlowDown"])
+def test_the_name_of_an_object_does_not_say_why_a_request_failed(word: str) -> None:
+    url = f"http://localhost:1/b/{word}/treering.json"
+    lost = GenericError(f"Generic S3 error: Error performing PUT {url} in 1ms - HTTP error: error sending request")
+    assert (failure_of(lost).cause, failure_of(lost).slow_down) == (Cause.PASSING, False)
+    told = says("404 Not Found", f"<Code>NoSuchKey</Code><Key>{word}/treering.json</Key>")
+    gone = FileNotFoundError(f"Object at location {word.replace('%20', ' ')}/treering.json not found: {told}")
+    assert failure_of(gone).cause is Cause.MISSING
 
 
 class Halt(BaseException):

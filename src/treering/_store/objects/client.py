@@ -117,8 +117,14 @@ class ObstoreClient:
             case List(prefix, deep):
                 return self._answer(lambda store: obstore_requests.list_names(store, prefix, deep=deep))
 
-    def put_parts(self, name: str, buffers: Iterable[Buffer], size: int) -> None:
-        """Write a new object, in parts that are sent while the next ones are made.
+    def put_parts(self, name: str, buffers: Iterable[Buffer], size: int, *, new: bool = True) -> None:
+        """Write an object in parts that are sent while the next ones are made.
+
+        Args:
+            name: its name.
+            buffers: its bytes.
+            size: how many they are.
+            new: whether nothing was ever at that name: then what is there after a lost answer is what was sent.
 
         Raises:
             PermissionError: the bucket denies it.
@@ -129,9 +135,10 @@ class ObstoreClient:
         except FailedBuffers as error:
             raise error.__cause__ or error from None
         except Exception as error:
-            # What completes an upload may have been done, and only its answer lost. The name is of one attempt.
+            # What completes an upload may have been done, and only its answer lost.
             failure = failure_of(error)
-            found = self.perform(Head(name)).found if failure.cause in {*_AGAIN, Cause.MISSING} else None
+            doubtful = new and failure.cause in {*_AGAIN, Cause.MISSING}
+            found = self.perform(Head(name)).found if doubtful else None
             if found is None or found.size != size:
                 raise failure.error(self.shown) from error
 

@@ -77,7 +77,7 @@ class WebClient:
             raise OSError(errno.EOPNOTSUPP, "a web server lists nothing: pass the URL of a checkpoint or of a file")
         raise OSError(errno.EROFS, READ_ONLY)
 
-    def put_parts(self, name: str, buffers: Iterable[Buffer], size: int) -> NoReturn:
+    def put_parts(self, name: str, buffers: Iterable[Buffer], size: int, *, new: bool = True) -> NoReturn:
         """Refuse to write.
 
         Raises:

@@ -77,8 +77,8 @@ class MemoryBucket:
                 case List(prefix, deep):
                     return self._list(prefix, deep=deep)
 
-    def put_parts(self, name: str, buffers: Iterable[Buffer], size: int) -> None:
-        """Write a new object."""
+    def put_parts(self, name: str, buffers: Iterable[Buffer], size: int, *, new: bool = True) -> None:
+        """Write an object."""
         self.perform(Put(name, b"".join(map(bytes, pieces(buffers, size)))))
 
     def read_into(self, name: str, version: ObjectVersion, jobs: Sequence[tuple[int, memoryview]]) -> None:

@@ -14,6 +14,10 @@ _STATUS: Final = re.compile(r"status code: (\d{3})|^HTTP (\d{3})\b")
 # What a server says in XML.
 _TOLD: Final = re.compile(r"<Code>([^<]*)</Code>.*?<Message>([^<]*)</Message>", re.DOTALL)
 _LONGEST_REASON: Final = 400
+# What is named: an object may be called like any of the words that are looked for.
+_NAMED: Final = re.compile(
+    r"https?://\S+|(?<=at location ).*?(?=: Error performing|$)|<(Key|Resource|BucketName)>.*?</\1>", re.DOTALL
+)
 # What some servers say with a status that stands for something else too.
 _DENIED: Final = ("AccessDenied", "ExpiredToken", "InvalidAccessKeyId", "SignatureDoesNotMatch", "AuthenticationFailed")
 _NO_BUCKET: Final = ("NoSuchBucket", "ContainerNotFound", "The specified bucket does not exist")
@@ -84,9 +88,10 @@ def failure_of(error: Exception) -> RequestFailure:
     """
     kind = type(error).__name__
     text = str(error).split("\n\nDebug source", 1)[0]
+    reason = _reason(text) or kind
+    text = _NAMED.sub("", text)
     found = _STATUS.search(text)
     status = int(found[1] or found[2]) if found else 0
-    reason = _reason(text) or kind
     if isinstance(error, ShortAnswer | TimeoutError | ConnectionError):
         return RequestFailure(Cause.PASSING, reason, error.errno or errno.EIO)
     if not isinstance(error, _NOT_OBSTORE) and not type(error).__module__.startswith("obstore"):
@@ -112,7 +117,8 @@ def _other_failure(error: Exception, kind: str, text: str, status: int, reason: 
     if "builder error" in text:
         reason = f"http:// needs AWS_ALLOW_HTTP=true, or treering.at(url, endpoint=...): {reason}"
         return RequestFailure(Cause.INVALID, reason, errno.EINVAL)
-    if isinstance(error, ValueError) or kind == "InvalidPathError" or "redirect" in text or 300 <= status < 500:  # noqa: PLR2004
+    invalid = isinstance(error, ValueError) or kind == "InvalidPathError" or "Received redirect" in text
+    if invalid or 300 <= status < 500:  # noqa: PLR2004
         return RequestFailure(Cause.INVALID, reason, errno.EINVAL)
     if status == 501 or kind in {"NotSupportedError", "NotImplementedError"}:  # noqa: PLR2004
         return RequestFailure(Cause.INVALID, reason, errno.ENOTSUP)

@@ -163,8 +163,11 @@ class Client(Protocol):
         """Make one request. One with a condition is made once; others are repeated as the client sees fit."""
         ...
 
-    def put_parts(self, name: str, buffers: Iterable[Buffer], size: int) -> None:
-        """Write a new object, in parts; the memory of a buffer may be used again once the next one is asked for."""
+    def put_parts(self, name: str, buffers: Iterable[Buffer], size: int, *, new: bool = True) -> None:
+        """Write an object in parts; the memory of a buffer may be used again once the next one is asked for.
+
+        ``new`` says that nothing was ever at that name.
+        """
         ...
 
     def read_into(self, name: str, version: ObjectVersion, jobs: Sequence[tuple[int, memoryview]]) -> None:

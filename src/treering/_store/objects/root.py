@@ -38,7 +38,7 @@ class ObjectRoot(Root):
         client, key = self._connect(path)
         with naming(os.fspath(path), "write"):
             if size > WHOLE_BYTES:
-                client.put_parts(key, buffers, size)
+                client.put_parts(key, buffers, size, new=False)
             else:
                 self.place(path.parent).put(path.name, b"".join(map(bytes, pieces(buffers, size))))
 
