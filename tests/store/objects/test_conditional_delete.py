@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import Any, cast
 
 import pytest
-from obstore.store import GCSStore, MemoryStore, S3Store
+from obstore.store import AzureStore, GCSStore, MemoryStore, S3Store
 
 from treering._store.objects.conditional_delete import delete_version
 from treering._store.objects.requests import ObjectVersion, Status
@@ -95,3 +95,11 @@ def test_where_it_cannot_be_asked_for_nothing_happens(server: _Server, monkeypat
     monkeypatch.delenv("NO_PROXY", raising=False)
     assert not delete_version(store_of(server, allow_http=True), "a", VERSION).sure
     assert server.asked == []
+
+
+def test_what_cannot_sign_a_deletion_makes_none() -> None:
+    by_token = AzureStore("c", account_name="a", sas_key="sv=2020-01-01&sig=x")
+    unsigned = S3Store("b", endpoint="http://127.0.0.1:1", skip_signature=True)
+    for store in (by_token, unsigned):
+        answer = delete_version(store, "a", VERSION)
+        assert (answer.status, answer.sure) == (Status.REFUSED, False)

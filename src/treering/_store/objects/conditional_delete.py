@@ -20,6 +20,7 @@ _TIMEOUT: Final = 20.0
 _SIGNING: Final = frozenset({"S3Store", "AzureStore"})
 # Servers and certificates that these requests would not know of.
 _NOT_OURS: Final = frozenset({"proxy_url", "root_certificate", "allow_invalid_certificates"})
+_YES: Final = frozenset({"true", "1", "yes", "on", "y"})
 _NOT_TRIED: Final = Answer(Status.REFUSED, sure=False)
 _STATUSES: Final = {200: Status.DONE, 202: Status.DONE, 204: Status.DONE, 404: Status.MISSING, 412: Status.REFUSED}
 
@@ -35,7 +36,13 @@ def delete_version(store: Any, name: str, version: ObjectVersion) -> Answer:
         return _NOT_TRIED
     if type(store).__name__ == "AzureStore" and urllib.parse.quote(name) != name:
         return _NOT_TRIED  # obstore signs the escaped name, which Azure answers by 403
-    url = urllib.parse.urlsplit(obstore.sign(store, "DELETE", name, _VALID))
+    if str(store.config.get("skip_signature", "")).lower() in _YES:
+        return _NOT_TRIED  # to sign, obstore would look for the role of this machine
+    try:
+        signed = obstore.sign(store, "DELETE", name, _VALID)
+    except obstore.exceptions.GenericError:
+        return _NOT_TRIED  # a SAS token of Azure signs nothing
+    url = urllib.parse.urlsplit(signed)
     connection = _connect(url)
     if connection is None:
         return _NOT_TRIED
