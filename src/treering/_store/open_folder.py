@@ -16,9 +16,10 @@ from treering._store.failures import DataFileMissing, LinkRefused, with_errno
 from treering._store.resolve import find_at, open_file, opened_store
 from treering._values.checkpoint_names import INDEX, attempt_of_tombstone
 from treering._values.human import pluralize
-from treering.errors import Corrupt, Format, NotFound, StoreFailed
+from treering.errors import Busy, Corrupt, Format, NotFound, StoreFailed
 
 _SHOWN_NAMES = 5
+_TRIES = 20
 _NO_NAMES = frozenset({"", ".", ".."})
 
 
@@ -195,6 +196,7 @@ def index_document(store: Store, name: str = INDEX) -> Document:
         NotFound: there is none, or `IndexRemoved`: there is a tombstone.
         LinkRefused: it is a link.
         Format: it is larger than any index.
+        Busy: it is replaced again and again.
         StoreFailed: the system refuses.
     """
     found = key_content(store, name)
@@ -205,15 +207,18 @@ def index_document(store: Store, name: str = INDEX) -> Document:
 
 def key_content(store: Store, name: str = INDEX) -> Document:
     """Return the index in an open store, or the tombstone in its place; raises as `index_document` does."""
-    with store.open_file(name) as file:
-        if file.size > LARGEST_DOCUMENT:
-            path = os.fspath(store.path / name)
-            raise Format(f"{path!r} has {pluralize(file.size, 'bytes')}: no index is that large")
-        data = file.read(0, file.size)
-        if not is_whole(data):
-            room = bytearray(file.size)
-            data = bytes(room) if file.refetch([(0, memoryview(room))]) else data
-        return Document(data, file.version)
+    path = os.fspath(store.path / name)
+    for _ in range(_TRIES):
+        # In a bucket a long one is read by several requests, and may be replaced between them.
+        with contextlib.suppress(DataFileMissing), store.open_file(name) as file:
+            if file.size > LARGEST_DOCUMENT:
+                raise Format(f"{path!r} has {pluralize(file.size, 'bytes')}: no index is that large")
+            data = file.read(0, file.size)
+            if not is_whole(data):
+                room = bytearray(file.size)
+                data = bytes(room) if file.refetch([(0, memoryview(room))]) else data
+            return Document(data, file.version)
+    raise Busy(f"{path!r} was replaced {_TRIES} times while it was being read", hint="try again")
 
 
 def shown_names(names: list[str]) -> str:

@@ -18,6 +18,7 @@ from treering._codec.key_document import attempts_in, encode_tombstone, is_tombs
 from treering._format.diagnosis import Life
 from treering._format.document import parse_index
 from treering._inspect.doctor import diagnose
+from treering._store.objects import reading
 from treering._store.objects.requests import Delete, Get, List, Put
 from treering._values.checkpoint_names import is_data, journal_of
 from treering.errors import Busy, Corrupt, Exists, NotFound, NotRemoved, StoreFailed
@@ -550,3 +551,21 @@ def test_a_failed_read_of_one_tombstone_fails_the_listing(bucket: TestBucket) ->
         bucket.denied = lambda request: isinstance(request, Get) and "step_00000001/" in request.name
         with pytest.raises(StoreFailed):
             run.steps()
+
+
+def test_an_index_that_is_replaced_while_it_is_read_is_read_again(
+    bucket: TestBucket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tr.save(PATH, tree(1))
+    monkeypatch.setattr(reading, "FIRST_BYTES", 64)
+    read_into = bucket.read_into
+    replaced: list[str] = []
+
+    def replace_first(name: str, *given: Any) -> None:
+        if name == KEY and not replaced:
+            replaced.append(name)
+            tr.save(PATH, tree(2), overwrite=True)
+        read_into(name, *given)
+
+    monkeypatch.setattr(bucket, "read_into", replace_first)
+    assert (load(), replaced) == (2, [KEY])
