@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import errno
 from pathlib import PurePath
 
@@ -14,9 +15,10 @@ from treering._store.failures import naming
 from treering._store.objects.claim import deletes_versions
 from treering._store.objects.client import ObstoreClient
 from treering._store.objects.memory_bucket import MemoryBucket
-from treering._store.objects.requests import Answer, Delete, ObjectVersion, Put, Request, Status
+from treering._store.objects.requests import Answer, Delete, Get, ObjectVersion, Put, Request, Status
 from treering._store.objects.root import ObjectRoot
 from treering._store.objects.store import ObjectStore
+from treering._values.checkpoint_names import journal_of
 from treering.errors import StoreFailed
 from treering.testing import StoreContract
 
@@ -218,3 +220,36 @@ class ForgetfulBucket(MemoryBucket):
 def version_of(store: ObjectStore) -> Version:
     found = store.read("treering.json")
     return ObjectVersion("gone") if found is None else found.version
+
+
+class WeakBucket(MemoryBucket):
+    """A bucket behind a proxy that compresses what is read, and makes its version a weak one."""
+
+    def perform(self, request: Request) -> Answer:
+        answer = super().perform(request)
+        if not isinstance(request, Get) or answer.found is None:
+            return answer
+        weak = ObjectVersion(f"W/{answer.found.version.e_tag}")
+        return dataclasses.replace(answer, found=dataclasses.replace(answer.found, version=weak))
+
+
+class UnchangingBucket(MemoryBucket):
+    """A bucket in which nothing can be replaced."""
+
+    def perform(self, request: Request) -> Answer:
+        if isinstance(request, Put) and isinstance(request.condition, ObjectVersion):
+            return Answer(Status.REFUSED)
+        return super().perform(request)
+
+
+@pytest.mark.parametrize(
+    ("bucket", "says"), [(WeakBucket(), "it may compress"), (UnchangingBucket(), "the right version")]
+)
+def test_an_endpoint_whose_versions_are_of_no_use_is_refused_before_any_data(bucket: MemoryBucket, says: str) -> None:
+    store = ObjectStore(bucket, "a/", PurePath("a"))
+    claim = store.claim(journal_of("0" * 16), "treering.json", None)
+    with pytest.raises(OSError, match=says) as caught:
+        claim.make()
+    assert caught.value.errno == errno.ENOTSUP
+    claim.withdraw()
+    assert store.names() == ["treering.json"]

@@ -102,9 +102,11 @@ def make_marker(key: str, marker: str, base: ObjectVersion, expired: Expired, *,
     """
     data = encode_marker(base)
     pauses = _pauses()
+    told: ObjectVersion | None = None
     while True:
         answer = yield Put(marker, data, Absent.ABSENT)
         if answer.status is Status.DONE:
+            told = None if answer.found is None else answer.found.version
             break
         found = yield from read(marker, expired)
         if found is not None and found.data == data:
@@ -114,11 +116,13 @@ def make_marker(key: str, marker: str, base: ObjectVersion, expired: Expired, *,
         if expired():
             raise _unanswered("the marker could not be created", answer)
         yield next(pauses)
-    return (yield from _probe(key, marker, data, base, expired)) if probe else False
+    return (yield from _probe(key, marker, data, base, expired, told=told)) if probe else False
 
 
-def _probe(key: str, marker: str, data: bytes, base: ObjectVersion, expired: Expired) -> Steps[bool]:
-    """Try with the marker what the endpoint has to refuse, then what it has to do."""
+def _probe(
+    key: str, marker: str, data: bytes, base: ObjectVersion, expired: Expired, *, told: ObjectVersion | None
+) -> Steps[bool]:
+    """Try with the marker what the endpoint has to refuse, then what it has to do; ``told`` is its version."""
     # The base is a version of this bucket, and never that of the marker.
     wrong: tuple[tuple[Put | Delete, str], ...] = (
         (Put(marker, data, Absent.ABSENT), "replaced an object that had to be absent (If-None-Match)"),
@@ -136,27 +140,35 @@ def _probe(key: str, marker: str, data: bytes, base: ObjectVersion, expired: Exp
             continue
         deletes = answer.status is Status.REFUSED and answer.sure
         if answer.status is Status.DONE:
-            yield from _accuse(key, marker, base, expired, f"the server {what}")
+            unsafe = "it does not heed conditions, so two writers could overwrite each other"
+            yield from _accuse(key, marker, base, expired, f"the server {what}: {unsafe}")
     found = yield from read(marker, expired)
     if found is None:
         raise _vanished()
+    if told is not None and told.e_tag != found.version.e_tag and _bare(told) == _bare(found.version):
+        # Something on the way changes it: a sweep would take each attempt for one that is based on an older version.
+        what = f"the server says version {found.version.e_tag} of what was put as {told.e_tag}: it may compress answers"
+        raise OSError(errno.ENOTSUP, what)
     # Where objects are retained or locked, this is refused: before any data.
     answer = yield from _answered(Put(marker, data, found.version), expired)
     if answer.status is not Status.DONE:
         # A repetition meets the version that the first one made.
-        found = yield from read(marker, expired)
-        if found is None or found.data != data:
+        now = yield from read(marker, expired)
+        if now is None or now.data != data:
             raise _vanished()
+        if now.version == found.version:
+            what = "the server refuses to replace an object of the right version (If-Match)"
+            yield from _accuse(key, marker, base, expired, what)
     return deletes
 
 
 def _accuse(key: str, marker: str, base: ObjectVersion, expired: Expired, what: str) -> Steps[None]:
-    """Raise for an endpoint that did what it had to refuse, unless the marker may have been swept before."""
+    """Raise for an endpoint that cannot be used, unless the marker may have been swept before."""
     found = yield from read(key, expired)
     yield Delete((marker,))
     if found is None or found.version != base:
         raise _vanished()
-    raise OSError(errno.ENOTSUP, f"{what}: it does not heed conditions, so two writers could overwrite each other")
+    raise OSError(errno.ENOTSUP, what)
 
 
 def commit(
@@ -427,6 +439,10 @@ def _pauses() -> Generator[Wait, None, None]:
 def _unanswered(what: str, answer: Answer | None = None) -> OSError:
     reason = f" ({answer.reason})" if answer is not None and answer.reason else ""
     return OSError(errno.EIO, f"{what}: the bucket does not answer{reason}")
+
+
+def _bare(version: ObjectVersion) -> str:
+    return version.e_tag.removeprefix("W/").strip('"')
 
 
 def _vanished() -> FileNotFoundError:
