@@ -11,6 +11,7 @@ from collections.abc import Collection, Iterable, Sequence
 from typing import Final, NamedTuple
 
 from treering._codec.key_document import (
+    MOST_SUPERSEDED,
     SMALL_TOMBSTONE,
     Superseded,
     attempts_in,
@@ -28,6 +29,9 @@ from treering.errors import Corrupt, Format, NotRemoved, Unsupported
 
 DAY: Final = 86400.0
 """Seconds after which no request of a saver that is gone can arrive any more: its signature is refused long before."""
+
+_MOST_KEPT: Final = MOST_SUPERSEDED // 2 - 1
+"""No commit lets more attempts wait than this, the newest: what takes its place lists them, and what it removed."""
 
 _DENIED: Final = frozenset({errno.EACCES, errno.EPERM})
 _warned: Final[set[bool]] = set()
@@ -101,6 +105,8 @@ def _supersede(store: Store, old: bytes, modified: float, names: Collection[str]
         for one in superseded_by(old, modified)
     ]
     waiting = judge_waiting(store, found, None)
+    early = [name for one in waiting.kept[_MOST_KEPT:] for name in one.files]
+    waiting = waiting._replace(kept=waiting.kept[:_MOST_KEPT], past=(*waiting.past, *early))
     # What waits is listed although it may have come after the names: no sweep may take it for what no document names.
     return waiting._replace(past=tuple(name for name in waiting.past if name in names)) if names else waiting
 

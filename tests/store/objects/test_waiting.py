@@ -13,7 +13,9 @@ import pytest
 
 import treering as tr
 from tests.store.objects.in_memory import DAY, HOUR, TestBucket, install, store_in
+from treering._checkpoint import waiting
 from treering._cli.main import main
+from treering._codec import key_document
 from treering._codec.key_document import attempts_in, encode_tombstone, is_tombstone, placeholder, superseded_in
 from treering._format.diagnosis import Life
 from treering._format.document import parse_index
@@ -569,3 +571,18 @@ def test_an_index_that_is_replaced_while_it_is_read_is_read_again(
 
     monkeypatch.setattr(bucket, "read_into", replace_first)
     assert (load(), replaced) == (2, [KEY])
+
+
+def test_more_never_waits_than_an_index_may_list(bucket: TestBucket, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(key_document, "MOST_SUPERSEDED", 8)
+    monkeypatch.setattr(waiting, "_MOST_KEPT", 3)
+    for number in range(9):
+        tr.save(PATH, tree(number), overwrite=True)
+        bucket.wait(1)
+        assert load() == number
+    assert len(data_in(bucket)) == 4
+
+
+def test_the_time_of_a_bucket_is_told_where_nothing_may_be_removed(bucket: TestBucket) -> None:
+    bucket.denied = lambda request: isinstance(request, Delete)
+    assert abs(store_in(bucket, "run").now() - bucket.time) < 1
