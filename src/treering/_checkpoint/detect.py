@@ -52,6 +52,7 @@ _OTHER_FOLDERS: Final = {
     "model.safetensors.index.json": "a folder of safetensors files",
     "model.safetensors": "a folder with a safetensors file",
     "pytorch_model.bin": "a PyTorch checkpoint",
+    "tensorstore_index.json": "a leaves directory",
 }
 _READ_HERE: Final = "treering reads its checkpoints, leaves directories, safetensors, and msgpack, also in gzip form"
 _FORMS: Final = "a checkpoint's folder, a leaves directory, safetensors, msgpack, gzip"

@@ -14,7 +14,7 @@ from treering._leaves.documents.update import require_apart, unfinished_update, 
 from treering._store.failures import LinkRefused, naming_file
 from treering._store.leaves_folder.leaves_folder import LeavesFolder
 from treering._store.leaves_folder.moves import Update, marker_of
-from treering._store.leaves_folder.open_leaves import LeavesSave, Remains
+from treering._store.leaves_folder.open_leaves import LeavesSave, LeftFiles
 from treering._store.leaves_folder.staged_leaves import StagedLeaves
 from treering._store.leaves_places import begin_leaves_save
 from treering.errors import Corrupt, Format, NotFound, Unsupported
@@ -47,7 +47,7 @@ def commit_record(path: Path, staged: LeavesSave, record: LeavesRecord, *, write
         staged.leave(document)
 
 
-def _update(path: Path, record: LeavesRecord, old: bytes | None, remains: Remains | None) -> Update:
+def _update(path: Path, record: LeavesRecord, old: bytes | None, remains: LeftFiles | None) -> Update:
     """Return the index with this save in it, in the place of older ones of its prefix, indexed or not."""
     if remains is not None:
         with naming_file(path / LEAVES_INDEX):

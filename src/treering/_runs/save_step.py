@@ -142,12 +142,13 @@ def order_of(run: RunState, step: int, *, overwrite: bool, is_coordinator: bool)
         Exists: it is there, or a later one is, and ``overwrite`` is False.
         TreeringError: what was left behind cannot be removed.
     """
+    # First: a save that ends now is seen by its name afterwards.
+    flying = {pending.path.name for pending in in_flight(run.path)}
     names = _names_in(run.path)
     if names is not None:
         if INDEX_NAME in names or not run.known_place:
             with contextlib.suppress(NotFound), open_run(run.path):
                 run.known_place = True
-        flying = {pending.path.name for pending in in_flight(run.path)}
         # By names alone: a look into thousands of steps would hold up the loop.
         folders = frozenset(found for found in map(step_of_name, names | flying) if found is not None)
         if step <= max(folders, default=-1):

@@ -11,7 +11,7 @@ from treering._leaves.documents import index as leaves_index
 from treering._leaves.documents.paths import find_overlap
 from treering._leaves.documents.record import LeavesRecord, attempt_of, encode_record, parse_record
 from treering._store.leaves_folder.moves import Move, Update
-from treering._store.leaves_folder.open_leaves import Remains
+from treering._store.leaves_folder.open_leaves import LeftFiles
 from treering.errors import Corrupt, Format, Mismatch, TreeringError, Unsupported
 
 
@@ -70,7 +70,7 @@ def update_for(
     return Update(moving=first, settled=second, moves=tuple(moves), dropped=tuple(dropped))
 
 
-def update_in_attempts(old: bytes | None, record: LeavesRecord, remains: Remains) -> Update:
+def update_in_attempts(old: bytes | None, record: LeavesRecord, remains: LeftFiles) -> Update:
     """Return the index that a save of a branch makes where its files stay in the folder of its attempt.
 
     Branches with other prefixes, and everything that is unknown, stay as they are. What is at the key paths of the
@@ -115,7 +115,7 @@ def update_in_attempts(old: bytes | None, record: LeavesRecord, remains: Remains
 
 
 def _replace_superseded(
-    branch: leaves_index.IndexBranch, superseded: Sequence[leaves_index.SupersededSave], remains: Remains
+    branch: leaves_index.IndexBranch, superseded: Sequence[leaves_index.SupersededSave], remains: LeftFiles
 ) -> leaves_index.IndexBranch:
     kept = tuple(one for one in superseded if one.attempt in remains.attempts)
     return dataclasses.replace(branch, superseded=kept)

@@ -124,7 +124,7 @@ class LeafWriter(Protocol):
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Remains:
+class LeftFiles:
     """What older attempts have in a store that moves no files: theirs stay in the folders of their attempts."""
 
     attempts: frozenset[str]
@@ -156,7 +156,7 @@ class LeavesSave(LeafWriter, Protocol):
         """
         ...
 
-    def remains(self) -> Remains | None:
+    def remains(self) -> LeftFiles | None:
         """Return what older attempts have there, where files stay in the folders of attempts; None: they are moved."""
         ...
 

@@ -19,7 +19,7 @@ from treering._codec.leaves_key import empty_index, find_attempts
 from treering._store.api import Document, Outcome, Store
 from treering._store.failures import naming, with_errno
 from treering._store.leaves_folder.moves import Update
-from treering._store.leaves_folder.open_leaves import Remains
+from treering._store.leaves_folder.open_leaves import LeftFiles
 from treering._store.pieces import Buffer, pieces
 from treering._store.unmoved_leaves.many_requests import RequestQueue
 from treering._values.checkpoint_names import INDEX as CHECKPOINT
@@ -106,13 +106,13 @@ class LeavesAttempt:
             else:
                 self.write_small(folder, [(name, b"".join(map(bytes, pieces(buffers, size))))])
 
-    def remains(self) -> Remains:
+    def remains(self) -> LeftFiles:
         """Return what older attempts have there, as far as it can be listed."""
         with naming(self._shown, "read"):
             attempts = self._attempts_there()
             if attempts is None:
                 attempts = find_attempts(self._base.data)
-            return Remains(attempts, self._store.now() if attempts else 0.0, self._store.grace)
+            return LeftFiles(attempts, self._store.now() if attempts else 0.0, self._store.grace)
 
     def commit(self, record: bytes, update: Callable[[bytes | None], Update]) -> None:
         """Make ``update(index)`` the index, if no other save has changed it since this one began.
