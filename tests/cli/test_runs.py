@@ -67,6 +67,10 @@ def test_log_tells_age_save_time_metrics_and_which_rule_keeps_a_step(
     assert lines[3].startswith("   3  1 min 30 s")
     assert lines[3].endswith("500 ms     2.5  the newest; KeepLast(2)")
     assert lines[5].endswith("5  goes: no rule keeps it")
+    for earlier in (0.25, -60.0):  # the clock of a bucket may be ahead
+        monkeypatch.setattr(time, "time", lambda earlier=earlier: BEGAN + 60 * 3 + earlier)
+        assert inside("log", str(run), code=0)[0].splitlines()[3].startswith("   3  under 1 s")
+    monkeypatch.setattr(time, "time", lambda: BEGAN + 60 * 3 + 90)
     found = told("log", str(run))
     assert [(step["step"], step["age"], step["kept"]) for step in found["steps"]] == [
         (3, 90.0, True),

@@ -79,6 +79,24 @@ def test_a_copy_replaces_nothing_that_it_may_not(place: str, tmp_path: Path) -> 
     assert_same(tmp_path / "a", f"{place}/b")
 
 
+def test_no_folder_gets_the_name_of_a_file(place: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    treering.save(tmp_path / "a", TREE)
+    with treering.Run(tmp_path / "run") as run:
+        run.save(1, TREE)
+    file = f"{place}/a.msgpack"
+    treering.save(file, {"old": 1})
+    for source in ("a", "run"):
+        assert run_verb("cp", "--overwrite", tmp_path / source, file) == 2
+        assert "is a file; the copy would be a folder" in capsys.readouterr().err
+    assert treering.load(file) == {"old": 1}
+
+
+def test_the_hint_of_the_verb_is_the_option_of_the_verb(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    treering.save(tmp_path / "a", {"w": 1})
+    assert run_verb("cp", tmp_path / "a", tmp_path / "a") == 2
+    assert "hint: pass --overwrite to replace it" in capsys.readouterr().err
+
+
 def test_damage_is_not_copied(place: str, tmp_path: Path) -> None:
     treering.save(tmp_path / "a", TREE)
     treering.save(str(tmp_path / "a.safetensors"), {"w": TREE["w"]})

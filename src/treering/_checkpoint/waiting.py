@@ -5,9 +5,10 @@ A store without a grace lets nothing wait: its readers hold files open. ``docs/d
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import time
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Final, NamedTuple
 
 from treering._codec.key_document import (
@@ -20,7 +21,7 @@ from treering._codec.key_document import (
     superseded_by,
     superseded_in,
 )
-from treering._store.api import Document, Outcome, Store
+from treering._store.api import Document, Entry, Outcome, Store
 from treering._values import checkpoint_names
 from treering._values.checkpoint_names import INDEX
 from treering._values.human import bytes_text, duration_text, pluralize
@@ -133,8 +134,7 @@ def describe_waiting(store: Store, key: bytes) -> str | None:
     if not listed:
         return None
     wanted = {INDEX, *(name for one in listed for name in one.files)}
-    entries = store.list() if store.flat else filter(None, map(store.find, wanted))
-    there = {entry.name: entry for entry in entries if entry.name in wanted}
+    there = {entry.name: entry for entry in _entries_of(store, wanted)}
     waiting = judge_waiting(store, listed, there[INDEX].modified if INDEX in there else None, time.time())
     sizes = [there[name].size for name in waiting.names if name in there]
     if not sizes:
@@ -144,6 +144,15 @@ def describe_waiting(store: Store, key: bytes) -> str | None:
     if waiting.seconds is None:
         return f"{what}; their time for readers is over: {end}"
     return f"{what}; the first of them for another {duration_text(waiting.seconds)}, for readers; then {end}"
+
+
+def _entries_of(store: Store, names: Collection[str]) -> Iterator[Entry]:
+    """Yield what is there of some names, by one listing in a bucket that does not deny it."""
+    if store.flat:
+        with contextlib.suppress(PermissionError):
+            yield from (entry for entry in store.list() if entry.name in names)
+            return
+    yield from filter(None, map(store.find, names))
 
 
 def remove_waiting(store: Store, key: Document, names: Collection[str]) -> float | None:

@@ -25,8 +25,13 @@ def cp(source: str, target: str, *, overwrite: bool) -> int:
     was.
     """
     from treering._runs.copy_run import copy_path
+    from treering.errors import Exists
 
     told = reporter(True, "copying")
-    with showing(told):
-        copy_path(source, target, overwrite=overwrite, progress=told)
+    try:
+        with showing(told):
+            copy_path(source, target, overwrite=overwrite, progress=told)
+    except Exists as error:
+        error.hint = error.hint and error.hint.replace("overwrite=True", "--overwrite")
+        raise
     return GOOD

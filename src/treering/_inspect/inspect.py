@@ -119,12 +119,14 @@ def list_checkpoint(path: str | os.PathLike[str]) -> Listing:
     """List a checkpoint; raises as `inspect` does."""
     from treering._checkpoint.waiting import describe_waiting
     from treering._format.document import parse_index
+    from treering._store.failures import naming
     from treering._store.open_folder import OpenFolder
 
     with OpenFolder(located(path)) as folder:
         data = folder.read_index()
         index = parse_index(data)
-        waits = describe_waiting(folder.store, data) if index.superseded else None
+        with naming(os.fspath(path), "read"):
+            waits = describe_waiting(folder.store, data) if index.superseded else None
     files = [FileRecord(name=INDEX, nbytes=len(data))]
     for file in index.files:
         process = file.process if index.processes > 1 else None

@@ -14,7 +14,7 @@ from treering._runs.open_run import open_run
 from treering._runs.steps import note_records, records_in, step_path, steps_in, steps_of
 from treering._store.failures import naming_file
 from treering._store.open_folder import OpenFolder, index_document
-from treering._store.resolve import located, new_file_path, new_folder_path
+from treering._store.resolve import is_folder, is_taken, located, new_file_path, new_folder_path
 from treering._store.run_folder import RunFolder
 from treering.errors import Exists, NotFound, TreeringError, Unsupported
 
@@ -30,18 +30,27 @@ def copy_path(source: str, target: str, *, overwrite: bool, progress: Progress |
 
     Raises:
         Unsupported: the source is a leaves directory, or the target cannot be written.
+        Exists: something is at the target.
         TreeringError: as `copy_checkpoint` and `copy_file`.
     """
     form = detect(source)
     if form is Form.LEAVES:
         raise Unsupported(f"{source!r} is a leaves directory", hint="copy its files, as cp -r does on disk")
     if form is Form.CHECKPOINT:
-        copy_checkpoint(located(source), new_folder_path(target), overwrite=overwrite, progress=progress)
+        copy_checkpoint(located(source), _new_folder(target), overwrite=overwrite, progress=progress)
     elif form is Form.RUN:
-        copy_run(located(source), new_folder_path(target), overwrite=overwrite, progress=progress)
+        copy_run(located(source), _new_folder(target), overwrite=overwrite, progress=progress)
     else:
         copy_file(located(source), new_file_path(target), overwrite=overwrite, progress=progress)
     return form
+
+
+def _new_folder(target: str) -> Path:
+    path = new_folder_path(target)
+    if is_taken(path) and not is_folder(path):
+        # In a bucket a folder may have the name of an object, and readers would find the object.
+        raise Exists(f"{target!r} is a file; the copy would be a folder", hint="copy to another path")
+    return path
 
 
 def copy_run(source: Path, target: Path, *, overwrite: bool, progress: Progress | None = None) -> None:

@@ -220,7 +220,8 @@ def _row(step: RunStep, names: Sequence[str], now: float, look: Look) -> list[st
     elif step.temporary:
         why = f"{why} (temporary)".lstrip()
     metrics = [f"{step.metrics[name]:.5g}" if name in step.metrics else "-" for name in names]
-    age = duration_text(max(float(int(now - step.saved)), 0.0))
+    seconds = int(now - step.saved)
+    age = duration_text(float(seconds)) if seconds > 0 else "under 1 s"
     took = "-" if step.seconds is None else duration_text(step.seconds)
     return [str(step.step), age, bytes_text(step.nbytes), took, *metrics, why]
 

@@ -21,9 +21,9 @@ from treering._format.diagnosis import Life
 from treering._format.document import parse_index
 from treering._inspect.doctor import diagnose
 from treering._store.objects import reading
-from treering._store.objects.requests import Delete, Get, List, Put
+from treering._store.objects.requests import Delete, Get, Head, List, Put
 from treering._values.checkpoint_names import is_data, journal_of
-from treering.errors import Busy, Corrupt, Exists, NotFound, NotRemoved, StoreFailed
+from treering.errors import Busy, Corrupt, Exists, NotFound, NotRemoved, PermissionDenied, StoreFailed
 
 PATH = "memory://ckpt"
 KEY = "ckpt/treering.json"
@@ -498,6 +498,17 @@ def test_what_waits_is_told(bucket: TestBucket, capsys: pytest.CaptureFixture[st
             main(["du", PATH, *more])
         assert "superseded data stay here: 2 files" in capsys.readouterr().out
     assert bucket.counted(lambda: tr.inspect(PATH)) <= 4
+
+
+def test_what_waits_is_told_where_listings_are_denied(bucket: TestBucket) -> None:
+    bucket.time = time.time()
+    for number in range(2):
+        tr.save(PATH, tree(number), overwrite=True)
+    bucket.denied = lambda request: isinstance(request, List)
+    assert "superseded data stay here: 1 file" in str(tr.inspect(PATH))
+    bucket.denied = lambda request: isinstance(request, List | Head)
+    with pytest.raises(PermissionDenied, match="could not read 'memory://"):
+        tr.inspect(PATH)
 
 
 def test_what_could_go_is_told_too(bucket: TestBucket) -> None:
