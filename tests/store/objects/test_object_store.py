@@ -10,7 +10,7 @@ import obstore.store
 import pytest
 
 from treering._codec.key_document import INDEX_FORM, placeholder
-from treering._store.api import Kind, Outcome, Store, Version
+from treering._store.api import Held, Kind, Outcome, Store, Version
 from treering._store.failures import naming
 from treering._store.objects.claim import deletes_versions
 from treering._store.objects.client import ObstoreClient
@@ -253,3 +253,20 @@ def test_an_endpoint_whose_versions_are_of_no_use_is_refused_before_any_data(buc
     assert caught.value.errno == errno.ENOTSUP
     claim.withdraw()
     assert store.names() == ["treering.json"]
+
+
+def test_a_key_that_may_not_be_read_lets_no_data_go(monkeypatch: pytest.MonkeyPatch) -> None:
+    bucket = MemoryBucket()
+    store = ObjectStore(bucket, "a/", PurePath("a"))
+    marker, data = journal_of("0" * 16), f"data-{'0' * 16}-00000-of-00001.safetensors"
+    store.claim(marker, "treering.json", None).make()
+    store.create(data, [b"x"], 1)
+    real = bucket.perform
+
+    def deny(request: Request) -> Answer:
+        hidden = isinstance(request, Get) and request.name == "a/treering.json"
+        return Answer(Status.MISSING) if hidden else real(request)
+
+    monkeypatch.setattr(bucket, "perform", deny)
+    assert store.sweep(marker, [data], "treering.json", None) is Held.UNKNOWN
+    assert store.read(data) is not None

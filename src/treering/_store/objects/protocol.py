@@ -238,7 +238,8 @@ def sweep(
     found = yield from read(key, expired)
     if _may_commit(begun, found):
         return Held.UNKNOWN
-    committed = ("",) if found is None else _attempts(found, read_attempts)
+    # An absent key proves nothing: to those who may not list, a bucket says so too of what it denies.
+    committed = () if found is None else _attempts(found, read_attempts)
     if not committed:
         return Held.UNKNOWN
     # Of one that has committed the key lists the data, and only the marker is left over.
