@@ -373,6 +373,33 @@ def test_an_upload_that_failed_is_not_taken_for_done_by_an_older_object_of_its_s
     assert client.perform(Get("model.safetensors")).data == b"treering"
 
 
+@pytest.mark.parametrize("denied", [False, True])
+def test_a_late_request_does_not_undo_the_file_that_was_saved_after_it(
+    denied: bool, client: ObstoreClient, pauses: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = ObjectRoot(lambda found: (client, "/".join(found.parts[2:])))
+    path = bucket_path("s3://bucket/model.safetensors")
+    real: Ask = obstore.put
+    late: list[Callable[[], object]] = []
+
+    def put(*given: Any, **options: Any) -> Any:
+        if not late:
+            late.append(lambda: real(*given, **options))
+            raise GenericError(says("500 Internal Server Error"))
+        return real(*given, **options)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(obstore, "put", put)
+        if denied:
+            fail(patched, "head", *[PermissionDeniedError(says("403 Forbidden"))] * 2)
+        files.write_file(path, [b"first"], 5)
+        files.write_file(path, [b"second"], 6)
+    if not denied:
+        with pytest.raises(AlreadyExistsError):
+            late[0]()
+    assert client.perform(Get("model.safetensors")).data == b"second"
+
+
 @pytest.mark.parametrize("word", ["redirect", "NoSuchBucket", "AccessDenied", "builder%20error", "SlowDown"])
 def test_the_name_of_an_object_does_not_say_why_a_request_failed(word: str) -> None:
     url = f"http://localhost:1/b/{word}/treering.json"

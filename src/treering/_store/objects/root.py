@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Callable, Iterable
 from pathlib import PurePath
+from typing import Final
 
 from treering._store.api import Entry, Kind
 from treering._store.failures import naming
@@ -12,6 +14,9 @@ from treering._store.objects.requests import Client, Head, List
 from treering._store.objects.store import GRACE, WHOLE_BYTES, ObjectStore, entry_of
 from treering._store.pieces import Buffer, pieces
 from treering._store.root import Root
+
+# Some may write and not look; some servers know no conditions.
+_NO_CONDITIONS: Final = frozenset({errno.EACCES, errno.EPERM, errno.ENOTSUP})
 
 
 class ObjectRoot(Root):
@@ -39,8 +44,15 @@ class ObjectRoot(Root):
         with naming(os.fspath(path), "write"):
             if size > WHOLE_BYTES:
                 client.put_parts(key, buffers, size, new=False)
-            else:
-                self.place(path.parent).put(path.name, b"".join(map(bytes, pieces(buffers, size))))
+                return
+            data, place = b"".join(map(bytes, pieces(buffers, size))), self.place(path.parent)
+            try:
+                # By condition: a late request of it could undo the save that came after it.
+                place.replace(path.name, data)
+            except OSError as error:
+                if error.errno not in _NO_CONDITIONS:
+                    raise
+                place.put(path.name, data)
 
     def is_taken(self, path: PurePath) -> bool:
         """Whether an object has the name; others may have names that begin so."""
