@@ -373,6 +373,20 @@ def test_an_upload_that_failed_is_not_taken_for_done_by_an_older_object_of_its_s
     assert client.perform(Get("model.safetensors")).data == b"treering"
 
 
+def test_no_answer_does_not_say_that_nothing_is_there(
+    client: ObstoreClient, pauses: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    places = ObjectRoot(lambda found: (client, "/".join(found.parts[2:])))
+    path = bucket_path("s3://bucket/a")
+    client.perform(Put("a/b", b"one"))
+    for call in ("head", "list_with_delimiter"):
+        with monkeypatch.context() as patched:
+            fail(patched, call, *[PASSING[1]] * 100)
+            with pytest.raises(StoreFailed, match="could not read 's3://bucket/a': s3://bucket does not answer"):
+                places.find(path)
+    assert places.find(path) is not None
+
+
 @pytest.mark.parametrize("denied", [False, True])
 def test_a_late_request_does_not_undo_the_file_that_was_saved_after_it(
     denied: bool, client: ObstoreClient, pauses: list[float], monkeypatch: pytest.MonkeyPatch

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 import threading
@@ -136,6 +137,18 @@ def test_options_of_s3() -> None:
     assert store_at("s3://b/x").grace == 5
     treering.at("s3://other", anonymous=True)
     assert store_at("s3://other/x").grace == GRACE
+
+
+@pytest.mark.parametrize("url", ["127.0.0.1:9", "", "http://", "ftp://host", "https://a b"])
+def test_what_is_no_url_of_a_server_is_refused_by_name(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(Unsupported, match=re.escape(f"endpoint is {url!r}, which is no URL of a server")):
+        treering.at("s3://b", endpoint=url)
+    for name in ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT"):
+        with monkeypatch.context() as patched:
+            patched.setenv(name, url)
+            with pytest.raises(Unsupported, match=re.escape(f"{name} is {url!r}")) as found:
+                treering.load("s3://b/a")
+            assert "http://HOST:PORT" in str(found.value)
 
 
 def test_options_of_other_clouds(monkeypatch: pytest.MonkeyPatch) -> None:

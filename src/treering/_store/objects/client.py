@@ -32,6 +32,7 @@ from treering._store.objects.requests import (
     Put,
     Request,
     Status,
+    no_answer,
 )
 from treering._store.objects.writing import FailedBuffers, upload_parts
 from treering._store.pieces import Buffer
@@ -170,7 +171,7 @@ class ObstoreClient:
         answer = self._answer(lambda store: obstore_requests.fetch(store, name, version, span), size)
         TRAFFIC.add(received=size)
         if answer.status is Status.NO_ANSWER:
-            raise OSError(errno.ETIMEDOUT, f"{self.shown} does not answer ({answer.reason})")
+            raise no_answer(self, answer)
         if answer.found is None or answer.found.version != version:
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
 

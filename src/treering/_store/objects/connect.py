@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import os
+import re
 import threading
 from collections.abc import Mapping
 from pathlib import PurePath
@@ -24,6 +25,8 @@ _OF_CLIENTS: Final = (
 )  # fmt: skip
 _OF_S3: Final = ("region", "kms_key", "requester_pays")
 _OF_STORES: Final = (*_OF_S3, "endpoint", "anonymous")
+_ENDPOINT: Final = re.compile(r"(?i:https?)://[^\s/]+(?:/\S*)?")
+_ENDPOINTS_OF_S3: Final = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT")
 _VARIABLES: Final = ("AWS_", "GOOGLE_", "AZURE_", "IDENTITY_", "GCE_METADATA_HOST")
 _NEEDED: Final = {"az:": "AZURE_STORAGE_ACCOUNT_NAME names the account; abfss://CONTAINER@ACCOUNT... says it, too"}
 _KINDS: Final = {"S3Store": ("s3", "bucket"), "GCSStore": ("gs", "bucket"), "AzureStore": ("az", "container_name")}
@@ -191,6 +194,8 @@ def _open(stores: Any, path: BucketPath, options: BucketOptions) -> Any:
         config["base_url" if kind == "gs" else "endpoint"] = options.endpoint
         client["allow_http"] = str(options.endpoint.startswith("http://")).lower()
     if kind == "s3":
+        for variable in _ENDPOINTS_OF_S3 if options.endpoint is None else ():
+            _check_endpoint(variable, os.environ.get(variable))
         config |= {} if options.region is None else {"region": options.region}
         config |= {"request_payer": True} if options.requester_pays else {}
         if options.kms_key is not None:
@@ -236,10 +241,18 @@ def _check(path: BucketPath, options: BucketOptions, given: Any) -> None:
     said = [name for name in _OF_STORES if getattr(options, name)]
     if said and given is not None:
         raise Unsupported(f"the store that was given has its own {said[0]}", hint="pass the URL with the options")
+    _check_endpoint("endpoint", options.endpoint)
     for name in said:
         if name in _OF_S3 and not path.parts[0].startswith("s3"):
             hint = "set it on the bucket, or pass a store of obstore that has it"
             raise Unsupported(f"{name} is an option of s3://, not of {path.parts[0]}//", hint=hint)
+
+
+def _check_endpoint(name: str, url: str | None) -> None:
+    """Refuse what is no URL of a server, at which obstore would panic."""
+    if url is not None and not _ENDPOINT.fullmatch(url):
+        hint = f"write https://HOST, or http://HOST:PORT; without {name} the server is that of the cloud"
+        raise Unsupported(f"{name} is {url!r}, which is no URL of a server", hint=hint)
 
 
 def _same(given: Any, other: Any) -> bool:

@@ -12,7 +12,7 @@ from typing import Final
 
 from treering._store.api import Reader
 from treering._store.failures import DataFileMissing, naming, with_errno
-from treering._store.objects.requests import Client, Get, ObjectVersion, Status
+from treering._store.objects.requests import Client, Get, ObjectVersion, Status, no_answer
 from treering.errors import Corrupt, StoreFailed
 
 FIRST_BYTES: Final = 256 << 10
@@ -101,7 +101,7 @@ class ObjectReader(Reader):
             if answer.status is Status.MISSING:
                 raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
             if answer.found is None:
-                raise OSError(errno.EIO, answer.reason)
+                raise no_answer(client, answer)
         self.size = answer.found.size
         self.version = answer.found.version
         self._first = answer.data

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import errno
 import random
 import time
 from collections.abc import Generator, Iterable, Sequence
@@ -173,6 +174,11 @@ class Client(Protocol):
     def read_into(self, name: str, version: ObjectVersion, jobs: Sequence[tuple[int, memoryview]]) -> None:
         """Fill each buffer with the bytes from its offset on; ``FileNotFoundError`` where that version is gone."""
         ...
+
+
+def no_answer(client: Client, answer: Answer) -> OSError:
+    """Return the error that says that a bucket did not answer, and why."""
+    return OSError(errno.ETIMEDOUT, f"{client.shown} does not answer ({answer.reason})")
 
 
 def drive(client: Client, steps: Steps[T]) -> T:

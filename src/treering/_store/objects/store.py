@@ -35,6 +35,7 @@ from treering._store.objects.requests import (
     Request,
     Status,
     drive,
+    no_answer,
 )
 from treering._store.pieces import Buffer, pieces
 from treering._values.checkpoint_names import attempt_of_journal, heartbeat_name
@@ -243,7 +244,7 @@ class ObjectStore(Store):
         """Make a request without a condition; no answer is an error."""
         answer = self.client.perform(request)
         if answer.status is Status.NO_ANSWER:
-            raise OSError(errno.ETIMEDOUT, f"{self.client.shown} does not answer ({answer.reason})")
+            raise no_answer(self.client, answer)
         if answer.status is Status.MISSING and isinstance(request, Put | List):
             raise OSError(errno.ENODEV, f"{self.client.shown} does not exist; make it first")
         return answer
