@@ -184,6 +184,8 @@ def _open(stores: Any, path: BucketPath, options: BucketOptions) -> Any:
     """Open a bucket with obstore, which adds what the environment says."""
     scheme, name = path.parts[0].rstrip(":"), path.parts[1]
     kind = "az" if scheme == "abfss" else scheme
+    for variable in _ENDPOINTS_OF_S3 if kind == "s3" and options.endpoint is None else ():
+        _check_endpoint(variable, os.environ.get(variable))
     if not options.anonymous:
         from treering._store.objects.credentials import require_credentials
 
@@ -194,8 +196,6 @@ def _open(stores: Any, path: BucketPath, options: BucketOptions) -> Any:
         config["base_url" if kind == "gs" else "endpoint"] = options.endpoint
         client["allow_http"] = str(options.endpoint.startswith("http://")).lower()
     if kind == "s3":
-        for variable in _ENDPOINTS_OF_S3 if options.endpoint is None else ():
-            _check_endpoint(variable, os.environ.get(variable))
         config |= {} if options.region is None else {"region": options.region}
         config |= {"request_payer": True} if options.requester_pays else {}
         if options.kms_key is not None:
