@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import time
+import urllib.error
+import urllib.request
 from collections.abc import Iterator
+from email.message import Message
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -154,3 +158,24 @@ def main_code(arguments: list[str]) -> int | str | None:
     with pytest.raises(SystemExit) as ended:
         main(arguments)
     return ended.value.code
+
+
+def test_no_redirect_leads_to_what_is_not_encrypted() -> None:
+    request = urllib.request.Request("https://host/a")
+    redirects = https._Redirects()
+    for url in ("http://host/a", "ftp://host/a", "http://127.0.0.1:1/a"):
+        with pytest.raises(urllib.error.HTTPError, match="not encrypted"):
+            redirects.redirect_request(request, None, 302, "Found", Message(), url)
+    assert redirects.redirect_request(request, None, 302, "Found", Message(), "https://other/a") is not None
+
+
+def test_a_body_that_drips_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(https, "_SECONDS", 0.05)
+    monkeypatch.setattr(https, "_SLOWEST", 1 << 30)
+
+    class Dripping:
+        def read1(self, _: int) -> bytes:
+            time.sleep(0.01)
+            return b"x"
+
+    assert len(list(https._read(cast("Any", Dripping()), 1000))) < 10

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import email.utils
 import errno
+import functools
 import http.client
 import os
 import re
@@ -15,7 +16,7 @@ import urllib.request
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import PurePath
-from typing import Final, NamedTuple, NoReturn
+from typing import Any, Final, NamedTuple, NoReturn
 
 from treering._store.api import Entry, Kind, Reader
 from treering._store.crew import FirstError, work_together
@@ -39,6 +40,7 @@ _FILES: Final = frozenset({".msgpack", ".safetensors", ".gz"})
 _SECONDS: Final = 20.0
 _THREADS: Final = 7
 _PIECE: Final = 1 << 20
+_SLOWEST: Final = 256 << 10
 
 
 class _Body(NamedTuple):
@@ -120,8 +122,8 @@ class WebClient:
             body = self._ask(name, None if most is None else (0, max(most, 1)))
             if body is None:
                 return Answer(Status.MISSING)
-            with body.response, contextlib.suppress(OSError, http.client.HTTPException):
-                data = body.response.read(body.stop)
+            with body.response:
+                data = b"".join(_read(body.response, body.stop))
                 if len(data) == body.stop:
                     found = Listed(name, body.size, body.modified, body.version)
                     return Answer(Status.DONE, data=data[:most], found=found)
@@ -137,8 +139,8 @@ class WebClient:
                 if body is not None:
                     body.response.close()
                 raise FileNotFoundError(errno.ENOENT, "it was replaced or removed")
-            with body.response, contextlib.suppress(OSError, http.client.HTTPException):
-                while position < body.stop and (data := body.response.read(min(_PIECE, body.stop - position))):
+            with body.response:
+                for data in _read(body.response, body.stop - position):
                     span.fill(position, memoryview(data))
                     position += len(data)
             if position == span.stop:
@@ -156,7 +158,7 @@ class WebClient:
         for wait in _WAITS:
             try:
                 request = urllib.request.Request(url, headers=headers)  # noqa: S310 - `web_path` lets only https through
-                response = urllib.request.urlopen(request, timeout=_SECONDS)  # noqa: S310 - the same
+                response = _opener().open(request, timeout=_SECONDS)
             except urllib.error.HTTPError as error:
                 with error:
                     if error.code in _GONE:
@@ -215,6 +217,31 @@ def connect(path: PurePath) -> tuple[WebClient, str]:
     """Return the client of the server that a path is on, and the path's key there."""
     place = web_path(path)
     return WebClient("//".join(place.parts[:2])), "/".join(place.parts[2:])
+
+
+class _Redirects(urllib.request.HTTPRedirectHandler):
+    """Follows no redirect to what is not encrypted, and to nothing but the web."""
+
+    def redirect_request(  # noqa: PLR0917 - of the standard library
+        self, req: urllib.request.Request, fp: Any, code: int, msg: str, headers: Any, newurl: str
+    ) -> urllib.request.Request | None:
+        if not newurl.lower().startswith("https://" if req.type == "https" else ("https://", "http://127.0.0.1:")):
+            raise urllib.error.HTTPError(req.full_url, code, "it leads to a URL that is not encrypted", headers, fp)
+        return super().redirect_request(req, fp, code, msg, headers, newurl)
+
+
+@functools.cache
+def _opener() -> urllib.request.OpenerDirector:
+    return urllib.request.build_opener(_Redirects)
+
+
+def _read(response: http.client.HTTPResponse, count: int) -> Iterator[bytes]:
+    """Yield so many bytes as they come; fewer where they do not come, or come too slowly."""
+    deadline = time.monotonic() + _SECONDS + count / _SLOWEST
+    with contextlib.suppress(OSError, http.client.HTTPException):
+        while count and time.monotonic() < deadline and (data := response.read1(min(_PIECE, count))):
+            count -= len(data)
+            yield data
 
 
 def _body_of(response: http.client.HTTPResponse, wanted: tuple[int, int] | None) -> _Body:
