@@ -15,7 +15,7 @@ from treering._store.objects.url import READ_ONLY, UrlPath, WebPath, bucket_path
 from treering._store.pieces import Buffer
 from treering._store.posix.root import PosixRoot
 from treering._store.root import Root
-from treering.errors import StoreFailed, Unsupported
+from treering.errors import PermissionDenied, StoreFailed, Unsupported
 
 _POSIX: Final = PosixRoot()
 _IN_MEMORY: Final = MemoryRoot()
@@ -207,11 +207,18 @@ def is_seen(path: str | os.PathLike[str]) -> bool:
 
 
 def is_taken(path: str | os.PathLike[str]) -> bool:
-    """Tell whether a file that is written at a path is known to replace anything."""
+    """Tell whether a file that is written at a path is known to replace anything; some may write and not look.
+
+    Raises:
+        StoreFailed: a bucket does not answer, so what would be replaced is not known.
+    """
+    root = root_of(path)
     try:
-        return root_of(path).is_taken(located(path))
-    except StoreFailed:
-        return False
+        return root.is_taken(located(path))
+    except StoreFailed as error:
+        if root.on_disk or isinstance(error, PermissionDenied):
+            return False
+        raise
 
 
 def store_at(path: str | os.PathLike[str]) -> Store:

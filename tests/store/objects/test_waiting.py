@@ -21,7 +21,7 @@ from treering._format.diagnosis import Life
 from treering._format.document import parse_index
 from treering._inspect.doctor import diagnose
 from treering._store.objects import reading
-from treering._store.objects.requests import Delete, Get, Head, List, Put
+from treering._store.objects.requests import Answer, Delete, Get, Head, List, Put, Request, Status
 from treering._values.checkpoint_names import is_data, journal_of
 from treering.errors import Busy, Corrupt, Exists, NotFound, NotRemoved, PermissionDenied, StoreFailed
 
@@ -597,3 +597,19 @@ def test_more_never_waits_than_an_index_may_list(bucket: TestBucket, monkeypatch
 def test_the_time_of_a_bucket_is_told_where_nothing_may_be_removed(bucket: TestBucket) -> None:
     bucket.denied = lambda request: isinstance(request, Delete)
     assert abs(store_in(bucket, "run").now() - bucket.time) < 1
+
+
+def test_a_file_is_not_replaced_where_it_is_not_known_whether_one_is_there(
+    bucket: TestBucket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = f"{PATH}/model.safetensors"
+    tr.save(path, tree(1))
+    real, silent = bucket.perform, [Answer(Status.NO_ANSWER, reason="reset")]
+
+    def forget_once(request: Request) -> Answer:
+        return silent.pop() if silent and isinstance(request, Head) else real(request)
+
+    monkeypatch.setattr(bucket, "perform", forget_once)
+    with pytest.raises(StoreFailed, match="does not answer"):
+        tr.save(path, tree(2))
+    assert tr.load(path)["w"][0] == 1
