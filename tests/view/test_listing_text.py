@@ -371,3 +371,16 @@ def test_doctor_tells_of_at_most_so_many_folders() -> None:
     document = json.loads("".join(run_doctor_json(found)))
     assert (document["ok"], document["latest"], len(document["folders"])) == (False, None, 60)
     assert document["folders"][7]["problems"] == ["a file is missing"]
+
+
+def test_doctor_tells_of_steps_that_wait_for_readers_in_one_line() -> None:
+    waits = [dataclasses.replace(diagnosis(f"run/{number}"), waits_for_readers=True) for number in range(3)]
+    folders = [StepDiagnosis(step=number, found=found) for number, found in enumerate(waits)]
+    found = RunDiagnosis(path="run", steps=[], nbytes=0, saved=None, folders=folders, notes=())
+    assert list(run_doctor_lines(found))[1:] == [
+        "  note: the data of 3 removed steps are still here, for readers; "
+        "later the next save, or treering gc --yes, removes them; --json has each"
+    ]
+    assert len(json.loads("".join(run_doctor_json(found)))["folders"]) == 3
+    one = dataclasses.replace(found, folders=folders[:1])
+    assert list(run_doctor_lines(one))[1:] == ["'run/0': nothing is wrong"]

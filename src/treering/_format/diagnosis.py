@@ -112,6 +112,8 @@ class Diagnosis:
     """What is wrong, a sentence each."""
     notes: Sequence[str]
     """What is good to know, a sentence each."""
+    waits_for_readers: bool = False
+    """Whether it is a removed checkpoint whose data stay for readers, and nothing else."""
 
     @property
     def ok(self) -> bool:

@@ -98,7 +98,15 @@ def _diagnose_once(path: str, looked: FolderScan) -> Diagnosis:
         what = f"{checkpoint_names.LOCK_FILE} is there, which stands for the lock of the folder"
         (notes if lives else problems).append(what if lives else f"{what}; if no process is saving here, remove it")
     notes.extend(_waiting(looked))
-    return Diagnosis(path=path, committed=committed, attempts=attempts, problems=tuple(problems), notes=tuple(notes))
+    waits = is_removed and looked.waits is not None and not (attempts or problems or removed or looked.notes)
+    return Diagnosis(
+        path=path,
+        committed=committed,
+        attempts=attempts,
+        problems=tuple(problems),
+        notes=tuple(notes),
+        waits_for_readers=waits,
+    )
 
 
 def _waiting(looked: FolderScan) -> Iterator[str]:

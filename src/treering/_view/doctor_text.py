@@ -124,6 +124,11 @@ def _run_lines(found: RunDiagnosis) -> Iterator[str]:
     yield f"{found.path!r}: a run of {pluralize(len(found.steps), 'steps', ',')}{latest}"
     yield from (f"  note: {note}" for note in found.notes)
     telling = [folder for folder in found.folders if folder.has_something_to_tell]
+    waiting = [folder.step for folder in telling if folder.found.waits_for_readers]
+    if len(waiting) > 1:
+        what = f"the data of {pluralize(len(waiting), 'removed steps', ',')} are still here, for readers"
+        yield f"  note: {what}; later the next save, or treering gc --yes, removes them; --json has each"
+        telling = [folder for folder in telling if not folder.found.waits_for_readers]
     for folder in telling[:_MOST]:
         yield from doctor_lines(folder.found)
     if len(telling) > _MOST:

@@ -544,6 +544,7 @@ def test_the_doctor_says_that_a_checkpoint_was_removed(bucket: TestBucket) -> No
     said = diagnose(PATH)
     assert said.committed is None
     assert said.ok
+    assert said.waits_for_readers
     assert [note.split(":")[0] for note in said.notes] == ["nothing is committed here", "superseded data stay here"]
 
 
