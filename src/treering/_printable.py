@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
+from typing import Final
+
+_QUERY: Final = re.compile(r"""(https?:/{1,2}[^\s'"?]*\?)[^\s'"]+""", re.IGNORECASE)
 
 MOST_LINES = 20
 """A message shows as many lines of a list."""
@@ -28,6 +32,16 @@ def printable(text: str, *, lines: bool = False) -> str:
         each if each.isprintable() or (lines and each == "\n") else each.encode("unicode_escape").decode("ascii")
         for each in text
     )
+
+
+def hide_queries(text: str) -> str:
+    """Return a message without the queries of its URLs: that of a presigned one lets each reader of a log in.
+
+    Example:
+        >>> hide_queries("could not read 'https://host/a.safetensors?X-Amz-Signature=1f' now")
+        "could not read 'https://host/a.safetensors?...' now"
+    """
+    return _QUERY.sub(r"\1...", text) if "?" in text else text
 
 
 def shorten(text: str, most: int) -> str:

@@ -28,7 +28,7 @@ from __future__ import annotations
 import errno
 import os
 
-from treering._printable import printable
+from treering._printable import hide_queries, printable
 
 __all__ = [
     "Busy",
@@ -97,7 +97,7 @@ class TreeringError(Exception):
         places += [] if self.offset is None else [f"byte {self.offset}"]
         where = f" (at {', '.join(places)})" if places else ""
         hint = f"; {self.hint}" if self.hint else ""
-        return printable(f"{self.message}{where}{hint}", lines=True)
+        return printable(hide_queries(f"{self.message}{where}{hint}"), lines=True)
 
     def __reduce__(self) -> tuple[object, ...]:
         # Keyword-only attributes survive the trip between processes (pytest-xdist, futures).

@@ -179,3 +179,14 @@ def test_a_body_that_drips_ends(monkeypatch: pytest.MonkeyPatch) -> None:
             return b"x"
 
     assert len(list(https._read(cast("Any", Dripping()), 1000))) < 10
+
+
+def test_no_message_has_the_signature_of_a_url(files: WebFiles, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "treering")
+    with pytest.raises(NotFound) as caught:
+        treering.load(f"{files.url}/a.safetensors?X-Amz-Signature=1f")
+    with pytest.raises(Unsupported) as refused:
+        treering.load("http://host/a.safetensors?X-Amz-Signature=1f")
+    texts = [str(caught.value), str(refused.value), *caplog.messages]
+    assert len(texts) > 2
+    assert all("a.safetensors?..." in text and "1f" not in text for text in texts)
