@@ -91,6 +91,15 @@ def test_no_folder_gets_the_name_of_a_file(place: str, tmp_path: Path, capsys: p
     assert treering.load(file) == {"old": 1}
 
 
+def test_a_folder_of_checkpoints_is_none(place: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = f"{place}/folder"
+    treering.save(f"{folder}/a", {"w": 1})
+    assert run_verb("cp", folder, tmp_path / "copy") == 2
+    error = capsys.readouterr().err
+    assert f"there is no checkpoint in {folder!r}: it has no 'treering.json'" in error
+    assert "hint: there are checkpoints in it: 'a'" in error
+
+
 def test_the_hint_of_the_verb_is_the_option_of_the_verb(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     treering.save(tmp_path / "a", {"w": 1})
     assert run_verb("cp", tmp_path / "a", tmp_path / "a") == 2

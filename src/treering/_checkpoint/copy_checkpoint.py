@@ -18,10 +18,10 @@ from treering._format.headers import of_attempt
 from treering._format.index import DataFile, Index
 from treering._store.api import Reader, Store
 from treering._store.failures import naming_file
-from treering._store.open_folder import index_document
-from treering._store.resolve import is_taken, open_file, opened_store, write_file
+from treering._store.open_folder import OpenFolder
+from treering._store.resolve import is_taken, open_file, write_file
 from treering._values.checksums import block_checksums
-from treering.errors import Exists, StoreFailed
+from treering.errors import Exists
 
 _PIECE_BYTES: Final = 16 << 20
 """At most so much of a file is in memory."""
@@ -41,14 +41,11 @@ def copy_checkpoint(source: Path, target: Path, *, overwrite: bool, progress: Pr
         Corrupt: a byte of it is not the one that was saved; nothing is at the target then.
         Exists, Busy, StoreFailed: as for a save.
     """
-    try:
-        opened = opened_store(source)
-    except OSError as error:
-        raise StoreFailed.of(error, source, "read") from error
-    with opened:
+    with OpenFolder(source) as folder:
+        data = folder.read_index()
         with naming_file(source / INDEX_NAME):
-            index = parse_index(index_document(opened).data)
-        copy_opened(opened, index, target, overwrite=overwrite, progress=progress)
+            index = parse_index(data)
+        copy_opened(folder.store, index, target, overwrite=overwrite, progress=progress)
 
 
 def copy_opened(
