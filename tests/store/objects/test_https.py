@@ -190,3 +190,9 @@ def test_no_message_has_the_signature_of_a_url(files: WebFiles, caplog: pytest.L
     texts = [str(caught.value), str(refused.value), *caplog.messages]
     assert len(texts) > 2
     assert all("a.safetensors?..." in text and "1f" not in text for text in texts)
+
+
+def test_the_top_of_a_server_is_named_once(files: WebFiles) -> None:
+    for url in (files.url, f"{files.url}/"):
+        with pytest.raises(NotFound, match=f"there is no checkpoint at the top of '{files.url}'; nothing is listed"):
+            treering.load(url)

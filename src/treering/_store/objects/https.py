@@ -197,11 +197,14 @@ class WebRoot(ObjectRoot):
 
     def open_file(self, path: PurePath) -> Reader:
         """Open a single file."""
+        unlisted = "nothing is listed here: pass a file, or one checkpoint"
+        if not connect(path)[1]:
+            raise NotFound(f"there is no checkpoint at the top of {os.fspath(path)!r}", hint=unlisted)
         try:
             return super().open_file(path)
         except NotFound as error:
             presigned = "a presigned URL is of one file: a checkpoint needs URLs without a query"
-            error.hint = presigned if "?" in path.name else "nothing is listed here: pass a file, or one checkpoint"
+            error.hint = presigned if "?" in path.name else unlisted
             raise
 
     def names(self, path: PurePath) -> Iterator[str]:
