@@ -19,7 +19,7 @@ import pytest
 from treering._codec.key_document import HEAD_BYTES, is_tombstone
 from treering._store import resolve
 from treering._store.api import Claim, Kind, Outcome, Reader, Store, Version
-from treering._store.memory import MemoryFile, MemoryPath, MemoryStore
+from treering._store.memory import MemoryFile, MemoryPath, MemoryRoot, MemoryStore
 from treering._store.objects.reading import ObjectReader
 from treering._store.objects.requests import Client, Delete, Get, List
 from treering._store.objects.store import ObjectStore
@@ -222,6 +222,8 @@ def install(monkeypatch: pytest.MonkeyPatch, store: type[MemoryStore | ObjectSto
     nothing.
     """
     monkeypatch.setattr(resolve, "MemoryPath", MemoryTestPath)
+    # The processes of these tests are threads, which share the memory.
+    monkeypatch.setattr(MemoryRoot, "is_shared", True)
     monkeypatch.setattr(resolve, "bucket_path", lambda url: BucketTestPath(bucket_path(url)))
     for name in ("open", "link", "replace", "unlink"):
         monkeypatch.setattr(os, name, _passing_announced(getattr(os, name)))
