@@ -135,7 +135,7 @@ class ObstoreClient:
             upload_parts(self._stores, name, buffers, size, self._storage_class)
         except FailedBuffers as error:
             raise error.__cause__ or error from None
-        except Exception as error:
+        except Exception as error:  # obstore has many kinds; `failure_of` raises any other again
             # What completes an upload may have been done, and only its answer lost.
             failure = failure_of(error)
             doubtful = new and failure.cause in {*_AGAIN, Cause.MISSING}

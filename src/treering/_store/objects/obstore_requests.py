@@ -82,7 +82,7 @@ def delete(store: Any, names: list[str]) -> Answer:
     """Remove objects; those that are gone already are removed."""
     try:
         obstore.delete(store, names)
-    except Exception as error:
+    except Exception as error:  # obstore has many kinds; what is not that of a missing object is raised again
         if failure_of(error).cause is not Cause.MISSING:
             raise
         if len(names) > 1:  # the store told of one of them, and may have stopped there
