@@ -16,6 +16,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from tests.checkpoint.test_aliased import KINDS, count_up, numbers, trees
 from treering._arrays.outgoing import describe_leaves, read_checked
 from treering._codec.array_bytes import wire_blocks
+from treering._store.memory_pool import MemoryPool
 from treering._tree.flatten import flatten
 from treering._values.boxes import find_cover_error
 from treering._values.checksums import block_bytes, block_checksums, block_count
@@ -57,7 +58,7 @@ def test_bytes_and_checksums(given: Any, block: int | None) -> None:
         block = 64 << 10  # a block is never smaller
     count = block_count(given.nbytes, block)
     checksums = array("Q", [1] * (count + 2))
-    found = b"".join(map(bytes, read_checked(given, block, checksums, 1)))
+    found = b"".join(map(bytes, read_checked(given, block, checksums, 1, MemoryPool())))
     want = little(given)
     assert found == want
     sums = [xxhash.xxh3_64_intdigest(want[at : at + block]) for at in range(0, len(want), block)]
@@ -207,7 +208,7 @@ def test_what_is_handed_out_is_what_was_checked(name: str, count: int) -> None:
     block = block_bytes(given.nbytes)
     checksums = array("Q", bytes(8 * -(-given.nbytes // block)))
     content = b""
-    for piece in read_checked(given, block, checksums, 0):
+    for piece in read_checked(given, block, checksums, 0, MemoryPool()):
         count_up(owned)
         content += piece
     assert block_checksums(memoryview(content), block) == checksums

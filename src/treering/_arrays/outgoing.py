@@ -16,13 +16,13 @@ import jax
 import numpy as np
 import xxhash
 
-from treering._arrays.buffers import aligned_bytes
 from treering._arrays.host import TOGETHER, require_alive
 from treering._arrays.parted import BoxedArray, cut_box, parts_of, to_host
 from treering._codec.array_bytes import holds_wire_bytes, wire_blocks
 from treering._format.blocks import leaf_bytes
 from treering._format.index import ARRAY_KINDS, LARGE_VALUE, LeafType
 from treering._plan.save import LeafLayout
+from treering._store.memory_pool import PIECE_BYTES, MemoryPool
 from treering._tree.flatten import Flattened
 from treering._values.boxes import Box, box_of_slices, contains, held_boxes, whole
 from treering._values.checksums import block_checksums
@@ -37,7 +37,6 @@ ALONE: Final = Processes(this=0, count=1)
 HeldBoxes: TypeAlias = tuple[tuple[Box, tuple[int, ...]], ...]
 """The distinct boxes of a leaf, each with the processes that hold it."""
 
-_PIECE_BYTES: Final = 2 << 20
 _SMALL_BYTES: Final = 64 << 10
 
 
@@ -250,20 +249,20 @@ class Describer:
 
 
 def read_checked(
-    data: Any, block: int, checksums: array[int], first: int, *, kept: bool = True
+    data: Any, block: int, checksums: array[int], first: int, pool: MemoryPool | None
 ) -> Iterator[bytes | memoryview]:
     """Yield the bytes of an array in C order, little endian, and note the checksum of each block as it comes by.
 
     The owner of the memory may write into it meanwhile, also into that of a jax array which was made of it without a
-    copy. So the memory is read once, into a small buffer: the checksum and the file see the same bytes, and the buffer
-    stays in the processor's cache. A piece of more than 64 KiB holds until the next one is asked for.
+    copy. So the memory is read once, into a small piece of the pool: the checksum and the file see the same bytes, and
+    the piece is still in the processor's cache. A piece that is not `Lasting` holds until the next one is asked for.
 
     Args:
         data: an array of jax or numpy.
         block: bytes of a block.
         checksums: where the checksums go.
         first: the place of the first one.
-        kept: whether what is yielded is written; else only the checksums count, and nothing has to be copied.
+        pool: lends memory to what is yielded; without one only the checksums count, and nothing is copied.
     """
     if isinstance(data, BoxedArray):
         yield from _check_stream(data.blocks(0, data.size), block, checksums, first)
@@ -277,17 +276,14 @@ def read_checked(
             yield small
     elif plain and host.flags.c_contiguous:
         flat = host.reshape(-1).view(np.uint8)
-        step = max(_PIECE_BYTES, block)
-        room = aligned_bytes(min(step, len(flat)) if kept else 0)
-        for start in range(0, len(flat), step):
-            piece = flat[start : start + step]
-            if kept:
-                room[: len(piece)] = piece
-                piece = room[: len(piece)]
-            found = block_checksums(piece.data, block)
+        for start in range(0, len(flat), PIECE_BYTES):
+            part = flat[start : start + PIECE_BYTES]
+            piece = part.data if pool is None else pool.copy(part)
+            found = block_checksums(piece, block)
             checksums[first : first + len(found)] = found
             first += len(found)
-            yield piece.tobytes() if len(piece) <= _SMALL_BYTES else piece.data
+            yield piece
+            del piece  # its memory is free for the next one
     else:
         yield from _check_stream(wire_blocks(host, 0, host.size), block, checksums, first)
 

@@ -16,6 +16,7 @@ from treering._format.document import data_name
 from treering._format.headers import Row, lay_out_files
 from treering._format.index import Chunks
 from treering._plan.save import FILE_BYTES, SavePlan, file_counts, files_by_position, plan_save
+from treering._store.memory_pool import MemoryPool
 from treering._values.boxes import size_of, whole
 from treering._values.checksums import block_count
 from treering._values.processes import format_processes
@@ -61,6 +62,7 @@ class SaveData:
         self._layout = layout
         self._starts = first_blocks(layout.chunks)
         self._progress = progress
+        self._pool = MemoryPool()
         self._done = 0
         self.checksums = array("Q", bytes(8 * self._starts[-1]))
 
@@ -68,13 +70,15 @@ class SaveData:
         """Yield the data of one file, in the order of the file; with ``kept=False`` only to note the checksums."""
         chunks = self._layout.chunks
         total = self._layout.data_bytes
+        pool = self._pool if kept else None
         for chunk in chunks.of_file(file):
             data = self._layout.leaves.data_of(chunks.leaf[chunk], chunks.box[chunk])
-            for piece in read_checked(data, chunks.block[chunk], self.checksums, self._starts[chunk], kept=kept):
+            for piece in read_checked(data, chunks.block[chunk], self.checksums, self._starts[chunk], pool):
                 yield piece
                 self._done += len(piece)
                 if self._progress is not None:
                     self._progress(self._done, total)
+                del piece  # its memory is free for the next one
 
     def first_other(self, other: SaveData) -> int | None:
         """Return the first leaf whose blocks have other checksums in ``other``, None where all are the same."""

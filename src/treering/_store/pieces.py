@@ -20,14 +20,20 @@ SMALL = 64 << 10
 _TOGETHER = 256 << 10
 
 
+class Lasting:
+    """A base of those whose bytes stay what they are as long as anything refers to them."""
+
+    __slots__ = ()
+
+
 def is_lasting(owner: object) -> bool:
-    """Tell whether the content of a buffer's object never changes: it is ``bytes``, or a read-only map of a file.
+    """Tell whether a buffer's object stays what it is: `Lasting`, ``bytes``, or a read-only map of a file.
 
     Example:
         >>> is_lasting(b"tree"), is_lasting(bytearray(b"ring"))
         (True, False)
     """
-    return isinstance(owner, bytes) or (isinstance(owner, mmap.mmap) and memoryview(owner).readonly)
+    return isinstance(owner, bytes | Lasting) or (isinstance(owner, mmap.mmap) and memoryview(owner).readonly)
 
 
 def pieces(buffers: Iterable[Buffer], size: int | None = None) -> Iterator[memoryview]:
@@ -64,6 +70,7 @@ def pieces(buffers: Iterable[Buffer], size: int | None = None) -> Iterator[memor
         held = 0
         if count >= SMALL:
             yield memoryview(buffer).cast("B")
+        del buffer  # what made it may use its memory again
     if held:
         yield memoryview(b"".join(waiting))
     if size is not None and total != size:

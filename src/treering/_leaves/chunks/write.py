@@ -21,6 +21,7 @@ from treering._codec.zarr import ZarrArray, chunk_bytes, chunk_count, chunk_name
 from treering._codec.zarr_chunks import encode
 from treering._leaves.chunks.pieces import LeafPieces, to_stored
 from treering._store.leaves_folder.open_leaves import LeafWriter
+from treering._store.memory_pool import MemoryPool
 from treering._values.checksums import block_bytes, block_checksums, block_count
 from treering._values.leaves_names import ZARRAY
 
@@ -163,7 +164,7 @@ def _whole_bytes(data: Any, form: WriteForm) -> bytes:
     host = to_host(data)
     if holds_wire_bytes(host.dtype):
         return host.tobytes()
-    return b"".join(read_checked(host, form.block, array("Q", bytes(8)), 0))
+    return b"".join(read_checked(host, form.block, array("Q", bytes(8)), 0, MemoryPool()))
 
 
 def _write_small_chunks(staged: LeafWriter, leaf: WrittenLeaf) -> None:
@@ -205,6 +206,7 @@ class _LargeLeaf:
         self._sizes = [0] * len(leaf.numbers)
         self._checksums = [array("Q")] * len(leaf.numbers)
         self._left = len(leaf.numbers)
+        self._pool = MemoryPool()
         self._lock = threading.Lock()
 
     def write(self, place: int) -> int:
@@ -238,6 +240,6 @@ class _LargeLeaf:
         return 0
 
     def _stream(self, chunk: Any, checksums: array[int]) -> Iterator[bytes | memoryview]:
-        for piece in read_checked(chunk, self._leaf.form.block, checksums, 0):
+        for piece in read_checked(chunk, self._leaf.form.block, checksums, 0, self._pool):
             yield piece
             self._tally.add(len(piece))

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Final, NamedTuple
 
+from treering._store.memory_pool import lasting_pieces
 from treering._store.objects.requests import (
     PATIENCE,
     Absent,
@@ -25,7 +26,7 @@ from treering._store.objects.requests import (
     Request,
     Status,
 )
-from treering._store.pieces import Buffer, pieces
+from treering._store.pieces import Buffer
 
 _MISSING: Final = Answer(Status.MISSING)
 _REFUSED: Final = Answer(Status.REFUSED)
@@ -79,7 +80,7 @@ class MemoryBucket:
 
     def put_parts(self, name: str, buffers: Iterable[Buffer], size: int, *, new: bool = True) -> None:
         """Write an object."""
-        self.perform(Put(name, b"".join(map(bytes, pieces(buffers, size)))))
+        self.perform(Put(name, b"".join(lasting_pieces(buffers, size))))
 
     def read_into(self, name: str, version: ObjectVersion, jobs: Sequence[tuple[int, memoryview]]) -> None:
         """Fill each buffer with the bytes from its offset on.

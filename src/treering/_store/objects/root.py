@@ -10,9 +10,10 @@ from typing import Final
 
 from treering._store.api import Entry, Kind
 from treering._store.failures import naming
+from treering._store.memory_pool import lasting_pieces
 from treering._store.objects.requests import Answer, Client, Head, List, Status, no_answer
 from treering._store.objects.store import GRACE, WHOLE_BYTES, ObjectStore, entry_of
-from treering._store.pieces import Buffer, pieces
+from treering._store.pieces import Buffer
 from treering._store.root import Root
 
 # Some may write and not look; some servers know no conditions.
@@ -45,7 +46,7 @@ class ObjectRoot(Root):
             if size > WHOLE_BYTES:
                 client.put_parts(key, buffers, size, new=False)
                 return
-            data, place = b"".join(map(bytes, pieces(buffers, size))), self.place(path.parent)
+            data, place = b"".join(lasting_pieces(buffers, size)), self.place(path.parent)
             try:
                 # By condition: a late request of it could undo the save that came after it.
                 place.replace(path.name, data)

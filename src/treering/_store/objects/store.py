@@ -17,6 +17,7 @@ from treering._codec.leaves_key import read_attempts
 from treering._codec.signed import is_whole
 from treering._store import api
 from treering._store.api import ANY, Document, Entry, Held, Kind, Outcome, Store, Version
+from treering._store.memory_pool import lasting_pieces
 from treering._store.objects import protocol
 from treering._store.objects.claim import ObjectClaim, deletes_versions, last_marker, patience
 from treering._store.objects.reading import ObjectReader
@@ -37,7 +38,7 @@ from treering._store.objects.requests import (
     drive,
     no_answer,
 )
-from treering._store.pieces import Buffer, pieces
+from treering._store.pieces import Buffer
 from treering._values.checkpoint_names import attempt_of_journal, heartbeat_name
 from treering._values.leaves_names import INDEX as LEAVES_INDEX
 from treering._values.leaves_names import attempt_of_marker
@@ -139,7 +140,7 @@ class ObjectStore(Store):
         if size > WHOLE_BYTES:
             self.client.put_parts(self._prefix + name, buffers, size)
             return
-        data = b"".join(map(bytes, pieces(buffers, size)))
+        data = b"".join(lasting_pieces(buffers, size))
         outcome = self._swap(name, data, Absent.ABSENT)
         if outcome is Outcome.LOST:
             raise FileExistsError(errno.EEXIST, f"{name!r} is there already")

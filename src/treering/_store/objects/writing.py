@@ -1,17 +1,17 @@
-"""Uploading an object in parts while its bytes are made: they are copied once, and few parts are in memory."""
+"""Uploading an object in parts while its bytes are made: few parts are in memory."""
 
 from __future__ import annotations
 
 import threading
-import weakref
 from collections.abc import Iterable, Iterator
 from typing import Any, Final
 
 import obstore
 
+from treering._store.memory_pool import lasting_pieces
 from treering._store.objects.obstore_requests import storage_attributes
 from treering._store.objects.obstore_stores import StoreVariants
-from treering._store.pieces import Buffer, is_lasting, pieces
+from treering._store.pieces import Buffer
 from treering._values.telemetry import TRAFFIC
 
 _PART_BYTES: Final = 16 << 20
@@ -50,7 +50,7 @@ def upload_parts(
         # One is waited for; more are taken where they are free.
         while slots < wanted and _SLOTS.acquire(blocking=not slots):
             slots += 1
-        parts = _keep_error(fill_parts(buffers, size, part), failed)
+        parts = _keep_error(lasting_pieces(buffers, size), failed)
         attributes: Any = storage_attributes(storage_class)
         obstore.put(
             store, name, parts, attributes=attributes, use_multipart=True, chunk_size=part, max_concurrency=slots
@@ -74,42 +74,3 @@ def _keep_error(parts: Iterator[memoryview], failed: list[BaseException]) -> Ite
     except BaseException as error:  # an interrupt too
         failed.append(error)
         raise
-
-
-def fill_parts(buffers: Iterable[Buffer], size: int, part: int) -> Iterator[memoryview]:
-    """Yield the bytes of all buffers in parts of one size, in memory that nothing else changes.
-
-    Example:
-        >>> [bytes(view) for view in fill_parts([b"tree", b"ring"], 8, 3)]
-        [b'tre', b'eri', b'ng']
-    """
-    free: list[bytearray] = []
-    memory, filled = bytearray(), 0
-    room = memoryview(memory)
-    left = size
-    for piece in pieces(buffers, size):
-        view = piece
-        while view:
-            if not filled and len(view) >= part and is_lasting(view.obj):
-                yield view[:part]
-                left -= part
-                view = view[part:]
-                continue
-            if not filled:
-                memory = free.pop() if free else bytearray(min(part, left))
-                room = memoryview(memory)  # into a bytearray itself, a slice would be copied twice
-            wanted = min(part, left)
-            count = min(wanted - filled, len(view))
-            room[filled : filled + count] = view[:count]
-            filled += count
-            view = view[count:]
-            if filled == wanted:
-                yield _lend(room[:filled], memory, free)
-                left -= filled
-                filled = 0
-
-
-def _lend(view: memoryview, memory: bytearray, free: list[bytearray]) -> memoryview:
-    """Return the view; once it is gone, its memory is free again. Fresh memory would cost more than the copy."""
-    weakref.finalize(view, free.append, memory).atexit = False
-    return view

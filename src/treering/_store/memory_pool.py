@@ -1,0 +1,69 @@
+"""Memory that is lent, and used again once nothing refers to it: fresh memory would cost more than a copy."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from treering._store.pieces import Buffer, Lasting, is_lasting, pieces
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+PIECE_BYTES: Final = 2 << 20
+"""The most bytes that are lent at once: what was copied is still in the processor's cache for its checksums."""
+
+
+class _LentBytes(np.ndarray[Any, np.dtype[np.uint8]], Lasting):
+    """The owner of what was lent: every view of its memory keeps it."""
+
+
+class MemoryPool:
+    """Lends memory in pieces, to several threads.
+
+    Example:
+        >>> pool = MemoryPool()
+        >>> first = pool.copy(memoryview(b"tree"))
+        >>> where = np.frombuffer(first, np.uint8).ctypes.data
+        >>> del first
+        >>> second = pool.copy(memoryview(b"ring"))
+        >>> bytes(second), np.frombuffer(second, np.uint8).ctypes.data == where
+        (b'ring', True)
+    """
+
+    def __init__(self) -> None:
+        self._free: list[NDArray[np.uint8]] = []
+
+    def copy(self, data: Buffer | NDArray[np.uint8]) -> memoryview:
+        """Return a copy of at most 2 MiB of flat bytes, which nothing changes as long as anything refers to it."""
+        try:
+            room = self._free.pop()
+        except IndexError:
+            room = np.empty(PIECE_BYTES, np.uint8)
+        source = np.frombuffer(data, np.uint8)
+        lent = room[: len(source)].view(_LentBytes)
+        weakref.finalize(lent, self._free.append, room).atexit = False
+        lent[:] = source
+        return lent.data
+
+
+def lasting_pieces(buffers: Iterable[Buffer], size: int) -> Iterator[memoryview]:
+    """Yield the same bytes in pieces that stay what they are; only what may change is copied.
+
+    Raises:
+        OSError: they hold another number of bytes than ``size``.
+
+    Example:
+        >>> b"".join(lasting_pieces([bytearray(b"tree"), b"ring"], 8))
+        b'treering'
+    """
+    pool = MemoryPool()
+    for piece in pieces(buffers, size):
+        if is_lasting(piece.obj):
+            yield piece
+        else:
+            for start in range(0, len(piece), PIECE_BYTES):
+                yield pool.copy(piece[start : start + PIECE_BYTES])
