@@ -58,7 +58,7 @@ def tree_serialize_leaves(
     Args:
         checkpoint_dir: the directory; missing folders are created. In a bucket, ``docs/leaves.md`` says what differs.
         pytree: any pytree, as for ``treering.save``. Keys become names of folders, escaped if necessary.
-        manager: writes jax arrays in the background: jax's ``GlobalAsyncCheckpointManager`` or a similar object. When
+        manager: writes jax arrays in the background, on disk: jax's ``GlobalAsyncCheckpointManager`` or the like. When
             this returns, you may change ``pytree``; ``manager.wait_until_finished()`` waits and raises its error.
         prefix: name of this tree; its leaves lie below it. ``.`` and ``/`` in it separate folders. None or "": none.
         commit_callback: called once when the tree is durable, by process 0; in the manager's thread if there is one.

@@ -10,11 +10,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import tensorstore
+from jax.sharding import PartitionSpec
 
 import treering as tr
+from tests.leaves.jobs_of_threads import Job
+from tests.leaves.saved import put
 from tests.properties.sameness import fingerprint
 from torture.bucket_servers import BucketServer
-from treering._store.resolve import store_at
+from treering._store.resolve import located, store_at
 from treering.errors import Busy
 from treering.leaves import tree_deserialize_leaves, tree_serialize_leaves
 
@@ -41,23 +44,41 @@ def assert_same(got: Any, want: Any) -> None:
     assert fingerprint(got) == fingerprint(want, restored=False)
 
 
+def read_by_tensorstore(path: str, seaweed: BucketServer, entry: Any) -> Any:
+    """Return an array that the index lists, as another program reads it."""
+    kvstore = {
+        "driver": "s3",
+        "bucket": seaweed.bucket,
+        "path": f"{path.removeprefix(seaweed.url)[1:]}/{entry['path']}/",
+        "endpoint": seaweed.endpoint,
+        "aws_region": "us-east-1",
+    }
+    array = tensorstore.open({"driver": "zarr", "kvstore": kvstore}, open=True).result()
+    return np.asarray(array.read().result())
+
+
 def test_tensorstore_reads_what_was_saved(path: str, seaweed: BucketServer) -> None:
     tree_serialize_leaves(path, TREE, prefix="model", chunk_bytes=1 << 16)
     tree_serialize_leaves(path, {"m": jnp.ones(3)}, compressor={"id": "zstd", "level": 1})
     index = index_of(path)
-    read = []
-    for entry in (*index["prefixes"]["model"], *index["arrays"]):
-        kvstore = {
-            "driver": "s3",
-            "bucket": seaweed.bucket,
-            "path": f"{path.removeprefix(seaweed.url)[1:]}/{entry['path']}/",
-            "endpoint": seaweed.endpoint,
-            "aws_region": "us-east-1",
-        }
-        array = tensorstore.open({"driver": "zarr", "kvstore": kvstore}, open=True).result()
-        read.append(np.asarray(array.read().result()))
-    for found, wanted in zip(read, (TREE["w"], TREE["layer.0"], np.ones(3, np.float32)), strict=True):
-        assert np.array_equal(found, np.asarray(wanted))
+    wanted = (TREE["w"], TREE["layer.0"], np.ones(3, np.float32))
+    for entry, array in zip((*index["prefixes"]["model"], *index["arrays"]), wanted, strict=True):
+        assert np.array_equal(read_by_tensorstore(path, seaweed, entry), np.asarray(array))
+
+
+def test_processes_save_together(path: str, seaweed: BucketServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    job = Job(monkeypatch, 4)
+    rows = put(jnp.arange(64.0).reshape(8, 8), PartitionSpec("x"))
+    large = put(jnp.arange(3 << 20, dtype=jnp.float32), PartitionSpec())
+    for prefix in ("model", "model", "other"):
+        tree = {"rows": rows, "large": large, **TREE}
+        assert set(job.save(located(path), tree, prefix=prefix).values()) == {None}
+    assert_same(tree_deserialize_leaves(path, prefix="other", structure="exact")["layer.0"], TREE["layer.0"])
+    assert tr.verify(path).ok
+    entries = {entry["path"].split("/")[-1]: entry for entry in index_of(path)["prefixes"]["model"]}
+    for name, array in (("rows", rows), ("large", large), ("w", TREE["w"])):
+        assert np.array_equal(read_by_tensorstore(path, seaweed, entries[name]), np.asarray(array))
+    assert {found.name for found in store_at(path).list() if "/" not in found.name} == {INDEX}
 
 
 def test_save_load_and_overwrite(path: str) -> None:

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from pathlib import Path, PurePath
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -12,7 +13,6 @@ import pytest
 import treering as tr
 from tests.properties.sameness import fingerprint
 from treering._cli.main import main
-from treering._leaves import serialize
 from treering._leaves.commit import begin_save
 from treering._store import resolve
 from treering._store.memory import MemoryPath
@@ -22,7 +22,6 @@ from treering._store.objects.memory_bucket import MemoryBucket
 from treering._store.objects.requests import Answer, Delete, ObjectVersion, Put, Request, Status
 from treering._store.objects.root import ObjectRoot
 from treering._store.resolve import store_at
-from treering._values.processes import Processes
 from treering.errors import Busy, Corrupt, Exists, Mismatch, NotFound, StoreFailed, Unsupported
 from treering.leaves import index_leaves, tree_deserialize_leaves, tree_serialize_leaves
 
@@ -198,20 +197,32 @@ def test_what_needs_a_folder_on_disk_is_refused(path: str) -> None:
     tree_serialize_leaves(path, OTHER)
     with pytest.raises(Unsupported, match="write_index"):
         tree_serialize_leaves(path, OTHER, write_index=False)
-    with pytest.raises(Unsupported, match="manager"):
+    with pytest.raises(Unsupported, match=r"manager.*save_async"):
         tree_serialize_leaves(path, OTHER, object())
     with pytest.raises(Unsupported, match="on disk"):
         index_leaves(path)
 
 
-@pytest.mark.parametrize("this", [0, 1])
-def test_a_joint_save_is_refused_on_every_process(this: int, path: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(serialize, "this_processes", lambda _: Processes(this=this, count=2))
-    with pytest.raises(Unsupported, match="several processes save leaves to folders on disk alone"):
-        tree_serialize_leaves(path, OTHER)
-    assert not names(path)
-    tree_serialize_leaves(path, OTHER, processes="this")
-    assert_same(exact(path), OTHER)
+def test_a_manager_reads_nothing_behind_a_url(path: str) -> None:
+    class Reader:
+        def wait_until_finished(self) -> None:
+            pass
+
+        def deserialize_with_paths(self, shardings: Any, paths: Any) -> Any:
+            raise AssertionError(paths)
+
+    tree_serialize_leaves(path, OTHER, prefix="ours")
+    zarray = {"chunks": [2], "compressor": None, "dtype": "<f4", "fill_value": None, "filters": None, "order": "C"}
+    index = index_of(path) | {"arrays": [{"path": "w", "shape": [2], "dtype": "float32"}]}
+    store_at(path).replace(INDEX, json.dumps(index).encode())
+    store_at(path).replace("w/.zarray", json.dumps(zarray | {"shape": [2], "zarr_format": 2}).encode())
+    store_at(path).replace("w/0", np.ones(2, np.float32).tobytes())
+    mesh = jax.make_mesh((1,), ("x",))
+    for prefix, wanted in (("ours", OTHER), (None, {"w": jnp.ones(2)})):
+        found = tree_deserialize_leaves(path, mesh, Reader(), prefix=prefix)
+        assert {name: np.asarray(leaf).tolist() for name, leaf in found.items()} == {
+            name: leaf.tolist() for name, leaf in wanted.items()
+        }
 
 
 def test_damage_is_found(path: str) -> None:

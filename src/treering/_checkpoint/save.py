@@ -25,11 +25,10 @@ from treering._checkpoint.save_files import MsgpackSave, SafetensorsSave
 from treering._checkpoint.save_folder import begin_call, write_folder, write_share
 from treering._checkpoint.save_options import SaveOptions
 from treering._coordination.operations import Call
-from treering._store.resolve import absolute, root_of, settled
+from treering._store.resolve import absolute, require_shared, settled
 from treering._values.processes import Processes
 from treering._values.telemetry import phase, report
 from treering._view.progress import showing
-from treering.errors import Unsupported
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -77,7 +76,7 @@ def save_tree(tree: Any, options: SaveOptions) -> None:
             return
         plan, processes = plan_together(tree, options, lambda: settle(options.path))
         if processes.count > 1:
-            _require_shared(options)
+            require_shared(options.path)
             write_share(begin_call(options, processes), plan, options)
         else:
             FolderSave(require_value(plan)).write(options)
@@ -122,17 +121,6 @@ def plan_together(
     return plan, plan.processes
 
 
-def _require_shared(options: SaveOptions) -> None:
-    """Refuse a joint save into the memory of each process; all of them refuse it, so none waits.
-
-    Raises:
-        Unsupported: the path is such a place.
-    """
-    if not root_of(options.path).is_shared:
-        hint = "save to a folder or a bucket that all processes see, or pass processes='this'"
-        raise Unsupported(f"{options.shown!r} is another place in each process of the job", hint=hint)
-
-
 Around: TypeAlias = AbstractContextManager[None] | None
 
 
@@ -162,7 +150,7 @@ def begin_save(
         return begun.hand_over(prepare_alone(tree, options), options)
     plan, processes = plan_together(tree, options, begun.require_clear)
     if processes.count > 1:
-        _require_shared(options)
+        require_shared(options.path)
         return begun.together(plan, processes)
     return begun.hand_over(FolderSave(require_value(plan)), options)
 

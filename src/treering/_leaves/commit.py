@@ -15,19 +15,13 @@ from treering._store.failures import LinkRefused, naming_file
 from treering._store.leaves_folder.leaves_folder import LeavesFolder
 from treering._store.leaves_folder.moves import Update, marker_of
 from treering._store.leaves_folder.open_leaves import LeavesSave, LeftFiles
-from treering._store.leaves_folder.staged_leaves import StagedLeaves
 from treering._store.leaves_places import begin_leaves_save
 from treering.errors import Corrupt, Format, NotFound, Unsupported
 
 
-def begin_save(path: Path) -> LeavesSave:
-    """Begin a save into the directory ``path``, wherever that is."""
-    return begin_leaves_save(path, unfinished_update, stale_messages)
-
-
-def stage_leaves(path: Path, attempt: str | None = None, *, live: Collection[str] = ()) -> StagedLeaves:
-    """Begin a save into the directory ``path`` on disk; ``StagedLeaves`` says more."""
-    return StagedLeaves(path, unfinished_update, stale_messages, attempt, live)
+def begin_save(path: Path, attempt: str | None = None, *, live: Collection[str] = ()) -> LeavesSave:
+    """Begin a save into the directory ``path``, wherever that is; ``StagedLeaves`` says more."""
+    return begin_leaves_save(path, unfinished_update, stale_messages, attempt, live)
 
 
 def commit_record(path: Path, staged: LeavesSave, record: LeavesRecord, *, write_index: bool) -> None:

@@ -28,7 +28,7 @@ from treering._leaves.by_manager import ManagerReader
 from treering._leaves.shardings import ShardingOptions, leaf_shardings, to_dotted
 from treering._leaves.source import LeavesSource, open_source
 from treering._printable import kind_of
-from treering._store.resolve import leaves_path
+from treering._store.resolve import is_on_disk, leaves_path
 from treering._tree.fit import Fit
 from treering._tree.flatten import Flattened, flatten_like
 from treering._tree.likeness import LeafMatch, Wording, array_dtype, aval_shape, match_leaves, match_stored
@@ -80,7 +80,8 @@ def tree_deserialize_leaves(
     Args:
         checkpoint_dir: the directory.
         mesh: of one axis: replicates what nothing else is said of; of several: each array needs a rule or sharding.
-        manager: is waited for. Its ``deserialize_with_paths``, if it has that, reads what it can, after the checks.
+        manager: is waited for. Its ``deserialize_with_paths``, if it has that, reads what it can on disk, after the
+            checks.
         prefix: which tree; None and "" for the one without prefix.
         partition_rules: pairs of a pattern, searched in keys with ``/`` and without prefix, and a ``PartitionSpec``.
             They win over ``shardings``; what has no axes is replicated.
@@ -259,7 +260,8 @@ def _leaves(
 ) -> list[Any]:
     """Return the leaves of the result: read, checked, placed, and given to the callback."""
     result, deliveries = plan_deliveries(source, matches, placements)
-    reads = callable(getattr(options.manager, "deserialize_with_paths", None))
+    # It reads paths on disk: what a URL means, and how its bucket is reached, it knows by other settings.
+    reads = callable(getattr(options.manager, "deserialize_with_paths", None)) and is_on_disk(source.folder.path)
     by_manager = ManagerReader(options.manager, source) if reads else None
     # Long texts, which lie in files too, do not count as arrays.
     runs = split_by_bytes(deliveries, lambda one: _is_array(source.index, one), options.batch or sys.maxsize)

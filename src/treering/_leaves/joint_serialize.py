@@ -22,12 +22,14 @@ from treering._coordination.message_board import FolderMessageBoard, MessageBoar
 from treering._coordination.operations import Call
 from treering._leaves.by_manager import ManagedSave, begin_writes, check_manager, managed_leaves
 from treering._leaves.chunks.write import write_leaves
-from treering._leaves.commit import commit_record, stage_leaves
+from treering._leaves.commit import begin_save, commit_record
 from treering._leaves.documents.record import LeavesRecord, arrays_of
 from treering._leaves.plan import LeavesSaveOptions, PlannedLeaves, plan_leaves, shared_boxes
 from treering._leaves.shares import LeafShares, part_of, read_part
-from treering._store.leaves_folder.staged_files import JoinedLeaves, StagedFiles
+from treering._store.leaves_folder.open_leaves import JoinedWriter, LeavesSave, ShareWriter
+from treering._store.leaves_folder.staged_files import JoinedLeaves
 from treering._store.leaves_folder.staged_leaves import StagedLeaves
+from treering._store.leaves_places import join_leaves_save
 from treering._tree.flatten import Flattened
 from treering._values.processes import Processes
 from treering.errors import Mismatch
@@ -67,8 +69,8 @@ class _LeavesShare:
         self._path = path
         self._options = options
         self._flat = flat
-        self._staged: StagedLeaves | None = None
-        self._joined: JoinedLeaves | None = None
+        self._staged: LeavesSave | None = None
+        self._joined: JoinedWriter | None = None
         self._others_have_left = False
         self._agreed: LeavesRecord | None = None
         self._plan(describe_leaves(flat, call.processes))
@@ -96,13 +98,13 @@ class _LeavesShare:
 
     def enter(self, held: contextlib.ExitStack) -> MessageBoard:
         call = self._call
-        self._staged = stage_leaves(self._path, call.attempt, live=call.live_attempts)
+        self._staged = begin_save(self._path, call.attempt, live=call.live_attempts)
         held.callback(self._close)
         return FolderMessageBoard(self._staged.store)
 
     def join(self, folder: JoinedFolder, held: contextlib.ExitStack) -> None:
         del folder
-        self._joined = held.enter_context(JoinedLeaves(self._path, self._call.attempt))
+        self._joined = held.enter_context(join_leaves_save(self._path, self._call.attempt))
 
     def prepare(self) -> bytes:
         staged = self._staged or self._joined
@@ -111,13 +113,13 @@ class _LeavesShare:
         payload = self._write(staged)
         if staged is self._joined or not self.managed:  # else all is made durable when the manager has written
             staged.make_durable()
-        if self._staged is not None:
+        if isinstance(staged, StagedLeaves):
             # Now, while the others are still writing: between their last byte and the commit is as little as can be.
             for folder, names in self._shares.left_to_others(self._share):
-                self._staged.expect(folder, names)
+                staged.expect(folder, names)
         return payload
 
-    def _write(self, staged: StagedFiles) -> bytes:
+    def _write(self, staged: ShareWriter) -> bytes:
         """Write the own files; return what process 0 has to know of them."""
         staged.require_space(self._shares.nbytes(self._share))
         sizes, checksums = write_leaves(
@@ -148,13 +150,13 @@ class _LeavesShare:
         staged, record, manager = self._staged, self._agreed, self._options.manager
         if manager is None:
             return
-        if staged is not None and record is not None:
+        if isinstance(staged, StagedLeaves) and record is not None:
             self._others_have_left = True  # if this fails, what they write is swept by the next save
             save = ManagedSave(self._path, staged, record, self.managed, self._options)
             # It is called on process 0 when all processes have written.
             begin_writes(manager, self._flat, self.managed, staged.path_of, save.finish)
             self._staged = None
-        elif self._joined is not None and self.managed:
+        elif isinstance(self._joined, JoinedLeaves) and self.managed:
             begin_writes(manager, self._flat, self.managed, self._joined.path_of, lambda: None)
 
     def _close(self) -> None:

@@ -16,7 +16,7 @@ from treering._leaves.commit import begin_save, commit_record
 from treering._leaves.documents.record import arrays_of
 from treering._leaves.joint_serialize import serialize_together
 from treering._leaves.plan import LeavesSaveOptions, plan_leaves
-from treering._store.resolve import is_on_disk, leaves_path
+from treering._store.resolve import is_on_disk, leaves_path, require_shared
 from treering._tree.flatten import Flattened, flatten
 from treering._values.processes import Processes
 from treering._values.telemetry import report
@@ -39,7 +39,7 @@ def serialize(path: str | os.PathLike[str], tree: Any, options: LeavesSaveOption
     flat, job = _flatten(tree, ALONE if options.processes == "this" else None)
     with showing(options.progress):
         if job.count > 1:
-            _require_disk(place)
+            require_shared(place)
             with report("save", place):
                 serialize_together(place, flat, options, processes=job)
         elif isinstance(flat, Exception):
@@ -61,20 +61,11 @@ def _require_alone(options: LeavesSaveOptions) -> None:
         Unsupported: it was asked for.
     """
     if options.manager is not None:
-        raise Unsupported("a manager writes to a folder on disk, not to a URL", hint="omit the manager")
+        what = "a manager writes with requests of its own, which treering cannot make safe in a bucket"
+        hint = "omit the manager; treering.save_async saves to a bucket in the background"
+        raise Unsupported(f"{what}; it is for folders on disk", hint=hint)
     if not options.write_index:
         raise Unsupported("write_index=False is for leaves directories on disk, not for URLs", hint="omit it")
-
-
-def _require_disk(place: Path) -> None:
-    """Refuse a joint save to a URL; all processes do, so none waits.
-
-    Raises:
-        Unsupported: the directory is not on disk.
-    """
-    if not is_on_disk(place):
-        hint = 'save with treering.save, which writes buckets jointly, or on one process with processes="this"'
-        raise Unsupported(f"{os.fspath(place)!r}: several processes save leaves to folders on disk alone", hint=hint)
 
 
 def _flatten(tree: Any, job: Processes | None) -> tuple[Flattened | Exception, Processes]:

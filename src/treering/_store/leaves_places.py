@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Collection
 
 from treering._store.leaves_folder.attempts import StaleMessages
 from treering._store.leaves_folder.leaves_folder import LeavesFolder
 from treering._store.leaves_folder.moves import Unfinished
-from treering._store.leaves_folder.open_leaves import LeavesSave, OpenLeaves
+from treering._store.leaves_folder.open_leaves import JoinedWriter, LeavesSave, OpenLeaves
+from treering._store.leaves_folder.staged_files import JoinedLeaves
 from treering._store.leaves_folder.staged_leaves import StagedLeaves
 from treering._store.resolve import is_on_disk, located, store_at
 
@@ -27,8 +29,14 @@ def open_leaves(path: str | os.PathLike[str]) -> OpenLeaves:
     return StoredLeaves(store_at(place), place)
 
 
-def begin_leaves_save(path: str | os.PathLike[str], unfinished: Unfinished, stale: StaleMessages) -> LeavesSave:
-    """Begin a save into a leaves directory; `StagedLeaves` says what the arguments are, on disk.
+def begin_leaves_save(
+    path: str | os.PathLike[str],
+    unfinished: Unfinished,
+    stale: StaleMessages,
+    attempt: str | None = None,
+    live: Collection[str] = (),
+) -> LeavesSave:
+    """Begin a save into a leaves directory; `StagedLeaves` says what the arguments are.
 
     Raises:
         Exists: a checkpoint is there.
@@ -36,7 +44,21 @@ def begin_leaves_save(path: str | os.PathLike[str], unfinished: Unfinished, stal
     """
     place = located(path)
     if is_on_disk(place):
-        return StagedLeaves(place, unfinished, stale, None, ())
+        return StagedLeaves(place, unfinished, stale, attempt, live)
     from treering._store.unmoved_leaves.leaves_attempt import LeavesAttempt
 
-    return LeavesAttempt(store_at(place), place)
+    return LeavesAttempt(store_at(place), place, stale, attempt, live)
+
+
+def join_leaves_save(path: str | os.PathLike[str], attempt: str) -> JoinedWriter:
+    """Join the save that process 0 has begun.
+
+    Raises:
+        StoreFailed: the system refused, or nothing of that save is there.
+    """
+    place = located(path)
+    if is_on_disk(place):
+        return JoinedLeaves(place, attempt)
+    from treering._store.unmoved_leaves.attempt_files import JoinedAttempt
+
+    return JoinedAttempt(store_at(place), place, attempt)

@@ -131,6 +131,17 @@ def is_on_disk(path: str | os.PathLike[str]) -> bool:
     return root_of(path).on_disk
 
 
+def require_shared(path: str | os.PathLike[str]) -> None:
+    """Refuse a joint save into the memory of each process; all of them refuse it, so none waits.
+
+    Raises:
+        Unsupported: the path is such a place.
+    """
+    if not root_of(path).is_shared:
+        hint = "save to a folder or a bucket that all processes see, or pass processes='this'"
+        raise Unsupported(f"{os.fspath(path)!r} is another place in each process of the job", hint=hint)
+
+
 def new_folder_path(path: str | os.PathLike[str]) -> Path:
     """Return the path of a folder to write.
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Protocol, Self, TypeAlias
 
-from treering._store.api import Reader
+from treering._store.api import Reader, Store
 from treering._store.closable import Closable
 from treering._store.failures import DataFileMissing
 from treering._store.leaves_folder.moves import Update
@@ -135,14 +135,8 @@ class LeftFiles:
     """Seconds that superseded files stay for readers."""
 
 
-class LeavesSave(LeafWriter, Protocol):
-    """One save on its way into a leaves directory, a context manager: left without `commit`, nothing has changed.
-
-    Attributes:
-        attempt: 16 hexadecimal digits, different for each save.
-    """
-
-    attempt: str
+class ShareWriter(LeafWriter, Protocol):
+    """What one process writes of a save, a context manager."""
 
     def __enter__(self) -> Self: ...
 
@@ -154,6 +148,45 @@ class LeavesSave(LeafWriter, Protocol):
         Raises:
             StoreFailed: fewer than ``size`` bytes are free.
         """
+        ...
+
+    def make_durable(self) -> None:
+        """Make what this process has written durable.
+
+        Raises:
+            StoreFailed: the system refused.
+        """
+        ...
+
+
+class JoinedWriter(ShareWriter, Protocol):
+    """What a process writes of a save that process 0 has begun; left, its files stay."""
+
+    def withdraw(self) -> None:
+        """Remove the files that this process has written, as far as that goes."""
+        ...
+
+
+class LeavesSave(ShareWriter, Protocol):
+    """One save on its way into a leaves directory: left without `commit`, nothing has changed.
+
+    Attributes:
+        attempt: 16 hexadecimal digits, different for each save.
+    """
+
+    attempt: str
+
+    @property
+    def store(self) -> Store:
+        """The directory itself, for the messages of processes."""
+        ...
+
+    def close(self) -> None:
+        """Remove what was not committed or left, give everything back. May be called twice."""
+        ...
+
+    def abandon(self) -> None:
+        """End the save, but leave its files: others may still be writing. A later save sweeps them."""
         ...
 
     def remains(self) -> LeftFiles | None:

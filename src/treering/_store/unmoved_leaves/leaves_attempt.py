@@ -7,32 +7,28 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import functools
-import os
 import secrets
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection
 from pathlib import Path
-from typing import Final, Self
+from typing import Final
 
 from treering._codec.key_document import is_tombstone
 from treering._codec.leaves_key import empty_index, find_attempts
 from treering._store.api import Document, Outcome, Store
 from treering._store.failures import naming, with_errno
+from treering._store.leaves_folder.attempts import StaleMessages
 from treering._store.leaves_folder.moves import Update
 from treering._store.leaves_folder.open_leaves import LeftFiles
-from treering._store.pieces import Buffer, pieces
-from treering._store.unmoved_leaves.many_requests import RequestQueue
+from treering._store.unmoved_leaves.attempt_files import JoinedAttempt
 from treering._values.checkpoint_names import INDEX as CHECKPOINT
-from treering._values.leaves_names import ATTEMPTS, INDEX, MARKER, RECORD, is_attempt, parts_of, staged_leaves
+from treering._values.leaves_names import ATTEMPTS, INDEX, MARKER, RECORD, is_attempt
 from treering.errors import Busy, Exists, Unsupported
 
 _TRIES: Final = 20
 _FIRST_LINE: Final = 256
-# A file of up to this size is copied, and written while the next ones are made.
-_SMALL_BYTES: Final = 1 << 20
 
 
-class LeavesAttempt:
+class LeavesAttempt(JoinedAttempt):
     """One save on its way into a leaves directory, a context manager: left without `commit`, nothing has changed.
 
     Its base is the index that was there when it began. If that has changed at the commit, the save has failed: saves
@@ -41,6 +37,9 @@ class LeavesAttempt:
     Args:
         store: the place, not opened yet.
         path: the directory as given.
+        stale: says which messages of processes may go.
+        attempt: that of a joint save, on which its processes have agreed; None: a random one.
+        live: the attempts whose messages stay, beside the own one.
 
     Attributes:
         attempt: 16 hexadecimal digits, different for each save.
@@ -51,25 +50,13 @@ class LeavesAttempt:
         StoreFailed: the store refused, or does not heed conditions. Nothing has changed.
     """
 
-    def __init__(self, store: Store, path: Path) -> None:
-        self._store = store
-        self._shown = os.fspath(path)
-        self._kept = self._ended = False
-        with naming(self._shown, "write"), contextlib.ExitStack() as undo:
-            store.make()
-            undo.callback(store.unmake)
-            store.open()
-            undo.callback(store.close)
-            self._require_no_checkpoint()
-            self._begin()
-            undo.pop_all()
-        self._queue = RequestQueue()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_error: object) -> None:
-        self.close()
+    def __init__(
+        self, store: Store, path: Path, stale: StaleMessages, attempt: str | None = None, live: Collection[str] = ()
+    ) -> None:
+        self._kept = False
+        self._stale = stale
+        self._live = live
+        super().__init__(store, path, attempt or secrets.token_hex(8))
 
     def close(self) -> None:
         """Remove what was not committed, give everything back. May be called twice."""
@@ -82,29 +69,15 @@ class LeavesAttempt:
                 with contextlib.suppress(OSError):  # what stays is swept by a later save
                     self._remove(self.attempt)
                     self._claim.withdraw()
-                    self._store.unmake()
+                    self.store.unmake()
         finally:
             self._claim.close()
-            self._store.close()
+            self.store.close()
 
-    def require_space(self, size: int) -> None:
-        """Refuse early what cannot fit, where the store can tell."""
-        with naming(self._shown, "write"):
-            self._store.require_space(size)
-
-    def write_small(self, folder: str, files: Sequence[tuple[str, bytes]]) -> None:
-        """Put the files of a leaf there, soon."""
-        with naming(self._shown, "write"):
-            for name, data in files:
-                self._queue.add(functools.partial(self._create, self._key_of(folder, name), [data], len(data)))
-
-    def write_file(self, folder: str, name: str, buffers: Iterable[Buffer], size: int) -> None:
-        """Write one file of a leaf as the concatenation of ``buffers``; a small one soon."""
-        with naming(self._shown, "write"):
-            if size > _SMALL_BYTES:
-                self._create(self._key_of(folder, name), buffers, size)
-            else:
-                self.write_small(folder, [(name, b"".join(map(bytes, pieces(buffers, size))))])
+    def abandon(self) -> None:
+        """End the save, but leave its files and its marker: others may still be writing. A later save sweeps them."""
+        self._kept = True
+        self.close()
 
     def remains(self) -> LeftFiles:
         """Return what older attempts have there, as far as it can be listed."""
@@ -112,7 +85,7 @@ class LeavesAttempt:
             attempts = self._attempts_there()
             if attempts is None:
                 attempts = find_attempts(self._base.data)
-            return LeftFiles(attempts, self._store.now() if attempts else 0.0, self._store.grace)
+            return LeftFiles(attempts, self.store.now() if attempts else 0.0, self.store.grace)
 
     def commit(self, record: bytes, update: Callable[[bytes | None], Update]) -> None:
         """Make ``update(index)`` the index, if no other save has changed it since this one began.
@@ -122,9 +95,9 @@ class LeavesAttempt:
             StoreFailed: the store refused, or did not answer; the message says whether the new content may be there.
         """
         with naming(self._shown, "write"):
-            self._queue.finish()
+            self.make_durable()
             self._create(f"{ATTEMPTS}/{self.attempt}/{RECORD}", [record], len(record))
-            self._store.flush()
+            self.store.flush()
             change = update(self._base.data)
             self._claim.prepare(change.moving)
             try:
@@ -136,7 +109,7 @@ class LeavesAttempt:
             self._kept = True
             if outcome is Outcome.UNKNOWN:
                 raise OSError(errno.EIO, "no answer came to the commit: the new content may be in place")
-            self._store.flush()
+            self.store.flush()
             # The save is done; the next one sweeps what stays.
             with contextlib.suppress(OSError):
                 self._sweep(change)
@@ -152,26 +125,36 @@ class LeavesAttempt:
     # ------------------------------------------------------------------------------------------------------- beginning
 
     def _require_no_checkpoint(self) -> None:
-        found = self._store.read(CHECKPOINT, _FIRST_LINE)
+        found = self.store.read(CHECKPOINT, _FIRST_LINE)
         if found is not None and not is_tombstone(found.data):  # a reader would see only one of two forms
             hint = "save to a directory of its own"
             error = Exists(f"a checkpoint of treering.save is at {self._shown!r} already", hint=hint)
             raise with_errno(error, errno.EEXIST, self._shown)
 
+    def _open(self, undo: contextlib.ExitStack) -> None:
+        self.store.make()
+        undo.callback(self.store.unmake)
+        self.store.open()
+        undo.callback(self.store.close)
+        self._require_no_checkpoint()
+        self._begin()
+        undo.callback(self._claim.withdraw)
+        with contextlib.suppress(OSError):  # what stays harms nobody, and the next save sweeps
+            self._sweep_messages()
+
     def _begin(self) -> None:
         """Find the base, and put the marker there that says so."""
         for _ in range(_TRIES):
-            base = self._store.read(INDEX)
+            base = self.store.read(INDEX)
             if base is None:
                 # Whatever the answer: what is read now is the base. No index is ever committed by create.
-                self._store.replace(INDEX, empty_index(), None)
+                self.store.replace(INDEX, empty_index(), None)
                 continue
             # It has no digest, and goes into the next index: a bit that changed on the way would stay in it.
-            if self._store.read(INDEX) != base:
+            if self.store.read(INDEX) != base:
                 continue
             self._base: Document = base
-            self.attempt = secrets.token_hex(8)
-            self._claim = self._store.claim(_marker_of(self.attempt), INDEX, base.version)
+            self._claim = self.store.claim(_marker_of(self.attempt), INDEX, base.version)
             try:
                 self._claim.make()
             except FileNotFoundError:  # another save was committed in between, and swept it
@@ -184,21 +167,12 @@ class LeavesAttempt:
             return
         raise self._busy("other processes keep saving there")
 
-    def _key_of(self, folder: str, name: str) -> str:
-        if self._ended:
-            raise RuntimeError("this save has ended")
-        return "/".join((*staged_leaves(self.attempt), *parts_of(folder), name))
-
-    def _create(self, key: str, buffers: Iterable[Buffer], size: int) -> None:
-        with naming(self._shown, "write"):
-            self._store.create(key, buffers, size)
-
     # -------------------------------------------------------------------------------------------------------- removing
 
     def _attempts_there(self) -> frozenset[str] | None:
         """Return the attempts that have anything there, but for the own one; None where that may not be listed."""
         try:
-            places = self._store.at(ATTEMPTS).places()
+            places = self.store.at(ATTEMPTS).places()
         except PermissionError:
             return None
         return frozenset(place for place in places if is_attempt(place) and place != self.attempt)
@@ -210,16 +184,24 @@ class LeavesAttempt:
         named = find_attempts(change.moving)
         for attempt in (self._attempts_there() or frozenset()) - named:
             names, marker = self._names_of(attempt), _marker_of(attempt)
-            index = self._store.read(INDEX) if marker in names else None
+            index = self.store.read(INDEX) if marker in names else None
             # Without a marker nothing proves that no index that was lost had named it.
             if index is not None:
-                self._store.sweep(marker, [name for name in names if name != marker], INDEX, index.version)
+                self.store.sweep(marker, [name for name in names if name != marker], INDEX, index.version)
+
+    def _sweep_messages(self) -> None:
+        """Remove what processes of jobs wrote to each other there, but for attempts that may go on."""
+
+        def is_live(attempt: str) -> bool:
+            return attempt in self._live or self.store.find(_marker_of(attempt)) is not None
+
+        self.store.remove_all(self._stale(self.store.names(), is_live, self.store.get))
 
     def _remove(self, attempt: str) -> None:
-        self._store.remove_all([name for name in self._names_of(attempt) if name != _marker_of(attempt)])
+        self.store.remove_all([name for name in self._names_of(attempt) if name != _marker_of(attempt)])
 
     def _names_of(self, attempt: str) -> list[str]:
-        return [found.name for found in self._store.list(f"{ATTEMPTS}/{attempt}/")]
+        return [found.name for found in self.store.list(f"{ATTEMPTS}/{attempt}/")]
 
     def _may_be_committed(self) -> bool:
         try:
