@@ -158,8 +158,7 @@ class AnyTime(Cadence):
     def decide(self, step: int, now: float, last: LastSave) -> Decision:
         """Return whether a step is saved; see `Cadence.decide`."""
         said = [rule.decide(step, now, last) for rule in self.rules]
-        saying = [decision for decision in said if decision.save]
-        if saying:
+        if saying := [decision for decision in said if decision.save]:
             return min(saying, key=lambda decision: decision.temporary)
         reason = "; ".join(decision.reason for decision in said)
         nexts = [decision.next for decision in said if decision.next is not None]

@@ -78,8 +78,7 @@ def match_partition_rules(
         shape = tuple(getattr(leaf, "shape", ()))
         if strict and not shape:
             return spec_of()
-        rule = known.rule_for(name)
-        if rule is not None:
+        if (rule := known.rule_for(name)) is not None:
             return fit_spec(name, rule, shape, smallest) if strict else rule[1]
         unmatched.append(name)
         return None

@@ -71,8 +71,7 @@ def apply_sharding_tree(arrays: Any, sharding_tree: Any, mesh: Mesh | None = Non
     _require_width(steps)
     # One after the other: the host copy of one numpy array at a time.
     results = iter([_put(step) for step in steps])
-    stayed = [f"{step.key or '.'}: {step.trouble}" for step in steps if step.trouble]
-    if stayed:
+    if stayed := [f"{step.key or '.'}: {step.trouble}" for step in steps if step.trouble]:
         warn_of("these arrays cannot have their shardings, and stay as they are", stayed, NotSharded)
     return map_with_path(lambda _path, _leaf: next(results), arrays, None)
 

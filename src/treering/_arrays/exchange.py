@@ -173,8 +173,7 @@ def _relabel(array: jax.Array, sharding: NamedSharding) -> jax.Array:
 @functools.lru_cache(maxsize=1024)
 def _reading_mesh(sharding: NamedSharding, axes: int, axis: int) -> tuple[Mesh, tuple[str, ...], Grid]:
     """Return a mesh of the wanted devices, its axes in the order in which they cut a leaf's axis, and its grid."""
-    grid = grid_of(sharding, axes)
-    if grid is None:
+    if (grid := grid_of(sharding, axes)) is None:
         raise AssertionError(f"parts for {sharding} were never planned")
     names = sharding.mesh.axis_names
     # Its own, since that of the user may have axes that XLA must not decide about.

@@ -184,8 +184,7 @@ class StoredArrays:
             request.arrays = [aligned_empty(box_sums.picked_shape(box, request.steps), dtype) for box in request.boxes]
         total = 0
         for chunk in chunks:
-            run = self._straight(chunk, request)
-            if run is not None:
+            if (run := self._straight(chunk, request)) is not None:
                 jobs.extend(self._split([run], self._fill, self._slab_bytes))
                 total += len(run.into)
             else:
@@ -282,8 +281,7 @@ class StoredArrays:
             at = columns.offset[chunk] - start
             self._check(chunk, 0, data[at : at + columns.nbytes[chunk]])
             number = index.leaf_types[request.leaf]
-            dtype = dtypes.get(number)
-            if dtype is None:
+            if (dtype := dtypes.get(number)) is None:
                 dtype = dtypes[number] = self.dtype_of(request.leaf)
             request.arrays = [np.ndarray(box_sums.shape_of(request.boxes[0]), dtype, data, at)]
         return nbytes
@@ -308,15 +306,13 @@ class StoredArrays:
 
     def _view(self, chunk: int, dtype: np.dtype[Any]) -> NDArray[Any]:
         columns = self.index.chunks
-        file = columns.file[chunk]
-        if file not in self._maps:
+        if (file := columns.file[chunk]) not in self._maps:
             self._maps[file] = np.frombuffer(self._file(file).map(), np.uint8)
         shape = box_sums.shape_of(self.index.box_of(chunk))
         return np.ndarray(shape, dtype, self._maps[file].data, columns.offset[chunk])
 
     def _file(self, number: int) -> DataReader:
-        file = self._files[number]
-        if file is None:
+        if (file := self._files[number]) is None:
             raise AssertionError("a file is asked for before anything is read from it")
         return file
 
@@ -328,8 +324,7 @@ class StoredArrays:
 
 def dtype_in(index: Index, leaf: int) -> np.dtype[Any]:
     """Return the dtype of what is stored of a leaf."""
-    known = lookup(index.type_of(leaf).dtype or "")
-    if known is None:
+    if (known := lookup(index.type_of(leaf).dtype or "")) is None:
         raise Format(f"unknown dtype {index.type_of(leaf).dtype}")
     return numpy_dtype(known)
 
@@ -357,8 +352,7 @@ def _scatter(items: NDArray[Any], first: int, chunk_box: Box, request: ReadReque
         at += size
         place = tuple((a + c, b + c) for (a, b), c in zip(part, corner, strict=True))
         for box, array in zip(request.boxes, request.arrays, strict=True):
-            found = box_sums.pick_overlap(place, box, request.steps)
-            if found is not None:
+            if (found := box_sums.pick_overlap(place, box, request.steps)) is not None:
                 array[box_sums.slices(found[0])] = source[found[1]]
 
 

@@ -38,11 +38,9 @@ class _Sources(Mapping[int, tuple[HeldBox, ...]]):
     leaves: Sequence[Any]
 
     def __getitem__(self, number: int) -> tuple[HeldBox, ...]:
-        box = self.whole.get(number)
-        if box is not None:
+        if (box := self.whole.get(number)) is not None:
             return (HeldBox(box, self.leaves[number]),)
-        picks = self.picked.get(number)
-        if picks is None:
+        if (picks := self.picked.get(number)) is None:
             return self.anew[number]
         held = {shard.device: shard.data for shard in self.leaves[number].addressable_shards}
         return tuple(HeldBox(box, held[device]) for box, device in picks)
@@ -129,8 +127,7 @@ class KnownLeaves:
                 self._anew.append((number, kind, leaves.types[leaves.leaf_types[number]]))
         self._columns: list[tuple[Callable[[Sequence[Any]], Any], _Match]] = []
         for kind, match in (("jax", _match_jax), ("numpy", _match_numpy), ("key", _match_jax)):
-            numbers = [number for number in leaves.sources if flat.kinds[number] == kind]
-            if numbers:
+            if numbers := [number for number in leaves.sources if flat.kinds[number] == kind]:
                 take = operator.itemgetter(*numbers, numbers[0])  # of two and more it makes a tuple
                 self._columns.append((take, match(take(flat.leaves))))
 

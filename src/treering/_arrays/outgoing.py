@@ -197,8 +197,7 @@ class Describer:
             impl = str(jax.random.key_impl(leaf))
             leaf = jax.random.key_data(leaf)
         number = self._number_type(kind, leaf.dtype, leaf.shape, leaf.sharding, impl)
-        held = self._held_by(leaf)
-        if held is not None:
+        if (held := self._held_by(leaf)) is not None:
             return number, self._own_boxes(leaf), held
         # An array of no items may be spread out all the same, in boxes of nothing.
         if leaf.is_fully_replicated or not leaf.size:
@@ -230,8 +229,7 @@ class Describer:
 
     def _number_type(self, kind: str, dtype: Any, shape: tuple[int, ...], sharding: Any, impl: str | None) -> int:
         fast = (kind, dtype, shape, sharding, impl)
-        number = self._known.get(fast)
-        if number is None:
+        if (number := self._known.get(fast)) is None:
             name = check_writable(np.dtype(dtype)).name
             text = self._sharding_text(sharding)
             number = self.number_of(LeafType(kind=kind, dtype=name, shape=shape, sharding=text, impl=impl))

@@ -132,6 +132,5 @@ class BoxedArray:
 
 def _fill(into: NDArray[Any], box: Box, hosts: Sequence[tuple[Box, NDArray[Any]]]) -> None:
     for held, host in hosts:
-        common = intersection(box, held)
-        if common is not None:
+        if (common := intersection(box, held)) is not None:
             into[slices(relative(common, box))] = host[slices(relative(common, held))]

@@ -63,8 +63,7 @@ def box_and_rest(key: Any, shape: tuple[int, ...]) -> tuple[Box, tuple[int, ...]
 def _side(part: Any, length: int, axis: int) -> tuple[tuple[int, int], int, int | slice]:
     """Return the range of one axis that holds what is selected, the step inside it, and the index of what they pick."""
     if isinstance(part, slice):
-        picked = range(*part.indices(length))
-        if not picked:
+        if not (picked := range(*part.indices(length))):
             return (0, 0), 1, slice(None)
         low, high = min(picked[0], picked[-1]), max(picked[0], picked[-1]) + 1
         step = abs(picked.step) if len(picked) > 1 else 1

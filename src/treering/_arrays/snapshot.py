@@ -68,8 +68,7 @@ def _choose(leaves: DescribedLeaves, wanted: Iterable[Row] | None) -> Iterable[t
     for number, box in wanted:
         boxes.setdefault(number, []).append(box)
     for number, sources in leaves.sources.items():
-        chosen = boxes.get(number)
-        if chosen is None:
+        if (chosen := boxes.get(number)) is None:
             yield number, [HeldBox(source.box, None) for source in sources]
         elif number in leaves.spread:
             yield number, [_cut(sources, box) for box in chosen]
@@ -101,8 +100,7 @@ class _HostCopies:
         """Return a host array that nobody else writes into, of what was begun."""
         if data is None:
             return None
-        coming = self._coming.get(id(data))
-        if coming is not None:
+        if (coming := self._coming.get(id(data))) is not None:
             with jax.transfer_guard_device_to_host("allow"):
                 copy: NDArray[Any] = np.asarray(coming)
             return copy
@@ -114,8 +112,7 @@ class _HostCopies:
     def _is_view(self, data: jax.Array, kind: int) -> bool:
         # Leaves of one type have one dtype; shardings are as many objects as there are arrays.
         key = (kind, next(iter(data.sharding.device_set)))
-        known = self._views.get(key)
-        if known is None:
+        if (known := self._views.get(key)) is None:
             known = self._views[key] = is_view(data)
         return known
 

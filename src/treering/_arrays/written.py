@@ -165,8 +165,7 @@ def merge_checksums(layout: SaveLayout, parts: Sequence[array[int]]) -> array[in
         start = taken[process]
         taken[process] = stop = start + block_count(nbytes, block)
         table += parts[process][start:stop]
-    wrong = [process for process, part in enumerate(parts) if len(part) != taken[process]]
-    if wrong:
+    if wrong := [process for process, part in enumerate(parts) if len(part) != taken[process]]:
         hint = "run the same version of treering on all processes, with the same tree"
         error = ProcessFailed(f"{format_processes(wrong)} sent checksums for other chunks than planned here", hint=hint)
         error.processes = tuple(wrong)

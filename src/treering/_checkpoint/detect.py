@@ -188,8 +188,7 @@ def _folder(place: Path) -> Form:
     if around is not None and (holds_arrays or is_seen(place / ".zarray")):
         hint = "pass that one; a glob or at= selects this part"
         raise NotFound(f"{os.fspath(place)!r} lies inside of a leaves directory, {os.fspath(around)!r}", hint=hint)
-    other = other_folder(place)
-    if other is not None:
+    if (other := other_folder(place)) is not None:
         raise NotFound(f"there is no checkpoint in {os.fspath(place)!r}: it is {other}", hint=_READ_HERE)
     return Form.LEAVES if holds_arrays else Form.CHECKPOINT
 

@@ -100,8 +100,7 @@ def is_run(path: str | os.PathLike[str]) -> bool:
 def _call(task: str, path: str | os.PathLike[str], *given: Any, **named: Any) -> Any:
     """Call the function of the form at ``path``; where a run has none, that of a checkpoint on its latest step."""
     form = detect(path)
-    function = getattr(_FORMS[form], task)
-    if function:
+    if function := getattr(_FORMS[form], task):
         return _import(function)(path, *given, **named)
     read = _import(getattr(_FORMS[Form.CHECKPOINT], task))
     return _import("_runs.steps:of_latest")(path, lambda step: read(step, *given, **named))

@@ -136,11 +136,9 @@ class LoadGroup:
             return
         divide(source, deliveries, self._processes.count)
         said = self._met(state=state_digest(source), plan=plan_digest(batches))
-        others = _differing(said, "state")
-        if others:
+        if others := _differing(said, "state"):
             raise Reopen(self._not_shared(others, "found another state of it than process 0"))
-        others = _differing(said, "plan")
-        if others:
+        if others := _differing(said, "plan"):
             self.over = True
             text = f"{format_processes(others)} wants other leaves, dtypes, shardings or batches than process 0"
             raise Mismatch(f"could not {self._doing}: {text}", hint="all processes must request the same")

@@ -83,8 +83,7 @@ class LoadOptions:
         if not isinstance(rename, Mapping | None):
             raise Unsupported(f"rename= is a dict of wanted to stored keys, found {rename!r:.100}")
         pairs: Mapping[Any, Any] = rename or {}
-        odd = [key for pair in pairs.items() for key in pair if not isinstance(key, str)]
-        if odd:
+        if odd := [key for pair in pairs.items() for key in pair if not isinstance(key, str)]:
             hint = "a key is one text with its parts joined by '/'"
             raise Unsupported(f"rename= has the key {odd[0]!r:.100}", hint=hint)
         if not isinstance(self.cast, bool | np.bool_):

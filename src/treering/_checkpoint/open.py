@@ -138,8 +138,7 @@ class Checkpoint(Mapping[str, Any]):
         return build(self.index.structure, list(self.values()))
 
     def __getitem__(self, key: str) -> Any:
-        number = self._known.get(key)
-        if number is None:
+        if (number := self._known.get(key)) is None:
             raise self._no_such(key)
         return self._leaf(number)
 

@@ -112,8 +112,7 @@ def plan_tree(tree: Any, processes: Processes | None = None) -> TreePlan:
         (['w', 'step'], [64])
     """
     for entry in tuple(_ENTRIES):
-        found = entry.of(tree, processes)
-        if found is not None:
+        if (found := entry.of(tree, processes)) is not None:
             _remember(entry)
             return found
     flat = flatten(tree)
@@ -163,8 +162,7 @@ class _Entry:
         found = self._structure.leaves(tree)
         if found is None or (processes is None and this_processes(found) != self._leaves.processes):
             return None
-        leaves = self._leaves.describe(found)
-        if leaves is None:
+        if (leaves := self._leaves.describe(found)) is None:
             return None
         known = self._flat
         flat = Flattened(tokens=known.tokens, keys=known.keys, leaves=found, kinds=known.kinds, opaque=known.opaque)

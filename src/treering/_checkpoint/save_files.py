@@ -150,8 +150,7 @@ def _read_again(
     second = SaveData(layout, progress)
     yield header
     yield from second.data_of(0)
-    changed = second.first_other(first)
-    if changed is not None:
+    if (changed := second.first_other(first)) is not None:
         error = Unsupported("the array was changed while it was being saved", hint="save again; nothing was replaced")
         error.path = split_key(keys[changed])
         raise error

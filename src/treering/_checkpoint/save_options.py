@@ -74,8 +74,7 @@ class SaveOptions:
         require_one_of("host_local", host_local, ("first", "equal"))
         is_file = isinstance(path, str) and Path(path).suffix.lower() in FILE_SUFFIXES
         place = new_file_path(path) if is_file else new_folder_path(path)  # a folder's may end in a separator
-        suffix = place.suffix.lower()
-        if suffix in _OTHER_FORMS:
+        if (suffix := place.suffix.lower()) in _OTHER_FORMS:
             hint = "a name without it becomes a folder; .safetensors and .msgpack become one file"
             raise Unsupported(f"{os.fspath(path)!r}: treering writes no {suffix} files", hint=hint)
         return cls(

@@ -46,8 +46,7 @@ def signature_of(flat: Flattened, leaves: DescribedLeaves) -> bytes:
     signature = array("Q")
     for number, key in enumerate(flat.keys):
         kind, held = leaves.leaf_types[number], _shared(leaves, number)
-        facts = known.get((kind, id(held)))
-        if facts is None:
+        if (facts := known.get((kind, id(held)))) is None:
             facts = known[kind, id(held)] = _facts(leaves.types[kind], held)
         signature.append(_leaf_digest(key, facts))
     return pack_checksums(signature)
@@ -135,8 +134,7 @@ def leaf_text(leaves: DescribedLeaves, leaf: int) -> str:
     if not kind.stored:
         return kind.kind
     what = f"{kind.kind} {kind.dtype} {list(kind.shape or ())}"
-    held = _shared(leaves, leaf)
-    if held is None:
+    if (held := _shared(leaves, leaf)) is None:
         return f"{what}, held by each process alone"
     boxes = [f"[{text_of(box)}] by {format_processes(owners)}" for box, owners in held[:_SHOWN_BOXES]]
     more = f" and {pluralize(len(held) - _SHOWN_BOXES, 'more boxes')}" if len(held) > _SHOWN_BOXES else ""

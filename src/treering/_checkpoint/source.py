@@ -44,8 +44,7 @@ def open_checkpoint(path: str | os.PathLike[str], files: contextlib.ExitStack, *
             files.enter_context(data)
 
     def check_header(number: int) -> None:
-        data = opened[number]
-        if data is None:
+        if (data := opened[number]) is None:
             raise _lost(index, number, place)
         check_data_file(index, number, data)
 
@@ -82,8 +81,7 @@ def check_data_file(index: Index, number: int, file: Reader) -> None:
         Corrupt: they differ.
     """
     entry = index.files[number]
-    wrong = describe_size(file.size, entry.nbytes)
-    if wrong is not None:
+    if (wrong := describe_size(file.size, entry.nbytes)) is not None:
         raise Corrupt(f"{os.fspath(file.path)!r} {wrong[1]}")
     if entry.digest is not None and file_digest(index, number, read_pieces(file, entry.header)) != entry.digest:
         hint = "use another copy; `treering verify` lists all damage"

@@ -247,8 +247,7 @@ class CheckpointFolder(AttemptFiles):
             ours.update(checkpoint_names.data_of(attempt, names))
         for _, others in listed_by_tombstones(store, names, self._names_in):
             ours.update(others)
-        foreign = sorted(set(names) - ours)
-        if foreign:
+        if foreign := sorted(set(names) - ours):
             what = f"it is not empty and holds no checkpoint ({foreign[0]!r} is there)"
             raise self._refuse(what, "save to a new or an empty folder", Exists)
 
@@ -341,8 +340,7 @@ def listed_by_tombstones(
     for name in names:
         if checkpoint_names.attempt_of_tombstone(name) is None:
             continue
-        found = store.find(name)
-        if found is None or not found.is_file:
+        if (found := store.find(name)) is None or not found.is_file:
             continue
         try:
             listed = names_in(index_document(store, name).data)
@@ -366,8 +364,7 @@ def sweep_attempts(
         OSError: the system refused.
     """
     for marker in names:
-        attempt = checkpoint_names.attempt_of_journal(marker)
-        if attempt is not None:
+        if (attempt := checkpoint_names.attempt_of_journal(marker)) is not None:
             data = [name for name in checkpoint_names.data_of(attempt, names) if name not in live]
             yield attempt, store.sweep(marker, data, INDEX, current)
 

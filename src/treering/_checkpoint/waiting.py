@@ -136,8 +136,7 @@ def describe_waiting(store: Store, key: bytes) -> str | None:
     wanted = {INDEX, *(name for one in listed for name in one.files)}
     there = {entry.name: entry for entry in _entries_of(store, wanted)}
     waiting = judge_waiting(store, listed, there[INDEX].modified if INDEX in there else None, time.time())
-    sizes = [there[name].size for name in waiting.names if name in there]
-    if not sizes:
+    if not (sizes := [there[name].size for name in waiting.names if name in there]):
         return None
     what = f"superseded data stay here: {pluralize(len(sizes), 'files')}, {bytes_text(sum(sizes))}"
     end = "the next save there, or treering gc --yes of its run, removes them"

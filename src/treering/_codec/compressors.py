@@ -98,8 +98,7 @@ def check_chunk_file(array: ZarrArray, nbytes: int) -> None:
         if nbytes != wanted:
             raise Corrupt(f"a chunk has {pluralize(wanted, 'bytes')}, the file has {nbytes}", hint=DAMAGED)
         return
-    codec = codec_of(array.compressor)
-    if codec not in _RATIOS:
+    if (codec := codec_of(array.compressor)) not in _RATIOS:
         raise Unsupported(f"the chunks are compressed with {show(codec)}, which treering cannot decompress")
     if nbytes * _RATIOS[codec] < wanted:
         packed = pluralize(nbytes, "bytes")

@@ -249,8 +249,7 @@ def have_one_hash(values: Collection[Hashable]) -> bool:
         return False
     seen: dict[int, list[Hashable]] = {number: [] for number, count in counts.items() if count > _MOST_OF_ONE_HASH}
     for value in values:
-        same = seen.get(hash(value))
-        if same is not None and value not in same:
+        if (same := seen.get(hash(value))) is not None and value not in same:
             same.append(value)
             if len(same) > _MOST_OF_ONE_HASH:
                 return True

@@ -75,8 +75,7 @@ def decode_blosc(file: ChunkReader, target: memoryview) -> None:
     import tensorstore
 
     data = file.take(file.left)
-    held = int.from_bytes(data[4:8], "little")
-    if held != len(target):
+    if (held := int.from_bytes(data[4:8], "little")) != len(target):
         raise wrong_size_error(str(held), target)
     if int.from_bytes(data[12:16], "little") != len(data):
         raise overlong_error()

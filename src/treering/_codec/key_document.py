@@ -283,8 +283,7 @@ def _decode_one(node: Any, what: str) -> Superseded:
     files = check_texts(member(node, "files", list, what), what)
     if len(data_of(attempt, files)) != len(files) or len(set(files)) != len(files):
         raise Corrupt(f"{what} has files that are none of attempt {attempt}")
-    since = node.get("since", "")
-    if since is None:
+    if (since := node.get("since", "")) is None:
         return Superseded(attempt, None, files)
     time = math.nan
     if type(since) in (int, float):

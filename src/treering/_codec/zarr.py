@@ -107,8 +107,7 @@ def _parse(data: bytes) -> ZarrArray:
     if len(data) > _LONGEST_DOCUMENT:
         raise Corrupt(f".zarray has {pluralize(len(data), 'bytes')}, more than any array needs")
     node = parse_json(decode_text(data, ".zarray"), ".zarray")
-    version = member(node, "zarr_format", int, ".zarray")
-    if version != 2:
+    if (version := member(node, "zarr_format", int, ".zarray")) != 2:
         raise Format(f".zarray is of zarr version {show(version)}, this reads version 2")
     shape = _sizes(node, "shape", 0)
     chunks = _sizes(node, "chunks", 1)
@@ -158,8 +157,7 @@ def _dtype(node: dict[str, Any]) -> tuple[str, bool]:
     if type(node.get("dtype")) is list:
         raise Unsupported(".zarray: its items are records of several fields, which jax cannot hold")
     text = member(node, "dtype", str, ".zarray")
-    found = _READ.get(text)
-    if found is None:
+    if (found := _READ.get(text)) is None:
         raise Unsupported(f".zarray: the dtype {show(text)} is not supported")
     return found
 
@@ -167,8 +165,7 @@ def _dtype(node: dict[str, Any]) -> tuple[str, bool]:
 def _compressor(node: dict[str, Any]) -> str | None:
     if "compressor" not in node:
         raise Corrupt(".zarray has no member 'compressor'")
-    config = node["compressor"]
-    if config is None:
+    if (config := node["compressor"]) is None:
         return None
     if type(config) is not dict or type(config.get("id")) is not str:
         raise Corrupt(".zarray: its compressor is not an object with an 'id'")
@@ -176,8 +173,7 @@ def _compressor(node: dict[str, Any]) -> str | None:
 
 
 def _choice(node: dict[str, Any], name: str, choices: tuple[str, ...]) -> str:
-    text = member(node, name, str, ".zarray")
-    if text not in choices:
+    if (text := member(node, name, str, ".zarray")) not in choices:
         raise Corrupt(f".zarray: {name!r} is {show(text)}, but must be one of {', '.join(choices)}")
     return text
 
@@ -228,8 +224,7 @@ def stored_dtype(name: str) -> str:
     """
     if name in _WRITTEN:
         return name
-    dtype = lookup(name)
-    if dtype is None or dtype.itemsize > 8:
+    if (dtype := lookup(name)) is None or dtype.itemsize > 8:
         raise Unsupported(f"zarr v2 cannot represent the dtype {name[:60]}", hint="convert it to float64 or complex128")
     return f"uint{8 * dtype.itemsize}"
 
@@ -273,8 +268,7 @@ def chunk_count(array: ZarrArray) -> int:
 
 def chunk_names(array: ZarrArray) -> Iterator[str]:
     """Yield the names of the chunk files in C order; with "/" between the numbers they are paths."""
-    count = chunk_count(array)
-    if count == 1:
+    if (count := chunk_count(array)) == 1:
         return iter((array.separator.join("0" * len(array.shape)) or "0",))
     return map(functools.partial(chunk_name, array), range(count))
 
@@ -338,8 +332,7 @@ def item_dtype(array: ZarrArray) -> Dtype:
     Raises:
         Unsupported: no file may hold it.
     """
-    dtype = lookup(array.dtype)
-    if dtype is None:
+    if (dtype := lookup(array.dtype)) is None:
         raise Unsupported(f"zarr v2 cannot represent the dtype {array.dtype[:60]}")
     return dtype
 

@@ -89,8 +89,7 @@ def _by_blocks(frame: _ZstdFrame, target: memoryview) -> None:
     reader = zstandard.ZstdDecompressor().stream_reader(cast("IO[bytes]", frame), read_size=_FEED)
     at = 0
     while at < len(target):
-        count = reader.readinto(target[at : at + _PIECE])
-        if not count:
+        if not (count := reader.readinto(target[at : at + _PIECE])):
             raise wrong_size_error(str(at), target)
         at += count
     if reader.read(1):

@@ -140,8 +140,7 @@ def allgather_in_order(payload: bytes, processes: Processes, doing: str) -> list
     rows = allgather((_HEADER.pack(_order.given_up, len(payload)) + payload).ljust(_ROW_BYTES, b"\0"))
     headers = [_HEADER.unpack_from(row) for row in rows]
     latest = max(given_up for given_up, _ in headers)
-    behind = [number for number, (given_up, _) in enumerate(headers) if given_up < latest]
-    if behind:
+    if behind := [number for number, (given_up, _) in enumerate(headers) if given_up < latest]:
         # All raise, and all are at the same call again.
         _order.given_up = latest
         text = f"could not {doing}: {format_processes(behind)} arrived at a call that the others had given up"

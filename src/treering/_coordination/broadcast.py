@@ -77,7 +77,6 @@ def encode_reply(said: dict[str, Any], failure: Failure | None) -> bytes:
 
 def raise_failures(replies: Sequence[dict[str, Any]], doing: str) -> None:
     """Raise what the first process failed at, if any did."""
-    failed = tuple(number for number, reply in enumerate(replies) if "failure" in reply)
-    if failed:
+    if failed := tuple(number for number, reply in enumerate(replies) if "failure" in reply):
         first = Failure.from_node(replies[failed[0]]["failure"], "the message of a process")
         raise first.attribute_to(f"process {failed[0]}").to_error(f"could not {doing}", failed)

@@ -195,8 +195,7 @@ class _JobHandshake:
         # Those that see nothing come when they have looked long enough.
         failed, *others = self._in_step(work, self._timeout + self._look_seconds)
         self._raise(failed)
-        unseen = tuple(number for number, said in enumerate(others, 1) if said)
-        if unseen:
+        if unseen := tuple(number for number, said in enumerate(others, 1) if said):
             verb = "does" if len(unseen) == 1 else "do"
             what = f"{format_processes(unseen)} {verb} not see what process 0 writes"
             error = NotShared(f"could not {self._doing}: {what}", hint="use a file system that all processes share")
@@ -283,8 +282,7 @@ class _JobHandshake:
             with contextlib.suppress(OSError):  # not to be read is not to be seen
                 found = self._board.get(heartbeat_name(0))
             if found is not None and mark in found:
-                given_up = _GIVEN_UP.match(found)
-                if given_up is None:
+                if (given_up := _GIVEN_UP.match(found)) is None:
                     return True
                 if int(given_up[1]) >= self._number:  # else it is of an earlier call, and process 0 is on its way
                     give_up()

@@ -215,7 +215,6 @@ def convert_error(call: Call, error: BaseException) -> BaseException:
 
 def raise_converted(call: Call, error: BaseException) -> NoReturn:
     """Raise an error, as one of ours."""
-    raised = convert_error(call, error)
-    if raised is error:
+    if (raised := convert_error(call, error)) is error:
         raise error
     raise raised from error

@@ -116,8 +116,7 @@ def check_chunks(index: Index) -> None:
 
 def _check_parts(index: Index, expected: list[int]) -> None:
     """Check the order of the chunks where some leaf has several."""
-    found = [leaf for leaf, _ in itertools.groupby(index.chunks.leaf)]
-    if found == expected:
+    if (found := [leaf for leaf, _ in itertools.groupby(index.chunks.leaf)]) == expected:
         return
     wrong = next((pair for pair in itertools.zip_longest(found, expected) if pair[0] != pair[1]), (None, None))
     if wrong[1] is not None and wrong[1] not in set(found):
@@ -225,8 +224,7 @@ def decode_checksums(node: Any) -> array[int]:
         Format: it is of an algorithm that this version does not know.
     """
     what = "the table of checksums"
-    algorithm = member(node, "algorithm", str, what)
-    if algorithm != _CHECKSUM:
+    if (algorithm := member(node, "algorithm", str, what)) != _CHECKSUM:
         raise Format(f"{what} is of the unknown algorithm {algorithm[:60]!r}", hint="use a newer treering")
     table = from_base64(member(node, "table", str, what), what)
     if len(table) % 8:
@@ -290,6 +288,5 @@ def decode_tree(document: Any, what: str) -> TreeColumns:
 def _iter_unstored(types: Sequence[LeafType], leaf_types: Sequence[int]) -> Iterator[tuple[int, str]]:
     kinds = [None if kind.stored else kind.kind for kind in types]
     for leaf, number in enumerate(leaf_types):
-        kind = kinds[number]
-        if kind is not None:
+        if (kind := kinds[number]) is not None:
             yield leaf, kind

@@ -206,8 +206,7 @@ def read_summary(data: bytes) -> IndexSummary:
         Unsupported: it has a dtype that this version does not know.
     """
     digest = read_digest(data)
-    members = find_members(data)
-    if members is None:
+    if (members := find_members(data)) is None:
         # Damaged, of another version, or laid out by another writer: reading all of it says which.
         index = parse_index(data)
         attempt, metadata = index.attempt, index.metadata

@@ -116,8 +116,7 @@ def describe_size(found: int, wanted: int) -> tuple[tuple[int, int], str] | None
 def describe_lost(index: Index, file: int) -> str:
     """Say which leaves lie in a data file, as the end of a part of a sentence; nothing where none do."""
     chunks = index.chunks
-    lost = list(dict.fromkeys(chunks.leaf[chunk] for chunk in chunks.of_file(file)))
-    if not lost:
+    if not (lost := list(dict.fromkeys(chunks.leaf[chunk] for chunk in chunks.of_file(file)))):
         return ""
     more = f" and {pluralize(len(lost) - 1, 'more leaves')}" if len(lost) > 1 else ""
     return f", and with it {index.keys[lost[0]]!r:.200}{more}"

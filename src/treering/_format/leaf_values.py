@@ -177,8 +177,7 @@ def decode_key(node: Any, what: str, levels: int = _KEY_LEVELS) -> Any:
         raise Corrupt(f"{what} is neither text nor an object that says its type")
     if "text" in node:
         return _decode_named(ForeignKey, node, what)
-    known = [form for form in node if form in _KEY_FORMS]
-    if not known:
+    if not (known := [form for form in node if form in _KEY_FORMS]):
         raise Format(f"{what} is of the unknown form {next(iter(node))[:60]!r}", hint="use a newer treering")
     return _typed_key(known, node[known[-1]], what, levels)
 
@@ -285,8 +284,7 @@ def decode_type(node: Any, number: int) -> LeafType:
         False
     """
     what = f"type {number} of the leaves"
-    kind = member(node, "kind", str, what)
-    if kind not in ARRAY_KINDS and kind not in PYTHON_KINDS:
+    if (kind := member(node, "kind", str, what)) not in ARRAY_KINDS and kind not in PYTHON_KINDS:
         raise Format(f"{what} is of the unknown kind {kind[:60]!r}", hint="use a newer treering")
     if "dtype" not in node and "shape" not in node and kind not in ARRAY_KINDS:
         return LeafType(kind=kind)
@@ -321,8 +319,7 @@ def check_shape(lengths: list[Any], dtype: str, what: str) -> tuple[int, ...]:
         >>> check_shape([2, 3], "float32", "the array")
         (2, 3)
     """
-    known = lookup(dtype)
-    if known is None:
+    if (known := lookup(dtype)) is None:
         problem = f"{what} has the dtype {dtype[:60]!r}, which this version does not know"
         raise Unsupported(problem, hint="use a newer treering")
     if len(lengths) > _MOST_AXES:

@@ -230,8 +230,7 @@ def _foreign(header: Mapping[str, Any], note: Mapping[str, str], size: int, base
     for name, entry in header.items():
         what = f"the entry of {name[:200]!r} in the header"
         dtype, shape = _describe(entry, what)
-        known = numbers.get((dtype, str(shape)))
-        if known is None:
+        if (known := numbers.get((dtype, str(shape)))) is None:
             kind = LeafType(kind="jax", dtype=dtype, shape=check_shape(list(shape), dtype, what))
             known = numbers[dtype, str(shape)] = (len(types), leaf_bytes(kind))
             types.append(kind)
@@ -269,8 +268,7 @@ def _describe(entry: Any, what: str) -> tuple[str, tuple[int, ...]]:
     name, shape = member(entry, "dtype", str, what), member(entry, "shape", list, what)
     if not set(map(type, shape)) <= {int}:  # before anything looks it up: 1.0 and True are as good as 1 there
         raise Corrupt(f"{what}: its shape holds something other than whole numbers")
-    dtype = _NAMES.get(name)
-    if dtype is not None:
+    if (dtype := _NAMES.get(name)) is not None:
         return dtype, tuple(shape)
     if name in _PACKED:
         raise Unsupported(f"{what} has the dtype {name}, several items to a byte, which numpy and jax cannot hold")

@@ -150,8 +150,7 @@ def class_name(cls: type) -> str:
 
 
 def _make_of_fields(cls: type, fields: dict[Any, Any], static: dict[str, Any]) -> Any:
-    foreign = [name for name, value in static.items() if isinstance(value, ForeignKey)]
-    if foreign:
+    if foreign := [name for name, value in static.items() if isinstance(value, ForeignKey)]:
         names = ", ".join(map(printable, foreign))
         raise Unsupported(f"the checkpoint has only the text of {names} of {class_name(cls)}", hint=_WITHOUT_CLASS)
     values = {str(name): value for name, value in (fields | static).items()}
@@ -238,8 +237,7 @@ def iter_runs(tokens: Sequence[Token]) -> Iterator[tuple[str, list[str]]]:
         parts = levels[depth]
         if isinstance(token, Container):
             above.append(f"{parts[place]}/" if depth else "")
-            inner = known.get(id(token))
-            if inner is None:
+            if (inner := known.get(id(token))) is None:
                 inner = known[id(token)] = [escape_part(key_text(key)) for key in token.keys]
             levels.append(inner)
         else:
@@ -308,8 +306,7 @@ def _node(container: Container, children: list[Any], made: dict[Any, type | None
     static = dict(container.static)
     if keys is not container.keys:
         del static[KEYS]
-    registered = _MAKERS.get(name)
-    if registered is not None:
+    if (registered := _MAKERS.get(name)) is not None:
         return registered[1](fields, static)
     if name == ORDERED_DICT:
         return collections.OrderedDict(fields)

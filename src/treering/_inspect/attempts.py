@@ -133,8 +133,7 @@ def _looked(store: Store, path: str) -> FolderScan:
 
 def _with_waiting(store: Store, scan: FolderScan) -> FolderScan:
     """Add what the index, or a tombstone in its place, says of data that wait."""
-    index = store.find(checkpoint_names.INDEX)
-    if index is None or not index.is_file:
+    if (index := store.find(checkpoint_names.INDEX)) is None or not index.is_file:
         return scan
     waiting: list[str] = []
     waits, removed = None, is_removed(store, index)
@@ -245,8 +244,7 @@ def _staged_one(tree: FolderTree, attempt: str, locks: Locks) -> Leftovers:
 def _notes(store: Store, names: Sequence[str]) -> Iterator[NoteFile]:
     """Walk through the notes and read them; those that are being written are left out."""
     for name in names:
-        kind = _NOTE.fullmatch(name)
-        if kind is None or not checkpoint_names.is_message(name):
+        if (kind := _NOTE.fullmatch(name)) is None or not checkpoint_names.is_message(name):
             continue
         found = store.find(name)
         if found is None:  # it was taken away meanwhile

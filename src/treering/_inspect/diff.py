@@ -167,8 +167,7 @@ def _arrays(key: str, a: ArrayView, b: ArrayView, report: Callable[[int], None])
     for box in blocks_of(a.shape, a.dtype.itemsize):
         left, right = np.asarray(a[box], order="C"), np.asarray(b[box], order="C")
         items += left.size
-        unequal = _unequal_items(left, right)
-        if unequal is not None:
+        if (unequal := _unequal_items(left, right)) is not None:
             if not differing:
                 inner = np.unravel_index(int(unequal.argmax()), left.shape)
                 where = tuple(int(at) + side.start for at, side in zip(inner, box, strict=True))

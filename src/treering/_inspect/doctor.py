@@ -43,8 +43,7 @@ def diagnose(path: str | os.PathLike[str]) -> Diagnosis:
     shown = os.fspath(path)
     if not is_seen(shown):
         detect(shown)  # says what was probably meant
-    found = find_at(shown)
-    if found is not None and found.is_file:
+    if (found := find_at(shown)) is not None and found.is_file:
         raise Unsupported(f"{shown!r} is a file; doctor looks at folders", hint="treering verify checks files")
     before = looked_at(shown)
     for _ in range(_TRIES):

@@ -300,8 +300,7 @@ def life_of(holder: int | None, locks: Locks, who: str | None, since: float) -> 
         return Life.IN_FLIGHT, f"{which} of this machine holds its lock"
     if locks.gap is None:
         return Life.DEAD, "no process holds its lock"
-    named = _WHO.fullmatch(who or "")
-    if named is None:
+    if (named := _WHO.fullmatch(who or "")) is None:
         return Life.UNKNOWN, f"no process is seen to hold its lock, but {locks.gap}"
     if named[1] != platform.node():
         return Life.UNKNOWN, f"it was begun on another machine, {named[1]}, by process {named[2]} there"

@@ -114,8 +114,7 @@ class MsgpackArray:
     def __init__(self, record: LeafRecord, fetch: Fetch) -> None:
         from treering._values.dtypes import lookup, numpy_dtype
 
-        known = lookup(record.dtype or "")
-        if known is None or record.shape is None:
+        if (known := lookup(record.dtype or "")) is None or record.shape is None:
             raise TypeError(f"{record} is not an array")
         self.shape = record.shape
         self.dtype = numpy_dtype(known)

@@ -181,8 +181,7 @@ def _check_file(index: Index, number: int, file: Reader | None) -> Iterator[Find
     if file is None:
         return
     entry = index.files[number]
-    wrong = describe_size(file.size, entry.nbytes)
-    if wrong is not None:
+    if (wrong := describe_size(file.size, entry.nbytes)) is not None:
         (start, stop), problem = wrong
         yield Finding(key=None, file=entry.name, start=start, stop=stop, problem=problem)
     try:

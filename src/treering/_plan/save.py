@@ -140,8 +140,7 @@ class _Line:
             yield from self.stretches[number].parts(first, last)
 
     def _nearest_cut(self, position: int) -> int:
-        number = bisect.bisect_right(self.ends, position)
-        if number == len(self.ends):
+        if (number := bisect.bisect_right(self.ends, position)) == len(self.ends):
             return position
         begin = self.ends[number - 1] if number else 0
         return begin + self.stretches[number].nearest_cut(position - begin)
@@ -262,8 +261,7 @@ def _boxes_of(layout: LeafLayout) -> list[tuple[Box, tuple[int, ...]]]:
     if not boxes and not size_of(whole(layout.shape)):
         holders = [min(owners) for _, owners in layout.boxes if owners]
         boxes = [(whole(layout.shape), (min(holders, default=0),))]
-    wrong = find_cover_error(layout.shape, [box for box, _ in boxes])
-    if wrong is not None:
+    if (wrong := find_cover_error(layout.shape, [box for box, _ in boxes])) is not None:
         raise Unsupported(f"the parts of an array of shape {layout.shape} do not cover it: {wrong}")
     return boxes
 

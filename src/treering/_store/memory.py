@@ -257,8 +257,7 @@ class MemoryStore(Store):
 
     def sweep(self, marker: str, data: Sequence[str], name: str, current: Version | None) -> Held:
         """Remove what an attempt left whose base is no longer the document, or whose writer is proved to be dead."""
-        life = self.held(marker)
-        if life is Held.UNKNOWN:
+        if (life := self.held(marker)) is Held.UNKNOWN:
             begun = self.read(marker)
             based = _base_text(current)
             if begun is None or begun.data == based:

@@ -112,8 +112,7 @@ class OpenFolder(Closable):
             return f"the content cannot be read: {error.strerror}"
         if not names:
             return "it is empty"
-        checkpoints = [name for name in names if self._holds_index(name)]
-        if checkpoints:
+        if checkpoints := [name for name in names if self._holds_index(name)]:
             return f"there are checkpoints in it: {shown_names(checkpoints)}"
         if any(attempt_of_tombstone(name) for name in names):
             return "it holds the remains of one that was removed"

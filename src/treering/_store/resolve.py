@@ -38,8 +38,7 @@ def located(path: str | os.PathLike[str]) -> Path:
     if isinstance(path, UrlPath):
         return cast("Path", path)
     text = os.fspath(path)
-    scheme = scheme_of(text)
-    if scheme is None:
+    if (scheme := scheme_of(text)) is None:
         return Path(text)
     if scheme == "memory":
         return cast("Path", MemoryPath(text))
@@ -167,8 +166,7 @@ def settled(path: str | os.PathLike[str]) -> Path:
 
 def root_of(path: str | os.PathLike[str]) -> Root:
     """Return what knows all places of the kind that a path is of."""
-    scheme = scheme_of(os.fspath(path))
-    if scheme in _DISK:
+    if (scheme := scheme_of(os.fspath(path))) in _DISK:
         return _POSIX
     if scheme == "memory":
         return _IN_MEMORY

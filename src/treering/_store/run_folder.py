@@ -409,8 +409,7 @@ class RunFolder(Closable):
 
 def _is_tidy(entries: Mapping[str, Entry]) -> bool:
     """Tell by names and sizes whether an index and its data, or a tombstone that lists nothing, is all there is."""
-    index = entries.get(INDEX)
-    if index is None or is_tombstone_size(index.size):
+    if (index := entries.get(INDEX)) is None or is_tombstone_size(index.size):
         return index is not None and index.size == SMALL_TOMBSTONE and len(entries) == 1
     others = entries.keys() - {INDEX}
     return all(map(is_data, others)) and len({name.split("-")[1] for name in others}) <= 1

@@ -107,8 +107,7 @@ def _fit_number(kind: LeafType, like_kind: str, *, cast: bool) -> Fit | None:
     """Let a stored number of no axes stand where the target has a Python number of its category."""
     if kind.shape != () or kind.kind == "key" or like_kind not in _NUMBERS:
         return None
-    category = _category(kind.dtype)
-    if category == like_kind:
+    if (category := _category(kind.dtype)) == like_kind:
         # Rounded as any other cast, and not made infinite by Python.
         wide = _PYTHON_DTYPES.get(kind.dtype or "") if cast else None
         return Fit(kind.kind, dtype=wide, python=_PYTHON[category] if cast else None)

@@ -146,8 +146,7 @@ def _check_opaque(x: Any) -> None:
     if _is_array(x):
         raise Unsupported(f"a {kind} is not an array of numpy or jax", hint="save np.asarray(x)")
     # jit and the like are C, and hold the function that they were made of.
-    place = hidden_array(getattr(x, "__wrapped__", None) if _is_closed(x) else x)
-    if place is not None:
+    if (place := hidden_array(getattr(x, "__wrapped__", None) if _is_closed(x) else x)) is not None:
         hint = _PARTIAL if isinstance(x, _OPEN_CODE) else _REGISTER
         raise Unsupported(f"a {kind} holds arrays where jax cannot see them, in {place!r}", hint=hint)
     # The dtype of typed PRNG keys is no numpy dtype.

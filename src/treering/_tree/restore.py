@@ -194,8 +194,7 @@ def _restore_list(xs: list[Any] | tuple[Any, ...], state: Any) -> Restorer:
     _check_length(len(xs), state)
     restored = []
     for index, value in enumerate(xs):
-        part = str(index)
-        if part not in state:
+        if (part := str(index)) not in state:
             raise _no_item(part)
         restored.append(state[part] if type(value) in LEAF_TYPES else (yield value, state[part], part))
     return type(xs)(restored)
@@ -228,8 +227,7 @@ def _restore_node(target: Any, node: Node, state: Any) -> Restorer:
 def _check_keys(wanted: Iterable[str], state: Any) -> None:
     if not isinstance(state, dict):
         _require_dict(NotADict, "dict", state)
-    absent = [key for key in wanted if key not in state]
-    if absent:
+    if absent := [key for key in wanted if key not in state]:
         text = f"target dict contains keys {_set_text(absent)} which are not present in state dict"
         raise _error(StructureMismatch, f"The target dict keys and state dict keys do not match, {text}")
 

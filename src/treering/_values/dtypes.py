@@ -116,8 +116,7 @@ def check_writable(dtype: np.dtype[Any]) -> Dtype:
     if dtype.hasobject or dtype.names is not None or dtype.subdtype is not None:
         text = f"Object and structured dtypes not supported for serialization of ndarrays, found {dtype}"
         raise Unsupported(text, hint="store each field as an array of its own")
-    known = lookup(dtype.name)
-    if known is None or known.itemsize != dtype.itemsize:
+    if (known := lookup(dtype.name)) is None or known.itemsize != dtype.itemsize:
         text = f"dtype {dtype} ({dtype.name}) could be written but not read back"
         raise Unsupported(text, hint="store text as str leaves and other values as numbers")
     if numpy_dtype(known) != dtype.newbyteorder("="):

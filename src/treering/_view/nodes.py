@@ -173,8 +173,7 @@ def nodes_of(root: Any, globs: Sequence[str] = ()) -> Iterator[tuple[str, Any]]:
         above, depth, states, children = stack[-1]
         for name, node in children:
             key = child_key(above, depth, name)
-            below = match_name(together, states, name)
-            if below is None:
+            if (below := match_name(together, states, name)) is None:
                 yield key, node
             if is_branch(node) and (below is None or below):
                 stack.append((key, depth + 1, below, children_of(node)))

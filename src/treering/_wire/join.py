@@ -41,8 +41,7 @@ def join_pieces(pieces: list[Piece]) -> bytes:
     if size < _WORTH_IT or sys.implementation.name != "cpython":
         return b"".join(piece_buffers(pieces))
     result = _unset_bytes(size)
-    written = _fill(result, _copies(pieces))
-    if written != size:
+    if (written := _fill(result, _copies(pieces))) != size:
         raise AssertionError(f"the pieces announced {pluralize(size, 'bytes')} and gave {written}")
     return result
 

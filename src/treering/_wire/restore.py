@@ -58,8 +58,7 @@ def place(state: Any, target: Any, shardings: Any) -> Any:
             keys = value if isinstance(value, dict) else range(len(value))
             for key in keys:
                 below: Trail = (trail, str(key))
-                part = _part_of(prefix, wanted, str(key), below)
-                if part is not None:
+                if (part := _part_of(prefix, wanted, str(key), below)) is not None:
                     pending.append((value, key, part[0], part[1], below))
     if small:
         _put_all(small)

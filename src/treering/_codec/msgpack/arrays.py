@@ -38,8 +38,7 @@ def array_payload(window: Window, start: int, nbytes: int) -> tuple[tuple[int, .
         raise Corrupt("an array's dtype name is not a str")
     begin, length, _ = window.blob_header(at)
     name, at = data[begin : begin + length], begin + length
-    dtype = lookup(name.decode("ascii", "backslashreplace"))
-    if dtype is None:
+    if (dtype := lookup(name.decode("ascii", "backslashreplace"))) is None:
         raise UnknownDtype(f"the dtype name {name[:64]!r} is not one that a file may hold")
     if not 0xC4 <= data[at] <= 0xC6:
         raise Corrupt("an array's bytes are not a bin")

@@ -95,8 +95,7 @@ class Window:
             return None, at + 1
         if first in (0xC2, 0xC3):
             return first == 0xC3, at + 1
-        form = _NUMBERS.get(first)
-        if form is None:
+        if (form := _NUMBERS.get(first)) is None:
             raise Corrupt(f"byte 0x{first:02x} starts no msgpack item")
         return form.unpack_from(self.data, at + 1)[0], at + 1 + form.size
 

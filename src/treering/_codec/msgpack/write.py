@@ -200,8 +200,7 @@ class Encoder:
         elif isinstance(value, np.ndarray):
             self._array(value, chunkable)
         else:
-            array = self.adopt(value)
-            if array is None:
+            if (array := self.adopt(value)) is None:
                 hint = "register its type (register_serialization_state) or make it a pytree node"
                 raise Unsupported(f"can not serialize {type(value).__name__!r} object", hint=hint)
             self._adopted.add(type(value))
@@ -215,8 +214,7 @@ class Encoder:
 
     def _array(self, array: ArrayLike, chunkable: bool) -> None:
         shape, dtype = array.shape, array.dtype
-        known = self._headers.get((shape, dtype))
-        if known is None:
+        if (known := self._headers.get((shape, dtype))) is None:
             wire = check_writable(dtype)
             if chunkable and math.prod(shape) * wire.itemsize > self.chunk_size:
                 self._chunks(array, wire.name, wire.itemsize)

@@ -164,8 +164,7 @@ def reserve(descriptor: int, size: int) -> None:
         OSError: the disk, the quota or the limit of the process has no room for them.
     """
     types = ctypes.c_int, ctypes.c_int, ctypes.c_longlong, ctypes.c_longlong
-    reason = _call("fallocate", types, descriptor, 0, 0, size)
-    if reason in _NO_ROOM:
+    if (reason := _call("fallocate", types, descriptor, 0, 0, size)) in _NO_ROOM:
         raise OSError(reason, os.strerror(reason))
 
 

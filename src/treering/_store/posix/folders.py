@@ -74,8 +74,7 @@ def make_folder(folder: str) -> list[str]:
     wanted = folder
     while (found := _folder_at(folder)) is None:
         missing.append(folder)
-        above = os.path.dirname(folder)
-        if above == folder:
+        if (above := os.path.dirname(folder)) == folder:
             raise FileNotFoundError(errno.ENOENT, f"there is no drive {folder!r}")
         folder = above
     require_no_bucket(wanted, found.st_dev)

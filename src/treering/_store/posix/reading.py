@@ -253,8 +253,7 @@ def open_in(folder: Folder, name: str, path: Path) -> LocalFile:
 
 def _open_blob(folder: Folder, name: str, flags: int, refused: OSError) -> OpenDescriptor:
     """Open what a link leads to: ``../../blobs/<hash>`` seen from ``snapshots/<revision>/``, or deeper below it."""
-    found = _HUB_LINK.fullmatch(folder.link_text(name).replace(os.sep, "/"))
-    if found is None:
+    if (found := _HUB_LINK.fullmatch(folder.link_text(name).replace(os.sep, "/"))) is None:
         raise refused
     levels = found[1].count("/")
     parts = Path(folder.path).parts

@@ -74,8 +74,7 @@ def started(process: int) -> float | None:
         >>> sys.platform != "linux" or started(os.getpid()) > 1e9
         True
     """
-    boot = re.search(r"^btime (\d+)$", Path("/proc/stat").read_text(), re.MULTILINE)
-    if boot is None:
+    if (boot := re.search(r"^btime (\d+)$", Path("/proc/stat").read_text(), re.MULTILINE)) is None:
         raise OSError("the system does not show when it was started")
     with contextlib.suppress(FileNotFoundError, ProcessLookupError):
         # The name of the program stands in brackets, and may hold any text.
