@@ -5,14 +5,21 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
 from treering._arrays.jobs import Progress, Tally
 from treering._checkpoint.source import check_data_file, read_pieces
 from treering._checkpoint.transaction import CheckpointFolder
-from treering._format.blocks import damage_error, file_digests, first_blocks
+from treering._format.blocks import (
+    damage_error,
+    damaged_pieces,
+    file_digests,
+    first_blocks,
+    range_of_span,
+    spans_of_file,
+)
 from treering._format.document import INDEX_NAME, data_name, encode_index, parse_index, read_names
 from treering._format.headers import of_attempt
 from treering._format.index import DataFile, Index
@@ -20,7 +27,6 @@ from treering._store.api import Reader, Store
 from treering._store.failures import naming_file
 from treering._store.open_folder import OpenFolder
 from treering._store.resolve import is_taken, open_file, write_file
-from treering._values.checksums import block_checksums
 from treering.errors import Exists
 
 _PIECE_BYTES: Final = 16 << 20
@@ -87,43 +93,12 @@ def checked_pieces(index: Index, number: int, file: Reader) -> Iterator[bytes]:
         Corrupt: a block is not what was saved.
     """
     starts = first_blocks(index.chunks)
-    for span in _spans(index, number):
-        first, begin, _ = span[0]
-        last, _, end = span[-1]
-        offset = index.chunks.offset[first] + begin
-        data = file.read(offset, index.chunks.offset[last] + end - offset)
-        view = memoryview(data)
-        for chunk, start, stop in span:
-            at, size = index.chunks.offset[chunk] - offset, index.chunks.block[chunk]
-            found = block_checksums(view[at + start : at + stop], size)
-            before = start // size
-            _compare(index, chunk, before, starts[chunk] + before, found)
+    for span in spans_of_file(index, number, _PIECE_BYTES):
+        data = file.read(*range_of_span(index, span))
+        for (chunk, start, _), found, wanted in damaged_pieces(index, starts, span, memoryview(data)):
+            block = next(n for n, (one, other) in enumerate(zip(found, wanted, strict=True)) if one != other)
+            raise damage_error(index, chunk, start // index.chunks.block[chunk] + block, found[block])
         yield data
-
-
-def _compare(index: Index, chunk: int, block: int, entry: int, found: Sequence[int]) -> None:
-    for number, checksum in enumerate(found):
-        if checksum != index.checksums[entry + number]:
-            raise damage_error(index, chunk, block + number, checksum)
-
-
-def _spans(index: Index, number: int) -> Iterator[list[tuple[int, int, int]]]:
-    """Yield stretches of a file: chunks, and where in each one they start and stop, end to end."""
-    chunks = index.chunks
-    span: list[tuple[int, int, int]] = []
-    held = 0
-    for chunk in chunks.of_file(number):
-        nbytes, size = chunks.nbytes[chunk], chunks.block[chunk]
-        most = max(_PIECE_BYTES // size, 1) * size if nbytes else 1
-        for start in range(0, nbytes, most):
-            stop = min(start + most, nbytes)
-            if span and held + stop - start > _PIECE_BYTES:
-                yield span
-                span, held = [], 0
-            span.append((chunk, start, stop))
-            held += stop - start
-    if span:
-        yield span
 
 
 def _after(header: bytes, pieces: Iterator[bytes], tally: Tally) -> Iterator[bytes]:

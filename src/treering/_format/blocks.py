@@ -5,16 +5,18 @@ from __future__ import annotations
 import itertools
 import math
 from array import array
-from collections.abc import Iterable, Sequence
-from typing import Final
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Final, TypeAlias
 
 from treering._format.index import Chunks, Index, LeafType
 from treering._values.boxes import text_of
-from treering._values.checksums import SMALLEST_BLOCK, block_count, digest, pack_checksums
+from treering._values.checksums import SMALLEST_BLOCK, block_checksums, block_count, digest, pack_checksums
 from treering._values.dtypes import itemsize_of
 from treering.errors import Corrupt
 
 DAMAGE_HINT: Final = "use another copy; `treering verify` lists all damage"
+Piece: TypeAlias = tuple[int, int, int]
+"""Chunk, and where whole blocks of it start and stop in it."""
 
 
 def leaf_bytes(leaf_type: LeafType) -> int:
@@ -67,6 +69,52 @@ def file_digests(index: Index, headers: Sequence[bytes]) -> list[str]:
     """Return the digest of each data file, given their headers."""
     starts = first_blocks(index.chunks)
     return [file_digest(index, file, header, starts) for file, header in enumerate(headers)]
+
+
+def spans_of_file(index: Index, file: int, most: int) -> Iterator[list[Piece]]:
+    """Yield stretches of a data file, end to end: at most so many bytes each, a power of two that no block exceeds."""
+    chunks = index.chunks
+    span: list[Piece] = []
+    held = 0
+    for chunk in chunks.of_file(file):
+        nbytes = chunks.nbytes[chunk]
+        for start in range(0, nbytes, most):
+            stop = min(start + most, nbytes)
+            if span and held + stop - start > most:
+                yield span
+                span, held = [], 0
+            span.append((chunk, start, stop))
+            held += stop - start
+    if span:
+        yield span
+
+
+def range_of_span(index: Index, span: Sequence[Piece]) -> tuple[int, int]:
+    """Return where a stretch of a data file begins there, and how many bytes it has."""
+    (first, start, _), (last, _, stop) = span[0], span[-1]
+    begin = index.chunks.offset[first] + start
+    return begin, index.chunks.offset[last] + stop - begin
+
+
+def damaged_pieces(
+    index: Index, starts: Sequence[int], span: Sequence[Piece], data: memoryview
+) -> Iterator[tuple[Piece, array[int], array[int]]]:
+    """Yield the pieces of a stretch whose bytes are not those that were saved: the checksums found, and the right ones.
+
+    Args:
+        index: the tree.
+        starts: what `first_blocks` says of it.
+        span: the stretch.
+        data: its bytes.
+    """
+    chunks, (begin, _) = index.chunks, range_of_span(index, span)
+    for chunk, start, stop in span:
+        at, size = chunks.offset[chunk] - begin, chunks.block[chunk]
+        found = block_checksums(data[at + start : at + stop], size)
+        number = starts[chunk] + start // size
+        wanted = index.checksums[number : number + len(found)]
+        if found != wanted:
+            yield (chunk, start, stop), found, wanted
 
 
 def format_chunk(index: Index, chunk: int) -> str:

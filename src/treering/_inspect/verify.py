@@ -10,13 +10,13 @@ import os
 import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Final, TypeAlias
+from typing import Final
 
 from treering._arrays.jobs import Tally
 from treering._checkpoint.forms import verify_bytes
 from treering._checkpoint.missing_data import is_attempt_there
 from treering._codec.gzip import GZIP_MAGIC
-from treering._format.blocks import file_digest, first_blocks
+from treering._format.blocks import Piece, damaged_pieces, file_digest, first_blocks, range_of_span, spans_of_file
 from treering._format.document import INDEX_NAME, parse_index
 from treering._format.findings import BadBlock, Finding, Verification, describe_lost, describe_size, merge_blocks
 from treering._format.headers import header_bytes
@@ -29,7 +29,6 @@ from treering._store.crew import FirstError, work_together
 from treering._store.failures import DataFileMissing, LinkRefused
 from treering._store.open_folder import OpenFolder
 from treering._store.resolve import located, open_file
-from treering._values.checksums import block_checksums
 from treering._values.keys import join_key
 from treering._view.nodes import leaves_of
 from treering._view.progress import Progress, reporter, showing
@@ -199,36 +198,12 @@ def _check_file(index: Index, number: int, file: Reader | None) -> Iterator[Find
 # --------------------------------------------------------------------------------------------------------------- blocks
 
 
-_Piece: TypeAlias = tuple[int, int, int, int]
-"""Chunk, the number of the first block, and where these blocks start and stop in the chunk."""
-
-
-def _spans(index: Index, files: Sequence[Reader | None]) -> Iterator[tuple[Reader, list[_Piece]]]:
-    """Yield stretches of the files of a few MiB: the file, and the blocks in it, end to end."""
-    chunks = index.chunks
-    for number, file in enumerate(files):
-        if file is None:
-            continue
-        pieces: list[_Piece] = []
-        held = 0
-        for chunk in chunks.of_file(number):
-            nbytes, block = chunks.nbytes[chunk], chunks.block[chunk]
-            for start in range(0, nbytes, _PIECE_BYTES):
-                stop = min(start + _PIECE_BYTES, nbytes)
-                pieces.append((chunk, start // block, start, stop))
-                held += stop - start
-                if held >= _PIECE_BYTES:
-                    yield file, pieces
-                    pieces, held = [], 0
-        if pieces:
-            yield file, pieces
-
-
 def _check_data(index: Index, files: Sequence[Reader | None], progress: Progress | None) -> tuple[int, list[BadBlock]]:
     """Compare every block with its checksum, large totals in threads; return how many bytes, and the bad ones."""
     starts = first_blocks(index.chunks)
     total = sum(index.chunks.nbytes)
-    spans = _spans(index, files)
+    there = [(number, file) for number, file in enumerate(files) if file is not None]
+    spans = ((file, span) for number, file in there for span in spans_of_file(index, number, _PIECE_BYTES))
     lock, failure, tally = threading.Lock(), FirstError(), Tally(total, progress)
     bad: list[BadBlock] = []
 
@@ -240,44 +215,37 @@ def _check_data(index: Index, files: Sequence[Reader | None], progress: Progress
                 if span is None:
                     return
                 bad.extend(_check_span(index, starts, *span))
-                tally.add(sum(stop - start for _, _, start, stop in span[1]))
+                tally.add(range_of_span(index, span[1])[1])
 
-    threads = max((file.threads for file in files if file is not None), default=1)
+    threads = max((file.threads for _, file in there), default=1)
     work_together(work, threads - 1 if total >= _TWO_THREADS_FROM else 0)
     failure.reraise()
     if progress is not None:
         progress(total, total)
-    there = [files[number] is not None for number in index.chunks.file]
-    return sum(itertools.compress(index.chunks.nbytes, there)), bad
+    read = [files[number] is not None for number in index.chunks.file]
+    return sum(itertools.compress(index.chunks.nbytes, read)), bad
 
 
-def _check_span(index: Index, starts: Sequence[int], file: Reader, pieces: Sequence[_Piece]) -> list[BadBlock]:
-    chunks = index.chunks
-    begin = chunks.offset[pieces[0][0]] + pieces[0][2]
-    chunk, _, _, stop = pieces[-1]
+def _check_span(index: Index, starts: Sequence[int], file: Reader, span: Sequence[Piece]) -> list[BadBlock]:
+    blocks = index.chunks.block
     try:
-        data = memoryview(file.read(begin, chunks.offset[chunk] + stop - begin))
+        data = memoryview(file.read(*range_of_span(index, span)))
     except (Corrupt, StoreFailed) as error:
         # Once more in smaller parts, down to one block, so that only what is lost is named.
-        chunk, _, start, stop = pieces[0]
-        size, parts = chunks.block[chunk], pieces
-        if len(pieces) == 1 and stop - start <= size:
+        chunk, start, stop = span[0]
+        size, parts = blocks[chunk], span
+        if len(span) == 1 and stop - start <= size:
             lost = isinstance(error, Corrupt)
             problem = "is lost: the file ends before it" if lost else f"cannot be read ({error.message})"
             return [BadBlock(chunk, start, stop, problem)]
-        if len(pieces) == 1:
-            parts = [(chunk, at // size, at, min(at + size, stop)) for at in range(start, stop, size)]
+        if len(span) == 1:
+            parts = [(chunk, at, min(at + size, stop)) for at in range(start, stop, size)]
         return [bad for part in parts for bad in _check_span(index, starts, file, [part])]
-    bad: list[BadBlock] = []
-    for chunk, first, start, stop in pieces:
-        at, size = chunks.offset[chunk] - begin, chunks.block[chunk]
-        found = block_checksums(data[at + start : at + stop], size)
-        number = starts[chunk] + first
-        wanted = index.checksums[number : number + len(found)]
-        if found != wanted:
-            for low, high in differing_runs(found, wanted):
-                bad.append(BadBlock(chunk, start + low * size, min(start + high * size, stop), "is damaged"))
-    return bad
+    return [
+        BadBlock(chunk, start + low * blocks[chunk], min(start + high * blocks[chunk], stop), "is damaged")
+        for (chunk, start, stop), found, wanted in damaged_pieces(index, starts, span, data)
+        for low, high in differing_runs(found, wanted)
+    ]
 
 
 # ---------------------------------------------------------------------------------------------------------------- text
