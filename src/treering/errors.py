@@ -186,7 +186,9 @@ class Timeout(TreeringError, TimeoutError):
         missing: their numbers, if they are known.
     """
 
-    missing: tuple[int, ...] = ()
+    def __init__(self, message: str, *, hint: str | None = None, missing: tuple[int, ...] = ()) -> None:
+        super().__init__(message, hint=hint)
+        self.missing = missing
 
 
 class ProcessFailed(TreeringError, RuntimeError):

@@ -10,17 +10,17 @@ import contextlib
 import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Self
 
 from treering._coordination.message_board import MessageBoard, PathMessageBoard
 from treering._store.api import Store, Version
+from treering._store.closable import Closable
 from treering._store.failures import naming
 from treering._store.pieces import Buffer
 from treering._store.resolve import store_at
 from treering._values.checkpoint_names import INDEX, require_data_name
 
 
-class AttemptFiles:
+class AttemptFiles(Closable):
     """The new data files of one attempt.
 
     Args:
@@ -100,10 +100,8 @@ class JoinedFolder(AttemptFiles):
         super().__init__(path, attempt)
         self.board: MessageBoard = PathMessageBoard(self._shown)
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
+    def close(self) -> None:
+        """Close the folder; what was written stays."""
         self._opened = False
         self._store.close()
 

@@ -14,7 +14,7 @@ from typing import Protocol, TypeVar
 
 from treering._checkpoint.joined_folder import JoinedFolder, refusing_board
 from treering._coordination.coordinator import coordinate, refuse
-from treering._coordination.executor import run_protocol
+from treering._coordination.executor import Participant, run_protocol
 from treering._coordination.message_board import MessageBoard
 from treering._coordination.operations import Call
 from treering._coordination.participant import participate
@@ -31,7 +31,7 @@ def require_value(value: T | BaseException) -> T:
     return value
 
 
-class JointShare(Protocol):
+class JointShare(Participant, Protocol):
     """The share of one process in a joint save: what it writes, and what process 0 does with the shares of all."""
 
     def signature(self) -> bytes:
@@ -49,15 +49,6 @@ class JointShare(Protocol):
 
     def join(self, folder: JoinedFolder, held: contextlib.ExitStack) -> None:
         """Enter the save that process 0 has begun, as any other process; ``held`` leaves it."""
-
-    def prepare(self) -> bytes:
-        """Write the share, durable, and return what process 0 needs for the commit."""
-
-    def commit(self, payloads: Sequence[bytes]) -> None:
-        """Commit as process 0, given what ``make_share`` returned on each process."""
-
-    def roll_back(self) -> None:
-        """Remove the share; on process 0, note that no other process will write any more."""
 
     def finish(self) -> None:
         """Do what follows the agreement, before the save is left."""

@@ -8,8 +8,7 @@ import html
 import os
 import weakref
 from collections.abc import Iterator, Mapping
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, Final, Self, cast
+from typing import TYPE_CHECKING, Any, Final, cast
 
 from treering._arrays.buffers import on_host
 from treering._arrays.incoming import ReadRequest
@@ -22,6 +21,7 @@ from treering._format.blocks import leaf_bytes
 from treering._format.index import ARRAY_KINDS, Index, LeafType
 from treering._format.structure import build
 from treering._printable import printable
+from treering._store.closable import Closable
 from treering._store.resolve import require_path
 from treering._values.boxes import whole
 from treering._values.human import bytes_text, near, pluralize
@@ -96,7 +96,7 @@ class LeafView:
         return f"LeafView({self.key!r}: {self.dtype.name}{list(self.shape)}, {bytes_text(self.nbytes)}, {self.kind})"
 
 
-class Checkpoint(Mapping[str, Any]):
+class Checkpoint(Closable, Mapping[str, Any]):
     """A checkpoint or single file opened for reading: key text -> ``LeafView``, or the value of a Python leaf.
 
     A context manager; views work until it is closed. What a later save does to the path is not seen here, but a save
@@ -113,14 +113,6 @@ class Checkpoint(Mapping[str, Any]):
         self._closing = closing
         self._closed = False
         self.index: Index = source.index
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def close(self) -> None:
         """Close the files."""

@@ -52,13 +52,6 @@ def signature_of(flat: Flattened, leaves: DescribedLeaves) -> bytes:
     return pack_checksums(signature)
 
 
-def match_signature(flat: Flattened, leaves: DescribedLeaves, theirs: bytes, this: int) -> DescribedLeaves:
-    """Return the leaves as process 0 sees them, compared with its signature: `claim_leaves`, then `check_signature`."""
-    leaves = claim_leaves(flat, leaves, theirs, this)
-    check_signature(flat, leaves, theirs)
-    return leaves
-
-
 def claim_leaves(flat: Flattened, leaves: DescribedLeaves, theirs: bytes, this: int) -> DescribedLeaves:
     """Return the leaves as process 0 sees them, as far as that cannot be known here.
 
@@ -85,8 +78,8 @@ def claim_leaves(flat: Flattened, leaves: DescribedLeaves, theirs: bytes, this: 
     return leaves if len(spread) == len(leaves.spread) else dataclasses.replace(leaves, spread=spread)
 
 
-def check_signature(flat: Flattened, leaves: DescribedLeaves, theirs: bytes) -> None:
-    """Compare process 0's signature with this process's.
+def match_signature(flat: Flattened, leaves: DescribedLeaves, theirs: bytes, this: int) -> DescribedLeaves:
+    """Return the leaves as process 0 sees them (`claim_leaves`), compared with its signature.
 
     Raises:
         Mismatch: they differ; the first few leaves that do are named.
@@ -95,15 +88,16 @@ def check_signature(flat: Flattened, leaves: DescribedLeaves, theirs: bytes) -> 
         >>> from treering._arrays.outgoing import describe_leaves
         >>> from treering._tree.flatten import flatten
         >>> flat = flatten({"w": 7})
-        >>> check_signature(flat, describe_leaves(flat), b"87654321")
+        >>> match_signature(flat, describe_leaves(flat), b"87654321", 1)
         Traceback (most recent call last):
             ...
         treering.errors.Mismatch: the tree of process 0 differs:
           leaf 'w' differs from that of process 0; here it is int
     """
+    leaves = claim_leaves(flat, leaves, theirs, this)
     mine, keys = signature_of(flat, leaves), flat.keys
     if theirs == mine:
-        return
+        return leaves
     differing = [n for n in range(len(keys)) if _part(theirs, n) != _part(mine, n)]
     if len(theirs) != len(mine):
         found = f"process 0 has {pluralize(len(theirs) // _BYTES, 'leaves')}, this process {len(keys)}"

@@ -108,9 +108,6 @@ class CheckpointFolder(AttemptFiles):
         hint = "another process removes it, or folders cannot be created there"
         raise self._refuse("the folder disappears repeatedly", hint)
 
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
     @property
     def board(self) -> MessageBoard:
         """The board in the folder."""

@@ -93,17 +93,12 @@ def supersede(store: Store, old: bytes, modified: float, names: Collection[str])
         Nothing where the document cannot be read: the data that it may list stay.
     """
     try:
-        return _supersede(store, old, modified, names)
+        there, by = {*listed_names(old), *names}, superseded_by(old, modified)
     except _NOT_READ:
         return NOTHING
-
-
-def _supersede(store: Store, old: bytes, modified: float, names: Collection[str]) -> Waiting:
-    listed = {name for one in superseded_in(old) for name in one.files}
-    there = listed.union(names)
     found = [
         one if one.since is None else Superseded(one.attempt, one.since, [name for name in one.files if name in there])
-        for one in superseded_by(old, modified)
+        for one in by
     ]
     waiting = judge_waiting(store, found, None)
     early = [name for one in waiting.kept[_MOST_KEPT:] for name in one.files]

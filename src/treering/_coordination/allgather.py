@@ -144,9 +144,8 @@ def allgather_in_order(payload: bytes, processes: Processes, doing: str) -> list
         # All raise, and all are at the same call again.
         _order.given_up = latest
         text = f"could not {doing}: {format_processes(behind)} arrived at a call that the others had given up"
-        error = _MissedCall(text) if processes.this in behind else Timeout(text)
-        error.missing = tuple(number for number in behind if number != processes.this)
-        raise error
+        kind = _MissedCall if processes.this in behind else Timeout
+        raise kind(text, missing=tuple(number for number in behind if number != processes.this))
     return [row[_HEADER.size : _HEADER.size + length] for row, (_, length) in zip(rows, headers, strict=True)]
 
 
@@ -233,9 +232,8 @@ def _read_result(ended: _CollectiveThread[T], signs: Heartbeat, doing: str) -> T
         reason = f"{text.splitlines()[0]:.200}"
         if "DEADLINE_EXCEEDED" in text:
             # jax connects processes when they first need each other, and gives them 30 s on CPU.
-            late = Timeout(f"could not {doing}: {who} did not arrive before jax gave up ({reason})")
-            late.missing = silent
-            raise late from error
+            what = f"could not {doing}: {who} did not arrive before jax gave up ({reason})"
+            raise Timeout(what, missing=silent) from error
         # A process that is elsewhere, and has not heard of it, gives no sign either.
         several = f"one of {format_processes(silent)} broke off: none sent a heartbeat"
         what = several if silent[1:] else f"{who} broke off"
@@ -253,11 +251,8 @@ def _late_error(signs: Heartbeat, timeout: float, doing: str) -> Timeout:
         )
     else:
         what = f"the processes did not synchronise within {timeout:g} s, although all send heartbeats"
-    error = Timeout(
-        f"could not {doing}: {what}", hint="find out what happened to them, or give them more time (timeout=)"
-    )
-    error.missing = silent or ()
-    return error
+    hint = "find out what happened to them, or give them more time (timeout=)"
+    return Timeout(f"could not {doing}: {what}", hint=hint, missing=silent or ())
 
 
 def allgather(row: bytes) -> list[bytes]:

@@ -257,9 +257,7 @@ class _JobHandshake:
         if gone:
             give_up()
             what = f"{format_processes(gone)} had given up before this process arrived"
-            error = Timeout(f"could not {self._doing}: {what}")
-            error.missing = tuple(gone)
-            raise error
+            raise Timeout(f"could not {self._doing}: {what}", missing=tuple(gone))
 
     def _sign(self) -> None:
         """Let the messages say from here on whose they are, and of which call."""

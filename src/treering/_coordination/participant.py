@@ -178,16 +178,13 @@ def _abort(call: Call, mine: str, error: BaseException, *, roll_back_data: bool)
 
 
 def _coordinator_missing(call: Call, what: str) -> Timeout:
-    error = Timeout(f"{operations.describe_failure(call)}: {what}", hint=operations.LOOK)
-    error.missing = (0,)
-    return error
+    return Timeout(f"{operations.describe_failure(call)}: {what}", hint=operations.LOOK, missing=(0,))
 
 
 def _out_of_step(call: Call, prepare: PrepareMessage, left: str) -> operations.OutOfStep:
     there = f"{operations.describe_process(0, prepare.who)} is at its joint save number {prepare.number}"
     what = f"{there}, this process at number {call.number}"
     hint = "all processes must make the same saves in the same order"
-    error = operations.OutOfStep(f"{operations.describe_failure(call)}: {what}; {left}", hint=hint)
+    error = operations.OutOfStep(f"{operations.describe_failure(call)}: {what}; {left}", hint=hint, missing=(0,))
     error.number = prepare.number
-    error.missing = (0,)
     return error

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from treering._codec.documents import check_hashes, check_json, check_texts, member, raising_corrupt, show
 from treering._format.blocks import first_blocks, leaf_bytes
-from treering._format.index import Chunks, DataFile, Index, LeafType, TreeColumns
+from treering._format.index import LIMIT, Chunks, DataFile, Index, LeafType, TreeColumns
 from treering._format.leaf_values import decode_type, decode_value, encode_type, encode_value, from_base64, to_base64
 from treering._format.structure_text import (
     check_keys,
@@ -31,7 +31,6 @@ from treering.errors import Corrupt, Format, Unsupported
 
 _COLUMNS: Final = ("leaf", "file", "offset", "nbytes", "block")
 _BLOCKS: Final = frozenset(1 << bits for bits in range(SMALLEST_BLOCK.bit_length() - 1, LARGEST_BLOCK.bit_length()))
-_LIMIT: Final = 1 << 63
 _SHOWN_KEYS: Final = 4
 _CHECKSUM: Final = "xxh3-64"
 
@@ -77,11 +76,11 @@ def decode_chunks(node: Any, leaves: int, files: int) -> Chunks:
         raise Corrupt("the columns of the table of chunks are of unequal length")
     limits = {"leaf": leaves, "file": files}
     for name, column in columns.items():
-        check_ints(column, limits.get(name, _LIMIT), f"the column {name!r} of the chunks")
+        check_ints(column, limits.get(name, LIMIT), f"the column {name!r} of the chunks")
     if boxes.count(None) != len(boxes):
         boxes = [None if box is None else _decode_box(box, number) for number, box in enumerate(boxes)]
         sides = itertools.chain.from_iterable(box for box in boxes if box is not None)
-        check_ints([*itertools.chain.from_iterable(sides)], _LIMIT, "the column 'box' of the chunks")
+        check_ints([*itertools.chain.from_iterable(sides)], LIMIT, "the column 'box' of the chunks")
         check_hashes(boxes, "the boxes of the chunks")
     return Chunks(**columns, box=boxes)
 

@@ -28,7 +28,7 @@ from treering._format.columns import (
     encode_tree,
     read_free_json,
 )
-from treering._format.index import DataFile, Index
+from treering._format.index import LIMIT, DataFile, Index
 from treering._values.checkpoint_names import ATTEMPT
 from treering.errors import Corrupt
 
@@ -37,7 +37,6 @@ INDEX_NAME: Final = "treering.json"
 
 _DATA_NAME: Final = re.compile(r"data-[0-9a-f]{16}-[0-9]{5,9}-of-[0-9]{5,9}\.safetensors")
 _ALIGNMENT: Final = 4096
-_LIMIT: Final = 1 << 63
 # In a single file; version 1 of it had no other names in `__metadata__` than ours.
 _EMBEDDED_FORM: Final = dataclasses.replace(INDEX_FORM, version=2)
 _IS_FIRST: Final = f'{{"treering": {INDEX_FORM.version}, '.encode()
@@ -167,7 +166,7 @@ def _file(node: Any, *, embedded: bool) -> DataFile:
     elif name or node.get("digest") is not None:
         raise Corrupt(f"{what} names another file, {name[:100]!r}")
     nbytes, header = member(node, "nbytes", int, what), member(node, "header", int, what)
-    if not 0 < header <= nbytes < _LIMIT or header % _ALIGNMENT:
+    if not 0 < header <= nbytes < LIMIT or header % _ALIGNMENT:
         raise Corrupt(f"{name or 'the file'} cannot have {show(nbytes)} bytes of which {show(header)} are its header")
     process = member(node, "process", int, what) if "process" in node else None
     return DataFile(name=name, nbytes=nbytes, header=header, digest=checksum, process=process)
@@ -219,7 +218,7 @@ def read_summary(data: bytes) -> IndexSummary:
         sizes = [member(file, "nbytes", int, INDEX_NAME) for file in files]
         attempt = check_name(ATTEMPT, member(members, "attempt", str, INDEX_NAME), "the attempt")
         metadata = read_free_json(members, "metadata", INDEX_NAME)
-        if min(sizes, default=0) < 0 or sum(sizes) >= _LIMIT:
+        if min(sizes, default=0) < 0 or sum(sizes) >= LIMIT:
             raise Corrupt(f"{INDEX_NAME} has data files of sizes that no file has")
     nbytes = sum(sizes) + len(data)
     return IndexSummary(attempt=attempt, digest=digest or "", names=tuple(names), nbytes=nbytes, metadata=metadata)

@@ -23,6 +23,9 @@ PYTHON_KINDS: Final = frozenset({"none", "bool", "int", "float", "complex", "str
 LARGE_VALUE: Final = 4096
 """A str, bytes or bytearray of more bytes than this lies in a data file, as uint8 items."""
 
+LIMIT: Final = 1 << 63
+"""Sizes, places and numbers in documents are below it."""
+
 MAX_LEVELS: Final = 1024
 """Containers inside containers, at most."""
 

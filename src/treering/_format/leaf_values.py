@@ -14,7 +14,7 @@ import struct
 from typing import Any, Final, TypeVar
 
 from treering._codec.documents import member, show
-from treering._format.index import ARRAY_KINDS, PYTHON_KINDS, ForeignKey, LeafType, OpaqueLeaf
+from treering._format.index import ARRAY_KINDS, LIMIT, PYTHON_KINDS, ForeignKey, LeafType, OpaqueLeaf
 from treering._values.dtypes import lookup
 from treering._values.human import pluralize
 from treering.errors import Corrupt, Format, Unsupported
@@ -34,7 +34,6 @@ _KEY_FORMS: Final = frozenset({"base64", "bool", "none", "int", "float", "bytes"
 # str() of longer ints is refused by Python, and such a key is no name for anything.
 _KEY_BITS: Final = 4096
 _MOST_AXES: Final = 64
-_LIMIT: Final = 1 << 63
 _LARGE: Final = frozenset({"str", "bytes", "bytearray"})
 _KEY_DTYPES: Final = frozenset({"uint8", "uint16", "uint32", "uint64"})
 # Items of a key of each implementation that jax brings along; each is a uint32.
@@ -327,7 +326,7 @@ def check_shape(lengths: list[Any], dtype: str, what: str) -> tuple[int, ...]:
     if not set(map(type, lengths)) <= {int} or min(lengths, default=0) < 0:
         raise Corrupt(f"{what} has a length of an axis that is not a whole number from 0 on")
     # numpy asks this of an array without items too, with the axes of length 0 left out.
-    if known.itemsize * math.prod(filter(None, lengths)) >= _LIMIT:
+    if known.itemsize * math.prod(filter(None, lengths)) >= LIMIT:
         raise Corrupt(f"{what} has the shape {str(lengths)[:200]}, larger than any memory")
     return tuple(lengths)
 

@@ -18,7 +18,7 @@ from treering._format.blocks import format_chunk, leaf_bytes
 from treering._format.columns import check_chunks
 from treering._format.document import encode_index, is_first_version, parse_index
 from treering._format.headers import DATA_NOTE, DTYPES, frame, header_text, round_up, rows_of_file
-from treering._format.index import Chunks, Container, DataFile, Index, LeafType
+from treering._format.index import LIMIT, Chunks, Container, DataFile, Index, LeafType
 from treering._format.leaf_values import check_shape
 from treering._values.checksums import block_bytes
 from treering._values.human import pluralize
@@ -38,7 +38,6 @@ _NAMES: Final = {name: dtype for dtype, name in DTYPES.items()}
 # Several items share a byte there, so no array of ours can lie on top of them.
 _PACKED: Final = frozenset({"F4", "F6_E2M3", "F6_E3M2"})
 _NO_ATTEMPT: Final = "0" * 16
-_LIMIT: Final = 1 << 63
 _SURROGATE: Final = re.compile("[\ud800-\udfff]")
 _NO_ESCAPE: Final = re.compile("~(?![01])")
 _SHOWN_PROBLEMS: Final = 20
@@ -278,7 +277,7 @@ def _describe(entry: Any, what: str) -> tuple[str, tuple[int, ...]]:
 def _range(entry: dict[str, Any], what: str) -> tuple[int, int]:
     offsets = member(entry, "data_offsets", list, what)
     match offsets:
-        case [int(start), int(stop)] if 0 <= start <= stop < _LIMIT and bool not in map(type, offsets):
+        case [int(start), int(stop)] if 0 <= start <= stop < LIMIT and bool not in map(type, offsets):
             return start, stop
         case _:
             raise Corrupt(f"{what}: its data_offsets are not two bytes of the file")

@@ -100,15 +100,15 @@ def _notes_by_attempt(files: Sequence[NoteFile]) -> dict[str, _Notes]:
     for file in files:
         if file.attempt is not None:
             of.setdefault(file.attempt, []).append(file)
-    found = {}
-    for attempt, notes in of.items():
-        found[attempt] = _Notes(
+    return {
+        attempt: _Notes(
             begin=next((note.said for note in notes if isinstance(note.said, PrepareMessage)), None),
             verdict=next((note.said for note in notes if isinstance(note.said, DecisionMessage)), None),
             parts={note.process: note for note in notes if note.process is not None},
             changed=max(note.changed for note in notes),
         )
-    return found
+        for attempt, notes in of.items()
+    }
 
 
 # ---------------------------------------------------------------------------------------------------------- checkpoints

@@ -192,12 +192,7 @@ def _restore_dict(xs: dict[Any, Any], state: Any) -> Restorer:
 
 def _restore_list(xs: list[Any] | tuple[Any, ...], state: Any) -> Restorer:
     _check_length(len(xs), state)
-    restored = []
-    for index, value in enumerate(xs):
-        if (part := str(index)) not in state:
-            raise _no_item(part)
-        restored.append(state[part] if type(value) in LEAF_TYPES else (yield value, state[part], part))
-    return type(xs)(restored)
+    return _restore_parts(((str(index), value) for index, value in enumerate(xs)), state, type(xs), _no_item)
 
 
 def _restore_node(target: Any, node: Node, state: Any) -> Restorer:

@@ -300,7 +300,7 @@ class Scanner:
                 raise Corrupt(f"more than {_MOST_RARE_KEYS} map keys are complex, numpy scalars or time stamps")
             if code in (EXT_ARRAY, EXT_TUPLE):
                 raise UnhashableKey(f"an array or a tuple (ext code {code}) is in the place of a map key")
-            key = self._scalar(start, nbytes) if code == EXT_SCALAR else self._rare_ext(code, start, nbytes)
+            key = self._rare_ext(code, start, nbytes)
             at = start + nbytes
         else:
             key, at = window.number(at)
@@ -324,16 +324,11 @@ class Scanner:
         if code == EXT_TUPLE:
             self._open_tuple(start, start + nbytes)
             return
-        value = (
-            self._array(code, start, nbytes) if code in (EXT_ARRAY, EXT_SCALAR) else self._rare_ext(code, start, nbytes)
-        )
-        frame.put(value)
+        frame.put(self._array(start, nbytes) if code == EXT_ARRAY else self._rare_ext(code, start, nbytes))
         window.next = start + nbytes
 
-    def _array(self, code: int, start: int, nbytes: int) -> object:
+    def _array(self, start: int, nbytes: int) -> object:
         window, leaves = self._window, self._leaves
-        if code == EXT_SCALAR:
-            return self._scalar(start, nbytes)
         known = self._headers.get(nbytes)
         if known is None or not window.data.startswith(known[0], start):
             shape, dtype, begin = array_payload(window, start, nbytes)
@@ -350,6 +345,8 @@ class Scanner:
 
     def _rare_ext(self, code: int, start: int, nbytes: int) -> object:
         """Read an ext leaf that is no array and no tuple."""
+        if code == EXT_SCALAR:
+            return self._scalar(start, nbytes)
         if code == EXT_COMPLEX:
             return self._window.complex(start, nbytes)
         if code == EXT_TIMESTAMP and nbytes in (4, 8, 12):
