@@ -68,8 +68,8 @@ def seaweed() -> "Iterator[BucketServer]":
 def bucket_of_tests(request: pytest.FixtureRequest) -> PurePath:
     """Return the bucket in which tests save, in memory or on a real server; nothing waits there for readers."""
     import treering
+    from tests.store.objects.memory_bucket import MemoryBucket
     from treering._store.objects.client import ObstoreClient
-    from treering._store.objects.memory_bucket import MemoryBucket
 
     url = "s3://treering-tests"
     if request.config.getoption("--store") == "bucket":

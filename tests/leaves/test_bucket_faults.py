@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 
 from tests.properties.sameness import fingerprint
+from tests.store.objects.memory_bucket import MemoryBucket
 from treering._store import resolve
 from treering._store.memory import MemoryPath
 from treering._store.objects import claim, requests
 from treering._store.objects import store as objects
-from treering._store.objects.memory_bucket import MemoryBucket
 from treering._store.objects.requests import Answer, Put, Request, Status
 from treering._store.objects.root import ObjectRoot
 from treering.errors import Busy, StoreFailed

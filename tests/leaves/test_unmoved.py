@@ -12,13 +12,13 @@ import pytest
 
 import treering as tr
 from tests.properties.sameness import fingerprint
+from tests.store.objects.memory_bucket import MemoryBucket
 from treering._cli.main import main
 from treering._leaves.commit import begin_save
 from treering._store import resolve
 from treering._store.memory import MemoryPath
 from treering._store.objects import claim
 from treering._store.objects import store as objects
-from treering._store.objects.memory_bucket import MemoryBucket
 from treering._store.objects.requests import Answer, Delete, ObjectVersion, Put, Request, Status
 from treering._store.objects.root import ObjectRoot
 from treering._store.resolve import store_at

@@ -12,12 +12,12 @@ import numpy as np
 import pytest
 
 import treering
+from tests.store.objects.memory_bucket import MemoryBucket
 from tests.store.objects.web_server import serving
 from treering._checkpoint import copy_checkpoint
 from treering._cli.main import main
 from treering._runs.copy_run import copy_path
 from treering._store.objects import connect
-from treering._store.objects.memory_bucket import MemoryBucket
 from treering.errors import Corrupt, Exists, NotFound, Unsupported
 
 TREE: dict[str, Any] = {

@@ -8,10 +8,10 @@ from pathlib import PurePath
 
 import pytest
 
+from tests.store.objects.memory_bucket import MemoryBucket
 from treering._store import resolve
 from treering._store.memory import MemoryPath
 from treering._store.objects.claim import _MARKERS
-from treering._store.objects.memory_bucket import MemoryBucket
 from treering._store.objects.requests import Answer, Client, Request
 from treering._store.objects.root import ObjectRoot
 from treering._store.objects.store import _CLOCKS, GRACE, ObjectStore

@@ -15,10 +15,10 @@ from typing import Any
 import pytest
 
 import treering
+from tests.store.objects.memory_bucket import MemoryBucket
 from tests.store.objects.web_server import serving
 from treering._store.objects import connect, credentials
 from treering._store.objects.client import ObstoreClient
-from treering._store.objects.memory_bucket import MemoryBucket
 from treering._store.objects.store import GRACE
 from treering._store.objects.url import bucket_path
 from treering._store.resolve import store_at

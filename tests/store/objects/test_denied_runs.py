@@ -6,7 +6,7 @@ import secrets
 import pytest
 
 import treering
-from treering._store.objects.memory_bucket import MemoryBucket
+from tests.store.objects.memory_bucket import MemoryBucket
 from treering._store.objects.requests import Answer, Get, Request
 from treering.errors import StoreFailed
 

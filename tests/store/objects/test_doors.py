@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 
 import treering
+from tests.store.objects.memory_bucket import MemoryBucket
 from treering import serialization
 from treering._cli.main import main
 from treering._store.objects import connect
-from treering._store.objects.memory_bucket import MemoryBucket
 from treering._store.objects.requests import Answer, Get, List, Put, Request
 from treering.errors import Exists, NotFound
 

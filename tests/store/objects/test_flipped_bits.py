@@ -4,8 +4,8 @@ from pathlib import PurePosixPath
 
 import pytest
 
+from tests.store.objects.memory_bucket import MemoryBucket
 from treering._codec.key_document import placeholder
-from treering._store.objects.memory_bucket import MemoryBucket
 from treering._store.objects.reading import FIRST_BYTES, ObjectReader
 from treering._store.objects.requests import Answer, Get, Put, Request
 from treering._store.objects.store import ObjectStore

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import treering
-from treering._store.objects.memory_bucket import MemoryBucket
+from tests.store.objects.memory_bucket import MemoryBucket
 from treering._store.objects.requests import Answer, ObjectVersion, Request
 
 NUMBERS = itertools.count()

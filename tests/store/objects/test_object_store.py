@@ -9,12 +9,12 @@ from pathlib import PurePath
 import obstore.store
 import pytest
 
+from tests.store.objects.memory_bucket import MemoryBucket
 from treering._codec.key_document import INDEX_FORM, placeholder
 from treering._store.api import Held, Kind, Outcome, Store, Version
 from treering._store.failures import naming
 from treering._store.objects.claim import deletes_versions
 from treering._store.objects.client import ObstoreClient
-from treering._store.objects.memory_bucket import MemoryBucket
 from treering._store.objects.requests import Answer, Delete, Get, ObjectVersion, Put, Request, Status
 from treering._store.objects.root import ObjectRoot
 from treering._store.objects.store import ObjectStore

@@ -18,11 +18,6 @@ from treering._store.objects.url import BucketPath, bucket_path
 from treering.errors import MissingExtra, Unsupported
 
 _TIMEOUT: Final = 30.0
-_PREFIXES: Final = {"s3": "AWS_", "gs": "GOOGLE_", "az": "AZURE_"}
-_OF_CLIENTS: Final = (
-    "allow_http", "allow_invalid_certificates", "connect_timeout", "proxy_ca_certificate", "proxy_excludes",
-    "proxy_url", "read_timeout",
-)  # fmt: skip
 _OF_S3: Final = ("region", "kms_key", "requester_pays")
 _OF_STORES: Final = (*_OF_S3, "endpoint", "anonymous")
 _ENDPOINT: Final = re.compile(r"(?i:https?)://[^\s/]+(?:/\S*)?")
@@ -191,7 +186,7 @@ def _open(stores: Any, path: BucketPath, options: BucketOptions) -> Any:
 
         require_credentials(kind, path.bucket, os.environ)
     config: dict[str, Any] = {"skip_signature": True} if options.anonymous else {}
-    client = _client_options(_PREFIXES[kind])
+    client: dict[str, Any] = {}
     if options.endpoint is not None:
         config["base_url" if kind == "gs" else "endpoint"] = options.endpoint
         client["allow_http"] = str(options.endpoint.startswith("http://")).lower()
@@ -200,18 +195,12 @@ def _open(stores: Any, path: BucketPath, options: BucketOptions) -> Any:
         config |= {"request_payer": True} if options.requester_pays else {}
         if options.kms_key is not None:
             config |= {"server_side_encryption": "aws:kms", "sse_kms_key_id": options.kms_key}
-        return stores.S3Store(name, config=config, client_options=client or None)
+        return stores.S3Store(name, config=config, client_options=client)
     if kind == "gs":
-        return stores.GCSStore(name, config=config, client_options=client or None)
+        return stores.GCSStore(name, config=config, client_options=client)
     container, _, host = name.partition("@")
     config |= {"account_name": host.partition(".")[0]} if host else {}
-    return stores.AzureStore(container, config=config, client_options=client or None)
-
-
-def _client_options(prefix: str) -> dict[str, Any]:
-    """Return what the environment says of connections: obstore reads it only where no options are given."""
-    found = {name: os.environ.get(f"{prefix}{name.upper()}") for name in _OF_CLIENTS}
-    return {name: value for name, value in found.items() if value}
+    return stores.AzureStore(container, config=config, client_options=client)
 
 
 def _without_prefix(store: Any) -> Any:

@@ -14,40 +14,23 @@ from treering.errors import PermissionDenied
 
 _SECONDS: Final = 1.0
 _METADATA: Final = "http://169.254.169.254"
-# Any one of these lists is enough; https://developmentseed.org/obstore/latest/authentication/ has them.
-_ENOUGH: Final[Mapping[str, tuple[tuple[str, ...], ...]]] = {
+# Any one of these is enough; https://developmentseed.org/obstore/latest/authentication/ has them.
+_ENOUGH: Final[Mapping[str, tuple[str, ...]]] = {
     "s3": (
-        ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"),
-        ("AWS_WEB_IDENTITY_TOKEN_FILE",),
-        ("AWS_CONTAINER_CREDENTIALS_RELATIVE_URI",),
-        ("AWS_CONTAINER_CREDENTIALS_FULL_URI",),
-        ("AWS_SKIP_SIGNATURE",),
-        ("AWS_IMDSV1_FALLBACK",),
+        "AWS_SECRET_ACCESS_KEY", "AWS_WEB_IDENTITY_TOKEN_FILE", "AWS_CONTAINER_CREDENTIALS_RELATIVE_URI",
+        "AWS_CONTAINER_CREDENTIALS_FULL_URI", "AWS_SKIP_SIGNATURE", "AWS_IMDSV1_FALLBACK",
     ),
     "gs": (
-        ("GOOGLE_SERVICE_ACCOUNT",),
-        ("GOOGLE_SERVICE_ACCOUNT_PATH",),
-        ("GOOGLE_SERVICE_ACCOUNT_KEY",),
-        ("GOOGLE_APPLICATION_CREDENTIALS",),
-        ("GOOGLE_BEARER_TOKEN",),
-        ("GOOGLE_SKIP_SIGNATURE",),
+        "GOOGLE_SERVICE_ACCOUNT", "GOOGLE_SERVICE_ACCOUNT_PATH", "GOOGLE_SERVICE_ACCOUNT_KEY",
+        "GOOGLE_APPLICATION_CREDENTIALS", "GOOGLE_BEARER_TOKEN", "GOOGLE_SKIP_SIGNATURE",
     ),
     "az": (
-        ("AZURE_STORAGE_ACCOUNT_KEY",),
-        ("AZURE_STORAGE_ACCESS_KEY",),
-        ("AZURE_STORAGE_MASTER_KEY",),
-        ("AZURE_STORAGE_SAS_KEY",),
-        ("AZURE_STORAGE_SAS_TOKEN",),
-        ("AZURE_STORAGE_TOKEN",),
-        ("AZURE_STORAGE_CLIENT_SECRET",),
-        ("AZURE_CLIENT_SECRET",),
-        ("AZURE_FEDERATED_TOKEN_FILE",),
-        ("IDENTITY_ENDPOINT",),
-        ("AZURE_USE_AZURE_CLI",),
-        ("AZURE_SKIP_SIGNATURE",),
-        ("AZURE_STORAGE_USE_EMULATOR",),
+        "AZURE_STORAGE_ACCOUNT_KEY", "AZURE_STORAGE_ACCESS_KEY", "AZURE_STORAGE_MASTER_KEY", "AZURE_STORAGE_SAS_KEY",
+        "AZURE_STORAGE_SAS_TOKEN", "AZURE_STORAGE_TOKEN", "AZURE_STORAGE_CLIENT_SECRET", "AZURE_CLIENT_SECRET",
+        "AZURE_FEDERATED_TOKEN_FILE", "IDENTITY_ENDPOINT", "AZURE_USE_AZURE_CLI", "AZURE_SKIP_SIGNATURE",
+        "AZURE_STORAGE_USE_EMULATOR",
     ),
-}
+}  # fmt: skip
 _LINES: Final = {
     "s3": """set them in the environment:
   export AWS_ACCESS_KEY_ID=...
@@ -79,7 +62,7 @@ def require_credentials(scheme: str, bucket: str, environment: Mapping[str, str]
     Raises:
         PermissionDenied: there are none; the hint has the lines to set.
     """
-    if any(all(environment.get(name) for name in names) for names in _ENOUGH[scheme]):
+    if any(environment.get(name) for name in _ENOUGH[scheme]):
         return
     if scheme == "gs" and _gcloud_file(environment).exists():
         return

@@ -20,19 +20,9 @@ _ENDPOINTS: Final = ("aws_endpoint_url_s3", "endpoint", "endpoint_url", "aws_end
 _LOOPBACK: Final = frozenset({"127.0.0.1", "::1", "localhost"})
 _VARIABLES: Final = {"S3Store": "AWS_", "GCSStore": "GOOGLE_", "AzureStore": "AZURE_"}
 _CLIENT_OPTIONS: Final = (
-    "allow_http",
-    "allow_invalid_certificates",
-    "connect_timeout",
-    "http1_only",
-    "http2_only",
-    "pool_idle_timeout",
-    "pool_max_idle_per_host",
-    "proxy_ca_certificate",
-    "proxy_excludes",
-    "proxy_url",
-    "read_timeout",
-    "user_agent",
-)
+    "allow_http", "allow_invalid_certificates", "connect_timeout", "http1_only", "http2_only", "pool_idle_timeout",
+    "pool_max_idle_per_host", "proxy_ca_certificate", "proxy_excludes", "proxy_url", "read_timeout", "user_agent",
+)  # fmt: skip
 """Options of the connection that obstore reads from the environment, but not beside others that it is given."""
 _UNSIGNED: Final = frozenset({"unsigned_payload", "aws_unsigned_payload"})
 _PART_RETRIES: Final = 6
@@ -122,7 +112,7 @@ def environment_options(kind: str) -> dict[str, str]:
     """
     prefix = _VARIABLES.get(kind)
     names = {} if prefix is None else {f"{prefix}{option.upper()}": option for option in _CLIENT_OPTIONS}
-    return {option: os.environ[name] for name, option in names.items() if name in os.environ}
+    return {option: os.environ[name] for name, option in names.items() if os.environ.get(name)}
 
 
 def is_private(config: dict[str, Any]) -> bool:

@@ -81,8 +81,9 @@ class ObjectReader(Reader):
         StoreFailed: the bucket refuses.
 
     Example:
-        >>> from treering._store.objects.memory_bucket import MemoryBucket
-        >>> bucket = MemoryBucket()
+        >>> from obstore.store import MemoryStore
+        >>> from treering._store.objects.client import ObstoreClient
+        >>> bucket = ObstoreClient(MemoryStore(), "s3://bucket")
         >>> bucket.put_parts("a", [b"treering"], 8)
         >>> with ObjectReader(bucket, "a", PurePath("a")) as file:
         ...     file.size, file.read(4, 4)

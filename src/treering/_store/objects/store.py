@@ -65,8 +65,10 @@ class ObjectStore(Store):
         grace: seconds that superseded data stay for readers.
 
     Example:
-        >>> from treering._store.objects.memory_bucket import MemoryBucket
-        >>> store = ObjectStore(MemoryBucket(), "runs/a/", PurePath("runs/a"))
+        >>> from obstore.store import MemoryStore
+        >>> from treering._store.objects.client import ObstoreClient
+        >>> bucket = ObstoreClient(MemoryStore(), "s3://bucket")
+        >>> store = ObjectStore(bucket, "runs/a/", PurePath("runs/a"))
         >>> store.create("data", [b"tree", b"ring"], 8)
         >>> store.read("data").data, store.names(), store.places()
         (b'treering', ['data'], [])

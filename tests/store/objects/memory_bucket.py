@@ -44,12 +44,6 @@ class MemoryBucket:
         shown: the bucket, as messages call it.
         clock: tells when an object is put, in POSIX seconds.
 
-    Example:
-        >>> bucket = MemoryBucket()
-        >>> [bucket.perform(Put("a", data, Absent.ABSENT)).status.name for data in (b"one", b"two")]
-        ['DONE', 'REFUSED']
-        >>> bucket.perform(Get("a")).data
-        b'one'
     """
 
     def __init__(self, shown: str = "memory://bucket", clock: Callable[[], float] = time.time) -> None:
