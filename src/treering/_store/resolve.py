@@ -11,7 +11,7 @@ from typing import Final, cast
 from treering._printable import kind_of
 from treering._store.api import Entry, Kind, Reader, Store
 from treering._store.memory import MemoryPath, MemoryRoot
-from treering._store.objects.url import READ_ONLY, UrlPath, WebPath, bucket_path, scheme_of, web_path
+from treering._store.objects.url import READ_ONLY, UrlPath, WebPath, bucket_path, scheme_of, url_meant, web_path
 from treering._store.pieces import Buffer
 from treering._store.posix.root import PosixRoot
 from treering._store.root import Root
@@ -39,6 +39,8 @@ def located(path: str | os.PathLike[str]) -> Path:
         return cast("Path", path)
     text = os.fspath(path)
     if (scheme := scheme_of(text)) is None:
+        if (meant := url_meant(text)) is not None and not Path(Path(text).parts[0]).exists():
+            raise Unsupported(f"{text!r} is no URL, and there is no such folder", hint=f"write {meant!r}")
         return Path(text)
     if scheme == "memory":
         return cast("Path", MemoryPath(text))

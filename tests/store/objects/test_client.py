@@ -26,16 +26,18 @@ from obstore.exceptions import (
 )
 from obstore.store import MemoryStore, S3Store
 
+from treering._codec.key_document import placeholder
+from treering._store.api import Outcome
 from treering._store.objects import client as client_module
-from treering._store.objects import obstore_requests, root, writing
+from treering._store.objects import obstore_requests, protocol, root, writing
 from treering._store.objects.client import ObstoreClient
-from treering._store.objects.obstore_stores import StoreVariants
+from treering._store.objects.obstore_stores import StoreVariants, requests_at_once
 from treering._store.objects.request_failures import Cause, failure_of
-from treering._store.objects.requests import Absent, Delete, Get, Head, List, ObjectVersion, Put, Status
+from treering._store.objects.requests import Absent, Answer, Delete, Get, Head, List, Listed, ObjectVersion, Put, Status
 from treering._store.objects.root import ObjectRoot
 from treering._store.objects.url import bucket_path
 from treering._values.telemetry import TRAFFIC
-from treering.errors import StoreFailed
+from treering.errors import StoreFailed, Unsupported
 
 Ask = Callable[..., Any]
 
@@ -450,10 +452,11 @@ def test_data_get_their_storage_class_and_documents_no_cache(monkeypatch: pytest
     data = f"run/data-{'0' * 16}-00000-of-00001.safetensors"
     client.perform(Put(data, b"x"))
     client.perform(Put("run/treering.json", b"x"))
+    client.perform(Put("single.msgpack", b"x"))
     client.put_parts(data, [b"x"], 1)
     classes = [options["attributes"].get("Storage-Class") for _, options in calls]
-    assert classes == ["STANDARD_IA", None, "STANDARD_IA"]
-    assert [options["attributes"].get("Cache-Control") for _, options in calls] == ["no-store", "no-store", None]
+    assert classes == ["STANDARD_IA", None, "STANDARD_IA", "STANDARD_IA"]
+    assert [options["attributes"].get("Cache-Control") for _, options in calls] == [*["no-store"] * 3, None]
 
 
 def test_times_are_those_of_the_bucket() -> None:
@@ -463,6 +466,60 @@ def test_times_are_those_of_the_bucket() -> None:
     assert (found.modified, found.version) == (moment.timestamp(), ObjectVersion('"x"', "17"))
     # What S3 calls a version is the name of an old content, not a condition.
     assert obstore_requests.version_of({**meta, "version": "null"}) == ObjectVersion('"x"')
+
+
+UNCONNECTED = GenericError(
+    "Generic S3 error: Error performing GET http://127.0.0.1:1/b/k?secret in 2ms - HTTP error: error sending request"
+    '\n\nDebug source:\nHttpError {\n    kind: Connect,\n    source: Os {\n        message: "Connection refused",'
+)
+
+
+def test_a_server_that_was_never_reached_is_an_error_soon(
+    client: ObstoreClient, pauses: list[float], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "treering")
+    fail(monkeypatch, "get", *[UNCONNECTED] * 100)
+    with pytest.raises(OSError, match=r"no connection to the server of s3://bucket can be made.*Connection refused"):
+        client.perform(Get("a"))
+    assert 5 < sum(pauses) <= 10
+    assert len(caplog.messages) == len(pauses)
+    assert all("s3://bucket: Connection refused" in line and "secret" not in line for line in caplog.messages)
+    client.perform(Put("a", b"x"))
+    pauses.clear()
+    assert client.perform(Get("a")).status is Status.NO_ANSWER  # it may come back
+    assert sum(pauses) > 30
+
+
+def test_the_right_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    client = ObstoreClient(S3Store("b", access_key_id="x", secret_access_key="y"), "s3://b")
+    denied = PermissionDeniedError(says("403 Forbidden", "<Code>AccessDenied</Code>"))
+    for name, request, right in (
+        ("get", Get("a"), "GetObject"),
+        ("put", Put("a", b""), "PutObject"),
+        ("delete", Delete(("a",)), "DeleteObject"),
+        ("list_with_delimiter", List("a/"), "ListBucket"),
+    ):
+        fail(monkeypatch, name, *[denied] * 2)
+        with pytest.raises(PermissionError, match=f"s3:{right}"):
+            client.perform(request)
+
+
+def test_a_denied_conditional_delete_is_made_once() -> None:
+    version = ObjectVersion("1")
+    steps = protocol.delete_tombstone("key", version, 1e9, lambda: False)
+    assert next(steps) == Get("key")
+    found = Listed("key", 192, 0.0, version)
+    assert steps.send(Answer(Status.DONE, placeholder(), found)) == Delete(("key",), version)
+    with pytest.raises(StopIteration) as ended:
+        steps.throw(PermissionError(errno.EACCES, "HTTP 403"))
+    assert ended.value.value is Outcome.LOST
+    assert failure_of(PermissionError(errno.EACCES, "HTTP 403")).cause is Cause.DENIED
+
+
+@pytest.mark.parametrize("text", ["0", "-1", "many"])
+def test_the_number_of_requests_is_a_number(text: str) -> None:
+    with pytest.raises(Unsupported, match="TREERING_BUCKET_REQUESTS is"):
+        requests_at_once({"TREERING_BUCKET_REQUESTS": text})
 
 
 def test_a_forked_process_does_not_wait_forever(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+import treering
 from treering._store.objects.url import BucketPath, bucket_path, scheme_of
 from treering.errors import Unsupported
 
@@ -96,3 +97,17 @@ def test_schemes() -> None:
     assert scheme_of("s3://b") == "s3"
     assert scheme_of("FILE:/a") == "file"
     assert [scheme_of(text) for text in ("runs/a", "C:/a", "a:b", "/s3://b", "./s3://b", "")] == [None] * 6
+
+
+@pytest.mark.parametrize(("text", "meant"), [("s3//bucket/a", "s3://bucket/a"), ("gs:bucket/a", "gs://bucket/a")])
+def test_what_is_almost_a_url_makes_no_folder(
+    text: str, meant: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for call in (lambda: treering.save(text, {"a": 1}), lambda: treering.load(text)):
+        with pytest.raises(Unsupported, match=f"write '{meant}'"):
+            call()
+    assert list(tmp_path.iterdir()) == []
+    Path("s3").mkdir()
+    treering.save("s3//a", {"a": 1})
+    assert treering.load("s3/a") == {"a": 1}

@@ -74,6 +74,7 @@ def at(
 
     The options hold for the bucket, in this process, from now on: for each path and each URL that leads there. What is
     not said here comes from the environment, by the names that obstore reads: ``AWS_REGION``, ``AWS_ENDPOINT_URL``...
+    ``TREERING_BUCKET_REQUESTS`` says how many requests the process makes at once, to all buckets. Default: 16.
 
     Args:
         place: a URL (``s3://bucket/path``, ``gs://...``, ``az://container/...``), or an ``S3Store``, ``GCSStore`` or
@@ -82,7 +83,8 @@ def at(
         region: the region of an S3 bucket.
         endpoint: the URL of another server than the cloud's. One that begins with ``http://`` is not encrypted.
         kms_key: the key of AWS KMS that encrypts new objects.
-        storage_class: the class that files of more than 16 MiB are put in; small ones stay in the usual one.
+        storage_class: the class that data files are put in; documents stay in the usual one, and so do files of at most
+            16 MiB of a leaves directory.
         requester_pays: whether the caller pays for the requests.
         anonymous: whether requests are not signed, for public buckets.
         timeout: seconds for a small request; larger ones get more. Default: 30.

@@ -319,7 +319,10 @@ def delete_tombstone(key: str, expected: ObjectVersion, now: float, expired: Exp
         return Outcome.LOST
     pauses = _pauses()
     while True:
-        answer = yield Delete((key,), expected)
+        try:
+            answer = yield Delete((key,), expected)
+        except PermissionError:
+            return Outcome.LOST
         if answer.status in {Status.DONE, Status.MISSING}:
             return Outcome.DONE
         found = yield from read(key, expired)

@@ -13,6 +13,7 @@ from treering._store.objects.requests import Answer, Status
 _STATUS: Final = re.compile(r"status code: (\d{3})|^HTTP (\d{3})\b")
 # What a server says in XML.
 _TOLD: Final = re.compile(r"<Code>([^<]*)</Code>.*?<Message>([^<]*)</Message>", re.DOTALL)
+_UNCONNECTED: Final = re.compile(r'\bkind: Connect,.*?(?:message|error): "([^"]*)"', re.DOTALL)
 _LONGEST_REASON: Final = 400
 # What is named: an object may be called like any of the words that are looked for.
 _NAMED: Final = re.compile(
@@ -20,6 +21,7 @@ _NAMED: Final = re.compile(
 )
 # What some servers say with a status that stands for something else too.
 _DENIED: Final = ("AccessDenied", "ExpiredToken", "InvalidAccessKeyId", "SignatureDoesNotMatch", "AuthenticationFailed")
+_DENIALS: Final = frozenset({"PermissionDeniedError", "UnauthenticatedError", "PermissionError"})
 _NO_BUCKET: Final = ("NoSuchBucket", "ContainerNotFound", "The specified bucket does not exist")
 _SLOW: Final = ("SlowDown", "ServerBusy", "rateLimitExceeded", "TooManyRequests")
 _PASSING: Final = frozenset({408, 425, 429})
@@ -55,9 +57,11 @@ class RequestFailure:
     """The errno of the error that says so."""
     slow_down: bool = False
     """Whether the bucket asks for fewer requests."""
+    unconnected: bool = False
+    """Whether there was no connection, so that the bucket has never seen the request."""
 
-    def answer(self, shown: str) -> Answer:
-        """Return the answer that it is.
+    def answer(self, shown: str, right: str = "") -> Answer:
+        """Return the answer that it is; ``right`` is what the request needs.
 
         Raises:
             PermissionError: the bucket denies it.
@@ -69,12 +73,15 @@ class RequestFailure:
             return Answer(Status.REFUSED)
         if self.cause in {Cause.PASSING, Cause.CONFLICT}:
             return Answer(Status.NO_ANSWER, reason=self.reason)
-        raise self.error(shown)
+        raise self.error(shown, right)
 
-    def error(self, shown: str) -> OSError:
+    def error(self, shown: str, right: str = "") -> OSError:
         """Return the error that says what is wrong with the bucket."""
+        if self.unconnected:
+            what = f"no connection to the server of {shown} can be made; check its URL and the network"
+            return OSError(self.number, f"{what} ({self.reason})")
         if self.cause is Cause.DENIED:
-            what = f"{shown} denies it to these credentials; check them and their rights"
+            what = f"{shown} denies it to these credentials; check them and their rights{right and f', {right}'}"
             return PermissionError(errno.EACCES, f"{what} ({self.reason})")
         return OSError(self.number, f"{shown} refuses it ({self.reason})")
 
@@ -87,7 +94,7 @@ def failure_of(error: Exception) -> RequestFailure:
         <Cause.MISSING: 'missing'>
     """
     kind = type(error).__name__
-    text = str(error).split("\n\nDebug source", 1)[0]
+    text, _, details = str(error).partition("\n\nDebug source")
     reason = _reason(text) or kind
     text = _NAMED.sub("", text)
     found = _STATUS.search(text)
@@ -99,7 +106,7 @@ def failure_of(error: Exception) -> RequestFailure:
     if any(word in text for word in _NO_BUCKET):
         # Not ENOENT: that is told of a place in which others came between.
         return RequestFailure(Cause.INVALID, f"the bucket does not exist; make it first: {reason}", errno.ENODEV)
-    if status in {401, 403} or kind in {"PermissionDeniedError", "UnauthenticatedError"} or _says(text, _DENIED):
+    if status in {401, 403} or kind in _DENIALS or _says(text, _DENIED):
         return RequestFailure(Cause.DENIED, reason, errno.EACCES)
     if status == 409:  # noqa: PLR2004 - Azure says so of what is there; S3 where two changes met
         return RequestFailure(Cause.REFUSED if "BlobAlreadyExists" in text else Cause.CONFLICT, reason, errno.EAGAIN)
@@ -107,6 +114,8 @@ def failure_of(error: Exception) -> RequestFailure:
         return RequestFailure(Cause.REFUSED, reason, errno.EEXIST)
     if status == 404 or isinstance(error, FileNotFoundError):  # noqa: PLR2004
         return RequestFailure(Cause.MISSING, reason, errno.ENOENT)
+    if (unconnected := _UNCONNECTED.search(details)) is not None:
+        return RequestFailure(Cause.PASSING, f"{unconnected[1]}: {reason}", errno.EHOSTUNREACH, unconnected=True)
     return _other_failure(error, kind, text, status, reason)
 
 

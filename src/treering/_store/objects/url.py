@@ -14,6 +14,7 @@ from treering.errors import Unsupported
 _BUCKET: Final = re.compile(r"(?i:(s3a?|gcs|gs|az|abfss?)):/(/[^/]+|[^/]+)(?:/(.*))?", re.DOTALL)
 _WEB: Final = re.compile(r"(?i:(https?)):/(/[^/#]+|[^/#]+)(?:/([^#]*))?")
 _LOOPBACK: Final = re.compile(r"(?:localhost|127\.\d+\.\d+\.\d+|\[::1\])(?::\d+)?")
+_TYPO: Final = re.compile(r"(?i:(s3a?|gs|gcs|az|abfss?|memory))(?://|:)(?=[^/:])")
 _SCHEME: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")
 _ONE_NAME: Final = {"s3a": "s3", "gcs": "gs", "abfs": "az"}
 _BUCKET_NAME: Final = re.compile(r"[A-Za-z0-9_$][A-Za-z0-9._$-]*")
@@ -109,6 +110,17 @@ def scheme_of(text: str) -> str | None:
     """
     found = _SCHEME.match(text)
     return None if found is None else text[: found.end() - 2].lower()
+
+
+def url_meant(text: str) -> str | None:
+    """Return the URL that a path on disk was probably meant to be.
+
+    Example:
+        >>> url_meant("s3//bucket/a"), url_meant("gs:bucket"), url_meant("s3/bucket")
+        ('s3://bucket/a', 'gs://bucket', None)
+    """
+    found = _TYPO.match(text)
+    return None if found is None else f"{found[1]}://{text[found.end() :]}"
 
 
 def bucket_path(url: str | PurePath) -> BucketPath:

@@ -10,7 +10,7 @@ import obstore
 
 from treering._store.memory_pool import lasting_pieces
 from treering._store.objects.obstore_requests import storage_attributes
-from treering._store.objects.obstore_stores import StoreVariants
+from treering._store.objects.obstore_stores import StoreVariants, requests_at_once
 from treering._store.pieces import Buffer
 from treering._values.telemetry import TRAFFIC
 
@@ -19,7 +19,7 @@ _MOST_PARTS: Final = 10_000
 _GRAIN: Final = 1 << 20
 _PARTS_AT_ONCE: Final = 5
 _MEMORY: Final = 128 << 20
-_SLOTS: Final = threading.BoundedSemaphore(_PARTS_AT_ONCE + 1)
+_SLOTS: Final = threading.BoundedSemaphore(min(_PARTS_AT_ONCE + 1, requests_at_once()))
 """Of this process, beside its other requests, on which what makes the bytes may wait."""
 
 
