@@ -15,10 +15,12 @@ import treering
 from tests.store.objects.memory_bucket import MemoryBucket
 from tests.store.objects.web_server import serving
 from treering._checkpoint import copy_checkpoint
+from treering._checkpoint.source import check_data_file
 from treering._cli.main import main
 from treering._runs.copy_run import copy_path
 from treering._store.objects import connect
-from treering.errors import Corrupt, Exists, NotFound, Unsupported
+from treering._store.objects.requests import Delete
+from treering.errors import Busy, Corrupt, Exists, NotFound, Unsupported
 
 TREE: dict[str, Any] = {
     "w": np.arange(300_000, dtype=np.float32),
@@ -149,6 +151,26 @@ def test_a_run_step_by_step(place: str, tmp_path: Path) -> None:
         run.save(2, {"w": 1})
     with pytest.raises(Exists, match="is another step"):
         copy_path(str(tmp_path / "other"), f"{place}/run", overwrite=False)
+
+
+def test_a_checkpoint_that_goes_while_it_is_copied_is_busy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    bucket = MemoryBucket(f"s3://copies-{next(NUMBERS)}")
+    source = str(treering.at(bucket) / "run" / "step_00000001")
+    treering.save(source, TREE)
+
+    def lose(index: Any, number: int, file: Any) -> None:
+        check_data_file(index, number, file)
+        with treering.Run(str(treering.at(bucket) / "run"), keep=treering.KeepLast(1)) as run:
+            run.save(2, {"w": 1})
+        bucket.perform(Delete((f"run/step_00000001/{index.files[0].name}",)))
+
+    monkeypatch.setattr(copy_checkpoint, "check_data_file", lose)
+    with pytest.raises(Busy, match="removed while it was being copied"):
+        copy_path(source, str(tmp_path / "copy"), overwrite=False)
+    assert not (tmp_path / "copy").exists()
+    monkeypatch.undo()
+    with pytest.raises(NotFound):
+        copy_path(source, str(tmp_path / "copy"), overwrite=False)
 
 
 def test_from_a_web_server(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from treering._arrays.jobs import Progress, Tally
+from treering._checkpoint.missing_data import is_attempt_there
 from treering._checkpoint.source import check_data_file, read_pieces
 from treering._checkpoint.transaction import CheckpointFolder
 from treering._format.blocks import (
@@ -26,8 +27,8 @@ from treering._format.index import DataFile, Index
 from treering._store.api import Reader, Store
 from treering._store.failures import naming_file
 from treering._store.open_folder import OpenFolder
-from treering._store.resolve import is_taken, open_file, write_file
-from treering.errors import Exists
+from treering._store.resolve import is_taken, located, open_file, write_file
+from treering.errors import Busy, Corrupt, Exists, NotFound
 
 _PIECE_BYTES: Final = 16 << 20
 """At most so much of a file is in memory."""
@@ -45,7 +46,8 @@ def copy_checkpoint(source: Path, target: Path, *, overwrite: bool, progress: Pr
     Raises:
         NotFound: there is no checkpoint.
         Corrupt: a byte of it is not the one that was saved; nothing is at the target then.
-        Exists, Busy, StoreFailed: as for a save.
+        Busy: it was replaced or removed meanwhile, and its data are gone; or as for a save.
+        Exists, StoreFailed: as for a save.
     """
     with OpenFolder(source) as folder:
         data = folder.read_index()
@@ -61,7 +63,7 @@ def copy_opened(
     count = len(index.files)
     tally = Tally(sum(file.nbytes for file in index.files), progress)
     folder = CheckpointFolder(target, overwrite=overwrite, names_in=read_names)
-    with contextlib.closing(folder) as saving, saving:
+    with _telling_loss(source, index.attempt), contextlib.closing(folder) as saving, saving:
         saving.require_space(sum(file.nbytes for file in index.files))
         files: list[DataFile] = []
         headers: list[bytes] = []
@@ -84,6 +86,18 @@ def copy_opened(
         digests = file_digests(copy, headers)
         files = [dataclasses.replace(file, digest=found) for file, found in zip(files, digests, strict=True)]
         saving.commit(encode_index(dataclasses.replace(copy, files=files)))
+
+
+@contextlib.contextmanager
+def _telling_loss(source: Store, attempt: str) -> Iterator[None]:
+    """Say Busy of data that are gone, or damaged, because their attempt is not the checkpoint there any more."""
+    try:
+        yield
+    except (Corrupt, NotFound) as error:
+        if is_attempt_there(located(source.path), attempt):
+            raise
+        what = f"{os.fspath(source.path)!r} was replaced or removed while it was being copied"
+        raise Busy(what, hint="try again") from error
 
 
 def checked_pieces(index: Index, number: int, file: Reader) -> Iterator[bytes]:

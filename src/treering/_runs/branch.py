@@ -21,7 +21,7 @@ from treering._store.failures import naming_file
 from treering._store.open_folder import index_document
 from treering._store.resolve import store_at
 from treering._store.run_folder import RunFolder
-from treering.errors import Exists, NotFound
+from treering.errors import Busy, Exists, NotFound
 
 
 def branch_step(path: Path, step: int, new: Path, *, keep: str | None, save_every: str | None) -> None:
@@ -57,7 +57,7 @@ def branch_step(path: Path, step: int, new: Path, *, keep: str | None, save_ever
         try:
             with source:
                 _copy(path, step, source, written, step_path(new, step))
-        except NotFound as error:
+        except (Busy, NotFound) as error:
             if run.modified(step) is None:  # removed meanwhile
                 raise missing_step(path, step, steps_in(run)) from error
             raise

@@ -16,7 +16,7 @@ from treering._store.failures import naming_file
 from treering._store.open_folder import OpenFolder, index_document
 from treering._store.resolve import is_folder, is_taken, located, new_file_path, new_folder_path
 from treering._store.run_folder import RunFolder
-from treering.errors import Exists, NotFound, TreeringError, Unsupported
+from treering.errors import Busy, Exists, NotFound, TreeringError, Unsupported
 
 
 def copy_path(source: str, target: str, *, overwrite: bool, progress: Progress | None = None) -> Form:
@@ -72,7 +72,7 @@ def copy_run(source: Path, target: Path, *, overwrite: bool, progress: Progress 
         for step in steps:
             try:
                 _copy_step(run, step, target, there=step in there, overwrite=overwrite, progress=progress)
-            except NotFound:
+            except (Busy, NotFound):
                 if run.modified(step) is not None:
                     raise
     with RunFolder(target) as copied:
