@@ -34,7 +34,20 @@ from treering._store.objects.requests import Delete, List, Listed, Put, Status, 
 from treering._values.checkpoint_names import INDEX, attempt_of_journal, is_data, journal_of
 from treering.errors import Corrupt, Format, Unsupported
 
-__all__ = ["DAY", "SOUND", "BucketProtocol", "World", "collect", "copy", "live", "load", "remove", "save", "swap"]
+__all__ = [
+    "DAY",
+    "SOUND",
+    "BucketProtocol",
+    "World",
+    "collect",
+    "copy",
+    "live",
+    "load",
+    "remove",
+    "save",
+    "save_and_sweep",
+    "swap",
+]
 
 DAY = 86400.0
 _NEWER = dataclasses.replace(INDEX_FORM, version=9)
@@ -287,6 +300,7 @@ def collect(
     if by_age:
         there = yield from look(place, markers_first=markers_first)
         if (yield from _sweep_aged(world, place, there, doubtful, protocol)):
+            yield from _drain(world, place, protocol)
             return "collected by age"
     yield from _drain(world, place, protocol)
     found = yield from real.read(key, world.deadline())
@@ -398,6 +412,16 @@ def live(world: World, actor: Actor, attempt: Save, protocol: BucketProtocol) ->
             yield Wait(2 * world.grace + 1.0)
             yield from collect(world, attempt.place, protocol, by_age=True)
     return "done"
+
+
+def save_and_sweep(world: World, attempt: Save, protocol: BucketProtocol) -> Steps[str]:
+    """Save as a process does first in a run: when it is done, sweep all places, by age too."""
+    result = yield from save(world, attempt, protocol)
+    if result == "done":
+        with contextlib.suppress(OSError):
+            for place in world.bucket.places:
+                yield from collect(world, place, protocol, by_age=True)
+    return result
 
 
 def swap(world: World, actor: Actor, name: str, nonce: int, protocol: BucketProtocol) -> Steps[str]:

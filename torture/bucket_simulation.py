@@ -108,7 +108,7 @@ class BucketSimulation:
         """Start those that a certain mistake would harm: programs asleep where only the order of requests helps."""
         chance, trouble = self._random.random, self._random.randrange
         long = self._random.choice((2 * _HOUR, 4 * DAY))
-        match self._random.randrange(9):
+        match self._random.randrange(10):
             case 0:  # a collector sleeps while it looks; one saver commits, the next one is on its way
                 self._live_through("save", whole=True)
                 self._start("collect", 0.0).trouble[trouble(1, 6)] = "sleep", long
@@ -135,6 +135,12 @@ class BucketSimulation:
                 self._start("save", 100.0).trouble[trouble(6, 9)] = "kill", 0.0
                 self._start("collect", 300.0 * (1 + chance())).trouble[3] = "sleep", 2500.0
                 self._start("save", 1000.0)
+            case 6:  # a saver sleeps until its marker is old, and two collectors sleep while they sweep by age
+                self._live_through("save", whole=True)
+                self._start("save", 0.0).trouble[trouble(6, 10)] = "sleep", 2 * DAY + long
+                for kind in ("collect", "sweep"):
+                    first, last = (1, 10) if kind == "collect" else (8, 20)
+                    self._start(kind, DAY * (1.5 + chance())).trouble[trouble(first, last)] = "sleep", long * chance()
             case _:  # a saver sleeps while another checkpoint comes and goes at the same place
                 program = self._start("save", 0.0)
                 program.trouble[3] = "twice", min(long, 0.8 * DAY) * chance()
@@ -178,6 +184,9 @@ class BucketSimulation:
             case "life":
                 program.save = self._new_save(place, overwrite=chance() < 0.7)
                 program.steps = programs.live(world, program, program.save, protocol)
+            case "sweep":
+                program.save = self._new_save(place, overwrite=chance() < 0.7)
+                program.steps = programs.save_and_sweep(world, program.save, protocol)
             case "remove":
                 program.steps = programs.remove(world, program, place, protocol)
             case "collect":
@@ -404,5 +413,7 @@ class BucketSimulation:
         return None
 
 
-_KINDS = ("save",) * 8 + ("remove",) * 2 + ("collect",) * 5 + ("load",) * 2 + ("life", "life", "copy", "swap")
-_SLEEPERS = ("save",) * 6 + ("collect",) * 3 + ("remove", "load", "copy")
+_KINDS = (
+    ("save",) * 7 + ("sweep", "remove", "remove") + ("collect",) * 5 + ("load",) * 2 + ("life", "life", "copy", "swap")
+)
+_SLEEPERS = ("save",) * 5 + ("sweep",) * 2 + ("collect",) * 3 + ("remove", "load", "copy")
