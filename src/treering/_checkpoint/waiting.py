@@ -9,6 +9,7 @@ import contextlib
 import errno
 import time
 from collections.abc import Collection, Iterable, Iterator, Sequence
+from pathlib import PurePath
 from typing import Final, NamedTuple
 
 from treering._codec.key_document import (
@@ -35,7 +36,7 @@ _MOST_KEPT: Final = MOST_SUPERSEDED // 2 - 1
 """No commit lets more attempts wait than this, the newest: what takes its place lists them, and what it removed."""
 
 _DENIED: Final = frozenset({errno.EACCES, errno.EPERM})
-_warned: Final[set[bool]] = set()
+_warned: Final[set[str]] = set()
 _NOT_READ: Final = (Corrupt, Format, Unsupported)
 
 
@@ -199,7 +200,7 @@ def remove_data(store: Store, names: Iterable[str]) -> bool:
         store.remove_all(names)
     except OSError as error:
         if is_denied(store, error):
-            warn_denied(store, error)
+            warn_denied(store.path, error)
         return False
     return True
 
@@ -209,11 +210,11 @@ def is_denied(store: Store, error: OSError) -> bool:
     return store.flat and error.errno in _DENIED
 
 
-def warn_denied(store: Store, error: OSError) -> None:
+def warn_denied(path: PurePath, error: OSError, what: str = "data that nothing needs") -> None:
     """Warn once that what nothing needs stays where it is."""
-    if not _warned:
-        _warned.add(True)
-        warn_of("data that nothing needs cannot be removed, so they stay", [f"{store.path}: {error}"], NotRemoved)
+    if what not in _warned:
+        _warned.add(what)
+        warn_of(f"{what} cannot be removed, so they stay", [f"{path}: {error}"], NotRemoved)
 
 
 def list_names(store: Store) -> list[str]:

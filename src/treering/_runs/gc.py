@@ -5,16 +5,16 @@ from __future__ import annotations
 import contextlib
 import functools
 import secrets
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from treering._checkpoint.waiting import DAY
+from treering._checkpoint.waiting import DAY, warn_denied
 from treering._format.document import read_names, read_summary
 from treering._runs.open_run import open_run
 from treering._runs.removal import remove_step, tidy_step
 from treering._runs.steps import judge, note_records, read_run, records_in, records_of
-from treering._runs.superseded import attempt_in, collect_errors, read_superseded, remove_superseded
+from treering._runs.superseded import attempt_in, collect_errors, read_superseded, remove_superseded, superseded_steps
 from treering._store.run_folder import RunFolder
 from treering.errors import Busy, NotFound, TreeringError
 from treering.retention import Policy, Verdict
@@ -44,17 +44,25 @@ def collect(path: Path, keep: Policy | None, *, dry_run: bool) -> list[Verdict]:
 
 
 def collect_after(
-    state: RunState, step: int, *, there: Iterable[int] | None, seconds: float | None, more_follow: bool = False
+    state: RunState,
+    step: int,
+    *,
+    there: Iterable[int] | None,
+    left: Collection[int] = (),
+    seconds: float | None,
+    more_follow: bool = False,
 ) -> None:
     """Do what follows the commit of a step: remove the steps that the policy does not keep, and note the others.
 
     What this costs does not grow with the steps that stay: only those are looked at that are new here, that would go,
-    or that decide it. What a dead process left in the folder of another step is for `collect`.
+    or that decide it. What a dead process left in the folder of another step is for `collect`; in a bucket the first
+    save of a process looks for it too, by one listing, and then one a day.
 
     Args:
         state: the run.
         step: the step.
         there: the steps whose folders were there when the save began, and those that were in flight; None to look.
+        left: the steps that this save has left behind.
         seconds: how long the save took.
         more_follow: whether another save of the run is waiting, which will note this step too.
 
@@ -70,24 +78,28 @@ def collect_after(
             known.forget()
             errors += remove_superseded(run)
             back = read_superseded(run) if errors else None
-        known.bring_up(run, step, there, seconds=seconds)
+        known.bring_up(run, step, there, seconds=seconds, left={*left, *superseded_steps(run)} if errors else left)
         going = known.going(run, state.keep)
         if back is not None:
             going.pop(back.step, None)  # with it would go what hides the steps that it has left behind
+        if going and known.denied is not None:
+            warn_denied(state.path, known.denied, "steps that `keep` does not keep")
+            going.clear()
         known.drop(going)
         with collect_errors(errors):
             known.write(run, state.keep_text, state.save_every_text, may_wait=more_follow and not going)
         removed = _remove(run, going, errors)
         if run.grace:
             known.leave(removed, run.grace)
-        known.expect(_tidy(run, known.untidy(), step, errors))
+        known.expect(_tidy(run, known.untidy(), step, errors, by_age=known.by_age))
     _raise_first(error for error in errors if not isinstance(error, Busy))  # the next call comes by again
 
 
-def remove_steps(path: Path, steps: Iterable[int]) -> None:
+def remove_steps(path: Path, steps: Iterable[int], *, by_age: bool = False) -> None:
     """Remove steps, whatever a policy says; one that is not there is gone already.
 
-    A step whose index cannot be read is gone too, but its files stay: nothing proves whose they are.
+    A step whose index cannot be read is gone too, but its files stay: nothing proves whose they are. With ``by_age``
+    what is left over in a bucket is judged by its age too.
 
     Raises:
         Busy: another process is saving to one of them.
@@ -95,7 +107,7 @@ def remove_steps(path: Path, steps: Iterable[int]) -> None:
     """
     errors: list[TreeringError] = []
     with contextlib.suppress(NotFound), open_run(path) as run:
-        errors += _clear(run, dict.fromkeys(sorted(steps)))
+        errors += _clear(run, dict.fromkeys(sorted(steps)), by_age=by_age)
         with collect_errors(errors):
             note_records(run, records_in(run))
     _raise_first(errors)

@@ -9,17 +9,20 @@ from __future__ import annotations
 import bisect
 import contextlib
 import dataclasses
+import math
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Final
 
 from treering import retention
+from treering._checkpoint.waiting import DAY
 from treering._codec.key_document import HEAD_BYTES
 from treering._format.run_document import RunDocument, StepRecord, encode_run, record_text
 from treering._runs.steps import document_in, facts, is_current, read_record
-from treering._runs.superseded import NOT_READ, superseded_steps
+from treering._runs.superseded import NOT_READ
 from treering._store.run_folder import RunFolder
 from treering._values import timing
+from treering.errors import PermissionDenied
 from treering.retention import Policy, StepFacts
 
 # So many steps that decide by being there are looked at each time; of more, those that were not seen here yet.
@@ -33,6 +36,8 @@ class KnownSteps:
 
     Attributes:
         metrics: the names of all metrics that any step had.
+        by_age: whether what is left over is to be judged by its age too: at the first save of a process, then daily.
+        denied: why the steps could not be listed; None where they could, or it was not tried.
 
     Example:
         >>> import pathlib, tempfile
@@ -50,6 +55,9 @@ class KnownSteps:
     def __init__(self) -> None:
         # When what waits in the folders of steps may go, by the monotonic clock.
         self._due: dict[int, float] = {}
+        self._surveyed = -math.inf
+        self.by_age = False
+        self.denied: PermissionDenied | None = None
         self.forget()
 
     def forget(self) -> None:
@@ -62,11 +70,20 @@ class KnownSteps:
         self._texts: dict[int, str] = {}
         # Those whose index this process has seen; those that have none, or none that can be read; where to tidy.
         self._seen: set[int] = set()
+        self._looked: set[int] = set()
         self._blank: set[int] = set()
         self._untidy: set[int] = set()
         self.metrics: set[str] = set()
 
-    def bring_up(self, run: RunFolder, step: int, there: Iterable[int] | None, *, seconds: float | None) -> None:
+    def bring_up(
+        self,
+        run: RunFolder,
+        step: int,
+        there: Iterable[int] | None,
+        *,
+        seconds: float | None,
+        left: Collection[int] = (),
+    ) -> None:
         """Learn of a step that was committed, and which steps came or went since the last one.
 
         Args:
@@ -74,24 +91,46 @@ class KnownSteps:
             step: the step.
             there: the steps whose folders are there, and those that were in flight; None to look.
             seconds: how long the save took.
+            left: steps that were left behind: their folders may be there, but they are not.
 
         Raises:
             StoreFailed: the system refuses.
         """
+        self._looked.clear()
         head = run.read_document_head()
         if not self._loaded or head not in (None, self._head):
             self._load(run)
-        folders = {*(run.folders() if there is None else there), step} - superseded_steps(run)
+        folders = {*(self._folders_in(run) if there is None else there), step}.difference(left)
         self.drop(self._records.keys() - folders)
         self._blank &= folders
         # What processes that were late could still read of the save before this one is of no use any more.
         self._untidy.update([max(self._records)] if self._records else [])
-        if len(folders - self._records.keys() - self._blank) > _FEW_NEW:
-            removed = run.removed()
-            self._blank.update(folders & removed.keys())
-            self._untidy.update(each for each in folders & removed.keys() if removed[each])
+        self.by_age = run.flat and time.monotonic() - self._surveyed > DAY
+        if self.by_age or len(folders - self._records.keys() - self._blank) > _FEW_NEW:
+            self._survey(run, folders)
         for each in sorted({step} | (folders - self._records.keys() - self._blank)):
             self._look(run, each, seconds if each == step else None)
+
+    def _folders_in(self, run: RunFolder) -> Collection[int]:
+        """Return the steps whose folders are there; where a bucket denies to list them, those that are known."""
+        try:
+            return run.folders()
+        except PermissionDenied:
+            if run.flat:
+                return self._records
+            raise
+
+    def _survey(self, run: RunFolder, folders: set[int]) -> None:
+        """List the steps that have a tombstone, and those to tidy, where one listing tells."""
+        try:
+            removed, untidy = run.survey()
+        except PermissionDenied as error:
+            self.denied = error
+            return
+        self.denied = None
+        self._surveyed = time.monotonic() if self.by_age else self._surveyed
+        self._blank |= folders & removed
+        self._untidy |= untidy
 
     def going(self, run: RunFolder, keep: Policy | None) -> dict[int, str]:
         """Return the steps that a policy does not keep, each with the digest of its index; all that decides was read.
@@ -99,7 +138,7 @@ class KnownSteps:
         Raises:
             StoreFailed: the system refuses.
         """
-        checked: set[int] = set()
+        checked = set(self._looked)
         while True:
             known = list(self._facts.values())
             going = retention.removable(keep, known)
@@ -170,7 +209,8 @@ class KnownSteps:
     def _look(self, run: RunFolder, step: int, seconds: float | None) -> None:
         """Read what a step's own index says; where nothing was known of it, its folder is to be tidied too."""
         self.drop([step])
-        self._untidy.add(step)
+        if seconds is None:  # the save of this one has swept there
+            self._untidy.add(step)
         record = None
         with contextlib.suppress(*NOT_READ):  # it is never removed then, and no other one is kept in its place
             record = read_record(run, step)
@@ -180,6 +220,7 @@ class KnownSteps:
         self._blank.discard(step)
         self._put(dataclasses.replace(record, seconds=seconds))
         self._seen.add(step)
+        self._looked.add(step)
 
     def _check(self, run: RunFolder, step: int, *, by_size: bool) -> None:
         """Hold what is known of a step against its index, or its size alone, and read that where they differ."""

@@ -19,7 +19,7 @@ from treering._store.open_folder import find_index_at
 from treering._store.resolve import find_at, open_file, root_of
 from treering._store.run_folder import RUN_DOCUMENT, RunFolder, step_name, step_of_name
 from treering._values.checkpoint_names import INDEX
-from treering.errors import Format
+from treering.errors import Format, PermissionDenied
 
 # A number, alone or after a word such as step or checkpoint; gpt2 and era5 are not steps.
 _NUMBERED: Final = re.compile(
@@ -55,11 +55,11 @@ def require_run(run: RunFolder) -> None:
         StoreFailed: the system refuses.
     """
     shown = os.fspath(run.path)
-    names = set(run.names())
-    if INDEX in names and run.holds_index():
+    names = _names_in(run)
+    if (names is None or INDEX in names) and run.holds_index():
         hint = f"treering.load({shown!r}) loads it; use another folder for the run"
         raise Format(f"{shown!r} is a checkpoint, not a run", hint=hint)
-    if RUN_DOCUMENT in names or run.latest() is not None:
+    if names is None or RUN_DOCUMENT in names or run.latest() is not None:
         return
     numbered = sorted((int(found[1]), name) for name in names if (found := _NUMBERED.fullmatch(name)))
     # An index under a step's own name belongs to a step, or to no checkpoint.
@@ -71,6 +71,16 @@ def require_run(run: RunFolder) -> None:
         if other is not None:
             what = f"it holds other numbered steps, {_listed(numbered)}; {name!r} is {other}"
             raise Format(f"{shown!r} is not a run: {what}", hint=hint)
+
+
+def _names_in(run: RunFolder) -> set[str] | None:
+    """Return what lies in a run's folder; None where a bucket denies to list it."""
+    try:
+        return set(run.names())
+    except PermissionDenied:
+        if run.flat:
+            return None
+        raise
 
 
 def _other(place: Path) -> str | None:

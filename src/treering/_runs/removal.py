@@ -9,20 +9,21 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import TypeAlias
 
 from treering._checkpoint.transaction import finish_removals, sweep_attempts, sweep_messages
 from treering._checkpoint.waiting import has_waiting_names, list_names, remove_waiting
+from treering._codec.key_document import is_tombstone_size
 from treering._runs.sweep_by_age import read_key, sweep_by_age
 from treering._store.api import Held, Outcome, Store
 from treering._store.failures import LinkRefused, naming, with_errno
 from treering._store.open_folder import find_index, index_document
 from treering._store.run_folder import RunFolder, step_name
 from treering._values import checkpoint_names
-from treering._values.checkpoint_names import INDEX
+from treering._values.checkpoint_names import INDEX, is_data
 from treering._values.telemetry import report
-from treering.errors import Busy, TreeringError
+from treering.errors import Busy, NotFound, TreeringError
 
 NamesIn: TypeAlias = Callable[[bytes], Sequence[str]]
 """Gives the names of all data files that an index mentions; its own errors mean a damaged index."""
@@ -55,15 +56,17 @@ def remove_step(run: RunFolder, step: int, names_in: NamesIn, attempt_of: Callab
     with opened, _locked(opened, os.fspath(shown)) as folder:
         if folder is None:
             return False
-        names = folder.names()
-        if not folder.flat or any(map(_is_left_over, names)) or has_waiting_names(names):
+        if not folder.flat:
             _tidy(folder, names_in)
-        found = find_index(folder)
-        if found is None:
+            found = find_index(folder)
+            if found is None:
+                return False
+            if not found.is_file:
+                raise LinkRefused(f"{os.fspath(shown / INDEX)!r} is not a file of its own", hint="remove it yourself")
+        try:
+            index = index_document(folder)
+        except NotFound:
             return False
-        if not found.is_file:
-            raise LinkRefused(f"{os.fspath(shown / INDEX)!r} is not a file of its own", hint="remove it yourself")
-        index = index_document(folder)
         attempt = attempt_of(index.data)
         if attempt is None:
             return False
@@ -73,11 +76,10 @@ def remove_step(run: RunFolder, step: int, names_in: NamesIn, attempt_of: Callab
             return False
         if outcome is Outcome.UNKNOWN:
             raise OSError(errno.EIO, "no answer came: the step may be removed")
-        if not folder.grace:  # its data wait
+        if not folder.grace:  # else its data wait, and what comes for them finds the rest
             _tidy(folder, names_in)
-        sweep_messages(
-            folder, names if folder.flat else folder.names(), lambda _: False
-        )  # a process that saves holds the lock, or waits for it
+            # A process that saves holds the lock, or waits for it.
+            sweep_messages(folder, folder.names(), lambda _: False)
     return True
 
 
@@ -105,18 +107,19 @@ def tidy_step(
     if folder is None:
         return None
     with folder, naming(os.fspath(run.path / step_name(step)), "clear"):
-        names = folder.names()
+        names, removed = _look_into(folder)
         if not names:
             # Without its lock, for a saver that has just made it would then be told that it is busy.
             folder.drop()
-        over = not newest and INDEX in names and any(map(checkpoint_names.is_message, names))
-        waits = INDEX in names and (has_waiting_names(names) or find_index(folder) is None)
+        there = INDEX in names
+        over = not newest and there and any(map(checkpoint_names.is_message, names))
+        waits = removed or (has_waiting_names(names) if there else by_age and any(map(is_data, names)))
         if not over and not waits and not any(map(_is_left_over, names)):
             return None
         with _locked(folder, os.fspath(run.path / step_name(step))) as locked:
             if locked is None:
                 return None
-            seconds = _tidy(locked, names_in, by_age=by_age)
+            seconds = _tidy(locked, names_in, names if locked.flat else None, by_age=by_age)
             if over:
                 sweep_messages(locked, names, lambda _: False)
             return seconds
@@ -136,13 +139,29 @@ def _locked(folder: Store, shown: str) -> Iterator[Store | None]:
             folder.drop()
 
 
-def _tidy(folder: Store, names_in: NamesIn, *, by_age: bool = False) -> float | None:
+def _look_into(folder: Store) -> tuple[list[str], bool]:
+    """Return the names in a step's folder, and whether there may be a tombstone in the place of its index."""
+    if not folder.flat:
+        names = folder.names()
+        return names, INDEX in names and find_index(folder) is None
+    try:
+        sizes = {entry.name: entry.size for entry in folder.list()}
+    except PermissionError:  # a save does without it; what needs it has been told
+        return [], False
+    return list(sizes), is_tombstone_size(sizes.get(INDEX, 0))
+
+
+def _tidy(
+    folder: Store, names_in: NamesIn, listed: Collection[str] | None = None, *, by_age: bool = False
+) -> float | None:
     """Finish removals, sweep what dead attempts left, remove what waited; the folder is locked.
+
+    ``listed`` are the names in it, where they need not be listed again.
 
     Returns:
         Seconds until more of what waits there may go; None where nothing waits.
     """
-    names = set(list_names(folder))
+    names = set(list_names(folder) if listed is None else listed)
     try:
         key, live = read_key(folder, names_in) if INDEX in names else (None, ())
     except TreeringError as error:
@@ -158,8 +177,9 @@ def _tidy(folder: Store, names_in: NamesIn, *, by_age: bool = False) -> float | 
         (dead if life is Held.NO else doubtful).add(attempt)
     if dead:
         sweep_messages(folder, names, lambda attempt: attempt not in dead)
-    if by_age and folder.flat and sweep_by_age(folder, doubtful, names_in):
-        return None  # the key has changed; the next one goes on
+    unproved = doubtful or any(map(is_data, names.difference(live)))
+    if by_age and folder.flat and unproved and sweep_by_age(folder, doubtful, names_in):
+        key = read_key(folder, names_in)[0]  # it was changed
     return None if key is None else remove_waiting(folder, key, names)
 
 

@@ -112,10 +112,12 @@ class RunState:
         board = functools.partial(PathMessageBoard.of, self.path)
         return broadcast(work, this_processes(()), board=board, timeout=self.timeout, doing=doing, before=before)
 
-    def latest(self, *, before: Callable[[], None] = lambda: None) -> int | None:
+    def latest(
+        self, *, before: Callable[[], None] = lambda: None, find_latest: Callable[[Path], int | None] = latest_of
+    ) -> int | None:
         """Return the latest step, that of process 0 on all processes; raises as `broadcast` does."""
         doing = f"look for the latest step of {self.shown!r}"
-        return self.broadcast(lambda: latest_of(self.path), doing, before=before)
+        return self.broadcast(lambda: find_latest(self.path), doing, before=before)
 
     def wait(self, timeout: float | None) -> None:
         """Wait until nothing of the run is in flight; raise what failed, unless that was told.
@@ -154,7 +156,7 @@ class RunState:
             if removals:
                 self._await_removals(time.monotonic() + self.timeout)
             if sweep and this_processes(()).is_coordinator:
-                remove_steps(self.path, ())
+                remove_steps(self.path, (), by_age=True)
         finally:
             self.signals.close()
 

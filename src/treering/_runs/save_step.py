@@ -17,19 +17,20 @@ from treering._background.saves import in_flight, raise_unreported, reword, wait
 from treering._checkpoint.save import begin_save
 from treering._checkpoint.save_options import SaveOptions
 from treering._format.document import INDEX_NAME
-from treering._runs.gc import collect_after, remove_steps
+from treering._runs.gc import collect_after
 from treering._runs.iterators import replace_stateful_items
 from treering._runs.open_run import open_run
 from treering._runs.policy import find_unmeasured
 from treering._runs.results import StepSave
 from treering._runs.run_state import RunState
 from treering._runs.step_note import require_step_number, step_metadata
-from treering._runs.steps import step_path, steps_of
+from treering._runs.steps import latest_known, noted_steps, step_path, steps_from
 from treering._runs.superseded import announce_superseded, remove_superseded, withdraw_on_failure
-from treering._store.run_folder import LEFT_DOCUMENT, RunFolder, step_of_name
+from treering._store.resolve import is_on_disk
+from treering._store.run_folder import LEFT_DOCUMENT, RunFolder, step_name, step_of_name
 from treering._values.human import steps_text
 from treering._values.processes import Processes
-from treering.errors import Exists, NotFound, StoreFailed
+from treering.errors import Exists, NotFound, PermissionDenied, StoreFailed
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -124,7 +125,7 @@ def _first_latest(run: RunState) -> int | None:
     """Return the latest step, where the rules count from it; alike on all processes."""
     if run.save_every is None or run.counts_from_latest:
         return None
-    latest = run.latest()
+    latest = run.latest(find_latest=latest_known)
     run.counts_from_latest = True
     return latest
 
@@ -162,7 +163,7 @@ def order_of(run: RunState, step: int, *, overwrite: bool, is_coordinator: bool)
         with RunFolder(run.path) as folder:
             for error in remove_superseded(folder):
                 raise error
-    there = steps_of(run.path)
+    there = steps_from(run.path, step)
     later = [number for number in there if number > step]
     if not overwrite and step in there and not later:
         what = f"step {step} of the run {run.shown!r} is there already"
@@ -175,12 +176,17 @@ def order_of(run: RunState, step: int, *, overwrite: bool, is_coordinator: bool)
 
 
 def _names_in(path: Path) -> set[str] | None:
-    """Return what lies in a run's folder; None where it cannot be read, for a reason that a closer look will tell."""
+    """Return what lies in a run's folder; None where it cannot be read, for a reason that a closer look will tell.
+
+    Where a bucket denies to list it, that is what ``run.json`` names.
+    """
     try:
         with RunFolder(path) as folder:
             return set(folder.names())
     except NotFound:
         return set()
+    except PermissionDenied:
+        return None if is_on_disk(path) else {LEFT_DOCUMENT, *map(step_name, noted_steps(path))}
     except StoreFailed:
         return None
 
@@ -189,7 +195,8 @@ def _removed_in(path: Path) -> set[int]:
     """Return the steps in a run's folder of which nothing but a tombstone is left."""
     try:
         with RunFolder(path) as folder:
-            return {step for step, more in folder.removed().items() if not more}
+            removed, untidy = folder.survey()
+            return removed - untidy
     except (NotFound, StoreFailed):
         return set()
 
@@ -213,8 +220,8 @@ def _collect_afterwards(run: RunState, step: int, order: Order, *, begun: float)
     try:
         if order.replaced or order.left:
             run.known.forget()
-            remove_steps(run.path, order.left)
-        collect_after(run, step, there=order.there, seconds=seconds, more_follow=len(in_flight(run.path)) > 1)
+        more = len(in_flight(run.path)) > 1
+        collect_after(run, step, there=order.there, left=order.left, seconds=seconds, more_follow=more)
         run.unmeasured = find_unmeasured(run.keep, run.known.metrics)
     except Exception as error:
         shown = os.fspath(step_path(run.path, step))

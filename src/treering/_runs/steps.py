@@ -13,16 +13,16 @@ from pathlib import Path
 from typing import Final, TypeVar
 
 from treering._format.document import INDEX_NAME, read_digest, read_summary
-from treering._format.run_document import RunDocument, StepRecord, encode_run, note_of, parse_run
+from treering._format.run_document import RunDocument, StepRecord, encode_run, find_note, note_of, parse_run
 from treering._runs.open_run import open_run
 from treering._runs.superseded import NOT_READ, superseded_steps
 from treering._store.crew import map_together
 from treering._store.failures import naming_file
-from treering._store.resolve import located
+from treering._store.resolve import is_on_disk, located
 from treering._store.run_folder import AT_ONCE, RUN_DOCUMENT, RunFolder, step_name
 from treering._values.human import steps_text
 from treering._view.json_lines import members_of
-from treering.errors import NotFound, TreeringError
+from treering.errors import NotFound, PermissionDenied, TreeringError
 from treering.retention import Policy, StepFacts, Verdict, retained
 
 T = TypeVar("T")
@@ -99,6 +99,39 @@ def latest_of(path: Path) -> int | None:
     return read_run(path, lambda run: run.latest(without=superseded_steps(run)), None)
 
 
+def noted_steps(path: Path) -> list[int]:
+    """Return the steps that ``run.json`` names: all that is known where a bucket denies to list them.
+
+    Raises:
+        StoreFailed: the system refuses.
+    """
+    with RunFolder(path) as run:
+        return [record.step for record in document_in(run.read_document()).steps]
+
+
+def latest_known(path: Path) -> int | None:
+    """Return the latest step, as `latest_of`; where a bucket denies to list them, the latest that is noted."""
+    try:
+        return latest_of(path)
+    except PermissionDenied:
+        if is_on_disk(path):
+            raise
+        return max(noted_steps(path), default=None)
+
+
+def steps_from(path: Path, step: int) -> list[int]:
+    """Return the steps that are there, ascending; where a bucket denies to list them, those noted from ``step`` on."""
+    try:
+        return steps_of(path)
+    except PermissionDenied:
+        if is_on_disk(path):
+            raise
+    noted = {each for each in noted_steps(path) if each >= step} | {step}
+    with RunFolder(path) as run:
+        left = superseded_steps(run)
+        return sorted(each for each in noted - left if run.index_nbytes(each) is not None)
+
+
 def missing_step(path: str | os.PathLike[str], step: int, steps: Sequence[int]) -> NotFound:
     """Return the error that a step is not there, which names those that are.
 
@@ -164,14 +197,16 @@ def records_in(run: RunFolder) -> Records:
 def note_records(run: RunFolder, records: Records) -> None:
     """Replace ``run.json`` by one that says what is known of the steps that are there; where it does so, leave it.
 
+    Where neither is, nothing is written: there may be no run.
+
     Raises:
         StoreFailed: the system refuses; the old ``run.json`` is there.
         LinkRefused: ``run.json`` is a link.
     """
     there = set(steps_in(run))
     steps = [record for record in records.steps if record.step in there]
-    data = encode_run(RunDocument(records.keep, records.save_every, steps))
-    if data != run.read_document():
+    data, old = encode_run(RunDocument(records.keep, records.save_every, steps)), run.read_document()
+    if data != old and (steps or old is not None):
         run.replace_document(data)
 
 
@@ -224,14 +259,16 @@ def read_record(run: RunFolder, step: int) -> StepRecord | None:
         Corrupt, Format, Unsupported: the index cannot be read.
         StoreFailed: the system refuses.
     """
-    data, written = run.read_index(step), run.modified(step)
-    if data is None or written is None:
+    if (data := run.read_index(step)) is None:
         return None
     with naming_file(step_path(run.path, step) / INDEX_NAME):
         found = read_summary(data)
     # A checkpoint that was saved here by hand has no note: it counts from when it was written. The folder's name says
     # which step it is: to rename or copy a folder is to renumber the step.
-    note = note_of(found.metadata, step, written)
+    if (note := find_note(found.metadata)) is None:
+        if (written := run.modified(step)) is None:
+            return None
+        note = note_of(found.metadata, step, written)
     known = members_of(found, "attempt", "nbytes", "digest") | members_of(note, "saved", "metrics", "temporary")
     return StepRecord(step=step, seconds=None, index_nbytes=len(data), **known)
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Final
 
 from treering._codec.key_document import HEAD_BYTES, SMALL_TOMBSTONE, is_tombstone, is_tombstone_size
-from treering._store.api import Entry, Kind, Outcome, Store
+from treering._store.api import Entry, Kind, Outcome, Store, Version
 from treering._store.closable import Closable
 from treering._store.crew import map_together
 from treering._store.failures import LinkRefused, naming
@@ -100,6 +100,7 @@ class RunFolder(Closable):
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self._noted: Version | None = None
         with naming(os.fspath(path), "read"):
             self._store = opened_store(path)
 
@@ -144,8 +145,8 @@ class RunFolder(Closable):
         """Seconds that superseded data stay here for readers."""
         return self._store.grace
 
-    def removed(self) -> dict[int, bool]:
-        """Return the steps that have a tombstone, each with whether anything waits or lies beside it.
+    def survey(self) -> tuple[set[int], set[int]]:
+        """Return the steps that have a tombstone, and those in whose folders something may be left over.
 
         They are listed in one go where that can be, and not at all elsewhere: there a removed step leaves nothing.
 
@@ -153,9 +154,8 @@ class RunFolder(Closable):
             StoreFailed: the system refuses.
         """
         with naming(os.fspath(self.path), "read"):
-            listed = dict(self._listed())
-            gone = self._tombstones(listed.items())
-            return {step: len(listed[step]) > 1 or listed[step][INDEX].size != SMALL_TOMBSTONE for step in gone}
+            listed = self._listed()
+            return set(self._tombstones(listed)), {step for step, entries in listed if not _is_tidy(entries)}
 
     def drop_tombstones(self, age: float) -> None:
         """Remove tombstones that list nothing and are older than so many seconds, where the store can; else they stay.
@@ -365,7 +365,10 @@ class RunFolder(Closable):
             found = None if self._store.flat else self._store.find(RUN_DOCUMENT)
             if found is not None and not found.is_file:
                 raise LinkRefused(f"{os.fspath(path)!r} is not a file of its own", hint="remove it")
-            self._store.replace(RUN_DOCUMENT, data, sweep=sweep)
+            # In a bucket by the version that was read here, which need not be asked for; if it still is that one.
+            known, self._noted = self._noted, None
+            if known is None or self._store.replace(RUN_DOCUMENT, data, known) is not Outcome.DONE:
+                self._store.replace(RUN_DOCUMENT, data, sweep=sweep)
 
     def _read(self, name: str, most: int = _LARGEST_DOCUMENT) -> bytes | None:
         with naming(os.fspath(self.path), "read"):
@@ -375,6 +378,8 @@ class RunFolder(Closable):
         # A link: it was replaced meanwhile.
         with contextlib.suppress(LinkRefused), naming(os.fspath(self.path / name), "read"):
             document = self._store.read(name, most)
+            if self._store.flat and name == RUN_DOCUMENT:
+                self._noted = None if document is None else document.version
             return None if document is None else document.data
         return None
 

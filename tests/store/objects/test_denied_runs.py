@@ -1,14 +1,16 @@
-"""A document of a run that may not be read is told by an error of treering's that names it."""
+"""What a run can do where a bucket denies to list, to read or to remove, and what it says of the rest."""
 
 import errno
 import secrets
 
+import numpy as np
 import pytest
 
 import treering
+from tests.store.objects.in_memory import DAY, TestBucket, install
 from tests.store.objects.memory_bucket import MemoryBucket
-from treering._store.objects.requests import Answer, Get, Request
-from treering.errors import StoreFailed
+from treering._store.objects.requests import Answer, Delete, Get, List, Request
+from treering.errors import Exists, NotRemoved, PermissionDenied, StoreFailed
 
 
 class DenyingBucket(MemoryBucket):
@@ -34,3 +36,80 @@ def test_what_may_not_be_read_is_named(name: str) -> None:
         treering.Run(path, keep=treering.KeepLast(1)).gc(dry_run=False)
     bucket.denied = ""
     assert treering.Run(path).steps() == [1, 2]
+
+
+@pytest.fixture
+def bucket(monkeypatch: pytest.MonkeyPatch) -> TestBucket:
+    """A bucket with the steps 1 and 2 of a run, which denies to list."""
+    monkeypatch.setattr("treering._checkpoint.waiting._warned", set())
+    bucket = install(monkeypatch)
+    with treering.Run("memory://run") as run:
+        for step in (1, 2):
+            run.save(step, {"step": step}).result()
+    bucket.denied = lambda request: isinstance(request, List)
+    return bucket
+
+
+def test_a_step_is_saved_and_loaded_by_its_number_where_nothing_may_be_listed(bucket: TestBucket) -> None:
+    with treering.Run("memory://run", save_every=treering.SaveEvery(steps=1)) as run:
+        for step in (3, 4):
+            run.save(step, {"step": step}, metrics={"loss": 1 / step}).result()
+        assert run.load(4) == {"step": 4}
+        assert treering.load("memory://run/step_00000003") == {"step": 3}
+        with pytest.raises(Exists, match="step 4 of the run"):
+            run.save(4, {"step": 0})
+        with pytest.raises(Exists, match="older than its latest step, 4"):
+            run.save(3, {"step": 0})
+        with pytest.raises(PermissionDenied, match=r"step_00000007.*s3:ListBucket"):
+            run.load(7)  # whether it is absent is not known: a bucket says the same of what may not be read
+    with treering.Run("memory://new") as run:
+        run.save(1, {"step": 1}).result()
+        assert run.load(1) == {"step": 1}
+    bucket.denied = lambda _: False
+    run = treering.Run("memory://run")
+    assert run.steps() == [1, 2, 3, 4]
+    assert run.best("loss") == 4
+
+
+def test_going_back_works_where_nothing_may_be_listed(bucket: TestBucket) -> None:
+    with treering.Run("memory://run") as run:
+        run.save(3, {"step": 3}).result()
+        saved = run.save(2, {"step": 20}, overwrite=True)
+        assert "it removes the later step 3" in saved.reason
+        saved.result()
+        with pytest.raises(PermissionDenied):
+            run.load(3)
+        assert run.load(2) == {"step": 20}
+    bucket.denied = lambda _: False
+    assert treering.Run("memory://run").steps() == [1, 2]
+
+
+def test_what_needs_a_list_says_which_right_it_needs(bucket: TestBucket) -> None:
+    run = treering.Run("memory://run", keep=treering.KeepLast(1))
+    for ask in (run.steps, run.latest, run.load, run.gc, lambda: run.gc(dry_run=False), lambda: run.metrics(1)):
+        with pytest.raises(PermissionDenied, match=r"'memory://run'.*to list needs s3:ListBucket") as denied:
+            ask()
+        assert "one step by its number" in str(denied.value)
+    with pytest.warns(NotRemoved, match="steps that `keep` does not keep cannot be removed"):
+        run.save(3, {"step": 3}).result()
+    run.save(4, {"step": 4}).result()  # warnings are errors in tests
+    bucket.denied = lambda _: False
+    assert run.steps() == [1, 2, 3, 4]
+    run.gc(dry_run=False)
+    assert run.steps() == [4]
+
+
+def test_a_run_is_saved_where_nothing_may_be_removed(bucket: TestBucket) -> None:
+    bucket.denied = lambda request: isinstance(request, Delete)
+    tree = {"w": np.zeros(3)}
+    with treering.Run("memory://run", keep=treering.KeepLast(1)) as run:
+        for step in (3, 4):
+            run.save(step, tree).result()
+        assert run.steps() == [4]
+    kept = bucket.data("run/step_00000004/treering.json")
+    bucket.wait(2 * DAY)
+    with pytest.warns(NotRemoved, match="data that nothing needs"):
+        treering.Run("memory://run").save(5, tree).result()
+    assert bucket.data("run/step_00000004/treering.json") == kept  # its marker stays, and is no reason for a fence
+    bucket.denied = lambda _: False
+    assert treering.Run("memory://run").steps() == [4, 5]

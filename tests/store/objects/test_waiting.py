@@ -298,7 +298,7 @@ def dead_attempt(bucket: TestBucket, place: str = "run/step_00000001") -> None:
     store.create(f"data-{attempt}-00000-of-00001.safetensors", [b"lost"], 4)
 
 
-def test_an_attempt_in_doubt_is_swept_by_gc_alone_after_a_day(bucket: TestBucket) -> None:
+def test_an_attempt_in_doubt_is_swept_by_gc_after_a_day(bucket: TestBucket) -> None:
     with tr.Run("memory://run") as run:
         run.save(1, tree(1)).result()
         dead_attempt(bucket)
@@ -319,6 +319,65 @@ def test_an_attempt_in_doubt_is_swept_by_gc_alone_after_a_day(bucket: TestBucket
         assert parse_index(after) == parse_index(before)
         assert float(run.load(step=1)["w"][0]) == 1
         assert run.steps() == [1, 2, 3]
+
+
+def test_an_attempt_in_doubt_is_swept_by_the_first_save_of_a_process_and_then_daily(
+    bucket: TestBucket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("treering._runs.known_steps.time.monotonic", lambda: bucket.time)
+    key = "run/step_00000001/treering.json"
+    tr.Run("memory://run").save(1, tree(1)).result()
+    dead_attempt(bucket)
+    before = parse_index(bucket.data(key))
+    bucket.wait(DAY + 1)
+    with tr.Run("memory://run") as run:
+        for step, left in ((2, 1), (3, 2), (4, 1)):
+            run.save(step, tree(step)).result()
+            run.wait()
+            assert len(data_in(bucket, "run/step_00000001/")) == left
+            assert len(markers_in(bucket, "run/")) == left - 1
+            if step == 2:
+                dead_attempt(bucket)
+            bucket.wait(DAY / 2 + 1)
+        assert parse_index(bucket.data(key)) == before
+        assert float(run.load(step=1)["w"][0]) == 1
+    dead_attempt(bucket)
+    bucket.wait(DAY + 1)
+    tr.Run("memory://run").close(sweep=True)
+    assert len(data_in(bucket, "run/step_00000001/")) == 1
+
+
+def test_a_save_fences_nothing_where_nothing_old_is_left_over(bucket: TestBucket) -> None:
+    with tr.Run("memory://run") as run:
+        for step in (1, 2):
+            run.save(step, tree(step)).result()
+    keys = {name: bucket.data(name) for name in bucket.names() if name.endswith("treering.json")}
+    dead_attempt(bucket)
+    bucket.wait(DAY - 60)
+    for step in (3, 4):
+        begun = len(bucket.requests)
+        with tr.Run("memory://run") as run:
+            run.save(step, tree(step)).result()
+        deep = [one for one in bucket.requests[begun:] if isinstance(one, List) and one.prefix == "run/step_"]
+        assert len(deep) == 1
+    assert {name: bucket.data(name) for name in keys} == keys
+    assert len(markers_in(bucket, "run/")) == 1
+
+
+def test_a_save_that_removes_a_step_takes_few_requests(bucket: TestBucket) -> None:
+    with tr.Run("memory://run", keep=tr.KeepLast(2)) as run:
+        for step in range(1, 4):
+            run.save(step, tree(step)).result()
+        for step in (4, 5):
+            assert bucket.counted(lambda step=step: run.save(step, tree(step)).result()) <= 18  # type: ignore[misc]
+        assert run.steps() == [4, 5]
+
+
+def test_nothing_is_written_where_no_run_is(bucket: TestBucket) -> None:
+    run = tr.Run("memory://nothing", keep=tr.KeepLast(1))
+    assert run.gc(dry_run=False) == []
+    run.close(sweep=True)
+    assert not any(isinstance(request, Put) for request in bucket.requests)
 
 
 def test_one_whose_data_are_younger_than_a_day_is_not(bucket: TestBucket) -> None:
@@ -345,6 +404,18 @@ def test_data_without_a_marker_go_after_a_day_and_a_fence(bucket: TestBucket) ->
         assert len(data_in(bucket, "run/step_00000001/")) == 1
         assert b'"fence": "' in bucket.data("run/step_00000001/treering.json")
         assert float(run.load(step=1)["w"][0]) == 1
+
+
+def test_data_without_a_key_go_after_a_day_and_a_fence(bucket: TestBucket) -> None:
+    with tr.Run("memory://run") as run:
+        run.save(1, tree(1)).result()
+        store_in(bucket, "run/step_00000000").put(f"data-{'d' * 16}-00000-of-00001.safetensors", b"of a copy")
+        run.gc(dry_run=False)
+        assert len(data_in(bucket, "run/step_00000000/")) == 1
+        bucket.wait(DAY + 1)
+        run.gc(dry_run=False)
+        assert data_in(bucket, "run/step_00000000/") == []
+        assert run.steps() == [1]
 
 
 def test_nothing_is_swept_by_age_where_the_index_is_damaged(bucket: TestBucket) -> None:

@@ -8,6 +8,7 @@ raises the ``OSError`` of a bucket that refuses, and ``OSError`` with EIO where 
 
 from __future__ import annotations
 
+import contextlib
 import errno
 from collections.abc import Callable, Generator, Sequence
 from typing import Final, NamedTuple, TypeAlias
@@ -100,8 +101,7 @@ def make_marker(key: str, marker: str, base: ObjectVersion, expired: Expired, *,
         FileNotFoundError: another writer changed the key and swept the marker: begin again.
         OSError: with ENOTSUP, the endpoint does not heed conditions; nothing may be saved there.
     """
-    data = encode_marker(base)
-    pauses = _pauses()
+    data, pauses = encode_marker(base), _pauses()
     told: ObjectVersion | None = None
     while True:
         answer = yield Put(marker, data, Absent.ABSENT)
@@ -244,9 +244,9 @@ def sweep(
         return Held.UNKNOWN
     # Of one that has committed the key lists the data, and only the marker is left over.
     names = () if attempt in committed else tuple(data)
-    if names:
-        yield from _answered(Delete(names), expired)
-    yield from _answered(Delete((marker,)), expired)
+    with contextlib.suppress(PermissionError):  # what may not be removed stays
+        for some in filter(None, (names, (marker,))):
+            yield from _answered(Delete(some), expired)
     return Held.NO
 
 

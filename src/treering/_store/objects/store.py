@@ -49,6 +49,10 @@ GRACE: Final = 3600.0
 WHOLE_BYTES: Final = 16 << 20
 """An object up to this size is put by one request, a larger one in parts."""
 
+_MAY_NOT_LIST: Final = (
+    "to list needs s3:ListBucket (storage.objects.list); without it one checkpoint, or one step by its number, "
+    "can be saved and loaded"
+)
 _CLOCK_KEPT: Final = 86400.0
 _HIGHEST_PROCESS: Final = 99_999
 _CLOCKS: Final[weakref.WeakKeyDictionary[Client, tuple[float, float]]] = weakref.WeakKeyDictionary()
@@ -245,7 +249,12 @@ class ObjectStore(Store):
 
     def _ask(self, request: Request) -> Answer:
         """Make a request without a condition; no answer is an error."""
-        answer = self.client.perform(request)
+        try:
+            answer = self.client.perform(request)
+        except PermissionError as error:
+            if isinstance(request, List):
+                raise PermissionError(error.errno, f"{error.strerror}; {_MAY_NOT_LIST}") from error
+            raise
         if answer.status is Status.NO_ANSWER:
             raise no_answer(self.client, answer)
         if answer.status is Status.MISSING and isinstance(request, Put | List):
