@@ -3,7 +3,7 @@
 
     python3 dev.py demo     what treering does, in half a minute
     python3 dev.py demo-bucket  the same in a bucket of a real server, in less than a minute
-    python3 dev.py test     the tests
+    python3 dev.py test     the tests; with ``-m bucket`` those on real servers of objects
     python3 dev.py lint     ruff, mypy, import-linter
     python3 dev.py docs     build the pages and run their examples
     python3 dev.py referee  the tests against the real eformer, in an environment of its own (.venv-referee)
@@ -50,6 +50,7 @@ EXTRAS = {
     "bench": ("test",),
     "pin": (),
 }
+IN_BUCKETS = ("tests/checkpoint", "tests/run", "tests/leaves")
 
 
 class Stop(Exception):
@@ -244,10 +245,13 @@ def commands(verb: str, home: Path, theirs: list[str]) -> list[list[str]]:
     """List the commands of a verb, in order."""
     python = [str(python_of(home)), "-m"]
     workers = str(max(1, min(4, os.cpu_count() or 1)))
+    test = [*python, "pytest", "-n", workers, "--dist", "worksteal"]
+    # What is for buckets alone, and the tests of everything that works in a bucket as well.
+    on_buckets = [test + theirs, [*test, *IN_BUCKETS, "--store", "seaweed"]]
     return {
         "demo": [[*python, "demo", *theirs]],
         "demo-bucket": [[*python, "demo.bucket", *theirs]],
-        "test": [[*python, "pytest", "-n", workers, "--dist", "worksteal", *theirs]],
+        "test": on_buckets if theirs == ["-m", "bucket"] else [test + theirs],
         "lint": [
             [*python, "ruff", "check", "."],
             [*python, "ruff", "format", "--check", "."],

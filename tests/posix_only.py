@@ -1,4 +1,4 @@
-"""Tests of checkpoints and of runs that are about the file system itself; on another store they are left out."""
+"""Tests of checkpoints, runs and leaves that are about the file system itself; on another store they are left out."""
 
 import re
 
@@ -48,16 +48,6 @@ _BY_REASON = {
         "checkpoint/test_verify.py::test_a_safetensors_file_of_another_writer",
         "checkpoint/test_verify.py::test_jax_is_not_needed",
     ),
-    "It saves a leaves directory, which needs renames.": (
-        "checkpoint/test_jax_contexts.py::test_a_sharding_that_no_array_can_have_is_refused_by_its_leaf",
-        "checkpoint/test_jax_contexts.py::test_an_array_of_partial_sums_is_not_saved",
-        "checkpoint/test_jax_contexts.py::test_every_public_function_does_the_same",
-        "checkpoint/test_joint_files.py::test_checksums_for_other_chunks_are_refused",
-        "checkpoint/test_joint_load.py::test_a_timeout_that_makes_no_sense_is_refused_before_anything_is_opened",
-        "checkpoint/test_static_fields.py::test_leaves_directories_have_them_too",
-        "checkpoint/test_telemetry.py::test_a_load_is_one_line_and_one_event",
-        "checkpoint/test_telemetry.py::test_a_save_is_one_line_and_one_event",
-    ),
     "It changes times or refuses calls of the system that a store in memory does not make.": (
         "checkpoint/test_joint_save.py::test_a_commit_that_fails_is_told_to_all",
         "checkpoint/test_joint_save.py::test_no_other_process_says_that_it_has_written_before_its_names_are_durable",
@@ -81,7 +71,19 @@ _BY_REASON = {
         "checkpoint/test_progress.py::test_no_line_is_longer_than_the_terminal_is_wide",
     ),
 }
-_IN_MEMORY_TOO = {
+_NOT_IN_MEMORY = {
+    "It saves a leaves directory, which needs renames.": (
+        "checkpoint/test_jax_contexts.py::test_a_sharding_that_no_array_can_have_is_refused_by_its_leaf",
+        "checkpoint/test_jax_contexts.py::test_an_array_of_partial_sums_is_not_saved",
+        "checkpoint/test_jax_contexts.py::test_every_public_function_does_the_same",
+        "checkpoint/test_joint_files.py::test_checksums_for_other_chunks_are_refused",
+        "checkpoint/test_joint_load.py::test_a_timeout_that_makes_no_sense_is_refused_before_anything_is_opened",
+        "checkpoint/test_static_fields.py::test_leaves_directories_have_them_too",
+        "checkpoint/test_telemetry.py::test_a_load_is_one_line_and_one_event",
+        "checkpoint/test_telemetry.py::test_a_save_is_one_line_and_one_event",
+    )
+}
+_NOT_IN_BUCKETS = {
     "An object and objects below it may have one name in a bucket.": (
         "run/test_run.py::test_a_file_is_no_run",
         "run/test_run_left.py::test_what_cannot_be_written_down_leaves_nothing_behind",
@@ -99,18 +101,84 @@ _IN_MEMORY_TOO = {
         "run/test_run_steps.py::TestFacts::test_where_there_is_no_run",
     ),
 }
-_REASONS = {name: reason for reason, names in _BY_REASON.items() for name in names}
-_HOLDING_CONNECTIONS = {
-    "checkpoint/test_save.py::test_an_exception_in_progress_leaves_nothing": "The client keeps connections open."
+_LEAVES_ON_DISK = {
+    "It looks at the files of a leaves directory, which lie elsewhere in a bucket, or lets another program do so.": (
+        "leaves/chunks/test_arrays.py",
+        "leaves/chunks/test_pieces.py",
+        "leaves/chunks/test_write.py",
+        "leaves/folder",
+        "leaves/test_any_path.py",
+        "leaves/test_bit_rot.py",
+        "leaves/test_by_manager.py",
+        "leaves/test_foreign.py",
+        "leaves/test_index_leaves.py",
+        "leaves/test_manager.py",
+        "leaves/test_overwritten_meanwhile.py",
+        "leaves/test_unmoved.py",
+        "leaves/test_verify.py",
+        "leaves/test_deserialize.py::test_nothing_there_is_an_error_that_says_what_is",
+        "leaves/test_joint.py::test_a_process_that_cannot_write",
+        "leaves/test_joint.py::test_compressed_and_cut",
+        "leaves/test_joint.py::test_files_of_others_in_the_way_of_any_process",
+        "leaves/test_joint.py::test_process_0_cannot_write",
+        "leaves/test_joint.py::test_process_0_does_not_come",
+        "leaves/test_joint.py::test_staged_files_that_another_saver_swept",
+        "leaves/test_joint.py::test_what_is_saved_is_what_one_process_saves",
+        "leaves/test_joint.py::test_what_one_process_cannot_save_all_are_told",
+        "leaves/test_joint.py::test_who_does_not_come_is_named",
+        "leaves/test_prefixes.py::test_a_tree_of_ours_beside_the_golden_ones",
+        "leaves/test_prefixes.py::test_eformer_adds_a_tree_to_ours_and_we_to_its",
+        "leaves/test_prefixes.py::test_every_prefix_is_a_tree_of_its_own",
+        "leaves/test_prefixes.py::test_our_save_replaces_a_tree_of_eformer",
+        "leaves/test_prefixes.py::test_trees_side_by_side_are_no_clash",
+        "leaves/test_prefixes.py::test_trees_that_would_lie_in_one_another_are_refused",
+        "leaves/test_serialize.py::test_a_bare_array_survives",
+        "leaves/test_serialize.py::test_a_chunk_is_a_shard",
+        "leaves/test_serialize.py::test_a_file_at_the_path_is_an_error_and_stays",
+        "leaves/test_serialize.py::test_any_compressor_on_request",
+        "leaves/test_serialize.py::test_chunks_are_cut_to_their_limit",
+        "leaves/test_serialize.py::test_dtypes_that_tensorstore_lacks_are_raw_ints_to_others",
+        "leaves/test_serialize.py::test_files_of_others_in_the_way_are_refused_and_stay",
+        "leaves/test_serialize.py::test_no_key_collides_or_leads_out",
+        "leaves/test_serialize.py::test_ordinary_keys_and_the_index_are_as_eformer_writes_them",
+        "leaves/test_serialize.py::test_paths_of_every_form",
+        "leaves/test_serialize.py::test_the_callback_does_not_run_when_the_save_fails",
+        "leaves/test_serialize.py::test_the_files_of_the_user_stay",
+        "leaves/test_serialize.py::test_what_is_no_local_path_is_refused_and_makes_nothing",
+        "leaves/test_target.py::test_a_tree_of_eformers_comes_back_into_its_lists",
+    ),
+    "It indexes a directory, which is for those on disk, or changes a message by a call of the system.": (
+        "checkpoint/test_jax_contexts.py::test_every_public_function_does_the_same",
+        "checkpoint/test_joint_files.py::test_checksums_for_other_chunks_are_refused",
+        "leaves/test_deserialize.py::test_a_save_that_waits_for_its_index_is_told_of",
+        "leaves/test_joint.py::test_without_an_index",
+    ),
+    "The manager of the caller writes arrays by itself, to folders.": (
+        "checkpoint/test_aliased.py::test_an_acknowledged_save_loads[leaves, by manager]",
+    ),
+    "A save with another prefix, committed at the same time, is told to the loser in a bucket.": (
+        "leaves/test_serialize.py::test_prefixes_that_are_saved_at_once_never_lose_one_another",
+    ),
 }
-_NOT_IN_BUCKETS = {name: reason for reason, names in _IN_MEMORY_TOO.items() for name in names}
-_CASE_OF_LEAVES = re.compile(r"\[.*\bleaves|\[.*_leaves|\[zstd")
+_HOLDING_CONNECTIONS = {
+    "The client keeps connections open.": ("checkpoint/test_save.py::test_an_exception_in_progress_leaves_nothing",)
+}
+_LEFT_OUT = {
+    "memory": _BY_REASON | _NOT_IN_MEMORY,
+    "bucket": _BY_REASON | _NOT_IN_BUCKETS | _LEAVES_ON_DISK,
+    "seaweed": _BY_REASON | _NOT_IN_BUCKETS | _LEAVES_ON_DISK | _HOLDING_CONNECTIONS,
+}
+_BY_NAME = {
+    store: {name: reason for reason, names in reasons.items() for name in names} for store, reasons in _LEFT_OUT.items()
+}
+_CASE_OF_LEAVES = re.compile(r"^leaves/|\[.*\bleaves|\[.*_leaves|\[zstd")
 
 
 def why_left_out(test: str, store: str) -> str | None:
     """Return why a test, by file, name and case, does not run on a store; None where it does."""
-    if _CASE_OF_LEAVES.search(test):
+    if store == "memory" and _CASE_OF_LEAVES.search(test):
         return "It saves a leaves directory, which needs renames."
     name = test.partition("[")[0]
-    more = {"memory": {}, "bucket": _NOT_IN_BUCKETS, "seaweed": _NOT_IN_BUCKETS | _HOLDING_CONNECTIONS}
-    return _REASONS.get(name) or more[store].get(name)
+    file = name.partition("::")[0]
+    reasons = _BY_NAME[store]
+    return next((reasons[one] for one in (test, name, file, file.rpartition("/")[0]) if one in reasons), None)

@@ -127,6 +127,13 @@ def test_what_dev_does_not_know_goes_to_the_tool(
     assert seen == [(tmp_path / "v", ("test",)), passed]
 
 
+def test_the_tests_of_buckets_are_those_of_checkpoints_runs_and_leaves_too() -> None:
+    plain, again = dev.commands("test", Path("v"), ["-m", "bucket"])
+    assert plain[-2:] == ["-m", "bucket"]
+    assert again[-5:] == ["tests/checkpoint", "tests/run", "tests/leaves", "--store", "seaweed"]
+    assert len(dev.commands("test", Path("v"), ["tests/bucket", "-m", "bucket"])) == 1
+
+
 def test_pins_are_told_apart_by_python() -> None:
     frozen = {
         "3.13": {"jax": "12", "numpy": "2", "uvloop": "1"},

@@ -14,9 +14,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import jax
+
 from treering.errors import TreeringError
 
-__all__ = ["PATIENCE_SECONDS", "Answer", "Child", "in_child"]
+__all__ = ["PATIENCE_SECONDS", "Answer", "Child", "compile_once", "in_child"]
 
 PATIENCE_SECONDS = 60.0
 # The looking is no part of what is looked at: no fault strikes it.
@@ -118,3 +120,10 @@ def _answer(save: Callable[[], None], path: Path, calls: list[str], pipe: int, b
 def _descriptors() -> set[str]:
     with _scandir("/proc/self/fd") as entries:
         return {entry.name for entry in entries}
+
+
+def compile_once(folder: Path) -> None:
+    """Let all processes that are forked from now on share what jax compiles."""
+    jax.config.update("jax_compilation_cache_dir", os.fspath(folder))
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
+    jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)

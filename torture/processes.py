@@ -10,6 +10,8 @@ import itertools
 import json
 import os
 import pkgutil
+import subprocess
+import sys
 import tempfile
 import time
 import warnings
@@ -17,6 +19,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import treering
+from torture.children import compile_once
 from torture.process_cases import Patience, Result, attacked, rehearsed
 from torture.process_jobs import Job
 from torture.process_judging import Case
@@ -52,6 +55,7 @@ def processes(options: argparse.Namespace) -> int:
         return 2
     patience = Patience(deadline=options.deadline, slow=options.deadline / 4, slack=10.0)
     with tempfile.TemporaryDirectory(prefix="treering-processes-") as folder:
+        compile_once(Path(folder, "compiled"))
         wrong = _rehearse(todo, Path(folder))
         results = [] if wrong else _run(todo, Path(folder), patience, options.at_once)
     _tell(todo, results)
@@ -70,6 +74,11 @@ def _import_all() -> None:
     """Import now what would be imported at first use: once, and not in each of thousands of processes."""
     for found in pkgutil.walk_packages(treering.__path__, "treering."):
         importlib.import_module(found.name)
+    # What jax imports when it first compiles is asked of a process of its own, for jax starts threads with that.
+    ask = "import jax, sys; jax.jit(abs)(1); print(*sys.modules, sep='\\n')"
+    for name in subprocess.run([sys.executable, "-c", ask], check=True, capture_output=True, text=True).stdout.split():
+        if name.startswith("jaxlib.") and name not in sys.modules:
+            importlib.import_module(name)
 
 
 def _is_wanted(case: Case, options: argparse.Namespace) -> bool:

@@ -15,9 +15,8 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, Final, Self
 
-import jax
-
 import treering
+from torture.children import compile_once
 from torture.judging import fresh, told
 from torture.process_jobs import Job
 from torture.run_ledger import Ledger, Rules, differences
@@ -50,7 +49,7 @@ def kill_runs(rounds: int, seed: int) -> int:
     # jax dislikes every fork; no device and no thread has been started here.
     warnings.filterwarnings("ignore", category=RuntimeWarning)
     with tempfile.TemporaryDirectory(prefix="treering-run-") as folder, Killer(Path(folder), seed) as killer:
-        _compile_once(Path(folder, "compiled"))
+        compile_once(Path(folder, "compiled"))
         for number in range(rounds):
             killer.round(number)
             if (number + 1) % 50 == 0:
@@ -62,13 +61,6 @@ def kill_runs(rounds: int, seed: int) -> int:
         for line in killer.violations:
             print(f"    {line}")
         return 1 if killer.violations else 0
-
-
-def _compile_once(folder: Path) -> None:
-    """Let all processes that are forked from now on share what jax compiles."""
-    jax.config.update("jax_compilation_cache_dir", os.fspath(folder))
-    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
-    jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
 
 
 class Killer:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -39,7 +38,7 @@ class Data:
 def goes_through(folder: str) -> dict[str, Any]:
     """Make every call of a run; what one process cannot do, all hear of."""
     number = jax.process_index()
-    run = tr.Run(Path(folder) / "run", timeout=_GENEROUS)
+    run = tr.Run(f"{folder}/run", timeout=_GENEROUS)
     found: dict[str, Any] = {}
 
     def note(name: str, work: Callable[[], Any]) -> None:
@@ -65,9 +64,9 @@ def goes_through(folder: str) -> dict[str, Any]:
         note("missing", lambda: run.load(7))
     note("verdicts", lambda: _verdicts(tr.Run(run.path, keep=tr.KeepLast(1), timeout=_GENEROUS)))
     note("steps", run.steps)
-    note("branch", lambda: run.branch(3, Path(folder) / "other").steps())
-    note("branch again", lambda: run.branch(3, Path(folder) / "other"))
-    note("from the branch", lambda: _resumed(tr.Run(Path(folder) / "other", timeout=_GENEROUS)))
+    note("branch", lambda: run.branch(3, f"{folder}/other").steps())
+    note("branch again", lambda: run.branch(3, f"{folder}/other"))
+    note("from the branch", lambda: _resumed(tr.Run(f"{folder}/other", timeout=_GENEROUS)))
     return found
 
 
@@ -90,11 +89,11 @@ def _resumed(run: tr.Run) -> list[Any]:
 
 def fails_afterwards(folder: str) -> list[dict[str, Any]]:
     """Let process 0 fail at what comes after a commit: only it knows, and tells the others at the next call."""
-    run = tr.Run(Path(folder) / "run", keep=tr.KeepLast(1), timeout=_GENEROUS)
+    run = tr.Run(f"{folder}/run", keep=tr.KeepLast(1), timeout=_GENEROUS)
 
     def wait_for_the_end() -> None:
         """Wait for the end of what is being saved without asking how it ended: saves are written one by one."""
-        path = Path(folder) / f"own {jax.process_index()}"
+        path = f"{folder}/own {jax.process_index()}"
         tr.save_async(path, 1, overwrite=True, processes="this").result(_GENEROUS)
 
     found = [told(lambda: run.save(1, tree(1)).result(_GENEROUS))]
@@ -114,7 +113,7 @@ def fails_afterwards(folder: str) -> list[dict[str, Any]]:
 
 def counts_from_what_process_0_sees(folder: str) -> list[bool]:
     """Decide from the latest step, of which process 1 does not know yet."""
-    path = Path(folder) / "run"
+    path = f"{folder}/run"
     with tr.Run(path, timeout=_GENEROUS) as run:
         run.save(9, tree(9))
     with pytest.MonkeyPatch.context() as patch, tr.Run(path, save_every=tr.SaveEvery(steps=10)) as run:

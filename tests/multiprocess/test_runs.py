@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -11,8 +12,8 @@ from tests.multiprocess.jobs import results, run_job
 from tests.multiprocess.runs import counts_from_what_process_0_sees, fails_afterwards, goes_through
 
 
-def test_all_go_through_a_run(tmp_path: Path) -> None:
-    zero, one = results(run_job(goes_through, 2, devices=1, arguments=[str(tmp_path)], timeout=120))
+def check_what_all_found(zero: dict[str, Any], one: dict[str, Any]) -> None:
+    """Judge what two processes found that went through a run."""
     for found in (zero, one):
         assert found["nothing there"]["error"] == "NotFound"
         for name in ("begin", "once more", "and again"):
@@ -33,6 +34,11 @@ def test_all_go_through_a_run(tmp_path: Path) -> None:
     assert "process 1" in zero["broken on 1"]["message"]
     assert "the pipe burst" in zero["broken on 1"]["message"]
     assert one["odd metric on 1"]["error"] == zero["odd metric on 1"]["error"] == "Unsupported"
+
+
+def test_all_go_through_a_run(tmp_path: Path) -> None:
+    zero, one = results(run_job(goes_through, 2, devices=1, arguments=[str(tmp_path)], timeout=120))
+    check_what_all_found(zero, one)
     # What each process holds by itself is that of process 0.
     assert tr.load(tmp_path / "other" / "step_00000003")["data"] == {"position": 30}
 

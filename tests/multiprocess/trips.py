@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import traceback
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -52,38 +51,36 @@ def _by_key(order: str) -> Any:
 
 def saves(folder: str, number: int) -> None:
     """Save the tree with this number in both forms."""
-    base = Path(folder)
     tree = trees.tree(number)
-    tr.save(base / "ckpt", tree, overwrite=True, timeout=_GENEROUS, metadata={"number": number})
-    tree_serialize_leaves(str(base / "leaves"), tree, timeout=_GENEROUS)
+    tr.save(f"{folder}/ckpt", tree, overwrite=True, timeout=_GENEROUS, metadata={"number": number})
+    tree_serialize_leaves(f"{folder}/leaves", tree, timeout=_GENEROUS)
 
 
 def loads(cases: Cases, folder: str, number: int) -> None:
     """Load the tree with this number from both forms, in every order."""
-    base = Path(folder)
     for order in trees.ORDERS:
         with cases.case(f"load {order}"):
-            found = tr.load(base / "ckpt", shardings=_by_key(order), timeout=_GENEROUS)
+            found = tr.load(f"{folder}/ckpt", shardings=_by_key(order), timeout=_GENEROUS)
             cases.look(f"load {order}", trees.problems(found, number, order))
         with cases.case(f"leaves {order}"):
             found = tree_deserialize_leaves(
-                str(base / "leaves"), shardings=_by_key(order), structure="exact", timeout=_GENEROUS
+                f"{folder}/leaves", shardings=_by_key(order), structure="exact", timeout=_GENEROUS
             )
             cases.look(f"leaves {order}", trees.problems(found, number, order))
     with cases.case("load without template"):
-        cases.look("load without template", trees.problems(tr.load(base / "ckpt"), number, None))
+        cases.look("load without template", trees.problems(tr.load(f"{folder}/ckpt"), number, None))
     with cases.case("leaves without template"):
-        found = tree_deserialize_leaves(str(base / "leaves"), structure="exact")
+        found = tree_deserialize_leaves(f"{folder}/leaves", structure="exact")
         cases.look("leaves without template", trees.problems(found, number, None))
     with cases.case("load into itself"):
         like = trees.tree(number + 50)
-        cases.look("load into itself", trees.problems(tr.load(base / "ckpt", like), number, "as saved"))
-    with cases.case("open"), tr.open(base / "ckpt") as opened:
+        cases.look("load into itself", trees.problems(tr.load(f"{folder}/ckpt", like), number, "as saved"))
+    with cases.case("open"), tr.open(f"{folder}/ckpt") as opened:
         part = opened["arrays/large"][100:300, 5:50]
         cases.look("open", [] if (part == trees.whole("large", number)[100:300, 5:50]).all() else ["other items"])
     with cases.case("verify"):
         for name in ("ckpt", "leaves"):
-            verdict = tr.verify(base / name)
+            verdict = tr.verify(f"{folder}/{name}")
             cases.look("verify", [] if verdict.ok else [str(verdict)])
 
 

@@ -1,0 +1,43 @@
+"""Jobs of real processes that save to a real server together, load from it in another number, and go through a run."""
+
+from pathlib import Path
+
+import pytest
+
+import treering
+from tests.compat import independent_reader
+from tests.multiprocess import trees
+from tests.multiprocess.jobs import results, run_job
+from tests.multiprocess.runs import goes_through
+from tests.multiprocess.test_runs import check_what_all_found
+from tests.multiprocess.trips import reads, round_trip
+from torture.bucket_servers import BucketServer
+from treering._runs.copy_run import copy_path
+
+pytestmark = pytest.mark.bucket
+
+
+@pytest.fixture
+def folder(seaweed: BucketServer, prefix: str, monkeypatch: pytest.MonkeyPatch) -> str:
+    for name, value in seaweed.environment().items():
+        monkeypatch.setenv(name, value)  # the processes of a job inherit it
+    return f"{seaweed.url}/{prefix}"
+
+
+def test_saved_by_two_loaded_and_overwritten_by_three(folder: str, tmp_path: Path) -> None:
+    [zero, one] = results(run_job(round_trip, 2, devices=4, arguments=[folder, 2], timeout=120))
+    assert (zero["bad"], one["bad"]) == ([], [])
+    three = results(run_job(reads, 3, devices=[2, 4, 2], arguments=[[folder], [2], folder, 3], timeout=120))
+    assert [found["bad"] for found in three] == [[], [], []]
+    assert trees.problems(treering.load(f"{folder}/ckpt"), 3, None) == []
+    assert trees.problems(treering.load(f"{folder}/leaves"), 3, None) == []
+    # A copy on disk is what each process wrote, in the form that any program can read.
+    copy_path(f"{folder}/ckpt", str(tmp_path / "copy"), overwrite=False)
+    _, leaves = independent_reader.read(tmp_path / "copy")
+    assert leaves["arrays/large"].tobytes() == trees.whole("large", 3).tobytes()
+
+
+def test_all_go_through_a_run(folder: str) -> None:
+    zero, one = results(run_job(goes_through, 2, devices=1, arguments=[folder], timeout=120))
+    check_what_all_found(zero, one)
+    assert treering.load(f"{folder}/other/step_00000003")["data"] == {"position": 30}
