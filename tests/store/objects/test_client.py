@@ -28,10 +28,10 @@ from obstore.store import MemoryStore, S3Store
 
 from treering._codec.key_document import placeholder
 from treering._store.api import Outcome
-from treering._store.objects import client as client_module
-from treering._store.objects import obstore_requests, protocol, root, writing
+from treering._store.objects import obstore_requests, protocol, repetition, root, writing
 from treering._store.objects.client import ObstoreClient
-from treering._store.objects.obstore_stores import StoreVariants, requests_at_once
+from treering._store.objects.obstore_stores import StoreVariants
+from treering._store.objects.repetition import requests_at_once
 from treering._store.objects.request_failures import Cause, failure_of
 from treering._store.objects.requests import Absent, Answer, Delete, Get, Head, List, Listed, ObjectVersion, Put, Status
 from treering._store.objects.root import ObjectRoot
@@ -48,7 +48,7 @@ def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     waited: list[float] = []
     now = itertools.count()
     clock = SimpleNamespace(monotonic=lambda: sum(waited) + next(now) * 1e-6, sleep=waited.append)
-    monkeypatch.setattr(client_module, "time", clock)
+    monkeypatch.setattr(repetition, "time", clock)
     return waited
 
 

@@ -16,7 +16,7 @@ import pytest
 import treering
 from tests.store.objects.web_server import WebFiles, serving
 from treering._cli.main import main
-from treering._store.objects import https
+from treering._store.objects import https, repetition
 from treering.errors import NotFound, StoreFailed, TreeringError, Unsupported
 from treering.serialization import load_from_file, save_to_file
 
@@ -25,7 +25,8 @@ TREE: dict[str, Any] = {"w": np.arange(200_000, dtype=np.float32), "b": {"c": np
 
 @pytest.fixture
 def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[WebFiles]:
-    monkeypatch.setattr(https, "_WAITS", (0.0, 0.0, None))
+    monkeypatch.setattr(https, "_PATIENCE", 1.0)
+    monkeypatch.setattr(repetition, "_LONGEST_PAUSE", 0.01)
     with serving(tmp_path) as files:
         yield files
 
@@ -103,10 +104,11 @@ def test_what_is_not_there(files: WebFiles) -> None:
         treering.load(f"{files.url}/nothing")
 
 
-def test_a_server_that_is_not_there() -> None:
+def test_a_server_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(https, "_PATIENCE", 0.3)
     with serving(Path("/nonexistent")) as files:
         gone = files.url
-    with pytest.raises(StoreFailed, match="no answer from"):
+    with pytest.raises(StoreFailed, match="does not answer"):
         treering.load(f"{gone}/a.msgpack")
 
 

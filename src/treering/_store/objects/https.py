@@ -13,16 +13,16 @@ import time
 import urllib.error
 import urllib.parse
 import urllib.request
-from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from pathlib import PurePath
 from typing import Any, Final, NamedTuple, NoReturn
 
 from treering._store.api import Entry, Kind, Reader
-from treering._store.crew import FirstError, work_together
 from treering._store.failures import naming
-from treering._store.objects.reading import Span, plan_spans
-from treering._store.objects.requests import PATIENCE, Answer, Get, Head, List, Listed, ObjectVersion, Request, Status
+from treering._store.objects.reading import Span
+from treering._store.objects.repetition import RepeatingClient
+from treering._store.objects.request_failures import ShortAnswer
+from treering._store.objects.requests import Answer, Get, Head, List, Listed, ObjectVersion, Request, Status
 from treering._store.objects.root import ObjectRoot
 from treering._store.objects.url import READ_ONLY, web_path
 from treering._store.pieces import Buffer
@@ -32,13 +32,13 @@ from treering.errors import NotFound
 _ASIS: Final = "%/:?&=+,;@~!$'()*[]"
 _PARTIAL: Final = re.compile(r"bytes (\d+)-(\d+)/(\d+)")
 _NOTHING: Final = re.compile(r"bytes \*/0")
-_GONE: Final = frozenset({404, 410})
-_PASSING: Final = frozenset({408, 429, 500, 502, 503, 504})
-_WAITS: Final = (0.2, 0.8, 2.0, None)
+_PRIVATE: Final = dict.fromkeys(
+    (401, 403), ": it is not public, or a presigned URL is over, which is of one file and never of a folder"
+)
+_PATIENCE: Final = 10.0
 _LOOK: Final = (0, 1)
 _FILES: Final = frozenset({".msgpack", ".safetensors", ".gz"})
 _SECONDS: Final = 20.0
-_THREADS: Final = 7
 _PIECE: Final = 1 << 20
 _SLOWEST: Final = 256 << 10
 
@@ -47,14 +47,11 @@ class _Body(NamedTuple):
     """An answer whose body has not been read yet."""
 
     response: http.client.HTTPResponse
-    start: int
     stop: int
-    size: int
-    version: ObjectVersion
-    modified: float
+    found: Listed
 
 
-class WebClient:
+class WebClient(RepeatingClient):
     """What reads from one web server. Everything else is refused.
 
     Args:
@@ -62,8 +59,7 @@ class WebClient:
     """
 
     def __init__(self, shown: str) -> None:
-        self.shown = shown
-        self.patience = PATIENCE
+        super().__init__(shown, _PATIENCE)
 
     def perform(self, request: Request) -> Answer:
         """Read an object, or its first bytes.
@@ -71,12 +67,13 @@ class WebClient:
         Raises:
             OSError: the server refuses, or the request is of another kind.
         """
-        if isinstance(request, Get):
-            return self._get(request.name, request.most)
-        if isinstance(request, Head):
-            return self._look(request.name)
-        if isinstance(request, List):
-            raise OSError(errno.EOPNOTSUPP, "a web server lists nothing: pass the URL of a checkpoint or of a file")
+        match request:
+            case Get(name, most):
+                return self._repeat(lambda: self._get(name, most))
+            case Head(name):
+                return self._repeat(lambda: self._look(name))
+            case List():
+                raise OSError(errno.EOPNOTSUPP, "a web server lists nothing: pass the URL of a checkpoint or of a file")
         raise OSError(errno.EROFS, READ_ONLY)
 
     def put_parts(self, name: str, buffers: Iterable[Buffer], size: int, *, new: bool = True) -> NoReturn:
@@ -87,94 +84,52 @@ class WebClient:
         """
         raise OSError(errno.EROFS, READ_ONLY)
 
-    def read_into(self, name: str, version: ObjectVersion, jobs: Sequence[tuple[int, memoryview]]) -> None:
-        """Fill each buffer with the bytes from its offset on.
-
-        Raises:
-            FileNotFoundError: that version is gone.
-            OSError: the server refuses.
-        """
-        spans = deque(plan_spans(jobs))
-        failure = FirstError()
-
-        def work() -> None:
-            while failure.error is None:
-                with failure:
-                    try:
-                        span = spans.popleft()
-                    except IndexError:
-                        return
-                    self._fill(name, version, span)
-
-        work_together(work, min(_THREADS, len(spans) - 1))
-        failure.reraise()
-
     def _look(self, name: str) -> Answer:
         # Not by HEAD, which a presigned URL does not allow.
         body = self._ask(name, _LOOK)
-        if body is None:
-            return Answer(Status.MISSING)
         body.response.close()
-        return Answer(Status.DONE, found=Listed(name, body.size, body.modified, body.version))
+        return Answer(Status.DONE, found=body.found)
 
     def _get(self, name: str, most: int | None) -> Answer:
-        for wait in _WAITS:
-            body = self._ask(name, None if most is None else (0, max(most, 1)))
-            if body is None:
-                return Answer(Status.MISSING)
-            with body.response:
-                data = b"".join(_read(body.response, body.stop))
-                if len(data) == body.stop:
-                    found = Listed(name, body.size, body.modified, body.version)
-                    return Answer(Status.DONE, data=data[:most], found=found)
-            if wait is not None:
-                time.sleep(wait)
-        raise OSError(errno.EIO, "the server cut its answer short each time")
+        body = self._ask(name, None if most is None else (0, max(most, 1)))
+        with body.response:
+            data = b"".join(_read(body.response, body.stop))
+        _require_end(len(data), body.stop)
+        return Answer(Status.DONE, data[:most], body.found)
 
-    def _fill(self, name: str, version: ObjectVersion, span: Span) -> None:
-        position = span.start
-        for wait in _WAITS:
-            body = self._ask(name, (position, span.stop))
-            if body is None or body.version != version:
-                if body is not None:
-                    body.response.close()
-                raise FileNotFoundError(errno.ENOENT, "it was replaced or removed")
-            with body.response:
+    def _fetch(self, name: str, version: ObjectVersion, span: Span) -> Answer:
+        return self._repeat(lambda: self._fill(name, version, span))
+
+    def _fill(self, name: str, version: ObjectVersion, span: Span) -> Answer:
+        body = self._ask(name, (span.start, span.stop))
+        with body.response:
+            if body.found.version == version:
+                position = span.start
                 for data in _read(body.response, body.stop - position):
                     span.fill(position, memoryview(data))
                     position += len(data)
-            if position == span.stop:
-                return
-            if wait is not None:
-                time.sleep(wait)
-        raise OSError(errno.EIO, f"the server cut its answer short each time, at byte {position}")
+                _require_end(position, span.stop)
+        return Answer(Status.DONE, found=body.found)
 
-    def _ask(self, name: str, wanted: tuple[int, int] | None) -> _Body | None:
-        """Ask for an object, or for bytes of it; None where nothing is there."""
+    def _ask(self, name: str, wanted: tuple[int, int] | None) -> _Body:
+        """Ask for an object, or for bytes of it, once."""
         url = urllib.parse.quote(f"{self.shown}/{name}", safe=_ASIS)
         headers = {"Accept-Encoding": "identity"}
         if wanted is not None:
             headers["Range"] = f"bytes={wanted[0]}-{wanted[1] - 1}"
-        for wait in _WAITS:
-            try:
-                request = urllib.request.Request(url, headers=headers)  # noqa: S310 - `web_path` lets only https through
-                response = _opener().open(request, timeout=_SECONDS)
-            except urllib.error.HTTPError as error:
-                with error:
-                    if error.code in _GONE:
-                        return None
-                    if error.code == 416 and _NOTHING.fullmatch(error.headers.get("Content-Range", "")):  # noqa: PLR2004
-                        return self._ask(name, None)
-                    if error.code not in _PASSING or wait is None:
-                        raise _refusal(error) from error
-            except (OSError, http.client.HTTPException) as error:
-                if wait is None:
-                    reason = getattr(error, "reason", error)
-                    raise OSError(errno.EIO, f"no answer from {self.shown}: {reason}") from error
-            else:
-                return _body_of(response, wanted)
-            time.sleep(wait)
-        raise AssertionError("the last wait is None")
+        request = urllib.request.Request(url, headers=headers)  # noqa: S310 - `web_path` lets only https through
+        try:
+            response = _opener().open(request, timeout=_SECONDS)
+        except urllib.error.HTTPError as error:
+            with error:
+                if error.code == 416 and _NOTHING.fullmatch(error.headers.get("Content-Range", "")):  # noqa: PLR2004
+                    return self._ask(name, None)
+                if error.code == http.client.GONE:
+                    raise FileNotFoundError from error
+                raise OSError(f"HTTP {error.code} {error.reason}{_PRIVATE.get(error.code, '')}") from error
+        except http.client.HTTPException as error:
+            raise ConnectionError(str(error)) from error
+        return _body_of(name, response, wanted)
 
 
 class WebRoot(ObjectRoot):
@@ -247,11 +202,11 @@ def _read(response: http.client.HTTPResponse, count: int) -> Iterator[bytes]:
             yield data
 
 
-def _body_of(response: http.client.HTTPResponse, wanted: tuple[int, int] | None) -> _Body:
+def _body_of(name: str, response: http.client.HTTPResponse, wanted: tuple[int, int] | None) -> _Body:
     """Return the answer with what its header says.
 
     Raises:
-        OSError: it is not what was asked for.
+        ValueError: it is not what was asked for.
     """
     headers = response.headers
     version = ObjectVersion(headers.get("ETag") or headers.get("Last-Modified") or "")
@@ -261,15 +216,13 @@ def _body_of(response: http.client.HTTPResponse, wanted: tuple[int, int] | None)
     if response.status == http.client.PARTIAL_CONTENT and partial is not None and wanted is not None:
         start, end, size = map(int, partial.groups())
         if start == wanted[0] and end + 1 == min(wanted[1], size):
-            return _Body(response, start, end + 1, size, version, when)
+            return _Body(response, end + 1, Listed(name, size, when, version))
     elif response.length is not None and (wanted in {None, _LOOK} or (not wanted[0] and response.length <= wanted[1])):
-        return _Body(response, 0, response.length, response.length, version, when)
+        return _Body(response, response.length, Listed(name, response.length, when, version))
     response.close()
-    raise OSError(errno.EOPNOTSUPP, "the server ignores ranges, or does not say how long it is: download it first")
+    raise ValueError("the server ignores ranges, or does not say how long it is: download it first")
 
 
-def _refusal(error: urllib.error.HTTPError) -> OSError:
-    if error.code in {401, 403}:
-        what = "it is not public, or a presigned URL is over, which is of one file and never of a folder"
-        return PermissionError(errno.EACCES, f"the server answers {error.code}: {what}")
-    return OSError(errno.EIO, f"the server answers {error.code} {error.reason}")
+def _require_end(position: int, stop: int) -> None:
+    if position != stop:
+        raise ShortAnswer(f"the server cut its answer short, at byte {position} of {stop}")

@@ -9,10 +9,7 @@ import os
 import threading
 import time
 import urllib.parse
-from collections.abc import Mapping
 from typing import Any, Final
-
-from treering.errors import Unsupported
 
 _SLOWEST: Final = 256 << 10
 """Bytes that a connection moves in a second, at least."""
@@ -32,22 +29,6 @@ _PART_RETRIES: Final = 6
 _RENEWED_EVERY: Final = 60.0
 _users: Final[dict[str, int]] = {}
 """The process that first used a bucket, of this one and those that it was forked from."""
-
-
-def requests_at_once(environment: Mapping[str, str] = os.environ) -> int:
-    """Return how many requests this process makes at once: more would only wait for each other in the network.
-
-    Raises:
-        Unsupported: the environment has no number of them.
-
-    Example:
-        >>> requests_at_once({}), requests_at_once({"TREERING_BUCKET_REQUESTS": "4"})
-        (16, 4)
-    """
-    text = environment.get("TREERING_BUCKET_REQUESTS") or "16"
-    if not (text.isascii() and text.isdigit() and int(text)):
-        raise Unsupported(f"TREERING_BUCKET_REQUESTS is {text!r:.100}, but must be a number of requests")
-    return int(text)
 
 
 class StoreVariants:

@@ -337,8 +337,7 @@ def delete_tombstone(key: str, expected: ObjectVersion, now: float, expired: Exp
 
 def swap(name: str, data: bytes, expected: ObjectVersion | None, expired: Expired) -> Steps[Outcome]:
     """Make ``data``, which has something random in it, the content of a small document of that version, or of none."""
-    condition = Absent.ABSENT if expected is None else expected
-    change = yield from _swap(name, data, condition, None, expired)
+    change = yield from _swap(name, data, expected or Absent.ABSENT, None, expired)
     return change.outcome
 
 
@@ -382,7 +381,7 @@ def _swap(
             found = yield from read(name, expired)
         except OSError:
             return Change(Outcome.LOST if refused else Outcome.UNKNOWN)
-        if not _holds(condition, found):
+        if condition != (Absent.ABSENT if found is None else found.version):
             if compare is None:
                 same = found is not None and found.data == data and not refused
                 outcome = Outcome.DONE if same else None
@@ -394,11 +393,6 @@ def _swap(
         if expired():
             return Change(Outcome.LOST if refused else Outcome.UNKNOWN)
         yield next(pauses)
-
-
-def _holds(condition: Condition, found: Content | None) -> bool:
-    """Whether a change under this condition may yet happen."""
-    return found is None if condition is Absent.ABSENT else found is not None and found.version == condition
 
 
 def _answered(request: Request, expired: Expired) -> Steps[Answer]:

@@ -12,7 +12,7 @@ from typing import Final
 
 from treering._store.api import Reader
 from treering._store.failures import DataFileMissing, naming, with_errno
-from treering._store.objects.requests import Client, Get, ObjectVersion, Status, no_answer
+from treering._store.objects.requests import Client, Get, ObjectVersion, require_answer
 from treering.errors import Corrupt, StoreFailed
 
 FIRST_BYTES: Final = 256 << 10
@@ -98,11 +98,9 @@ class ObjectReader(Reader):
         self._client = client
         self._name = name
         with naming(os.fspath(path), "read"):
-            answer = client.perform(Get(name, FIRST_BYTES))
-            if answer.status is Status.MISSING:
-                raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
+            answer = require_answer(client.shown, client.perform(Get(name, FIRST_BYTES)))
             if answer.found is None:
-                raise no_answer(client, answer)
+                raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
         self.size = answer.found.size
         self.version = answer.found.version
         self._first = answer.data

@@ -176,9 +176,11 @@ class Client(Protocol):
         ...
 
 
-def no_answer(client: Client, answer: Answer) -> OSError:
-    """Return the error that says that a bucket did not answer, and why."""
-    return OSError(errno.ETIMEDOUT, f"{client.shown} does not answer ({answer.reason})")
+def require_answer(shown: str, answer: Answer) -> Answer:
+    """Return what a bucket answered; no answer is an error, and never the answer that nothing is there."""
+    if answer.status is Status.NO_ANSWER:
+        raise OSError(errno.ETIMEDOUT, f"{shown} does not answer ({answer.reason})")
+    return answer
 
 
 def drive(client: Client, steps: Steps[T]) -> T:

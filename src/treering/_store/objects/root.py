@@ -11,7 +11,7 @@ from typing import Final
 from treering._store.api import Entry, Kind
 from treering._store.failures import naming
 from treering._store.memory_pool import lasting_pieces
-from treering._store.objects.requests import Answer, Client, Head, List, Status, no_answer
+from treering._store.objects.requests import Client, Head, List, require_answer
 from treering._store.objects.store import GRACE, WHOLE_BYTES, ObjectStore, entry_of
 from treering._store.pieces import Buffer
 from treering._store.root import Root
@@ -64,25 +64,17 @@ class ObjectRoot(Root):
         """Return the object at a path, or the place: a name that others begin with, or a bucket."""
         client, key = self._connect(path)
         with naming(os.fspath(path), "read"):
-            if key and (found := _answered(client, Head(key)).found) is not None:
+            if key and (found := require_answer(client.shown, client.perform(Head(key))).found) is not None:
                 return entry_of(path.name, found)
             # A document is no place: that need not be asked.
             there = not key or (path.suffix != ".json" and _holds_any(client, key))
         return Entry(path.name, 0, 0.0, None, Kind.PLACE) if there else None
 
 
-def _answered(client: Client, request: Head | List) -> Answer:
-    """Make a request; no answer is an error, and never the answer that nothing is there."""
-    answer = client.perform(request)
-    if answer.status is Status.NO_ANSWER:
-        raise no_answer(client, answer)
-    return answer
-
-
 def _holds_any(client: Client, key: str) -> bool:
     """Tell whether anything is in a place; where that is denied, whoever looks into it finds out."""
     try:
-        answer = _answered(client, List(f"{key}/"))
+        answer = require_answer(client.shown, client.perform(List(f"{key}/")))
     except PermissionError:
         return True
     return bool(answer.listed or answer.places)

@@ -36,7 +36,7 @@ from treering._store.objects.requests import (
     Request,
     Status,
     drive,
-    no_answer,
+    require_answer,
 )
 from treering._store.pieces import Buffer
 from treering._values.checkpoint_names import attempt_of_journal, heartbeat_name
@@ -250,13 +250,11 @@ class ObjectStore(Store):
     def _ask(self, request: Request) -> Answer:
         """Make a request without a condition; no answer is an error."""
         try:
-            answer = self.client.perform(request)
+            answer = require_answer(self.client.shown, self.client.perform(request))
         except PermissionError as error:
             if isinstance(request, List):
                 raise PermissionError(error.errno, f"{error.strerror}; {_MAY_NOT_LIST}") from error
             raise
-        if answer.status is Status.NO_ANSWER:
-            raise no_answer(self.client, answer)
         if answer.status is Status.MISSING and isinstance(request, Put | List):
             raise OSError(errno.ENODEV, f"{self.client.shown} does not exist; make it first")
         return answer

@@ -10,7 +10,8 @@ import obstore
 
 from treering._store.memory_pool import lasting_pieces
 from treering._store.objects.obstore_requests import storage_attributes
-from treering._store.objects.obstore_stores import StoreVariants, requests_at_once
+from treering._store.objects.obstore_stores import StoreVariants
+from treering._store.objects.repetition import requests_at_once
 from treering._store.pieces import Buffer
 from treering._values.telemetry import TRAFFIC
 
