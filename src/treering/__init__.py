@@ -27,37 +27,10 @@ if TYPE_CHECKING:
 
 __version__ = "0.2.0"
 __all__ = [
-    "ForeignKey",
-    "KeepBest",
-    "KeepEvery",
-    "KeepLast",
-    "KeepSteps",
-    "OpaqueLeaf",
-    "PendingSave",
-    "Run",
-    "SaveEvery",
-    "StandIn",
-    "Stateful",
-    "__version__",
-    "at",
-    "cadence",
-    "checkpoint",
-    "diff",
-    "errors",
-    "inspect",
-    "leaves",
-    "load",
-    "open",
-    "register_node",
-    "retention",
-    "run",
-    "save",
-    "save_async",
-    "serialization",
-    "sharding",
-    "tree",
-    "verify",
-]
+    "ForeignKey", "KeepBest", "KeepEvery", "KeepLast", "KeepSteps", "OpaqueLeaf", "PendingSave", "Run", "SaveEvery",
+    "StandIn", "Stateful", "__version__", "at", "cadence", "checkpoint", "diff", "errors", "inspect", "leaves", "load",
+    "open", "register_node", "retention", "run", "save", "save_async", "serialization", "sharding", "tree", "verify",
+]  # fmt: skip
 
 _NAMES = {
     "_background.save_job": ("PendingSave",),

@@ -117,8 +117,7 @@ class SaveEvery(Cadence):
     def decide(self, step: int, now: float, last: LastSave) -> Decision:
         """Return whether a step is saved; see `Cadence.decide`."""
         if self.seconds is not None:
-            passed = now - last.time
-            if passed >= self.seconds:
+            if (passed := now - last.time) >= self.seconds:
                 return Decision(save=True, temporary=True, reason=f"{self!r}: {duration_text(passed)} have passed")
             return Decision(save=False, reason=f"{self!r}: the next is in {duration_text(self.seconds - passed)}")
         every = self.steps or 1

@@ -31,26 +31,10 @@ import os
 from treering._printable import hide_queries, printable
 
 __all__ = [
-    "Busy",
-    "Cancelled",
-    "Corrupt",
-    "Exists",
-    "Format",
-    "KeptOnHost",
-    "LeavesInitialised",
-    "Mismatch",
-    "MissingExtra",
-    "NotFound",
-    "NotSharded",
-    "NotShared",
-    "ProcessFailed",
-    "StaticFieldsDiffer",
-    "StoreFailed",
-    "Timeout",
-    "TreeringError",
-    "UnknownMetric",
-    "Unsupported",
-]
+    "Busy", "Cancelled", "Corrupt", "Exists", "Format", "KeptOnHost", "LeavesInitialised", "Mismatch", "MissingExtra",
+    "NotFound", "NotSharded", "NotShared", "ProcessFailed", "StaticFieldsDiffer", "StoreFailed", "Timeout",
+    "TreeringError", "UnknownMetric", "Unsupported",
+]  # fmt: skip
 
 _LONGEST_PATH = 400
 

@@ -21,13 +21,8 @@ from treering._view.progress import reporter
 from treering.errors import Unsupported
 
 __all__ = [
-    "index_leaves",
-    "is_array_like",
-    "join_key",
-    "leaf_key_paths",
-    "tree_deserialize_leaves",
-    "tree_serialize_leaves",
-]
+    "index_leaves", "is_array_like", "join_key", "leaf_key_paths", "tree_deserialize_leaves", "tree_serialize_leaves",
+]  # fmt: skip
 
 Progress: TypeAlias = Callable[[int, int], object]
 

@@ -18,17 +18,9 @@ from treering._values.intervals import interval_text, parse_every, require_count
 from treering.errors import Unsupported
 
 __all__ = [
-    "AnyRule",
-    "KeepBest",
-    "KeepEvery",
-    "KeepLast",
-    "KeepSteps",
-    "Policy",
-    "StepFacts",
-    "Verdict",
-    "best_steps",
+    "AnyRule", "KeepBest", "KeepEvery", "KeepLast", "KeepSteps", "Policy", "StepFacts", "Verdict", "best_steps",
     "retained",
-]
+]  # fmt: skip
 
 _ALL = "all are kept"
 _NO_RULE = "no rule keeps it"

@@ -181,21 +181,12 @@ class Run:
     ) -> T: ...  # fmt: skip
 
     def load(
-        self,
-        step: SupportsIndex | None = None,
-        like: Any = None,
-        *,
-        only: str | Sequence[str] | None = None,
-        at: str | None = None,
-        shardings: Shardings = None,
-        mesh: jax.sharding.Mesh | None = None,
-        rename: Mapping[str, str] | None = None,
-        missing: Literal["error", "keep"] = "error",
-        extra: Literal["error", "ignore"] = "error",
-        cast: bool = False,
-        mapped: bool = False,
+        self, step: SupportsIndex | None = None, like: Any = None, *, only: str | Sequence[str] | None = None,
+        at: str | None = None, shardings: Shardings = None, mesh: jax.sharding.Mesh | None = None,
+        rename: Mapping[str, str] | None = None, missing: Literal["error", "keep"] = "error",
+        extra: Literal["error", "ignore"] = "error", cast: bool = False, mapped: bool = False,
         progress: Progress | bool | None = None,
-    ) -> Any:
+    ) -> Any:  # fmt: skip
         """Load a step, or a part of it, and check every byte.
 
         An object in ``like`` that has ``get_state()`` and ``set_state(state)``, as ``like`` itself or as a value of

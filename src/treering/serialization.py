@@ -22,25 +22,11 @@ from treering._wire.state_bytes import encode_state, pack, unpack, unserializabl
 from treering.tree import tree_bytes, tree_size
 
 __all__ = [
-    "MAX_CHUNK_SIZE",
-    "compress_bytes",
-    "current_path",
-    "decompress_bytes",
-    "from_bytes",
-    "from_compressed_bytes",
-    "from_state_dict",
-    "get_serialization_info",
-    "is_serializable",
-    "load_from_file",
-    "msgpack_restore",
-    "msgpack_serialize",
-    "register_serialization_state",
-    "save_to_file",
-    "to_bytes",
-    "to_compressed_bytes",
-    "to_state_dict",
-    "validate_serializable",
-]
+    "MAX_CHUNK_SIZE", "compress_bytes", "current_path", "decompress_bytes", "from_bytes", "from_compressed_bytes",
+    "from_state_dict", "get_serialization_info", "is_serializable", "load_from_file", "msgpack_restore",
+    "msgpack_serialize", "register_serialization_state", "save_to_file", "to_bytes", "to_compressed_bytes",
+    "to_state_dict", "validate_serializable",
+]  # fmt: skip
 
 MAX_CHUNK_SIZE: int = 2**30
 """Arrays of more bytes than this are written in pieces of at most this size; read at each call."""
@@ -195,14 +181,9 @@ def load_from_file(
 
 
 def load_from_file(
-    target: Any,
-    filepath: PathOrFile,
-    *,
-    strict: bool = False,
-    to_jax: bool = False,
-    shardings: Shardings = None,
+    target: Any, filepath: PathOrFile, *, strict: bool = False, to_jax: bool = False, shardings: Shardings = None,
     mapped: bool = False,
-) -> Any:
+) -> Any:  # fmt: skip
     """Load a msgpack file into ``target``'s structure.
 
     Args:
@@ -292,14 +273,9 @@ def from_compressed_bytes(
 
 
 def from_compressed_bytes(
-    target: Any,
-    compressed_data: Readable,
-    *,
-    strict: bool = False,
-    to_jax: bool = False,
-    shardings: Shardings = None,
+    target: Any, compressed_data: Readable, *, strict: bool = False, to_jax: bool = False, shardings: Shardings = None,
     max_bytes: int | None = None,
-) -> Any:
+) -> Any:  # fmt: skip
     """Return ``from_bytes`` of the content of gzip ``compressed_data``.
 
     Args and errors are those of ``from_bytes`` and ``decompress_bytes``.

@@ -17,14 +17,9 @@ from treering._tree.rules import Rules, RulesReport, fit_spec, no_rule_error, sp
 from treering._tree.walk import map_with_path
 
 __all__ = [
-    "RulesReport",
-    "Shardings",
-    "apply_sharding_tree",
-    "create_sharding_tree_from_index",
-    "make_itsharded",
-    "match_partition_rules",
-    "validate_sharding_tree",
-]
+    "RulesReport", "Shardings", "apply_sharding_tree", "create_sharding_tree_from_index", "make_itsharded",
+    "match_partition_rules", "validate_sharding_tree",
+]  # fmt: skip
 
 _SMALL: Final = 16_384
 

@@ -81,8 +81,7 @@ class SmallRoom:
     def keep(self, data: bytes) -> tuple[memoryview, int]:
         """Copy up to ``SMALL_BYTES`` bytes; return a read-only buffer and where in it they start."""
         start = self._used
-        end = start + len(data)
-        if end > _ROOM_BYTES:
+        if (end := start + len(data)) > _ROOM_BYTES:
             self._start_over()
             start, end = 0, len(data)
         self._room[start:end] = data

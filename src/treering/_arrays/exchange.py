@@ -289,8 +289,7 @@ def _move(array: jax.Array, form: LeafForm) -> jax.Array:
         even = -(-parts.length // count) * count
         start = parts.first * parts.rows
         array = jax.lax.slice_in_dim(array, start, min(start + even, parts.padded), axis=axis)
-        missing = even - array.shape[axis]
-        if missing:
+        if missing := even - array.shape[axis]:
             array = jnp.pad(array, [(0, missing if at == axis else 0) for at in range(array.ndim)])
     for sharding in (halfway, form.wanted(gathered=True)):
         array = jax.lax.with_sharding_constraint(array, sharding)  # type: ignore[no-untyped-call]

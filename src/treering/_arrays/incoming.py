@@ -206,8 +206,7 @@ class StoredArrays:
         target = request.boxes[wanted[0]]
         if not box_sums.contains(target, box):
             return None
-        run = box_sums.flat_range(box_sums.relative(box, target), box_sums.shape_of(target))
-        if run is None:
+        if (run := box_sums.flat_range(box_sums.relative(box, target), box_sums.shape_of(target))) is None:
             return None
         array = request.arrays[wanted[0]]
         raw = _bytes_of(array)

@@ -36,8 +36,7 @@ def box_and_rest(key: Any, shape: tuple[int, ...]) -> tuple[Box, tuple[int, ...]
         ((5, 9), (4611686018427387903, 4611686018427387904))
     """
     parts = list(key) if isinstance(key, tuple) else [key]
-    used = sum(part is not None and part is not Ellipsis for part in parts)
-    if used > len(shape):
+    if (used := sum(part is not None and part is not Ellipsis for part in parts)) > len(shape):
         raise IndexError(f"too many indices: the leaf has {pluralize(len(shape), 'axes')}, {used} were indexed")
     dots = [at for at, part in enumerate(parts) if part is Ellipsis]
     if len(dots) > 1:

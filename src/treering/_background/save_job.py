@@ -190,10 +190,6 @@ class SaveJob(Watch):
             raise TreeringError(f"the thread that writes the saves cannot wait for the one to {self.shown!r}")
         return self._waiters.wait(self.ended, timeout)
 
-    def stalled(self) -> bool:
-        """Tell whether it has shown no progress for as long as its timeout."""
-        return time.monotonic() - self.moved_at > self.timeout
-
     def _raise_cancelled(self) -> NoReturn:
         self._raised = True
         raise Cancelled(f"the save to {self.shown!r} was cancelled", hint="nothing changed there")

@@ -216,15 +216,15 @@ class Writer:
         while not writes_here() and (jobs := self.of(path)):
             what = f"the save to {jobs[0].shown!r} is not done"
             self._require_progress(what)
-            left = end - time.monotonic()
-            if left <= 0:
+            if (left := end - time.monotonic()) <= 0:
                 raise Timeout(f"{what} within {timeout:g} s", hint="it goes on")
             self._changed.wait(lambda: not self.of(path), min(left, timing.current.writer_pause))
 
     def _stalled(self) -> bool:
         """Tell whether nothing moves any more; a save that waits for its turn moves with the one that has it."""
         begun = [job for job in self.jobs if job.stage is not SaveStage.WAITING]
-        return all(job.stalled() for job in begun or self.jobs)
+        now = time.monotonic()
+        return all(now - job.moved_at > job.timeout for job in begun or self.jobs)
 
     def _require_progress(self, what: str) -> None:
         jobs = self.jobs

@@ -162,8 +162,7 @@ def check_local(keys: Sequence[str], leaves: DescribedLeaves, digests: Sequence[
         Mismatch: some leaf is not the same everywhere; leaves and processes are named.
     """
     numbers = _local(leaves)
-    wrong = [process for process, found in enumerate(digests) if len(found) != _BYTES * len(numbers)]
-    if wrong:
+    if wrong := [process for process, found in enumerate(digests) if len(found) != _BYTES * len(numbers)]:
         raise Mismatch(f'{format_processes(wrong)} did not pass host_local="equal", as process 0 did')
     columns = list(map(unpack_checksums, digests))
     wanted = columns[0]

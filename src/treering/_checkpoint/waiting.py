@@ -173,8 +173,7 @@ def remove_waiting(store: Store, key: Document, names: Collection[str]) -> float
     if found is None or found.version != key.version:
         return None
     waiting = judge_waiting(store, [one for one in listed if one.attempt != own], found.modified)
-    going = [name for name in waiting.past if name in names]
-    if going and not remove_data(store, going):
+    if (going := [name for name in waiting.past if name in names]) and not remove_data(store, going):
         return waiting.seconds
     if removed and not waiting.kept:
         _shorten(store, key, listed, modified=found.modified, alone=set(names) <= {INDEX, *going})

@@ -68,8 +68,7 @@ def ranges_of(text: str, shape: tuple[int, ...]) -> list[Selected]:
         [range(0, 2), 3, range(0, 3)]
     """
     before, behind = parse_slices(text)
-    count = len(before) + len(behind or ())
-    if count > len(shape):
+    if (count := len(before) + len(behind or ())) > len(shape):
         axes = f"{len(shape)} {'axis' if len(shape) == 1 else 'axes'}"
         raise Format(f"[{text}] has {pluralize(count, 'indices')}, the array has {axes}: {list(shape)}", hint=_EXAMPLES)
     parts: list[Part] = [*before, *[slice(None)] * (len(shape) - count), *(behind or ())]

@@ -59,8 +59,7 @@ class Heartbeat:
     def wait(self, event: Latch, deadline: float) -> bool:
         """Wait for something of this process; whether it came before the deadline."""
         while not event.wait(max(0.0, min(self._next, deadline) - time.monotonic())):
-            now = time.monotonic()
-            if now >= deadline:
+            if (now := time.monotonic()) >= deadline:
                 return event.is_set()
             self._leave()
             self._next = time.monotonic() + self._every

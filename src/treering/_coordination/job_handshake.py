@@ -285,8 +285,7 @@ class _JobHandshake:
                 if int(given_up[1]) >= self._number:  # else it is of an earlier call, and process 0 is on its way
                     give_up()
                     raise Timeout(f"could not {self._doing}: process 0 had given up before this process arrived")
-            now = time.monotonic()
-            if now >= deadline:
+            if (now := time.monotonic()) >= deadline:
                 return False
             if now >= refreshed + timing.current.refresh:
                 # Whereupon the client of a network file system forgets that a name was not there.

@@ -62,8 +62,7 @@ def check_single_file(keys: Sequence[str], types: Sequence[LeafType], leaf_types
     """
     reasons = [_reason(kind) for kind in types]
     leaves = zip(keys, leaf_types, strict=True)
-    problems = [f"leaf {key!r}: {reasons[number]}" for key, number in leaves if reasons[number]]
-    if problems:
+    if problems := [f"leaf {key!r}: {reasons[number]}" for key, number in leaves if reasons[number]]:
         more = len(problems) - _SHOWN_PROBLEMS
         lines = [*problems[:_SHOWN_PROBLEMS], *([f"and {more} more"] if more > 0 else [])]
         listed = "".join(f"\n  {line}" for line in lines)
@@ -170,8 +169,7 @@ def parse_safetensors(size: int, fetch: Callable[[int, int], bytes]) -> Index:
     """
     if size < 8:  # noqa: PLR2004
         raise Corrupt(f"a safetensors file has at least 8 bytes, this one {size}", offset=size)
-    length = int.from_bytes(fetch(0, 8), "little")
-    if length > min(size - 8, LARGEST_HEADER):
+    if (length := int.from_bytes(fetch(0, 8), "little")) > min(size - 8, LARGEST_HEADER):
         raise Corrupt(f"a header of {pluralize(length, 'bytes')} cannot be in a file of {size}", offset=0)
     raw = fetch(8, length)
     text = decode_text(raw, "the header", at=8)

@@ -271,8 +271,7 @@ def _find_bad_text(index: Index, files: Sequence[Reader | None], damaged: set[in
             parts.setdefault(leaf, []).append(chunk)
     for leaf_chunks in parts.values():
         if damaged.isdisjoint(leaf_chunks) and all(files[chunks.file[chunk]] is not None for chunk in leaf_chunks):
-            bad = _first_bad_text(index, files, sorted(leaf_chunks, key=index.box_of))
-            if bad is not None:
+            if (bad := _first_bad_text(index, files, sorted(leaf_chunks, key=index.box_of))) is not None:
                 yield bad
 
 

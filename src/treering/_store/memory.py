@@ -253,7 +253,7 @@ class MemoryStore(Store):
 
     def claim(self, marker: str, name: str, base: Version | None) -> Claim:
         """Return an attempt to change the document ``name``."""
-        return _MemoryClaim(self, self._contents, self._prefix + marker, self._prefix + name, base)
+        return _MemoryClaim(self._contents, self._prefix + marker, self._prefix + name, base)
 
     def sweep(self, marker: str, data: Sequence[str], name: str, current: Version | None) -> Held:
         """Remove what an attempt left whose base is no longer the document, or whose writer is proved to be dead."""
@@ -289,8 +289,7 @@ class MemoryStore(Store):
 class _MemoryClaim(Claim):
     """A marker that says which version its attempt is based on, then a compare and swap."""
 
-    def __init__(self, store: MemoryStore, contents: _Contents, marker: str, name: str, base: Version | None) -> None:
-        self._store = store
+    def __init__(self, contents: _Contents, marker: str, name: str, base: Version | None) -> None:
         self._contents = contents
         self._marker = marker
         self._name = name

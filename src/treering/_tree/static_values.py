@@ -261,7 +261,7 @@ def opaque_of(x: object) -> OpaqueLeaf:
     return x if isinstance(x, OpaqueLeaf) else OpaqueLeaf(class_name(type(x)), text_of(x), *value_digest(x))
 
 
-def static_value(x: object) -> Any:
+def static_value(x: object, levels: int = _TUPLE_LEVELS) -> Any:
     """Return a static field as a file holds it: itself where it is plain, else its class, text and digest.
 
     A tuple stays one, and each of its items is held like this.
@@ -271,12 +271,8 @@ def static_value(x: object) -> Any:
         >>> static_value(("relu", 3)), static_value(math.sqrt).text
         (('relu', 3), 'math.sqrt')
     """
-    return _hold(x, _TUPLE_LEVELS)
-
-
-def _hold(x: object, levels: int) -> Any:
     if type(x) is tuple and levels:
-        return tuple(_hold(item, levels - 1) for item in x)
+        return tuple(static_value(item, levels - 1) for item in x)
     return x if _is_plain(x) else ForeignKey(class_name(type(x)), text_of(x), *value_digest(x))
 
 

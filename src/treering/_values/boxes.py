@@ -230,8 +230,7 @@ def find_cover_error(shape: tuple[int, ...], boxes: Sequence[Box]) -> str | None
             return f"the box [{text_of(box)}] has {pluralize(len(box), 'axes')}, the shape {shape} has {len(shape)}"
         if not all(0 <= start < stop <= length for (start, stop), length in zip(box, shape, strict=True)):
             return f"the box [{text_of(box)}] is empty or leads out of the shape {shape}"
-    found = sum(map(size_of, boxes))
-    if found < size:
+    if (found := sum(map(size_of, boxes))) < size:
         return f"{pluralize(size - found, 'items lie')} in no box, of {size}"
     if found > size:
         return f"boxes overlap: they hold {pluralize(found, 'items')}, there are {size}"

@@ -28,8 +28,7 @@ def block_bytes(nbytes: int) -> int:
         >>> block_bytes(100), block_bytes(100 << 20), block_bytes(1 << 40)
         (65536, 262144, 1048576)
     """
-    wished = nbytes // _BLOCKS_A_CHUNK
-    if wished >= LARGEST_BLOCK:
+    if (wished := nbytes // _BLOCKS_A_CHUNK) >= LARGEST_BLOCK:
         return LARGEST_BLOCK
     return max(SMALLEST_BLOCK, 1 << wished.bit_length() - 1) if wished else SMALLEST_BLOCK
 

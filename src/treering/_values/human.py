@@ -113,8 +113,7 @@ def duration_text(seconds: float) -> str:
         return f"{_digits(seconds * 1e3)} ms"
     if seconds < _MINUTE - 0.05:
         return f"{_digits(seconds)} s"
-    whole = round(seconds)
-    if whole < _HOUR:
+    if (whole := round(seconds)) < _HOUR:
         return f"{whole // _MINUTE} min {whole % _MINUTE} s"
     minutes = round(seconds / _MINUTE)
     if minutes * _MINUTE < _DAY:

@@ -190,8 +190,7 @@ def _matches_part(pieces: tuple[str, ...], part: str) -> bool:
         return False
     place = len(first)
     for piece in pieces[1:-1]:
-        place = part.find(piece, place)
-        if place < 0:
+        if (place := part.find(piece, place)) < 0:
             return False
         place += len(piece)
     return len(part) - place >= len(last) and part.endswith(last)

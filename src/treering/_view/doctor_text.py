@@ -76,8 +76,7 @@ def _processes(attempt: Attempt) -> Iterator[str]:
         age = "" if state.age is None else f", {duration_text(state.age)} ago"
         problem = "" if state.problem is None else f": {state.problem}"
         yield f"  process {state.process}: {pad(state.stage, stages)}{who}{age}{problem}"
-    left = len(shown) - _MOST_PROCESSES
-    if left > 0:
+    if (left := len(shown) - _MOST_PROCESSES) > 0:
         yield f"  and {pluralize(left, 'more processes', ',')}"
 
 

@@ -38,8 +38,7 @@ def html_text(layout: TreeLayout, *, title: str, file_bytes: int, notes: Sequenc
         "</thead><tbody>",
         *(_row(row, each, shown) for row, each in zip(rows, texts, strict=False)),
     ]
-    left = len(rows) - _MOST_ROWS
-    if left > 0:
+    if (left := len(rows) - _MOST_ROWS) > 0:
         parts.append(f'<tr><td colspan="{len(shown) + 1}"{_LEFT}>and {pluralize(left, "more rows", ",")}</td></tr>')
     parts += ["</tbody></table>", f"<div>total: {_safe(totals_text(layout.everything))}</div>"]
     return "\n".join(parts)

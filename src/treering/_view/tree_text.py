@@ -101,8 +101,7 @@ def tree_lines(
     if rows:
         # The root's totals are the last line; it has a row only where it is itself the leaf.
         yield from _table(rows if rows[0].below is None or len(rows) == 1 else rows[1:], look)
-    deepest = max((row.depth for row in rows if row.closed == "depth"), default=None)
-    if deepest is not None:
+    if (deepest := max((row.depth for row in rows if row.closed == "depth"), default=None)) is not None:
         yield look.paint(DIM, f"folded below level {deepest}; --depth N opens more levels")
     if layout.kept != layout.everything:
         yield look.paint(BOLD, "shown: ") + totals_text(layout.kept)

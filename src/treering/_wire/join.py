@@ -37,8 +37,7 @@ def join_pieces(pieces: list[Piece]) -> bytes:
     small = [piece for piece in pieces if isinstance(piece, bytes)]
     if len(small) == len(pieces):
         return b"".join(small)
-    size = pieces_size(pieces)
-    if size < _WORTH_IT or sys.implementation.name != "cpython":
+    if (size := pieces_size(pieces)) < _WORTH_IT or sys.implementation.name != "cpython":
         return b"".join(piece_buffers(pieces))
     result = _unset_bytes(size)
     if (written := _fill(result, _copies(pieces))) != size:
@@ -75,8 +74,7 @@ def _address(data: bytes) -> int:
 def _ask_for_huge_pages(address: int, size: int) -> None:
     """Advise the whole huge pages inside the range; the kernel may say no, which only costs time."""
     first = -(-address // _HUGE_PAGE) * _HUGE_PAGE
-    length = (address + size - first) // _HUGE_PAGE * _HUGE_PAGE
-    if length > 0:
+    if (length := (address + size - first) // _HUGE_PAGE * _HUGE_PAGE) > 0:
         ctypes.CDLL(None).madvise(ctypes.c_void_p(first), ctypes.c_size_t(length), _MADV_HUGEPAGE)
 
 

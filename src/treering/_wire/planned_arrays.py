@@ -72,8 +72,7 @@ class PlannedArrays:
 
     def array(self, shape: tuple[int, ...], dtype: np.dtype[Any], offset: int, data: bytes, at: int) -> NDArray[Any]:
         """Return an array whose bytes are still to be read from ``offset``; a small one is copied from the window."""
-        nbytes = math.prod(shape) * dtype.itemsize
-        if nbytes <= SMALL_BYTES and at + nbytes <= len(data):
+        if (nbytes := math.prod(shape) * dtype.itemsize) <= SMALL_BYTES and at + nbytes <= len(data):
             return np.ndarray(shape, dtype, *self._small.keep(data[at : at + nbytes]))
         raw = aligned_bytes(nbytes)
         result = np.ndarray(shape, dtype, raw)

@@ -43,8 +43,7 @@ def array_payload(window: Window, start: int, nbytes: int) -> tuple[tuple[int, .
     if not 0xC4 <= data[at] <= 0xC6:
         raise Corrupt("an array's bytes are not a bin")
     at, length, _ = window.blob_header(at)
-    wanted = math.prod(shape) * dtype.itemsize
-    if wanted != length:
+    if (wanted := math.prod(shape) * dtype.itemsize) != length:
         needed = pluralize(wanted, "bytes")
         raise Corrupt(f"an array of shape {shape} and dtype {dtype.name} needs {needed}, its header claims {length}")
     if at + length != start + nbytes:

@@ -83,8 +83,7 @@ def array_header(code: int, shape: tuple[int, ...], dtype_name: str, itemsize: i
     inner = b"\x93" + msgpack.packb(shape) + msgpack.packb(dtype_name)
     if nbytes <= LONGEST_PAYLOAD:
         inner += _sized_header(0xC4, nbytes)
-    payload = len(inner) + nbytes
-    if payload > LONGEST_PAYLOAD:
+    if (payload := len(inner) + nbytes) > LONGEST_PAYLOAD:
         raise Unsupported(
             f"an array of {pluralize(nbytes, 'bytes')} does not fit into one msgpack item of {LONGEST_PAYLOAD} bytes",
             hint="put it into a dict, so that it is written in chunks (MAX_CHUNK_SIZE)",

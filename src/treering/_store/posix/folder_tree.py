@@ -118,8 +118,7 @@ class FolderTree:
                     flags, mode = itertools.repeat(folder.NEW | folder.CAREFUL), itertools.repeat(0o666)
                     numbers = opened.open_each(opener, paths, flags, mode)
                     for number, (_, data) in zip(numbers, some, strict=True):
-                        written = os.write(number, data)
-                        if written < len(data):
+                        if (written := os.write(number, data)) < len(data):
                             write_all(number, memoryview(data)[written:])
 
     def make(self, parts: Parts) -> None:
