@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal
 
 from treering._leaves.build_index import index_directory
 from treering._leaves.deserialize import tree_deserialize_leaves
@@ -17,14 +17,12 @@ from treering._leaves.plan import LeavesSaveOptions
 from treering._leaves.serialize import serialize
 from treering._store.resolve import is_on_disk, leaves_path
 from treering._values.processes import timeout_seconds
-from treering._view.progress import reporter
+from treering._view.progress import Progress, reporter
 from treering.errors import Unsupported
 
 __all__ = [
     "index_leaves", "is_array_like", "join_key", "leaf_key_paths", "tree_deserialize_leaves", "tree_serialize_leaves",
 ]  # fmt: skip
-
-Progress: TypeAlias = Callable[[int, int], object]
 
 
 def tree_serialize_leaves(

@@ -13,14 +13,7 @@ from treering._arrays.jobs import Progress, Tally
 from treering._checkpoint.missing_data import is_attempt_there
 from treering._checkpoint.source import check_data_file, read_pieces
 from treering._checkpoint.transaction import CheckpointFolder
-from treering._format.blocks import (
-    damage_error,
-    damaged_pieces,
-    file_digests,
-    first_blocks,
-    range_of_span,
-    spans_of_file,
-)
+from treering._format.blocks import damage_error, damaged_pieces, file_digests, first_blocks, span_range, spans_of_file
 from treering._format.document import INDEX_NAME, data_name, encode_index, parse_index, read_names
 from treering._format.headers import of_attempt
 from treering._format.index import DataFile, Index
@@ -108,7 +101,7 @@ def checked_pieces(index: Index, number: int, file: Reader) -> Iterator[bytes]:
     """
     starts = first_blocks(index.chunks)
     for span in spans_of_file(index, number, _PIECE_BYTES):
-        data = file.read(*range_of_span(index, span))
+        data = file.read(*span_range(index, span))
         for (chunk, start, _), found, wanted in damaged_pieces(index, starts, span, memoryview(data)):
             block = next(n for n, (one, other) in enumerate(zip(found, wanted, strict=True)) if one != other)
             raise damage_error(index, chunk, start // index.chunks.block[chunk] + block, found[block])

@@ -165,8 +165,7 @@ def _instead_of(place: Path) -> str | None:
     """Say what was probably meant by a path that leads nowhere: the nearest name where the way breaks off."""
     if place.parts[:1] and place.parts[0].startswith("~"):
         return "'~' is not expanded here; os.path.expanduser does it"
-    way = [place, *place.parents]
-    breaks = (pair for pair in itertools.pairwise(way) if _leads_on(pair[1]))
+    breaks = (pair for pair in itertools.pairwise([place, *place.parents]) if _leads_on(pair[1]))
     missing, folder = next(breaks, (place, place))
     close = near(missing.name, root_of(folder).names(folder))
     return f"did you mean {os.fspath(folder / close)!r}?" if close else None

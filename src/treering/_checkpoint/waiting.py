@@ -12,16 +12,8 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from pathlib import PurePath
 from typing import Final, NamedTuple
 
-from treering._codec.key_document import (
-    MOST_SUPERSEDED,
-    SMALL_TOMBSTONE,
-    Superseded,
-    attempts_in,
-    encode_tombstone,
-    is_tombstone,
-    superseded_by,
-    superseded_in,
-)
+from treering._codec import key_document
+from treering._codec.key_document import Superseded
 from treering._store.api import Document, Entry, Outcome, Store
 from treering._values import checkpoint_names
 from treering._values.checkpoint_names import INDEX
@@ -32,7 +24,7 @@ from treering.errors import Corrupt, Format, NotRemoved, Unsupported
 DAY: Final = 86400.0
 """Seconds after which no request of a saver that is gone can arrive any more: its signature is refused long before."""
 
-_MOST_KEPT: Final = MOST_SUPERSEDED // 2 - 1
+_MOST_KEPT: Final = key_document.MOST_SUPERSEDED // 2 - 1
 """No commit lets more attempts wait than this, the newest: what takes its place lists them, and what it removed."""
 
 _DENIED: Final = frozenset({errno.EACCES, errno.EPERM})
@@ -94,7 +86,7 @@ def supersede(store: Store, old: bytes, modified: float, names: Collection[str])
         Nothing where the document cannot be read: the data that it may list stay.
     """
     try:
-        there, by = {*listed_names(old), *names}, superseded_by(old, modified)
+        there, by = {*listed_names(old), *names}, key_document.superseded_by(old, modified)
     except _NOT_READ:
         return NOTHING
     found = [
@@ -110,7 +102,7 @@ def supersede(store: Store, old: bytes, modified: float, names: Collection[str])
 
 def listed_names(key: bytes) -> list[str]:
     """Return the data that a tombstone lists; raises as `superseded_in` does."""
-    return [name for one in superseded_in(key) for name in one.files]
+    return [name for one in key_document.superseded_in(key) for name in one.files]
 
 
 def describe_waiting(store: Store, key: bytes) -> str | None:
@@ -124,7 +116,7 @@ def describe_waiting(store: Store, key: bytes) -> str | None:
         OSError: the store refuses.
     """
     try:
-        listed = superseded_in(key)
+        listed = key_document.superseded_in(key)
     except _NOT_READ:
         return None
     if not listed:
@@ -165,10 +157,10 @@ def remove_waiting(store: Store, key: Document, names: Collection[str]) -> float
         OSError: the store refused.
     """
     try:
-        listed, own = superseded_in(key.data), attempts_in(key.data)[0]
+        listed, own = key_document.superseded_in(key.data), key_document.attempts_in(key.data)[0]
     except _NOT_READ:
         return None  # it proves nothing
-    removed = is_tombstone(key.data)
+    removed = key_document.is_tombstone(key.data)
     found = store.find(INDEX) if listed or removed else None
     if found is None or found.version != key.version:
         return None
@@ -187,10 +179,10 @@ def _shorten(store: Store, key: Document, listed: Sequence[Superseded], *, modif
     """
     if alone and (not store.flat or modified + DAY < store.now()) and store.remove(INDEX, key.version) is Outcome.DONE:
         return
-    if len(key.data) != SMALL_TOMBSTONE:
+    if len(key.data) != key_document.SMALL_TOMBSTONE:
         # The checkpoint that was removed is remembered: its saver may still ask what became of it.
         last = [Superseded(one.attempt, None, ()) for one in listed if one.since is None]
-        store.replace(INDEX, encode_tombstone(last[:1]), key.version)
+        store.replace(INDEX, key_document.encode_tombstone(last[:1]), key.version)
 
 
 def remove_data(store: Store, names: Iterable[str]) -> bool:

@@ -151,8 +151,7 @@ def _edges(view: ArrayView, parts: list[Selected]) -> NDArray[Any]:
             axes.append([(part, slice(0, len(part)))])
         else:
             axes.append([(part[:_EDGE], slice(0, _EDGE)), (part[-_EDGE:], slice(shown - _EDGE, shown))])
-    shape = [min(len(part), shown) for part in parts if not isinstance(part, int)]
-    array = np.zeros(shape, view.dtype)
+    array = np.zeros([min(len(part), shown) for part in parts if not isinstance(part, int)], view.dtype)
     for corner in itertools.product(*axes):
         into = tuple(place for _, place in corner if place is not None)
         array[into] = _read(view, [part for part, _ in corner])

@@ -91,8 +91,7 @@ def gc(
         # A slip of the hand: all would stay.
         hint = f"did you mean {close!r}?" if close else "`treering log` shows the metrics"
         raise NotFound(f"no step of {path!r} has the metric {metric!r}", hint=hint)
-    rules = own_rules(records) if chosen is None else chosen
-    verdicts = collect(located(path), rules, dry_run=not yes)
+    verdicts = collect(located(path), own_rules(records) if chosen is None else chosen, dry_run=not yes)
     there = steps_of(located(path)) if yes else ()
     stayed = [verdict.step for verdict in verdicts if not verdict.kept and verdict.step in there]
     verdicts = [

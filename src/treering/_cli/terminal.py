@@ -70,8 +70,7 @@ def look_of(stream: TextIO) -> Look:
 def plain_line(text: str, stream: TextIO) -> str:
     """Make a text one line that the stream can encode, with nothing in it that could move the cursor."""
     encoding = stream.encoding or "ascii"
-    shown = printable(cut(text, _LONGEST_LINE))
-    return shown.encode(encoding, "backslashreplace").decode(encoding)
+    return printable(cut(text, _LONGEST_LINE)).encode(encoding, "backslashreplace").decode(encoding)
 
 
 def write_lines(lines: Iterable[str]) -> None:

@@ -121,8 +121,7 @@ class Heartbeat:
 
     def _leave(self) -> None:
         self._left += 1
-        text = f"{_THIS_RUN} {self._left} waits to {self._doing}\n"
-        self._put(text.encode("utf-8", "backslashreplace"))
+        self._put(f"{_THIS_RUN} {self._left} waits to {self._doing}\n".encode("utf-8", "backslashreplace"))
 
     def _put(self, text: bytes) -> bool:
         if self._board is None:

@@ -171,9 +171,8 @@ class _JobHandshake:
         Raises:
             TreeringError: another process did not come, or process 0 cannot write.
         """
-        failure = self._failure()
-        failed = self._in_step(functools.partial(self._job.agree, failure, self._doing), self._timeout)
-        self._raise(failed)
+        work = functools.partial(self._job.agree, self._failure(), self._doing)
+        self._raise(self._in_step(work, self._timeout))
 
     def compare(self) -> None:
         """Make sure that all processes see what process 0 writes.

@@ -89,7 +89,7 @@ def spans_of_file(index: Index, file: int, most: int) -> Iterator[list[Piece]]:
         yield span
 
 
-def range_of_span(index: Index, span: Sequence[Piece]) -> tuple[int, int]:
+def span_range(index: Index, span: Sequence[Piece]) -> tuple[int, int]:
     """Return where a stretch of a data file begins there, and how many bytes it has."""
     (first, start, _), (last, _, stop) = span[0], span[-1]
     begin = index.chunks.offset[first] + start
@@ -107,7 +107,7 @@ def damaged_pieces(
         span: the stretch.
         data: its bytes.
     """
-    chunks, (begin, _) = index.chunks, range_of_span(index, span)
+    chunks, (begin, _) = index.chunks, span_range(index, span)
     for chunk, start, stop in span:
         at, size = chunks.offset[chunk] - begin, chunks.block[chunk]
         found = block_checksums(data[at + start : at + stop], size)

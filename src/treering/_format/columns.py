@@ -13,16 +13,10 @@ from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
 from treering._codec.documents import check_hashes, check_json, check_texts, member, raising_corrupt, show
+from treering._format import structure_text
 from treering._format.blocks import first_blocks, leaf_bytes
 from treering._format.index import LIMIT, Chunks, DataFile, Index, LeafType, TreeColumns
 from treering._format.leaf_values import decode_type, decode_value, encode_type, encode_value, from_base64, to_base64
-from treering._format.structure_text import (
-    check_keys,
-    decode_structure,
-    encode_structure,
-    escape_surrogates,
-    unescape_surrogates,
-)
 from treering._values.boxes import Box, find_cover_error, size_of, text_of
 from treering._values.checksums import LARGEST_BLOCK, SMALLEST_BLOCK, pack_checksums, unpack_checksums
 from treering._values.dtypes import itemsize_of
@@ -237,11 +231,11 @@ def encode_tree(tree: TreeColumns) -> Iterator[tuple[str, Any]]:
     Raises:
         Unsupported: a key or static field of the structure has no form in a document.
     """
-    yield "structure", encode_structure(tree.structure)
+    yield "structure", structure_text.encode_structure(tree.structure)
     yield "types", [encode_type(kind) for kind in tree.types]
     keys = list(tree.keys)
     if not "".join(keys).isascii():
-        keys = [escape_surrogates(key) for key in keys]
+        keys = [structure_text.escape_surrogates(key) for key in keys]
     yield "leaves", {"key": keys, "type": list(tree.leaf_types)}
     values = [
         None if kind == "none" else encode_value(kind, tree.values[leaf])
@@ -271,9 +265,9 @@ def decode_tree(document: Any, what: str) -> TreeColumns:
     if len(leaf_types) != len(keys):
         raise Corrupt(f"there are {pluralize(len(keys), 'keys')} and {pluralize(len(leaf_types), 'leaf types')}")
     if "~u" in "".join(keys):
-        keys = [unescape_surrogates(key) for key in keys]
-    structure = decode_structure(member(document, "structure", list, what), len(keys))
-    check_keys(structure, keys)
+        keys = [structure_text.unescape_surrogates(key) for key in keys]
+    structure = structure_text.decode_structure(member(document, "structure", list, what), len(keys))
+    structure_text.check_keys(structure, keys)
     unstored = list(_iter_unstored(types, leaf_types))
     nodes = member(document, "values", list, what)
     if len(unstored) != len(nodes):

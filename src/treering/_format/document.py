@@ -18,16 +18,7 @@ from typing import Any, Final
 from treering._codec.documents import check_json, check_name, check_texts, member, show
 from treering._codec.key_document import INDEX_FORM, decode_waiting, encode_waiting, find_members
 from treering._codec.signed import DIGEST
-from treering._format.columns import (
-    check_chunks,
-    decode_checksums,
-    decode_chunks,
-    decode_tree,
-    encode_checksums,
-    encode_chunks,
-    encode_tree,
-    read_free_json,
-)
+from treering._format import columns
 from treering._format.index import LIMIT, DataFile, Index
 from treering._values.checkpoint_names import ATTEMPT
 from treering.errors import Corrupt
@@ -85,9 +76,9 @@ def _members(index: Index) -> Iterator[tuple[str, Any]]:
     yield "written", index.written
     yield "processes", index.processes
     yield "meshes", list(index.meshes)
-    yield from encode_tree(index)
-    yield "chunks", encode_chunks(index.chunks)
-    yield "checksums", encode_checksums(index.checksums)
+    yield from columns.encode_tree(index)
+    yield "chunks", columns.encode_chunks(index.chunks)
+    yield "checksums", columns.encode_checksums(index.checksums)
     yield "files", list(map(_file_members, index.files))
     yield "replaces", list(index.replaces)
     if index.superseded:
@@ -124,31 +115,31 @@ def parse_index(data: bytes, *, embedded: bool = False) -> Index:
 
 def _index(document: Any, *, embedded: bool) -> Index:
     what = INDEX_NAME
-    tree = decode_tree(document, what)
+    tree = columns.decode_tree(document, what)
     files = [_file(node, embedded=embedded) for node in member(document, "files", list, what)]
     names = {file.name for file in files}
     if len(names) != len(files) or (embedded and len(files) != 1):
         raise Corrupt("two data files have the same name")
     index = Index(
         attempt=check_name(ATTEMPT, member(document, "attempt", str, what), "the attempt"),
-        written=read_free_json(document, "written", what),
+        written=columns.read_free_json(document, "written", what),
         processes=member(document, "processes", int, what),
         meshes=check_texts(member(document, "meshes", list, what), "the list of meshes"),
         **tree.columns(),
-        chunks=decode_chunks(document.get("chunks"), len(tree.keys), len(files)),
-        checksums=decode_checksums(document.get("checksums")),
+        chunks=columns.decode_chunks(document.get("chunks"), len(tree.keys), len(files)),
+        checksums=columns.decode_checksums(document.get("checksums")),
         files=files,
         replaces=[check_name(_DATA_NAME, name, "a replaced file") for name in _replaced(document)],
         superseded=tuple(decode_waiting(document)),
-        metadata=read_free_json(document, "metadata", what),
-        origin=read_free_json(document, "origin", what) if "origin" in document else None,
+        metadata=columns.read_free_json(document, "metadata", what),
+        origin=columns.read_free_json(document, "origin", what) if "origin" in document else None,
     )
     if any(not names.isdisjoint(waiting.files) for waiting in index.superseded):
         raise Corrupt("one of its data files is in the list of superseded data")
     writers = {0, *(file.process for file in files if file.process is not None)}
     if not 0 <= min(writers) <= max(writers) < index.processes or not names.isdisjoint(index.replaces):
         raise Corrupt("its processes and files cannot be those of a checkpoint")
-    check_chunks(index)
+    columns.check_chunks(index)
     return index
 
 
@@ -217,7 +208,7 @@ def read_summary(data: bytes) -> IndexSummary:
         names = [*names, *_replaced(members)]
         sizes = [member(file, "nbytes", int, INDEX_NAME) for file in files]
         attempt = check_name(ATTEMPT, member(members, "attempt", str, INDEX_NAME), "the attempt")
-        metadata = read_free_json(members, "metadata", INDEX_NAME)
+        metadata = columns.read_free_json(members, "metadata", INDEX_NAME)
         if min(sizes, default=0) < 0 or sum(sizes) >= LIMIT:
             raise Corrupt(f"{INDEX_NAME} has data files of sizes that no file has")
     nbytes = sum(sizes) + len(data)

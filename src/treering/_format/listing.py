@@ -105,8 +105,7 @@ def _grid(index: Index, rows: Sequence[int]) -> tuple[int, ...] | None:
     """Return into how many parts each axis of a leaf is cut; None where its chunks are no grid, or but one."""
     if len(rows) < 2:  # noqa: PLR2004 - one chunk, or none
         return None
-    axes = zip(*(index.box_of(row) for row in rows), strict=True)
-    grid = tuple(len(set(sides)) for sides in axes)
+    grid = tuple(len(set(sides)) for sides in zip(*map(index.box_of, rows), strict=True))
     return grid if math.prod(grid) == len(rows) else None
 
 

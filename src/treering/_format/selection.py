@@ -167,8 +167,7 @@ def _near(text: str, others: Sequence[str]) -> str:
 def _about_globs(text: str, branches: Sequence[str], *, below: bool) -> str:
     """Say what the user of this glob may not know."""
     facts = ["only= takes the checkpoint's keys, not those of `like`"]
-    parts = text.split("/")
-    named = "/".join(itertools.takewhile(lambda part: "*" not in part, parts))
+    named = "/".join(itertools.takewhile(lambda part: "*" not in part, text.split("/")))
     found = next((branch for branch in branches if branch.endswith(f"/{named}")), None) if named else None
     if found is not None:
         glob = show(found + text[len(named) :])

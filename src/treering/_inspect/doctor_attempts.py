@@ -135,8 +135,7 @@ def _judge_journaled(remains: Leftovers, looked: FolderScan, known: Known, said:
         reason = "it is the committed one; its journal is a second name or a copy of the index"
         return Life.OVER, reason, "the next save removes that name: nothing to do"
     if remains.outdated:
-        reason = "the checkpoint was changed since it began, so it can never be committed"
-        return Life.DEAD, reason, _SWEPT
+        return Life.DEAD, "the checkpoint was changed since it began, so it can never be committed", _SWEPT
     if looked.flat and said.leader is None:
         return Life.UNKNOWN, "it may still be committed: a bucket does not tell whether its process runs", _AGES
     life, reason = life_of(remains.holder, looked.locks, said.leader, remains.changed)

@@ -104,8 +104,7 @@ def read_msgpack(file: Reader) -> tuple[Listing, Fetch]:
     def fetch(offset: int, count: int) -> bytes:
         return data[offset : offset + count]
 
-    listing = list_msgpack(data[:WINDOW_BYTES], len(data), fetch)
-    return dataclasses.replace(listing, form=Form.GZIP.value), fetch
+    return dataclasses.replace(list_msgpack(data[:WINDOW_BYTES], len(data), fetch), form=Form.GZIP.value), fetch
 
 
 class MsgpackArray:

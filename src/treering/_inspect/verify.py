@@ -16,7 +16,7 @@ from treering._arrays.jobs import Tally
 from treering._checkpoint.forms import verify_bytes
 from treering._checkpoint.missing_data import is_attempt_there
 from treering._codec.gzip import GZIP_MAGIC
-from treering._format.blocks import Piece, damaged_pieces, file_digest, first_blocks, range_of_span, spans_of_file
+from treering._format.blocks import Piece, damaged_pieces, file_digest, first_blocks, span_range, spans_of_file
 from treering._format.document import INDEX_NAME, parse_index
 from treering._format.findings import BadBlock, Finding, Verification, describe_lost, describe_size, merge_blocks
 from treering._format.headers import header_bytes
@@ -215,7 +215,7 @@ def _check_data(index: Index, files: Sequence[Reader | None], progress: Progress
                 if span is None:
                     return
                 bad.extend(_check_span(index, starts, *span))
-                tally.add(range_of_span(index, span[1])[1])
+                tally.add(span_range(index, span[1])[1])
 
     threads = max((file.threads for _, file in there), default=1)
     work_together(work, threads - 1 if total >= _TWO_THREADS_FROM else 0)
@@ -229,7 +229,7 @@ def _check_data(index: Index, files: Sequence[Reader | None], progress: Progress
 def _check_span(index: Index, starts: Sequence[int], file: Reader, span: Sequence[Piece]) -> list[BadBlock]:
     blocks = index.chunks.block
     try:
-        data = memoryview(file.read(*range_of_span(index, span)))
+        data = memoryview(file.read(*span_range(index, span)))
     except (Corrupt, StoreFailed) as error:
         # Once more in smaller parts, down to one block, so that only what is lost is named.
         chunk, start, stop = span[0]
@@ -271,7 +271,8 @@ def _find_bad_text(index: Index, files: Sequence[Reader | None], damaged: set[in
             parts.setdefault(leaf, []).append(chunk)
     for leaf_chunks in parts.values():
         if damaged.isdisjoint(leaf_chunks) and all(files[chunks.file[chunk]] is not None for chunk in leaf_chunks):
-            if (bad := _first_bad_text(index, files, sorted(leaf_chunks, key=index.box_of))) is not None:
+            bad = _first_bad_text(index, files, sorted(leaf_chunks, key=index.box_of))
+            if bad is not None:
                 yield bad
 
 

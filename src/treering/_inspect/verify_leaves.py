@@ -198,8 +198,7 @@ def _batches(leaf: LeafFiles) -> Iterator[list[tuple[int, Box]]]:
     """Yield boxes of some MiB together, each with the number of its chunk."""
     batch: list[tuple[int, Box]] = []
     held = 0
-    nbytes = chunk_bytes(leaf.zarr)
-    itemsize = nbytes // math.prod(leaf.zarr.chunks)
+    itemsize = chunk_bytes(leaf.zarr) // math.prod(leaf.zarr.chunks)
     for number in range(chunk_count(leaf.zarr)):
         for box in _parts(leaf, chunk_box(leaf.zarr, number), itemsize):
             batch.append((number, box))

@@ -154,8 +154,7 @@ def plan_loads(leaves: Iterable[StoredLeaf], processes: int) -> list[LeafLoadPla
 
 def _want_all(shape: tuple[int, ...], wanted: Sequence[Sequence[Box]]) -> bool:
     """Tell whether each item is wanted by somebody, as it is where a sharding wants them."""
-    distinct = dict.fromkeys(box for boxes in wanted for box in boxes)
-    return sum(map(size_of, distinct)) >= math.prod(shape)
+    return sum(map(size_of, {box for boxes in wanted for box in boxes})) >= math.prod(shape)
 
 
 def _costs_too_much(table: _Chunks, itemsize: int, wanted: Sequence[Sequence[Box]], unique: int) -> bool:

@@ -72,8 +72,7 @@ def cast_array(array: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[Any]:
             changed = _find_changes(before, after)
             if changed.any():
                 first = int(changed.argmax())
-                index = tuple(map(int, np.unravel_index(start + first, array.shape)))
-                raise NotKept(before[first], index)
+                raise NotKept(before[first], tuple(map(int, np.unravel_index(start + first, array.shape))))
     return result.reshape(array.shape)
 
 

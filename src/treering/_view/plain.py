@@ -23,8 +23,7 @@ def visible(text: str, limit: int = 200, ellipsis: str = "…") -> str:
         aaaa…aaaa
     """
     # Cut before escaping, so that a key of some megabytes costs no more than a short one.
-    text = cut(text, limit, ellipsis)
-    return printable(text.replace("\\", "\\\\"))
+    return printable(cut(text, limit, ellipsis).replace("\\", "\\\\"))
 
 
 def cut(text: str, limit: int, ellipsis: str = "…") -> str:

@@ -87,8 +87,7 @@ class PlannedArrays:
     def join_chunks(self, shape: tuple[int, ...], parts: list[Any]) -> NDArray[Any]:
         """Return one array whose pieces are read straight into their places."""
         first: NDArray[Any] = parts[0]
-        itemsize = first.dtype.itemsize
-        raw = aligned_bytes(sum(part.size for part in parts) * itemsize)
+        raw = aligned_bytes(sum(part.size for part in parts) * first.dtype.itemsize)
         at = 0
         for part in parts:
             place = raw[at : at + part.nbytes]
