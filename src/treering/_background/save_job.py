@@ -70,6 +70,7 @@ class SaveJob(Watch):
         nbytes: how much memory its snapshot holds on to.
 
     Attributes:
+        doing: what it does, for messages.
         stage: how far it is.
         error: why it failed, once it has ended; None where it is saved.
         told: whether the caller knows the error.
@@ -80,6 +81,7 @@ class SaveJob(Watch):
     def __init__(self, path: Path, *, shown: str, run: Path | None, timeout: float, nbytes: int) -> None:
         self.path: Final = path
         self.shown: Final = shown
+        self.doing: Final = f"save {shown!r}"
         self.run: Final = run
         self.timeout: Final = timeout
         self.nbytes: Final = nbytes
@@ -92,11 +94,6 @@ class SaveJob(Watch):
         self._owner = os.getpid()
         self._lock = threading.RLock()  # a signal handler may ask while its thread has it
         self._waiters = Waiters()
-
-    @property
-    def doing(self) -> str:
-        """What it does, for messages."""
-        return f"save {self.shown!r}"
 
     def text(self) -> str:
         """Return how far it is, for people."""

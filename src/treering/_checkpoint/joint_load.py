@@ -108,6 +108,7 @@ class LoadGroup:
     ) -> None:
         self.joined = False
         self.path = located(path)
+        self._doing = f"load {os.fspath(self.path)!r}"
         self._timeout = timeout_seconds(timeout)
         self._is_shared = is_shared
         self._repeats = repeats
@@ -168,10 +169,6 @@ class LoadGroup:
     def _join_all(self) -> None:
         self._processes = job_processes()
         self.joined = True
-
-    @property
-    def _doing(self) -> str:
-        return f"load {os.fspath(self.path)!r}"
 
     def _met(self, *, failure: Failure | None = None, **said: Any) -> list[dict[str, Any]]:
         """Say something and hear what all processes say.

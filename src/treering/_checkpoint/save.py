@@ -88,7 +88,7 @@ def prepare_alone(tree: Any, options: SaveOptions) -> PreparedSave:
     Raises:
         Unsupported: the form cannot hold it.
     """
-    prepare = _FILES.get(options.suffix)
+    prepare = _FILES.get(options.path.suffix.lower())
     return FolderSave(plan_tree(tree, ALONE)) if prepare is None else prepare(tree, options.python_metadata())
 
 

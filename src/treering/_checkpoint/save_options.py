@@ -88,11 +88,6 @@ class SaveOptions:
             timeout=seconds,
         )
 
-    @property
-    def suffix(self) -> str:
-        """The suffix of the path, which chooses the form."""
-        return self.path.suffix.lower()
-
     def python_metadata(self) -> dict[str, Any]:
         """Return the metadata, with Python's numbers in it.
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import os
 import re
 import stat
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -16,7 +17,7 @@ from typing import Final
 from treering._checkpoint.waiting import describe_waiting, listed_names
 from treering._coordination.messages import DecisionMessage, PrepareMessage, VoteMessage
 from treering._store.api import LARGEST_MESSAGE, Entry, Store
-from treering._store.failures import LinkRefused
+from treering._store.failures import LinkRefused, naming
 from treering._store.leaves_folder.attempts import list_attempts
 from treering._store.locks import Locks
 from treering._store.objects.marker import read_marker
@@ -25,7 +26,7 @@ from treering._store.posix.folder_tree import FOLDER, FolderTree, Parts
 from treering._store.posix.store import PosixStore, entry_of
 from treering._store.resolve import located, opened_store
 from treering._values import checkpoint_names, leaves_names
-from treering.errors import Corrupt, Format, NotFound, StoreFailed, Unsupported
+from treering.errors import Corrupt, Format, NotFound, Unsupported
 
 # The number of its process, where a note's name has one.
 _NOTE: Final = re.compile(r"\.treering-[0-9a-f-]*?(?:(?:part|waiting)-(\d{5,9})|begin|verdict)")
@@ -108,11 +109,8 @@ def looked_at(path: str) -> FolderScan:
         >>> found.names, found.saver
         ([], None)
     """
-    try:
-        with opened_store(path) as store:
-            return _looked(store, path)
-    except OSError as error:
-        raise StoreFailed.of(error, located(path), "read") from error
+    with naming(os.fspath(located(path)), "read"), opened_store(path) as store:
+        return _looked(store, path)
 
 
 def _looked(store: Store, path: str) -> FolderScan:

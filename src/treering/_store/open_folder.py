@@ -12,11 +12,11 @@ from treering._codec.key_document import HEAD_BYTES, SMALL_TOMBSTONE, is_tombsto
 from treering._codec.signed import is_whole
 from treering._store.api import LARGEST_DOCUMENT, Document, Entry, Reader, Store
 from treering._store.closable import Closable
-from treering._store.failures import DataFileMissing, LinkRefused, with_errno
+from treering._store.failures import DataFileMissing, LinkRefused, naming, with_errno
 from treering._store.resolve import find_at, open_file, opened_store
 from treering._values.checkpoint_names import INDEX, attempt_of_tombstone
 from treering._values.human import pluralize
-from treering.errors import Busy, Corrupt, Format, NotFound, StoreFailed
+from treering.errors import Busy, Corrupt, Format, NotFound
 
 _SHOWN_NAMES = 5
 _TRIES = 20
@@ -28,6 +28,10 @@ class OpenFolder(Closable):
 
     Everything is looked up in the folder that was opened, links there are refused, and files once open stay whole
     whatever a later save does.
+
+    Attributes:
+        path: the folder.
+        store: the place that was opened.
 
     Raises:
         NotFound: nothing is at the path.
@@ -44,19 +48,12 @@ class OpenFolder(Closable):
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        try:
-            self._store = opened_store(path)
-        except OSError as error:
-            raise StoreFailed.of(error, path, "read") from error
+        with naming(os.fspath(path), "read"):
+            self.store = opened_store(path)
 
     def close(self) -> None:
         """Close the folder; files opened from it stay open."""
-        self._store.close()
-
-    @property
-    def store(self) -> Store:
-        """The place."""
-        return self._store
+        self.store.close()
 
     def read_index(self) -> bytes:
         """Return the bytes of the index.
@@ -68,7 +65,7 @@ class OpenFolder(Closable):
             StoreFailed: the system refuses.
         """
         try:
-            return index_document(self._store).data
+            return index_document(self.store).data
         except NotFound as error:
             says = f"its {INDEX!r} says so" if isinstance(error, IndexRemoved) else f"it has no {INDEX!r}"
             message = f"there is no checkpoint in {os.fspath(self.path)!r}: {says}"
@@ -92,7 +89,7 @@ class OpenFolder(Closable):
         if name in _NO_NAMES or not {"/", "\\", "\0", ":"}.isdisjoint(name):
             raise Corrupt(f"{os.fspath(self.path)!r} names a file outside of it: {name!r}")
         try:
-            return self._store.open_file(name)
+            return self.store.open_file(name)
         except NotFound as error:
             missing = DataFileMissing(f"{name!r} is missing in {os.fspath(self.path)!r}")
             missing.name = name
@@ -100,14 +97,14 @@ class OpenFolder(Closable):
 
     def _holds_index(self, name: str) -> bool:
         try:
-            return find_index(self._store, name) is not None
+            return find_index(self.store, name) is not None
         except OSError:
             return False
 
     def _what_is_there(self) -> str:
         """Say what is in the folder, checkpoints first."""
         try:
-            names = sorted(self._store.names())
+            names = sorted(self.store.names())
         except OSError as error:
             return f"the content cannot be read: {error.strerror}"
         if not names:

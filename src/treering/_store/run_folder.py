@@ -83,6 +83,10 @@ class RunFolder(Closable):
     Args:
         path: the folder.
 
+    Attributes:
+        flat: whether it is in a bucket, where each look takes its time.
+        grace: seconds that superseded data stay here for readers.
+
     Raises:
         NotFound: nothing is there.
         StoreFailed: a file is there, or the system refuses.
@@ -103,6 +107,7 @@ class RunFolder(Closable):
         self._noted: Version | None = None
         with naming(os.fspath(path), "read"):
             self._store = opened_store(path)
+        self.flat, self.grace = self._store.flat, self._store.grace
 
     def close(self) -> None:
         """Close the folder."""
@@ -134,16 +139,6 @@ class RunFolder(Closable):
         """
         with naming(os.fspath(self.path), "read"):
             return sorted(step for name in self._store.places() if (step := step_of_name(name)) is not None)
-
-    @property
-    def flat(self) -> bool:
-        """Whether it is in a bucket, where each look takes its time."""
-        return self._store.flat
-
-    @property
-    def grace(self) -> float:
-        """Seconds that superseded data stay here for readers."""
-        return self._store.grace
 
     def survey(self) -> tuple[set[int], set[int]]:
         """Return the steps that have a tombstone, and those in whose folders something may be left over.
@@ -179,7 +174,7 @@ class RunFolder(Closable):
         Raises:
             StoreFailed: the system refuses.
         """
-        if not self._store.flat:
+        if not self.flat:
             return self.folders()
         with naming(os.fspath(self.path), "read"):
             return sorted(step for step, entries in self._listed() if not _is_tidy(entries))
@@ -191,7 +186,7 @@ class RunFolder(Closable):
             StoreFailed: the system refuses; a step that cannot be looked at may be the latest.
         """
         with naming(os.fspath(self.path), "read"):
-            if not self._store.flat:
+            if not self.flat:
                 return [step for step in self.folders() if self._has_index(step)]
             # One listing tells indexes from tombstones, of which there may be far more, without a look at each.
             listed = self._listed()
@@ -211,7 +206,7 @@ class RunFolder(Closable):
             while True:
                 folders = self.folders()
                 likely = [step for step in reversed(folders) if step not in without]
-                looked_at = likely[:_LOOKED_AT] if self._store.flat else likely
+                looked_at = likely[:_LOOKED_AT] if self.flat else likely
                 latest = next(filter(self._has_index, looked_at), None)
                 if latest is None and len(looked_at) < len(likely):
                     latest = next((step for step in reversed(self.steps()) if step not in without), None)
@@ -225,13 +220,12 @@ class RunFolder(Closable):
         Raises:
             StoreFailed: the system refuses.
         """
-        path = self.path / step_name(step)
         try:
             return self._store.below(step_name(step))
         except OSError as error:
             if error.errno in _NO_FOLDER:
                 return None
-            raise StoreFailed.of(error, path, "read") from error
+            raise StoreFailed.of(error, self.path / step_name(step), "read") from error
 
     def read_head(self, step: int) -> tuple[int, bytes] | None:
         """Return the size of a step's index, and its first bytes, the first line in it; None when it is gone.
@@ -316,7 +310,7 @@ class RunFolder(Closable):
         """
         with naming(os.fspath(self.path / LEFT_DOCUMENT), "write"):
             found = self._store.find(LEFT_DOCUMENT)
-            if self._store.flat or (found is not None and _is_emptied(found)):
+            if self.flat or (found is not None and _is_emptied(found)):
                 if found is not None and not _is_emptied(found):
                     raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST))
                 self._swap_left(data, found)
@@ -338,7 +332,7 @@ class RunFolder(Closable):
             StoreFailed: the system refuses.
         """
         with naming(os.fspath(self.path / LEFT_DOCUMENT), "remove"):
-            if not self._store.flat:
+            if not self.flat:
                 self._store.remove(LEFT_DOCUMENT)
             elif (found := self._store.find(LEFT_DOCUMENT)) is not None and not _is_emptied(found):
                 # Random digits: a late request meets another version each time that it is empty.
@@ -362,7 +356,7 @@ class RunFolder(Closable):
         """
         path = self.path / RUN_DOCUMENT
         with naming(os.fspath(path), "write"):
-            found = None if self._store.flat else self._store.find(RUN_DOCUMENT)
+            found = None if self.flat else self._store.find(RUN_DOCUMENT)
             if found is not None and not found.is_file:
                 raise LinkRefused(f"{os.fspath(path)!r} is not a file of its own", hint="remove it")
             # In a bucket by the version that was read here, which need not be asked for; if it still is that one.
@@ -372,13 +366,13 @@ class RunFolder(Closable):
 
     def _read(self, name: str, most: int = _LARGEST_DOCUMENT) -> bytes | None:
         with naming(os.fspath(self.path), "read"):
-            found = None if self._store.flat else self._store.find(name)
-        if not self._store.flat and (found is None or not found.is_file or found.size > _LARGEST_DOCUMENT):
+            found = None if self.flat else self._store.find(name)
+        if not self.flat and (found is None or not found.is_file or found.size > _LARGEST_DOCUMENT):
             return None
         # A link: it was replaced meanwhile.
         with contextlib.suppress(LinkRefused), naming(os.fspath(self.path / name), "read"):
             document = self._store.read(name, most)
-            if self._store.flat and name == RUN_DOCUMENT:
+            if self.flat and name == RUN_DOCUMENT:
                 self._noted = None if document is None else document.version
             return None if document is None else document.data
         return None
@@ -397,7 +391,7 @@ class RunFolder(Closable):
     def _listed(self) -> list[tuple[int, dict[str, Entry]]]:
         """Return the steps, ascending, with what lies in each: of a flat store, where that is one listing."""
         found: dict[int, dict[str, Entry]] = {}
-        for entry in self._store.list(_STEPS) if self._store.flat else ():
+        for entry in self._store.list(_STEPS) if self.flat else ():
             place, _, name = entry.name.partition("/")
             if (step := step_of_name(place)) is not None:
                 found.setdefault(step, {})[name] = entry
