@@ -99,12 +99,7 @@ class LoadGroup:
     """
 
     def __init__(
-        self,
-        path: str | os.PathLike[str],
-        *,
-        timeout: float | None,
-        is_shared: Callable[[], bool],
-        repeats: bool = True,
+        self, path: str | os.PathLike[str], timeout: float | None, is_shared: Callable[[], bool], repeats: bool = True
     ) -> None:
         self.joined = False
         self.path = located(path)

@@ -99,13 +99,9 @@ def _diagnose_once(path: str, looked: FolderScan) -> Diagnosis:
     notes.extend(_waiting(looked))
     waits = is_removed and looked.waits is not None and not (attempts or problems or removed or looked.notes)
     return Diagnosis(
-        path=path,
-        committed=committed,
-        attempts=attempts,
-        problems=tuple(problems),
-        notes=tuple(notes),
+        path=path, committed=committed, attempts=attempts, problems=tuple(problems), notes=tuple(notes),
         waits_for_readers=waits,
-    )
+    )  # fmt: skip
 
 
 def _waiting(looked: FolderScan) -> Iterator[str]:

@@ -56,9 +56,8 @@ def _from_file_url(text: str) -> Path:
     address = text[len("file:") :]
     host, slash, path = address[2:].partition("/") if address.startswith("//") else ("", "/", address.lstrip("/"))
     if host not in {"", "localhost"} or not slash:
-        raise Unsupported(
-            f"{text!r} is on another machine or has no path", hint="a URL of this machine is file:///PATH"
-        )
+        hint = "a URL of this machine is file:///PATH"
+        raise Unsupported(f"{text!r} is on another machine or has no path", hint=hint)
     return Path(url2pathname(f"/{path}"))
 
 

@@ -20,15 +20,8 @@ _COUNTS = ("", " K", " M", " B", " T")
 _RATES = ("B/s", "kB/s", "MB/s", "GB/s", "TB/s")
 _MINUTE, _HOUR, _DAY = 60, 3600, 86400
 _SINGULAR = {"axes": "axis", "boxes": "box", "children": "child", "indices": "index", "leaves": "leaf"}
-_SINGULAR |= {
-    "are": "is",
-    "differ": "differs",
-    "follow": "follows",
-    "lie": "lies",
-    "processes": "process",
-    "retries": "retry",
-    "were": "was",
-}
+_SINGULAR |= {"processes": "process", "retries": "retry"}
+_SINGULAR |= {"are": "is", "differ": "differs", "follow": "follows", "lie": "lies", "were": "was"}
 _TEN, _HUNDRED, _WHOLE = 9.995, 99.95, 999.5
 _COMPARED = 2000
 _ALL: Final = 12

@@ -16,13 +16,8 @@ _FUSE: Final = re.compile(r"^\d+ \d+ (\d+):(\d+) (\S+) (\S+) .*? - fuse(?:blk)?(
 _ESCAPED: Final = re.compile(r"\\([0-7]{3})")
 _SCHEMES: Final = {
     "gcsfuse": "gs",
-    "s3fs": "s3",
-    "mountpoint-s3": "s3",
-    "goofys": "s3",
-    "geesefs": "s3",
-    "blobfuse": "az",
-    "blobfuse2": "az",
-    "rclone": "s3",
+    **dict.fromkeys(("s3fs", "mountpoint-s3", "goofys", "geesefs", "rclone"), "s3"),
+    **dict.fromkeys(("blobfuse", "blobfuse2"), "az"),
 }
 """Program -> the scheme of what it mounts, most of the time."""
 _TELL_BUCKET: Final = frozenset({"gcsfuse", "goofys", "geesefs"})
