@@ -55,7 +55,8 @@ def exactly(x: Any) -> Any:
         return (exactly(x.real), exactly(x.imag))
     if np.isnan(x):
         return "nan"
-    return int(x) if np.isfinite(x) and x == np.trunc(x.astype(np.longdouble)) else x.astype(np.longdouble)
+    wide = x.astype(np.longdouble)  # int() of a bfloat16 from 2**63 on wraps around
+    return int(wide) if np.isfinite(wide) and wide == np.trunc(wide) else wide
 
 
 def kept(before: Any, after: Any) -> bool:
