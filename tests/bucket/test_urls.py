@@ -64,6 +64,17 @@ def test_without_the_right_to_list(seaweed: BucketServer, prefix: str, monkeypat
         assert treering.load(path)["w"].tolist() == [0, 1, 2]
         with pytest.raises(FileExistsError):
             treering.save(path, {"w": TREE["w"][:3]})
+    with treering.Run(f"{url}/run") as run:
+        for step in (1, 2):
+            run.save(step, {"step": step}).result()
+            assert run.load(step) == {"step": step}
+            assert treering.load(f"{url}/run/step_{step:08d}") == {"step": step}
+        with pytest.raises(FileExistsError):
+            run.save(1, {"step": 0})
+        with pytest.raises(PermissionError, match="to list needs s3:ListBucket"):
+            run.steps()
+    enter(seaweed, monkeypatch)
+    assert treering.Run(f"{url}/run").steps() == [1, 2]
 
 
 def test_what_refuses_says_why(seaweed: BucketServer, prefix: str, monkeypatch: pytest.MonkeyPatch) -> None:
