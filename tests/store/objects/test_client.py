@@ -323,7 +323,7 @@ def test_only_uploads_to_this_machine_or_by_https_are_unsigned(monkeypatch: pyte
     def unsigned(endpoint: str | None, **config: Any) -> Any:
         more: Any = {} if endpoint is None else {"endpoint": endpoint}
         store = S3Store("b", access_key_id="x", secret_access_key="y", **more, **config)
-        return StoreVariants(store, 30).parts(16 << 20).config.get("unsigned_payload", False)
+        return StoreVariants(store, 30).variant(16 << 20, parts=True).config.get("unsigned_payload", False)
 
     assert unsigned("http://127.0.0.1:9000") in {True, "true"}
     assert unsigned("https://example.org") in {True, "true"}
@@ -337,12 +337,12 @@ def test_only_uploads_to_this_machine_or_by_https_are_unsigned(monkeypatch: pyte
 def test_the_time_that_a_request_may_take_grows_with_its_size() -> None:
     store = S3Store("b", access_key_id="x", secret_access_key="y", client_options={"timeout": "7s", "user_agent": "t"})
     variants = StoreVariants(store, 30)
-    small, large = variants.single(1000), variants.single(12 << 20)
+    small, large = variants.variant(1000), variants.variant(12 << 20)
     assert (small.client_options["timeout"], large.client_options["timeout"]) == ("30000ms", "94000ms")
     assert small.client_options["user_agent"] == "t"
     assert small.retry_config["max_retries"] == 0
-    assert variants.single(2000) is small
-    assert variants.parts(16 << 20).retry_config["max_retries"] > 0
+    assert variants.variant(2000) is small
+    assert variants.variant(16 << 20, parts=True).retry_config["max_retries"] > 0
 
 
 def test_an_upload_whose_last_answer_was_lost_is_looked_at(
@@ -524,10 +524,10 @@ def test_the_number_of_requests_is_a_number(text: str) -> None:
 
 def test_a_forked_process_does_not_wait_forever(monkeypatch: pytest.MonkeyPatch) -> None:
     variants = StoreVariants(S3Store("b", access_key_id="x", secret_access_key="y"), 30)
-    variants.single(0)
+    variants.variant(0)
     monkeypatch.setattr("os.getpid", lambda: -1)
     with pytest.raises(OSError, match="forked from one that has used a bucket"):
-        variants.single(0)
+        variants.variant(0)
 
 
 def test_credentials_are_asked_for_once_more(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -559,7 +559,7 @@ def test_options_of_the_connection_in_the_environment_hold(monkeypatch: pytest.M
     monkeypatch.setenv("AWS_CONNECT_TIMEOUT", "7s")
     monkeypatch.setenv("GOOGLE_PROXY_URL", "http://127.0.0.1:1")
     given = S3Store("b", access_key_id="x", secret_access_key="y", client_options={"connect_timeout": "3s"})
-    options = StoreVariants(given, 30).single(0).client_options
+    options = StoreVariants(given, 30).variant(0).client_options
     assert options["allow_http"] in {True, "true"}
     assert options["connect_timeout"] == "3s"
     assert "proxy_url" not in options

@@ -157,4 +157,4 @@ class ObstoreClient(RepeatingClient):
 
     def _answer(self, verb: str, call: Callable[[Any], Answer], nbytes: int = 0, *, once: bool = False) -> Answer:
         """Make a request that moves so many bytes."""
-        return self._repeat(lambda: call(self._stores.single(nbytes)), self._right(verb), once=once)
+        return self._repeat(lambda: call(self._stores.variant(nbytes)), self._right(verb), once=once)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import datetime
 import errno
 import http.client
-import ssl
 import urllib.parse
 import urllib.request
 from typing import Any, Final
@@ -67,10 +66,8 @@ def _connect(url: urllib.parse.SplitResult) -> http.client.HTTPConnection | None
     host = url.hostname or ""
     if urllib.request.getproxies().get(url.scheme) and not urllib.request.proxy_bypass(host):
         return None
-    connection = http.client.HTTPConnection(host, url.port, timeout=_TIMEOUT)
-    if url.scheme == "https":
-        context = ssl.create_default_context()
-        connection = http.client.HTTPSConnection(host, url.port, timeout=_TIMEOUT, context=context)
+    connect = http.client.HTTPSConnection if url.scheme == "https" else http.client.HTTPConnection
+    connection = connect(host, url.port, timeout=_TIMEOUT)
     try:
         connection.connect()
     except OSError:

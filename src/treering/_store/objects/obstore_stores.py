@@ -55,15 +55,8 @@ class StoreVariants:
             self._opened.clear()
             return True
 
-    def single(self, nbytes: int) -> Any:
-        """Return it for a request that moves so many bytes and is made once."""
-        return self._variant(nbytes, parts=False)
-
-    def parts(self, part_bytes: int) -> Any:
-        """Return it for uploads in parts of that size, which it repeats itself."""
-        return self._variant(part_bytes, parts=True)
-
-    def _variant(self, nbytes: int, *, parts: bool) -> Any:
+    def variant(self, nbytes: int, *, parts: bool = False) -> Any:
+        """Return it for a request that moves so many bytes and is made once, or for ``parts``, which it repeats."""
         if not hasattr(self.store, "client_options"):
             return self.store
         _require_own_threads()

@@ -43,7 +43,7 @@ def upload_parts(
 ) -> None:
     """Write a new object in parts; an error, of the buffers too, ends the upload and leaves no object."""
     part = part_size(size)
-    store = stores.parts(part)
+    store = stores.variant(part, parts=True)
     wanted = max(1, min(_PARTS_AT_ONCE, _MEMORY // part - 2))
     slots = 0
     failed: list[BaseException] = []
