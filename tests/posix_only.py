@@ -115,6 +115,7 @@ _LEAVES_ON_DISK = {
         "leaves/test_manager.py",
         "leaves/test_overwritten_meanwhile.py",
         "leaves/test_unmoved.py",
+        "leaves/test_unmoved_index.py",
         "leaves/test_verify.py",
         "leaves/test_deserialize.py::test_nothing_there_is_an_error_that_says_what_is",
         "leaves/test_joint.py::test_a_process_that_cannot_write",
@@ -125,6 +126,7 @@ _LEAVES_ON_DISK = {
         "leaves/test_joint.py::test_staged_files_that_another_saver_swept",
         "leaves/test_joint.py::test_what_is_saved_is_what_one_process_saves",
         "leaves/test_joint.py::test_what_one_process_cannot_save_all_are_told",
+        "leaves/test_joint.py::test_without_an_index",
         "leaves/test_joint.py::test_who_does_not_come_is_named",
         "leaves/test_prefixes.py::test_a_tree_of_ours_beside_the_golden_ones",
         "leaves/test_prefixes.py::test_eformer_adds_a_tree_to_ours_and_we_to_its",
@@ -150,8 +152,6 @@ _LEAVES_ON_DISK = {
     "It indexes a directory, which is for those on disk, or changes a message by a call of the system.": (
         "checkpoint/test_jax_contexts.py::test_every_public_function_does_the_same",
         "checkpoint/test_joint_files.py::test_checksums_for_other_chunks_are_refused",
-        "leaves/test_deserialize.py::test_a_save_that_waits_for_its_index_is_told_of",
-        "leaves/test_joint.py::test_without_an_index",
     ),
     "The manager of the caller writes arrays by itself, to folders.": (
         "checkpoint/test_aliased.py::test_an_acknowledged_save_loads[leaves, by manager]",

@@ -15,10 +15,9 @@ from treering._leaves.deserialize import tree_deserialize_leaves
 from treering._leaves.key_paths import is_array_like, join_key, leaf_key_paths
 from treering._leaves.plan import LeavesSaveOptions
 from treering._leaves.serialize import serialize
-from treering._store.resolve import is_on_disk, leaves_path
+from treering._store.resolve import leaves_path
 from treering._values.processes import timeout_seconds
 from treering._view.progress import Progress, reporter
-from treering.errors import Unsupported
 
 __all__ = [
     "index_leaves", "is_array_like", "join_key", "leaf_key_paths", "tree_deserialize_leaves", "tree_serialize_leaves",
@@ -97,7 +96,7 @@ def index_leaves(checkpoint_dir: str | os.PathLike[str]) -> None:
     nothing is changed.
 
     Args:
-        checkpoint_dir: the directory.
+        checkpoint_dir: the directory. In a bucket nothing is rebuilt: copy the directory to a disk for that.
 
     Raises:
         NotFound: there is no such directory, or nothing in it that could be indexed.
@@ -121,8 +120,4 @@ def index_leaves(checkpoint_dir: str | os.PathLike[str]) -> None:
         >>> os.path.exists(os.path.join(path, "tensorstore_index.json"))
         True
     """
-    path = leaves_path(checkpoint_dir)
-    if not is_on_disk(path):
-        hint = "in a bucket no save is left without an index; copy the directory here, index it, and copy it back"
-        raise Unsupported(f"{os.fspath(path)!r} is a URL; only directories on disk can be indexed", hint=hint)
-    index_directory(path)
+    index_directory(leaves_path(checkpoint_dir))

@@ -19,7 +19,7 @@ from tests.properties.sameness import fingerprint
 from torture.bucket_servers import BucketServer
 from treering._store.resolve import located, store_at
 from treering.errors import Busy
-from treering.leaves import tree_deserialize_leaves, tree_serialize_leaves
+from treering.leaves import index_leaves, tree_deserialize_leaves, tree_serialize_leaves
 
 pytestmark = pytest.mark.bucket
 
@@ -90,6 +90,16 @@ def test_save_load_and_overwrite(path: str) -> None:
     assert_same(tr.load(path, at="other"), TREE)
     assert tr.verify(path).ok
     assert len(index_of(path)["treering"][""]["superseded"]) == 1
+
+
+def test_a_save_that_is_indexed_later(path: str) -> None:
+    for number in range(3):
+        tree_serialize_leaves(path, {"m": np.full(3, number)}, prefix="model", write_index=False)
+        tree_serialize_leaves(path, TREE)
+    index_leaves(path)
+    assert_same(tree_deserialize_leaves(path, prefix="model"), {"m": np.full(3, 2)})
+    assert_same(tree_deserialize_leaves(path, structure="exact"), TREE)
+    assert tr.verify(path).ok
 
 
 @pytest.mark.parametrize("prefix_of", [lambda saver: "same", lambda saver: f"prefix{saver}"], ids=["same", "different"])

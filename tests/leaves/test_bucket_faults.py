@@ -10,7 +10,10 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import PartitionSpec
 
+from tests.leaves.jobs_of_threads import Job
+from tests.leaves.saved import put
 from tests.properties.sameness import fingerprint
 from tests.store.objects.memory_bucket import MemoryBucket
 from treering._store import resolve
@@ -19,8 +22,9 @@ from treering._store.objects import claim, requests
 from treering._store.objects import store as objects
 from treering._store.objects.requests import Answer, Put, Request, Status
 from treering._store.objects.root import ObjectRoot
-from treering.errors import Busy, StoreFailed
-from treering.leaves import tree_deserialize_leaves, tree_serialize_leaves
+from treering._store.resolve import located
+from treering.errors import Busy, StoreFailed, TreeringError
+from treering.leaves import index_leaves, tree_deserialize_leaves, tree_serialize_leaves
 
 PATH = "memory://a/leaves"
 OLD, NEW = {"w": jnp.zeros(3), "step": 1}, {"w": jnp.ones(3), "b": np.arange(2), "step": 2}
@@ -121,6 +125,62 @@ def test_every_request_of_a_save(fault: Any, bucket: FaultyBucket) -> None:
     assert place > 12
     assert "new" in ended
     assert (fault is repeat) or len(ended) > 1 or fault is lose_answer
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.__name__)
+def test_every_request_of_a_save_that_is_indexed_later(fault: Any, bucket: FaultyBucket) -> None:
+    wanted = {name: fingerprint(tree, restored=False) for name, tree in (("old", OLD), ("new", NEW))}
+    ended = set()
+    tree_serialize_leaves(PATH, OLD, prefix="beside")
+    for place in itertools.count():
+        tree_serialize_leaves(PATH, OLD, prefix="model")
+        bucket.arm(place, fault)
+        state = "old"
+        try:
+            tree_serialize_leaves(PATH, NEW, prefix="model", write_index=False)
+            state = "left"
+            index_leaves(PATH)
+            state = "new"
+        except (Busy, StoreFailed) as error:
+            state = "unknown" if "may be in place" in str(error) else state
+        ended.add(state)
+        done = bucket.fault is not None
+        bucket.arm(-1, None)
+        assert load("beside") == wanted["old"]
+        seen = {"unknown": ["old", "new"], "left": ["old"]}.get(state, [state])
+        assert load("model") in [wanted[name] for name in seen], (place, state)
+        if state != "new":
+            index_leaves(PATH)  # what was left is taken up, whatever became of the first try
+            assert load("model") in [wanted[name] for name in ("old", "new") if name == "new" or state != "left"]
+        if done:
+            break
+    assert place > 12
+    assert "new" in ended
+
+
+@pytest.mark.parametrize("fault", [lose_answer, refuse, repeat], ids=lambda fault: fault.__name__)
+def test_every_request_of_a_joint_save(fault: Any, bucket: FaultyBucket, monkeypatch: pytest.MonkeyPatch) -> None:
+    new = {**NEW, "rows": put(jnp.arange(8.0), PartitionSpec("x"))}  # process 1 has the second half
+    wanted = {name: fingerprint(tree, restored=False) for name, tree in (("old", OLD), ("new", new))}
+    job = Job(monkeypatch, 2)
+    ended = set()
+    for place in itertools.count():
+        tree_serialize_leaves(PATH, OLD, prefix="model")
+        bucket.arm(place, fault)
+        errors = job.save(located(PATH), new, prefix="model", timeout=5)
+        done = bucket.fault is not None
+        bucket.arm(-1, None)
+        failed = [str(error) for error in errors.values() if error is not None]
+        assert all(isinstance(error, TreeringError) for error in errors.values() if error is not None), errors
+        state = "unknown" if any("may be in place" in error for error in failed) else "old" if failed else "new"
+        ended.add(state)
+        if len(failed) == 1:  # one was told that it is done
+            state = "unknown"
+        assert load("model") in [wanted[name] for name in wanted if state in {name, "unknown"}], (place, errors)
+        if done:
+            break
+    assert place > 20
+    assert "new" in ended
 
 
 def test_a_request_that_arrives_late_changes_nothing(bucket: FaultyBucket) -> None:

@@ -17,7 +17,7 @@ from jax.sharding import PartitionSpec as P
 
 from tests.leaves.saved import INDEX, arrays_at, index_at, listing, put, stored, visible
 from tests.properties.sameness import assert_same
-from treering.errors import Corrupt, Format, Mismatch, NotFound, StoreFailed, Unsupported
+from treering.errors import Corrupt, Format, Mismatch, NotFound, StoreFailed
 from treering.leaves import index_leaves, tree_serialize_leaves
 
 GOLDEN = Path(__file__).parents[1] / "compat" / "golden" / "eformer"
@@ -358,8 +358,6 @@ def test_nothing_to_index_is_an_error_that_makes_nothing(tmp_path: Path) -> None
     assert visible(tmp_path / "d") == {"mine.txt"}
     with pytest.raises(StoreFailed):
         index_leaves(tmp_path / "d" / "mine.txt")
-    with pytest.raises(Unsupported):
-        index_leaves("gs://bucket/x")
 
 
 def test_an_index_of_another_format_is_not_replaced(tmp_path: Path) -> None:

@@ -57,6 +57,21 @@ def is_empty(data: bytes) -> bool:
     return not (document.get("prefixes") or document.get("treering") or "arrays" in document)
 
 
+def unindexed_attempts(data: bytes) -> frozenset[str]:
+    """Return the saves that an index names and does not list yet; none of one that is damaged.
+
+    Example:
+        >>> unindexed_attempts(b'{"format": "tensorstore", "unindexed": [{"attempt": "0123456789abcdef"}]}')
+        frozenset({'0123456789abcdef'})
+    """
+    if b'"unindexed"' not in data:  # nearly always; it may be large
+        return frozenset()
+    try:
+        return find_attempts(json.dumps(_parse(data).get("unindexed")).encode())
+    except Corrupt:
+        return frozenset()
+
+
 def read_attempts(data: bytes) -> tuple[str, ...]:
     """Return all attempts that an index names, behind an empty text: no attempt is the whole index's own.
 

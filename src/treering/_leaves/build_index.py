@@ -4,20 +4,24 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import os
 from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Final
 
+from treering._codec.leaves_key import unindexed_attempts
 from treering._codec.zarr import ZarrArray, parse_zarray
-from treering._leaves.branches import judge_branch, read_zarray
-from treering._leaves.commit import plan_update, read_marker, read_records
+from treering._leaves.branches import judge_branch, read_branches, read_zarray
+from treering._leaves.commit import begin_save, plan_update, read_marker, read_records
 from treering._leaves.documents import index as leaves_index
 from treering._leaves.documents.record import LeavesRecord
-from treering._leaves.documents.update import unfinished_update
+from treering._leaves.documents.update import index_unindexed, unfinished_update
 from treering._store.failures import LinkRefused, naming_file
 from treering._store.leaves_folder.commit import commit_pending
 from treering._store.leaves_folder.leaves_folder import LeavesFolder
 from treering._store.leaves_folder.moves import Update
+from treering._store.leaves_places import open_leaves
+from treering._store.resolve import is_on_disk
 from treering._values.human import join_first
 from treering.errors import Corrupt, Format, NotFound, Unsupported
 
@@ -27,13 +31,39 @@ _SHOWN: Final = 10
 def index_directory(path: Path) -> None:
     """Make the index of ``path`` whole; ``treering.leaves.index_leaves`` says more."""
     lost: list[str] = []
-    commit_pending(path, unfinished_update, lambda old: _update(path, old, lost))
+    if is_on_disk(path):
+        commit_pending(path, unfinished_update, lambda old: _update(path, old, lost))
+    else:
+        _index_unmoved(path, lost)
     if lost:
         raise Corrupt(
             f"{str(path)!r} has saves whose record is lost or cannot be read, so that their content is unknown; they"
             f" are not in the index: {join_first(list(map(repr, lost)), _SHOWN)}",
             hint="use another copy of the directory; everything else is indexed",
         )
+
+
+def _index_unmoved(path: Path, lost: list[str]) -> None:
+    """List the saves that the index in a bucket names only; note in ``lost`` those that it goes on naming."""
+    with open_leaves(path) as folder:
+        try:
+            if not folder.pending():
+                read_branches(folder)  # what is damaged is told
+                return
+        except (Corrupt, NotFound) as error:
+            if isinstance(error, Corrupt) or error.hint is None:
+                error.hint = "only on a disk can it be rebuilt: copy the directory there, index it, and copy it back"
+            raise
+    with begin_save(path) as saving:
+        if (remains := saving.remains()) is None:
+            raise RuntimeError(f"the files of {os.fspath(path)!r} are moved")
+
+        def update(old: bytes | None) -> Update:
+            change = index_unindexed(old, remains, saving.attempt)
+            lost.extend(f".treering/{attempt}/record.json" for attempt in sorted(unindexed_attempts(change.moving)))
+            return change
+
+        saving.commit(b"", update)
 
 
 def _update(path: Path, old: bytes | None, lost: list[str]) -> Update | None:

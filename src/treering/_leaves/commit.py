@@ -15,6 +15,7 @@ from treering._store.failures import LinkRefused, naming_file
 from treering._store.leaves_folder.leaves_folder import LeavesFolder
 from treering._store.leaves_folder.moves import Update, marker_of
 from treering._store.leaves_folder.open_leaves import LeavesSave, LeftFiles
+from treering._store.leaves_folder.staged_leaves import StagedLeaves
 from treering._store.leaves_places import begin_leaves_save
 from treering.errors import Corrupt, Format, NotFound, Unsupported
 
@@ -35,17 +36,20 @@ def commit_record(path: Path, staged: LeavesSave, record: LeavesRecord, *, write
         Busy: another process is saving there.
     """
     document = encode_record(record)
-    if write_index:
-        staged.commit(document, lambda old: _update(path, record, old, staged.remains()))
-    else:
+    if isinstance(staged, StagedLeaves) and not write_index:
         staged.leave(document)
+    else:
+        staged.commit(document, lambda old: _update(path, record, old, staged.remains(), write_index=write_index))
 
 
-def _update(path: Path, record: LeavesRecord, old: bytes | None, remains: LeftFiles | None) -> Update:
+def _update(
+    path: Path, record: LeavesRecord, old: bytes | None, remains: LeftFiles | None, *, write_index: bool
+) -> Update:
     """Return the index with this save in it, in the place of older ones of its prefix, indexed or not."""
     if remains is not None:
+        now, later = ([record], []) if write_index else ([], [record])
         with naming_file(path / LEAVES_INDEX):
-            return update_in_attempts(old, record, remains)
+            return update_in_attempts(old, now, remains, left=later)
     with LeavesFolder(path) as folder:
         pending = folder.pending()
         kept = read_records(folder) if pending else {}

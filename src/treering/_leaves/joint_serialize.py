@@ -26,7 +26,7 @@ from treering._leaves.commit import begin_save, commit_record
 from treering._leaves.documents.record import LeavesRecord, arrays_of
 from treering._leaves.plan import LeavesSaveOptions, PlannedLeaves, plan_leaves, shared_boxes
 from treering._leaves.shares import LeafShares, part_of, read_part
-from treering._store.leaves_folder.open_leaves import JoinedWriter, LeavesSave, ShareWriter
+from treering._store.leaves_folder.open_leaves import JoinedWriter, LeafWriter, LeavesSave
 from treering._store.leaves_folder.staged_files import JoinedLeaves
 from treering._store.leaves_folder.staged_leaves import StagedLeaves
 from treering._store.leaves_places import join_leaves_save
@@ -119,7 +119,7 @@ class _LeavesShare:
                 staged.expect(folder, names)
         return payload
 
-    def _write(self, staged: ShareWriter) -> bytes:
+    def _write(self, staged: LeafWriter) -> bytes:
         """Write the own files; return what process 0 has to know of them."""
         staged.require_space(self._shares.nbytes(self._share))
         sizes, checksums = write_leaves(

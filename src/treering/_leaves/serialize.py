@@ -34,8 +34,10 @@ def serialize(path: str | os.PathLike[str], tree: Any, options: LeavesSaveOption
         if getattr(options, name) is not None:
             hint = "omit it or the manager"
             raise Unsupported(f"{name} is for saves by treering itself, not by a manager", hint=hint)
-    if not is_on_disk(place):
-        _require_alone(options)
+    if manager is not None and not is_on_disk(place):
+        what = "a manager writes with requests of its own, which treering cannot make safe in a bucket"
+        hint = "omit the manager; treering.save_async saves to a bucket in the background"
+        raise Unsupported(f"{what}; it is for folders on disk", hint=hint)
     flat, job = _flatten(tree, ALONE if options.processes == "this" else None)
     with showing(options.progress):
         if job.count > 1:
@@ -52,20 +54,6 @@ def serialize(path: str | os.PathLike[str], tree: Any, options: LeavesSaveOption
             raise Unsupported("a manager works with all processes of a job, but this save is of one process", hint=hint)
         else:
             serialize_by_manager(place, flat, manager, options)
-
-
-def _require_alone(options: LeavesSaveOptions) -> None:
-    """Refuse what needs a folder on disk, on all processes of a job alike.
-
-    Raises:
-        Unsupported: it was asked for.
-    """
-    if options.manager is not None:
-        what = "a manager writes with requests of its own, which treering cannot make safe in a bucket"
-        hint = "omit the manager; treering.save_async saves to a bucket in the background"
-        raise Unsupported(f"{what}; it is for folders on disk", hint=hint)
-    if not options.write_index:
-        raise Unsupported("write_index=False is for leaves directories on disk, not for URLs", hint="omit it")
 
 
 def _flatten(tree: Any, job: Processes | None) -> tuple[Flattened | Exception, Processes]:

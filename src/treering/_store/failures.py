@@ -92,6 +92,13 @@ def with_errno(error: _Error, number: int, path: str | os.PathLike[str]) -> _Err
     return error
 
 
+def missing_error(shown: str, name: str) -> DataFileMissing:
+    """Return the error for a file that is not where it should be."""
+    error = DataFileMissing(f"{shown!r} is missing")
+    error.name = name
+    return with_errno(error, errno.ENOENT, shown)
+
+
 @contextlib.contextmanager
 def naming_file(path: Path) -> Iterator[None]:
     """Put a file's name in front of what is wrong with its content.

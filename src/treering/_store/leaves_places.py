@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection
+from pathlib import Path
 
 from treering._store.leaves_folder.attempts import StaleMessages
 from treering._store.leaves_folder.leaves_folder import LeavesFolder
@@ -30,11 +31,7 @@ def open_leaves(path: str | os.PathLike[str]) -> OpenLeaves:
 
 
 def begin_leaves_save(
-    path: str | os.PathLike[str],
-    unfinished: Unfinished,
-    stale: StaleMessages,
-    attempt: str | None = None,
-    live: Collection[str] = (),
+    path: Path, unfinished: Unfinished, stale: StaleMessages, attempt: str | None, live: Collection[str]
 ) -> LeavesSave:
     """Begin a save into a leaves directory; `StagedLeaves` says what the arguments are.
 
@@ -42,23 +39,21 @@ def begin_leaves_save(
         Exists: a checkpoint is there.
         StoreFailed: the system refused. Nothing has changed.
     """
-    place = located(path)
-    if is_on_disk(place):
-        return StagedLeaves(place, unfinished, stale, attempt, live)
+    if is_on_disk(path):
+        return StagedLeaves(path, unfinished, stale, attempt, live)
     from treering._store.unmoved_leaves.leaves_attempt import LeavesAttempt
 
-    return LeavesAttempt(store_at(place), place, stale, attempt, live)
+    return LeavesAttempt(store_at(path), path, stale, attempt, live)
 
 
-def join_leaves_save(path: str | os.PathLike[str], attempt: str) -> JoinedWriter:
+def join_leaves_save(path: Path, attempt: str) -> JoinedWriter:
     """Join the save that process 0 has begun.
 
     Raises:
         StoreFailed: the system refused, or nothing of that save is there.
     """
-    place = located(path)
-    if is_on_disk(place):
-        return JoinedLeaves(place, attempt)
+    if is_on_disk(path):
+        return JoinedLeaves(path, attempt)
     from treering._store.unmoved_leaves.attempt_files import JoinedAttempt
 
-    return JoinedAttempt(store_at(place), place, attempt)
+    return JoinedAttempt(store_at(path), path, attempt)

@@ -36,7 +36,8 @@ LEAVES_INDEX: Final = "tensorstore_index.json"
 """Name of the document in a leaves directory."""
 
 _OURS: Final = "treering"
-_OF_BRANCHES: Final = ("format", "version", "prefixes", "arrays", _OURS)
+_UNINDEXED: Final = "unindexed"
+_OF_BRANCHES: Final = ("format", "version", "prefixes", "arrays", _OURS, _UNINDEXED)
 _OF_ENTRY: Final = ["path", "shape", "dtype"]
 _OF_NODE: Final = ("record", "moving", "stays", "superseded")
 _MEMBERS_OF_ENTRY: Final = operator.itemgetter(*_OF_ENTRY)
@@ -94,6 +95,8 @@ class LeavesIndex:
     """Prefix -> branch, in the order of the document, the one without prefix last."""
     document: Mapping[str, Any]
     """The document as it was parsed, so that members that are unknown stay."""
+    unindexed: Sequence[bytes] = ()
+    """The records, unread, of saves in a bucket that are to be listed later, oldest first."""
 
 
 # -------------------------------------------------------------------------------------------------------------- reading
@@ -148,7 +151,10 @@ def _index(document: Any) -> LeavesIndex:
         found = nodes.get(branch) or IndexBranch(prefix=branch, entries=(), record=None, moving=None)
         entries = _entries(lists.get(branch, []), branch, stays=found.stays)
         branches[branch] = dataclasses.replace(found, entries=entries)
-    return LeavesIndex(branches=branches, document=document)
+    waiting = member(document, _UNINDEXED, list, "the index") if _UNINDEXED in document else []
+    if not all(type(record) is str and record.isascii() for record in waiting):
+        raise Corrupt("a save that is not listed yet has no record")
+    return LeavesIndex(branches=branches, document=document, unindexed=[record.encode("ascii") for record in waiting])
 
 
 def _check_depth(node: dict[str, Any], what: str) -> None:
@@ -350,6 +356,8 @@ def _members(index: LeavesIndex, lists: Mapping[str | None, str]) -> Iterator[tu
     ours = {prefix or "": _our_node(index, branch) for prefix, branch in index.branches.items() if branch.record}
     if ours:
         yield _OURS, _text(ours, 1)
+    if index.unindexed:
+        yield _UNINDEXED, _text([record.decode("ascii") for record in index.unindexed], 1)
     yield from ((name, _text(value, 1)) for name, value in index.document.items() if name not in _OF_BRANCHES)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import itertools
 import secrets
@@ -39,6 +40,8 @@ def update_for(
     """
     index = leaves_index.LeavesIndex(branches={}, document={}) if old is None else leaves_index.parse_leaves_index(old)
     branches = dict(index.branches)
+    done = {*dropped, *(record.attempt for record in records)}
+    index = dataclasses.replace(index, unindexed=[one for one in index.unindexed if attempt_of(one) not in done])
     for prefix, branch in branches.items():
         if branch.moving is not None and attempt_of(branch.record or b"") is None:
             raise Corrupt(
@@ -70,28 +73,96 @@ def update_for(
     return Update(moving=first, settled=second, moves=tuple(moves), dropped=tuple(dropped))
 
 
-def update_in_attempts(old: bytes | None, record: LeavesRecord, remains: LeftFiles) -> Update:
-    """Return the index that a save of a branch makes where its files stay in the folder of its attempt.
+def update_in_attempts(
+    old: bytes | None,
+    records: Sequence[LeavesRecord],
+    remains: LeftFiles,
+    *,
+    left: Sequence[LeavesRecord] = (),
+    last: str | None = None,
+) -> Update:
+    """Return the index that a save of branches makes where its files stay in the folder of its attempt.
 
     Branches with other prefixes, and everything that is unknown, stay as they are. What is at the key paths of the
     branch that is replaced, as another program or a copy from a disk put it there, stays as well.
 
     Args:
         old: the present index.
-        record: of the branch.
+        records: of different prefixes.
         remains: what older attempts have there.
+        left: saves that are not to be listed yet.
+        last: the attempt that changes the index and has no save of its own, by which it is known that it did.
 
     Raises:
         Corrupt, Format, Mismatch: as `update_for`.
     """
     index = leaves_index.LeavesIndex(branches={}, document={}) if old is None else leaves_index.parse_leaves_index(old)
-    before = index.branches.get(record.prefix)
-    others = {prefix: branch for prefix, branch in index.branches.items() if prefix != record.prefix}
-    if before is not None:
-        _folders(before, replaced=True)  # what is damaged or newer is not replaced
-    _check_apart([record], {prefix: _folders(branch) for prefix, branch in others.items()})
+    saved = {record.prefix: record.attempt for record in records}
+    others = {prefix: branch for prefix, branch in index.branches.items() if prefix not in saved}
+    waiting = read_unindexed(index)
+    _check_apart(records, {prefix: _folders(branch) for prefix, branch in others.items()})
+    for record, other in itertools.product(records, waiting):
+        if other.prefix not in saved:
+            require_apart(record, other.prefix, other.folders, " that was saved without an index")
     # What is gone already waits no more.
     branches = {prefix: _replace_superseded(branch, branch.superseded, remains) for prefix, branch in others.items()}
+    for record in records:
+        gone = [other.attempt for other in waiting if other.prefix == record.prefix and other.attempt != record.attempt]
+        branches[record.prefix] = _branch_in_attempt(record, index.branches.get(record.prefix), gone, remains)
+    taken = {other.attempt for other in waiting if other.prefix in saved}
+    unindexed = [*(one for one in index.unindexed if attempt_of(one) not in taken), *map(encode_record, left)]
+    document = {**index.document, "nonce": secrets.token_hex(16), **({"last attempt": last} if last else {})}
+    new = leaves_index.LeavesIndex(branches=branches, document=document, unindexed=unindexed)
+    data = leaves_index.encode_leaves_index(new)
+    superseded = itertools.chain.from_iterable(each.superseded for each in branches.values())
+    dropped = [one.attempt for one in superseded if one.since + remains.grace <= remains.now]
+    named = (*unindexed, *(each.record for each in branches.values() if each.record is not None))
+    live = {attempt_of(one) for one in named}
+    if None in live or not live.isdisjoint(dropped):
+        dropped = []  # something in the index is damaged: nothing is removed on its word
+    return Update(moving=data, settled=data, moves=(), dropped=tuple(dropped))
+
+
+def index_unindexed(old: bytes | None, remains: LeftFiles, last: str) -> Update:
+    """Return the index in a bucket that lists, of each prefix, the newest save that was to be listed later.
+
+    Raises:
+        Corrupt, Format, Mismatch: as `update_for`.
+    """
+    waiting = read_unindexed(leaves_index.parse_leaves_index(old or b""))
+    newest = {record.prefix: record for record in waiting}
+    return update_in_attempts(old, list(newest.values()), remains, last=last)
+
+
+def read_unindexed(index: leaves_index.LeavesIndex) -> list[LeavesRecord]:
+    """Return the saves that are to be listed later, but for those whose record cannot be read."""
+    found = []
+    for record in index.unindexed:
+        with contextlib.suppress(Corrupt, Format, Unsupported):
+            found.append(parse_record(record))
+    return found
+
+
+def _branch_in_attempt(
+    record: LeavesRecord, before: leaves_index.IndexBranch | None, gone: Sequence[str], remains: LeftFiles
+) -> leaves_index.IndexBranch:
+    """Return the branch of a save whose files stay in the folder of its attempt.
+
+    Args:
+        record: of the save.
+        before: the branch that it replaces.
+        gone: other attempts that it replaces.
+        remains: what older attempts have there.
+
+    Raises:
+        Corrupt, Format: the branch that it replaces is damaged or newer.
+    """
+    superseded: list[leaves_index.SupersededSave] = []
+    if before is not None:
+        _folders(before, replaced=True)  # what is damaged or newer is not replaced
+        superseded += before.superseded
+        gone = [*filter(None, [attempt_of(before.record or b"")]), *gone]
+    superseded += [leaves_index.SupersededSave(attempt, remains.now) for attempt in gone]
     branch = leaves_index.IndexBranch(
         prefix=record.prefix,
         entries=[leaves_index.Entry(node["path"], node) for node in leaves_index.entries_of(record, stays=True)],
@@ -99,19 +170,7 @@ def update_in_attempts(old: bytes | None, record: LeavesRecord, remains: LeftFil
         moving=None,
         stays=True,
     )
-    superseded = list(before.superseded) if before is not None else []
-    attempt = attempt_of(before.record or b"") if before is not None else None
-    if attempt is not None:
-        superseded.append(leaves_index.SupersededSave(attempt, remains.now))
-    branches[record.prefix] = branch = _replace_superseded(branch, superseded, remains)
-    document = {**index.document, "nonce": secrets.token_hex(16)}
-    data = leaves_index.encode_leaves_index(leaves_index.LeavesIndex(branches=branches, document=document))
-    waiting = itertools.chain.from_iterable(each.superseded for each in branches.values())
-    dropped = [one.attempt for one in waiting if one.since + remains.grace <= remains.now]
-    live = {attempt_of(each.record) for each in branches.values() if each.record is not None}
-    if None in live or not live.isdisjoint(dropped):
-        dropped = []  # something in the index is damaged: nothing is removed on its word
-    return Update(moving=data, settled=data, moves=(), dropped=tuple(dropped))
+    return _replace_superseded(branch, superseded, remains)
 
 
 def _replace_superseded(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import functools
 import itertools
 import os
@@ -10,7 +9,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from treering._store.api import LARGEST_DOCUMENT
-from treering._store.failures import DataFileMissing, with_errno
 from treering._store.posix import folder
 from treering._store.posix.folder_tree import FolderTree, Parts
 from treering._store.posix.reading import LocalFile
@@ -52,14 +50,6 @@ def index_bytes(tree: FolderTree) -> bytes | None:
         if file.size > LARGEST_DOCUMENT:
             raise Format(f"{os.fspath(file.path)!r} has {pluralize(file.size, 'bytes')}: no index is that large")
         return file.read(0, file.size)
-
-
-def missing_error(tree: FolderTree, parts: Parts, name: str) -> DataFileMissing:
-    """Return the error for a file that is not where it should be."""
-    shown = tree.shown(parts, name)
-    error = DataFileMissing(f"{shown!r} is missing")
-    error.name = name
-    return with_errno(error, errno.ENOENT, shown)
 
 
 _NO_LINK = getattr(os, "O_NOFOLLOW", 0)

@@ -10,10 +10,11 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TypeVar
 
+from treering._codec.leaves_key import unindexed_attempts
 from treering._store.api import LARGEST_DOCUMENT
-from treering._store.failures import naming, with_errno
+from treering._store.failures import missing_error, naming, with_errno
 from treering._store.leaves_folder.attempts import has_saver, list_attempts
-from treering._store.leaves_folder.files import index_bytes, missing_error, open_below, read_small_files
+from treering._store.leaves_folder.files import index_bytes, open_below, read_small_files
 from treering._store.leaves_folder.open_leaves import OpenLeaves
 from treering._store.open_folder import shown_names
 from treering._store.posix.folder import Folder
@@ -129,7 +130,8 @@ class LeavesFolder(OpenLeaves):
         """Return the attempts that were saved without an index and that no index has taken up yet."""
         with naming(self._shown, "read"):
             attempts, pending = list_attempts(self._tree), leaves_names.PENDING
-            return {one for one in attempts if self._tree.find(leaves_names.attempt_folder(one), pending) is not None}
+            found = {one for one in attempts if self._tree.find(leaves_names.attempt_folder(one), pending) is not None}
+            return found | unindexed_attempts(index_bytes(self._tree) or b"")  # it was copied from a bucket
 
     def array_folders(self) -> Iterator[str]:
         """Yield every folder that holds a ``.zarray``, in sorted order; links are not followed, staged ones left out.
@@ -152,7 +154,7 @@ class LeavesFolder(OpenLeaves):
                     return self._read_again((*_staging(attempt), *parts), read)
             return self._read_again(parts, read)
         except _ABSENT as error:
-            raise missing_error(self._tree, parts, name) from error
+            raise missing_error(self._tree.shown(parts, name), name) from error
         except TreeringError:
             raise
         except OSError as error:

@@ -91,6 +91,7 @@ class OpenLeaves(Closable):
             StoreFailed: the system refuses.
         """
 
+    @abc.abstractmethod
     def pending(self) -> set[str]:
         """Return the attempts that were saved without an index and that no index has taken up yet.
 
@@ -98,11 +99,14 @@ class OpenLeaves(Closable):
             LinkRefused: a folder on the way is a link.
             StoreFailed: the system refuses.
         """
-        return set()
 
 
 class LeafWriter(Protocol):
-    """Takes the files of the leaves of one attempt. Any thread may write."""
+    """Takes the files of the leaves of one attempt, a context manager. Any thread may write."""
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(self, *_error: object) -> None: ...
 
     def write_small(self, folder: str, files: Sequence[tuple[str, bytes]]) -> None:
         """Make the folder of a leaf and its files: for thousands of small leaves.
@@ -111,7 +115,6 @@ class LeafWriter(Protocol):
             StoreFailed: the system refused.
             Unsupported: the folder's path is longer than the system takes.
         """
-        ...
 
     def write_file(self, folder: str, name: str, buffers: Iterable[Buffer], size: int) -> None:
         """Write one file of a leaf as the concatenation of ``buffers``; from several threads if you like.
@@ -120,7 +123,20 @@ class LeafWriter(Protocol):
             StoreFailed: the system refused, or the buffers hold another number of bytes.
             Unsupported: the folder's path is longer than the system takes.
         """
-        ...
+
+    def require_space(self, size: int) -> None:
+        """Refuse early what cannot fit.
+
+        Raises:
+            StoreFailed: fewer than ``size`` bytes are free.
+        """
+
+    def make_durable(self) -> None:
+        """Make what this process has written durable.
+
+        Raises:
+            StoreFailed: the system refused.
+        """
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -135,39 +151,14 @@ class LeftFiles:
     """Seconds that superseded files stay for readers."""
 
 
-class ShareWriter(LeafWriter, Protocol):
-    """What one process writes of a save, a context manager."""
-
-    def __enter__(self) -> Self: ...
-
-    def __exit__(self, *_error: object) -> None: ...
-
-    def require_space(self, size: int) -> None:
-        """Refuse early what cannot fit.
-
-        Raises:
-            StoreFailed: fewer than ``size`` bytes are free.
-        """
-        ...
-
-    def make_durable(self) -> None:
-        """Make what this process has written durable.
-
-        Raises:
-            StoreFailed: the system refused.
-        """
-        ...
-
-
-class JoinedWriter(ShareWriter, Protocol):
+class JoinedWriter(LeafWriter, Protocol):
     """What a process writes of a save that process 0 has begun; left, its files stay."""
 
     def withdraw(self) -> None:
         """Remove the files that this process has written, as far as that goes."""
-        ...
 
 
-class LeavesSave(ShareWriter, Protocol):
+class LeavesSave(LeafWriter, Protocol):
     """One save on its way into a leaves directory: left without `commit`, nothing has changed.
 
     Attributes:
@@ -179,25 +170,21 @@ class LeavesSave(ShareWriter, Protocol):
     @property
     def store(self) -> Store:
         """The directory itself, for the messages of processes."""
-        ...
 
     def close(self) -> None:
         """Remove what was not committed or left, give everything back. May be called twice."""
-        ...
 
     def abandon(self) -> None:
         """End the save, but leave its files: others may still be writing. A later save sweeps them."""
-        ...
 
     def remains(self) -> LeftFiles | None:
         """Return what older attempts have there, where files stay in the folders of attempts; None: they are moved."""
-        ...
 
     def commit(self, record: bytes, update: Callable[[bytes | None], Update]) -> None:
         """Make everything durable, and ``update(index)`` the index.
 
         Args:
-            record: the copy of the record that is kept under ``.treering``.
+            record: the copy of the record that is kept under ``.treering``; empty for none, where nothing is moved.
             update: gets the present index, or None when there is none; what it raises is raised here, and then nothing
                 has changed.
 
@@ -206,12 +193,3 @@ class LeavesSave(ShareWriter, Protocol):
             Exists: files that no index lists stand where new ones would go.
             StoreFailed: the system refused. Nothing has changed, except when the message says otherwise.
         """
-        ...
-
-    def leave(self, record: bytes) -> None:
-        """Make everything durable, and leave it to be indexed later.
-
-        Raises:
-            StoreFailed: the system refused. Nothing has changed.
-        """
-        ...

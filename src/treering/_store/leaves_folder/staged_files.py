@@ -13,8 +13,8 @@ import threading
 import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Self
 
+from treering._store.closable import Closable
 from treering._store.failures import LinkRefused, naming
 from treering._store.leaves_folder.sync import sync_written
 from treering._store.pieces import Buffer
@@ -35,7 +35,7 @@ _LONGEST_PATH = 4095
 _CHUNK_NAME_BYTES = 255
 
 
-class StagedFiles:
+class StagedFiles(Closable):
     """The files that this process writes into the folder of an attempt. Any thread may write.
 
     Attributes:
@@ -50,12 +50,6 @@ class StagedFiles:
         self._lock = threading.Lock()
         self._names: dict[Parts, list[str]] = {}
         self._folder: Folder | None = None
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_error: object) -> None:
-        self.close()
 
     def close(self) -> None:
         """Give everything back; the files stay. May be called twice."""

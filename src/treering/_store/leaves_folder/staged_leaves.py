@@ -11,10 +11,10 @@ import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
-from treering._store.failures import LinkRefused, naming, with_errno
+from treering._store.failures import LinkRefused, missing_error, naming, with_errno
 from treering._store.leaves_folder.attempts import AttemptFolder, StaleMessages, sweep_messages, sweep_unfinished
 from treering._store.leaves_folder.commit import LeavesCommit
-from treering._store.leaves_folder.files import missing_error, open_below
+from treering._store.leaves_folder.files import open_below
 from treering._store.leaves_folder.moves import Unfinished, Update
 from treering._store.leaves_folder.staged_files import StagedFiles
 from treering._store.leaves_folder.sync import sync_written
@@ -133,7 +133,7 @@ class StagedLeaves(StagedFiles):
             try:
                 return open_below(self._tree, parts[:-1], parts[-1])
             except (FileNotFoundError, NotADirectoryError) as error:
-                raise missing_error(self._tree, parts[:-1], parts[-1]) from error
+                raise missing_error(self._tree.shown(parts[:-1], parts[-1]), parts[-1]) from error
 
     def names(self, folder: str) -> list[str]:
         """Return the names in a staged folder, sorted; none when it is not there.

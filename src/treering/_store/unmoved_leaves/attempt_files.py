@@ -7,9 +7,10 @@ import functools
 import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Final, Self
+from typing import Final
 
 from treering._store.api import Store
+from treering._store.closable import Closable
 from treering._store.failures import naming
 from treering._store.pieces import Buffer, pieces
 from treering._store.unmoved_leaves.many_requests import RequestQueue
@@ -19,7 +20,7 @@ from treering._values.leaves_names import parts_of, staged_leaves
 _SMALL_BYTES: Final = 1 << 20
 
 
-class JoinedAttempt:
+class JoinedAttempt(Closable):
     """What this process writes for an attempt that process 0 has begun, a context manager. Any thread may write.
 
     Args:
@@ -54,12 +55,6 @@ class JoinedAttempt:
             self._open(undo)
             undo.pop_all()
         self._queue = RequestQueue()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_error: object) -> None:
-        self.close()
 
     def close(self) -> None:
         """Give everything back; the files stay. May be called twice."""

@@ -22,7 +22,7 @@ from treering._store.leaves_folder.open_leaves import LeftFiles
 from treering._store.unmoved_leaves.attempt_files import JoinedAttempt
 from treering._values.checkpoint_names import INDEX as CHECKPOINT
 from treering._values.leaves_names import ATTEMPTS, INDEX, MARKER, RECORD, is_attempt
-from treering.errors import Busy, Exists, Unsupported
+from treering.errors import Busy, Exists
 
 _TRIES: Final = 20
 _FIRST_LINE: Final = 256
@@ -62,9 +62,8 @@ class LeavesAttempt(JoinedAttempt):
         """Remove what was not committed, give everything back. May be called twice."""
         if self._ended:
             return
-        self._ended = True
-        self._queue.close()
         try:
+            self._queue.close()
             if not self._kept and not self._may_be_committed():
                 with contextlib.suppress(OSError):  # what stays is swept by a later save
                     self._remove(self.attempt)
@@ -72,7 +71,7 @@ class LeavesAttempt(JoinedAttempt):
                     self.store.unmake()
         finally:
             self._claim.close()
-            self.store.close()
+            super().close()
 
     def abandon(self) -> None:
         """End the save, but leave its files and its marker: others may still be writing. A later save sweeps them."""
@@ -96,7 +95,8 @@ class LeavesAttempt(JoinedAttempt):
         """
         with naming(self._shown, "write"):
             self.make_durable()
-            self._create(f"{ATTEMPTS}/{self.attempt}/{RECORD}", [record], len(record))
+            if record:
+                self._create(f"{ATTEMPTS}/{self.attempt}/{RECORD}", [record], len(record))
             self.store.flush()
             change = update(self._base.data)
             self._claim.prepare(change.moving)
@@ -113,14 +113,6 @@ class LeavesAttempt(JoinedAttempt):
             # The save is done; the next one sweeps what stays.
             with contextlib.suppress(OSError):
                 self._sweep(change)
-
-    def leave(self, record: bytes) -> None:
-        """Refuse it.
-
-        Raises:
-            Unsupported: always.
-        """
-        raise Unsupported("write_index=False is for leaves directories on disk", hint="omit it")
 
     # ------------------------------------------------------------------------------------------------------- beginning
 

@@ -3,41 +3,15 @@
 from __future__ import annotations
 
 import queue
-from collections import deque
-from collections.abc import Callable, Iterable
-from typing import Final, TypeVar
+from collections.abc import Callable
+from typing import Final
 
-from treering._store.crew import Crew, FirstError, work_together
+from treering._store.crew import Crew, FirstError
 
-T = TypeVar("T")
+THREADS: Final = 16
+"""So many requests are made at once."""
 
-_THREADS: Final = 16
 _WAITING: Final = 64
-
-
-def run_at_once(jobs: Iterable[Callable[[], object]]) -> None:
-    """Run all jobs in several threads; the first error of any ends the others, and is raised here.
-
-    Example:
-        >>> found = []
-        >>> run_at_once([lambda: found.append(1), lambda: found.append(2)])
-        >>> sorted(found)
-        [1, 2]
-    """
-    todo = deque(jobs)
-    failure = FirstError()
-
-    def work() -> None:
-        while failure.error is None:
-            with failure:
-                try:
-                    job = todo.popleft()
-                except IndexError:
-                    return
-                job()
-
-    work_together(work, min(len(todo), _THREADS) - 1 if todo else 0)
-    failure.reraise()
 
 
 class RequestQueue:
@@ -57,7 +31,7 @@ class RequestQueue:
     def __init__(self) -> None:
         self._jobs: queue.Queue[Callable[[], object] | None] = queue.Queue(_WAITING)
         self._failure = FirstError()
-        self._crew = Crew(self._work, _THREADS)
+        self._crew = Crew(self._work, THREADS)
         self._crew.__enter__()
 
     def add(self, job: Callable[[], object]) -> None:

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
-import functools
+import itertools
 import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from treering._codec.leaves_key import is_empty
+from treering._codec.leaves_key import is_empty, unindexed_attempts
 from treering._store.api import Document, Reader, Store
-from treering._store.failures import DataFileMissing, naming, with_errno
+from treering._store.crew import map_together
+from treering._store.failures import DataFileMissing, missing_error, naming, with_errno
 from treering._store.leaves_folder.open_leaves import OpenLeaves, SmallFiles
-from treering._store.unmoved_leaves.many_requests import run_at_once
+from treering._store.unmoved_leaves.many_requests import THREADS
 from treering._values import leaves_names
 from treering._values.checkpoint_names import INDEX as CHECKPOINT
 from treering.errors import Corrupt, NotFound
@@ -55,9 +57,11 @@ class StoredLeaves(OpenLeaves):
             if found is not None and not is_empty(found.data):
                 return found.data
             checkpoint = self._store.find(CHECKPOINT)
-        hint = (
-            None if checkpoint is None else f"it holds {CHECKPOINT!r}: that is a checkpoint, which treering.load reads"
-        )
+        hint = None
+        if checkpoint is not None:
+            hint = f"it holds {CHECKPOINT!r}: that is a checkpoint, which treering.load reads"
+        elif found is not None and unindexed_attempts(found.data):
+            hint = "treering.leaves.index_leaves lists the saves that were left without an index"
         error = NotFound(
             f"there is no leaves directory in {self._shown!r}: it has no index that lists a tree", hint=hint
         )
@@ -72,7 +76,7 @@ class StoredLeaves(OpenLeaves):
                 return self._store.open_file(key)
             except NotFound:
                 continue
-        raise self._missing(folder, name)
+        raise missing_error(os.path.join(self._shown, folder, name), name)
 
     def read_small(self, folder: str, files: Sequence[tuple[str, int]], attempt: str | None) -> list[bytes]:
         """Return what is in some small files of a leaf."""
@@ -80,20 +84,16 @@ class StoredLeaves(OpenLeaves):
 
     def read_each(self, wanted: Sequence[SmallFiles]) -> list[list[bytes] | None]:
         """Return what `read_small` does for each of several leaves, by many requests at once."""
-        found: list[list[bytes | None]] = [[None] * len(files) for _, files, _ in wanted]
 
-        def fetch(leaf: int, number: int) -> None:
-            folder, files, attempt = wanted[leaf]
-            name, most = files[number]
-            try:
-                found[leaf][number] = self._read(folder, name, most, attempt).data
-            except DataFileMissing:
-                found[leaf][number] = None
+        def fetch(one: tuple[str, str, int, str | None]) -> bytes | None:
+            with contextlib.suppress(DataFileMissing):
+                return self._read(*one).data
+            return None
 
-        places = [(leaf, number) for leaf, (_, files, _) in enumerate(wanted) for number in range(len(files))]
-        run_at_once([functools.partial(fetch, *place) for place in places])
-        whole = ([data for data in files if data is not None] for files in found)
-        return [some if len(some) == len(files) else None for some, files in zip(whole, found, strict=True)]
+        each = [(folder, name, most, attempt) for folder, files, attempt in wanted for name, most in files]
+        read = iter(map_together(fetch, each, THREADS))
+        found = [[data for data in itertools.islice(read, len(files)) if data is not None] for _, files, _ in wanted]
+        return [some if len(some) == len(one[1]) else None for some, one in zip(found, wanted, strict=True)]
 
     def names(self, folder: str, attempt: str | None) -> list[str]:
         """Return all names in the folder of a leaf, sorted; none when nothing is in it."""
@@ -106,18 +106,18 @@ class StoredLeaves(OpenLeaves):
                 found.update(place.names())
         return sorted(found)
 
+    def pending(self) -> set[str]:
+        """Return the attempts that were saved without an index, which the index names."""
+        with naming(self._shown, "read"):
+            found = self._store.read(leaves_names.INDEX)
+        return set() if found is None else set(unindexed_attempts(found.data))
+
     def _read(self, folder: str, name: str, most: int, attempt: str | None) -> Document:
         with naming(self._shown, "read"):
             for key in _keys(folder, name, attempt):
                 if (found := self._store.read(key, most + 1)) is not None:
                     return found
-        raise self._missing(folder, name)
-
-    def _missing(self, folder: str, name: str) -> DataFileMissing:
-        shown = os.path.join(self._shown, folder, name)
-        error = DataFileMissing(f"{shown!r} is missing")
-        error.name = name
-        return with_errno(error, errno.ENOENT, shown)
+        raise missing_error(os.path.join(self._shown, folder, name), name)
 
 
 def _keys(folder: str, name: str, attempt: str | None) -> list[str]:
