@@ -9,6 +9,8 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from typing import Final, TypeAlias, TypeVar
 
+from treering._format.blocks import Piece
+from treering._format.index import Index
 from treering._store.crew import FirstError, work_together
 
 T = TypeVar("T")
@@ -52,6 +54,17 @@ def split_by_bytes(
             run, held = [], 0
     if run:
         yield run, held
+
+
+def spans_of_file(index: Index, file: int, most: int) -> Iterator[list[Piece]]:
+    """Yield stretches of a data file, end to end, of ``most`` bytes or up to twice that; no block exceeds ``most``."""
+    chunks = index.chunks
+    pieces = (
+        (chunk, start, min(start + most, chunks.nbytes[chunk]))
+        for chunk in chunks.of_file(file)
+        for start in range(0, chunks.nbytes[chunk], most)
+    )
+    return (span for span, _ in split_by_bytes(pieces, lambda piece: piece[2] - piece[1], most))
 
 
 class Tally:

@@ -9,11 +9,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
-from treering._arrays.jobs import Progress, Tally
+from treering._arrays.jobs import Progress, Tally, spans_of_file
 from treering._checkpoint.missing_data import is_attempt_there
 from treering._checkpoint.source import check_data_file, read_pieces
 from treering._checkpoint.transaction import CheckpointFolder
-from treering._format.blocks import damage_error, damaged_pieces, file_digests, first_blocks, span_range, spans_of_file
+from treering._format.blocks import damage_error, damaged_pieces, file_digests, first_blocks, span_range
 from treering._format.document import INDEX_NAME, data_name, encode_index, parse_index, read_names
 from treering._format.headers import of_attempt
 from treering._format.index import DataFile, Index
@@ -24,7 +24,7 @@ from treering._store.resolve import is_taken, located, open_file, write_file
 from treering.errors import Busy, Corrupt, Exists, NotFound
 
 _PIECE_BYTES: Final = 16 << 20
-"""At most so much of a file is in memory."""
+"""Less than twice so much of a file is in memory."""
 
 
 def copy_checkpoint(source: Path, target: Path, *, overwrite: bool, progress: Progress | None = None) -> None:

@@ -71,24 +71,6 @@ def file_digests(index: Index, headers: Sequence[bytes]) -> list[str]:
     return [file_digest(index, file, header, starts) for file, header in enumerate(headers)]
 
 
-def spans_of_file(index: Index, file: int, most: int) -> Iterator[list[Piece]]:
-    """Yield stretches of a data file, end to end: at most so many bytes each, a power of two that no block exceeds."""
-    chunks = index.chunks
-    span: list[Piece] = []
-    held = 0
-    for chunk in chunks.of_file(file):
-        nbytes = chunks.nbytes[chunk]
-        for start in range(0, nbytes, most):
-            stop = min(start + most, nbytes)
-            if span and held + stop - start > most:
-                yield span
-                span, held = [], 0
-            span.append((chunk, start, stop))
-            held += stop - start
-    if span:
-        yield span
-
-
 def span_range(index: Index, span: Sequence[Piece]) -> tuple[int, int]:
     """Return where a stretch of a data file begins there, and how many bytes it has."""
     (first, start, _), (last, _, stop) = span[0], span[-1]

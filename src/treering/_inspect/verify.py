@@ -12,11 +12,11 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
-from treering._arrays.jobs import Tally
+from treering._arrays.jobs import Tally, spans_of_file
 from treering._checkpoint.forms import verify_bytes
 from treering._checkpoint.missing_data import is_attempt_there
 from treering._codec.gzip import GZIP_MAGIC
-from treering._format.blocks import Piece, damaged_pieces, file_digest, first_blocks, span_range, spans_of_file
+from treering._format.blocks import Piece, damaged_pieces, file_digest, first_blocks, span_range
 from treering._format.document import INDEX_NAME, parse_index
 from treering._format.findings import BadBlock, Finding, Verification, describe_lost, describe_size, merge_blocks
 from treering._format.headers import header_bytes

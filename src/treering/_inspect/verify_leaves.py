@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from typing import Final
 
 from treering._arrays.incoming import ReadRequest
-from treering._arrays.jobs import Progress, Tally, Work, run_all
+from treering._arrays.jobs import Progress, Tally, Work, run_all, split_by_bytes
 from treering._codec.zarr import chunk_box, chunk_bytes, chunk_count, chunk_name
 from treering._format.findings import Finding, Verification
 from treering._inspect.diff import blocks_of
@@ -196,18 +196,14 @@ def _problem(source: LeavesSource, leaf: LeafFiles, boxes: Sequence[Box], number
 
 def _batches(leaf: LeafFiles) -> Iterator[list[tuple[int, Box]]]:
     """Yield boxes of some MiB together, each with the number of its chunk."""
-    batch: list[tuple[int, Box]] = []
-    held = 0
     itemsize = chunk_bytes(leaf.zarr) // math.prod(leaf.zarr.chunks)
-    for number in range(chunk_count(leaf.zarr)):
-        for box in _parts(leaf, chunk_box(leaf.zarr, number), itemsize):
-            batch.append((number, box))
-            held += box_sums.size_of(box) * itemsize
-            if held >= _BATCH_BYTES or len(batch) == _BATCH_BOXES:
-                yield batch
-                batch, held = [], 0
-    if batch:
-        yield batch
+    chunks = ((number, chunk_box(leaf.zarr, number)) for number in range(chunk_count(leaf.zarr)))
+    boxes = ((number, part) for number, box in chunks for part in _parts(leaf, box, itemsize))
+
+    def nbytes(pair: tuple[int, Box]) -> int:
+        return box_sums.size_of(pair[1]) * itemsize
+
+    return (batch for batch, _ in split_by_bytes(boxes, nbytes, _BATCH_BYTES, longest=_BATCH_BOXES))
 
 
 def _parts(leaf: LeafFiles, box: Box, itemsize: int) -> Iterator[Box]:
