@@ -151,7 +151,7 @@ def remove_waiting(store: Store, key: Document, names: Collection[str]) -> float
         names: the names in it, listed before that was read.
 
     Returns:
-        Seconds until more of them may go; None where nothing waits.
+        Seconds until more of them, or the tombstone, may go; None where nothing waits.
 
     Raises:
         OSError: the store refused.
@@ -168,21 +168,28 @@ def remove_waiting(store: Store, key: Document, names: Collection[str]) -> float
     if (going := [name for name in waiting.past if name in names]) and not remove_data(store, going):
         return waiting.seconds
     if removed and not waiting.kept:
-        _shorten(store, key, listed, modified=found.modified, alone=set(names) <= {INDEX, *going})
+        return _shorten(store, key, listed, modified=found.modified, alone=set(names) <= {INDEX, *going})
     return waiting.seconds
 
 
-def _shorten(store: Store, key: Document, listed: Sequence[Superseded], *, modified: float, alone: bool) -> None:
+def _shorten(
+    store: Store, key: Document, listed: Sequence[Superseded], *, modified: float, alone: bool
+) -> float | None:
     """Remove a tombstone whose data are gone, if nothing else is there and the store can; else keep its small form.
 
     In a bucket it is removed when it is a day old: until then a late request could put an older one there again.
+
+    Returns:
+        Seconds until it may go; None where it is gone, or stays.
     """
     if alone and (not store.flat or modified + DAY < store.now()) and store.remove(INDEX, key.version) is Outcome.DONE:
-        return
-    if len(key.data) != key_document.SMALL_TOMBSTONE:
-        # The checkpoint that was removed is remembered: its saver may still ask what became of it.
-        last = [Superseded(one.attempt, None, ()) for one in listed if one.since is None]
-        store.replace(INDEX, key_document.encode_tombstone(last[:1]), key.version)
+        return None
+    if len(key.data) == key_document.SMALL_TOMBSTONE:
+        return None
+    # The checkpoint that was removed is remembered: its saver may still ask what became of it.
+    last = [Superseded(one.attempt, None, ()) for one in listed if one.since is None]
+    store.replace(INDEX, key_document.encode_tombstone(last[:1]), key.version)
+    return DAY if alone and store.flat else None
 
 
 def remove_data(store: Store, names: Iterable[str]) -> bool:

@@ -27,6 +27,8 @@ from treering.retention import Policy, StepFacts
 
 # So many steps that decide by being there are looked at each time; of more, those that were not seen here yet.
 _FEW: Final = 32
+# So many folders in which something waited are looked into at each save; the others then follow.
+_MOST_DUE: Final = 16
 # More steps that are new here than this are listed, where one listing tells which of them were removed.
 _FEW_NEW: Final = 4
 
@@ -162,7 +164,7 @@ class KnownSteps:
 
     def untidy(self) -> list[int]:
         """Return, once, the steps in whose folders others may have left something."""
-        due = {step for step, end in self._due.items() if end <= time.monotonic()}
+        due = set(sorted(step for step, end in self._due.items() if end <= time.monotonic())[:_MOST_DUE])
         for step in due:
             del self._due[step]
         found, self._untidy = sorted(self._untidy | due), set()

@@ -209,6 +209,11 @@ def test_the_saves_of_a_run_remove_what_waited(bucket: TestBucket, monkeypatch: 
             assert run.steps() == [step]
             bucket.wait(HOUR / 2 + 1)
         assert len(data_in(bucket, "run/")) <= 4
+        for number in (70, 7):
+            bucket.wait(DAY + HOUR)
+            run.save(7, tree(number), overwrite=True).result()
+            run.wait()
+        assert {name.split("/")[1] for name in bucket.names("run/step_")} == {"step_00000007"}  # no tombstone stays
         # A new process finds what waits.
     with tr.Run("memory://run", keep=tr.KeepLast(1)) as run:
         bucket.wait(2 * HOUR)
