@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import codecs
 import contextlib
+import dataclasses
 import enum
+import importlib
 import itertools
 import os
 from collections import deque
+from collections.abc import Callable
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 from treering._codec.gzip import GZIP_MAGIC, unzip_first
 from treering._printable import kind_of
@@ -32,8 +35,7 @@ _ZIPPED_BYTES: Final = 4096
 # First bytes that each form's specification fixes; no msgpack file that holds anything begins with one of them.
 _INDEX_ITSELF: Final = "the index of a checkpoint"
 _OTHER_FILES: Final = {
-    "a zip archive (as .npz files and PyTorch checkpoints are)": (b"PK\x03\x04",),
-    "a .npy file": (b"\x93NUMPY",),
+    "a zip archive, and holds no arrays as .npz does (a PyTorch checkpoint?)": (b"PK\x03\x04",),
     "an HDF5 file": (b"\x89HDF\r\n",),
     "a zstd file": (b"\x28\xb5\x2f\xfd",),
     "a pickle": (b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05"),
@@ -54,8 +56,30 @@ _OTHER_FOLDERS: Final = {
     "pytorch_model.bin": "a PyTorch checkpoint",
     "tensorstore_index.json": "a leaves directory",
 }
-_READ_HERE: Final = "treering reads its checkpoints, leaves directories, safetensors, and msgpack, also in gzip form"
-_FORMS: Final = "a checkpoint's folder, a leaves directory, safetensors, msgpack, gzip"
+
+
+class ForeignReader(NamedTuple):
+    """A module that reads a format of another program, and what in a path calls for it."""
+
+    form: str
+    """What listings and messages call the format."""
+    module: str
+    """Its ``recognise(place)`` returns the version that it sees there, or None; ``open_foreign(place, files)`` opens
+    it as a ``ForeignTree``."""
+    magics: tuple[bytes, ...] = ()
+    """First bytes of a file."""
+    names: tuple[str, ...] = ()
+    """Names in a folder, of which one is enough."""
+
+
+_READERS: Final = (
+    ForeignReader("npz", "treering._foreign.numpy_files", magics=(b"PK\x03\x04", b"PK\x05\x06")),
+    ForeignReader("npy", "treering._foreign.numpy_files", magics=(b"\x93NUMPY",)),
+)
+_READ_HERE: Final = (
+    "treering reads its checkpoints, leaves directories, safetensors, msgpack, also in gzip form, npz and npy"
+)
+_FORMS: Final = "a checkpoint's folder, a leaves directory, safetensors, msgpack, gzip, npz, npy"
 
 
 class Form(enum.Enum):
@@ -75,7 +99,19 @@ class Form(enum.Enum):
     """The same in gzip form."""
 
 
-def detect(path: str | os.PathLike[str]) -> Form:
+@dataclasses.dataclass(frozen=True, slots=True)
+class ForeignForm:
+    """A form that a module reads which knows the format of another program."""
+
+    value: str
+    """What listings and messages call it."""
+    module: str
+    """Reads it."""
+    version: str
+    """Which version of the format was seen."""
+
+
+def detect(path: str | os.PathLike[str]) -> Form | ForeignForm:
     r"""Tell which form stands at ``path``. The content decides; its name does only where the content says nothing.
 
     Raises:
@@ -115,7 +151,16 @@ def detect(path: str | os.PathLike[str]) -> Form:
         if ".msgpack" not in place.name and (start := unzip_first(zipped)):
             _require_holder(shown, start)
         return Form.GZIP
-    return _file(shown, first, size)
+    return find_foreign(place, lambda reader: first.startswith(reader.magics or b"?")) or _file(shown, first, size)
+
+
+def find_foreign(place: Path, is_called: Callable[[ForeignReader], bool]) -> ForeignForm | None:
+    """Return the foreign form that a reader sees at ``place``; None where none does that is called for."""
+    for reader in filter(is_called, _READERS):
+        version = importlib.import_module(reader.module).recognise(place)
+        if version is not None:
+            return ForeignForm(reader.form, reader.module, version)
+    return None
 
 
 def _leads_on(place: Path) -> bool:
@@ -171,7 +216,7 @@ def _instead_of(place: Path) -> str | None:
     return f"did you mean {os.fspath(folder / close)!r}?" if close else None
 
 
-def _folder(place: Path) -> Form:
+def _folder(place: Path) -> Form | ForeignForm:
     # Where there is no index at all, opening the folder says what is there instead.
     if find_index_at(place, follow=False):
         return Form.CHECKPOINT
@@ -181,6 +226,9 @@ def _folder(place: Path) -> Form:
         return Form.LEAVES
     if _is_run(place):
         return Form.RUN
+    foreign = find_foreign(place, lambda reader: any(is_seen(place / name) for name in reader.names))
+    if foreign is not None:
+        return foreign
     holds_arrays = on_disk and _holds_arrays(place)
     above = absolute(place).parents if on_disk else ()
     around = next((one for one in above if is_seen(one / _LEAVES[0])), None)

@@ -51,6 +51,8 @@ _FORMS: Final[Mapping[Form, FormFunctions]] = {
     Form.MSGPACK: _MSGPACK,
     Form.GZIP: _MSGPACK,
 }
+_FOREIGN: Final = FormFunctions("_foreign.foreign_tree:open_source", "_foreign.foreign_tree:list_tree",
+                                "_foreign.foreign_tree:verify_tree", "_inspect.open_tree:open_indexed")
 # fmt: on
 
 
@@ -100,7 +102,7 @@ def is_run(path: str | os.PathLike[str]) -> bool:
 def _call(task: str, path: str | os.PathLike[str], *given: Any, **named: Any) -> Any:
     """Call the function of the form at ``path``; where a run has none, that of a checkpoint on its latest step."""
     form = detect(path)
-    if function := getattr(_FORMS[form], task):
+    if function := getattr(_FORMS[form] if isinstance(form, Form) else _FOREIGN, task):
         return _import(function)(path, *given, **named)
     read = _import(getattr(_FORMS[Form.CHECKPOINT], task))
     return _import("_runs.steps:of_latest")(path, lambda step: read(step, *given, **named))

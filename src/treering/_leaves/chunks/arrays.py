@@ -14,12 +14,13 @@ from typing import Any, Final
 import numpy as np
 
 from treering._arrays.buffers import ALIGNMENT, aligned_bytes
+from treering._arrays.chunk_grid import find_chunks, plan_decoding, view_as_stored
 from treering._arrays.incoming import ReadRequest, StoredArrays, dtype_in, stored_chunks
 from treering._arrays.jobs import Job, Progress, Tally, Work, run_all, split_by_bytes
 from treering._codec.zarr import ZarrArray, chunk_box, chunk_bytes, chunk_count, chunk_name, zarray_bytes
 from treering._codec.zarr_chunks import decode
 from treering._format.index import Chunks, Index
-from treering._leaves.chunks.decode import find_chunks, plan_decoding, read_chunk, view_as_stored
+from treering._leaves.chunks.decode import read_chunk
 from treering._leaves.chunks.files import BranchFiles, ChunkFile, OpenChunks, SmallFile, chunk_files, name_leaf
 from treering._leaves.documents.record import OpenBranch
 from treering._plan.exchange import StoredChunk
@@ -110,7 +111,8 @@ class BranchArrays:
                 as_they_lie.append(request)
             else:
                 with naming_leaf(self._files.keys[place]):
-                    packed += plan_decoding(self._files, place, request, covering, self._dtype(request.leaf))
+                    read = functools.partial(read_chunk, self._files, place)
+                    packed += plan_decoding(arrays[place], request, covering, self._dtype(request.leaf), read)
         for group, held in split_by_bytes(small, lambda one: _aligned(one[1].nbytes), _TOGETHER_BYTES):
             own.jobs.append(functools.partial(self._fill_small, group, held))
         packed.sort(key=lambda pair: -pair[0])  # the longest first, so that two threads end together

@@ -1,0 +1,185 @@
+"""What a module that reads a foreign format returns, and what every verb does with it. Listings need no numpy."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import importlib
+import os
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
+
+from treering._checkpoint.detect import ForeignForm, detect
+from treering._format.blocks import leaf_bytes
+from treering._format.findings import Finding, Verification
+from treering._format.index import Chunks, Container, DataFile, Index, LeafType, Token
+from treering._format.listing import list_index
+from treering._format.records import Listing
+from treering._store.resolve import located
+from treering._values.boxes import Box, size_of, whole
+from treering._values.checksums import block_bytes
+from treering._values.dtypes import itemsize_of
+from treering._values.keys import join_key
+from treering.errors import Corrupt
+
+if TYPE_CHECKING:
+    from treering._arrays.incoming import DataReader
+    from treering._arrays.source import Source
+    from treering._foreign.grid_arrays import GridLeaf
+    from treering._view.progress import Progress
+
+_NO_CHECKSUMS = "it was not written by treering and has no checksums of all arrays: that they can be read was checked"
+
+
+class ForeignLeaf(NamedTuple):
+    """One leaf of a foreign tree."""
+
+    type: LeafType
+    """What it is."""
+    value: Any = None
+    """Its value, of a kind that is no array."""
+    pieces: Sequence[tuple[Box | None, int, int]] = ()
+    """Where it lies raw: box, number of the file, offset; a leaf that has a grid has none."""
+    grid: Callable[[], GridLeaf] | None = None
+    """Makes what decodes its chunks; only where arrays are read."""
+
+
+class ForeignTree(NamedTuple):
+    """An opened foreign tree; its files are open until the stack that was passed closes them."""
+
+    index: Index
+    """What is in it."""
+    files: Sequence[DataReader | None] = ()
+    """The data files of the index, in its order."""
+    grids: Mapping[int, Callable[[], GridLeaf]] = {}
+    """Leaf number -> what makes the decoder of its chunks."""
+    nbytes: int = 0
+    """Bytes of the files together."""
+    notes: Sequence[str] = ()
+    """What a listing says beside the tree."""
+    structured: bool = False
+    """Whether its containers are those that were saved."""
+    threads: int = 2
+    """How many threads read faster than fewer."""
+
+
+def build_index(
+    structure: Sequence[Token],
+    keys: Sequence[str],
+    leaves: Sequence[ForeignLeaf],
+    files: Sequence[DataFile],
+    metadata: Mapping[str, Any] | None = None,
+) -> Index:
+    """Return the index of a foreign tree, which has no checksums.
+
+    Example:
+        >>> kind = LeafType(kind="numpy", dtype="int8", shape=(3,))
+        >>> file = DataFile(name="a.npy", nbytes=131, header=128, digest=None)
+        >>> index = build_index([1], ["a"], [ForeignLeaf(kind, pieces=[(None, 0, 128)])], [file])
+        >>> index.type_of(0).shape, index.chunks.offset
+        ((3,), [128])
+    """
+    numbers: dict[LeafType, int] = {}
+    leaf_types = [numbers.setdefault(leaf.type, len(numbers)) for leaf in leaves]
+    rows = [(number, *piece) for number, leaf in enumerate(leaves) for piece in leaf.pieces]
+    sizes = [_piece_bytes(leaves[number].type, box) for number, box, *_ in rows]
+    chunks = Chunks(
+        leaf=[number for number, *_ in rows],
+        box=[box for _, box, *_ in rows],
+        file=[file for *_, file, _ in rows],
+        offset=[offset for *_, offset in rows],
+        nbytes=sizes,
+        block=list(map(block_bytes, sizes)),
+    )
+    values = {number: leaf.value for number, leaf in enumerate(leaves) if not leaf.type.stored}
+    return Index(
+        attempt="0" * 16,
+        structure=structure,
+        keys=keys,
+        types=tuple(numbers),
+        leaf_types=leaf_types,
+        values=values,
+        chunks=chunks,
+        files=files,
+        metadata=metadata or {},
+        verified=False,
+    )
+
+
+def flat_dict(names: Sequence[str]) -> tuple[list[Token], list[str]]:
+    """Return the structure and the key texts of one dict with these keys.
+
+    Example:
+        >>> flat_dict(["a/b", "c"])
+        ([Container(node='dict', keys=('a/b', 'c'), class_name=None, static=()), 2], ['a/b', 'c'])
+    """
+    structure: list[Token] = [Container(node="dict", keys=tuple(names)), *([len(names)] if names else [])]
+    return structure, [join_key([name]) if "~" in name or not name else name for name in names]
+
+
+def open_tree(path: str | os.PathLike[str], files: contextlib.ExitStack) -> tuple[ForeignForm, ForeignTree]:
+    """Open the foreign tree at ``path`` by the module that reads its format.
+
+    Raises:
+        Corrupt, Format, Unsupported: it is damaged, newer, or holds what treering cannot.
+        StoreFailed: the store refuses.
+    """
+    form = cast("ForeignForm", detect(path))
+    module = importlib.import_module(form.module)
+    return form, cast("ForeignTree", module.open_foreign(located(path), files))
+
+
+def open_source(path: str | os.PathLike[str], files: contextlib.ExitStack, *, mapped: bool) -> Source:
+    """Open a foreign tree to read leaves; raises as `open_tree` does."""
+    from treering._arrays.source import Source
+    from treering._foreign.grid_arrays import ForeignArrays
+
+    _, tree = open_tree(path, files)
+    grids = {leaf: make() for leaf, make in tree.grids.items()}
+    arrays = ForeignArrays(tree.index, tree.files, grids, mapped=mapped, threads=tree.threads)
+    return Source(tree.index, arrays, structured=tree.structured, raw_keys=not tree.structured, mapped=mapped)
+
+
+def list_tree(path: str | os.PathLike[str]) -> Listing:
+    """List a foreign tree; raises as `open_tree` does."""
+    with contextlib.ExitStack() as files:
+        form, tree = open_tree(path, files)
+        listing = list_index(tree.index, form=form.value, files=(), file_bytes=tree.nbytes)
+    return dataclasses.replace(listing, structured=tree.structured, notes=(f"format: {form.version}", *tree.notes))
+
+
+def verify_tree(path: str | os.PathLike[str], progress: Progress | None) -> Verification:
+    """Read every array of a foreign tree: damage that can be seen is a finding. Raises as `open_tree` does."""
+    from treering._arrays.incoming import ReadRequest
+
+    shown = os.fspath(path)
+    findings: list[Finding] = []
+    done = 0
+    with contextlib.ExitStack() as files:
+        try:
+            source = open_source(path, files, mapped=False)
+        except Corrupt as error:
+            key = join_key(error.path) if error.path else None
+            finding = Finding(key=key, file=shown, start=error.offset, stop=None, problem=f"is damaged: {error}")
+            return Verification(path=shown, findings=(finding,), leaves=0, nbytes=0, checked=True)
+        index = source.index
+        stored = [leaf for leaf, number in enumerate(index.leaf_types) if index.types[number].stored]
+        for leaf in stored:
+            shape = index.type_of(leaf).shape or ()
+            request = ReadRequest(leaf, [whole(shape)])
+            try:
+                source.arrays.read([request])
+            except Corrupt as error:
+                problem = f"is damaged: {error}"
+                findings.append(Finding(key=index.keys[leaf], file=shown, start=None, stop=None, problem=problem))
+            done += sum(array.nbytes for array in request.arrays)
+            if progress is not None:
+                progress(done, done)
+    note = _NO_CHECKSUMS
+    return Verification(
+        path=shown, findings=tuple(findings), leaves=len(index.keys), nbytes=done, checked=False, note=note
+    )
+
+
+def _piece_bytes(kind: LeafType, box: Box | None) -> int:
+    return leaf_bytes(kind) if box is None else size_of(box) * itemsize_of(kind.dtype)

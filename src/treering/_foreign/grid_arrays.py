@@ -1,0 +1,107 @@
+"""Arrays of foreign formats: those that lie raw in files go the way of our own, the others are decoded by chunk."""
+
+from __future__ import annotations
+
+import functools
+import io
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from treering._arrays.chunk_grid import find_chunks, plan_decoding, view_as_stored
+from treering._arrays.incoming import DataReader, ReadRequest, StoredArrays, dtype_in, stored_chunks
+from treering._arrays.jobs import Progress, Tally, run_all
+from treering._codec.zarr import ZarrArray, chunk_box, chunk_count
+from treering._codec.zarr_chunks import decode
+from treering._plan.exchange import StoredChunk
+from treering._values.boxes import size_of
+from treering._values.keys import naming_leaf
+from treering.errors import Corrupt
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from treering._format.index import Index
+
+
+class GridLeaf(NamedTuple):
+    """A leaf whose chunks have to be decoded."""
+
+    layout: ZarrArray
+    """Its shape, the shape of a chunk, and how the bytes of a chunk are encoded, in the terms of zarr v2."""
+    fetch: Callable[[int], bytes | None]
+    """Returns the bytes of a chunk by its number in the grid, None where there is none; any thread may call it."""
+    absent_is_zero: bool = False
+    """Whether a chunk that is not there is one of zeros, and not lost."""
+
+
+class ForeignArrays:
+    """Gives boxes of leaves; the index has rows for those that lie raw in files, ``grids`` has the others.
+
+    Args:
+        index: what is in it.
+        files: the data files of the index, open.
+        grids: leaf number -> how its chunks are had.
+        mapped: take memory from maps of the files where a wanted box lies there in one piece.
+        threads: how many threads read faster than fewer.
+    """
+
+    def __init__(
+        self,
+        index: Index,
+        files: Sequence[DataReader | None],
+        grids: Mapping[int, GridLeaf],
+        *,
+        mapped: bool,
+        threads: int,
+    ) -> None:
+        self._index = index
+        self._grids = grids
+        self._threads = threads
+        self._stored = StoredArrays(index, files, lambda _: None, mapped=mapped, threads=threads)
+
+    def check_files(self) -> None:
+        """Do nothing: their headers were read when they were opened."""
+
+    def dtype_of(self, leaf: int) -> np.dtype[Any]:
+        """Return the dtype of what is stored of a leaf."""
+        return dtype_in(self._index, leaf)
+
+    def stored_chunks(self, leaf: int) -> tuple[StoredChunk, ...]:
+        """Return how a leaf lies; a chunk that has to be decoded is one block, since it is read whole."""
+        if leaf not in self._grids:
+            return stored_chunks(self._index, leaf)
+        layout, itemsize = self._grids[leaf].layout, self.dtype_of(leaf).itemsize
+        boxes = (chunk_box(layout, chunk) for chunk in range(chunk_count(layout)))
+        return tuple(StoredChunk(box=box, block=max(1, size_of(box) * itemsize)) for box in boxes)
+
+    def read(self, requests: Sequence[ReadRequest], progress: Progress | None = None) -> None:
+        """Fill ``arrays`` of every request.
+
+        Raises:
+            Corrupt: a chunk is missing, or its bytes are none.
+            StoreFailed: the store refuses.
+        """
+        work = self._stored.plan_reads([request for request in requests if request.leaf not in self._grids])
+        for request in requests:
+            if request.leaf in self._grids:
+                layout, read = self._grids[request.leaf].layout, functools.partial(self._fill, request.leaf)
+                covering = find_chunks(layout, request)
+                with naming_leaf(self._index.keys[request.leaf]):
+                    jobs = plan_decoding(layout, request, covering, self.dtype_of(request.leaf), read)
+                work.jobs.extend(job for _, job in jobs)
+                work.nbytes += sum(nbytes for nbytes, _ in jobs)
+        run_all(work, Tally(work.nbytes, progress), threads=self._threads)
+
+    def _fill(self, leaf: int, chunk: int, into: NDArray[Any]) -> None:
+        grid = self._grids[leaf]
+        with naming_leaf(self._index.keys[leaf]):
+            data = grid.fetch(chunk)
+            if data is not None:
+                decode(grid.layout, io.BytesIO(data).read, len(data), view_as_stored(grid.layout, into))
+            elif grid.absent_is_zero:
+                into[...] = np.zeros((), into.dtype)
+            else:
+                hint = "use another copy; the others can be read with only="
+                raise Corrupt(f"chunk {chunk} of {chunk_count(grid.layout)} is missing", hint=hint)

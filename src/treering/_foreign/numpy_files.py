@@ -1,0 +1,266 @@
+"""``.npz`` and ``.npy`` files, as numpy writes them: arrays by range, never a pickle.
+
+Source: https://numpy.org/doc/stable/reference/generated/numpy.lib.format.html; the archive is a zip file, whose entries
+are stored or deflated.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import functools
+import io
+import math
+import os
+import re
+import zipfile
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from treering._codec.zarr import ZarrArray
+from treering._foreign.foreign_tree import ForeignLeaf, ForeignTree, build_index, flat_dict
+from treering._format.index import LARGE_VALUE, DataFile, LeafType, Token
+from treering._format.leaf_values import check_shape
+from treering._store.api import Reader
+from treering._store.resolve import open_file
+from treering._values.dtypes import NUMPY_SIZES
+from treering._values.human import pluralize
+from treering.errors import Corrupt, Unsupported
+
+if TYPE_CHECKING:
+    from treering._foreign.grid_arrays import GridLeaf
+
+_MAGIC: Final = b"\x93NUMPY"
+_SUFFIX: Final = ".npy"
+_LONGEST_HEADER: Final = 1 << 16
+_LARGEST_DIRECTORY: Final = 64 << 20
+_MOST_ENTRIES: Final = 1 << 20
+_LOCAL_BYTES: Final = 30
+_HEADER: Final = re.compile(
+    rb"\{'descr': ('[^']*'|\[.*\]), 'fortran_order': (True|False), 'shape': \(((?:[0-9]+,? ?)*)\),? ?\}\s*", re.DOTALL
+)
+_CODE: Final = re.compile(r"([<>|=])([?biufcMmSUVO])([0-9]+)?")
+_KINDS: Final = {"b": "bool", "i": "int", "u": "uint", "f": "float", "c": "complex"}
+_TEXT: Final = {"U": ("str", 4), "S": ("bytes", 1)}
+
+
+class _Array(NamedTuple):
+    """What the header of an ``.npy`` says."""
+
+    dtype: str
+    """As numpy writes it, for example ``<f4``."""
+    fortran: bool
+    shape: tuple[int, ...]
+    header: int
+    """Where the data start."""
+
+
+def recognise(place: Path) -> str | None:
+    """Say which version stands at ``place``; None for a zip archive of something else."""
+    with open_file(place) as file:
+        first = file.read(0, min(file.size, 8))
+        if first.startswith(_MAGIC):
+            return f"npy {first[6]}.{first[7]}" if len(first) == 8 else "npy"  # noqa: PLR2004
+        try:
+            entries = _list_entries(file)
+        except Corrupt:
+            return "npz" if place.suffix == ".npz" else None
+    names = [entry.filename for entry in entries]
+    is_archive = all(name.endswith(_SUFFIX) for name in names) and (names or place.suffix == ".npz")
+    return f"npz, {pluralize(len(names), 'arrays')}" if is_archive else None
+
+
+def open_foreign(place: Path, files: contextlib.ExitStack) -> ForeignTree:
+    """Open a file of either kind: a bare array, or a flat dict of arrays by their names.
+
+    Raises:
+        Corrupt: it is damaged.
+        Unsupported: an array holds pickled objects, or is of a dtype that has no form here; never unpickled.
+        StoreFailed: the store refuses.
+    """
+    file = files.enter_context(open_file(place))
+    data = DataFile(name="", nbytes=file.size, header=0, digest=None)
+    if file.read(0, min(file.size, len(_MAGIC))) == _MAGIC:
+        structure: list[Token] = [1]
+        leaves, keys = [_raw_leaf(file, 0, file.size)], [""]
+    else:
+        entries = _list_entries(file)
+        names = [entry.filename.removesuffix(_SUFFIX) for entry in entries]
+        if len(set(names)) < len(names):
+            raise Corrupt("two arrays of the archive have one name")
+        structure, keys = flat_dict(names)
+        leaves = [_leaf_of(file, entry) for entry in entries]
+    index = build_index(structure, keys, leaves, [data])
+    grids = {number: leaf.grid for number, leaf in enumerate(leaves) if leaf.grid is not None}
+    return ForeignTree(index, [file], grids, nbytes=file.size, threads=file.threads)
+
+
+class _Window(io.RawIOBase):
+    """A reader as zipfile wants it, which never gives out more at once than the directory of an archive may be."""
+
+    def __init__(self, file: Reader) -> None:
+        self._file = file
+        self._at = 0
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        at = offset + {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._file.size}[whence]
+        if at < 0:
+            raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
+        self._at = at
+        return at
+
+    def tell(self) -> int:
+        return self._at
+
+    def read(self, size: int = -1) -> bytes:
+        left = max(0, self._file.size - self._at)
+        count = left if size < 0 else min(size, left)
+        if count > _LARGEST_DIRECTORY:
+            raise Corrupt(f"the directory of the archive would have {pluralize(count, 'bytes')}")
+        data = self._file.read(self._at, count)
+        self._at += count
+        return data
+
+
+def _list_entries(file: Reader) -> list[zipfile.ZipInfo]:
+    try:
+        entries = zipfile.ZipFile(_Window(file)).infolist()
+    except (zipfile.BadZipFile, NotImplementedError, ValueError, OverflowError, OSError) as error:
+        raise Corrupt(f"its directory is damaged: {error}", hint="use another copy of the file") from None
+    if len(entries) > _MOST_ENTRIES:
+        raise Corrupt(f"it has {len(entries)} entries, more than {_MOST_ENTRIES}")
+    return entries
+
+
+def _leaf_of(file: Reader, entry: zipfile.ZipInfo) -> ForeignLeaf:
+    """Describe the array of an entry of the archive."""
+    what = f"the entry {entry.filename!r:.200}"
+    local = file.read(entry.header_offset, _LOCAL_BYTES)
+    if local[:4] != b"PK\x03\x04":
+        raise Corrupt(f"{what} does not begin where the directory says", offset=entry.header_offset)
+    at = (
+        entry.header_offset
+        + _LOCAL_BYTES
+        + int.from_bytes(local[26:28], "little")
+        + int.from_bytes(local[28:], "little")
+    )
+    if entry.flag_bits & 1:
+        raise Unsupported(f"{what} is encrypted")
+    file.require(at, entry.compress_size)
+    match entry.compress_type:
+        case zipfile.ZIP_STORED:
+            return _raw_leaf(file, at, entry.file_size, what)
+        case zipfile.ZIP_DEFLATED:
+            return _deflated_leaf(file, at, entry, what)
+        case other:
+            raise Unsupported(f"{what} is compressed by method {other}, not by deflate", hint="save it with numpy")
+
+
+def _raw_leaf(file: Reader, at: int, size: int, what: str = "the file") -> ForeignLeaf:
+    found = _parse_header(file.read(at, min(size, _LONGEST_HEADER)), what)
+    start, nbytes = at + found.header, size - found.header
+    if (text := _text_of(found, lambda: file.read(start, nbytes), nbytes, what)) is not None:
+        return text
+    layout = _layout(found, nbytes, what)
+    kind = LeafType(kind="numpy", dtype=layout.dtype, shape=layout.shape)
+    if layout.plain:
+        return ForeignLeaf(kind, pieces=[(None, 0, start)])
+    return ForeignLeaf(kind, grid=functools.partial(_grid, layout, lambda _: file.read(start, nbytes)))
+
+
+def _deflated_leaf(file: Reader, at: int, entry: zipfile.ZipInfo, what: str) -> ForeignLeaf:
+    def inflate(most: int) -> bytes:
+        try:
+            data = zlib.decompressobj(-zlib.MAX_WBITS).decompress(file.read(at, entry.compress_size), most)
+        except zlib.error as error:
+            raise Corrupt(f"{what} cannot be unpacked: {error}", hint="use another copy of the file") from None
+        if most > entry.file_size and len(data) != entry.file_size:
+            raise Corrupt(f"{what} unpacks to {pluralize(len(data), 'bytes')}, {entry.file_size} were written")
+        return data
+
+    found = _parse_header(inflate(min(entry.file_size, _LONGEST_HEADER)), what)
+    nbytes = entry.file_size - found.header
+
+    def fetch(_: int = 0) -> bytes:
+        data = inflate(entry.file_size + 1)
+        if zlib.crc32(data) != entry.CRC:
+            raise Corrupt(f"{what} has another checksum than it was written with", hint="use another copy of the file")
+        return data[found.header :]
+
+    if (text := _text_of(found, fetch, nbytes, what)) is not None:
+        return text
+    layout = _layout(found, nbytes, what)
+    kind = LeafType(kind="numpy", dtype=layout.dtype, shape=layout.shape)
+    return ForeignLeaf(kind, grid=functools.partial(_grid, layout, fetch))
+
+
+def _grid(layout: ZarrArray, fetch: Callable[[int], bytes]) -> GridLeaf:
+    from treering._foreign.grid_arrays import GridLeaf
+
+    return GridLeaf(layout, fetch)
+
+
+def _parse_header(data: bytes, what: str) -> _Array:
+    """Return what the header of an ``.npy`` says, by its one grammar: nothing is evaluated."""
+    size = {1: 2, 2: 4, 3: 4}.get(data[6] if len(data) > 8 else 0)  # noqa: PLR2004
+    if not data.startswith(_MAGIC) or size is None:
+        raise Corrupt(f"{what} is no .npy of version 1 to 3")
+    start = 8 + size
+    length = int.from_bytes(data[8:start], "little")
+    found = _HEADER.fullmatch(data[start : start + length]) if start + length <= len(data) else None
+    if found is None:
+        raise Corrupt(f"{what}: its header is not the one that numpy writes")
+    shape = [int(text) for text in found[3].replace(b" ", b"").split(b",") if text]
+    return _Array(found[1].decode("latin-1").strip("'"), found[2] == b"True", tuple(shape), start + length)
+
+
+def _layout(found: _Array, nbytes: int, what: str) -> ZarrArray:
+    """Return how an array lies, as one chunk."""
+    code = _CODE.fullmatch(found.dtype)
+    kind = code[2] if code else ""
+    if kind == "O":
+        hint = "treering never unpickles; save the values as arrays"
+        raise Unsupported(f"{what} holds pickled Python objects", hint=hint)
+    dtype = "bool" if kind == "?" else f"{_KINDS.get(kind, '?')}{8 * int((code and code[3]) or 0)}"
+    dtype = "bool" if dtype == "bool8" else dtype
+    if dtype not in NUMPY_SIZES:
+        hint = (
+            "numpy writes bfloat16 and float8 so, without their names: save them as safetensors"
+            if kind == "V"
+            else None
+        )
+        raise Unsupported(f"{what} is of the dtype {found.dtype:.60}, which has no form here", hint=hint)
+    shape = check_shape(list(found.shape), dtype, what)
+    layout = ZarrArray(
+        shape=shape,
+        chunks=tuple(max(1, length) for length in shape),
+        dtype=dtype,
+        big_endian=bool(code) and code[1] == ">" and NUMPY_SIZES[dtype] > 1,
+        order="F" if found.fortran and len(shape) > 1 else "C",
+    )
+    if (wanted := NUMPY_SIZES[dtype] * math.prod(shape)) != nbytes:
+        raise Corrupt(f"{what}: an array of {dtype} {list(shape)} takes {pluralize(wanted, 'bytes')}, it has {nbytes}")
+    return layout
+
+
+def _text_of(found: _Array, fetch: Callable[[], bytes], nbytes: int, what: str) -> ForeignLeaf | None:
+    """Return a leaf that is one text or one bytes, which numpy holds as an array of its own kind."""
+    code = _CODE.fullmatch(found.dtype)
+    if code is None or code[2] not in _TEXT or found.shape or nbytes > LARGE_VALUE * 4:
+        return None
+    kind, width = _TEXT[code[2]]
+    if nbytes != width * int(code[3] or 0):
+        raise Corrupt(f"{what}: a text of {found.dtype} does not have {pluralize(nbytes, 'bytes')}")
+    data = fetch()
+    if kind == "bytes":
+        return ForeignLeaf(LeafType(kind=kind), data.rstrip(b"\0"))
+    try:
+        text = data.decode("utf-32-be" if code[1] == ">" else "utf-32-le").rstrip("\0")
+    except UnicodeDecodeError:
+        raise Corrupt(f"{what} is not text") from None
+    return ForeignLeaf(LeafType(kind=kind), text)

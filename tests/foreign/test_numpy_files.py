@@ -1,0 +1,151 @@
+"""``.npz`` and ``.npy`` files that numpy wrote, and ones that nobody should have written."""
+
+from __future__ import annotations
+
+import io
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import hypothesis
+import hypothesis.extra.numpy as arrays_of
+import hypothesis.strategies as st
+import jax
+import numpy as np
+import pytest
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+import treering
+from treering.errors import Corrupt, Format, TreeringError, Unsupported
+
+_ARRAYS: dict[str, Any] = {
+    "raw": np.arange(12, dtype=np.float32).reshape(3, 4),
+    "fortran": np.asfortranarray(np.arange(6.0).reshape(2, 3)),
+    "big": np.array([1, -2], ">i4"),
+    "empty": np.zeros((0, 3)),
+    "scalar": np.array(3 + 4j),
+    "layer/0/bias~": np.array([True, False]),
+}
+
+
+@pytest.fixture(params=["stored", "deflated"])
+def archive(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    path = tmp_path / "a.npz"
+    (np.savez if request.param == "stored" else np.savez_compressed)(path, **_ARRAYS, text="hällo", blob=b"xy")
+    return path
+
+
+def test_every_array_comes_back_bit_for_bit(archive: Path) -> None:
+    found = treering.load(archive)
+    assert list(found) == [*_ARRAYS, "text", "blob"]
+    for key, array in _ARRAYS.items():
+        assert found[key].dtype == array.dtype.newbyteorder("="), key
+        np.testing.assert_array_equal(found[key], array)
+    assert (found["text"], found["blob"]) == ("hällo", b"xy")
+
+
+def test_the_verbs_know_it(archive: Path) -> None:
+    listing = treering.inspect(archive)
+    assert (listing.form, len(listing.leaves), listing.verified) == ("npz", 8, False)
+    assert listing.leaves["raw"].shape == (3, 4)
+    assert "npz, 8 arrays" in str(listing)
+    assert treering.verify(archive).ok
+    with treering.open(archive) as opened:
+        np.testing.assert_array_equal(opened["fortran"][1:, ::2], _ARRAYS["fortran"][1:, ::2])
+        np.testing.assert_array_equal(opened["raw"][1], _ARRAYS["raw"][1])
+    assert treering.diff(archive, archive, values=True).differences == ()
+
+
+def test_a_part_of_it_onto_a_mesh(archive: Path) -> None:
+    rows = NamedSharding(Mesh(np.array(jax.devices()[:3]), ("x",)), PartitionSpec("x"))
+    found = treering.load(archive, only="raw", shardings={"raw": rows})
+    assert list(found) == ["raw"]
+    assert found["raw"].sharding == rows
+    np.testing.assert_array_equal(found["raw"], _ARRAYS["raw"])
+
+
+def test_a_bare_array_and_an_empty_archive(tmp_path: Path) -> None:
+    np.save(tmp_path / "x.npy", _ARRAYS["raw"])
+    np.testing.assert_array_equal(treering.load(tmp_path / "x.npy"), _ARRAYS["raw"])
+    assert treering.inspect(tmp_path / "x.npy").form == "npy"
+    np.savez(tmp_path / "x.npz")
+    assert treering.load(tmp_path / "x.npz") == {}
+
+
+@hypothesis.given(
+    st.dictionaries(
+        st.text("ab/~.", min_size=1, max_size=5),
+        arrays_of.arrays(
+            st.one_of(arrays_of.integer_dtypes(endianness="?"), arrays_of.floating_dtypes(sizes=(16, 32, 64))),
+            arrays_of.array_shapes(min_dims=0, min_side=0, max_side=4),
+        ),
+        max_size=4,
+    ),
+    st.booleans(),
+)
+def test_any_archive_of_numpys(tmp_path_factory: pytest.TempPathFactory, tree: dict[str, Any], packed: bool) -> None:
+    path = tmp_path_factory.mktemp("npz") / "a.npz"
+    with path.open("wb") as file:
+        (np.savez_compressed if packed else np.savez)(file, allow_pickle=False, **tree)
+    found = treering.load(path)
+    assert list(found) == list(tree)
+    for key, array in tree.items():
+        np.testing.assert_array_equal(found[key], array)
+
+
+def test_pickled_objects_are_never_unpickled(tmp_path: Path) -> None:
+    np.savez(tmp_path / "a.npz", w=np.array([{}], dtype=object))
+    with pytest.raises(Unsupported, match=r"'w\.npy' holds pickled Python objects.*never unpickles"):
+        treering.load(tmp_path / "a.npz")
+
+
+def test_what_has_no_form_here_is_named(tmp_path: Path) -> None:
+    for dtype in ("V2", "i4,f8", "M8[s]"):
+        np.savez(tmp_path / "a.npz", w=np.zeros(3, dtype))
+        with pytest.raises(Unsupported, match=r"'w\.npy'"):
+            treering.load(tmp_path / "a.npz")
+
+
+def test_a_zip_of_something_else_is_no_npz(tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / "model.pt", "w") as file:
+        file.writestr("archive/data.pkl", b"\x80\x02")
+    with pytest.raises(Format, match="PyTorch"):
+        treering.load(tmp_path / "model.pt")
+
+
+def test_damage_is_seen_or_harmless(archive: Path) -> None:
+    """Cut off or flipped anywhere, it is an error of ours, or what was not touched is as it was."""
+    data = archive.read_bytes()
+    for at in range(0, len(data), 7):
+        for damaged in (data[:at], data[:at] + bytes([data[at] ^ 0x55]) + data[at + 1 :]):
+            archive.write_bytes(damaged)
+            try:
+                treering.load(archive)
+            except TreeringError:
+                continue
+
+
+def test_a_deflated_array_that_was_changed_is_damaged(tmp_path: Path) -> None:
+    noise = np.random.default_rng(0).integers(0, 255, 10_000, np.uint8)
+    np.savez_compressed(tmp_path / "a.npz", w=noise)
+    data = bytearray((tmp_path / "a.npz").read_bytes())
+    data[5000] ^= 1
+    (tmp_path / "a.npz").write_bytes(data)
+    with pytest.raises(Corrupt):
+        treering.load(tmp_path / "a.npz")
+    assert not treering.verify(tmp_path / "a.npz").ok
+
+
+def test_an_array_larger_than_its_entry_is_refused_before_memory_is_taken(tmp_path: Path) -> None:
+    buffer = io.BytesIO()
+    np.save(buffer, np.zeros(4, np.float32))
+    data = buffer.getvalue().replace(b"(4,), }", b"(4000000000000,), }").replace(b" " * 12 + b"\n", b"\n", 1)
+    for name in ("x.npy", "x.npz"):
+        path = tmp_path / name
+        if name == "x.npy":
+            path.write_bytes(data)
+        else:
+            with zipfile.ZipFile(path, "w") as file:
+                file.writestr("w.npy", data)
+        with pytest.raises(Corrupt, match="takes 16000000000000 bytes"):
+            treering.load(path)
