@@ -327,7 +327,10 @@ def _reading_elsewhere(real: Callable[..., int]) -> Callable[..., int]:
 
 
 def _on_these(real: Callable[..., Any], mine: Callable[..., Any]) -> Callable[..., Any]:
-    return lambda path, *more, **options: (mine if isinstance(path, _Looking) else real)(path, *more, **options)
+    def call(*paths: Any, **options: Any) -> Any:
+        return (mine if any(isinstance(path, _Looking) for path in paths) else real)(*paths, **options)
+
+    return call
 
 
 def _rmtree(path: _Looking, *, ignore_errors: bool = False) -> None:

@@ -188,8 +188,7 @@ def test_the_first_bytes_of_a_header_are_enough(tmp_path: Path) -> None:
     path.write_bytes((1000).to_bytes(8, "little") + b"{")
     assert form_of(path) == "safetensors"
     np.save(tmp_path / "a.npy", np.zeros(3))
-    with pytest.raises(Format, match=r"a \.npy file"):
-        treering.inspect(tmp_path / "a.npy")
+    assert form_of(tmp_path / "a.npy") == "npy"
 
 
 @pytest.mark.parametrize(

@@ -63,8 +63,8 @@ def test_a_lost_file_and_a_damaged_index(tmp_path: Path) -> None:
 
 def test_what_cannot_be_read_is_two(tmp_path: Path) -> None:
     assert here("verify", str(tmp_path / "nope"), code=2).stderr.startswith("error: ")
-    (tmp_path / "x.npy").write_bytes(b"\x93NUMPY\x01\x00")
-    assert "a .npy file" in here("verify", str(tmp_path / "x.npy"), code=2).stderr
+    (tmp_path / "x.gguf").write_bytes(b"GGUF\x03")
+    assert "a GGUF file" in here("verify", str(tmp_path / "x.gguf"), code=2).stderr
     assert here("verify", str(tmp_path), code=2).stderr.startswith("error: there is no checkpoint")
 
 

@@ -44,14 +44,15 @@ class ForeignLeaf(NamedTuple):
     """Makes what decodes its chunks; only where arrays are read."""
 
 
-class ForeignTree(NamedTuple):
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class ForeignTree:
     """An opened foreign tree; its files are open until the stack that was passed closes them."""
 
     index: Index
     """What is in it."""
     files: Sequence[DataReader | None] = ()
     """The data files of the index, in its order."""
-    grids: Mapping[int, Callable[[], GridLeaf]] = {}
+    grids: Mapping[int, Callable[[], GridLeaf]] = dataclasses.field(default_factory=dict)
     """Leaf number -> what makes the decoder of its chunks."""
     nbytes: int = 0
     """Bytes of the files together."""

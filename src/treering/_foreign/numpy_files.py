@@ -94,7 +94,7 @@ def open_foreign(place: Path, files: contextlib.ExitStack) -> ForeignTree:
         leaves = [_leaf_of(file, entry) for entry in entries]
     index = build_index(structure, keys, leaves, [data])
     grids = {number: leaf.grid for number, leaf in enumerate(leaves) if leaf.grid is not None}
-    return ForeignTree(index, [file], grids, nbytes=file.size, threads=file.threads)
+    return ForeignTree(index=index, files=[file], grids=grids, nbytes=file.size, threads=file.threads)
 
 
 class _Window(io.RawIOBase):
@@ -222,12 +222,10 @@ def _parse_header(data: bytes, what: str) -> _Array:
 def _layout(found: _Array, nbytes: int, what: str) -> ZarrArray:
     """Return how an array lies, as one chunk."""
     code = _CODE.fullmatch(found.dtype)
-    kind = code[2] if code else ""
+    order, kind, size = code.groups() if code is not None else ("", "", None)
     if kind == "O":
-        hint = "treering never unpickles; save the values as arrays"
-        raise Unsupported(f"{what} holds pickled Python objects", hint=hint)
-    dtype = "bool" if kind == "?" else f"{_KINDS.get(kind, '?')}{8 * int((code and code[3]) or 0)}"
-    dtype = "bool" if dtype == "bool8" else dtype
+        raise Unsupported(f"{what} holds pickled Python objects", hint="treering never unpickles; save arrays")
+    dtype = "bool" if kind in "?b" and size in (None, "1") else f"{_KINDS.get(kind, '?')}{8 * int(size or 0)}"
     if dtype not in NUMPY_SIZES:
         hint = (
             "numpy writes bfloat16 and float8 so, without their names: save them as safetensors"
@@ -240,7 +238,7 @@ def _layout(found: _Array, nbytes: int, what: str) -> ZarrArray:
         shape=shape,
         chunks=tuple(max(1, length) for length in shape),
         dtype=dtype,
-        big_endian=bool(code) and code[1] == ">" and NUMPY_SIZES[dtype] > 1,
+        big_endian=order == ">" and NUMPY_SIZES[dtype] > 1,
         order="F" if found.fortran and len(shape) > 1 else "C",
     )
     if (wanted := NUMPY_SIZES[dtype] * math.prod(shape)) != nbytes:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from treering._arrays.jobs import Progress
 from treering._checkpoint.copy_checkpoint import copy_checkpoint, copy_file, copy_opened
-from treering._checkpoint.detect import Form, detect
+from treering._checkpoint.detect import ForeignForm, Form, detect
 from treering._format.document import INDEX_NAME, parse_index
 from treering._runs.open_run import open_run
 from treering._runs.steps import note_records, records_in, step_path, steps_in, steps_of
@@ -19,7 +19,7 @@ from treering._store.run_folder import RunFolder
 from treering.errors import Busy, Exists, NotFound, TreeringError, Unsupported
 
 
-def copy_path(source: str, target: str, *, overwrite: bool, progress: Progress | None = None) -> Form:
+def copy_path(source: str, target: str, *, overwrite: bool, progress: Progress | None = None) -> Form | ForeignForm:
     """Copy a checkpoint, a run step by step, or a single file, and return which it was.
 
     Args:
@@ -34,8 +34,9 @@ def copy_path(source: str, target: str, *, overwrite: bool, progress: Progress |
         TreeringError: as `copy_checkpoint` and `copy_file`.
     """
     form = detect(source)
-    if form is Form.LEAVES:
-        raise Unsupported(f"{source!r} is a leaves directory", hint="copy its files, as cp -r does on disk")
+    if form is Form.LEAVES or (isinstance(form, ForeignForm) and is_folder(located(source))):
+        what = "a leaves directory" if form is Form.LEAVES else f"of the form {form.value}"
+        raise Unsupported(f"{source!r} is {what}", hint="copy its files, as cp -r does on disk")
     if form is Form.CHECKPOINT:
         copy_checkpoint(located(source), _new_folder(target), overwrite=overwrite, progress=progress)
     elif form is Form.RUN:

@@ -20,14 +20,14 @@ from jax.sharding import NamedSharding, PartitionSpec
 import treering
 from tests.leaves.chunks.test_arrays import list_foreign, write_foreign
 from tests.properties.strategies import quick
-from treering._arrays import incoming, outgoing, parted
+from treering._arrays import chunk_grid, incoming, outgoing, parted
 from treering._arrays.buffers import aligned_empty
 from treering._arrays.incoming import ReadRequest
 from treering._arrays.outgoing import HeldBox
 from treering._arrays.parted import BoxedArray
 from treering._checkpoint.forms import read_source
 from treering._codec.zarr import ZarrArray, chunk_box, chunk_count
-from treering._leaves.chunks import arrays, decode, pieces, write
+from treering._leaves.chunks import arrays, pieces, write
 from treering._leaves.chunks import files as chunk_files
 from treering._leaves.chunks.files import OpenChunks
 from treering._leaves.chunks.pieces import LeafPieces, to_stored
@@ -185,7 +185,7 @@ def test_a_chunk_that_is_wanted_whole_is_undone_in_place(
         rooms.append(array.nbytes)
         return array
 
-    monkeypatch.setattr(decode, "aligned_empty", counted)
+    monkeypatch.setattr(chunk_grid, "aligned_empty", counted)
     array = np.random.default_rng(0).integers(0, 9, (64, 512)).astype("f4")
     tree_serialize_leaves(tmp_path, {"w": array}, compressor=codec)
     with treering.open(tmp_path) as opened:
