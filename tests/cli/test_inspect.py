@@ -92,11 +92,7 @@ def zipped(name: str) -> bytes:
 
 @pytest.mark.parametrize(
     ("content", "wanted"),
-    [
-        (zipped("a.txt"), "a zip archive"),
-        (pickle.dumps({"a": 1}), "a pickle"),
-        (b'{"a": 1}', "a JSON text"),
-    ],
+    [(zipped("a.txt"), "a zip archive"), (pickle.dumps({"a": 1}), "a pickle"), (b'{"a": 1}', "a JSON text")],
 )
 def test_other_forms_are_called_by_their_names(tmp_path: Path, content: bytes, wanted: str) -> None:
     path = tmp_path / "file"

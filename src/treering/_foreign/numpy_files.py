@@ -225,7 +225,7 @@ def _layout(found: _Array, nbytes: int, what: str) -> ZarrArray:
     order, kind, size = code.groups() if code is not None else ("", "", None)
     if kind == "O":
         raise Unsupported(f"{what} holds pickled Python objects", hint="treering never unpickles; save arrays")
-    dtype = "bool" if kind in "?b" and size in (None, "1") else f"{_KINDS.get(kind, '?')}{8 * int(size or 0)}"
+    dtype = "bool" if kind in {"?", "b"} and size in {None, "1"} else f"{_KINDS.get(kind, '?')}{8 * int(size or 0)}"
     if dtype not in NUMPY_SIZES:
         hint = (
             "numpy writes bfloat16 and float8 so, without their names: save them as safetensors"

@@ -27,7 +27,7 @@ from treering._arrays.outgoing import HeldBox
 from treering._arrays.parted import BoxedArray
 from treering._checkpoint.forms import read_source
 from treering._codec.zarr import ZarrArray, chunk_box, chunk_count
-from treering._leaves.chunks import arrays, pieces, write
+from treering._leaves.chunks import arrays, decode, pieces, write
 from treering._leaves.chunks import files as chunk_files
 from treering._leaves.chunks.files import OpenChunks
 from treering._leaves.chunks.pieces import LeafPieces, to_stored
