@@ -49,10 +49,7 @@ GRACE: Final = 3600.0
 WHOLE_BYTES: Final = 16 << 20
 """An object up to this size is put by one request, a larger one in parts."""
 
-_MAY_NOT_LIST: Final = (
-    "to list needs s3:ListBucket (storage.objects.list); without it one checkpoint, or one step by its number, "
-    "can be saved and loaded"
-)
+_MAY_NOT_LIST: Final = "without the right to list, one checkpoint, or one step by its number, can be saved and loaded"
 _CLOCK_KEPT: Final = 86400.0
 _HIGHEST_PROCESS: Final = 99_999
 _CLOCKS: Final[weakref.WeakKeyDictionary[Client, tuple[float, float]]] = weakref.WeakKeyDictionary()
