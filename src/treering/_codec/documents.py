@@ -25,6 +25,7 @@ MAX_NESTING: Final = 100
 
 # Python turns no text of more digits into an int, and no int of more into text.
 _MAX_INT_BITS: Final = 14_000
+_END: Final = object()
 _SHOWN: Final = 60
 
 _Kind = TypeVar("_Kind")
@@ -184,40 +185,47 @@ def check_json(value: Any, what: str) -> None:
         ...
         treering.errors.Unsupported: metadata['sizes'] is a tuple, which JSON cannot hold; make it a list
     """
-    levels: list[tuple[str, int, Iterator[tuple[str, Any]]]] = [("", id(None), iter([("", value)]))]
+    root = object()
+    levels: list[tuple[Any, int, Iterator[tuple[Any, Any]]]] = [(root, id(None), iter([(root, value)]))]
     open_ones: set[int] = set()
+
+    def where(step: Any) -> str:
+        steps = (*(level[0] for level in levels), step)
+        return what + "".join(f"[{show(each)}]" for each in steps if each is not root)
+
     while levels:
-        place, container, items = levels[-1]
-        step, item = next(items, (None, None))
-        if step is None:
+        _, container, items = levels[-1]
+        step, item = next(items, (_END, None))
+        if step is _END:
             open_ones.discard(container)
             levels.pop()
             continue
-        where = place + step
         if type(item) is dict:
             for key in item:
                 if type(key) is not str:
-                    raise Unsupported(f"{what}{where} has the key {show(key)}; keys in JSON are str")
-            inner = ((f"[{show(key)}]", below) for key, below in item.items())
+                    raise Unsupported(f"{where(step)} has the key {show(key)}; keys in JSON are str")
+            inner: Iterator[tuple[Any, Any]] = iter(item.items())
         elif type(item) is list:
-            inner = ((f"[{number}]", below) for number, below in enumerate(item))
+            inner = iter(enumerate(item))
         else:
-            _check_scalar(item, f"{what}{where}")
+            if item is not None and type(item) not in (bool, str) and (problem := _find_problem(item)):
+                raise Unsupported(f"{where(step)} {problem[0]}", hint=problem[1])
             continue
         if len(levels) > MAX_NESTING or id(item) in open_ones:
             raise Unsupported(f"{what} is nested more than {MAX_NESTING} levels deep, or holds itself")
         open_ones.add(id(item))
-        levels.append((where, id(item), inner))
+        levels.append((step, id(item), inner))
 
 
-def _check_scalar(item: Any, where: str) -> None:
-    if type(item) is int and item.bit_length() > _MAX_INT_BITS:
-        raise Unsupported(f"{where} is an int of {pluralize(item.bit_length(), 'bits')}", hint="write it as text")
-    if type(item) is float and not math.isfinite(item):
-        raise Unsupported(f"{where} is {item}, which JSON cannot hold", hint="write it as text")
-    if item is not None and type(item) not in (bool, str, int, float):
-        hint = "make it a list" if isinstance(item, tuple) else "put arrays and other objects into the tree"
-        raise Unsupported(f"{where} is {kind_of(item)}, which JSON cannot hold", hint=hint)
+def _find_problem(item: Any) -> tuple[str, str] | None:
+    """Say what is wrong with a number or object, and what to do; None where it comes back as it was."""
+    if type(item) is int:
+        bits = item.bit_length()
+        return (f"is an int of {pluralize(bits, 'bits')}", "write it as text") if bits > _MAX_INT_BITS else None
+    if type(item) is float:
+        return None if math.isfinite(item) else (f"is {item}, which JSON cannot hold", "write it as text")
+    hint = "make it a list" if isinstance(item, tuple) else "put arrays and other objects into the tree"
+    return f"is {kind_of(item)}, which JSON cannot hold", hint
 
 
 def show(value: Any) -> str:

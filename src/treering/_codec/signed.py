@@ -6,6 +6,7 @@ A member stands on a line of its own, so that ``head`` and ``grep`` are of use.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import re
 from collections.abc import Callable, Iterable
 from typing import Any, Final, TypeVar
@@ -94,11 +95,11 @@ class SignedForm:
         return None if first is None else first[2].decode()
 
     def _first_line(self, data: bytes) -> re.Match[bytes] | None:
-        return re.match((_FIRST_LINE % re.escape(self.member)).encode(), data)
+        return _first_line(self.member).match(data)
 
     def _parse(self, data: bytes) -> Any:
         first = self._first_line(data)
-        is_right = self.is_whole(data)
+        is_right = first is not None and is_whole(data)
         # A newer version may sign in another way, but a digest that is wrong is damage.
         version = first or re.match((_OTHER_VERSION % re.escape(self.member)).encode(), data)
         if version is not None and (is_right or not first) and int(version[1]) != self.version:
@@ -108,6 +109,11 @@ class SignedForm:
             problem = "its digest is not that of its bytes" if first else "it does not begin like an index"
             raise Corrupt(f"{self.name} is damaged: {problem}")
         return parse_json(decode_text(data, self.name, "ASCII"), self.name)
+
+
+@functools.cache
+def _first_line(member: str) -> re.Pattern[bytes]:
+    return re.compile((_FIRST_LINE % re.escape(member)).encode())
 
 
 def is_whole(data: bytes) -> bool:

@@ -38,6 +38,8 @@ def located(path: str | os.PathLike[str]) -> Path:
     if isinstance(path, UrlPath):
         return cast("Path", path)
     text = os.fspath(path)
+    if ":" not in text and isinstance(path, Path):  # no URL, nor what was meant to be one
+        return path
     if (scheme := scheme_of(text)) is None:
         if (meant := url_meant(text)) is not None and not Path(Path(text).parts[0]).exists():
             raise Unsupported(f"{text!r} is no URL, and there is no such folder", hint=f"write {meant!r}")
@@ -167,7 +169,8 @@ def settled(path: str | os.PathLike[str]) -> Path:
 
 def root_of(path: str | os.PathLike[str]) -> Root:
     """Return what knows all places of the kind that a path is of."""
-    if (scheme := scheme_of(os.fspath(path))) in _DISK:
+    text = os.fspath(path)
+    if ":" not in text or (scheme := scheme_of(text)) in _DISK:
         return _POSIX
     if scheme == "memory":
         return _IN_MEMORY
