@@ -21,15 +21,16 @@ if TYPE_CHECKING:
     from treering._inspect.verify import verify
     from treering._store.objects.connect import at
     from treering.cadence import SaveEvery
-    from treering.checkpoint import load, open, save, save_async  # noqa: A004 - treering.open is the name
+    from treering.checkpoint import abstract, load, open, save, save_async  # noqa: A004 - treering.open is the name
     from treering.retention import KeepBest, KeepEvery, KeepLast, KeepSteps
     from treering.run import Run, Stateful
 
 __version__ = "0.2.0"
 __all__ = [
     "ForeignKey", "KeepBest", "KeepEvery", "KeepLast", "KeepSteps", "OpaqueLeaf", "PendingSave", "Run", "SaveEvery",
-    "StandIn", "Stateful", "__version__", "at", "cadence", "checkpoint", "diff", "errors", "inspect", "leaves", "load",
-    "open", "register_node", "retention", "run", "save", "save_async", "serialization", "sharding", "tree", "verify",
+    "StandIn", "Stateful", "__version__", "abstract", "at", "cadence", "checkpoint", "diff", "errors", "inspect",
+    "leaves", "load", "open", "register_node", "retention", "run", "save", "save_async", "serialization", "sharding",
+    "tree", "verify",
 ]  # fmt: skip
 
 _NAMES = {
@@ -41,7 +42,7 @@ _NAMES = {
     "_inspect.verify": ("verify",),
     "_store.objects.connect": ("at",),
     "cadence": ("SaveEvery",),
-    "checkpoint": ("load", "open", "save", "save_async"),
+    "checkpoint": ("abstract", "load", "open", "save", "save_async"),
     "retention": ("KeepBest", "KeepEvery", "KeepLast", "KeepSteps"),
     "run": ("Run", "Stateful"),
 }

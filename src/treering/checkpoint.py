@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from treering._checkpoint.open import Checkpoint
     from treering._tree.placement import Shardings
 
-__all__ = ["load", "open", "save", "save_async"]
+__all__ = ["abstract", "load", "open", "save", "save_async"]
 
 T = TypeVar("T")
 Progress: TypeAlias = Callable[[int, int], object]
@@ -238,3 +238,33 @@ def open(path: str | os.PathLike[str]) -> Checkpoint:  # noqa: A001 - treering.o
     from treering._checkpoint.open import open_path
 
     return open_path(path)
+
+
+def abstract(path: str | os.PathLike[str], *, only: str | Sequence[str] | None = None, at: str | None = None) -> Any:
+    """Return the tree of a checkpoint without its arrays, from headers alone: for ``like=``, ``jax.eval_shape``, sizes.
+
+    Every array is a ``jax.ShapeDtypeStruct``. It has the sharding that the array was saved with where that is recorded
+    and this job has enough devices: on a mesh of the same axes over ``jax.devices()`` in their order; else None. Typed
+    PRNG keys have a key dtype. Small Python values are themselves; a text of which more lies in a data file is an
+    ``OpaqueLeaf``.
+
+    Args:
+        path: as for ``load``; also a run, of which the latest step is taken.
+        only: as for ``load``.
+        at: as for ``load``.
+
+    Raises:
+        NotFound, Mismatch, Corrupt, Format, StoreFailed: as ``load``.
+
+    Example:
+        >>> import os, tempfile, jax.numpy as jnp
+        >>> path = os.path.join(tempfile.mkdtemp(), "ckpt")
+        >>> save(path, {"params": {"w": jnp.ones((2, 3))}, "step": 7})
+        >>> abstract(path)
+        {'params': {'w': ShapeDtypeStruct(shape=(2, 3), dtype=float32)}, 'step': 7}
+        >>> load(path, abstract(path, only="params"), only="params")["params"]["w"].shape
+        (2, 3)
+    """
+    from treering._checkpoint.abstract import abstract_tree
+
+    return abstract_tree(path, at=at, only=only)

@@ -105,6 +105,7 @@ def what_is_loaded_has_the_type_of_what_is_asked_for(model: Model, anything: Any
     assert_type(treering.load("ckpt", like=model, shardings=None, cast=True), Model)
     assert_type(treering.load("ckpt", [model], at="models"), list[Model])
     assert_type(treering.load("ckpt"), Any)
+    assert_type(treering.abstract(Path("ckpt"), only=["params/**"], at="state"), Any)
     assert_type(treering.load("ckpt", anything), Any)
     assert_type(leaves.tree_deserialize_leaves("ckpt", target=model), Model)
     assert_type(leaves.tree_deserialize_leaves("ckpt", None, None, prefix="m"), Any)

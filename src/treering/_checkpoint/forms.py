@@ -18,6 +18,7 @@ from treering._checkpoint.detect import Form, detect
 if TYPE_CHECKING:
     from treering._arrays.source import Source
     from treering._format.findings import Verification
+    from treering._format.index import Index
     from treering._format.records import Listing
     from treering._inspect.open_tree import OpenTree
     from treering._view.progress import Progress
@@ -34,16 +35,19 @@ class FormFunctions(NamedTuple):
     """``(path, progress)`` reads and checks every byte."""
     tree: str
     """``(path)`` opens it to look at leaves one by one; a context manager."""
+    headers: str = "_checkpoint.forms:read_source_index"
+    """``(path)`` returns its index, and reads no array."""
 
 
 # fmt: off
 _MSGPACK: Final = FormFunctions("_wire.msgpack_source:open_msgpack", "_inspect.open_tree:list_msgpack_file",
-                                "_inspect.verify:verify_msgpack", "_inspect.open_tree:open_msgpack")
+                                "_inspect.verify:verify_msgpack", "_inspect.open_tree:open_msgpack",
+                                "_inspect.open_tree:index_msgpack")
 _FORMS: Final[Mapping[Form, FormFunctions]] = {
     Form.CHECKPOINT: FormFunctions("_checkpoint.source:open_checkpoint", "_inspect.inspect:list_checkpoint",
                                    "_inspect.verify:verify_checkpoint", "_inspect.open_tree:open_indexed"),
     # Of a run, the functions of a checkpoint work on its latest step, except to verify.
-    Form.RUN: FormFunctions("", "", "_inspect.verify:verify_run", ""),
+    Form.RUN: FormFunctions("", "", "_inspect.verify:verify_run", "", ""),
     Form.LEAVES: FormFunctions("_leaves.source:open_source", "_leaves.listing:list_leaves",
                                "_inspect.verify_leaves:verify_leaves", "_inspect.open_tree:open_indexed"),
     Form.SAFETENSORS: FormFunctions("_checkpoint.source:open_safetensors", "_inspect.inspect:list_safetensors",
@@ -72,6 +76,21 @@ def read_source(path: str | os.PathLike[str], *, mapped: bool) -> Iterator[Sourc
     """Open what stands at ``path`` for as long as the block runs; raises as `open_source` does."""
     with contextlib.ExitStack() as files:
         yield open_source(path, files, mapped=mapped)
+
+
+def read_index(path: str | os.PathLike[str]) -> Index:
+    """Return the index of what stands at ``path``, of a run that of its latest step; no array is read.
+
+    Raises:
+        NotFound, Format, Unsupported, Corrupt, StoreFailed: as `open_source`.
+    """
+    return cast("Index", _call("headers", path))
+
+
+def read_source_index(path: str | os.PathLike[str]) -> Index:
+    """Return the index of a form that is opened without reading an array; raises as `open_source` does."""
+    with read_source(path, mapped=False) as source:
+        return source.index
 
 
 def list_headers(path: str | os.PathLike[str]) -> Listing:

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from treering._checkpoint.open import LeafView
+    from treering._format.index import Index
 
 Fetch = Callable[[int, int], bytes]
 
@@ -63,6 +64,13 @@ def list_msgpack_file(path: str | os.PathLike[str]) -> Listing:
     """List a msgpack file, or one in gzip form; raises as `treering.inspect` does."""
     with open_file(path) as file:
         return read_msgpack(file)[0]
+
+
+def index_msgpack(path: str | os.PathLike[str]) -> Index:
+    """Return the index of a msgpack file, or of one in gzip form; raises as `treering.inspect` does."""
+    from treering._wire.msgpack_source import index_records
+
+    return index_records(list_msgpack_file(path).root)
 
 
 @contextlib.contextmanager

@@ -63,16 +63,16 @@ def _fit_key(kind: LeafType, like: Any, *, raw_keys: bool) -> Fit | None:
     if kind.shape != data.shape or kind.dtype != data.dtype.name:
         return None
     impl = kind.impl if kind.kind == "key" else _impl_of(like) if raw_keys else None
-    return Fit("key", impl=impl) if impl is not None and _key_dtype(impl) == like.dtype else None
+    return Fit("key", impl=impl) if impl is not None and key_dtype(impl) == like.dtype else None
 
 
 def _impl_of(like: Any) -> str | None:
     if isinstance(like, jax.Array):
         return str(jax.random.key_impl(like))
-    return next((impl for impl in _KEY_IMPLS if _key_dtype(impl) == like.dtype), None)
+    return next((impl for impl in _KEY_IMPLS if key_dtype(impl) == like.dtype), None)
 
 
-def _key_dtype(impl: str) -> Any:
+def key_dtype(impl: str) -> Any:
     """Return the dtype of keys of an implementation; None where jax knows no such implementation."""
     try:
         return jax.eval_shape(lambda: jax.random.key(0, impl=impl)).dtype

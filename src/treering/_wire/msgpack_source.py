@@ -11,7 +11,8 @@ from treering._codec.gzip import GZIP_MAGIC, decompress
 from treering._codec.msgpack.scan import Scanner
 from treering._codec.msgpack.views import Views
 from treering._codec.msgpack.window import WINDOW_BYTES
-from treering._format.index import Container, Token
+from treering._format.index import Chunks, Container, Index, LeafType, Token
+from treering._format.records import LeafRecord
 from treering._store.api import Reader
 from treering._store.resolve import open_file
 from treering._values.keys import Trail, join_key, unwind
@@ -39,6 +40,35 @@ def open_msgpack(path: str | os.PathLike[str], files: contextlib.ExitStack, *, m
     kinds = [_KINDS.get(type(leaf).__name__, "numpy scalar" if hasattr(leaf, "dtype") else "opaque") for leaf in leaves]
     index, arrays = held_index(structure, keys, kinds, leaves)
     return Source(index, arrays, structured=False, raw_keys=True, mapped=mapped, held=True)
+
+
+def index_records(root: Any) -> Index:
+    """Return the index of a state dict that has a record in place of every leaf that takes room.
+
+    Example:
+        >>> record = LeafRecord(kind="array", dtype="int8", shape=(3,), nbytes=3, offset=7)
+        >>> index = index_records({"w": record, "step": 1})
+        >>> index.keys, index.type_of(0).shape, index.values
+        (['w', 'step'], (3,), {1: 1})
+    """
+    structure, keys, leaves = _flatten(root)
+    types: dict[LeafType, int] = {}
+    leaf_types: list[int] = []
+    values: dict[int, Any] = {}
+    for number, leaf in enumerate(leaves):
+        if isinstance(leaf, LeafRecord):
+            kind = "numpy" if leaf.is_array else leaf.kind
+            found = LeafType(
+                kind=kind, dtype=leaf.dtype or "uint8", shape=(leaf.nbytes,) if leaf.shape is None else leaf.shape
+            )
+        else:
+            found, values[number] = LeafType(kind=_KINDS.get(type(leaf).__name__, "opaque")), leaf
+        leaf_types.append(types.setdefault(found, len(types)))
+    chunks = Chunks(leaf=(), box=(), file=(), offset=(), nbytes=(), block=())
+    return Index(
+        attempt="", structure=structure, keys=keys, types=tuple(types), leaf_types=leaf_types, values=values,
+        chunks=chunks, verified=False,
+    )  # fmt: skip
 
 
 def _read(file: Reader, *, mapped: bool) -> Any:
