@@ -5,6 +5,7 @@ Source: RFC 8878, section 3.1.
 
 from __future__ import annotations
 
+import io
 import threading
 from typing import IO, TYPE_CHECKING, Final, cast
 
@@ -63,6 +64,34 @@ def decompress(file: ChunkReader, target: memoryview) -> None:
             _by_blocks(_ZstdFrame(file), target)
     except zstandard.ZstdError as error:
         raise damaged_error(error) from None
+
+
+def decompress_unsized(data: bytes, most: int) -> bytes:
+    """Return what the one frame in ``data`` holds, whatever its size.
+
+    Raises:
+        Corrupt: it is damaged, cut short, followed by other bytes, or holds more than ``most`` bytes.
+
+    Example:
+        >>> decompress_unsized(compress(memoryview(b"tree"), 1), 4)
+        b'tree'
+    """
+    import zstandard
+
+    pieces: list[bytes] = []
+    left = most
+    try:
+        frame = _ZstdFrame(ChunkReader(io.BytesIO(data).read, len(data)))
+        reader = zstandard.ZstdDecompressor().stream_reader(cast("IO[bytes]", frame), read_size=_FEED)
+        while piece := reader.read(_PIECE):
+            pieces.append(piece)
+            if (left := left - len(piece)) < 0:
+                raise damaged_error(f"it decompresses to more than {most} bytes")
+    except zstandard.ZstdError as error:
+        raise damaged_error(error) from None
+    if not frame.is_given or frame.size not in (most - left, None):
+        raise damaged_error("it holds another number of bytes than it says")
+    return b"".join(pieces)
 
 
 def _at_once(file: ChunkReader, target: memoryview) -> None:

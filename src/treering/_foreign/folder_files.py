@@ -1,0 +1,116 @@
+"""The files of a folder that another program wrote: only those inside of it, opened when something reads them."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from treering._codec.documents import decode_text, parse_json
+from treering._store.resolve import is_on_disk, open_file, root_of, settled
+from treering._values.human import pluralize
+from treering.errors import Corrupt, NotFound
+
+if TYPE_CHECKING:
+    from treering._store.api import Reader
+
+_MOST_OPEN: Final = 128
+_LARGEST_DOCUMENT: Final = 256 << 20
+
+
+class ByteRange(NamedTuple):
+    """Bytes that can be read by place: those of a file, a part of one, or some in memory."""
+
+    size: int
+    """How many there are."""
+    read: Callable[[int, int], bytes]
+    """Returns so many bytes from an offset on; ``Corrupt`` where there are fewer. Any thread may call it."""
+
+
+class FolderFiles:
+    """The files below a folder by their names, which are relative and lead nowhere else, by no link either.
+
+    Args:
+        place: the folder.
+        files: closes those that stay open.
+    """
+
+    def __init__(self, place: Path, files: contextlib.ExitStack) -> None:
+        self.place = place
+        self._inside = settled(place) if is_on_disk(place) else None
+        self._open: dict[str, Reader] = {}
+        self._files = files
+        self._lock = threading.Lock()
+
+    def names(self, folder: str = "") -> list[str]:
+        """Return the names in a folder, sorted; none where it is not there."""
+        place = self._place(folder) if folder else self.place
+        return sorted(root_of(place).names(place))
+
+    def find(self, name: str) -> ByteRange | None:
+        """Return the bytes of a file; None where there is none.
+
+        Raises:
+            Corrupt: the name leads out of the folder.
+            StoreFailed: the store refuses.
+        """
+        try:
+            with self._reader(name) as file:
+                return ByteRange(file.size, functools.partial(self.read, name))
+        except NotFound:
+            return None
+
+    def read(self, name: str, offset: int, count: int) -> bytes:
+        """Return bytes of a file.
+
+        Raises:
+            NotFound: it is not there.
+            Corrupt: it is shorter, or the name leads out of the folder.
+            StoreFailed: the store refuses.
+        """
+        with self._reader(name) as file:
+            file.require(offset, count)
+            return file.read(offset, count)
+
+    def document(self, name: str) -> Any:
+        """Return the value of a JSON file; None where there is none.
+
+        Raises:
+            Corrupt: it is no JSON, or too large.
+            StoreFailed: the store refuses.
+        """
+        if (found := self.find(name)) is None:
+            return None
+        if found.size > _LARGEST_DOCUMENT:
+            raise Corrupt(f"{name} has {pluralize(found.size, 'bytes')}, more than any tree needs")
+        return parse_json(decode_text(found.read(0, found.size), name), name)
+
+    @contextlib.contextmanager
+    def _reader(self, name: str) -> Iterator[Reader]:
+        """Open a file; the first ones stay open."""
+        if (kept := self._open.get(name)) is not None:
+            yield kept
+            return
+        file = open_file(self._place(name))
+        with self._lock:
+            keeps = len(self._open) < _MOST_OPEN and name not in self._open
+            if keeps:
+                self._open[name] = self._files.enter_context(file)
+        if keeps:
+            yield file
+        else:
+            with file:
+                yield file
+
+    def _place(self, name: str) -> Path:
+        parts = name.split("/")
+        if "\0" in name or not {"", ".", ".."}.isdisjoint(parts):
+            raise Corrupt(f"the name {name!r:.200} leads out of the folder")
+        place = self.place.joinpath(*parts)
+        if self._inside is not None and not settled(place).is_relative_to(self._inside):
+            hint = "treering follows no link out of a checkpoint"
+            raise Corrupt(f"{name!r:.200} is a link that leads out of the folder", hint=hint)
+        return place

@@ -1,0 +1,294 @@
+"""OCDBT databases, as TensorStore writes them: a manifest, and a B+ tree of keys in data files.
+
+All nodes are read at once, each is checked against its CRC-32C, and what they may take is bounded by their own bytes.
+
+Source: https://google.github.io/tensorstore/kvstore/ocdbt/index.html, "Storage format".
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Mapping
+from typing import Final, NamedTuple, TypeAlias
+
+from treering._codec import zstd
+from treering._codec.crc32c import crc32c
+from treering._codec.documents import decode_text
+from treering._foreign.folder_files import FolderFiles
+from treering._values.human import pluralize
+from treering.errors import Corrupt, Unsupported
+
+MANIFEST: Final = "manifest.ocdbt"
+"""The file that makes a folder a database."""
+
+_MANIFEST_MAGIC: Final = 0x0CDB3A2A
+_NODE_MAGIC: Final = 0x0CDB20DE
+_FRAME_BYTES: Final = 16
+_FOOTER: Final = 4
+_MOST_ARITY: Final = 16
+_MISSING: Final = (1 << 64) - 1
+_LONGEST_NAME: Final = (1 << 16) - 1
+_MOST_ENTRIES: Final = 1 << 20
+_LARGEST_NODE: Final = 256 << 20
+# What the entries take in memory, beside their keys and values; and what that may be in all, for so many bytes read.
+_ENTRY_BYTES: Final = 128
+_FREE_BYTES: Final = 64 << 20
+_FREE_RATIO: Final = 256
+# The data files of a database, and those of the databases of the processes that were merged into it.
+_DATA_FILE: Final = re.compile(rb"(?:\w[\w.-]*/)?d/[0-9a-f]{32}", re.ASCII)
+_DAMAGED: Final = "use another copy of the checkpoint"
+
+
+class Stretch(NamedTuple):
+    """Where a value lies."""
+
+    file: str
+    """Name of the data file, relative to the folder of all."""
+    offset: int
+    """Its first byte."""
+    length: int
+    """How many bytes it has."""
+
+
+Value: TypeAlias = bytes | Stretch
+"""A small value itself, or where a larger one lies."""
+
+
+class _File(NamedTuple):
+    base: bytes
+    """What its own references begin with."""
+    path: bytes
+
+
+class _Node(NamedTuple):
+    file: _File
+    offset: int
+    length: int
+    height: int
+    prefix: bytes
+
+
+def read_database(files: FolderFiles, folder: str = "") -> Mapping[str, Value]:
+    """Return all keys of the latest version of the database in a folder, in their order, with their values.
+
+    Args:
+        files: the files of what it belongs to.
+        folder: empty, or the folder's name below that, with a ``/`` at its end.
+
+    Raises:
+        NotFound: there is no manifest.
+        Corrupt: a node has another checksum than it was written with, or says what cannot be.
+        Unsupported: it is of a version or a kind that has no reader here.
+        StoreFailed: the store refuses.
+    """
+    reader = _Database(files, folder)
+    waiting = reader.find_root()
+    while waiting:
+        waiting.extend(reversed(reader.read_node(waiting.pop())))
+    return reader.found
+
+
+@dataclasses.dataclass(slots=True)
+class _Database:
+    files: FolderFiles
+    folder: str
+    found: dict[str, Value] = dataclasses.field(default_factory=dict)
+    _last: bytes | None = None
+    _largest: int = _LARGEST_NODE
+    _read: int = 0
+    _taken: int = 0
+    _seen: set[tuple[bytes, int]] = dataclasses.field(default_factory=set)
+
+    def find_root(self) -> list[_Node]:
+        """Read the manifest; return the root of the latest version, none where that is empty."""
+        name = self.folder + MANIFEST
+        if (manifest := self.files.find(name)) is None:
+            self.files.read(name, 0, 0)
+            raise AssertionError("a file that is not there was read")
+        body = self._unwrap(manifest.read(0, min(manifest.size, _LARGEST_NODE)), _MANIFEST_MAGIC, name)
+        body.take(16)
+        if body.take(1) != b"\0":
+            raise Unsupported(f"{name}: its manifests are numbered files", hint="Orbax writes one manifest")
+        body.varint()
+        self._largest = min(body.varint(), _LARGEST_NODE)
+        arity = body.take(1)[0]
+        if body.varint():
+            body.take(4)
+        if not 0 < arity <= _MOST_ARITY:
+            raise body.error(f"a version tree cannot have the arity 2**{arity}")
+        table = body.files(b"")
+        count = body.varint()
+        if not 0 < count <= 1 << arity:
+            raise body.error(f"it cannot have {count} versions")
+        body.varints(count)
+        heights = body.take(count)
+        ids, offsets, lengths = body.varints(count), body.varints(count), body.varints(count)
+        if lengths[-1] in (0, _MISSING):
+            return []
+        return [_Node(body.pick(table, ids[-1]), offsets[-1], lengths[-1], heights[-1], b"")]
+
+    def read_node(self, node: _Node) -> list[_Node]:
+        """Take in the entries of a leaf, or return the nodes below."""
+        file, offset, length, height, prefix = node
+        name = self.folder + file.path.decode("ascii")
+        if length > 2 * self._largest:
+            raise Unsupported(f"{name}: a node of {pluralize(length, 'bytes')} is too large")
+        if (file.path, offset) in self._seen:
+            raise Corrupt(f"{name}: two nodes refer to the node at byte {offset}", hint=_DAMAGED)
+        self._seen.add((file.path, offset))
+        body = self._unwrap(self.files.read(name, offset, length), _NODE_MAGIC, f"{name}, the node at byte {offset}")
+        if body.take(1)[0] != height:
+            raise body.error(f"its height is not the one that is said above it, {height}")
+        table = body.files(file.base)
+        if not 0 < (count := body.varint()) <= _MOST_ENTRIES:
+            raise body.error(f"it cannot have {count} entries")
+        shared = [0, *body.varints(count - 1, _LONGEST_NAME)]
+        own = body.varints(count, _LONGEST_NAME)
+        common = body.varints(count, _LONGEST_NAME) if height else ()
+        self._take(sum(shared) + sum(own) + count * (_ENTRY_BYTES + len(prefix)), body)
+        keys = body.names(shared, own)
+        if not height:
+            self._take_values(prefix, keys, table, body)
+            return []
+        ids, offsets, lengths = body.varints(count), body.varints(count), body.varints(count)
+        prefixes = [prefix + key[:size] for key, size in zip(keys, common, strict=True)]
+        places = zip(ids, offsets, lengths, prefixes, strict=True)
+        return [
+            _Node(body.pick(table, number), offset, length, height - 1, start)
+            for number, offset, length, start in places
+        ]
+
+    def _take_values(self, prefix: bytes, keys: list[bytes], table: list[_File], body: _Body) -> None:
+        lengths = body.varints(len(keys))
+        kinds = body.take(len(keys))
+        if kinds.strip(b"\0\1"):
+            raise body.error("a value is of an unknown kind")
+        far = kinds.count(1)
+        ids, offsets = iter(body.varints(far)), iter(body.varints(far))
+        for key, length, kind in zip(keys, lengths, kinds, strict=True):
+            full = prefix + key
+            if self._last is not None and full <= self._last:
+                raise body.error("its keys are not in order")
+            self._last = full
+            name = decode_text(full, f"{body.what}: a key")
+            if kind:
+                path = body.pick(table, next(ids)).path.decode("ascii")
+                self.found[name] = Stretch(self.folder + path, next(offsets), length)
+            else:
+                self.found[name] = body.take(length)
+
+    def _unwrap(self, data: bytes, magic: int, what: str) -> _Body:
+        """Check a manifest or node as a whole, and return what is in it."""
+        size = len(data)
+        stored = int.from_bytes(data[-_FOOTER:], "little")
+        if size < _FRAME_BYTES or int.from_bytes(data[:4], "big") != magic:
+            raise Corrupt(f"{what} is no part of an OCDBT database", hint=_DAMAGED)
+        if int.from_bytes(data[4:12], "little") != size or crc32c(memoryview(data)[:-_FOOTER]) != stored:
+            raise Corrupt(f"{what} has another length or checksum than it was written with", hint=_DAMAGED)
+        self._read += size
+        body = _Body(data[:-_FOOTER], what, 12)
+        if version := body.varint():
+            raise Unsupported(f"{what} is of version {version} of OCDBT, this reads version 0")
+        match body.varint():
+            case 0:
+                return body
+            case 1:
+                most = min(self._largest, _FREE_BYTES + _FREE_RATIO * size)
+                return _Body(zstd.decompress_unsized(body.take(body.left), most), what)
+            case other:
+                raise Unsupported(f"{what} is compressed by method {other}, not by zstd")
+
+    def _take(self, nbytes: int, body: _Body) -> None:
+        self._taken += nbytes
+        if self._taken > _FREE_BYTES + _FREE_RATIO * self._read:
+            raise body.error("its keys take far more memory than it has bytes")
+
+
+class _Body:
+    """The bytes of a manifest or node, taken from their beginning."""
+
+    def __init__(self, data: bytes, what: str, at: int = 0) -> None:
+        self._data = data
+        self._at = at
+        self.what = what
+
+    @property
+    def left(self) -> int:
+        """Bytes that were not taken yet."""
+        return len(self._data) - self._at
+
+    def error(self, problem: str) -> Corrupt:
+        return Corrupt(f"{self.what}: {problem}", hint=_DAMAGED)
+
+    def take(self, count: int) -> bytes:
+        if count > self.left:
+            raise self.error("it ends too early")
+        self._at += count
+        return self._data[self._at - count : self._at]
+
+    def varint(self) -> int:
+        return self.varints(1)[0]
+
+    def varints(self, count: int, most: int = _MISSING) -> list[int]:
+        if count > self.left:
+            raise self.error("it ends too early")
+        data, at, found = self._data, self._at, []
+        try:
+            for _ in range(count):
+                number = data[at]
+                shift = 7
+                at += 1
+                if number >= 128:  # noqa: PLR2004
+                    number &= 127
+                    while True:
+                        byte = data[at]
+                        at += 1
+                        number |= (byte & 127) << shift
+                        shift += 7
+                        if byte < 128:  # noqa: PLR2004
+                            break
+                        if shift > 63:  # noqa: PLR2004
+                            break
+                if number > most:
+                    raise self.error(f"{number} is larger than it may be")
+                found.append(number)
+        except IndexError:
+            raise self.error("it ends too early") from None
+        self._at = at
+        return found
+
+    def names(self, shared: list[int], own: list[int]) -> list[bytes]:
+        """Return texts of which each has its first bytes in common with the one before."""
+        found: list[bytes] = []
+        before = b""
+        for same, more in zip(shared, own, strict=True):
+            if same > len(before) or same + more > _LONGEST_NAME:
+                raise self.error("a key is longer than it may be")
+            before = before[:same] + self.take(more)
+            found.append(before)
+        return found
+
+    def files(self, base: bytes) -> list[_File]:
+        """Return the files that the entries refer to by number."""
+        if not (count := self.varint()):
+            return []
+        shared = [0, *self.varints(count - 1, _LONGEST_NAME)]
+        own = self.varints(count, _LONGEST_NAME)
+        bases = self.varints(count, _LONGEST_NAME)
+        paths: list[_File] = []
+        for path, size in zip(self._file_names(shared, own), bases, strict=True):
+            paths.append(_File(base + path[:size], base + path))
+        return paths
+
+    def _file_names(self, shared: list[int], own: list[int]) -> list[bytes]:
+        if sum(shared) > _FREE_BYTES:
+            raise self.error("the names of its files take too much memory")
+        return self.names(shared, own)
+
+    def pick(self, table: list[_File], number: int) -> _File:
+        if number >= len(table):
+            raise self.error(f"it refers to a file {number} of {len(table)}")
+        if not _DATA_FILE.fullmatch(table[number].path):
+            raise self.error(f"{table[number].path!r:.200} is not the name of a data file of this database")
+        return table[number]
