@@ -25,6 +25,7 @@ from treering.errors import Corrupt, Format, NotFound, StoreFailed, Unsupported
 _FILE_SUFFIXES: Final = frozenset({".msgpack", ".safetensors", ".gz"})
 _FIRST_BYTES: Final = 16
 _LOOKED_AT: Final = 64
+_LISTED: Final = 1024
 _HEADER_PREFIX: Final = 8
 
 # First bytes of msgpack's maps and arrays, and of the extensions that are arrays here. Any other byte is a bare number
@@ -70,16 +71,26 @@ class ForeignReader(NamedTuple):
     """First bytes of a file."""
     names: tuple[str, ...] = ()
     """Names in a folder, of which one is enough."""
+    suffixes: tuple[str, ...] = ()
+    """How a name in a folder may end instead; the first names are looked at."""
 
 
 _READERS: Final = (
     ForeignReader("npz", "treering._foreign.numpy_files", magics=(b"PK\x03\x04", b"PK\x05\x06")),
     ForeignReader("npy", "treering._foreign.numpy_files", magics=(b"\x93NUMPY",)),
+    ForeignReader(
+        "hf",
+        "treering._foreign.huggingface",
+        magics=(b"{",),
+        names=("model.safetensors.index.json", "model.safetensors"),
+        suffixes=(".safetensors.index.json",),
+    ),
 )
 _READ_HERE: Final = (
-    "treering reads its checkpoints, leaves directories, safetensors, msgpack, also in gzip form, npz and npy"
+    "treering reads its checkpoints, leaves directories, safetensors, Hugging Face folders, msgpack, also in gzip "
+    "form, npz and npy"
 )
-_FORMS: Final = "a checkpoint's folder, a leaves directory, safetensors, msgpack, gzip, npz, npy"
+_FORMS: Final = "a checkpoint's folder, a leaves directory, a Hugging Face folder, safetensors, msgpack, gzip, npz, npy"
 
 
 class Form(enum.Enum):
@@ -163,6 +174,13 @@ def find_foreign(place: Path, is_called: Callable[[ForeignReader], bool]) -> For
     return None
 
 
+def _is_called(reader: ForeignReader, folder: Path) -> bool:
+    if any(is_seen(folder / name) for name in reader.names):
+        return True
+    listed = itertools.islice(root_of(folder).names(folder) if reader.suffixes else (), _LISTED)
+    return any(name.endswith(reader.suffixes) for name in listed)
+
+
 def _leads_on(place: Path) -> bool:
     with contextlib.suppress(StoreFailed):
         return is_folder(place)
@@ -226,7 +244,7 @@ def _folder(place: Path) -> Form | ForeignForm:
         return Form.LEAVES
     if _is_run(place):
         return Form.RUN
-    foreign = find_foreign(place, lambda reader: any(is_seen(place / name) for name in reader.names))
+    foreign = find_foreign(place, lambda reader: _is_called(reader, place))
     if foreign is not None:
         return foreign
     holds_arrays = on_disk and _holds_arrays(place)

@@ -1,0 +1,229 @@
+"""Hugging Face folders: safetensors shards with their ``*.safetensors.index.json``, or ``model.safetensors`` alone.
+
+Source: https://huggingface.co/docs/safetensors, and ``save_pretrained`` of transformers. In a snapshot of the hub's
+cache the files are links into its ``blobs`` folder; the store follows these and no others.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from treering._codec.documents import add_hint, decode_text, member
+from treering._foreign.foreign_tree import ForeignLeaf, ForeignTree, build_index, flat_dict
+from treering._format.index import Container, DataFile, Index
+from treering._format.safetensors import parse_safetensors
+from treering._store.api import Reader, Store
+from treering._store.failures import naming, naming_file
+from treering._store.resolve import is_folder, opened_store
+from treering._values.human import join_first, pluralize
+from treering.errors import Corrupt, NotFound
+
+_INDEX: Final = ".safetensors.index.json"
+_ALONE: Final = "model.safetensors"
+_USUAL: Final = f"model{_INDEX}"
+_CONFIG: Final = "config.json"
+_LARGEST_INDEX: Final = 64 << 20
+_LARGEST_CONFIG: Final = 4 << 20
+_SHOWN: Final = 3
+_OUTSIDE: Final = frozenset("/\\\0:")
+_DOWNLOAD: Final = "download or copy the folder again, every file that its index names"
+# What models tie to their input embedding, which has one of these names too.
+_TIED: Final = frozenset(
+    {"lm_head", "embed_out", "embed_tokens", "shared", "wte", "output", "decoder", "word_embeddings"}
+)
+
+
+def recognise(place: Path) -> str | None:
+    """Say whether a folder holds shards with an index, or one file; or whether a file is such an index."""
+    if place.name.endswith(_INDEX):
+        return f"Hugging Face, shards by {place.name}"
+    if not is_folder(place):
+        return None
+    with naming(os.fspath(place), "read"), opened_store(place) as store:
+        name = _find_index(store)
+    return f"Hugging Face, {_ALONE}" if name is None else f"Hugging Face, shards by {name}"
+
+
+def open_foreign(place: Path, files: contextlib.ExitStack) -> ForeignTree:
+    """Open a folder, or the index in one, as a flat dict of arrays by their names.
+
+    Raises:
+        NotFound: there is no file that holds arrays.
+        Corrupt: a file is damaged or missing, or index and files do not name the same tensors.
+        Format: a file is a link that leads out of the folder, or out of the hub's cache that it is in.
+        Unsupported: an array is of a dtype that has no form here.
+        StoreFailed: the store refuses.
+    """
+    folder = place if is_folder(place) else place.parent
+    with naming(os.fspath(folder), "read"), opened_store(folder) as store:
+        name = _find_index(store) if folder == place else place.name
+        config = _read_config(store)
+        if name is None:
+            return _open_alone(store, config, files)
+        with naming_file(folder / name), add_hint(_DOWNLOAD):
+            document = _read_json(store, name, _LARGEST_INDEX)
+            weights = _read_weights(document)
+        shards = _open_shards(store, name, weights, files)
+    return _join(folder / name, weights, shards, config, document.get("metadata"))
+
+
+def _find_index(store: Store) -> str | None:
+    """Return the name of the index in a folder: the usual one, or the only one."""
+    if store.find(_USUAL) is not None:
+        return _USUAL
+    if store.find(_ALONE) is not None:
+        return None
+    found = sorted(name for name in store.names() if name.endswith(_INDEX))
+    if len(found) > 1:
+        hint = "pass the path of one of them"
+        raise NotFound(f"{os.fspath(store.path)!r} has {len(found)} indexes: {join_first(found, _SHOWN)}", hint=hint)
+    return found[0] if found else None
+
+
+def _read_json(store: Store, name: str, most: int) -> dict[str, Any]:
+    with store.open_file(name) as file:
+        if file.size > most:
+            raise Corrupt(f"{name} has {pluralize(file.size, 'bytes')}, more than {most}")
+        text = decode_text(file.read(0, file.size), name)
+    try:
+        found = json.loads(
+            text
+        )  # of a name that is there twice, the last one counts: the files say whether it is right
+    except (ValueError, RecursionError) as error:
+        raise Corrupt(f"{name} is not JSON: {error}") from None
+    if type(found) is not dict:
+        raise Corrupt(f"{name} is not a JSON object")
+    return found
+
+
+def _read_config(store: Store) -> dict[str, Any]:
+    """Return the model's configuration; nothing where there is none that can be read: the arrays do not need it."""
+    with contextlib.suppress(Corrupt, NotFound):
+        return _read_json(store, _CONFIG, _LARGEST_CONFIG)
+    return {}
+
+
+def _read_weights(document: dict[str, Any]) -> dict[str, str]:
+    """Return which file holds each tensor."""
+    weights = member(document, "weight_map", dict, "the index")
+    for name, file in weights.items():
+        if type(file) is not str or not _OUTSIDE.isdisjoint(file) or not file.endswith(".safetensors"):
+            raise Corrupt(
+                f"it names {file!r:.200} for the tensor {name!r:.200}, which is no safetensors file beside it"
+            )
+    return weights
+
+
+def _open_shards(
+    store: Store, index: str, weights: Mapping[str, str], files: contextlib.ExitStack
+) -> dict[str, tuple[Reader, Index]]:
+    """Open every file that the index names, in the order of their names."""
+    shards: dict[str, tuple[Reader, Index]] = {}
+    for name in sorted(set(weights.values())):
+        try:
+            shards[name] = _open_shard(store, name, files)
+        except NotFound:
+            lost = [tensor for tensor, file in weights.items() if file == name]
+            what = f"{name!r} is missing in {os.fspath(store.path)!r}: {index} names it for {_some(lost)}"
+            raise Corrupt(what, hint=_DOWNLOAD) from None
+    return shards
+
+
+def _open_shard(store: Store, name: str, files: contextlib.ExitStack) -> tuple[Reader, Index]:
+    file = files.enter_context(store.open_file(name))
+    with naming_file(Path(store.path / name)):
+        return file, parse_safetensors(file.size, file.read)
+
+
+def _open_alone(store: Store, config: Mapping[str, Any], files: contextlib.ExitStack) -> ForeignTree:
+    file, index = _open_shard(store, _ALONE, files)
+    index = dataclasses.replace(index, metadata={**index.metadata, **_describe(config)})
+    return ForeignTree(index=index, files=[file], nbytes=file.size, structured=index.verified, threads=file.threads)
+
+
+def _join(
+    index: Path,
+    weights: Mapping[str, str],
+    shards: Mapping[str, tuple[Reader, Index]],
+    config: Mapping[str, Any],
+    about: Any,
+) -> ForeignTree:
+    """Put the shards together as one tree: those tensors that the index names, each from the file that it names."""
+    found: dict[str, ForeignLeaf] = {}
+    twice: list[str] = []
+    for number, (shard, (_, part)) in enumerate(shards.items()):
+        head = part.structure[0]
+        # A file that treering wrote has key texts as names.
+        names = head.keys if isinstance(head, Container) and not part.verified else part.keys
+        for row, leaf in enumerate(part.chunks.leaf):
+            name = names[leaf]
+            if name not in weights:
+                what = f"{shard!r} holds the tensor {name!r:.200}, which {index.name!r} does not name"
+                raise Corrupt(f"{what}, in {os.fspath(index.parent)!r}", hint=f"load the file alone, or {_DOWNLOAD}")
+            if weights[name] != shard:
+                twice.append(name)
+                continue
+            found[name] = ForeignLeaf(part.type_of(leaf), pieces=[(None, number, part.chunks.offset[row])])
+    ties = _find_ties(weights, found, shards, config)
+    if lost := [name for name in weights if name not in found and name not in ties]:
+        what = f"{index.name!r} names {_some(lost)} in {weights[lost[0]]!r}, which does not hold it"
+        raise Corrupt(f"{what}, in {os.fspath(index.parent)!r}", hint=_DOWNLOAD)
+    structure, keys = flat_dict(list(found))
+    rows = [
+        DataFile(name=name, nbytes=file.size, header=part.files[0].header, digest=None)
+        for name, (file, part) in shards.items()
+    ]
+    told = {name: value for name, value in about.items() if type(value) in (int, str)} if type(about) is dict else {}
+    readers = [file for file, _ in shards.values()]
+    return ForeignTree(
+        index=build_index(structure, keys, list(found.values()), rows, {**told, **_describe(config)}),
+        files=readers,
+        nbytes=sum(file.size for file in readers),
+        notes=_notes(ties, twice),
+        threads=max((file.threads for file in readers), default=Reader.threads),
+    )
+
+
+def _find_ties(
+    weights: Mapping[str, str],
+    found: Mapping[str, ForeignLeaf],
+    shards: Mapping[str, tuple[Reader, Index]],
+    config: Mapping[str, Any],
+) -> list[str]:
+    """Return the tensors that are others of the model under a second name, so that no file has to hold them."""
+    kept = {name: of for _, part in shards.values() for name, of in part.metadata.items()}
+    tied = config.get("tie_word_embeddings") is True
+    return [
+        name
+        for name in weights
+        if name not in found and (kept.get(name) in found or (tied and not _TIED.isdisjoint(name.split("."))))
+    ]
+
+
+def _describe(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what the configuration says of the model, as metadata."""
+    names, kind = config.get("architectures"), config.get("model_type")
+    architectures = [name for name in names if type(name) is str] if type(names) is list else []
+    return {
+        **({"architectures": architectures} if architectures else {}),
+        **({"model_type": kind} if type(kind) is str else {}),
+    }
+
+
+def _notes(ties: Sequence[str], twice: Sequence[str]) -> list[str]:
+    notes = []
+    if ties:
+        notes.append(f"tied to others, and in no file: {join_first(ties, _SHOWN)}")
+    if twice:
+        notes.append(f"in several files, read from the one that the index names: {join_first(twice, _SHOWN)}")
+    return notes
+
+
+def _some(names: Sequence[str]) -> str:
+    return f"the tensor {names[0]!r:.200}" + (f" and {len(names) - 1} more" if len(names) > 1 else "")
