@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from treering._inspect.diff import diff
     from treering._inspect.inspect import inspect
     from treering._inspect.verify import verify
+    from treering._keymap.key_map import KeyMap
+    from treering._keymap.key_rule import KeyRule
     from treering._store.objects.connect import at
     from treering.cadence import SaveEvery
     from treering.checkpoint import abstract, load, open, save, save_async  # noqa: A004 - treering.open is the name
@@ -27,10 +29,10 @@ if TYPE_CHECKING:
 
 __version__ = "0.2.0"
 __all__ = [
-    "ForeignKey", "KeepBest", "KeepEvery", "KeepLast", "KeepSteps", "OpaqueLeaf", "PendingSave", "Run", "SaveEvery",
-    "StandIn", "Stateful", "__version__", "abstract", "at", "cadence", "checkpoint", "diff", "errors", "inspect",
-    "leaves", "load", "open", "register_node", "retention", "run", "save", "save_async", "serialization", "sharding",
-    "tree", "verify",
+    "ForeignKey", "KeepBest", "KeepEvery", "KeepLast", "KeepSteps", "KeyMap", "KeyRule", "OpaqueLeaf", "PendingSave",
+    "Run", "SaveEvery", "StandIn", "Stateful", "__version__", "abstract", "at", "cadence", "checkpoint", "diff",
+    "errors", "inspect", "leaves", "load", "open", "register_node", "retention", "run", "save", "save_async",
+    "serialization", "sharding", "tree", "verify",
 ]  # fmt: skip
 
 _NAMES = {
@@ -40,6 +42,8 @@ _NAMES = {
     "_inspect.diff": ("diff",),
     "_inspect.inspect": ("inspect",),
     "_inspect.verify": ("verify",),
+    "_keymap.key_map": ("KeyMap",),
+    "_keymap.key_rule": ("KeyRule",),
     "_store.objects.connect": ("at",),
     "cadence": ("SaveEvery",),
     "checkpoint": ("abstract", "load", "open", "save", "save_async"),

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
     from treering._background.save_job import PendingSave
     from treering._checkpoint.open import Checkpoint
+    from treering._keymap.key_map import KeyMap
     from treering._tree.placement import Shardings
 
 __all__ = ["abstract", "load", "open", "save", "save_async"]
@@ -145,6 +146,7 @@ def load(
     shardings: Shardings = ..., mesh: jax.sharding.Mesh | None = ..., rename: Mapping[str, str] | None = ...,
     missing: Literal["error", "keep"] = ..., extra: Literal["error", "ignore"] = ..., cast: bool = ...,
     mapped: bool = ..., progress: Progress | bool | None = ..., timeout: float | None = ...,
+    key_map: KeyMap | None = ...,
 ) -> Any: ...  # fmt: skip
 
 
@@ -154,6 +156,7 @@ def load(
     shardings: Shardings = ..., mesh: jax.sharding.Mesh | None = ..., rename: Mapping[str, str] | None = ...,
     missing: Literal["error", "keep"] = ..., extra: Literal["error", "ignore"] = ..., cast: bool = ...,
     mapped: bool = ..., progress: Progress | bool | None = ..., timeout: float | None = ...,
+    key_map: KeyMap | None = ...,
 ) -> T: ...  # fmt: skip
 
 
@@ -162,6 +165,7 @@ def load(
     shardings: Shardings = None, mesh: jax.sharding.Mesh | None = None, rename: Mapping[str, str] | None = None,
     missing: Literal["error", "keep"] = "error", extra: Literal["error", "ignore"] = "error", cast: bool = False,
     mapped: bool = False, progress: Progress | bool | None = None, timeout: float | None = None,
+    key_map: KeyMap | None = None,
 ) -> Any:  # fmt: skip
     """Load a pytree, or a part of it, onto any devices, and check every byte.
 
@@ -190,10 +194,11 @@ def load(
         progress: called as ``progress(done, total)``, in bytes; in a joint load, in those that this process reads.
             True shows a bar on a terminal, as for ``save``.
         timeout: seconds to wait for other processes in a joint load; default: ``TREERING_TIMEOUT_S``, else 600.
+        key_map: load the tree that this ``KeyMap`` makes of the stored one; all other arguments are about that tree.
 
     Raises:
         NotFound: the path does not exist; also a ``FileNotFoundError``.
-        Mismatch: ``like``, ``only``, ``at`` or ``shardings`` do not fit; the error names every difference.
+        Mismatch: ``like``, ``only``, ``at``, ``shardings`` or ``key_map`` do not fit; the error names every difference.
         Corrupt: the bytes are not those that were saved; the error names leaf, file and byte range.
         Format, StoreFailed: another tool or a newer treering wrote it; the system refused.
         Timeout, ProcessFailed, NotShared: other processes did not arrive, failed, or see another folder.
@@ -212,19 +217,20 @@ def load(
 
     options = LoadOptions(
         only=only, at=at, shardings=shardings, mesh=mesh, rename=rename, missing=missing, extra=extra, cast=cast,
-        mapped=mapped, progress=reporter(progress, "loading"), timeout=timeout,
+        mapped=mapped, progress=reporter(progress, "loading"), timeout=timeout, key_map=key_map,
     )  # fmt: skip
     return load_tree(path, like, options)
 
 
-def open(path: str | os.PathLike[str]) -> Checkpoint:  # noqa: A001 - treering.open is the name
+def open(path: str | os.PathLike[str], *, key_map: KeyMap | None = None) -> Checkpoint:  # noqa: A001 - treering.open is the name
     """Open a checkpoint or single file as a mapping of key texts; arrays are read when they are sliced.
 
     Args:
         path: as for ``load``.
+        key_map: as for ``load``.
 
     Raises:
-        NotFound, Corrupt, Format, StoreFailed: as ``load``.
+        NotFound, Mismatch, Corrupt, Format, StoreFailed: as ``load``.
 
     Example:
         >>> import os, tempfile
@@ -237,7 +243,7 @@ def open(path: str | os.PathLike[str]) -> Checkpoint:  # noqa: A001 - treering.o
     """
     from treering._checkpoint.open import open_path
 
-    return open_path(path)
+    return open_path(path, key_map)
 
 
 def abstract(path: str | os.PathLike[str], *, only: str | Sequence[str] | None = None, at: str | None = None) -> Any:

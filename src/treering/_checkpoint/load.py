@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import itertools
 import os
-from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final, Literal
 
 import jax
@@ -15,6 +15,7 @@ import numpy as np
 
 from treering._arrays.host import jax_holds
 from treering._arrays.jobs import Progress
+from treering._arrays.mapped_source import map_source
 from treering._arrays.source import Source
 from treering._background.saves import settle
 from treering._checkpoint.forms import read_source
@@ -24,6 +25,7 @@ from treering._format.index import Container, Index, Token
 from treering._format.leaf_values import same_value
 from treering._format.selection import Selection, select
 from treering._format.structure import build
+from treering._keymap.key_map import KeyMap, check_key_map
 from treering._printable import kind_of
 from treering._store.resolve import require_path
 from treering._tree.flatten import Flattened, flatten_like
@@ -66,6 +68,7 @@ class LoadOptions:
     mapped: bool = False
     progress: Progress | None = None
     timeout: float | None = None
+    key_map: KeyMap | None = None
     none_is_leaf: bool = False
 
     def check(self, like: Any) -> None:
@@ -86,6 +89,7 @@ class LoadOptions:
         if odd := [key for pair in pairs.items() for key in pair if not isinstance(key, str)]:
             hint = "a key is one text with its parts joined by '/'"
             raise Unsupported(f"rename= has the key {odd[0]!r:.100}", hint=hint)
+        check_key_map(self.key_map)
         if not isinstance(self.cast, bool | np.bool_):
             raise Unsupported(
                 f"cast={self.cast!r:.100}, but must be True or False", hint="`like` has the wanted dtypes"
@@ -111,9 +115,11 @@ def load_tree(path: str | os.PathLike[str], like: Any, options: LoadOptions) -> 
         (tree,) = load_parts(source, [plan], options.progress, group)
         return tree
 
-    def opened() -> AbstractContextManager[Source]:
+    @contextlib.contextmanager
+    def opened() -> Iterator[Source]:
         settle(path)
-        return read_source(path, mapped=options.mapped)
+        with read_source(path, mapped=options.mapped) as source:
+            yield source if options.key_map is None else map_source(source, options.key_map)
 
     with showing(options.progress):
         return group.retry_on_overwrite(opened, work)

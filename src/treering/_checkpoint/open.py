@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 
 from treering._arrays.buffers import on_host
 from treering._arrays.incoming import ReadRequest
+from treering._arrays.mapped_source import map_source
 from treering._arrays.slicing import Key, box_and_rest
 from treering._arrays.source import Source
 from treering._background.saves import settle
@@ -20,6 +21,7 @@ from treering._checkpoint.missing_data import require_no_loss
 from treering._format.blocks import leaf_bytes
 from treering._format.index import ARRAY_KINDS, Index, LeafType
 from treering._format.structure import build
+from treering._keymap.key_map import KeyMap, check_key_map
 from treering._printable import printable
 from treering._store.closable import Closable
 from treering._store.resolve import require_path
@@ -200,12 +202,14 @@ class Checkpoint(Closable, Mapping[str, Any]):
         return f"<pre>{html.escape(repr(self))}</pre>"
 
 
-def open_path(path: str | os.PathLike[str]) -> Checkpoint:
+def open_path(path: str | os.PathLike[str], key_map: KeyMap | None = None) -> Checkpoint:
     """Open what stands at ``path``; ``treering.open`` says more."""
     require_path(path)
+    check_key_map(key_map)
     settle(path)
     with contextlib.ExitStack() as files:
         source = open_source(path, files, mapped=False)
+        source = source if key_map is None else map_source(source, key_map)
         checkpoint = Checkpoint(os.fspath(path), source, closing := files.pop_all())
     # For one that nobody closes. At the end of the program the system does it.
     weakref.finalize(checkpoint, closing.close).atexit = False

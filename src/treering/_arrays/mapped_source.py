@@ -1,0 +1,197 @@
+"""An opened tree seen through a key map: boxes of new leaves are read from boxes of the stored ones."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+import numpy as np
+
+from treering._arrays.buffers import aligned_empty
+from treering._arrays.incoming import ReadRequest
+from treering._arrays.jobs import Progress, split_by_bytes
+from treering._arrays.source import Arrays, Source
+from treering._format.index import Chunks, Index, LeafType
+from treering._format.nesting import nest_paths
+from treering._keymap.key_map import KeyMap
+from treering._keymap.map_plan import MapLeaf, MappedLeaf, SourceBox
+from treering._plan.exchange import StoredChunk
+from treering._values.boxes import picked_shape, size_of, slices
+from treering._values.casts import NotKept, cast_array
+from treering._values.dtypes import lookup, numpy_dtype
+from treering._values.keys import naming_leaf, split_key
+from treering.errors import Mismatch
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+_ARRAYS: Final = frozenset({"jax", "numpy", "numpy scalar"})
+# Stored boxes are read beside the arrays that they are copied into, about so many bytes at a time.
+_SLAB_BYTES: Final = 32 << 20
+
+
+def map_source(source: Source, key_map: KeyMap) -> Source:
+    """Return an opened tree with the keys, shapes and dtypes that a map gives its leaves, in nested dicts.
+
+    Raises:
+        Mismatch: the map does not fit; the error has every finding.
+    """
+    index = source.index
+    plan = key_map.plan(_map_leaf(key, index.type_of(number)) for number, key in enumerate(index.keys))
+    structure, order = nest_paths([split_key(leaf.key) for leaf in plan.leaves])
+    leaves = [plan.leaves[number] for number in order]
+    types: dict[LeafType, int] = {}
+    leaf_types = [types.setdefault(_new_type(index, leaf), len(types)) for leaf in leaves]
+    values = {
+        n: index.values[leaf.pieces[0].leaf] for n, leaf in enumerate(leaves) if leaf.pieces[0].leaf in index.values
+    }
+    mapped = dataclasses.replace(
+        index, structure=structure, keys=[leaf.key for leaf in leaves], types=tuple(types), leaf_types=leaf_types,
+        values=values, chunks=Chunks(leaf=(), box=(), file=(), offset=(), nbytes=(), block=()),
+    )  # fmt: skip
+    arrays = MappedArrays(source.arrays, leaves)
+    return Source(
+        mapped, arrays, structured=False, raw_keys=source.raw_keys, mapped=source.mapped, held=source.held,
+        is_current=source.is_current, most_tries=source.most_tries,
+    )  # fmt: skip
+
+
+def _map_leaf(key: str, kind: LeafType) -> MapLeaf:
+    return MapLeaf(key, kind.shape or (), kind.dtype) if kind.kind in _ARRAYS and kind.stored else MapLeaf(key)
+
+
+def _new_type(index: Index, leaf: MappedLeaf) -> LeafType:
+    old = index.type_of(leaf.pieces[0].leaf)
+    if leaf.renamed:
+        return old
+    kind = "numpy" if old.kind == "numpy scalar" and leaf.shape else old.kind
+    return LeafType(kind=kind, dtype=leaf.dtype, shape=leaf.shape)
+
+
+class _Copy(NamedTuple):
+    """A box that is to be read, and the array that it is copied into."""
+
+    part: SourceBox
+    target: NDArray[Any]
+    nbytes: int
+    key: str
+
+
+class MappedArrays:
+    """Gives boxes of new leaves.
+
+    Args:
+        arrays: gives boxes of the stored leaves.
+        leaves: what each new leaf is made of.
+    """
+
+    def __init__(self, arrays: Arrays, leaves: Sequence[MappedLeaf]) -> None:
+        self._arrays = arrays
+        self._leaves = leaves
+
+    def check_files(self) -> None:
+        """Require every file to be there and its header to be intact."""
+        self._arrays.check_files()
+
+    def dtype_of(self, leaf: int) -> np.dtype[Any]:
+        """Return the dtype of a new leaf."""
+        made = self._leaves[leaf]
+        known = None if made.renamed else lookup(made.dtype or "")
+        return self._arrays.dtype_of(made.pieces[0].leaf) if known is None else numpy_dtype(known)
+
+    def stored_chunks(self, leaf: int) -> tuple[StoredChunk, ...]:
+        """Return how a leaf lies that only has another key; nothing for others, which are not exchanged."""
+        made = self._leaves[leaf]
+        return self._arrays.stored_chunks(made.pieces[0].leaf) if made.renamed else ()
+
+    def read(self, requests: Sequence[ReadRequest], progress: Progress | None = None) -> None:
+        """Fill ``arrays`` of every request.
+
+        Raises:
+            Mismatch: a cast would change a number by more than rounding.
+            Corrupt, StoreFailed: as those of the stored leaves.
+        """
+        straight: list[tuple[ReadRequest, ReadRequest]] = []
+        copies: list[_Copy] = []
+        for request in requests:
+            leaf = self._leaves[request.leaf]
+            if leaf.renamed:
+                stored = ReadRequest(leaf.pieces[0].leaf, request.boxes, steps=request.steps)
+                straight.append((request, stored))
+                continue
+            dtype = self.dtype_of(request.leaf)
+            with naming_leaf(leaf.key):
+                request.arrays = [aligned_empty(picked_shape(box, request.steps), dtype) for box in request.boxes]
+            for box, array in zip(request.boxes, request.arrays, strict=True):
+                copies += self._plan_copies(leaf, box, request.steps, array)
+        done, total = 0, sum(copy.nbytes for copy in copies)
+        if straight:
+            self._arrays.read([stored for _, stored in straight], None if copies else progress)
+        for request, stored in straight:
+            request.arrays, stored.arrays = stored.arrays, []
+        for some, nbytes in split_by_bytes(copies, lambda copy: copy.nbytes, _SLAB_BYTES):
+            self._read_copies(some)
+            done += nbytes
+            if progress is not None:
+                progress(done, total)
+
+    def _plan_copies(
+        self, leaf: MappedLeaf, box: Sequence[tuple[int, int]], steps: Sequence[int] | None, target: NDArray[Any]
+    ) -> Iterator[_Copy]:
+        """Yield what a box of a new leaf is copied from, large boxes in slabs."""
+        for part in leaf.find_boxes(tuple(box), steps):
+            itemsize = self._arrays.dtype_of(part.leaf).itemsize
+            count = 1
+            if part.steps is None and size_of(part.box) * itemsize > _SLAB_BYTES:
+                chunks = self._arrays.stored_chunks(part.leaf)
+                # Where a chunk is decoded as a whole, each slab would decode it again.
+                if chunks and max(chunk.block for chunk in chunks) <= _SLAB_BYTES:
+                    count = -(-size_of(part.box) * itemsize // _SLAB_BYTES)
+            for slab in _cut(part, count):
+                yield _Copy(slab, target, size_of(slab.into) * itemsize, leaf.key)
+
+    def _read_copies(self, copies: Sequence[_Copy]) -> None:
+        wanted: dict[tuple[int, tuple[int, ...] | None], dict[Any, int]] = {}
+        for copy in copies:
+            boxes = wanted.setdefault((copy.part.leaf, copy.part.steps), {})
+            boxes.setdefault(copy.part.box, len(boxes))
+        requests = {key: ReadRequest(key[0], list(boxes), steps=key[1]) for key, boxes in wanted.items()}
+        self._arrays.read(list(requests.values()))
+        for copy in copies:
+            key = (copy.part.leaf, copy.part.steps)
+            array = requests[key].arrays[wanted[key][copy.part.box]]
+            into = copy.target[slices(copy.part.into)]
+            try:
+                view = _view_as_new(array, copy.part.axes)
+                into[...] = view if view.dtype == into.dtype else cast_array(view, into.dtype)
+            except NotKept as error:
+                text = f"the value {error.value!s} does not fit {copy.target.dtype.name}"
+                raise Mismatch(text, path=split_key(copy.key), hint="the key map casts it") from None
+
+
+def _cut(part: SourceBox, count: int) -> Iterator[SourceBox]:
+    """Cut a box along its longest axis into about so many."""
+    axis = max(
+        (axis for axis in part.axes if axis is not None), key=lambda a: part.box[a][1] - part.box[a][0], default=0
+    )
+    if count < 2 or axis not in part.axes:  # noqa: PLR2004 - it stays one
+        yield part
+        return
+    start, stop = part.box[axis]
+    into = part.axes.index(axis)
+    first = part.into[into][0]
+    step = -(-(stop - start) // count)
+    for low in range(start, stop, step):
+        high = min(low + step, stop)
+        box = (*part.box[:axis], (low, high), *part.box[axis + 1 :])
+        place = (first + low - start, first + high - start)
+        yield part._replace(box=box, into=(*part.into[:into], place, *part.into[into + 1 :]))
+
+
+def _view_as_new(array: NDArray[Any], axes: Sequence[int | None]) -> NDArray[Any]:
+    """Return what was read of a stored leaf with the axes of the new one."""
+    kept = [axis for axis in axes if axis is not None]
+    gone = [axis for axis in range(array.ndim) if axis not in kept]
+    sides = [1 if axis is None else array.shape[axis] for axis in axes]
+    return array.transpose((*gone, *kept)).reshape(sides)

@@ -1,0 +1,192 @@
+"""One rule of a key map: which leaves it takes, and what they become. A value that can be compared and inverted."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Final
+
+from treering._keymap.patterns import KeyPattern
+from treering._values.dtypes import lookup
+from treering.errors import Unsupported
+
+_MOST_AXES: Final = 32
+MOST_RULES: Final = 10_000
+"""Rules of one map, at most."""
+
+
+@dataclasses.dataclass(frozen=True)
+class KeyRule:
+    """Which leaves of a tree one rule of a ``KeyMap`` takes, and what they become.
+
+    ``source`` and ``target`` are key texts with captures: ``{name}`` stands for characters other than ``/`` and ``.``,
+    ``{name*}`` for characters other than ``/``, ``{name**}`` for any. A capture of both keeps its text. One that only
+    the source has is stacked, one that only the target has is unstacked: its values are 0, 1, 2, ...
+
+    The steps of a rule are done in this order: unstack, split, transpose, merge, stack.
+
+    Args:
+        source: the pattern of the stored keys; of ``merge`` and of a rule without a target several.
+        target: the pattern of the new keys; of ``split`` several. None leaves the leaves out: a declared loss.
+        stack: capture -> the axis of the result along which its leaves are stacked.
+        unstack: capture -> the axis of the stored leaf that becomes one leaf for each place.
+        transpose: the order of the axes, as ``numpy.transpose`` takes it.
+        merge: the axis along which the leaves of several sources are joined.
+        split: the axis along which a leaf is divided into several targets.
+        sizes: how long each part is, of ``merge`` and ``split``; None: all are equal.
+        cast: the dtype of the stored leaves, and the one that they get. Rounding is accepted, no other change.
+        copy: take leaves that another rule takes too. The way back leaves this copy out.
+
+    Raises:
+        Unsupported: the parts of the rule contradict each other.
+
+    Example:
+        >>> KeyRule("h.{i}.mlp.weight", "h/mlp/kernel", stack={"i": 0}, transpose=(1, 0)).inverse()
+        KeyRule('h/mlp/kernel', 'h.{i}.mlp.weight', unstack={'i': 0}, transpose=(1, 0))
+    """
+
+    source: str | Sequence[str]
+    target: str | Sequence[str] | None
+    _: dataclasses.KW_ONLY
+    stack: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    unstack: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    transpose: Sequence[int] | None = None
+    merge: int | None = None
+    split: int | None = None
+    sizes: Sequence[int] | None = None
+    cast: Sequence[str] | None = None
+    copy: bool = False
+    place: str = dataclasses.field(default="", compare=False)
+    """Where it was written, for messages."""
+
+    def __post_init__(self) -> None:
+        for name in ("source", "target", "transpose", "sizes", "cast"):
+            if isinstance(given := getattr(self, name), list):
+                object.__setattr__(self, name, tuple(given))
+        for name in ("stack", "unstack"):
+            given = getattr(self, name)
+            object.__setattr__(self, name, dict(given) if isinstance(given, Mapping) else given)
+        try:
+            problem = self._find_problem()
+        except Unsupported as error:
+            problem = str(error)
+        if problem:
+            raise Unsupported(f"{self.text}: {problem}")
+
+    @property
+    def text(self) -> str:
+        """The rule for people."""
+        where = f" ({self.place})" if self.place else ""
+        return f"the rule {self.source!r:.200} -> {self.target!r:.200}{where}"
+
+    @functools.cached_property
+    def sources(self) -> tuple[KeyPattern, ...]:
+        """The patterns of stored keys."""
+        return _patterns(self.source)
+
+    @functools.cached_property
+    def targets(self) -> tuple[KeyPattern, ...]:
+        """The patterns of new keys; none where leaves are left out."""
+        return () if self.target is None else _patterns(self.target)
+
+    @property
+    def moves_items(self) -> bool:
+        """Whether it does more than give keys."""
+        steps = (self.transpose, self.merge, self.split, self.cast)
+        return bool(self.stack or self.unstack) or any(step is not None for step in steps)
+
+    def inverse(self) -> KeyRule | None:
+        """Return the rule of the way back; None where this one leaves leaves out."""
+        if self.target is None:
+            return None
+        if self.copy:
+            return KeyRule(self.target, None, place=self.place)
+        order = self.transpose
+        return KeyRule(
+            self.target, self.source, stack=self.unstack, unstack=self.stack, merge=self.split, split=self.merge,
+            transpose=None if order is None else tuple(sorted(range(len(order)), key=order.__getitem__)),
+            sizes=self.sizes, cast=None if self.cast is None else tuple(reversed(self.cast)), place=self.place,
+        )  # fmt: skip
+
+    def __repr__(self) -> str:
+        fields = [(field.name, getattr(self, field.name)) for field in dataclasses.fields(self)[2:] if field.compare]
+        given = [
+            f", {name}={value!r}" for name, value in fields if value is not None and value is not False and value != {}
+        ]
+        return f"KeyRule({self.source!r}, {self.target!r}{''.join(given)})"
+
+    def _find_problem(self) -> str | None:
+        """Return what is wrong with the rule, None for nothing."""
+        sources, targets = self.sources, self.targets
+        if not _is_bool(self.copy):
+            return f"copy={self.copy!r:.50} is neither True nor False"
+        if not targets:
+            return "a rule without a target has nothing else" if self.moves_items or self.copy else None
+        if (self.merge is not None) != (len(sources) > 1):
+            return "several sources and merge=, the axis along which they are joined, belong together"
+        if (self.split is not None) != (len(targets) > 1):
+            return "several targets and split=, the axis along which the leaf is divided, belong together"
+        if self.merge is not None and self.split is not None:
+            return "merge= and split= exclude each other"
+        return self._find_wrong_captures() or self._find_wrong_axes()
+
+    def _find_wrong_captures(self) -> str | None:
+        sides = [{pattern.captures for pattern in side} for side in (self.sources, self.targets)]
+        if any(len(side) > 1 for side in sides):
+            return "the patterns of one side have different captures"
+        (found,), (made,) = sides
+        for option, wanted in (("stack", found - made), ("unstack", made - found)):
+            given = getattr(self, option)
+            if not isinstance(given, dict) or not all(_is_axis(axis) for axis in given.values()):
+                return f"{option}={given!r:.100} does not map captures to axes, which count from 0"
+            if given.keys() != wanted:
+                side = "source" if option == "stack" else "target"
+                names = ", ".join(f"{{{name}}}" for name in sorted(wanted)) or "none"
+                return f"{option}= names the captures that only the {side} has, which are: {names}"
+            if len(set(given.values())) < len(given):
+                return f"{option}= has an axis twice"
+        return None
+
+    def _find_wrong_axes(self) -> str | None:
+        order, sizes, cast = self.transpose, self.sizes, self.cast
+        for name, axis in (("merge", self.merge), ("split", self.split)):
+            if axis is not None and not (type(axis) is int and -_MOST_AXES <= axis < _MOST_AXES):
+                return f"{name}={axis!r:.50} is not an axis"
+        if order is not None and not (_is_ints(order) and sorted(order) == list(range(len(order)))):
+            return f"transpose={order!r:.100} is not an order of axes"
+        if sizes is not None:
+            parts = max(len(self.sources), len(self.targets))
+            if parts == 1:
+                return "sizes= belongs to merge= and split="
+            if not _is_ints(sizes) or min(sizes, default=0) < 1 or len(sizes) != parts:
+                return f"sizes={sizes!r:.100} has to have a size of 1 or more for each of the {parts} parts"
+        if cast is not None:
+            names = [each for each in cast if isinstance(each, str)] if isinstance(cast, tuple) else []
+            if len(names) != 2 or len(cast) != 2 or None in map(lookup, names):  # noqa: PLR2004 - a pair
+                return f"cast={cast!r:.100} is not a pair of dtypes: the stored one and the new one"
+        return None
+
+
+def invert_rules(rules: Iterable[KeyRule]) -> tuple[KeyRule, ...]:
+    """Return the rules of the way back."""
+    return tuple(rule for each in rules if (rule := each.inverse()) is not None)
+
+
+def _patterns(given: Any) -> tuple[KeyPattern, ...]:
+    texts = given if isinstance(given, tuple) else (given,)
+    if not texts:
+        raise Unsupported("it has no pattern")
+    return tuple(map(KeyPattern, texts))
+
+
+def _is_ints(values: Any) -> bool:
+    return isinstance(values, tuple) and all(type(value) is int for value in values)
+
+
+def _is_bool(value: Any) -> bool:
+    return type(value) is bool
+
+
+def _is_axis(value: Any) -> bool:
+    return type(value) is int and 0 <= value < _MOST_AXES

@@ -1,0 +1,161 @@
+"""A plan, carried out, is what numpy computes; its boxes are exact, and the way back gives the same bits."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any, NamedTuple
+
+import hypothesis
+import hypothesis.strategies as st
+import numpy as np
+from numpy.typing import NDArray
+
+from treering import KeyMap, KeyRule
+from treering._arrays.incoming import ReadRequest
+from treering._arrays.mapped_source import map_source
+from treering._arrays.source import Source, held_index
+from treering._format.index import Container, Token
+from treering._keymap.map_plan import MapLeaf
+from treering._values.boxes import picked_shape, size_of, slices, whole
+
+_Tree = dict[str, NDArray[Any]]
+
+
+class _Case(NamedTuple):
+    rules: list[KeyRule]
+    stored: _Tree
+    wanted: _Tree
+    """Computed by numpy alone."""
+
+
+@st.composite
+def _cases(draw: st.DrawFn) -> _Case:
+    rules: list[KeyRule] = []
+    stored: _Tree = {}
+    wanted: _Tree = {}
+    for name in "abc"[: draw(st.integers(1, 3))]:
+        rule, some, made = draw(_one_rule(name))
+        rules.append(rule)
+        stored |= some
+        wanted |= made
+    for name in draw(st.sets(st.sampled_from("xyz"))):
+        rules.append(KeyRule(name, f"{name}/{name}"))
+        stored[name] = np.arange(draw(st.integers(0, 3)))
+        wanted[f"{name}/{name}"] = stored[name]
+    keys = draw(st.permutations(list(stored)))
+    return _Case(draw(st.permutations(rules)), {key: stored[key] for key in keys}, wanted)
+
+
+@st.composite
+def _one_rule(draw: st.DrawFn, name: str) -> tuple[KeyRule, _Tree, _Tree]:
+    """Draw a rule with up to two layer axes, and what it makes of random arrays."""
+    rank = draw(st.integers(1, 3))
+    shape = draw(st.lists(st.integers(1, 4), min_size=rank, max_size=rank))
+    captures = draw(st.sampled_from(["", "i", "ij"]))
+    lengths = [draw(st.integers(1, 3)) for _ in captures]
+    stacks = draw(st.booleans()) and bool(captures)
+    mode = draw(st.sampled_from(["plain", "merge", "split"]))
+    sizes = draw(st.lists(st.integers(1, 3), min_size=2, max_size=3)) if mode != "plain" else [0]
+    order = draw(st.none() | st.permutations(range(rank)).map(tuple))
+    axis = draw(st.integers(-rank, rank - 1))
+    cast = draw(st.sampled_from([None, ("int16", "int32"), ("int16", "float32")]))
+    path = "".join(f".{{{capture}}}" for capture in captures)
+    places = sorted(draw(st.permutations(range(rank + len(captures))))[: len(captures)])
+    axes = dict(zip(captures, draw(st.permutations(places)), strict=True)) if stacks else {}
+    parts = [f"{name}{path}.p{number}" for number in range(len(sizes))]
+    news = [f"{name}/q{number}{'' if stacks else path.replace('.', '/')}" for number in range(len(sizes))]
+    rule = KeyRule(
+        parts if mode == "merge" else parts[0], news if mode == "split" else news[0], stack=axes, transpose=order,
+        merge=axis if mode == "merge" else None, split=axis if mode == "split" else None,
+        sizes=None if mode == "plain" or (len(set(sizes)) == 1 and draw(st.booleans())) else sizes, cast=cast,
+    )  # fmt: skip
+    made: _Tree = {}
+    stored: _Tree = {}
+    by_place: list[dict[tuple[int, ...], NDArray[Any]]] = [{} for _ in news]
+    for place in itertools.product(*map(range, lengths)):
+        texts = dict(zip(captures, map(str, place), strict=True))
+        some = []
+        for number, size in enumerate(sizes if mode == "merge" else [sum(sizes)]):
+            here = list(shape)
+            if mode != "plain":  # the axis of what is merged is one of the axes in their new order
+                here[(order or range(rank))[axis] if mode == "merge" else axis] = size
+            array = np.frombuffer(
+                draw(st.binary(min_size=2 * int(np.prod(here)), max_size=2 * int(np.prod(here)))), "<i2"
+            )
+            stored[parts[number].format(**texts)] = array.reshape(here)
+            some.append(array.reshape(here))
+        if mode == "split":
+            some = list(np.split(some[0], np.cumsum(sizes)[:-1], axis=axis))
+        some = [array if order is None else np.transpose(array, order) for array in some]
+        if mode == "merge":
+            some = [np.concatenate(some, axis=axis)]
+        for number, array in enumerate(some):
+            by_place[number][place] = array if cast is None else array.astype(cast[1])
+            if not stacks:
+                made[news[number].format(**texts)] = by_place[number][place]
+    if stacks:
+        for number in range(len(news) if mode == "split" else 1):
+            made[news[number]] = _stack(by_place[number], lengths, [axes[capture] for capture in captures])
+    return rule, stored, made
+
+
+def _stack(arrays: dict[tuple[int, ...], NDArray[Any]], lengths: list[int], axes: list[int]) -> NDArray[Any]:
+    """Stack along the axes of the result, one by one."""
+    some = np.stack([arrays[place] for place in itertools.product(*map(range, lengths))])
+    some = some.reshape(*lengths, *some.shape[1:])
+    return np.moveaxis(some, range(len(lengths)), axes)
+
+
+def _source(tree: _Tree) -> Source:
+    structure: list[Token] = [Container(node="dict", keys=tuple(tree)), *([len(tree)] if tree else [])]
+    return Source(
+        *held_index(structure, [key.replace("~", "~0") for key in tree], ["numpy"] * len(tree), list(tree.values()))
+    )
+
+
+def _read(source: Source) -> _Tree:
+    found: _Tree = {}
+    for number, key in enumerate(source.index.keys):
+        request = ReadRequest(number, [whole(source.index.type_of(number).shape or ())])
+        source.arrays.read([request])
+        (found[key],) = request.arrays
+    return found
+
+
+def _same(a: _Tree, b: _Tree) -> None:
+    assert a.keys() == b.keys()
+    for key, array in a.items():
+        assert (array.dtype, array.shape, array.tobytes()) == (b[key].dtype, b[key].shape, b[key].tobytes()), key
+
+
+@hypothesis.given(_cases())
+def test_a_plan_carried_out_is_what_numpy_computes_and_it_comes_back(case: _Case) -> None:
+    names = KeyMap(case.rules)
+    mapped = map_source(_source(case.stored), names)
+    made = _read(mapped)
+    _same(made, case.wanted)
+    _same(_read(map_source(mapped, names.inverse())), case.stored)
+
+
+@hypothesis.given(_cases(), st.data())
+def test_boxes_are_exact(case: _Case, data: st.DataObject) -> None:
+    plan = KeyMap(case.rules).plan(MapLeaf(key, a.shape, a.dtype.name) for key, a in case.stored.items())
+    source = map_source(_source(case.stored), KeyMap(case.rules))
+    stored = list(case.stored.values())
+    leaf = data.draw(st.sampled_from(plan.leaves))
+    array = case.wanted[leaf.key]
+    assert (leaf.shape, leaf.dtype) == (array.shape, array.dtype.name)
+    corners = [data.draw(st.tuples(st.integers(0, length), st.integers(0, length))) for length in array.shape]
+    box = tuple((min(pair), max(pair)) for pair in corners)
+    steps = data.draw(st.none() | st.tuples(*(st.integers(1, 3) for _ in box)))
+    filled = np.zeros(picked_shape(box, steps), np.int64)
+    for part in leaf.find_boxes(box, steps):
+        filled[slices(part.into)] += 1
+        picked = stored[part.leaf][slices(part.box, part.steps)]
+        assert picked.size == size_of(part.into) > 0
+        assert all(0 <= low < high <= n for (low, high), n in zip(part.box, stored[part.leaf].shape, strict=True))
+    assert (filled == 1).all()
+    request = ReadRequest(source.index.keys.index(leaf.key), [box], steps=steps)
+    source.arrays.read([request])
+    np.testing.assert_array_equal(request.arrays[0], array[slices(box, steps)])
+    assert request.arrays[0].dtype == array.dtype
