@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar, overload
 
 if TYPE_CHECKING:
     import jax
+    from jax.typing import DTypeLike
 
     from treering._background.save_job import PendingSave
     from treering._checkpoint.open import Checkpoint
@@ -24,16 +25,11 @@ Progress: TypeAlias = Callable[[int, int], object]
 
 
 def save(
-    path: str | os.PathLike[str],
-    tree: Any,
-    *,
-    metadata: Mapping[str, Any] | None = None,
-    overwrite: bool = False,
-    progress: Progress | bool | None = None,
-    processes: Literal["all", "this"] = "all",
-    host_local: Literal["first", "equal"] = "first",
-    timeout: float | None = None,
-) -> None:
+    path: str | os.PathLike[str], tree: Any, *, metadata: Mapping[str, Any] | None = None, overwrite: bool = False,
+    progress: Progress | bool | None = None, processes: Literal["all", "this"] = "all",
+    host_local: Literal["first", "equal"] = "first", timeout: float | None = None, form: Literal["hf"] | None = None,
+    max_file_size: int | str | None = None, dtype: DTypeLike | None = None,
+) -> None:  # fmt: skip
     """Save a pytree atomically; when this returns, it survives a power cut.
 
     A path that ends in ``.msgpack`` or ``.safetensors`` becomes one such file, any other a folder: array bytes in
@@ -57,6 +53,10 @@ def save(
         host_local: leaves that every process holds by itself (numpy, Python, arrays on its own devices) are taken from
             process 0, and so is ``metadata``. "equal" refuses them if they differ between processes.
         timeout: seconds to wait at one point for other processes. Default: ``TREERING_TIMEOUT_S``, else 600.
+        form: "hf" writes a Hugging Face folder, ``model.safetensors`` or shards and their index, which transformers and
+            PyTorch open; keys are joined by ".". One that holds weights is refused, with ``overwrite`` too.
+        max_file_size: of form "hf", bytes or a text; default: "5GB". A larger array has a file of its own.
+        dtype: of form "hf", what arrays of floats are cast to, by the rule of ``load``; default: none is.
 
     Raises:
         Exists: the path exists; also a ``FileExistsError``.
@@ -81,7 +81,7 @@ def save(
 
     save_tree(tree, SaveOptions.of(
         path, metadata=metadata, overwrite=overwrite, progress=progress, processes=processes,
-        host_local=host_local, timeout=timeout,
+        host_local=host_local, timeout=timeout, form=form, max_file_size=max_file_size, dtype=dtype,
     ))  # fmt: skip
 
 

@@ -100,6 +100,11 @@ class Model(NamedTuple):
     layers: int
 
 
+def hugging_face_folders(model: Model) -> None:
+    assert_type(treering.save("model", model, form="hf", max_file_size="2GB", dtype="bfloat16"), None)
+    treering.save(Path("model"), model, form="hf", max_file_size=1 << 30, dtype=jax.numpy.bfloat16)
+
+
 def what_is_loaded_has_the_type_of_what_is_asked_for(model: Model, anything: Any) -> None:
     assert_type(treering.load("ckpt", model), Model)
     assert_type(treering.load("ckpt", like=model, shardings=None, cast=True), Model)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import importlib
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -65,11 +66,17 @@ _FILES: Final[Mapping[str, Callable[[Any, Mapping[str, Any]], PreparedSave]]] = 
     ".msgpack": MsgpackSave.of,
     ".safetensors": SafetensorsSave.of,
 }
+_FORMS: Final[Mapping[str, str]] = {"hf": "treering._foreign.write_huggingface"}
+"""The modules that write forms of other programs: ``save_tree(tree, options)`` does."""
 
 
 def save_tree(tree: Any, options: SaveOptions) -> None:
     """Save ``tree``; ``treering.save`` says more."""
     with report("save", options.path), showing(options.progress):
+        if options.form is not None:
+            settle(options.path)
+            importlib.import_module(_FORMS[options.form]).save_tree(tree, options)
+            return
         if not options.together:
             settle(options.path)
             prepare_alone(tree, options).write(options)

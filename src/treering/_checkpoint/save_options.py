@@ -24,6 +24,9 @@ HostLocal: TypeAlias = Literal["first", "equal"]
 FILE_SUFFIXES: Final = (".msgpack", ".safetensors")
 """Paths that end so become one file; all others become a folder."""
 
+FORMS: Final = ("hf",)
+"""Forms of other programs that are written."""
+
 # Suffixes of files of others: a folder of such a name would not be what its user expects.
 _OTHER_FORMS: Final = frozenset(
     {".bin", ".gguf", ".gz", ".h5", ".hdf5", ".json", ".npy", ".npz", ".onnx", ".pkl", ".pickle", ".pt", ".pth", ".zip"}
@@ -50,6 +53,12 @@ class SaveOptions:
     """Where leaves come from that each process holds alone."""
     timeout: float
     """Seconds to wait at one point for other processes."""
+    form: str | None = None
+    """The form of another program that is written; None: the suffix of the path says which of our own."""
+    max_file_size: int | str | None = None
+    """How large a file of such a form may be."""
+    dtype: Any = None
+    """What such a form casts arrays of floats to."""
 
     @classmethod
     def of(
@@ -62,6 +71,9 @@ class SaveOptions:
         processes: Literal["all", "this"] = "all",
         host_local: HostLocal = "first",
         timeout: float | None,
+        form: str | None = None,
+        max_file_size: int | str | None = None,
+        dtype: Any = None,
     ) -> SaveOptions:
         """Return what the arguments of ``treering.save`` say.
 
@@ -72,9 +84,16 @@ class SaveOptions:
         seconds = timeout_seconds(timeout)
         require_one_of("processes", processes, ("all", "this"))
         require_one_of("host_local", host_local, ("first", "equal"))
+        if form is not None:
+            require_one_of("form", form, FORMS)
+        elif max_file_size is not None or dtype is not None:
+            name = "dtype" if max_file_size is None else "max_file_size"
+            raise Unsupported(f"{name}= needs a form that has it", hint='form="hf" writes a Hugging Face folder')
         is_file = isinstance(path, str) and Path(path).suffix.lower() in FILE_SUFFIXES
         place = new_file_path(path) if is_file else new_folder_path(path)  # a folder's may end in a separator
-        if (suffix := place.suffix.lower()) in _OTHER_FORMS:
+        if (suffix := place.suffix.lower()) in FILE_SUFFIXES and form is not None:
+            raise Unsupported(f"form={form!r} is a folder, not {os.fspath(path)!r}", hint="pass the path of the folder")
+        if suffix in _OTHER_FORMS:
             hint = "a name without it becomes a folder; .safetensors and .msgpack become one file"
             raise Unsupported(f"{os.fspath(path)!r}: treering writes no {suffix} files", hint=hint)
         return cls(
@@ -86,6 +105,9 @@ class SaveOptions:
             together=processes == "all" and suffix not in FILE_SUFFIXES,
             host_local=host_local,
             timeout=seconds,
+            form=form,
+            max_file_size=max_file_size,
+            dtype=dtype,
         )
 
     def python_metadata(self) -> dict[str, Any]:

@@ -60,7 +60,7 @@ def check_single_file(keys: Sequence[str], types: Sequence[LeafType], leaf_types
           leaf 'b': a str
         save to a folder instead, which can hold them all
     """
-    reasons = [_reason(kind) for kind in types]
+    reasons = [why_not_stored(kind) for kind in types]
     leaves = zip(keys, leaf_types, strict=True)
     if problems := [f"leaf {key!r}: {reasons[number]}" for key, number in leaves if reasons[number]]:
         more = len(problems) - _SHOWN_PROBLEMS
@@ -69,7 +69,8 @@ def check_single_file(keys: Sequence[str], types: Sequence[LeafType], leaf_types
         raise Unsupported(f"a safetensors file cannot hold:{listed}\nsave to a folder instead, which can hold them all")
 
 
-def _reason(kind: LeafType) -> str | None:
+def why_not_stored(kind: LeafType) -> str | None:
+    """Say what a leaf is that a safetensors file cannot hold; None where it can, or holds nothing of it."""
     if kind.kind in ("jax", "numpy", "numpy scalar"):
         return None if kind.dtype in DTYPES else f"an array of {kind.dtype}"
     named = {"none": None, "opaque": "a function or another object", "key": f"a typed PRNG key ({kind.impl})"}
@@ -196,8 +197,8 @@ def _ours(text: str, size: int, raw: bytes) -> Index:
     if not is_first_version(document) and any(map(index.metadata.__contains__, _RESERVED)):
         raise Corrupt("the metadata has a member that is the file's own")
     for number, kind in enumerate(index.types):
-        if _reason(kind) is not None:
-            raise Corrupt(f"type {number} of the leaves is {_reason(kind)}, which no safetensors file holds")
+        if (why := why_not_stored(kind)) is not None:
+            raise Corrupt(f"type {number} of the leaves is {why}, which no safetensors file holds")
     if any(box is not None for box in index.chunks.box):
         raise Corrupt("an array lies there in parts, in the one file")
     file = index.files[0]

@@ -1,0 +1,326 @@
+"""A tree -> a Hugging Face folder: safetensors files of bounded size, and the index that says which holds what.
+
+Source: https://huggingface.co/docs/safetensors, and ``save_pretrained`` of transformers.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import os
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from treering._arrays.host import this_processes
+from treering._arrays.jobs import Tally
+from treering._arrays.outgoing import DescribedLeaves, describe_leaves
+from treering._arrays.parted import host_blocks
+from treering._checkpoint.save_options import SaveOptions
+from treering._format.blocks import leaf_bytes
+from treering._format.headers import DTYPES, frame, header_text
+from treering._format.index import Container, LeafType
+from treering._format.safetensors import LARGEST_HEADER, why_not_stored
+from treering._format.structure import walk
+from treering._printable import list_lines
+from treering._store.api import Outcome, Store
+from treering._store.failures import naming
+from treering._store.resolve import store_at, write_file
+from treering._tree.fit import stored_dtype
+from treering._tree.flatten import Flattened, flatten
+from treering._values.casts import NotKept, cast_array
+from treering._values.dtypes import itemsize_of
+from treering._values.human import join_first, pluralize
+from treering._values.keys import split_key
+from treering._values.telemetry import phase
+from treering.errors import Exists, StoreFailed, Unsupported
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+_ALONE: Final = "model.safetensors"
+_INDEX: Final = "model.safetensors.index.json"
+_FORMAT: Final = {"format": "pt"}
+_OWN: Final = ("format", "total_size")
+_FILE_BYTES: Final = 5_000_000_000
+_SIZE: Final = re.compile(r"([0-9]{1,15}) ?([KMGT]?)(i?)B?", re.IGNORECASE)
+_WEIGHTS: Final = re.compile(
+    r".*\.safetensors(\.index\.json)?|pytorch_model.*|.*\.gguf|treering\.json|tensorstore_index\.json"
+)
+_CAST_BYTES: Final = 4 << 20
+_SHOWN: Final = 3
+_SURROGATE: Final = re.compile("[\ud800-\udfff]")
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class _Model:
+    """What is to be written."""
+
+    names: Sequence[str]
+    """The name of each tensor."""
+    leaves: DescribedLeaves
+    types: Sequence[LeafType]
+    """As they will be in the files; the leaves have the dtypes that they are cast from."""
+
+    def type_of(self, leaf: int) -> LeafType:
+        return self.types[self.leaves.leaf_types[leaf]]
+
+
+def save_tree(tree: Any, options: SaveOptions) -> None:
+    """Write the folder; ``treering.save`` says more.
+
+    Raises:
+        Unsupported: the folder cannot hold the tree, or a cast would change a value by more than rounding.
+        Exists: the folder holds weights.
+        StoreFailed: the store refuses.
+    """
+    if options.together and this_processes(()).count > 1:
+        hint = "save a checkpoint, or pass processes='this' on one process that holds the whole arrays"
+        raise Unsupported("several processes cannot save form='hf' together", hint=hint)
+    most = _parse_size(options.max_file_size)
+    note = _FORMAT | _check_metadata(options.json_metadata())
+    model = _describe(tree, options.dtype)
+    files = _divide([leaf_bytes(model.type_of(leaf)) for leaf in range(len(model.names))], most)
+    rows = [_place(model, leaves) for leaves in files]
+    headers = [_header(model, file, note) for file in rows]
+    total = sum(row[-1] for file in rows for row in file)
+    tally = Tally(total, options.progress)
+    contents = [_read(model, header, file, tally) for header, file in zip(headers, rows, strict=True)]
+    sizes = [len(header) + sum(row[-1] for row in file) for header, file in zip(headers, rows, strict=True)]
+    with phase("save/write"), _new_folder(options) as store:
+        if len(files) == 1:
+            write_file(options.path / _ALONE, contents[0], sizes[0])
+            return
+        names = [f"model-{number + 1:05}-of-{len(files):05}.safetensors" for number in range(len(files))]
+        weights = {model.names[leaf]: name for name, leaves in zip(names, files, strict=True) for leaf in leaves}
+        about = {name: text for name, text in note.items() if name not in _FORMAT}
+        index = {"metadata": {**about, "total_size": total}, "weight_map": weights}
+        _write_shards(store, dict(zip(names, zip(contents, sizes, strict=True), strict=True)), index)
+
+
+def _parse_size(given: int | str | None) -> int:
+    """Return how many bytes of arrays a file has at most; one larger array has a file of its own.
+
+    Example:
+        >>> _parse_size("5GB"), _parse_size("2 MiB"), _parse_size(7), _parse_size(None)
+        (5000000000, 2097152, 7, 5000000000)
+    """
+    found = _SIZE.fullmatch(given) if isinstance(given, str) else None
+    size = _FILE_BYTES if given is None else given if type(given) is int else 0
+    if found is not None:
+        size = int(found[1]) * (1024 if found[3] else 1000) ** " KMGT".index(found[2].upper().rjust(1))
+    if size < 1:
+        raise Unsupported(f"max_file_size is {given!r:.100}", hint='pass bytes, or a text such as "5GB"')
+    return size
+
+
+def _check_metadata(metadata: Mapping[str, Any]) -> dict[str, str]:
+    if wrong := [name for name, value in metadata.items() if type(value) is not str or name in _OWN]:
+        hint = f"it holds texts by names other than {' and '.join(map(repr, _OWN))}"
+        raise Unsupported(f"form='hf' cannot hold the metadata {join_first(wrong, _SHOWN)}", hint=hint)
+    return dict(metadata)
+
+
+def _describe(tree: Any, dtype: Any) -> _Model:
+    """Return what is to be written.
+
+    Raises:
+        Unsupported: the form cannot hold it; the message has all reasons, or the first of them.
+    """
+    cast = None if dtype is None else _float_name(dtype)
+    flat = flatten(tree)
+    leaves = describe_leaves(flat)
+    types = [
+        dataclasses.replace(kind, dtype=cast) if cast is not None and _is_float(kind) else kind for kind in leaves.types
+    ]
+    names = [".".join(split_key(key)) for key in flat.keys]
+    if reasons := [*_refuse_containers(flat), *_refuse_leaves(flat, leaves, types), *_refuse_names(flat.keys, names)]:
+        hint = "save a checkpoint instead, which can hold them all"
+        raise Unsupported(f"a Hugging Face folder cannot hold:{list_lines(reasons)}\n{hint}")
+    return _Model(names=names, leaves=leaves, types=types)
+
+
+def _float_name(dtype: Any) -> str:
+    try:
+        name = dtype if isinstance(dtype, str) else np.dtype(dtype).name
+    except TypeError:
+        name = ""
+    if name not in DTYPES or "float" not in name:
+        known = [each for each in DTYPES if "float" in each]
+        raise Unsupported(f"dtype is {dtype!r:.100}", hint=f"arrays of floats can be cast to {', '.join(known)}")
+    return name
+
+
+def _is_float(kind: LeafType) -> bool:
+    return kind.kind in ("jax", "numpy", "numpy scalar") and "float" in (kind.dtype or "")
+
+
+def _refuse_containers(flat: Flattened) -> Iterator[str]:
+    """Say which containers are more than the names of what is in them."""
+    path: list[Any] = []
+    heads: list[Container] = []
+    for depth, place, token in walk(flat.tokens):
+        del path[max(0, depth - 1) :], heads[depth:]
+        if depth:
+            path.append(heads[-1].keys[place])
+        if not isinstance(token, Container):
+            continue
+        heads.append(token)
+        where = f"at {'.'.join(map(str, path))!r:.200}" if path else "at the root"
+        if not token.keys and depth:
+            yield f"an empty {token.node} {where}: no name would stand for it"
+        if token.static:
+            fields = join_first([name for name, _ in token.static], _SHOWN)
+            yield f"the static fields {fields} of {token.class_name} {where}"
+        if token.node == "dict" and (odd := [key for key in token.keys if type(key) is not str]):
+            yield f"the dict {where}: its key {odd[0]!r:.100} is no text"
+
+
+def _refuse_leaves(flat: Flattened, leaves: DescribedLeaves, types: Sequence[LeafType]) -> Iterator[str]:
+    for key, number in zip(flat.keys, leaves.leaf_types, strict=True):
+        if (why := "None" if types[number].kind == "none" else why_not_stored(types[number])) is not None:
+            yield f"leaf {key!r:.200}: {why}"
+
+
+def _refuse_names(keys: Sequence[str], names: Sequence[str]) -> Iterator[str]:
+    known: dict[str, str] = {}
+    for key, name in zip(keys, names, strict=True):
+        if not name or name == "__metadata__" or _SURROGATE.search(name):
+            yield f"leaf {key!r:.200}: {name!r:.200} is no name of a tensor"
+        if (other := known.setdefault(name, key)) is not key:
+            yield f"leaf {key!r:.200}: {other!r:.200} has the name {name!r:.200} too"
+
+
+def _divide(sizes: Sequence[int], most: int) -> list[list[int]]:
+    """Divide arrays among files, in their order.
+
+    Example:
+        >>> _divide([4, 4, 9, 1], 8), _divide([], 8)
+        ([[0, 1], [2], [3]], [[]])
+    """
+    files: list[list[int]] = [[]]
+    held = 0
+    for number, size in enumerate(sizes):
+        if files[-1] and held + size > most:
+            files.append([])
+            held = 0
+        files[-1].append(number)
+        held += size
+    return files
+
+
+def _place(model: _Model, leaves: Sequence[int]) -> list[tuple[int, None, int, int]]:
+    """Return leaf, box, offset and bytes of each array of a file: large items first, so that all are aligned."""
+    rows, at = [], 0
+    for leaf in sorted(leaves, key=lambda leaf: -itemsize_of(model.type_of(leaf).dtype)):
+        size = leaf_bytes(model.type_of(leaf))
+        rows.append((leaf, None, at, size))
+        at += size
+    return rows
+
+
+def _header(model: _Model, rows: Sequence[tuple[int, None, int, int]], note: Mapping[str, str]) -> bytes:
+    header = frame(header_text(model.names, model.types, model.leaves.leaf_types, rows, note))
+    if len(header) - 8 > LARGEST_HEADER:
+        hint = "pass a smaller max_file_size"
+        raise Unsupported(f"a header of {pluralize(len(header), 'bytes')} is too large for readers", hint=hint)
+    return header
+
+
+def _read(
+    model: _Model, header: bytes, rows: Sequence[tuple[int, None, int, int]], tally: Tally
+) -> Iterator[bytes | memoryview]:
+    """Yield the bytes of a file."""
+    yield header
+    for leaf, *_ in rows:
+        kind, stored = model.type_of(leaf), model.leaves.types[model.leaves.leaf_types[leaf]]
+        array = model.leaves.whole_of(leaf)
+        done = 0
+        for block in host_blocks(array, 0, array.size):
+            step = _CAST_BYTES // itemsize_of(stored.dtype) * itemsize_of(stored.dtype)
+            for start in range(0, len(block), step):
+                piece = block[start : start + step]
+                data = piece if kind == stored else _cast(piece, stored, kind, done, model.names[leaf])
+                done += len(piece) // itemsize_of(stored.dtype)
+                yield data
+                tally.add(len(data))
+
+
+def _cast(piece: memoryview, stored: LeafType, kind: LeafType, done: int, name: str) -> memoryview:
+    """Return some items of an array in the dtype that is asked for."""
+    array: NDArray[Any] = np.frombuffer(piece, stored_dtype(stored))
+    try:
+        return cast_array(array, np.dtype(stored_dtype(kind))).view(np.uint8).data
+    except NotKept as error:
+        first = (error.index or (0,))[0] + done
+        what = f"the value {error.value!s} at index {list(map(int, np.unravel_index(first, kind.shape or (1,))))}"
+        hint = "choose a wider dtype"
+        raise Unsupported(f"{what} of {name!r:.200} does not fit {kind.dtype}", hint=hint) from None
+
+
+@contextlib.contextmanager
+def _new_folder(options: SaveOptions) -> Iterator[Store]:
+    """Open the folder, which holds no weights yet; what was made of it goes again if the block fails.
+
+    Raises:
+        Exists: it holds weights.
+    """
+    with naming(os.fspath(options.path), "write"), store_at(options.path) as store:
+        store.make()
+        try:
+            store.open()
+            _require_no_weights(store)
+            yield store
+        except BaseException:  # an interrupt too; raised again below
+            store.unmake()
+            raise
+
+
+def _require_no_weights(store: Store) -> None:
+    if held := sorted(filter(_WEIGHTS.fullmatch, store.names())):
+        why = "such files have fixed names, so no save could replace them as a whole, with overwrite=True neither"
+        what = f"{os.fspath(store.path)!r} holds weights: {join_first(held, _SHOWN)}"
+        raise Exists(what, hint=f"{why}; save to another folder, or remove them")
+
+
+def _write_shards(store: Store, shards: Mapping[str, tuple[Iterator[bytes | memoryview], int]], index: Any) -> None:
+    """Write the files, and once they are durable the index; remove those that were written if one fails."""
+    store.require_space(sum(size for _, size in shards.values()))
+    made: list[str] = []
+    try:
+        for name, (content, size) in shards.items():
+            made.append(name)
+            try:
+                store.create(name, content, size)
+            except FileExistsError:
+                made.pop()
+                raise _found_another(store, name) from None
+        store.flush()
+        document = json.dumps(index, indent=2, sort_keys=True) + "\n"
+        outcome = store.replace(_INDEX, document.encode(), None)
+        if outcome is not Outcome.LOST:
+            made.clear()
+        _require_done(outcome, store)
+        store.flush()
+    except BaseException:  # an interrupt too; raised again below
+        with contextlib.suppress(OSError):
+            store.remove_all(made)
+        raise
+
+
+def _require_done(outcome: Outcome, store: Store) -> None:
+    if outcome is Outcome.LOST:
+        raise _found_another(store, _INDEX)
+    if outcome is Outcome.UNKNOWN:
+        raise StoreFailed(
+            f"whether {_INDEX!r} was written to {os.fspath(store.path)!r} is not known", hint="look there"
+        )
+
+
+def _found_another(store: Store, name: str) -> Exists:
+    return Exists(
+        f"another program wrote {name!r} to {os.fspath(store.path)!r} meanwhile", hint="save to another folder"
+    )

@@ -1,0 +1,213 @@
+"""Hugging Face folders that treering writes, read by safetensors and by treering."""
+
+from __future__ import annotations
+
+import json
+import tracemalloc
+from collections import OrderedDict
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+import pytest
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from safetensors import safe_open
+from safetensors.flax import load_file
+
+import treering
+from treering.errors import Exists, TreeringError, Unsupported
+
+WIDE = np.arange(512 * 256, dtype=np.float32).reshape(512, 256)
+
+
+def tree() -> dict[str, Any]:
+    mesh = Mesh(np.array(jax.devices()[:4]).reshape(2, 2), ("x", "y"))
+    return {
+        "model": {
+            "embed": jax.device_put(WIDE, NamedSharding(mesh, PartitionSpec("x", "y"))),
+            "odd": np.arange(5, dtype=np.uint8),
+            "norm": jnp.ones(7, jnp.bfloat16),
+            "layers": [OrderedDict(w=WIDE.T), {"w": np.asfortranarray(WIDE) + 1}],
+            "big": np.arange(3, dtype=">i4"),
+        },
+        "empty": np.zeros((0, 3), np.float16),
+        "scale": np.float32(2),
+    }
+
+
+def flat(given: dict[str, Any]) -> dict[str, Any]:
+    model = given["model"]
+    layers = {f"model.layers.{number}.w": layer["w"] for number, layer in enumerate(model["layers"])}
+    rest = {f"model.{name}": model[name] for name in ("embed", "odd", "norm", "big")}
+    return rest | layers | {"empty": given["empty"], "scale": given["scale"]}
+
+
+def same(found: Any, wanted: Any) -> None:
+    found, wanted = np.asarray(found), np.asarray(wanted)
+    wanted = np.ascontiguousarray(wanted.astype(wanted.dtype.newbyteorder("=")))
+    assert (found.dtype, found.shape) == (wanted.dtype, wanted.reshape(found.shape).shape)
+    assert found.tobytes() == wanted.tobytes()
+
+
+@pytest.mark.parametrize("size", ["1MB", 300_000, "5GB"])
+def test_safetensors_and_treering_read_it_bit_for_bit(tmp_path: Path, size: Any) -> None:
+    path, given = tmp_path / "model", tree()
+    treering.save(path, given, form="hf", max_file_size=size)
+    wanted = flat(given)
+    by_treering = treering.load(path)
+    assert by_treering.keys() == wanted.keys()
+    files = sorted(path.glob("*.safetensors"))
+    by_others = {name: array for file in files for name, array in load_file(str(file)).items()}
+    for name, array in wanted.items():
+        same(by_treering[name], array)
+        same(by_others[name], array)
+    for file in files:
+        with safe_open(str(file), "np") as opened:
+            assert opened.metadata() == {"format": "pt"}
+    assert treering.verify(path).ok
+    if size == "5GB":
+        assert [file.name for file in path.iterdir()] == ["model.safetensors"]
+        return
+    assert [file.name for file in files] == [
+        f"model-{n + 1:05}-of-{len(files):05}.safetensors" for n in range(len(files))
+    ]
+    index = json.loads((path / "model.safetensors.index.json").read_text(encoding="utf-8"))
+    assert index["metadata"] == {"total_size": sum(np.asarray(array).nbytes for array in wanted.values())}
+    for name, file in index["weight_map"].items():
+        with safe_open(str(path / file), "np") as opened:
+            assert name in opened.keys()  # noqa: SIM118 - it is no dict
+
+
+def test_items_are_aligned_for_torch(tmp_path: Path) -> None:
+    given = {"a": np.zeros(5, np.uint8), "b": np.ones(3, ml_dtypes.bfloat16), "c": np.ones(1, np.float64)}
+    treering.save(tmp_path / "model", given, form="hf")
+    data = (tmp_path / "model" / "model.safetensors").read_bytes()
+    header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
+    assert [header[name]["data_offsets"] for name in "cba"] == [[0, 8], [8, 14], [14, 19]]
+
+
+def test_a_cast_is_asked_for_and_changes_floats_alone(tmp_path: Path) -> None:
+    given = tree()
+    treering.save(tmp_path / "model", given, form="hf", max_file_size="100KB", dtype=jnp.bfloat16)
+    found = treering.load(tmp_path / "model")
+    for name, array in flat(given).items():
+        floats = np.asarray(array).dtype.name in ("float32", "float16", "bfloat16")
+        same(found[name], np.asarray(array).astype(ml_dtypes.bfloat16) if floats else array)
+
+
+def test_a_cast_that_does_not_fit_is_refused_and_leaves_nothing(tmp_path: Path) -> None:
+    large = WIDE * 0
+    large[300, 7] = 1e6
+    for size in ("5GB", 1000):
+        with pytest.raises(Unsupported, match=r"(1e\+06|1000000.0) at index \[300, 7\] of 'b.w' does not fit float16"):
+            treering.save(
+                tmp_path / "m", {"a": WIDE * 0, "b": {"w": large}}, form="hf", dtype="float16", max_file_size=size
+            )
+        assert not (tmp_path / "m").exists()
+
+
+@pytest.mark.parametrize("overwrite", [False, True])
+@pytest.mark.parametrize(
+    "name", ["model.safetensors", "pytorch_model.bin", "treering.json", "a.safetensors.index.json"]
+)
+def test_a_folder_that_holds_weights_is_refused(tmp_path: Path, name: str, overwrite: bool) -> None:
+    (tmp_path / "config.json").write_text("{}", encoding="utf-8")
+    (tmp_path / name).write_bytes(b"")
+    with pytest.raises(Exists, match=f"holds weights: {name}.*fixed names.*another folder"):
+        treering.save(tmp_path, {"w": WIDE}, form="hf", overwrite=overwrite)
+    (tmp_path / name).unlink()
+    treering.save(tmp_path, {"w": WIDE}, form="hf", overwrite=overwrite)
+    same(treering.load(tmp_path)["w"], WIDE)
+
+
+def test_what_it_cannot_hold_is_said_at_once(tmp_path: Path) -> None:
+    partial = jax.tree_util.Partial(jnp.add, np.ones(2))
+    given = {
+        "a": {"b": WIDE}, "a.b": WIDE, "none": None, "text": "t", "key": jax.random.key(0), "deep": [{}],
+        "four": partial, "int": {3: WIDE}, "wide": np.zeros(2, np.complex128),
+    }  # fmt: skip
+    with pytest.raises(Unsupported) as caught:
+        treering.save(tmp_path / "m", given, form="hf")
+    for part in (
+        "leaf 'a.b': 'a/b' has the name 'a.b' too",
+        "leaf 'none': None",
+        "leaf 'text': a str",
+        "leaf 'key': a typed PRNG key",
+        "an empty dict at 'deep.0'",
+        "the static fields",
+        "the dict at 'int': its key 3",
+        "an array of complex128",
+    ):
+        assert part in str(caught.value), part
+    with pytest.raises(Unsupported, match="'' is no name"):
+        treering.save(tmp_path / "m", WIDE, form="hf")
+    assert not (tmp_path / "m").exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "match"),
+    [
+        ({"dtype": "bfloat16"}, "dtype= needs a form"),
+        ({"max_file_size": 3}, "max_file_size= needs a form"),
+        ({"form": "gguf"}, "form is 'gguf'"),
+        ({"form": "hf", "max_file_size": 0}, "max_file_size is 0"),
+        ({"form": "hf", "max_file_size": "much"}, "max_file_size is 'much'"),
+        ({"form": "hf", "dtype": "int8"}, "dtype is 'int8'"),
+        ({"form": "hf", "metadata": {"a": 1, "format": "x"}}, "cannot hold the metadata a, format"),
+    ],
+)
+def test_options_without_a_meaning_are_refused(tmp_path: Path, options: dict[str, Any], match: str) -> None:
+    with pytest.raises(Unsupported, match=match):
+        treering.save(tmp_path / "m", {"w": WIDE}, **options)
+    with pytest.raises(Unsupported, match="is a folder"):
+        treering.save(tmp_path / "m.safetensors", {"w": WIDE}, form="hf")
+
+
+def test_metadata_goes_into_files_and_index(tmp_path: Path) -> None:
+    for size in (None, 1000):
+        path = tmp_path / str(size)
+        treering.save(path, {"a": WIDE, "b": WIDE}, form="hf", metadata={"license": "mit"}, max_file_size=size)
+        assert treering.inspect(path).metadata["license"] == "mit"
+
+
+def test_an_error_on_the_way_leaves_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(done: int, total: int) -> None:
+        if done > WIDE.nbytes:
+            raise RuntimeError("stop")
+
+    (tmp_path / "config.json").write_text("{}", encoding="utf-8")
+    with pytest.raises(RuntimeError, match="stop"):
+        treering.save(tmp_path, {"a": WIDE, "b": WIDE, "c": WIDE}, form="hf", max_file_size=1000, progress=fail)
+    assert [file.name for file in tmp_path.iterdir()] == ["config.json"]
+
+
+def test_in_memory_too() -> None:
+    path = "memory://test_write_huggingface/model"
+    treering.save(path, {"a": WIDE, "b": {"c": WIDE}}, form="hf", max_file_size=1000)
+    same(treering.load(path, only="b.c")["b.c"], WIDE)
+    with pytest.raises(Exists):
+        treering.save(path, {"a": WIDE}, form="hf")
+
+
+def test_little_memory_is_taken(tmp_path: Path) -> None:
+    given = {str(number): np.full((1 << 20,), number, np.float64) for number in range(8)}
+    tracemalloc.start()
+    try:
+        treering.save(tmp_path / "m", given, form="hf", max_file_size="20MB", dtype="bfloat16")
+        assert tracemalloc.get_traced_memory()[1] < 24 << 20
+    finally:
+        tracemalloc.stop()
+
+
+def test_several_processes_are_refused_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from treering._foreign import write_huggingface
+    from treering._values.processes import Processes
+
+    monkeypatch.setattr(write_huggingface, "this_processes", lambda _: Processes(this=0, count=2))
+    with pytest.raises(TreeringError, match="several processes cannot save form='hf' together"):
+        treering.save(tmp_path / "m", {"w": WIDE}, form="hf")
+    treering.save(tmp_path / "m", {"w": WIDE}, form="hf", processes="this")
+    same(treering.load(tmp_path / "m")["w"], WIDE)
