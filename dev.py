@@ -6,7 +6,7 @@
     python3 dev.py test     the tests; with ``-m bucket`` those on real servers of objects
     python3 dev.py lint     ruff, mypy, import-linter
     python3 dev.py docs     build the pages and run their examples
-    python3 dev.py referee  the tests against the real eformer, in an environment of its own (.venv-referee)
+    python3 dev.py referee  the tests against the real eformer and Orbax, in an environment of its own (.venv-referee)
     python3 dev.py fuzz     damaged and hostile input: python -m torture fuzz
     python3 dev.py bench    the numbers: python -m benchmarks
     python3 dev.py pin      write constraints.txt anew: dev.py pin python3.11 python3.13
@@ -262,7 +262,7 @@ def commands(verb: str, home: Path, theirs: list[str]) -> list[list[str]]:
             [*python, "sphinx", "-W", "-n", "-q", "--keep-going", "-b", "html", "docs", "docs/_build/html"],
             [*python, "pytest", "tests/docs", *theirs],
         ],
-        "referee": [[*python, "pytest", "tests/compat/eformer", *theirs]],
+        "referee": [[*python, "pytest", "tests/compat/eformer", "tests/compat/orbax", *theirs]],
         "fuzz": [[*python, "torture", "fuzz", *theirs]],
         "bench": [[*python, "benchmarks", *theirs]],
     }[verb]

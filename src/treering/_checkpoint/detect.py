@@ -72,7 +72,7 @@ class ForeignReader(NamedTuple):
     names: tuple[str, ...] = ()
     """Names in a folder, of which one is enough."""
     suffixes: tuple[str, ...] = ()
-    """How a name in a folder may end instead; the first names are looked at."""
+    """How a name in a folder may end instead; the first names are looked at. Every name ends with an empty one."""
 
 
 _READERS: Final = (
@@ -85,12 +85,17 @@ _READERS: Final = (
         names=("model.safetensors.index.json", "model.safetensors"),
         suffixes=(".safetensors.index.json",),
     ),
+    # Last: the names of a manager's steps may be any, so that it looks at every folder that is nothing else.
+    ForeignReader("orbax", "treering._foreign.orbax", suffixes=("",)),
 )
 _READ_HERE: Final = (
-    "treering reads its checkpoints, leaves directories, safetensors, Hugging Face folders, msgpack, also in gzip "
-    "form, npz and npy"
+    "treering reads its checkpoints, leaves directories, safetensors, Hugging Face folders, Orbax's checkpoints, "
+    "msgpack, also in gzip form, npz and npy"
 )
-_FORMS: Final = "a checkpoint's folder, a leaves directory, a Hugging Face folder, safetensors, msgpack, gzip, npz, npy"
+_FORMS: Final = (
+    "a checkpoint's folder, a leaves directory, a Hugging Face folder, a folder of Orbax, safetensors, msgpack, gzip, "
+    "npz, npy"
+)
 
 
 class Form(enum.Enum):

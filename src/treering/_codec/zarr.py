@@ -118,8 +118,7 @@ def _parse(data: bytes) -> ZarrArray:
         hint = "write the array again without filters"
         raise Unsupported(".zarray names filters, which treering cannot decode", hint=hint)
     compressor = _compressor(node)
-    _check_padding(shape, chunks, _MOST_PADDING if compressor is None else _MOST_PACKED_PADDING)
-    return ZarrArray(
+    array = ZarrArray(
         shape=shape,
         chunks=chunks,
         dtype=dtype,
@@ -129,6 +128,8 @@ def _parse(data: bytes) -> ZarrArray:
         separator=_choice(node, "dimension_separator", (".", "/")) if "dimension_separator" in node else ".",
         marker=_marker(node),
     )
+    check_padding(array)
+    return array
 
 
 _parse_again: Final = functools.lru_cache(maxsize=2048)(_parse)
@@ -145,12 +146,18 @@ def _sizes(node: dict[str, Any], name: str, least: int) -> tuple[int, ...]:
     return tuple(sizes)
 
 
-def _check_padding(shape: tuple[int, ...], chunks: tuple[int, ...], most: int) -> None:
-    """Refuse chunks that are nearly all padding: they would take memory that no item needs."""
+def check_padding(array: ZarrArray) -> None:
+    """Refuse chunks that are nearly all padding: they would take memory that no item needs.
+
+    Raises:
+        Unsupported: they are.
+    """
+    shape, chunks = array.shape, array.chunks
+    most = _MOST_PADDING if array.compressor is None else _MOST_PACKED_PADDING
     used = math.prod(map(min, shape, chunks))
     if used and math.prod(chunks) > max(_FREE_ITEMS, most * used):
         problem = f"chunks of shape {chunks} for an array of shape {shape} are nearly all padding"
-        raise Unsupported(f".zarray: {problem}", hint="write the array again with smaller chunks")
+        raise Unsupported(problem, hint="write the array again with smaller chunks")
 
 
 def _dtype(node: dict[str, Any]) -> tuple[str, bool]:
@@ -280,7 +287,7 @@ def chunk_name(array: ZarrArray, number: int) -> str:
         >>> chunk_name(ZarrArray(shape=(4, 4), chunks=(2, 2), dtype="int8", separator="/"), 2)
         '1/0'
     """
-    return array.separator.join(map(str, _place(grid_of(array), number))) or "0"
+    return array.separator.join(map(str, place_of(grid_of(array), number))) or "0"
 
 
 def number_of_chunk(array: ZarrArray, name: str) -> int | None:
@@ -303,7 +310,7 @@ def chunk_box(array: ZarrArray, number: int) -> Box:
     """Return the part of the array that a chunk holds, by its number in C order."""
     if array.shape == array.chunks:
         return whole(array.shape)
-    places = _place(grid_of(array), number)
+    places = place_of(grid_of(array), number)
     return tuple(
         (place * chunk, min((place + 1) * chunk, size))
         for place, chunk, size in zip(places, array.chunks, array.shape, strict=True)
@@ -337,7 +344,13 @@ def item_dtype(array: ZarrArray) -> Dtype:
     return dtype
 
 
-def _place(grid: tuple[int, ...], number: int) -> list[int]:
+def place_of(grid: tuple[int, ...], number: int) -> list[int]:
+    """Return where the chunk of a number stands in a grid.
+
+    Example:
+        >>> place_of((2, 3), 4)
+        [1, 1]
+    """
     places = []
     for count in reversed(grid):
         number, place = divmod(number, count)

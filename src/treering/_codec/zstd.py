@@ -10,6 +10,7 @@ import threading
 from typing import IO, TYPE_CHECKING, Final, cast
 
 from treering._codec.chunk_reader import ChunkReader, damaged_error, overlong_error, wrong_size_error
+from treering._values.human import pluralize
 
 if TYPE_CHECKING:
     import zstandard
@@ -86,7 +87,7 @@ def decompress_unsized(data: bytes, most: int) -> bytes:
         while piece := reader.read(_PIECE):
             pieces.append(piece)
             if (left := left - len(piece)) < 0:
-                raise damaged_error(f"it decompresses to more than {most} bytes")
+                raise damaged_error(f"it decompresses to more than {pluralize(most, 'bytes')}")
     except zstandard.ZstdError as error:
         raise damaged_error(error) from None
     if not frame.is_given or frame.size not in (most - left, None):

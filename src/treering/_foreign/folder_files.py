@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from treering._codec.documents import decode_text, parse_json
-from treering._store.resolve import is_on_disk, open_file, root_of, settled
+from treering._store.resolve import is_on_disk, is_seen, open_file, root_of, settled
 from treering._values.human import pluralize
 from treering.errors import Corrupt, NotFound
 
@@ -36,6 +36,10 @@ class FolderFiles:
     Args:
         place: the folder.
         files: closes those that stay open.
+
+    Attributes:
+        threads: how many threads read faster than fewer.
+        nbytes: bytes of the files that stayed open.
     """
 
     def __init__(self, place: Path, files: contextlib.ExitStack) -> None:
@@ -44,6 +48,12 @@ class FolderFiles:
         self._open: dict[str, Reader] = {}
         self._files = files
         self._lock = threading.Lock()
+        self.threads = 2
+        self.nbytes = 0
+
+    def has(self, name: str) -> bool:
+        """Tell whether anything is known to be there under a name; raises as `find`, but for the store."""
+        return is_seen(self._place(name))
 
     def names(self, folder: str = "") -> list[str]:
         """Return the names in a folder, sorted; none where it is not there."""
@@ -99,6 +109,8 @@ class FolderFiles:
             keeps = len(self._open) < _MOST_OPEN and name not in self._open
             if keeps:
                 self._open[name] = self._files.enter_context(file)
+                self.threads = max(self.threads, file.threads)
+                self.nbytes += file.size
         if keeps:
             yield file
         else:

@@ -1,0 +1,97 @@
+"""A tree of leaves by their paths, as formats have them whose files name no containers."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Sequence
+from typing import Any, TypeAlias
+
+from treering._foreign.foreign_tree import ForeignLeaf
+from treering._format.index import MAX_LEVELS, Container, Token
+from treering._values.keys import join_key
+from treering.errors import Corrupt, Unsupported
+
+Step: TypeAlias = tuple[str, bool]
+"""A key in a container, and whether that is a list, where it is an index."""
+
+EMPTY: dict[str, Container] = {
+    "Dict": Container(node="dict", keys=()),
+    "List": Container(node="list", keys=()),
+    "Tuple": Container(node="tuple", keys=()),
+}
+"""The containers without children, which stand where leaves do."""
+
+
+@dataclasses.dataclass(slots=True)
+class _Branch:
+    listed: bool
+    children: dict[str, Any] = dataclasses.field(default_factory=dict)
+
+
+def build_tree(
+    entries: Iterable[tuple[Sequence[Step], ForeignLeaf | Container]],
+) -> tuple[list[Token], list[str], list[ForeignLeaf]]:
+    """Return the structure, the key texts and the leaves of a tree; without entries it is an empty dict.
+
+    Raises:
+        Corrupt: a path leads through a leaf, two are the same, or a list has other indices than 0 to n-1.
+        Unsupported: containers are nested too deep.
+
+    Example:
+        >>> from treering._format.index import LeafType
+        >>> one = ForeignLeaf(LeafType(kind="none"))
+        >>> structure, keys, _ = build_tree([([("a", False), ("0", True)], one), ([("b", False)], one)])
+        >>> keys, [token if isinstance(token, int) else token.node for token in structure]
+        (['a/0', 'b'], ['dict', 'list', 2])
+    """
+    top = _Branch(listed=False)
+    for path, leaf in entries:
+        if len(path) > MAX_LEVELS:
+            raise Unsupported(f"containers are nested more than {MAX_LEVELS} levels deep")
+        here, key = top, ""
+        for name, listed in path:
+            below = here.children.setdefault(key, _Branch(listed))
+            if not isinstance(below, _Branch) or below.listed != listed:
+                raise _clash(path)
+            here, key = below, name
+        if key in here.children:
+            raise _clash(path)
+        here.children[key] = leaf
+    return _flatten(top.children.get("", EMPTY["Dict"]))
+
+
+def _flatten(root: Any) -> tuple[list[Token], list[str], list[ForeignLeaf]]:
+    structure: list[Token] = []
+    keys: list[str] = []
+    leaves: list[ForeignLeaf] = []
+    waiting: list[tuple[tuple[str, ...], Any]] = [((), root)]
+    while waiting:
+        trail, node = waiting.pop()
+        if isinstance(node, Container):
+            structure.append(node)
+        elif isinstance(node, ForeignLeaf):
+            keys.append(join_key(trail))
+            leaves.append(node)
+            if structure and isinstance(structure[-1], int):
+                structure[-1] += 1
+            else:
+                structure.append(1)
+        else:
+            names = _ordered(node, trail)
+            places: tuple[Any, ...] = tuple(range(len(names))) if node.listed else tuple(names)
+            structure.append(Container(node="list" if node.listed else "dict", keys=places))
+            waiting.extend(((*trail, name), node.children[name]) for name in reversed(names))
+    return structure, keys, leaves
+
+
+def _ordered(branch: _Branch, trail: Sequence[str]) -> list[str]:
+    if not branch.listed:
+        return list(branch.children)
+    names = [str(number) for number in range(len(branch.children))]
+    if missing := [name for name in names if name not in branch.children]:
+        raise Corrupt(f"the list {join_key(trail)!r:.200} has no item {missing[0]}")
+    return names
+
+
+def _clash(path: Sequence[Step]) -> Corrupt:
+    return Corrupt(f"the leaf {join_key([name for name, _ in path])!r:.200} does not fit beside the others")

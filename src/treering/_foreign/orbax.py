@@ -1,0 +1,178 @@
+"""Orbax's checkpoints: an item, a step of several, one of its v1 API, or the root of a CheckpointManager.
+
+A root stands for its latest step. A step with one tree is that tree, one with several is a dict of them by item; JSON
+items and metrics are its metadata, by item too. What was not committed is refused.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+from treering._codec.documents import decode_text
+from treering._foreign.folder_files import FolderFiles
+from treering._foreign.foreign_tree import ForeignTree, build_index
+from treering._foreign.leaf_paths import build_tree
+from treering._foreign.ocdbt import MANIFEST
+from treering._foreign.orbax_item import METADATA, OrbaxItem, read_item
+from treering._store.resolve import is_on_disk
+from treering.errors import Corrupt, TreeringError
+
+STEP_METADATA: Final = "_CHECKPOINT_METADATA"
+"""The file with what is known of a step or of a checkpoint as a whole."""
+
+_V1: Final = "orbax.checkpoint"
+_COMMITTED: Final = "commit_success.txt"
+_ROOT_METADATA: Final = "metadata/_ROOT_METADATA"
+_UNCOMMITTED: Final = re.compile(r".*\.orbax-checkpoint-tmp(-[0-9]+)?")
+_STEP: Final = re.compile(r"(?:.*[^0-9])?([0-9]{1,18})")
+_JSON_FILES: Final = ("metadata", "metrics")
+_TAIL: Final = 4096
+_SHOWN_STEPS: Final = 20
+# What lies in an item beside items, whose looks would each be a request in a bucket.
+_NO_ITEMS: Final = frozenset({STEP_METADATA, _COMMITTED, _V1, "d", "array_metadatas"})
+
+
+class _Checkpoint(NamedTuple):
+    """Where the parts of one checkpoint are, in a folder."""
+
+    folder: str
+    """Empty, or the folder's name with a ``/`` at its end."""
+    trees: list[str]
+    """The names of its items with a tree; an empty one is the folder itself."""
+    documents: dict[str, str]
+    """The names of its JSON items -> the files."""
+    steps: list[str]
+    """The steps beside it; none where it is no step of a root."""
+
+
+def recognise(place: Path) -> str | None:
+    """Say what of Orbax stands at ``place``; None where nothing does."""
+    if _UNCOMMITTED.fullmatch(place.name):
+        return "Orbax, uncommitted"
+    with contextlib.ExitStack() as stack:
+        files = FolderFiles(place, stack)
+        if (found := _look(files)) is None:
+            return None
+        api = "v1" if files.has(found.folder + _V1) else "v0"
+        kind = "checkpoint" if api == "v1" else "item" if found.trees == [""] else "step"
+        ways = {_storage(files, _below(found.folder, name)) for name in found.trees}
+        what = f"Orbax {api} {kind}, {' and '.join(sorted(ways))}" if ways else f"Orbax {api} {kind} without trees"
+        return f"{what}, the latest of a root's steps" if found.steps else what
+
+
+def open_foreign(place: Path, files: contextlib.ExitStack) -> ForeignTree:
+    """Open the tree of a checkpoint, of a root that of its latest step.
+
+    Raises:
+        Corrupt: it is damaged, or was not committed.
+        Unsupported: it holds what has no form here.
+        StoreFailed: the store refuses.
+    """
+    if _UNCOMMITTED.fullmatch(place.name):
+        hint = "Orbax gives it its name once all is written; a crash leaves it behind"
+        raise Corrupt(f"{place.name!r} is a save by Orbax that was not committed", hint=hint)
+    folder = FolderFiles(place, files)
+    if (found := _look(folder)) is None:
+        raise Corrupt("there is no item of Orbax in it", hint="use another copy of the checkpoint")
+    items = {name: read_item(folder, _below(found.folder, name)) for name in found.trees}
+    notes = [note for item in items.values() for note in item.notes]
+    if found.steps:
+        shown = found.steps[-_SHOWN_STEPS:]
+        listed = ", ".join([*(["..."] if len(shown) < len(found.steps) else []), *shown])
+        notes.insert(0, f"a root with the steps {listed}; this is {found.folder.rstrip('/')}")
+    if not is_on_disk(place) and not folder.has(found.folder + _COMMITTED):
+        notes.append(f"it has no {_COMMITTED}: Orbax itself takes it for uncommitted in a bucket")
+    metadata = _read_metadata(folder, found, items, notes)
+    alone = len(items) == 1
+    structure, keys, leaves = build_tree(
+        (path if alone else [(name, False), *path], leaf) for name, item in items.items() for path, leaf in item.entries
+    )
+    return ForeignTree(
+        index=build_index(structure, keys, leaves, [], metadata),
+        grids={number: leaf.grid for number, leaf in enumerate(leaves) if leaf.grid is not None},
+        nbytes=folder.nbytes,
+        notes=notes,
+        threads=folder.threads,
+    )
+
+
+def _look(files: FolderFiles) -> _Checkpoint | None:
+    """Return the checkpoint in a folder, or the latest of the committed steps in it."""
+    names = files.names()
+    if (found := _look_at(files, "", names)) is not None:
+        return found
+    steps = sorted(
+        (int(match[1]), name)
+        for name in names
+        if not _UNCOMMITTED.fullmatch(name) and (match := _STEP.fullmatch(name)) is not None
+    )
+    if not is_on_disk(files.place):
+        steps = [(number, name) for number, name in steps if files.has(f"{name}/{_COMMITTED}")]
+    for _, name in reversed(steps):
+        if (found := _look_at(files, f"{name}/", files.names(name))) is not None:
+            return found._replace(steps=[step for _, step in steps])
+    return None
+
+
+def _look_at(files: FolderFiles, folder: str, names: list[str]) -> _Checkpoint | None:
+    if METADATA in names:
+        return _Checkpoint(folder, [""], {}, [])
+    if STEP_METADATA not in names and _V1 not in names and _COMMITTED not in names and "default" not in names:
+        return None
+    items = [name for name in names if name not in _NO_ITEMS and not _UNCOMMITTED.fullmatch(name)]
+    trees = [name for name in items if files.has(f"{folder}{name}/{METADATA}")]
+    documents = {
+        name: path
+        for name in items
+        if name not in trees
+        for path in (f"{folder}{name}/{file}" for file in _JSON_FILES)
+        if files.has(path)
+    }
+    return _Checkpoint(folder, trees, documents, []) if trees or documents else None
+
+
+def _below(folder: str, name: str) -> str:
+    return f"{folder}{name}/" if name else folder
+
+
+def _storage(files: FolderFiles, folder: str) -> str:
+    """Say how the arrays of an item are stored, by the names in it and the end of its document."""
+    ways = ["OCDBT" if files.has(folder + MANIFEST) else "plain"]
+    if (document := files.find(folder + METADATA)) is not None:
+        size = min(document.size, _TAIL)
+        end = decode_text(document.read(document.size - size, size), METADATA, "latin-1")
+        if (version := re.search(r'"use_zarr3": ?(true|false)', end)) is not None:
+            ways.append("zarr 3" if version[1] == "true" else "zarr 2")
+    return ", ".join(ways)
+
+
+def _read_metadata(
+    files: FolderFiles, found: _Checkpoint, items: dict[str, OrbaxItem], notes: list[str]
+) -> dict[str, Any]:
+    """Return the JSON items by name, and under ``custom_metadata`` what the user wrote of the whole."""
+    metadata: dict[str, Any] = {}
+    wanted = dict(found.documents)
+    for name, path in wanted.items():
+        with _noting(name, notes):
+            metadata[name] = files.document(path)
+    custom: dict[str, Any] = {}
+    for path in (_ROOT_METADATA if found.steps else "", found.folder + STEP_METADATA):
+        with _noting(path, notes):
+            node = files.document(path) if path else None
+            if type(node) is dict and type(node.get("custom_metadata")) is dict:
+                custom |= node["custom_metadata"]
+    for item in items.values():
+        custom |= item.custom_metadata if type(item.custom_metadata) is dict else {}
+    return metadata | ({"custom_metadata": custom} if custom else {})
+
+
+@contextlib.contextmanager
+def _noting(what: str, notes: list[str]) -> Any:
+    """Note what of the metadata is no JSON, such as a metric that is NaN: the tree does not depend on it."""
+    try:
+        yield
+    except TreeringError as error:
+        notes.append(f"{what} is left out: {error.message}")

@@ -1,0 +1,183 @@
+"""One pytree as Orbax writes it: a folder with ``_METADATA`` and arrays of zarr 2 or 3, in OCDBT or in folders.
+
+Source: https://orbax.readthedocs.io/en/latest/guides/checkpoint/checkpoint_format.html, and files of its releases.
+"""
+
+from __future__ import annotations
+
+import collections
+import functools
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final, NamedTuple
+
+from treering._codec.documents import member, parse_json, show
+from treering._foreign.folder_files import FolderFiles
+from treering._foreign.foreign_tree import ForeignLeaf
+from treering._foreign.leaf_paths import EMPTY, Step
+from treering._foreign.ocdbt import MANIFEST, Value, read_database
+from treering._foreign.zarr_leaves import ZarrLeaf, find_array, finder
+from treering._format.index import Container, LeafType
+from treering._format.leaf_values import decode_type, from_base64
+from treering._values.keys import join_key, naming_leaf
+from treering.errors import Corrupt, Unsupported
+
+METADATA: Final = "_METADATA"
+"""The file that makes a folder an item with a tree."""
+
+_SEQUENCE: Final = 1
+_KEY_TYPES: Final = (_SEQUENCE, 2)
+_KINDS: Final = {"jax.Array": "jax", "np.ndarray": "numpy", "scalar": "numpy scalar"}
+_LOST: Final = "use another copy of the checkpoint"
+
+
+class OrbaxItem(NamedTuple):
+    """What an item holds."""
+
+    entries: list[tuple[Sequence[Step], ForeignLeaf | Container]]
+    """Its leaves and empty containers by their paths."""
+    custom_metadata: Any
+    """What the user wrote beside it."""
+    notes: list[str]
+    """What could not be read, and is not needed."""
+
+
+class _Arrays(NamedTuple):
+    """What is said of all arrays of an item."""
+
+    files: FolderFiles
+    folder: str
+    values: Mapping[str, Value] | None
+    zarr3: bool
+    absent_is_zero: bool
+    shardings: Mapping[str, str]
+    impls: Mapping[str, str]
+    strings: Mapping[str, Any]
+
+    def array(self, name: str) -> ZarrLeaf:
+        found = find_array(finder(self.files, self.folder, self.values, name), zarr3=self.zarr3)
+        if found is None:
+            raise Corrupt(f"the array {name!r:.200} is missing", hint=_LOST)
+        return found
+
+
+def read_item(files: FolderFiles, folder: str = "") -> OrbaxItem:
+    """Return what the item in a folder holds.
+
+    Args:
+        files: the files of what it belongs to.
+        folder: empty, or the folder's name below that, with a ``/`` at its end.
+
+    Raises:
+        Corrupt: it is damaged.
+        Unsupported: it has what has no form here.
+        StoreFailed: the store refuses.
+    """
+    node = files.document(folder + METADATA)
+    tree = member(node, "tree_metadata", dict, METADATA)
+    in_database = node.get("use_ocdbt")
+    if in_database is None:
+        in_database = files.has(folder + MANIFEST)
+    notes: list[str] = []
+    arrays = _Arrays(
+        files=files,
+        folder=folder,
+        # An item without arrays has no database.
+        values=(read_database(files, folder) if files.has(folder + MANIFEST) else {}) if in_database else None,
+        zarr3=bool(node.get("use_zarr3")),
+        absent_is_zero=node.get("store_array_data_equal_to_fill_value") is not True,
+        shardings=_read_shardings(files, folder, notes),
+        impls=_read_key_impls(files, folder),
+        strings=files.document(folder + "_strings.json") or {},
+    )
+    entries: list[tuple[Sequence[Step], ForeignLeaf | Container]] = []
+    paths = [_path_of(entry) for entry in tree.values()]
+    names = [".".join(name for name, _ in path) for path in paths]
+    shared = {name for name, count in collections.Counter(names).items() if count > 1}
+    for path, name, entry in zip(paths, names, tree.values(), strict=True):
+        what = member(entry, "value_metadata", dict, METADATA)
+        with naming_leaf(join_key(key for key, _ in path)):
+            kind = member(what, "value_type", str, METADATA)
+            leaf = _leaf(arrays, name, kind, skipped=what.get("skip_deserialize"), shared=name in shared)
+        entries.append((path, leaf))
+    return OrbaxItem(entries, node.get("custom_metadata"), notes)
+
+
+def _path_of(entry: Any) -> list[Step]:
+    path = []
+    for part in member(entry, "key_metadata", list, METADATA):
+        kind = member(part, "key_type", int, METADATA)
+        if kind not in _KEY_TYPES:
+            raise Unsupported(f"{METADATA}: the key type {show(kind)} is unknown", hint="use a newer treering")
+        path.append((str(member(part, "key", str, METADATA)), kind == _SEQUENCE))
+    return path
+
+
+def _leaf(arrays: _Arrays, name: str, kind: str, *, skipped: Any, shared: bool) -> ForeignLeaf | Container:
+    if kind in EMPTY:
+        return EMPTY[kind]
+    if kind == "None":
+        return ForeignLeaf(LeafType(kind="none"))
+    if kind == "string":
+        # Orbax takes the name for a JSON pointer, so that "/" in it leads into an object.
+        node: Any = arrays.strings
+        *outer, last = name.split("/")
+        for part in outer:
+            node = member(node, part, dict, "_strings.json")
+        return ForeignLeaf(LeafType(kind="str"), member(node, last, str, "_strings.json"))
+    if skipped:
+        raise Unsupported(f"a leaf of the type {show(kind)} has no data", hint="use a newer treering")
+    array = arrays.array(name)
+    if shared:
+        array = array._replace(fetch=functools.partial(_refuse, name))
+    elif kind == "scalar" and (number := array.number()) is not None:
+        return number
+    layout = array.layout
+    stored: dict[str, Any] = {"dtype": layout.dtype, "shape": list(layout.shape)}
+    if name in arrays.shardings:
+        stored["sharding"] = arrays.shardings[name]
+    if name in arrays.impls:
+        stored |= {"kind": "key", "impl": arrays.impls[name]}
+    else:
+        stored["kind"] = "numpy" if kind == "scalar" and layout.shape else _KINDS.get(kind, "numpy")
+    return array.leaf(decode_type(stored, 0), absent_is_zero=arrays.absent_is_zero)
+
+
+def _refuse(name: str, _: int) -> bytes:
+    problem = f"two leaves have the name {name!r:.200}, and Orbax stored one array for both"
+    raise Corrupt(problem, hint="load the others with only=; this one cannot be told apart")
+
+
+def _read_key_impls(files: FolderFiles, folder: str) -> dict[str, str]:
+    """Return the implementations of the typed PRNG keys by name: each process noted them for what it wrote."""
+    found: dict[str, str] = {}
+    place = f"{folder}array_metadatas"
+    for file in files.names(place):
+        node = files.document(f"{place}/{file}")
+        for entry in member(node, "array_metadatas", list, file):
+            array = member(entry, "array_metadata", dict, file)
+            if type(extended := array.get("ext_metadata")) is dict and "random_key_impl" in extended:
+                found[member(array, "param_name", str, file)] = member(extended, "random_key_impl", str, file)
+    return found
+
+
+def _read_shardings(files: FolderFiles, folder: str, notes: list[str]) -> dict[str, str]:
+    """Return how arrays lay on devices, as text for people; nothing depends on it."""
+    try:
+        return dict(_show_shardings(files.document(folder + "_sharding") or {}))
+    except Corrupt as error:
+        notes.append(f"the shardings that were recorded cannot be read: {error.message}")
+        return {}
+
+
+def _show_shardings(node: Any) -> Iterator[tuple[str, str]]:
+    if type(node) is not dict:
+        raise Corrupt("_sharding is no object")
+    for key, text in node.items():
+        name = from_base64(key, "a name").decode("utf-8", "replace")
+        found = parse_json(text if type(text) is str else "", "a sharding")
+        if type(found) is not dict or found.get("sharding_type") != "NamedSharding":
+            continue
+        axes = zip(member(found, "axis_names", list, name), member(found, "shape", list, name), strict=False)
+        spec = member(found, "partition_spec", list, name)
+        parts = (repr(tuple(part) if type(part) is list else part) for part in spec)
+        yield name, f"P({', '.join(parts)}) over {', '.join(f'{axis}={size}' for axis, size in axes)}"[:400]
