@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from treering._keymap.key_map import KeyMap
     from treering._tree.placement import Shardings
 
-__all__ = ["abstract", "load", "open", "save", "save_async"]
+__all__ = ["abstract", "convert", "load", "open", "save", "save_async"]
 
 T = TypeVar("T")
 Progress: TypeAlias = Callable[[int, int], object]
@@ -274,3 +274,56 @@ def abstract(path: str | os.PathLike[str], *, only: str | Sequence[str] | None =
     from treering._checkpoint.abstract import abstract_tree
 
     return abstract_tree(path, at=at, only=only)
+
+
+def convert(
+    source: str | os.PathLike[str],
+    target: str | os.PathLike[str],
+    *,
+    to: Literal["treering", "safetensors"] | None = None,
+    only: str | Sequence[str] | None = None,
+    at: str | None = None,
+    key_map: KeyMap | None = None,
+    dtype: str | None = None,
+    overwrite: bool = False,
+    progress: Progress | bool | None = None,
+) -> None:
+    """Save what stands at one path, of any form that ``load`` reads, to another path; the result is verified.
+
+    Arrays go from file to file a piece at a time: memory holds one leaf at most. The calling process works alone.
+    Containers, Python values and metadata stay what they are.
+
+    Args:
+        source: as for ``load``.
+        target: a path that ends in ``.safetensors`` becomes one such file, any other a folder.
+        to: the form of the target, where you want the path to be checked for it.
+        only: as for ``load``.
+        at: as for ``load``.
+        key_map: as for ``load``.
+        dtype: the dtype that all arrays of floats get. It rounds; a value that would change in another way raises.
+        overwrite: as for ``save``.
+        progress: as for ``save``.
+
+    Raises:
+        Unsupported: the target cannot hold some leaves or the metadata; the error names all leaves, and nothing was
+            written. Or the source is a run.
+        NotFound, Mismatch, Corrupt, Format, StoreFailed: as ``load``.
+        Exists, Busy: as ``save``; also Busy where the source was replaced meanwhile.
+
+    Example:
+        >>> import os, tempfile
+        >>> import numpy as np
+        >>> folder = tempfile.mkdtemp()
+        >>> save(os.path.join(folder, "ckpt"), {"w": np.ones((2, 3)), "step": 7})
+        >>> convert(os.path.join(folder, "ckpt"), os.path.join(folder, "w.safetensors"), only="w", dtype="float16")
+        >>> load(os.path.join(folder, "w.safetensors"))["w"].dtype
+        dtype('float16')
+    """
+    from treering._checkpoint.convert import ConvertOptions, convert_path
+    from treering._checkpoint.save_options import SaveOptions
+
+    save_options = SaveOptions.of(
+        target, metadata=None, overwrite=overwrite, progress=progress, processes="this", timeout=None
+    )
+    options = ConvertOptions(to=to, only=only, at=at, key_map=key_map, dtype=dtype)
+    convert_path(source, save_options, options)

@@ -138,7 +138,9 @@ def test_keys_and_python_values_get_other_keys(tmp_path: Path) -> None:
 
 def test_a_cast_changes_no_number_by_more_than_rounding(tmp_path: Path) -> None:
     treering.save(tmp_path / "a", {"w": np.array([1.0, 1e30], np.float32)})
-    with pytest.raises(Mismatch, match=r"1e\+30 does not fit float16 \(at leaf 'v'\); the key map casts it"):
+    with pytest.raises(
+        Mismatch, match=r"1e\+30 does not fit float16 \(at leaf 'v'\); the key map, or dtype=, casts it"
+    ):
         treering.load(tmp_path / "a", key_map=KeyMap([KeyRule("w", "v", cast=("float32", "float16"))]))
 
 

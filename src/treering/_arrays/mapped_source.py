@@ -15,17 +15,18 @@ from treering._arrays.source import Arrays, Source
 from treering._format.index import Chunks, Index, LeafType
 from treering._format.nesting import nest_paths
 from treering._keymap.key_map import KeyMap
-from treering._keymap.map_plan import MapLeaf, MappedLeaf, SourceBox
+from treering._keymap.map_plan import MapLeaf, MappedLeaf, Piece, SourceBox
 from treering._plan.exchange import StoredChunk
-from treering._values.boxes import picked_shape, size_of, slices
+from treering._values.boxes import picked_shape, size_of, slices, whole
 from treering._values.casts import NotKept, cast_array
 from treering._values.dtypes import lookup, numpy_dtype
 from treering._values.keys import naming_leaf, split_key
-from treering.errors import Mismatch
+from treering.errors import Mismatch, Unsupported
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+_FLOATS: Final = ("float", "bfloat")
 _ARRAYS: Final = frozenset({"jax", "numpy", "numpy scalar"})
 # Stored boxes are read beside the arrays that they are copied into, about so many bytes at a time.
 _SLAB_BYTES: Final = 32 << 20
@@ -41,19 +42,41 @@ def map_source(source: Source, key_map: KeyMap) -> Source:
     plan = key_map.plan(_map_leaf(key, index.type_of(number)) for number, key in enumerate(index.keys))
     structure, order = nest_paths([split_key(leaf.key) for leaf in plan.leaves])
     leaves = [plan.leaves[number] for number in order]
+    return _replace_leaves(source, leaves, structure=structure, keys=[leaf.key for leaf in leaves])
+
+
+def cast_floats(source: Source, dtype: str) -> Source:
+    """Return an opened tree in which all arrays of floats have one dtype.
+
+    Raises:
+        Unsupported: it is not a dtype of floats.
+    """
+    if lookup(dtype) is None or not dtype.startswith(_FLOATS):
+        raise Unsupported(f"dtype={dtype!r:.100} is not a dtype of floats", hint="for example bfloat16 or float32")
+    index = source.index
+    leaves = []
+    for number, key in enumerate(index.keys):
+        leaf = _map_leaf(key, index.type_of(number))
+        casts = (leaf.dtype or "").startswith(_FLOATS) and leaf.dtype != dtype
+        axes = tuple(range(len(leaf.shape or ())))
+        piece = Piece(whole(leaf.shape or ()), number, (0,) * len(axes), axes)
+        leaves.append(MappedLeaf(key, leaf.shape, dtype if casts else leaf.dtype, (piece,), renamed=not casts))
+    return _replace_leaves(source, leaves)
+
+
+def _replace_leaves(source: Source, leaves: Sequence[MappedLeaf], **columns: Any) -> Source:
+    index = source.index
     types: dict[LeafType, int] = {}
     leaf_types = [types.setdefault(_new_type(index, leaf), len(types)) for leaf in leaves]
-    values = {
-        n: index.values[leaf.pieces[0].leaf] for n, leaf in enumerate(leaves) if leaf.pieces[0].leaf in index.values
-    }
+    stored = [leaf.pieces[0].leaf for leaf in leaves]
+    values = {number: index.values[leaf] for number, leaf in enumerate(stored) if leaf in index.values}
+    chunks = Chunks(leaf=(), box=(), file=(), offset=(), nbytes=(), block=())
     mapped = dataclasses.replace(
-        index, structure=structure, keys=[leaf.key for leaf in leaves], types=tuple(types), leaf_types=leaf_types,
-        values=values, chunks=Chunks(leaf=(), box=(), file=(), offset=(), nbytes=(), block=()),
-    )  # fmt: skip
-    arrays = MappedArrays(source.arrays, leaves)
+        index, types=tuple(types), leaf_types=leaf_types, values=values, chunks=chunks, **columns
+    )
     return Source(
-        mapped, arrays, structured=False, raw_keys=source.raw_keys, mapped=source.mapped, held=source.held,
-        is_current=source.is_current, most_tries=source.most_tries,
+        mapped, MappedArrays(source.arrays, leaves), structured=False, raw_keys=source.raw_keys, mapped=source.mapped,
+        held=source.held, is_current=source.is_current, most_tries=source.most_tries,
     )  # fmt: skip
 
 
@@ -167,7 +190,7 @@ class MappedArrays:
                 into[...] = view if view.dtype == into.dtype else cast_array(view, into.dtype)
             except NotKept as error:
                 text = f"the value {error.value!s} does not fit {copy.target.dtype.name}"
-                raise Mismatch(text, path=split_key(copy.key), hint="the key map casts it") from None
+                raise Mismatch(text, path=split_key(copy.key), hint="the key map, or dtype=, casts it") from None
 
 
 def _cut(part: SourceBox, count: int) -> Iterator[SourceBox]:

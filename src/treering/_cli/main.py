@@ -20,6 +20,7 @@ from treering.errors import Corrupt, TreeringError
 
 _VERBS = {
     "cat": ("cat", "Print one leaf, or a part of an array."),
+    "convert": ("convert", "Save a checkpoint or file of any form in another one."),
     "cp": ("cp", "Copy a checkpoint, a run or a file, between disk and buckets."),
     "diff": ("diff", "Compare two checkpoints or files."),
     "doctor": ("doctor", "Show which saves are in flight or dead, and what to do about each."),
