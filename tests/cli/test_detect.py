@@ -130,7 +130,7 @@ def test_the_index_alone_leads_to_its_folder(tmp_path: Path) -> None:
         treering.inspect(in_every_form(tmp_path)["checkpoint"] / "treering.json")
 
 
-@pytest.mark.parametrize("name", ["manifest.ocdbt", "_METADATA", ".zarray"])
+@pytest.mark.parametrize("name", ["manifest.ocdbt", "_CHECKPOINT_METADATA", ".zarray"])
 def test_folders_of_others_are_named(tmp_path: Path, name: str) -> None:
     (tmp_path / name).write_bytes(b"")
     with pytest.raises(NotFound, match="there is no checkpoint"):

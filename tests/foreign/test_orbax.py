@@ -214,6 +214,18 @@ def test_no_link_leads_out_of_the_folder(item: Path) -> None:
         treering.load(item)
 
 
+def test_a_step_that_is_a_link_out_is_refused_and_not_passed_over(golden: Path) -> None:
+    root = golden / "manager"
+    (root / "20").rename(golden / "outside")
+    (root / "20").symlink_to(golden / "outside")
+    with pytest.raises(Corrupt, match="link that leads out"):
+        treering.load(root)
+    shutil.rmtree(root / "10")
+    shutil.rmtree(root / "metadata")
+    with pytest.raises(NotFound):
+        treering.load(root)
+
+
 @pytest.mark.parametrize(
     ("path", "problem"),
     [
@@ -263,4 +275,7 @@ def test_an_empty_folder_and_a_marker_alone_are_no_checkpoint(tmp_path: Path) ->
         treering.load(tmp_path)
     (tmp_path / "_CHECKPOINT_METADATA").touch()
     with pytest.raises(NotFound, match="an Orbax checkpoint"):
+        treering.load(tmp_path)
+    (tmp_path / "_METADATA").touch()
+    with pytest.raises(Corrupt, match="_METADATA is not JSON"):
         treering.load(tmp_path)

@@ -111,8 +111,17 @@ def _look(files: FolderFiles) -> _Checkpoint | None:
     )
     if not is_on_disk(files.place):
         steps = [(number, name) for number, name in steps if files.has(f"{name}/{_COMMITTED}")]
+    refused: Corrupt | None = None
     for _, name in reversed(steps):
-        if (found := _look_at(files, f"{name}/", files.names(name))) is not None:
+        try:
+            found = _look_at(files, f"{name}/", files.names(name))
+        except Corrupt as error:
+            # A link out of it: of no matter in a folder of anything else, and never a reason to take an older step.
+            refused = refused or error
+            continue
+        if found is not None and refused is not None:
+            raise refused
+        if found is not None:
             return found._replace(steps=[step for _, step in steps])
     return None
 
