@@ -262,7 +262,7 @@ def commands(verb: str, home: Path, theirs: list[str]) -> list[list[str]]:
             [*python, "sphinx", "-W", "-n", "-q", "--keep-going", "-b", "html", "docs", "docs/_build/html"],
             [*python, "pytest", "tests/docs", *theirs],
         ],
-        "referee": [[*python, "pytest", "tests/compat/eformer", "tests/compat/orbax", *theirs]],
+        "referee": [[*python, "pytest", "-m", "not benchmark", "tests/compat/eformer", "tests/compat/orbax", *theirs]],
         "fuzz": [[*python, "torture", "fuzz", *theirs]],
         "bench": [[*python, "benchmarks", *theirs]],
     }[verb]

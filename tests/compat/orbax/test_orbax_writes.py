@@ -21,7 +21,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 import treering
 from tests.properties.strategies import quick
 
-pytestmark = pytest.mark.filterwarnings("ignore")
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
 logging.getLogger("absl").setLevel(logging.ERROR)
 
 _DTYPES = ["float32", "int8", "uint32", "bool", "complex64", "bfloat16", "float8_e4m3fn", "int4", "float16"]
