@@ -220,6 +220,8 @@ ACTIONS: dict[str, Callable[[Scene, Path], Any]] = {
     ),
     "open": opened,
     "uncompared": lambda s, to: tree.uncompared(s.tree),
+    "abstract": lambda s, to: str(tr.abstract(s.path / "a", only=["half", "scalar"])),
+    "convert": lambda s, to: tr.convert(s.path / "a", to / "c", only=["half", "scalar"]),
     "inspect": lambda s, to: str(tr.inspect(s.path / "a")) and None,
     "verify": lambda s, to: tr.verify(s.path / "a").ok,
     "diff": lambda s, to: str(tr.diff(s.path / "a", s.path / "a")),

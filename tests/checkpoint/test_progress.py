@@ -42,6 +42,7 @@ CALLS: dict[str, Callable[..., object]] = {
     "save": lambda path, **options: tr.save(path / "new", TREE, **options),
     "save_async": lambda path, **options: tr.save_async(path / "new", TREE, **options).result(60),
     "load": lambda path, **options: tr.load(path / "a", **options),
+    "convert": lambda path, **options: tr.convert(path / "a", path / "converted", **options),
     "verify": lambda path, **options: tr.verify(path / "a", **options),
     "diff": lambda path, **options: tr.diff(path / "a", path / "run" / "step_00000001", values=True, **options),
     "leaves.tree_serialize_leaves": lambda path, **options: tr.leaves.tree_serialize_leaves(

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from treering._foreign.grid_arrays import GridLeaf
     from treering._view.progress import Progress
 
-_NO_CHECKSUMS = "it was not written by treering and has no checksums of all arrays: that they can be read was checked"
+_NO_CHECKSUMS = "all its arrays could be read; it has no checksums to compare them with"
 
 
 class ForeignLeaf(NamedTuple):
@@ -176,9 +176,10 @@ def verify_tree(path: str | os.PathLike[str], progress: Progress | None) -> Veri
             done += sum(array.nbytes for array in request.arrays)
             if progress is not None:
                 progress(done, done)
-    note = _NO_CHECKSUMS
+    found, leaves, checked = tuple(findings), len(index.keys), index.verified
+    note = None if checked else _NO_CHECKSUMS
     return Verification(
-        path=shown, findings=tuple(findings), leaves=len(index.keys), nbytes=done, checked=False, note=note
+        path=shown, findings=found, leaves=leaves, nbytes=done if checked else 0, checked=checked, note=note
     )
 
 

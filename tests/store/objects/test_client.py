@@ -481,7 +481,7 @@ def test_a_server_that_was_never_reached_is_an_error_soon(
     fail(monkeypatch, "get", *[UNCONNECTED] * 100)
     with pytest.raises(OSError, match=r"no connection to the server of s3://bucket can be made.*Connection refused"):
         client.perform(Get("a"))
-    assert 5 < sum(pauses) <= 10
+    assert 3 < sum(pauses) <= 10  # each is up to half as long at random
     assert len(caplog.messages) == len(pauses)
     assert all("s3://bucket: Connection refused" in line and "secret" not in line for line in caplog.messages)
     client.perform(Put("a", b"x"))
