@@ -8,7 +8,6 @@ a store without them answers. ``docs/design/store.md`` says for each method what
 from __future__ import annotations
 
 import abc
-import dataclasses
 import enum
 import mmap
 import os
@@ -70,8 +69,7 @@ class Kind(enum.Enum):
     OTHER = "other"
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Entry:
+class Entry(NamedTuple):
     """What is known of a name without reading it."""
 
     name: str
@@ -292,7 +290,7 @@ class Store(Closable):
             ):
                 with self.below(name) as place:
                     for entry in place.list(prefix[len(name) + 1 :]):
-                        yield dataclasses.replace(entry, name=f"{name}/{entry.name}")
+                        yield entry._replace(name=f"{name}/{entry.name}")
 
     # Reading.
 

@@ -112,12 +112,13 @@ def test_a_server_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
         treering.load(f"{gone}/a.msgpack")
 
 
-def test_passing_troubles_are_passed_over(files: WebFiles, tmp_path: Path) -> None:
+def test_passing_troubles_are_passed_over(files: WebFiles, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     treering.save(tmp_path / "ckpt", TREE)
     files.refusals = [503]
     files.cut = 2
     assert_tree(treering.load(f"{files.url}/ckpt"))
-    files.cut = 99
+    files.cut = 1_000_000
+    monkeypatch.setattr(https, "_PATIENCE", 0.3)
     with pytest.raises(StoreFailed, match="cut its answer short"):
         treering.load(f"{files.url}/ckpt")
 

@@ -33,6 +33,8 @@ _PIECE: Final = 1 << 20
 # The file was replaced between its being found and its being opened, in words of different file systems.
 _REPLACED: Final = frozenset({errno.ENOENT, errno.ESTALE})
 
+_KINDS: Final = {stat.S_IFREG: Kind.FILE, stat.S_IFDIR: Kind.PLACE, stat.S_IFLNK: Kind.LINK}
+
 
 class PosixStore(Store):
     """A folder.
@@ -349,10 +351,7 @@ class PosixStore(Store):
 
 def entry_of(name: str, found: os.stat_result) -> Entry:
     """Return what the system knows of a name."""
-    mode = found.st_mode
-    kind = Kind.FILE if stat.S_ISREG(mode) else Kind.PLACE if stat.S_ISDIR(mode) else Kind.OTHER
-    if stat.S_ISLNK(mode):
-        kind = Kind.LINK
+    kind = _KINDS.get(stat.S_IFMT(found.st_mode), Kind.OTHER)
     return Entry(name, found.st_size, found.st_mtime, FileVersion(found), kind, found.st_ino)
 
 
