@@ -126,7 +126,6 @@ _LEAVES_ON_DISK = {
         "leaves/test_joint.py::test_staged_files_that_another_saver_swept",
         "leaves/test_joint.py::test_what_is_saved_is_what_one_process_saves",
         "leaves/test_joint.py::test_what_one_process_cannot_save_all_are_told",
-        "leaves/test_joint.py::test_without_an_index",
         "leaves/test_joint.py::test_who_does_not_come_is_named",
         "leaves/test_prefixes.py::test_a_tree_of_ours_beside_the_golden_ones",
         "leaves/test_prefixes.py::test_eformer_adds_a_tree_to_ours_and_we_to_its",
@@ -149,9 +148,14 @@ _LEAVES_ON_DISK = {
         "leaves/test_serialize.py::test_what_is_no_local_path_is_refused_and_makes_nothing",
         "leaves/test_target.py::test_a_tree_of_eformers_comes_back_into_its_lists",
     ),
-    "It indexes a directory, which is for those on disk, or changes a message by a call of the system.": (
-        "checkpoint/test_jax_contexts.py::test_every_public_function_does_the_same",
+    "It changes a message by a call of the system.": (
         "checkpoint/test_joint_files.py::test_checksums_for_other_chunks_are_refused",
+    ),
+    "It rebuilds a lost index, which is for directories on disk.": (
+        "checkpoint/test_jax_contexts.py::test_every_public_function_does_the_same",
+    ),
+    "In a bucket the index is there, and lists nothing, as long as a save is not indexed.": (
+        "leaves/test_joint.py::test_without_an_index",
     ),
     "The manager of the caller writes arrays by itself, to folders.": (
         "checkpoint/test_aliased.py::test_an_acknowledged_save_loads[leaves, by manager]",

@@ -36,7 +36,7 @@ _ZIPPED_BYTES: Final = 4096
 # First bytes that each form's specification fixes; no msgpack file that holds anything begins with one of them.
 _INDEX_ITSELF: Final = "the index of a checkpoint"
 _OTHER_FILES: Final = {
-    "a zip archive, and holds no arrays as .npz does (a PyTorch checkpoint?)": (b"PK\x03\x04",),
+    "a zip archive without arrays of numpy (perhaps a PyTorch checkpoint)": (b"PK\x03\x04",),
     "an HDF5 file": (b"\x89HDF\r\n",),
     "a zstd file": (b"\x28\xb5\x2f\xfd",),
     "a pickle": (b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05"),

@@ -46,13 +46,13 @@ def can_show(text: str, stream: TextIO) -> bool:
 
 
 def explain(message: str, hint: str | None = None) -> None:
-    """Say on stderr what went wrong, in one line, and below it what to do about it."""
+    """Say on stderr what went wrong, and below it what to do about it; both may be lists of several lines."""
     color = wants_color(sys.stderr)
     bold_red, bold, plain = ("\x1b[1;31m", "\x1b[1m", "\x1b[0m") if color else ("", "", "")
-    click.echo(f"{bold_red}error:{plain} {plain_line(message, sys.stderr)}", err=True, color=color)
-    if hint:
-        shown = "\n".join(plain_line(line, sys.stderr) for line in hint.split("\n"))
-        click.echo(f"{bold}hint:{plain} {shown}", err=True, color=color)
+    for label, text in ((f"{bold_red}error:{plain}", message), (f"{bold}hint:{plain}", hint)):
+        if text:
+            shown = "\n".join(plain_line(line, sys.stderr) for line in text.split("\n"))
+            click.echo(f"{label} {shown}", err=True, color=color)
 
 
 def note(message: str) -> None:
