@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -39,7 +40,9 @@ def save_gzip(path: Path) -> None:
 
 
 def save_npz(path: Path) -> None:
-    np.savez(path, **{key: array for key, array in ARRAYS.items() if key != "bf16"})
+    file = io.BytesIO()
+    np.savez(file, **{key: array for key, array in ARRAYS.items() if key != "bf16"})
+    path.write_bytes(file.getvalue())
 
 
 FORMS: dict[str, Callable[[Path], Any]] = {

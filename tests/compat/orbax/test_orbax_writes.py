@@ -14,12 +14,11 @@ import numpy as np
 import orbax.checkpoint as ocp
 import orbax.checkpoint.experimental.v1 as ocp1
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import treering
-from tests.properties.strategies import quick
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
 logging.getLogger("absl").setLevel(logging.ERROR)
@@ -71,7 +70,7 @@ def _write(place: Path, tree: Any, **options: Any) -> None:
 @pytest.mark.parametrize("ocdbt", [True, False])
 @pytest.mark.parametrize("zarr3", [True, False])
 def test_any_tree(tmp_path_factory: pytest.TempPathFactory, ocdbt: bool, zarr3: bool) -> None:
-    @quick(5)
+    @settings(max_examples=10, deadline=None)
     @given(_TREES)
     def check(tree: Any) -> None:
         place = tmp_path_factory.mktemp("orbax") / "item"
