@@ -183,14 +183,17 @@ def test_true_is_one() -> None:
 # -------------------------------------------------------------------------------------------------------------- damage
 
 
-def every_codec_path(monkeypatch: pytest.MonkeyPatch, at_once: bool) -> None:
-    monkeypatch.setattr(zstd, "_IN_ONE_GO", 1 << 20 if at_once else -1)
+def every_codec_path(monkeypatch: pytest.MonkeyPatch, way: str) -> None:
+    monkeypatch.setattr(zstd, "_IN_ONE_GO", 1 << 20 if way == "at once" else -1)
+    if way == "by windows":
+        monkeypatch.setattr(zstd, "_WHOLE", -1)
+        monkeypatch.setattr(zstd, "_WINDOW", 20)
 
 
-@pytest.mark.parametrize("at_once", [True, False])
+@pytest.mark.parametrize("way", ["at once", "in place", "by windows"])
 @pytest.mark.parametrize("codec", CODECS)
-def test_a_file_of_any_other_length_is_refused(codec: str, at_once: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    every_codec_path(monkeypatch, at_once)
+def test_a_file_of_any_other_length_is_refused(codec: str, way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    every_codec_path(monkeypatch, way)
     array = array_of((40,), "float32", codec)
     data = encode(array, items_of(array))
     assert same(decoded(array, data), items_of(array))
@@ -202,10 +205,10 @@ def test_a_file_of_any_other_length_is_refused(codec: str, at_once: bool, monkey
             decoded(array, data + more)
 
 
-@pytest.mark.parametrize("at_once", [True, False])
+@pytest.mark.parametrize("way", ["at once", "in place", "by windows"])
 @pytest.mark.parametrize("codec", CHECKED)
-def test_a_flipped_byte_never_comes_back_as_data(codec: str, at_once: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    every_codec_path(monkeypatch, at_once)
+def test_a_flipped_byte_never_comes_back_as_data(codec: str, way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    every_codec_path(monkeypatch, way)
     array = array_of((25, 4), "uint8", codec)
     items = items_of(array) % 7
     data = encode(array, items)
@@ -224,25 +227,25 @@ def test_a_flipped_byte_never_comes_back_as_data(codec: str, at_once: bool, monk
     assert refused > 2 * len(data)
 
 
-@pytest.mark.parametrize("at_once", [True, False])
+@pytest.mark.parametrize("way", ["at once", "in place", "by windows"])
 @pytest.mark.parametrize("pieces", [[0, 100], [100, 0], [50, 50], [99], [101]], ids=str)
 @pytest.mark.parametrize(
     ("codec", "pack"),
     [("zstd", zstandard.compress), ("gzip", gzip.compress), ("zlib", zlib.compress), ("bz2", bz2.compress)],
 )
 def test_several_streams_and_other_sizes_are_refused(
-    codec: str, pack: Callable[[bytes], bytes], pieces: list[int], at_once: bool, monkeypatch: pytest.MonkeyPatch
+    codec: str, pack: Callable[[bytes], bytes], pieces: list[int], way: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    every_codec_path(monkeypatch, at_once)
+    every_codec_path(monkeypatch, way)
     array = array_of((100,), "uint8", codec)
     with pytest.raises(Corrupt):
         decoded(array, b"".join(pack(b"x" * size) for size in pieces))
 
 
-@pytest.mark.parametrize("at_once", [True, False])
+@pytest.mark.parametrize("way", ["at once", "in place", "by windows"])
 @pytest.mark.parametrize("size", [99, 100, 101])
-def test_zstd_frames_that_do_not_say_their_size(size: int, at_once: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    every_codec_path(monkeypatch, at_once)
+def test_zstd_frames_that_do_not_say_their_size(size: int, way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    every_codec_path(monkeypatch, way)
     array = array_of((100,), "uint8", "zstd")
     packer = zstandard.ZstdCompressor().compressobj()
     data = b"".join((packer.compress(b"x" * 30), packer.flush(1), packer.compress(b"x" * (size - 30)), packer.flush()))
@@ -255,7 +258,7 @@ def test_zstd_frames_that_do_not_say_their_size(size: int, at_once: bool, monkey
             decoded(array, data)
 
 
-@pytest.mark.parametrize("at_once", [True, False])
+@pytest.mark.parametrize("way", ["at once", "in place", "by windows"])
 @pytest.mark.parametrize(
     "data",
     [
@@ -270,15 +273,15 @@ def test_zstd_frames_that_do_not_say_their_size(size: int, at_once: bool, monkey
     ],
     ids=lambda data: data[:20].hex(),
 )
-def test_what_is_no_zstd(data: bytes, at_once: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    every_codec_path(monkeypatch, at_once)
+def test_what_is_no_zstd(data: bytes, way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    every_codec_path(monkeypatch, way)
     with pytest.raises(Corrupt):
         decoded(array_of((100,), "uint8", "zstd"), data)
 
 
 def test_a_raw_block_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
     """The rows above are what they are because of what they say, not because nothing made by hand is taken."""
-    every_codec_path(monkeypatch, at_once=False)
+    every_codec_path(monkeypatch, "in place")
     data = b"\x28\xb5\x2f\xfd\x20\x64" + (100 << 3 | 1).to_bytes(3, "little") + b"x" * 100
     assert decoded(array_of((100,), "uint8", "zstd"), data).tobytes() == b"x" * 100
     repeated = b"\x28\xb5\x2f\xfd\x20\x64" + (100 << 3 | 2 | 1).to_bytes(3, "little") + b"x"
@@ -297,10 +300,10 @@ BOMBS = {
 }
 
 
-@pytest.mark.parametrize("at_once", [True, False])
+@pytest.mark.parametrize("way", ["at once", "in place", "by windows"])
 @pytest.mark.parametrize("name", BOMBS)
-def test_bombs_take_no_memory(name: str, at_once: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    every_codec_path(monkeypatch, at_once)
+def test_bombs_take_no_memory(name: str, way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    every_codec_path(monkeypatch, way)
     array = array_of((100,), "uint8", name.partition(" ")[0])
     data = BOMBS[name]
     decoder = np.empty(100, np.uint8)
@@ -383,8 +386,8 @@ def test_errors_of_the_reading_side_pass_through(monkeypatch: pytest.MonkeyPatch
     def read(count: int) -> bytes:
         raise OwnError
 
-    for at_once in (True, False):
-        every_codec_path(monkeypatch, at_once)
+    for way in ("at once", "in place"):
+        every_codec_path(monkeypatch, way)
         for codec in CODECS:
             with pytest.raises(OwnError):
                 decode(array_of((100,), "uint8", codec), read, 100, np.empty(100, np.uint8))

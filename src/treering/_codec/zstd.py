@@ -9,17 +9,17 @@ import io
 import threading
 from typing import IO, TYPE_CHECKING, Final, cast
 
-from treering._codec.chunk_reader import ChunkReader, damaged_error, overlong_error, wrong_size_error
+from treering._codec.chunk_reader import ChunkReader, cut_short_error, damaged_error, overlong_error, wrong_size_error
 from treering._values.human import pluralize
 
 if TYPE_CHECKING:
     import zstandard
 
 _IN_ONE_GO: Final = 1 << 20
-_PIECE: Final = 1 << 20
-_FEED: Final = 64 << 10
+# Of a frame that is in memory zstd writes straight into the target; a longer one comes by windows.
+_WHOLE: Final = 16 << 20
+_WINDOW: Final = 1 << 20
 _LARGEST_BLOCK: Final = 128 << 10
-_SHORTEST_START: Final = 5  # what says how long the frame's header is
 _BLOCK_HEADER: Final = 3
 _REPEATED_BYTE: Final = 1
 _NO_KIND: Final = 3
@@ -62,7 +62,7 @@ def decompress(file: ChunkReader, target: memoryview) -> None:
         if len(target) <= _IN_ONE_GO and file.left <= 2 * _IN_ONE_GO:
             _at_once(file, target)
         else:
-            _by_blocks(_ZstdFrame(file), target)
+            _in_place(file, target)
     except zstandard.ZstdError as error:
         raise damaged_error(error) from None
 
@@ -82,15 +82,15 @@ def decompress_unsized(data: bytes, most: int) -> bytes:
     pieces: list[bytes] = []
     left = most
     try:
-        frame = _ZstdFrame(ChunkReader(io.BytesIO(data).read, len(data)))
-        reader = zstandard.ZstdDecompressor().stream_reader(cast("IO[bytes]", frame), read_size=_FEED)
-        while piece := reader.read(_PIECE):
+        frame = _ZstdFrame(ChunkReader(io.BytesIO(data).read, len(data)), len(data))
+        reader = _decompressor().stream_reader(frame.read(len(data)))
+        while piece := reader.read(_WINDOW):
             pieces.append(piece)
             if (left := left - len(piece)) < 0:
                 raise damaged_error(f"it decompresses to more than {pluralize(most, 'bytes')}")
     except zstandard.ZstdError as error:
         raise damaged_error(error) from None
-    if not frame.is_given or frame.size not in (most - left, None):
+    if frame.size not in (most - left, None):
         raise damaged_error("it holds another number of bytes than it says")
     return b"".join(pieces)
 
@@ -102,24 +102,22 @@ def _at_once(file: ChunkReader, target: memoryview) -> None:
     size = zstandard.frame_content_size(data)
     if size not in (len(target), -1):  # -1: the frame does not say
         raise wrong_size_error(str(size), target)
-    decompressor: zstandard.ZstdDecompressor | None = _own.__dict__.get("decompressor")
-    if decompressor is None:
-        decompressor = _own.decompressor = zstandard.ZstdDecompressor()
-    items = decompressor.decompress(data, max_output_size=len(target), allow_extra_data=False)
+    items = _decompressor().decompress(data, max_output_size=len(target), allow_extra_data=False)
     if len(items) != len(target):
         raise wrong_size_error(str(len(items)), target)
     target[:] = items
 
 
-def _by_blocks(frame: _ZstdFrame, target: memoryview) -> None:
-    import zstandard
-
+def _in_place(file: ChunkReader, target: memoryview) -> None:
+    is_short = file.left <= _WHOLE
+    frame = _ZstdFrame(file, file.left if is_short else _WINDOW)
     if frame.size not in (len(target), None):
         raise wrong_size_error(str(frame.size), target)
-    reader = zstandard.ZstdDecompressor().stream_reader(cast("IO[bytes]", frame), read_size=_FEED)
+    source = frame.read(_WHOLE) if is_short else cast("IO[bytes]", frame)
+    reader = _decompressor().stream_reader(source, read_size=_WINDOW)
     at = 0
     while at < len(target):
-        if not (count := reader.readinto(target[at : at + _PIECE])):
+        if not (count := reader.readinto(target[at:])):
             raise wrong_size_error(str(at), target)
         at += count
     if reader.read(1):
@@ -128,49 +126,64 @@ def _by_blocks(frame: _ZstdFrame, target: memoryview) -> None:
         raise overlong_error()
 
 
+def _decompressor() -> zstandard.ZstdDecompressor:
+    found: zstandard.ZstdDecompressor | None = _own.__dict__.get("decompressor")
+    if found is None:
+        import zstandard
+
+        found = _own.decompressor = zstandard.ZstdDecompressor()
+    return found
+
+
 class _ZstdFrame:
-    """The frame in a file, given out block by block.
+    """The frame in a file, given out as it is read.
 
     The headers of the blocks say where the frame ends: zstandard's reader says neither that a frame is cut short nor
     that bytes follow it.
     """
 
-    def __init__(self, file: ChunkReader) -> None:
+    def __init__(self, file: ChunkReader, window: int) -> None:
         import zstandard
 
         self._file = file
-        start = file.take(_SHORTEST_START)
-        head = start + file.take(zstandard.frame_header_size(start) - len(start))
-        parameters = zstandard.get_frame_parameters(head)
+        self._waiting = file.take_some(window)
+        parameters = zstandard.get_frame_parameters(self._waiting)
         known = parameters.content_size != zstandard.CONTENTSIZE_UNKNOWN
         self.size = parameters.content_size if known else None
         self._checksum = 4 if parameters.has_checksum else 0
-        self._waiting = head + file.take(_BLOCK_HEADER)
-        self._next = self._next_size(self._waiting)
+        self._is_last = False
+        self._part = b""  # of a header that goes on in the next window
+        self._left = zstandard.frame_header_size(self._waiting)  # to the next header, or to the end
+        self._follow(self._waiting)
 
     @property
     def is_given(self) -> bool:
         """Whether all of the frame was given out."""
-        return not (self._waiting or self._next)
+        return self._is_last and not (self._waiting or self._left)
 
     def read(self, size: int) -> bytes:
         """Return the next bytes of the frame, none behind its end: what zstandard asks a file for."""
-        if not self._waiting and self._next:
-            taken, self._next = self._file.take(self._next), 0
-            if not self._last:
-                self._next = self._next_size(taken)
-            elif self._file.left:
-                raise overlong_error()
-            self._waiting = taken
-        is_given, self._waiting = self._waiting[:size], self._waiting[size:]
-        return is_given
+        if self._waiting:
+            taken, self._waiting = self._waiting, b""
+        else:
+            taken = self._file.take_some(size)
+            self._follow(taken)
+        return taken
 
-    def _next_size(self, taken: bytes) -> int:
-        """Return how many bytes the block takes whose header was taken last, with the header or checksum behind it."""
-        header = int.from_bytes(taken[-_BLOCK_HEADER:], "little")
-        self._last = bool(header & 1)
-        kind, size = header >> 1 & 3, header >> 3
-        if kind == _NO_KIND or size > _LARGEST_BLOCK:
-            raise damaged_error("a block of zstd data is of an unknown kind, or too large")
-        behind = self._checksum if self._last else _BLOCK_HEADER
-        return (1 if kind == _REPEATED_BYTE else size) + behind
+    def _follow(self, data: bytes) -> None:
+        """Go from header to header through the bytes that come next; the frame must end where the file does."""
+        data = self._part + data
+        at = self._left
+        while not self._is_last and at + _BLOCK_HEADER <= len(data):
+            header = int.from_bytes(data[at : at + _BLOCK_HEADER], "little")
+            kind, size = header >> 1 & 3, header >> 3
+            if kind == _NO_KIND or size > _LARGEST_BLOCK:
+                raise damaged_error("a block of zstd data is of an unknown kind, or too large")
+            self._is_last = bool(header & 1)
+            at += _BLOCK_HEADER + (1 if kind == _REPEATED_BYTE else size) + self._checksum * self._is_last
+        self._part = data[at:]
+        self._left = max(0, at - len(data))
+        if self._is_last and self._left < self._file.left + len(self._part):
+            raise overlong_error()
+        if not self._file.left and (self._left or not self._is_last):
+            raise cut_short_error()

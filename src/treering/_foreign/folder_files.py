@@ -5,16 +5,19 @@ from __future__ import annotations
 import contextlib
 import functools
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
 from treering._codec.documents import decode_text, parse_json
+from treering._format.index import DataFile
 from treering._store.resolve import is_on_disk, is_seen, open_file, root_of, settled
 from treering._values.human import pluralize
 from treering.errors import Corrupt, NotFound
 
 if TYPE_CHECKING:
+    from _typeshed import ReadableBuffer
+
     from treering._store.api import Reader
 
 _MOST_OPEN: Final = 128
@@ -28,6 +31,14 @@ class ByteRange(NamedTuple):
     """How many there are."""
     read: Callable[[int, int], bytes]
     """Returns so many bytes from an offset on; ``Corrupt`` where there are fewer. Any thread may call it."""
+    file: str | None = None
+    """Name of the file in which they lie as they are, if there is one."""
+    offset: int = 0
+    """Where they begin in it."""
+
+
+Fetch: TypeAlias = "Callable[[int], bytes | ByteRange | None]"
+"""Returns the bytes of a chunk by its number, or where they are; None where there is none. Any thread may call it."""
 
 
 class FolderFiles:
@@ -48,6 +59,8 @@ class FolderFiles:
         self._open: dict[str, Reader] = {}
         self._files = files
         self._lock = threading.Lock()
+        self._numbers: dict[str, int] = {}
+        self._ends: list[int] = []
         self.threads = 2
         self.nbytes = 0
 
@@ -68,8 +81,8 @@ class FolderFiles:
             StoreFailed: the store refuses.
         """
         try:
-            with self._reader(name) as file:
-                return ByteRange(file.size, functools.partial(self.read, name))
+            with self.open_file(name) as file:
+                return ByteRange(file.size, functools.partial(self.read, name), name)
         except NotFound:
             return None
 
@@ -81,7 +94,7 @@ class FolderFiles:
             Corrupt: it is shorter, or the name leads out of the folder.
             StoreFailed: the store refuses.
         """
-        with self._reader(name) as file:
+        with self.open_file(name) as file:
             file.require(offset, count)
             return file.read(offset, count)
 
@@ -98,9 +111,28 @@ class FolderFiles:
             raise Corrupt(f"{name} has {pluralize(found.size, 'bytes')}, more than any tree needs")
         return parse_json(decode_text(found.read(0, found.size), name), name)
 
+    def number_of(self, found: ByteRange) -> int:
+        """Return the number that the file of a range has in `data_files`."""
+        number = self._numbers.setdefault(found.file or "", len(self._numbers))
+        self._ends.extend([0] * (len(self._numbers) - len(self._ends)))
+        self._ends[number] = max(self._ends[number], found.offset + found.size)
+        return number
+
+    def data_files(self) -> tuple[list[DataFile], list[FolderFile]]:
+        """Return the files that have a number: as an index has them, up to the last range, and what reads them."""
+        ends = dict(zip(self._numbers, self._ends, strict=True))
+        rows = [DataFile(name=name, nbytes=end, header=0, digest=None) for name, end in ends.items()]
+        return rows, [FolderFile(self, name, end) for name, end in ends.items()]
+
     @contextlib.contextmanager
-    def _reader(self, name: str) -> Iterator[Reader]:
-        """Open a file; the first ones stay open."""
+    def open_file(self, name: str) -> Iterator[Reader]:
+        """Open a file; the first ones stay open.
+
+        Raises:
+            NotFound: it is not there.
+            Corrupt: the name leads out of the folder.
+            StoreFailed: the store refuses.
+        """
         if (kept := self._open.get(name)) is not None:
             yield kept
             return
@@ -126,3 +158,28 @@ class FolderFiles:
             hint = "treering follows no link out of a checkpoint"
             raise Corrupt(f"{name!r:.200} is a link that leads out of the folder", hint=hint)
         return place
+
+
+class FolderFile:
+    """A file of a folder with arrays that lie raw in it; it is opened when one is read."""
+
+    def __init__(self, files: FolderFiles, name: str, end: int) -> None:
+        self._files = files
+        self._name = name
+        self._end = end
+
+    def read_into(self, jobs: Sequence[tuple[int, memoryview]]) -> None:
+        """Fill each buffer with the bytes from its offset on."""
+        with self._files.open_file(self._name) as file:
+            file.read_into(jobs)
+
+    def refetch(self, jobs: Sequence[tuple[int, memoryview]]) -> bool:
+        """Fill the buffers anew; False where the same bytes would come."""
+        with self._files.open_file(self._name) as file:
+            return file.refetch(jobs)
+
+    def map(self) -> ReadableBuffer:
+        """Map the whole file, read-only."""
+        with self._files.open_file(self._name) as file:
+            file.require(0, self._end)
+            return file.map()

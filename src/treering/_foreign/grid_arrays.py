@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import functools
-import io
-from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 
 from treering._arrays.chunk_grid import find_chunks, plan_decoding, view_as_stored
 from treering._arrays.incoming import DataReader, ReadRequest, StoredArrays, dtype_in, stored_chunks
-from treering._arrays.jobs import Progress, Tally, run_all
+from treering._arrays.jobs import Progress, Tally, Work, run_all
 from treering._codec.zarr import ZarrArray, chunk_box, chunk_count
 from treering._codec.zarr_chunks import decode
+from treering._foreign.folder_files import ByteRange, Fetch
 from treering._plan.exchange import StoredChunk
 from treering._values.boxes import size_of
 from treering._values.keys import naming_leaf
@@ -25,13 +25,20 @@ if TYPE_CHECKING:
     from treering._format.index import Index
 
 
+_FEW_THREADS: Final = 2
+# Chunks up to this size are decoded faster by one thread than by two.
+_SMALL_BYTES: Final = 64 << 10
+# Where each read waits for an answer.
+_FAR_WINDOW: Final = 8 << 20
+
+
 class GridLeaf(NamedTuple):
     """A leaf whose chunks have to be decoded."""
 
     layout: ZarrArray
     """Its shape, the shape of a chunk, and how the bytes of a chunk are encoded, in the terms of zarr v2."""
-    fetch: Callable[[int], bytes | None]
-    """Returns the bytes of a chunk by its number in the grid, None where there is none; any thread may call it."""
+    fetch: Fetch
+    """Returns the bytes of a chunk by its number in the grid."""
     absent_is_zero: bool = False
     """Whether a chunk that is not there is one of zeros, and not lost."""
 
@@ -59,6 +66,7 @@ class ForeignArrays:
         self._index = index
         self._grids = grids
         self._threads = threads
+        self._is_far = threads > _FEW_THREADS
         self._stored = StoredArrays(index, files, lambda _: None, mapped=mapped, threads=threads)
 
     def check_files(self) -> None:
@@ -83,25 +91,51 @@ class ForeignArrays:
             Corrupt: a chunk is missing, or its bytes are none.
             StoreFailed: the store refuses.
         """
-        work = self._stored.plan_reads([request for request in requests if request.leaf not in self._grids])
+        work, own = (
+            self._stored.plan_reads([request for request in requests if request.leaf not in self._grids]),
+            Work(),
+        )
         for request in requests:
             if request.leaf in self._grids:
                 layout, read = self._grids[request.leaf].layout, functools.partial(self._fill, request.leaf)
                 covering = find_chunks(layout, request)
                 with naming_leaf(self._index.keys[request.leaf]):
                     jobs = plan_decoding(layout, request, covering, self.dtype_of(request.leaf), read)
-                work.jobs.extend(job for _, job in jobs)
-                work.nbytes += sum(nbytes for nbytes, _ in jobs)
-        run_all(work, Tally(work.nbytes, progress), threads=self._threads)
+                for nbytes, job in jobs:
+                    here = work if self._is_far or nbytes > _SMALL_BYTES else own
+                    here.jobs.append(job)
+                    here.nbytes += nbytes
+        run_all(work, Tally(work.nbytes + own.nbytes, progress), own, threads=self._threads)
 
     def _fill(self, leaf: int, chunk: int, into: NDArray[Any]) -> None:
         grid = self._grids[leaf]
         with naming_leaf(self._index.keys[leaf]):
-            data = grid.fetch(chunk)
-            if data is not None:
-                decode(grid.layout, io.BytesIO(data).read, len(data), view_as_stored(grid.layout, into))
+            found = grid.fetch(chunk)
+            if found is not None:
+                data = _Sequence(found, _FAR_WINDOW if self._is_far else 0)
+                decode(grid.layout, data.read, data.size, view_as_stored(grid.layout, into))
             elif grid.absent_is_zero:
                 into[...] = np.zeros((), into.dtype)
             else:
                 hint = "use another copy; the others can be read with only="
                 raise Corrupt(f"chunk {chunk} of {chunk_count(grid.layout)} is missing", hint=hint)
+
+
+class _Sequence:
+    """The bytes of a chunk from its beginning on; those that lie in a file are read as they are wanted."""
+
+    def __init__(self, found: bytes | ByteRange, window: int) -> None:
+        self._found = found
+        self._window = window
+        self._held, self._at, self._next = (found, 0, len(found)) if isinstance(found, bytes) else (b"", 0, 0)
+        self.size = len(found) if isinstance(found, bytes) else found.size
+
+    def read(self, count: int) -> bytes:
+        """Return the next bytes, of which there are so many."""
+        if self._at + count > len(self._held) and isinstance(self._found, ByteRange):
+            rest = self._held[self._at :]
+            more = min(max(count - len(rest), self._window), self.size - self._next)
+            self._held, self._at = rest + self._found.read(self._next, more), 0
+            self._next += more
+        self._at += count
+        return self._held[self._at - count : self._at]

@@ -19,7 +19,7 @@ from treering._codec.chunk_reader import DAMAGED
 from treering._codec.crc32c import crc32c
 from treering._codec.documents import add_hint, decode_text, member, parse_json, show
 from treering._codec.zarr import ZarrArray, check_padding, chunk_bytes, chunk_name, grid_of, place_of, stored_dtype
-from treering._foreign.folder_files import ByteRange
+from treering._foreign.folder_files import ByteRange, Fetch
 from treering._format.leaf_values import check_shape
 from treering._values.human import pluralize
 from treering.errors import Corrupt, Format, Unsupported
@@ -96,8 +96,8 @@ class Zarr3Array(NamedTuple):
             return self.prefix[:-1] or "0"
         return self.prefix + chunk_name(files, number)
 
-    def reader(self, find: Find) -> Callable[[int], bytes | None]:
-        """Return what gives the bytes of a chunk by its number, None for one that is not there."""
+    def reader(self, find: Find) -> Fetch:
+        """Return what gives the bytes of a chunk by its number."""
         return functools.partial(_read_chunk, self, find) if self.shard is None else _ShardReader(self, find).read
 
 
@@ -235,25 +235,29 @@ def _with_chunks(layout: ZarrArray, chunks: tuple[int, ...]) -> ZarrArray:
 # --------------------------------------------------------------------------------------------------------------- chunks
 
 
-def read_stored(layout: ZarrArray, found: ByteRange) -> bytes:
+def check_stored(layout: ZarrArray, found: ByteRange) -> ByteRange:
     """Return the bytes of a chunk, unless they are far more than it can be.
 
     Raises:
         Corrupt: they are.
-        StoreFailed: the store refuses.
     """
     if found.size > 2 * chunk_bytes(layout) + _SLACK:
         wanted = pluralize(chunk_bytes(layout), "bytes")
         raise Corrupt(f"a chunk of {wanted} is stored as {found.size}", hint=DAMAGED)
-    return found.read(0, found.size)
+    return found
 
 
-def _read_chunk(zarr: Zarr3Array, find: Find, number: int) -> bytes | None:
+def _read_chunk(zarr: Zarr3Array, find: Find, number: int) -> bytes | ByteRange | None:
     found = find(zarr.file_name(number))
-    return None if found is None else _check(read_stored(zarr.layout, found), zarr.checked, "a chunk")
+    return None if found is None else _check_chunk(zarr, found, "a chunk")
 
 
-def _check(data: bytes, checked: bool, what: str) -> bytes:
+def _check_chunk(zarr: Zarr3Array, found: ByteRange, what: str) -> bytes | ByteRange:
+    check_stored(zarr.layout, found)
+    return _check(found.read(0, found.size), checked=True, what=what) if zarr.checked else found
+
+
+def _check(data: bytes, *, checked: bool, what: str) -> bytes:
     if not checked:
         return data
     body = data[:-_CHECKSUM]
@@ -276,8 +280,8 @@ class _ShardReader:
         self._grid = grid_of(zarr.layout)
         self._open = functools.lru_cache(maxsize=16)(self._open_shard)
 
-    def read(self, number: int) -> bytes | None:
-        """Return the bytes of a chunk; None where it is not there."""
+    def read(self, number: int) -> bytes | ByteRange | None:
+        """Return the bytes of a chunk, or where they are; None where it is not there."""
         file = inside = 0
         for place, count, files in zip(place_of(self._grid, number), self._counts, self._files, strict=True):
             file = file * files + place // count
@@ -291,7 +295,7 @@ class _ShardReader:
         if offset + nbytes > found.size:
             raise Corrupt(f"a chunk of the shard {self._zarr.file_name(file)!r} lies behind its end", hint=DAMAGED)
         part = ByteRange(nbytes, lambda start, count: found.read(offset + start, count))
-        return _check(read_stored(self._zarr.layout, part), self._zarr.checked, "a chunk of a shard")
+        return _check_chunk(self._zarr, part, "a chunk of a shard")
 
     def _open_shard(self, file: int) -> tuple[ByteRange, array[int]] | None:
         name = self._zarr.file_name(file)
@@ -300,7 +304,9 @@ class _ShardReader:
         if (size := self._shard.index_bytes(self._zarr.layout)) > found.size:
             raise Corrupt(f"the shard {name!r} is shorter than its index", hint=DAMAGED)
         data = found.read(found.size - size if self._shard.at_end else 0, size)
-        index = array("Q", _check(data, self._shard.index_chain.checked, f"the index of the shard {name!r}"))
+        index = array(
+            "Q", _check(data, checked=self._shard.index_chain.checked, what=f"the index of the shard {name!r}")
+        )
         if self._shard.index_chain.big_endian != (sys.byteorder == "big"):
             index.byteswap()
         return found, index

@@ -6,18 +6,19 @@ import functools
 import io
 import json
 import struct
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from treering._codec import zstd
 from treering._codec.chunk_reader import ChunkReader
 from treering._codec.documents import decode_text, parse_json
-from treering._codec.zarr import ZarrArray, chunk_name, parse_zarray
-from treering._foreign.folder_files import ByteRange, FolderFiles
+from treering._codec.zarr import ZarrArray, chunk_box, chunk_bytes, chunk_count, chunk_name, is_whole, parse_zarray
+from treering._foreign.folder_files import ByteRange, Fetch, FolderFiles
 from treering._foreign.foreign_tree import ForeignLeaf
-from treering._foreign.ocdbt import Value
-from treering._foreign.zarr3 import DOCUMENT, Find, parse_zarr_json, read_stored
+from treering._foreign.ocdbt import Stretch, Value
+from treering._foreign.zarr3 import DOCUMENT, Find, check_stored, parse_zarr_json
 from treering._format.index import LeafType
+from treering._values.boxes import Box
 from treering._values.human import pluralize
 from treering.errors import Corrupt
 
@@ -35,15 +36,41 @@ class ZarrLeaf(NamedTuple):
     """An array as its document describes it."""
 
     layout: ZarrArray
-    fetch: Callable[[int], bytes | None]
-    """Returns the bytes of a chunk by its number, None where there is none."""
+    fetch: Fetch
+    """Returns the bytes of a chunk by its number, or where they are; None where there is none."""
     fill_is_zero: bool
     """Whether what was never written is zero."""
+    is_apart: bool = True
+    """Whether a file holds one chunk and nothing else."""
 
-    def leaf(self, kind: LeafType, *, absent_is_zero: bool) -> ForeignLeaf:
-        """Return it as a leaf of a kind."""
+    def leaf(self, kind: LeafType, *, absent_is_zero: bool, data: FolderFiles | None = None) -> ForeignLeaf:
+        """Return it as a leaf of a kind.
+
+        Args:
+            kind: the kind.
+            absent_is_zero: whether what has the fill value was not written.
+            data: where raw chunks lie; None: they are read as all others are.
+        """
+        if data is not None and (pieces := self._pieces(data)):
+            return ForeignLeaf(kind, pieces=pieces)
         zero = absent_is_zero and self.fill_is_zero
         return ForeignLeaf(kind, grid=functools.partial(_grid, self.layout, self.fetch, zero))
+
+    def _pieces(self, data: FolderFiles) -> list[tuple[Box | None, int, int]]:
+        """Return where the chunks lie as they are in memory; nothing where one does not."""
+        layout = self.layout
+        pieces: list[tuple[Box | None, int, int]] = []
+        if not (self.is_apart and layout.plain) or layout.dtype == "bool":
+            return []
+        try:
+            for number in range(chunk_count(layout)):
+                found = self.fetch(number) if is_whole(layout, number) else None
+                if not isinstance(found, ByteRange) or found.file is None or found.size != chunk_bytes(layout):
+                    return []
+                pieces.append((chunk_box(layout, number), data.number_of(found), found.offset))
+        except Corrupt:
+            return []  # which is said when it is read
+        return pieces
 
     def number(self) -> ForeignLeaf | None:
         """Return a Python number that is stored as an array without axes; None where it is none of those."""
@@ -51,8 +78,9 @@ class ZarrLeaf(NamedTuple):
         packed = layout.compressor is not None
         if layout.dtype not in _NUMBERS or layout.shape or layout.big_endian:
             return None
-        if (data := self.fetch(0)) is None or (packed and json.loads(layout.compressor or "{}")["id"] != "zstd"):
+        if (found := self.fetch(0)) is None or (packed and json.loads(layout.compressor or "{}")["id"] != "zstd"):
             return None
+        data = found if isinstance(found, bytes) else found.read(0, found.size)
         kind, form = _NUMBERS[layout.dtype]
         items = bytearray(struct.calcsize(form))
         if packed:
@@ -82,10 +110,16 @@ def find_array(find: Find, *, zarr3: bool) -> ZarrLeaf | None:
     data = document.read(0, min(document.size, _LARGEST_DOCUMENT + 1))
     if zarr3:
         array = parse_zarr_json(data)
-        return ZarrLeaf(array.layout, array.reader(find), array.fill_is_zero)
+        return ZarrLeaf(array.layout, array.reader(find), array.fill_is_zero, array.shard is None and not array.checked)
+    layout, fill_is_zero = _parse_zarr2(data)
+    return ZarrLeaf(layout, functools.partial(_fetch, layout, find), fill_is_zero)
+
+
+@functools.lru_cache(maxsize=1024)
+def _parse_zarr2(data: bytes) -> tuple[ZarrArray, bool]:
     layout = parse_zarray(data)
     fill = parse_json(decode_text(data, ZARR2), ZARR2).get("fill_value")
-    return ZarrLeaf(layout, functools.partial(_fetch, layout, find), fill is None or fill in (0, False))
+    return layout, fill is None or fill in (0, False)
 
 
 def finder(files: FolderFiles, folder: str, values: Mapping[str, Value] | None, name: str) -> Find:
@@ -107,7 +141,11 @@ def _find_value(files: FolderFiles, values: Mapping[str, Value], name: str, file
         return None
     if isinstance(value, bytes):
         return ByteRange(len(value), functools.partial(_cut, value))
-    return ByteRange(value.length, lambda start, count: files.read(value.file, value.offset + start, count))
+    return ByteRange(value.length, functools.partial(_read_far, files, value), value.file, value.offset)
+
+
+def _read_far(files: FolderFiles, value: Stretch, start: int, count: int) -> bytes:
+    return files.read(value.file, value.offset + start, count)
 
 
 def _cut(data: bytes, offset: int, count: int) -> bytes:
@@ -116,12 +154,12 @@ def _cut(data: bytes, offset: int, count: int) -> bytes:
     return data[offset : offset + count]
 
 
-def _fetch(layout: ZarrArray, find: Find, number: int) -> bytes | None:
+def _fetch(layout: ZarrArray, find: Find, number: int) -> ByteRange | None:
     found = find(chunk_name(layout, number))
-    return None if found is None else read_stored(layout, found)
+    return None if found is None else check_stored(layout, found)
 
 
-def _grid(layout: ZarrArray, fetch: Callable[[int], bytes | None], zero: bool) -> GridLeaf:
+def _grid(layout: ZarrArray, fetch: Fetch, zero: bool) -> GridLeaf:
     from treering._foreign.grid_arrays import GridLeaf
 
     return GridLeaf(layout, fetch, absent_is_zero=zero)
