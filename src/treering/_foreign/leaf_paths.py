@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable, Sequence
-from typing import Any, TypeAlias
+from typing import Any, Final, TypeAlias
 
 from treering._foreign.foreign_tree import ForeignLeaf
 from treering._format.index import MAX_LEVELS, Container, Token
@@ -14,12 +14,20 @@ from treering.errors import Corrupt, Unsupported
 Step: TypeAlias = tuple[str, bool]
 """A key in a container, and whether that is a list, where it is an index."""
 
+Containers: TypeAlias = dict[tuple[str, ...], Container]
+"""Containers that are recorded beside the leaves, by their paths: tuples and namedtuples."""
+
 EMPTY: dict[str, Container] = {
     "Dict": Container(node="dict", keys=()),
     "List": Container(node="list", keys=()),
     "Tuple": Container(node="tuple", keys=()),
+    # Orbax does not record of which class.
+    "NamedTuple": Container(node="namedtuple", keys=(), class_name="orbax.checkpoint.EmptyNamedTuple"),
 }
 """The containers without children, which stand where leaves do."""
+
+_FREE_STEPS: Final = 1 << 20
+_STEP_RATIO: Final = 64
 
 
 @dataclasses.dataclass(slots=True)
@@ -29,12 +37,17 @@ class _Branch:
 
 
 def build_tree(
-    entries: Iterable[tuple[Sequence[Step], ForeignLeaf | Container]],
+    entries: Iterable[tuple[Sequence[Step], ForeignLeaf | Container]], containers: Containers | None = None
 ) -> tuple[list[Token], list[str], list[ForeignLeaf]]:
     """Return the structure, the key texts and the leaves of a tree; without entries it is an empty dict.
 
+    Args:
+        entries: its leaves and empty containers by their paths.
+        containers: the containers that are no dicts and lists.
+
     Raises:
-        Corrupt: a path leads through a leaf, two are the same, or a list has other indices than 0 to n-1.
+        Corrupt: a path leads through a leaf, two are the same, a list has other indices than 0 to n-1, or a container
+            other children than it should.
         Unsupported: containers are nested too deep.
 
     Example:
@@ -57,10 +70,10 @@ def build_tree(
         if key in here.children:
             raise _clash(path)
         here.children[key] = leaf
-    return _flatten(top.children.get("", EMPTY["Dict"]))
+    return _flatten(top.children.get("", EMPTY["Dict"]), containers or {})
 
 
-def _flatten(root: Any) -> tuple[list[Token], list[str], list[ForeignLeaf]]:
+def _flatten(root: Any, containers: Containers) -> tuple[list[Token], list[str], list[ForeignLeaf]]:
     structure: list[Token] = []
     keys: list[str] = []
     leaves: list[ForeignLeaf] = []
@@ -79,7 +92,14 @@ def _flatten(root: Any) -> tuple[list[Token], list[str], list[ForeignLeaf]]:
         else:
             names = _ordered(node, trail)
             places: tuple[Any, ...] = tuple(range(len(names))) if node.listed else tuple(names)
-            structure.append(Container(node="list" if node.listed else "dict", keys=places))
+            head = Container(node="list" if node.listed else "dict", keys=places)
+            if (known := containers.get(trail)) is not None:
+                if sorted(known.keys) != sorted(places):
+                    raise Corrupt(
+                        f"the {known.node} {join_key(trail)!r:.200} has other children than are recorded of it"
+                    )
+                head, names = known, [str(place) for place in known.keys]
+            structure.append(head)
             waiting.extend(((*trail, name), node.children[name]) for name in reversed(names))
     return structure, keys, leaves
 
@@ -95,3 +115,11 @@ def _ordered(branch: _Branch, trail: Sequence[str]) -> list[str]:
 
 def _clash(path: Sequence[Step]) -> Corrupt:
     return Corrupt(f"the leaf {join_key([name for name, _ in path])!r:.200} does not fit beside the others")
+
+
+def most_steps(nbytes: int) -> int:
+    """Return how long the paths of a tree may be in all that a file of so many bytes nests.
+
+    Deep inside of each other, a few bytes could make any number of long paths.
+    """
+    return _FREE_STEPS + _STEP_RATIO * nbytes

@@ -17,6 +17,7 @@ from treering._foreign.foreign_tree import ForeignTree, build_index
 from treering._foreign.leaf_paths import build_tree
 from treering._foreign.ocdbt import MANIFEST
 from treering._foreign.orbax_item import METADATA, OrbaxItem, read_item
+from treering._foreign.orbax_msgpack import MSGPACK, find_msgpack
 from treering._store.resolve import is_on_disk
 from treering.errors import Corrupt, TreeringError
 
@@ -87,11 +88,17 @@ def open_foreign(place: Path, files: contextlib.ExitStack) -> ForeignTree:
         notes.append(f"it has no {_COMMITTED}: Orbax itself takes it for uncommitted in a bucket")
     metadata = _read_metadata(folder, found, items, notes)
     alone = len(items) == 1
-    structure, keys, leaves = build_tree(
+    entries = (
         (path if alone else [(name, False), *path], leaf) for name, item in items.items() for path, leaf in item.entries
     )
+    containers = {
+        path if alone else (name, *path): head for name, item in items.items() for path, head in item.containers.items()
+    }
+    structure, keys, leaves = build_tree(entries, containers)
+    rows, data = folder.data_files()
     return ForeignTree(
-        index=build_index(structure, keys, leaves, [], metadata),
+        index=build_index(structure, keys, leaves, rows, metadata),
+        files=data,
         grids={number: leaf.grid for number, leaf in enumerate(leaves) if leaf.grid is not None},
         nbytes=folder.nbytes,
         notes=notes,
@@ -127,12 +134,16 @@ def _look(files: FolderFiles) -> _Checkpoint | None:
 
 
 def _look_at(files: FolderFiles, folder: str, names: list[str]) -> _Checkpoint | None:
-    if METADATA in names:
+    if METADATA in names or (MSGPACK in names and find_msgpack(files, folder) is not None):
         return _Checkpoint(folder, [""], {}, [])
     if STEP_METADATA not in names and _V1 not in names and _COMMITTED not in names and "default" not in names:
         return None
     items = [name for name in names if name not in _NO_ITEMS and not _UNCOMMITTED.fullmatch(name)]
-    trees = [name for name in items if files.has(f"{folder}{name}/{METADATA}")]
+    trees = [
+        name
+        for name in items
+        if files.has(f"{folder}{name}/{METADATA}") or find_msgpack(files, f"{folder}{name}/") is not None
+    ]
     documents = {
         name: path
         for name in items
@@ -155,6 +166,8 @@ def _storage(files: FolderFiles, folder: str) -> str:
         end = decode_text(document.read(document.size - size, size), METADATA, "latin-1")
         if (version := re.search(r'"use_zarr3": ?(true|false)', end)) is not None:
             ways.append("zarr 3" if version[1] == "true" else "zarr 2")
+    else:
+        ways.append("msgpack")
     return ", ".join(ways)
 
 

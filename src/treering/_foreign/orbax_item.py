@@ -8,13 +8,15 @@ from __future__ import annotations
 import collections
 import functools
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeAlias
 
 from treering._codec.documents import member, parse_json, show
 from treering._foreign.folder_files import FolderFiles
 from treering._foreign.foreign_tree import ForeignLeaf
-from treering._foreign.leaf_paths import EMPTY, Step
+from treering._foreign.leaf_paths import EMPTY, Containers, Step
 from treering._foreign.ocdbt import MANIFEST, Value, read_database
+from treering._foreign.orbax_msgpack import Elsewhere, MsgpackTree, find_msgpack, read_msgpack_tree
+from treering._foreign.orbax_types import read_containers
 from treering._foreign.zarr_leaves import ZarrLeaf, find_array, finder
 from treering._format.index import Container, LeafType
 from treering._format.leaf_values import decode_type, from_base64
@@ -29,12 +31,16 @@ _KEY_TYPES: Final = (_SEQUENCE, 2)
 _KINDS: Final = {"jax.Array": "jax", "np.ndarray": "numpy", "scalar": "numpy scalar"}
 _LOST: Final = "use another copy of the checkpoint"
 
+_Entries: TypeAlias = list[tuple[Sequence[Step], ForeignLeaf | Container]]
+
 
 class OrbaxItem(NamedTuple):
     """What an item holds."""
 
-    entries: list[tuple[Sequence[Step], ForeignLeaf | Container]]
+    entries: _Entries
     """Its leaves and empty containers by their paths."""
+    containers: Containers
+    """Its tuples and namedtuples by their paths, where they are recorded."""
     custom_metadata: Any
     """What the user wrote beside it."""
     notes: list[str]
@@ -47,17 +53,18 @@ class _Arrays(NamedTuple):
     files: FolderFiles
     folder: str
     values: Mapping[str, Value] | None
-    zarr3: bool
+    zarr3: bool | None
     absent_is_zero: bool
     shardings: Mapping[str, str]
     impls: Mapping[str, str]
     strings: Mapping[str, Any]
 
     def array(self, name: str) -> ZarrLeaf:
-        found = find_array(finder(self.files, self.folder, self.values, name), zarr3=self.zarr3)
-        if found is None:
-            raise Corrupt(f"the array {name!r:.200} is missing", hint=_LOST)
-        return found
+        find = finder(self.files, self.folder, self.values, name)
+        for zarr3 in (False, True) if self.zarr3 is None else (self.zarr3,):
+            if (found := find_array(find, zarr3=zarr3)) is not None:
+                return found
+        raise Corrupt(f"the array {name!r:.200} is missing", hint=_LOST)
 
 
 def read_item(files: FolderFiles, folder: str = "") -> OrbaxItem:
@@ -73,23 +80,37 @@ def read_item(files: FolderFiles, folder: str = "") -> OrbaxItem:
         StoreFailed: the store refuses.
     """
     node = files.document(folder + METADATA)
-    tree = member(node, "tree_metadata", dict, METADATA)
-    in_database = node.get("use_ocdbt")
+    old = MsgpackTree([], {}) if (found := find_msgpack(files, folder)) is None else read_msgpack_tree(files, found)
+    is_old = node is None and found is not None
+    if is_old:
+        node = {}
+    in_database = None if type(node) is not dict else node.get("use_ocdbt")
     if in_database is None:
         in_database = files.has(folder + MANIFEST)
     notes: list[str] = []
+    tree = {} if is_old else member(node, "tree_metadata", dict, METADATA)
     arrays = _Arrays(
         files=files,
         folder=folder,
         # An item without arrays has no database.
         values=(read_database(files, folder) if files.has(folder + MANIFEST) else {}) if in_database else None,
-        zarr3=bool(node.get("use_zarr3")),
+        zarr3=None if is_old else bool(node.get("use_zarr3")),
         absent_is_zero=node.get("store_array_data_equal_to_fill_value") is not True,
         shardings=_read_shardings(files, folder, notes),
         impls=_read_key_impls(files, folder),
         strings=files.document(folder + "_strings.json") or {},
     )
-    entries: list[tuple[Sequence[Step], ForeignLeaf | Container]] = []
+    if is_old:
+        return OrbaxItem(_list_old(arrays, old), old.containers, None, notes)
+    beside = {tuple(name for name, _ in path): leaf for path, leaf in old.entries if isinstance(leaf, ForeignLeaf)}
+    text = node.get("value_metadata_tree")
+    containers = read_containers(text) if type(text) is str else {}
+    return OrbaxItem(_list_entries(arrays, tree, beside), containers, node.get("custom_metadata"), notes)
+
+
+def _list_entries(arrays: _Arrays, tree: dict[str, Any], beside: Mapping[tuple[str, ...], ForeignLeaf]) -> _Entries:
+    """Return the leaves that are recorded; values that lie in the file of an old item are taken from there."""
+    entries: _Entries = []
     paths = [_path_of(entry) for entry in tree.values()]
     names = [".".join(name for name, _ in path) for path in paths]
     shared = {name for name, count in collections.Counter(names).items() if count > 1}
@@ -97,9 +118,26 @@ def read_item(files: FolderFiles, folder: str = "") -> OrbaxItem:
         what = member(entry, "value_metadata", dict, METADATA)
         with naming_leaf(join_key(key for key, _ in path)):
             kind = member(what, "value_type", str, METADATA)
-            leaf = _leaf(arrays, name, kind, skipped=what.get("skip_deserialize"), shared=name in shared)
-        entries.append((path, leaf))
-    return OrbaxItem(entries, node.get("custom_metadata"), notes)
+            if (leaf := beside.get(tuple(key for key, _ in path)) if beside else None) is not None:
+                entries.append((path, leaf))
+                continue
+            skipped = what.get("skip_deserialize")
+            entries.append((path, _leaf(arrays, name, kind, skipped=skipped, shared=name in shared)))
+    return entries
+
+
+def _list_old(arrays: _Arrays, old: MsgpackTree) -> _Entries:
+    """Return the leaves of an item without a document: values, and arrays that lie beside them."""
+    entries: _Entries = []
+    names = collections.Counter(leaf.name for _, leaf in old.entries if isinstance(leaf, Elsewhere))
+    for path, leaf in old.entries:
+        if isinstance(leaf, Elsewhere):
+            with naming_leaf(join_key(key for key, _ in path)):
+                array = _leaf(arrays, leaf.name, "np.ndarray", skipped=False, shared=names[leaf.name] > 1)
+            entries.append((path, array))
+        else:
+            entries.append((path, leaf))
+    return entries
 
 
 def _path_of(entry: Any) -> list[Step]:
@@ -139,7 +177,8 @@ def _leaf(arrays: _Arrays, name: str, kind: str, *, skipped: Any, shared: bool) 
         stored |= {"kind": "key", "impl": arrays.impls[name]}
     else:
         stored["kind"] = "numpy" if kind == "scalar" and layout.shape else _KINDS.get(kind, "numpy")
-    return array.leaf(decode_type(stored, 0), absent_is_zero=arrays.absent_is_zero)
+    data = None if shared else arrays.files
+    return array.leaf(decode_type(stored, 0), absent_is_zero=arrays.absent_is_zero, data=data)
 
 
 def _refuse(name: str, _: int) -> bytes:
@@ -172,12 +211,20 @@ def _read_shardings(files: FolderFiles, folder: str, notes: list[str]) -> dict[s
 def _show_shardings(node: Any) -> Iterator[tuple[str, str]]:
     if type(node) is not dict:
         raise Corrupt("_sharding is no object")
+    known: dict[str, str | None] = {}  # thousands of leaves have few between them
     for key, text in node.items():
-        name = from_base64(key, "a name").decode("utf-8", "replace")
-        found = parse_json(text if type(text) is str else "", "a sharding")
-        if type(found) is not dict or found.get("sharding_type") != "NamedSharding":
-            continue
-        axes = zip(member(found, "axis_names", list, name), member(found, "shape", list, name), strict=False)
-        spec = member(found, "partition_spec", list, name)
-        parts = (repr(tuple(part) if type(part) is list else part) for part in spec)
-        yield name, f"P({', '.join(parts)}) over {', '.join(f'{axis}={size}' for axis, size in axes)}"[:400]
+        if type(text) is not str:
+            raise Corrupt("_sharding holds what is no text")
+        if text not in known:
+            known[text] = _show_sharding(parse_json(text, "a sharding"))
+        if (shown := known[text]) is not None:
+            yield from_base64(key, "a name").decode("utf-8", "replace"), shown
+
+
+def _show_sharding(node: Any) -> str | None:
+    if type(node) is not dict or node.get("sharding_type") != "NamedSharding":
+        return None
+    what = "a sharding"
+    axes = zip(member(node, "axis_names", list, what), member(node, "shape", list, what), strict=False)
+    parts = (repr(tuple(part) if type(part) is list else part) for part in member(node, "partition_spec", list, what))
+    return f"P({', '.join(parts)}) over {', '.join(f'{axis}={size}' for axis, size in axes)}"[:400]
