@@ -6,7 +6,8 @@
     python3 dev.py test     the tests; with ``-m bucket`` those on real servers of objects
     python3 dev.py lint     ruff, mypy, import-linter
     python3 dev.py docs     build the pages and run their examples
-    python3 dev.py referee  the tests against the real eformer and Orbax, in an environment of its own (.venv-referee)
+    python3 dev.py referee  the tests against the real eformer and Orbax, on Python 3.11 transformers and PyTorch too,
+                            in an environment of its own (.venv-referee)
     python3 dev.py fuzz     damaged and hostile input: python -m torture fuzz
     python3 dev.py bench    the numbers: python -m benchmarks
     python3 dev.py pin      write constraints.txt anew: dev.py pin python3.11 python3.13
@@ -50,6 +51,7 @@ EXTRAS = {
     "bench": ("test",),
     "pin": (),
 }
+REFEREES = ("tests/compat/eformer", "tests/compat/orbax", "tests/compat/huggingface")
 IN_BUCKETS = ("tests/checkpoint", "tests/run", "tests/leaves")
 
 
@@ -246,6 +248,7 @@ def commands(verb: str, home: Path, theirs: list[str]) -> list[list[str]]:
     python = [str(python_of(home)), "-m"]
     workers = str(max(1, min(4, os.cpu_count() or 1)))
     test = [*python, "pytest", "-n", workers, "--dist", "worksteal"]
+    referees = () if any(each.startswith("tests/") for each in theirs) else REFEREES
     # What is for buckets alone, and the tests of everything that works in a bucket as well.
     on_buckets = [test + theirs, [*test, *IN_BUCKETS, "--store", "seaweed"]]
     return {
@@ -262,7 +265,7 @@ def commands(verb: str, home: Path, theirs: list[str]) -> list[list[str]]:
             [*python, "sphinx", "-W", "-n", "-q", "--keep-going", "-b", "html", "docs", "docs/_build/html"],
             [*python, "pytest", "tests/docs", *theirs],
         ],
-        "referee": [[*python, "pytest", "-m", "not benchmark", "tests/compat/eformer", "tests/compat/orbax", *theirs]],
+        "referee": [[*python, "pytest", "-m", "not benchmark", *referees, *theirs]],
         "fuzz": [[*python, "torture", "fuzz", *theirs]],
         "bench": [[*python, "benchmarks", *theirs]],
     }[verb]
@@ -305,7 +308,8 @@ def pin(pythons: list[str]) -> int:
             output(python, "-m", "venv", str(home))
             pip(home, *BUILD_TOOLS, *wants, pinned=False)
             lines = output(str(python_of(home)), "-m", "pip", "freeze").splitlines()
-        frozen[version] = dict(line.split("==") for line in lines)
+        # The "+cpu" of a build is not part of the version that others can install.
+        frozen[version] = dict(line.partition("+")[0].split("==") for line in lines)
     head = CONSTRAINTS.read_text(encoding="utf-8").splitlines() if CONSTRAINTS.exists() else []
     comments = [line for line in head if line.startswith("#")]
     CONSTRAINTS.write_text("\n".join([*comments, *merged(frozen), ""]), encoding="utf-8")

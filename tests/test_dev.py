@@ -151,3 +151,11 @@ def test_pins_are_told_apart_by_python() -> None:
 def test_help_needs_nothing() -> None:
     done = subprocess.run([sys.executable, dev.__file__, "--help"], capture_output=True, text=True, check=True)
     assert all(verb in done.stdout for verb in dev.EXTRAS)
+
+
+def test_every_referee_is_asked_or_those_that_are_named() -> None:
+    ((*_, eformer, orbax, huggingface),) = dev.commands("referee", Path("v"), [])
+    assert [Path(each).name for each in (eformer, orbax, huggingface)] == ["eformer", "orbax", "huggingface"]
+    assert dev.commands("referee", Path("v"), ["tests/compat/orbax", "-x"])[0][-3:] == [
+        "not benchmark", "tests/compat/orbax", "-x",
+    ]  # fmt: skip
