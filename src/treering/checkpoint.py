@@ -280,33 +280,40 @@ def convert(
     source: str | os.PathLike[str],
     target: str | os.PathLike[str],
     *,
-    to: Literal["treering", "safetensors"] | None = None,
+    to: Literal["treering", "safetensors", "flax", "npz", "hf", "leaves"] | None = None,
     only: str | Sequence[str] | None = None,
     at: str | None = None,
     key_map: KeyMap | None = None,
     dtype: str | None = None,
+    max_file_size: int | str | None = None,
+    lose: str | Sequence[str] = (),
     overwrite: bool = False,
     progress: Progress | bool | None = None,
 ) -> None:
     """Save what stands at one path, of any form that ``load`` reads, to another path; the result is verified.
 
-    Arrays go from file to file a piece at a time: memory holds one leaf at most. The calling process works alone.
-    Containers, Python values and metadata stay what they are.
+    Arrays go from file to file a piece at a time. A leaf that can only be read as a whole, such as a compressed one, is
+    held as a whole. The calling process works alone. ``docs/convert.md`` says what each form can hold.
 
     Args:
         source: as for ``load``.
-        target: a path that ends in ``.safetensors`` becomes one such file, any other a folder.
-        to: the form of the target, where you want the path to be checked for it.
+        target: a path that ends in ``.safetensors``, ``.msgpack`` or ``.npz`` becomes one such file, any other a
+            folder.
+        to: the form of the target: "treering" (the default), "hf" or "leaves" for a folder; for a file its suffix says
+            it.
         only: as for ``load``.
         at: as for ``load``.
         key_map: as for ``load``.
         dtype: the dtype that all arrays of floats get. It rounds; a value that would change in another way raises.
+        max_file_size: as for ``save``, of the form "hf".
+        lose: what may be lost: kinds of losses ("arrays", "keys", "metadata", "names", "none", "objects", "scalars",
+            "strings", "structure"), and globs over the keys of leaves.
         overwrite: as for ``save``.
         progress: as for ``save``.
 
     Raises:
-        Unsupported: the target cannot hold some leaves or the metadata; the error names all leaves, and nothing was
-            written. Or the source is a run.
+        Unsupported: the target cannot hold something that ``lose`` does not name; the error lists it with its kind, and
+            nothing was written. Or the source is a run.
         NotFound, Mismatch, Corrupt, Format, StoreFailed: as ``load``.
         Exists, Busy: as ``save``; also Busy where the source was replaced meanwhile.
 
@@ -319,11 +326,7 @@ def convert(
         >>> load(os.path.join(folder, "w.safetensors"))["w"].dtype
         dtype('float16')
     """
-    from treering._checkpoint.convert import ConvertOptions, convert_path
-    from treering._checkpoint.save_options import SaveOptions
+    from treering._checkpoint.convert import ConvertOptions, convert_path, save_options
 
-    save_options = SaveOptions.of(
-        target, metadata=None, overwrite=overwrite, progress=progress, processes="this", timeout=None
-    )
-    options = ConvertOptions(to=to, only=only, at=at, key_map=key_map, dtype=dtype)
-    convert_path(source, save_options, options)
+    into = save_options(target, to=to, overwrite=overwrite, progress=progress, max_file_size=max_file_size)
+    convert_path(source, into, ConvertOptions(to=to, only=only, at=at, key_map=key_map, dtype=dtype, lose=lose))

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import io
+import zipfile
 from pathlib import Path
 from typing import Any
 
+import flax.serialization
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -18,6 +20,9 @@ from treering import KeyMap, KeyRule
 from treering._arrays import source_arrays
 from treering._arrays.source import Source
 from treering._checkpoint import forms
+from treering._checkpoint.targets import LOSSES
+from treering._foreign import write_flax, write_npz
+from treering._store import resolve
 from treering.errors import Busy, Corrupt, Exists, Mismatch, Unsupported
 
 ARRAYS: dict[str, Any] = {
@@ -50,18 +55,37 @@ def _same(found: dict[str, Any], wanted: dict[str, Any]) -> None:
         assert (here.dtype, here.shape, here.tobytes()) == (array.dtype, array.shape, array.tobytes()), key
 
 
+TARGETS: dict[str, Any] = {
+    **dict.fromkeys(("b", "b.safetensors", "b.msgpack", "b.npz")),
+    "hf": "hf",
+    "leaves": "leaves",
+}
+
+
+def _read_as_peers_do(path: Path) -> dict[str, Any]:
+    """Read a file, or what is in a folder, with the library whose form it is."""
+    if path.suffix == ".msgpack":
+        return dict(flax.serialization.msgpack_restore(path.read_bytes()))
+    if path.suffix == ".npz":
+        return dict(np.load(io.BytesIO(path.read_bytes()), allow_pickle=False))
+    files = [path] if path.suffix else sorted(path.glob("*.safetensors"))
+    return {name: array for file in files for name, array in safetensors.numpy.load(file.read_bytes()).items()}
+
+
 @pytest.mark.parametrize("form", ["", ".safetensors", ".msgpack", ".npz", ".leaves"])
-@pytest.mark.parametrize("target", ["b", "b.safetensors"])
+@pytest.mark.parametrize("target", TARGETS)
 def test_every_array_is_the_same_in_every_form(
     form: str, target: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(source_arrays, "_PIECE_BYTES", 100_000)
     source = _write(form, tmp_path)
-    treering.convert(source, tmp_path / target)
+    treering.convert(source, tmp_path / target, to=TARGETS[target], lose="metadata")
     _same(treering.load(tmp_path / target), ARRAYS)
     assert treering.verify(tmp_path / target).findings == ()
-    if target.endswith(".safetensors"):
-        _same(safetensors.numpy.load((tmp_path / target).read_bytes()), ARRAYS)
+    if target not in ("b", "leaves"):
+        _same(_read_as_peers_do(tmp_path / target), ARRAYS)
+    with pytest.raises(Exists):
+        treering.convert(source, tmp_path / target, to=TARGETS[target], lose="metadata")
 
 
 def test_a_checkpoint_keeps_all_that_it_has(tmp_path: Path) -> None:
@@ -109,8 +133,158 @@ def test_what_the_form_cannot_hold_is_listed_before_anything_is_written(tmp_path
     assert all(f"leaf '{key}'" in str(caught.value) for key in ("step", "name", "rng"))
     assert not (tmp_path / "b.safetensors").exists()
     treering.save(tmp_path / "c", {"w": np.ones(3)}, metadata={"format": "x"})
-    with pytest.raises(Unsupported, match="has the member 'format'"):
+    with pytest.raises(Unsupported, match="the member 'format' of the metadata"):
         treering.convert(tmp_path / "c", tmp_path / "b.safetensors")
+    treering.convert(tmp_path / "c", tmp_path / "b.safetensors", lose="metadata")
+    with treering.open(tmp_path / "b.safetensors") as opened:
+        assert opened.metadata == {}
+
+
+NESTED: dict[str, Any] = {
+    "opt": [(np.arange(3.0), np.float32(2.5)), {}, ()],
+    "p": {"w": np.arange(6, dtype=np.int16).reshape(2, 3), "half": jnp.ones(2, jnp.bfloat16)},
+    "step": 7, "rate": 0.5, "flag": True, "none": None, "name": "a", "long": "y" * 9000, "raw": b"z", "z": 2j,
+}  # fmt: skip
+
+
+def test_flax_gets_the_bytes_that_it_writes_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    treering.save(tmp_path / "a", NESTED)
+    treering.convert(tmp_path / "a", tmp_path / "b.msgpack", to="flax")
+    assert (tmp_path / "b.msgpack").read_bytes() == flax.serialization.to_bytes(NESTED)
+    treering.save(tmp_path / "leaf", np.arange(3))
+    treering.convert(tmp_path / "leaf", tmp_path / "leaf.msgpack")
+    assert treering.load(tmp_path / "leaf.msgpack").tolist() == [0, 1, 2]
+    # Large arrays are in chunks, and are read again from them, a piece at a time.
+    monkeypatch.setattr(write_flax, "CHUNK_BYTES", 1000)
+    monkeypatch.setattr(source_arrays, "_PIECE_BYTES", 700)
+    wide = {"w": np.arange(3 * 5 * 77).reshape(3, 5, 77)}
+    treering.save(tmp_path / "wide", wide)
+    treering.convert(tmp_path / "wide", tmp_path / "wide.msgpack")
+    _same(_read_as_peers_do(tmp_path / "wide.msgpack"), wide)
+    treering.convert(tmp_path / "wide.msgpack", tmp_path / "again")
+    _same(treering.load(tmp_path / "again"), wide)
+
+
+def test_what_is_lost_is_named_and_accepted(tmp_path: Path) -> None:
+    tree = {
+        **NESTED,
+        "rng": jax.random.key(3),
+        "f": abs,
+        "odd": {5: np.ones(1)},
+        "a/b": np.ones(2),
+        "a": {"b": np.ones(2)},
+    }
+    treering.save(tmp_path / "s", tree, metadata={"loss": 0.5})
+    for target, kinds in {
+        "b.npz": "arrays keys metadata names none objects scalars strings structure",
+        "b.msgpack": "keys metadata objects structure",
+        "b.safetensors": "keys objects scalars strings",
+        "hf": "keys metadata none objects scalars strings structure",
+        "leaves": "metadata",
+    }.items():
+        with pytest.raises(Unsupported, match="cannot hold") as caught:
+            treering.convert(tmp_path / "s", tmp_path / target, to=TARGETS[target])
+        assert [kind for kind in LOSSES if f"'{kind}' (" in str(caught.value)] == kinds.split()
+        assert not list(tmp_path.glob(f"{target}*"))
+        treering.convert(tmp_path / "s", tmp_path / target, to=TARGETS[target], lose=kinds.split())
+    found = treering.load(tmp_path / "b.npz")
+    assert sorted(found) == ["a/b", "odd/5", "opt/0/0", "opt/0/1", "p/w", "rng"]
+    assert found["rng"].tolist() == jax.random.key_data(tree["rng"]).tolist()
+    held = treering.load(tmp_path / "b.safetensors")
+    assert sorted(held) == ["a", "a/b", "none", "odd", "opt", "p", "rng"]
+    assert held["opt"][1:] == [{}, ()]
+    assert sorted(treering.load(tmp_path / "hf")) == [
+        "a.b",
+        "a/b",
+        "odd.5",
+        "opt.0.0",
+        "opt.0.1",
+        "p.half",
+        "p.w",
+        "rng",
+    ]
+    state = treering.load(tmp_path / "b.msgpack")
+    assert state["odd"].keys() == {"5"}
+    assert "f" not in state
+    assert treering.load(tmp_path / "leaves", only="step") == {"step": 7}
+    globs = ["opt/**", "odd", "p/half", "flag", "[ab]", "metadata", "**"]
+    with pytest.raises(Unsupported, match=r"leaf 'rate': a float\n"):
+        treering.convert(tmp_path / "s", tmp_path / "c.npz", lose=globs[:-1])
+    treering.convert(tmp_path / "s", tmp_path / "c.npz", lose=globs)
+    with pytest.raises(Unsupported, match="nothing would be left"):
+        treering.convert(tmp_path / "s", tmp_path / "d.npz", only="step", lose=["scalars", "metadata"])
+    treering.save(tmp_path / "huge", {"n": 1 << 70, "m": 3})
+    with pytest.raises(Unsupported, match="leaf 'n': an int of more than 64 bits"):
+        treering.convert(tmp_path / "huge", tmp_path / "huge.msgpack")
+
+
+def test_a_list_that_loses_items_comes_back_as_a_dict(tmp_path: Path) -> None:
+    tree = {"l": [1, np.ones(2), [2, 3]], "n": {"x": 1.5, "w": np.zeros(1)}, "t": (np.ones(1), None)}
+    treering.save(tmp_path / "s", tree)
+    treering.convert(tmp_path / "s", tmp_path / "b.safetensors", lose="scalars")
+    found = treering.load(tmp_path / "b.safetensors")
+    assert found["l"].keys() == {1, 2}
+    assert (found["l"][2], found["n"].keys(), found["t"][1]) == ({}, {"w"}, None)
+    treering.convert(tmp_path / "s", tmp_path / "b", only="l/2/*")
+    assert treering.load(tmp_path / "b") == {"l": {2: [2, 3]}}
+
+
+@pytest.mark.parametrize("target", ["b.npz", "b.msgpack", "hf"])
+def test_a_result_that_is_not_what_was_read_is_an_error(
+    target: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    treering.save(tmp_path / "a", {"w": np.arange(50_000)})
+    wanted = bytes(np.arange(40_000, 40_008).data)
+    written = resolve.write_file
+
+    def damage(path: Any, buffers: Any, size: int) -> None:
+        written(path, [b"".join(buffers).replace(wanted, bytes(len(wanted)))], size)
+
+    for module in ("_checkpoint.save_files", "_foreign.write_huggingface"):
+        monkeypatch.setattr(f"treering.{module}.write_file", damage)
+    with pytest.raises(Corrupt, match="its leaf 'w' is not the one that was read"):
+        treering.convert(tmp_path / "a", tmp_path / target, to=TARGETS[target])
+
+
+def test_a_folder_of_shards(tmp_path: Path) -> None:
+    layers = {f"h.{i}": {"w": np.full((10, 10), i, np.float32)} for i in range(5)}
+    treering.save(tmp_path / "a", layers, metadata={"by": "me"})
+    treering.convert(tmp_path / "a", tmp_path / "hf", to="hf", max_file_size=900)
+    assert len(list((tmp_path / "hf").glob("*.safetensors"))) == 3
+    wanted = {f"{name}.w": layer["w"] for name, layer in layers.items()}
+    _same(_read_as_peers_do(tmp_path / "hf"), wanted)
+    # Back, and to a folder of other shards.
+    treering.convert(tmp_path / "hf", tmp_path / "b")
+    _same(treering.load(tmp_path / "b"), wanted)
+    treering.convert(tmp_path / "hf", tmp_path / "c", to="hf", dtype="float16")
+    assert {array.dtype.name for array in _read_as_peers_do(tmp_path / "c").values()} == {"float16"}
+    with treering.open(tmp_path / "c") as opened:
+        assert opened.metadata["by"] == "me"
+
+
+def test_archives_of_any_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    arrays = {f"a{number}": np.full(number * 40, number, np.int16) for number in range(9)}
+    treering.save(tmp_path / "a", arrays)
+    monkeypatch.setattr(write_npz, "_LARGE", 300)
+    monkeypatch.setattr(write_npz, "_MANY", 4)
+    treering.convert(tmp_path / "a", tmp_path / "b.npz")
+    _same(_read_as_peers_do(tmp_path / "b.npz"), arrays)
+    _same(treering.load(tmp_path / "b.npz"), arrays)
+    assert zipfile.ZipFile(io.BytesIO((tmp_path / "b.npz").read_bytes())).testzip() is None
+    treering.save(tmp_path / "leaf", np.arange(3))
+    treering.convert(tmp_path / "leaf", tmp_path / "leaf.npz")
+    assert _read_as_peers_do(tmp_path / "leaf.npz")["arr_0"].tolist() == [0, 1, 2]
+
+
+def test_the_rest_keeps_its_keys(tmp_path: Path) -> None:
+    treering.save(tmp_path / "a", {"p": {"w": np.ones(2), "b": np.zeros(1)}, "step": 7})
+    names = KeyMap([KeyRule("p/w", "model/kernel"), KeyRule("{k**}", "{k**}", rest=True)])
+    treering.convert(tmp_path / "a", tmp_path / "b", key_map=names)
+    found = treering.load(tmp_path / "b")
+    assert (found["model"]["kernel"].tolist(), found["p"].keys(), found["step"]) == ([1, 1], {"b"}, 7)
+    assert names.inverse().inverse() == names
+    with pytest.raises(Unsupported, match="copy= and rest= exclude each other"):
+        KeyRule("a", "b", copy=True, rest=True)
 
 
 def test_wrong_arguments_are_refused(tmp_path: Path) -> None:
@@ -119,7 +293,10 @@ def test_wrong_arguments_are_refused(tmp_path: Path) -> None:
     for target, given, problem in [
         ("b", {"to": "orbax"}, "is not a form that can be written"),
         ("b", {"to": "safetensors"}, "is not a path of the form safetensors"),
-        ("b.msgpack", {}, "is not a path of the form treering"),
+        ("b.msgpack", {"to": "treering"}, "is not a path of the form treering"),
+        ("b.npz", {"to": "leaves"}, "is not a path of the form leaves"),
+        ("b.npz", {"to": "hf"}, "is not a path of the form hf"),
+        ("b", {"max_file_size": 5}, "max_file_size= needs a form that has it"),
         ("b", {"dtype": "int8"}, "is not a dtype of floats"),
         ("b", {"key_map": "a"}, "key_map= is a treering.KeyMap"),
         ("a", {"overwrite": True}, "is source and target"),
@@ -148,20 +325,23 @@ def test_a_damaged_source_is_not_converted(tmp_path: Path) -> None:
 
 def test_a_source_that_is_replaced_meanwhile_is_busy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = _write(".npz", tmp_path)
-    opened = forms.open_source
+    opened = forms.stream_source
 
     def replaced(*given: Any, **named: Any) -> Source:
         source = opened(*given, **named)
         source.is_current = lambda: False
         return source
 
-    monkeypatch.setattr("treering._checkpoint.convert.open_source", replaced)
+    monkeypatch.setattr("treering._checkpoint.convert.stream_source", replaced)
     with pytest.raises(Busy, match="was replaced while it was being converted"):
         treering.convert(path, tmp_path / "b")
     assert not (tmp_path / "b" / "treering.json").exists()
 
 
-def test_memory_holds_a_piece_of_a_leaf(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("form", "target"), [("", target) for target in TARGETS] + [(".msgpack", "b")])
+def test_memory_holds_a_piece_of_a_leaf(
+    form: str, target: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(source_arrays, "_PIECE_BYTES", 100_000)
     sizes: list[int] = []
     read = source_arrays.SourceArray._read
@@ -171,7 +351,10 @@ def test_memory_holds_a_piece_of_a_leaf(tmp_path: Path, monkeypatch: pytest.Monk
         return read(self, boxes)
 
     monkeypatch.setattr(source_arrays.SourceArray, "_read", note)
-    treering.convert(_write("", tmp_path), tmp_path / "b")
+    source = _write(form, tmp_path)
+    treering.convert(source, tmp_path / target, to=TARGETS[target])
+    if target == "b":
+        treering.convert(source, tmp_path / "cast", dtype="float64")
     assert len(sizes) > 8
     assert max(sizes) <= 100_000
 
@@ -187,3 +370,22 @@ def test_the_verb(tmp_path: Path) -> None:
     assert "--overwrite replaces it" in here(*arguments, code=2).stderr
     here(*arguments, "--overwrite", code=0)
     assert sorted(safetensors.numpy.load((tmp_path / "b.safetensors").read_bytes())) == ["v", "w"]
+    arguments = ["convert", str(tmp_path / "a"), str(tmp_path / "c.npz"), "--rename", "p/{n}=m/{n}"]
+    assert "'scalars' (Python numbers are left out)" in here(*arguments, code=2).stderr
+    here(*arguments, "--lose", "scalars", code=0)
+    assert sorted(_read_as_peers_do(tmp_path / "c.npz")) == ["m/v", "m/w"]
+    assert "exclude each other" in here(*arguments, "--map", str(rules), code=2).stderr
+    assert "is not OLD=NEW" in here(*arguments, "--rename", "a", code=2).stderr
+    here(
+        "convert",
+        str(tmp_path / "a"),
+        str(tmp_path / "hf"),
+        "--to",
+        "hf",
+        "--at",
+        "p",
+        "--max-file-size",
+        "1KB",
+        code=0,
+    )
+    assert sorted(_read_as_peers_do(tmp_path / "hf")) == ["v", "w"]

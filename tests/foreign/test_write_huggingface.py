@@ -136,7 +136,7 @@ def test_what_it_cannot_hold_is_said_at_once(tmp_path: Path) -> None:
         "leaf 'none': None",
         "leaf 'text': a str",
         "leaf 'key': a typed PRNG key",
-        "an empty dict at 'deep.0'",
+        "an empty dict at 'deep/0'",
         "the static fields",
         "the dict at 'int': its key 3",
         "an array of complex128",

@@ -128,6 +128,14 @@ class MappedArrays:
         made = self._leaves[leaf]
         return self._arrays.stored_chunks(made.pieces[0].leaf) if made.renamed else ()
 
+    def largest_block(self, leaf: int) -> int | None:
+        """Return what `largest_block` does; a run of items lies all over a stored leaf of another order of axes."""
+        pieces = self._leaves[leaf].pieces
+        kept = [[axis for axis in piece.axes if axis is not None] for piece in pieces]
+        blocks = [largest_block(self._arrays, piece.leaf) for piece in pieces]
+        known = [block for block in blocks if block is not None]
+        return max(known) if len(known) == len(blocks) and all(axes == sorted(axes) for axes in kept) else None
+
     def read(self, requests: Sequence[ReadRequest], progress: Progress | None = None) -> None:
         """Fill ``arrays`` of every request.
 
@@ -191,6 +199,13 @@ class MappedArrays:
             except NotKept as error:
                 text = f"the value {error.value!s} does not fit {copy.target.dtype.name}"
                 raise Mismatch(text, path=split_key(copy.key), hint="the key map, or dtype=, casts it") from None
+
+
+def largest_block(arrays: Arrays, leaf: int) -> int | None:
+    """Return how many bytes of a leaf are read together at least; None where a run of items needs all of it."""
+    if isinstance(arrays, MappedArrays):
+        return arrays.largest_block(leaf)
+    return max((chunk.block for chunk in arrays.stored_chunks(leaf)), default=None)
 
 
 def _cut(part: SourceBox, count: int) -> Iterator[SourceBox]:

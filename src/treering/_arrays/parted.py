@@ -107,6 +107,12 @@ class BoxedArray:
         self.size = int(np.prod(shape, dtype=np.int64))
         self.nbytes = self.size * self.dtype.itemsize
 
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
+        """Put the boxes together; only numpy calls it, for small arrays."""
+        del dtype, copy
+        data = b"".join(self.blocks(0, self.size))
+        return np.frombuffer(data, self.dtype.newbyteorder("<")).reshape(self.shape)
+
     def blocks(self, start: int, stop: int) -> Iterator[memoryview]:
         """Yield the bytes of items ``start`` to ``stop`` in C order, little endian, a slab at a time.
 

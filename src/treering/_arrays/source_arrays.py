@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
+import xxhash
+
 from treering._arrays.incoming import ReadRequest
+from treering._arrays.mapped_source import largest_block
 from treering._arrays.outgoing import DescribedLeaves, HeldBox
 from treering._arrays.parted import BoxedArray
 from treering._arrays.source import Source
@@ -23,6 +26,9 @@ class SourceArray(BoxedArray):
     Args:
         source: the tree.
         leaf: number of the leaf.
+
+    Attributes:
+        checksum: that of the bytes that were read since the first item was.
     """
 
     def __init__(self, source: Source, leaf: int) -> None:
@@ -32,15 +38,21 @@ class SourceArray(BoxedArray):
         self.dtype = source.arrays.dtype_of(leaf)
         self.size = size_of(whole(self.shape))
         self.nbytes = self.size * self.dtype.itemsize
+        self.checksum = xxhash.xxh3_64()
 
     def blocks(self, start: int, stop: int) -> Iterator[memoryview]:
         """Yield the bytes of items ``start`` to ``stop`` in C order, little endian."""
-        chunks = self._arrays.stored_chunks(self._leaf)
+        block = largest_block(self._arrays, self._leaf)
         # Where a part cannot be read without the rest, all of it is read once.
-        whole_only = not chunks or max(chunk.block for chunk in chunks) > _PIECE_BYTES
+        whole_only = block is None or block > _PIECE_BYTES
         step = max(stop - start, 1) if whole_only else _PIECE_BYTES // self.dtype.itemsize
+        if not start:
+            self.checksum.reset()
         for first in range(start, stop, step):
-            yield from self._read(boxes_of_range(self.shape, first, min(first + step, stop)))
+            for piece in self._read(boxes_of_range(self.shape, first, min(first + step, stop))):
+                self.checksum.update(piece)
+                yield piece
+                del piece  # its memory is free for the next one
 
     def _read(self, boxes: list[Box]) -> Iterator[memoryview]:
         request = ReadRequest(self._leaf, boxes)

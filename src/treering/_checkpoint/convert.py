@@ -1,42 +1,36 @@
 """What stands at one path, of any form that treering reads, saved to another path in a form that it writes.
 
 Arrays go from file to file a piece at a time. What the new form cannot hold is refused by name before anything is
-written, and the result is read back and verified.
+written, and the result is read back: it is verified by its own checksums, or compared with what was read.
 """
 
 from __future__ import annotations
 
 import contextlib
+import copy
 import dataclasses
+import importlib
 import os
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import closing
-from typing import Final, TypeAlias
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
 
 from treering._arrays.mapped_source import cast_floats, map_source
 from treering._arrays.source import Source
-from treering._arrays.source_arrays import describe_source
-from treering._arrays.written import divide_save
+from treering._arrays.source_arrays import SourceArray
 from treering._background.save_job import Watch
 from treering._background.saves import settle
-from treering._checkpoint.forms import is_run, open_source, verify_bytes
-from treering._checkpoint.save_files import SafetensorsSave
-from treering._checkpoint.save_folder import commit_index, make_index, write_data
+from treering._checkpoint.forms import is_run, stream_source, verify_bytes
 from treering._checkpoint.save_options import SaveOptions
-from treering._checkpoint.transaction import CheckpointFolder
-from treering._format.document import read_names
-from treering._format.safetensors import check_single_file, check_single_metadata
-from treering._format.selection import Selection, select
+from treering._checkpoint.targets import SUFFIXES, Loss, accept_losses, find_writer, key_texts, left_out
+from treering._format.index import Index, LeafType
+from treering._format.selection import Selection, drop_leaves, select
 from treering._keymap.key_map import KeyMap, check_key_map
 from treering._store.resolve import require_path, settled
-from treering._tree.flatten import Flattened
-from treering._view.progress import showing
+from treering._view.progress import Progress, showing
 from treering.errors import Busy, Corrupt, Unsupported
 
-TARGETS: Final = ("treering", "safetensors")
-"""The forms that can be written."""
-
-_Writer: TypeAlias = "Callable[[Source, Selection, SaveOptions, Watch], None]"
+_OF_FILES: Final = ("format", "total_size")
+"""Members that say how a file of another program was written."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,37 +42,52 @@ class ConvertOptions:
     at: str | None = None
     key_map: KeyMap | None = None
     dtype: str | None = None
+    lose: str | Sequence[str] = ()
+
+
+def save_options(
+    target: str | os.PathLike[str],
+    *,
+    to: str | None,
+    overwrite: bool,
+    progress: Progress | bool | None,
+    max_file_size: int | str | None,
+) -> SaveOptions:
+    """Return how the result of a conversion is saved; raises as ``SaveOptions.of`` does."""
+    return SaveOptions.of(
+        target, metadata=None, overwrite=overwrite, progress=progress, processes="this", timeout=None,
+        form="hf" if to == "hf" else None, max_file_size=max_file_size, suffixes=SUFFIXES,
+    )  # fmt: skip
 
 
 def convert_path(source: str | os.PathLike[str], save: SaveOptions, options: ConvertOptions) -> None:
     """Convert ``source``; ``treering.convert`` says more."""
     require_path(source)
     check_key_map(options.key_map)
-    form = "safetensors" if save.path.suffix.lower() == ".safetensors" else "treering"
-    if options.to not in (None, *TARGETS):
-        raise Unsupported(f"to={options.to!r:.100} is not a form that can be written", hint=", ".join(TARGETS))
-    if save.path.suffix.lower() == ".msgpack" or (options.to or form) != form:
-        hint = "a path that ends in .safetensors becomes a file, any other a folder of treering"
-        raise Unsupported(f"{save.shown!r} is not a path of the form {options.to or 'treering'}", hint=hint)
+    writer = find_writer(save.path, save.shown, options.to)
     if settled(save.path) == settled(source):
         raise Unsupported(f"{save.shown!r} is source and target", hint="convert to another path")
     if is_run(source):
         raise Unsupported(f"{os.fspath(source)!r} is a run", hint="convert its steps, one at a time")
     settle(source)
     settle(save.path)
+    module = importlib.import_module(writer.module)
     with showing(save.progress), contextlib.ExitStack() as files:
-        opened = open_source(source, files, mapped=False)
-        metadata = dict(opened.index.metadata)
-        if form == "safetensors" and not opened.index.verified:
-            metadata.pop("format", None)  # it says which program wrote the file
-        save = dataclasses.replace(save, metadata=metadata)
+        opened = stream_source(source, files)
         mapped = opened if options.key_map is None else map_source(opened, options.key_map)
         mapped = mapped if options.dtype is None else cast_floats(mapped, options.dtype)
         part = select(mapped.index.structure, mapped.index.keys, at=options.at, only=options.only)
-        _WRITERS[form](mapped, part, save, _StillThere(opened, os.fspath(source)))
-    found = verify_bytes(save.path, None)
-    if found.findings:
-        raise Corrupt(f"{save.shown!r} was written and does not verify: {found.findings[0].problem}")
+        metadata = _metadata_of(opened.index)
+        found = list(module.find_losses(mapped, part, metadata))
+        losses = accept_losses(writer.form, found, options.lose)
+        part, metadata = _lose(part, metadata, losses)
+        mapped = _lose_keys(mapped) if any(loss.kind == "keys" for loss in losses) else mapped
+        save = dataclasses.replace(save, metadata=metadata)
+        written = module.write(mapped, part, save, _StillThere(opened, os.fspath(source)))
+    if written is not None:
+        _require_equal(save, written)
+    elif (found_damage := verify_bytes(save.path, None)).findings:
+        raise Corrupt(f"{save.shown!r} was written and does not verify: {found_damage.findings[0].problem}")
 
 
 class _StillThere(Watch):
@@ -95,26 +104,59 @@ class _StillThere(Watch):
             raise Busy(f"{self._shown!r} was replaced while it was being converted", hint="convert it again")
 
 
-def _flattened(source: Source, part: Selection) -> Flattened:
-    kinds = [source.index.type_of(leaf).kind for leaf in part.leaves]
-    return Flattened(tokens=list(part.structure), keys=list(part.keys), kinds=kinds)
+def _metadata_of(index: Index) -> dict[str, Any]:
+    hidden = () if index.verified else _OF_FILES
+    return {name: value for name, value in index.metadata.items() if name not in hidden}
 
 
-def _write_folder(source: Source, part: Selection, save: SaveOptions, watch: Watch) -> None:
-    flat = _flattened(source, part)
-    metadata = save.json_metadata()
-    with closing(CheckpointFolder(save.path, overwrite=save.overwrite, names_in=read_names)) as folder, folder:
-        layout = divide_save(flat.keys, describe_source(source, part), 1).files(folder.attempt, [0])
-        checksums = write_data(layout, folder, save)
-        index = make_index(flat, layout, checksums, metadata, attempt=folder.attempt)
-        commit_index(folder, index, layout.headers, watch)
+def _lose(part: Selection, metadata: Mapping[str, Any], losses: frozenset[Loss]) -> tuple[Selection, dict[str, Any]]:
+    """Return a part of a tree, and the metadata, without what is left out."""
+    if dropped := left_out(losses):
+        if len(dropped) == len(part.keys):
+            raise Unsupported("nothing would be left of the tree", hint="choose another form")
+        part = drop_leaves(part, dropped)
+    members = {loss.name for loss in losses if loss.kind == "metadata"}
+    return part, {name: value for name, value in metadata.items() if name not in members}
 
 
-def _write_safetensors(source: Source, part: Selection, save: SaveOptions, watch: Watch) -> None:
-    flat, leaves = _flattened(source, part), describe_source(source, part)
-    check_single_file(flat.keys, leaves.types, leaves.leaf_types)
-    check_single_metadata(save.json_metadata())
-    SafetensorsSave(flat, leaves).write(save, watch)
+def _lose_keys(source: Source) -> Source:
+    """Return an opened tree whose PRNG keys are their data."""
+    index = source.index
+    types = [LeafType(kind="jax", dtype=k.dtype, shape=k.shape) if k.kind == "key" else k for k in index.types]
+    lost = copy.copy(source)
+    lost.index = dataclasses.replace(index, types=types)
+    return lost
 
 
-_WRITERS: Final[Mapping[str, _Writer]] = {"treering": _write_folder, "safetensors": _write_safetensors}
+# --------------------------------------------------------------------------------------------------------- verification
+
+
+def _require_equal(save: SaveOptions, written: Mapping[str, Any]) -> None:
+    """Read the result, and compare each leaf with what was read of the source.
+
+    Raises:
+        Corrupt: they are not the same.
+    """
+    with contextlib.ExitStack() as files:
+        found = stream_source(save.path, files)
+        numbers = {key: number for number, key in enumerate(key_texts(found.index.structure))}
+        wrong = sorted(numbers.keys() ^ written.keys())
+        for key in [] if wrong else written:
+            if not _is_equal(found, numbers[key], written[key]):
+                wrong.append(key)
+    if wrong:
+        raise Corrupt(f"{save.shown!r} was written, and its leaf {wrong[0]!r:.200} is not the one that was read")
+
+
+def _is_equal(found: Source, leaf: int, wanted: Any) -> bool:
+    if not found.index.type_of(leaf).stored:
+        value = found.index.values[leaf]
+        return type(value) is type(wanted) and repr(value) == repr(wanted)
+    array = SourceArray(found, leaf)
+    if isinstance(wanted, SourceArray):
+        for _ in array.blocks(0, array.size):
+            pass
+        like = (array.shape, array.dtype) == (wanted.shape, wanted.dtype)
+        return like and array.checksum.digest() == wanted.checksum.digest()
+    data = wanted.encode() if isinstance(wanted, str) else wanted
+    return b"".join(array.blocks(0, array.size)) == data

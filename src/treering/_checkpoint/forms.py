@@ -71,6 +71,13 @@ def open_source(path: str | os.PathLike[str], files: contextlib.ExitStack, *, ma
     return cast("Source", _call("source", path, files, mapped=mapped))
 
 
+def stream_source(path: str | os.PathLike[str], files: contextlib.ExitStack) -> Source:
+    """Open what stands at ``path`` to read it a piece at a time where that can be; raises as `open_source` does."""
+    if detect(path) is Form.MSGPACK:
+        return cast("Source", _import("_wire.msgpack_source:stream_msgpack")(path, files))
+    return open_source(path, files, mapped=False)
+
+
 @contextlib.contextmanager
 def read_source(path: str | os.PathLike[str], *, mapped: bool) -> Iterator[Source]:
     """Open what stands at ``path`` for as long as the block runs; raises as `open_source` does."""

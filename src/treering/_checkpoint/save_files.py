@@ -11,7 +11,7 @@ from typing import Any, Final, TypeVar
 import numpy as np
 
 from treering._arrays.host import piece_buffers
-from treering._arrays.jobs import Progress
+from treering._arrays.jobs import Progress, Tally
 from treering._arrays.outgoing import DescribedLeaves, HeldBox, describe_leaves
 from treering._arrays.snapshot import snapshot
 from treering._arrays.written import SaveData, SaveLayout
@@ -23,6 +23,7 @@ from treering._codec.documents import check_json
 from treering._codec.msgpack.write import Block, Piece, pieces_size
 from treering._format.headers import lay_out_files
 from treering._format.safetensors import check_single_file, check_single_metadata, single_file
+from treering._store.pieces import Buffer
 from treering._store.resolve import is_taken, write_file
 from treering._tree.flatten import Flattened, flatten
 from treering._tree.state_dict import to_state_dict
@@ -33,7 +34,8 @@ from treering.errors import Exists, Unsupported
 
 _T = TypeVar("_T")
 
-_CHUNK_BYTES: Final = 2**30
+CHUNK_BYTES: Final = 2**30
+"""Larger arrays are written in chunks, as flax does."""
 
 
 class MsgpackSave:
@@ -57,7 +59,7 @@ class MsgpackSave:
         if metadata:
             hint = "save to a folder or a .safetensors file"
             raise Unsupported("a msgpack file cannot hold metadata", hint=hint)
-        return cls(encode_state(to_state_dict(tree), chunk_size=_CHUNK_BYTES))
+        return cls(encode_state(to_state_dict(tree), chunk_size=CHUNK_BYTES))
 
     def snapshot(self) -> MsgpackSave:
         """Return the same with arrays that nobody changes any more."""
@@ -68,10 +70,7 @@ class MsgpackSave:
 
     def write(self, options: SaveOptions, watch: Watch = UNWATCHED) -> None:
         """Write the file; ``treering.save`` says more."""
-        _require_free(options)
-        write_file(options.path, _claim_at_end(piece_buffers(self._pieces), watch), self.nbytes)
-        if options.progress is not None:
-            options.progress(self.nbytes, self.nbytes)
+        write_buffers(piece_buffers(self._pieces), self.nbytes, options, watch)
 
 
 class SafetensorsSave:
@@ -120,8 +119,26 @@ class SafetensorsSave:
         for _ in first.data_of(0, kept=False):
             pass
         _, header = single_file(make_index(self._flat, layout, first.checksums, metadata, attempt=attempt))
-        buffers = _claim_at_end(_read_again(header, layout, first, options.progress, keys), watch)
+        buffers = claim_at_end(_read_again(header, layout, first, options.progress, keys), watch)
         write_file(options.path, buffers, len(header) + layout.data_bytes)
+
+
+def write_buffers(buffers: Iterable[Buffer], size: int, options: SaveOptions, watch: Watch) -> None:
+    """Write a file of so many bytes.
+
+    Raises:
+        Exists: something is at the path.
+        StoreFailed: the store refuses.
+    """
+    _require_free(options)
+    tally = Tally(size, options.progress)
+
+    def count() -> Iterator[Buffer]:
+        for buffer in buffers:
+            yield buffer
+            tally.add(len(buffer))
+
+    write_file(options.path, claim_at_end(count(), watch), size)
 
 
 def _require_free(options: SaveOptions) -> None:
@@ -134,7 +151,7 @@ def _require_free(options: SaveOptions) -> None:
         raise Exists(f"{os.fspath(options.path)!r} exists", hint="overwrite=True replaces it")
 
 
-def _claim_at_end(buffers: Iterable[_T], watch: Watch) -> Iterator[_T]:
+def claim_at_end(buffers: Iterable[_T], watch: Watch) -> Iterator[_T]:
     """Yield what a file is made of; at its end, before the file gets its name, the save can no longer be cancelled."""
     watch.move()
     for buffer in buffers:

@@ -74,8 +74,9 @@ class SaveOptions:
         form: str | None = None,
         max_file_size: int | str | None = None,
         dtype: Any = None,
+        suffixes: tuple[str, ...] = FILE_SUFFIXES,
     ) -> SaveOptions:
-        """Return what the arguments of ``treering.save`` say.
+        """Return what the arguments of ``treering.save`` say; paths with one of ``suffixes`` become a file.
 
         Raises:
             Unsupported: one of them has no meaning.
@@ -88,12 +89,12 @@ class SaveOptions:
             require_one_of("form", form, FORMS)
         elif max_file_size is not None or dtype is not None:
             name = "dtype" if max_file_size is None else "max_file_size"
-            raise Unsupported(f"{name}= needs a form that has it", hint='form="hf" writes a Hugging Face folder')
-        is_file = isinstance(path, str) and Path(path).suffix.lower() in FILE_SUFFIXES
+            raise Unsupported(f"{name}= needs a form that has it", hint='"hf", a Hugging Face folder, has it')
+        is_file = isinstance(path, str) and Path(path).suffix.lower() in suffixes
         place = new_file_path(path) if is_file else new_folder_path(path)  # a folder's may end in a separator
         if (suffix := place.suffix.lower()) in FILE_SUFFIXES and form is not None:
             raise Unsupported(f"form={form!r} is a folder, not {os.fspath(path)!r}", hint="pass the path of the folder")
-        if suffix in _OTHER_FORMS:
+        if suffix in _OTHER_FORMS.difference(suffixes):
             hint = "a name without it becomes a folder; .safetensors and .msgpack become one file"
             raise Unsupported(f"{os.fspath(path)!r}: treering writes no {suffix} files", hint=hint)
         return cls(

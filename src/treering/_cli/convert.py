@@ -2,45 +2,82 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
 import click
 
+from treering._checkpoint.targets import FORMS, LOSSES
 from treering._cli.options import verb
 from treering._cli.terminal import GOOD
+
+if TYPE_CHECKING:
+    from treering._keymap.key_map import KeyMap
 
 
 @verb(
     "treering convert model.safetensors ckpt --map llama.toml",
     "treering convert ckpt params.safetensors --at params --dtype bfloat16",
-    "treering convert weights.npz ckpt",
+    "treering convert ckpt model --to hf --at params --max-file-size 2GB",
+    "treering convert ckpt state.msgpack --rename 'params/{k**}=model/{k**}'",
+    "treering convert ckpt weights.npz --lose scalars --lose 'opt/**'",
 )
 @click.argument("source", metavar="SRC", type=click.Path(path_type=str))
 @click.argument("target", metavar="DST", type=click.Path(path_type=str))
-@click.option("--to", type=click.Choice(["treering", "safetensors"]), help="The form of DST; else its suffix says it.")
+@click.option("--to", type=click.Choice(FORMS), help="The form of DST; else its suffix says it.")
 @click.option("--only", "globs", multiple=True, metavar="GLOB", help="Convert these leaves alone; may be repeated.")
 @click.option("--at", metavar="KEY", help="Convert the subtree there as if it were the whole tree.")
 @click.option("--map", "map_path", metavar="FILE", type=click.Path(path_type=str), help="A key map, a TOML file.")
+@click.option(
+    "--rename",
+    "renames",
+    multiple=True,
+    metavar="OLD=NEW",
+    help="Give leaves other keys, by patterns as in a key map; may be repeated.",
+)
 @click.option("--dtype", metavar="DTYPE", help="Cast all arrays of floats to this dtype.")
+@click.option("--max-file-size", metavar="SIZE", help="How large a file of the form hf may be, such as 2GB.")
+@click.option(
+    "--lose",
+    multiple=True,
+    metavar="NAME",
+    help=f"Accept that a kind of things is lost ({', '.join(LOSSES)}), or leaves by a glob; may be repeated.",
+)
 @click.option("--overwrite", is_flag=True, help="Replace a checkpoint or a file that is there.")
 def convert(
     source: str, target: str, *, to: str | None, globs: tuple[str, ...], at: str | None, map_path: str | None,
-    dtype: str | None, overwrite: bool,
+    renames: tuple[str, ...], dtype: str | None, max_file_size: str | None, lose: tuple[str, ...], overwrite: bool,
 ) -> int:  # fmt: skip
     """Save SRC, a checkpoint or file of any form that treering reads, to DST in another form, and verify DST.
 
-    A DST that ends in .safetensors becomes one such file, any other a folder of treering. If the form cannot hold some
-    leaves, they are listed, and nothing is written.
+    A DST that ends in .safetensors, .msgpack or .npz becomes one such file, any other a folder: of treering, or of the
+    form --to hf or leaves. If the form cannot hold something, that is listed, and nothing is written; --lose accepts
+    it.
     """
-    from treering._checkpoint.convert import ConvertOptions, convert_path
-    from treering._checkpoint.save_options import SaveOptions
-    from treering._keymap.key_map import KeyMap
+    from treering._checkpoint.convert import ConvertOptions, convert_path, save_options
     from treering.errors import Exists
 
-    key_map = None if map_path is None else KeyMap.read(map_path)
-    options = ConvertOptions(to=to, only=list(globs) or None, at=at, key_map=key_map, dtype=dtype)
+    key_map = _read_map(map_path, renames)
+    options = ConvertOptions(to=to, only=list(globs) or None, at=at, key_map=key_map, dtype=dtype, lose=lose)
     try:
-        save = SaveOptions.of(target, metadata=None, overwrite=overwrite, progress=True, processes="this", timeout=None)
+        save = save_options(target, to=to, overwrite=overwrite, progress=True, max_file_size=max_file_size)
         convert_path(source, save, options)
     except Exists as error:
         error.hint = error.hint and error.hint.replace("overwrite=True", "--overwrite")
         raise
     return GOOD
+
+
+def _read_map(path: str | None, renames: Sequence[str]) -> KeyMap | None:
+    from treering._keymap.key_map import KeyMap
+    from treering._keymap.key_rule import KeyRule
+
+    if path is not None and renames:
+        raise click.UsageError("--map and --rename exclude each other; the rules of a map can rename")
+    if path is not None:
+        return KeyMap.read(path)
+    if odd := [rename for rename in renames if rename.count("=") != 1]:
+        raise click.UsageError(f"--rename {odd[0]!r} is not OLD=NEW; a key map can have keys with '='")
+    if not renames:
+        return None
+    return KeyMap([*(KeyRule(*rename.split("=")) for rename in renames), KeyRule("{k**}", "{k**}", rest=True)])

@@ -10,7 +10,7 @@ import dataclasses
 import json
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -19,12 +19,25 @@ from treering._arrays.host import this_processes
 from treering._arrays.jobs import Tally
 from treering._arrays.outgoing import DescribedLeaves, describe_leaves
 from treering._arrays.parted import host_blocks
+from treering._arrays.source import Source
+from treering._arrays.source_arrays import describe_source
+from treering._background.save_job import UNWATCHED, Watch
+from treering._checkpoint.save_files import claim_at_end
 from treering._checkpoint.save_options import SaveOptions
+from treering._checkpoint.targets import (
+    Loss,
+    key_texts,
+    lost_containers,
+    lost_leaves,
+    lost_members,
+    lost_names,
+    refuse_others,
+)
 from treering._format.blocks import leaf_bytes
 from treering._format.headers import DTYPES, frame, header_text
-from treering._format.index import Container, LeafType
-from treering._format.safetensors import LARGEST_HEADER, why_not_stored
-from treering._format.structure import walk
+from treering._format.index import LeafType
+from treering._format.safetensors import LARGEST_HEADER
+from treering._format.selection import Selection
 from treering._printable import list_lines
 from treering._store.api import Outcome, Store
 from treering._store.failures import naming
@@ -34,7 +47,7 @@ from treering._tree.flatten import Flattened, flatten
 from treering._values.casts import NotKept, cast_array
 from treering._values.dtypes import itemsize_of
 from treering._values.human import join_first, pluralize
-from treering._values.keys import split_key
+from treering._values.keys import join_key, split_key
 from treering._values.telemetry import phase
 from treering.errors import Exists, StoreFailed, Unsupported
 
@@ -80,15 +93,40 @@ def save_tree(tree: Any, options: SaveOptions) -> None:
     if options.together and this_processes(()).count > 1:
         hint = "save a checkpoint, or pass processes='this' on one process that holds the whole arrays"
         raise Unsupported("several processes cannot save form='hf' together", hint=hint)
+    metadata = options.json_metadata()
+    if wrong := _refuse_members(metadata):
+        hint = f"it holds texts by names other than {' and '.join(map(repr, _OWN))}"
+        raise Unsupported(f"form='hf' cannot hold the metadata {join_first(wrong, _SHOWN)}", hint=hint)
+    _write_model(_describe(tree, options.dtype), metadata, options, UNWATCHED)
+
+
+def find_losses(source: Source, part: Selection, metadata: Mapping[str, Any]) -> Iterator[Loss]:
+    """Yield all that is more than arrays of the dtypes of safetensors by their names."""
+    yield from lost_members(_refuse_members(metadata))
+    yield from lost_containers(part.structure)
+    yield from lost_leaves(source, part, lambda kind: refuse_others(kind, DTYPES))
+    yield from lost_names(part.keys, _names(key_texts(part.structure)), _is_odd)
+
+
+def write(source: Source, part: Selection, save: SaveOptions, watch: Watch) -> dict[str, Any]:
+    """Write the folder; return what is in it by its keys."""
+    leaves = describe_source(source, part)
+    names = _names(key_texts(part.structure))
+    _write_model(_Model(names=names, leaves=leaves, types=leaves.types), save.json_metadata(), save, watch)
+    arrays = [leaves.whole_of(number) for number in range(len(names))]
+    return dict(zip((join_key([name]) for name in names), arrays, strict=True))
+
+
+def _write_model(model: _Model, metadata: Mapping[str, str], options: SaveOptions, watch: Watch) -> None:
     most = _parse_size(options.max_file_size)
-    note = _FORMAT | _check_metadata(options.json_metadata())
-    model = _describe(tree, options.dtype)
+    note = {**_FORMAT, **metadata}
     files = _divide([leaf_bytes(model.type_of(leaf)) for leaf in range(len(model.names))], most)
     rows = [_place(model, leaves) for leaves in files]
     headers = [_header(model, file, note) for file in rows]
     total = sum(row[-1] for file in rows for row in file)
     tally = Tally(total, options.progress)
     contents = [_read(model, header, file, tally) for header, file in zip(headers, rows, strict=True)]
+    contents[-1] = claim_at_end(contents[-1], watch)
     sizes = [len(header) + sum(row[-1] for row in file) for header, file in zip(headers, rows, strict=True)]
     with phase("save/write"), _new_folder(options) as store:
         if len(files) == 1:
@@ -96,8 +134,7 @@ def save_tree(tree: Any, options: SaveOptions) -> None:
             return
         names = [f"model-{number + 1:05}-of-{len(files):05}.safetensors" for number in range(len(files))]
         weights = {model.names[leaf]: name for name, leaves in zip(names, files, strict=True) for leaf in leaves}
-        about = {name: text for name, text in note.items() if name not in _FORMAT}
-        index = {"metadata": {**about, "total_size": total}, "weight_map": weights}
+        index = {"metadata": {**metadata, "total_size": total}, "weight_map": weights}
         _write_shards(store, dict(zip(names, zip(contents, sizes, strict=True), strict=True)), index)
 
 
@@ -117,11 +154,8 @@ def _parse_size(given: int | str | None) -> int:
     return size
 
 
-def _check_metadata(metadata: Mapping[str, Any]) -> dict[str, str]:
-    if wrong := [name for name, value in metadata.items() if type(value) is not str or name in _OWN]:
-        hint = f"it holds texts by names other than {' and '.join(map(repr, _OWN))}"
-        raise Unsupported(f"form='hf' cannot hold the metadata {join_first(wrong, _SHOWN)}", hint=hint)
-    return dict(metadata)
+def _refuse_members(metadata: Mapping[str, Any]) -> list[str]:
+    return [name for name, value in metadata.items() if type(value) is not str or name in _OWN]
 
 
 def _describe(tree: Any, dtype: Any) -> _Model:
@@ -136,10 +170,12 @@ def _describe(tree: Any, dtype: Any) -> _Model:
     types = [
         dataclasses.replace(kind, dtype=cast) if cast is not None and _is_float(kind) else kind for kind in leaves.types
     ]
-    names = [".".join(split_key(key)) for key in flat.keys]
-    if reasons := [*_refuse_containers(flat), *_refuse_leaves(flat, leaves, types), *_refuse_names(flat.keys, names)]:
+    names = _names(flat.keys)
+    losses = [*lost_containers(flat.tokens), *_lost_leaves(flat, leaves, types)]
+    losses += lost_names(flat.keys, names, _is_odd)
+    if losses:
         hint = "save a checkpoint instead, which can hold them all"
-        raise Unsupported(f"a Hugging Face folder cannot hold:{list_lines(reasons)}\n{hint}")
+        raise Unsupported(f"a Hugging Face folder cannot hold:{list_lines([loss.text for loss in losses])}\n{hint}")
     return _Model(names=names, leaves=leaves, types=types)
 
 
@@ -158,40 +194,18 @@ def _is_float(kind: LeafType) -> bool:
     return kind.kind in ("jax", "numpy", "numpy scalar") and "float" in (kind.dtype or "")
 
 
-def _refuse_containers(flat: Flattened) -> Iterator[str]:
-    """Say which containers are more than the names of what is in them."""
-    path: list[Any] = []
-    heads: list[Container] = []
-    for depth, place, token in walk(flat.tokens):
-        del path[max(0, depth - 1) :], heads[depth:]
-        if depth:
-            path.append(heads[-1].keys[place])
-        if not isinstance(token, Container):
-            continue
-        heads.append(token)
-        where = f"at {'.'.join(map(str, path))!r:.200}" if path else "at the root"
-        if not token.keys and depth:
-            yield f"an empty {token.node} {where}: no name would stand for it"
-        if token.static:
-            fields = join_first([name for name, _ in token.static], _SHOWN)
-            yield f"the static fields {fields} of {token.class_name} {where}"
-        if token.node == "dict" and (odd := [key for key in token.keys if type(key) is not str]):
-            yield f"the dict {where}: its key {odd[0]!r:.100} is no text"
-
-
-def _refuse_leaves(flat: Flattened, leaves: DescribedLeaves, types: Sequence[LeafType]) -> Iterator[str]:
+def _lost_leaves(flat: Flattened, leaves: DescribedLeaves, types: Sequence[LeafType]) -> Iterator[Loss]:
     for key, number in zip(flat.keys, leaves.leaf_types, strict=True):
-        if (why := "None" if types[number].kind == "none" else why_not_stored(types[number])) is not None:
-            yield f"leaf {key!r:.200}: {why}"
+        if (why := refuse_others(types[number], DTYPES)) is not None:
+            yield Loss("arrays", key, f"leaf {key!r:.200}: {why}")
 
 
-def _refuse_names(keys: Sequence[str], names: Sequence[str]) -> Iterator[str]:
-    known: dict[str, str] = {}
-    for key, name in zip(keys, names, strict=True):
-        if not name or name == "__metadata__" or _SURROGATE.search(name):
-            yield f"leaf {key!r:.200}: {name!r:.200} is no name of a tensor"
-        if (other := known.setdefault(name, key)) is not key:
-            yield f"leaf {key!r:.200}: {other!r:.200} has the name {name!r:.200} too"
+def _names(keys: Iterable[str]) -> list[str]:
+    return [".".join(split_key(key)) for key in keys]
+
+
+def _is_odd(name: str) -> bool:
+    return not name or name == "__metadata__" or _SURROGATE.search(name) is not None
 
 
 def _divide(sizes: Sequence[int], most: int) -> list[list[int]]:

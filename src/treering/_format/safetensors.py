@@ -33,7 +33,8 @@ _NOTE_TEXT: Final = "a tree; treering.index says how it is put together, and che
 # Readers of torch models look for it.
 _FORMAT: Final = "format"
 _FORMAT_TEXT: Final = "pt"
-_RESERVED: Final = (_FORMAT, _NOTE, _INDEX)
+RESERVED: Final = (_FORMAT, _NOTE, _INDEX)
+"""Names of members that a file has itself."""
 _NAMES: Final = {name: dtype for dtype, name in DTYPES.items()}
 # Several items share a byte there, so no array of ours can lie on top of them.
 _PACKED: Final = frozenset({"F4", "F6_E2M3", "F6_E3M2"})
@@ -89,7 +90,7 @@ def check_single_metadata(metadata: Mapping[str, Any]) -> None:
         ...
         treering.errors.Unsupported: metadata of a safetensors file has the member 'format'; the file reserves that name
     """
-    for name in filter(metadata.__contains__, _RESERVED):
+    for name in filter(metadata.__contains__, RESERVED):
         raise Unsupported(f"metadata of a safetensors file has the member {name!r}", hint="the file reserves that name")
 
 
@@ -194,7 +195,7 @@ def _ours(text: str, size: int, raw: bytes) -> Index:
     except UnicodeEncodeError:  # half of a pair of surrogates, which JSON can spell
         raise Corrupt("the index in the header is not text") from None
     index = parse_index(document, embedded=True)
-    if not is_first_version(document) and any(map(index.metadata.__contains__, _RESERVED)):
+    if not is_first_version(document) and any(map(index.metadata.__contains__, RESERVED)):
         raise Corrupt("the metadata has a member that is the file's own")
     for number, kind in enumerate(index.types):
         if (why := why_not_stored(kind)) is not None:

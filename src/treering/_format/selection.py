@@ -5,7 +5,8 @@ from __future__ import annotations
 import dataclasses
 import itertools
 from collections.abc import Sequence
-from typing import Any, Final
+from collections.abc import Set as AbstractSet
+from typing import Any, Final, cast
 
 from treering._codec.documents import show
 from treering._format.index import Container, Token
@@ -62,6 +63,43 @@ def select(
             hint=_about_globs(missed, branches, below=bool(at)),
         )
     return part
+
+
+def drop_leaves(part: Selection, dropped: AbstractSet[str]) -> Selection:
+    """Return a part without the leaves of these keys; containers stay, and are marked as thinned.
+
+    Example:
+        >>> part = Selection(structure=[Container(node="list", keys=(0, 1)), 2], leaves=[5, 6], keys=["0", "1"])
+        >>> rest = drop_leaves(part, {"0"})
+        >>> rest.structure[0].keys, rest.structure[1:], rest.leaves, rest.keys
+        ((1,), [1], [6], ['1'])
+    """
+    structure: list[Token] = []
+    open_heads: list[tuple[int, list[bool]]] = []
+    stays = [key not in dropped for key in part.keys]
+
+    def close(depth: int) -> None:
+        while len(open_heads) > depth:
+            at, stay = open_heads.pop()
+            structure[at] = _keep_children(cast("Container", structure[at]), stay)
+
+    leaf = 0
+    for depth, _, token in walk(part.structure):
+        close(depth)
+        some = [True] if isinstance(token, Container) else stays[leaf : leaf + token]
+        if open_heads:
+            open_heads[-1][1].extend(some)
+        if isinstance(token, Container):
+            open_heads.append((len(structure), []))
+            structure.append(token)
+            continue
+        leaf += token
+        if True in some:  # a run goes on behind the end of a container
+            last = structure.pop() if structure else 0
+            structure += [last, sum(some)] if isinstance(last, Container) else [last + sum(some)]
+    close(0)
+    leaves, keys = list(itertools.compress(part.leaves, stays)), list(itertools.compress(part.keys, stays))
+    return Selection(structure=structure, leaves=leaves, keys=keys)
 
 
 def _below(whole: Selection, at: str) -> Selection:

@@ -37,6 +37,7 @@ class KeyRule:
         sizes: how long each part is, of ``merge`` and ``split``; None: all are equal.
         cast: the dtype of the stored leaves, and the one that they get. Rounding is accepted, no other change.
         copy: take leaves that another rule takes too. The way back leaves this copy out.
+        rest: take only leaves that no other rule takes: ``KeyRule("{key**}", "{key**}", rest=True)`` keeps them.
 
     Raises:
         Unsupported: the parts of the rule contradict each other.
@@ -57,6 +58,7 @@ class KeyRule:
     sizes: Sequence[int] | None = None
     cast: Sequence[str] | None = None
     copy: bool = False
+    rest: bool = False
     place: str = dataclasses.field(default="", compare=False)
     """Where it was written, for messages."""
 
@@ -106,7 +108,8 @@ class KeyRule:
         return KeyRule(
             self.target, self.source, stack=self.unstack, unstack=self.stack, merge=self.split, split=self.merge,
             transpose=None if order is None else tuple(sorted(range(len(order)), key=order.__getitem__)),
-            sizes=self.sizes, cast=None if self.cast is None else tuple(reversed(self.cast)), place=self.place,
+            sizes=self.sizes, cast=None if self.cast is None else tuple(reversed(self.cast)), rest=self.rest,
+            place=self.place,
         )  # fmt: skip
 
     def __repr__(self) -> str:
@@ -119,8 +122,11 @@ class KeyRule:
     def _find_problem(self) -> str | None:
         """Return what is wrong with the rule, None for nothing."""
         sources, targets = self.sources, self.targets
-        if not _is_bool(self.copy):
-            return f"copy={self.copy!r:.50} is neither True nor False"
+        for name in ("copy", "rest"):
+            if not _is_bool(given := getattr(self, name)):
+                return f"{name}={given!r:.50} is neither True nor False"
+        if self.copy and self.rest:
+            return "copy= and rest= exclude each other"
         if not targets:
             return "a rule without a target has nothing else" if self.moves_items or self.copy else None
         if (self.merge is not None) != (len(sources) > 1):

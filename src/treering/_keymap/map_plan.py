@@ -201,6 +201,8 @@ class _Planner:
                 for rule, n, pattern in patterns
                 if (captures := pattern.match(leaf.key)) is not None
             ]
+            if any(not (rule.rest or rule.copy) for rule, *_ in found):
+                found = [each for each in found if not each[0].rest]
             owners = [rule for rule, *_ in found if not rule.copy]
             if not found:
                 unnamed.append(leaf.key)

@@ -15,7 +15,7 @@ from treering.errors import Format, Unsupported
 _LARGEST_FILE: Final = 1 << 20
 _HEAD: Final = re.compile(r"^[ \t]*\[\[[ \t]*rule[ \t]*\]\]", re.MULTILINE)
 _NAMES: Final = {"from": "source", "to": "target", "drop": "drop"} | {
-    name: name for name in ("stack", "unstack", "transpose", "merge", "split", "sizes", "cast", "copy")
+    name: name for name in ("stack", "unstack", "transpose", "merge", "split", "sizes", "cast", "copy", "rest")
 }
 
 

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from treering._arrays.host import this_processes
-from treering._arrays.outgoing import ALONE, describe_leaves
+from treering._arrays.outgoing import ALONE, DescribedLeaves, describe_leaves
+from treering._background.save_job import UNWATCHED, Watch
 from treering._checkpoint.save_options import require_one_of
 from treering._leaves.by_manager import serialize_by_manager
 from treering._leaves.chunks.write import write_leaves
@@ -48,7 +49,7 @@ def serialize(path: str | os.PathLike[str], tree: Any, options: LeavesSaveOption
             raise flat
         elif manager is None:
             with report("save", place):
-                _serialize_alone(place, flat, options)
+                serialize_alone(place, flat, describe_leaves(flat), options)
         elif this_processes(flat.leaves).count > 1:
             hint = "omit the manager, or save on all processes"
             raise Unsupported("a manager works with all processes of a job, but this save is of one process", hint=hint)
@@ -65,9 +66,11 @@ def _flatten(tree: Any, job: Processes | None) -> tuple[Flattened | Exception, P
     return flat, job or this_processes(flat.leaves)
 
 
-def _serialize_alone(path: Path, flat: Flattened, options: LeavesSaveOptions) -> None:
+def serialize_alone(
+    path: Path, flat: Flattened, leaves: DescribedLeaves, options: LeavesSaveOptions, watch: Watch = UNWATCHED
+) -> None:
     """Plan, write the chunks, make the record, and commit it."""
-    plan = plan_leaves(flat, describe_leaves(flat), options)
+    plan = plan_leaves(flat, leaves, options)
     with begin_save(path) as staged:
         staged.require_space(plan.nbytes)
         record = plan.record(staged.attempt)
@@ -75,6 +78,7 @@ def _serialize_alone(path: Path, flat: Flattened, options: LeavesSaveOptions) ->
             staged, record.folders, plan.leaves, arrays_of(record), progress=options.progress
         )
         record = dataclasses.replace(record, sizes=sizes, checksums=checksums)
+        watch.claim()
         commit_record(path, staged, record, write_index=options.write_index)
     if options.commit_callback is not None:
         options.commit_callback()

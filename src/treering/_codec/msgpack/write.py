@@ -92,6 +92,8 @@ class Encoder:
     """Arrays of more bytes than this become chunk maps, except inside lists (as flax does)."""
     sort_keys: bool
     """Write every dict in the order of its sorted keys instead of its own."""
+    small: int = SMALL_ARRAY
+    """Bytes up to which an array is taken at once; -1: none is."""
     pieces: list[Piece] = dataclasses.field(default_factory=list)
     _headers: dict[tuple[Any, ...], tuple[bytes, int, bool]] = dataclasses.field(default_factory=dict)
     """What stands before a small array, by shape and dtype: header, bytes, are they in wire order already."""
@@ -221,11 +223,11 @@ class Encoder:
                 return
             header, nbytes = array_header(EXT_ARRAY, shape, wire.name, wire.itemsize)
             known = (header, nbytes, holds_wire_bytes(dtype))
-            if nbytes <= min(SMALL_ARRAY, self.chunk_size):
+            if nbytes <= min(self.small, self.chunk_size):
                 self._headers[shape, dtype] = known
         header, nbytes, plain = known
         self.pieces.append(header)
-        if nbytes > SMALL_ARRAY:
+        if nbytes > self.small:
             self.pieces.append(Block(array, 0, math.prod(shape), nbytes))
             return
         host = self.to_host(array)

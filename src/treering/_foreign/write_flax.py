@@ -1,0 +1,81 @@
+"""An opened tree -> one msgpack file on flax's wire, as ``flax.serialization.to_bytes`` writes its state dict."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, Final
+
+import numpy as np
+
+from treering._arrays.host import piece_buffers
+from treering._arrays.parted import BoxedArray, to_host
+from treering._arrays.source import Source
+from treering._arrays.source_arrays import SourceArray, describe_source
+from treering._background.save_job import Watch
+from treering._checkpoint.save_files import CHUNK_BYTES, write_buffers
+from treering._checkpoint.save_options import SaveOptions
+from treering._checkpoint.targets import Loss, key_texts, lost_containers, lost_leaves, lost_members, lost_names
+from treering._codec.msgpack.write import Encoder, pieces_size
+from treering._format.index import Container, LeafType
+from treering._format.safetensors import why_not_stored
+from treering._format.selection import Selection
+from treering._format.structure import key_text, walk
+
+_REFUSED: Final = frozenset({"key", "opaque", "bytearray"})
+_LEAST, _MOST = -(1 << 63), 1 << 64
+
+
+def find_losses(source: Source, part: Selection, metadata: Mapping[str, Any]) -> Iterator[Loss]:
+    """Yield all that a state dict is not: text as keys around arrays, numbers, str, bytes and None."""
+    yield from lost_members(metadata)
+    yield from lost_containers(part.structure, empty=False)
+    yield from lost_leaves(source, part, _refuse)
+    yield from lost_names(part.keys, key_texts(part.structure), lambda _: False)
+    for key, leaf in zip(part.keys, part.leaves, strict=True):
+        value = source.index.values.get(leaf)
+        if type(value) is int and not _LEAST <= value < _MOST:
+            yield Loss("scalars", key, f"leaf {key!r:.200}: an int of more than 64 bits")
+
+
+def write(source: Source, part: Selection, save: SaveOptions, watch: Watch) -> dict[str, Any]:
+    """Write the file; return what is in it by its keys."""
+    leaves = describe_source(source, part)
+    written = [leaves.whole_of(n) if n in leaves.sources else leaves.values[n] for n in range(len(part.keys))]
+    kinds = [source.index.type_of(leaf).kind for leaf in part.leaves]
+    state = _nest(part, map(_as_flax_takes_it, kinds, written))
+    pieces = Encoder(_adopt, to_host, CHUNK_BYTES, sort_keys=False, small=-1).encode(state)
+    write_buffers(piece_buffers(pieces), pieces_size(pieces), save, watch)
+    return dict(zip(key_texts(part.structure), written, strict=True))
+
+
+def _refuse(kind: LeafType) -> str | None:
+    return why_not_stored(kind) if kind.kind in _REFUSED else None
+
+
+def _adopt(value: object) -> BoxedArray | None:
+    return value if isinstance(value, BoxedArray) else None
+
+
+def _as_flax_takes_it(kind: str, value: Any) -> Any:
+    """Return a leaf of the state dict: scalars and long texts are read now, arrays when their turn comes."""
+    if not isinstance(value, SourceArray) or kind in ("jax", "numpy", "key"):
+        return value
+    held = np.asarray(value)
+    if kind == "numpy scalar":
+        return held[()]
+    return held.tobytes().decode("utf-8", "surrogatepass") if kind == "str" else held.tobytes()
+
+
+def _nest(part: Selection, leaves: Iterable[Any]) -> Any:
+    """Return dicts by the texts of keys around the leaves, whatever the containers are."""
+    left = iter(leaves)
+    root: dict[str, Any] = {}
+    levels: list[tuple[Sequence[str], dict[str, Any]]] = [(("",), root)]
+    for depth, place, token in walk(part.structure):
+        del levels[depth + 1 :]
+        names, into = levels[depth]
+        if isinstance(token, Container):
+            levels.append(([key_text(key) for key in token.keys], into.setdefault(names[place], {})))
+        else:
+            into.update(zip(names[place : place + token], left, strict=False))
+    return root[""]

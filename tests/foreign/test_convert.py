@@ -1,0 +1,69 @@
+"""Checkpoints of other programs converted to every form, and read by the programs whose forms these are."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import flax.serialization
+import jax
+import numpy as np
+import pytest
+import safetensors
+import tensorstore
+
+import treering
+from treering._checkpoint.targets import LOSSES
+from treering._tree.registry import is_typed_key
+
+GOLDEN = Path(__file__).parent / "golden" / "orbax"
+
+
+def _data(array: Any) -> Any:
+    return np.asarray(jax.random.key_data(array) if is_typed_key(array) else array)
+
+
+def _same(found: Any, wanted: Any) -> None:
+    found, wanted = np.asarray(found), _data(wanted)
+    assert (found.dtype, found.shape, found.tobytes()) == (wanted.dtype, wanted.shape, wanted.tobytes())
+
+
+def _arrays(place: Path, separator: str) -> dict[str, Any]:
+    paths, _ = jax.tree_util.tree_flatten_with_path(treering.load(place))
+    named = {separator.join(str(getattr(k, "key", getattr(k, "idx", k))) for k in path): leaf for path, leaf in paths}
+    return {name: leaf for name, leaf in named.items() if hasattr(leaf, "dtype")}
+
+
+@pytest.mark.parametrize("name", ["ocdbt_zarr2", "plain_zarr3", "v1_state"])
+def test_orbax_in_the_forms_of_peers(name: str, tmp_path: Path) -> None:
+    source = GOLDEN / name
+    lose = list(LOSSES)
+    treering.convert(source, tmp_path / "a.msgpack", lose=lose)
+    state = flax.serialization.msgpack_restore((tmp_path / "a.msgpack").read_bytes())
+    for key, array in _arrays(source, "/").items():
+        found: Any = state
+        for part in key.split("/"):
+            found = found[part]
+        _same(found, array)
+    treering.convert(source, tmp_path / "hf", to="hf", lose=lose, max_file_size=200)
+    files = [safetensors.deserialize(file.read_bytes()) for file in (tmp_path / "hf").glob("*.safetensors")]
+    tensors = {key: tensor for file in files for key, tensor in file}
+    for key, array in _arrays(source, ".").items():
+        tensor, data = tensors.pop(key), _data(array)
+        assert (tuple(tensor["shape"]), bytes(tensor["data"])) == (data.shape, data.tobytes())
+    assert tensors == {}
+    treering.convert(source, tmp_path / "a.npz", lose=lose)
+    archive = np.load(tmp_path / "a.npz", allow_pickle=False)
+    wanted = _arrays(source, "/")
+    assert sorted(archive) == sorted(key for key, array in wanted.items() if _data(array).dtype.isbuiltin == 1)
+    for key in archive:
+        _same(archive[key], wanted[key])
+
+
+def test_orbax_as_leaves_that_tensorstore_reads(tmp_path: Path) -> None:
+    source = GOLDEN / "plain_zarr2"
+    treering.convert(source, tmp_path / "leaves", to="leaves", lose="metadata")
+    for key, array in _arrays(source, "/").items():
+        spec = {"driver": "zarr", "kvstore": {"driver": "file", "path": str(tmp_path / "leaves" / key)}}
+        _same(tensorstore.open(spec).result().read().result(), array)
+    assert treering.diff(source, tmp_path / "leaves").differences == ()
