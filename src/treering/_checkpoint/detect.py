@@ -48,7 +48,7 @@ _OTHER_FILES: Final = {
 _LEAVES: Final = ("tensorstore_index.json", ".treering")
 _OTHER_FOLDERS: Final = {
     **dict.fromkeys(("_CHECKPOINT_METADATA", "_METADATA", "commit_success.txt"), "an Orbax checkpoint"),
-    "manifest.ocdbt": "an OCDBT database, as Orbax writes it",
+    "manifest.ocdbt": "an OCDBT database without the documents of Orbax or Levanter (perhaps an unfinished save)",
     ".zgroup": "a zarr group",
     ".zarray": "a zarr array",
     "zarr.json": "zarr",
@@ -85,16 +85,19 @@ _READERS: Final = (
         names=("model.safetensors.index.json", "model.safetensors"),
         suffixes=(".safetensors.index.json",),
     ),
+    ForeignReader("jax pytree", "treering._foreign.jax_pytree", names=("pytreedef.json",)),
+    # A root of steps has none of these names, but folders with a number at the end.
+    ForeignReader("levanter", "treering._foreign.levanter", names=("metadata.json",), suffixes=tuple("0123456789")),
     # Last: the names of a manager's steps may be any, so that it looks at every folder that is nothing else.
     ForeignReader("orbax", "treering._foreign.orbax", suffixes=("",)),
 )
 _READ_HERE: Final = (
-    "treering reads its checkpoints, leaves directories, safetensors, Hugging Face folders, Orbax's checkpoints, "
-    "msgpack, also in gzip form, npz and npy"
+    "treering reads its checkpoints, leaves directories, safetensors, Hugging Face folders, the checkpoints of Orbax, "
+    "Levanter and jax, msgpack, also in gzip form, npz and npy"
 )
 _FORMS: Final = (
-    "a checkpoint's folder, a leaves directory, a Hugging Face folder, a folder of Orbax, safetensors, msgpack, gzip, "
-    "npz, npy"
+    "a checkpoint's folder, a leaves directory, a Hugging Face folder, a folder of Orbax, Levanter or jax, "
+    "safetensors, msgpack, gzip, npz, npy"
 )
 
 
@@ -252,15 +255,15 @@ def _folder(place: Path) -> Form | ForeignForm:
     foreign = find_foreign(place, lambda reader: _is_called(reader, place))
     if foreign is not None:
         return foreign
-    holds_arrays = on_disk and _holds_arrays(place)
+    has_arrays = on_disk and holds_arrays(place)
     above = absolute(place).parents if on_disk else ()
     around = next((one for one in above if is_seen(one / _LEAVES[0])), None)
-    if around is not None and (holds_arrays or is_seen(place / ".zarray")):
+    if around is not None and (has_arrays or is_seen(place / ".zarray")):
         hint = "pass that one; a glob or at= selects this part"
         raise NotFound(f"{os.fspath(place)!r} lies inside of a leaves directory, {os.fspath(around)!r}", hint=hint)
     if (other := other_folder(place)) is not None:
         raise NotFound(f"there is no checkpoint in {os.fspath(place)!r}: it is {other}", hint=_READ_HERE)
-    return Form.LEAVES if holds_arrays else Form.CHECKPOINT
+    return Form.LEAVES if has_arrays else Form.CHECKPOINT
 
 
 def other_folder(place: Path) -> str | None:
@@ -294,7 +297,7 @@ def _is_run(place: Path) -> bool:
     return True
 
 
-def _holds_arrays(place: Path) -> bool:
+def holds_arrays(place: Path) -> bool:
     """Tell whether arrays lie a few levels down, as in leaves whose index was lost; a short look, not a search."""
     waiting, left = deque([place]), _LOOKED_AT
     while waiting and left:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -11,7 +12,8 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
 from treering._codec.documents import decode_text, parse_json
 from treering._format.index import DataFile
-from treering._store.resolve import is_on_disk, is_seen, open_file, root_of, settled
+from treering._store.failures import naming
+from treering._store.resolve import is_on_disk, is_seen, open_file, opened_store, root_of, settled
 from treering._values.human import pluralize
 from treering.errors import Corrupt, NotFound
 
@@ -72,6 +74,20 @@ class FolderFiles:
         """Return the names in a folder, sorted; none where it is not there."""
         place = self._place(folder) if folder else self.place
         return sorted(root_of(place).names(place))
+
+    def list_names(self, folder: str = "") -> list[str]:
+        """Return the names in a folder, sorted; none in a file.
+
+        Raises:
+            NotFound: it is not there, where the store can tell.
+            Corrupt: the name leads out of the folder.
+            StoreFailed: the store refuses.
+        """
+        place = self._place(folder) if folder else self.place
+        is_file = contextlib.suppress(NotADirectoryError)
+        with naming(os.fspath(place), "read"), is_file, opened_store(place, quick=True) as store:
+            return sorted(store.names())
+        return []
 
     def find(self, name: str) -> ByteRange | None:
         """Return the bytes of a file; None where there is none.

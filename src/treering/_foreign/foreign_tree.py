@@ -25,6 +25,7 @@ from treering.errors import Corrupt
 if TYPE_CHECKING:
     from treering._arrays.incoming import DataReader
     from treering._arrays.source import Source
+    from treering._foreign.folder_files import FolderFiles
     from treering._foreign.grid_arrays import GridLeaf
     from treering._view.progress import Progress
 
@@ -107,6 +108,29 @@ def build_index(
     )
 
 
+def folder_tree(
+    folder: FolderFiles,
+    structure: Sequence[Token],
+    keys: Sequence[str],
+    leaves: Sequence[ForeignLeaf],
+    metadata: Mapping[str, Any] | None = None,
+    *,
+    notes: Sequence[str] = (),
+    structured: bool = False,
+) -> ForeignTree:
+    """Return the tree of a folder of files; the arguments are as for `ForeignTree`."""
+    rows, data = folder.data_files()
+    return ForeignTree(
+        index=build_index(structure, keys, leaves, rows, metadata),
+        files=data,
+        grids={number: leaf.grid for number, leaf in enumerate(leaves) if leaf.grid is not None},
+        nbytes=folder.nbytes,
+        notes=notes,
+        structured=structured,
+        threads=folder.threads,
+    )
+
+
 def flat_dict(names: Sequence[str]) -> tuple[list[Token], list[str]]:
     """Return the structure and the key texts of one dict with these keys.
 
@@ -132,13 +156,16 @@ def open_tree(path: str | os.PathLike[str], files: contextlib.ExitStack) -> tupl
 
 def open_source(path: str | os.PathLike[str], files: contextlib.ExitStack, *, mapped: bool) -> Source:
     """Open a foreign tree to read leaves; raises as `open_tree` does."""
+    return _source_of(open_tree(path, files)[1], mapped=mapped)
+
+
+def _source_of(tree: ForeignTree, *, mapped: bool) -> Source:
     from treering._arrays.source import Source
     from treering._foreign.grid_arrays import ForeignArrays
 
-    _, tree = open_tree(path, files)
     grids = {leaf: make() for leaf, make in tree.grids.items()}
     arrays = ForeignArrays(tree.index, tree.files, grids, mapped=mapped, threads=tree.threads)
-    return Source(tree.index, arrays, structured=tree.structured, raw_keys=not tree.structured, mapped=mapped)
+    return Source(tree.index, arrays, structured=tree.structured, raw_keys=True, mapped=mapped)
 
 
 def list_tree(path: str | os.PathLike[str]) -> Listing:
@@ -158,7 +185,8 @@ def verify_tree(path: str | os.PathLike[str], progress: Progress | None) -> Veri
     done = 0
     with contextlib.ExitStack() as files:
         try:
-            source = open_source(path, files, mapped=False)
+            tree = open_tree(path, files)[1]
+            source = _source_of(tree, mapped=False)
         except Corrupt as error:
             key = join_key(error.path) if error.path else None
             finding = Finding(key=key, file=shown, start=error.offset, stop=None, problem=f"is damaged: {error}")
@@ -177,7 +205,7 @@ def verify_tree(path: str | os.PathLike[str], progress: Progress | None) -> Veri
             if progress is not None:
                 progress(done, done)
     found, leaves, checked = tuple(findings), len(index.keys), index.verified
-    note = None if checked else _NO_CHECKSUMS
+    note = None if checked else "; ".join((_NO_CHECKSUMS, *tree.notes))
     return Verification(
         path=shown, findings=found, leaves=leaves, nbytes=done if checked else 0, checked=checked, note=note
     )

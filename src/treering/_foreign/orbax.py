@@ -13,7 +13,7 @@ from typing import Any, Final, NamedTuple
 
 from treering._codec.documents import decode_text
 from treering._foreign.folder_files import FolderFiles
-from treering._foreign.foreign_tree import ForeignTree, build_index
+from treering._foreign.foreign_tree import ForeignTree, folder_tree
 from treering._foreign.leaf_paths import build_tree
 from treering._foreign.ocdbt import MANIFEST
 from treering._foreign.orbax_item import METADATA, OrbaxItem, read_item
@@ -94,16 +94,7 @@ def open_foreign(place: Path, files: contextlib.ExitStack) -> ForeignTree:
     containers = {
         path if alone else (name, *path): head for name, item in items.items() for path, head in item.containers.items()
     }
-    structure, keys, leaves = build_tree(entries, containers)
-    rows, data = folder.data_files()
-    return ForeignTree(
-        index=build_index(structure, keys, leaves, rows, metadata),
-        files=data,
-        grids={number: leaf.grid for number, leaf in enumerate(leaves) if leaf.grid is not None},
-        nbytes=folder.nbytes,
-        notes=notes,
-        threads=folder.threads,
-    )
+    return folder_tree(folder, *build_tree(entries, containers), metadata=metadata, notes=notes)
 
 
 def _look(files: FolderFiles) -> _Checkpoint | None:

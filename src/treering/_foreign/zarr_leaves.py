@@ -122,6 +122,18 @@ def _parse_zarr2(data: bytes) -> tuple[ZarrArray, bool]:
     return layout, fill is None or fill in (0, False)
 
 
+def find_jax_array(files: FolderFiles, find: Find, *, zarr3: bool) -> ForeignLeaf:
+    """Return an array as jax writes it, which stores no chunk of zeros; ``zarr3`` is the version to look for first.
+
+    Raises:
+        Corrupt, Format, Unsupported, StoreFailed: as `find_array`; ``Corrupt`` also where there is none.
+    """
+    if (found := find_array(find, zarr3=zarr3) or find_array(find, zarr3=not zarr3)) is None:
+        raise Corrupt("its array is missing", hint="use another copy of the checkpoint")
+    kind = LeafType(kind="jax", dtype=found.layout.dtype, shape=found.layout.shape)
+    return found.leaf(kind, absent_is_zero=True, data=files)
+
+
 def finder(files: FolderFiles, folder: str, values: Mapping[str, Value] | None, name: str) -> Find:
     """Return what finds the files of an array.
 
@@ -129,15 +141,16 @@ def finder(files: FolderFiles, folder: str, values: Mapping[str, Value] | None, 
         files: the files of all.
         folder: empty, or the folder in it with the arrays, with a ``/`` at its end.
         values: the keys of the database there; None where each array is a folder.
-        name: what the names of its files, or its keys, begin with.
+        name: what the names of its files, or its keys, begin with; empty for an array that is the whole tree.
     """
+    prefix = f"{name}/" if name else ""
     if values is None:
-        return lambda file: files.find(f"{folder}{name}/{file}")
-    return functools.partial(_find_value, files, values, name)
+        return lambda file: files.find(f"{folder}{prefix}{file}")
+    return functools.partial(_find_value, files, values, prefix)
 
 
-def _find_value(files: FolderFiles, values: Mapping[str, Value], name: str, file: str) -> ByteRange | None:
-    if (value := values.get(f"{name}/{file}")) is None:
+def _find_value(files: FolderFiles, values: Mapping[str, Value], prefix: str, file: str) -> ByteRange | None:
+    if (value := values.get(prefix + file)) is None:
         return None
     if isinstance(value, bytes):
         return ByteRange(len(value), functools.partial(_cut, value))
