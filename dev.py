@@ -6,7 +6,7 @@
     python3 dev.py test     the tests; with ``-m bucket`` those on real servers of objects
     python3 dev.py lint     ruff, mypy, import-linter
     python3 dev.py docs     build the pages and run their examples
-    python3 dev.py referee  the tests against the real eformer and Orbax, on Python 3.11 transformers and PyTorch too,
+    python3 dev.py referee  the tests against the real eformer, Orbax, jax, on Python 3.11 transformers and PyTorch,
                             in an environment of its own (.venv-referee)
     python3 dev.py fuzz     damaged and hostile input: python -m torture fuzz
     python3 dev.py bench    the numbers: python -m benchmarks
@@ -51,7 +51,7 @@ EXTRAS = {
     "bench": ("test",),
     "pin": (),
 }
-REFEREES = ("tests/compat/eformer", "tests/compat/orbax", "tests/compat/huggingface")
+REFEREES = ("tests/compat/eformer", "tests/compat/jax_pytree", "tests/compat/orbax", "tests/compat/huggingface")
 IN_BUCKETS = ("tests/checkpoint", "tests/run", "tests/leaves")
 
 
