@@ -101,14 +101,16 @@ def deliver(deliveries: Sequence[Delivery], *, mapped: bool) -> list[Any]:
     """Return the leaves, in the order of ``deliveries``, whose arrays are let go on the way."""
     result: list[Any] = [None] * len(deliveries)
     waiting: dict[jax.sharding.Sharding | None, list[tuple[int, NDArray[Any]]]] = {}
-    holds = functools.cache(jax_holds)  # as jax is configured now
+    held: dict[np.dtype[Any], bool] = {}  # as jax is configured now
     for at, delivery in enumerate(deliveries):
         if not delivery.request.boxes:
             result[at] = without_shards(delivery.shape, _dtype_of(delivery), delivery.sharding)
             continue
         arrays, fit, sharding = _take(delivery), delivery.fit, delivery.sharding
         dtype = arrays[0].dtype
-        if fit.kind not in ("jax", "key") or not holds(dtype):
+        if fit.kind in ("jax", "key") and dtype not in held:
+            held[dtype] = jax_holds(dtype)
+        if fit.kind not in ("jax", "key") or not held[dtype]:
             result[at] = _keep_on_host(arrays[0], delivery, mapped=mapped)
         elif sharding is None or (len(sharding.device_set) == 1 and sharding.is_fully_addressable):
             waiting.setdefault(sharding, []).append((at, arrays[0]))

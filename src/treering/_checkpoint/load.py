@@ -233,14 +233,16 @@ def _placements(
     avals: dict[str, Any] = {}
     own: dict[str, Any] = {}
     too_wide: list[str] = []
-    holds = functools.cache(jax_holds)  # as jax is configured now
+    held: dict[np.dtype[Any], bool] = {}  # as jax is configured now
     for number, match in enumerate(matches):
         like = target.leaves[number] if target is not None else None
         place = sharding_of(like)
         dtype = array_dtype(index, match) if explicit or place is not None else None
         if dtype is None or isinstance(like, np.ndarray | np.generic):
             continue
-        if not holds(dtype):
+        if dtype not in held:
+            held[dtype] = jax_holds(dtype)
+        if not held[dtype]:
             if explicit and match.fit.kind == "jax":
                 too_wide.append(f"{keys[number]} ({dtype.name})")
             continue

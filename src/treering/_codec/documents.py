@@ -154,8 +154,7 @@ def add_hint(hint: str) -> Iterator[None]:
         raise
 
 
-@contextlib.contextmanager
-def raising_corrupt(kind: type[TreeringError]) -> Iterator[None]:
+class raising_corrupt:  # noqa: N801 - a block is written with it, and a generator would cost each small document more
     """Raise an error of this kind as damage: what was read never had such a form.
 
     Example:
@@ -165,10 +164,18 @@ def raising_corrupt(kind: type[TreeringError]) -> Iterator[None]:
         ...
         treering.errors.Corrupt: the note['a'] is a tuple, which JSON cannot hold
     """
-    try:
-        yield
-    except kind as error:
-        raise Corrupt(error.message, path=error.path) from None
+
+    __slots__ = ("_kind",)
+
+    def __init__(self, kind: type[TreeringError]) -> None:
+        self._kind = kind
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
+        if isinstance(error, self._kind):
+            raise Corrupt(error.message, path=error.path) from None
 
 
 def check_json(value: Any, what: str) -> None:

@@ -212,10 +212,12 @@ def find_members(data: bytes) -> dict[str, Any] | None:
     names = {name for name, _ in lines}
     if len(lines) != len(names) or not names >= _ALWAYS:
         return None
+    text = b"{%b}" % b",".join(b'"%b":%b' % line for line in lines)
     try:
-        return {name.decode(): parse_json(text.decode("ascii"), INDEX) for name, text in lines}
+        members: dict[str, Any] = parse_json(text.decode("ascii"), INDEX)
     except (Corrupt, UnicodeDecodeError):
         return None
+    return members if len(members) == len(lines) else None  # more where a line is no single member
 
 
 def _read_members(data: bytes) -> dict[str, Any]:

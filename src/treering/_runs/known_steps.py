@@ -197,7 +197,7 @@ class KnownSteps:
         # Only what is new is encoded: thousands of steps at once would hold up the other threads.
         for step in self._records.keys() - self._texts.keys():
             self._texts[step] = record_text(self._records[step])
-        data = encode_run(RunDocument(keep, save_every), (self._texts[step] for step in sorted(self._texts)))
+        data = encode_run(RunDocument(keep, save_every), [self._texts[step] for step in sorted(self._texts)])
         run.replace_document(data, sweep=not self._written)
         self._head, self._written = data[:HEAD_BYTES], time.monotonic()
 
@@ -260,7 +260,7 @@ def find_deciders(policy: Policy | None, facts: Sequence[StepFacts], going: Sequ
     """
     if not going:
         return set(), set()
-    by_presence, by_value = {max(fact.step for fact in facts)}, set[int]()
+    by_presence, by_value = {max([fact.step for fact in facts])}, set[int]()
     lasting = [fact for fact in facts if not fact.temporary]
     for rule in policy.rules if isinstance(policy, retention.AnyRule) else (policy,):
         if isinstance(rule, retention.KeepLast):

@@ -151,7 +151,7 @@ def order_of(run: RunState, step: int, *, overwrite: bool, is_coordinator: bool)
             with contextlib.suppress(NotFound), open_run(run.path):
                 run.known_place = True
         # By names alone: a look into thousands of steps would hold up the loop.
-        folders = frozenset(found for found in map(step_of_name, names | flying) if found is not None)
+        folders = frozenset([found for found in map(step_of_name, names | flying) if found is not None])
         if step <= max(folders, default=-1):
             folders -= _removed_in(run.path)
         if step > max(folders, default=-1):

@@ -203,18 +203,19 @@ def index_document(store: Store, name: str = INDEX) -> Document:
 
 def key_content(store: Store, name: str = INDEX) -> Document:
     """Return the index in an open store, or the tombstone in its place; raises as `index_document` does."""
-    path = os.fspath(store.path / name)
     for _ in range(_TRIES):
         # In a bucket a long one is read by several requests, and may be replaced between them.
         with contextlib.suppress(DataFileMissing), store.open_file(name) as file:
             if file.size > LARGEST_DOCUMENT:
-                raise Format(f"{path!r} has {pluralize(file.size, 'bytes')}: no index is that large")
+                shown = os.fspath(store.path / name)
+                raise Format(f"{shown!r} has {pluralize(file.size, 'bytes')}: no index is that large")
             data = file.read(0, file.size)
             if not is_whole(data):
                 room = bytearray(file.size)
                 data = bytes(room) if file.refetch([(0, memoryview(room))]) else data
             return Document(data, file.version)
-    raise Busy(f"{path!r} was replaced {_TRIES} times while it was being read", hint="try again")
+    shown = os.fspath(store.path / name)
+    raise Busy(f"{shown!r} was replaced {_TRIES} times while it was being read", hint="try again")
 
 
 def shown_names(names: list[str]) -> str:

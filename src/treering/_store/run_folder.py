@@ -138,7 +138,7 @@ class RunFolder(Closable):
             StoreFailed: the system refuses.
         """
         with naming(os.fspath(self.path), "read"):
-            return sorted(step for name in self._store.places() if (step := step_of_name(name)) is not None)
+            return sorted([step for step in map(step_of_name, self._store.places()) if step is not None])
 
     def survey(self) -> tuple[set[int], set[int]]:
         """Return the steps that have a tombstone, and those in whose folders something may be left over.

@@ -67,8 +67,9 @@ class Folder(Closable):
 
     @property
     def _start(self) -> int | None:
-        start = self.descriptor if FROM_DESCRIPTOR else None
-        if start is not None and start < 0:  # -1 would be the current folder to some calls
+        if self._opened is None or not FROM_DESCRIPTOR:
+            return None
+        if (start := self._opened.number) < 0:  # -1 would be the current folder to some calls
             raise OSError(errno.EBADF, os.strerror(errno.EBADF))
         return start
 
@@ -105,18 +106,21 @@ class Folder(Closable):
 
     def find(self, name: str) -> os.stat_result | None:
         """Return what is known of ``name``, itself perhaps a link; None when it is not there."""
+        start = self._start
         try:
-            return os.stat(self._at(name), dir_fd=self._start, follow_symlinks=False)
+            return os.stat(self._at(name, start), dir_fd=start, follow_symlinks=False)
         except FileNotFoundError:
             return None
 
     def link_text(self, name: str) -> str:
         """Return where the link ``name`` leads, as it says."""
-        return os.readlink(self._at(name), dir_fd=self._start)
+        start = self._start
+        return os.readlink(self._at(name, start), dir_fd=start)
 
     def require_writable(self, name: str) -> None:
         """Refuse a file ``name`` that this process may not write to, as its rights or its file system say."""
-        if os.access(self._at(name), os.W_OK, dir_fd=self._start):
+        start = self._start
+        if os.access(self._at(name, start), os.W_OK, dir_fd=start):
             return
         if self._opened is not None and descriptors.is_read_only(self._opened.number):
             raise OSError(errno.EROFS, os.strerror(errno.EROFS))
@@ -140,14 +144,16 @@ class Folder(Closable):
 
     def link(self, name: str, new: str) -> None:
         """Give the file ``name`` a second name that must not be there."""
-        os.link(self._at(name), self._at(new), src_dir_fd=self._start, dst_dir_fd=self._start)
+        start = self._start
+        os.link(self._at(name, start), self._at(new, start), src_dir_fd=start, dst_dir_fd=start)
 
     def link_from(self, source: Folder, name: str) -> bool:
         """Give the file ``name`` of another folder the same name here; False where there can be no such link."""
         if (found := source.find(name)) is None or not stat.S_ISREG(found.st_mode):
             return False
+        start, there = source._start, self._start
         try:
-            os.link(source._at(name), self._at(name), src_dir_fd=source._start, dst_dir_fd=self._start, **_NOT_FOLLOWED)
+            os.link(source._at(name, start), self._at(name, there), src_dir_fd=start, dst_dir_fd=there, **_NOT_FOLLOWED)
         except OSError as error:
             if error.errno not in _NONE_TO_THERE:
                 raise
@@ -156,12 +162,14 @@ class Folder(Closable):
 
     def replace(self, name: str, new: str) -> None:
         """Rename the file ``name`` to ``new``, in the place of whatever is there."""
-        os.replace(self._at(name), self._at(new), src_dir_fd=self._start, dst_dir_fd=self._start)
+        start = self._start
+        os.replace(self._at(name, start), self._at(new, start), src_dir_fd=start, dst_dir_fd=start)
 
     def remove(self, name: str) -> None:
         """Remove the file ``name``; one that is gone already is as well."""
+        start = self._start
         with contextlib.suppress(FileNotFoundError):
-            os.unlink(self._at(name), dir_fd=self._start)
+            os.unlink(self._at(name, start), dir_fd=start)
 
     def sync(self) -> None:
         """Make the names in the folder durable."""
@@ -178,12 +186,12 @@ class Folder(Closable):
         return self._opened is None or descriptors.is_at(self._opened.number, self.path)
 
     def _open(self, name: str, flags: int, mode: int = 0o666, into: OpenDescriptor | None = None) -> OpenDescriptor:
-        opened = OpenDescriptor() if into is None else into
-        opened.open(functools.partial(os.open, dir_fd=self._start), self._at(name), flags | CAREFUL, mode)
+        opened, start = OpenDescriptor() if into is None else into, self._start
+        opened.open(functools.partial(os.open, dir_fd=start), self._at(name, start), flags | CAREFUL, mode)
         return opened
 
-    def _at(self, name: str) -> str:
-        return os.path.join(self.path, name) if self._start is None else name
+    def _at(self, name: str, start: int | None) -> str:
+        return os.path.join(self.path, name) if start is None else name
 
 
 class FolderLock:

@@ -29,11 +29,13 @@ _HUB_LINK = re.compile(r"((?:\.\./){2,})blobs/([0-9a-f]{40}(?:[0-9a-f]{24})?)")
 
 # One system call fills at most this much, so that two threads finish together.
 _PIECE_BYTES = 8 << 20
+# Without waiting, should it be a pipe that nobody writes to; files ignore that flag.
+_READING = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
 # From here on a second thread pays for itself.
 _TWO_THREADS_FROM = 4 << 20
 
 
-@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+@dataclasses.dataclass(slots=True, eq=False)  # not frozen: one is made for each name that is looked at
 class FileVersion:
     """Which file it is, and when it was written; equal as long as nobody has replaced it or written to it."""
 
@@ -87,11 +89,8 @@ class LocalFile(Reader):
         self.path = path
         self._position_lock = threading.Lock()
         self._opened: OpenDescriptor | None = None
-        # Without waiting, should it be a pipe that nobody writes to; files ignore that flag.
-        flags = os.O_RDONLY
-        flags |= getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
         try:
-            self._opened = OpenDescriptor(os.open, path, flags) if opener is None else opener(flags)
+            self._opened = OpenDescriptor(os.open, path, _READING) if opener is None else opener(_READING)
             found = os.fstat(self._descriptor)
             require_file(found)
         except OSError as error:

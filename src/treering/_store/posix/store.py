@@ -55,7 +55,7 @@ class PosixStore(Store):
             path: the folder; a link to one is followed.
             clock: tells when a network file system was last asked to look again.
         """
-        self.path = path
+        self.path: Path = path if isinstance(path, Path) else Path(path)
         self._clock = clock
         self._refreshed = clock()
         self._target: str | None = None
@@ -170,7 +170,7 @@ class PosixStore(Store):
             LinkRefused: it is a link that leads anywhere else than into the blobs of a hub snapshot.
             StoreFailed: the system refuses.
         """
-        return open_in(self.folder, name, Path(self.path / name))
+        return open_in(self.folder, name, self.path / name)
 
     def read(self, name: str, most: int = api.LARGEST_DOCUMENT) -> Document | None:
         """Return a file, at most its first ``most`` bytes; None where there is none."""
