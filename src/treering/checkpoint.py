@@ -295,8 +295,12 @@ def convert(
     Arrays go from file to file a piece at a time. A leaf that can only be read as a whole, such as a compressed one, is
     held as a whole. The calling process works alone. ``docs/convert.md`` says what each form can hold.
 
+    Of a run, and of a root of Orbax's ``CheckpointManager``, every step becomes a step of a run, with its number,
+    metrics, metadata and time. The options apply to each. Steps that an earlier call converted are not converted again.
+    A step that cannot be converted does not stop the others; the error at the end names it.
+
     Args:
-        source: as for ``load``.
+        source: as for ``load``; also a run.
         target: a path that ends in ``.safetensors``, ``.msgpack`` or ``.npz`` becomes one such file, any other a
             folder.
         to: the form of the target: "treering" (the default), "hf" or "leaves" for a folder; for a file its suffix says
@@ -313,9 +317,10 @@ def convert(
 
     Raises:
         Unsupported: the target cannot hold something that ``lose`` does not name; the error lists it with its kind, and
-            nothing was written. Or the source is a run.
+            nothing was written. Or the source is a run, and the target is none.
         NotFound, Mismatch, Corrupt, Format, StoreFailed: as ``load``.
-        Exists, Busy: as ``save``; also Busy where the source was replaced meanwhile.
+        Exists, Busy: as ``save``; also Exists where the target is another run, or has a step that was made of another
+            save or with other options, which ``overwrite`` replaces; also Busy where the source was replaced meanwhile.
 
     Example:
         >>> import os, tempfile
@@ -326,7 +331,8 @@ def convert(
         >>> load(os.path.join(folder, "w.safetensors"))["w"].dtype
         dtype('float16')
     """
-    from treering._checkpoint.convert import ConvertOptions, convert_path, save_options
+    from treering._checkpoint.convert import ConvertOptions, save_options
+    from treering._runs.convert_run import convert_any
 
     into = save_options(target, to=to, overwrite=overwrite, progress=progress, max_file_size=max_file_size)
-    convert_path(source, into, ConvertOptions(to=to, only=only, at=at, key_map=key_map, dtype=dtype, lose=lose))
+    convert_any(source, into, ConvertOptions(to=to, only=only, at=at, key_map=key_map, dtype=dtype, lose=lose))

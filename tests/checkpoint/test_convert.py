@@ -308,8 +308,8 @@ def test_wrong_arguments_are_refused(tmp_path: Path) -> None:
         treering.convert(path, tmp_path / "b")
     with treering.Run(tmp_path / "run") as run:
         run.save(1, {"w": np.ones(3)})
-    with pytest.raises(Unsupported, match="is a run; convert its steps"):
-        treering.convert(tmp_path / "run", tmp_path / "d")
+    with pytest.raises(Unsupported, match="is a run, and"):
+        treering.convert(tmp_path / "run", tmp_path / "d.safetensors")
 
 
 def test_a_damaged_source_is_not_converted(tmp_path: Path) -> None:

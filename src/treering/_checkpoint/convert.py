@@ -11,7 +11,7 @@ import copy
 import dataclasses
 import importlib
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 from treering._arrays.mapped_source import cast_floats, map_source
@@ -43,6 +43,8 @@ class ConvertOptions:
     key_map: KeyMap | None = None
     dtype: str | None = None
     lose: str | Sequence[str] = ()
+    describe: Callable[[Index], Mapping[str, Any]] | None = None
+    """Makes the metadata of the result; None: they are those of the source."""
 
 
 def save_options(
@@ -77,7 +79,7 @@ def convert_path(source: str | os.PathLike[str], save: SaveOptions, options: Con
         mapped = opened if options.key_map is None else map_source(opened, options.key_map)
         mapped = mapped if options.dtype is None else cast_floats(mapped, options.dtype)
         part = select(mapped.index.structure, mapped.index.keys, at=options.at, only=options.only)
-        metadata = _metadata_of(opened.index)
+        metadata = dict(options.describe(opened.index)) if options.describe else _metadata_of(opened.index)
         found = list(module.find_losses(mapped, part, metadata))
         losses = accept_losses(writer.form, found, options.lose)
         part, metadata = _lose(part, metadata, losses)

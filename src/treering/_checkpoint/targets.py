@@ -26,6 +26,7 @@ _KINDS: Final = {"key": "keys", "none": "none", "opaque": "objects"} | {
 }
 LOSSES: Final[Mapping[str, str]] = {
     "arrays": "such arrays are left out",
+    "items": "such items of a step are left out",
     "keys": "typed PRNG keys become arrays of uint32",
     "metadata": "such members of the metadata are left out",
     "names": "such leaves are left out",

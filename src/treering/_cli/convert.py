@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     "treering convert ckpt model --to hf --at params --max-file-size 2GB",
     "treering convert ckpt state.msgpack --rename 'params/{k**}=model/{k**}'",
     "treering convert ckpt weights.npz --lose scalars --lose 'opt/**'",
+    "treering convert orbax_run run",
 )
 @click.argument("source", metavar="SRC", type=click.Path(path_type=str))
 @click.argument("target", metavar="DST", type=click.Path(path_type=str))
@@ -53,15 +54,19 @@ def convert(
     A DST that ends in .safetensors, .msgpack or .npz becomes one such file, any other a folder: of treering, or of the
     form --to hf or leaves. If the form cannot hold something, that is listed, and nothing is written; --lose accepts
     it.
+
+    Of a run, or of the root of Orbax's CheckpointManager, every step becomes a step of the run DST, with its metrics,
+    metadata and time. Called again after an interrupt, the verb goes on where it was.
     """
-    from treering._checkpoint.convert import ConvertOptions, convert_path, save_options
+    from treering._checkpoint.convert import ConvertOptions, save_options
+    from treering._runs.convert_run import convert_any
     from treering.errors import Exists
 
     key_map = _read_map(map_path, renames)
     options = ConvertOptions(to=to, only=list(globs) or None, at=at, key_map=key_map, dtype=dtype, lose=lose)
     try:
         save = save_options(target, to=to, overwrite=overwrite, progress=True, max_file_size=max_file_size)
-        convert_path(source, save, options)
+        convert_any(source, save, options)
     except Exists as error:
         error.hint = error.hint and error.hint.replace("overwrite=True", "--overwrite")
         raise

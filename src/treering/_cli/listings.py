@@ -5,9 +5,9 @@ from __future__ import annotations
 import sys
 
 from treering._checkpoint.detect import Form
-from treering._checkpoint.forms import is_run, list_headers
+from treering._checkpoint.forms import list_headers
 from treering._cli.options import GLOBS, JSON, PATH, depth, verb
-from treering._cli.run_path import latest_of
+from treering._cli.run_path import latest_of, list_steps
 from treering._cli.terminal import GOOD, look_of, nothing_matches, write_lines
 from treering._view.listing_json import json_lines, key_json, origin_members, usage_json
 from treering._view.listing_text import key_lines, measure_usage, notes_of, usage_lines
@@ -65,11 +65,9 @@ def ls(path: str, globs: tuple[str, ...], as_json: bool) -> int:
     leaves, and everything below a branch that one matches: * matches inside a part of a key, ** any number of parts.
     Quote them, or the shell expands them. With GLOBs, the leaves of the latest step of a run are listed.
     """
-    if not globs and is_run(path):
-        from treering._runs.reports import list_run
+    if not globs and (run := list_steps(path)) is not None:
         from treering._view.run_text import step_lines, steps_json
 
-        run = list_run(path)
         write_lines(steps_json(run) if as_json else step_lines(run, look_of(sys.stdout)))
         return GOOD
     path = latest_of(path)

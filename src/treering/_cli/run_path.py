@@ -3,25 +3,52 @@
 from __future__ import annotations
 
 import os
+from typing import TYPE_CHECKING
 
+from treering._checkpoint.detect import ForeignForm, Form, detect
 from treering._checkpoint.forms import is_run
 from treering._cli.terminal import note
 from treering.errors import Unsupported
 
+if TYPE_CHECKING:
+    from treering._foreign.foreign_tree import ForeignSteps
+    from treering._view.run_text import RunListing
+
 
 def latest_of(path: str) -> str:
-    """Return the path of a run's latest step, and say on stderr which one that is; every other path as it is.
+    """Return the path of the latest step, and say on stderr which one that is; every other path as it is.
 
     Raises:
         NotFound: the run has no step yet; and as ``detect``.
     """
-    if not is_run(path):
-        return path
-    from treering._runs.steps import latest_step
+    form = detect(path)
+    if form is Form.RUN:
+        from treering._runs.steps import latest_step
 
-    step = os.fspath(latest_step(path))
-    note(f"{path!r} is a run; this is its latest step, {os.path.basename(step)}")  # noqa: PTH119 - a text
+        what, step = "a run", os.fspath(latest_step(path))
+    elif isinstance(form, ForeignForm) and (steps := _find_steps(path, form)) is not None:
+        what, step = f"a folder of steps of {form.value}", os.fspath(steps.path_of(max(steps.names)))
+    else:
+        return path
+    note(f"{path!r} is {what}; this is its latest step, {os.path.basename(step)}")  # noqa: PTH119 - a text
     return step
+
+
+def list_steps(path: str) -> RunListing | None:
+    """List the steps of a run, or in a folder of another program; None for everything else. Raises as ``detect``."""
+    form = detect(path)
+    steps = _find_steps(path, form) if isinstance(form, ForeignForm) else None
+    if form is not Form.RUN and steps is None:
+        return None
+    from treering._runs.reports import list_foreign_steps, list_run
+
+    return list_run(path) if steps is None else list_foreign_steps(path, steps)
+
+
+def _find_steps(path: str, form: ForeignForm) -> ForeignSteps | None:
+    from treering._foreign.foreign_tree import find_steps
+
+    return find_steps(path, form)
 
 
 def require_run(path: str) -> None:
@@ -31,4 +58,9 @@ def require_run(path: str) -> None:
         Unsupported: it is something else; and as ``detect``.
     """
     if not is_run(path):
-        raise Unsupported(f"{path!r} is not a run", hint="a run is the folder that treering.Run saves its steps in")
+        raise no_run(path)
+
+
+def no_run(path: str) -> Unsupported:
+    """Return the error that a path is no run."""
+    return Unsupported(f"{path!r} is not a run", hint="a run is the folder that treering.Run saves its steps in")

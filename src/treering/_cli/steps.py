@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import click
 
 from treering._cli.options import JSON, RUN, WholeNumber, verb
-from treering._cli.run_path import require_run
+from treering._cli.run_path import list_steps, no_run, require_run
 from treering._cli.terminal import GOOD, NO, look_of, write_lines
 from treering._store.resolve import located
 
@@ -28,14 +28,13 @@ _STAYS = "no rule keeps it, but another process is saving to it, or has saved it
 def log(path: str, as_json: bool) -> int:
     """Show the steps of RUN, the newest first: age, bytes, duration of the save, metrics, and which rule keeps it.
 
-    RUN is the folder in which treering.Run saves its steps. A step that no rule keeps is removed when the next one is
-    saved.
+    RUN is the folder in which treering.Run saves its steps, or the root of Orbax's CheckpointManager. A step that no
+    rule keeps is removed when the next one is saved.
     """
-    require_run(path)
-    from treering._runs.reports import list_run
+    if (listing := list_steps(path)) is None:
+        raise no_run(path)
     from treering._view.run_text import log_json, log_lines
 
-    listing = list_run(path)
     now = time.time()
     write_lines(log_json(listing, now=now) if as_json else log_lines(listing, now=now, look=look_of(sys.stdout)))
     return GOOD

@@ -58,14 +58,16 @@ def _constant(text: str) -> NoReturn:
 
 
 _DECODER: Final = json.JSONDecoder(object_pairs_hook=_object, parse_float=_float, parse_constant=_constant)
+_PYTHON_DECODER: Final = json.JSONDecoder(object_pairs_hook=_object)
 
 
-def parse_json(text: str, what: str) -> Any:
+def parse_json(text: str, what: str, *, finite: bool = True) -> Any:
     """Return the value of a JSON text.
 
     Args:
         text: the text, white space around it allowed.
         what: what it is, for messages.
+        finite: whether NaN and infinity, which Python writes, are refused.
 
     Raises:
         Corrupt: it is no JSON, or holds a member twice, a number that is not finite, or thousands of nested lists.
@@ -79,7 +81,7 @@ def parse_json(text: str, what: str) -> Any:
         treering.errors.Corrupt: the note: the member 'a' is twice in one JSON object
     """
     try:
-        return _DECODER.decode(text)
+        return (_DECODER if finite else _PYTHON_DECODER).decode(text)
     except Corrupt as error:
         raise Corrupt(f"{what}: {error.message}") from None
     except json.JSONDecodeError as error:

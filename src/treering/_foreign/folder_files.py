@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 from treering._codec.documents import decode_text, parse_json
 from treering._format.index import DataFile
 from treering._store.failures import naming
-from treering._store.resolve import is_on_disk, is_seen, open_file, opened_store, root_of, settled
+from treering._store.resolve import find_at, is_on_disk, is_seen, open_file, opened_store, root_of, settled
 from treering._values.human import pluralize
 from treering.errors import Corrupt, NotFound
 
@@ -114,8 +114,17 @@ class FolderFiles:
             file.require(offset, count)
             return file.read(offset, count)
 
-    def document(self, name: str) -> Any:
-        """Return the value of a JSON file; None where there is none.
+    def modified(self, name: str) -> float:
+        """Return when a file was written, in POSIX seconds; 0 where there is none.
+
+        Raises:
+            StoreFailed: the store refuses.
+        """
+        found = find_at(self._place(name))
+        return 0.0 if found is None else found.modified
+
+    def document(self, name: str, *, finite: bool = True) -> Any:
+        """Return the value of a JSON file; None where there is none. ``finite`` is as for ``parse_json``.
 
         Raises:
             Corrupt: it is no JSON, or too large.
@@ -125,7 +134,7 @@ class FolderFiles:
             return None
         if found.size > _LARGEST_DOCUMENT:
             raise Corrupt(f"{name} has {pluralize(found.size, 'bytes')}, more than any tree needs")
-        return parse_json(decode_text(found.read(0, found.size), name), name)
+        return parse_json(decode_text(found.read(0, found.size), name), name, finite=finite)
 
     def number_of(self, found: ByteRange) -> int:
         """Return the number that the file of a range has in `data_files`."""

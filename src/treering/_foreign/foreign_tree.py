@@ -7,6 +7,7 @@ import dataclasses
 import importlib
 import os
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from treering._checkpoint.detect import ForeignForm, detect
@@ -43,6 +44,42 @@ class ForeignLeaf(NamedTuple):
     """Where it lies raw: box, number of the file, offset; a leaf that has a grid has none."""
     grid: Callable[[], GridLeaf] | None = None
     """Makes what decodes its chunks; only where arrays are read."""
+
+
+class ForeignStep(NamedTuple):
+    """What is known of a step in a folder of another program's steps, beside its tree."""
+
+    saved: float
+    """When it was saved, in POSIX seconds."""
+    version: str
+    """Another save of the same step has another text."""
+    metrics: Mapping[str, float]
+    """What was measured at it; the metadata of its tree have all of it as ``metrics``."""
+    metadata: Mapping[str, Any]
+    """What goes into its metadata beside those of its tree."""
+    losses: Mapping[str, str]
+    """Its parts that treering does not read: name -> what it is, for people."""
+
+
+class ForeignSteps(NamedTuple):
+    """A folder of another program's steps. A module that reads such ones has two functions for it.
+
+    ``list_steps(place)`` returns the committed steps: number -> name of the folder, ascending; nothing where the folder
+    is no such one. ``describe_step(place, name)`` returns a `ForeignStep`.
+    """
+
+    place: Path
+    form: ForeignForm
+    names: Mapping[int, str]
+
+    def path_of(self, step: int) -> Path:
+        """Return the folder of a step."""
+        return self.place / self.names[step]
+
+    def describe(self, step: int) -> ForeignStep:
+        """Return what is known of a step; raises as ``open_foreign``."""
+        module = importlib.import_module(self.form.module)
+        return cast("ForeignStep", module.describe_step(self.place, self.names[step]))
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,6 +177,18 @@ def flat_dict(names: Sequence[str]) -> tuple[list[Token], list[str]]:
     """
     structure: list[Token] = [Container(node="dict", keys=tuple(names)), *([len(names)] if names else [])]
     return structure, [join_key([name]) if "~" in name or not name else name for name in names]
+
+
+def find_steps(path: str | os.PathLike[str], form: ForeignForm) -> ForeignSteps | None:
+    """Return the steps in a folder of a form; None where it is no folder of steps.
+
+    Raises:
+        Unsupported: which steps there are is not clear.
+        StoreFailed: the store refuses.
+    """
+    module, place = importlib.import_module(form.module), located(path)
+    names = module.list_steps(place) if hasattr(module, "list_steps") else {}
+    return ForeignSteps(place, form, names) if names else None
 
 
 def open_tree(path: str | os.PathLike[str], files: contextlib.ExitStack) -> tuple[ForeignForm, ForeignTree]:

@@ -13,13 +13,13 @@ from typing import Any, Final, NamedTuple
 
 from treering._codec.documents import decode_text
 from treering._foreign.folder_files import FolderFiles
-from treering._foreign.foreign_tree import ForeignTree, folder_tree
+from treering._foreign.foreign_tree import ForeignStep, ForeignTree, folder_tree
 from treering._foreign.leaf_paths import build_tree
 from treering._foreign.ocdbt import MANIFEST
 from treering._foreign.orbax_item import METADATA, OrbaxItem, read_item
 from treering._foreign.orbax_msgpack import MSGPACK, find_msgpack
 from treering._store.resolve import is_on_disk
-from treering.errors import Corrupt, TreeringError
+from treering.errors import Corrupt, TreeringError, Unsupported
 
 STEP_METADATA: Final = "_CHECKPOINT_METADATA"
 """The file with what is known of a step or of a checkpoint as a whole."""
@@ -29,11 +29,16 @@ _COMMITTED: Final = "commit_success.txt"
 _ROOT_METADATA: Final = "metadata/_ROOT_METADATA"
 _UNCOMMITTED: Final = re.compile(r".*\.orbax-checkpoint-tmp(-[0-9]+)?")
 _STEP: Final = re.compile(r"(?:.*[^0-9])?([0-9]{1,18})")
-_JSON_FILES: Final = ("metadata", "metrics")
+_METRICS: Final = "metrics"
+_JSON_FILES: Final = ("metadata", _METRICS)
 _TAIL: Final = 4096
 _SHOWN_STEPS: Final = 20
 # What lies in an item beside items, whose looks would each be a request in a bucket.
 _NO_ITEMS: Final = frozenset({STEP_METADATA, _COMMITTED, _V1, "d", "array_metadatas"})
+_MARKS: Final = frozenset({METADATA, MSGPACK, STEP_METADATA, _COMMITTED, _V1, "default"})
+_TIMES: Final = ("init_timestamp_nsecs", "commit_timestamp_nsecs")
+_LATEST_NANOSECONDS: Final = 1 << 63
+_LARGEST_INT: Final = 1 << 1023
 
 
 class _Checkpoint(NamedTuple):
@@ -97,18 +102,77 @@ def open_foreign(place: Path, files: contextlib.ExitStack) -> ForeignTree:
     return folder_tree(folder, *build_tree(entries, containers), metadata=metadata, notes=notes)
 
 
+def list_steps(place: Path) -> dict[int, str]:
+    """Return the committed steps of a root by their numbers, ascending; nothing where it is no root.
+
+    Raises:
+        Unsupported: two steps have one number.
+    """
+    with contextlib.ExitStack() as stack:
+        files = FolderFiles(place, stack)
+        names = files.names()
+        found: dict[int, str] = {}
+        for number, name in _numbered(files, names) if _look_at(files, "", names) is None else ():
+            # What is a link out of it may be a step, and `describe_step` says what is wrong with it.
+            with contextlib.suppress(Corrupt):
+                if _MARKS.isdisjoint(files.list_names(name)):
+                    continue
+            if found.setdefault(number, name) != name:
+                problem = f"the steps {found[number]!r} and {name!r} have one number"
+                raise Unsupported(problem, hint="move one of them out of the folder")
+    return found
+
+
+def describe_step(place: Path, name: str) -> ForeignStep:
+    """Return what is known of a step of a root beside its tree.
+
+    Raises:
+        Corrupt: it is damaged.
+        StoreFailed: the store refuses.
+    """
+    folder = f"{name}/"
+    with contextlib.ExitStack() as stack:
+        files = FolderFiles(place, stack)
+        names = files.list_names(name)
+        if (found := _look_at(files, folder, names)) is None:
+            raise Corrupt("it has no item that treering reads", hint="use another copy of the step")
+        known = {*found.trees, *found.documents, *_NO_ITEMS}
+        unknown = [item for item in names if item not in known and found.trees != [""] and files.names(folder + item)]
+        losses = {item: f"the item {item!r} is of an unknown kind" for item in unknown}
+        read: dict[str, Any] = {}
+        for item, path in found.documents.items():
+            try:
+                read[item] = files.document(path, finite=item != _METRICS)
+            except Corrupt as error:
+                losses[item] = f"the item {item!r} cannot be read: {error.message}"
+        noted, root = files.document(folder + STEP_METADATA), files.document(_ROOT_METADATA)
+        times: list[Any] = [noted.get(time) if type(noted) is dict else None for time in _TIMES]
+        is_known = type(times[0]) is int and 0 < times[0] < _LATEST_NANOSECONDS
+        saved = times[0] / 1e9 if is_known else files.modified(folder + names[0])
+    metrics, others = _divide_metrics(read.get(_METRICS))
+    custom = root.get("custom_metadata") if type(root) is dict else None
+    metadata = ({_METRICS: others} if others else {}) | ({"custom_metadata": custom} if type(custom) is dict else {})
+    return ForeignStep(saved, repr((times, saved)), metrics, metadata, losses)
+
+
+def _divide_metrics(measured: Any) -> tuple[dict[str, float], Any]:
+    """Return what of an item with metrics is a number, by its name, and the rest."""
+    if type(measured) is not dict:
+        return {}, measured
+    numbers = {
+        name: float(value)
+        for name, value in measured.items()
+        if name and (type(value) is float or (type(value) is int and abs(value) < _LARGEST_INT))
+    }
+    return numbers, {name: value for name, value in measured.items() if name not in numbers}
+
+
 def _look(files: FolderFiles) -> _Checkpoint | None:
     """Return the checkpoint in a folder, or the latest of the committed steps in it."""
     names = files.names()
     if (found := _look_at(files, "", names)) is not None:
         return found
-    steps = sorted(
-        (int(match[1]), name)
-        for name in names
-        if not _UNCOMMITTED.fullmatch(name) and (match := _STEP.fullmatch(name)) is not None
-    )
-    if not is_on_disk(files.place):
-        steps = [(number, name) for number, name in steps if files.has(f"{name}/{_COMMITTED}")]
+    steps = _numbered(files, names)
     refused: Corrupt | None = None
     for _, name in reversed(steps):
         try:
@@ -124,10 +188,22 @@ def _look(files: FolderFiles) -> _Checkpoint | None:
     return None
 
 
+def _numbered(files: FolderFiles, names: list[str]) -> list[tuple[int, str]]:
+    """Return what may be committed steps, ascending, by the names alone; in a bucket by the mark of the commit too."""
+    steps = sorted(
+        (int(match[1]), name)
+        for name in names
+        if not _UNCOMMITTED.fullmatch(name) and (match := _STEP.fullmatch(name)) is not None
+    )
+    if is_on_disk(files.place):
+        return steps
+    return [(number, name) for number, name in steps if files.has(f"{name}/{_COMMITTED}")]
+
+
 def _look_at(files: FolderFiles, folder: str, names: list[str]) -> _Checkpoint | None:
     if METADATA in names or (MSGPACK in names and find_msgpack(files, folder) is not None):
         return _Checkpoint(folder, [""], {}, [])
-    if STEP_METADATA not in names and _V1 not in names and _COMMITTED not in names and "default" not in names:
+    if _MARKS.isdisjoint(names):
         return None
     items = [name for name in names if name not in _NO_ITEMS and not _UNCOMMITTED.fullmatch(name)]
     trees = [

@@ -44,6 +44,17 @@ class StepOrigin:
     step: int
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class Conversion:
+    """What a step was converted from."""
+
+    path: str
+    """The folder of the run, or of another program's steps."""
+    step: int
+    digest: str
+    """Of the save that was converted, and of the options: equal ones make an equal step."""
+
+
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class StepNote:
     """What a step's checkpoint says of itself, beside the user's metadata."""
@@ -55,6 +66,7 @@ class StepNote:
     temporary: bool = False
     """Whether the step goes when a newer one is committed."""
     branch: StepOrigin | None = None
+    converted: Conversion | None = None
     mark: str | None = None
     """Of a save that goes back to an earlier step: what the list of the steps that it leaves behind has as well."""
 
@@ -107,8 +119,11 @@ def add_note(metadata: Mapping[str, Any], note: StepNote) -> dict[str, Any]:
     node = _encode_members(note)
     if note.branch is not None:
         node["branch"] = dataclasses.asdict(note.branch)
-    if note.mark is None:
-        del node["mark"]
+    if note.converted is not None:
+        node["converted"] = dataclasses.asdict(note.converted)
+    for name in ("converted", "mark"):
+        if node[name] is None:
+            del node[name]
     return {MEMBER: node, **metadata}
 
 
@@ -145,15 +160,21 @@ def remove_note(metadata: Mapping[str, Any]) -> dict[str, Any]:
 def _note(node: Any) -> StepNote:
     what = "the note of a step"
     step = read_step(node, what)
-    branch, mark = node.get("branch"), node.get("mark")
+    branch, converted, mark = node.get("branch"), node.get("converted"), node.get("mark")
     return StepNote(
         step=step,
         saved=_time(member(node, "saved", str, what)),
         metrics=_metrics(member(node, "metrics", dict, what)),
         temporary=member(node, "temporary", bool, what),
         branch=None if branch is None else StepOrigin(member(branch, "run", str, what), read_step(branch, what)),
+        converted=None if converted is None else _conversion(converted, what),
         mark=None if mark is None else check_name(ATTEMPT, member(node, "mark", str, what), "the mark"),
     )
+
+
+def _conversion(node: Any, what: str) -> Conversion:
+    path, digest = member(node, "path", str, what), member(node, "digest", str, what)
+    return Conversion(path, read_step(node, what), check_name(DIGEST, digest, "a digest"))
 
 
 # ------------------------------------------------------------------------------------------------------------ run.json

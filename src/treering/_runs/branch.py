@@ -71,7 +71,8 @@ def _copy(path: Path, step: int, source: Store, written: float, target: Path) ->
     with naming_file(old / INDEX_NAME):
         index = parse_index(index_document(source).data)
     note = note_of(index.metadata, step, written)
-    note = dataclasses.replace(note, step=step, temporary=False, branch=StepOrigin(os.fspath(path), step), mark=None)
+    origin = StepOrigin(os.fspath(path), step)
+    note = dataclasses.replace(note, step=step, temporary=False, branch=origin, converted=None, mark=None)
     index = dataclasses.replace(index, metadata=add_note(remove_note(index.metadata), note), replaces=(), superseded=())
     if store_at(target).flat:
         # The data of an earlier branch that was removed may still wait there under the names of this attempt.

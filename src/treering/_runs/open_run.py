@@ -65,7 +65,7 @@ def require_run(run: RunFolder) -> None:
     # An index under a step's own name belongs to a step, or to no checkpoint.
     for number, name in reversed(numbered[-_LOOKED_AT:]):
         other = _other(run.path / name)
-        hint = "use another folder for the run; docs/coming-from-orbax.md says how to convert steps"
+        hint = "use another folder for the run; `treering convert` makes a run of Orbax's steps"
         if other == _OWN:
             hint = f"name the folders as a run does, {step_name(number)!r} for {name!r}, or use another folder"
         if other is not None:

@@ -12,20 +12,23 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from treering._checkpoint.forms import list_headers
 from treering._format.diagnosis import Diagnosis, RunDiagnosis, StepDiagnosis
 from treering._runs.policy import own_rules, unknown_metrics
 from treering._runs.steps import Records, cache_trouble, judge, records_of, step_path
-from treering._runs.superseded import read_superseded, superseded_steps
+from treering._runs.superseded import NOT_READ, read_superseded, superseded_steps
 from treering._store.open_folder import find_index_at
 from treering._store.resolve import is_folder, located
 from treering._store.run_folder import RunFolder
 from treering._values.human import steps_text
 from treering._view.json_lines import members_of
+from treering._view.nodes import leaves_of, weight_of
 from treering._view.run_text import RunListing, RunStep, log_lines
 from treering.errors import Format, NotFound
 from treering.retention import Verdict
 
 if TYPE_CHECKING:
+    from treering._foreign.foreign_tree import ForeignSteps
     from treering._runs.run_state import RunState
 
 
@@ -60,6 +63,27 @@ def list_run(path: str | os.PathLike[str], *, shown: str | None = None) -> RunLi
         notes.append(f"no step has the metric {metric!r}{meant}, so KeepBest({metric!r}) keeps all")
     listing = list_records(shown or os.fspath(path), located(path), records, judge(records, rules))
     return dataclasses.replace(listing, notes=(*notes, *listing.notes))
+
+
+def list_foreign_steps(path: str | os.PathLike[str], steps: ForeignSteps) -> RunListing:
+    """List the steps in a folder of another program; bytes are those of their leaves.
+
+    Raises:
+        StoreFailed: the system refuses.
+    """
+    found: list[RunStep] = []
+    notes = [f"format: {steps.form.version}"]
+    for step in steps.names:
+        place = os.fspath(steps.path_of(step))
+        try:
+            told = steps.describe(step)
+            nbytes = sum(weight_of(leaf)[0] for _, leaf in leaves_of(list_headers(place).root))
+        except (*NOT_READ, NotFound) as error:
+            notes.append(f"step {step} cannot be read: {error}")
+            continue
+        notes += [f"step {step}: {loss}" for loss in told.losses.values()]
+        found.append(RunStep(step=step, path=place, saved=told.saved, nbytes=nbytes, metrics=told.metrics))
+    return RunListing(path=os.fspath(path), steps=found, notes=notes, form=steps.form.value)
 
 
 def list_records(shown: str, path: Path, records: Records, verdicts: Sequence[Verdict]) -> RunListing:

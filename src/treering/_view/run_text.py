@@ -57,6 +57,8 @@ class RunListing:
     """When steps are saved, as Python writes that rule; None where it is at each call."""
     notes: Sequence[str] = ()
     """What is good to know, a sentence each."""
+    form: str = "run"
+    """What it is; of another program's steps their form."""
 
     @property
     def nbytes(self) -> int:
@@ -165,7 +167,7 @@ def steps_json(listing: RunListing) -> Iterator[str]:
         >>> json.loads("".join(steps_json(RunListing(path="run", steps=[step]))))["steps"][0]["saved"]
         '1970-01-01T00:00:00+00:00'
     """
-    head = {"schema": "treering.ls/1", "file": listing.path, "form": "run"}
+    head = {"schema": "treering.ls/1", "file": listing.path, "form": listing.form}
     return json_document(head, steps=map(_members, listing.steps))
 
 

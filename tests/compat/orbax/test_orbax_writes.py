@@ -146,3 +146,28 @@ def test_a_manager(tmp_path: Path, names: dict[str, Any]) -> None:
         latest = manager.latest_step()
     assert treering.load(tmp_path / "root")["w"].tolist() == [latest] * 3
     assert treering.inspect(tmp_path / "root").metadata == {"metrics": {"loss": 0.1}}
+
+
+@pytest.mark.parametrize("names", [{}, {"step_prefix": "ckpt", "step_format_fixed_length": 8}], ids=str)
+def test_a_manager_becomes_a_run(tmp_path: Path, names: dict[str, Any]) -> None:
+    options = ocp.CheckpointManagerOptions(best_fn=lambda metrics: metrics["loss"], best_mode="min", **names)
+    root, run = tmp_path / "root", treering.Run(tmp_path / "run")
+
+    def items(step: int) -> Any:
+        state = {"w": jnp.full((4, 3), step, jnp.bfloat16), "key": jax.random.key(step), "n": step}
+        return ocp.args.Composite(state=ocp.args.StandardSave(state), config=ocp.args.JsonSave({"at": step}))
+
+    with ocp.CheckpointManager(root, options=options, metadata={"run": "a"}) as manager:
+        for number, step in enumerate((1, 2, 10)):
+            manager.save(step, args=items(step), metrics={"loss": 1 / step}, custom_metadata={"number": number})
+            manager.wait_until_finished()
+            treering.convert(root, run.path)
+        kept, best = manager.all_steps(), manager.best_step()
+        restored = manager.restore(best, args=ocp.args.Composite(state=ocp.args.StandardRestore()))["state"]
+    assert (run.steps(), run.best("loss")) == (kept, best)
+    assert _bits(run.load(best)) == _bits(dict(restored))
+    with treering.open(run.path / "step_00000002") as opened:
+        metadata = dict(opened.metadata)
+    assert metadata["config"] == {"at": 2}
+    assert metadata["custom_metadata"] == {"run": "a", "number": 1}
+    assert metadata["treering"]["metrics"] == {"loss": 0.5}

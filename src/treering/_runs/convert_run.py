@@ -1,0 +1,199 @@
+"""``treering convert`` of whole runs: the steps of a run, or of another program's folder, one by one into a run.
+
+The note of each new step says what it was made of, so that a second call goes on where the first one ended.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+from treering._background.saves import reword, settle
+from treering._checkpoint.convert import ConvertOptions, convert_path
+from treering._checkpoint.detect import ForeignForm, Form, detect
+from treering._checkpoint.save_options import SaveOptions
+from treering._checkpoint.targets import Loss, accept_losses, find_writer
+from treering._foreign.foreign_tree import ForeignSteps, find_steps
+from treering._format.document import INDEX_NAME, read_summary
+from treering._format.index import Index
+from treering._format.run_document import LATEST_TIME, Conversion, StepNote, add_note, find_note, note_of, remove_note
+from treering._runs.open_run import open_run
+from treering._runs.steps import note_records, read_run, records_in, step_path, steps_in
+from treering._store.failures import naming_file
+from treering._store.resolve import located, require_path, settled
+from treering._store.run_folder import RunFolder
+from treering._values.checksums import digest
+from treering._values.human import steps_text
+from treering.errors import Busy, Corrupt, Exists, Format, Mismatch, NotFound, TreeringError, Unsupported
+
+# Errors of one step, after which the others are converted all the same.
+_OF_ONE_STEP: Final = (Corrupt, Format, Mismatch, Unsupported)
+# Options that do not change what is in a step: all that is lost of one has to be accepted.
+_OF_THE_CALL: Final = frozenset({"to", "lose", "describe"})
+
+
+class _SourceStep(NamedTuple):
+    """A step that is to be converted."""
+
+    path: Path
+    version: str
+    """Another save of the same step has another one."""
+    note: StepNote
+    """What its new note says, but for the conversion."""
+    describe: Callable[[Index], Mapping[str, Any]]
+    """Returns its metadata without the note, when it is open."""
+    losses: Sequence[Loss] = ()
+    """What of it cannot be read."""
+
+
+class _SourceSteps(NamedTuple):
+    """The steps that are to be converted."""
+
+    numbers: Callable[[], Sequence[int]]
+    """Returns those that are there, ascending."""
+    look: Callable[[int], _SourceStep]
+    """Returns what is known of one; NotFound where it is gone."""
+
+
+def convert_any(source: str | os.PathLike[str], save: SaveOptions, options: ConvertOptions) -> None:
+    """Convert what stands at ``source``, of a run every step; ``treering.convert`` says more."""
+    require_path(source)
+    settle(source)
+    form = detect(source)
+    found = find_steps(source, form) if isinstance(form, ForeignForm) else None
+    if form is Form.RUN:
+        with open_run(located(source)) as run:
+            records = records_in(run)
+            steps = _SourceSteps(functools.partial(steps_in, run), functools.partial(_look_at, run))
+            _convert_steps(steps, source, save, options, {"keep": records.keep, "save_every": records.save_every})
+    elif isinstance(form, ForeignForm) and found is not None:
+        numbers = functools.partial(_numbers_of, source, form)
+        steps = _SourceSteps(numbers, functools.partial(_look_at_foreign, found))
+        _convert_steps(steps, source, save, options, {})
+    else:
+        convert_path(source, save, options)
+
+
+def _look_at(run: RunFolder, step: int) -> _SourceStep:
+    path = step_path(run.path, step)
+    if (data := run.read_index(step)) is None:
+        raise NotFound(f"{os.fspath(path)!r} was removed")
+    with naming_file(path / INDEX_NAME):
+        found = read_summary(data)
+
+    def describe(index: Index) -> Mapping[str, Any]:
+        if index.attempt != found.attempt:
+            raise Busy(f"{os.fspath(path)!r} was replaced while it was being converted", hint="convert it again")
+        return remove_note(index.metadata)
+
+    note = dataclasses.replace(note_of(found.metadata, step, run.modified(step) or 0.0), step=step, mark=None)
+    return _SourceStep(path, found.attempt, note, describe)
+
+
+def _numbers_of(source: str | os.PathLike[str], form: ForeignForm) -> list[int]:
+    found = find_steps(source, form)
+    return [] if found is None else list(found.names)
+
+
+def _look_at_foreign(steps: ForeignSteps, step: int) -> _SourceStep:
+    found = steps.describe(step)
+
+    def describe(index: Index) -> Mapping[str, Any]:
+        metadata = {name: value for name, value in index.metadata.items() if name != "metrics"}
+        for name, value in found.metadata.items():
+            own = metadata.get(name, {})
+            metadata[name] = value | own if type(value) is dict and type(own) is dict else value
+        return metadata
+
+    note = StepNote(step=step, saved=min(max(found.saved, 0.0), LATEST_TIME), metrics=found.metrics)
+    losses = [Loss("items", name, text) for name, text in found.losses.items()]
+    return _SourceStep(steps.path_of(step), found.version, note, describe, losses)
+
+
+def _convert_steps(
+    steps: _SourceSteps,
+    source: str | os.PathLike[str],
+    save: SaveOptions,
+    options: ConvertOptions,
+    rules: Mapping[str, Any],
+) -> None:
+    """Convert the steps that the run at ``save.path`` does not have yet; ``rules`` go into its ``run.json``.
+
+    Raises:
+        Unsupported: the target is no run, or lies in the source.
+        Exists: it is another run, or a step of it was made in another way.
+        TreeringError: a step could not be converted; the message names it.
+    """
+    shown, place = os.fspath(source), settled(source)
+    if find_writer(save.path, save.shown, options.to).form != "treering":
+        hint = f"convert one of its steps: its folder is the source, below {shown!r}"
+        raise Unsupported(f"{shown!r} is a run, and {save.shown!r} would hold one step", hint=hint)
+    if settled(save.path).is_relative_to(place):
+        raise Unsupported(f"{save.shown!r} is, or lies in, the source", hint="convert to another path")
+    numbers = steps.numbers()
+    if not numbers:
+        raise NotFound(f"the run {shown!r} has no step yet")
+    there = read_run(save.path, lambda run: _read_digests(run, os.fspath(place), numbers), dict[int, str]())
+    failed: dict[int, TreeringError] = {}
+    for step in numbers:
+        try:
+            _convert_step(steps.look(step), os.fspath(place), there.get(step), save, options)
+        except _OF_ONE_STEP as error:
+            failed[step] = error
+        except TreeringError as error:
+            if not isinstance(error, Busy | NotFound) or step in steps.numbers():
+                raise reword(error, f"step {step} of {shown!r} was not converted") from error
+    read_run(save.path, lambda run: note_records(run, dataclasses.replace(records_in(run), **rules)), None)
+    for step, problem in failed.items():
+        what = f"{steps_text(list(failed))} of {shown!r} could not be converted"
+        raise reword(problem, what if len(failed) == 1 else f"{what}; step {step}") from problem
+
+
+def _read_digests(run: RunFolder, place: str, numbers: Sequence[int]) -> dict[int, str]:
+    """Return the digests of what the steps of a run were made of.
+
+    Raises:
+        Exists: a step of it does not come from ``place``, or was left behind there by a save of an earlier one.
+    """
+    found: dict[int, str] = {}
+    for step in steps_in(run):
+        if (data := run.read_index(step)) is None:
+            continue
+        with naming_file(step_path(run.path, step) / INDEX_NAME):
+            note = find_note(read_summary(data).metadata)
+        origin = None if note is None else note.converted
+        if origin is None or (step not in numbers and (origin.path != place or step > numbers[-1])):
+            problem = f"{os.fspath(run.path)!r} is another run: its step {step} is none of the steps of {place!r}"
+            raise Exists(problem, hint="convert to another path")
+        found[step] = origin.digest
+    return found
+
+
+def _texts_of(options: ConvertOptions) -> Iterator[str]:
+    """Yield the options that change what is in a step; a text is the same as a list of it alone."""
+    for name in (field.name for field in dataclasses.fields(options) if field.name not in _OF_THE_CALL):
+        value = getattr(options, name)
+        if value not in (None, (), []):
+            yield f"{name}={list(value) if isinstance(value, list | tuple) else [value]!r}"
+
+
+def _convert_step(
+    found: _SourceStep, place: str, there: str | None, save: SaveOptions, options: ConvertOptions
+) -> None:
+    """Convert a step; ``there`` is the digest of what the one that is there was made of, and None where none is."""
+    made_of = digest([repr((found.version, *_texts_of(options))).encode("utf-8", "surrogatepass")])
+    if there == made_of:
+        return
+    path = step_path(save.path, found.note.step)
+    if there is not None and not save.overwrite:
+        problem = f"{os.fspath(path)!r} was made of another save of the step, or with other options"
+        raise Exists(problem, hint="convert to another path; overwrite=True replaces it")
+    accept_losses("treering", found.losses, options.lose)
+    note = dataclasses.replace(found.note, converted=Conversion(place, found.note.step, made_of))
+    save = dataclasses.replace(save, path=path, shown=os.fspath(path), overwrite=there is not None)
+    given = dataclasses.replace(options, to=None, describe=lambda index: add_note(found.describe(index), note))
+    convert_path(found.path, save, given)

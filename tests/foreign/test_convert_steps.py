@@ -1,0 +1,193 @@
+"""A root of Orbax's CheckpointManager: listed like a run, and converted into one."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import treering as tr
+from tests.cli.command import inside
+from treering._store.memory import MemoryPath
+from treering._store.resolve import write_file
+from treering.errors import Exists, NotFound, TreeringError, Unsupported
+
+GOLDEN = Path(__file__).parent / "golden" / "orbax" / "manager"
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    return Path(shutil.copytree(GOLDEN, tmp_path / "root"))
+
+
+def _metadata(step: Path) -> dict[str, Any]:
+    with tr.open(step) as opened:
+        return dict(opened.metadata)
+
+
+def _json(*arguments: object) -> Any:
+    return json.loads(inside(*map(str, arguments), "--json", code=0)[0])
+
+
+def test_every_step_becomes_a_step_of_a_run(root: Path, tmp_path: Path) -> None:
+    new = tmp_path / "run"
+    tr.convert(root, new)
+    run = tr.Run(new)
+    assert (run.steps(), run.metrics(10), run.best("loss")) == ([10, 20], {"loss": 0.1}, 20)
+    tree = run.load(10)
+    assert (tree["w"].tolist(), int(tree["n"])) == ([10, 10, 10], 10)
+    metadata = _metadata(new / "step_00000010")
+    note = metadata.pop("treering")
+    assert metadata == {"config": {"hidden": 4}, "custom_metadata": {"run": "golden"}}
+    assert note["saved"] == "2026-11-20T23:33:52.138032Z"
+    assert (note["converted"]["path"], note["converted"]["step"]) == (str(root), 10)
+    assert tr.verify(new).ok
+    before = {path: path.stat().st_mtime_ns for path in new.rglob("*.safetensors")}
+    tr.convert(f"{root}/.", new)
+    assert {path: path.stat().st_mtime_ns for path in new.rglob("*.safetensors")} == before
+
+
+def test_later_steps_are_added_and_removed_ones_stay(root: Path, tmp_path: Path) -> None:
+    new = tmp_path / "run"
+    shutil.move(root / "20", tmp_path / "20")
+    tr.convert(root, new, dtype="float16")
+    shutil.move(tmp_path / "20", root / "20")
+    shutil.move(root / "10", tmp_path / "10")
+    tr.convert(root, new, dtype="float16")
+    run = tr.Run(new)
+    assert (run.steps(), run.load(10)["w"].dtype, run.load(20)["w"].dtype) == ([10, 20], "float16", "float16")
+    with pytest.raises(Exists, match="with other options"):
+        tr.convert(root, new)
+    elsewhere = Path(shutil.copytree(root, tmp_path / "elsewhere"))
+    with pytest.raises(Exists, match="its step 10 is none of the steps of"):
+        tr.convert(elsewhere, new, dtype="float16")
+    shutil.move(tmp_path / "10", elsewhere / "10")
+    tr.convert(elsewhere, new, dtype="float16")
+    shutil.move(elsewhere / "10", elsewhere / "30")
+    tr.convert(elsewhere, tmp_path / "renamed")
+    assert tr.Run(tmp_path / "renamed").steps() == [20, 30]
+
+
+def test_damage_and_loss_are_errors_that_name_the_step(root: Path, tmp_path: Path) -> None:
+    new = tmp_path / "run"
+    manifest = root / "10" / "state" / "manifest.ocdbt"
+    data = manifest.read_bytes()
+    manifest.write_bytes(data[:20])
+    with pytest.raises(TreeringError, match=r"^step 10 of .* could not be converted"):
+        tr.convert(root, new)
+    assert tr.Run(new).steps() == [20]
+    manifest.write_bytes(data)
+    (root / "10" / "dataset").mkdir()
+    (root / "10" / "dataset" / "process_0-of-1.json").write_text("{}")
+    with pytest.raises(Unsupported, match=r"(?s)^step 10 of .*: .*the item 'dataset' is of an unknown kind"):
+        tr.convert(root, new)
+    assert "note: step 10: the item 'dataset' is of an unknown kind" in inside("log", str(root), code=0)[0]
+    for lose in ("items", "dataset"):
+        with pytest.raises(Unsupported, match="dataset"):
+            tr.convert(root, tmp_path / lose, lose="scalars")
+        tr.convert(root, tmp_path / lose, lose=lose)
+        tr.convert(root, tmp_path / lose)
+        assert tr.Run(tmp_path / lose).steps() == [10, 20]
+    shutil.rmtree(root / "10" / "dataset")
+    config = root / "10" / "config" / "metadata"
+    config.write_text('{"limit": Infinity}')
+    with pytest.raises(Unsupported, match=r"(?s)^step 10 of .*: .*the item 'config' cannot be read: .*Infinity"):
+        tr.convert(root, new)
+    config.write_text('{"limit": 1}')
+    tr.convert(root, new)
+    assert _metadata(new / "step_00000010")["config"] == {"limit": 1}
+    shutil.rmtree(root / "10" / "state")
+    shutil.rmtree(root / "10" / "config")
+    shutil.rmtree(root / "10" / "metrics")
+    with pytest.raises(TreeringError, match=r"^step 10 of .* could not be converted: it has no item"):
+        tr.convert(root, tmp_path / "another")
+    assert tr.Run(tmp_path / "another").steps() == [20]
+
+
+def test_metrics_that_are_no_numbers_stay_metadata(root: Path, tmp_path: Path) -> None:
+    (root / "20" / "metrics" / "metrics").write_text('{"loss": NaN, "n": 3, "of": {"test": 1.5}, "ok": true}')
+    tr.convert(root, tmp_path / "run")
+    metrics = dict(tr.Run(tmp_path / "run").metrics(20))
+    assert np.isnan(metrics.pop("loss"))
+    assert metrics == {"n": 3}
+    assert _metadata(tmp_path / "run" / "step_00000020")["metrics"] == {"of": {"test": 1.5}, "ok": True}
+    assert tr.Run(tmp_path / "run").best("loss") == 10
+
+
+def test_steps_by_any_name_and_without_a_time(root: Path, tmp_path: Path) -> None:
+    (root / "10").rename(root / "ckpt_00000010")
+    (root / "20").rename(root / "30.orbax-checkpoint-tmp")
+    (root / "40").mkdir()
+    (root / "events.out.5").write_bytes(b"none of its steps")
+    step = root / "ckpt_00000010"
+    (step / "_CHECKPOINT_METADATA").write_text("{}")
+    os.utime(step / "_CHECKPOINT_METADATA", (1.7e9, 1.7e9))
+    tr.convert(root, tmp_path / "run")
+    assert tr.Run(tmp_path / "run").steps() == [10]
+    assert _metadata(tmp_path / "run" / "step_00000010")["treering"]["saved"] == "2023-11-14T22:13:20.000000Z"
+    os.utime(step / "_CHECKPOINT_METADATA", (1.7e9, 1.8e9))
+    with pytest.raises(Exists, match="was made of another save of the step"):
+        tr.convert(root, tmp_path / "run")
+    shutil.copytree(step, root / "10")
+    with pytest.raises(Unsupported, match="the steps '10' and 'ckpt_00000010' have one number"):
+        tr.convert(root, tmp_path / "run")
+
+
+def test_a_link_out_of_the_root_is_a_step_that_cannot_be_converted(root: Path, tmp_path: Path) -> None:
+    shutil.move(root / "10", tmp_path / "outside")
+    (root / "10").symlink_to(tmp_path / "outside")
+    with pytest.raises(TreeringError, match=r"^step 10 of .* link that leads out"):
+        tr.convert(root, tmp_path / "run")
+    assert tr.Run(tmp_path / "run").steps() == [20]
+
+
+def test_a_file_holds_one_step(root: Path, tmp_path: Path) -> None:
+    with pytest.raises(Unsupported, match=r"is a run, and .* would hold one step; convert one of its steps"):
+        tr.convert(root, tmp_path / "all.safetensors")
+    tr.convert(root / "10", tmp_path / "one.safetensors", only="w")
+    assert tr.load(tmp_path / "one.safetensors")["w"].tolist() == [10, 10, 10]
+    with pytest.raises(NotFound):
+        tr.convert(tmp_path / "nowhere", tmp_path / "new")
+
+
+def test_in_memory_as_on_disk(tmp_path: Path) -> None:
+    place = f"memory://{tmp_path.name}"
+    for file in (path for path in GOLDEN.rglob("*") if path.is_file()):
+        data = file.read_bytes()
+        write_file(MemoryPath(f"{place}/root/{file.relative_to(GOLDEN).as_posix()}"), [data], len(data))
+    tr.convert(f"{place}/root", f"{place}/run")
+    tr.convert(f"{place}/root", f"{place}/run")
+    run = tr.Run(f"{place}/run")
+    assert (run.steps(), run.best("loss")) == ([10, 20], 20)
+
+
+def test_the_verbs_list_its_steps_as_those_of_a_run(root: Path) -> None:
+    lines = inside("ls", str(root), code=0)[0].splitlines()
+    assert [line.split() for line in lines] == [
+        ["10", "2026-11-20", "23:33:52", "UTC", "16", "B", "loss", "0.1"],
+        ["20", "2026-11-20", "23:33:52", "UTC", "16", "B", "loss", "0.05"],
+    ]
+    found = _json("ls", root)
+    assert (found["form"], [step["path"] for step in found["steps"]]) == ("orbax", [f"{root}/10", f"{root}/20"])
+    assert _json("log", root)["steps"][1]["metrics"] == {"loss": 0.1}
+    assert "note: format: Orbax v0 step, OCDBT, zarr 2" in inside("log", str(root), code=0)[0]
+    told = f"note: {str(root)!r} is a folder of steps of orbax; this is its latest step, 20\n"
+    for verb in ("inspect", "du"):
+        out, err = inside(verb, str(root), code=0)
+        assert (err, "w" in out) == (told, True)
+    assert inside("cat", str(root), "n", code=0) == ("20\n", told)
+    (root / "10" / "state" / "_METADATA").write_text("{")
+    assert "note: step 10 cannot be read: " in inside("log", str(root), code=0)[0]
+    assert "is not a run" in inside("gc", str(root), code=2)[1]
+
+
+def test_the_verb(root: Path, tmp_path: Path) -> None:
+    inside("convert", str(root), str(tmp_path / "run"), "--only", "w", code=0)
+    inside("convert", str(root), str(tmp_path / "run"), "--only", "w", code=0)
+    assert _json("ls", tmp_path / "run")["steps"][0]["metrics"] == {"loss": 0.1}
+    assert "--overwrite replaces it" in inside("convert", str(root), str(tmp_path / "run"), code=2)[1]
