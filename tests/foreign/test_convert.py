@@ -7,6 +7,7 @@ from typing import Any
 
 import flax.serialization
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 import safetensors
@@ -67,3 +68,21 @@ def test_orbax_as_leaves_that_tensorstore_reads(tmp_path: Path) -> None:
         spec = {"driver": "zarr", "kvstore": {"driver": "file", "path": str(tmp_path / "leaves" / key)}}
         _same(tensorstore.open(spec).result().read().result(), array)
     assert treering.diff(source, tmp_path / "leaves").differences == ()
+
+
+def test_leaves_have_the_chunks_that_a_save_writes(tmp_path: Path) -> None:
+    tree = {
+        "p": [np.arange(6.0).reshape(2, 3), np.zeros((0, 3))],
+        "s": np.array(2),
+        "n": 5,
+        "half": jnp.ones(40_000, "bfloat16"),
+    }
+    treering.save(tmp_path / "a", tree)
+    treering.convert(tmp_path / "a", tmp_path / "b", to="leaves")
+    treering.leaves.tree_serialize_leaves(tmp_path / "c", tree)
+    found, wanted = (
+        {str(file.relative_to(at)): file for file in at.rglob("*")} for at in (tmp_path / "b", tmp_path / "c")
+    )
+    chunks = [name for name, file in wanted.items() if file.is_file() and file.name[0].isdigit()]
+    assert len(chunks) >= 3
+    assert [name for name in chunks if found[name].read_bytes() != wanted[name].read_bytes()] == []
