@@ -16,9 +16,10 @@ def main() -> int:
     seed = random.randrange(1 << 32) if getattr(options, "seed", None) is None else options.seed
     match options.attack:
         case "fuzz":
+            from torture.feeder import KINDS
             from torture.fuzz import fuzz
 
-            return fuzz(options.seconds, seed, options.start_from)
+            return fuzz(options.seconds, seed, options.start_from, options.kind or tuple(KINDS))
         case "quadratic":
             from torture.quadratic import quadratic
 
@@ -72,10 +73,11 @@ def main() -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m torture", description="Attack treering and see whether it holds.")
     attacks = parser.add_subparsers(dest="attack", required=True)
-    fuzzing = attacks.add_parser("fuzz", help="damaged and hostile msgpack files")
+    fuzzing = attacks.add_parser("fuzz", help="damaged and hostile files, key maps, and trees of other programs")
     fuzzing.add_argument("--seconds", type=float, default=60.0, help="how long (60)")
     fuzzing.add_argument("--seed", type=int, default=None, help="the same seed gives the same inputs (random)")
-    fuzzing.add_argument("--start-from", type=Path, default=None, help="a folder of files (the golden files)")
+    fuzzing.add_argument("--start-from", type=Path, default=None, help="a folder of msgpack (the golden files)")
+    fuzzing.add_argument("--kind", action="append", help="msgpack, foreign or map; may be given again (all)")
     attacks.add_parser("quadratic", help="files that are to take quadratic time, at all readers").add_argument(
         "--case", action="append", help="a part of a case's name; may be given again (all)"
     )

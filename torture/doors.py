@@ -7,6 +7,7 @@ import gc
 import random
 import resource
 import time
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -17,7 +18,7 @@ from treering._inspect.inspect import inspect
 from treering.errors import TreeringError
 from treering.serialization import decompress_bytes, from_bytes, from_compressed_bytes, load_from_file, msgpack_restore
 
-__all__ = ["Verdict", "feed"]
+__all__ = ["Verdict", "feed", "judge"]
 
 _SECONDS = 2.0
 _MEMORY_FACTOR = 100
@@ -53,13 +54,24 @@ class Verdict:
 
 
 def feed(data: bytes, source: random.Random, scratch: Path) -> Verdict:
-    """Send ``data`` through a door picked by ``source``, under a limit of memory, and judge.
+    """Send ``data`` through a door picked by ``source``, and judge."""
+    door, enter = _picked(data, source, scratch)
+    return judge(door, enter, len(data))
+
+
+def judge(door: str, enter: Callable[[], Any], nbytes: int, floor: int = _MEMORY_FLOOR) -> Verdict:
+    """Go through a door under a limit of memory, and judge what happens.
 
     Accepted values are looked at to the last byte: a view past the end of its memory ends this process.
+
+    Args:
+        door: its name.
+        enter: goes through it.
+        nbytes: bytes of the input; memory may be some times as much.
+        floor: what it may be at least.
     """
-    door, enter = _picked(data, source, scratch)
     soft, hard = resource.getrlimit(resource.RLIMIT_AS)
-    limit = _memory_in_use() + _MEMORY_FACTOR * len(data) + _MEMORY_FLOOR
+    limit = _memory_in_use() + _MEMORY_FACTOR * nbytes + floor
     outcome, violation = "accepted", None
     start = time.process_time()
     resource.setrlimit(resource.RLIMIT_AS, (limit if hard == resource.RLIM_INFINITY else min(limit, hard), hard))
@@ -73,13 +85,19 @@ def feed(data: bytes, source: random.Random, scratch: Path) -> Verdict:
     except Exception as error:  # noqa: BLE001 - any other class is just what is looked for
         resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
         outcome = type(error).__name__
-        violation = f"{outcome}: {str(error)[:300]}"
+        violation = f"{outcome}: {str(error)[:300]}{_place_of(error)}"
     finally:
         resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
     spent = time.process_time() - start
     if violation is None and spent > _SECONDS:
         violation = f"took {spent:.1f} s"
     return Verdict(door=door, outcome=outcome, violation=violation)
+
+
+def _place_of(error: Exception) -> str:
+    """Say in which lines of treering an error was raised."""
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if "treering" in frame.filename]
+    return "".join(f" <- {Path(frame.filename).name}:{frame.lineno}" for frame in frames[:-4:-1])
 
 
 def _picked(data: bytes, source: random.Random, scratch: Path) -> tuple[str, Callable[[], Any]]:

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +34,7 @@ class _Sum:
     first: int = 0
 
 
-def fuzz(seconds: float, seed: int, start_from: Path | None) -> int:
+def fuzz(seconds: float, seed: int, start_from: Path | None, kinds: Sequence[str] = tuple(feeder.KINDS)) -> int:
     """Fuzz for so long; print what was found; return the exit code, 1 when something was."""
     folder = Path(tempfile.mkdtemp(prefix="treering-fuzz-"))
     with (folder / "note").open("wb") as file:
@@ -45,6 +46,7 @@ def fuzz(seconds: float, seed: int, start_from: Path | None) -> int:
     crashes = 0
     while (left := seconds - (time.monotonic() - begin)) > 0 and not total.violations[_MOST_CRASHES:]:
         arguments = ["--seed", str(seed), "--first", str(total.first), "--seconds", str(left), "--folder", str(folder)]
+        arguments += ["--kinds", ",".join(kinds)]
         if start_from is not None:
             arguments += ["--start-from", str(start_from)]
         crashes += not _fed(arguments, folder, total)

@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 from torture.wire import Token, tokens
 
-__all__ = ["mutated"]
+__all__ = ["damage_bytes", "mutated"]
 
 _LARGEST = 1 << 20
 # Values are looked for in the beginning of a file only.
@@ -50,6 +50,11 @@ def mutated(seed: bytes, other: bytes, source: random.Random) -> bytes:
     for _ in range(source.choice((1, 1, 1, 2, 2, 3, 6))):
         data = source.choice(_DAMAGES)(_Case(data=data, other=other, source=source))[:_LARGEST]
     return data
+
+
+def damage_bytes(data: bytes, source: random.Random) -> bytes:
+    """Return ``data`` with one damage that needs to know nothing of its form."""
+    return source.choice(_BLIND)(_Case(data=data, other=data, source=source))[:_LARGEST]
 
 
 def _flip(case: _Case) -> bytes:
@@ -183,3 +188,4 @@ _DAMAGES: tuple[Callable[[_Case], bytes], ...] = (
     _flip, _flip, _set, _cut, _drop, _splice, _insert, _repeat, _nest,
     _length, _length, _length, _head, _head, _text, _text, _trade, _twice, _gone, _wrapped,
 )  # fmt: skip
+_BLIND: tuple[Callable[[_Case], bytes], ...] = (_flip, _flip, _set, _cut, _drop, _splice, _insert, _repeat)

@@ -11,7 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from torture import doors, mutate, seeds, wire
+import treering
+from torture import doors, foreign_doors, foreign_images, foreign_mutate, mutate, seeds, wire
+from torture.foreign_writers import Liar
 from treering.errors import Corrupt
 from treering.serialization import to_bytes
 
@@ -93,3 +95,32 @@ def test_the_walker_survives_what_it_made() -> None:
         b"",
     ):
         assert all(token.end <= len(data) for token in wire.tokens(data))
+
+
+def test_trees_of_other_programs_are_read_also_when_they_are_written_anew(tmp_path: Path) -> None:
+    starts = foreign_images.foreign_seeds()
+    assert len(starts) > 20
+    assert any(image.databases for image in starts.values())
+    for number, image in enumerate(starts.values()):
+        whole = foreign_mutate.write_databases(image, Liar(random.Random(number), 0.0))
+        assert treering.verify(whole.write(tmp_path / "tree")).ok
+
+
+def test_the_same_seed_gives_the_same_trees() -> None:
+    starts = list(foreign_images.foreign_seeds().values())
+    first, again = (
+        [foreign_mutate.mutated_image(starts[n % len(starts)], random.Random(f"5:{n}")).pack() for n in range(100)]
+        for _ in range(2)
+    )
+    assert first == again
+    assert len(set(first)) > 80
+
+
+def test_what_was_read_from_outside_of_a_tree_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    leaked = np.frombuffer(foreign_mutate.OUTSIDE * 3, np.float32)
+    monkeypatch.setattr(foreign_doors, "_DOORS", (lambda *_: {"a": [leaked]},))
+    image = foreign_images.foreign_seeds()["npy"]
+    verdict = foreign_doors.feed_image(image, random.Random(0), tmp_path / "tree")
+    assert verdict.violation == "read what lies outside of the tree"
+    monkeypatch.setattr(foreign_doors, "_DOORS", (lambda *_: {"a": [leaked[1:2]]},))
+    assert foreign_doors.feed_image(image, random.Random(0), tmp_path / "tree").violation is None

@@ -17,14 +17,14 @@ from treering._foreign.folder_files import ByteRange, Fetch
 from treering._plan.exchange import StoredChunk
 from treering._values.boxes import size_of
 from treering._values.keys import naming_leaf
-from treering.errors import Corrupt
+from treering.errors import Corrupt, Unsupported
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from treering._format.index import Index
 
-
+_MOST_CHUNKS: Final = 1 << 20
 _FEW_THREADS: Final = 2
 # Chunks up to this size are decoded faster by one thread than by two.
 _SMALL_BYTES: Final = 64 << 10
@@ -80,7 +80,7 @@ class ForeignArrays:
         """Return how a leaf lies; a chunk that has to be decoded is one block, since it is read whole."""
         if leaf not in self._grids:
             return stored_chunks(self._index, leaf)
-        layout, itemsize = self._grids[leaf].layout, self.dtype_of(leaf).itemsize
+        layout, itemsize = self._layout(leaf), self.dtype_of(leaf).itemsize
         boxes = (chunk_box(layout, chunk) for chunk in range(chunk_count(layout)))
         return tuple(StoredChunk(box=box, block=max(1, size_of(box) * itemsize)) for box in boxes)
 
@@ -97,7 +97,7 @@ class ForeignArrays:
         )
         for request in requests:
             if request.leaf in self._grids:
-                layout, read = self._grids[request.leaf].layout, functools.partial(self._fill, request.leaf)
+                layout, read = self._layout(request.leaf), functools.partial(self._fill, request.leaf)
                 covering = find_chunks(layout, request)
                 with naming_leaf(self._index.keys[request.leaf]):
                     jobs = plan_decoding(layout, request, covering, self.dtype_of(request.leaf), read)
@@ -106,6 +106,13 @@ class ForeignArrays:
                     here.jobs.append(job)
                     here.nbytes += nbytes
         run_all(work, Tally(work.nbytes + own.nbytes, progress), own, threads=self._threads)
+
+    def _layout(self, leaf: int) -> ZarrArray:
+        layout = self._grids[leaf].layout
+        if (count := chunk_count(layout)) > _MOST_CHUNKS:
+            with naming_leaf(self._index.keys[leaf]):
+                raise Unsupported(f"it lies in {count} chunks, more than {_MOST_CHUNKS}", hint="write larger chunks")
+        return layout
 
     def _fill(self, leaf: int, chunk: int, into: NDArray[Any]) -> None:
         grid = self._grids[leaf]

@@ -10,6 +10,7 @@ import contextlib
 import errno
 import functools
 import io
+import itertools
 import math
 import os
 import re
@@ -39,9 +40,12 @@ _LARGEST_DIRECTORY: Final = 64 << 20
 _MOST_ENTRIES: Final = 1 << 20
 _LOCAL_BYTES: Final = 30
 _HEADER: Final = re.compile(
-    rb"\{'descr': ('[^']*'|\[.*\]), 'fortran_order': (True|False), 'shape': \(((?:[0-9]+,? ?)*)\),? ?\}\s*", re.DOTALL
+    # Each number is followed by one thing alone: there is nothing to try in another way.
+    rb"\{'descr': ('[^']*'|\[.*\]), 'fortran_order': (True|False), "
+    rb"'shape': \(((?:[0-9]{1,19}(?:, |,?(?=\))))*)\),? ?\}\s*",
+    re.DOTALL,
 )
-_CODE: Final = re.compile(r"([<>|=])([?biufcMmSUVO])([0-9]+)?")
+_CODE: Final = re.compile(r"([<>|=])([?biufcMmSUVO])([0-9]{1,18})?")
 _KINDS: Final = {"b": "bool", "i": "int", "u": "uint", "f": "float", "c": "complex"}
 _TEXT: Final = {"U": ("str", 4), "S": ("bytes", 1)}
 
@@ -90,6 +94,7 @@ def open_foreign(place: Path, files: contextlib.ExitStack) -> ForeignTree:
         names = [entry.filename.removesuffix(_SUFFIX) for entry in entries]
         if len(set(names)) < len(names):
             raise Corrupt("two arrays of the archive have one name")
+        _check_apart(entries)
         structure, keys = flat_dict(names)
         leaves = [_leaf_of(file, entry) for entry in entries]
     index = build_index(structure, keys, leaves, [data])
@@ -135,6 +140,15 @@ def _list_entries(file: Reader) -> list[zipfile.ZipInfo]:
     if len(entries) > _MOST_ENTRIES:
         raise Corrupt(f"it has {len(entries)} entries, more than {_MOST_ENTRIES}")
     return entries
+
+
+def _check_apart(entries: list[zipfile.ZipInfo]) -> None:
+    """Refuse entries that lie on top of each other: a small file could hold any number of large ones."""
+    in_order = sorted(entries, key=lambda entry: entry.header_offset)
+    for one, other in itertools.pairwise(in_order):
+        if one.header_offset + _LOCAL_BYTES + one.compress_size > other.header_offset:
+            problem = f"the entries {one.filename!r:.200} and {other.filename!r:.200} lie on top of each other"
+            raise Corrupt(problem, offset=other.header_offset)
 
 
 def _leaf_of(file: Reader, entry: zipfile.ZipInfo) -> ForeignLeaf:

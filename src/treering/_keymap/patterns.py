@@ -54,15 +54,15 @@ class KeyPattern:
                 literal += found[1][0]
             elif found[2]:
                 if not literal and name:
-                    raise Unsupported(f"nothing lies between {{{name}}} and {found[0]} in the pattern {text!r}")
+                    raise Unsupported(f"nothing lies between {{{name}}} and {found[0]} in the pattern {text!r:.200}")
                 self._pieces.append((name, kind, literal))
                 name, kind, literal = found[2], found[3], ""
             else:
-                raise Unsupported(f"a brace stands alone in the pattern {text!r}", hint="write '{{' for '{'")
+                raise Unsupported(f"a brace stands alone in the pattern {text!r:.200}", hint="write '{{' for '{'")
         self._pieces.append((name, kind, literal + text[start:]))
         names = [piece[0] for piece in self._pieces[1:]]
         if len(set(names)) < len(names) or len(names) > _MOST_CAPTURES:
-            raise Unsupported(f"the pattern {text!r} has a capture twice, or more than {_MOST_CAPTURES}")
+            raise Unsupported(f"the pattern {text!r:.200} has a capture twice, or more than {_MOST_CAPTURES}")
         self.captures = frozenset(names)
         # Atomic groups: what was found is not tried again in another way.
         *middle, last = [f"(?P<{n}>{_CLASSES[k]}+?){re.escape(t)}" for n, k, t in self._pieces[1:]] or [""]
