@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import Final
 
@@ -42,10 +43,7 @@ class SourceArray(BoxedArray):
 
     def blocks(self, start: int, stop: int) -> Iterator[memoryview]:
         """Yield the bytes of items ``start`` to ``stop`` in C order, little endian."""
-        block = largest_block(self._arrays, self._leaf)
-        # Where a part cannot be read without the rest, all of it is read once.
-        whole_only = block is None or block > _PIECE_BYTES
-        step = max(stop - start, 1) if whole_only else _PIECE_BYTES // self.dtype.itemsize
+        step = self._step()
         if not start:
             self.checksum.reset()
         for first in range(start, stop, step):
@@ -53,6 +51,18 @@ class SourceArray(BoxedArray):
                 self.checksum.update(piece)
                 yield piece
                 del piece  # its memory is free for the next one
+
+    def _step(self) -> int:
+        """Return how many items are read at once: of chunks that are read as a whole, whole rows of chunks."""
+        few = _PIECE_BYTES // self.dtype.itemsize
+        chunks = self._arrays.stored_chunks(self._leaf) if self.shape else ()
+        if not chunks:
+            block = largest_block(self._arrays, self._leaf)
+            return max(self.size, 1) if block is None or block > _PIECE_BYTES else few
+        sides = [chunk.box[0] for chunk in chunks if chunk.block >= size_of(chunk.box) * self.dtype.itemsize]
+        tallest = max((stop - start for start, stop in sides), default=0)
+        band = max(1, tallest * math.prod(self.shape[1:]))
+        return max(band, few // band * band)
 
     def _read(self, boxes: list[Box]) -> Iterator[memoryview]:
         request = ReadRequest(self._leaf, boxes)
