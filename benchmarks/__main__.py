@@ -13,7 +13,7 @@ from typing import get_args
 from benchmarks import report, suite
 from benchmarks.workloads import LeafKind, ask_for_devices
 
-_NAMES = ("bucket", "checkpoint", "leaves", "msgpack", "plans", "processes", "run")
+_NAMES = ("bucket", "checkpoint", "convert", "leaves", "msgpack", "plans", "processes", "run")
 
 
 def _parser() -> argparse.ArgumentParser:
