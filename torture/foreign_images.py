@@ -12,7 +12,7 @@ import os
 import shutil
 import tarfile
 import zlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -57,14 +57,19 @@ class Image:
         """Make the folder anew with all that is in the image; return the path for the doors."""
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir()
+        # What the system has no such name for is left out.
         for name, data in self.files.items():
-            _make(folder, name, lambda path, data=data: path.write_bytes(data))
+            with contextlib.suppress(OSError, ValueError):
+                _ready(folder / name).write_bytes(data)
         for name, size in self.holes.items():
-            _make(folder, name, lambda path, size=size: os.truncate(path, size))
+            with contextlib.suppress(OSError, ValueError):
+                os.truncate(_ready(folder / name), size)
         for name, target in self.links.items():
-            _make(folder, name, lambda path, target=target: path.symlink_to(target))
+            with contextlib.suppress(OSError, ValueError):
+                _ready(folder / name).symlink_to(target)
         for name in self.pipes:
-            _make(folder, name, os.mkfifo)
+            with contextlib.suppress(OSError, ValueError):
+                os.mkfifo(_ready(folder / name))
         return folder / self.place
 
     def pack(self) -> bytes:
@@ -86,12 +91,10 @@ class Image:
         return packed.getvalue()
 
 
-def _make(folder: Path, name: str, make: Callable[[Path], object]) -> None:
-    """Make what has a name; what the system has no such name for is left out."""
-    with contextlib.suppress(OSError, ValueError):
-        path = folder / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        make(path)
+def _ready(path: Path) -> Path:
+    """Make the folders above a path."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    return path
 
 
 # ---------------------------------------------------------------------------------------------------------------- seeds

@@ -54,14 +54,14 @@ class SourceArray(BoxedArray):
 
     def _step(self) -> int:
         """Return how many items are read at once: of chunks that are read as a whole, whole rows of chunks."""
-        few = _PIECE_BYTES // self.dtype.itemsize
+        few: int = _PIECE_BYTES // self.dtype.itemsize
         chunks = self._arrays.stored_chunks(self._leaf) if self.shape else ()
         if not chunks:
             block = largest_block(self._arrays, self._leaf)
             return max(self.size, 1) if block is None or block > _PIECE_BYTES else few
         sides = [chunk.box[0] for chunk in chunks if chunk.block >= size_of(chunk.box) * self.dtype.itemsize]
         tallest = max((stop - start for start, stop in sides), default=0)
-        band = max(1, tallest * math.prod(self.shape[1:]))
+        band: int = max(1, tallest * math.prod(self.shape[1:]))
         return max(band, few // band * band)
 
     def _read(self, boxes: list[Box]) -> Iterator[memoryview]:
