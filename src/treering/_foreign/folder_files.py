@@ -198,10 +198,9 @@ class FolderFile:
         with self._files.open_file(self._name) as file:
             file.read_into(jobs)
 
-    def refetch(self, jobs: Sequence[tuple[int, memoryview]]) -> bool:
-        """Fill the buffers anew; False where the same bytes would come."""
-        with self._files.open_file(self._name) as file:
-            return file.refetch(jobs)
+    def refetch(self, _jobs: Sequence[tuple[int, memoryview]]) -> bool:
+        """Return False: there are no checksums."""
+        return False
 
     def map(self) -> ReadableBuffer:
         """Map the whole file, read-only."""

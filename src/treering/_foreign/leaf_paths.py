@@ -14,6 +14,9 @@ from treering.errors import Corrupt, Unsupported
 Step: TypeAlias = tuple[str, bool]
 """A key in a container, and whether that is a list, where it is an index."""
 
+Entry: TypeAlias = "tuple[Sequence[Step], ForeignLeaf | Container]"
+"""A leaf or an empty container by its path."""
+
 Containers: TypeAlias = dict[tuple[str, ...], Container]
 """Containers that are recorded beside the leaves, by their paths: tuples and namedtuples."""
 
@@ -37,7 +40,7 @@ class _Branch:
 
 
 def build_tree(
-    entries: Iterable[tuple[Sequence[Step], ForeignLeaf | Container]], containers: Containers | None = None
+    entries: Iterable[Entry], containers: Containers | None = None
 ) -> tuple[list[Token], list[str], list[ForeignLeaf]]:
     """Return the structure, the key texts and the leaves of a tree; without entries it is an empty dict.
 

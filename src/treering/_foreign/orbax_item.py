@@ -8,20 +8,19 @@ from __future__ import annotations
 import collections
 import functools
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Final, NamedTuple, TypeAlias
+from typing import Any, Final, NamedTuple
 
 from treering._codec.documents import member, parse_json, show
 from treering._foreign.folder_files import FolderFiles
 from treering._foreign.foreign_tree import ForeignLeaf
-from treering._foreign.leaf_paths import EMPTY, Containers, Step
+from treering._foreign.leaf_paths import EMPTY, Containers, Entry, Step
 from treering._foreign.ocdbt import MANIFEST, Value, read_database
-from treering._foreign.orbax_msgpack import Elsewhere, MsgpackTree, find_msgpack, read_msgpack_tree
+from treering._foreign.orbax_msgpack import find_msgpack, read_msgpack_tree
 from treering._foreign.orbax_types import read_containers
 from treering._foreign.zarr_leaves import ZarrLeaf, find_array, finder
 from treering._format.index import Container, LeafType
 from treering._format.leaf_values import decode_type, from_base64
-from treering._values.keys import join_key, naming_leaf
-from treering.errors import Corrupt, Unsupported
+from treering.errors import Corrupt, TreeringError, Unsupported
 
 METADATA: Final = "_METADATA"
 """The file that makes a folder an item with a tree."""
@@ -31,13 +30,11 @@ _KEY_TYPES: Final = (_SEQUENCE, 2)
 _KINDS: Final = {"jax.Array": "jax", "np.ndarray": "numpy", "scalar": "numpy scalar"}
 _LOST: Final = "use another copy of the checkpoint"
 
-_Entries: TypeAlias = list[tuple[Sequence[Step], ForeignLeaf | Container]]
-
 
 class OrbaxItem(NamedTuple):
     """What an item holds."""
 
-    entries: _Entries
+    entries: list[Entry]
     """Its leaves and empty containers by their paths."""
     containers: Containers
     """Its tuples and namedtuples by their paths, where they are recorded."""
@@ -45,6 +42,15 @@ class OrbaxItem(NamedTuple):
     """What the user wrote beside it."""
     notes: list[str]
     """What could not be read, and is not needed."""
+
+
+class _Row(NamedTuple):
+    """What is said of a leaf."""
+
+    path: Sequence[Step]
+    name: str
+    kind: str
+    skipped: Any = None
 
 
 class _Arrays(NamedTuple):
@@ -80,15 +86,16 @@ def read_item(files: FolderFiles, folder: str = "") -> OrbaxItem:
         StoreFailed: the store refuses.
     """
     node = files.document(folder + METADATA)
-    old = MsgpackTree([], {}) if (found := find_msgpack(files, folder)) is None else read_msgpack_tree(files, found)
+    old, containers = [], {}
+    if (found := find_msgpack(files, folder)) is not None:
+        old, containers = read_msgpack_tree(files, found)
     is_old = node is None and found is not None
-    if is_old:
-        node = {}
-    in_database = None if type(node) is not dict else node.get("use_ocdbt")
+    node = {"tree_metadata": {}} if is_old else node
+    tree = member(node, "tree_metadata", dict, METADATA)
+    in_database = node.get("use_ocdbt")
     if in_database is None:
         in_database = files.has(folder + MANIFEST)
     notes: list[str] = []
-    tree = {} if is_old else member(node, "tree_metadata", dict, METADATA)
     arrays = _Arrays(
         files=files,
         folder=folder,
@@ -100,54 +107,46 @@ def read_item(files: FolderFiles, folder: str = "") -> OrbaxItem:
         impls=_read_key_impls(files, folder),
         strings=files.document(folder + "_strings.json") or {},
     )
-    if is_old:
-        return OrbaxItem(_list_old(arrays, old), old.containers, None, notes)
-    beside = {tuple(name for name, _ in path): leaf for path, leaf in old.entries if isinstance(leaf, ForeignLeaf)}
-    text = node.get("value_metadata_tree")
-    containers = read_containers(text) if type(text) is str else {}
-    return OrbaxItem(_list_entries(arrays, tree, beside), containers, node.get("custom_metadata"), notes)
+    beside = {_keys_of(path): leaf for path, leaf in old if not isinstance(leaf, str)}
+    rows = [_Row(path, leaf if isinstance(leaf, str) else "", "np.ndarray") for path, leaf in old]
+    if not is_old:
+        rows = list(map(_row_of, tree.values()))
+        text = node.get("value_metadata_tree")
+        containers = read_containers(text) if type(text) is str else {}
+    return OrbaxItem(_list_entries(arrays, rows, beside), containers, node.get("custom_metadata"), notes)
 
 
-def _list_entries(arrays: _Arrays, tree: dict[str, Any], beside: Mapping[tuple[str, ...], ForeignLeaf]) -> _Entries:
-    """Return the leaves that are recorded; values that lie in the file of an old item are taken from there."""
-    entries: _Entries = []
-    paths = [_path_of(entry) for entry in tree.values()]
-    names = [".".join(name for name, _ in path) for path in paths]
-    shared = {name for name, count in collections.Counter(names).items() if count > 1}
-    for path, name, entry in zip(paths, names, tree.values(), strict=True):
-        what = member(entry, "value_metadata", dict, METADATA)
-        with naming_leaf(join_key(key for key, _ in path)):
-            kind = member(what, "value_type", str, METADATA)
-            if (leaf := beside.get(tuple(key for key, _ in path)) if beside else None) is not None:
-                entries.append((path, leaf))
-                continue
-            skipped = what.get("skip_deserialize")
-            entries.append((path, _leaf(arrays, name, kind, skipped=skipped, shared=name in shared)))
+def _list_entries(
+    arrays: _Arrays, rows: Sequence[_Row], beside: Mapping[tuple[str, ...], ForeignLeaf | Container]
+) -> list[Entry]:
+    """Return the leaves; values that lie in the file of an old item are taken from there."""
+    entries: list[Entry] = []
+    shared = {name for name, count in collections.Counter(row.name for row in rows).items() if count > 1}
+    path: Sequence[Step] = ()
+    try:
+        for path, name, kind, skipped in rows:
+            leaf = beside.get(_keys_of(path)) if beside else None
+            entries.append((path, leaf or _leaf(arrays, name, kind, skipped=skipped, shared=name in shared)))
+    except TreeringError as error:
+        error.path = _keys_of(path)
+        raise
     return entries
 
 
-def _list_old(arrays: _Arrays, old: MsgpackTree) -> _Entries:
-    """Return the leaves of an item without a document: values, and arrays that lie beside them."""
-    entries: _Entries = []
-    names = collections.Counter(leaf.name for _, leaf in old.entries if isinstance(leaf, Elsewhere))
-    for path, leaf in old.entries:
-        if isinstance(leaf, Elsewhere):
-            with naming_leaf(join_key(key for key, _ in path)):
-                array = _leaf(arrays, leaf.name, "np.ndarray", skipped=False, shared=names[leaf.name] > 1)
-            entries.append((path, array))
-        else:
-            entries.append((path, leaf))
-    return entries
-
-
-def _path_of(entry: Any) -> list[Step]:
+def _row_of(entry: Any) -> _Row:
     path = []
     for part in member(entry, "key_metadata", list, METADATA):
         kind = member(part, "key_type", int, METADATA)
         if kind not in _KEY_TYPES:
             raise Unsupported(f"{METADATA}: the key type {show(kind)} is unknown", hint="use a newer treering")
         path.append((str(member(part, "key", str, METADATA)), kind == _SEQUENCE))
-    return path
+    what = member(entry, "value_metadata", dict, METADATA)
+    name = ".".join([key for key, _ in path])
+    return _Row(path, name, member(what, "value_type", str, METADATA), what.get("skip_deserialize"))
+
+
+def _keys_of(path: Sequence[Step]) -> tuple[str, ...]:
+    return tuple(key for key, _ in path)
 
 
 def _leaf(arrays: _Arrays, name: str, kind: str, *, skipped: Any, shared: bool) -> ForeignLeaf | Container:
@@ -170,15 +169,17 @@ def _leaf(arrays: _Arrays, name: str, kind: str, *, skipped: Any, shared: bool) 
     elif kind == "scalar" and (number := array.number()) is not None:
         return number
     layout = array.layout
-    stored: dict[str, Any] = {"dtype": layout.dtype, "shape": list(layout.shape)}
-    if name in arrays.shardings:
-        stored["sharding"] = arrays.shardings[name]
-    if name in arrays.impls:
-        stored |= {"kind": "key", "impl": arrays.impls[name]}
-    else:
-        stored["kind"] = "numpy" if kind == "scalar" and layout.shape else _KINDS.get(kind, "numpy")
+    impl = arrays.impls.get(name)
+    kind = "numpy" if kind == "scalar" and layout.shape else _KINDS.get(kind, "numpy")
+    found = _type_of(kind if impl is None else "key", layout.dtype, layout.shape, arrays.shardings.get(name), impl)
     data = None if shared else arrays.files
-    return array.leaf(decode_type(stored, 0), absent_is_zero=arrays.absent_is_zero, data=data)
+    return array.leaf(found, absent_is_zero=arrays.absent_is_zero, data=data)
+
+
+@functools.lru_cache(maxsize=1024)
+def _type_of(kind: str, dtype: str, shape: tuple[int, ...], sharding: str | None, impl: str | None) -> LeafType:
+    members = {"kind": kind, "dtype": dtype, "shape": list(shape), "sharding": sharding, "impl": impl}
+    return decode_type({name: value for name, value in members.items() if value is not None}, 0)
 
 
 def _refuse(name: str, _: int) -> bytes:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, TypeAlias
 
 from treering._codec.documents import decode_text
 from treering._codec.msgpack.window import WINDOW_BYTES
@@ -15,8 +14,6 @@ from treering._format.index import LARGE_VALUE, MAX_LEVELS, Container, LeafType
 from treering._format.listing import list_msgpack
 from treering._format.records import LeafRecord
 from treering._printable import kind_of
-from treering._values.boxes import Box, boxes_of_range, size_of
-from treering._values.dtypes import itemsize_of
 from treering.errors import Unsupported
 
 MSGPACK: Final = "checkpoint"
@@ -27,21 +24,8 @@ _MAPS: Final = frozenset([*range(0x80, 0x90), 0xDE, 0xDF])
 _ELSEWHERE: Final = re.compile(r"(?:PLACEHOLDER|AGGREGATED)://(.+)", re.DOTALL)
 _PYTHON: Final = {type(None): "none"} | {kind: kind.__name__ for kind in (bool, int, float, complex, str, bytes)}
 
-
-class Elsewhere(NamedTuple):
-    """Stands for an array that lies beside the file."""
-
-    name: str
-    """Its name."""
-
-
-class MsgpackTree(NamedTuple):
-    """What the file holds."""
-
-    entries: list[tuple[tuple[Step, ...], ForeignLeaf | Container | Elsewhere]]
-    """Its leaves and empty containers by their paths."""
-    containers: Containers
-    """Its tuples by their paths."""
+Path: TypeAlias = tuple[Step, ...]
+_Leaf: TypeAlias = ForeignLeaf | Container | str
 
 
 def find_msgpack(files: FolderFiles, folder: str) -> ByteRange | None:
@@ -58,8 +42,8 @@ def find_msgpack(files: FolderFiles, folder: str) -> ByteRange | None:
     return found if found is not None and found.size and found.read(0, 1)[0] in _MAPS else None
 
 
-def read_msgpack_tree(files: FolderFiles, found: ByteRange) -> MsgpackTree:
-    """Return what the file holds; its arrays are not read.
+def read_msgpack_tree(files: FolderFiles, found: ByteRange) -> tuple[list[tuple[Path, _Leaf]], Containers]:
+    """Return the leaves in the file by their paths, and its tuples; a text is the name of an array that lies beside it.
 
     Raises:
         Corrupt, Format: it is damaged.
@@ -67,8 +51,9 @@ def read_msgpack_tree(files: FolderFiles, found: ByteRange) -> MsgpackTree:
         StoreFailed: the store refuses.
     """
     root = list_msgpack(found.read(0, min(found.size, WINDOW_BYTES)), found.size, found.read).root
-    tree = MsgpackTree([], {})
-    waiting: list[tuple[tuple[Step, ...], Any]] = [((), root)]
+    leaves: list[tuple[Path, _Leaf]] = []
+    containers: Containers = {}
+    waiting: list[tuple[Path, Any]] = [((), root)]
     left = most_steps(found.size)
     while waiting:
         path, node = waiting.pop()
@@ -76,25 +61,25 @@ def read_msgpack_tree(files: FolderFiles, found: ByteRange) -> MsgpackTree:
         if len(path) > MAX_LEVELS or left < 0:
             raise Unsupported(f"{found.file}: containers are nested too deep")
         if not node or not isinstance(node, dict | list | tuple):
-            tree.entries.append((path, _leaf(node, files, found)))
+            leaves.append((path, _leaf(node, files, found)))
             continue
         if isinstance(node, tuple):
             places = tuple(range(len(node)))
-            tree.containers[tuple(name for name, _ in path)] = Container(node="tuple", keys=places)
+            containers[tuple(name for name, _ in path)] = Container(node="tuple", keys=places)
         items = node.items() if isinstance(node, dict) else enumerate(node)
         listed = not isinstance(node, dict)
         waiting.extend(reversed([((*path, (str(key), listed)), child) for key, child in items]))
-    return tree
+    return leaves, containers
 
 
-def _leaf(node: Any, files: FolderFiles, found: ByteRange) -> ForeignLeaf | Container | Elsewhere:
+def _leaf(node: Any, files: FolderFiles, found: ByteRange) -> _Leaf:
     if isinstance(node, dict | list | tuple):
         return EMPTY[type(node).__name__.title()]
     text = node if type(node) is str else ""
     if isinstance(node, LeafRecord) and node.kind == "str" and node.nbytes <= LARGE_VALUE:
         text = decode_text(found.read(node.offset or 0, node.nbytes), f"{found.file}: a text")
     if (match := _ELSEWHERE.fullmatch(text)) is not None:
-        return Elsewhere(match[1])
+        return match[1]
     if not isinstance(node, LeafRecord):
         if (kind := _PYTHON.get(type(node))) is None:
             raise Unsupported(f"{found.file} holds {kind_of(node)}, which has no form here")
@@ -102,18 +87,6 @@ def _leaf(node: Any, files: FolderFiles, found: ByteRange) -> ForeignLeaf | Cont
     shape = (node.nbytes,) if node.shape is None else node.shape
     kind = "numpy" if node.kind == "array" else node.kind
     leaf = LeafType(kind=kind, dtype=node.dtype or "uint8", shape=shape)
-    number = files.number_of(found)
-    return ForeignLeaf(leaf, pieces=[(box, number, offset) for box, offset in _pieces(node, shape)])
-
-
-def _pieces(record: LeafRecord, shape: tuple[int, ...]) -> Iterator[tuple[Box | None, int]]:
-    """Yield the boxes of an array in their order, and where they lie; a large one has several parts."""
-    if not record.parts:
-        yield None, record.offset or 0
-    itemsize, first = itemsize_of(record.dtype), 0
-    for offset, nbytes in record.parts:
-        at = offset
-        for box in boxes_of_range(shape, first, first + nbytes // itemsize):
-            yield box, at
-            at += size_of(box) * itemsize
-        first += nbytes // itemsize
+    if node.parts:
+        raise Unsupported(f"{found.file} holds an array in several parts", hint="load it with Orbax, and save it again")
+    return ForeignLeaf(leaf, pieces=[(None, files.number_of(found), node.offset or 0)])

@@ -15,7 +15,7 @@ from treering._codec.documents import decode_text, parse_json
 from treering._codec.zarr import ZarrArray, chunk_box, chunk_bytes, chunk_count, chunk_name, is_whole, parse_zarray
 from treering._foreign.folder_files import ByteRange, Fetch, FolderFiles
 from treering._foreign.foreign_tree import ForeignLeaf
-from treering._foreign.ocdbt import Stretch, Value
+from treering._foreign.ocdbt import Value
 from treering._foreign.zarr3 import DOCUMENT, Find, check_stored, parse_zarr_json
 from treering._format.index import LeafType
 from treering._values.boxes import Box
@@ -62,14 +62,11 @@ class ZarrLeaf(NamedTuple):
         pieces: list[tuple[Box | None, int, int]] = []
         if not (self.is_apart and layout.plain) or layout.dtype == "bool":
             return []
-        try:
-            for number in range(chunk_count(layout)):
-                found = self.fetch(number) if is_whole(layout, number) else None
-                if not isinstance(found, ByteRange) or found.file is None or found.size != chunk_bytes(layout):
-                    return []
-                pieces.append((chunk_box(layout, number), data.number_of(found), found.offset))
-        except Corrupt:
-            return []  # which is said when it is read
+        for number in range(chunk_count(layout)):
+            found = self.fetch(number) if is_whole(layout, number) else None
+            if not isinstance(found, ByteRange) or found.file is None or found.size != chunk_bytes(layout):
+                return []
+            pieces.append((chunk_box(layout, number), data.number_of(found), found.offset))
         return pieces
 
     def number(self) -> ForeignLeaf | None:
@@ -154,11 +151,7 @@ def _find_value(files: FolderFiles, values: Mapping[str, Value], prefix: str, fi
         return None
     if isinstance(value, bytes):
         return ByteRange(len(value), functools.partial(_cut, value))
-    return ByteRange(value.length, functools.partial(_read_far, files, value), value.file, value.offset)
-
-
-def _read_far(files: FolderFiles, value: Stretch, start: int, count: int) -> bytes:
-    return files.read(value.file, value.offset + start, count)
+    return ByteRange(value.length, lambda at, n: files.read(value.file, value.offset + at, n), value.file, value.offset)
 
 
 def _cut(data: bytes, offset: int, count: int) -> bytes:
