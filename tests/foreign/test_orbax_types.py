@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 from unittest import mock
 
 import numpy as np
@@ -15,7 +15,7 @@ import tensorstore
 import treering
 from treering._foreign import grid_arrays
 from treering._foreign.orbax_types import read_containers
-from treering.errors import Corrupt, TreeringError, Unsupported
+from treering.errors import Corrupt, Mismatch, TreeringError, Unsupported
 
 GOLDEN = Path(__file__).parent / "golden" / "orbax"
 LEAF = {"category": "custom", "clazz": "ValueMetadataEntry", "data": {"value_type": "jax.Array"}}
@@ -174,3 +174,19 @@ def test_rows_of_many_files(tmp_path: Path) -> None:
     place = _raw_item(tmp_path / "item", arrays, dict.fromkeys(arrays, (64,)), ocdbt=False)
     found = treering.load(place)
     assert [int(found[name][5]) for name in arrays] == list(range(150))
+
+
+class _Empty(NamedTuple):
+    """What a transformation without a state has, in optax."""
+
+
+def test_none_is_an_empty_namedtuple_of_the_target(item: Path) -> None:
+    node = json.loads((item / "_METADATA").read_bytes())
+    entries = [_entry(("opt", 2), ("0", 1)), _entry(("opt", 2), ("1", 1), kind="None")]
+    node["tree_metadata"] = {str(number): entry for number, entry in enumerate(entries)}
+    (item / "_METADATA").write_text(json.dumps(node))
+    found = treering.load(item, {"opt": (np.zeros(2, "f4"), _Empty())})
+    assert found["opt"][1] == _Empty()
+    assert treering.load(item, {"opt": (np.zeros(2, "f4"), None)})["opt"][1] is None
+    with pytest.raises(Mismatch, match="opt/1"):
+        treering.load(item, {"opt": (np.zeros(2, "f4"), {})})

@@ -15,7 +15,7 @@ from treering._foreign.folder_files import FolderFiles
 from treering._foreign.foreign_tree import ForeignLeaf
 from treering._foreign.leaf_paths import EMPTY, Containers, Entry, Step
 from treering._foreign.ocdbt import MANIFEST, Value, read_database
-from treering._foreign.orbax_msgpack import find_msgpack, read_msgpack_tree
+from treering._foreign.orbax_msgpack import Path, find_msgpack, read_msgpack_tree
 from treering._foreign.orbax_types import read_containers
 from treering._foreign.zarr_leaves import ZarrLeaf, find_array, finder
 from treering._format.index import Container, LeafType
@@ -86,7 +86,8 @@ def read_item(files: FolderFiles, folder: str = "") -> OrbaxItem:
         StoreFailed: the store refuses.
     """
     node = files.document(folder + METADATA)
-    old, containers = [], {}
+    old: list[tuple[Path, ForeignLeaf | Container | str]] = []
+    containers: Containers = {}
     if (found := find_msgpack(files, folder)) is not None:
         old, containers = read_msgpack_tree(files, found)
     is_old = node is None and found is not None

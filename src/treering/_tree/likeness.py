@@ -12,8 +12,9 @@ from treering._printable import MOST_LINES, list_lines
 from treering._tree.fit import Fit, fit_leaf, found_text, stored_dtype, wanted_text
 from treering._tree.flatten import Flattened
 from treering._tree.state_dict import shown_key, suggest
+from treering._tree.unflatten import containers_of
 from treering._values.human import build_mismatch, pluralize
-from treering._values.keys import split_key
+from treering._values.keys import join_key, split_key
 from treering.errors import Mismatch
 
 if TYPE_CHECKING:
@@ -96,6 +97,14 @@ def match_leaves(
     sources = apply_renames(target.keys, rename or {})
     wanted = {sources.get(key, key) for key in target.keys}
     unexpected = {key: found_text(index.type_of(n)) for key, n in stored.items() if key not in wanted}
+    if nothing := {key for key in unexpected if index.type_of(stored[key]).kind == "none"}:
+        # Orbax notes a namedtuple without fields, such as many a state of an optimizer, as None.
+        empty = {
+            join_key(path)
+            for path, node in containers_of(target.tokens)
+            if (node.node, node.keys) == ("namedtuple", ())
+        }
+        unexpected = {key: text for key, text in unexpected.items() if key not in nothing & empty}
     report = _Report(wording, unexpected, ignored=extra == "ignore", keeps=missing == "keep")
     result, fits = list[LeafMatch](), dict[Any, Fit | None]()
     for key, kind, leaf in zip(target.keys, target.kinds, target.leaves, strict=True):
