@@ -259,3 +259,28 @@ def test_damage_is_an_error_of_ours(place: Path) -> None:
                 seen += 1
         file.write_bytes(data)
     assert total // 4 < seen <= total
+
+
+def test_a_whole_root_becomes_a_run(written: Path, tmp_path: Path) -> None:
+    for step, form in ((5, "plain"), (10, "OCDBT"), (15, "inventory")):
+        shutil.copytree(written / form, tmp_path / "root" / f"step-{step}")
+        _commit(tmp_path / "root" / f"step-{step}", step, timestamp=f"2025-11-03T12:30:{step:02}")
+    orbax = Path(__file__).parent / "golden" / "orbax" / "plain_zarr2"
+    shutil.copytree(orbax, tmp_path / "root" / "step-2")  # as Levanter did for a while
+    _commit(tmp_path / "root" / "step-2", 2)
+    _save(tmp_path / "root" / "step-20", {"w": jnp.ones(3)}, "OCDBT", committed=False)
+    treering.convert(tmp_path / "root", tmp_path / "run")
+    run = treering.Run(tmp_path / "run")
+    assert run.steps() == [2, 5, 10, 15]
+    _assert_same(run.load(10), _state(7))
+    assert treering.inspect(tmp_path / "run").metadata["timestamp"] == "2025-11-03T12:30:15"
+    (tmp_path / "root" / "step-10" / "metadata.json").write_text("{")
+    with pytest.raises(TreeringError, match=r"step-10/metadata\.json is not JSON"):
+        treering.convert(tmp_path / "root", tmp_path / "again")
+    assert treering.Run(tmp_path / "again").steps() == [2, 5, 15]
+    _commit(tmp_path / "root" / "step-10", 10, timestamp="yesterday")
+    with pytest.raises(TreeringError, match="has no step or no time"):
+        treering.convert(tmp_path / "root", tmp_path / "again")
+    _commit(tmp_path / "root" / "step-10", 15)
+    with pytest.raises(Unsupported, match="'step-10' and 'step-15' are of the same step"):
+        treering.convert(tmp_path / "root", tmp_path / "other")

@@ -10,6 +10,7 @@ Source: ``checkpoint.py``, ``tensorstore_serialization.py`` and ``checkpoint_man
 from __future__ import annotations
 
 import contextlib
+import datetime
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -18,7 +19,7 @@ from typing import Any, Final
 from treering._checkpoint.detect import holds_arrays
 from treering._codec.documents import member, show
 from treering._foreign.folder_files import FolderFiles
-from treering._foreign.foreign_tree import ForeignLeaf, ForeignTree, folder_tree
+from treering._foreign.foreign_tree import ForeignLeaf, ForeignStep, ForeignTree, folder_tree
 from treering._foreign.leaf_paths import Step, build_tree
 from treering._foreign.ocdbt import MANIFEST, Value, read_database
 from treering._foreign.zarr3 import DOCUMENT
@@ -79,6 +80,43 @@ def open_foreign(place: Path, files: contextlib.ExitStack) -> ForeignTree:
     return folder_tree(folder, *build_tree(entries), metadata=metadata, notes=notes)
 
 
+def list_steps(place: Path) -> dict[int, str]:
+    """Return the committed steps of a root by the numbers in their documents, ascending; nothing where it is no root.
+
+    Raises:
+        Unsupported: two steps have one number.
+        StoreFailed: the store refuses.
+    """
+    found: dict[int, str] = {}
+    with contextlib.ExitStack() as stack:
+        files = FolderFiles(place, stack)
+        for match in filter(None, map(_STEP.fullmatch, [] if files.has(_METADATA) else files.names())):
+            try:
+                metadata = _read_metadata(files, f"{match[0]}/")
+            except Corrupt:
+                metadata = {"step": int(match[2])}  # `describe_step` says what is wrong with it
+            if metadata is not None and found.setdefault(metadata["step"], match[0]) != match[0]:
+                problem = f"{found[metadata['step']]!r} and {match[0]!r} are of the same step"
+                raise Unsupported(problem, hint="move one of them out of the folder")
+    return dict(sorted(found.items()))
+
+
+def describe_step(place: Path, name: str) -> ForeignStep:
+    """Return what is known of a step of a root beside its tree.
+
+    Raises:
+        Corrupt: it is damaged.
+        StoreFailed: the store refuses.
+    """
+    with contextlib.ExitStack() as stack:
+        metadata = _read_metadata(FolderFiles(place, stack), f"{name}/")
+    try:
+        saved = datetime.datetime.fromisoformat((metadata or {})["timestamp"]).timestamp()
+    except (KeyError, ValueError, OverflowError):
+        raise Corrupt(f"{name}/{_METADATA} has no step or no time", hint=_LOST) from None
+    return ForeignStep(saved, repr(metadata), {}, {}, {})
+
+
 def _look(files: FolderFiles) -> tuple[str, dict[str, Any], list[str]] | None:
     """Return the checkpoint in a folder, or the latest of the committed steps in it.
 
@@ -112,12 +150,15 @@ def _find_metadata(files: FolderFiles, folder: str) -> dict[str, Any] | None:
     names = files.names(folder[:-1])
     if _METADATA not in names or not _OTHERS.isdisjoint(names):
         return None
+    place = files.place / folder[:-1] if folder else files.place
+    has_arrays = {MANIFEST, ZARR2}.intersection(names) or holds_arrays(place)
+    return _read_metadata(files, folder) if has_arrays else None
+
+
+def _read_metadata(files: FolderFiles, folder: str) -> dict[str, Any] | None:
     node = files.document(folder + _METADATA)
     is_ours = type(node) is dict and type(node.get("step")) is int and type(node.get("timestamp")) is str
-    if not is_ours or not 0 <= node["step"] < LIMIT:
-        return None
-    place = files.place / folder[:-1] if folder else files.place
-    return node if {MANIFEST, ZARR2}.intersection(names) or holds_arrays(place) else None
+    return node if is_ours and 0 <= node["step"] < LIMIT else None
 
 
 def _read_inventory(files: FolderFiles, folder: str) -> dict[str, Any] | None:
