@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -197,7 +198,7 @@ def test_steps_items_and_metrics_of_a_manager(prepare: Prepare, tmp_path: Path) 
         assert treering.load(path)["w"].tolist() == [step] * 2
         with treering.open(path) as opened:
             assert dict(opened.metadata) == {"config": {"n": step}, "metrics": {"loss": 1 / step}}
-    (root / "4.orbax-checkpoint-tmp").mkdir()
+    shutil.copytree(root / "2", root / "4.orbax-checkpoint-tmp")
     assert treering.load(root)["w"].tolist() == [3, 3]
     with pytest.raises(Corrupt, match="not committed"):
         treering.load(root / "4.orbax-checkpoint-tmp")
