@@ -12,7 +12,7 @@ from treering._arrays.written import divide_save
 from treering._background.save_job import Watch
 from treering._checkpoint.save_folder import commit_index, make_index, write_data
 from treering._checkpoint.save_options import SaveOptions
-from treering._checkpoint.targets import Loss
+from treering._checkpoint.targets import Loss, key_texts
 from treering._checkpoint.transaction import CheckpointFolder
 from treering._format.document import read_names
 from treering._format.index import Container, OpaqueLeaf
@@ -47,4 +47,5 @@ def flatten_source(source: Source, part: Selection) -> Flattened:
         Container(node="dict", keys=node_keys(token)) if isinstance(token, Container) and token.thinned else token
         for token in part.structure
     ]
-    return Flattened(tokens=tokens, keys=list(part.keys), kinds=kinds)
+    # The keys of a foreign tree may be other texts.
+    return Flattened(tokens=tokens, keys=key_texts(tokens), kinds=kinds, structured=source.structured)

@@ -99,6 +99,7 @@ def make_index(
         meshes=leaves.meshes,
         structure=flat.tokens,
         keys=flat.keys,
+        structured=flat.structured,
         types=leaves.types,
         leaf_types=leaves.leaf_types,
         values=leaves.values,

@@ -71,7 +71,7 @@ def open_safetensors(path: str | os.PathLike[str], files: contextlib.ExitStack, 
 
 
 def _source(index: Index, arrays: StoredArrays, *, mapped: bool) -> Source:
-    return Source(index, arrays, structured=index.verified, raw_keys=not index.verified, mapped=mapped)
+    return Source(index, arrays, structured=index.is_exact, raw_keys=not index.is_exact, mapped=mapped)
 
 
 def check_data_file(index: Index, number: int, file: Reader) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import re
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -29,6 +30,8 @@ _COMMITTED: Final = "commit_success.txt"
 _ROOT_METADATA: Final = "metadata/_ROOT_METADATA"
 _UNCOMMITTED: Final = re.compile(r".*\.orbax-checkpoint-tmp(-[0-9]+)?")
 _STEP: Final = re.compile(r"(?:.*[^0-9])?([0-9]{1,18})")
+# Steps of flax may be any numbers, which Orbax's are not.
+_NOT_WHOLE: Final = re.compile(r".*[0-9](\.|e[-+]?)[0-9]+|.*_-[0-9]+")
 _METRICS: Final = "metrics"
 _JSON_FILES: Final = ("metadata", _METRICS)
 _TAIL: Final = 4096
@@ -106,7 +109,7 @@ def list_steps(place: Path) -> dict[int, str]:
     """Return the committed steps of a root by their numbers, ascending; nothing where it is no root.
 
     Raises:
-        Unsupported: two steps have one number.
+        Unsupported: two steps have one number, or one is not a whole number.
     """
     with contextlib.ExitStack() as stack:
         files = FolderFiles(place, stack)
@@ -120,6 +123,7 @@ def list_steps(place: Path) -> dict[int, str]:
             if found.setdefault(number, name) != name:
                 problem = f"the steps {found[number]!r} and {name!r} have one number"
                 raise Unsupported(problem, hint="move one of them out of the folder")
+        _require_whole(files, found.values())
     return found
 
 
@@ -184,6 +188,7 @@ def _look(files: FolderFiles) -> _Checkpoint | None:
         if found is not None and refused is not None:
             raise refused
         if found is not None:
+            _require_whole(files, [step for _, step in steps])
             return found._replace(steps=[step for _, step in steps])
     return None
 
@@ -198,6 +203,14 @@ def _numbered(files: FolderFiles, names: list[str]) -> list[tuple[int, str]]:
     if is_on_disk(files.place):
         return steps
     return [(number, name) for number, name in steps if files.has(f"{name}/{_COMMITTED}")]
+
+
+def _require_whole(files: FolderFiles, steps: Iterable[str]) -> None:
+    for step in filter(_NOT_WHOLE.fullmatch, steps):
+        with contextlib.suppress(Corrupt):  # a link out of the folder
+            if METADATA in files.names(step):
+                what = f"the step {step!r} is not a whole number, so that the latest one is not known"
+                raise Unsupported(what, hint="pass the path of a step")
 
 
 def _look_at(files: FolderFiles, folder: str, names: list[str]) -> _Checkpoint | None:

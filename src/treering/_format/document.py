@@ -86,6 +86,8 @@ def _members(index: Index) -> Iterator[tuple[str, Any]]:
     if index.origin is not None:
         check_json(index.origin, "origin")
         yield "origin", index.origin
+    if not index.structured:
+        yield "structured", False
     yield "metadata", index.metadata
 
 
@@ -133,6 +135,7 @@ def _index(document: Any, *, embedded: bool) -> Index:
         superseded=tuple(decode_waiting(document)),
         metadata=columns.read_free_json(document, "metadata", what),
         origin=columns.read_free_json(document, "origin", what) if "origin" in document else None,
+        structured=member(document, "structured", bool, what) if "structured" in document else True,
     )
     if any(not names.isdisjoint(waiting.files) for waiting in index.superseded):
         raise Corrupt("one of its data files is in the list of superseded data")

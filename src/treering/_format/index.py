@@ -212,6 +212,13 @@ class Index(TreeColumns):
     """Of a copy: the path and the attempt that it was made of."""
     verified: bool = True
     """False for a file of another writer, which has no checksums: then ``checksums`` is empty."""
+    structured: bool = True
+    """False where its containers are those of another form, which did not have the tree's own."""
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether containers and kinds of leaves are those that were saved."""
+        return self.verified and self.structured
 
     def box_of(self, chunk: int) -> Box:
         """Return which box of its leaf a chunk holds."""

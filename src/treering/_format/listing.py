@@ -50,7 +50,7 @@ def list_index(
         meshes=index.meshes,
         processes=index.processes,
         verified=index.verified,
-        structured=index.verified,
+        structured=index.is_exact,
     )
 
 

@@ -43,6 +43,8 @@ class Flattened:
     """Kind of each leaf: one of ``ARRAY_KINDS`` or ``PYTHON_KINDS``; in a target also "abstract"."""
     opaque: dict[int, OpaqueLeaf] = dataclasses.field(default_factory=dict)
     """Leaf number -> what stands in a file for an opaque leaf."""
+    structured: bool = True
+    """Whether the containers are those of the tree itself."""
 
 
 def flatten(tree: Any) -> Flattened:
