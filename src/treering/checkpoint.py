@@ -246,7 +246,13 @@ def open(path: str | os.PathLike[str], *, key_map: KeyMap | None = None) -> Chec
     return open_path(path, key_map)
 
 
-def abstract(path: str | os.PathLike[str], *, only: str | Sequence[str] | None = None, at: str | None = None) -> Any:
+def abstract(
+    path: str | os.PathLike[str],
+    *,
+    only: str | Sequence[str] | None = None,
+    at: str | None = None,
+    key_map: KeyMap | None = None,
+) -> Any:
     """Return the tree of a checkpoint without its arrays, from headers alone: for ``like=``, ``jax.eval_shape``, sizes.
 
     Every array is a ``jax.ShapeDtypeStruct``. It has the sharding that the array was saved with where that is recorded
@@ -258,6 +264,7 @@ def abstract(path: str | os.PathLike[str], *, only: str | Sequence[str] | None =
         path: as for ``load``; also a run, of which the latest step is taken.
         only: as for ``load``.
         at: as for ``load``.
+        key_map: as for ``load``.
 
     Raises:
         NotFound, Mismatch, Corrupt, Format, StoreFailed: as ``load``.
@@ -273,7 +280,7 @@ def abstract(path: str | os.PathLike[str], *, only: str | Sequence[str] | None =
     """
     from treering._checkpoint.abstract import abstract_tree
 
-    return abstract_tree(path, at=at, only=only)
+    return abstract_tree(path, at=at, only=only, key_map=key_map)
 
 
 def convert(

@@ -17,6 +17,7 @@ from treering._runs.results import Resumed, Stateful, StepSave
 if TYPE_CHECKING:
     import jax
 
+    from treering._keymap.key_map import KeyMap
     from treering._runs.run_state import RunState
     from treering._tree.placement import Shardings
     from treering.cadence import Cadence
@@ -168,7 +169,7 @@ class Run:
         at: str | None = ..., shardings: Shardings = ..., mesh: jax.sharding.Mesh | None = ...,
         rename: Mapping[str, str] | None = ..., missing: Literal["error", "keep"] = ...,
         extra: Literal["error", "ignore"] = ..., cast: bool = ..., mapped: bool = ...,
-        progress: Progress | bool | None = ...,
+        progress: Progress | bool | None = ..., key_map: KeyMap | None = ...,
     ) -> Any: ...  # fmt: skip
 
     @overload
@@ -177,7 +178,7 @@ class Run:
         at: str | None = ..., shardings: Shardings = ..., mesh: jax.sharding.Mesh | None = ...,
         rename: Mapping[str, str] | None = ..., missing: Literal["error", "keep"] = ...,
         extra: Literal["error", "ignore"] = ..., cast: bool = ..., mapped: bool = ...,
-        progress: Progress | bool | None = ...,
+        progress: Progress | bool | None = ..., key_map: KeyMap | None = ...,
     ) -> T: ...  # fmt: skip
 
     def load(
@@ -185,7 +186,7 @@ class Run:
         at: str | None = None, shardings: Shardings = None, mesh: jax.sharding.Mesh | None = None,
         rename: Mapping[str, str] | None = None, missing: Literal["error", "keep"] = "error",
         extra: Literal["error", "ignore"] = "error", cast: bool = False, mapped: bool = False,
-        progress: Progress | bool | None = None,
+        progress: Progress | bool | None = None, key_map: KeyMap | None = None,
     ) -> Any:  # fmt: skip
         """Load a step, or a part of it, and check every byte.
 
@@ -205,6 +206,7 @@ class Run:
             cast: convert numbers to ``like``'s dtype.
             mapped: let arrays be views of the files.
             progress: called as ``progress(done, total)``, in bytes; True shows a bar on a terminal.
+            key_map: load the tree that this ``KeyMap`` makes of the stored one.
 
         Raises:
             NotFound: there is no such step; the error lists the steps that exist.
@@ -224,7 +226,7 @@ class Run:
 
         options = LoadOptions(
             only=only, at=at, shardings=shardings, mesh=mesh, rename=rename, missing=missing, extra=extra,
-            cast=cast, mapped=mapped, progress=reporter(progress, "loading"),
+            cast=cast, mapped=mapped, progress=reporter(progress, "loading"), key_map=key_map,
         )  # fmt: skip
         return load_step(self._state, step, like, options)
 

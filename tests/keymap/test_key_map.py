@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from treering import KeyMap, KeyRule
-from treering._keymap.map_plan import MapLeaf
+from treering._keymap.leaf_parts import MapLeaf
 from treering.errors import Format, Mismatch, NotFound, Unsupported
 
 

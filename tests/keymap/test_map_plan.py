@@ -15,7 +15,7 @@ from treering._arrays.incoming import ReadRequest
 from treering._arrays.mapped_source import map_source
 from treering._arrays.source import Source, held_index
 from treering._format.index import Container, Token
-from treering._keymap.map_plan import MapLeaf
+from treering._keymap.leaf_parts import MapLeaf
 from treering._values.boxes import picked_shape, size_of, slices, whole
 
 _Tree = dict[str, NDArray[Any]]
@@ -46,6 +46,47 @@ def _cases(draw: st.DrawFn) -> _Case:
     return _Case(draw(st.permutations(rules)), {key: stored[key] for key in keys}, wanted)
 
 
+class _Fold(NamedTuple):
+    """What a rule does with the axes of one part."""
+
+    shape: list[int]
+    unflatten: tuple[int, int] | None
+    order: tuple[int, ...] | None
+    flatten: tuple[int, int] | None
+    new: list[int]
+
+    def carry_out(self, array: NDArray[Any]) -> NDArray[Any]:
+        sides = list(array.shape)
+        if self.unflatten is not None:
+            axis, count = self.unflatten
+            sides[axis : axis + 1] = [count, sides[axis] // count]
+        array = array.reshape(sides)
+        array = array if self.order is None else np.transpose(array, self.order)
+        return array if self.flatten is None else array.reshape(self.new)
+
+
+def _orders(rank: int) -> st.SearchStrategy[tuple[int, ...] | None]:
+    return st.none() | st.permutations(range(rank)).map(tuple)
+
+
+@st.composite
+def _folds(draw: st.DrawFn, shape: list[int]) -> _Fold:
+    """Draw axes that are divided, put in order, and joined."""
+    unflatten = draw(st.none() | st.tuples(st.integers(0, len(shape) - 1), st.integers(1, 3)))
+    stored, sides = list(shape), list(shape)
+    if unflatten is not None:
+        axis, count = unflatten
+        stored[axis] *= count
+        sides.insert(axis, count)
+    order = draw(_orders(len(sides)))
+    new = [sides[place] for place in order or range(len(sides))]
+    joined = draw(st.none() | st.integers(0, len(new) - 2)) if len(new) > 1 else None
+    flatten = None if joined is None else (joined, new[joined])
+    if joined is not None:
+        new[joined : joined + 2] = [new[joined] * new[joined + 1]]
+    return _Fold(stored, unflatten, order, flatten, new)
+
+
 @st.composite
 def _one_rule(draw: st.DrawFn, name: str) -> tuple[KeyRule, _Tree, _Tree]:
     """Draw a rule with up to two layer axes, and what it makes of random arrays."""
@@ -56,8 +97,10 @@ def _one_rule(draw: st.DrawFn, name: str) -> tuple[KeyRule, _Tree, _Tree]:
     stacks = draw(st.booleans()) and bool(captures)
     mode = draw(st.sampled_from(["plain", "merge", "split"]))
     sizes = draw(st.lists(st.integers(1, 3), min_size=2, max_size=3)) if mode != "plain" else [0]
-    order = draw(st.none() | st.permutations(range(rank)).map(tuple))
     axis = draw(st.integers(-rank, rank - 1))
+    fold = draw(_folds(shape)) if mode == "plain" else _Fold(shape, None, draw(_orders(rank)), None, shape)
+    shape, order = fold.shape, fold.order
+    rank = len(fold.new)
     cast = draw(st.sampled_from([None, ("int16", "int32"), ("int16", "float32")]))
     path = "".join(f".{{{capture}}}" for capture in captures)
     places = sorted(draw(st.permutations(range(rank + len(captures))))[: len(captures)])
@@ -65,7 +108,8 @@ def _one_rule(draw: st.DrawFn, name: str) -> tuple[KeyRule, _Tree, _Tree]:
     parts = [f"{name}{path}.p{number}" for number in range(len(sizes))]
     news = [f"{name}/q{number}{'' if stacks else path.replace('.', '/')}" for number in range(len(sizes))]
     rule = KeyRule(
-        parts if mode == "merge" else parts[0], news if mode == "split" else news[0], stack=axes, transpose=order,
+        parts if mode == "merge" else parts[0], news if mode == "split" else news[0], stack=axes,
+        unflatten=fold.unflatten, transpose=order, flatten=fold.flatten,
         merge=axis if mode == "merge" else None, split=axis if mode == "split" else None,
         sizes=None if mode == "plain" or (len(set(sizes)) == 1 and draw(st.booleans())) else sizes, cast=cast,
     )  # fmt: skip
@@ -86,7 +130,7 @@ def _one_rule(draw: st.DrawFn, name: str) -> tuple[KeyRule, _Tree, _Tree]:
             some.append(array.reshape(here))
         if mode == "split":
             some = list(np.split(some[0], np.cumsum(sizes)[:-1], axis=axis))
-        some = [array if order is None else np.transpose(array, order) for array in some]
+        some = [fold.carry_out(array) for array in some]
         if mode == "merge":
             some = [np.concatenate(some, axis=axis)]
         for number, array in enumerate(some):

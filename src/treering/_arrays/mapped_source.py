@@ -11,15 +11,19 @@ import numpy as np
 from treering._arrays.buffers import aligned_empty
 from treering._arrays.incoming import ReadRequest
 from treering._arrays.jobs import Progress, split_by_bytes
-from treering._arrays.source import Arrays, Source
+from treering._arrays.source import Arrays, HeldArrays, Source
 from treering._format.index import Chunks, Index, LeafType
+from treering._format.leaf_values import same_value
 from treering._format.nesting import nest_paths
 from treering._keymap.key_map import KeyMap
-from treering._keymap.map_plan import MapLeaf, MappedLeaf, Piece, SourceBox
+from treering._keymap.leaf_parts import MapLeaf, Piece
+from treering._keymap.map_plan import MappedLeaf, MapPlan, SourceBox
 from treering._plan.exchange import StoredChunk
-from treering._values.boxes import picked_shape, size_of, slices, whole
+from treering._printable import list_lines
+from treering._values.boxes import Box, bounding_box, picked_shape, relative, size_of, slices, whole
 from treering._values.casts import NotKept, cast_array
 from treering._values.dtypes import lookup, numpy_dtype
+from treering._values.human import build_mismatch
 from treering._values.keys import naming_leaf, split_key
 from treering.errors import Mismatch, Unsupported
 
@@ -38,11 +42,25 @@ def map_source(source: Source, key_map: KeyMap) -> Source:
     Raises:
         Mismatch: the map does not fit; the error has every finding.
     """
-    index = source.index
-    plan = key_map.plan(_map_leaf(key, index.type_of(number)) for number, key in enumerate(index.keys))
-    structure, order = nest_paths([split_key(leaf.key) for leaf in plan.leaves])
-    leaves = [plan.leaves[number] for number in order]
-    return _replace_leaves(source, leaves, structure=structure, keys=[leaf.key for leaf in leaves])
+    return _apply(source, key_map.plan(_map_leaves(source.index)))
+
+
+def map_index(index: Index, key_map: KeyMap) -> Index:
+    """Return the index that `map_source` gives a tree; raises as that does."""
+    return map_source(Source(index, HeldArrays({})), key_map).index
+
+
+def unmap_source(source: Source, key_map: KeyMap) -> Source:
+    """Return a tree with the leaves that it is stored as, so that `map_source` with the same map gives it again.
+
+    Raises:
+        Mismatch: the map does not fit, or two leaves that are copies of one by the map differ.
+    """
+    plan = key_map.plan_save(_map_leaves(source.index))
+    stored = _apply(source, plan)
+    if plan.dropped:
+        _check_copies(source, map_source(stored, key_map), plan.dropped)
+    return stored
 
 
 def cast_floats(source: Source, dtype: str) -> Source:
@@ -64,6 +82,16 @@ def cast_floats(source: Source, dtype: str) -> Source:
     return _replace_leaves(source, leaves)
 
 
+def _map_leaves(index: Index) -> Iterator[MapLeaf]:
+    return (_map_leaf(key, index.type_of(number)) for number, key in enumerate(index.keys))
+
+
+def _apply(source: Source, plan: MapPlan) -> Source:
+    structure, order = nest_paths([split_key(leaf.key) for leaf in plan.leaves])
+    leaves = [plan.leaves[number] for number in order]
+    return _replace_leaves(source, leaves, structure=structure, keys=[leaf.key for leaf in leaves])
+
+
 def _replace_leaves(source: Source, leaves: Sequence[MappedLeaf], **columns: Any) -> Source:
     index = source.index
     types: dict[LeafType, int] = {}
@@ -82,6 +110,27 @@ def _replace_leaves(source: Source, leaves: Sequence[MappedLeaf], **columns: Any
 
 def _map_leaf(key: str, kind: LeafType) -> MapLeaf:
     return MapLeaf(key, kind.shape or (), kind.dtype) if kind.kind in _ARRAYS and kind.stored else MapLeaf(key)
+
+
+def _check_copies(tree: Source, loaded: Source, copies: Sequence[int]) -> None:
+    """Refuse leaves that a map makes of others, and that are not what it makes of them any more."""
+    numbers = {key: number for number, key in enumerate(loaded.index.keys)}
+    odd: list[str] = []
+    for leaf in copies:
+        key = tree.index.keys[leaf]
+        if not same_value(_read_whole(tree, leaf), _read_whole(loaded, numbers[key])):
+            odd.append(f"{key}: it is not what the key map makes of the leaf that is saved for it")
+    if odd:
+        hint = "give such a leaf a rule of its own instead of copy=True"
+        raise build_mismatch(f"the key map would lose leaves:{list_lines(odd)}", odd, hint)
+
+
+def _read_whole(source: Source, leaf: int) -> Any:
+    if leaf in source.index.values:
+        return source.index.values[leaf]
+    request = ReadRequest(leaf, [whole(source.index.type_of(leaf).shape or ())])
+    source.arrays.read([request])
+    return request.arrays[0].tobytes()
 
 
 def _new_type(index: Index, leaf: MappedLeaf) -> LeafType:
@@ -183,15 +232,21 @@ class MappedArrays:
                 yield _Copy(slab, target, size_of(slab.into) * itemsize, leaf.key)
 
     def _read_copies(self, copies: Sequence[_Copy]) -> None:
-        wanted: dict[tuple[int, tuple[int, ...] | None], dict[Any, int]] = {}
+        wanted: dict[tuple[int, tuple[int, ...] | None], dict[Box, int]] = {}
         for copy in copies:
             boxes = wanted.setdefault((copy.part.leaf, copy.part.steps), {})
             boxes.setdefault(copy.part.box, len(boxes))
         requests = {key: ReadRequest(key[0], list(boxes), steps=key[1]) for key, boxes in wanted.items()}
+        outers: dict[Any, Box] = {}
+        for key, boxes in wanted.items():
+            # Boxes side by side, as the heads of a kernel are, are read in one go.
+            if key[1] is None and size_of(outer := bounding_box(boxes)) <= sum(map(size_of, boxes)):
+                outers[key], requests[key].boxes = outer, [outer]
         self._arrays.read(list(requests.values()))
         for copy in copies:
-            key = (copy.part.leaf, copy.part.steps)
-            array = requests[key].arrays[wanted[key][copy.part.box]]
+            key, box = (copy.part.leaf, copy.part.steps), copy.part.box
+            array = requests[key].arrays[0 if key in outers else wanted[key][box]]
+            array = np.asarray(array[slices(relative(box, outers[key]))]) if key in outers else array
             into = copy.target[slices(copy.part.into)]
             try:
                 view = _view_as_new(array, copy.part.axes)

@@ -12,11 +12,13 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from treering._arrays.mapped_source import map_index
 from treering._background.saves import settle
 from treering._checkpoint.forms import read_index
 from treering._format.index import ARRAY_KINDS, Index, OpaqueLeaf
 from treering._format.selection import select
 from treering._format.structure import build
+from treering._keymap.key_map import KeyMap, check_key_map
 from treering._store.resolve import require_path
 from treering._tree.fit import key_dtype, stored_dtype
 from treering._values.human import pluralize
@@ -29,11 +31,15 @@ _ENTRY: Final = re.compile(r"None|'[\w.-]+'|\([^()]*\)")
 _NAME: Final = re.compile(r"'([\w.-]+)'")
 
 
-def abstract_tree(path: str | os.PathLike[str], *, at: str | None, only: str | Sequence[str] | None) -> Any:
+def abstract_tree(
+    path: str | os.PathLike[str], *, at: str | None, only: str | Sequence[str] | None, key_map: KeyMap | None
+) -> Any:
     """Return the tree at ``path`` without its arrays; ``treering.abstract`` says more."""
     require_path(path)
+    check_key_map(key_map)
     settle(path)
     index = read_index(path)
+    index = index if key_map is None else map_index(index, key_map)
     part = select(index.structure, index.keys, at=at, only=only)
     # Thousands of arrays are of a few types.
     known: dict[int, Any] = {}

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from treering._format.index import Index
     from treering._format.records import Listing
     from treering._inspect.open_tree import OpenTree
+    from treering._keymap.key_map import KeyMap
     from treering._view.progress import Progress
 
 
@@ -79,10 +80,16 @@ def stream_source(path: str | os.PathLike[str], files: contextlib.ExitStack) -> 
 
 
 @contextlib.contextmanager
-def read_source(path: str | os.PathLike[str], *, mapped: bool) -> Iterator[Source]:
-    """Open what stands at ``path`` for as long as the block runs; raises as `open_source` does."""
+def read_source(path: str | os.PathLike[str], *, mapped: bool, key_map: KeyMap | None = None) -> Iterator[Source]:
+    """Open what stands at ``path``, through a key map if there is one, for as long as the block runs.
+
+    Raises:
+        Mismatch: the map does not fit.
+        NotFound, Format, Unsupported, Corrupt, StoreFailed: as `open_source`.
+    """
     with contextlib.ExitStack() as files:
-        yield open_source(path, files, mapped=mapped)
+        source = open_source(path, files, mapped=mapped)
+        yield source if key_map is None else _import("_arrays.mapped_source:map_source")(source, key_map)
 
 
 def read_index(path: str | os.PathLike[str]) -> Index:

@@ -15,7 +15,6 @@ import numpy as np
 
 from treering._arrays.host import jax_holds
 from treering._arrays.jobs import Progress
-from treering._arrays.mapped_source import map_source
 from treering._arrays.source import Source
 from treering._background.saves import settle
 from treering._checkpoint.forms import read_source
@@ -118,8 +117,8 @@ def load_tree(path: str | os.PathLike[str], like: Any, options: LoadOptions) -> 
     @contextlib.contextmanager
     def opened() -> Iterator[Source]:
         settle(path)
-        with read_source(path, mapped=options.mapped) as source:
-            yield source if options.key_map is None else map_source(source, options.key_map)
+        with read_source(path, mapped=options.mapped, key_map=options.key_map) as source:
+            yield source
 
     with showing(options.progress):
         return group.retry_on_overwrite(opened, work)

@@ -7,7 +7,8 @@ from collections.abc import Iterable
 from typing import Any
 
 from treering._keymap.key_rule import MOST_RULES, KeyRule, invert_rules
-from treering._keymap.map_plan import MapLeaf, MapPlan, plan_map
+from treering._keymap.leaf_parts import MapLeaf
+from treering._keymap.map_plan import MapPlan, plan_map
 from treering._keymap.toml_rules import read_rules
 from treering.errors import Unsupported
 
@@ -68,6 +69,14 @@ class KeyMap:
             Mismatch: map and leaves do not fit; the error has every finding.
         """
         return plan_map(self.rules, leaves)
+
+    def plan_save(self, leaves: Iterable[MapLeaf]) -> MapPlan:
+        """Return what each stored leaf is made of, for a tree of these leaves, which `plan` makes of the stored ones.
+
+        Raises:
+            Mismatch: map and leaves do not fit; the error has every finding.
+        """
+        return plan_map(self.inverse().rules, leaves, self.rules)
 
     def __eq__(self, other: object) -> bool:
         return self.rules == other.rules if isinstance(other, KeyMap) else NotImplemented

@@ -24,14 +24,16 @@ class KeyRule:
     ``{name*}`` for characters other than ``/``, ``{name**}`` for any. A capture of both keeps its text. One that only
     the source has is stacked, one that only the target has is unstacked: its values are 0, 1, 2, ...
 
-    The steps of a rule are done in this order: unstack, split, transpose, merge, stack.
+    The steps of a rule are done in this order: unstack, split, unflatten, transpose, flatten, merge, stack.
 
     Args:
         source: the pattern of the stored keys; of ``merge`` and of a rule without a target several.
         target: the pattern of the new keys; of ``split`` several. None leaves the leaves out: a declared loss.
         stack: capture -> the axis of the result along which its leaves are stacked.
         unstack: capture -> the axis of the stored leaf that becomes one leaf for each place.
+        unflatten: an axis and a length: the axis becomes two, of which the first has this length.
         transpose: the order of the axes, as ``numpy.transpose`` takes it.
+        flatten: an axis and its length: it and the next one become one. The opposite of ``unflatten``.
         merge: the axis along which the leaves of several sources are joined.
         split: the axis along which a leaf is divided into several targets.
         sizes: how long each part is, of ``merge`` and ``split``; None: all are equal.
@@ -52,7 +54,9 @@ class KeyRule:
     _: dataclasses.KW_ONLY
     stack: Mapping[str, int] = dataclasses.field(default_factory=dict)
     unstack: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    unflatten: Sequence[int] | None = None
     transpose: Sequence[int] | None = None
+    flatten: Sequence[int] | None = None
     merge: int | None = None
     split: int | None = None
     sizes: Sequence[int] | None = None
@@ -63,7 +67,7 @@ class KeyRule:
     """Where it was written, for messages."""
 
     def __post_init__(self) -> None:
-        for name in ("source", "target", "transpose", "sizes", "cast"):
+        for name in ("source", "target", "unflatten", "transpose", "flatten", "sizes", "cast"):
             if isinstance(given := getattr(self, name), list):
                 object.__setattr__(self, name, tuple(given))
         for name in ("stack", "unstack"):
@@ -95,7 +99,7 @@ class KeyRule:
     @property
     def moves_items(self) -> bool:
         """Whether it does more than give keys."""
-        steps = (self.transpose, self.merge, self.split, self.cast)
+        steps = (self.unflatten, self.transpose, self.flatten, self.merge, self.split, self.cast)
         return bool(self.stack or self.unstack) or any(step is not None for step in steps)
 
     def inverse(self) -> KeyRule | None:
@@ -107,6 +111,7 @@ class KeyRule:
         order = self.transpose
         return KeyRule(
             self.target, self.source, stack=self.unstack, unstack=self.stack, merge=self.split, split=self.merge,
+            unflatten=self.flatten, flatten=self.unflatten,
             transpose=None if order is None else tuple(sorted(range(len(order)), key=order.__getitem__)),
             sizes=self.sizes, cast=None if self.cast is None else tuple(reversed(self.cast)), rest=self.rest,
             place=self.place,
@@ -159,6 +164,10 @@ class KeyRule:
         for name, axis in (("merge", self.merge), ("split", self.split)):
             if axis is not None and not (type(axis) is int and -_MOST_AXES <= axis < _MOST_AXES):
                 return f"{name}={axis!r:.50} is not an axis"
+        for name in ("unflatten", "flatten"):
+            given = getattr(self, name)
+            if given is not None and not _is_axis_and_length(given):
+                return f"{name}={given!r:.100} is not a pair of an axis, which counts from 0, and a length"
         if order is not None and not (_is_ints(order) and sorted(order) == list(range(len(order)))):
             return f"transpose={order!r:.100} is not an order of axes"
         if sizes is not None:
@@ -196,3 +205,7 @@ def _is_bool(value: Any) -> bool:
 
 def _is_axis(value: Any) -> bool:
     return type(value) is int and 0 <= value < _MOST_AXES
+
+
+def _is_axis_and_length(pair: Any) -> bool:
+    return _is_ints(pair) and len(pair) == 2 and _is_axis(pair[0]) and pair[1] >= 1  # noqa: PLR2004 - a pair

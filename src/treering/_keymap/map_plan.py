@@ -13,9 +13,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from treering._keymap.key_rule import KeyRule, invert_rules
+from treering._keymap.leaf_parts import LeafPart, MapLeaf, Piece, cut_leaf, divide_part, part_sizes, place_piece
 from treering._printable import list_lines
 from treering._values.boxes import Box, pick_overlap, whole
-from treering._values.human import build_mismatch, near, pluralize
+from treering._values.human import build_mismatch, near
 from treering._values.keys import split_key
 from treering.errors import Format
 
@@ -26,17 +27,6 @@ _MOST_PARTS: Final = 1 << 20
 _MOST_COMPARED: Final = 100
 _MOST_MISSING: Final = 3
 _LONGEST_NUMBER: Final = 7
-
-
-class MapLeaf(NamedTuple):
-    """A leaf as a map sees it."""
-
-    key: str
-    """Its key text."""
-    shape: tuple[int, ...] | None = None
-    """Its shape; None where it can only have another key, as a Python value or a PRNG key can."""
-    dtype: str | None = None
-    """Name of its dtype."""
 
 
 class SourceBox(NamedTuple):
@@ -52,19 +42,6 @@ class SourceBox(NamedTuple):
     """Along each of its axes, every how manyth item; None: all."""
     axes: tuple[int | None, ...]
     """For each axis of the new leaf that of the stored one; None: a new one, of length one."""
-
-
-class Piece(NamedTuple):
-    """A box of a new leaf that is one box of a stored one."""
-
-    box: Box
-    """Which box of the new leaf."""
-    leaf: int
-    """Number of the stored leaf."""
-    start: tuple[int, ...]
-    """First corner of the box of the stored leaf."""
-    axes: tuple[int | None, ...]
-    """As in ``SourceBox``; the box has the length one along axes that are not among them."""
 
 
 class MappedLeaf(NamedTuple):
@@ -117,14 +94,22 @@ class MapPlan:
     """Numbers of the stored leaves that the map leaves out."""
 
 
-def plan_map(rules: Sequence[KeyRule], leaves: Iterable[MapLeaf]) -> MapPlan:
-    """Plan a map of these rules for the leaves of a tree; ``KeyMap.plan`` says more."""
+def plan_map(rules: Sequence[KeyRule], leaves: Iterable[MapLeaf], back: Sequence[KeyRule] | None = None) -> MapPlan:
+    """Plan a map of these rules for the leaves of a tree; ``KeyMap.plan`` says more.
+
+    Args:
+        rules: of the map.
+        leaves: of the tree.
+        back: the rules by which all of these leaves have to come back; None: those of the inverse, by which leaves that
+            are left out need not.
+    """
     leaves = tuple(leaves)
     planner = _Planner(leaves)
     plan = planner.plan(rules)
     findings = planner.findings
     if not findings:
-        findings = _find_other_way_back(invert_rules(rules), leaves, plan, planner.kept)
+        kept = planner.kept if back is None else range(len(leaves))
+        findings = _find_other_way_back(invert_rules(rules) if back is None else back, leaves, plan, kept)
     if findings:
         message = f"the key map does not fit the leaves:{list_lines(findings)}"
         raise build_mismatch(message, findings)
@@ -142,33 +127,11 @@ def _find_other_way_back(
     return [f"{leaves[number].key}: it does not come back" for number in kept if leaves[number] not in back]
 
 
-class _Part(NamedTuple):
-    """A box of a stored leaf with its axes in the order of the new one, without stacked axes."""
-
-    leaf: int
-    start: tuple[int, ...]
-    shape: tuple[int, ...] | None
-    axes: tuple[int, ...]
-    dtype: str | None
-
-
-class _Cut(NamedTuple):
-    """How a rule divides a leaf, and orders the axes of the parts."""
-
-    lengths: list[int]
-    """Of the axes that are unstacked."""
-    axis: int
-    """The axis that is split."""
-    ranges: list[tuple[int, int]]
-    """Of that axis, for each target."""
-    order: tuple[int, ...]
-
-
 class _Group(NamedTuple):
     """What makes up a new leaf."""
 
     rule: KeyRule
-    parts: dict[tuple[tuple[int, ...], int], _Part]
+    parts: dict[tuple[tuple[int, ...], int], LeafPart]
     """By the places along the stacked axes, in their order, and by the number of the source."""
 
 
@@ -233,28 +196,27 @@ class _Planner:
     def _take(self, number: int, rule: KeyRule, source: int, captures: Mapping[str, str]) -> None:
         """Put the parts of a stored leaf where they go."""
         leaf = self._leaves[number]
-        cut = _cut_leaf(leaf, rule)
+        cut = cut_leaf(leaf, rule)
         if isinstance(cut, str):
             self._note(leaf.key, f"{rule.text} {cut}")
             return
-        self._made += math.prod(cut.lengths)
+        self._made += math.prod(cut.lengths) * math.prod(pair[1] for pair in (rule.unflatten, rule.flatten) if pair)
         if not math.prod(cut.lengths) or self._made > _MOST_PARTS:
             what = "nothing" if 0 in cut.lengths else f"more than {_MOST_PARTS} leaves"
             self._note(leaf.key, f"{rule.text} makes {what} of it, its shape is {leaf.shape}")
             return
         dtype = leaf.dtype if rule.cast is None else rule.cast[1]
-        corner, shape = [0] * len(leaf.shape or ()), list(leaf.shape or ())
+        corner = [0] * len(leaf.shape or ())
         for places in itertools.product(*map(range, cut.lengths)):
             texts = {**captures, **{name: str(place) for name, place in zip(rule.unstack, places, strict=True)}}
             for axis, place in zip(rule.unstack.values(), places, strict=True):
                 corner[axis] = place
-            for pattern, (start, stop) in zip(rule.targets, cut.ranges, strict=True):
+            for pattern, (start, axes, shape) in zip(rule.targets, cut.targets, strict=True):
                 if rule.split is not None:
-                    corner[cut.axis], shape[cut.axis] = start, stop - start
-                made = None if leaf.shape is None else tuple(shape[axis] for axis in cut.order)
-                self._put(rule, pattern, texts, source, _Part(number, tuple(corner), made, cut.order, dtype))
+                    corner[cut.axis] = start
+                self._put(rule, pattern, texts, source, LeafPart(number, tuple(corner), shape, axes, dtype))
 
-    def _put(self, rule: KeyRule, pattern: KeyPattern, texts: Mapping[str, str], source: int, part: _Part) -> None:
+    def _put(self, rule: KeyRule, pattern: KeyPattern, texts: Mapping[str, str], source: int, part: LeafPart) -> None:
         key, stored = pattern.render(texts), self._leaves[part.leaf].key
         places: list[int] = []
         for name in _stacked(rule):
@@ -296,7 +258,7 @@ class _Planner:
         if rule.merge is not None and problem is None:
             axis %= len(shapes[0])
             sizes = [shape[axis] for shape in shapes]
-            wanted = _part_sizes(sum(sizes), rule.sizes, len(sizes))
+            wanted = part_sizes(sum(sizes), rule.sizes, len(sizes))
             if sizes != wanted:
                 problem = f"parts of the lengths {sizes} along axis {axis}, wanted {rule.sizes or 'equal ones'}"
         rank = len(shapes[0]) + len(stacked)
@@ -306,9 +268,11 @@ class _Planner:
             self._note(key, f"{rule.text} has {problem}")
             return None
         firsts = [0, *itertools.accumulate(sizes)]
+        stacks = [rule.stack[name] for name in stacked]
         pieces = tuple(
-            _place_piece(part, places, axis, firsts[source], [rule.stack[name] for name in stacked])
+            place_piece(piece, places, axis, firsts[source], stacks)
             for (places, source), part in parts.items()
+            for piece in divide_part(part, rule)
         )
         shape = list(shapes[0])
         if rule.merge is not None:
@@ -333,45 +297,13 @@ class _Planner:
                 self._note("the whole tree", "it is a leaf, and there are others")
 
 
-def _cut_leaf(leaf: MapLeaf, rule: KeyRule) -> _Cut | str:
-    """Return how a rule divides a leaf, or why it cannot."""
-    if (shape := leaf.shape) is None:
-        whole_leaf = _Cut([], 0, [(0, 0)], ())
-        return "changes arrays, and it can only have another key" if rule.moves_items else whole_leaf
-    if rule.cast is not None and leaf.dtype != rule.cast[0]:
-        return f"casts from {rule.cast[0]}, found {leaf.dtype}"
-    gone = rule.unstack.values()
-    if any(axis >= len(shape) for axis in gone):
-        return f"unstacks an axis that it does not have, its shape is {shape}"
-    axes = [axis for axis in range(len(shape)) if axis not in gone]
-    axis, ranges = 0, [(0, 0)]
-    if rule.split is not None:
-        if not -len(axes) <= rule.split < len(axes):
-            return f"splits an axis that it does not have, its shape is {shape}"
-        axis = axes[rule.split]
-        if (sizes := _part_sizes(shape[axis], rule.sizes, len(rule.targets))) is None:
-            return f"splits axis {axis} into {rule.sizes or f'{len(rule.targets)} equal parts'}, its shape is {shape}"
-        ranges = list(itertools.pairwise(itertools.accumulate(sizes, initial=0)))
-    order = range(len(axes)) if rule.transpose is None else rule.transpose
-    if len(order) != len(axes):
-        return f"is for {pluralize(len(order), 'axes')}, its shape is {shape}"
-    return _Cut([shape[one] for one in gone], axis, ranges, tuple(axes[place] for place in order))
-
-
 def _stacked(rule: KeyRule) -> list[str]:
     """Return the stacked captures in the order of their axes."""
     return sorted(rule.stack, key=rule.stack.__getitem__)
 
 
-def _part_sizes(length: int, sizes: Sequence[int] | None, count: int) -> list[int] | None:
-    """Return how long each part of an axis is; None where it has another length."""
-    if sizes is not None:
-        return list(sizes) if sum(sizes) == length else None
-    return [length // count] * count if length and length % count == 0 else None
-
-
 def _find_unlike(
-    parts: Mapping[tuple[tuple[int, ...], int], _Part], shapes: Sequence[tuple[int, ...]], merge: int | None
+    parts: Mapping[tuple[tuple[int, ...], int], LeafPart], shapes: Sequence[tuple[int, ...]], merge: int | None
 ) -> str | None:
     """Return which parts of a new leaf have shapes or dtypes that do not fit those of the others."""
     first = next(iter(parts.values()))
@@ -388,17 +320,6 @@ def _find_unlike(
         if len(rest) > 1:
             return f"parts of the shapes {shapes}, to be joined along axis {merge}"
     return None
-
-
-def _place_piece(part: _Part, places: Sequence[int], merge: int, first: int, stacks: Sequence[int]) -> Piece:
-    box = list(whole(part.shape or ()))
-    if first:
-        box[merge] = (first, first + box[merge][1])
-    axes: list[int | None] = list(part.axes)
-    for axis, place in zip(stacks, places, strict=True):
-        box.insert(axis, (place, place + 1))
-        axes.insert(axis, None)
-    return Piece(tuple(box), part.leaf, part.start, tuple(axes))
 
 
 def _slot_text(rule: KeyRule, stacked: Sequence[str], places: Sequence[int], source: int) -> str:

@@ -14,9 +14,10 @@ from treering.errors import Format, Unsupported
 
 _LARGEST_FILE: Final = 1 << 20
 _HEAD: Final = re.compile(r"^[ \t]*\[\[[ \t]*rule[ \t]*\]\]", re.MULTILINE)
-_NAMES: Final = {"from": "source", "to": "target", "drop": "drop"} | {
-    name: name for name in ("stack", "unstack", "transpose", "merge", "split", "sizes", "cast", "copy", "rest")
-}
+_OPTIONS: Final = (
+    "stack", "unstack", "unflatten", "transpose", "flatten", "merge", "split", "sizes", "cast", "copy", "rest",
+)  # fmt: skip
+_NAMES: Final = {"from": "source", "to": "target", "drop": "drop"} | {name: name for name in _OPTIONS}
 
 
 def read_rules(path: str | os.PathLike[str]) -> list[KeyRule]:

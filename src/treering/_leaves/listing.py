@@ -15,6 +15,7 @@ from treering._leaves.branches import read_branches
 from treering._leaves.documents.index import LEAVES_INDEX, IndexBranch
 from treering._leaves.documents.join import join_records
 from treering._leaves.documents.record import OpenBranch
+from treering._leaves.structure_file import add_structure
 from treering._store.failures import LinkRefused
 from treering._store.leaves_folder.open_leaves import OpenLeaves
 from treering._store.leaves_places import open_leaves
@@ -31,6 +32,7 @@ def list_leaves(path: str | os.PathLike[str]) -> Listing:
     """
     with open_leaves(path) as folder:
         branches, read = read_branches(folder)
+        branches = [add_structure(folder, branch) for branch in branches]
         index = join_records([each.record for each in branches], verified=all(each.verified for each in branches))
         listing = build_listing(index, branches)
         size = len(folder.read_index())

@@ -13,6 +13,7 @@ from treering._leaves.chunks.arrays import LeavesArrays
 from treering._leaves.documents.index import IndexBranch
 from treering._leaves.documents.join import join_records
 from treering._leaves.documents.record import OpenBranch
+from treering._leaves.structure_file import add_structure
 from treering._store.leaves_folder.open_leaves import OpenLeaves
 from treering._store.leaves_places import open_leaves
 
@@ -77,4 +78,6 @@ def open_source(
     """
     folder = files.enter_context(open_leaves(path))
     branches, read = read_branches(folder, prefix=prefix)
+    if prefix is ALL:
+        branches = [add_structure(folder, branch) for branch in branches]
     return LeavesSource(folder, branches, read, prefix=prefix, mapped=mapped)

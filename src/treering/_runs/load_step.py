@@ -151,13 +151,13 @@ def _load(run: RunState, step: int, like: Any, options: LoadOptions) -> Any:
     group = LoadGroup(path, timeout=run.timeout, is_shared=is_shared)
     with showing(options.progress):
         load = functools.partial(load_items, like=like, options=options, group=group)
-        items = group.retry_on_overwrite(functools.partial(_open_step, run, step, path, mapped=options.mapped), load)
+        items = group.retry_on_overwrite(functools.partial(_open_step, run, step, path, options), load)
     # Only now all of it was checked, and the other processes have theirs.
     return restore_states(items)
 
 
 @contextlib.contextmanager
-def _open_step(run: RunState, step: int, path: Path, *, mapped: bool) -> Iterator[Source]:
+def _open_step(run: RunState, step: int, path: Path, options: LoadOptions) -> Iterator[Source]:
     """Open a step; a save of it that is in flight is waited for."""
     wait_for(path)
     raise_unreported(run.path)
@@ -166,7 +166,7 @@ def _open_step(run: RunState, step: int, path: Path, *, mapped: bool) -> Iterato
             with open_run(run.path) as folder:
                 if step in superseded_steps(folder):  # its files are there, but it is not
                     raise missing_step(run.shown, step, steps_of(run.path))
-            source = files.enter_context(read_source(path, mapped=mapped))
+            source = files.enter_context(read_source(path, mapped=options.mapped, key_map=options.key_map))
         except NotFound as error:
             raise missing_step(run.shown, step, steps_of(run.path)) from error
         yield source

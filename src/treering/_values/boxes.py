@@ -129,6 +129,18 @@ def picked_shape(box: Box, steps: Sequence[int] | None) -> tuple[int, ...]:
     return shape if steps is None else tuple(-(-length // step) for length, step in zip(shape, steps, strict=True))
 
 
+def bounding_box(boxes: Iterable[Box]) -> Box:
+    """Return the smallest box that holds some boxes of one array.
+
+    Example:
+        >>> bounding_box([((0, 2), (1, 2)), ((1, 3), (0, 1))])
+        ((0, 3), (0, 2))
+    """
+    return tuple(
+        (min(start for start, _ in sides), max(stop for _, stop in sides)) for sides in zip(*boxes, strict=True)
+    )
+
+
 def contains(outer: Box, inner: Box) -> bool:
     """Tell whether ``inner`` lies in ``outer`` altogether.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator, Sequence
-from typing import TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 from treering._codec.documents import check_hashes
 from treering._codec.zarr import ZarrArray
@@ -19,7 +19,20 @@ from treering.errors import Corrupt, Unsupported
 _Nodes: TypeAlias = "dict[str, int | _Nodes]"
 
 
-def foreign_record(prefix: str | None, entries: Sequence[Entry], arrays: Sequence[ZarrArray]) -> LeavesRecord:
+class OtherLeaf(NamedTuple):
+    """A leaf of a branch that is no array."""
+
+    path: str
+    """Where its folder would be."""
+    type: LeafType
+    """What it is."""
+    value: Any
+    """Its value."""
+
+
+def foreign_record(
+    prefix: str | None, entries: Sequence[Entry], arrays: Sequence[ZarrArray], others: Sequence[OtherLeaf] = ()
+) -> LeavesRecord:
     """Return a made up record: nested dicts of jax arrays, in the order of the entries as far as dicts allow.
 
     Its attempt is ``UNMARKED``, it has no checksums, and `arrays_of` gives the arrays back in the order of its leaves.
@@ -28,6 +41,7 @@ def foreign_record(prefix: str | None, entries: Sequence[Entry], arrays: Sequenc
         prefix: the branch's.
         entries: of the branch.
         arrays: what the ``.zarray`` of each entry says.
+        others: leaves that are no arrays.
 
     Raises:
         Corrupt: two entries have one folder, or one lies in the other: a leaf was lost when they were written.
@@ -39,7 +53,8 @@ def foreign_record(prefix: str | None, entries: Sequence[Entry], arrays: Sequenc
         >>> record.keys, record.folders
         (['a/w', 'a/x', 'b'], ['a/w', 'a/x', 'b'])
     """
-    structure, paths, found = _flatten(_tree(prefix, entries))
+    listed = [*entries, *(Entry(other.path, {}) for other in others)]
+    structure, paths, found = _flatten(_tree(prefix, listed))
     check_hashes([this.shape for this in arrays], "the shapes of the arrays")
     check_hashes([this.chunks for this in arrays], "the chunks of the arrays")
     types: dict[LeafType, int] = {}
@@ -47,7 +62,13 @@ def foreign_record(prefix: str | None, entries: Sequence[Entry], arrays: Sequenc
     leaf_types: list[int] = []
     leaf_layouts: list[int] = []
     known: dict[int, tuple[int, int]] = {}
+    values: dict[int, Any] = {}
     for number, path in zip(found, paths, strict=True):
+        if number >= len(arrays):
+            other = others[number - len(arrays)]
+            values[len(leaf_types)] = other.value
+            leaf_types.append(types.setdefault(other.type, len(types)))
+            continue
         this = arrays[number]
         if id(this) not in known:
             kind, layout = _describe(this, path)
@@ -60,8 +81,8 @@ def foreign_record(prefix: str | None, entries: Sequence[Entry], arrays: Sequenc
         keys=list(map(join_key, paths)),
         types=list(types),
         leaf_types=leaf_types,
-        values={},
-        folders=[entries[number].path for number in found],
+        values=values,
+        folders=[entries[number].path for number in found if number < len(entries)],
         layouts=list(layouts),
         leaf_layouts=leaf_layouts,
     )

@@ -93,6 +93,7 @@ def join_records(records: Sequence[LeavesRecord], *, verified: bool) -> Index:
         chunks=rows.chunks(),
         checksums=rows.checksums,
         files=list_chunk_files(rows.folders, rows.arrays, rows.firsts, rows.owners),
+        metadata={record.prefix or "": dict(record.metadata) for record in records if record.metadata},
         verified=verified,
     )
 

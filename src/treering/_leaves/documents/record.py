@@ -77,6 +77,8 @@ class LeavesRecord(TreeColumns):
     """Who wrote it: versions and time."""
     meshes: Sequence[str] = ()
     """The meshes of its arrays, as text for people."""
+    metadata: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    """What another program wrote beside the tree."""
     folders: Sequence[str]
     """Folder of each stored leaf, in the order of the leaves. It follows from prefix and key, and is not written."""
     layouts: Sequence[ChunkLayout]
