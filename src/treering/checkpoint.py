@@ -28,7 +28,7 @@ def save(
     path: str | os.PathLike[str], tree: Any, *, metadata: Mapping[str, Any] | None = None, overwrite: bool = False,
     progress: Progress | bool | None = None, processes: Literal["all", "this"] = "all",
     host_local: Literal["first", "equal"] = "first", timeout: float | None = None, form: Literal["hf"] | None = None,
-    max_file_size: int | str | None = None, dtype: DTypeLike | None = None,
+    max_file_size: int | str | None = None, dtype: DTypeLike | None = None, key_map: KeyMap | None = None,
 ) -> None:  # fmt: skip
     """Save a pytree atomically; when this returns, it survives a power cut.
 
@@ -57,12 +57,13 @@ def save(
             PyTorch open; keys are joined by ".". One that holds weights is refused, with ``overwrite`` too.
         max_file_size: of form "hf", bytes or a text; default: "5GB". A larger array has a file of its own.
         dtype: of form "hf", what arrays of floats are cast to, by the rule of ``load``; default: none is.
+        key_map: save the leaves of which ``load`` with this ``KeyMap`` makes the tree; the calling process works alone.
 
     Raises:
         Exists: the path exists; also a ``FileExistsError``.
         Busy: another process is saving to the path.
         Unsupported: a leaf cannot be stored; the error names all such leaves, and nothing was written.
-        Mismatch: the processes have different trees; the error names the leaves.
+        Mismatch: the processes have different trees, or ``key_map`` does not fit; the error names the leaves.
         Timeout, ProcessFailed: other processes did not arrive, or failed; the error names them.
         StoreFailed: the system refused; an ``OSError``. ``NotShared``: not all processes see the same folder.
 
@@ -81,7 +82,7 @@ def save(
 
     save_tree(tree, SaveOptions.of(
         path, metadata=metadata, overwrite=overwrite, progress=progress, processes=processes,
-        host_local=host_local, timeout=timeout, form=form, max_file_size=max_file_size, dtype=dtype,
+        host_local=host_local, timeout=timeout, form=form, max_file_size=max_file_size, dtype=dtype, key_map=key_map,
     ))  # fmt: skip
 
 
@@ -287,7 +288,7 @@ def convert(
     source: str | os.PathLike[str],
     target: str | os.PathLike[str],
     *,
-    to: Literal["treering", "safetensors", "flax", "npz", "hf", "leaves"] | None = None,
+    to: str | None = None,
     only: str | Sequence[str] | None = None,
     at: str | None = None,
     key_map: KeyMap | None = None,
@@ -311,7 +312,7 @@ def convert(
         target: a path that ends in ``.safetensors``, ``.msgpack`` or ``.npz`` becomes one such file, any other a
             folder.
         to: the form of the target: "treering" (the default), "hf" or "leaves" for a folder; for a file its suffix says
-            it.
+            it; or a form that another package writes (``docs/plug-points.md``).
         only: as for ``load``.
         at: as for ``load``.
         key_map: as for ``load``.

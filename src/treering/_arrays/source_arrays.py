@@ -3,20 +3,28 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from typing import Final
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any, Final
 
 import xxhash
 
-from treering._arrays.incoming import ReadRequest
+from treering._arrays.buffers import aligned_empty
+from treering._arrays.incoming import ReadRequest, dtype_in
+from treering._arrays.jobs import Progress
 from treering._arrays.mapped_source import largest_block
-from treering._arrays.outgoing import DescribedLeaves, HeldBox
-from treering._arrays.parted import BoxedArray
+from treering._arrays.outgoing import DescribedLeaves, HeldBox, describe_leaves
+from treering._arrays.parted import BoxedArray, cut_box, to_host
 from treering._arrays.source import Source
 from treering._codec.array_bytes import wire_blocks
-from treering._format.index import LeafType
+from treering._format.index import Chunks, Index, LeafType
 from treering._format.selection import Selection
-from treering._values.boxes import Box, boxes_of_range, size_of, whole
+from treering._plan.exchange import StoredChunk
+from treering._tree.flatten import Flattened
+from treering._values.boxes import Box, boxes_of_range, intersection, relative, shape_of, size_of, slices, whole
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
 _PIECE_BYTES: Final = 32 << 20
 
@@ -87,3 +95,58 @@ def describe_source(source: Source, part: Selection) -> DescribedLeaves:
         },
         meshes=index.meshes,
     )
+
+
+def tree_source(flat: Flattened) -> Source:
+    """Return a tree in memory, of which this process holds every array, as one that is open; nothing is copied yet.
+
+    Raises:
+        Unsupported: a leaf cannot be stored: deleted, traced, of a dtype that no file has, held by other processes.
+    """
+    leaves = describe_leaves(flat)
+    index = Index(
+        attempt="", structure=flat.tokens, keys=flat.keys, types=leaves.types, leaf_types=leaves.leaf_types,
+        values=leaves.values, meshes=leaves.meshes,
+        chunks=Chunks(leaf=(), box=(), file=(), offset=(), nbytes=(), block=()),
+    )  # fmt: skip
+    return Source(index, TreeArrays(index, leaves))
+
+
+class TreeArrays:
+    """Gives boxes of the arrays of a tree in memory, as copies.
+
+    Args:
+        index: what is in it.
+        leaves: its leaves.
+    """
+
+    def __init__(self, index: Index, leaves: DescribedLeaves) -> None:
+        self._index = index
+        self._leaves = leaves
+
+    def check_files(self) -> None:
+        """Do nothing: there are none."""
+
+    def dtype_of(self, leaf: int) -> np.dtype[Any]:
+        """Return the dtype of a leaf, little endian."""
+        return dtype_in(self._index, leaf)
+
+    def stored_chunks(self, leaf: int) -> tuple[StoredChunk, ...]:
+        """Return all of a leaf, of which any part can be had without the rest."""
+        return (StoredChunk(box=whole(self._index.type_of(leaf).shape or ()), block=1),)
+
+    def read(self, requests: Sequence[ReadRequest], progress: Progress | None = None) -> None:
+        """Fill ``arrays`` of every request."""
+        del progress
+        for request in requests:
+            request.arrays = [self._copy(request.leaf, box) for box in request.boxes]
+            if request.steps is not None:
+                request.arrays = [array[slices(whole(array.shape), request.steps)] for array in request.arrays]
+
+    def _copy(self, leaf: int, box: Box) -> NDArray[Any]:
+        into = aligned_empty(shape_of(box), self.dtype_of(leaf))
+        for held, data in self._leaves.sources[leaf]:
+            if (common := intersection(box, held)) is not None:
+                found = data if common == held else cut_box(data, held, common)
+                into[slices(relative(common, box))] = to_host(found)
+        return into

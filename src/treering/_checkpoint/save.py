@@ -73,6 +73,10 @@ _FORMS: Final[Mapping[str, str]] = {"hf": "treering._foreign.write_huggingface"}
 def save_tree(tree: Any, options: SaveOptions) -> None:
     """Save ``tree``; ``treering.save`` says more."""
     with report("save", options.path), showing(options.progress):
+        if options.key_map is not None:
+            settle(options.path)
+            importlib.import_module("treering._foreign.save_mapped").save_mapped(tree, options.key_map, options)
+            return
         if options.form is not None:
             settle(options.path)
             importlib.import_module(_FORMS[options.form]).save_tree(tree, options)

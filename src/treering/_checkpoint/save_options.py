@@ -12,6 +12,7 @@ from typing import Any, Final, Literal, TypeAlias
 from treering._arrays.host import with_python_numbers
 from treering._arrays.jobs import Progress
 from treering._codec.documents import check_json
+from treering._keymap.key_map import KeyMap, check_key_map
 from treering._printable import kind_of
 from treering._store.resolve import new_file_path, new_folder_path, require_path
 from treering._values.processes import timeout_seconds
@@ -59,6 +60,8 @@ class SaveOptions:
     """How large a file of such a form may be."""
     dtype: Any = None
     """What such a form casts arrays of floats to."""
+    key_map: KeyMap | None = None
+    """Makes the tree of the leaves that are saved."""
 
     @classmethod
     def of(
@@ -75,6 +78,7 @@ class SaveOptions:
         max_file_size: int | str | None = None,
         dtype: Any = None,
         suffixes: tuple[str, ...] = FILE_SUFFIXES,
+        key_map: KeyMap | None = None,
     ) -> SaveOptions:
         """Return what the arguments of ``treering.save`` say; paths with one of ``suffixes`` become a file.
 
@@ -82,6 +86,7 @@ class SaveOptions:
             Unsupported: one of them has no meaning.
         """
         require_path(path)
+        check_key_map(key_map)
         seconds = timeout_seconds(timeout)
         require_one_of("processes", processes, ("all", "this"))
         require_one_of("host_local", host_local, ("first", "equal"))
@@ -109,6 +114,7 @@ class SaveOptions:
             form=form,
             max_file_size=max_file_size,
             dtype=dtype,
+            key_map=key_map,
         )
 
     def python_metadata(self) -> dict[str, Any]:
