@@ -46,7 +46,7 @@ def _convert(scene: ConvertFiles, target: str) -> Case:
 
         def work() -> tuple[Path, int]:
             before = bytes_read()
-            treering.convert(source, path, to=target, lose=("metadata", "structure"))  # type: ignore[arg-type]  # of the forms that there are
+            treering.convert(source, path, to=target, lose=("metadata", "structure"))
             return path, bytes_read() - before
 
         return work

@@ -15,6 +15,7 @@ PUBLIC = (
     "treering",
     "treering.errors",
     "treering.cadence",
+    "treering.formats",
     "treering.leaves",
     "treering.retention",
     "treering.run",

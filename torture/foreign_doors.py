@@ -21,7 +21,7 @@ from torture.foreign_mutate import OUTSIDE, write_databases
 from torture.foreign_writers import Liar
 from treering._checkpoint.targets import FORMS, LOSSES
 from treering._cli.main import main
-from treering._keymap.map_plan import MapLeaf
+from treering._keymap.leaf_parts import MapLeaf
 
 __all__ = ["feed_image", "feed_map", "map_seeds", "warm_up"]
 
@@ -181,7 +181,7 @@ def _convert(path: Path, source: random.Random) -> Any:
     to = source.choice(FORMS)
     target = path.parent / f"converted{_SUFFIXES.get(to, '')}"
     lose = source.choice(((), tuple(LOSSES)))
-    treering.convert(path, target, to=to, lose=lose)  # type: ignore[arg-type]  # of the forms that there are
+    treering.convert(path, target, to=to, lose=lose)
     return treering.load(target)
 
 

@@ -3,6 +3,8 @@
 A store keeps documents and data by name under one place: `treering._store.api.Store` is the contract, and
 ``docs/design/store.md`` says what the disk, memory and buckets do for each method. The processes of a job talk through
 messages in it, for which ``put(name, data)``, ``get(name)`` and ``remove(name)`` are enough.
+
+For tests of readers and writers of formats: what each of them must do.
 """
 
 from __future__ import annotations
@@ -16,13 +18,14 @@ from concurrent.futures import ThreadPoolExecutor
 
 from treering._codec.key_document import INDEX_FORM, is_tombstone
 from treering._coordination.message_board import MessageBoard
+from treering._foreign.format_contracts import ReaderContract, WriterContract
 from treering._store.api import Claim, Held, Kind, Outcome, Store
 from treering._store.faulty import FaultyStore
 from treering._store.memory import MemoryStore
 from treering._values.checkpoint_names import heartbeat_name, vote_name
 from treering.errors import Corrupt, NotFound
 
-__all__ = ["FaultyStore", "MemoryStore", "MessageBoardContract", "StoreContract"]
+__all__ = ["FaultyStore", "MemoryStore", "MessageBoardContract", "ReaderContract", "StoreContract", "WriterContract"]
 
 _LARGE = 3 << 20
 _REPLACED_SIZE = 50_000

@@ -15,7 +15,7 @@ NAME = re.compile(
     r"(?<![\w./@-])(?:treering|tr)((?:\.[A-Za-z_]\w*)+)(?![\w/])"
 )  # schemas such as "treering.ls/1" are no names
 FILES = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "src").rglob("*.py")]
-NO_NAMES = {".json", ".index"}  # files and members of headers
+NO_NAMES = {".json", ".index", ".readers", ".writers"}  # files, members of headers, groups of entry points
 
 
 def names(path: Path) -> set[str]:

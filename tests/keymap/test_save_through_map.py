@@ -72,7 +72,8 @@ def stored(tree: dict[str, Any]) -> dict[str, Any]:
 
 
 def assert_same(found: Any, wanted: Any) -> None:
-    assert jax.tree.structure(found) == jax.tree.structure(wanted)
+    structures: list[Any] = [jax.tree.structure(found), jax.tree.structure(wanted)]
+    assert structures[0] == structures[1]
     for one, other in zip(jax.tree.leaves(found), jax.tree.leaves(wanted), strict=True):
         a, b = np.asarray(one), np.asarray(other)
         assert (a.dtype, a.shape, a.tobytes()) == (b.dtype, b.shape, b.tobytes())
@@ -113,7 +114,7 @@ def test_arrays_on_a_mesh_and_any_containers(tmp_path: Path) -> None:
         ]
     )
     treering.save(tmp_path / "a", state, key_map=names)
-    found = treering.load(tmp_path / "a", state, key_map=names)
+    found: Any = treering.load(tmp_path / "a", state, key_map=names)
     assert found["attn"][0].q.sharding == heads
     assert_same(found["attn"][0], pair)
     assert (found["step"], found["attn"][1]) == (7, jax.random.key(3))
@@ -144,7 +145,7 @@ def test_a_copy_that_is_none_any_more_is_refused(tmp_path: Path) -> None:
             KeyRule("step", "again", copy=True),
         ]
     )
-    tree = {"embed": tensor(4, 3), "head": tensor(4, 3).T, "step": 1, "again": 1}
+    tree: dict[str, Any] = {"embed": tensor(4, 3), "head": tensor(4, 3).T, "step": 1, "again": 1}
     treering.save(tmp_path / "a", tree, key_map=tied)
     assert_same(treering.load(tmp_path / "a", key_map=tied), tree)
     for wrong in ({"head": tree["head"] + 1}, {"again": True}):
@@ -157,7 +158,7 @@ def test_what_cannot_be_is_refused_by_name(tmp_path: Path, monkeypatch: pytest.M
     with pytest.raises(Unsupported, match=r"key_map= is a treering\.KeyMap"):
         treering.save(tmp_path / "a", make_tree(), key_map={})  # type: ignore[arg-type]
     with pytest.raises(Mismatch, match="does not fit float16"):
-        treering.save(tmp_path / "a", make_tree() | {"norm": {"bias": np.float32([1e9])}}, key_map=MAP)
+        treering.save(tmp_path / "a", make_tree() | {"norm": {"bias": np.array([1e9], np.float32)}}, key_map=MAP)
     with pytest.raises(Unsupported, match="cannot hold"):
         treering.save(tmp_path / "a.safetensors", {"step": 1}, key_map=KeyMap([KeyRule("{k}", "{k}")]))
     assert not list(tmp_path.iterdir())

@@ -12,6 +12,7 @@ import dataclasses
 import importlib
 import os
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Final
 
 from treering._arrays.mapped_source import cast_floats, map_source
@@ -21,7 +22,7 @@ from treering._background.save_job import Watch
 from treering._background.saves import settle
 from treering._checkpoint.forms import is_run, stream_source, verify_bytes
 from treering._checkpoint.save_options import SaveOptions
-from treering._checkpoint.targets import SUFFIXES, Loss, accept_losses, find_writer, key_texts, left_out
+from treering._checkpoint.targets import FORMS, SUFFIXES, Loss, accept_losses, find_writer, key_texts, left_out
 from treering._format.index import Index, LeafType
 from treering._format.selection import Selection, drop_leaves, select
 from treering._keymap.key_map import KeyMap, check_key_map
@@ -56,9 +57,11 @@ def save_options(
     max_file_size: int | str | None,
 ) -> SaveOptions:
     """Return how the result of a conversion is saved; raises as ``SaveOptions.of`` does."""
+    require_path(target)
+    others = () if to in (None, *FORMS) else (Path(target).suffix.lower(),)
     return SaveOptions.of(
         target, metadata=None, overwrite=overwrite, progress=progress, processes="this", timeout=None,
-        form="hf" if to == "hf" else None, max_file_size=max_file_size, suffixes=SUFFIXES,
+        form="hf" if to == "hf" else None, max_file_size=max_file_size, suffixes=(*SUFFIXES, *others),
     )  # fmt: skip
 
 

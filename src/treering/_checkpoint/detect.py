@@ -20,7 +20,7 @@ from treering._store.open_folder import find_index_at
 from treering._store.resolve import absolute, find_at, is_folder, is_on_disk, is_seen, located, open_file, root_of
 from treering._store.run_folder import RunFolder
 from treering._values.human import near
-from treering.errors import Corrupt, Format, NotFound, StoreFailed, Unsupported
+from treering.errors import Corrupt, Format, NotFound, StoreFailed, TreeringError, Unsupported
 
 _FILE_SUFFIXES: Final = frozenset({".msgpack", ".safetensors", ".gz"})
 _FIRST_BYTES: Final = 16
@@ -91,6 +91,8 @@ _READERS: Final = (
     # Last: the names of a manager's steps may be any, so that it looks at every folder that is nothing else.
     ForeignReader("orbax", "treering._foreign.orbax", suffixes=("",)),
 )
+_PLUG_INS: Final = "treering.readers"
+"""The group of entry points of readers in other packages; each names a module as `ForeignReader` does."""
 _READ_HERE: Final = (
     "treering reads its checkpoints, leaves directories, safetensors, Hugging Face folders, the checkpoints of Orbax, "
     "Levanter and jax, msgpack, also in gzip form, npz and npy"
@@ -159,6 +161,15 @@ def detect(path: str | os.PathLike[str]) -> Form | ForeignForm:
     if is_folder(place):
         return _folder(place)
     try:
+        return _detect_file(place, shown)
+    except Format:
+        if (found := _find_plug_in(place)) is None:
+            raise
+        return found
+
+
+def _detect_file(place: Path, shown: str) -> Form | ForeignForm:
+    try:
         with open_file(place) as file:
             size = file.size
             first = file.read(0, min(size, _FIRST_BYTES))
@@ -179,6 +190,28 @@ def find_foreign(place: Path, is_called: Callable[[ForeignReader], bool]) -> For
         version = importlib.import_module(reader.module).recognise(place)
         if version is not None:
             return ForeignForm(reader.form, reader.module, version)
+    return None
+
+
+def _find_plug_in(place: Path) -> ForeignForm | None:
+    """Return the form that a reader of another package sees at ``place``; asked only where none of ours sees one.
+
+    Raises:
+        Unsupported: such a reader fails.
+        TreeringError: it says what is wrong.
+    """
+    from importlib.metadata import entry_points
+
+    for entry in sorted(entry_points(group=_PLUG_INS), key=lambda entry: entry.name):
+        try:
+            version = importlib.import_module(entry.module).recognise(place)
+        except TreeringError:
+            raise
+        except Exception as error:
+            what = f"the reader {entry.name!r}, {entry.value}, failed at {os.fspath(place)!r}: {error!r}"
+            raise Unsupported(what, hint="fix it, or uninstall its package") from error
+        if version is not None:
+            return ForeignForm(entry.name, entry.module, version)
     return None
 
 
@@ -252,7 +285,7 @@ def _folder(place: Path) -> Form | ForeignForm:
         return Form.LEAVES
     if _is_run(place):
         return Form.RUN
-    foreign = find_foreign(place, lambda reader: _is_called(reader, place))
+    foreign = find_foreign(place, lambda reader: _is_called(reader, place)) or _find_plug_in(place)
     if foreign is not None:
         return foreign
     has_arrays = on_disk and holds_arrays(place)

@@ -129,6 +129,14 @@ def write_buffers(buffers: Iterable[Buffer], size: int, options: SaveOptions, wa
     Raises:
         Exists: something is at the path.
         StoreFailed: the store refuses.
+
+    Example:
+        >>> import pathlib, tempfile
+        >>> path = pathlib.Path(tempfile.mkdtemp(), "a.tiny")
+        >>> save = SaveOptions.of(path, metadata=None, overwrite=False, progress=None, timeout=None)
+        >>> write_buffers([b"one", b"two"], 6, save, UNWATCHED)
+        >>> path.read_bytes()
+        b'onetwo'
     """
     _require_free(options)
     tally = Tally(size, options.progress)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
@@ -62,6 +63,9 @@ _WRITERS: Final = (
     TargetWriter("hf", "treering._foreign.write_huggingface"),
     TargetWriter("leaves", "treering._leaves.write_source"),
 )
+_PLUG_INS: Final = "treering.writers"
+"""The group of entry points of writers in other packages; each names a module as `TargetWriter` does, whose ``SUFFIX``
+is the suffix."""
 FORMS: Final = tuple(writer.form for writer in _WRITERS)
 """The forms that can be written."""
 SUFFIXES: Final = tuple(writer.suffix for writer in _WRITERS if writer.suffix)
@@ -88,12 +92,22 @@ def find_writer(path: Path, shown: str, to: str | None) -> TargetWriter:
     suffix = path.suffix.lower()
     usual = next((writer for writer in _WRITERS if writer.suffix == suffix), _WRITERS[0])
     found = usual if to is None else next((writer for writer in _WRITERS if writer.form == to), None)
-    if found is None:
+    if found is None and (found := _find_plug_in(to)) is None:
         raise Unsupported(f"to={to!r:.100} is not a form that can be written", hint=", ".join(FORMS))
-    if found.suffix != usual.suffix:
+    if found.suffix != (suffix if suffix in (found.suffix, *SUFFIXES) else ""):
         hint = f"a path that ends in {', '.join(SUFFIXES)} becomes such a file, any other a folder"
+        hint = hint if found in _WRITERS else f"its paths end in {found.suffix!r}"
         raise Unsupported(f"{shown!r} is not a path of the form {found.form}", hint=hint)
     return found
+
+
+def _find_plug_in(form: str | None) -> TargetWriter | None:
+    """Return what another package writes a form with; asked only where none of ours has that name."""
+    from importlib.metadata import entry_points
+
+    for entry in entry_points(group=_PLUG_INS, name=form or ""):
+        return TargetWriter(entry.name, entry.module, getattr(importlib.import_module(entry.module), "SUFFIX", ""))
+    return None
 
 
 def accept_losses(form: str, losses: Sequence[Loss], lose: str | Sequence[str]) -> frozenset[Loss]:

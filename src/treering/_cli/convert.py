@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 )
 @click.argument("source", metavar="SRC", type=click.Path(path_type=str))
 @click.argument("target", metavar="DST", type=click.Path(path_type=str))
-@click.option("--to", type=click.Choice(FORMS), help="The form of DST; else its suffix says it.")
+@click.option("--to", metavar="FORM", help=f"The form of DST, {', '.join(FORMS)}; else its suffix says it.")
 @click.option("--only", "globs", multiple=True, metavar="GLOB", help="Convert these leaves alone; may be repeated.")
 @click.option("--at", metavar="KEY", help="Convert the subtree there as if it were the whole tree.")
 @click.option("--map", "map_path", metavar="FILE", type=click.Path(path_type=str), help="A key map, a TOML file.")

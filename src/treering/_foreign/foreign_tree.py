@@ -205,10 +205,12 @@ def open_tree(path: str | os.PathLike[str], files: contextlib.ExitStack) -> tupl
 
 def open_source(path: str | os.PathLike[str], files: contextlib.ExitStack, *, mapped: bool) -> Source:
     """Open a foreign tree to read leaves; raises as `open_tree` does."""
-    return _source_of(open_tree(path, files)[1], mapped=mapped)
+    _, tree = open_tree(path, files)
+    return make_source(tree, mapped=mapped)
 
 
-def _source_of(tree: ForeignTree, *, mapped: bool) -> Source:
+def make_source(tree: ForeignTree, *, mapped: bool) -> Source:
+    """Return a foreign tree to read leaves of."""
     from treering._arrays.source import Source
     from treering._foreign.grid_arrays import ForeignArrays
 
@@ -235,7 +237,7 @@ def verify_tree(path: str | os.PathLike[str], progress: Progress | None) -> Veri
     with contextlib.ExitStack() as files:
         try:
             tree = open_tree(path, files)[1]
-            source = _source_of(tree, mapped=False)
+            source = make_source(tree, mapped=False)
         except Corrupt as error:
             key = join_key(error.path) if error.path else None
             finding = Finding(key=key, file=shown, start=error.offset, stop=None, problem=f"is damaged: {error}")

@@ -206,6 +206,11 @@ def is_folder(path: str | os.PathLike[str]) -> bool:
 
     Raises:
         StoreFailed: the store refuses to say.
+
+    Example:
+        >>> import tempfile
+        >>> is_folder(tempfile.mkdtemp()), is_folder("not-there")
+        (True, False)
     """
     found = find_at(path)
     return found is not None and found.kind is Kind.PLACE
@@ -256,6 +261,14 @@ def open_file(path: str | os.PathLike[str]) -> Reader:
     Raises:
         NotFound: nothing is there.
         StoreFailed: it is a folder or no file at all, or the store refuses.
+
+    Example:
+        >>> import pathlib, tempfile
+        >>> path = pathlib.Path(tempfile.mkdtemp(), "a.bin")
+        >>> _ = path.write_bytes(b"treering")
+        >>> with open_file(path) as file:
+        ...     file.size, file.read(4, 4)
+        (8, b'ring')
     """
     return root_of(path).open_file(located(path))
 

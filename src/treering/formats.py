@@ -1,0 +1,53 @@
+"""For packages that read or write a format of their own: what such a reader or writer is made of.
+
+A reader is a module with ``recognise(place)`` and ``open_foreign(place, files)``. A writer is one with
+``find_losses(source, part, metadata)`` and ``write(source, part, save, watch)``. Entry points of the groups
+``treering.readers`` and ``treering.writers`` name them. ``docs/plug-points.md`` has an example of each, and
+``treering.testing`` the tests that they have to pass.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from treering._checkpoint.targets import Loss
+from treering._codec.documents import parse_json
+from treering._codec.zarr import ZarrArray
+from treering._foreign.folder_files import FolderFiles
+from treering._foreign.foreign_tree import ForeignLeaf, ForeignTree, build_index, flat_dict
+from treering._foreign.leaf_paths import build_tree
+from treering._format.blocks import leaf_bytes
+from treering._format.index import DataFile, LeafType
+from treering._format.leaf_values import check_shape
+from treering._store.resolve import is_folder, open_file
+
+if TYPE_CHECKING:
+    from treering._arrays.source_arrays import SourceArray
+    from treering._checkpoint.save_files import write_buffers
+    from treering._foreign.grid_arrays import GridLeaf
+
+__all__ = [
+    "DataFile", "FolderFiles", "ForeignLeaf", "ForeignTree", "GridLeaf", "LeafType", "Loss", "SourceArray", "ZarrArray",
+    "build_index", "build_tree", "check_shape", "flat_dict", "is_folder", "leaf_bytes", "open_file", "parse_json",
+    "write_buffers",
+]  # fmt: skip
+
+# What needs numpy or jax, which a reader that lists headers does not.
+_LATER = {
+    "GridLeaf": "_foreign.grid_arrays",
+    "SourceArray": "_arrays.source_arrays",
+    "write_buffers": "_checkpoint.save_files",
+}
+
+
+if not TYPE_CHECKING:  # a type checker sees the imports above, and so a mistyped name
+
+    def __getattr__(name: str) -> Any:
+        if name in _LATER:
+            return getattr(importlib.import_module(f"treering.{_LATER[name]}"), name)
+        raise AttributeError(f"module 'treering.formats' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)
