@@ -15,7 +15,7 @@ from treering._checkpoint.targets import Loss
 from treering._codec.documents import parse_json
 from treering._codec.zarr import ZarrArray
 from treering._foreign.folder_files import FolderFiles
-from treering._foreign.foreign_tree import ForeignLeaf, ForeignTree, build_index, flat_dict
+from treering._foreign.foreign_tree import ForeignLeaf, ForeignStep, ForeignTree, build_index, flat_dict
 from treering._foreign.leaf_paths import build_tree
 from treering._format.blocks import leaf_bytes
 from treering._format.index import DataFile, LeafType
@@ -28,9 +28,9 @@ if TYPE_CHECKING:
     from treering._foreign.grid_arrays import GridLeaf
 
 __all__ = [
-    "DataFile", "FolderFiles", "ForeignLeaf", "ForeignTree", "GridLeaf", "LeafType", "Loss", "SourceArray", "ZarrArray",
-    "build_index", "build_tree", "check_shape", "flat_dict", "is_folder", "leaf_bytes", "open_file", "parse_json",
-    "write_buffers",
+    "DataFile", "FolderFiles", "ForeignLeaf", "ForeignStep", "ForeignTree", "GridLeaf", "LeafType", "Loss",
+    "SourceArray", "ZarrArray", "build_index", "build_tree", "check_shape", "flat_dict", "is_folder", "leaf_bytes",
+    "open_file", "parse_json", "write_buffers",
 ]  # fmt: skip
 
 # What needs numpy or jax, which a reader that lists headers does not.
