@@ -18,13 +18,13 @@ from benchmarks.measure import Case, Group, Work
 __all__ = ["GROUP", "PEER", "groups"]
 
 GROUP = "hf onto a mesh"
-PEER = "safetensors.numpy"
-_FLAX = "safetensors.flax"
+PEER = "safetensors.flax"
+_NUMPY = "safetensors.numpy"
 
 
 def groups(scene: ConvertFiles) -> tuple[Group, ...]:
     """Loading the whole, each leaf over rows and columns of the mesh."""
-    cases = (_ours(scene), _peer(scene, PEER, safetensors.numpy), _peer(scene, _FLAX, safetensors.flax), _read(scene))
+    cases = (_ours(scene), _peer(scene, PEER, safetensors.flax), _peer(scene, _NUMPY, safetensors.numpy), _read(scene))
     room = 5 * scene.work.nbytes // 2
     return (Group(name=GROUP, cases=cases, room=room, unit="bytes read / bytes of the tree"),)
 

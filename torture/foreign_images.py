@@ -75,20 +75,25 @@ class Image:
     def pack(self) -> bytes:
         """Return all of it as a tar archive, which can be unpacked to look at a finding."""
         packed = io.BytesIO()
-        with tarfile.open(fileobj=packed, mode="w", format=tarfile.PAX_FORMAT, errors="surrogatepass") as archive:
+        with tarfile.open(fileobj=packed, mode="w", format=tarfile.PAX_FORMAT) as archive:
             for name, data in self.files.items():
-                entry = tarfile.TarInfo(name)
+                entry = tarfile.TarInfo(_as_text(name))
                 entry.size = len(data)
                 archive.addfile(entry, io.BytesIO(data))
             for name, target in self.links.items():
-                entry = tarfile.TarInfo(name)
-                entry.type, entry.linkname = tarfile.SYMTYPE, target
+                entry = tarfile.TarInfo(_as_text(name))
+                entry.type, entry.linkname = tarfile.SYMTYPE, _as_text(target)
                 archive.addfile(entry)
             for name in self.pipes:
-                entry = tarfile.TarInfo(name)
+                entry = tarfile.TarInfo(_as_text(name))
                 entry.type = tarfile.FIFOTYPE
                 archive.addfile(entry)
         return packed.getvalue()
+
+
+def _as_text(name: str) -> str:
+    """Return a name without halves of surrogate pairs and without NUL, which no archive holds."""
+    return name.encode("utf-8", "backslashreplace").decode().replace("\0", "\\0")
 
 
 def _ready(path: Path) -> Path:
@@ -110,7 +115,27 @@ def foreign_seeds() -> Mapping[str, Image]:
         found[name] = image
         if (taken_apart := _with_databases(image, folder)).databases:
             found[f"{name} taken apart"] = taken_apart
-    return found
+    return found | dict(_levanter(found))
+
+
+def _levanter(found: Mapping[str, Image]) -> Iterator[tuple[str, Image]]:
+    """Yield checkpoints of Levanter with the arrays of Orbax's."""
+
+    def path_of(name: str) -> str:
+        leaf, _, file = name.partition("/")
+        return f"{leaf.replace('.', '/')}/{file}"
+
+    mark = {"metadata.json": b'{"step": 7, "timestamp": "2025-11-03T12:30:00.123456", "is_temporary": false}'}
+    files = {name.removeprefix("it/"): data for name, data in found["orbax/plain_zarr2"].files.items()}
+    arrays = {name.partition("/")[0] for name in files if name.endswith("/.zarray")}
+    old = {path_of(name): data for name, data in files.items() if name.partition("/")[0] in arrays} | mark
+    yield "levanter, old", Image(place="it", files={f"it/{name}": data for name, data in old.items()})
+    steps = {f"it/step-{step}/{name}": data for step in (5, 7) for name, data in old.items()}
+    yield "levanter, root", Image(place="it", files=steps)
+    values = found["orbax/ocdbt_zarr3 taken apart"].databases["it/"]
+    database = {path_of(name): data for name, data in values.items()}
+    marked = {f"it/{name}": data for name, data in mark.items()}
+    yield "levanter, new", Image(place="it", files=marked, databases={"it/": database})
 
 
 def _golden_folders() -> Iterator[Path]:

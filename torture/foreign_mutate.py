@@ -6,6 +6,8 @@ archive, the nodes of a database, the content of a packed chunk. What lies aroun
 
 from __future__ import annotations
 
+import base64
+import contextlib
 import dataclasses
 import functools
 import io
@@ -178,6 +180,9 @@ def _damage_json(data: bytes, source: random.Random) -> bytes:
         return damage_bytes(data, source)
     node, step = source.choice(places)
     kind = source.randrange(8)
+    encoded = [(each, key) for each, key in places if isinstance(each[key], str) and len(each[key]) > 60]
+    if encoded and source.random() < 0.3:
+        (node, step), kind = source.choice(encoded), 7
     if kind == 0:
         del node[step]
     elif kind == 1 and isinstance(node, dict):
@@ -211,6 +216,9 @@ def _damage_value(old: Any, source: random.Random) -> Any:
         return source.choice(_HOSTILE)
     if old[:1] == "{":  # a document inside of a document
         return _damage_json(old.encode("utf-8", "surrogatepass"), source).decode("utf-8", "replace")
+    if len(old) > 60 and source.random() < 0.9:  # bytes in base64
+        with contextlib.suppress(ValueError):
+            return base64.b64encode(damage_bytes(base64.b64decode(old, validate=True), source)).decode()
     at = source.randrange(len(old) + 1)
     return f"{old[:at]}{source.choice(('/', '..', chr(0), '~', 'x'))}{old[at:]}"
 
