@@ -16,6 +16,7 @@ from treering._codec.signed import SignedForm
 from treering._format.document import read_digest, read_names, read_summary
 from treering._format.run_document import (
     LATEST_TIME,
+    Conversion,
     RunDocument,
     StepNote,
     StepOrigin,
@@ -254,12 +255,18 @@ PAGE = Path(__file__).parents[2] / "docs" / "spec" / "run.md"
 
 
 def test_the_examples_of_the_specification() -> None:
-    note, document, list_of_left = re.findall(r"```json\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
+    text = PAGE.read_text(encoding="utf-8")
+    note, document, list_of_left, converted = re.findall(r"```json\n(.*?)```", text, re.DOTALL)
     metadata = json.loads(note)
     found = find_note(metadata)
     assert found is not None
     assert (found.step, math.isnan(found.metrics["loss"]), metadata["git"]) == (1200, True, "abc")
     assert add_note({"git": "abc"}, found) == metadata
+    metadata["treering"]["converted"] = json.loads(converted)
+    told = find_note(metadata)
+    assert told is not None
+    assert told.converted == Conversion(**json.loads(converted))
+    assert add_note({"git": "abc"}, told) == metadata
     assert encode_run(parse_run(document.encode())) == document.encode()
     steps = independent_run_reader.signed(document.encode(), "treering_run")["steps"]
     assert [step["step"] for step in steps] == [1000, 1200]

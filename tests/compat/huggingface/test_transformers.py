@@ -169,6 +169,11 @@ def test_converted_and_back(name: str, tmp_path: Path) -> None:
     model.save_pretrained(tmp_path / "theirs", max_shard_size="20KB")
     treering.convert(tmp_path / "theirs", tmp_path / "ckpt", key_map=names)
     model.config.save_pretrained(tmp_path / "ours")
+    # What config.json says was taken for metadata, and a folder has a config.json of its own.
+    options: Any = {"to": "hf", "max_file_size": "20KB", "lose": "metadata"}
+    treering.convert(tmp_path / "ckpt", tmp_path / "shards", key_map=names.inverse(), **options)
+    model.config.save_pretrained(tmp_path / "shards")
+    _assert_equal(_load_strictly(name, tmp_path / "shards"), model)
     treering.convert(tmp_path / "ckpt", tmp_path / "one.safetensors", key_map=names.inverse())
     # It has an index of treering in its metadata, and transformers reads it all the same.
     (tmp_path / "one.safetensors").rename(tmp_path / "ours" / "model.safetensors")
