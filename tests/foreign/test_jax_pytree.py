@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import json
 import shutil
@@ -15,6 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import tensorstore
+from jax.experimental.array_serialization import tensorstore_impl
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import treering
@@ -173,6 +175,26 @@ def test_a_bare_leaf_an_empty_tree_and_an_array_without_items(tmp_path: Path) ->
     assert treering.load(_save(tmp_path / "empty", Node(_DICT), [])) == {}
     assert treering.load(_save(tmp_path / "node", Node(_LIST, (Node(_NONE), Node(_LEAF))), [None])) == [None, None]
     assert treering.load(_save(tmp_path / "zero", Node(_LEAF), [np.zeros((0, 2), np.int8)])).shape == (0, 2)
+
+
+def test_what_several_processes_wrote_and_one_merged(tmp_path: Path) -> None:
+    items = np.random.default_rng(0).standard_normal((8, 600)).astype(np.float32)
+    store = _save(tmp_path / "a", Node(_LEAF), [None]) / "array_store"
+    grid = {"name": "regular", "configuration": {"chunk_shape": [4, 600]}}
+    metadata = {"shape": items.shape, "data_type": "float32", "chunk_grid": grid, "codecs": []}
+    parts = []
+    for process in range(2):
+        spec = tensorstore_impl.get_tensorstore_spec(store / "0", process_idx=process) | {"metadata": metadata}
+        rows = slice(4 * process, 4 * process + 4)
+        tensorstore.open(spec, create=True, open=True).result()[rows].write(items[rows]).result()
+        parts.append(spec["kvstore"] | {"path": ""})
+    merged = tensorstore_impl.get_tensorstore_spec(store / "0")["kvstore"] | {"path": ""}
+    asyncio.run(tensorstore_impl.combine_kvstores(merged, parts))
+    document = json.loads((tmp_path / "a" / "pytreedef.json").read_text())
+    (tmp_path / "a" / "pytreedef.json").write_text(
+        json.dumps(document | {"__jax_leaf_ids": ["Array(float32[8, 600])"]})
+    )
+    np.testing.assert_array_equal(treering.load(tmp_path / "a"), items)
 
 
 def test_arrays_without_data_are_zeros_and_said_to_be_without(tmp_path: Path) -> None:
