@@ -15,6 +15,7 @@ from treering._foreign.foreign_tree import make_source
 from treering._store.posix.reading import LocalFile
 from treering._store.resolve import is_folder, is_taken, located, open_file, write_file
 from treering._values.boxes import slices, whole
+from treering._values.human import pluralize
 from treering.errors import TreeringError
 
 if TYPE_CHECKING:
@@ -82,7 +83,7 @@ class ReaderContract(FormatContract):
         with contextlib.ExitStack() as files, counted as read:
             self.module().open_foreign(located(path), files)
         done, size = sum(call.args[2] for call in read.call_args_list), sum(map(len, map(_content, _files_in(path))))
-        _require(done <= max(_HEADER_BYTES, size // 2), f"{done} of {size} bytes are read to open it")
+        _require(done <= max(_HEADER_BYTES, size // 2), f"{done} of {pluralize(size, 'bytes')} are read to open it")
 
     def test_damage_is_an_error_of_treering(self) -> None:
         """Cut off or flipped anywhere, it is a ``TreeringError``, or what was not touched is read."""

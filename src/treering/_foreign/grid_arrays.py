@@ -16,6 +16,7 @@ from treering._codec.zarr_chunks import decode
 from treering._foreign.folder_files import ByteRange, Fetch
 from treering._plan.exchange import StoredChunk
 from treering._values.boxes import size_of
+from treering._values.human import pluralize
 from treering._values.keys import naming_leaf
 from treering.errors import Corrupt, Unsupported
 
@@ -111,7 +112,9 @@ class ForeignArrays:
         layout = self._grids[leaf].layout
         if (count := chunk_count(layout)) > _MOST_CHUNKS:
             with naming_leaf(self._index.keys[leaf]):
-                raise Unsupported(f"it lies in {count} chunks, more than {_MOST_CHUNKS}", hint="write larger chunks")
+                raise Unsupported(
+                    f"it lies in {pluralize(count, 'chunks')}, more than {_MOST_CHUNKS}", hint="write larger chunks"
+                )
         return layout
 
     def _fill(self, leaf: int, chunk: int, into: NDArray[Any]) -> None:
