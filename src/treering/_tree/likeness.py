@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from treering._format.index import ARRAY_KINDS, Index
@@ -96,15 +96,7 @@ def match_leaves(
     stored = dict(zip(selection.keys, selection.leaves, strict=True))
     sources = apply_renames(target.keys, rename or {})
     wanted = {sources.get(key, key) for key in target.keys}
-    unexpected = {key: found_text(index.type_of(n)) for key, n in stored.items() if key not in wanted}
-    if nothing := {key for key in unexpected if index.type_of(stored[key]).kind == "none"}:
-        # Orbax notes a namedtuple without fields, such as many a state of an optimizer, as None.
-        empty = {
-            join_key(path)
-            for path, node in containers_of(target.tokens)
-            if (node.node, node.keys) == ("namedtuple", ())
-        }
-        unexpected = {key: text for key, text in unexpected.items() if key not in nothing & empty}
+    unexpected = _list_unexpected(index, stored, wanted, target)
     report = _Report(wording, unexpected, ignored=extra == "ignore", keeps=missing == "keep")
     result, fits = list[LeafMatch](), dict[Any, Fit | None]()
     for key, kind, leaf in zip(target.keys, target.kinds, target.leaves, strict=True):
@@ -129,6 +121,20 @@ def match_leaves(
             result.append(LeafMatch(number, fit))
     report.raise_if_any()
     return result
+
+
+def _list_unexpected(
+    index: Index, stored: Mapping[str, int], wanted: Collection[str], target: Flattened
+) -> dict[str, str]:
+    """Return what is stored and not wanted.
+
+    Orbax notes a namedtuple without fields, such as many a state of an optimizer, as None: that is wanted.
+    """
+    found = {key: found_text(index.type_of(number)) for key, number in stored.items() if key not in wanted}
+    if nothing := {key for key in found if index.type_of(stored[key]).kind == "none"}:
+        containers = containers_of(target.tokens)
+        nothing &= {join_key(path) for path, one in containers if (one.node, one.keys) == ("namedtuple", ())}
+    return {key: text for key, text in found.items() if key not in nothing}
 
 
 def apply_renames(keys: Sequence[str], rename: Mapping[str, str]) -> dict[str, str]:
