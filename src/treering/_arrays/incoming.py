@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import numpy as np
 
-from treering._arrays.buffers import aligned_bytes, aligned_empty
+from treering._arrays.buffers import aligned_bytes, aligned_together
 from treering._arrays.jobs import Job, Progress, Tally, Work, run_all
 from treering._format.blocks import damage_error, first_blocks
 from treering._format.index import Index
@@ -181,7 +181,8 @@ class StoredArrays:
                 jobs.extend(self._split(runs, self._check_only, _MAPPED_BYTES))
                 return sum(len(run.into) for run in runs)
         with naming_leaf(self.index.keys[request.leaf]):
-            request.arrays = [aligned_empty(box_sums.picked_shape(box, request.steps), dtype) for box in request.boxes]
+            shapes = [box_sums.picked_shape(box, request.steps) for box in request.boxes]
+            request.arrays = aligned_together(shapes, dtype)
         total = 0
         for chunk in chunks:
             if (run := self._straight(chunk, request)) is not None:
