@@ -21,7 +21,7 @@ from treering.errors import Format, Unsupported
 from treering.testing import ReaderContract, WriterContract
 
 PAGE = Path(__file__).parents[2] / "docs" / "plug-points.md"
-GOLDEN = Path(__file__).parent / "golden" / "orbax"
+GOLDEN = Path(__file__).parent / "golden"
 ARRAYS: dict[str, Any] = {
     "a": np.arange(60_000, dtype=np.float32).reshape(300, 200),
     "b": np.array([1, -2], np.int8),
@@ -82,16 +82,27 @@ class TestHuggingFaceReader(OurReader):
         return folder / "hf", ARRAYS
 
 
-class TestOrbaxReader(OurReader):
-    path = "treering._foreign.orbax"
+class GoldenReader(OurReader):
+    """A reader whose example is a folder that the program itself wrote."""
+
+    golden: ClassVar[str]
 
     def make_example(self, folder: Path) -> tuple[Path, Mapping[str, Any]]:
-        path = Path(shutil.copytree(GOLDEN / "plain_zarr2", folder / "orbax"))
-        found = treering.load(path)
+        path = Path(shutil.copytree(GOLDEN / self.golden, folder / "golden"))
         with treering.open(path) as opened:
             arrays = {key: np.asarray(opened[key]) for key in opened if hasattr(opened[key], "dtype")}
-        assert found
+        assert arrays
         return path, arrays
+
+
+class TestOrbaxReader(GoldenReader):
+    path = "treering._foreign.orbax"
+    golden = "orbax/plain_zarr2"
+
+
+class TestJaxReader(GoldenReader):
+    path = "treering._foreign.jax_pytree"
+    golden = "jax/0.12"
 
 
 class OurWriter(Folders, WriterContract):
