@@ -189,7 +189,7 @@ class _Planner:
         return MapPlan(tuple(leaf for leaf in made if leaf is not None), tuple(dropped))
 
     def _note(self, key: str, text: str) -> None:
-        self.findings.append(f"{key}: {text}")
+        self.findings.append(f"{key:.200}: {text:.1000}")
 
     # ------------------------------------------------------------------------------------------- one leaf, its parts
 
