@@ -18,6 +18,7 @@ from treering._format.document import read_names
 from treering._format.index import Container, OpaqueLeaf
 from treering._format.selection import Selection
 from treering._format.structure import node_keys
+from treering._printable import kind_of
 from treering._tree.flatten import Flattened
 
 
@@ -27,7 +28,7 @@ def find_losses(source: Source, part: Selection, metadata: Mapping[str, Any]) ->
     index = source.index
     for key, leaf in zip(part.keys, part.leaves, strict=True):
         if index.type_of(leaf).kind == "opaque" and not isinstance(index.values[leaf], OpaqueLeaf):
-            yield Loss("objects", key, f"leaf {key!r:.200}: a {type(index.values[leaf]).__name__}")
+            yield Loss("objects", key, f"leaf {key!r:.200}: {kind_of(index.values[leaf])}")
 
 
 def write(source: Source, part: Selection, save: SaveOptions, watch: Watch) -> None:

@@ -68,18 +68,18 @@ class ZarrArray:
     chunks: tuple[int, ...]
     """Shape of a chunk; the last one of an axis is filled up to it."""
     dtype: str
-    """Of what lies in the chunks, by its house name: "float32", "bfloat16"."""
+    """Of what lies in the chunks, by its house name, such as "float32" or "bfloat16"."""
     big_endian: bool = False
     compressor: str | None = None
     """The compressor's configuration as JSON, as `check_compressor` writes it; None: the chunks are raw."""
     order: str = "C"
     separator: str = "."
     marker: str | None = None
-    """The attempt of the save that wrote it; None: another program did."""
+    """The attempt of the save that wrote it; None where another program did."""
 
     @property
     def plain(self) -> bool:
-        """Whether the bytes of a chunk file are those of the array: raw, in C order, little endian."""
+        """Whether a chunk file has the bytes of the array, that is raw, in C order and little endian."""
         return self.compressor is None and self.order == "C" and not self.big_endian
 
 

@@ -41,7 +41,7 @@ class ForeignLeaf(NamedTuple):
     value: Any = None
     """Its value, of a kind that is no array."""
     pieces: Sequence[tuple[Box | None, int, int]] = ()
-    """Where it lies raw: box, number of the file, offset; a leaf that has a grid has none."""
+    """Box, number of the file and offset of each part that lies raw; a leaf that has a grid has none."""
     grid: Callable[[], GridLeaf] | None = None
     """Makes what decodes its chunks; only where arrays are read."""
 
@@ -58,7 +58,7 @@ class ForeignStep(NamedTuple):
     metadata: Mapping[str, Any]
     """What goes into its metadata beside those of its tree."""
     losses: Mapping[str, str]
-    """Its parts that treering does not read: name -> what it is, for people."""
+    """What each part is that treering does not read, for people, by its name."""
 
 
 class ForeignSteps(NamedTuple):
