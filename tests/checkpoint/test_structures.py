@@ -27,7 +27,7 @@ from flax.training.train_state import TrainState
 import treering
 from tests.properties.sameness import assert_same, assert_same_structure
 from tests.properties.strategies import Box, Chexed, Pair, Plain, Point, add
-from treering.errors import StaticFieldsDiffer, Unsupported
+from treering.errors import Mismatch, StaticFieldsDiffer, Unsupported
 
 
 @dataclasses.dataclass
@@ -413,6 +413,12 @@ def test_a_tree_of_no_leaves(tree: Any, path: Path) -> None:
     assert treering.load(path, tree) == tree
     assert treering.load(path) == tree
     assert [entry.name for entry in path.iterdir()] == ["treering.json"]
+
+
+def test_none_is_no_namedtuple_without_fields(path: Path) -> None:
+    treering.save(path, {"a": None, "w": np.arange(3)})
+    with pytest.raises(Mismatch, match="a: unexpected"):
+        treering.load(path, {"a": optax.EmptyState(), "w": np.arange(3)})
 
 
 def test_a_thousand_levels(path: Path) -> None:

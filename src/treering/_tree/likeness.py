@@ -131,7 +131,8 @@ def _list_unexpected(
     Orbax notes a namedtuple without fields, such as many a state of an optimizer, as None: that is wanted.
     """
     found = {key: found_text(index.type_of(number)) for key, number in stored.items() if key not in wanted}
-    if nothing := {key for key in found if index.type_of(stored[key]).kind == "none"}:
+    nothing = {key for key in found if not index.is_exact and index.type_of(stored[key]).kind == "none"}
+    if nothing:
         containers = containers_of(target.tokens)
         nothing &= {join_key(path) for path, one in containers if (one.node, one.keys) == ("namedtuple", ())}
     return {key: text for key, text in found.items() if key not in nothing}
