@@ -28,5 +28,7 @@ nitpick_ignore_regex = [
     (r"py:.*", r"[A-Z]\w*Error|object|str|int|bytes|bool|tuple|dict|list|None"),
     (r"py:.*", r"(jax|numpy|flax)\..*"),
     (r"py:.*", r"treering\..*\.T"),  # type variables of generic classes
-    (r"py:class", r"treering\._(store\.(api\.Store|closable\.Closable)|arrays\.parted\.BoxedArray|foreign\.format_contracts\.FormatContract)"),  # base classes
+    # Base classes.
+    (r"py:class", r"treering\._store\.(api\.Store|closable\.Closable)"),
+    (r"py:class", r"treering\._(arrays\.parted\.BoxedArray|foreign\.format_contracts\.FormatContract)"),
 ]
