@@ -125,16 +125,19 @@ def _levanter(found: Mapping[str, Image]) -> Iterator[tuple[str, Image]]:
         leaf, _, file = name.partition("/")
         return f"{leaf.replace('.', '/')}/{file}"
 
-    mark = {"metadata.json": b'{"step": 7, "timestamp": "2025-11-03T12:30:00.123456", "is_temporary": false}'}
+    def mark_of(step: int) -> dict[str, bytes]:
+        document = {"step": step, "timestamp": "2025-11-03T12:30:00.123456", "is_temporary": False}
+        return {"metadata.json": json.dumps(document).encode()}
+
     files = {name.removeprefix("it/"): data for name, data in found["orbax/plain_zarr2"].files.items()}
     arrays = {name.partition("/")[0] for name in files if name.endswith("/.zarray")}
-    old = {path_of(name): data for name, data in files.items() if name.partition("/")[0] in arrays} | mark
-    yield "levanter, old", Image(place="it", files={f"it/{name}": data for name, data in old.items()})
-    steps = {f"it/step-{step}/{name}": data for step in (5, 7) for name, data in old.items()}
+    old = {path_of(name): data for name, data in files.items() if name.partition("/")[0] in arrays}
+    yield "levanter, old", Image(place="it", files={f"it/{name}": data for name, data in (old | mark_of(7)).items()})
+    steps = {f"it/step-{step}/{name}": data for step in (5, 7) for name, data in (old | mark_of(step)).items()}
     yield "levanter, root", Image(place="it", files=steps)
     values = found["orbax/ocdbt_zarr3 taken apart"].databases["it/"]
     database = {path_of(name): data for name, data in values.items()}
-    marked = {f"it/{name}": data for name, data in mark.items()}
+    marked = {f"it/{name}": data for name, data in mark_of(7).items()}
     yield "levanter, new", Image(place="it", files=marked, databases={"it/": database})
 
 
