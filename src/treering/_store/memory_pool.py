@@ -16,6 +16,9 @@ if TYPE_CHECKING:
 PIECE_BYTES: Final = 2 << 20
 """The most bytes that are lent at once: what was copied is still in the processor's cache for its checksums."""
 
+_ALONE: Final = 4
+_TOGETHER: Final = 8
+
 
 class _LentBytes(np.ndarray[Any, np.dtype[np.uint8]], Lasting):
     """The owner of what was lent: every view of its memory keeps it."""
@@ -36,18 +39,30 @@ class MemoryPool:
 
     def __init__(self) -> None:
         self._free: list[NDArray[np.uint8]] = []
+        self._made = 0
 
     def copy(self, data: Buffer | NDArray[np.uint8]) -> memoryview:
         """Return a copy of at most 2 MiB of flat bytes, which nothing changes as long as anything refers to it."""
         try:
             room = self._free.pop()
         except IndexError:
-            room = np.empty(PIECE_BYTES, np.uint8)
+            room = self._make_room()
         source = np.frombuffer(data, np.uint8)
         lent = room[: len(source)].view(_LentBytes)
         weakref.finalize(lent, self._free.append, room).atexit = False
         lent[:] = source
         return lent.data
+
+    def _make_room(self) -> NDArray[np.uint8]:
+        """Return a new piece: one of several that the system gives in large pages, once many are lent."""
+        self._made += 1
+        if self._made <= _ALONE:
+            return np.empty(PIECE_BYTES, np.uint8)
+        memory = np.empty((_TOGETHER + 1) * PIECE_BYTES, np.uint8)
+        start = -memory.ctypes.data % PIECE_BYTES
+        room, *others = memory[start : start + _TOGETHER * PIECE_BYTES].reshape(_TOGETHER, PIECE_BYTES)
+        self._free.extend(others)
+        return room
 
 
 def lasting_pieces(buffers: Iterable[Buffer], size: int) -> Iterator[memoryview]:
