@@ -36,7 +36,7 @@ def copy_path(source: str, target: str, *, overwrite: bool, progress: Progress |
     form = detect(source)
     if form is Form.LEAVES or (isinstance(form, ForeignForm) and is_folder(located(source))):
         what = "a leaves directory" if form is Form.LEAVES else f"of the form {form.value}"
-        raise Unsupported(f"{source!r} is {what}", hint="copy its files, as cp -r does on disk")
+        raise Unsupported(f"{source!r} is {what}", hint="treering convert writes it anew, in a form that --to names")
     if form is Form.CHECKPOINT:
         copy_checkpoint(located(source), _new_folder(target), overwrite=overwrite, progress=progress)
     elif form is Form.RUN:
