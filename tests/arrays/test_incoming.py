@@ -19,6 +19,7 @@ import treering
 from tests.on_disk import INDEX, block_checksums, digest, signed_again
 from tests.properties.strategies import quick
 from tests.system_calls import spans_read
+from treering._arrays import buffers, incoming
 from treering.errors import Corrupt
 
 SHAPE = (96, 160, 144)
@@ -78,6 +79,29 @@ def test_large_arrays_are_aligned_for_jax(tmp_path: Path) -> None:
         for key in ckpt:
             assert ckpt[key][...].ctypes.data % 64 == 0
             assert ckpt[key][5:].ctypes.data % 64 == 0
+
+
+def test_neighbouring_arrays_share_large_pages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(incoming, "_ROOM_BYTES", 1 << 20)
+    rooms: list[int] = []
+    together = buffers.aligned_together
+
+    def allocate(wanted: Any) -> Any:
+        found = together(wanted)
+        rooms.append(len(found))
+        return found
+
+    monkeypatch.setattr(incoming, "aligned_together", allocate)
+    # 400 KB each, but one of 1.6 MB, which has its own.
+    tree = {f"n{n}": np.arange(100_000 if n != 3 else 400_000, dtype="i4") + n for n in range(7)}
+    treering.save(tmp_path / "c", tree)
+    found = treering.load(tmp_path / "c")
+    assert rooms == [2, 1, 1, 2, 1]
+    for key, array in found.items():
+        assert np.array_equal(array, tree[key])
+        array[:] = -1  # the neighbours do not change
+        assert array.ctypes.data % 64 == 0
+    assert all((array == -1).all() for array in found.values())
 
 
 def test_neighbouring_small_arrays_are_read_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -63,17 +63,17 @@ def aligned_empty(shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
     return np.ndarray(shape, dtype, aligned_bytes(math.prod(shape) * dtype.itemsize))
 
 
-def aligned_together(shapes: Sequence[tuple[int, ...]], dtype: np.dtype[Any]) -> list[NDArray[Any]]:
-    """Return unset arrays in one `aligned_bytes`: the system gives large memory in large pages.
+def aligned_together(wanted: Sequence[tuple[tuple[int, ...], np.dtype[Any]]]) -> list[NDArray[Any]]:
+    """Return unset arrays of some shapes and dtypes in one `aligned_bytes`: large memory comes in large pages.
 
     Example:
-        >>> [array.shape for array in aligned_together([(2, 3), (0,), (5,)], np.dtype("i4"))]
-        [(2, 3), (0,), (5,)]
+        >>> [array.shape for array in aligned_together([((2, 3), np.dtype("i4")), ((5,), np.dtype("u1"))])]
+        [(2, 3), (5,)]
     """
-    sizes = [-(-math.prod(shape) * dtype.itemsize // ALIGNMENT) * ALIGNMENT for shape in shapes]
+    sizes = [-(-math.prod(shape) * dtype.itemsize // ALIGNMENT) * ALIGNMENT for shape, dtype in wanted]
     room, ends = aligned_bytes(sum(sizes)), itertools.accumulate(sizes)
-    places = zip(shapes, sizes, ends, strict=True)
-    return [np.ndarray(shape, dtype, room, end - size) for shape, size, end in places]
+    places = zip(wanted, sizes, ends, strict=True)
+    return [np.ndarray(shape, dtype, room, end - size) for (shape, dtype), size, end in places]
 
 
 class SmallRoom:

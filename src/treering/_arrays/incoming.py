@@ -10,6 +10,8 @@ from __future__ import annotations
 import bisect
 import dataclasses
 import functools
+import itertools
+import math
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Final, Protocol
@@ -41,6 +43,8 @@ _SLAB_BYTES: Final = 2 << 20
 _FAR_TOGETHER_BYTES: Final = 1 << 20
 _FAR_SLAB_BYTES: Final = 8 << 20
 _FEW_THREADS: Final = 2
+# Arrays of up to so many bytes share an allocation, which comes in large pages. One that is kept keeps all of it.
+_ROOM_BYTES: Final = 32 << 20
 # What is only checked is touched once.
 _MAPPED_BYTES: Final = 16 << 20
 
@@ -79,6 +83,17 @@ class _Run:
     chunk: int
     start: int
     into: NDArray[np.uint8]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _LargeRequest:
+    """A request whose arrays get memory of their own, or with a few others."""
+
+    request: ReadRequest
+    dtype: np.dtype[Any]
+    chunks: Sequence[int]
+    whole: bool
+    """Whether the chunks are the boxes that are wanted, one by one."""
 
 
 class StoredArrays:
@@ -154,43 +169,57 @@ class StoredArrays:
         """
         work = Work()
         small: list[tuple[int, ReadRequest]] = []
+        large: list[_LargeRequest] = []
         for request in requests:
-            work.nbytes += self._plan(request, work.jobs, small)
+            work.nbytes += self._plan(request, work.jobs, small, large)
+        for one in _allocate_rooms(large, self.index.keys):
+            work.nbytes += self._plan_large(one, work.jobs)
         work.jobs.extend(self._together(small))
         return work
 
-    def _plan(self, request: ReadRequest, jobs: deque[Job], small: list[tuple[int, ReadRequest]]) -> int:
-        """Allocate the arrays of one request, or leave that to the small ones; return how many bytes it reads."""
+    def _plan(
+        self, request: ReadRequest, jobs: deque[Job], small: list[tuple[int, ReadRequest]], large: list[_LargeRequest]
+    ) -> int:
+        """Plan the reads of one request, or note that it is small or large; return how many bytes are planned."""
         columns = self.index.chunks
-        chunks = _chunks_of(self.index, request.leaf)
-        first = chunks.start
+        every = _chunks_of(self.index, request.leaf)
+        chunks: Sequence[int] = every
+        whole = False
+        if request.steps is None:
+            stored = {self.index.box_of(chunk): chunk for chunk in every}
+            if whole := stored.keys() >= set(request.boxes):
+                # Chunks do not overlap: of the others nothing is wanted.
+                chunks = [stored[box] for box in request.boxes]
         if self._unchecked:
             for chunk in chunks:
                 self._check_header(columns.file[chunk])
-        one_piece = len(chunks) == len(request.boxes) == 1 and request.boxes[0] == self.index.box_of(first)
-        if one_piece and request.steps is None and columns.nbytes[first] <= _SMALL_BYTES:
-            small.append((first, request))
-            return columns.nbytes[first]
+        if whole and len(every) == 1 and columns.nbytes[chunks[0]] <= _SMALL_BYTES:
+            small.append((chunks[0], request))
+            return columns.nbytes[chunks[0]]
         dtype = self.dtype_of(request.leaf)
-        if self._mapped and request.steps is None:
-            stored = {self.index.box_of(chunk): chunk for chunk in chunks}
-            if box_sums.size_of(request.boxes[0]) > 0 and stored.keys() >= set(request.boxes):
-                owners = [stored[box] for box in request.boxes]
-                request.arrays = [self._view(chunk, dtype) for chunk in owners]
-                runs = [_Run(chunk, 0, _bytes_of(a)) for chunk, a in zip(owners, request.arrays, strict=True)]
-                jobs.extend(self._split(runs, self._check_only, _MAPPED_BYTES))
-                return sum(len(run.into) for run in runs)
-        with naming_leaf(self.index.keys[request.leaf]):
-            shapes = [box_sums.picked_shape(box, request.steps) for box in request.boxes]
-            request.arrays = aligned_together(shapes, dtype)
+        if self._mapped and whole and box_sums.size_of(request.boxes[0]) > 0:
+            request.arrays = [self._view(chunk, dtype) for chunk in chunks]
+            runs = [_Run(chunk, 0, _bytes_of(a)) for chunk, a in zip(chunks, request.arrays, strict=True)]
+            jobs.extend(self._split(runs, self._check_only, _MAPPED_BYTES))
+            return sum(len(run.into) for run in runs)
+        large.append(_LargeRequest(request, dtype, chunks, whole))
+        return 0
+
+    def _plan_large(self, large: _LargeRequest, jobs: deque[Job]) -> int:
+        """Plan the reads of a request whose arrays have their memory; return how many bytes it reads."""
+        request, itemsize = large.request, large.dtype.itemsize
+        if large.whole:
+            runs = [_Run(chunk, 0, _bytes_of(a)) for chunk, a in zip(large.chunks, request.arrays, strict=True)]
+            jobs.extend(self._split(runs, self._fill, self._slab_bytes))
+            return sum(len(run.into) for run in runs)
         total = 0
-        for chunk in chunks:
+        for chunk in large.chunks:
             if (run := self._straight(chunk, request)) is not None:
                 jobs.extend(self._split([run], self._fill, self._slab_bytes))
                 total += len(run.into)
             else:
-                slabs = list(self._slabs(chunk, request, dtype.itemsize))
-                jobs.extend(functools.partial(self._fill_slab, chunk, *slab, request, dtype) for slab in slabs)
+                slabs = list(self._slabs(chunk, request, itemsize))
+                jobs.extend(functools.partial(self._fill_slab, chunk, *slab, request, large.dtype) for slab in slabs)
                 total += sum(stop - start for start, stop in slabs)
         return total
 
@@ -320,6 +349,35 @@ class StoredArrays:
         if file in self._unchecked:
             self._headers(file)
             self._unchecked.discard(file)
+
+
+def _allocate_rooms(large: Sequence[_LargeRequest], keys: Sequence[str]) -> Iterator[_LargeRequest]:
+    """Give the arrays of requests their memory, those of neighbours in one allocation, and yield the requests."""
+    room: list[_LargeRequest] = []
+    wanted: list[tuple[tuple[int, ...], np.dtype[Any]]] = []
+    held = 0
+    for one in large:
+        shapes = [box_sums.picked_shape(box, one.request.steps) for box in one.request.boxes]
+        nbytes = sum(map(math.prod, shapes)) * one.dtype.itemsize
+        if room and held + nbytes > _ROOM_BYTES:
+            yield from _allocate_room(room, wanted, keys)
+            room, wanted, held = [], [], 0
+        room.append(one)
+        wanted += [(shape, one.dtype) for shape in shapes]
+        held += nbytes
+    yield from _allocate_room(room, wanted, keys)
+
+
+def _allocate_room(
+    room: list[_LargeRequest], wanted: Sequence[tuple[tuple[int, ...], np.dtype[Any]]], keys: Sequence[str]
+) -> Iterator[_LargeRequest]:
+    if not room:
+        return
+    with naming_leaf(keys[room[0].request.leaf]):
+        arrays = iter(aligned_together(wanted))
+    for one in room:
+        one.request.arrays = list(itertools.islice(arrays, len(one.request.boxes)))
+        yield one
 
 
 def dtype_in(index: Index, leaf: int) -> np.dtype[Any]:
