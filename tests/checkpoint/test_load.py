@@ -16,6 +16,8 @@ import pytest
 import treering
 from tests.on_disk import signed_again
 from tests.properties.sameness import assert_same, assert_same_structure
+from treering._arrays.incoming import StoredArrays
+from treering._checkpoint import read_leaves
 from treering.errors import Corrupt, Format, NotFound, TreeringError
 
 
@@ -124,6 +126,30 @@ def test_thousands_of_small_arrays(tmp_path: Path) -> None:
     donated = jax.jit(lambda xs: [x + 1 for x in xs], donate_argnums=0)([found[f"j{n}"] for n in range(50)])
     assert [int(x[0]) for x in donated] == list(range(1, 51))
     assert_same(found["j60"], tree["j60"], restored=False)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "wanted", "counts"),
+    [("float32", "float32", [3]), ("float32", "bfloat16", [2, 1]), ("int4", "int4", [2, 1])],
+)
+def test_only_arrays_that_are_copied_come_in_batches(
+    dtype: str, wanted: str, counts: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tree = {name: jnp.ones((320, 256), dtype) for name in "abc"}
+    treering.save(tmp_path / "ckpt", tree)
+    seen: list[int] = []
+    read = StoredArrays.read
+
+    def watched(self: StoredArrays, requests: Any, progress: Any = None) -> None:
+        seen.append(len(requests))
+        read(self, requests, progress)
+
+    monkeypatch.setattr(StoredArrays, "read", watched)
+    monkeypatch.setattr(read_leaves, "BATCH_BYTES", 2 * tree["a"].size * tree["a"].dtype.itemsize)
+    like = {name: jax.ShapeDtypeStruct((320, 256), wanted) for name in tree}
+    found = treering.load(tmp_path / "ckpt", like, cast=True)
+    assert_same(found, {name: array.astype(wanted) for name, array in tree.items()}, restored=False)
+    assert seen == counts
 
 
 def test_several_loads_at_once(path: Path) -> None:

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import functools
 import operator
 from collections.abc import Sequence
 from typing import Any, Final
+
+import jax
 
 from treering._arrays.delivered import Delivery, convert_value, deliver, request_for
 from treering._arrays.jobs import Progress, split_by_bytes
 from treering._arrays.source import Source
 from treering._format.blocks import leaf_bytes
 from treering._tree.likeness import KEPT, LeafMatch
+from treering._values.dtypes import SUB_BYTE
 
 BATCH_BYTES: Final = 256 << 20
 """Arrays are read and placed about so many bytes at a time: host copies of device arrays do not add up."""
 _NBYTES: Final = operator.attrgetter("nbytes")
+_SMALL_BYTES: Final = 64 << 10
 
 
 def plan_deliveries(
@@ -63,11 +68,29 @@ def read_batches(source: Source, deliveries: Sequence[Delivery], report: ReadPro
     report = report or ReadProgress(None, total)
     leaves: list[Any] = []
     # A map is no copy: nothing adds up.
-    for batch, nbytes in split_by_bytes(deliveries, _NBYTES, total if source.mapped else BATCH_BYTES):
+    most = total if source.mapped else BATCH_BYTES
+    for batch, _ in split_by_bytes(deliveries, functools.partial(_copied_bytes, source), most):
         source.arrays.read([delivery.request for delivery in batch if delivery.request.boxes], report.step)
-        report.add(nbytes)
+        report.add(sum(map(_NBYTES, batch)))
         leaves += deliver(batch, mapped=source.mapped)
     return leaves
+
+
+def _copied_bytes(source: Source, delivery: Delivery) -> int:
+    """Return how many bytes of a leaf are copied when it is placed; none where it keeps the memory that it is read to.
+
+    Fewer batches are faster: at the end of each one thread waits for the other.
+    """
+    kind = delivery.fit.kind
+    sharding: Any = delivery.sharding
+    if sharding is None:
+        is_on_cpu = jax.default_backend() == "cpu" and jax.config.jax_default_device is None
+    else:
+        is_on_cpu = all(device.platform == "cpu" for device in sharding.device_set)
+    stays = kind == "numpy" or (kind == "jax" and is_on_cpu)
+    if not stays or delivery.fit.dtype is not None or delivery.nbytes <= _SMALL_BYTES:
+        return delivery.nbytes
+    return delivery.nbytes if source.index.type_of(delivery.request.leaf).dtype in SUB_BYTE else 0
 
 
 def check_batches(source: Source, deliveries: Sequence[Delivery]) -> None:

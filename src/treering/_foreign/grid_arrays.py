@@ -10,7 +10,7 @@ import numpy as np
 
 from treering._arrays.chunk_grid import find_chunks, plan_decoding, view_as_stored
 from treering._arrays.incoming import DataReader, ReadRequest, StoredArrays, dtype_in, stored_chunks
-from treering._arrays.jobs import Progress, Tally, Work, run_all
+from treering._arrays.jobs import Job, Progress, Tally, Work, run_all
 from treering._codec.zarr import ZarrArray, chunk_box, chunk_count
 from treering._codec.zarr_chunks import decode
 from treering._foreign.folder_files import ByteRange, Fetch
@@ -92,20 +92,20 @@ class ForeignArrays:
             Corrupt: a chunk is missing, or its bytes are none.
             StoreFailed: the store refuses.
         """
-        work, own = (
-            self._stored.plan_reads([request for request in requests if request.leaf not in self._grids]),
-            Work(),
-        )
+        raw = [request for request in requests if request.leaf not in self._grids]
+        work, own = self._stored.plan_reads(raw), Work()
+        jobs: list[tuple[int, Job]] = []
         for request in requests:
             if request.leaf in self._grids:
                 layout, read = self._layout(request.leaf), functools.partial(self._fill, request.leaf)
                 covering = find_chunks(layout, request)
                 with naming_leaf(self._index.keys[request.leaf]):
-                    jobs = plan_decoding(layout, request, covering, self.dtype_of(request.leaf), read)
-                for nbytes, job in jobs:
-                    here = work if self._is_far or nbytes > _SMALL_BYTES else own
-                    here.jobs.append(job)
-                    here.nbytes += nbytes
+                    jobs += plan_decoding(layout, request, covering, self.dtype_of(request.leaf), read)
+        jobs.sort(key=lambda pair: -pair[0])  # the longest first, so that two threads end together
+        for nbytes, job in jobs:
+            here = work if self._is_far or nbytes > _SMALL_BYTES else own
+            here.jobs.append(job)
+            here.nbytes += nbytes
         run_all(work, Tally(work.nbytes + own.nbytes, progress), own, threads=self._threads)
 
     def _layout(self, leaf: int) -> ZarrArray:
