@@ -10,7 +10,7 @@ from itertools import groupby
 from benchmarks.measure import Spread, ratio, spread
 from benchmarks.suite import Goal, Job, Outcome, Report, Verdict
 
-__all__ = ["as_json", "as_text"]
+__all__ = ["as_json", "as_text", "table"]
 
 _MIB = 1 << 20
 
@@ -26,10 +26,10 @@ def as_text(report: Report) -> str:
     lines += [f"  {name}: {value}" for name, value in report.machine.items()]
     for (workload, title, leaves), jobs in groupby(report.jobs, key=lambda job: (job.workload, job.title, job.leaves)):
         lines += ["", f"{workload} with {leaves} leaves ({title})", ""]
-        lines += _table(_HEAD, [row for job in jobs for row in _rows(job, report.verdicts)])
+        lines += table(_HEAD, [row for job in jobs for row in _rows(job, report.verdicts)])
     if report.verdicts:
         lines += ["", "Goals", ""]
-        lines += _table(_GOAL_HEAD, [_goal_row(verdict) for verdict in report.verdicts])
+        lines += table(_GOAL_HEAD, [_goal_row(verdict) for verdict in report.verdicts])
         met = sum(verdict.met for verdict in report.verdicts)
         lines += ["", f"{met} of {len(report.verdicts)} met"]
     if report.size != 1:
@@ -43,7 +43,7 @@ _HEAD = ("case", "treering", "against", "its time", "ratio [least-most]", "goal"
 _GOAL_HEAD = ("row", "workload", "leaves", "case", "goal", "measured [least-most]", "met")
 
 
-def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
+def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
     """Columns as wide as their widest cell, in Markdown's form."""
     cells = [head, *rows]
     widths = [max(len(row[index]) for row in cells) for index in range(len(head))]
