@@ -70,6 +70,24 @@ def test_orbax_as_leaves_that_tensorstore_reads(tmp_path: Path) -> None:
     assert treering.diff(source, tmp_path / "leaves").differences == ()
 
 
+def _numbers(tree: Any) -> Any:
+    return jax.tree.map(_data, tree)
+
+
+@pytest.mark.parametrize("target", ["checkpoint", "a.safetensors", "leaves"])
+def test_a_state_dict_still_loads_like_a_tree_of_other_containers(target: str, tmp_path: Path) -> None:
+    like: dict[str, Any] = {"pair": (jnp.arange(3), jnp.zeros(2)), "key": jax.random.key(3)}
+    state = {"pair": {"0": like["pair"][0], "1": like["pair"][1]}, "key": jax.random.key_data(like["key"])}
+    treering.save(tmp_path / "state.msgpack", state)
+    to = "leaves" if target == "leaves" else None
+    treering.convert(tmp_path / "state.msgpack", tmp_path / target, to=to)
+    found: Any = treering.load(tmp_path / target, like)  # a warning is an error here
+    assert type(found["pair"]) is tuple
+    jax.tree.map(_same, *map(_numbers, (found, like)))
+    treering.convert(tmp_path / target, tmp_path / "again")
+    jax.tree.map(_same, *map(_numbers, (treering.load(tmp_path / "again", like), like)))
+
+
 def test_leaves_have_the_chunks_that_a_save_writes(tmp_path: Path) -> None:
     tree = {
         "p": [np.arange(6.0).reshape(2, 3), np.zeros((0, 3))],

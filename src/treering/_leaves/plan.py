@@ -145,6 +145,7 @@ def plan_leaves(
         folders=folders,
         layouts=tuple(numbers),
         leaf_layouts=leaf_layouts,
+        structured=flat.structured,
     )
     return PlannedLeaves(flat=flat, leaves=leaves, folders=folders, draft=draft)
 

@@ -48,8 +48,8 @@ class LeavesSource(Source):
         super().__init__(
             index,
             LeavesArrays(index, branches, folder, mapped=mapped),
-            structured=index.verified,
-            raw_keys=not index.verified,
+            structured=index.is_exact,
+            raw_keys=not index.is_exact,
             mapped=mapped,
             is_current=lambda: is_unchanged(folder, read),
         )

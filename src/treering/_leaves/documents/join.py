@@ -95,6 +95,7 @@ def join_records(records: Sequence[LeavesRecord], *, verified: bool) -> Index:
         files=list_chunk_files(rows.folders, rows.arrays, rows.firsts, rows.owners),
         metadata={record.prefix or "": dict(record.metadata) for record in records if record.metadata},
         verified=verified,
+        structured=all(record.structured for record in records),
     )
 
 

@@ -79,6 +79,8 @@ class LeavesRecord(TreeColumns):
     """The meshes of its arrays, as text for people."""
     metadata: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     """What another program wrote beside the tree."""
+    structured: bool = True
+    """False where its containers are those of another form, which did not have the tree's own."""
     folders: Sequence[str]
     """Folder of each stored leaf, in the order of the leaves. It follows from prefix and key, and is not written."""
     layouts: Sequence[ChunkLayout]
@@ -195,6 +197,8 @@ def _members(record: LeavesRecord) -> Iterator[tuple[str, Any]]:
     yield "layout", list(record.leaf_layouts)
     yield "sizes", list(record.sizes)
     yield "checksums", columns.encode_checksums(record.checksums)
+    if not record.structured:
+        yield "structured", False
 
 
 # -------------------------------------------------------------------------------------------------------------- reading
@@ -244,6 +248,7 @@ def _record(document: Any) -> LeavesRecord:
         leaf_layouts=leaf_layouts,
         sizes=sizes,
         checksums=columns.decode_checksums(document.get("checksums")),
+        structured=member(document, "structured", bool, what) if "structured" in document else True,
     )
     if record.attempt == UNMARKED:
         raise Corrupt("its attempt is not one of a save")
