@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import gc
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -102,7 +102,7 @@ class Station:
 def _watched() -> Iterator[_Seen]:
     """Count what happens to notes, and remember when a part was put."""
     seen = _Seen()
-    put, get, remove = FolderMessageBoard.put, FolderMessageBoard.get, FolderMessageBoard.remove
+    put, get, remove = FolderMessageBoard.put, FolderMessageBoard.get, FolderMessageBoard.remove_all
 
     def counted_put(notes: FolderMessageBoard, name: str, data: bytes) -> None:
         seen.touched += 1
@@ -114,13 +114,13 @@ def _watched() -> Iterator[_Seen]:
         seen.touched += 1
         return get(notes, name)
 
-    def counted_remove(notes: FolderMessageBoard, name: str) -> None:
-        seen.touched += 1
-        remove(notes, name)
+    def counted_remove(notes: FolderMessageBoard, names: Collection[str]) -> None:
+        seen.touched += len(names)
+        remove(notes, names)
 
     with (
         mock.patch.object(FolderMessageBoard, "put", counted_put),
         mock.patch.object(FolderMessageBoard, "get", counted_get),
-        mock.patch.object(FolderMessageBoard, "remove", counted_remove),
+        mock.patch.object(FolderMessageBoard, "remove_all", counted_remove),
     ):
         yield seen

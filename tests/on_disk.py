@@ -18,7 +18,8 @@ INDEX = "treering.json"
 RUN_DOCUMENT = "run.json"
 LEFT_DOCUMENT = ".run.json.left"
 _MESSAGE = re.compile(
-    r"\.treering-([0-9a-f]{16}-part-\d{5,}|[0-9a-f]{16}-verdict|[0-9a-f]{16}-begin|waiting-\d{5,})(\.[0-9a-f]{16}\.new)?"
+    r"\.treering-([0-9a-f]{16}-((here|part|sum|left)-\d{5,}|signature|verdict|begin)|waiting-\d{5,})"
+    r"(\.[0-9a-f]{16}\.new)?"
 )
 
 

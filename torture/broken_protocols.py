@@ -9,10 +9,21 @@ from torture.simulated_store import SimulatedSave, WatchedStore
 from torture.virtual_processes import REAL
 from treering._coordination.coordinator import coordinate
 from treering._coordination.messages import DecisionMessage, VoteMessage, VoteStage
-from treering._coordination.operations import Call, Commit, Get, MakeFolder, Operation, Operations, Put, Rollback, Sleep
+from treering._coordination.operations import (
+    Call,
+    Commit,
+    Get,
+    MakeFolder,
+    Operation,
+    Operations,
+    PrepareData,
+    Put,
+    Rollback,
+    Sleep,
+)
 from treering._coordination.participant import participate
 from treering._store.api import Held, Version
-from treering._values.checkpoint_names import INDEX, decision_name
+from treering._values.checkpoint_names import INDEX, decision_name, vote_name
 from treering.errors import Timeout
 
 __all__ = ["BROKEN_SAVES", "MUTANTS", "OVER_MEMORY"]
@@ -54,9 +65,24 @@ def impatient(call: Call, signature: bytes) -> Operations:
     )
 
 
-def credulous(call: Call, signature: bytes) -> Operations:
-    steps = coordinate(call, signature)
-    return alter(steps, read=lambda _, data: data and data.replace(b"at work", b"written"))
+def eager(call: Call, check: Callable[[bytes], None]) -> Operations:
+    """Others hand in before their data are durable."""
+    vote = VoteMessage(stage=VoteStage.PREPARED, who="eager").encode()
+    said = Put(vote_name(call.attempt, call.processes.this), vote)
+    return alter(participate(call, check), lambda step: [said, step] if isinstance(step, PrepareData) else [step])
+
+
+def hand_on_early(call: Call, check: Callable[[bytes], None]) -> Operations:
+    """A process that collects takes a missing vote of another for one without data."""
+    vote = VoteMessage(stage=VoteStage.PREPARED, who="missing").encode()
+    votes = {vote_name(call.attempt, other) for other in call.processes.others}
+    return alter(participate(call, check), read=lambda step, data: data or (vote if step.name in votes else None))
+
+
+def leave_early(call: Call, check: Callable[[bytes], None]) -> Operations:
+    """A process that collects does not wait until those below have seen the decision, and removes their messages."""
+    left = VoteMessage(stage=VoteStage.LEFT, who="any").encode()
+    return alter(participate(call, check), read=lambda step, data: left if "-left-" in step.name else data)
 
 
 def hasty(call: Call, signature: bytes) -> Operations:
@@ -111,7 +137,9 @@ def silent(_: Call, __: BaseException) -> Operations:
 
 MUTANTS = {
     "process 0 does not wait for missing parts": REAL._replace(coordinate=impatient),
-    "process 0 does not wait for the end of the work": REAL._replace(coordinate=credulous),
+    "others hand in before their data are durable": REAL._replace(participate=eager),
+    "a process hands on votes that have not come": REAL._replace(participate=hand_on_early),
+    "a process does not wait for those below": REAL._replace(participate=leave_early),
     "process 0 acknowledges before it commits": REAL._replace(coordinate=hasty),
     "process 0 removes the proof while others may write": REAL._replace(coordinate=tidy),
     "process 0 does not say that it was refused": REAL._replace(refuse=silent),
@@ -128,7 +156,7 @@ MUTANTS = {
 
 OVER_MEMORY = {
     "process 0 acknowledges before it commits": REAL._replace(coordinate=hasty),
-    "process 0 does not wait for the end of the work": REAL._replace(coordinate=credulous),
+    "others hand in before their data are durable": REAL._replace(participate=eager),
     "others withdraw although the commit may have happened": REAL._replace(coordinate=careless),
     "others take silence for success": REAL._replace(participate=trusting),
 }

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import functools
 from collections.abc import Callable, Generator, Iterator
 from typing import Any, TypeAlias, cast
 
@@ -108,8 +109,9 @@ class MemorySimulation(Simulation):
                 self._request(process, operation)
             case Put(name, data):
                 self._send(process, self._failing, lambda: self.folder.put(name, data))
-            case Remove(name):
-                self._send(process, self._failing, lambda: self.folder.remove(name))
+            case Remove(names):
+                for one in names:
+                    self._send(process, self._failing, functools.partial(self.folder.remove, one))
             case Rollback():
                 attempt, this = process.attempt, process.this
                 self._send(process, self._breaking, lambda: self.folder.remove_data(attempt, this))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import dataclasses
 import errno
 import functools
 import heapq
@@ -36,10 +37,16 @@ __all__ = ["Simulation", "payload_of"]
 
 # The same notes are read a hundred times over, by many processes of which each would read them once.
 messages.VoteMessage.decode = functools.lru_cache(maxsize=256)(messages.VoteMessage.decode)  # type: ignore[method-assign]
+messages.SumMessage.decode = functools.lru_cache(maxsize=256)(messages.SumMessage.decode)  # type: ignore[method-assign]
 messages.DecisionMessage.decode = functools.lru_cache(maxsize=256)(messages.DecisionMessage.decode)  # type: ignore[method-assign]
 
 _TIMING = Timing(poll_first=0.02, poll_longest=0.5, poll_growth=3.0, linger=3.0)
 _MOST_STEPS = 45
+
+
+@functools.cache
+def _timing(fan_in: int) -> Timing:
+    return dataclasses.replace(_TIMING, fan_in=fan_in)
 
 
 class Simulation:
@@ -93,6 +100,7 @@ class Simulation:
             calls=calls,
             timeout=self._random.choice((1.5, 3.0)),
             overwrite=self._overwrite,
+            fan_in=self._random.choice((1, 2, 2, 3, 32)),
         )
         self._started += 1
         if self._slow or self._stale or self._failing or self._breaking:
@@ -243,7 +251,7 @@ class Simulation:
             timeout=job.timeout,
             doing="save 'ckpt'",
             who=f"host {process.number}, pid {process.number}",
-            timing=_TIMING,
+            timing=_timing(job.fan_in),
         )
         process.attempt = call.attempt
         process.began, process.allowed = self._now, 0.0
@@ -285,8 +293,9 @@ class Simulation:
                 self._put(process, name, data)
             case MakeFolder():
                 folder.is_there = True
-            case Remove(name):
-                folder.remove(name)
+            case Remove(names):
+                for name in names:
+                    folder.remove(name)
                 if self._failing and chance() < self._failing:
                     process.thrown = OSError(errno.EIO, "the answer is lost")
             case PrepareData():

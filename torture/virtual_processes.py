@@ -38,6 +38,8 @@ class Job:
     calls: int
     timeout: float
     overwrite: bool
+    fan_in: int = 32
+    """How many processes hand in their votes to one."""
     troubled: bool = False
     """Whether anything was done to it that may make a call fail."""
 

@@ -78,11 +78,11 @@ class MessageBoardContract(abc.ABC):
     def test_what_was_removed_is_gone(self) -> None:
         """Removing is no error where nothing is; a name can be used again."""
         store = self.make_store()
-        store.remove(_ONE)
+        store.remove_all([_ONE])
         store.put(_ONE, b"one")
         store.put(_TWO, b"two")
-        store.remove(_ONE)
-        store.remove(_ONE)
+        store.remove_all([_ONE])
+        store.remove_all([_ONE])
         _require_same(store.get(_ONE), None)
         _require_same(store.get(_TWO), b"two")
         store.put(_ONE, b"again")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 from collections.abc import Callable
 from typing import Any
@@ -22,6 +23,7 @@ from treering._coordination.operations import (
 )
 from treering._coordination.participant import participate
 from treering._values.processes import Processes
+from treering._values.timing import Timing
 from treering.errors import Mismatch
 
 JOB = "0123456789abcdef"
@@ -32,7 +34,7 @@ class Killed(Exception):
     """A process is no more."""
 
 
-def call_of(this: int, count: int, *, number: int = 1, timeout: float = 60.0) -> Call:
+def call_of(this: int, count: int, *, number: int = 1, timeout: float = 60.0, fan_in: int = 32) -> Call:
     return Call(
         job=JOB,
         number=number,
@@ -40,6 +42,7 @@ def call_of(this: int, count: int, *, number: int = 1, timeout: float = 60.0) ->
         timeout=timeout,
         doing="save 'ckpt'",
         who=f"host {this}, pid 7{this}",
+        timing=Timing(fan_in=fan_in),
     )
 
 
@@ -71,6 +74,8 @@ class Meeting:
         self.now = 0.0
         self.done: list[tuple[int, str]] = []
         """What was done, in order: process, and ``prepare``, ``commit``, ``roll back`` or the name of a message."""
+        self.reads: collections.Counter[int] = collections.Counter()
+        """How many messages each process has read."""
         self.parts: tuple[bytes, ...] | None = None
         self.processes: dict[int, Virtual] = {}
 
@@ -79,12 +84,16 @@ class Meeting:
         self.processes[this] = virtual
         return virtual
 
-    def lead(self, count: int, *, number: int = 1, timeout: float = 60.0, **more: Any) -> Virtual:
-        return self.add(0, coordinate(call_of(0, count, number=number, timeout=timeout), SIGNATURE), **more)
+    def lead(self, count: int, *, number: int = 1, timeout: float = 60.0, fan_in: int = 32, **more: Any) -> Virtual:
+        call = call_of(0, count, number=number, timeout=timeout, fan_in=fan_in)
+        return self.add(0, coordinate(call, more.pop("signature", SIGNATURE)), **more)
 
-    def follow(self, this: int, count: int, *, number: int = 1, timeout: float = 60.0, **more: Any) -> Virtual:
+    def follow(
+        self, this: int, count: int, *, number: int = 1, timeout: float = 60.0, fan_in: int = 32, **more: Any
+    ) -> Virtual:
         checked = more.pop("check", check)
-        return self.add(this, participate(call_of(this, count, number=number, timeout=timeout), checked), **more)
+        call = call_of(this, count, number=number, timeout=timeout, fan_in=fan_in)
+        return self.add(this, participate(call, checked), **more)
 
     def run(self) -> dict[int, BaseException | None]:
         """Let all of them end; return what each raised."""
@@ -122,12 +131,14 @@ class Meeting:
     def do(self, virtual: Virtual, step: Operation) -> Any:
         match step:
             case Get(name):
+                self.reads[virtual.this] += 1
                 return self.notes.get(name)
             case Put(name, data):
                 self.done.append((virtual.this, name))
                 self.notes[name] = data
-            case Remove(name):
-                self.notes.pop(name, None)
+            case Remove(names):
+                for name in names:
+                    self.notes.pop(name, None)
             case Now():
                 return self.now
             case PrepareData():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import _thread
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -48,8 +48,9 @@ class Memory:
         self._others(self)
         return self.content.get(name)
 
-    def remove(self, name: str) -> None:
-        self.content.pop(name, None)
+    def remove_all(self, names: Collection[str]) -> None:
+        for name in names:
+            self.content.pop(name, None)
 
 
 class Counting:
@@ -316,7 +317,7 @@ def test_who_knew_first_and_left_is_not_the_one_who_is_gone(tmp_path: Path) -> N
     notes = PathMessageBoard(str(folder))
     notes.put(heartbeat_name(0), b"here")
     signs = Heartbeat(OF_THREE, notes, "x", 0.8, maker=0)
-    threading.Timer(0.3, notes.remove, [heartbeat_name(0)]).start()
+    threading.Timer(0.3, notes.remove_all, [[heartbeat_name(0)]]).start()
     assert not signs.wait(Latch(), time.monotonic() + 0.6)
     assert signs.silent_after(0.2) == (2,)
     # Process 0 takes the folder along that it had made, if nothing is in it.

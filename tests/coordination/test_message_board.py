@@ -11,13 +11,22 @@ import pytest
 
 from treering._coordination import message_board
 from treering._coordination.message_board import FolderMessageBoard, PathMessageBoard, stale_messages
-from treering._coordination.messages import DecisionMessage, Failure, PrepareMessage, VoteMessage, VoteStage
+from treering._coordination.messages import DecisionMessage, Failure, PrepareMessage, SumMessage, VoteMessage, VoteStage
 from treering._store.posix import folder, open_descriptor
 from treering._store.posix.folder import Folder
 from treering._store.posix.open_descriptor import OpenDescriptor
 from treering._store.posix.store import PosixStore
 from treering._values import checkpoint_names
-from treering._values.checkpoint_names import decision_name, heartbeat_name, prepare_name, vote_name
+from treering._values.checkpoint_names import (
+    arrival_name,
+    decision_name,
+    departure_name,
+    heartbeat_name,
+    prepare_name,
+    signature_name,
+    sum_name,
+    vote_name,
+)
 from treering.errors import (
     Corrupt,
     Exists,
@@ -49,8 +58,12 @@ def opened(tmp_path: Path, request: pytest.FixtureRequest, monkeypatch: pytest.M
 def test_names_of_notes_are_known_and_no_others() -> None:
     ours = [
         prepare_name(JOB),
+        arrival_name(ATTEMPT, 3),
         vote_name(ATTEMPT, 3),
         vote_name(ATTEMPT, 123456),
+        sum_name(ATTEMPT, 3),
+        departure_name(ATTEMPT, 3),
+        signature_name(ATTEMPT),
         decision_name(ATTEMPT),
         heartbeat_name(7),
     ]
@@ -93,7 +106,7 @@ def test_only_names_of_notes_are_written_and_removed(opened: Folder, tmp_path: P
         with pytest.raises(ValueError, match="not the name of a message"):
             store.put(name, b"")
         with pytest.raises(ValueError, match="not the name of a message"):
-            store.remove(name)
+            store.remove_all([name])
     assert (tmp_path / "config.json").read_text() == "{}"
 
 
@@ -210,7 +223,7 @@ def test_nothing_stays_open(opened: Folder) -> None:
         store.put(NAME, b"x")
         store.get(NAME)
         store.get(heartbeat_name(2))
-        store.remove(NAME)
+        store.remove_all([NAME])
     assert len(list(Path("/dev/fd").iterdir())) == before
 
 
@@ -221,7 +234,7 @@ def test_a_folder_that_is_not_there_yet(tmp_path: Path) -> None:
     path = tmp_path / "ckpt"
     store = PathMessageBoard(str(path))
     assert store.get(NAME) is None
-    store.remove(NAME)
+    store.remove_all([NAME])
     with pytest.raises(FileNotFoundError):
         store.put(NAME, b"x")
     path.mkdir()
@@ -342,6 +355,7 @@ def test_an_endless_message_is_cut() -> None:
 GOOD_PART = VoteMessage(stage=VoteStage.PREPARED, who="host, pid 7", payload=b"abc").encode()
 GOOD_VERDICT = DecisionMessage(who="host", failure=Failure.of(Exists("x")), processes=(1,)).encode()
 GOOD_BEGIN = begin(ATTEMPT)
+GOOD_SUM = SumMessage(payloads={1: b"abc"}, failures={2: Failure.of(Exists("x"))}).encode()
 
 
 @pytest.mark.parametrize(
@@ -352,10 +366,14 @@ GOOD_BEGIN = begin(ATTEMPT)
         (VoteMessage.decode, GOOD_PART, b'"written"', b"1"),
         (VoteMessage.decode, GOOD_PART, b'"YWJj"', b'"YWJ"'),
         (VoteMessage.decode, GOOD_PART, b'"YWJj"', b'"YW Jj"'),
-        (VoteMessage.decode, GOOD_PART, b'"left":false', b'"left":0'),
-        (VoteMessage.decode, GOOD_PART, b'"left"', b'"who"'),
+        (VoteMessage.decode, GOOD_PART, b'"who"', b'"whom"'),
         (VoteMessage.decode, GOOD_PART, b"host", b"h\xc3\xb6st"),
         (VoteMessage.decode, GOOD_PART, b"}", b'"failure":{}}'),
+        (SumMessage.decode, GOOD_SUM, b'"1":', b'"-1":'),
+        (SumMessage.decode, GOOD_SUM, b'"1":', b'"\xe0\xa5\xa7":'),
+        (SumMessage.decode, GOOD_SUM, b'"YWJj"', b"7"),
+        (SumMessage.decode, GOOD_SUM, b'"failures":{', b'"failures":{"3":{},'),
+        (SumMessage.decode, GOOD_SUM, b'"payloads"', b'"payload"'),
         (DecisionMessage.decode, GOOD_VERDICT, b'"committed":false', b'"committed":true'),
         (DecisionMessage.decode, GOOD_VERDICT, b'"committed":false', b'"committed":null'),
         (DecisionMessage.decode, GOOD_VERDICT, b"[1]", b"[-1]"),
@@ -386,6 +404,7 @@ def test_every_shortened_note_is_damaged() -> None:
         (VoteMessage.decode, GOOD_PART),
         (DecisionMessage.decode, GOOD_VERDICT),
         (PrepareMessage.decode, GOOD_BEGIN),
+        (SumMessage.decode, GOOD_SUM),
     ):
         for length in range(len(good)):
             with pytest.raises(Corrupt):

@@ -187,7 +187,7 @@ def carried_out(
 def test_each_operation_is_done_and_answered() -> None:
     recorder, time, board = Recorder(), Time(), MemoryStore()
     operations = [
-        Put(NAME, b"x"), Get(NAME), Remove(NAME), Get(NAME), Now(), Sleep(3.0), Now(), PrepareData(),
+        Put(NAME, b"x"), Get(NAME), Remove((NAME,)), Get(NAME), Now(), Sleep(3.0), Now(), PrepareData(),
         Commit((b"a", b"b")), Rollback(),
     ]  # fmt: skip
     answers = carried_out(*operations, board=board, recorder=recorder, time=time)
@@ -197,7 +197,7 @@ def test_each_operation_is_done_and_answered() -> None:
     assert time.slept == [3.0]
 
 
-@pytest.mark.parametrize("operation", [PrepareData(), Commit(()), Rollback(), Sleep(1.0), Remove(NAME)])
+@pytest.mark.parametrize("operation", [PrepareData(), Commit(()), Rollback(), Sleep(1.0), Remove((NAME,))])
 @pytest.mark.parametrize("error", [StoreFailed("no space"), KeyboardInterrupt(), OSError(errno.EIO, "broken")])
 def test_what_an_operation_raises_goes_into_the_steps(
     operation: object, error: BaseException, monkeypatch: pytest.MonkeyPatch
@@ -207,7 +207,7 @@ def test_what_an_operation_raises_goes_into_the_steps(
 
     recorder, time, board = Recorder(), Time(), MemoryStore()
     for place in (recorder, time, board):
-        for name in ("prepare", "commit", "roll_back", "sleep", "remove"):
+        for name in ("prepare", "commit", "roll_back", "sleep", "remove_all"):
             monkeypatch.setattr(place, name, refuse, raising=False)
     assert carried_out(operation, Now(), board=board, recorder=recorder, time=time) == [error, 0.0]
 

@@ -13,7 +13,7 @@ from tests.coordination.joint_saves import JOB, Killed, Meeting, call_of
 from treering._coordination.coordinator import coordinate, refuse
 from treering._coordination.messages import PrepareMessage, VoteMessage, VoteStage
 from treering._coordination.operations import Commit, Get, Operation, OutOfStep, PrepareData, Put, Sleep, derive_attempt
-from treering._values.checkpoint_names import decision_name, prepare_name, vote_name
+from treering._values.checkpoint_names import arrival_name, decision_name, departure_name, prepare_name, vote_name
 from treering.errors import Busy, Exists, Mismatch, ProcessFailed, StoreFailed, Timeout, TreeringError, Unsupported
 
 ATTEMPT = derive_attempt(JOB, 1)
@@ -181,8 +181,8 @@ def test_process_0_dies_before_it_commits() -> None:
     assert "whether it was saved is not known" in message(error)
     # Process 0 may be asleep, and commit when it wakes up.
     assert meeting.who("roll back") == []
-    part = VoteMessage.decode(meeting.notes[vote_name(ATTEMPT, 1)])
-    assert (part.stage, part.finished) == (VoteStage.FAILED, True)
+    for name in (vote_name(ATTEMPT, 1), departure_name(ATTEMPT, 1)):
+        assert VoteMessage.decode(meeting.notes[name]).stage is VoteStage.FAILED
 
 
 def test_notes_of_process_0_are_gone_when_the_work_is_done() -> None:
@@ -230,7 +230,8 @@ def test_the_others_are_told_before_anything_is_removed() -> None:
     meeting.follow(1, 2, prepare=no_space)
     meeting.run()
     mine = [did for this, did in meeting.done if this == 1]
-    assert mine == [vote_name(ATTEMPT, 1), "prepare", vote_name(ATTEMPT, 1), "roll back", vote_name(ATTEMPT, 1)]
+    names = arrival_name(ATTEMPT, 1), vote_name(ATTEMPT, 1), departure_name(ATTEMPT, 1)
+    assert mine == [names[0], "prepare", names[1], "roll back", names[2]]
 
 
 def test_an_error_that_is_none_of_ours() -> None:

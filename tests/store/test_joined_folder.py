@@ -152,7 +152,7 @@ def test_who_is_refused_leaves_no_folder(tmp_path: Path) -> None:
     with refuse(path) as board:
         assert path.is_dir()
         board.put(decision_name(ATTEMPT), b"refused")
-        board.remove(decision_name(ATTEMPT))
+        board.remove_all([decision_name(ATTEMPT)])
     assert names(tmp_path) == []
 
 

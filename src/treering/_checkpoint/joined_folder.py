@@ -148,7 +148,7 @@ def refusing_board(path: Path) -> Iterator[MessageBoard]:
         >>> path = Path(tempfile.mkdtemp(), "ckpt")
         >>> with refusing_board(path) as board:
         ...     board.put(".treering-0123456789abcdef-verdict", b"refused")
-        ...     board.remove(".treering-0123456789abcdef-verdict")
+        ...     board.remove_all((".treering-0123456789abcdef-verdict",))
         >>> path.exists()
         False
     """

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import hashlib
 from collections.abc import Generator, Iterable
 from typing import Any, Final
 
 from treering._coordination import operations
 from treering._coordination.messages import DecisionMessage, Failure, PrepareMessage, VoteMessage, VoteStage
 from treering._coordination.operations import Call, Operation, Operations
-from treering._values.checkpoint_names import decision_name, prepare_name, vote_name
+from treering._coordination.votes import Votes, await_departures, children_of, messages_of
+from treering._values.checkpoint_names import decision_name, prepare_name, signature_name, vote_name
 from treering._values.processes import format_processes
-from treering.errors import Corrupt, Timeout
+from treering.errors import Timeout
 
 _TIMES_SAID: Final = 5
+_LONGEST_SIGNATURE: Final = 1024
+"""Bytes of a signature that the prepare message holds, which all processes look at more than once."""
 
 
 def coordinate(call: Call, signature: bytes) -> Operations:
@@ -29,15 +33,12 @@ def coordinate(call: Call, signature: bytes) -> Operations:
         TreeringError: another process failed, or this one; the class is that of its error, `ProcessFailed` where it was
             none of ours. Nothing was saved, unless the commit itself failed and says otherwise.
     """
-    attempt = call.attempt
     try:
-        prepare = PrepareMessage(
-            number=call.number, attempt=attempt, signature=signature, who=call.who, processes=call.processes.count
-        )
-        yield operations.Put(prepare_name(call.job), prepare.encode())
+        yield from _put_prepare(call, signature)
+        started = yield operations.NOW
         payload = yield operations.PREPARE_DATA
-        yield operations.Put(vote_name(attempt, 0), VoteMessage(stage=VoteStage.PREPARED, who=call.who).encode())
-        payloads = yield from _collect_votes(call, payload)
+        yield operations.Put(vote_name(call.attempt, 0), VoteMessage(stage=VoteStage.PREPARED, who=call.who).encode())
+        payloads = yield from _collect_votes(call, payload, started)
     except GeneratorExit:
         raise
     except operations.OutcomeKnown as known:
@@ -54,54 +55,58 @@ def coordinate(call: Call, signature: bytes) -> Operations:
         yield from _announce_failure(call, operations.describe_own_error(call, error), (0,), in_doubt=True)
         operations.raise_converted(call, error)
     # From here on it is saved, whatever becomes of the messages.
-    if (yield from _announce(call, DecisionMessage(who=call.who), call.processes.others)):
-        yield from _remove_messages(call)
+    below = children_of(0, call.processes.count, call.timing.fan_in)
+    if (yield from _announce(call, DecisionMessage(who=call.who), below)):
+        yield from _remove_messages(call, below)
 
 
 def refuse(call: Call, error: BaseException) -> Operations:
     """Yield the operations of process 0 that tells the others why it could not enter the folder. It raises nothing."""
     decision = DecisionMessage(who=call.who, failure=operations.describe_own_error(call, error), processes=(0,))
     if (yield from _announce(call, decision, call.processes.others)):
-        yield from _remove_messages(call)
+        yield from _remove_messages(call, call.processes.others)
 
 
-def _collect_votes(call: Call, own: bytes) -> Generator[Operation, Any, tuple[bytes, ...]]:
+def _put_prepare(call: Call, signature: bytes) -> Operations:
+    """Put the prepare message; a long signature lies in a message of its own, which each process reads once."""
+    prepare = PrepareMessage(
+        number=call.number, attempt=call.attempt, signature=signature, who=call.who, processes=call.processes.count
+    )
+    if len(signature) > _LONGEST_SIGNATURE:
+        yield operations.Put(signature_name(call.attempt), signature)
+        prepare = dataclasses.replace(prepare, signature=None, digest=hashlib.sha256(signature).hexdigest())
+    yield operations.Put(prepare_name(call.job), prepare.encode())
+
+
+def _collect_votes(call: Call, own: bytes, started: float) -> Generator[Operation, Any, tuple[bytes, ...]]:
     """Wait until every process has written, and return what each has answered.
 
     Raises:
         OutcomeKnown: one of them failed, or some did not come; the others know it.
     """
-    attempt = call.attempt
-    payloads = {0: own}
-    waiting: dict[int, VoteMessage | Corrupt | None] = dict.fromkeys(call.processes.others)
-    pause = operations.poll_intervals(call.timing)
-    end = (yield operations.NOW) + call.timeout
+    votes = Votes(call)
+    now = yield operations.NOW
+    pause = operations.poll_intervals(call, took=now - started, collects=True)
+    end = now + call.timeout
     while True:
         now = yield operations.NOW  # before the look: a process that sleeps through the deadline looks once more
-        failed: dict[int, Failure] = {}
-        for process in tuple(waiting):
-            vote = operations.decode_or_error(VoteMessage.decode, (yield operations.Get(vote_name(attempt, process))))
-            if isinstance(vote, VoteMessage) and vote.stage is VoteStage.PREPARED:
-                payloads[process] = vote.payload
-                del waiting[process]
-                continue
-            waiting[process] = vote
-            if isinstance(vote, VoteMessage) and vote.failure is not None:
-                failure = vote.failure.attribute_to(operations.describe_process(process, vote.who))
-                # A process that has given up waiting for another is the one that is missing now.
-                failed[process] = dataclasses.replace(failure, missing=(process,) if failure.missing else ())
-        if failed:
-            raise (yield from _report_failures(call, failed))
-        if not waiting:
+        found = yield from votes.look()
+        if now >= end and votes.waiting:
+            yield from votes.look_at_all()
+        if votes.failures:
+            raise (yield from _report_failures(call, votes.failures))
+        if not votes.waiting:
+            payloads = {0: own, **votes.payloads}
             return tuple(payloads[process] for process in range(call.processes.count))
         if now >= end:
-            raise (yield from _report_missing(call, waiting))
-        yield operations.Sleep(min(next(pause), end - now))
+            raise (yield from _report_missing(call, votes))
+        if not found:
+            yield operations.Sleep(min(next(pause), end - now))
 
 
 def _report_failures(call: Call, failed: dict[int, Failure]) -> Generator[Operation, Any, operations.OutcomeKnown]:
     """Tell all that some processes failed, and return what to raise."""
-    processes = tuple(failed)
+    processes = tuple(sorted(failed))
     failure = failed[processes[0]]
     if others := processes[1:]:
         failure = dataclasses.replace(failure, message=f"{failure.message} ({format_processes(others)} failed as well)")
@@ -109,14 +114,14 @@ def _report_failures(call: Call, failed: dict[int, Failure]) -> Generator[Operat
     return operations.OutcomeKnown(failure.to_error(operations.describe_failure(call), processes), in_doubt=False)
 
 
-def _report_missing(
-    call: Call, waiting: dict[int, VoteMessage | Corrupt | None]
-) -> Generator[Operation, Any, operations.OutcomeKnown]:
+def _report_missing(call: Call, votes: Votes) -> Generator[Operation, Any, operations.OutcomeKnown]:
     """Tell all that some processes did not come, and return what to raise."""
-    missing = tuple(waiting)
+    waiting = votes.waiting
+    missing = tuple(sorted(waiting))
     absent = [process for process in missing if waiting[process] is None]
     reasons = [f"{format_processes(absent)} did not arrive within {call.timeout:g} s"] if absent else []
-    for process, vote in waiting.items():
+    for process in missing:
+        vote = waiting[process]
         if isinstance(vote, VoteMessage):
             reasons.append(
                 f"{operations.describe_process(process, vote.who)} has not finished its part within {call.timeout:g} s"
@@ -146,40 +151,22 @@ def _announce_failure(
     have_left = yield from _announce(call, decision, waited_for)
     if have_left and not absent:
         yield from operations.roll_back()
-        yield from _remove_messages(call)
+        yield from _remove_messages(call, call.processes.others)
 
 
 def _announce(call: Call, decision: DecisionMessage, waited_for: Iterable[int]) -> Generator[Operation, Any, bool]:
     """Put the decision, stay until the processes have read it, but not long; return whether they have.
 
-    It raises nothing of its own: all is decided already.
+    It raises nothing of its own: all is decided already. The decision is put more than once: the first time may have
+    failed, or a saver of another job may have swept it.
     """
-    attempt = call.attempt
-    name, data = decision_name(attempt), decision.encode()
-    waiting = list(waited_for)
-    pause = operations.poll_intervals(call.timing)
-    now = yield operations.NOW
-    again, end = now, now + call.linger
-    while True:
-        if now >= again:
-            # Said more than once: the first time may have failed, or a saver of another job may have swept it.
-            with contextlib.suppress(OSError):
-                yield operations.Put(name, data)
-            again = now + call.linger / _TIMES_SAID
-        for process in tuple(waiting):
-            vote = operations.decode_or_error(VoteMessage.decode, (yield operations.Get(vote_name(attempt, process))))
-            if isinstance(vote, VoteMessage) and vote.finished:
-                waiting.remove(process)
-        if not waiting or now >= end:
-            return not waiting
-        yield operations.Sleep(min(next(pause), end - now))
-        now = yield operations.NOW
+    put = operations.Put(decision_name(call.attempt), decision.encode())
+    have_left = yield from await_departures(call, waited_for, put, every=call.linger / _TIMES_SAID)
+    return have_left
 
 
-def _remove_messages(call: Call) -> Operations:
-    """Remove all messages of the call. Where some are still to be read they stay, and the next saver sweeps them."""
-    attempt = call.attempt
-    votes = (vote_name(attempt, process) for process in range(call.processes.count))
-    for name in (*votes, prepare_name(call.job), decision_name(attempt)):
-        with contextlib.suppress(OSError):
-            yield operations.Remove(name)
+def _remove_messages(call: Call, processes: Iterable[int]) -> Operations:
+    """Remove the messages of some processes and those of the call. Where some are to be read, the next saver does."""
+    of_call = prepare_name(call.job), decision_name(call.attempt), signature_name(call.attempt)
+    with contextlib.suppress(OSError):
+        yield operations.Remove((*messages_of(call, processes), vote_name(call.attempt, 0), *of_call))

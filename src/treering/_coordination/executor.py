@@ -89,8 +89,8 @@ class _Executor:
                 return self._get(name)
             case operations.Put(name, data):
                 self._put(name, data)
-            case operations.Remove(name):
-                self.board.remove(name)
+            case operations.Remove(names):
+                self.board.remove_all(names)
             case operations.MakeFolder():
                 self.make()
             case operations.Sleep(seconds):

@@ -117,7 +117,7 @@ class Heartbeat:
         """Remove what this process left, but for a parting message."""
         if self._left and self._board is not None:
             with contextlib.suppress(OSError):  # whoever saves next sweeps it
-                self._board.remove(heartbeat_name(self._processes.this))
+                self._board.remove_all((heartbeat_name(self._processes.this),))
 
     def _leave(self) -> None:
         self._left += 1

@@ -13,7 +13,7 @@ import re
 import secrets
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Final, Self, TypeVar
 
@@ -161,7 +161,7 @@ class _JobHandshake:
         if isinstance(error, ProcessFailed):  # as does the message of this process, for those that hear of it later
             return
         with contextlib.suppress(OSError):
-            PathMessageBoard(self._shown).remove(name)
+            PathMessageBoard(self._shown).remove_all((name,))
         if error is not None:
             self._remove_made()
 
@@ -307,5 +307,5 @@ class _SignedMessageBoard(PathMessageBoard):
         """Put the message with the signature."""
         super().put(name, data + self.signature)
 
-    def remove(self, name: str) -> None:
+    def remove_all(self, names: Collection[str]) -> None:
         """Leave it until the call's end: process 0 may yet have to read in it which call that is."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from typing import Protocol, Self
 
 from treering._coordination.messages import PrepareMessage
@@ -37,11 +37,11 @@ class MessageBoard(Protocol):
             OSError: the system refused.
         """
 
-    def remove(self, name: str) -> object:
-        """Remove the message ``name``; one that is gone already is as well.
+    def remove_all(self, names: Collection[str]) -> object:
+        """Remove messages; one that is gone already is removed.
 
         Raises:
-            OSError: the system refused, or its answer was lost.
+            OSError: the system refused some of them, or its answer was lost.
         """
 
 
@@ -82,15 +82,16 @@ class FolderMessageBoard:
         """
         return self._store.get(name)
 
-    def remove(self, name: str) -> None:
-        """Remove it.
+    def remove_all(self, names: Collection[str]) -> None:
+        """Remove them.
 
         Raises:
             OSError: the system refused.
-            ValueError: it is no name of a message.
+            ValueError: one of them is no name of a message.
         """
-        _require_message(name)
-        self._store.remove(name)
+        for name in names:
+            _require_message(name)
+        self._store.remove_all(names)
 
 
 def _require_message(name: str) -> None:
@@ -144,14 +145,14 @@ class PathMessageBoard:
         except FileNotFoundError:
             return None
 
-    def remove(self, name: str) -> None:
-        """Remove it; gone with its folder is gone.
+    def remove_all(self, names: Collection[str]) -> None:
+        """Remove them; gone with their folder is gone.
 
         Raises:
             OSError: the system refused.
         """
         with contextlib.suppress(FileNotFoundError), opened_store(self._path, quick=True) as store:
-            FolderMessageBoard(store).remove(name)
+            FolderMessageBoard(store).remove_all(names)
 
 
 def stale_messages(

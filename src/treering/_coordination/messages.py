@@ -7,6 +7,8 @@ import binascii
 import dataclasses
 import enum
 import functools
+import re
+from collections.abc import Mapping
 from typing import Any, Final
 
 from treering import errors
@@ -21,6 +23,7 @@ _CLASSES: Final[dict[str, type[TreeringError]]] = {
     if isinstance(known, type) and issubclass(known, TreeringError) and known is not TreeringError
 }
 _LONGEST_TEXT: Final = 4000
+_PROCESS: Final = re.compile(r"0|[1-9]\d{0,8}")
 
 
 class VoteStage(enum.StrEnum):
@@ -32,8 +35,8 @@ class VoteStage(enum.StrEnum):
     """Its data is durable; it is not withdrawn unless process 0 says that the attempt failed."""
     FAILED = "failed"
     """It will not take part."""
-    ACKNOWLEDGED = "seen"
-    """It knows what became of the attempt, and has left."""
+    LEFT = "seen"
+    """It has left, and touches nothing of the attempt any more."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,8 +142,10 @@ class PrepareMessage:
     """Which joint save of the job it is."""
     attempt: str
     """Its attempt."""
-    signature: bytes
-    """What process 0 is saving, for comparison."""
+    signature: bytes | None
+    """What process 0 is saving, for comparison; None where a message of its own holds it."""
+    digest: str = ""
+    """The SHA-256 of the signature in that message, if there is one."""
     who: str
     """Where process 0 runs."""
     processes: int
@@ -154,10 +159,12 @@ class PrepareMessage:
             >>> PrepareMessage.decode(message.encode()) == message
             True
         """
-        return json_text(dataclasses.asdict(self) | {"signature": base64.b64encode(self.signature).decode()}).encode()
+        node = dataclasses.asdict(self)
+        node["signature"] = None if self.signature is None else base64.b64encode(self.signature).decode()
+        return json_text(node).encode()
 
     @classmethod
-    @functools.lru_cache(maxsize=8)  # whoever polls reads the same few bytes again and again
+    @functools.lru_cache(maxsize=8)  # a process that polls reads the same few bytes again and again
     def decode(cls, data: bytes) -> PrepareMessage:
         """Return what a message says.
 
@@ -165,11 +172,13 @@ class PrepareMessage:
             Corrupt: it is damaged.
         """
         what = "the message of process 0"
-        node = _read_object(data, what, number=int, attempt=str, signature=str, who=str, processes=int)
+        node = _read_object(data, what, number=int, attempt=str, digest=str, who=str, processes=int)
         if not ATTEMPT.fullmatch(node["attempt"]):  # it becomes the name of a folder
             raise Corrupt(f"{what} names no attempt")
-        fields = {field.name: node[field.name] for field in dataclasses.fields(cls)}
-        return cls(**fields | {"signature": _decode_bytes(node["signature"], what)})
+        fields: dict[str, Any] = {field.name: node.get(field.name) for field in dataclasses.fields(cls)}
+        if not fields["digest"]:
+            fields["signature"] = _decode_bytes(member(node, "signature", str, what), what)
+        return cls(**fields)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -184,8 +193,6 @@ class VoteMessage:
     """What process 0 needs for the commit, once it is written."""
     failure: Failure | None = None
     """Why it failed."""
-    finished: bool = False
-    """Whether it will touch nothing of the attempt any more."""
 
     def encode(self) -> bytes:
         """Return the content of the message.
@@ -195,7 +202,7 @@ class VoteMessage:
             >>> VoteMessage.decode(message.encode()) == message
             True
         """
-        node: dict[str, Any] = {"stage": self.stage.value, "who": self.who, "left": self.finished}
+        node: dict[str, Any] = {"stage": self.stage.value, "who": self.who}
         if self.payload:
             node["payload"] = base64.b64encode(self.payload).decode()
         if self.failure:
@@ -210,7 +217,7 @@ class VoteMessage:
             Corrupt: it is damaged.
         """
         what = "the message of a process"
-        node = _read_object(data, what, stage=str, who=str, left=bool)
+        node = _read_object(data, what, stage=str, who=str)
         try:
             stage = VoteStage(node["stage"])
         except ValueError as error:
@@ -219,7 +226,48 @@ class VoteMessage:
         if (failure is None) is (stage is VoteStage.FAILED):
             raise Corrupt(f"{what} says {stage.value!r} and not why, or why and not that")
         payload = _decode_bytes(member(node, "payload", str, what), what) if "payload" in node else b""
-        return cls(stage=stage, who=node["who"], payload=payload, failure=failure, finished=node["left"])
+        return cls(stage=stage, who=node["who"], payload=payload, failure=failure)
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class SumMessage:
+    """What a process hands on for those whose votes it collects, and for itself."""
+
+    payloads: Mapping[int, bytes] = dataclasses.field(default_factory=dict)
+    """What process 0 needs for the commit, by process; none where there are failures, or where it is too much."""
+    failures: Mapping[int, Failure] = dataclasses.field(default_factory=dict)
+    """Why processes failed, with their names."""
+
+    def encode(self) -> bytes:
+        """Return the content of the message.
+
+        Example:
+            >>> message = SumMessage(payloads={1: b"one", 33: b"more"})
+            >>> SumMessage.decode(message.encode()) == message
+            True
+        """
+        node = {
+            "payloads": {str(this): base64.b64encode(payload).decode() for this, payload in self.payloads.items()},
+            "failures": {str(this): failure.to_node() for this, failure in self.failures.items()},
+        }
+        return json_text(node).encode()
+
+    @classmethod
+    def decode(cls, data: bytes) -> SumMessage:
+        """Return what a message says.
+
+        Raises:
+            Corrupt: it is damaged.
+        """
+        what = "the message of a process that collects votes"
+        node = _read_object(data, what, payloads=dict, failures=dict)
+        if not all(_PROCESS.fullmatch(this) for this in (*node["payloads"], *node["failures"])):
+            raise Corrupt(f"{what} names a process that is not a number")
+        payloads, failures = node["payloads"], node["failures"]
+        return cls(
+            payloads={int(this): _decode_bytes(member(payloads, this, str, what), what) for this in payloads},
+            failures={int(this): Failure.from_node(member(failures, this, dict, what), what) for this in failures},
+        )
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,13 +11,13 @@ import platform
 from collections.abc import Callable, Generator, Iterator
 from typing import Any, Final, NamedTuple, NoReturn, TypeAlias, TypeVar
 
-from treering._coordination.messages import DecisionMessage, Failure, PrepareMessage, VoteMessage
+from treering._coordination.messages import DecisionMessage, Failure, PrepareMessage, SumMessage, VoteMessage
 from treering._values import timing
 from treering._values.processes import Processes
 from treering._values.timing import Timing
 from treering.errors import Corrupt, StoreFailed, Timeout, TreeringError
 
-_Message = TypeVar("_Message", PrepareMessage, VoteMessage, DecisionMessage)
+_Message = TypeVar("_Message", PrepareMessage, VoteMessage, SumMessage, DecisionMessage)
 
 
 # Tuples: the simulation makes a hundred million of them.
@@ -35,9 +35,9 @@ class Get(NamedTuple):
 
 
 class Remove(NamedTuple):
-    """Remove a message."""
+    """Remove messages, as many as can be."""
 
-    name: str
+    names: tuple[str, ...]
 
 
 class MakeFolder(NamedTuple):
@@ -78,6 +78,8 @@ Operations: TypeAlias = Generator[Operation, Any, None]
 
 
 _LATER_CALLS: Final = 64
+_FEW: Final = 8
+_MANY: Final = 1024
 
 
 class OutOfStep(Timeout):
@@ -171,12 +173,32 @@ def roll_back() -> Operations:
         yield ROLLBACK
 
 
-def poll_intervals(of: Timing) -> Iterator[float]:
-    """Yield the pauses between looks."""
-    pause = of.poll_first
+def poll_intervals(call: Call, *, took: float = 0.0, collects: bool = False) -> Iterator[float]:
+    """Yield the pauses between looks, which grow.
+
+    Among more than eight processes they are longer: the more look, the rarer each does.
+
+    Args:
+        call: the call.
+        took: seconds that the process took to write its own part: others need about as long.
+        collects: whether others wait for what this process finds, so that it looks more often.
+
+    Example:
+        >>> few, many = (Call(job="0123456789abcdef", number=1, processes=Processes(this=1, count=count), timeout=60.0,
+        ...     doing="save 'x'") for count in (8, 1024))
+        >>> next(poll_intervals(few, took=10.0)), next(poll_intervals(many, took=10.0))
+        (0.001, 0.1)
+    """
+    of, count = call.timing, call.processes.count
+    pause, longest, growth = of.poll_first, of.poll_longest, of.poll_growth
+    if count > _FEW:
+        crowd = min(count / _MANY, 1.0)
+        longest += (of.poll_longest_crowded - longest) * (crowd / 3 if collects else crowd)
+        pause = min(max(pause * (1 + 15 * crowd), took / 100), longest)
+        growth = max(growth, of.poll_growth_crowded)
     while True:
         yield pause
-        pause = min(pause * of.poll_growth, of.poll_longest)
+        pause = min(pause * growth, longest)
 
 
 def decode_or_error(read: Callable[[bytes], _Message], data: bytes | None) -> _Message | Corrupt | None:

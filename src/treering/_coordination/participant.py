@@ -3,16 +3,26 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
+import hashlib
 from collections.abc import Callable, Generator
 from typing import Any, Final
 
 from treering._coordination import operations
-from treering._coordination.messages import DecisionMessage, Failure, PrepareMessage, VoteMessage, VoteStage
+from treering._coordination.messages import DecisionMessage, Failure, PrepareMessage, SumMessage, VoteMessage, VoteStage
 from treering._coordination.operations import Call, Operation, Operations
-from treering._values.checkpoint_names import decision_name, prepare_name, vote_name
+from treering._coordination.votes import Votes, attribute, await_departures, children_of, messages_of, put_sum
+from treering._values.checkpoint_names import (
+    arrival_name,
+    decision_name,
+    departure_name,
+    prepare_name,
+    signature_name,
+    vote_name,
+)
 from treering.errors import Corrupt, Timeout
 
+_FULL_LOOK: Final = 4
+"""Every how many looks for the decision a process also looks whether process 0 has gone on."""
 _NOT_KNOWN: Final = "this process had voted, so whether it was saved is not known here"
 
 
@@ -29,21 +39,23 @@ def participate(call: Call, check: Callable[[bytes], None]) -> Operations:
             the message says so.
         TreeringError: another process failed, or this one.
     """
-    mine = vote_name(call.attempt, call.processes.this)
+    this = call.processes.this
     may_have_data = False
     prepare: PrepareMessage | None = None
     try:
         prepare = yield from _await_prepare(call, call.timeout, f"process 0 did not arrive within {call.timeout:g} s")
-        check(prepare.signature)
-        yield operations.Put(mine, VoteMessage(stage=VoteStage.PREPARING, who=call.who).encode())
+        check((yield from _await_signature(call, prepare)))
+        arrival = VoteMessage(stage=VoteStage.PREPARING, who=call.who)
+        yield operations.Put(arrival_name(call.attempt, this), arrival.encode())
         may_have_data = True
+        started = yield operations.NOW
         payload = yield operations.PREPARE_DATA
         coordinator = operations.describe_process(0, prepare.who)
         yield from _await_prepare(call, call.linger, f"{coordinator} has left this save")
     except GeneratorExit:
         raise
     except operations.OutcomeKnown as known:
-        yield from _acknowledge(call, mine, roll_back_data=may_have_data)
+        yield from _leave(call, roll_back_data=may_have_data)
         raise known.error from None
     except operations.OutOfStep:
         if may_have_data:
@@ -53,21 +65,22 @@ def participate(call: Call, check: Callable[[bytes], None]) -> Operations:
         if prepare is None:  # process 0 may come later, and is to hear that it waits in vain
             with contextlib.suppress(OSError):
                 yield operations.MAKE_FOLDER
-        yield from _abort(call, mine, error, roll_back_data=may_have_data)
+        yield from _abort(call, error, roll_back_data=may_have_data)
         operations.raise_converted(call, error)
     # From here on process 0 may commit: an error of this very message, too, may mean that it is there.
     try:
-        yield operations.Put(mine, VoteMessage(stage=VoteStage.PREPARED, who=call.who, payload=payload).encode())
-        yield from _await_decision(call, prepare)
+        vote = VoteMessage(stage=VoteStage.PREPARED, who=call.who, payload=payload)
+        yield operations.Put(vote_name(call.attempt, this), vote.encode())
+        yield from _await_decision(call, prepare, payload, started)
     except (GeneratorExit, operations.OutOfStep):
         raise
     except operations.OutcomeKnown as known:
-        yield from _acknowledge(call, mine, roll_back_data=not known.in_doubt)
+        yield from _leave(call, roll_back_data=not known.in_doubt)
         raise known.error from None
     except BaseException as error:  # noqa: BLE001 - as above
-        yield from _abort(call, mine, error, roll_back_data=False)
+        yield from _abort(call, error, roll_back_data=False)
         operations.raise_converted(call, error)
-    yield from _acknowledge(call, mine, roll_back_data=False)
+    yield from _leave_after_success(call)
 
 
 def _await_prepare(call: Call, seconds: float, missing: str) -> Generator[Operation, Any, PrepareMessage]:
@@ -78,7 +91,7 @@ def _await_prepare(call: Call, seconds: float, missing: str) -> Generator[Operat
         OutOfStep: it has gone on.
         Timeout: it is not there after so many seconds; ``missing`` says what that means.
     """
-    pause = operations.poll_intervals(call.timing)
+    pause = operations.poll_intervals(call)
     end = (yield operations.NOW) + seconds
     while True:
         now = yield operations.NOW  # before the look: a process that sleeps through the deadline looks once more
@@ -107,38 +120,79 @@ def _read_prepare(call: Call) -> Generator[Operation, Any, PrepareMessage | Corr
     return prepare if prepare.number == call.number else None
 
 
-def _await_decision(call: Call, prepare: PrepareMessage) -> Operations:
-    """Wait until process 0 has committed.
+def _await_signature(call: Call, prepare: PrepareMessage) -> Generator[Operation, Any, bytes]:
+    """Return what process 0 saves; its message was put before the prepare message.
+
+    Raises:
+        Timeout: it cannot be read.
+    """
+    if prepare.signature is not None:
+        return prepare.signature
+    pause = operations.poll_intervals(call)
+    end = (yield operations.NOW) + call.linger
+    while True:
+        now = yield operations.NOW
+        signature: bytes | None = yield operations.Get(signature_name(call.attempt))
+        if signature is not None and hashlib.sha256(signature).hexdigest() == prepare.digest:
+            return signature
+        if now >= end:
+            who = operations.describe_process(0, prepare.who)
+            raise _coordinator_missing(call, f"what {who} saves cannot be read; {operations.NOTHING_SAVED}")
+        yield operations.Sleep(min(next(pause), end - now))
+
+
+def _await_decision(call: Call, prepare: PrepareMessage, payload: bytes, started: float) -> Operations:
+    """Wait until process 0 has committed, and hand on what comes in for it meanwhile.
 
     Raises:
         OutcomeKnown: it has not, and will not.
         OutOfStep: it has gone on; what became of this call is not known.
         Timeout: it says nothing.
     """
-    name = vote_name(call.attempt, 0)
-    pause = operations.poll_intervals(call.timing)
+    votes = Votes(call)
+    collects = bool(votes.waiting)
     start = now = yield operations.NOW
+    pause = operations.poll_intervals(call, took=start - started, collects=collects)
     end = start + call.timeout
-    has_written = False
+    has_written, looks = False, 0
     while not (yield from _read_decision(call)):
-        if not has_written:
-            first = operations.decode_or_error(VoteMessage.decode, (yield operations.Get(name)))
-            if isinstance(first, VoteMessage) and first.stage is VoteStage.PREPARED:
+        if collects:
+            found = yield from votes.look()
+            if votes.failures or not votes.waiting:
+                yield from votes.put_sum(payload)
+                collects = False
+            if found:
+                now = yield operations.NOW
+                continue
+        if looks % _FULL_LOOK == 0 or now >= end:
+            if not has_written and (yield from _has_voted(call)):
                 has_written = True
                 # From now on process 0 waits for the others as long as that, and then commits or says why not.
                 end = now + call.timeout * 1.1 + call.linger
-        latest = operations.decode_or_error(PrepareMessage.decode, (yield operations.Get(prepare_name(call.job))))
-        if isinstance(latest, PrepareMessage) and latest.number > call.number:
-            if (yield from _read_decision(call)):
-                return
-            raise _out_of_step(call, latest, _NOT_KNOWN)
+            if (latest := (yield from _read_later(call))) is not None:
+                if (yield from _read_decision(call)):
+                    return
+                raise _out_of_step(call, latest, _NOT_KNOWN)
         if now >= end:
             did = "has not announced its decision" if has_written else "has not finished its part"
             raise _coordinator_missing(
                 call, f"{operations.describe_process(0, prepare.who)} {did} within {now - start:.0f} s; {_NOT_KNOWN}"
             )
+        looks += 1
         yield operations.Sleep(min(next(pause), end - now))
         now = yield operations.NOW
+
+
+def _has_voted(call: Call) -> Generator[Operation, Any, bool]:
+    """Return whether process 0 has finished its own part."""
+    vote = operations.decode_or_error(VoteMessage.decode, (yield operations.Get(vote_name(call.attempt, 0))))
+    return isinstance(vote, VoteMessage) and vote.stage is VoteStage.PREPARED
+
+
+def _read_later(call: Call) -> Generator[Operation, Any, PrepareMessage | None]:
+    """Return the prepare message of a later call, if process 0 is in one."""
+    latest = operations.decode_or_error(PrepareMessage.decode, (yield operations.Get(prepare_name(call.job))))
+    return latest if isinstance(latest, PrepareMessage) and latest.number > call.number else None
 
 
 def _read_decision(call: Call) -> Generator[Operation, Any, bool]:
@@ -157,24 +211,34 @@ def _read_decision(call: Call) -> Generator[Operation, Any, bool]:
     return True
 
 
-def _acknowledge(call: Call, mine: str, *, roll_back_data: bool) -> Operations:
-    """Leave, knowing what became of the attempt."""
-    if roll_back_data:
-        yield from operations.roll_back()
-    with contextlib.suppress(OSError):  # process 0 then leaves the messages to the next saver
-        yield operations.Put(mine, VoteMessage(stage=VoteStage.ACKNOWLEDGED, who=call.who, finished=True).encode())
-
-
-def _abort(call: Call, mine: str, error: BaseException, *, roll_back_data: bool) -> Operations:
-    """Tell the others at once, then remove the own data if that is safe, then leave."""
-    failure = Failure.of(operations.convert_error(call, error))
-    vote = VoteMessage(stage=VoteStage.FAILED, who=call.who, failure=failure, finished=not roll_back_data)
-    with contextlib.suppress(OSError):  # the error that brought us here says more
-        yield operations.Put(mine, vote.encode())
-    if roll_back_data:
-        yield from operations.roll_back()
+def _leave_after_success(call: Call) -> Operations:
+    """Leave when those below have left, and remove their messages; where some stay, they stay for the next saver."""
+    below = children_of(call.processes.this, call.processes.count, call.timing.fan_in)
+    if below:
+        if not (yield from await_departures(call, below)):
+            return
         with contextlib.suppress(OSError):
-            yield operations.Put(mine, dataclasses.replace(vote, finished=True).encode())
+            yield operations.Remove(messages_of(call, below))
+    yield from _leave(call, roll_back_data=False)
+
+
+def _leave(call: Call, *, roll_back_data: bool, failure: Failure | None = None) -> Operations:
+    """Remove the own data if that is asked for, then say that this process has left, and why if it gave up."""
+    if roll_back_data:
+        yield from operations.roll_back()
+    message = VoteMessage(stage=VoteStage.FAILED if failure else VoteStage.LEFT, who=call.who, failure=failure)
+    with contextlib.suppress(OSError):  # process 0 then leaves the messages to the next saver
+        yield operations.Put(departure_name(call.attempt, call.processes.this), message.encode())
+
+
+def _abort(call: Call, error: BaseException, *, roll_back_data: bool) -> Operations:
+    """Tell the others at once, then remove the own data if that is safe, then leave."""
+    failure, this = Failure.of(operations.convert_error(call, error)), call.processes.this
+    with contextlib.suppress(OSError):  # the error that brought us here says more
+        vote = VoteMessage(stage=VoteStage.FAILED, who=call.who, failure=failure)
+        yield operations.Put(vote_name(call.attempt, this), vote.encode())
+        yield from put_sum(call, SumMessage(failures={this: attribute(failure, this, call.who)}))
+    yield from _leave(call, roll_back_data=roll_back_data, failure=failure)
 
 
 def _coordinator_missing(call: Call, what: str) -> Timeout:

@@ -29,7 +29,7 @@ from treering._values import checkpoint_names, leaves_names
 from treering.errors import Corrupt, Format, NotFound, Unsupported
 
 # The number of its process, where a note's name has one.
-_NOTE: Final = re.compile(r"\.treering-[0-9a-f-]*?(?:(?:part|waiting)-(\d{5,9})|begin|verdict)")
+_NOTE: Final = re.compile(r"\.treering-[0-9a-f-]*?(?:(?:here|part|left|waiting)-(\d{5,9})|begin|verdict)")
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -32,6 +32,7 @@ _AGES: Final = (
 )
 _MISSING: Final = "missing"
 _MOST_PROCESSES: Final = 100_000
+_STAGES: Final = (VoteStage.PREPARING, VoteStage.PREPARED, VoteStage.LEFT, VoteStage.FAILED)
 _WHO: Final = re.compile(r"(?s)(.*), pid (\d{1,10})")
 
 
@@ -104,11 +105,17 @@ def _notes_by_attempt(files: Sequence[NoteFile]) -> dict[str, _Notes]:
         attempt: _Notes(
             begin=next((note.said for note in notes if isinstance(note.said, PrepareMessage)), None),
             verdict=next((note.said for note in notes if isinstance(note.said, DecisionMessage)), None),
-            parts={note.process: note for note in notes if note.process is not None},
+            parts={note.process: note for note in sorted(notes, key=_progress) if note.process is not None},
             changed=max(note.changed for note in notes),
         )
         for attempt, notes in of.items()
     }
+
+
+def _progress(note: NoteFile) -> int:
+    """Return how far a process is that has left this message; of several the last counts, of failures the first."""
+    stage = note.said.stage if isinstance(note.said, VoteMessage) else None
+    return _STAGES.index(stage) if stage else -1
 
 
 # ---------------------------------------------------------------------------------------------------------- checkpoints

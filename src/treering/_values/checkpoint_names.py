@@ -19,7 +19,8 @@ _TOMBSTONE = re.compile(r"\.treering\.json\.([0-9a-f]{16})\.removed")
 _DATA = re.compile(r"data-([0-9a-f]{16})-\d{5,}-of-\d{5,}\.safetensors")
 # What the processes of a job write to each other, and what becomes such a message by being renamed.
 _MESSAGE = re.compile(
-    r"\.treering-(?:(?P<attempt>[0-9a-f]{16})-(?:part-\d{5,}|verdict)|(?P<job>[0-9a-f]{16})-begin|waiting-\d{5,})"
+    r"\.treering-(?:(?P<attempt>[0-9a-f]{16})-(?:(?:here|part|sum|left)-\d{5,}|signature|verdict)"
+    r"|(?P<job>[0-9a-f]{16})-begin|waiting-\d{5,})"
     r"(?:\.[0-9a-f]{16}\.new)?"
 )
 
@@ -106,14 +107,54 @@ def prepare_name(job: str) -> str:
     return f".treering-{job}-begin"
 
 
+def signature_name(attempt: str) -> str:
+    """Return the name of the message with what process 0 saves, where the prepare message does not hold it.
+
+    Example:
+        >>> signature_name("0123456789abcdef")
+        '.treering-0123456789abcdef-signature'
+    """
+    return f".treering-{attempt}-signature"
+
+
+def arrival_name(attempt: str, process: int) -> str:
+    """Return the name of the message in which one process says that it takes part in an attempt.
+
+    Example:
+        >>> arrival_name("0123456789abcdef", 3)
+        '.treering-0123456789abcdef-here-00003'
+    """
+    return f".treering-{attempt}-here-{process:05d}"
+
+
 def vote_name(attempt: str, process: int) -> str:
-    """Return the name of the message in which one process says how far it is with an attempt.
+    """Return the name of the message in which one process votes, or says why it failed.
 
     Example:
         >>> vote_name("0123456789abcdef", 3)
         '.treering-0123456789abcdef-part-00003'
     """
     return f".treering-{attempt}-part-{process:05d}"
+
+
+def sum_name(attempt: str, process: int) -> str:
+    """Return the name of the message in which one process hands on its vote and those that it has collected.
+
+    Example:
+        >>> sum_name("0123456789abcdef", 3)
+        '.treering-0123456789abcdef-sum-00003'
+    """
+    return f".treering-{attempt}-sum-{process:05d}"
+
+
+def departure_name(attempt: str, process: int) -> str:
+    """Return the name of the message in which one process says that it touches nothing of an attempt any more.
+
+    Example:
+        >>> departure_name("0123456789abcdef", 3)
+        '.treering-0123456789abcdef-left-00003'
+    """
+    return f".treering-{attempt}-left-{process:05d}"
 
 
 def decision_name(attempt: str) -> str:

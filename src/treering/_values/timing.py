@@ -24,6 +24,12 @@ class Timing:
     """The longest pause between two looks for a message."""
     poll_growth: float = 1.1
     """How many times longer each pause is than the one before: of a short wait at most a tenth is lost."""
+    poll_longest_crowded: float = 0.25
+    """The longest pause between two looks for a decision where 1,024 processes look."""
+    poll_growth_crowded: float = 1.3
+    """How many times longer each pause is than the one before where more than eight processes look."""
+    fan_in: int = 32
+    """How many processes hand in their votes to one; the same on all processes of a job."""
     linger: float = 5.0
     """How long the coordinator waits, at most, until all have read its decision."""
     put_retries: float = 1.0

@@ -3,6 +3,7 @@
 An index is ``{"branches": {prefix: {"attempt": ..., "leaves": {folder: [names of chunks]}, "moving": [folders]}}}``.
 """
 
+import dataclasses
 import itertools
 import json
 import time
@@ -76,9 +77,9 @@ def open_leaves(path: Path) -> LeavesFolder:
     return LeavesFolder(path)
 
 
-def wait_at_most(patch: pytest.MonkeyPatch, **seconds: float) -> None:
+def wait_at_most(patch: pytest.MonkeyPatch, **seconds: Any) -> None:
     """Let savers wait only so long for each other."""
-    patch.setattr(timing, "current", timing.Timing(**seconds))
+    patch.setattr(timing, "current", dataclasses.replace(timing.current, **seconds))
 
 
 def fail_moves(patch: pytest.MonkeyPatch, error: Exception) -> None:

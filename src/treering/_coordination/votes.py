@@ -1,0 +1,203 @@
+"""The votes of a joint save come in through a tree: each process collects those of a few others and hands on their sum.
+
+Process ``p`` collects for the processes ``fan_in * p + 1`` to ``fan_in * (p + 1)``; up to 33 processes, process 0
+collects for all. The tree carries votes and departures only while all goes well. Process 0 looks at each message itself
+at its deadline, and once the attempt has failed, so that no process in between decides which ones are missing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Generator, Iterable, Iterator
+from typing import Any, Final
+
+from treering._coordination import operations
+from treering._coordination.messages import Failure, SumMessage, VoteMessage, VoteStage
+from treering._coordination.operations import Call, Operation, Operations
+from treering._store.api import LARGEST_MESSAGE
+from treering._values.checkpoint_names import arrival_name, departure_name, sum_name, vote_name
+from treering.errors import Corrupt
+
+_GLANCE: Final = 8
+"""At how many messages a process looks at once; at all that are missing where these are no more."""
+_MOST_PAYLOADS: Final = LARGEST_MESSAGE // 4
+"""Bytes of payloads in one sum; above that, process 0 reads the votes themselves."""
+
+
+def children_of(process: int, count: int, fan_in: int) -> range:
+    """Return the processes whose votes a process collects.
+
+    Example:
+        >>> children_of(0, 34, 32), children_of(1, 34, 32), children_of(2, 34, 32)
+        (range(1, 33), range(33, 34), range(34, 34))
+    """
+    first = fan_in * process + 1
+    return range(min(first, count), min(first + fan_in, count))
+
+
+def subtree_of(process: int, count: int, fan_in: int) -> Iterator[int]:
+    """Yield a process and all whose votes go through it.
+
+    Example:
+        >>> list(subtree_of(1, 12, 2))
+        [1, 3, 4, 7, 8, 9, 10]
+    """
+    level = range(process, process + 1)
+    while level:
+        yield from level
+        level = range(children_of(level[0], count, fan_in).start, children_of(level[-1], count, fan_in).stop)
+
+
+class Votes:
+    """What has come in for one process from those that hand in to it.
+
+    Attributes:
+        payloads: what process 0 needs for the commit, by process.
+        failures: why processes failed.
+        waiting: the processes whose message is missing, and what was read in its place.
+
+    Args:
+        call: the call.
+    """
+
+    def __init__(self, call: Call) -> None:
+        self._call = call
+        self._fan_in = call.timing.fan_in
+        self.payloads: dict[int, bytes] = {}
+        self.failures: dict[int, Failure] = {}
+        self.waiting: dict[int, VoteMessage | SumMessage | Corrupt | None] = dict.fromkeys(
+            children_of(call.processes.this, call.processes.count, self._fan_in)
+        )
+
+    def look(self) -> Generator[Operation, Any, bool]:
+        """Look at some of the messages that are missing; return whether one has come."""
+        found = False
+        for process in list(self.waiting)[:_GLANCE]:
+            del self.waiting[process]  # those not seen now are looked at before it is looked at again
+            if self._collects(process):
+                found = (yield from self._look_at_sum(process)) or found
+            else:
+                found = (yield from self._look_at_vote(process)) or found
+        return found
+
+    def look_at_all(self) -> Operations:
+        """Look at the vote of each process that is missing, also of those that would come through another one."""
+        for top in tuple(self.waiting):
+            del self.waiting[top]
+            yield from self._look_directly(top)
+        for process, read in tuple(self.waiting.items()):
+            if read is None:
+                name = arrival_name(self._call.attempt, process)
+                self.waiting[process] = operations.decode_or_error(VoteMessage.decode, (yield operations.Get(name)))
+
+    def put_sum(self, own: bytes) -> Operations:
+        """Hand on what has come in, with the own payload."""
+        payloads = {self._call.processes.this: own, **self.payloads}
+        if self.failures or sum(map(len, payloads.values())) > _MOST_PAYLOADS:
+            payloads = {}
+        yield from put_sum(self._call, SumMessage(payloads=payloads, failures=self.failures))
+
+    def _collects(self, process: int) -> bool:
+        return bool(children_of(process, self._call.processes.count, self._fan_in))
+
+    def _look_at_sum(self, process: int) -> Generator[Operation, Any, bool]:
+        name = sum_name(self._call.attempt, process)
+        read = operations.decode_or_error(SumMessage.decode, (yield operations.Get(name)))
+        if not isinstance(read, SumMessage):
+            self.waiting[process] = read
+            return False
+        below = set(subtree_of(process, self._call.processes.count, self._fan_in))
+        if read.failures.keys() <= below and (read.failures or read.payloads.keys() == below):
+            self.failures |= read.failures
+            self.payloads |= read.payloads
+        elif read.payloads or read.failures:
+            self.waiting[process] = Corrupt("it speaks for other processes than those that hand in to it")
+            return False
+        else:
+            yield from self._look_directly(process)
+        return True
+
+    def _look_directly(self, top: int) -> Operations:
+        for process in subtree_of(top, self._call.processes.count, self._fan_in):
+            yield from self._look_at_vote(process)
+
+    def _look_at_vote(self, process: int) -> Generator[Operation, Any, bool]:
+        name = vote_name(self._call.attempt, process)
+        vote = operations.decode_or_error(VoteMessage.decode, (yield operations.Get(name)))
+        if isinstance(vote, VoteMessage) and vote.failure is not None:
+            self.failures[process] = attribute(vote.failure, process, vote.who)
+        elif isinstance(vote, VoteMessage) and vote.stage is VoteStage.PREPARED:
+            self.payloads[process] = vote.payload
+        else:
+            self.waiting[process] = vote
+            return False
+        return True
+
+
+def attribute(failure: Failure, process: int, who: str) -> Failure:
+    """Return why a process failed, as others are told it.
+
+    A process that has given up waiting for another is the one that is missing now.
+
+    Example:
+        >>> attribute(Failure(name="Timeout", message="process 0 did not arrive", missing=(0,)), 3, "host").missing
+        (3,)
+    """
+    told = failure.attribute_to(operations.describe_process(process, who))
+    return dataclasses.replace(told, missing=(process,) if told.missing else ())
+
+
+def put_sum(call: Call, message: SumMessage) -> Operations:
+    """Hand a sum on, where another process collects it."""
+    if call.processes.this and children_of(call.processes.this, call.processes.count, call.timing.fan_in):
+        yield operations.Put(sum_name(call.attempt, call.processes.this), message.encode())
+
+
+def await_departures(
+    call: Call, processes: Iterable[int], repeat: Operation | None = None, *, every: float = 0.0
+) -> Generator[Operation, Any, bool]:
+    """Wait until processes have left, but not long; return whether they have.
+
+    Args:
+        call: the call.
+        processes: those that are waited for.
+        repeat: what is carried out first, and again while processes are missing; an error of it is no reason to end.
+        every: after how many seconds it is carried out again.
+    """
+    waiting = dict.fromkeys(processes)
+    pause = operations.poll_intervals(call, collects=True)
+    now = yield operations.NOW
+    due, end = now, now + call.linger
+    while True:
+        if repeat is not None and now >= due:
+            with contextlib.suppress(OSError):
+                yield repeat
+            due = now + every
+        found = False
+        for process in list(waiting)[:_GLANCE]:
+            del waiting[process]
+            name = departure_name(call.attempt, process)
+            left = operations.decode_or_error(VoteMessage.decode, (yield operations.Get(name)))
+            if not isinstance(left, VoteMessage):
+                waiting[process] = None
+                continue
+            found = True
+            if left.stage is VoteStage.FAILED:  # it gave up and waited for none of those that hand in to it
+                waiting |= dict.fromkeys(children_of(process, call.processes.count, call.timing.fan_in))
+        if not waiting or now >= end:
+            return not waiting
+        if not found:
+            yield operations.Sleep(min(next(pause), end - now))
+        now = yield operations.NOW
+
+
+def messages_of(call: Call, processes: Iterable[int]) -> tuple[str, ...]:
+    """Return the names of all messages of some processes."""
+    attempt, count, fan_in = call.attempt, call.processes.count, call.timing.fan_in
+    names: list[str] = []
+    for process in processes:
+        names += (arrival_name(attempt, process), vote_name(attempt, process), departure_name(attempt, process))
+        if process and children_of(process, count, fan_in):
+            names.append(sum_name(attempt, process))
+    return tuple(names)
