@@ -136,8 +136,8 @@ def _await_signature(call: Call, prepare: PrepareMessage) -> Generator[Operation
         if signature is not None and hashlib.sha256(signature).hexdigest() == prepare.digest:
             return signature
         if now >= end:
-            who = operations.describe_process(0, prepare.who)
-            raise _coordinator_missing(call, f"what {who} saves cannot be read; {operations.NOTHING_SAVED}")
+            coordinator = operations.describe_process(0, prepare.who)
+            raise _coordinator_missing(call, f"what {coordinator} saves cannot be read; {operations.NOTHING_SAVED}")
         yield operations.Sleep(min(next(pause), end - now))
 
 
