@@ -19,6 +19,8 @@ from jax.sharding import PartitionSpec as P
 import treering as tr
 from tests.checkpoint.together import Loading, Said, count_given_up, exchange_at_once, failing, loading
 from tests.system_calls import spans_read
+from treering._checkpoint import joint_load
+from treering._values.processes import Processes
 from treering.errors import Busy, Corrupt, Exists, Mismatch, NotFound, NotShared, ProcessFailed, Timeout, Unsupported
 from treering.leaves import tree_deserialize_leaves, tree_serialize_leaves
 
@@ -108,6 +110,32 @@ def test_what_lies_with_one_process_is_loaded_without_a_word(loading: Loading, s
     tree = tr.load(saved / "ckpt", shardings=shardings)
     assert np.asarray(tree["w"]).tobytes() == WIDE.tobytes()
     assert loading.meetings == []
+
+
+def test_a_large_job_has_one_process_read_the_index(
+    loading: Loading, saved: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(joint_load, "this_processes", lambda _: Processes(this=0, count=4))
+    monkeypatch.setattr(joint_load, "_SHARED_FROM", 4)
+    wide = jax.ShapeDtypeStruct(WIDE.shape, WIDE.dtype, sharding=COLUMNS)
+    assert_wide(tr.load(saved / "ckpt", {"w": wide}, extra="ignore")["w"])
+    # To offer it, before it is sent; then as ever.
+    shared = [["index"], [], ["plan", "state"], [], [], []]
+    assert [sorted(said) for said in loading.meetings] == shared
+    loading.meetings.clear()
+    # What may not be a joint load is none before the tree was opened.
+    here = jax.ShapeDtypeStruct(WIDE.shape, WIDE.dtype, sharding=NamedSharding(Mesh(jax.devices()[:1], "x"), P()))
+    tr.load(saved / "ckpt", {"w": here}, extra="ignore")
+    tr.load(saved / "ckpt", {"step": 0}, extra="ignore", shardings=COLUMNS)
+    assert loading.meetings == []
+    assert_wide(tr.load(saved / "ckpt", shardings=where)["w"])
+    assert_wide(tr.load(saved / "ckpt", {"w": wide}, extra="ignore", missing="keep")["w"])
+    assert [sorted(said) for said in loading.meetings] == [*shared[2:], *shared[2:]]
+    loading.meetings.clear()
+    # A safetensors file has no index.
+    assert_wide(tr.load(saved / "one.safetensors", {"w": wide})["w"])
+    assert [sorted(said) for said in loading.meetings] == [["index"], *shared[2:]]
+    assert loading.meetings[0] == {"index": None}
 
 
 def test_safetensors_are_exchanged_and_msgpack_is_not(loading: Loading, saved: Path) -> None:

@@ -13,7 +13,7 @@ import functools
 import itertools
 import math
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import numpy as np
@@ -105,6 +105,7 @@ class StoredArrays:
         headers: called with a file's number before its first read; raises where it is lost, or its header is damaged.
         mapped: take memory from maps of the files where a wanted box lies there in one piece.
         threads: how many threads read faster than fewer.
+        checked: which files `check_files` checks; None: all.
 
     Attributes:
         bytes_read: how many bytes of data files have been read and checked: wanted ones and those in the same blocks.
@@ -118,6 +119,7 @@ class StoredArrays:
         *,
         mapped: bool = False,
         threads: int = 2,
+        checked: Iterable[int] | None = None,
     ) -> None:
         self.index = index
         self._files = files
@@ -129,6 +131,7 @@ class StoredArrays:
         self._together_bytes = _FAR_TOGETHER_BYTES if far else _TOGETHER_BYTES
         self._maps: dict[int, NDArray[np.uint8]] = {}
         self._unchecked = set(range(len(files)))
+        self._checked = range(len(files)) if checked is None else checked
         self.bytes_read = 0
         chunks = index.chunks
         self._first_checksum = first_blocks(chunks) if index.verified else []
@@ -147,7 +150,7 @@ class StoredArrays:
         Raises:
             Corrupt: one is not.
         """
-        for number in range(len(self._files)):
+        for number in self._checked:
             self._check_header(number)
 
     def read(self, requests: Sequence[ReadRequest], progress: Progress | None = None) -> None:

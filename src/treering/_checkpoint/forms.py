@@ -11,12 +11,15 @@ import importlib
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
 
 from treering._checkpoint.detect import Form, detect
+from treering._store.open_folder import OpenFolder
 
 if TYPE_CHECKING:
     from treering._arrays.source import Source
+    from treering._checkpoint.source import SharedIndex
     from treering._format.findings import Verification
     from treering._format.index import Index
     from treering._format.records import Listing
@@ -61,14 +64,24 @@ _FOREIGN: Final = FormFunctions("_foreign.foreign_tree:open_source", "_foreign.f
 # fmt: on
 
 
-def open_source(path: str | os.PathLike[str], files: contextlib.ExitStack, *, mapped: bool) -> Source:
+def open_source(
+    path: str | os.PathLike[str], files: contextlib.ExitStack, *, mapped: bool, shared: SharedIndex | None = None
+) -> Source:
     """Open what stands at ``path`` to read leaves; it stays open until ``files`` closes it.
+
+    Args:
+        path: the checkpoint or file.
+        files: closes it.
+        mapped: whether arrays may be maps of the files.
+        shared: the index of the checkpoint at ``path``, if process 0 read it for all.
 
     Raises:
         NotFound, Format, Unsupported: as ``detect`` says.
         Corrupt: its headers contradict themselves.
         StoreFailed: the system refuses.
     """
+    if shared is not None:
+        return cast("Source", _import(_FORMS[Form.CHECKPOINT].source)(path, files, mapped=mapped, shared=shared))
     return cast("Source", _call("source", path, files, mapped=mapped))
 
 
@@ -80,7 +93,9 @@ def stream_source(path: str | os.PathLike[str], files: contextlib.ExitStack) -> 
 
 
 @contextlib.contextmanager
-def read_source(path: str | os.PathLike[str], *, mapped: bool, key_map: KeyMap | None = None) -> Iterator[Source]:
+def read_source(
+    path: str | os.PathLike[str], *, mapped: bool, key_map: KeyMap | None = None, shared: SharedIndex | None = None
+) -> Iterator[Source]:
     """Open what stands at ``path``, through a key map if there is one, for as long as the block runs.
 
     Raises:
@@ -88,7 +103,7 @@ def read_source(path: str | os.PathLike[str], *, mapped: bool, key_map: KeyMap |
         NotFound, Format, Unsupported, Corrupt, StoreFailed: as `open_source`.
     """
     with contextlib.ExitStack() as files:
-        source = open_source(path, files, mapped=mapped)
+        source = open_source(path, files, mapped=mapped, shared=shared)
         yield source if key_map is None else _import("_arrays.mapped_source:map_source")(source, key_map)
 
 
@@ -105,6 +120,18 @@ def read_source_index(path: str | os.PathLike[str]) -> Index:
     """Return the index of a form that is opened without reading an array; raises as `open_source` does."""
     with read_source(path, mapped=False) as source:
         return source.index
+
+
+def read_checkpoint_index(path: Path) -> bytes | None:
+    """Return the bytes of the index of the checkpoint at ``path``; None where something else is there, or nothing.
+
+    Raises:
+        TreeringError: as `open_source`.
+    """
+    if detect(path) is not Form.CHECKPOINT:
+        return None
+    with OpenFolder(path) as folder:
+        return folder.read_index()
 
 
 def list_headers(path: str | os.PathLike[str]) -> Listing:

@@ -7,6 +7,7 @@ says at which points they meet.
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 import json
 import os
@@ -20,11 +21,13 @@ import jax
 from treering._arrays.delivered import Delivery, finish, take_parts
 from treering._arrays.divided_reading import divide, plan_digest, rounds, spans, state_digest
 from treering._arrays.exchange import exchange_parts
-from treering._arrays.host import job_processes
+from treering._arrays.host import job_processes, this_processes
 from treering._arrays.source import Source
+from treering._checkpoint.forms import read_checkpoint_index
 from treering._checkpoint.missing_data import require_no_loss
 from treering._checkpoint.read_leaves import BATCH_BYTES, ReadProgress, read_batches
-from treering._coordination.allgather import allgather_with_deadline, give_up, run_in_order
+from treering._checkpoint.source import SharedIndex
+from treering._coordination.allgather import allgather_with_deadline, broadcast_bytes, give_up, run_in_order
 from treering._coordination.broadcast import encode_reply, raise_failures
 from treering._coordination.message_board import PathMessageBoard
 from treering._coordination.messages import Failure
@@ -32,6 +35,7 @@ from treering._store.resolve import located
 from treering._tree.placement import current_mesh, is_placement
 from treering._tree.rules import spec_of
 from treering._values import timing
+from treering._values.checksums import digest
 from treering._values.processes import Processes, format_processes, timeout_seconds
 from treering._values.telemetry import report
 from treering.errors import Busy, Corrupt, Mismatch, NotFound, NotShared, TreeringError
@@ -39,6 +43,9 @@ from treering.errors import Busy, Corrupt, Mismatch, NotFound, NotShared, Treeri
 S = TypeVar("S", bound=Source)
 T = TypeVar("T")
 
+# So many processes let process 0 read the index for all; fewer read it faster than they synchronise.
+_SHARED_FROM: Final = 16
+_MOST_SHARED: Final = 64 << 20
 # Several processes also try again where a network file system shows them different states for a while.
 _TRIES_TOGETHER: Final = 16
 
@@ -91,6 +98,8 @@ class LoadGroup:
         timeout: seconds to wait for others at one point; None for what the environment says.
         is_shared: tells of the shardings that the caller names whether they lie over several processes.
         repeats: whether reading may begin again when a save came between; not where the caller saw some of it.
+        is_joint: tells whether an array is sure to be placed, where ``is_shared`` is true: then process 0 of a large
+            job reads the index for all.
 
     Attributes:
         path: the tree.
@@ -99,7 +108,13 @@ class LoadGroup:
     """
 
     def __init__(
-        self, path: str | os.PathLike[str], timeout: float | None, is_shared: Callable[[], bool], repeats: bool = True
+        self,
+        path: str | os.PathLike[str],
+        timeout: float | None,
+        is_shared: Callable[[], bool],
+        repeats: bool = True,
+        *,
+        is_joint: Callable[[], bool] = lambda: False,
     ) -> None:
         self.joined = False
         self.path = located(path)
@@ -107,6 +122,7 @@ class LoadGroup:
         self._timeout = timeout_seconds(timeout)
         self._is_shared = is_shared
         self._repeats = repeats
+        self._is_joint = is_joint
         self._processes = Processes(this=0, count=1)
         self.over = False
 
@@ -132,6 +148,9 @@ class LoadGroup:
             return
         divide(source, deliveries, self._processes.count)
         said = self._met(state=state_digest(source), plan=plan_digest(batches))
+        while any("index" in one for one in said):
+            # Others were sure of a joint load before they opened the tree, and offered to read the index for all.
+            said = self._met(state=state_digest(source), plan=plan_digest(batches))
         if others := _differing(said, "state"):
             raise Reopen(self._not_shared(others, "found another state of it than process 0"))
         if others := _differing(said, "plan"):
@@ -207,6 +226,35 @@ class LoadGroup:
         error = NotShared(f"could not {self._doing}: {format_processes(processes)} {what}", hint=hint)
         error.processes = processes
         return error
+
+    def share_index(self) -> SharedIndex | None:
+        """Return the index that process 0 reads for all now; None where each process has to read its own.
+
+        Nothing depends on it: a process whose folder has other files opens what is there, and `agree` compares.
+
+        Raises:
+            TreeringError: another process failed, or did not come.
+        """
+        processes = this_processes(())
+        if processes.count < _SHARED_FROM or not (self._is_shared() and self._is_joint()):
+            return None
+        self._join_all()
+        data = None
+        if processes.is_coordinator:
+            with contextlib.suppress(Exception):  # each process finds out what is wrong
+                data = read_checkpoint_index(self.path)
+        data = data if data is not None and len(data) <= _MOST_SHARED else None
+        said = self._met(index=None if data is None else [len(data), digest([data])])
+        offer = said[0].get("index")
+        if offer is None or not all("index" in one for one in said):
+            return None
+        self._met()  # twice, as before an exchange
+        try:
+            data = self._run(functools.partial(broadcast_bytes, data, offer[0]))
+        except BaseException:  # an interrupt too: the others are in the midst of it, and hear nothing
+            self.over = True
+            raise
+        return SharedIndex(data=data, processes=processes) if digest([data]) == offer[1] else None
 
     # ------------------------------------------------------------------------------------------------------ reading
 

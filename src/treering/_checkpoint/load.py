@@ -101,13 +101,19 @@ class LoadOptions:
             hint = "pass like=, for example jax.eval_shape(init)"
             raise Unsupported("rename=, cast=, missing= and extra= need `like`, and there is none", hint=hint)
 
+    def places_array_of(self, like: Any) -> bool:
+        """Tell whether there are arrays in ``like``, and all of them are placed, or the load fails."""
+        leaves = jax.tree_util.tree_leaves(like) if self.missing == "error" else []
+        return any(isinstance(leaf, jax.Array | jax.ShapeDtypeStruct) for leaf in leaves)
+
 
 def load_tree(path: str | os.PathLike[str], like: Any, options: LoadOptions) -> Any:
     """Return the tree at ``path``; ``treering.load`` says more."""
     require_path(path)
     options.check(like)
     is_shared = functools.partial(spans_processes, options.shardings, options.mesh, like)
-    group = LoadGroup(path, timeout=options.timeout, is_shared=is_shared)
+    is_joint = functools.partial(options.places_array_of, like)
+    group = LoadGroup(path, timeout=options.timeout, is_shared=is_shared, is_joint=is_joint)
 
     def work(source: Source) -> Any:
         plan = plan_load(source, select_part(source, options), like, options)
@@ -117,7 +123,7 @@ def load_tree(path: str | os.PathLike[str], like: Any, options: LoadOptions) -> 
     @contextlib.contextmanager
     def opened() -> Iterator[Source]:
         settle(path)
-        with read_source(path, mapped=options.mapped, key_map=options.key_map) as source:
+        with read_source(path, mapped=options.mapped, key_map=options.key_map, shared=group.share_index()) as source:
             yield source
 
     with showing(options.progress):

@@ -14,14 +14,19 @@ COPY_ALL: Final = "copy the whole folder, every file that treering.json names"
 """What to do where a file is lost."""
 
 
-def is_attempt_there(path: Path, attempt: str) -> bool:
+def is_attempt_there(path: Path, attempt: str, *, opened: bool = True) -> bool:
     """Tell whether the checkpoint at a path is still the one of an attempt; True also where nothing can be said.
 
     In a bucket its data go when it was superseded for as long as the grace; elsewhere open files stay whole.
+
+    Args:
+        path: the checkpoint.
+        attempt: the one that was opened.
+        opened: whether all its files were opened before they were read.
     """
     try:
         with OpenFolder(path) as folder:
-            return not folder.store.flat or attempts_in(folder.read_index())[0] == attempt
+            return (opened and not folder.store.flat) or attempts_in(folder.read_index())[0] == attempt
     except NotFound:
         return False
     except TreeringError:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from treering._arrays.incoming import StoredArrays
 from treering._arrays.source import Source
@@ -20,6 +21,7 @@ from treering._store.api import Reader
 from treering._store.failures import DataFileMissing, naming_file
 from treering._store.open_folder import OpenFolder
 from treering._store.resolve import located, open_file
+from treering._values.processes import Processes
 from treering.errors import Busy, Corrupt
 
 # Each try needs a whole overwrite between reading the index and opening the files that it names.
@@ -29,8 +31,24 @@ _TRIES_IN_BUCKETS: Final = 4
 _PIECE_BYTES: Final = 1 << 20
 
 
-def open_checkpoint(path: str | os.PathLike[str], files: contextlib.ExitStack, *, mapped: bool) -> Source:
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class SharedIndex:
+    """The bytes of an index that process 0 read for all processes that load its checkpoint."""
+
+    data: bytes
+    processes: Processes
+
+
+def open_checkpoint(
+    path: str | os.PathLike[str], files: contextlib.ExitStack, *, mapped: bool, shared: SharedIndex | None = None
+) -> Source:
     """Open a checkpoint; its files stay open until ``files`` closes them.
+
+    Args:
+        path: the checkpoint.
+        files: closes its files.
+        mapped: whether arrays may be maps of the files.
+        shared: its index, if it was read for all; a process whose folder lacks the files of this index reads its own.
 
     Raises:
         NotFound: there is no index.
@@ -38,21 +56,27 @@ def open_checkpoint(path: str | os.PathLike[str], files: contextlib.ExitStack, *
         StoreFailed: the system refuses.
     """
     place = located(path)
-    index, opened, flat = _open_files(place)
-    for data in opened:
-        if data is not None:
-            files.enter_context(data)
+    opened: Sequence[Reader | None]
+    if (found := _open_share(place, files, shared) if shared is not None else None) is not None:
+        index, opened, flat = found
+    else:
+        index, opened, flat = _open_files(place)
+        for data in opened:
+            if data is not None:
+                files.enter_context(data)
 
     def check_header(number: int) -> None:
         if (data := opened[number]) is None:
             raise _lost(index, number, place)
         check_data_file(index, number, data)
 
-    threads = max((data.threads for data in opened if data is not None), default=Reader.threads)
-    arrays = StoredArrays(index, opened, check_header, mapped=mapped, threads=threads)
+    own = opened.own if isinstance(opened, _FilesOnDemand) else range(len(opened))
+    threads = max((data.threads for data in map(opened.__getitem__, own) if data is not None), default=Reader.threads)
+    arrays = StoredArrays(index, opened, check_header, mapped=mapped, threads=threads, checked=own)
     source = _source(index, arrays, mapped=mapped)
-    if flat:
-        source.is_current, source.most_tries = lambda: is_attempt_there(place, index.attempt), _TRIES_IN_BUCKETS
+    if flat or isinstance(opened, _FilesOnDemand):
+        source.is_current = lambda: is_attempt_there(place, index.attempt, opened=False)
+        source.most_tries = _TRIES_IN_BUCKETS if flat else source.most_tries
     return source
 
 
@@ -116,6 +140,52 @@ def _open_files(path: Path) -> tuple[Index, list[Reader | None], bool]:
                 continue
             return index, [found[name] for name in names], flat
     raise Busy(f"{os.fspath(path)!r} was replaced {_TRIES} times while it was being opened", hint="try again")
+
+
+class _FilesOnDemand(Sequence["Reader | None"]):
+    """The data files of an index that was read for all processes: each is opened when it is first asked for.
+
+    Args:
+        folder: the checkpoint's folder.
+        names: the data files.
+        files: closes them.
+        processes: those that load it.
+
+    Attributes:
+        own: numbers of the files that this process opens and checks, whatever it reads.
+    """
+
+    def __init__(
+        self, folder: OpenFolder, names: Sequence[str], files: contextlib.ExitStack, processes: Processes
+    ) -> None:
+        self._folder = folder
+        self._names = names
+        self._files = files
+        self._opened: dict[int, Reader | None] = {}
+        # One at least, so that another folder is found.
+        self.own = range(processes.this % max(1, len(names)), len(names), processes.count)
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+    def __getitem__(self, number: Any) -> Any:
+        if number not in self._opened:
+            name = self._names[number]
+            self._opened[number] = None
+            with contextlib.suppress(DataFileMissing):
+                self._opened[number] = self._files.enter_context(self._folder.open_files([name])[name])
+        return self._opened[number]
+
+
+def _open_share(
+    path: Path, files: contextlib.ExitStack, shared: SharedIndex
+) -> tuple[Index, Sequence[Reader | None], bool] | None:
+    """Open the files of this process's share; None where one is not there: another folder, a newer state, or damage."""
+    folder = files.enter_context(OpenFolder(path))
+    with naming_file(path / "treering.json"):
+        index = parse_index(shared.data)
+    found = _FilesOnDemand(folder, [file.name for file in index.files], files, shared.processes)
+    return None if any(found[number] is None for number in found.own) else (index, found, folder.store.flat)
 
 
 def _those_there(folder: OpenFolder, names: Sequence[str]) -> list[Reader | None]:

@@ -36,6 +36,8 @@ PAYLOAD_BYTES: Final = 512
 _HEADER: Final = struct.Struct("<IH2x")
 _ROW_BYTES: Final = _HEADER.size + PAYLOAD_BYTES
 
+_LEAST_BITS: Final = 16
+
 _OF_OTHERS: Final = tuple(
     f"{code}: "
     for code in ("ABORTED", "CANCELLED", "DATA_LOSS", "DEADLINE_EXCEEDED", "INTERNAL", "UNAVAILABLE", "UNKNOWN")
@@ -273,6 +275,38 @@ def allgather(row: bytes) -> list[bytes]:
     own = jax.device_put(np.frombuffer(row, np.uint8)[np.newaxis], device)
     rows = jax.make_array_from_single_device_arrays((sharding.mesh.size, len(row)), sharding, [own])
     return [found.tobytes() for found in np.asarray(gather(rows).addressable_data(0))]
+
+
+def broadcast_bytes(data: bytes | None, nbytes: int) -> bytes:
+    """Return the bytes of process 0; all processes of the job call this and wait for each other without a deadline.
+
+    They arrive as a sum, to which the others add zeros: so no process holds a row for each of them.
+
+    Args:
+        data: those of process 0; None on the others.
+        nbytes: how many they are, which all know.
+
+    Example:
+        >>> broadcast_bytes(b"ring", 4)
+        b'ring'
+    """
+    sharding, _ = _plan_allgather(tuple(jax.devices()))
+    (device,) = sharding.addressable_devices
+    # Of few lengths, because a program is compiled for each.
+    row = np.zeros(1 << max(_LEAST_BITS, (nbytes - 1).bit_length()), np.uint8)
+    if data is not None:
+        row[:nbytes] = np.frombuffer(data, np.uint8)
+    own = jax.device_put(row.view(np.uint32)[np.newaxis], device)
+    shape = (sharding.mesh.size, own.size)
+    rows = jax.make_array_from_single_device_arrays(shape, sharding, [own])
+    return np.asarray(_plan_sum(sharding.mesh)(rows).addressable_data(0)).tobytes()[:nbytes]
+
+
+@functools.lru_cache(maxsize=2)
+def _plan_sum(mesh: Mesh) -> Callable[[jax.Array], jax.Array]:
+    """Return what adds the rows up and brings the sum to all."""
+    everywhere: PartitionSpec = PartitionSpec()  # type: ignore[no-untyped-call]
+    return jax.jit(lambda rows: rows.sum(0, dtype=np.uint32), out_shardings=NamedSharding(mesh, everywhere))
 
 
 @functools.lru_cache(maxsize=2)

@@ -148,25 +148,28 @@ def _of_latest(run: RunState, read: Callable[[int | None], T]) -> T:
 def _load(run: RunState, step: int, like: Any, options: LoadOptions) -> Any:
     path = step_path(run.path, step)
     is_shared = functools.partial(spans_processes, options.shardings, options.mesh, like)
-    group = LoadGroup(path, timeout=run.timeout, is_shared=is_shared)
+    is_joint = functools.partial(options.places_array_of, like)
+    group = LoadGroup(path, timeout=run.timeout, is_shared=is_shared, is_joint=is_joint)
     with showing(options.progress):
         load = functools.partial(load_items, like=like, options=options, group=group)
-        items = group.retry_on_overwrite(functools.partial(_open_step, run, step, path, options), load)
+        items = group.retry_on_overwrite(functools.partial(_open_step, run, step, path, options, group), load)
     # Only now all of it was checked, and the other processes have theirs.
     return restore_states(items)
 
 
 @contextlib.contextmanager
-def _open_step(run: RunState, step: int, path: Path, options: LoadOptions) -> Iterator[Source]:
+def _open_step(run: RunState, step: int, path: Path, options: LoadOptions, group: LoadGroup) -> Iterator[Source]:
     """Open a step; a save of it that is in flight is waited for."""
     wait_for(path)
     raise_unreported(run.path)
+    shared = group.share_index()
     with contextlib.ExitStack() as files:
         try:
             with open_run(run.path) as folder:
                 if step in superseded_steps(folder):  # its files are there, but it is not
                     raise missing_step(run.shown, step, steps_of(run.path))
-            source = files.enter_context(read_source(path, mapped=options.mapped, key_map=options.key_map))
+            opened = read_source(path, mapped=options.mapped, key_map=options.key_map, shared=shared)
+            source = files.enter_context(opened)
         except NotFound as error:
             raise missing_step(run.shown, step, steps_of(run.path)) from error
         yield source
