@@ -93,6 +93,11 @@ class _Process:
     """What it does until its next turn."""
     reads: int = 0
     moved: int = 0
+    """Bytes of messages."""
+    signature: int = 0
+    """Those of them that are the signature, where it was there for the first time."""
+    handed_in: int = 0
+    """Those of them that are the own payload, in the same way."""
     written: int = 0
     removed: int = 0
 
@@ -109,6 +114,7 @@ class _Save:
     def __init__(self, setting: Setting) -> None:
         self._setting = setting
         self._messages: dict[str, bytes] = {}
+        self._with_signature: dict[str, int] = {}
         self._per_second: Counter[int] = Counter()
         self._written = 0.0
         self._failed = 0
@@ -194,7 +200,10 @@ class _Save:
             process.written += 1
             data: bytes = operation.data
             process.moved += len(data)
+            process.handed_in = process.handed_in or _bytes_of(process.payload, data)
             self._messages[names[0]] = data
+            if size := _bytes_of(self._signature, data):
+                self._with_signature[names[0]] = process.signature = size
         return None
 
     def _read(self, process: _Process, name: str) -> bytes | None:
@@ -202,20 +211,21 @@ class _Save:
         data = self._messages.get(name)
         if data is not None:
             process.moved += len(data)
+            if not process.signature:
+                process.signature = self._with_signature.get(name, 0)
         return data
 
     def _figures(self, end: float) -> Figures:
         processes = self._processes
         count = len(processes)
-        signature = _encoded(self._signature)
-        moved = [process.moved - signature - _encoded(process.payload) for process in processes]
-        moved[0] -= sum(_encoded(process.payload) for process in processes[1:])
+        moved = [process.moved - process.signature - process.handed_in for process in processes]
+        moved[0] -= sum(process.handed_in for process in processes[1:])
         return Figures(
             setting=self._setting,
             mean_reads=statistics.fmean(process.reads for process in processes),
             most_reads=max(process.reads for process in processes),
-            mean_bytes=max(0.0, statistics.fmean(moved)),
-            most_bytes=max(0, *moved),
+            mean_bytes=statistics.fmean(moved),
+            most_bytes=max(moved),
             created=sum(process.written for process in processes) / count,
             removed=sum(process.removed for process in processes) / count,
             after=end - self._written,
@@ -232,9 +242,11 @@ def _names(operation: Any) -> Sequence[str]:
     return (operation.name,) if hasattr(operation, "name") else ()
 
 
-def _encoded(data: bytes) -> int:
-    """Return how many bytes of a message stand for these."""
-    return len(base64.b64encode(data))
+def _bytes_of(part: bytes, data: bytes) -> int:
+    """Return how many bytes of a message stand for a part of it; 0 where it is not there."""
+    if len(data) < len(part):
+        return 0
+    return next((len(form) for form in (part, base64.b64encode(part)) if form in data), 0)
 
 
 def _ignore(signature: bytes) -> None:

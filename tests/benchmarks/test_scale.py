@@ -55,7 +55,7 @@ def test_operations_cost_by_the_names_that_they_are_about(
         payload = yield operations.PREPARE_DATA
         yield operations.NOW
         yield operations.Sleep(1.0)
-        yield operations.Put("payloads of all", base64.b64encode(payload) * 2)
+        yield operations.Put("payloads of all", base64.b64encode(payload))
         assert (yield operations.Get("prepare")) == prepare
         assert (yield operations.Get("vote of 1")) == b"prepared"
         yield RemoveAll(tuple(f"vote of {process}" for process in range(32)))  # type: ignore[misc]
