@@ -56,7 +56,7 @@ def find_chunks(zarr: ZarrArray, request: ReadRequest) -> dict[int, list[int]]:
 def plan_decoding(
     layout: ZarrArray, request: ReadRequest, covering: dict[int, list[int]], dtype: np.dtype[Any], read: ReadChunk
 ) -> list[tuple[int, Job]]:
-    """Allocate the arrays of a request; return a job for each chunk that it takes, with the bytes that it counts.
+    """Allocate the arrays of a request that has none; return a job for each chunk, with the bytes that it counts.
 
     Args:
         layout: shape and chunks of the array.
@@ -68,7 +68,8 @@ def plan_decoding(
     one_room = _allocate_whole(layout, request, dtype)
     if one_room is not None:
         return [(one_room.nbytes, functools.partial(_read_whole, read, 0, one_room))]
-    request.arrays = [aligned_empty(picked_shape(box, request.steps), dtype) for box in request.boxes]
+    if not request.arrays:
+        request.arrays = [aligned_empty(picked_shape(box, request.steps), dtype) for box in request.boxes]
     jobs: list[tuple[int, Job]] = []
     for chunk, boxes in covering.items():
         box = chunk_box(layout, chunk)
@@ -89,7 +90,7 @@ def _allocate_whole(layout: ZarrArray, request: ReadRequest, dtype: np.dtype[Any
     if len(request.boxes) == 1:
         if request.steps is not None or request.boxes[0] != whole(layout.shape):
             return None
-        request.arrays = [aligned_empty(layout.shape, dtype)]
+        request.arrays = request.arrays or [aligned_empty(layout.shape, dtype)]
         return request.arrays[0]
     runs = [flat_range(box, layout.shape) for box in request.boxes]
     found = sorted(run for run in runs if run is not None)

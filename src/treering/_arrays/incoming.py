@@ -175,7 +175,8 @@ class StoredArrays:
         large: list[_LargeRequest] = []
         for request in requests:
             work.nbytes += self._plan(request, work.jobs, small, large)
-        for one in _allocate_rooms(large, self.index.keys):
+        allocate_rooms([(one.request, one.dtype) for one in large], self.index.keys)
+        for one in large:
             work.nbytes += self._plan_large(one, work.jobs)
         work.jobs.extend(self._together(small))
         return work
@@ -354,33 +355,24 @@ class StoredArrays:
             self._unchecked.discard(file)
 
 
-def _allocate_rooms(large: Sequence[_LargeRequest], keys: Sequence[str]) -> Iterator[_LargeRequest]:
-    """Give the arrays of requests their memory, those of neighbours in one allocation, and yield the requests."""
-    room: list[_LargeRequest] = []
-    wanted: list[tuple[tuple[int, ...], np.dtype[Any]]] = []
+def allocate_rooms(wanted: Sequence[tuple[ReadRequest, np.dtype[Any]]], keys: Sequence[str]) -> None:
+    """Give the arrays of requests their memory, those of neighbours in one allocation; ``keys`` are those of leaves."""
+    rooms: list[list[tuple[ReadRequest, np.dtype[Any]]]] = [[]]
     held = 0
-    for one in large:
-        shapes = [box_sums.picked_shape(box, one.request.steps) for box in one.request.boxes]
-        nbytes = sum(map(math.prod, shapes)) * one.dtype.itemsize
-        if room and held + nbytes > _ROOM_BYTES:
-            yield from _allocate_room(room, wanted, keys)
-            room, wanted, held = [], [], 0
-        room.append(one)
-        wanted += [(shape, one.dtype) for shape in shapes]
+    for request, dtype in wanted:
+        shapes = [box_sums.picked_shape(box, request.steps) for box in request.boxes]
+        nbytes = sum(map(math.prod, shapes)) * dtype.itemsize
+        if rooms[-1] and held + nbytes > _ROOM_BYTES:
+            rooms.append([])
+            held = 0
+        rooms[-1].append((request, dtype))
         held += nbytes
-    yield from _allocate_room(room, wanted, keys)
-
-
-def _allocate_room(
-    room: list[_LargeRequest], wanted: Sequence[tuple[tuple[int, ...], np.dtype[Any]]], keys: Sequence[str]
-) -> Iterator[_LargeRequest]:
-    if not room:
-        return
-    with naming_leaf(keys[room[0].request.leaf]):
-        arrays = iter(aligned_together(wanted))
-    for one in room:
-        one.request.arrays = list(itertools.islice(arrays, len(one.request.boxes)))
-        yield one
+    for room in filter(None, rooms):
+        arrays = [(box_sums.picked_shape(box, one.steps), dtype) for one, dtype in room for box in one.boxes]
+        with naming_leaf(keys[room[0][0].leaf]):
+            made = iter(aligned_together(arrays))
+        for request, _ in room:
+            request.arrays = list(itertools.islice(made, len(request.boxes)))
 
 
 def dtype_in(index: Index, leaf: int) -> np.dtype[Any]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import numpy as np
 
 from treering._arrays.chunk_grid import find_chunks, plan_decoding, view_as_stored
-from treering._arrays.incoming import DataReader, ReadRequest, StoredArrays, dtype_in, stored_chunks
+from treering._arrays.incoming import DataReader, ReadRequest, StoredArrays, allocate_rooms, dtype_in, stored_chunks
 from treering._arrays.jobs import Job, Progress, Tally, Work, run_all
 from treering._codec.zarr import ZarrArray, chunk_box, chunk_count
 from treering._codec.zarr_chunks import decode
@@ -95,12 +95,14 @@ class ForeignArrays:
         raw = [request for request in requests if request.leaf not in self._grids]
         work, own = self._stored.plan_reads(raw), Work()
         jobs: list[tuple[int, Job]] = []
-        for request in requests:
-            if request.leaf in self._grids:
-                layout, read = self._layout(request.leaf), functools.partial(self._fill, request.leaf)
-                covering = find_chunks(layout, request)
-                with naming_leaf(self._index.keys[request.leaf]):
-                    jobs += plan_decoding(layout, request, covering, self.dtype_of(request.leaf), read)
+        encoded = [(request, self.dtype_of(request.leaf)) for request in requests if request.leaf in self._grids]
+        large = [(request, dtype) for request, dtype in encoded if _is_large(request, dtype)]
+        allocate_rooms(large, self._index.keys)
+        for request, dtype in encoded:
+            layout, read = self._layout(request.leaf), functools.partial(self._fill, request.leaf)
+            covering = find_chunks(layout, request)
+            with naming_leaf(self._index.keys[request.leaf]):
+                jobs += plan_decoding(layout, request, covering, dtype, read)
         jobs.sort(key=lambda pair: -pair[0])  # the longest first, so that two threads end together
         for nbytes, job in jobs:
             here = work if self._is_far or nbytes > _SMALL_BYTES else own
@@ -129,6 +131,11 @@ class ForeignArrays:
             else:
                 hint = "use another copy; the others can be read with only="
                 raise Corrupt(f"chunk {chunk} of {chunk_count(grid.layout)} is missing", hint=hint)
+
+
+def _is_large(request: ReadRequest, dtype: np.dtype[Any]) -> bool:
+    """Tell whether the one box of a request shares an allocation with others; a small one would keep too much."""
+    return len(request.boxes) == 1 and size_of(request.boxes[0]) * dtype.itemsize > _SMALL_BYTES
 
 
 class _Sequence:
