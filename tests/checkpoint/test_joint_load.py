@@ -5,6 +5,9 @@ One process plays them all. Real jobs are in ``tests/multiprocess``.
 
 from __future__ import annotations
 
+import collections
+import contextlib
+import itertools
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,7 +22,8 @@ from jax.sharding import PartitionSpec as P
 import treering as tr
 from tests.checkpoint.together import Loading, Said, count_given_up, exchange_at_once, failing, loading
 from tests.system_calls import spans_read
-from treering._checkpoint import joint_load
+from treering._checkpoint import joint_load, source
+from treering._store.open_folder import OpenFolder
 from treering._values.processes import Processes
 from treering.errors import Busy, Corrupt, Exists, Mismatch, NotFound, NotShared, ProcessFailed, Timeout, Unsupported
 from treering.leaves import tree_deserialize_leaves, tree_serialize_leaves
@@ -136,6 +140,20 @@ def test_a_large_job_has_one_process_read_the_index(
     assert_wide(tr.load(saved / "one.safetensors", {"w": wide})["w"])
     assert [sorted(said) for said in loading.meetings] == [["index"], *shared[2:]]
     assert loading.meetings[0] == {"index": None}
+
+
+@pytest.mark.parametrize("files", [0, 1, 5, 16, 1024, 1500])
+@pytest.mark.parametrize("count", [1, 3, 16, 1024])
+def test_each_file_is_checked_and_each_process_opens_one(files: int, count: int, tmp_path: Path) -> None:
+    with contextlib.ExitStack() as opened, OpenFolder(tmp_path) as folder:
+        names = [str(number) for number in range(files)]
+        shares = [
+            source._FilesOnDemand(folder, names, opened, Processes(this=this, count=count)).own for this in range(count)
+        ]
+    found = collections.Counter(itertools.chain.from_iterable(shares))
+    assert found.keys() == set(range(files))
+    assert max(map(len, shares)) == -(-files // count)
+    assert min(map(len, shares)) >= min(1, files)
 
 
 def test_safetensors_are_exchanged_and_msgpack_is_not(loading: Loading, saved: Path) -> None:
