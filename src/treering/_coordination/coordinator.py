@@ -90,7 +90,7 @@ def _collect_votes(call: Call, own: bytes, started: float) -> Generator[Operatio
     end = now + call.timeout
     while True:
         now = yield operations.NOW  # before the look: a process that sleeps through the deadline looks once more
-        found = yield from votes.look()
+        more = yield from votes.look()
         if now >= end and votes.waiting:
             yield from votes.look_at_all()
         if votes.failures:
@@ -100,7 +100,7 @@ def _collect_votes(call: Call, own: bytes, started: float) -> Generator[Operatio
             return tuple(payloads[process] for process in range(call.processes.count))
         if now >= end:
             raise (yield from _report_missing(call, votes))
-        if not found:
+        if not more:
             yield operations.Sleep(min(next(pause), end - now))
 
 

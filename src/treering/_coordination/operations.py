@@ -193,7 +193,7 @@ def poll_intervals(call: Call, *, took: float = 0.0, collects: bool = False) -> 
     pause, longest, growth = of.poll_first, of.poll_longest, of.poll_growth
     if count > _FEW:
         crowd = min(count / _MANY, 1.0)
-        longest += (of.poll_longest_crowded - longest) * (crowd / 3 if collects else crowd)
+        longest += (of.poll_longest_crowded - longest) * (0.75 * crowd if collects else crowd)
         pause = min(max(pause * (1 + 15 * crowd), took / 100), longest)
         growth = max(growth, of.poll_growth_crowded)
     while True:

@@ -157,11 +157,11 @@ def _await_decision(call: Call, prepare: PrepareMessage, payload: bytes, started
     has_written, looks = False, 0
     while not (yield from _read_decision(call)):
         if collects:
-            found = yield from votes.look()
+            more = yield from votes.look()
             if votes.failures or not votes.waiting:
                 yield from votes.put_sum(payload)
                 collects = False
-            if found:
+            if more and collects:
                 now = yield operations.NOW
                 continue
         if looks % _FULL_LOOK == 0 or now >= end:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Collection, Generator, Iterable, Iterator
 from typing import Any, Final
 
 from treering._coordination import operations
@@ -19,8 +19,10 @@ from treering._store.api import LARGEST_MESSAGE
 from treering._values.checkpoint_names import arrival_name, departure_name, sum_name, vote_name
 from treering.errors import Corrupt
 
-_GLANCE: Final = 8
-"""At how many messages a process looks at once; at all that are missing where these are no more."""
+_ALL: Final = 8
+"""Up to how many missing messages a process looks at all of them at once."""
+_GLANCE: Final = 3
+"""At how many it looks where more are missing."""
 _MOST_PAYLOADS: Final = LARGEST_MESSAGE // 4
 """Bytes of payloads in one sum; above that, process 0 reads the votes themselves."""
 
@@ -71,15 +73,12 @@ class Votes:
         )
 
     def look(self) -> Generator[Operation, Any, bool]:
-        """Look at some of the messages that are missing; return whether one has come."""
-        found = False
-        for process in list(self.waiting)[:_GLANCE]:
+        """Look at some of the messages that are missing; return whether more are likely to be there."""
+        found = 0
+        for process in (some := choose_some(self.waiting)):
             del self.waiting[process]  # those not seen now are looked at before it is looked at again
-            if self._collects(process):
-                found = (yield from self._look_at_sum(process)) or found
-            else:
-                found = (yield from self._look_at_vote(process)) or found
-        return found
+            found += yield from (self._look_at_sum(process) if self._collects(process) else self._look_at_vote(process))
+        return 2 * found > len(some)
 
     def look_at_all(self) -> Operations:
         """Look at the vote of each process that is missing, also of those that would come through another one."""
@@ -135,6 +134,16 @@ class Votes:
         return True
 
 
+def choose_some(waiting: Collection[int]) -> list[int]:
+    """Return at which processes to look next: those that were not looked at for the longest time.
+
+    Example:
+        >>> choose_some(range(1, 8)), choose_some(range(1, 33))
+        ([1, 2, 3, 4, 5, 6, 7], [1, 2, 3])
+    """
+    return list(waiting)[: _GLANCE if len(waiting) > _ALL else _ALL]
+
+
 def attribute(failure: Failure, process: int, who: str) -> Failure:
     """Return why a process failed, as others are told it.
 
@@ -174,20 +183,20 @@ def await_departures(
             with contextlib.suppress(OSError):
                 yield repeat
             due = now + every
-        found = False
-        for process in list(waiting)[:_GLANCE]:
+        found = 0
+        for process in (some := choose_some(waiting)):
             del waiting[process]
             name = departure_name(call.attempt, process)
             left = operations.decode_or_error(VoteMessage.decode, (yield operations.Get(name)))
             if not isinstance(left, VoteMessage):
                 waiting[process] = None
                 continue
-            found = True
+            found += 1
             if left.stage is VoteStage.FAILED:  # it gave up and waited for none of those that hand in to it
                 waiting |= dict.fromkeys(children_of(process, call.processes.count, call.timing.fan_in))
         if not waiting or now >= end:
             return not waiting
-        if not found:
+        if 2 * found <= len(some):
             yield operations.Sleep(min(next(pause), end - now))
         now = yield operations.NOW
 

@@ -24,7 +24,7 @@ class Timing:
     """The longest pause between two looks for a message."""
     poll_growth: float = 1.1
     """How many times longer each pause is than the one before: of a short wait at most a tenth is lost."""
-    poll_longest_crowded: float = 0.25
+    poll_longest_crowded: float = 0.2
     """The longest pause between two looks for a decision where 1,024 processes look."""
     poll_growth_crowded: float = 1.3
     """How many times longer each pause is than the one before where more than eight processes look."""
