@@ -57,12 +57,12 @@ def rehearsed(scene: JointScene, layer: Layer, count: int, points: Iterable[Poin
     every = list(points)
     with _started(scene, layer, path, count) as job:
         for number in range(count):
-            job.tell(armed([point for point in every if point.concerns(number)], "pass", 0.0), [number])
+            job.tell(armed([point for point in every if point.concerns(number, count)], "pass", 0.0), [number])
         wrong = _failures(job, range(count))
         job.tell(_call(scene, _UNDISTURBED_SECONDS))
         wrong += _failures(job, range(count))
         for number in range(count):
-            missed = [p.name for p in every if p.concerns(number) and p.name not in job.said[number].events]
+            missed = [p.name for p in every if p.concerns(number, count) and p.name not in job.said[number].events]
             wrong += [f"process {number} of {count} never came to {name!r}" for name in missed]
     found = fresh(lambda: [told(lambda: scene.found(path)), scene.litter(path)])
     if found != [scene.ledger(OLD if scene.loads else NEW), []]:

@@ -8,6 +8,9 @@ import importlib
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Literal
 
+from treering._coordination.votes import children_of
+from treering._values import timing
+
 __all__ = ["Point", "install"]
 
 
@@ -21,7 +24,7 @@ class Point:
     """``module:attribute``, as the callers look it up; a dot leads to a method."""
     when: Literal["before", "after", "first", "middle"]
     """Before or after the function; or before its iterable argument gives the first, or the second, buffer."""
-    of: Literal["leader", "follower", "all"] = "all"
+    of: Literal["leader", "follower", "collector", "all"] = "all"
     """Who comes by."""
     named: str = ""
     """Only when an argument that is text has this in it."""
@@ -34,8 +37,10 @@ class Point:
     again: bool = True
     """Once the process has come back, the same job can go on."""
 
-    def concerns(self, number: int) -> bool:
-        """Whether a process comes by here."""
+    def concerns(self, number: int, count: int) -> bool:
+        """Whether a process of so many comes by here."""
+        if self.of == "collector":
+            return number > 0 and bool(children_of(number, count, timing.current.fan_in))
         return self.of == "all" or (self.of == "leader") == (number == 0)
 
 

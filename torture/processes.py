@@ -46,7 +46,7 @@ def processes(options: argparse.Namespace) -> int:
     warnings.filterwarnings("ignore", category=RuntimeWarning)
     _import_all()
     # Who stands still may hold a lock: that its minute passes is no news.
-    timing.current = Timing(directory_lock=5.0)
+    timing.current = Timing(directory_lock=5.0, fan_in=2)  # of four processes one collects for another
     begun = time.monotonic()
     todo = [case for case in cases(options.count or COUNTS) if _is_wanted(case, options)]
     if not todo:
@@ -98,7 +98,7 @@ def cases(counts: Sequence[int]) -> Iterator[Case]:
     for scene in SCENES:
         for layer, count in itertools.product(LAYERS, counts):
             for point in points_of(scene, layer):
-                for victim in filter(point.concerns, range(count)):
+                for victim in (number for number in range(count) if point.concerns(number, count)):
                     for action in ACTIONS:
                         yield Case(scene=scene, layer=layer, count=count, victim=victim, point=point, action=action)
 

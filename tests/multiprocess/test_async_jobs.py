@@ -29,7 +29,7 @@ _FORMS: Final = ("run", "ckpt")
 
 def point(name: str, number: int) -> Point:
     """Return the point of that name by which a process comes."""
-    return next(one for one in points_of(_RUN, "jax") if one.name == name and one.concerns(number))
+    return next(one for one in points_of(_RUN, "jax") if one.name == name and one.concerns(number, 4))
 
 
 def ask(job: Job, numbers: Iterable[int], **command: Any) -> None:
