@@ -47,7 +47,7 @@ class JointScene:
     """Something was saved there already."""
     wanted: dict[str, PartitionSpec] | None = None
     """It is a load, onto these; None: a save."""
-    rows: int = 16
+    rows: int = 32
     """How long one of the arrays is: only what has several blocks is read in parts and exchanged."""
 
     @property
@@ -162,7 +162,7 @@ class JointScene:
 def values(version: int, rows: int) -> dict[str, Any]:
     """Return the state of a version, whole, on the host."""
     noise = np.random.default_rng(version)
-    shapes = dict.fromkeys(_SAVED, (16, 48)) | {"kernel": (rows, 48)}
+    shapes = dict.fromkeys(_SAVED, (32, 96)) | {"kernel": (rows, 96)}
     params = {name: noise.integers(0, 1 << 30, shape, np.int32) for name, shape in shapes.items()}
     return {"step": version, "params": params, "host": np.full(5, version, np.float32), "name": "s" * version}
 

@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import platform
+import re
 import shutil
 import subprocess
 import sys
@@ -371,7 +372,26 @@ def test_the_processes_of_a_joint_save_are_told_apart(tmp_path: Path) -> None:
     said = text(path, 1)
     assert f"attempt {A}: unknown, save 7 of its job" in said
     assert "  process 2: failed   node2, pid 12" in said
-    assert "  process 4: missing\n" in said
+    assert "  5 processes: 1 written, 1 at work, 2 failed, 1 missing\n" in said
+    assert re.search(r"  process 4: missing, late for .*s\n", said)
+
+
+@pytest.mark.usefixtures("on_nfs")
+def test_a_large_job_in_flight_is_shown_with_its_tree(tmp_path: Path) -> None:
+    path = dead(tmp_path / "ckpt")
+    (own,) = {found[1] for entry in path.iterdir() if (found := re.match(r"data-([0-9a-f]{16})-", entry.name))}
+    voted = {this: VoteMessage(stage=VoteStage.PREPARED, who=f"node{this}, pid 1") for this in range(40) if this != 35}
+    notes(path, voted, attempt=own, count=40)
+    (attempt,) = doctor(path, 1)["attempts"]
+    late = attempt["processes"][35]
+    assert (late["stage"], late["through"], late["nbytes"]) == ("missing", 1, None)
+    assert 0 <= late["late"] < 3600
+    assert [each["process"] for each in attempt["processes"] if each["through"] == 1] == list(range(33, 40))
+    assert attempt["processes"][0]["nbytes"] > 0
+    said = text(path, 1)
+    assert "  40 processes: 39 written, 1 missing\n" in said
+    assert re.search(r"  process 35: missing, late for .*s, votes through process 1\n", said)
+    assert re.search(r"  process 0: .*, wrote [0-9.]+ ", said)
 
 
 @pytest.mark.usefixtures("on_nfs")

@@ -7,9 +7,9 @@ from typing import Any, NoReturn
 import pytest
 
 from tests.coordination.joint_saves import JOB, SIGNATURE, Killed, Meeting
+from treering._coordination.fan_in import children_of, subtree_of
 from treering._coordination.messages import SumMessage
 from treering._coordination.operations import Operation, PrepareData, Put, Sleep, derive_attempt
-from treering._coordination.votes import children_of, subtree_of
 from treering._values.checkpoint_names import decision_name, departure_name, signature_name, sum_name, vote_name
 from treering.errors import ProcessFailed, StoreFailed, Timeout
 

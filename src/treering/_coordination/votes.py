@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Collection, Generator, Iterable, Iterator
+from collections.abc import Collection, Generator, Iterable
 from typing import Any, Final
 
 from treering._coordination import operations
+from treering._coordination.fan_in import children_of, subtree_of
 from treering._coordination.messages import Failure, SumMessage, VoteMessage, VoteStage
 from treering._coordination.operations import Call, Operation, Operations
 from treering._store.api import LARGEST_MESSAGE
@@ -25,30 +26,6 @@ _GLANCE: Final = 3
 """At how many it looks where more are missing."""
 _MOST_PAYLOADS: Final = LARGEST_MESSAGE // 4
 """Bytes of payloads in one sum; above that, process 0 reads the votes themselves."""
-
-
-def children_of(process: int, count: int, fan_in: int) -> range:
-    """Return the processes whose votes a process collects.
-
-    Example:
-        >>> children_of(0, 34, 32), children_of(1, 34, 32), children_of(2, 34, 32)
-        (range(1, 33), range(33, 34), range(34, 34))
-    """
-    first = fan_in * process + 1
-    return range(min(first, count), min(first + fan_in, count))
-
-
-def subtree_of(process: int, count: int, fan_in: int) -> Iterator[int]:
-    """Yield a process and all whose votes go through it.
-
-    Example:
-        >>> list(subtree_of(1, 12, 2))
-        [1, 3, 4, 7, 8, 9, 10]
-    """
-    level = range(process, process + 1)
-    while level:
-        yield from level
-        level = range(children_of(level[0], count, fan_in).start, children_of(level[-1], count, fan_in).stop)
 
 
 class Votes:

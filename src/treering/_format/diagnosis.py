@@ -35,6 +35,12 @@ class ProcessState:
     """Seconds since it said so, by the clocks of this machine and of the file system."""
     problem: str | None = None
     """Why it failed."""
+    late: float | None = None
+    """Seconds since the save began, of a process that has not voted and did not fail."""
+    nbytes: int | None = None
+    """Bytes in data files of its own, where their names tell whose they are."""
+    through: int | None = None
+    """The process that collects its vote; None where it is process 0."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

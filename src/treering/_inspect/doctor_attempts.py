@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import platform
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Final, TypeAlias
 
+from treering._coordination.fan_in import parent_of
 from treering._coordination.messages import DecisionMessage, Failure, PrepareMessage, VoteMessage, VoteStage
 from treering._format.diagnosis import Attempt, Life, ProcessState
 from treering._inspect.attempts import FolderScan, Leftovers, NoteFile
 from treering._store.locks import Locks
 from treering._store.posix.seen_locks import started
 from treering._values import leaves_names, timing
-from treering._values.checkpoint_names import attempt_of_tombstone
+from treering._values.checkpoint_names import attempt_of_tombstone, process_of_data
 from treering._values.processes import format_processes
 from treering.errors import ProcessFailed
 
@@ -64,6 +66,7 @@ class _Notes:
     verdict: DecisionMessage | None = None
     parts: Mapping[int, NoteFile] = dataclasses.field(default_factory=dict)
     changed: float = 0.0
+    began: float | None = None
 
     @property
     def leader(self) -> str | None:
@@ -107,6 +110,7 @@ def _notes_by_attempt(files: Sequence[NoteFile]) -> dict[str, _Notes]:
             verdict=next((note.said for note in notes if isinstance(note.said, DecisionMessage)), None),
             parts={note.process: note for note in sorted(notes, key=_progress) if note.process is not None},
             changed=max(note.changed for note in notes),
+            began=next((note.changed for note in notes if isinstance(note.said, PrepareMessage)), None),
         )
         for attempt, notes in of.items()
     }
@@ -236,7 +240,7 @@ def _saving(saver: int) -> str:
 
 def _attempt(remains: Leftovers, form: str, judged: _Judgement, *, said: _Notes, now: float) -> Attempt:
     life, reason, advice = judged
-    states, vote = list(_states(said, now)), said.vote(0)
+    states, vote = list(_states(said, remains, now)), said.vote(0)
     silent = [state for state in states if state.stage in {_MISSING, VoteStage.PREPARING}]
     if life is Life.UNKNOWN and silent:
         advice = f"{format_processes(state.process for state in silent)} did not vote: {advice}"
@@ -266,15 +270,29 @@ def _outcome(verdict: DecisionMessage) -> str:
     return f"failed{by}: {verdict.failure.message}"
 
 
-def _states(said: _Notes, now: float) -> Iterator[ProcessState]:
+def _states(said: _Notes, remains: Leftovers, now: float) -> Iterator[ProcessState]:
     """Walk through the processes that have left a message, and those of the job that have not."""
     count = min(said.begin.processes, _MOST_PROCESSES) if said.begin is not None else 0
+    written = collections.Counter[int]()
+    for name, size in remains.files.items():
+        if (writer := process_of_data(name)) is not None:
+            written[writer] += size
     for process in sorted({*said.parts, *range(1, count)}):
         note, part = said.parts.get(process), said.vote(process)
         stage, who = (part.stage.value, part.who) if part else ("unreadable" if note else _MISSING, None)
         age = max(now - note.changed, 0.0) if note else None
         problem = _problem(part.failure) if part and part.failure else None
-        yield ProcessState(process=process, stage=stage, who=who, age=age, problem=problem)
+        is_late = said.verdict is None and said.began is not None and stage in {_MISSING, VoteStage.PREPARING}
+        yield ProcessState(
+            process=process,
+            stage=stage,
+            who=who,
+            age=age,
+            problem=problem,
+            late=max(now - (said.began or now), 0.0) if is_late else None,
+            nbytes=written.get(process),
+            through=parent_of(process, timing.current.fan_in) or None,
+        )
 
 
 def _problem(failure: Failure) -> str:

@@ -77,6 +77,16 @@ def is_data(name: str) -> bool:
     return _DATA.fullmatch(name) is not None
 
 
+def process_of_data(name: str) -> int | None:
+    """Return the process whose data file has this name; None for any other name.
+
+    Example:
+        >>> process_of_data("data-0123456789abcdef-00003-of-00004.safetensors")
+        3
+    """
+    return int(name.rsplit("-", 3)[1]) if is_data(name) else None
+
+
 def data_of(attempt: str, names: Iterable[str]) -> list[str]:
     """Return the names that are data files of an attempt.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 from collections.abc import Iterator
 from typing import Any
@@ -71,11 +72,19 @@ def _attempt(attempt: Attempt) -> Iterator[str]:
 def _processes(attempt: Attempt) -> Iterator[str]:
     shown = sorted(attempt.processes, key=lambda state: (state.stage in {"written", "seen"}, state.process))
     stages = max((len(state.stage) for state in shown), default=0)
+    if len(shown) > 1:
+        of_stage = collections.Counter(state.stage for state in attempt.processes)
+        yield f"  {pluralize(len(shown), 'processes', ',')}: " + ", ".join(
+            f"{count:,} {stage}" for stage, count in of_stage.items()
+        )
     for state in sorted(shown[:_MOST_PROCESSES], key=lambda state: state.process):
         who = "" if state.who is None else f"  {state.who}"
         age = "" if state.age is None else f", {duration_text(state.age)} ago"
+        late = "" if state.late is None else f", late for {duration_text(state.late)}"
+        wrote = "" if state.nbytes is None else f", wrote {bytes_text(state.nbytes)}"
+        way = "" if state.through is None else f", votes through process {state.through}"
         problem = "" if state.problem is None else f": {state.problem}"
-        yield f"  process {state.process}: {pad(state.stage, stages)}{who}{age}{problem}"
+        yield f"  process {state.process}: {pad(state.stage, stages)}{who}{age}{late}{wrote}{way}{problem}"
     if (left := len(shown) - _MOST_PROCESSES) > 0:
         yield f"  and {pluralize(left, 'more processes', ',')}"
 
