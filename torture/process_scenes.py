@@ -16,6 +16,7 @@ from torture.checkpoint_scenes import BUT, CheckpointScene
 from torture.leaves_scenes import LeavesScene
 from torture.run_scenes import RunScene
 from torture.scenes import Scene, fingerprint
+from treering._checkpoint import joint_load
 from treering._values.checkpoint_names import is_message
 from treering.errors import Mismatch, NotFound
 from treering.leaves import tree_deserialize_leaves, tree_serialize_leaves
@@ -49,6 +50,8 @@ class JointScene:
     """It is a load, onto these; None: a save."""
     rows: int = 32
     """How long one of the arrays is: only what has several blocks is read in parts and exchanged."""
+    one_index: bool = False
+    """It is a load of which process 0 reads the index for all, as in large jobs."""
 
     @property
     def loads(self) -> bool:
@@ -88,11 +91,18 @@ class JointScene:
         def sharding(key: str, _: Any) -> NamedSharding:
             return NamedSharding(mesh, wanted.get(key.replace(".", "/").rpartition("/")[2], PartitionSpec()))
 
-        if self.form == "checkpoint":
-            tree: Any = treering.load(path, shardings=sharding, timeout=timeout)
+        expected = values(version, self.rows)
+        if self.one_index:
+            vars(joint_load)["_SHARED_FROM"] = 2  # in this process, which is one of the job
+            params = {
+                name: jax.ShapeDtypeStruct(value.shape, value.dtype, sharding=sharding(name, value))
+                for name, value in expected["params"].items()
+            }
+            tree: Any = treering.load(path, expected | {"params": params}, timeout=timeout)
+        elif self.form == "checkpoint":
+            tree = treering.load(path, shardings=sharding, timeout=timeout)
         else:
             tree = tree_deserialize_leaves(path, shardings=sharding, structure="exact", timeout=timeout)
-        expected = values(version, self.rows)
         for name, spec in wanted.items():
             array = tree["params"][name]
             if not array.sharding.is_equivalent_to(NamedSharding(mesh, spec), array.ndim):
@@ -208,6 +218,9 @@ SCENES = (
     JointScene(name="run, next step", form="run"),
     JointScene(name="load checkpoint, direct", form="checkpoint", wanted=_ALONG),
     JointScene(name="load checkpoint, exchange", form="checkpoint", wanted=_ACROSS, rows=1 << 15),
+    JointScene(
+        name="load checkpoint, one index, exchange", form="checkpoint", wanted=_ACROSS, rows=1 << 15, one_index=True
+    ),
     JointScene(name="load leaves, direct", form="leaves", wanted=_ALONG),
     JointScene(name="load leaves, exchange", form="leaves", wanted=_ACROSS, rows=1 << 15),
 )

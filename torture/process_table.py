@@ -97,6 +97,12 @@ _LOAD: Final = (
     # Whoever is ahead of the others by a hair may have taken the last word with it.
     Point(name="the last meeting is over", place=f"{_TOGETHER}:LoadGroup.end", when="after", done=None),
 )
+_ONE_INDEX: Final = (
+    Point(name="the index is not offered yet", place=f"{_TOGETHER}:LoadGroup.share_index", when="before"),
+    Point(name="the index is not sent yet", place=f"{_TOGETHER}:broadcast_bytes", when="before"),
+    Point(name="the index is sent", place=f"{_TOGETHER}:broadcast_bytes", when="after"),
+    Point(name="the index is there", place=f"{_TOGETHER}:LoadGroup.share_index", when="after"),
+)
 _EXCHANGE: Final = (
     Point(name="the own part is read", place=f"{_TOGETHER}:take_parts", when="before"),
     Point(
@@ -104,6 +110,9 @@ _EXCHANGE: Final = (
         place=f"{_TOGETHER}:allgather_with_deadline",
         when="before",
         nth=2,
+    ),
+    Point(
+        name="the last meeting before the exchange begins", place=f"{_TOGETHER}:LoadGroup._meet_again", when="before"
     ),
     Point(name="the exchange begins", place=f"{_TOGETHER}:exchange_parts", when="before"),
     Point(name="the exchange is over", place=f"{_TOGETHER}:exchange_parts", when="after"),
@@ -113,7 +122,13 @@ _EXCHANGE: Final = (
 def points_of(scene: JointScene, layer: Layer) -> tuple[Point, ...]:
     """Return the points of a call; a load needs a real job."""
     if scene.loads:
-        return () if layer == "forged" else (*_LOAD, *(_EXCHANGE if scene.name.endswith("exchange") else ()))
+        if layer == "forged":
+            return ()
+        return (
+            *_LOAD,
+            *(_EXCHANGE if scene.name.endswith("exchange") else ()),
+            *(_ONE_INDEX if scene.one_index else ()),
+        )
     talk = _TALK if layer == "forged" else (*_AGREEING, *_TALK)
     if scene.form == "leaves":
         return (*talk, *_LEAVES)

@@ -142,6 +142,21 @@ def test_a_large_job_has_one_process_read_the_index(
     assert loading.meetings[0] == {"index": None}
 
 
+def test_no_exchange_begins_where_others_may_have_given_up(
+    loading: Loading, saved: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = iter([0.0, 4.0])
+    monkeypatch.setattr(joint_load, "last_allgather", lambda: next(clock))
+    assert_wide(tr.load(saved / "ckpt", only="w", shardings=COLUMNS, timeout=5)["w"])
+    clock = iter([0.0, 4.6])
+    monkeypatch.setattr(joint_load, "last_allgather", lambda: next(clock))
+    before = count_given_up()
+    with pytest.raises(Timeout, match="did not synchronise within 5 s"):
+        tr.load(saved / "ckpt", only="w", shardings=COLUMNS, timeout=5)
+    assert count_given_up() == before + 1
+    assert len(loading.exchanges) == 1
+
+
 @pytest.mark.parametrize("files", [0, 1, 5, 16, 1024, 1500])
 @pytest.mark.parametrize("count", [1, 3, 16, 1024])
 def test_each_file_is_checked_and_each_process_opens_one(files: int, count: int, tmp_path: Path) -> None:

@@ -27,7 +27,13 @@ from treering._checkpoint.forms import read_checkpoint_index
 from treering._checkpoint.missing_data import require_no_loss
 from treering._checkpoint.read_leaves import BATCH_BYTES, ReadProgress, read_batches
 from treering._checkpoint.source import SharedIndex
-from treering._coordination.allgather import allgather_with_deadline, broadcast_bytes, give_up, run_in_order
+from treering._coordination.allgather import (
+    allgather_with_deadline,
+    broadcast_bytes,
+    give_up,
+    last_allgather,
+    run_in_order,
+)
 from treering._coordination.broadcast import encode_reply, raise_failures
 from treering._coordination.message_board import PathMessageBoard
 from treering._coordination.messages import Failure
@@ -38,7 +44,7 @@ from treering._values import timing
 from treering._values.checksums import digest
 from treering._values.processes import Processes, format_processes, timeout_seconds
 from treering._values.telemetry import report
-from treering.errors import Busy, Corrupt, Mismatch, NotFound, NotShared, TreeringError
+from treering.errors import Busy, Corrupt, Mismatch, NotFound, NotShared, Timeout, TreeringError
 
 S = TypeVar("S", bound=Source)
 T = TypeVar("T")
@@ -46,6 +52,8 @@ T = TypeVar("T")
 # So many processes let process 0 read the index for all; fewer read it faster than they synchronise.
 _SHARED_FROM: Final = 16
 _MOST_SHARED: Final = 64 << 20
+# The share of the time to wait after which others may have given up.
+_NEARLY_ALL: Final = 0.9
 # Several processes also try again where a network file system shows them different states for a while.
 _TRIES_TOGETHER: Final = 16
 
@@ -211,6 +219,24 @@ class LoadGroup:
             raise Reopen(error) if self._repeats else error
         return heard
 
+    def _meet_again(self) -> None:
+        """Meet once more, before something in which a process that is left alone would be stuck for ever.
+
+        A process that comes late to the first meeting finds what the others left there when they gave up; in the second
+        it then waits alone, without harm. If it stood still between the two it finds that of the second as well: so
+        all give up where the second takes nearly as long as they wait.
+
+        Raises:
+            TreeringError: another process failed, or did not come in time.
+        """
+        first = last_allgather()
+        self._met()
+        if last_allgather() - first > _NEARLY_ALL * self._timeout:
+            self.over = True
+            give_up()
+            what = f"the processes did not synchronise within {self._timeout:g} s"
+            raise Timeout(f"could not {self._doing}: {what}", hint="give them more time (timeout=)")
+
     def _require_one_folder(self, heard: Sequence[dict[str, Any]]) -> None:
         """Refuse that some found nothing where others opened a tree: whoever hears NotFound may begin a new run there.
 
@@ -248,7 +274,7 @@ class LoadGroup:
         offer = said[0].get("index")
         if offer is None or not all("index" in one for one in said):
             return None
-        self._met()  # twice, as before an exchange
+        self._meet_again()
         try:
             data = self._run(functools.partial(broadcast_bytes, data, offer[0]))
         except BaseException:  # an interrupt too: the others are in the midst of it, and hear nothing
@@ -276,10 +302,8 @@ class LoadGroup:
             if report:
                 report.add(sum(one.nbytes for one in some))
             parted = [take_parts(one) for one in some]
-            # Twice: who comes late to the first finds the others' half of it, though they have given up and left; it
-            # then waits in the second, as it can do without harm. Left alone in an exchange it would be stuck there.
             self._met()
-            self._met()
+            self._meet_again()
             try:
                 arrays = exchange_parts(parted, self._run)
             except BaseException:  # an interrupt too: the others are in the midst of it, and hear nothing

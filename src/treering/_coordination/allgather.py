@@ -53,6 +53,7 @@ class _CollectiveOrder:
         given_up: how many calls ended here while others may still be in them. Processes that disagree on it would
             take an answer to one question for that to another.
         calls: how many calls have begun.
+        met: when this process last had the bytes of all.
     """
 
     def __init__(self) -> None:
@@ -60,6 +61,7 @@ class _CollectiveOrder:
         self.last: _CollectiveThread[Any] | None = None
         self.given_up = 0
         self.calls = 0
+        self.met = 0.0
 
 
 _order = _CollectiveOrder()
@@ -140,6 +142,7 @@ def allgather_in_order(payload: bytes, processes: Processes, doing: str) -> list
     if processes.count == 1:
         return [payload]
     rows = allgather((_HEADER.pack(_order.given_up, len(payload)) + payload).ljust(_ROW_BYTES, b"\0"))
+    _order.met = time.monotonic()
     headers = [_HEADER.unpack_from(row) for row in rows]
     latest = max(given_up for given_up, _ in headers)
     if behind := [number for number, (given_up, _) in enumerate(headers) if given_up < latest]:
@@ -154,6 +157,11 @@ def allgather_in_order(payload: bytes, processes: Processes, doing: str) -> list
 def give_up() -> None:
     """Count a call that ends here while other processes may still be in it."""
     _order.given_up += 1
+
+
+def last_allgather() -> float:
+    """Return when this process last had the bytes of all, however late the caller's thread went on after that."""
+    return _order.met
 
 
 def run_in_order(
