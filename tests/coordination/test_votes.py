@@ -92,7 +92,7 @@ def test_a_signature_that_does_not_fit_is_not_believed() -> None:
         meeting.notes[signature_name(ATTEMPT)] = b"another"
 
     meeting.follow(1, 2, before=before)
-    assert "what process 0 (host 0, pid 70) saves cannot be read" in str(meeting.run()[1])
+    assert "the signature of process 0 (host 0, pid 70) cannot be read" in str(meeting.run()[1])
 
 
 def test_those_who_did_not_come_are_named_wherever_they_are_in_the_tree() -> None:

@@ -138,7 +138,7 @@ def _await_signature(call: Call, prepare: PrepareMessage) -> Generator[Operation
             return signature
         if now >= end:
             coordinator = operations.describe_process(0, prepare.who)
-            raise _coordinator_missing(call, f"what {coordinator} saves cannot be read; {operations.NOTHING_SAVED}")
+            raise _coordinator_missing(call, f"the signature of {coordinator} cannot be read; {operations.NOTHING_SAVED}")
         yield operations.Sleep(min(next(pause), end - now))
 
 
