@@ -137,8 +137,8 @@ def _await_signature(call: Call, prepare: PrepareMessage) -> Generator[Operation
         if signature is not None and hashlib.sha256(signature).hexdigest() == prepare.digest:
             return signature
         if now >= end:
-            coordinator = operations.describe_process(0, prepare.who)
-            raise _coordinator_missing(call, f"the signature of {coordinator} cannot be read; {operations.NOTHING_SAVED}")
+            unread = f"the signature of {operations.describe_process(0, prepare.who)} cannot be read"
+            raise _coordinator_missing(call, f"{unread}; {operations.NOTHING_SAVED}")
         yield operations.Sleep(min(next(pause), end - now))
 
 
