@@ -120,6 +120,15 @@ def trusting(call: Call, check: Callable[[bytes], None]) -> Operations:
             raise
 
 
+def accusing(call: Call, check: Callable[[bytes], None]) -> Operations:
+    """Others name themselves where process 0 names the processes that are missing."""
+    try:
+        yield from participate(call, check)
+    except Timeout as error:
+        error.missing = error.missing and (call.processes.this,)
+        raise
+
+
 def patient(call: Call, check: Callable[[bytes], None]) -> Operations:
     """The clock of the others stands still."""
     return alter(participate(call, check), lambda step: [step] if not isinstance(step, Sleep) else [Sleep(4.0)])
@@ -146,6 +155,7 @@ MUTANTS = {
     "others withdraw after they have handed in": REAL._replace(participate=faithless),
     "others withdraw although the commit may have happened": REAL._replace(coordinate=careless),
     "others take silence for success": REAL._replace(participate=trusting),
+    "others name other processes than process 0 does": REAL._replace(participate=accusing),
     "others wait too long": REAL._replace(participate=patient),
     "others that give up make no folder to say so": REAL._replace(participate=unheard),
     "process 0 sweeps what was said of its own later calls": REAL._replace(live=lambda _: ()),

@@ -397,7 +397,7 @@ class Simulation:
                 raise Violation(f"process {process.this} names nobody: {error}")
             excused = process.troubled or overtaken or self._slow or self._stale or self._failing
             guilty = (self._is_guilty(job, this, process.call, process.began) for this in accused)
-            if not excused and not any(guilty):
+            if not excused and not all(guilty):
                 raise Violation(f"process {process.this} names {accused} without reason: {error}")
 
     def _was_overtaken(self, job: Job, number: int) -> bool:
@@ -434,8 +434,22 @@ class Simulation:
             raise Violation("nothing was done to anybody, and nothing was committed")
         jobs = {id(process.job): process.job for process in self._processes}.values()
         for job in jobs:
+            self._judge_names(job)
             if not job.troubled:
                 self._judge_agreement(job)
+
+    def _judge_names(self, job: Job) -> None:
+        """All that hear of a decision name the same processes; one that hears nothing names process 0."""
+        for call in range(1, job.calls + 1):
+            named = set()
+            for process in self._processes:
+                error = process.results.get(call) if process.job is job else None
+                if isinstance(error, Timeout):
+                    named.add(tuple(error.missing))
+                elif isinstance(error, ProcessFailed):
+                    named.add(tuple(error.processes))
+            if len(named - {(0,)}) > 1:
+                raise Violation(f"processes name different ones in call {call}: {sorted(named)}")
 
     def _judge_agreement(self, job: Job) -> None:
         """In a job that nothing was done to all processes have the same end of each call."""
