@@ -383,6 +383,7 @@ GOOD_SUM = SumMessage(payloads={1: b"abc"}, failures={2: Failure.of(Exists("x"))
         (DecisionMessage.decode, GOOD_VERDICT, b'"errno":null', b'"errno":"x"'),
         (PrepareMessage.decode, GOOD_BEGIN, b'"number":1', b'"number":1.0'),
         (PrepareMessage.decode, GOOD_BEGIN, b'"signature"', b'"signatur"'),
+        (PrepareMessage.decode, GOOD_BEGIN, b'"digest":""', b'"digest":"ab"'),
         # It becomes the name of a folder.
         (PrepareMessage.decode, GOOD_BEGIN, ATTEMPT.encode(), b"a\\u0000b"),
         (PrepareMessage.decode, GOOD_BEGIN, ATTEMPT.encode(), b"\\ud800"),

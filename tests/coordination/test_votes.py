@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any, NoReturn
 
 import pytest
 
 from tests.coordination.joint_saves import JOB, SIGNATURE, Killed, Meeting
 from treering._coordination.fan_in import children_of, subtree_of
-from treering._coordination.messages import SumMessage
-from treering._coordination.operations import Operation, PrepareData, Put, Sleep, derive_attempt
-from treering._values.checkpoint_names import decision_name, departure_name, signature_name, sum_name, vote_name
+from treering._coordination.messages import PrepareMessage, SumMessage
+from treering._coordination.operations import Get, Operation, OutOfStep, PrepareData, Put, Sleep, derive_attempt
+from treering._values.checkpoint_names import (
+    decision_name,
+    departure_name,
+    prepare_name,
+    signature_name,
+    sum_name,
+    vote_name,
+)
 from treering.errors import ProcessFailed, StoreFailed, Timeout
 
 ATTEMPT = derive_attempt(JOB, 1)
@@ -196,3 +204,96 @@ def test_the_signature_is_compared_by_all() -> None:
     save(meeting, 5, at_1={"check": check}, at_2={"check": check}, at_3={"check": check}, at_4={"check": check})
     meeting.run()
     assert checked == [SIGNATURE] * 4
+
+
+def test_a_vote_that_cannot_be_read_below_an_empty_sum_is_waited_for_until_the_deadline(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("treering._coordination.votes._MOST_PAYLOADS", 1)
+
+    def before(step: Operation) -> None:
+        if isinstance(step, Sleep) and vote_name(ATTEMPT, 4) in meeting.notes:
+            meeting.notes[vote_name(ATTEMPT, 4)] = b"{}"
+
+    meeting = Meeting()
+    save(meeting, 12, at_0={"before": before})
+    errors = meeting.run()
+    assert all(isinstance(error, Timeout) and error.missing == (4,) for error in errors.values())
+    assert "the message of process 4 cannot be read" in str(errors[0])
+    assert max(meeting.reads.values()) < 3000
+
+
+def test_a_failure_is_told_while_those_between_are_at_work() -> None:
+    meeting = Meeting()
+    save(meeting, 12, at_9={"prepare": no_space}, at_4=die_at(PrepareData))
+    errors = meeting.run()
+    assert isinstance(errors.pop(4), Killed)
+    assert all("process 9 (host 9, pid 79): no space left" in str(errors[this]) for this in errors if this != 9)
+    assert meeting.now < 15
+
+
+def test_a_sum_that_cannot_be_put_fails_nothing() -> None:
+    def before(step: Operation) -> None:
+        if isinstance(step, Put) and step.name == sum_name(ATTEMPT, 1):
+            raise PermissionError("denied")
+
+    meeting = Meeting()
+    save(meeting, 12, at_1={"before": before})
+    assert set(meeting.run().values()) == {None}
+    assert meeting.parts == tuple(b"part %d" % this for this in range(12))
+
+
+def test_one_look_that_fails_names_nobody() -> None:
+    failed: list[Operation] = []
+
+    def before(step: Operation) -> None:
+        if isinstance(step, Get) and step.name == vote_name(ATTEMPT, 9) and not failed:
+            failed.append(step)
+            meeting.notes["aside"] = meeting.notes.pop(step.name)
+        elif "aside" in meeting.notes and isinstance(step, Sleep):
+            meeting.notes[vote_name(ATTEMPT, 9)] = meeting.notes.pop("aside")
+
+    meeting = Meeting()
+    save(meeting, 12, at_0={"before": before}, at_1=die_at(Put, "-sum-"))
+    errors = meeting.run()
+    assert failed
+    assert isinstance(errors.pop(1), Killed)
+    assert set(errors.values()) == {None}
+
+
+def test_many_that_have_not_finished_are_counted() -> None:
+    meeting = Meeting()
+    save(meeting, 60, 32, **{f"at_{this}": die_at(PrepareData) for this in range(1, 60)})
+    error = meeting.run()[0]
+    assert isinstance(error, Timeout)
+    assert error.missing == tuple(range(1, 60))
+    assert "process 20 (host 20, pid 720) has not finished its part within 20 s" in str(error)
+    assert "nor did processes 21-59 hand in a vote; nothing was saved" in str(error)
+
+
+def test_a_process_that_is_late_to_the_signature_hears_that_process_0_has_gone_on() -> None:
+    meeting = Meeting()
+    meeting.lead(2, signature=b"leaf " * 1000, before=die_at(PrepareData)["before"])
+
+    def before(step: Operation) -> None:
+        if getattr(step, "name", "") == signature_name(ATTEMPT) and meeting.notes.pop(signature_name(ATTEMPT), None):
+            begin = PrepareMessage.decode(meeting.notes[prepare_name(JOB)])
+            meeting.notes[prepare_name(JOB)] = dataclasses.replace(begin, number=2).encode()
+
+    meeting.follow(1, 2, before=before)
+    assert isinstance(meeting.run()[1], OutOfStep)
+    assert meeting.now < 1
+
+
+def test_the_messages_below_a_process_that_gave_up_are_removed() -> None:
+    def before(step: Operation) -> None:
+        if isinstance(step, Sleep) and (0, "commit") in meeting.done:
+            raise KeyboardInterrupt
+
+    meeting = Meeting()
+    save(meeting, 12, at_1={"before": before})
+    errors = meeting.run()
+    assert {type(error) for error in errors.values()} <= {type(None), KeyboardInterrupt}
+    if errors[1] is None:
+        pytest.fail("it was not interrupted")
+    assert not [name for name in meeting.notes if vote_name(ATTEMPT, 9) == name]

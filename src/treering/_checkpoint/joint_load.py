@@ -220,22 +220,24 @@ class LoadGroup:
         return heard
 
     def _meet_again(self) -> None:
-        """Meet once more, before something in which a process that is left alone would be stuck for ever.
+        """Meet twice more, before something in which a process that is left alone would be stuck for ever.
 
-        A process that comes late to the first meeting finds what the others left there when they gave up; in the second
-        it then waits alone, without harm. If it stood still between the two it finds that of the second as well: so
-        all give up where the second takes nearly as long as they wait.
+        A process that comes late to a meeting finds what the others left there when they gave up; in the next one it
+        then waits alone, without harm. If it stood still between two meetings it finds that of the next one as well: so
+        all give up where one of the two takes nearly as long as they wait. Two, because of a process that stood still
+        in the meeting before, the time is known only from its end.
 
         Raises:
             TreeringError: another process failed, or did not come in time.
         """
-        first = last_allgather()
-        self._met()
-        if last_allgather() - first > _NEARLY_ALL * self._timeout:
-            self.over = True
-            give_up()
-            what = f"the processes did not synchronise within {self._timeout:g} s"
-            raise Timeout(f"could not {self._doing}: {what}", hint="give them more time (timeout=)")
+        for _ in range(2):
+            before = last_allgather()
+            self._met()
+            if last_allgather() - before > _NEARLY_ALL * self._timeout:
+                self.over = True
+                give_up()
+                what = f"the processes did not synchronise within {self._timeout:g} s"
+                raise Timeout(f"could not {self._doing}: {what}", hint="give them more time (timeout=)")
 
     def _require_one_folder(self, heard: Sequence[dict[str, Any]]) -> None:
         """Refuse that some found nothing where others opened a tree: whoever hears NotFound may begin a new run there.

@@ -18,6 +18,8 @@ from treering._values.processes import format_processes
 from treering.errors import Timeout
 
 _TIMES_SAID: Final = 5
+_MOST_REASONS: Final = 20
+"""How many processes that have not finished are named each with what it last said."""
 _LONGEST_SIGNATURE: Final = 1024
 """Bytes of a signature that the prepare message holds, which all processes look at more than once."""
 
@@ -57,15 +59,15 @@ def coordinate(call: Call, signature: bytes) -> Operations:
         operations.raise_converted(call, error)
     # From here on it is saved, whatever becomes of the messages.
     below = children_of(0, call.processes.count, call.timing.fan_in)
-    if (yield from _announce(call, DecisionMessage(who=call.who), below)):
-        yield from _remove_messages(call, below)
+    if (left := (yield from _announce(call, DecisionMessage(who=call.who), below))) is not None:
+        yield from _remove_messages(call, left)
 
 
 def refuse(call: Call, error: BaseException) -> Operations:
     """Yield the operations of process 0 that tells the others why it could not enter the folder. It raises nothing."""
     decision = DecisionMessage(who=call.who, failure=operations.describe_own_error(call, error), processes=(0,))
-    if (yield from _announce(call, decision, call.processes.others)):
-        yield from _remove_messages(call, call.processes.others)
+    if (left := (yield from _announce(call, decision, call.processes.others))) is not None:
+        yield from _remove_messages(call, left)
 
 
 def _put_prepare(call: Call, signature: bytes) -> Operations:
@@ -89,11 +91,14 @@ def _collect_votes(call: Call, own: bytes, started: float) -> Generator[Operatio
     now = yield operations.NOW
     pause = operations.poll_intervals(call, took=now - started, collects=True)
     end = now + call.timeout
+    # Before the last look at all votes there is another one: a read may fail, or a network file system hide a name.
+    full = [end, end - call.linger / _TIMES_SAID]
     while True:
         now = yield operations.NOW  # before the look: a process that sleeps through the deadline looks once more
         more = yield from votes.look()
-        if now >= end and votes.waiting:
+        if now >= full[-1] and votes.waiting:
             yield from votes.look_at_all()
+            full = full[:1]
         if votes.failures:
             raise (yield from _report_failures(call, votes.failures))
         if not votes.waiting:
@@ -102,7 +107,7 @@ def _collect_votes(call: Call, own: bytes, started: float) -> Generator[Operatio
         if now >= end:
             raise (yield from _report_missing(call, votes))
         if not more:
-            yield operations.Sleep(min(next(pause), end - now))
+            yield operations.Sleep(min(next(pause), max(full[-1] - now, call.timing.poll_first)))
 
 
 def _report_failures(call: Call, failed: dict[int, Failure]) -> Generator[Operation, Any, operations.OutcomeKnown]:
@@ -121,7 +126,8 @@ def _report_missing(call: Call, votes: Votes) -> Generator[Operation, Any, opera
     missing = tuple(sorted(waiting))
     absent = [process for process in missing if waiting[process] is None]
     reasons = [f"{format_processes(absent)} did not arrive within {call.timeout:g} s"] if absent else []
-    for process in missing:
+    others = [process for process in missing if waiting[process] is not None]
+    for process in others[:_MOST_REASONS]:
         vote = waiting[process]
         if isinstance(vote, VoteMessage):
             reasons.append(
@@ -129,6 +135,8 @@ def _report_missing(call: Call, votes: Votes) -> Generator[Operation, Any, opera
             )
         elif vote is not None:
             reasons.append(f"the message of process {process} cannot be read ({vote})")
+    if more := others[_MOST_REASONS:]:
+        reasons.append(f"nor did {format_processes(more)} hand in a vote")
     message = f"{'; '.join(reasons)}; {operations.NOTHING_SAVED}"
     failure = Failure(name=Timeout.__name__, message=message, hint=operations.LOOK, missing=missing)
     yield from _announce_failure(call, failure, missing, absent=missing)
@@ -149,21 +157,23 @@ def _announce_failure(
     """
     waited_for = [process for process in call.processes.others if process not in absent]
     decision = DecisionMessage(who=call.who, failure=failure, processes=processes, in_doubt=in_doubt)
-    have_left = yield from _announce(call, decision, waited_for)
-    if have_left and not absent:
+    left = yield from _announce(call, decision, waited_for)
+    if left is not None and not absent:
         yield from operations.roll_back()
-        yield from _remove_messages(call, call.processes.others)
+        yield from _remove_messages(call, left)
 
 
-def _announce(call: Call, decision: DecisionMessage, waited_for: Iterable[int]) -> Generator[Operation, Any, bool]:
-    """Put the decision, stay until the processes have read it, but not long; return whether they have.
+def _announce(
+    call: Call, decision: DecisionMessage, waited_for: Iterable[int]
+) -> Generator[Operation, Any, tuple[int, ...] | None]:
+    """Put the decision, stay until the processes have read it, but not long; return which have, None where not all.
 
     It raises nothing of its own: all is decided already. The decision is put more than once: the first time may have
     failed, or a saver of another job may have swept it.
     """
     put = operations.Put(decision_name(call.attempt), decision.encode())
-    have_left = yield from await_departures(call, waited_for, put, every=call.linger / _TIMES_SAID)
-    return have_left
+    left = yield from await_departures(call, waited_for, put, every=call.linger / _TIMES_SAID)
+    return left
 
 
 def _remove_messages(call: Call, processes: Iterable[int]) -> Operations:

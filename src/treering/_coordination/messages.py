@@ -176,7 +176,10 @@ class PrepareMessage:
         if not ATTEMPT.fullmatch(node["attempt"]):  # it becomes the name of a folder
             raise Corrupt(f"{what} names no attempt")
         fields: dict[str, Any] = {field.name: node.get(field.name) for field in dataclasses.fields(cls)}
-        if not fields["digest"]:
+        if fields["digest"]:
+            if fields["signature"] is not None:
+                raise Corrupt(f"{what} holds a signature and the digest of another")
+        else:
             fields["signature"] = _decode_bytes(member(node, "signature", str, what), what)
         return cls(**fields)
 

@@ -226,17 +226,17 @@ def describe_own_error(call: Call, error: BaseException) -> Failure:
     return Failure.of(convert_error(call, error)).attribute_to(describe_process(call.processes.this, call.who))
 
 
-def convert_error(call: Call, error: BaseException) -> BaseException:
-    """Return an error of the messages as one of ours; any other as it is."""
+def convert_error(call: Call, error: BaseException, left: str = "") -> BaseException:
+    """Return an error of the messages as one of ours, which also says what is left; any other as it is."""
     if not isinstance(error, OSError) or isinstance(error, TreeringError):
         return error
-    refusal = StoreFailed(f"{describe_failure(call)}: {error.strerror or error}")
+    refusal = StoreFailed(f"{describe_failure(call)}: {error.strerror or error}{left}")
     refusal.errno = error.errno
     return refusal
 
 
-def raise_converted(call: Call, error: BaseException) -> NoReturn:
+def raise_converted(call: Call, error: BaseException, left: str = "") -> NoReturn:
     """Raise an error, as one of ours."""
-    if (raised := convert_error(call, error)) is error:
+    if (raised := convert_error(call, error, left)) is error:
         raise error
     raise raised from error

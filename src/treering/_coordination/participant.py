@@ -9,9 +9,9 @@ from typing import Any, Final
 
 from treering._coordination import operations
 from treering._coordination.fan_in import children_of
-from treering._coordination.messages import DecisionMessage, Failure, PrepareMessage, SumMessage, VoteMessage, VoteStage
+from treering._coordination.messages import DecisionMessage, Failure, PrepareMessage, VoteMessage, VoteStage
 from treering._coordination.operations import Call, Operation, Operations
-from treering._coordination.votes import Votes, attribute, await_departures, messages_of, put_sum
+from treering._coordination.votes import Votes, await_departures, messages_of, put_failure
 from treering._values.checkpoint_names import (
     arrival_name,
     decision_name,
@@ -80,7 +80,7 @@ def participate(call: Call, check: Callable[[bytes], None]) -> Operations:
         raise known.error from None
     except BaseException as error:  # noqa: BLE001 - as above
         yield from _abort(call, error, roll_back_data=False)
-        operations.raise_converted(call, error)
+        operations.raise_converted(call, error, f"; {_NOT_KNOWN}")
     yield from _leave_after_success(call)
 
 
@@ -139,6 +139,7 @@ def _await_signature(call: Call, prepare: PrepareMessage) -> Generator[Operation
         if now >= end:
             unread = f"the signature of {operations.describe_process(0, prepare.who)} cannot be read"
             raise _coordinator_missing(call, f"{unread}; {operations.NOTHING_SAVED}")
+        yield from _read_prepare(call)  # process 0 may have ended the call, or be in a later one
         yield operations.Sleep(min(next(pause), end - now))
 
 
@@ -160,9 +161,10 @@ def _await_decision(call: Call, prepare: PrepareMessage, payload: bytes, started
         if collects:
             more = yield from votes.look()
             if votes.failures or not votes.waiting:
-                yield from votes.put_sum(payload)
-                collects = False
-            if more and collects:
+                with contextlib.suppress(OSError):  # put again at the next look; process 0 can do without it
+                    yield from votes.put_sum(payload)
+                    collects = False
+            if more and collects and now < end:
                 now = yield operations.NOW
                 continue
         if looks % _FULL_LOOK == 0 or now >= end:
@@ -216,10 +218,10 @@ def _leave_after_success(call: Call) -> Operations:
     """Leave when those below have left, and remove their messages; where some stay, they stay for the next saver."""
     below = children_of(call.processes.this, call.processes.count, call.timing.fan_in)
     if below:
-        if not (yield from await_departures(call, below)):
+        if (left := (yield from await_departures(call, below))) is None:
             return
         with contextlib.suppress(OSError):
-            yield operations.Remove(messages_of(call, below))
+            yield operations.Remove(messages_of(call, left))
     yield from _leave(call, roll_back_data=False)
 
 
@@ -238,7 +240,7 @@ def _abort(call: Call, error: BaseException, *, roll_back_data: bool) -> Operati
     with contextlib.suppress(OSError):  # the error that brought us here says more
         vote = VoteMessage(stage=VoteStage.FAILED, who=call.who, failure=failure)
         yield operations.Put(vote_name(call.attempt, this), vote.encode())
-        yield from put_sum(call, SumMessage(failures={this: attribute(failure, this, call.who)}))
+        yield from put_failure(call, failure)
     yield from _leave(call, roll_back_data=roll_back_data, failure=failure)
 
 

@@ -13,7 +13,7 @@ from collections.abc import Collection, Generator, Iterable
 from typing import Any, Final
 
 from treering._coordination import operations
-from treering._coordination.fan_in import children_of, subtree_of
+from treering._coordination.fan_in import children_of, parent_of, subtree_of
 from treering._coordination.messages import Failure, SumMessage, VoteMessage, VoteStage
 from treering._coordination.operations import Call, Operation, Operations
 from treering._store.api import LARGEST_MESSAGE
@@ -24,6 +24,8 @@ _ALL: Final = 8
 """Up to how many missing messages a process looks at all of them at once."""
 _GLANCE: Final = 3
 """At how many it looks where more are missing."""
+_LINGERS_FOR: Final = 256
+"""Of how many processes the departures fit into the time that process 0 lingers; for more it waits longer."""
 _MOST_PAYLOADS: Final = LARGEST_MESSAGE // 4
 """Bytes of payloads in one sum; above that, process 0 reads the votes themselves."""
 
@@ -72,7 +74,8 @@ class Votes:
         payloads = {self._call.processes.this: own, **self.payloads}
         if self.failures or sum(map(len, payloads.values())) > _MOST_PAYLOADS:
             payloads = {}
-        yield from put_sum(self._call, SumMessage(payloads=payloads, failures=self.failures))
+        message = SumMessage(payloads=payloads, failures=self.failures)
+        yield operations.Put(sum_name(self._call.attempt, self._call.processes.this), message.encode())
 
     def _collects(self, process: int) -> bool:
         return bool(children_of(process, self._call.processes.count, self._fan_in))
@@ -92,6 +95,7 @@ class Votes:
             return False
         else:
             yield from self._look_directly(process)
+            return self.waiting.keys().isdisjoint(below)
         return True
 
     def _look_directly(self, top: int) -> Operations:
@@ -134,16 +138,20 @@ def attribute(failure: Failure, process: int, who: str) -> Failure:
     return dataclasses.replace(told, missing=(process,) if told.missing else ())
 
 
-def put_sum(call: Call, message: SumMessage) -> Operations:
-    """Hand a sum on, where another process collects it."""
-    if call.processes.this and children_of(call.processes.this, call.processes.count, call.timing.fan_in):
-        yield operations.Put(sum_name(call.attempt, call.processes.this), message.encode())
+def put_failure(call: Call, failure: Failure) -> Operations:
+    """Hand on why this process failed, at once: also in the place of those above, which may be at work for long."""
+    this = process = call.processes.this
+    message = SumMessage(failures={this: attribute(failure, this, call.who)}).encode()
+    while process:
+        if process != this or children_of(this, call.processes.count, call.timing.fan_in):
+            yield operations.Put(sum_name(call.attempt, process), message)
+        process = parent_of(process, call.timing.fan_in)
 
 
 def await_departures(
     call: Call, processes: Iterable[int], repeat: Operation | None = None, *, every: float = 0.0
-) -> Generator[Operation, Any, bool]:
-    """Wait until processes have left, but not long; return whether they have.
+) -> Generator[Operation, Any, tuple[int, ...] | None]:
+    """Wait until processes have left, but not long; return those that were waited for, None where some have not left.
 
     Args:
         call: the call.
@@ -152,9 +160,12 @@ def await_departures(
         every: after how many seconds it is carried out again.
     """
     waiting = dict.fromkeys(processes)
+    waited = dict(waiting)
     pause = operations.poll_intervals(call, collects=True)
     now = yield operations.NOW
-    due, end = now, now + call.linger
+    # Only process 0 can wait for more than fit into that time.
+    patience = 1.0 if call.processes.this else max(1.0, call.processes.count / _LINGERS_FOR)
+    due, end = now, now + call.linger * patience
     while True:
         if repeat is not None and now >= due:
             with contextlib.suppress(OSError):
@@ -170,9 +181,13 @@ def await_departures(
                 continue
             found += 1
             if left.stage is VoteStage.FAILED:  # it gave up and waited for none of those that hand in to it
-                waiting |= dict.fromkeys(children_of(process, call.processes.count, call.timing.fan_in))
-        if not waiting or now >= end:
-            return not waiting
+                below = dict.fromkeys(children_of(process, call.processes.count, call.timing.fan_in))
+                waiting |= {one: None for one in below if one not in waited}
+                waited |= below
+        if not waiting:
+            return tuple(waited)
+        if now >= end:
+            return None
         if 2 * found <= len(some):
             yield operations.Sleep(min(next(pause), end - now))
         now = yield operations.NOW

@@ -29,7 +29,10 @@ from treering._values import checkpoint_names, leaves_names
 from treering.errors import Corrupt, Format, NotFound, Unsupported
 
 # The number of its process, where a note's name has one.
-_NOTE: Final = re.compile(r"\.treering-[0-9a-f-]*?(?:(?:here|part|left|waiting)-(\d{5,9})|begin|verdict)")
+_OF_TREE: Final = re.compile(r"-(?:sum-\d+|signature)\Z")
+_NOTE: Final = re.compile(
+    r"\.treering-[0-9a-f-]*?(?:(?:here|part|left|waiting)-(\d{5,9})|sum-\d{5,9}|signature|begin|verdict)"
+)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -261,5 +264,5 @@ def _said(name: str, data: bytes) -> PrepareMessage | VoteMessage | DecisionMess
         return dataclasses.replace(PrepareMessage.decode(data), signature=b"")
     if name.endswith("-verdict"):
         return DecisionMessage.decode(data)
-    is_vote = checkpoint_names.attempt_of_message(name) is not None
+    is_vote = checkpoint_names.attempt_of_message(name) is not None and not _OF_TREE.search(name)
     return dataclasses.replace(VoteMessage.decode(data), payload=b"") if is_vote else None

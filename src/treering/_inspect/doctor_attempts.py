@@ -67,6 +67,8 @@ class _Notes:
     parts: Mapping[int, NoteFile] = dataclasses.field(default_factory=dict)
     changed: float = 0.0
     began: float | None = None
+    most: int = 0
+    """For how many processes it is said how far they are."""
 
     @property
     def leader(self) -> str | None:
@@ -110,6 +112,7 @@ def _notes_by_attempt(files: Sequence[NoteFile]) -> dict[str, _Notes]:
             verdict=next((note.said for note in notes if isinstance(note.said, DecisionMessage)), None),
             parts={note.process: note for note in sorted(notes, key=_progress) if note.process is not None},
             changed=max(note.changed for note in notes),
+            most=_MOST_PROCESSES // len(of),
             began=next((note.changed for note in notes if isinstance(note.said, PrepareMessage)), None),
         )
         for attempt, notes in of.items()
@@ -272,7 +275,7 @@ def _outcome(verdict: DecisionMessage) -> str:
 
 def _states(said: _Notes, remains: Leftovers, now: float) -> Iterator[ProcessState]:
     """Walk through the processes that have left a message, and those of the job that have not."""
-    count = min(said.begin.processes, _MOST_PROCESSES) if said.begin is not None else 0
+    count = min(said.begin.processes, said.most) if said.begin is not None else 0
     written = collections.Counter[int]()
     for name, size in remains.files.items():
         if (writer := process_of_data(name)) is not None:
