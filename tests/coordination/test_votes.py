@@ -263,7 +263,8 @@ def test_one_look_that_fails_names_nobody() -> None:
 
 def test_many_that_have_not_finished_are_counted() -> None:
     meeting = Meeting()
-    save(meeting, 60, 32, **{f"at_{this}": die_at(PrepareData) for this in range(1, 60)})
+    dead: dict[str, Any] = {f"at_{this}": die_at(PrepareData) for this in range(1, 60)}
+    save(meeting, 60, 32, **dead)
     error = meeting.run()[0]
     assert isinstance(error, Timeout)
     assert error.missing == tuple(range(1, 60))
