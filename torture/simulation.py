@@ -413,7 +413,10 @@ class Simulation:
             raise Violation("process 0 waits for others that had all given up before it came")
 
     def _is_guilty(self, job: Job, this: int, call: int, began: float) -> bool:
-        """Whether something was done to a process, or it is elsewhere, or has given the call up itself."""
+        """Whether something was done to a process, or it is elsewhere, came late, or has given the call up itself."""
+        lead = next(process for process in self._processes if process.job is job and process.this == 0)
+        if lead.call == call:
+            began = min(began, lead.began)  # it is process 0 that waited for it
         for process in self._processes:
             if process.job is job and process.this == this:
                 is_late = process.began > began + job.timeout / 2
