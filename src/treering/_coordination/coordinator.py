@@ -172,8 +172,7 @@ def _announce(
     failed, or a saver of another job may have swept it.
     """
     put = operations.Put(decision_name(call.attempt), decision.encode())
-    left = yield from await_departures(call, waited_for, put, every=call.linger / _TIMES_SAID)
-    return left
+    return (yield from await_departures(call, waited_for, put, every=call.linger / _TIMES_SAID))
 
 
 def _remove_messages(call: Call, processes: Iterable[int]) -> Operations:
