@@ -45,8 +45,9 @@ def processes(options: argparse.Namespace) -> int:
     # jax dislikes every fork; no device and no thread has been started here.
     warnings.filterwarnings("ignore", category=RuntimeWarning)
     _import_all()
-    # Who stands still may hold a lock: that its minute passes is no news.
-    timing.current = Timing(directory_lock=5.0, fan_in=2)  # of four processes one collects for another
+    # Who stands still may hold a lock: that its minute passes is no news. Of four processes one collects for another,
+    # and the messages of two lie in a folder of their own.
+    timing.current = Timing(directory_lock=5.0, fan_in=2, fan_out=2)
     begun = time.monotonic()
     todo = [case for case in cases(options.count or COUNTS) if _is_wanted(case, options)]
     if not todo:

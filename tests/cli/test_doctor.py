@@ -23,6 +23,7 @@ from tests.cli.command import inside, treering
 from treering import leaves
 from treering._checkpoint.transaction import CheckpointFolder
 from treering._coordination.coordinator import coordinate
+from treering._coordination.message_board import PathMessageBoard
 from treering._coordination.messages import DecisionMessage, Failure, PrepareMessage, VoteMessage, VoteStage
 from treering._coordination.operations import Call, Get, Now, Put, Sleep
 from treering._inspect.attempts import looked_at
@@ -392,6 +393,19 @@ def test_a_large_job_in_flight_is_shown_with_its_tree(tmp_path: Path) -> None:
     assert "  40 processes: 39 written, 1 missing\n" in said
     assert re.search(r"  process 35: missing, late for .*s, votes through process 1\n", said)
     assert re.search(r"  process 0: .*, wrote [0-9.]+ ", said)
+
+
+@pytest.mark.usefixtures("on_nfs")
+def test_messages_that_lie_in_folders_are_found(tmp_path: Path) -> None:
+    path = dead(tmp_path / "ckpt")
+    notes(path, {}, count=600)
+    board = PathMessageBoard(path)
+    for this in range(600):
+        board.put(vote_name(A, this), VoteMessage(stage=VoteStage.PREPARED, who=f"node{this}, pid 1").encode())
+    board.remove_all([vote_name(A, 555)])
+    (attempt,) = doctor(path, 1)["attempts"]
+    missing = [each["process"] for each in attempt["processes"] if each["stage"] == "missing"]
+    assert (missing, attempt["processes"][599]["who"]) == ([555], "node599, pid 1")
 
 
 @pytest.mark.usefixtures("on_nfs")

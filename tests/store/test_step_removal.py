@@ -48,6 +48,8 @@ def names(folder: Path) -> set[str]:
 
 
 NOTES = (".treering-0123456789abcdef-part-00001", ".treering-0123456789abcdef-verdict", ".treering-waiting-00001")
+FAR = ".treering-0123456789abcdef-messages-00001"
+"""The folder of messages of a large job."""
 
 
 class TestNotesOfSavesByManyProcesses:
@@ -57,6 +59,8 @@ class TestNotesOfSavesByManyProcesses:
     def noted(self, run: Path) -> None:
         for name in NOTES:
             (run / "step_00000020" / name).write_bytes(b"{}")
+        (run / "step_00000020" / FAR).mkdir()
+        (run / "step_00000020" / FAR / ".treering-0123456789abcdef-part-00300").write_bytes(b"{}")
 
     def test_they_go_with_the_step(self, run: Path) -> None:
         assert remove(run, 20)
@@ -64,21 +68,21 @@ class TestNotesOfSavesByManyProcesses:
 
     def test_they_go_when_it_is_not_the_newest_any_more(self, run: Path) -> None:
         tidy(run, 20)
-        assert names(run / "step_00000020") >= set(NOTES)
+        assert names(run / "step_00000020") >= {*NOTES, FAR}
         tidy(run, 20, newest=False)
-        assert names(run / "step_00000020").isdisjoint(NOTES)
+        assert names(run / "step_00000020").isdisjoint({*NOTES, FAR})
         assert load(run / "step_00000020") == payload(20)
 
     def test_where_nothing_is_saved_yet_they_stay(self, run: Path) -> None:
         """Processes may be meeting there for the first save of their job."""
         (run / "step_00000020" / "treering.json").unlink()
         tidy(run, 20, newest=False)
-        assert names(run / "step_00000020") >= set(NOTES)
+        assert names(run / "step_00000020") >= {*NOTES, FAR}
 
     def test_while_somebody_saves_there_they_stay(self, run: Path) -> None:
         with locked(run / "step_00000020"), pytest.raises(Busy):
             tidy(run, 20, newest=False)
-        assert names(run / "step_00000020") >= set(NOTES)
+        assert names(run / "step_00000020") >= {*NOTES, FAR}
 
 
 class TestRemoving:

@@ -20,7 +20,7 @@ from typing import Self
 from treering._checkpoint.joined_folder import AttemptFiles
 from treering._checkpoint.waiting import NOTHING, list_names, listed_names, remove_data, supersede
 from treering._codec.key_document import Superseded, is_tombstone
-from treering._coordination.message_board import FolderMessageBoard, MessageBoard, stale_messages
+from treering._coordination.message_board import FolderMessageBoard, MessageBoard, sweep_messages
 from treering._store.api import Claim, Entry, Held, Outcome, Store, Version
 from treering._store.failures import naming, with_errno
 from treering._store.open_folder import index_document, is_removed, key_content
@@ -236,6 +236,7 @@ class CheckpointFolder(AttemptFiles):
         store = self._store
         attempts = [attempt for name in names if (attempt := checkpoint_names.attempt_of_journal(name))]
         ours = {LOCK_FILE, *map(checkpoint_names.journal_of, attempts), *filter(checkpoint_names.is_message, names)}
+        ours.update(filter(checkpoint_names.is_message_folder, names))
         ours.update(listed if self._old is None else (INDEX, *listed))
         ours.update(filter(checkpoint_names.attempt_of_tombstone, names))
         # In a bucket data may arrive when their marker was swept; on disk others may have put such files there.
@@ -364,13 +365,6 @@ def sweep_attempts(
         if (attempt := checkpoint_names.attempt_of_journal(marker)) is not None:
             data = [name for name in checkpoint_names.data_of(attempt, names) if name not in live]
             yield attempt, store.sweep(marker, data, INDEX, current)
-
-
-def sweep_messages(store: Store, names: Iterable[str], is_live: Callable[[str], bool]) -> None:
-    """Remove the messages of attempts that are not live. The caller has the lock of the folder."""
-    for note in stale_messages(names, is_live, FolderMessageBoard(store).get):
-        with contextlib.suppress(OSError):  # it stands in nobody's way
-            store.remove(note)
 
 
 def finish_removals(

@@ -2,6 +2,9 @@
 
 They lie in the folder that is saved into. A message is replaced at once: a reader gets the old one or the new one.
 The folder is never listed to find them, because listings of network file systems are the last to become true.
+
+In a large job the messages of each 256 processes lie in a folder of their own below it, those of the first 256 in the
+folder itself. Such a folder comes with the first message in it, and goes with the last one.
 """
 
 from __future__ import annotations
@@ -15,7 +18,14 @@ from typing import Protocol, Self
 from treering._coordination.messages import PrepareMessage
 from treering._store.api import LARGEST_MESSAGE, Store
 from treering._store.resolve import is_folder, opened_store
-from treering._values.checkpoint_names import attempt_of_message, is_message, is_prepare
+from treering._values import timing
+from treering._values.checkpoint_names import (
+    attempt_of_message,
+    folder_of_message,
+    is_message,
+    is_message_folder,
+    is_prepare,
+)
 from treering._values.human import pluralize
 from treering.errors import Corrupt
 
@@ -72,7 +82,16 @@ class FolderMessageBoard:
         _require_message(name)
         if len(data) > LARGEST_MESSAGE:
             raise OSError(errno.EFBIG, f"a message of {pluralize(len(data), 'bytes')}, more than {LARGEST_MESSAGE}")
-        self._store.put(name, data)
+        if (folder := _folder_of(name)) is None:
+            self._store.put(name, data)
+            return
+        try:
+            with self._store.below(folder) as below:
+                below.put(name, data)
+        except FileNotFoundError:
+            self._store.at(folder).make()
+            with self._store.below(folder) as below:
+                below.put(name, data)
 
     def get(self, name: str) -> bytes | None:
         """Read it, up to the largest size.
@@ -80,6 +99,10 @@ class FolderMessageBoard:
         Raises:
             OSError: the system refused; a link, a pipe or something too large has that name.
         """
+        if (folder := _folder_of(name)) is not None:
+            with contextlib.suppress(FileNotFoundError), self._store.below(folder) as below:
+                return below.get(name)
+        # Where the folder is not there, it cannot be here either; but a network file system is asked to look again.
         return self._store.get(name)
 
     def remove_all(self, names: Collection[str]) -> None:
@@ -89,9 +112,32 @@ class FolderMessageBoard:
             OSError: the system refused.
             ValueError: one of them is no name of a message.
         """
+        by_folder: dict[str | None, list[str]] = {}
         for name in names:
             _require_message(name)
-        self._store.remove_all(names)
+            by_folder.setdefault(_folder_of(name), []).append(name)
+        failed: OSError | None = None
+        for folder, some in by_folder.items():
+            try:
+                if folder is None:
+                    self._store.remove_all(some)
+                else:
+                    _remove_below(self._store, folder, some)
+            except OSError as error:
+                failed = failed or error
+        if failed is not None:
+            raise failed
+
+
+def _folder_of(name: str) -> str | None:
+    return folder_of_message(name, timing.current.fan_out)
+
+
+def _remove_below(store: Store, folder: str, names: Iterable[str] | None = None) -> None:
+    """Remove messages from a folder of messages, all that are there if ``names`` is None; then the folder if empty."""
+    with contextlib.suppress(FileNotFoundError), store.below(folder) as below:
+        below.remove_all(filter(is_message, below.names()) if names is None else names)
+        below.drop()
 
 
 def _require_message(name: str) -> None:
@@ -158,7 +204,7 @@ class PathMessageBoard:
 def stale_messages(
     names: Iterable[str], is_live: Callable[[str], bool], get: Callable[[str], bytes | None]
 ) -> tuple[str, ...]:
-    """Return those of the names in a folder that are messages and may go.
+    """Return those of the names in a folder that are messages, or folders of messages, and may go.
 
     Args:
         names: names in the folder, of any kind.
@@ -170,9 +216,36 @@ def stale_messages(
         >>> stale_messages(names, "0123456789abcdef".__eq__, lambda name: None)
         ('.treering-fedcba9876543210-verdict',)
     """
-    messages = ((name, _attempt_of(name, get)) for name in names if is_message(name))
+    messages = ((name, _attempt_of(name, get)) for name in names if is_message(name) or is_message_folder(name))
     # A sign of life is of no attempt; a process that still waits puts it again.
     return tuple(name for name, attempt in messages if attempt is None or not is_live(attempt))
+
+
+def sweep_messages(store: Store, names: Iterable[str], is_live: Callable[[str], bool]) -> None:
+    """Remove those messages that may go. What cannot be removed stays; it is in nobody's way.
+
+    Args:
+        store: the place, whose lock the caller has.
+        names: names in it, of any kind.
+        is_live: whether an attempt has a saver that lives.
+
+    Raises:
+        OSError: whether an attempt lives cannot be found out.
+
+    Example:
+        >>> from treering._store.memory import MemoryStore
+        >>> store = MemoryStore()
+        >>> store.put(".treering-0123456789abcdef-verdict", b"{}")
+        >>> sweep_messages(store, store.names(), lambda attempt: False)
+        >>> store.names()
+        []
+    """
+    stale = stale_messages(names, is_live, store.get)
+    with contextlib.suppress(OSError):
+        store.remove_all(name for name in stale if not is_message_folder(name))
+    for folder in filter(is_message_folder, stale):
+        with contextlib.suppress(OSError):
+            _remove_below(store, folder)
 
 
 def _attempt_of(name: str, get: Callable[[str], bytes | None]) -> str | None:

@@ -215,14 +215,14 @@ def _read_decision(call: Call) -> Generator[Operation, Any, bool]:
 
 
 def _leave_after_success(call: Call) -> Operations:
-    """Leave when those below have left, and remove their messages; where some stay, they stay for the next saver."""
+    """Leave when those below have left, then remove their messages; where some stay, they stay for the next saver."""
     below = children_of(call.processes.this, call.processes.count, call.timing.fan_in)
-    if below:
-        if (left := (yield from await_departures(call, below))) is None:
-            return
+    if (left := (yield from await_departures(call, below))) is None:
+        return
+    yield from _leave(call, roll_back_data=False)
+    if left:  # while the process above already goes on
         with contextlib.suppress(OSError):
             yield operations.Remove(messages_of(call, left))
-    yield from _leave(call, roll_back_data=False)
 
 
 def _leave(call: Call, *, roll_back_data: bool, failure: Failure | None = None) -> Operations:

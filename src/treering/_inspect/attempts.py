@@ -245,6 +245,9 @@ def _staged_one(tree: FolderTree, attempt: str, locks: Locks) -> Leftovers:
 def _notes(store: Store, names: Sequence[str]) -> Iterator[NoteFile]:
     """Walk through the notes and read them; those that are being written are left out."""
     for name in names:
+        if checkpoint_names.is_message_folder(name):
+            with contextlib.suppress(OSError, LinkRefused), store.below(name) as below:
+                yield from _notes(below, [one for one in below.names() if checkpoint_names.is_message(one)])
         if (kind := _NOTE.fullmatch(name)) is None or not checkpoint_names.is_message(name):
             continue
         found = store.find(name)

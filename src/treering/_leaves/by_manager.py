@@ -22,7 +22,7 @@ from treering._arrays.outgoing import describe_leaves
 from treering._checkpoint.read_leaves import check_batches
 from treering._codec import zarr
 from treering._codec.compressors import check_chunk_file
-from treering._coordination.message_board import stale_messages
+from treering._coordination.message_board import sweep_messages
 from treering._format.index import LeafType
 from treering._leaves.chunks.write import write_leaves
 from treering._leaves.commit import commit_record
@@ -48,7 +48,7 @@ def serialize_by_manager(path: Path, flat: Flattened, manager: ArrayManager, opt
     check_manager(manager)
     plan = plan_leaves(flat, describe_leaves(flat), options)
     manager.wait_until_finished()  # saves through one manager are committed in the order of their calls
-    staged = StagedLeaves(path, unfinished_update, stale_messages, None, ())
+    staged = StagedLeaves(path, unfinished_update, sweep_messages, None, ())
     with contextlib.ExitStack() as undo:
         undo.callback(staged.close)
         staged.require_space(plan.nbytes)

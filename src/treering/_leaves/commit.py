@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Collection, Sequence
 from pathlib import Path
 
-from treering._coordination.message_board import stale_messages
+from treering._coordination.message_board import sweep_messages
 from treering._leaves.branches import read_zarray
 from treering._leaves.documents.index import LEAVES_INDEX
 from treering._leaves.documents.record import LeavesRecord, encode_record, parse_record
@@ -22,7 +22,7 @@ from treering.errors import Corrupt, Format, NotFound, Unsupported
 
 def begin_save(path: Path, attempt: str | None = None, *, live: Collection[str] = ()) -> LeavesSave:
     """Begin a save into the directory ``path``, wherever that is; ``StagedLeaves`` says more."""
-    return begin_leaves_save(path, unfinished_update, stale_messages, attempt, live)
+    return begin_leaves_save(path, unfinished_update, sweep_messages, attempt, live)
 
 
 def commit_record(path: Path, staged: LeavesSave, record: LeavesRecord, *, write_index: bool) -> None:

@@ -12,16 +12,17 @@ import os
 from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import TypeAlias
 
-from treering._checkpoint.transaction import finish_removals, sweep_attempts, sweep_messages
+from treering._checkpoint.transaction import finish_removals, sweep_attempts
 from treering._checkpoint.waiting import has_waiting_names, list_names, remove_waiting
 from treering._codec.key_document import is_tombstone_size
+from treering._coordination.message_board import sweep_messages
 from treering._runs.sweep_by_age import read_key, sweep_by_age
 from treering._store.api import Held, Outcome, Store
 from treering._store.failures import LinkRefused, naming, with_errno
 from treering._store.open_folder import find_index, index_document
 from treering._store.run_folder import RunFolder, step_name
 from treering._values import checkpoint_names
-from treering._values.checkpoint_names import INDEX, is_data
+from treering._values.checkpoint_names import INDEX, is_data, is_message, is_message_folder
 from treering._values.telemetry import report
 from treering.errors import Busy, NotFound, TreeringError
 
@@ -112,7 +113,7 @@ def tidy_step(
             # Without its lock, for a saver that has just made it would then be told that it is busy.
             folder.drop()
         there = INDEX in names
-        over = not newest and there and any(map(checkpoint_names.is_message, names))
+        over = not newest and there and any(is_message(name) or is_message_folder(name) for name in names)
         waits = removed or (has_waiting_names(names) if there else by_age and any(map(is_data, names)))
         if not over and not waits and not any(map(_is_left_over, names)):
             return None
@@ -148,7 +149,8 @@ def _look_into(folder: Store) -> tuple[list[str], bool]:
         sizes = {entry.name: entry.size for entry in folder.list()}
     except PermissionError:  # a save does without it; what needs it has been told
         return [], False
-    return list(sizes), is_tombstone_size(sizes.get(INDEX, 0))
+    listed = dict.fromkeys(top if is_message_folder(top := name.split("/")[0]) else name for name in sizes)
+    return list(listed), is_tombstone_size(sizes.get(INDEX, 0))
 
 
 def _tidy(

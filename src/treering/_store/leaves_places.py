@@ -6,7 +6,7 @@ import os
 from collections.abc import Collection
 from pathlib import Path
 
-from treering._store.leaves_folder.attempts import StaleMessages
+from treering._store.leaves_folder.attempts import SweepMessages
 from treering._store.leaves_folder.leaves_folder import LeavesFolder
 from treering._store.leaves_folder.moves import Unfinished
 from treering._store.leaves_folder.open_leaves import JoinedWriter, LeavesSave, OpenLeaves
@@ -31,7 +31,7 @@ def open_leaves(path: str | os.PathLike[str]) -> OpenLeaves:
 
 
 def begin_leaves_save(
-    path: Path, unfinished: Unfinished, stale: StaleMessages, attempt: str | None, live: Collection[str]
+    path: Path, unfinished: Unfinished, sweep: SweepMessages, attempt: str | None, live: Collection[str]
 ) -> LeavesSave:
     """Begin a save into a leaves directory; `StagedLeaves` says what the arguments are.
 
@@ -40,10 +40,10 @@ def begin_leaves_save(
         StoreFailed: the system refused. Nothing has changed.
     """
     if is_on_disk(path):
-        return StagedLeaves(path, unfinished, stale, attempt, live)
+        return StagedLeaves(path, unfinished, sweep, attempt, live)
     from treering._store.unmoved_leaves.leaves_attempt import LeavesAttempt
 
-    return LeavesAttempt(store_at(path), path, stale, attempt, live)
+    return LeavesAttempt(store_at(path), path, sweep, attempt, live)
 
 
 def join_leaves_save(path: Path, attempt: str) -> JoinedWriter:

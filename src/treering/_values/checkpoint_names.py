@@ -19,10 +19,11 @@ _TOMBSTONE = re.compile(r"\.treering\.json\.([0-9a-f]{16})\.removed")
 _DATA = re.compile(r"data-([0-9a-f]{16})-\d{5,}-of-\d{5,}\.safetensors")
 # What the processes of a job write to each other, and what becomes such a message by being renamed.
 _MESSAGE = re.compile(
-    r"\.treering-(?:(?P<attempt>[0-9a-f]{16})-(?:(?:here|part|sum|left)-\d{5,}|signature|verdict)"
+    r"\.treering-(?:(?P<attempt>[0-9a-f]{16})-(?:(?:here|part|sum|left)-(?P<process>\d{5,})|signature|verdict)"
     r"|(?P<job>[0-9a-f]{16})-begin|waiting-\d{5,})"
     r"(?:\.[0-9a-f]{16}\.new)?"
 )
+_MESSAGE_FOLDER = re.compile(r"\.treering-([0-9a-f]{16})-messages-\d{5,}")
 
 
 def journal_of(attempt: str) -> str:
@@ -187,6 +188,34 @@ def heartbeat_name(process: int) -> str:
     return f".treering-waiting-{process:05d}"
 
 
+def folder_of_message(name: str, fan_out: int) -> str | None:
+    """Return the name of the folder that a message lies in; None for the checkpoint's own.
+
+    Args:
+        name: the name of the message.
+        fan_out: of how many processes messages lie in one folder; those of the first lie in the checkpoint's own.
+
+    Example:
+        >>> folder_of_message(vote_name("0123456789abcdef", 300), 256)
+        '.treering-0123456789abcdef-messages-00001'
+        >>> folder_of_message(vote_name("0123456789abcdef", 255), 256) is None
+        True
+    """
+    found = _MESSAGE.fullmatch(name)
+    group = int(found["process"]) // fan_out if found and found["process"] else 0
+    return f".treering-{found['attempt']}-messages-{group:05d}" if found and group else None
+
+
+def is_message_folder(name: str) -> bool:
+    """Whether a folder of messages could have this name.
+
+    Example:
+        >>> is_message_folder(".treering-0123456789abcdef-messages-00001")
+        True
+    """
+    return _MESSAGE_FOLDER.fullmatch(name) is not None
+
+
 def is_message(name: str) -> bool:
     """Whether a message, or one that is being written, could have this name.
 
@@ -209,7 +238,7 @@ def is_prepare(name: str) -> bool:
 
 
 def attempt_of_message(name: str) -> str | None:
-    """Return the attempt that a message's name tells; None where it tells none, and for any other name.
+    """Return the attempt that the name of a message, or of a folder of messages, tells; None for any other name.
 
     Example:
         >>> attempt_of_message(vote_name("0123456789abcdef", 3))
@@ -217,5 +246,5 @@ def attempt_of_message(name: str) -> str | None:
         >>> attempt_of_message(prepare_name("0123456789abcdef")) is None
         True
     """
-    found = _MESSAGE.fullmatch(name)
-    return found["attempt"] if found else None
+    found = _MESSAGE.fullmatch(name) or _MESSAGE_FOLDER.fullmatch(name)
+    return found[1] if found else None

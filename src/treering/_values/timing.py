@@ -30,6 +30,8 @@ class Timing:
     """How many times longer each pause is than the one before where more than eight processes look."""
     fan_in: int = 32
     """How many processes hand in their votes to one; the same on all processes of a job."""
+    fan_out: int = 256
+    """Of how many processes messages lie in one folder; the same on all processes of a job."""
     linger: float = 5.0
     """How long the coordinator waits, at most, until all have read its decision."""
     put_retries: float = 1.0

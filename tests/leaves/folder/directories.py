@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from treering._codec.zarr import ZarrArray, chunk_names, parse_zarray, zarray_bytes
-from treering._coordination.message_board import stale_messages
+from treering._coordination.message_board import sweep_messages
 from treering._store.failures import DataFileMissing
 from treering._store.leaves_folder import moves
 from treering._store.leaves_folder.commit import commit_pending
@@ -65,7 +65,7 @@ def unfinished(index: bytes) -> Update | None:
 
 
 def stage(path: Path, attempt: str | None = None) -> StagedLeaves:
-    return StagedLeaves(path, unfinished, stale_messages, attempt, ())
+    return StagedLeaves(path, unfinished, sweep_messages, attempt, ())
 
 
 def join(path: Path, attempt: str) -> JoinedLeaves:

@@ -9,6 +9,7 @@ import secrets
 from collections.abc import Callable, Collection, Iterable
 from typing import TypeAlias
 
+from treering._store.api import Store
 from treering._store.failures import LinkRefused
 from treering._store.pieces import write_all
 from treering._store.posix import descriptors
@@ -16,13 +17,11 @@ from treering._store.posix.folder import Folder
 from treering._store.posix.folder_tree import FILE, FOLDER, FolderTree
 from treering._store.posix.open_descriptor import OpenDescriptor
 from treering._store.posix.store import PosixStore
-from treering._values.checkpoint_names import is_message
+from treering._values.checkpoint_names import is_message, is_message_folder
 from treering._values.leaves_names import ATTEMPTS, RECORD, attempt_folder, is_attempt
 
-StaleMessages: TypeAlias = Callable[
-    [Iterable[str], Callable[[str], bool], Callable[[str], bytes | None]], Iterable[str]
-]
-"""Returns those messages that may go: of names in a folder, what tells whether an attempt's saver lives, a reader."""
+SweepMessages: TypeAlias = Callable[[Store, Iterable[str], Callable[[str], bool]], None]
+"""Removes those messages that may go: of a store, among these names, unless their attempt is said to live."""
 
 _TRIES = 20
 _AS_FOLDER = os.O_RDONLY | getattr(os, "O_DIRECTORY", 0)
@@ -175,14 +174,14 @@ def sweep_unfinished(tree: FolderTree) -> None:
             remove_if_dead(tree, attempt, spared=lambda names: RECORD in names)
 
 
-def sweep_messages(tree: FolderTree, folder: Folder, own: Collection[str], stale: StaleMessages) -> None:
+def sweep_messages(tree: FolderTree, folder: Folder, own: Collection[str], sweep: SweepMessages) -> None:
     """Remove what processes of jobs wrote to each other in the directory, and whose saver is dead.
 
     Args:
         tree: the directory.
         folder: the same.
         own: the attempts of this saver, whose messages stay.
-        stale: says which messages may go.
+        sweep: removes the messages that may go.
     """
 
     def is_live(attempt: str) -> bool:
@@ -191,6 +190,6 @@ def sweep_messages(tree: FolderTree, folder: Folder, own: Collection[str], stale
         return False
 
     with contextlib.suppress(OSError, LinkRefused):  # what stays harms nobody, and the next save sweeps
-        names = [name for name, kind in tree.scan(()).items() if kind == FILE and is_message(name)]
-        for name in stale(names, is_live, PosixStore.over(folder).get):
-            folder.remove(name)
+        ours = {FILE: is_message, FOLDER: is_message_folder}
+        names = [name for name, kind in tree.scan(()).items() if kind in ours and ours[kind](name)]
+        sweep(PosixStore.over(folder), names, is_live)

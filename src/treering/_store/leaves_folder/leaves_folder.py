@@ -23,7 +23,7 @@ from treering._store.posix.folders import resolved_folder
 from treering._store.posix.reading import LocalFile
 from treering._values import leaves_names
 from treering._values.checkpoint_names import INDEX as CHECKPOINT
-from treering._values.checkpoint_names import is_message
+from treering._values.checkpoint_names import is_message, is_message_folder
 from treering.errors import Corrupt, NotFound, StoreFailed, TreeringError
 
 # Where a save turns a leaf into a branch or the reverse, a file is met where a folder was, or a folder in its place.
@@ -218,5 +218,5 @@ def describe_folder(tree: FolderTree) -> str:
         return f"the content cannot be read: {error}"
     if others:
         return f"there are leaves directories in it: {shown_names(others)}"
-    names = sorted(name for name in found if not is_message(name))
+    names = sorted(name for name in found if not is_message(name) and not is_message_folder(name))
     return f"it holds {shown_names(names)}" if names else "it is empty"

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 from treering._store.failures import LinkRefused, missing_error, naming, with_errno
-from treering._store.leaves_folder.attempts import AttemptFolder, StaleMessages, sweep_messages, sweep_unfinished
+from treering._store.leaves_folder.attempts import AttemptFolder, SweepMessages, sweep_messages, sweep_unfinished
 from treering._store.leaves_folder.commit import LeavesCommit
 from treering._store.leaves_folder.files import open_below
 from treering._store.leaves_folder.moves import Unfinished, Update
@@ -38,7 +38,7 @@ class StagedLeaves(StagedFiles):
     Args:
         path: the directory, made if it is missing; a link to a folder stays a link.
         unfinished: reads what an index promises that is not done.
-        stale: says which messages of processes may go.
+        sweep: removes the messages of processes that may go.
         attempt: that of a joint save, on which its processes have agreed; None: a random one.
         live: the attempts whose messages stay, beside the own one.
 
@@ -48,11 +48,11 @@ class StagedLeaves(StagedFiles):
     """
 
     def __init__(
-        self, path: Path, unfinished: Unfinished, stale: StaleMessages, attempt: str | None, live: Iterable[str]
+        self, path: Path, unfinished: Unfinished, sweep: SweepMessages, attempt: str | None, live: Iterable[str]
     ) -> None:
         super().__init__(os.fspath(path))
         self._unfinished = unfinished
-        self._stale = stale
+        self._sweep_stale = sweep
         self._live = live
         self._made: list[str] = []
         self._given: set[Parts] = set()
@@ -217,7 +217,7 @@ class StagedLeaves(StagedFiles):
             undo.callback(own.end)
             tree.make(staged_leaves(own.attempt))
             sweep_unfinished(tree)
-            sweep_messages(tree, folder, {own.attempt, *self._live}, self._stale)
+            sweep_messages(tree, folder, {own.attempt, *self._live}, self._sweep_stale)
             undo.pop_all()
         self._made, self._own = made, own
         self._open_at(folder, tree, own.attempt)

@@ -16,7 +16,7 @@ from treering._codec.key_document import is_tombstone
 from treering._codec.leaves_key import empty_index, find_attempts
 from treering._store.api import Document, Outcome, Store
 from treering._store.failures import naming, with_errno
-from treering._store.leaves_folder.attempts import StaleMessages
+from treering._store.leaves_folder.attempts import SweepMessages
 from treering._store.leaves_folder.moves import Update
 from treering._store.leaves_folder.open_leaves import LeftFiles
 from treering._store.unmoved_leaves.attempt_files import JoinedAttempt
@@ -37,7 +37,7 @@ class LeavesAttempt(JoinedAttempt):
     Args:
         store: the place, not opened yet.
         path: the directory as given.
-        stale: says which messages of processes may go.
+        sweep: removes the messages of processes that may go.
         attempt: that of a joint save, on which its processes have agreed; None: a random one.
         live: the attempts whose messages stay, beside the own one.
 
@@ -51,10 +51,10 @@ class LeavesAttempt(JoinedAttempt):
     """
 
     def __init__(
-        self, store: Store, path: Path, stale: StaleMessages, attempt: str | None = None, live: Collection[str] = ()
+        self, store: Store, path: Path, sweep: SweepMessages, attempt: str | None = None, live: Collection[str] = ()
     ) -> None:
         self._kept = False
-        self._stale = stale
+        self._sweep_stale = sweep
         self._live = live
         super().__init__(store, path, attempt or secrets.token_hex(8))
 
@@ -187,7 +187,7 @@ class LeavesAttempt(JoinedAttempt):
         def is_live(attempt: str) -> bool:
             return attempt in self._live or self.store.find(_marker_of(attempt)) is not None
 
-        self.store.remove_all(self._stale(self.store.names(), is_live, self.store.get))
+        self._sweep_stale(self.store, self.store.names(), is_live)
 
     def _remove(self, attempt: str) -> None:
         self.store.remove_all([name for name in self._names_of(attempt) if name != _marker_of(attempt)])
