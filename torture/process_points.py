@@ -27,7 +27,7 @@ class Point:
     of: Literal["leader", "follower", "collector", "all"] = "all"
     """Who comes by."""
     named: str = ""
-    """Only when an argument that is text has this in it."""
+    """Only when an argument that is text, or names, has this in it."""
     says: str = ""
     """Only when an argument that is bytes has this in it."""
     nth: int = 1
@@ -82,7 +82,8 @@ def install(point: Point, act: Callable[[], None]) -> None:
 
 
 def _fits(point: Point, given: tuple[Any, ...]) -> bool:
-    named = not point.named or any(isinstance(one, str) and point.named in one for one in given)
+    texts = (text for one in given for text in (one if isinstance(one, tuple) else (one,)) if isinstance(text, str))
+    named = not point.named or any(point.named in text for text in texts)
     return named and (not point.says or any(isinstance(one, bytes) and point.says.encode() in one for one in given))
 
 

@@ -38,11 +38,11 @@ _TALK: Final = (
     Point(name="the verdict is not put yet", place=_PUT, when="before", of="leader", named="-verdict", done=True),
     Point(name="the verdict is put halfway", place=_RENAME, when="before", of="leader", named="-verdict", done=True),
     Point(name="the verdict is put", place=_PUT, when="after", of="leader", named="-verdict", done=True),
-    Point(name="all others have left", place=_REMOVE, when="before", of="leader", done=True),
+    Point(name="all others have left", place=_REMOVE, when="before", of="leader", named="-verdict", done=True),
     Point(name="some notes are removed", place=_REMOVE_ONE, when="after", of="leader", named="-here-", done=True),
     Point(name="all votes are handed on", place=_PUT, when="before", of="collector", named="-sum-", done=True),
     Point(name="the sum is put", place=_PUT, when="after", of="collector", named="-sum-", done=True),
-    Point(name="those below have left", place=_REMOVE, when="before", of="collector", done=True),
+    Point(name="those below have left", place=_REMOVE, when="before", of="collector", named="-left-", done=True),
     Point(name="the verdict is seen", place=_PUT, when="before", of="follower", says='"seen"', done=True),
     Point(name="it has said so", place=_PUT, when="after", of="follower", says='"seen"', done=True),
 )

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import _thread
+import itertools
 import threading
 import time
 from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -366,6 +367,67 @@ def test_a_parting_word_stays_until_the_next_call(tmp_path: Path) -> None:
     signs.end()
     assert notes.get(heartbeat_name(1)) is not None
     assert stale_messages([heartbeat_name(1)], lambda attempt: True, notes.get) == (heartbeat_name(1),)
+
+
+class Clock:
+    """A clock that only sleeping moves, and when messages were put by it."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now = 0.0
+        self.put_at: list[float] = []
+        monkeypatch.setattr(time, "monotonic", lambda: self.now)
+        monkeypatch.setattr(time, "sleep", self.sleep)
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+
+    def pauses(self) -> list[float]:
+        return [later - sooner for sooner, later in itertools.pairwise(self.put_at)]
+
+    def wait(self, seconds: float) -> bool:
+        """Wait as a latch does that is never set."""
+        self.now += seconds
+        return False
+
+    def is_set(self) -> bool:
+        return False
+
+
+@pytest.mark.parametrize(("count", "every"), [(2, 1.25), (256, 1.25), (1024, 5.0), (4096, 5.0)])
+def test_no_name_is_put_twice_a_second_and_many_put_theirs_rarely(
+    monkeypatch: pytest.MonkeyPatch, count: int, every: float
+) -> None:
+    clock = Clock(monkeypatch)
+    notes = Memory()
+    monkeypatch.setattr(notes, "put", lambda name, data: clock.put_at.append(clock.now))
+    signs = Heartbeat(Processes(this=1, count=count), notes, "x", 600)
+    assert not signs.wait(cast("Latch", clock), 60.0)
+    assert clock.pauses() == pytest.approx([every] * len(clock.pauses()))
+    assert 59 / every - 2 < len(clock.pauses()) < 59 / every
+    clock.now += every
+    assert signs.silent_after(timing.current.after_error) is not None
+    assert min(clock.pauses()) >= 1.0
+
+
+def test_a_process_that_gave_a_sign_is_not_looked_at_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """After an error each process looks at those that are silent, not ten times a second at all of them."""
+    clock = Clock(monkeypatch)
+    living = [Counting(number) for number in range(2, 100)]
+    looked: list[str] = []
+
+    class Watched(Memory):
+        def get(self, name: str) -> bytes | None:
+            looked.append(name)
+            for alive in living:
+                alive(self)
+            return super().get(name)
+
+    notes = Watched()
+    signs = Heartbeat(Processes(this=1, count=100), notes, "x", 600)
+    assert signs.silent_after(2.0) == (0,)
+    assert clock.now >= 2.0
+    assert max(looked.count(heartbeat_name(number)) for number in range(2, 100)) == 2
+    assert looked.count(heartbeat_name(0)) > 10
 
 
 def test_trees_without_jax_arrays_ask_nobody(monkeypatch: pytest.MonkeyPatch) -> None:

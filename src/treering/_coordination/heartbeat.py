@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import secrets
 import time
+from collections.abc import Iterable
 from typing import Final
 
 from treering._coordination.message_board import MessageBoard
@@ -15,13 +16,16 @@ from treering._values.processes import Processes
 
 # Messages of one process differ from those that an earlier run of it left.
 _THIS_RUN: Final = secrets.token_hex(8)
+_CROWD: Final = 256
+"""In jobs of more processes than that, each puts heartbeats the less often, the more there are."""
 
 
 class Heartbeat:
     """Those of one process, while it waits at one point.
 
     The first comes after a second, for mostly all come at once; with a short deadline earlier. The messages of others
-    are only read when their silence counts: thousands of processes would else read millions of messages.
+    are only read when their silence counts: thousands of processes would else read millions of messages. No name is
+    put twice a second, which some buckets refuse; of more than 256 processes each puts its own less often.
 
     Args:
         processes: those of the job.
@@ -50,11 +54,14 @@ class Heartbeat:
         self._no_folder = False
         # Not a word of it differs between processes, but for the mark that process 0 may put behind it.
         self._parting = b"call %d ended here with an error of the others " % number
-        self._every = min(timing.current.heartbeat_every, timeout / 8)
+        of = timing.current
+        self._crowd = max(1.0, processes.count / _CROWD)
+        # Within the window there are to be two.
+        self._every = min(of.heartbeat_every * self._crowd, of.heartbeat_window / 2, timeout / 8)
         self._next = time.monotonic() + min(timing.current.heartbeat_first, timeout / 8)
         self._left = 0
         self._works = self._worked = False
-        self._before: list[bytes | None] | None = None
+        self._before: dict[int, bytes | None] | None = None
 
     def wait(self, event: Latch, deadline: float) -> bool:
         """Wait for something of this process; whether it came before the deadline."""
@@ -64,7 +71,7 @@ class Heartbeat:
             self._leave()
             self._next = time.monotonic() + self._every
             if self._before is None and now >= deadline - timing.current.heartbeat_window:
-                self._before = self._seen()
+                self._before = self._seen(self._processes.others)
         return True
 
     def silent(self) -> tuple[int, ...] | None:
@@ -75,38 +82,42 @@ class Heartbeat:
         if self._board is None:
             return None
         if self._before is None:  # this process was kept from running while it waited
-            return self.silent_after(2 * self._every)
-        now = self._seen()
+            return self.silent_after(2 * self._every / self._crowd)
+        now = self._seen(self._before)
         # Where messages could be left once, the folder went with the process that had made it.
         if not self._works and not self._worked:
             return (self._maker,) if self._no_folder and self._maker is not None else None
-        others = zip(self._processes.others, self._before, now, strict=True)
         # A message that is gone is a sign as well: its process has left on its own feet. So is one that says so.
-        parting = self._parting
+        parting, before = self._parting, self._before
         return tuple(
-            number for number, before, after in others if before == after and not (after and after.startswith(parting))
+            number
+            for number, after in now.items()
+            if before[number] == after and not (after and after.startswith(parting))
         )
 
     def silent_after(self, seconds: float) -> tuple[int, ...] | None:
-        """Wait for signs of the others for so long, less if all of them give one; return those that gave none."""
-        self._leave()
-        earlier, self._before = self._before, self._seen()
-        # Whoever knew it first has left by now, and has taken its message along. The dead leave theirs.
-        known = zip(self._processes.others, earlier or (), self._before, strict=earlier is not None)
-        left = {number for number, before, now in known if before is not None and now is None}
-        deadline = time.monotonic() + seconds
-        silent = self._silent_but(left)
-        while silent and time.monotonic() < deadline:
-            time.sleep(min(self._every, timing.current.heartbeat_after_error))
-            self._leave()
-            # Whoever gave a sign may have left since as well.
-            still = self._silent_but(left)
-            silent = still and tuple(number for number in silent if number in still)
-        return silent
+        """Wait for signs of the others for so long, less if all of them give one; return those that gave none.
 
-    def _silent_but(self, left: set[int]) -> tuple[int, ...] | None:
-        silent = self.silent()
-        return silent and tuple(number for number in silent if number not in left)
+        Of more than 256 processes it waits longer, for they give signs less often.
+        """
+        self._leave()
+        seconds *= self._crowd
+        every = min(self._every, seconds / 2)
+        left_last = time.monotonic()
+        deadline = left_last + seconds
+        earlier, now = self._before or {}, self._seen(self._processes.others)
+        # Whoever knew it first has left by now, and has taken its message along. The dead leave theirs.
+        self._before = {
+            number: message for number, message in now.items() if message is not None or earlier.get(number) is None
+        }
+        while (silent := self.silent()) and time.monotonic() < deadline:
+            # Whoever gave a sign may have left since as well, and is not looked at again.
+            self._before = {number: self._before.get(number) for number in silent}
+            time.sleep(min(every, timing.current.heartbeat_look))
+            if time.monotonic() - left_last >= every:
+                self._leave()
+                left_last = time.monotonic()
+        return silent
 
     def part(self) -> None:
         """Leave a message for those that hear of the same error later: this process lives. The next save sweeps it."""
@@ -135,12 +146,11 @@ class Heartbeat:
             self._works = self._worked = True
         return self._works
 
-    def _seen(self) -> list[bytes | None]:
-        """Return the messages of the others."""
-        seen: list[bytes | None] = []
-        for number in self._processes.others:
-            message = None
+    def _seen(self, processes: Iterable[int]) -> dict[int, bytes | None]:
+        """Return the messages of processes."""
+        seen: dict[int, bytes | None] = {}
+        for number in processes:
+            seen[number] = None
             with contextlib.suppress(OSError):  # being replaced, on a file system that cannot do it at once
-                message = self._board.get(heartbeat_name(number)) if self._board is not None else None
-            seen.append(message)
+                seen[number] = self._board.get(heartbeat_name(number)) if self._board is not None else None
         return seen

@@ -42,10 +42,10 @@ class Timing:
     # Collectives and heartbeats.
     heartbeat_first: float = 1.0
     """When a process that waits puts its first heartbeat."""
-    heartbeat_every: float = 0.5
-    """How often it puts one afterwards."""
-    heartbeat_after_error: float = 0.1
-    """How often it puts one once a collective has failed."""
+    heartbeat_every: float = 1.25
+    """How often it puts one afterwards; buckets may limit writes to one name to one a second."""
+    heartbeat_look: float = 0.1
+    """How often it looks at those of others once a collective has failed."""
     heartbeat_window: float = 10.0
     """How long before its deadline a process begins to compare the heartbeats of the others."""
     heartbeat_stale: float = 30.0
