@@ -110,7 +110,7 @@ register_serialization_state(Numbered, lambda _: {1: 2}, lambda target, _: targe
         (np.void(b"ab"), "dtype|could"),
         (np.str_("a"), "str"),
         (np.ma.masked_array([1, 2], [True, False]), "asarray"),
-        (np.rec.array([(1, 2.0)]), "field"),
+        (np.zeros(1, [("x", "i4"), ("y", "f4")]).view(np.recarray), "field"),
         (jax.ShapeDtypeStruct((2,), jnp.float32), "no data"),
         (Holder(np.ones(2)), "'value'.*register_pytree_node"),
         (Holder([{"deep": jnp.ones(2)}]), "'value'"),

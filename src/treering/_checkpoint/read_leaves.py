@@ -84,7 +84,8 @@ def _copied_bytes(source: Source, delivery: Delivery) -> int:
     kind = delivery.fit.kind
     sharding: Any = delivery.sharding
     if sharding is None:
-        is_on_cpu = jax.default_backend() == "cpu" and jax.config.jax_default_device is None
+        config: Any = jax.config  # jax 0.10 does not say which settings it has
+        is_on_cpu = jax.default_backend() == "cpu" and config.jax_default_device is None
     else:
         is_on_cpu = all(device.platform == "cpu" for device in sharding.device_set)
     stays = kind == "numpy" or (kind == "jax" and is_on_cpu)

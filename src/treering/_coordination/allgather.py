@@ -78,7 +78,8 @@ class _CollectiveThread(Generic[T]):
         self.ended = Latch()
         self._work = work
         # Settings of a `with` block of the caller's do not reach other threads; this one decides what dtypes are.
-        self._x64 = bool(jax.config.jax_enable_x64)
+        config: Any = jax.config  # jax 0.10 does not say which settings it has
+        self._x64 = bool(config.jax_enable_x64)
         self._results: list[T] = []
         self._error: BaseException | None = None
         _thread.start_new_thread(self._run, ())
