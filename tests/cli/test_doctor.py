@@ -443,6 +443,11 @@ def test_notes_alone_need_nothing(tmp_path: Path) -> None:
     assert (attempts[own]["outcome"], attempts[own]["reason"]) == ("committed", "it is the committed one")
 
 
+def test_an_empty_folder_of_messages_is_ours(tmp_path: Path) -> None:
+    (tmp_path / f".treering-{A}-messages-00001").mkdir()
+    assert "nothing is committed here" in doctor(tmp_path, 0)["notes"]
+
+
 def test_signs_of_life_are_told(tmp_path: Path) -> None:
     (tmp_path / heartbeat_name(3)).write_bytes(b"0123 1 waits to save\n")
     (tmp_path / heartbeat_name(4)).write_bytes(b"0123 1 waits to save\n")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path, PurePath
@@ -18,6 +19,8 @@ from treering._store.objects.requests import Answer, Delete, Request
 from treering._store.objects.store import ObjectStore
 from treering._store.posix.store import PosixStore
 from treering._values.checkpoint_names import decision_name, departure_name, folder_of_message, vote_name
+from treering.errors import Exists
+from treering.testing import FaultyStore
 
 ATTEMPT, OTHER = "fedcba9876543210", "00000000000000ff"
 NEAR, FAR, FARTHER = (vote_name(ATTEMPT, process) for process in (255, 256, 1023))
@@ -150,6 +153,57 @@ def test_a_folder_that_others_remove_meanwhile_is_made_again(tmp_path: Path) -> 
     finally:
         ended.set()
         remover.join()
+
+
+def test_a_checkpoint_that_was_removed_does_not_come_back_with_a_message(tmp_path: Path) -> None:
+    path = tmp_path / "run" / "step"
+    path.mkdir(parents=True)
+    with PosixStore(path) as store:
+        store.open()
+        shutil.rmtree(tmp_path / "run")
+        with pytest.raises(FileNotFoundError):
+            FolderMessageBoard(store).put(FAR, b"{}")
+    assert not (tmp_path / "run").exists()
+
+
+def test_folders_of_a_checkpoint_that_was_moved_are_removed_there(tmp_path: Path) -> None:
+    (tmp_path / "ckpt").mkdir()
+    with PosixStore(tmp_path / "ckpt") as store:
+        store.open()
+        board = FolderMessageBoard(store)
+        board.put(FAR, b"{}")
+        (tmp_path / "ckpt").rename(tmp_path / "final")
+        board.put(FARTHER, b"{}")
+        board.remove_all([FAR, FARTHER])
+    assert [*tmp_path.iterdir()] == [tmp_path / "final"]
+    assert not [*(tmp_path / "final").iterdir()]
+
+
+def test_whoever_may_remove_files_may_remove_messages_in_folders(tmp_path: Path) -> None:
+    tmp_path.chmod(0o770)
+    PathMessageBoard(tmp_path).put(FAR, b"{}")
+    assert (tmp_path / folder_of(FAR)).stat().st_mode & 0o777 == 0o770
+
+
+@pytest.mark.parametrize("content", [None, "precious"])
+def test_what_only_has_such_a_name_is_not_ours(tmp_path: Path, content: str | None) -> None:
+    if content is None:
+        (tmp_path / folder_of(FAR)).write_bytes(b"")
+    else:
+        (tmp_path / folder_of(FAR)).mkdir()
+        (tmp_path / folder_of(FAR) / content).write_bytes(b"")
+    with pytest.raises(Exists, match=f"it is not empty and holds no checkpoint \\('{folder_of(FAR)}' is there"):
+        tr.save(tmp_path, {"w": 1.0})
+    assert (tmp_path / folder_of(FAR)).exists()
+
+
+def test_trouble_of_a_store_reaches_messages_in_folders() -> None:
+    store = FaultyStore(MemoryStore(), seed=1, failing=1.0)
+    with pytest.raises(OSError, match=r"the answer about .* is lost"):
+        FolderMessageBoard(store).put(FAR, b"{}")
+    sound = FaultyStore(MemoryStore(), seed=1)
+    FolderMessageBoard(sound).put(FAR, b"{}")
+    assert FolderMessageBoard(sound).get(FAR) == b"{}"
 
 
 @pytest.mark.parametrize("folders", [True, False])

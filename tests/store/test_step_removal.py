@@ -79,6 +79,18 @@ class TestNotesOfSavesByManyProcesses:
         tidy(run, 20, newest=False)
         assert names(run / "step_00000020") >= {*NOTES, FAR}
 
+    def test_an_empty_folder_of_them_goes_even_then(self, run: Path) -> None:
+        for path in (run / "step_00000020").iterdir():
+            if path.name != FAR:
+                path.unlink()
+        (*_, message) = (run / "step_00000020" / FAR).iterdir()
+        tidy(run, 20)
+        assert message.exists()
+        message.unlink()
+        tidy(run, 20)
+        tidy(run, 20)
+        assert names(run) == {"step_00000010"}
+
     def test_while_somebody_saves_there_they_stay(self, run: Path) -> None:
         with locked(run / "step_00000020"), pytest.raises(Busy):
             tidy(run, 20, newest=False)

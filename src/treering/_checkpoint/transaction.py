@@ -20,7 +20,7 @@ from typing import Self
 from treering._checkpoint.joined_folder import AttemptFiles
 from treering._checkpoint.waiting import NOTHING, list_names, listed_names, remove_data, supersede
 from treering._codec.key_document import Superseded, is_tombstone
-from treering._coordination.message_board import FolderMessageBoard, MessageBoard, sweep_messages
+from treering._coordination.message_board import FolderMessageBoard, MessageBoard, holds_messages, sweep_messages
 from treering._store.api import Claim, Entry, Held, Outcome, Store, Version
 from treering._store.failures import naming, with_errno
 from treering._store.open_folder import index_document, is_removed, key_content
@@ -236,7 +236,7 @@ class CheckpointFolder(AttemptFiles):
         store = self._store
         attempts = [attempt for name in names if (attempt := checkpoint_names.attempt_of_journal(name))]
         ours = {LOCK_FILE, *map(checkpoint_names.journal_of, attempts), *filter(checkpoint_names.is_message, names)}
-        ours.update(filter(checkpoint_names.is_message_folder, names))
+        ours.update(name for name in names if holds_messages(store, name))
         ours.update(listed if self._old is None else (INDEX, *listed))
         ours.update(filter(checkpoint_names.attempt_of_tombstone, names))
         # In a bucket data may arrive when their marker was swept; on disk others may have put such files there.

@@ -24,8 +24,9 @@ class Heartbeat:
     """Those of one process, while it waits at one point.
 
     The first comes after a second, for mostly all come at once; with a short deadline earlier. The messages of others
-    are only read when their silence counts: thousands of processes would else read millions of messages. No name is
-    put twice a second, which some buckets refuse; of more than 256 processes each puts its own less often.
+    are only read when their silence counts: thousands of processes would else read millions of messages. While a
+    process waits it puts its name less than once a second, because some buckets refuse more; of more than 256 processes
+    each puts its own less often.
 
     Args:
         processes: those of the job.
@@ -56,23 +57,26 @@ class Heartbeat:
         self._parting = b"call %d ended here with an error of the others " % number
         of = timing.current
         self._crowd = max(1.0, processes.count / _CROWD)
-        # Within the window there are to be two.
-        self._every = min(of.heartbeat_every * self._crowd, of.heartbeat_window / 2, timeout / 8)
-        self._next = time.monotonic() + min(timing.current.heartbeat_first, timeout / 8)
+        # Within the window there are to be several, for a put may take long.
+        self._every = min(of.heartbeat_every * self._crowd, of.heartbeat_window / 4, timeout / 8)
+        self._next = time.monotonic() + min(of.heartbeat_first, timeout / 8)
         self._left = 0
         self._works = self._worked = False
         self._before: dict[int, bytes | None] | None = None
 
     def wait(self, event: Latch, deadline: float) -> bool:
         """Wait for something of this process; whether it came before the deadline."""
-        while not event.wait(max(0.0, min(self._next, deadline) - time.monotonic())):
+        look = max(self._next, deadline - timing.current.heartbeat_window)
+        while True:
+            wake = min(self._next, look if self._before is None else deadline)
+            if event.wait(max(0.0, min(wake, deadline) - time.monotonic())):
+                return True
             if (now := time.monotonic()) >= deadline:
                 return event.is_set()
-            self._leave()
-            self._next = time.monotonic() + self._every
-            if self._before is None and now >= deadline - timing.current.heartbeat_window:
+            if now >= self._next:
+                self._leave()
+            if self._before is None and now >= look:
                 self._before = self._seen(self._processes.others)
-        return True
 
     def silent(self) -> tuple[int, ...] | None:
         """Return the processes that gave no sign while this one waited last; None where that cannot be told.
@@ -98,14 +102,15 @@ class Heartbeat:
     def silent_after(self, seconds: float) -> tuple[int, ...] | None:
         """Wait for signs of the others for so long, less if all of them give one; return those that gave none.
 
-        Of more than 256 processes it waits longer, for they give signs less often.
+        Of more than 256 processes it waits longer, for they give signs less often; and where reading takes long.
         """
-        self._leave()
         seconds *= self._crowd
-        every = min(self._every, seconds / 2)
-        left_last = time.monotonic()
-        deadline = left_last + seconds
+        self._every = min(self._every, seconds / 2)
+        self._leave()
+        begun = time.monotonic()
         earlier, now = self._before or {}, self._seen(self._processes.others)
+        # Each looks twice at all others, and puts a sign between the two.
+        deadline = time.monotonic() + seconds + (time.monotonic() - begun)
         # Whoever knew it first has left by now, and has taken its message along. The dead leave theirs.
         self._before = {
             number: message for number, message in now.items() if message is not None or earlier.get(number) is None
@@ -113,10 +118,9 @@ class Heartbeat:
         while (silent := self.silent()) and time.monotonic() < deadline:
             # Whoever gave a sign may have left since as well, and is not looked at again.
             self._before = {number: self._before.get(number) for number in silent}
-            time.sleep(min(every, timing.current.heartbeat_look))
-            if time.monotonic() - left_last >= every:
+            time.sleep(min(self._every, timing.current.heartbeat_look))
+            if time.monotonic() >= self._next:
                 self._leave()
-                left_last = time.monotonic()
         return silent
 
     def part(self) -> None:
@@ -133,6 +137,7 @@ class Heartbeat:
     def _leave(self) -> None:
         self._left += 1
         self._put(f"{_THIS_RUN} {self._left} waits to {self._doing}\n".encode("utf-8", "backslashreplace"))
+        self._next = time.monotonic() + self._every
 
     def _put(self, text: bytes) -> bool:
         if self._board is None:
@@ -147,9 +152,11 @@ class Heartbeat:
         return self._works
 
     def _seen(self, processes: Iterable[int]) -> dict[int, bytes | None]:
-        """Return the messages of processes."""
+        """Return the messages of processes; this one gives signs meanwhile."""
         seen: dict[int, bytes | None] = {}
         for number in processes:
+            if time.monotonic() >= self._next:
+                self._leave()
             seen[number] = None
             with contextlib.suppress(OSError):  # being replaced, on a file system that cannot do it at once
                 seen[number] = self._board.get(heartbeat_name(number)) if self._board is not None else None

@@ -89,7 +89,7 @@ class FolderMessageBoard:
             with self._store.below(folder) as below:
                 below.put(name, data)
         except FileNotFoundError:
-            self._store.at(folder).make()
+            self._store.make_below(folder)
             with self._store.below(folder) as below:
                 below.put(name, data)
 
@@ -135,9 +135,24 @@ def _folder_of(name: str) -> str | None:
 
 def _remove_below(store: Store, folder: str, names: Iterable[str] | None = None) -> None:
     """Remove messages from a folder of messages, all that are there if ``names`` is None; then the folder if empty."""
-    with contextlib.suppress(FileNotFoundError), store.below(folder) as below:
-        below.remove_all(filter(is_message, below.names()) if names is None else names)
-        below.drop()
+    with contextlib.suppress(FileNotFoundError):
+        with store.below(folder) as below:
+            below.remove_all(filter(is_message, below.names()) if names is None else names)
+        store.drop_below(folder)
+
+
+def holds_messages(store: Store, name: str) -> bool:
+    """Tell whether a name in a store is a folder with nothing but messages in it.
+
+    Example:
+        >>> from treering._store.memory import MemoryStore
+        >>> holds_messages(MemoryStore(), "config.json")
+        False
+    """
+    if is_message_folder(name):
+        with contextlib.suppress(OSError), store.below(name) as below:
+            return all(map(is_message, below.names()))
+    return False
 
 
 def _require_message(name: str) -> None:

@@ -59,7 +59,7 @@ def _still(looked: FolderScan) -> object:
     """Return what stays the same between two looks at a folder in which no process works."""
     # Locks are looked at before names: a process that came between the two would seem dead.
     holders = [(remains.attempt, remains.holder) for remains in (*looked.saved.values(), *looked.staged.values())]
-    return looked.names, looked.saver, holders
+    return looked.names, len(looked.notes), looked.saver, holders
 
 
 def _diagnose_once(path: str, looked: FolderScan) -> Diagnosis:
@@ -77,7 +77,14 @@ def _diagnose_once(path: str, looked: FolderScan) -> Diagnosis:
     elif not names and not is_removed:
         notes.append("the folder is empty")
     elif not (
-        looked.saved or looked.staged or looked.notes or has_lock_file or looked.trouble or removed or is_removed
+        looked.saved
+        or looked.staged
+        or looked.notes
+        or has_lock_file
+        or looked.trouble
+        or removed
+        or is_removed
+        or any(map(checkpoint_names.is_message_folder, names))
     ):
         if leaves_names.ATTEMPTS not in names:
             detect(path)  # says what it is, where it is well known

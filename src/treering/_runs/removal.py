@@ -115,6 +115,9 @@ def tidy_step(
         there = INDEX in names
         over = not newest and there and any(is_message(name) or is_message_folder(name) for name in names)
         waits = removed or (has_waiting_names(names) if there else by_age and any(map(is_data, names)))
+        if not there:
+            for name in filter(is_message_folder, names):
+                folder.drop_below(name)
         if not over and not waits and not any(map(_is_left_over, names)):
             return None
         with _locked(folder, os.fspath(run.path / step_name(step))) as locked:

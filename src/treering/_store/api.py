@@ -8,6 +8,7 @@ a store without them answers. ``docs/design/store.md`` says for each method what
 from __future__ import annotations
 
 import abc
+import contextlib
 import enum
 import mmap
 import os
@@ -262,6 +263,19 @@ class Store(Closable):
         store = self.at(name)
         store.open()
         return store
+
+    def make_below(self, name: str) -> None:
+        """Make the place ``name`` in this one if it is missing, with the same rights. It need not survive a power cut.
+
+        Raises:
+            OSError: the store refused, or this one is gone.
+        """
+        self.at(name).make()
+
+    def drop_below(self, name: str) -> None:
+        """Remove the place ``name`` in this one, if nothing is in it."""
+        with contextlib.suppress(OSError), self.below(name) as below:
+            below.drop()
 
     # Looking.
 

@@ -81,13 +81,23 @@ class FaultyStore(Store):
         return path
 
     open, make, close = map(_forward, ("open", "make", "close"))
-    lock, unlock, at, claim = map(_forward, ("lock", "unlock", "at", "claim"))
+    lock, unlock, claim = map(_forward, ("lock", "unlock", "claim"))
+    make_below, drop_below = (_forward(name, troubled="_ask") for name in ("make_below", "drop_below"))
     read, find, open_file = (_forward(name, troubled="_ask") for name in ("read", "find", "open_file"))
     names = _forward("names", about="the names", troubled="_ask")
     places = _forward("places", about="the places", troubled="_ask")
     flush = _forward("flush", about="a flush", troubled="_ask")
     put, create = _forward("put", troubled="_change"), _forward("create", troubled="_change")
     replace, retire = _forward("replace", troubled="_decide"), _forward("retire", troubled="_decide")
+
+    def at(self, name: str) -> FaultyStore:
+        """Return the place ``name`` in this one, with the same troubles."""
+        with self._lock:
+            seed = self._random.getrandbits(32)
+        return FaultyStore(
+            self._inner.at(name), seed=seed, slow=self._slow, stale=self._stale, failing=self._failing,
+            delay=self._delay, sleep=self._sleep,
+        )  # fmt: skip
 
     def get(self, name: str) -> bytes | None:
         """Return the content of ``name``, None where there is none.

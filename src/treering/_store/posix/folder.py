@@ -19,7 +19,8 @@ from treering._values.checkpoint_names import LOCK_FILE
 
 FROM_DESCRIPTOR = (
     hasattr(os, "link")
-    and {os.access, os.link, os.open, os.readlink, os.rename, os.stat, os.unlink} <= os.supports_dir_fd
+    and {os.access, os.link, os.mkdir, os.open, os.readlink, os.rename, os.rmdir, os.stat, os.unlink}
+    <= os.supports_dir_fd
     and os.listdir in os.supports_fd
 )
 """Whether this platform looks names up from an open folder."""
@@ -94,6 +95,22 @@ class Folder(Closable):
         if os.path.islink(path):
             raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))
         return Folder(path)
+
+    def make_folder(self, name: str) -> None:
+        """Make the folder ``name`` in it, with the same rights, if it is missing."""
+        start = self._start
+        try:
+            os.mkdir(self._at(name, start), dir_fd=start)
+        except FileExistsError:
+            return
+        if start is not None:  # whoever may remove files here, may do so there
+            with contextlib.suppress(OSError), self.below(name) as made:
+                os.fchmod(made.descriptor or -1, stat.S_IMODE(os.fstat(start).st_mode))
+
+    def remove_folder(self, name: str) -> None:
+        """Remove the folder ``name`` in it, which must be empty."""
+        start = self._start
+        os.rmdir(self._at(name, start), dir_fd=start)
 
     def names(self) -> list[str]:
         """Return all names in the folder."""

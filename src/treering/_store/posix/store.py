@@ -141,6 +141,15 @@ class PosixStore(Store):
         """
         return PosixStore.over(self.folder.below(name), path=self.path / name)
 
+    def make_below(self, name: str) -> None:
+        """Make the folder ``name`` in it, with the same rights, if it is missing."""
+        self.folder.make_folder(name)
+
+    def drop_below(self, name: str) -> None:
+        """Remove the folder ``name`` in it, if it is empty."""
+        with contextlib.suppress(OSError):
+            self.folder.remove_folder(name)
+
     def names(self) -> list[str]:
         """Return all names in the folder."""
         return self.folder.names()
