@@ -10,6 +10,7 @@ import heapq
 import random
 from collections.abc import Callable
 
+from torture.judged_schedules import JudgedSchedule
 from torture.simulated_folder import SimulatedFolder, Violation
 from torture.virtual_processes import Job, Process, Protocol
 from treering._coordination import messages
@@ -27,11 +28,10 @@ from treering._coordination.operations import (
     Remove,
     Rollback,
     Sleep,
-    derive_attempt,
 )
 from treering._values.processes import Processes
 from treering._values.timing import Timing
-from treering.errors import Busy, Exists, ProcessFailed, StoreFailed, Timeout, TreeringError
+from treering.errors import Busy, Exists, StoreFailed, Timeout, TreeringError
 
 __all__ = ["Simulation", "payload_of"]
 
@@ -49,7 +49,7 @@ def _timing(fan_in: int) -> Timing:
     return dataclasses.replace(_TIMING, fan_in=fan_in)
 
 
-class Simulation:
+class Simulation(JudgedSchedule):
     """One schedule, drawn from a seed.
 
     Attributes:
@@ -139,7 +139,7 @@ class Simulation:
                     self._push(process.until, process)
                 else:
                     self._advance(process)
-        self._judge()
+        self.judge()
         self.folder.save_alone()
 
     def _restart(self) -> None:
@@ -369,98 +369,11 @@ class Simulation:
         if took > bound:
             raise Violation(f"process {process.this} waited {took:.1f} s, its deadlines are {bound:.1f} s")
         if isinstance(error, TreeringError):
-            self._judge_error(process, error)
+            self.judge_error(process, error)
         if isinstance(error, Timeout) and process.this == 0 and took > process.job.timeout / 2:
-            self._judge_wait(process)
+            self.judge_wait(process)
         if process.call < process.job.calls:
             self._push(self._now + self._random.random() * 0.2, process)
-
-    def _judge_error(self, process: Process, error: TreeringError) -> None:
-        """An error has a reason, and names those who are the reason."""
-        job = process.job
-        if isinstance(error, Exists | Busy):
-            if self._started == 1 and not self.folder.commits:
-                raise Violation(f"process {process.this} was refused, and there was no reason: {error}")
-            return
-        overtaken = self._was_overtaken(job, process.number_of_call)
-        if not job.troubled and not overtaken:
-            raise Violation(f"nothing was done to the job, and process {process.this} raised: {error!r}")
-        accused: tuple[int, ...] = ()
-        if isinstance(error, Timeout):
-            accused = error.missing
-        elif isinstance(error, ProcessFailed):
-            accused = error.processes
-        elif not process.troubled and not self._failing and "process " not in str(error):
-            raise Violation(f"process {process.this} names nobody: {error}")
-        if isinstance(error, Timeout | ProcessFailed):
-            if not accused:
-                raise Violation(f"process {process.this} names nobody: {error}")
-            excused = process.troubled or overtaken or self._slow or self._stale or self._failing
-            guilty = (self._is_guilty(job, this, process.call, process.began) for this in accused)
-            if not excused and not all(guilty):
-                raise Violation(f"process {process.this} names {accused} without reason: {error}")
-
-    def _was_overtaken(self, job: Job, number: int) -> bool:
-        """Whether another saver swept what was said of a call, or of one before it: some processes then come late."""
-        return any(derive_attempt(job.name, before) in self.folder.unsaid for before in range(1, number + 1))
-
-    def _judge_wait(self, process: Process) -> None:
-        """Process 0 does not wait for others that had all given the call up before it came."""
-        if self._slow or self._stale or self._failing or process.attempt in self.folder.unheard:
-            return  # what they said was swept, or is not seen
-        others = [other for other in self._processes if other.job is process.job and other is not process]
-        if all(not other.troubled and other.ended.get(process.call, self._now) < process.began for other in others):
-            raise Violation("process 0 waits for others that had all given up before it came")
-
-    def _is_guilty(self, job: Job, this: int, call: int, began: float) -> bool:
-        """Whether something was done to a process, or it is elsewhere, came late, or has given the call up itself."""
-        lead = next(process for process in self._processes if process.job is job and process.this == 0)
-        if lead.call == call:
-            began = min(began, lead.began)  # it is process 0 that waited for it
-        for process in self._processes:
-            if process.job is job and process.this == this:
-                is_late = process.began > began + job.timeout / 2
-                return process.troubled or process.call != call or is_late or process.results.get(call) is not None
-        return False
-
-    def _judge(self) -> None:
-        """See what is left when all have ended."""
-        folder = self.folder
-        if folder.index is not None:
-            here = sum(attempt == folder.index for attempt, _ in folder.data)
-            if not here:
-                raise Violation("the data of the index is gone")
-        if not self._overwrite and len(folder.commits) > 1:
-            raise Violation(f"{len(folder.commits)} first saves were committed")
-        undisturbed = not any(process.job.troubled for process in self._processes)
-        if undisturbed and not folder.commits:
-            raise Violation("nothing was done to anybody, and nothing was committed")
-        jobs = {id(process.job): process.job for process in self._processes}.values()
-        for job in jobs:
-            self._judge_names(job)
-            if not job.troubled:
-                self._judge_agreement(job)
-
-    def _judge_names(self, job: Job) -> None:
-        """All that hear of a decision name the same processes; one that hears nothing names process 0."""
-        for call in range(1, job.calls + 1):
-            named = set()
-            for process in self._processes:
-                error = process.results.get(call) if process.job is job else None
-                if isinstance(error, Timeout):
-                    named.add(tuple(error.missing))
-                elif isinstance(error, ProcessFailed):
-                    named.add(tuple(error.processes))
-            if len(named - {(0,)}) > 1:
-                raise Violation(f"processes name different ones in call {call}: {sorted(named)}")
-
-    def _judge_agreement(self, job: Job) -> None:
-        """In a job that nothing was done to all processes have the same end of each call."""
-        ends = [process.results for process in self._processes if process.job is job]
-        for number in range(1, job.calls + 1):
-            kinds = {type(results[number]).__name__ for results in ends}
-            if len(kinds) != 1 and not self._was_overtaken(job, number):
-                raise Violation(f"one call ended in different ways: {sorted(kinds)}")
 
 
 _COUNTS = (2, 2, 2, 2, 3, 3, 4, 5, 6, 8)
