@@ -86,6 +86,7 @@ class Meeting:
 
     def lead(self, count: int, *, number: int = 1, timeout: float = 60.0, fan_in: int = 32, **more: Any) -> Virtual:
         call = call_of(0, count, number=number, timeout=timeout, fan_in=fan_in)
+        call = dataclasses.replace(call, **more.pop("call", {}))
         return self.add(0, coordinate(call, more.pop("signature", SIGNATURE)), **more)
 
     def follow(
@@ -93,6 +94,7 @@ class Meeting:
     ) -> Virtual:
         checked = more.pop("check", check)
         call = call_of(this, count, number=number, timeout=timeout, fan_in=fan_in)
+        call = dataclasses.replace(call, **more.pop("call", {}))
         return self.add(this, participate(call, checked), **more)
 
     def run(self) -> dict[int, BaseException | None]:

@@ -25,9 +25,9 @@ ATTEMPT = derive_attempt(JOB, 1)
 
 
 def save(meeting: Meeting, count: int, fan_in: int = 2, *, without: tuple[int, ...] = (), **more: Any) -> None:
-    """Let all processes of a job save, but for some; ``at_3`` holds what process 3 is given."""
+    """Let all processes of a job save, but for some; ``at_3`` is for process 3, ``at_all`` for each."""
     for this in range(count):
-        given = more.get(f"at_{this}", {})
+        given = more.get("at_all", {}) | more.get(f"at_{this}", {})
         if this == 0:
             meeting.lead(count, fan_in=fan_in, timeout=20.0, **given)
         elif this not in without:
@@ -177,10 +177,9 @@ def test_a_sum_that_speaks_for_others_is_not_believed() -> None:
     assert error.missing == (1, 3)
 
 
-def test_payloads_that_are_too_many_are_read_from_the_votes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("treering._coordination.votes._MOST_PAYLOADS", 10)
+def test_payloads_that_are_too_many_are_read_from_the_votes() -> None:
     meeting = Meeting()
-    save(meeting, 12)
+    save(meeting, 12, at_all={"call": {"most_payloads": 10}})
     assert set(meeting.run().values()) == {None}
     assert meeting.parts == tuple(b"part %d" % this for this in range(12))
 
@@ -206,17 +205,13 @@ def test_the_signature_is_compared_by_all() -> None:
     assert checked == [SIGNATURE] * 4
 
 
-def test_a_vote_that_cannot_be_read_below_an_empty_sum_is_waited_for_until_the_deadline(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr("treering._coordination.votes._MOST_PAYLOADS", 1)
-
+def test_a_vote_that_cannot_be_read_below_an_empty_sum_is_waited_for_until_the_deadline() -> None:
     def before(step: Operation) -> None:
         if isinstance(step, Sleep) and vote_name(ATTEMPT, 4) in meeting.notes:
             meeting.notes[vote_name(ATTEMPT, 4)] = b"{}"
 
     meeting = Meeting()
-    save(meeting, 12, at_0={"before": before})
+    save(meeting, 12, at_all={"call": {"most_payloads": 1}}, at_0={"before": before})
     errors = meeting.run()
     assert all(isinstance(error, Timeout) and error.missing == (4,) for error in errors.values())
     assert "the message of process 4 cannot be read" in str(errors[0])

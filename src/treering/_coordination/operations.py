@@ -12,6 +12,7 @@ from collections.abc import Callable, Generator, Iterator
 from typing import Any, Final, NamedTuple, NoReturn, TypeAlias, TypeVar
 
 from treering._coordination.messages import DecisionMessage, Failure, PrepareMessage, SumMessage, VoteMessage
+from treering._store.api import LARGEST_MESSAGE
 from treering._values import timing
 from treering._values.processes import Processes
 from treering._values.timing import Timing
@@ -77,6 +78,8 @@ Operation: TypeAlias = Put | Get | Remove | MakeFolder | Sleep | Now | PrepareDa
 Operations: TypeAlias = Generator[Operation, Any, None]
 
 
+MOST_PAYLOADS: Final = LARGEST_MESSAGE // 4
+"""Bytes of payloads in one sum, if nothing else is said."""
 _LATER_CALLS: Final = 64
 _FEW: Final = 8
 _MANY: Final = 1024
@@ -128,6 +131,8 @@ class Call:
     """Where this process runs, for the messages of others."""
     timing: Timing = dataclasses.field(default_factory=lambda: timing.current)
     """How often it looks, and how long the coordinator lingers."""
+    most_payloads: int = MOST_PAYLOADS
+    """Bytes of payloads in one sum; above that, its reader reads the votes themselves."""
 
     @property
     def attempt(self) -> str:

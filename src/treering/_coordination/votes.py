@@ -16,7 +16,6 @@ from treering._coordination import operations
 from treering._coordination.fan_in import children_of, parent_of, subtree_of
 from treering._coordination.messages import Failure, SumMessage, VoteMessage, VoteStage
 from treering._coordination.operations import Call, Operation, Operations
-from treering._store.api import LARGEST_MESSAGE
 from treering._values.checkpoint_names import arrival_name, departure_name, sum_name, vote_name
 from treering.errors import Corrupt
 
@@ -26,8 +25,6 @@ _GLANCE: Final = 3
 """At how many it looks where more are missing."""
 _LINGERS_FOR: Final = 256
 """Of how many processes the departures fit into the time that process 0 lingers; for more it waits longer."""
-_MOST_PAYLOADS: Final = LARGEST_MESSAGE // 4
-"""Bytes of payloads in one sum; above that, process 0 reads the votes themselves."""
 
 
 class Votes:
@@ -72,7 +69,7 @@ class Votes:
     def put_sum(self, own: bytes) -> Operations:
         """Hand on what has come in, with the own payload."""
         payloads = {self._call.processes.this: own, **self.payloads}
-        if self.failures or sum(map(len, payloads.values())) > _MOST_PAYLOADS:
+        if self.failures or sum(map(len, payloads.values())) > self._call.most_payloads:
             payloads = {}
         message = SumMessage(payloads=payloads, failures=self.failures)
         yield operations.Put(sum_name(self._call.attempt, self._call.processes.this), message.encode())
