@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from typing import Any
 
 from torture.simulated_store import SimulatedSave, WatchedStore
 from torture.virtual_processes import REAL
+from treering._coordination import participant
 from treering._coordination.coordinator import coordinate
-from treering._coordination.messages import DecisionMessage, VoteMessage, VoteStage
+from treering._coordination.fan_in import subtree_of
+from treering._coordination.messages import DecisionMessage, PrepareMessage, SumMessage, VoteMessage, VoteStage
 from treering._coordination.operations import (
     Call,
     Commit,
@@ -18,15 +20,16 @@ from treering._coordination.operations import (
     Operations,
     PrepareData,
     Put,
+    Remove,
     Rollback,
     Sleep,
 )
 from treering._coordination.participant import participate
 from treering._store.api import Held, Version
-from treering._values.checkpoint_names import INDEX, decision_name, vote_name
+from treering._values.checkpoint_names import INDEX, decision_name, signature_name, sum_name, vote_name
 from treering.errors import Timeout
 
-__all__ = ["BROKEN_SAVES", "MUTANTS", "OVER_MEMORY"]
+__all__ = ["BROKEN_SAVES", "BROKEN_STEPS", "MUTANTS", "OVER_MEMORY"]
 
 
 def alter(
@@ -139,6 +142,35 @@ def unheard(call: Call, check: Callable[[bytes], None]) -> Operations:
     return alter(participate(call, check), lambda step: [] if isinstance(step, MakeFolder) else [step])
 
 
+def littering(call: Call, signature: bytes) -> Operations:
+    """Process 0 removes all messages but that of a long signature."""
+
+    def told(step: Operation) -> list[Operation]:
+        if isinstance(step, Remove):
+            return [Remove(tuple(name for name in step.names if name != signature_name(call.attempt)))]
+        return [step]
+
+    return alter(coordinate(call, signature), told)
+
+
+def credulous(call: Call, signature: bytes) -> Operations:
+    """Process 0 takes a sum without payloads for votes without payloads."""
+    count, fan_in, without = call.processes.count, call.timing.fan_in, SumMessage().encode()
+
+    def read(step: Get, data: bytes | None) -> bytes | None:
+        for process in call.processes.others if data == without else ():
+            if step.name == sum_name(call.attempt, process):
+                return SumMessage(payloads=dict.fromkeys(subtree_of(process, count, fan_in), b"")).encode()
+        return data
+
+    return alter(coordinate(call, signature), read=read)
+
+
+def incurious(call: Call, _: Callable[[bytes], None]) -> Operations:
+    """Others do not compare what they are saving with what process 0 is."""
+    return participate(call, lambda _: None)
+
+
 def silent(_: Call, __: BaseException) -> Operations:
     return
     yield
@@ -158,6 +190,9 @@ MUTANTS = {
     "others name other processes than process 0 does": REAL._replace(participate=accusing),
     "others wait too long": REAL._replace(participate=patient),
     "others that give up make no folder to say so": REAL._replace(participate=unheard),
+    "others do not compare their trees": REAL._replace(participate=incurious),
+    "process 0 leaves a long signature in the folder": REAL._replace(coordinate=littering),
+    "process 0 takes sums without payloads for votes without": REAL._replace(coordinate=credulous),
     "process 0 sweeps what was said of its own later calls": REAL._replace(live=lambda _: ()),
     "others take over the number of process 0": REAL._replace(counted=max),
     "a job has the name of the one before": REAL._replace(job_name=lambda _: f"{0:016x}"),
@@ -169,6 +204,21 @@ OVER_MEMORY = {
     "others hand in before their data are durable": REAL._replace(participate=eager),
     "others withdraw although the commit may have happened": REAL._replace(coordinate=careless),
     "others take silence for success": REAL._replace(participate=trusting),
+}
+
+
+def take_at_once(call: Call, prepare: PrepareMessage) -> Generator[Operation, Any, bytes]:
+    if prepare.signature is not None:
+        return prepare.signature
+    return (yield Get(signature_name(call.attempt))) or b""
+
+
+BROKEN_STEPS = {
+    "others take a long signature as they read it first, whatever its digest": (
+        participant,
+        "_await_signature",
+        take_at_once,
+    )
 }
 
 

@@ -6,10 +6,17 @@ import collections
 
 from torture.simulated_folder import SimulatedFolder, Violation
 from torture.virtual_processes import Job, Process
+from treering._coordination.fan_in import parent_of
 from treering._coordination.operations import derive_attempt
+from treering._values.timing import Timing
 from treering.errors import Busy, Exists, ProcessFailed, Timeout, TreeringError
 
-__all__ = ["JudgedSchedule"]
+__all__ = ["TIMING", "JudgedSchedule"]
+
+TIMING = Timing(poll_first=0.02, poll_longest=0.5, poll_growth=3.0, linger=3.0)
+"""How often virtual processes look, and how long they stay."""
+_LOOK = 0.6
+"""Seconds until a process has seen a message and answered it: a pause between two looks, and the answer."""
 
 
 class JudgedSchedule:
@@ -67,9 +74,12 @@ class JudgedSchedule:
         if all(not other.troubled and other.ended.get(process.call, self._now) < process.began for other in others):
             raise Violation("process 0 waits for others that had all given up before it came")
 
+    def _lead_of(self, job: Job) -> Process:
+        return next(process for process in self._processes if process.job is job and process.this == 0)
+
     def _is_guilty(self, job: Job, this: int, call: int, began: float) -> bool:
         """Whether something was done to a process, or it is elsewhere, came late, or has given the call up itself."""
-        lead = next(process for process in self._processes if process.job is job and process.this == 0)
+        lead = self._lead_of(job)
         if lead.call == call:
             began = min(began, lead.began)  # it is process 0 that waited for it
         for process in self._processes:
@@ -90,11 +100,37 @@ class JudgedSchedule:
         undisturbed = not any(process.job.troubled for process in self._processes)
         if undisturbed and not folder.commits:
             raise Violation("nothing was done to anybody, and nothing was committed")
+        if undisturbed:
+            self._judge_messages()
         jobs = {id(process.job): process.job for process in self._processes}.values()
         for job in jobs:
             self._judge_names(job)
+            if job.differs and derive_attempt(job.name, job.differs[1]) in folder.commits:
+                raise Violation(f"call {job.differs[1]} is committed, and process {job.differs[0]} saved another tree")
             if not job.troubled:
                 self._judge_agreement(job)
+
+    def _judge_messages(self) -> None:
+        """Where every process reports success of every call, no message stays.
+
+        Two things may leave some for the next saver: another saver has swept what process 0 waits for, or departures
+        come up through so many processes that it lingers for less.
+        """
+        if any(error is not None for process in self._processes for error in process.results.values()):
+            return
+        if self.folder.unsaid or self.folder.unheard or not all(map(self._is_waited_for, self._processes)):
+            return
+        self.counts["nothing left"] += 1
+        if left := self.folder.messages():
+            raise Violation(f"all report success, and messages are left: {left}")
+
+    def _is_waited_for(self, process: Process) -> bool:
+        """Whether process 0 lingers until a process that sees the decision has left, and those above it."""
+        job, this, looks = process.job, process.this, 0
+        while this:
+            this = parent_of(this, job.fan_in)
+            looks += 1
+        return looks * _LOOK / process.rate < min(TIMING.linger, job.timeout / 2) / self._lead_of(job).rate
 
     def _judge_names(self, job: Job) -> None:
         """All that hear of a decision name the same processes; one that hears nothing names process 0."""

@@ -14,7 +14,7 @@ from typing import Any, TypeAlias, cast
 
 from torture.simulated_folder import Violation
 from torture.simulated_store import Request, SimulatedSave, WatchedStore
-from torture.simulation import Simulation, payload_of
+from torture.simulation import Simulation, payload_of, signature_of
 from torture.virtual_processes import Process
 from treering._coordination.operations import Call, Commit, Operation, Operations, Put, Remove, Rollback
 from treering.errors import StoreFailed, TreeringError
@@ -77,7 +77,7 @@ class MemorySimulation(Simulation):
 
     def _run_coordinator(self, process: Process, call: Call, save: SimulatedSave) -> _Requests:
         """Do what the protocol says, with the requests of the save in the place of what it asks of a participant."""
-        steps = self._protocol.coordinate(call, b"signature")
+        steps = self._protocol.coordinate(call, signature_of(process))
         answer: Any = None
         thrown: BaseException | None = None
         while True:

@@ -79,6 +79,10 @@ class SimulatedFolder:
         if found is not None:
             self.older[name] = found
 
+    def messages(self) -> list[str]:
+        """Return the names of all notes."""
+        return sorted(self.notes)
+
     # ----------------------------------------------------------------------------------------- the saves of leaders
 
     def enter(self, holder: int, attempt: str, live: Collection[str] = (), *, overwrite: bool) -> None:

@@ -76,6 +76,10 @@ class WatchedStore(MemoryStore):
         """The data there is, by attempt and name."""
         return [(name.split("-")[1], name) for name in self.names() if is_data(name)]
 
+    def messages(self) -> list[str]:
+        """Return the names of all messages."""
+        return sorted(name for name in self.names() if is_message(name))
+
     def read_index(self) -> _Index | None:
         """Return what the index says."""
         found = self.read(INDEX)

@@ -10,7 +10,7 @@ import heapq
 import random
 from collections.abc import Callable
 
-from torture.judged_schedules import JudgedSchedule
+from torture.judged_schedules import TIMING, JudgedSchedule
 from torture.simulated_folder import SimulatedFolder, Violation
 from torture.virtual_processes import Job, Process, Protocol
 from treering._coordination import messages
@@ -31,22 +31,25 @@ from treering._coordination.operations import (
 )
 from treering._values.processes import Processes
 from treering._values.timing import Timing
-from treering.errors import Busy, Exists, StoreFailed, Timeout, TreeringError
+from treering.errors import Busy, Exists, Mismatch, StoreFailed, Timeout, TreeringError
 
-__all__ = ["Simulation", "payload_of"]
+__all__ = ["Simulation", "payload_of", "signature_of"]
 
 # The same notes are read a hundred times over, by many processes of which each would read them once.
 messages.VoteMessage.decode = functools.lru_cache(maxsize=256)(messages.VoteMessage.decode)  # type: ignore[method-assign]
 messages.SumMessage.decode = functools.lru_cache(maxsize=256)(messages.SumMessage.decode)  # type: ignore[method-assign]
 messages.DecisionMessage.decode = functools.lru_cache(maxsize=256)(messages.DecisionMessage.decode)  # type: ignore[method-assign]
 
-_TIMING = Timing(poll_first=0.02, poll_longest=0.5, poll_growth=3.0, linger=3.0)
 _MOST_STEPS = 45
+_LONG_SIGNATURE = 1100
+"""Bytes of a signature that goes into a message of its own."""
+_TWO_PAYLOADS = 60
+"""Bytes that hold two payloads, and not three."""
 
 
 @functools.cache
 def _timing(fan_in: int) -> Timing:
-    return dataclasses.replace(_TIMING, fan_in=fan_in)
+    return dataclasses.replace(TIMING, fan_in=fan_in)
 
 
 class Simulation(JudgedSchedule):
@@ -103,20 +106,35 @@ class Simulation(JudgedSchedule):
             fan_in=self._random.choice((1, 2, 2, 3, 32)),
         )
         self._started += 1
+        self._draw_messages(job)
         if self._slow or self._stale or self._failing or self._breaking:
             job.troubled = True
         hurt = self._random.choice((0, 0, 0, 1, 1, 2))
         for this in range(count):
             process = Process(number=len(self._processes), job=job, this=this)
             self._processes.append(process)
+            if job.differs and this == job.differs[0]:
+                process.troubled = job.troubled = True
             late = at + self._random.random() * self._random.choice((0.01, 0.1, 0.5))
             if self._random.random() < 0.05:
-                late += self._random.uniform(0.0, 2 * job.timeout)
+                late += self._random.uniform(0.0, 3 * job.timeout)
                 process.troubled = job.troubled = True
             self._push(late, process)
         for process in self._random.sample(self._processes[-count:], min(hurt, count)):
             what = self._random.choice(("kill", "pause", "pause", "interrupt"))
             process.trouble[self._random.randrange(_MOST_STEPS)] = what, self._random.uniform(0.0, 4 * job.timeout)
+
+    def _draw_messages(self, job: Job) -> None:
+        """Draw how long messages are, and whether a process saves another tree than the others."""
+        chance = self._random.random
+        if chance() < 0.25:
+            job.signature = _LONG_SIGNATURE
+            self.counts["long signatures"] += 1
+        if job.count > job.fan_in + 1 and chance() < 0.25:
+            job.most_payloads = self._random.choice((0, 0, _TWO_PAYLOADS))
+            self.counts["sums without payloads"] += 1
+        if job.count > 1 and chance() < 0.06:
+            job.differs = self._random.randrange(1, job.count), self._random.randint(1, job.calls)
 
     def _push(self, when: float, process: Process | Callable[[], None]) -> None:
         self._tick += 1
@@ -252,13 +270,14 @@ class Simulation(JudgedSchedule):
             doing="save 'ckpt'",
             who=f"host {process.number}, pid {process.number}",
             timing=_timing(job.fan_in),
+            most_payloads=job.most_payloads,
         )
         process.attempt = call.attempt
         process.began, process.allowed = self._now, 0.0
         process.answer = process.thrown = None
         process.leads = False
         if process.this:
-            process.steps = self._protocol.participate(call, self._check)
+            process.steps = self._protocol.participate(call, functools.partial(_check, process))
             return
         process.steps = self._coordinate(process, call)
 
@@ -273,12 +292,7 @@ class Simulation(JudgedSchedule):
         finally:
             self.folder.unheard -= call.live_attempts - unheard  # what it sweeps itself is no excuse
         process.leads = True
-        return self._protocol.coordinate(call, b"signature")
-
-    @staticmethod
-    def _check(signature: bytes) -> None:
-        if signature != b"signature":
-            raise Violation(f"the signature came as {signature!r}")
+        return self._protocol.coordinate(call, signature_of(process))
 
     # ----------------------------------------------------------------------------------------------- what operations do
 
@@ -365,7 +379,7 @@ class Simulation(JudgedSchedule):
         if error is None and process.attempt not in self.folder.commits:
             raise Violation(f"process {process.this} reports success of {process.attempt}, which was never committed")
         took = self._now - process.began - process.allowed
-        bound = (3.1 * process.job.timeout + 3 * _TIMING.linger) / process.rate
+        bound = (3.1 * process.job.timeout + 3 * TIMING.linger) / process.rate
         if took > bound:
             raise Violation(f"process {process.this} waited {took:.1f} s, its deadlines are {bound:.1f} s")
         if isinstance(error, TreeringError):
@@ -382,6 +396,24 @@ _COUNTS = (2, 2, 2, 2, 3, 3, 4, 5, 6, 8)
 def payload_of(process: Process, this: int) -> bytes:
     """What a process has to hand in so that all parts are of one call of the program, which saves one state."""
     return f"{process.attempt} {this} in call {process.call}".encode()
+
+
+def signature_of(process: Process) -> bytes:
+    """What process 0 is saving in the call that a process is in."""
+    return f"what {process.attempt} saves".encode().ljust(process.job.signature, b".")
+
+
+def _check(process: Process, signature: bytes) -> None:
+    """Compare what a process is saving with what process 0 is.
+
+    Raises:
+        Mismatch: it differs, as was drawn.
+        Violation: this is not what process 0 is saving.
+    """
+    if signature != signature_of(process):
+        raise Violation(f"the signature came as {signature!r}")
+    if process.job.differs == (process.this, process.call):
+        raise Mismatch("leaf 'a' differs")
 
 
 def _then(steps: Operations, error: BaseException) -> Operations:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection
 from typing import Any, NamedTuple
 
 from treering._coordination import coordinator, participant
-from treering._coordination.operations import Call, Operation, Operations
+from treering._coordination.operations import MOST_PAYLOADS, Call, Operation, Operations
 
 __all__ = ["REAL", "Job", "Process", "Protocol"]
 
@@ -40,6 +40,12 @@ class Job:
     overwrite: bool
     fan_in: int = 32
     """How many processes hand in their votes to one."""
+    signature: int = 0
+    """Of how many bytes, at least, what process 0 is saving."""
+    most_payloads: int = MOST_PAYLOADS
+    """How many bytes of payloads one sum holds."""
+    differs: tuple[int, int] | None = None
+    """A process that saves another tree than the others in one call, and that call."""
     troubled: bool = False
     """Whether anything was done to it that may make a call fail."""
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import ModuleType
 
 import pytest
 
 from tests.crash.attacks import attack
-from torture.broken_protocols import BROKEN_SAVES, MUTANTS, OVER_MEMORY
+from torture.broken_protocols import BROKEN_SAVES, BROKEN_STEPS, MUTANTS, OVER_MEMORY
 from torture.schedules import tried
 from torture.virtual_processes import Protocol
 
@@ -28,9 +29,11 @@ def test_a_slice_of_the_schedules_keeps_the_rules_and_visits_every_end() -> None
         "refused",
         "StoreFailed",
         "ProcessFailed",
+        "Mismatch",
         "KeyboardInterrupt",
     }
     assert ends | {"killed", "paused", "interrupted", "restarted"} <= set(found.counts)
+    assert {"long signatures", "sums without payloads", "nothing left"} <= set(found.counts)
 
 
 def test_many_processes_of_a_job() -> None:
@@ -41,6 +44,7 @@ def test_a_slice_over_a_store_that_proves_of_nobody_that_it_lives() -> None:
     found = tried(SEED, range(500), store="memory")
     assert found.violations == []
     assert {"committed", "refused", "killed", "paused", "late", "timed out, outcome unknown"} <= set(found.counts)
+    assert {"long signatures", "sums without payloads", "nothing left"} <= set(found.counts)
 
 
 def test_the_same_seed_gives_the_same_schedules() -> None:
@@ -52,6 +56,14 @@ def test_the_same_seed_gives_the_same_schedules() -> None:
 @pytest.mark.parametrize("protocol", MUTANTS.values(), ids=MUTANTS.keys())
 def test_a_broken_protocol_is_found(protocol: Protocol) -> None:
     assert tried(SEED, SLICE, protocol=protocol, enough=1).violations
+
+
+@pytest.mark.parametrize("broken", BROKEN_STEPS.values(), ids=BROKEN_STEPS.keys())
+def test_a_broken_step_of_the_protocol_is_found(
+    broken: tuple[ModuleType, str, Callable[..., object]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(*broken)
+    assert tried(SEED, SLICE, enough=1).violations
 
 
 @pytest.mark.parametrize("protocol", OVER_MEMORY.values(), ids=OVER_MEMORY.keys())
