@@ -7,10 +7,11 @@ from typing import Any, NoReturn
 
 import pytest
 
-from tests.coordination.joint_saves import JOB, SIGNATURE, Killed, Meeting
+from tests.coordination.joint_saves import JOB, SIGNATURE, Killed, Meeting, call_of
 from treering._coordination.fan_in import children_of, subtree_of
-from treering._coordination.messages import PrepareMessage, SumMessage
-from treering._coordination.operations import Get, Operation, OutOfStep, PrepareData, Put, Sleep, derive_attempt
+from treering._coordination.messages import PrepareMessage, SumMessage, VoteMessage, VoteStage
+from treering._coordination.operations import Get, Now, Operation, OutOfStep, PrepareData, Put, Sleep, derive_attempt
+from treering._coordination.votes import await_departures
 from treering._values.checkpoint_names import (
     decision_name,
     departure_name,
@@ -225,6 +226,22 @@ def test_a_failure_is_told_while_those_between_are_at_work() -> None:
     assert isinstance(errors.pop(4), Killed)
     assert all("process 9 (host 9, pid 79): no space left" in str(errors[this]) for this in errors if this != 9)
     assert meeting.now < 15
+
+
+def test_all_who_have_left_when_the_time_is_over_are_seen() -> None:
+    call, now = call_of(0, 33), 0.0
+    answer: Any = None
+    left = VoteMessage(stage=VoteStage.LEFT, who="host").encode()
+    steps = await_departures(call, call.processes.others)
+    while True:
+        try:
+            step = steps.send(answer)
+        except StopIteration as ended:
+            seen = ended.value
+            break
+        now += step.seconds if isinstance(step, Sleep) else 0.0
+        answer = now if isinstance(step, Now) else left if now > call.linger - 1e-6 else None
+    assert seen == tuple(call.processes.others)
 
 
 def test_a_sum_that_cannot_be_put_fails_nothing() -> None:

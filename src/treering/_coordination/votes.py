@@ -183,9 +183,9 @@ def await_departures(
                 waited |= below
         if not waiting:
             return tuple(waited)
-        if now >= end:
-            return None
-        if 2 * found <= len(some):
+        if 2 * found <= len(some):  # else more are likely to be there, and are looked at although the time is over
+            if now >= end:
+                return None
             yield operations.Sleep(min(next(pause), end - now))
         now = yield operations.NOW
 
