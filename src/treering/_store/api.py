@@ -8,7 +8,6 @@ a store without them answers. ``docs/design/store.md`` says for each method what
 from __future__ import annotations
 
 import abc
-import contextlib
 import enum
 import mmap
 import os
@@ -265,17 +264,12 @@ class Store(Closable):
         return store
 
     def make_below(self, name: str) -> None:
-        """Make the place ``name`` in this one if it is missing, with the same rights. It need not survive a power cut.
-
-        Raises:
-            OSError: the store refused, or this one is gone.
-        """
+        """Make the place ``name`` in this one, with the same rights, if it is missing; not durably."""
         self.at(name).make()
 
     def drop_below(self, name: str) -> None:
         """Remove the place ``name`` in this one, if nothing is in it."""
-        with contextlib.suppress(OSError), self.below(name) as below:
-            below.drop()
+        self.at(name).drop()
 
     # Looking.
 
@@ -440,11 +434,7 @@ class Store(Closable):
         return time.time()
 
     def require_space(self, size: int) -> None:
-        """Refuse early what cannot fit.
-
-        Raises:
-            OSError: fewer than ``size`` bytes are free.
-        """
+        """Refuse early what cannot fit, by an ``OSError``: fewer than ``size`` bytes are free."""
 
     def require_writable(self, name: str) -> None:
         """Refuse a document that may not be replaced.
