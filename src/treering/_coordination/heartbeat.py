@@ -17,7 +17,7 @@ from treering._values.processes import Processes
 # Messages of one process differ from those that an earlier run of it left.
 _THIS_RUN: Final = secrets.token_hex(8)
 _CROWD: Final = 256
-"""In jobs of more processes than that, each puts heartbeats the less often, the more there are."""
+"""In jobs of more processes than that, each puts heartbeats less often."""
 
 
 class Heartbeat:
@@ -56,9 +56,9 @@ class Heartbeat:
         # Not a word of it differs between processes, but for the mark that process 0 may put behind it.
         self._parting = b"call %d ended here with an error of the others " % number
         of = timing.current
-        self._crowd = max(1.0, processes.count / _CROWD)
-        # Within the window there are to be several, for a put may take long.
-        self._every = min(of.heartbeat_every * self._crowd, of.heartbeat_window / 4, timeout / 8)
+        # Not longer: within the window there are to be several, for a put may take long.
+        self._crowd = min(max(1.0, processes.count / _CROWD), 2.0)
+        self._every = min(of.heartbeat_every * self._crowd, timeout / 8)
         self._next = time.monotonic() + min(of.heartbeat_first, timeout / 8)
         self._left = 0
         self._works = self._worked = False
