@@ -7,8 +7,8 @@ import json
 import os
 import secrets
 import signal
-import socket
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -16,6 +16,7 @@ from typing import Any, Literal
 
 import jax
 
+from torture.ports import free_port
 from torture.process_points import Point, install
 from torture.process_scenes import JointScene
 from treering._arrays import host, outgoing
@@ -38,10 +39,7 @@ ACTIONS: tuple[Action, ...] = ("kill", "pause", "outlive", "slow")
 
 def joined(layer: Layer, count: int) -> str:
     """Return the command that makes a job of the processes."""
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        free = listener.getsockname()[1]
-    return json.dumps({"do": "join", "layer": layer, "port": free, "job": secrets.token_hex(8), "count": count})
+    return json.dumps({"do": "join", "layer": layer, "port": free_port(), "job": secrets.token_hex(8), "count": count})
 
 
 def armed(points: list[Point], action: Action, slow: float) -> str:
@@ -129,7 +127,8 @@ def _arm(point: Point, action: Action, slow: float, tell: Callable[[str], None])
             case "kill":
                 os.kill(os.getpid(), signal.SIGKILL)
             case "pause" | "outlive":
-                os.kill(os.getpid(), signal.SIGSTOP)
+                # To this thread: of a signal to the process another thread may be told, while this one goes on.
+                signal.pthread_kill(threading.get_ident(), signal.SIGSTOP)
             case "slow":
                 time.sleep(slow)
             case _:

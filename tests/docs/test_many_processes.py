@@ -6,7 +6,6 @@ import os
 import re
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -16,6 +15,7 @@ import pytest
 
 import treering as tr
 from tests.cli.command import inside
+from torture.ports import free_port
 
 PAGE = (Path(__file__).parents[2] / "docs" / "many-processes.md").read_text(encoding="utf-8")
 FENCES = re.findall(r"^```(\w+)\n(.*?)^```$", PAGE, re.DOTALL | re.MULTILINE)
@@ -25,9 +25,7 @@ LAUNCH = next(text for kind, text in FENCES if kind == "text" and text.startswit
 
 def launched(command: str, folder: Path, timeout: float = 120) -> list[str]:
     """Run lines of a shell as on the page, with a free port; return what the processes said."""
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        port = taken.getsockname()[1]
+    port = free_port()
     inherited = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}
     shell = subprocess.Popen(
         ["bash", "-c", command.replace(":8476", f":{port}").replace("python ", f"{sys.executable} ")],

@@ -19,7 +19,6 @@ import json
 import os
 import queue
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -29,6 +28,8 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Any, Final, Self
+
+from torture.ports import free_port
 
 __all__ = ["Job", "Outcome", "hear", "results", "run_job", "say", "start_job"]
 
@@ -111,7 +112,7 @@ def start_job(
     assert len(each) == count
     common = {
         "worker": [worker.__module__, worker.__qualname__],
-        "address": f"127.0.0.1:{_free_port()}",
+        "address": f"127.0.0.1:{free_port()}",
         "count": count,
         "arguments": list(arguments),
         "heartbeat": heartbeat,
@@ -287,12 +288,6 @@ def hear() -> str:
     if not line:  # the test is gone
         os._exit(1)
     return line[:-1]
-
-
-def _free_port() -> int:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        return int(taken.getsockname()[1])
 
 
 def _main(settings: dict[str, Any]) -> None:

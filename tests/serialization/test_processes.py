@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import concurrent.futures
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from tests.properties.sameness import assert_same
+from torture.ports import free_port
 from treering import serialization
 
 WORKER = """
@@ -54,9 +54,7 @@ print("fine")
 def test_an_array_that_is_not_fully_addressable_is_refused_with_its_path(tmp_path: Path) -> None:
     script = tmp_path / "worker.py"
     script.write_text(WORKER, encoding="utf-8")
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = str(probe.getsockname()[1])
+    port = str(free_port())
     target = tmp_path / "never" / "state"
     workers = [
         subprocess.Popen(
