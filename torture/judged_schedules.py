@@ -58,9 +58,16 @@ class JudgedSchedule:
             if not accused:
                 raise Violation(f"process {process.this} names nobody: {error}")
             excused = process.troubled or overtaken or self._slow or self._stale or self._failing
+            excused = excused or (accused == (0,) and self._is_outpaced(process))
             guilty = (self._is_guilty(job, this, process.call, process.began) for this in accused)
             if not excused and not all(guilty):
                 raise Violation(f"process {process.this} names {accused} without reason: {error}")
+
+    def _is_outpaced(self, process: Process) -> bool:
+        """Whether the clock of process 0 goes so much slower that a process may give up before it has decided."""
+        job, lead = process.job, self._lead_of(process.job)
+        patience = 1.1 * job.timeout + min(TIMING.linger, job.timeout / 2)
+        return patience / process.rate < job.timeout / lead.rate + _LOOK
 
     def _was_overtaken(self, job: Job, number: int) -> bool:
         """Whether another saver swept what was said of a call, or of one before it: some processes then come late."""
