@@ -17,7 +17,7 @@ from torture.leaves_scenes import LeavesScene
 from torture.run_scenes import RunScene
 from torture.scenes import Scene, fingerprint
 from treering._checkpoint import joint_load
-from treering._values.checkpoint_names import is_message
+from treering._values.checkpoint_names import is_message, is_message_folder
 from treering.errors import Mismatch, NotFound
 from treering.leaves import tree_deserialize_leaves, tree_serialize_leaves
 
@@ -151,7 +151,7 @@ class JointScene:
         left = self._alone.litter(path)
         if self.form != "run":
             return left
-        inside = {name.partition("/")[0] for name in left if "/" in name and not is_message(name.partition("/")[2])}
+        inside = {name.partition("/")[0] for name in left if "/" in name and not _is_said(name.partition("/")[2])}
         noted = {name.partition("/")[0] for name in left if "/" in name} - inside
         return [name for name in left if name.partition("/")[0] not in noted]
 
@@ -167,6 +167,11 @@ class JointScene:
         if self.form == "checkpoint":
             return CheckpointScene(name=self.name, old=old)
         return LeavesScene(name=self.name, old=old)
+
+
+def _is_said(path: str) -> bool:
+    """Whether a path below a step is that of a message, or of a folder of messages."""
+    return all(is_message(name) or is_message_folder(name) for name in path.split("/"))
 
 
 def values(version: int, rows: int) -> dict[str, Any]:
