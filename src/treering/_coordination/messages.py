@@ -36,7 +36,7 @@ class VoteStage(enum.StrEnum):
     FAILED = "failed"
     """It will not take part."""
     LEFT = "seen"
-    """It has left, and touches nothing of the attempt any more."""
+    """It has left: of the attempt it only removes the messages of those that hand in to it."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
