@@ -150,6 +150,10 @@ class LocalFile(Reader):
         """
         for offset, buffer in jobs:
             self.require(offset, buffer.nbytes)
+        if sum(buffer.nbytes for _, buffer in jobs) < _TWO_THREADS_FROM:
+            for offset, view in _split(jobs):
+                self._fill(offset, view)
+            return
         todo = deque(_split(jobs))
         failure = FirstError()
 
@@ -162,8 +166,7 @@ class LocalFile(Reader):
                         return
                     self._fill(offset, view)
 
-        large = sum(buffer.nbytes for _, buffer in jobs) >= _TWO_THREADS_FROM
-        work_together(work, 1 if large else 0)
+        work_together(work, 1)
         failure.reraise()
 
     def map(self) -> mmap.mmap:
