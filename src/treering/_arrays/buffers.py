@@ -22,6 +22,10 @@ if TYPE_CHECKING:
 
 ALIGNMENT: Final = 64
 
+# Large memory starts where a large page does: else that page comes as 512 small ones, each with a fault of its own.
+_PAGE_BYTES: Final = 2 << 20
+_PAGES_FROM: Final = 4 << 20
+
 SMALL_BYTES: Final = 8 * 1024
 """Arrays up to this size share allocations."""
 
@@ -35,7 +39,7 @@ class NoMemory(Unsupported, MemoryError):
 
 
 def aligned_bytes(nbytes: int) -> NDArray[np.uint8]:
-    """Return ``nbytes`` of unset memory that starts at a multiple of 64 bytes.
+    """Return ``nbytes`` of unset memory that starts at a multiple of 64 bytes, from 4 MiB on at one of 2 MiB.
 
     Raises:
         Unsupported: the system has no such memory; also a ``MemoryError``.
@@ -44,12 +48,13 @@ def aligned_bytes(nbytes: int) -> NDArray[np.uint8]:
         >>> aligned_bytes(3).ctypes.data % 64
         0
     """
+    alignment = ALIGNMENT if nbytes < _PAGES_FROM else _PAGE_BYTES
     try:
-        room = np.empty(nbytes + ALIGNMENT, np.uint8)
+        room = np.empty(nbytes + alignment, np.uint8)
     except (MemoryError, ValueError) as error:  # ValueError: more than an address has bits
         hint = "load a part with only=, or slices of it with open"
         raise NoMemory(f"there is not enough memory for {bytes_text(nbytes)}", hint=hint) from error
-    skip = -room.ctypes.data % ALIGNMENT
+    skip = -room.ctypes.data % alignment
     return room[skip : skip + nbytes]
 
 
