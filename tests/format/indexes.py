@@ -9,7 +9,6 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from treering._format.blocks import first_blocks
 from treering._format.document import data_name
 from treering._format.headers import lay_out_files
 from treering._format.index import Container, DataFile, Index, LeafType, Token
@@ -60,7 +59,7 @@ def index_of(
         leaf_types=list(leaf_types),
         values=values or {},
         chunks=chunks,
-        checksums=array("Q", [number * 0x9E3779B97F4A7C15 % 2**64 for number in range(first_blocks(chunks)[-1])]),
+        checksums=array("Q", [number * 0x9E3779B97F4A7C15 % 2**64 for number in range(chunks.first_blocks()[-1])]),
         files=entries,
         replaces=[data_name("f" * 16, 0, 1)],
         metadata={"note": 1},

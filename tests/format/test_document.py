@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from tests.format.indexes import ATTEMPT, index_of, indexes
 from tests.properties.strategies import quick
-from treering._format.blocks import damage_error, file_digest, first_blocks
+from treering._format.blocks import damage_error, file_digest, file_digests
 from treering._format.document import data_name, encode_index, parse_index, read_summary
 from treering._format.headers import header_bytes, lay_out
 from treering._format.index import Index, LeafType
@@ -108,10 +108,27 @@ def test_an_embedded_index_names_no_file_and_others_do() -> None:
             parse_index(encode_index(index), embedded=embedded)
 
 
+def test_many_files_do_not_count_the_blocks_of_all_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    counted: list[int] = []
+
+    def counting(nbytes: int, block: int) -> int:
+        counted.append(nbytes)
+        return -(-nbytes // block)
+
+    monkeypatch.setattr("treering._format.index.block_count", counting)
+    index = index_of(
+        [f"k{number}" for number in range(50)], [F32], [0] * 50, [[(number, None)] for number in range(50)]
+    )
+    index = dataclasses.replace(index, chunks=dataclasses.replace(index.chunks))  # a new one, of which nothing is known
+    counted.clear()
+    assert len(set(file_digests(index, [b"header"] * 50))) == 50
+    assert len(counted) == 50
+
+
 def test_a_digest_binds_header_and_checksums() -> None:
     index = index_of(["a", "b"], [F32], [0, 0], [[(0, None), (1, None)]])
     first = file_digest(index, 0, b"header")
-    assert first == file_digest(index, 0, b"header", first_blocks(index.chunks))
+    assert first == file_digest(index, 0, [b"hea", b"der"])
     assert first != file_digest(index, 0, b"headed")
     changed = array("Q", index.checksums)
     changed[1] ^= 1

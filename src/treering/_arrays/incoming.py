@@ -14,13 +14,13 @@ import itertools
 import math
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
 import numpy as np
 
 from treering._arrays.buffers import aligned_bytes, aligned_together
 from treering._arrays.jobs import Job, Progress, Tally, Work, run_all
-from treering._format.blocks import damage_error, first_blocks
+from treering._format.blocks import damage_error
 from treering._format.index import Index
 from treering._plan.exchange import StoredChunk
 from treering._plan.load import covering_ranges
@@ -76,8 +76,7 @@ class ReadRequest:
     """Along each axis, every how manyth item of a box is wanted; None: all of them."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class _Run:
+class _Run(NamedTuple):
     """A whole chunk, or a stretch of whole blocks of it, and where its bytes go."""
 
     chunk: int
@@ -130,19 +129,25 @@ class StoredArrays:
         self._slab_bytes = _FAR_SLAB_BYTES if far else _SLAB_BYTES
         self._together_bytes = _FAR_TOGETHER_BYTES if far else _TOGETHER_BYTES
         self._maps: dict[int, NDArray[np.uint8]] = {}
+        self._alike: dict[tuple[object, ...], tuple[StoredChunk, ...]] = {}
         self._unchecked = set(range(len(files)))
         self._checked = range(len(files)) if checked is None else checked
         self.bytes_read = 0
         chunks = index.chunks
-        self._first_checksum = first_blocks(chunks) if index.verified else []
+        self._first_checksum = chunks.first_blocks() if index.verified else []
 
     def dtype_of(self, leaf: int) -> np.dtype[Any]:
         """Return the dtype of what is stored of a leaf."""
         return dtype_in(self.index, leaf)
 
     def stored_chunks(self, leaf: int) -> tuple[StoredChunk, ...]:
-        """Return how a stored leaf lies."""
-        return stored_chunks(self.index, leaf)
+        """Return how a stored leaf lies; of leaves that lie alike the same object."""
+        chunks, some = self.index.chunks, _chunks_of(self.index, leaf)
+        boxes, blocks = chunks.box[some.start : some.stop], chunks.block[some.start : some.stop]
+        alike = (self.index.leaf_types[leaf], tuple(boxes), tuple(blocks))
+        if (known := self._alike.get(alike)) is None:
+            known = self._alike[alike] = stored_chunks(self.index, leaf)
+        return known
 
     def check_files(self) -> None:
         """Check that every data file is there, of its size, with an intact header; its data is checked when it is read.

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from treering._arrays.jobs import Progress
 from treering._arrays.outgoing import DescribedLeaves, read_checked
-from treering._format.blocks import first_blocks, leaf_bytes
+from treering._format.blocks import leaf_bytes
 from treering._format.document import data_name
 from treering._format.headers import Row, lay_out_files
 from treering._format.index import Chunks
@@ -60,7 +60,7 @@ class SaveData:
 
     def __init__(self, layout: SaveLayout, progress: Progress | None) -> None:
         self._layout = layout
-        self._starts = first_blocks(layout.chunks)
+        self._starts = layout.chunks.first_blocks()
         self._progress = progress
         self._pool = MemoryPool()
         self._done = 0

@@ -13,7 +13,7 @@ from treering._arrays.jobs import Progress, Tally, spans_of_file
 from treering._checkpoint.missing_data import is_attempt_there
 from treering._checkpoint.source import check_data_file, read_pieces
 from treering._checkpoint.transaction import CheckpointFolder
-from treering._format.blocks import damage_error, damaged_pieces, file_digests, first_blocks, span_range
+from treering._format.blocks import damage_error, damaged_pieces, file_digests, span_range
 from treering._format.document import INDEX_NAME, data_name, encode_index, parse_index, read_names
 from treering._format.headers import of_attempt
 from treering._format.index import DataFile, Index
@@ -99,7 +99,7 @@ def checked_pieces(index: Index, number: int, file: Reader) -> Iterator[bytes]:
     Raises:
         Corrupt: a block is not what was saved.
     """
-    starts = first_blocks(index.chunks)
+    starts = index.chunks.first_blocks()
     for span in spans_of_file(index, number, _PIECE_BYTES):
         data = file.read(*span_range(index, span))
         for (chunk, start, _), found, wanted in damaged_pieces(index, starts, span, memoryview(data)):

@@ -8,9 +8,9 @@ from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Final, TypeAlias
 
-from treering._format.index import Chunks, Index, LeafType
+from treering._format.index import Index, LeafType
 from treering._values.boxes import text_of
-from treering._values.checksums import SMALLEST_BLOCK, block_checksums, block_count, digest, pack_checksums
+from treering._values.checksums import block_checksums, digest, pack_checksums
 from treering._values.dtypes import itemsize_of
 from treering.errors import Corrupt
 
@@ -29,32 +29,15 @@ def leaf_bytes(leaf_type: LeafType) -> int:
     return itemsize_of(leaf_type.dtype) * math.prod(leaf_type.shape or ())
 
 
-def first_blocks(chunks: Chunks) -> list[int]:
-    """Return the number of each chunk's first checksum, and behind the last chunk how many there are.
-
-    Example:
-        >>> chunks = Chunks(leaf=[0, 1], box=[None] * 2, file=[0] * 2, offset=[4096, 74096], nbytes=[70000, 4],
-        ...                 block=[65536] * 2)
-        >>> first_blocks(chunks)
-        [0, 2, 3]
-    """
-    nbytes = chunks.nbytes
-    if nbytes and min(nbytes) > 0 and max(nbytes) <= SMALLEST_BLOCK:  # one block each, as small arrays have it
-        return list(range(len(nbytes) + 1))
-    return list(itertools.accumulate(map(block_count, nbytes, chunks.block), initial=0))
-
-
-def file_digest(index: Index, file: int, header: bytes | Iterable[bytes], starts: Sequence[int] | None = None) -> str:
+def file_digest(index: Index, file: int, header: bytes | Iterable[bytes]) -> str:
     """Return the digest of a data file: over its header, then the checksums of its blocks as they lie in it.
 
     Args:
         index: chunks and checksums are taken from it.
         file: number of the file.
         header: the file's bytes before its data, whole or in pieces.
-        starts: what `first_blocks` gave, if it is known.
     """
-    starts = first_blocks(index.chunks) if starts is None else starts
-    table = index.checksums
+    starts, table = index.chunks.first_blocks(), index.checksums
     if starts[-1] == len(index.chunks) and all(index.chunks.nbytes):  # one for each
         in_order = array("Q", map(table.__getitem__, index.chunks.of_file(file)))
     else:
@@ -67,8 +50,7 @@ def file_digest(index: Index, file: int, header: bytes | Iterable[bytes], starts
 
 def file_digests(index: Index, headers: Sequence[bytes]) -> list[str]:
     """Return the digest of each data file, given their headers."""
-    starts = first_blocks(index.chunks)
-    return [file_digest(index, file, header, starts) for file, header in enumerate(headers)]
+    return [file_digest(index, file, header) for file, header in enumerate(headers)]
 
 
 def span_range(index: Index, span: Sequence[Piece]) -> tuple[int, int]:
@@ -85,7 +67,7 @@ def damaged_pieces(
 
     Args:
         index: the tree.
-        starts: what `first_blocks` says of it.
+        starts: what `Chunks.first_blocks` says of it.
         span: the stretch.
         data: its bytes.
     """
@@ -119,7 +101,7 @@ def damage_error(index: Index, chunk: int, block: int, found: int) -> Corrupt:
     size = chunks.block[chunk]
     start = chunks.offset[chunk] + block * size
     stop = min(start + size, chunks.offset[chunk] + chunks.nbytes[chunk])
-    wanted = index.checksums[first_blocks(chunks)[chunk] + block]
+    wanted = index.checksums[chunks.first_blocks()[chunk] + block]
     name = index.files[chunks.file[chunk]].name or "the file"
     damaged, sums = f"is damaged: bytes {start} to {stop} of {name}", f"{found:016x} instead of {wanted:016x}"
     return Corrupt(f"leaf {format_chunk(index, chunk)} {damaged} have the checksum {sums}", hint=DAMAGE_HINT)

@@ -8,13 +8,13 @@ from __future__ import annotations
 import itertools
 import operator
 from array import array
-from collections import defaultdict
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
 from treering._codec.documents import check_hashes, check_json, check_texts, member, raising_corrupt, show
 from treering._format import structure_text
-from treering._format.blocks import first_blocks, leaf_bytes
+from treering._format.blocks import leaf_bytes
 from treering._format.index import LIMIT, Chunks, DataFile, Index, LeafType, TreeColumns
 from treering._format.leaf_values import decode_type, decode_value, encode_type, encode_value, from_base64, to_base64
 from treering._values.boxes import Box, find_cover_error, size_of, text_of
@@ -102,7 +102,7 @@ def check_chunks(index: Index) -> None:
     if not set(chunks.block) <= _BLOCKS:
         raise Corrupt(f"a block of the chunks is not a power of two from {SMALLEST_BLOCK} to {LARGEST_BLOCK}")
     _check_tiles(index)
-    if index.verified and (blocks := first_blocks(chunks)[-1]) != len(index.checksums):
+    if index.verified and (blocks := chunks.first_blocks()[-1]) != len(index.checksums):
         found = pluralize(len(index.checksums), "checksums")
         raise Corrupt(f"the chunks have {pluralize(blocks, 'blocks')}, there are {found}")
 
@@ -123,15 +123,23 @@ def _check_sizes(index: Index) -> None:
     whole = list(map(by_type.__getitem__, map(index.leaf_types.__getitem__, chunks.leaf)))
     if whole == chunks.nbytes and chunks.box.count(None) == len(chunks) == len(set(chunks.leaf)):
         return
-    parts: defaultdict[int, list[Box]] = defaultdict(list)
     # Most leaves of a model are alike, and so are their parts: each way to cut one is looked at once.
-    fit: set[tuple[int, Box, int]] = set()
-    for number, leaf in enumerate(chunks.leaf):
-        kind, box = index.type_of(leaf), index.box_of(number)
-        parts[leaf].append(box)
-        one = (index.leaf_types[leaf], box, chunks.nbytes[number])
-        if one in fit:
-            continue
+    fit: set[tuple[int, tuple[Box | None, ...], tuple[int, ...]]] = set()
+    start = 0
+    for leaf, parts in Counter(chunks.leaf).items():
+        stop = start + parts
+        cut = (index.leaf_types[leaf], tuple(chunks.box[start:stop]), tuple(chunks.nbytes[start:stop]))
+        if cut not in fit:
+            _check_leaf(index, leaf, range(start, stop))
+            fit.add(cut)
+        start = stop
+
+
+def _check_leaf(index: Index, leaf: int, numbers: range) -> None:
+    """Check that the chunks of one leaf have the bytes of their boxes, and that these cover it."""
+    kind, chunks = index.type_of(leaf), index.chunks
+    boxes = list(map(index.box_of, numbers))
+    for number, box in zip(numbers, boxes, strict=True):
         if len(box) != len(kind.shape or ()):
             axes = pluralize(len(box), "axes")
             raise Corrupt(f"a box of leaf {index.keys[leaf]!r:.200} has {axes}, its shape {kind.shape}")
@@ -140,14 +148,8 @@ def _check_sizes(index: Index) -> None:
             place = f"[{text_of(box)}]" if chunks.box[number] is not None else ""
             found = f"its chunk in file {chunks.file[number]} has {chunks.nbytes[number]}"
             raise Corrupt(f"leaf {index.keys[leaf]!r:.200}{place} takes {pluralize(wanted, 'bytes')}, {found}")
-        fit.add(one)
-    whole_again: set[tuple[int, tuple[Box, ...]]] = set()
-    for leaf, boxes in parts.items():
-        cut = (index.leaf_types[leaf], tuple(boxes))
-        wrong = None if cut in whole_again else find_cover_error(index.type_of(leaf).shape or (), boxes)
-        if wrong is not None:
-            raise Corrupt(f"the parts of leaf {index.keys[leaf]!r:.200} do not cover it: {wrong}")
-        whole_again.add(cut)
+    if (wrong := find_cover_error(kind.shape or (), boxes)) is not None:
+        raise Corrupt(f"the parts of leaf {index.keys[leaf]!r:.200} do not cover it: {wrong}")
 
 
 def _check_tiles(index: Index) -> None:

@@ -7,12 +7,14 @@ lies on disk.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final, TypeAlias
 
 from treering._codec.key_document import Superseded
 from treering._values.boxes import Box, whole
+from treering._values.checksums import SMALLEST_BLOCK, block_count
 
 ARRAY_KINDS: Final = frozenset({"jax", "numpy", "numpy scalar", "key"})
 """Kinds of leaves that are arrays; "key" is a typed PRNG key, stored as its uint32 data."""
@@ -121,9 +123,27 @@ class Chunks:
     """Bytes of a checksummed block."""
     _of_files: dict[int, list[int]] = dataclasses.field(default_factory=dict, init=False, repr=False, compare=False)
     """The rows of each file, once somebody asked: of a thousand files in one look at the columns."""
+    _first_blocks: list[int] = dataclasses.field(default_factory=list, init=False, repr=False, compare=False)
+    """What `first_blocks` returns, once somebody asked."""
 
     def __len__(self) -> int:
         return len(self.leaf)
+
+    def first_blocks(self) -> Sequence[int]:
+        """Return the number of each chunk's first checksum, and behind the last chunk how many there are.
+
+        Example:
+            >>> rows = dict(leaf=[0, 1], box=[None] * 2, file=[0] * 2, offset=[4096, 74096], block=[65536] * 2)
+            >>> Chunks(**rows, nbytes=[70000, 4]).first_blocks()
+            [0, 2, 3]
+        """
+        if not self._first_blocks:
+            if self.nbytes and min(self.nbytes) > 0 and max(self.nbytes) <= SMALLEST_BLOCK:
+                starts: Iterable[int] = range(len(self.nbytes) + 1)  # one block each, as small arrays have it
+            else:
+                starts = itertools.accumulate(map(block_count, self.nbytes, self.block), initial=0)
+            self._first_blocks.extend(starts)
+        return self._first_blocks
 
     def of_file(self, file: int) -> Sequence[int]:
         """Return the numbers of the rows of one file, in the order in which they lie there.

@@ -16,7 +16,7 @@ from treering._arrays.jobs import Tally, spans_of_file
 from treering._checkpoint.forms import verify_bytes
 from treering._checkpoint.missing_data import is_attempt_there
 from treering._codec.gzip import GZIP_MAGIC
-from treering._format.blocks import Piece, damaged_pieces, file_digest, first_blocks, span_range
+from treering._format.blocks import Piece, damaged_pieces, file_digest, span_range
 from treering._format.document import INDEX_NAME, parse_index
 from treering._format.findings import BadBlock, Finding, Verification, describe_lost, describe_size, merge_blocks
 from treering._format.headers import header_bytes
@@ -200,7 +200,7 @@ def _check_file(index: Index, number: int, file: Reader | None) -> Iterator[Find
 
 def _check_data(index: Index, files: Sequence[Reader | None], progress: Progress | None) -> tuple[int, list[BadBlock]]:
     """Compare every block with its checksum, large totals in threads; return how many bytes, and the bad ones."""
-    starts = first_blocks(index.chunks)
+    starts = index.chunks.first_blocks()
     total = sum(index.chunks.nbytes)
     there = [(number, file) for number, file in enumerate(files) if file is not None]
     spans = ((file, span) for number, file in there for span in spans_of_file(index, number, _PIECE_BYTES))

@@ -15,7 +15,6 @@ from tests.format.indexes import keys_of
 from tests.leaves.documents.made_records import F32, flat, records
 from tests.properties.strategies import quick
 from treering._codec.zarr import ZarrArray, chunk_count
-from treering._format.blocks import first_blocks
 from treering._format.index import Container, Index, LeafType
 from treering._format.listing import list_index
 from treering._format.structure import build
@@ -79,7 +78,7 @@ def test_rows_are_the_plain_chunk_files() -> None:
     starts = first_checksums(record)
     wanted = [record.checksums[n] for leaf in (0, 1, 5) for n in range(starts[leaf], starts[leaf + 1])]
     assert list(index.checksums) == wanted
-    assert first_blocks(chunks)[-1] == len(wanted)
+    assert chunks.first_blocks()[-1] == len(wanted)
 
 
 @quick(80)
@@ -89,7 +88,7 @@ def test_columns_fit_each_other(found: list[LeavesRecord]) -> None:
     assert keys_of(index.structure) == list(index.keys)
     assert len(set(index.keys)) == len(index.keys) == len(index.leaf_types)
     assert {leaf for leaf, number in enumerate(index.leaf_types) if not index.types[number].stored} == set(index.values)
-    assert first_blocks(index.chunks)[-1] == len(index.checksums)
+    assert index.chunks.first_blocks()[-1] == len(index.checksums)
     assert len(index.files) == len(index.chunks)
     # Every stored leaf of every record in turn: rows for all of its chunks, or for none.
     stored = iter([leaf for leaf, number in enumerate(index.leaf_types) if index.types[number].stored])
