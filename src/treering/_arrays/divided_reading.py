@@ -36,27 +36,39 @@ def divide(source: Source, deliveries: Iterable[Delivery], processes: int) -> No
     What a process counts of a leaf from here on is what it reads itself.
     """
     joint = [delivery for delivery in deliveries if spans(delivery.sharding)]
-    leaves = [_describe_stored(source, delivery, processes) for delivery in joint]
-    for delivery, plan in zip(joint, plan_loads(leaves, processes), strict=True):
+    leaves = list(_describe_stored(source, joint, processes))
+    items: dict[int, int] = {}
+    for delivery, leaf, plan in zip(joint, leaves, plan_loads(leaves, processes), strict=True):
         delivery.dtype = source.arrays.dtype_of(delivery.request.leaf)
         if plan.parts is not None:
             sharding: Any = delivery.sharding
             delivery.parts = plan.parts
             delivery.request = ReadRequest(delivery.request.leaf, part_boxes(delivery.shape, sharding, plan.parts))
-        delivery.nbytes = sum(map(size_of, delivery.request.boxes)) * delivery.dtype.itemsize
+        # Of leaves that are stored and wanted alike, this process reads alike, unless they take turns.
+        if plan.parts is not None or (count := items.get(id(leaf))) is None:
+            count = items[id(leaf)] = sum(map(size_of, delivery.request.boxes))
+        delivery.nbytes = count * delivery.dtype.itemsize
 
 
-def _describe_stored(source: Source, delivery: Delivery, processes: int) -> StoredLeaf:
-    leaf = delivery.request.leaf
-    dtype = source.arrays.dtype_of(leaf)
-    grid = grid_of(delivery.sharding, len(delivery.shape)) if can_exchange(delivery.fit.dtype or dtype) else None
-    return StoredLeaf(
-        shape=delivery.shape,
-        itemsize=dtype.itemsize,
-        chunks=source.arrays.stored_chunks(leaf) if grid is not None else (),
-        wanted=_wanted_boxes(delivery.sharding, delivery.shape, processes),
-        grid=grid,
-    )
+def _describe_stored(source: Source, joint: Iterable[Delivery], processes: int) -> Iterator[StoredLeaf]:
+    """Yield how each leaf is stored and wanted, those that are alike as one object."""
+    known: dict[tuple[object, ...], StoredLeaf] = {}
+    for delivery in joint:
+        number = delivery.request.leaf
+        chunks = source.arrays.stored_chunks(number)
+        kind = (source.index.leaf_types[number], delivery.fit.dtype, delivery.sharding, id(chunks))
+        if (leaf := known.get(kind)) is None:
+            dtype = source.arrays.dtype_of(number)
+            axes = len(delivery.shape)
+            grid = grid_of(delivery.sharding, axes) if can_exchange(delivery.fit.dtype or dtype) else None
+            leaf = known[kind] = StoredLeaf(
+                shape=delivery.shape,
+                itemsize=dtype.itemsize,
+                chunks=chunks,
+                wanted=_wanted_boxes(delivery.sharding, delivery.shape, processes),
+                grid=grid,
+            )
+        yield leaf
 
 
 def rounds(deliveries: Sequence[Delivery], processes: int, most: int) -> Iterator[list[Delivery]]:
@@ -72,14 +84,18 @@ def rounds(deliveries: Sequence[Delivery], processes: int, most: int) -> Iterato
 def plan_digest(batches: Iterable[Sequence[Delivery]]) -> str:
     """Return a digest of what all processes have to want alike: leaves that lie over several, and how."""
     lines = []
+    known: dict[tuple[object, ...], str] = {}
     for number, batch in enumerate(batches):
         for delivery in batch:
             if not spans(delivery.sharding):
                 continue
-            dtype = delivery.fit.dtype or delivery.dtype
-            wanted = _sharding_digest(delivery.sharding, delivery.shape)
+            alike = (delivery.fit, delivery.dtype, delivery.shape, delivery.sharding)
+            if (how := known.get(alike)) is None:
+                wanted = _sharding_digest(delivery.sharding, delivery.shape)
+                dtype = delivery.fit.dtype or delivery.dtype
+                how = known[alike] = f"{delivery.fit.kind} {dtype} {delivery.shape} {wanted}"
             cut = delivery.parts and (delivery.parts.axis, delivery.parts.rows, delivery.parts.first)
-            lines.append(f"{number} {delivery.key} {delivery.fit.kind} {dtype} {delivery.shape} {wanted} {cut}")
+            lines.append(f"{number} {delivery.key} {how} {cut}")
     return digest(["\n".join(lines).encode("utf-8", "surrogatepass")])
 
 

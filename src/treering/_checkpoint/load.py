@@ -27,6 +27,7 @@ from treering._format.structure import build
 from treering._keymap.key_map import KeyMap, check_key_map
 from treering._printable import kind_of
 from treering._store.resolve import require_path
+from treering._tree.fit import Fit
 from treering._tree.flatten import Flattened, flatten_like
 from treering._tree.likeness import KEPT, LeafMatch, Wording, array_dtype, aval_shape, match_leaves, match_stored
 from treering._tree.placement import Shardings, aval_of, is_rules, resolve_shardings, sharding_of
@@ -239,6 +240,8 @@ def _placements(
     own: dict[str, Any] = {}
     too_wide: list[str] = []
     held: dict[np.dtype[Any], bool] = {}  # as jax is configured now
+    # Thousands of leaves are of a few types.
+    known_avals: dict[tuple[int, Fit], Any] = {}
     for number, match in enumerate(matches):
         like = target.leaves[number] if target is not None else None
         place = sharding_of(like)
@@ -252,7 +255,10 @@ def _placements(
                 too_wide.append(f"{keys[number]} ({dtype.name})")
             continue
         if explicit or match.fit.kind in ("jax", "key"):
-            avals[keys[number]] = aval_of(aval_shape(index, match), dtype)
+            alike = index.leaf_types[match.leaf], match.fit
+            if (aval := known_avals.get(alike)) is None:
+                aval = known_avals[alike] = aval_of(aval_shape(index, match), dtype)
+            avals[keys[number]] = aval
             own[keys[number]] = place
     if explicit or avals:
         chosen = resolve_shardings(options.shardings, options.mesh, avals, [*keys, *known], own)

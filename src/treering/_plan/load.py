@@ -136,14 +136,18 @@ def plan_loads(leaves: Iterable[StoredLeaf], processes: int) -> list[LeafLoadPla
         >>> first is second, first.reads_of(1)
         (True, (Read(chunk=0, ranges=((0, 32),), boxes=((0, ((4, 8),)),)),))
     """
+    leaves = list(leaves)
+    same: dict[int, LeafLoadPlan] = {}
     known: dict[tuple[object, ...], LeafLoadPlan] = {}
     turns = Turns(processes)
     plans = []
     for leaf in leaves:
-        # By identity: to compare boxes for 1,024 processes costs more than to plan for them. The plan keeps them alive.
-        kind = (leaf.shape, leaf.itemsize, leaf.chunks, id(leaf.wanted))
-        if (plan := known.get(kind)) is None:
-            plan = known[kind] = plan_load(leaf.shape, leaf.itemsize, leaf.chunks, leaf.wanted, leaf.grid)
+        if (plan := same.get(id(leaf))) is None:
+            # By identity: to compare boxes for 1,024 processes costs more than to plan for them.
+            kind = (leaf.shape, leaf.itemsize, leaf.chunks, id(leaf.wanted))
+            if (plan := known.get(kind)) is None:
+                plan = known[kind] = plan_load(leaf.shape, leaf.itemsize, leaf.chunks, leaf.wanted, leaf.grid)
+            same[id(leaf)] = plan
         if plan.parts is not None:
             row_bytes = math.prod(leaf.shape) * leaf.itemsize // plan.parts.length
             parts = turns.assign(plan.parts, row_bytes)
