@@ -52,6 +52,8 @@ class JointScene:
     """How long one of the arrays is: only what has several blocks is read in parts and exchanged."""
     one_index: bool = False
     """It is a load of which process 0 reads the index for all, as in large jobs."""
+    compares_first: bool = False
+    """It is a load of which the processes compare what they read before they do, as of large trees."""
 
     @property
     def loads(self) -> bool:
@@ -92,8 +94,10 @@ class JointScene:
             return NamedSharding(mesh, wanted.get(key.replace(".", "/").rpartition("/")[2], PartitionSpec()))
 
         expected = values(version, self.rows)
+        if self.compares_first:
+            vars(joint_load)["_READ_FIRST_BYTES"] = 0  # in this process, which is one of the job
         if self.one_index:
-            vars(joint_load)["_SHARED_FROM"] = 2  # in this process, which is one of the job
+            vars(joint_load)["_SHARED_FROM"] = 2
             params = {
                 name: jax.ShapeDtypeStruct(value.shape, value.dtype, sharding=sharding(name, value))
                 for name, value in expected["params"].items()
@@ -227,5 +231,6 @@ SCENES = (
         name="load checkpoint, one index, exchange", form="checkpoint", wanted=_ACROSS, rows=1 << 15, one_index=True
     ),
     JointScene(name="load leaves, direct", form="leaves", wanted=_ALONG),
+    JointScene(name="load leaves, direct, compared first", form="leaves", wanted=_ALONG, compares_first=True),
     JointScene(name="load leaves, exchange", form="leaves", wanted=_ACROSS, rows=1 << 15),
 )

@@ -90,12 +90,14 @@ _LOAD: Final = (
     Point(name="the call begins", place="torture.process_scenes:JointScene.load", when="before"),
     Point(name="the tree is opened", place=f"{_TOGETHER}:LoadGroup.agree", when="before"),
     Point(name="the first meeting begins", place=f"{_TOGETHER}:allgather_with_deadline", when="before"),
-    Point(name="the first meeting is over", place=f"{_TOGETHER}:allgather_with_deadline", when="after"),
     Point(name="reading begins", place=f"{_TOGETHER}:LoadGroup.read_batches", when="before"),
     Point(name="all is read", place=f"{_TOGETHER}:LoadGroup.read_batches", when="after"),
     Point(name="the last meeting begins", place=f"{_TOGETHER}:LoadGroup.end", when="before"),
     # Whoever is ahead of the others by a hair may have taken the last word with it.
     Point(name="the last meeting is over", place=f"{_TOGETHER}:LoadGroup.end", when="after", done=None),
+)
+_COMPARES_FIRST: Final = (
+    Point(name="the first meeting is over", place=f"{_TOGETHER}:allgather_with_deadline", when="after"),
 )
 _ONE_INDEX: Final = (
     Point(name="the index is not offered yet", place=f"{_TOGETHER}:LoadGroup.share_index", when="before"),
@@ -124,9 +126,11 @@ def points_of(scene: JointScene, layer: Layer) -> tuple[Point, ...]:
     if scene.loads:
         if layer == "forged":
             return ()
+        exchanges = scene.name.endswith("exchange")
         return (
             *_LOAD,
-            *(_EXCHANGE if scene.name.endswith("exchange") else ()),
+            *(_COMPARES_FIRST if exchanges or scene.compares_first else ()),
+            *(_EXCHANGE if exchanges else ()),
             *(_ONE_INDEX if scene.one_index else ()),
         )
     talk = _TALK if layer == "forged" else (*_AGREEING, *_TALK)

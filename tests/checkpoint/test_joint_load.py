@@ -25,7 +25,18 @@ from tests.system_calls import spans_read
 from treering._checkpoint import joint_load, source
 from treering._store.open_folder import OpenFolder
 from treering._values.processes import Processes
-from treering.errors import Busy, Corrupt, Exists, Mismatch, NotFound, NotShared, ProcessFailed, Timeout, Unsupported
+from treering.errors import (
+    Busy,
+    Corrupt,
+    Exists,
+    Mismatch,
+    NotFound,
+    NotShared,
+    ProcessFailed,
+    StoreFailed,
+    Timeout,
+    Unsupported,
+)
 from treering.leaves import tree_deserialize_leaves, tree_serialize_leaves
 
 __all__ = ["loading"]
@@ -34,6 +45,7 @@ MESH = Mesh(np.array(jax.devices()), ("x",))
 PLANE = Mesh(np.array(jax.devices()).reshape(4, 2), ("x", "y"))
 COLUMNS = NamedSharding(MESH, P(None, "x"))
 EVERYWHERE = NamedSharding(MESH, P())
+COMPARED = ["last", "plan", "state"]
 RNG = np.random.default_rng(0)
 WIDE = RNG.standard_normal((512, 1024), np.float32)
 TREE: dict[str, Any] = {
@@ -81,7 +93,7 @@ def test_columns_are_read_once_and_exchanged(loading: Loading, saved: Path, name
     assert tree["step"] == 7
     assert len(loading.exchanges) == 1
     # To agree, before the exchange, at the end.
-    assert [sorted(said) for said in loading.meetings] == [["plan", "state"], [], [], [], []]
+    assert [sorted(said) for said in loading.meetings] == [COMPARED, [], [], [], []]
 
 
 def test_each_byte_is_read_once(loading: Loading, saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -104,7 +116,62 @@ def test_batches_are_exchanged_one_after_the_other(
 def test_what_each_process_reads_for_itself_is_not_exchanged(loading: Loading, saved: Path) -> None:
     assert_wide(tr.load(saved / "ckpt", mesh=MESH)["w"], EVERYWHERE)
     assert len(loading.exchanges) == 0
-    assert len(loading.meetings) == 2
+    # It is read before the processes compare what they read.
+    assert [sorted(said) for said in loading.meetings] == [COMPARED]
+    assert loading.meetings[0]["last"]
+
+
+def test_what_takes_long_to_read_is_compared_first(
+    loading: Loading, saved: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(joint_load, "_READ_FIRST_BYTES", WIDE.nbytes)
+    spans = spans_read(monkeypatch)
+    loading.others = lambda meeting, said: [{**said, "plan": "other"}, said, said]
+    with pytest.raises(Mismatch, match="process 1 wants other leaves"):
+        tr.load(saved / "ckpt", only="w", mesh=MESH)
+    assert spans == []
+    loading.others = lambda meeting, said: [said, said, said]
+    loading.meetings.clear()
+    assert_wide(tr.load(saved / "ckpt", only="w", mesh=MESH)["w"], EVERYWHERE)
+    assert [sorted(said) for said in loading.meetings] == [COMPARED, []]
+    assert not loading.meetings[0]["last"]
+
+
+def test_who_compared_before_it_read_is_met_once_more(loading: Loading, saved: Path) -> None:
+    loading.others = lambda meeting, said: [{**said, "last": False} if "last" in said else said, said, said]
+    assert_wide(tr.load(saved / "ckpt", mesh=MESH)["w"], EVERYWHERE)
+    assert [sorted(said) for said in loading.meetings] == [COMPARED, []]
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_another_state_that_is_found_after_reading_is_opened_again(
+    loading: Loading, saved: Path, fails: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An error of this process is none where it read another tree than the others."""
+    loading.others = lambda meeting, said: [said, {**said, "state": "newer"} if meeting == 1 else said, said]
+    read = joint_load.LoadGroup.read_batches
+    failures = iter([StoreFailed("a stale file")] if fails else [])
+
+    def reading(*given: Any) -> list[Any]:
+        for error in failures:
+            raise error
+        return read(*given)
+
+    monkeypatch.setattr(joint_load.LoadGroup, "read_batches", reading)
+    assert_wide(tr.load(saved / "ckpt", mesh=MESH)["w"], EVERYWHERE)
+    assert [said["last"] for said in loading.meetings] == [not fails, True]
+
+
+def test_an_error_after_which_the_trees_are_alike_is_told(
+    loading: Loading, saved: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def failing_read(*given: Any) -> list[Any]:
+        raise StoreFailed("the disk is gone")
+
+    monkeypatch.setattr(joint_load.LoadGroup, "read_batches", failing_read)
+    with pytest.raises(StoreFailed, match="the disk is gone"):
+        tr.load(saved / "ckpt", mesh=MESH)
+    assert [sorted(said) for said in loading.meetings] == [COMPARED, ["failure"]]
 
 
 @pytest.mark.parametrize(
@@ -124,7 +191,7 @@ def test_a_large_job_has_one_process_read_the_index(
     wide = jax.ShapeDtypeStruct(WIDE.shape, WIDE.dtype, sharding=COLUMNS)
     assert_wide(tr.load(saved / "ckpt", {"w": wide}, extra="ignore")["w"])
     # To offer it, before it is sent; then as ever.
-    shared = [["index"], [], [], ["plan", "state"], [], [], [], []]
+    shared = [["index"], [], [], COMPARED, [], [], [], []]
     assert [sorted(said) for said in loading.meetings] == shared
     loading.meetings.clear()
     # What may not be a joint load is none before the tree was opened.
@@ -176,7 +243,7 @@ def test_safetensors_are_exchanged_and_msgpack_is_not(loading: Loading, saved: P
     assert len(loading.exchanges) == 1
     assert_wide(tr.load(saved / "one.msgpack", shardings=COLUMNS)["w"])
     assert len(loading.exchanges) == 1
-    assert len(loading.meetings) == 5 + 2
+    assert len(loading.meetings) == 5 + 1
 
 
 @pytest.mark.parametrize("abstract", [False, True])

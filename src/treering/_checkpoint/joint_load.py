@@ -52,6 +52,8 @@ T = TypeVar("T")
 # So many processes let process 0 read the index for all; fewer read it faster than they synchronise.
 _SHARED_FROM: Final = 16
 _MOST_SHARED: Final = 64 << 20
+# A load of so few bytes is read before the processes compare what they read: one meeting less, nearly as soon.
+_READ_FIRST_BYTES: Final = 2 << 30
 # The share of the time to wait after which others may have given up.
 _NEARLY_ALL: Final = 0.9
 # Several processes also try again where a network file system shows them different states for a while.
@@ -132,6 +134,8 @@ class LoadGroup:
         self._repeats = repeats
         self._is_joint = is_joint
         self._processes = Processes(this=0, count=1)
+        # What the others have not been told yet of this process's tree.
+        self._digests: dict[str, str] = {}
         self.over = False
 
     # ------------------------------------------------------------------------------------------------------ meeting
@@ -154,22 +158,40 @@ class LoadGroup:
             self._join_all()
         if not self.joined:
             return
+        nbytes = sum(delivery.nbytes for delivery in deliveries if spans(delivery.sharding))
         divide(source, deliveries, self._processes.count)
-        said = self._met(state=state_digest(source), plan=plan_digest(batches))
+        self._digests = {"state": state_digest(source), "plan": plan_digest(batches)}
+        exchanges = any(delivery.parts is not None for delivery in deliveries)
+        # Where processes differ in this, they differ in a digest too, or say that they are not done (`end`).
+        small = nbytes < _READ_FIRST_BYTES and self._processes.count < _SHARED_FROM
+        if exchanges or not small or not self._repeats:
+            self._compare(last=False)
+
+    def end(self) -> None:
+        """Meet for the last time: each process has what it wanted, or all fail.
+
+        Raises:
+            Reopen, Mismatch, TreeringError: as `agree`, where they have not compared yet what they opened and want.
+        """
+        # Others may have compared before they read, or failed while they read: they meet once more.
+        if self.joined and not (self._digests and self._compare(last=True)):
+            self._met()
+
+    def _compare(self, *, last: bool) -> bool:
+        """Meet to compare what all opened and want; return whether it was the last time for all."""
+        own: dict[str, Any] = {**self._digests, "last": last}
+        self._digests = {}
+        said = self._met(**own)
         while any("index" in one for one in said):
             # Others were sure of a joint load before they opened the tree, and offered to read the index for all.
-            said = self._met(state=state_digest(source), plan=plan_digest(batches))
+            said = self._met(**own)
         if others := _differing(said, "state"):
             raise Reopen(self._not_shared(others, "found another state of it than process 0"))
         if others := _differing(said, "plan"):
             self.over = True
             text = f"{format_processes(others)} wants other leaves, dtypes, shardings or batches than process 0"
             raise Mismatch(f"could not {self._doing}: {text}", hint="all processes must request the same")
-
-    def end(self) -> None:
-        """Meet for the last time: each process has what it wanted, or all fail."""
-        if self.joined:
-            self._met()
+        return all(one["last"] for one in said)
 
     def tell(self, error: Exception) -> None:
         """Tell the others that this process fails, unless they know.
@@ -365,9 +387,14 @@ class LoadGroup:
     def _try(self, source: S, work: Callable[[S], T]) -> tuple[bool, list[T]]:
         """Return whether the tree was there to the end, and if so ``work(source)``."""
         result: list[T] = []
+        self._digests = {}
         try:
             result.append(work(source))
-        except (Corrupt, NotFound) as error:
+        except Exception as error:
+            if self._digests:  # the others may have opened another tree, in which this would not have happened
+                self._compare(last=False)
+            if not isinstance(error, Corrupt | NotFound):
+                raise
             if self.over or source.is_current():
                 require_no_loss(error)
                 raise
