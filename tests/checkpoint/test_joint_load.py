@@ -137,6 +137,22 @@ def test_what_takes_long_to_read_is_compared_first(
     assert not loading.meetings[0]["last"]
 
 
+def test_what_has_no_checksums_is_compared_first(loading: Loading, saved: Path) -> None:
+    """Whether it was replaced is asked at the end: when all have opened it."""
+    assert_wide(tr.load(saved / "one.msgpack", mesh=MESH)["w"], EVERYWHERE)
+    assert [sorted(said) for said in loading.meetings] == [COMPARED, []]
+    assert not loading.meetings[0]["last"]
+
+
+def test_what_only_this_process_reads_counts_too(
+    loading: Loading, saved: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(joint_load, "_READ_FIRST_BYTES", WIDE.nbytes)
+    here = jax.devices()[0]
+    tr.load(saved / "ckpt", shardings=lambda key, aval: here if key == "w" else EVERYWHERE)
+    assert [sorted(said) for said in loading.meetings] == [COMPARED, []]
+
+
 def test_who_compared_before_it_read_is_met_once_more(loading: Loading, saved: Path) -> None:
     loading.others = lambda meeting, said: [{**said, "last": False} if "last" in said else said, said, said]
     assert_wide(tr.load(saved / "ckpt", mesh=MESH)["w"], EVERYWHERE)
@@ -172,6 +188,12 @@ def test_an_error_after_which_the_trees_are_alike_is_told(
     with pytest.raises(StoreFailed, match="the disk is gone"):
         tr.load(saved / "ckpt", mesh=MESH)
     assert [sorted(said) for said in loading.meetings] == [COMPARED, ["failure"]]
+    # Whatever the others say: each process raises its own error.
+    loading.meetings.clear()
+    loading.others = from_meeting(1, failing(Corrupt("block 3 of 'w' is damaged")))
+    with pytest.raises(StoreFailed, match="the disk is gone"):
+        tr.load(saved / "ckpt", mesh=MESH)
+    assert [sorted(said) for said in loading.meetings] == [COMPARED]
 
 
 @pytest.mark.parametrize(
@@ -243,7 +265,7 @@ def test_safetensors_are_exchanged_and_msgpack_is_not(loading: Loading, saved: P
     assert len(loading.exchanges) == 1
     assert_wide(tr.load(saved / "one.msgpack", shardings=COLUMNS)["w"])
     assert len(loading.exchanges) == 1
-    assert len(loading.meetings) == 5 + 1
+    assert len(loading.meetings) == 5 + 2
 
 
 @pytest.mark.parametrize("abstract", [False, True])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import itertools
 import json
 import math
 import re
@@ -17,6 +19,7 @@ from hypothesis import strategies as st
 
 import treering
 from tests.checkpoint.documents import document_of, signed
+from tests.format.indexes import index_of
 from tests.properties.strategies import quick
 from torture.quadratic import colliding_pairs
 from treering._codec.documents import (
@@ -30,8 +33,9 @@ from treering._codec.documents import (
     parse_json,
 )
 from treering._codec.signed import SignedForm
-from treering._format.columns import decode_checksums, encode_checksums, read_free_json
+from treering._format.columns import check_chunks, decode_checksums, encode_checksums, read_free_json
 from treering._format.document import parse_index
+from treering._format.index import Chunks, LeafType
 from treering.errors import Corrupt, Format, TreeringError, Unsupported
 
 JSON = st.recursive(
@@ -206,6 +210,25 @@ def test_an_index_of_such_keys_is_refused_at_once(tmp_path: Path) -> None:
         with pytest.raises(Corrupt, match="have one hash"):
             parse_index(data)
         assert time.process_time() - start < 3
+
+
+def test_leaves_that_are_cut_at_places_of_one_hash_are_refused_at_once() -> None:
+    parts, modulus = 16, 2**61 - 1
+    columns: dict[str, list[Any]] = {name: [] for name in ("leaf", "box", "file", "offset", "nbytes", "block")}
+    for leaf, turns in enumerate(itertools.combinations_with_replacement(range(4), parts - 1)):
+        # Each place is another number of the same hash, and so is each length.
+        places = [0, *(number + 1 + turn * modulus for number, turn in enumerate(turns)), parts + 3 * modulus]
+        for start, stop in itertools.pairwise(places):
+            row = {"leaf": leaf, "box": ((start, stop),), "file": leaf, "offset": 4096, "nbytes": stop - start}
+            for name, value in {**row, "block": 1 << 20}.items():
+                columns[name].append(value)
+    keys = [f"k{number}" for number in range(columns["leaf"][-1] + 1)]
+    index = index_of(keys, [LeafType(kind="jax", dtype="int8", shape=(0,))], [0] * len(keys), [])
+    long = LeafType(kind="jax", dtype="int8", shape=(parts + 3 * modulus,))
+    begun = time.process_time()
+    with pytest.raises(Corrupt, match="ways to cut leaves have one hash"):
+        check_chunks(dataclasses.replace(index, types=[long], chunks=Chunks(**columns)))
+    assert time.process_time() - begun < 1
 
 
 def test_what_could_not_be_loaded_is_not_saved(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import math
 import random
@@ -182,6 +183,14 @@ def test_small_leaves_go_round(devices: int) -> None:
         assert sum(read) <= 1.05 * math.prod(leaf.shape) * 4
         loads = [load + own for load, own in zip(loads, read, strict=True)]
     assert max(loads) <= 1.10 * sum(loads) / 8
+
+
+def test_items_that_cannot_be_exchanged_are_not_like_those_that_can() -> None:
+    (leaf,) = small_leaves(8, 1, [(256, 512)])
+    bound = dataclasses.replace(leaf, grid=None)
+    for leaves in ([leaf, bound, leaf], [bound, leaf, bound]):
+        plans = plan_loads(leaves, 8)
+        assert [plan.parts is None for plan in plans] == [one.grid is None for one in leaves]
 
 
 def test_ten_thousand_small_leaves_for_a_thousand_processes_are_spread_over_all() -> None:

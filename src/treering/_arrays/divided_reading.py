@@ -14,6 +14,7 @@ from treering._arrays.exchange import can_exchange, grid_of, part_boxes
 from treering._arrays.incoming import ReadRequest
 from treering._arrays.jobs import split_by_bytes
 from treering._arrays.source import Source
+from treering._plan.exchange import Grid
 from treering._plan.load import StoredLeaf, plan_loads
 from treering._values.boxes import Box, box_of_slices, size_of
 from treering._values.checksums import digest, pack_checksums
@@ -53,20 +54,21 @@ def divide(source: Source, deliveries: Iterable[Delivery], processes: int) -> No
 def _describe_stored(source: Source, joint: Iterable[Delivery], processes: int) -> Iterator[StoredLeaf]:
     """Yield how each leaf is stored and wanted, those that are alike as one object."""
     known: dict[tuple[object, ...], StoredLeaf] = {}
+    grids: dict[tuple[object, ...], Grid | None] = {}
     for delivery in joint:
-        number = delivery.request.leaf
-        chunks = source.arrays.stored_chunks(number)
-        kind = (source.index.leaf_types[number], delivery.fit.dtype, delivery.sharding, id(chunks))
-        if (leaf := known.get(kind)) is None:
-            dtype = source.arrays.dtype_of(number)
-            axes = len(delivery.shape)
-            grid = grid_of(delivery.sharding, axes) if can_exchange(delivery.fit.dtype or dtype) else None
-            leaf = known[kind] = StoredLeaf(
+        number, axes = delivery.request.leaf, len(delivery.shape)
+        alike = (source.index.leaf_types[number], delivery.fit.dtype, delivery.sharding)
+        if alike not in grids:
+            can = can_exchange(delivery.fit.dtype or source.arrays.dtype_of(number))
+            grids[alike] = grid_of(delivery.sharding, axes) if can else None
+        chunks = source.arrays.stored_chunks(number) if grids[alike] is not None else ()
+        if (leaf := known.get((*alike, id(chunks)))) is None:
+            leaf = known[(*alike, id(chunks))] = StoredLeaf(
                 shape=delivery.shape,
-                itemsize=dtype.itemsize,
+                itemsize=source.arrays.dtype_of(number).itemsize,
                 chunks=chunks,
                 wanted=_wanted_boxes(delivery.sharding, delivery.shape, processes),
-                grid=grid,
+                grid=grids[alike],
             )
         yield leaf
 

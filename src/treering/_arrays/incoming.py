@@ -45,6 +45,8 @@ _FAR_SLAB_BYTES: Final = 8 << 20
 _FEW_THREADS: Final = 2
 # Arrays of up to so many bytes share an allocation, which comes in large pages. One that is kept keeps all of it.
 _ROOM_BYTES: Final = 32 << 20
+# So many ways in which leaves lie are remembered: few enough, whatever a hostile file makes of their hashes.
+_MOST_ALIKE: Final = 256
 # What is only checked is touched once.
 _MAPPED_BYTES: Final = 16 << 20
 
@@ -141,12 +143,14 @@ class StoredArrays:
         return dtype_in(self.index, leaf)
 
     def stored_chunks(self, leaf: int) -> tuple[StoredChunk, ...]:
-        """Return how a stored leaf lies; of leaves that lie alike the same object."""
+        """Return how a stored leaf lies; of leaves that lie alike in one of the first ways, the same object."""
         chunks, some = self.index.chunks, _chunks_of(self.index, leaf)
         boxes, blocks = chunks.box[some.start : some.stop], chunks.block[some.start : some.stop]
         alike = (self.index.leaf_types[leaf], tuple(boxes), tuple(blocks))
         if (known := self._alike.get(alike)) is None:
-            known = self._alike[alike] = stored_chunks(self.index, leaf)
+            known = stored_chunks(self.index, leaf)
+            if len(self._alike) < _MOST_ALIKE:
+                self._alike[alike] = known
         return known
 
     def check_files(self) -> None:

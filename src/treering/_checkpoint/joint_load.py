@@ -158,13 +158,14 @@ class LoadGroup:
             self._join_all()
         if not self.joined:
             return
-        nbytes = sum(delivery.nbytes for delivery in deliveries if spans(delivery.sharding))
+        nbytes = sum(delivery.nbytes for delivery in deliveries)
         divide(source, deliveries, self._processes.count)
         self._digests = {"state": state_digest(source), "plan": plan_digest(batches)}
         exchanges = any(delivery.parts is not None for delivery in deliveries)
-        # Where processes differ in this, they differ in a digest too, or say that they are not done (`end`).
+        # Where processes differ in this, they differ in a digest too, or say that they are not done (`end`). What has
+        # no checksums may be replaced unnoticed: whether it was is asked when all have opened it.
         small = nbytes < _READ_FIRST_BYTES and self._processes.count < _SHARED_FROM
-        if exchanges or not small or not self._repeats:
+        if exchanges or not small or not self._repeats or not source.index.verified:
             self._compare(last=False)
 
     def end(self) -> None:
@@ -392,7 +393,8 @@ class LoadGroup:
             result.append(work(source))
         except Exception as error:
             if self._digests:  # the others may have opened another tree, in which this would not have happened
-                self._compare(last=False)
+                with contextlib.suppress(TreeringError):  # what becomes of the others is their concern
+                    self._compare(last=False)
             if not isinstance(error, Corrupt | NotFound):
                 raise
             if self.over or source.is_current():

@@ -124,15 +124,18 @@ def _check_sizes(index: Index) -> None:
     if whole == chunks.nbytes and chunks.box.count(None) == len(chunks) == len(set(chunks.leaf)):
         return
     # Most leaves of a model are alike, and so are their parts: each way to cut one is looked at once.
-    fit: set[tuple[int, tuple[Box | None, ...], tuple[int, ...]]] = set()
+    cuts: dict[int, tuple[int, tuple[Box | None, ...], tuple[int, ...]]] = {}
     start = 0
     for leaf, parts in Counter(chunks.leaf).items():
         stop = start + parts
-        cut = (index.leaf_types[leaf], tuple(chunks.box[start:stop]), tuple(chunks.nbytes[start:stop]))
-        if cut not in fit:
-            _check_leaf(index, leaf, range(start, stop))
-            fit.add(cut)
+        cuts[start] = (index.leaf_types[leaf], tuple(chunks.box[start:stop]), tuple(chunks.nbytes[start:stop]))
         start = stop
+    check_hashes(cuts.values(), "the ways to cut leaves")
+    fit: set[tuple[int, tuple[Box | None, ...], tuple[int, ...]]] = set()
+    for start, cut in cuts.items():
+        if cut not in fit:
+            _check_leaf(index, chunks.leaf[start], range(start, start + len(cut[1])))
+            fit.add(cut)
 
 
 def _check_leaf(index: Index, leaf: int, numbers: range) -> None:

@@ -142,7 +142,7 @@ class Chunks:
                 starts: Iterable[int] = range(len(self.nbytes) + 1)  # one block each, as small arrays have it
             else:
                 starts = itertools.accumulate(map(block_count, self.nbytes, self.block), initial=0)
-            self._first_blocks.extend(starts)
+            self._first_blocks[:] = list(starts)  # at once, for other threads and after an interrupt
         return self._first_blocks
 
     def of_file(self, file: int) -> Sequence[int]:

@@ -144,7 +144,7 @@ def plan_loads(leaves: Iterable[StoredLeaf], processes: int) -> list[LeafLoadPla
     for leaf in leaves:
         if (plan := same.get(id(leaf))) is None:
             # By identity: to compare boxes for 1,024 processes costs more than to plan for them.
-            kind = (leaf.shape, leaf.itemsize, leaf.chunks, id(leaf.wanted))
+            kind = (leaf.shape, leaf.itemsize, leaf.chunks, id(leaf.wanted), leaf.grid is None)
             if (plan := known.get(kind)) is None:
                 plan = known[kind] = plan_load(leaf.shape, leaf.itemsize, leaf.chunks, leaf.wanted, leaf.grid)
             same[id(leaf)] = plan
