@@ -194,6 +194,11 @@ def test_an_error_after_which_the_trees_are_alike_is_told(
     with pytest.raises(StoreFailed, match="the disk is gone"):
         tr.load(saved / "ckpt", mesh=MESH)
     assert [sorted(said) for said in loading.meetings] == [COMPARED]
+    # But not where they do not have its folder: of that all hear alike.
+    loading.others = from_meeting(1, failing(NotFound("nothing is there")))
+    with pytest.raises(NotShared, match="process 2 did not find what the others found") as caught:
+        tr.load(saved / "ckpt", mesh=MESH)
+    assert isinstance(caught.value.__cause__, StoreFailed)
 
 
 @pytest.mark.parametrize(

@@ -194,6 +194,20 @@ class LoadGroup:
             raise Mismatch(f"could not {self._doing}: {text}", hint="all processes must request the same")
         return all(one["last"] for one in said)
 
+    def _compare_after(self, error: Exception) -> None:
+        """Compare after reading failed: the others may have opened another tree, in which it would not have.
+
+        Raises:
+            Reopen: they did.
+            NotShared: some found nothing.
+        """
+        try:
+            self._compare(last=False)
+        except NotShared as heard:
+            raise heard from error
+        except TreeringError:
+            pass  # what becomes of the others is their concern: this process raises its own error
+
     def tell(self, error: Exception) -> None:
         """Tell the others that this process fails, unless they know.
 
@@ -392,9 +406,8 @@ class LoadGroup:
         try:
             result.append(work(source))
         except Exception as error:
-            if self._digests:  # the others may have opened another tree, in which this would not have happened
-                with contextlib.suppress(TreeringError):  # what becomes of the others is their concern
-                    self._compare(last=False)
+            if self._digests:
+                self._compare_after(error)
             if not isinstance(error, Corrupt | NotFound):
                 raise
             if self.over or source.is_current():
