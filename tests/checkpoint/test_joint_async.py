@@ -14,7 +14,7 @@ from jax.sharding import PartitionSpec as P
 
 import treering
 from tests.checkpoint.in_background import PATIENCE, Gate, gate, wait_until_ended, write_by_threads
-from tests.checkpoint.together import Together, fail_snapshots, job_of
+from tests.checkpoint.together import PATIENT, Together, fail_snapshots, job_of
 from treering.checkpoint import save_async
 from treering.errors import Cancelled, Exists, Mismatch, Timeout, TreeringError, Unsupported
 
@@ -22,13 +22,20 @@ from treering.errors import Cancelled, Exists, Mismatch, Timeout, TreeringError,
 @pytest.fixture(params=[2, 4])
 def together(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Together:
     write_by_threads(monkeypatch)
-    return job_of(request.param, monkeypatch)
+    return patient_job(request.param, monkeypatch)
 
 
 @pytest.fixture
 def two(monkeypatch: pytest.MonkeyPatch) -> Together:
     write_by_threads(monkeypatch)
-    return job_of(2, monkeypatch)
+    return patient_job(2, monkeypatch)
+
+
+def patient_job(count: int, monkeypatch: pytest.MonkeyPatch) -> Together:
+    """A job whose process 0 stays until all have heard how a save ended: then nothing is left of one that failed."""
+    job = job_of(count, monkeypatch)
+    job.timing = PATIENT
+    return job
 
 
 def spread(items: int = 64) -> jax.Array:
