@@ -94,9 +94,7 @@ def convert_value(value: Any, fit: Fit, sharding: jax.sharding.Sharding | None, 
     if not sharding.addressable_devices:
         return without_shards(array.shape, array.dtype, sharding)
     # To put it on others' devices too, jax would ask all processes whether they have the same.
-    # The user's guard is against copies that nobody asked for; this one was.
-    with jax.transfer_guard_host_to_device("allow"):
-        return jax.make_array_from_callback(array.shape, sharding, lambda index: array[index])
+    return _put_by_boxes(array.shape, sharding, lambda index: array[index])
 
 
 def deliver(deliveries: Sequence[Delivery], *, mapped: bool) -> list[Any]:
@@ -104,24 +102,20 @@ def deliver(deliveries: Sequence[Delivery], *, mapped: bool) -> list[Any]:
     result: list[Any] = [None] * len(deliveries)
     waiting: dict[jax.sharding.Sharding | None, list[tuple[int, NDArray[Any]]]] = {}
     held: dict[np.dtype[Any], bool] = {}  # as jax is configured now
-    # Entered once, not for each leaf: a user's guard is against copies that nobody asked for.
-    with jax.transfer_guard_host_to_device("allow"):
-        for at, delivery in enumerate(deliveries):
-            if not delivery.request.boxes:
-                result[at] = without_shards(delivery.shape, _dtype_of(delivery), delivery.sharding)
-                continue
-            arrays, fit, sharding = _take(delivery), delivery.fit, delivery.sharding
-            dtype = arrays[0].dtype
-            if fit.kind in ("jax", "key") and dtype not in held:
-                held[dtype] = jax_holds(dtype)
-            if fit.kind not in ("jax", "key") or not held[dtype]:
-                result[at] = _keep_on_host(arrays[0], delivery, mapped=mapped)
-            elif sharding is None or (len(sharding.device_set) == 1 and sharding.is_fully_addressable):
-                waiting.setdefault(sharding, []).append((at, arrays[0]))
-            else:
-                result[at] = _put_sharded(
-                    dict(zip(delivery.request.boxes, arrays, strict=True)), sharding, delivery.shape
-                )
+    for at, delivery in enumerate(deliveries):
+        if not delivery.request.boxes:
+            result[at] = without_shards(delivery.shape, _dtype_of(delivery), delivery.sharding)
+            continue
+        arrays, fit, sharding = _take(delivery), delivery.fit, delivery.sharding
+        dtype = arrays[0].dtype
+        if fit.kind in ("jax", "key") and dtype not in held:
+            held[dtype] = jax_holds(dtype)
+        if fit.kind not in ("jax", "key") or not held[dtype]:
+            result[at] = _keep_on_host(arrays[0], delivery, mapped=mapped)
+        elif sharding is None or (len(sharding.device_set) == 1 and sharding.is_fully_addressable):
+            waiting.setdefault(sharding, []).append((at, arrays[0]))
+        else:
+            result[at] = _put_sharded(dict(zip(delivery.request.boxes, arrays, strict=True)), sharding, delivery.shape)
     for one_device, some in waiting.items():
         for (at, _), array in zip(some, put_all([array for _, array in some], one_device), strict=True):
             result[at] = array
@@ -196,7 +190,15 @@ def _mismatch(error: NotKept, dtype: str, key: str) -> Mismatch:
 
 
 def _put_sharded(by_box: dict[Box, NDArray[Any]], sharding: Any, shape: tuple[int, ...]) -> jax.Array:
-    return jax.make_array_from_callback(shape, sharding, lambda index: by_box[box_of_slices(index or (), shape)])
+    return _put_by_boxes(shape, sharding, lambda index: by_box[box_of_slices(index or (), shape)])
+
+
+def _put_by_boxes(
+    shape: tuple[int, ...], sharding: jax.sharding.Sharding, box_at: Callable[[Any], NDArray[Any]]
+) -> jax.Array:
+    # The user's guard is against copies that nobody asked for; this one was.
+    with jax.transfer_guard_host_to_device("allow"):
+        return jax.make_array_from_callback(shape, sharding, box_at)
 
 
 @functools.lru_cache(maxsize=64)
