@@ -59,6 +59,15 @@ def test_what_is_no_sharding(path: Path, mesh: jax.sharding.Mesh) -> None:
         treering.load(path, shardings={"ww": PartitionSpec()}, mesh=mesh)
 
 
+@pytest.mark.parametrize("spec", [PartitionSpec(None, "data", "model"), PartitionSpec(None, None, None)])
+def test_a_rule_with_more_axes_than_the_array(path: Path, mesh: jax.sharding.Mesh, spec: PartitionSpec) -> None:
+    # jax refuses it as well; it was cut to the axes there are, and the array was divided in another way than wanted.
+    with pytest.raises(Mismatch, match=r"w: float32.* more entries than axes"):
+        treering.load(path, only=["w", "step"], shardings=[(".*", spec)], mesh=mesh)
+    fitting = [("w", PartitionSpec(None, "data")), (".*", spec)]
+    assert treering.load(path, only=["w", "step"], shardings=fitting, mesh=mesh)["w"].sharding.spec[1] == "data"
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [

@@ -162,12 +162,15 @@ def is_rules(x: Any) -> TypeGuard[_PartitionRules]:
 
 
 def _by_rules(rules: Rules, key: str, aval: jax.ShapeDtypeStruct) -> PartitionSpec:
-    """Return the spec of the first rule found in the key; what has no axes is replicated, a long spec is cut."""
+    """Return the spec of the first rule found in the key; what has no axes is replicated."""
     if not aval.shape:
         return spec_of()
     if (rule := rules.rule_for(key)) is None:
         raise _NoFit(_NO_RULE)
     spec: PartitionSpec = fit_spec(key, rule, aval.shape)
+    # jax refuses such a spec as well: without its last entries it says something else than its author meant.
+    if len(rule[1]) > len(aval.shape):
+        raise _NoFit(f"{_text(aval)}: its rule has {rule[1]}, and jax takes no spec with more entries than axes")
     return spec
 
 
