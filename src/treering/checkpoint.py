@@ -60,8 +60,7 @@ def save(
         key_map: save the leaves of which ``load`` with this ``KeyMap`` makes the tree; the calling process works alone.
 
     Raises:
-        Exists: the path exists; also a ``FileExistsError``.
-        Busy: another process is saving to the path.
+        Exists: the path exists; also a ``FileExistsError``. Busy: another process is saving to the path.
         Unsupported: a leaf cannot be stored; the error names all such leaves, and nothing was written.
         Mismatch: the processes have different trees, or ``key_map`` does not fit; the error names the leaves.
         Timeout, ProcessFailed: other processes did not arrive, or failed; the error names them.
@@ -77,13 +76,14 @@ def save(
         >>> load(path)["step"]
         7
     """
-    from treering._checkpoint.save import save_tree
+    from treering._checkpoint.save import counted, save_tree
     from treering._checkpoint.save_options import SaveOptions
 
-    save_tree(tree, SaveOptions.of(
-        path, metadata=metadata, overwrite=overwrite, progress=progress, processes=processes,
-        host_local=host_local, timeout=timeout, form=form, max_file_size=max_file_size, dtype=dtype, key_map=key_map,
-    ))  # fmt: skip
+    with counted(path, processes, form=form, key_map=key_map):
+        save_tree(tree, SaveOptions.of(
+            path, metadata=metadata, overwrite=overwrite, progress=progress, processes=processes, key_map=key_map,
+            host_local=host_local, timeout=timeout, form=form, max_file_size=max_file_size, dtype=dtype,
+        ))  # fmt: skip
 
 
 def save_async(
@@ -132,13 +132,14 @@ def save_async(
         >>> load(path)["w"]
         array([0., 0., 0.])
     """
-    from treering._checkpoint.save import begin_save
+    from treering._checkpoint.save import begin_save, counted
     from treering._checkpoint.save_options import SaveOptions
 
-    return begin_save(tree, SaveOptions.of(
-        path, metadata=metadata, overwrite=overwrite, progress=progress, processes=processes,
-        host_local=host_local, timeout=timeout,
-    ))  # fmt: skip
+    with counted(path, processes):
+        return begin_save(tree, SaveOptions.of(
+            path, metadata=metadata, overwrite=overwrite, progress=progress, processes=processes,
+            host_local=host_local, timeout=timeout,
+        ))  # fmt: skip
 
 
 @overload

@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 from treering._leaves.build_index import index_directory
 from treering._leaves.deserialize import tree_deserialize_leaves
+from treering._leaves.joint_serialize import counted_leaves
 from treering._leaves.key_paths import is_array_like, join_key, leaf_key_paths
 from treering._leaves.plan import LeavesSaveOptions
 from treering._leaves.serialize import serialize
@@ -66,9 +67,8 @@ def tree_serialize_leaves(
         Unsupported: a leaf, key, prefix, path or argument that is not possible.
         Mismatch: a leaf would lie in or around one of another prefix, or the processes save different trees.
         Exists: files that no index lists lie in the place of leaves. Busy: another process is saving there.
-        Corrupt: the existing index is damaged; `index_leaves` rebuilds it.
-        Timeout, ProcessFailed: other processes did not arrive, or failed; the error names them.
-        StoreFailed: the system refused; an ``OSError``. ``NotShared``: not all processes see the same folder.
+        Corrupt: the index is damaged; `index_leaves` rebuilds it. StoreFailed: the system refused; an ``OSError``.
+        Timeout, ProcessFailed: others did not arrive, or failed; it names them. NotShared: they see other folders.
 
     Source: ``docs/spec/leaves.md``; eformer.serialization.tree_serialize_leaves.
 
@@ -79,11 +79,12 @@ def tree_serialize_leaves(
         >>> sorted(os.listdir(os.path.join(path, "model", "dense", "w")))
         ['.zarray', '0.0']
     """
-    serialize(checkpoint_dir, pytree, LeavesSaveOptions(
-        prefix=prefix, write_index=write_index, compressor=compressor, chunk_bytes=chunk_bytes, manager=manager,
-        commit_callback=commit_callback, progress=reporter(progress, "saving"),
-        processes=processes, host_local=host_local, timeout=timeout_seconds(timeout),
-    ))  # fmt: skip
+    with counted_leaves(checkpoint_dir, processes):
+        serialize(checkpoint_dir, pytree, LeavesSaveOptions(
+            prefix=prefix, write_index=write_index, compressor=compressor, chunk_bytes=chunk_bytes, manager=manager,
+            commit_callback=commit_callback, progress=reporter(progress, "saving"),
+            processes=processes, host_local=host_local, timeout=timeout_seconds(timeout),
+        ))  # fmt: skip
 
 
 def index_leaves(checkpoint_dir: str | os.PathLike[str]) -> None:

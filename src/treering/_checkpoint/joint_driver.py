@@ -17,7 +17,7 @@ from treering._coordination.coordinator import coordinate, refuse
 from treering._coordination.executor import Participant, run_protocol
 from treering._coordination.message_board import MessageBoard
 from treering._coordination.operations import Call
-from treering._coordination.participant import participate
+from treering._coordination.participant import participate, withdraw
 from treering.errors import TreeringError
 
 S = TypeVar("S", bound="JointShare")
@@ -95,11 +95,28 @@ def _participate(call: Call, path: Path, make_share: Callable[[], JointShare], p
         share = make_share()
     except Exception as error:  # noqa: BLE001 - raised when the others can be told
         share = error
+    except BaseException as error:
+        tell_of_interrupt(path, call, error)
+        raise
     with contextlib.ExitStack() as held:
         folder = held.enter_context(JoinedFolder(path, call.attempt))
         executor = _ShareExecutor(share, lambda joined: joined.join(folder, held))
         run_protocol(participate(call, executor.check), folder.board, executor, make=folder.make, sleep=pause)
         executor.share().finish()
+
+
+def tell_of_interrupt(path: Path, call: Call, error: BaseException) -> None:
+    """Tell the others of a counted save that it was interrupted here before it began; they are not waited for.
+
+    A second interrupt ends this as well.
+    """
+    with contextlib.suppress(TreeringError, OSError):
+        if call.processes.is_coordinator:
+            with refusing_board(path) as board:
+                run_protocol(refuse(call, error), board, _ShareExecutor(error))
+        else:
+            with contextlib.closing(JoinedFolder(path, call.attempt)) as folder:
+                run_protocol(withdraw(call, error), folder.board, _ShareExecutor(error), make=folder.make)
 
 
 class _ShareExecutor:

@@ -10,6 +10,7 @@ import contextlib
 import dataclasses
 import functools
 import importlib
+import os
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -20,13 +21,14 @@ from treering._arrays.outgoing import ALONE
 from treering._background import shutdown
 from treering._background.save_job import UNWATCHED, PendingSave, SaveJob, Watch
 from treering._background.saves import raise_unreported, reword, settle, writer
-from treering._checkpoint.joint_driver import require_value
+from treering._checkpoint.joint_driver import require_value, tell_of_interrupt
 from treering._checkpoint.plan_cache import TreePlan, plan_tree
 from treering._checkpoint.save_files import MsgpackSave, SafetensorsSave
 from treering._checkpoint.save_folder import begin_call, write_folder, write_share
-from treering._checkpoint.save_options import SaveOptions
+from treering._checkpoint.save_options import FILE_SUFFIXES, SaveOptions
+from treering._coordination.job_handshake import counted_save
 from treering._coordination.operations import Call
-from treering._store.resolve import absolute, require_shared, settled
+from treering._store.resolve import absolute, new_folder_path, require_shared, settled
 from treering._values.processes import Processes
 from treering._values.telemetry import phase, report
 from treering._view.progress import showing
@@ -91,6 +93,22 @@ def save_tree(tree: Any, options: SaveOptions) -> None:
             write_share(begin_call(options, processes), plan, options)
         else:
             FolderSave(require_value(plan)).write(options)
+
+
+def counted(
+    path: Any, processes: object = "all", *, form: object = None, key_map: object = None
+) -> AbstractContextManager[None]:
+    """Count what a caller asks for as a joint save, if it is one, whatever ends it: `counted_save` says why.
+
+    Of the arguments nothing is known yet.
+    """
+    is_file = isinstance(path, str | os.PathLike) and os.fspath(path).lower().endswith(FILE_SUFFIXES)
+    is_joint = processes == "all" and form is None and key_map is None and not is_file
+    return counted_save(
+        this_processes(()) if is_joint else ALONE,
+        doing=f"save {path!r:.1000}",
+        tell=lambda call, error: tell_of_interrupt(absolute(new_folder_path(path)), call, error),
+    )
 
 
 def prepare_alone(tree: Any, options: SaveOptions) -> PreparedSave:

@@ -54,6 +54,7 @@ class _CollectiveOrder:
             take an answer to one question for that to another.
         calls: how many calls have begun.
         met: when this process last had the bytes of all.
+        missed: the last error that says that the others have gone on to a later call than this process.
     """
 
     def __init__(self) -> None:
@@ -62,13 +63,10 @@ class _CollectiveOrder:
         self.given_up = 0
         self.calls = 0
         self.met = 0.0
+        self.missed: Timeout | None = None
 
 
 _order = _CollectiveOrder()
-
-
-class _MissedCall(Timeout):
-    """The others have gone on to a later call than this process."""
 
 
 class _CollectiveThread(Generic[T]):
@@ -94,7 +92,7 @@ class _CollectiveThread(Generic[T]):
 
     def missed(self) -> Timeout | None:
         """Return the error of a call of the others that met this work in place of this process's call, if one did."""
-        return self._error if isinstance(self._error, _MissedCall) else None
+        return self._error if isinstance(self._error, Timeout) and self._error is _order.missed else None
 
     def met(self) -> bool:
         """Tell, once it has ended, whether the others are through with it too: where it failed here, they may wait."""
@@ -150,8 +148,10 @@ def allgather_in_order(payload: bytes, processes: Processes, doing: str) -> list
         # All raise, and all are at the same call again.
         _order.given_up = latest
         text = f"could not {doing}: {format_processes(behind)} arrived at a call that the others had given up"
-        kind = _MissedCall if processes.this in behind else Timeout
-        raise kind(text, missing=tuple(number for number in behind if number != processes.this))
+        error = Timeout(text, missing=tuple(number for number in behind if number != processes.this))
+        if processes.this in behind:
+            _order.missed = error
+        raise error
     return [row[_HEADER.size : _HEADER.size + length] for row, (_, length) in zip(rows, headers, strict=True)]
 
 

@@ -59,6 +59,8 @@ def run_protocol(
             operation = protocol.send(answer) if thrown is None else protocol.throw(thrown)
         except StopIteration:
             return
+        except operations.OutOfStep as error:  # a class that only protocols tell from others
+            raise Timeout(error.message, hint=error.hint, missing=error.missing) from None
         except Timeout as error:
             if executor.unreadable is not None and error.__cause__ is None:
                 raise error from executor.unreadable

@@ -13,7 +13,7 @@ import re
 import secrets
 import threading
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from typing import Final, Self, TypeVar
 
@@ -66,6 +66,12 @@ class _Job:
         self.number = 0
         self.lock = threading.Lock()
 
+    def count(self) -> int:
+        """Count a joint save, and return its number."""
+        with self.lock:
+            self.number += 1
+            return self.number
+
     def agree(self, failure: bytes, doing: str) -> bytes:
         """Agree on the name, if that is not done; return what process 0 failed at."""
         if self.name is not None:
@@ -102,11 +108,8 @@ def next_sequence(path: Path, processes: Processes, *, timeout: float, doing: st
             process 0 writes.
         StoreFailed: process 0 cannot write there.
     """
-    with _lock:  # after ``jax.distributed`` was begun anew, it is another job
-        job = _latest_job(jax.devices()[0], processes)
-    with job.lock:
-        job.number += 1
-        number = job.number
+    job = _job_of(processes)
+    number = job.count()
     if job.name is None or not job.shared:
         with _JobHandshake(job, number, path, timeout, doing) as meeting:
             meeting.agree()
@@ -115,6 +118,42 @@ def next_sequence(path: Path, processes: Processes, *, timeout: float, doing: st
     if job.name is None:
         raise RuntimeError("the job has no name")
     return Call(job=job.name, number=number, processes=processes, timeout=timeout, doing=doing)
+
+
+def _job_of(processes: Processes) -> _Job:
+    with _lock:  # after ``jax.distributed`` was begun anew, it is another job
+        return _latest_job(jax.devices()[0], processes)
+
+
+@contextlib.contextmanager
+def counted_save(
+    processes: Processes, *, doing: str, tell: Callable[[Call, BaseException], None] = lambda *_: None
+) -> Iterator[None]:
+    """Count a joint save that ends before `next_sequence` has counted it: the others have counted theirs.
+
+    Without that all later saves of this process would have another number than those of the others.
+
+    Args:
+        processes: those that save; where it is one alone, nothing is counted.
+        doing: what the caller is about to do.
+        tell: tells the others of an interrupt.
+    """
+    if processes.count == 1:
+        yield
+        return
+    job = _job_of(processes)
+    before = job.number
+    try:
+        yield
+    except BaseException as error:  # an interrupt too: no later save would meet those of the others
+        if job.number == before:
+            number = job.count()
+            if job.name is None or not job.shared:
+                give_up()  # the others may wait in the meeting that the first save begins with
+            elif not isinstance(error, Exception):
+                # Of other errors that come so early the others mostly have one of their own.
+                tell(Call(job=job.name, number=number, processes=processes, timeout=0.0, doing=doing), error)
+        raise
 
 
 class _JobHandshake:
@@ -151,7 +190,7 @@ class _JobHandshake:
         name = heartbeat_name(self._job.processes.this)
         if not self._is_coordinator and isinstance(error, Timeout) and error.__cause__ is not None:
             return  # jax gave up first, and this process has left a message that says so
-        if isinstance(error, Timeout | KeyboardInterrupt):
+        if isinstance(error, Timeout) or not isinstance(error, Exception | None):
             # Whoever comes late finds it and does not wait for this process; the next save sweeps it.
             self._sign()
             with contextlib.suppress(OSError):

@@ -64,9 +64,9 @@ def participate(call: Call, check: Callable[[bytes], None]) -> Operations:
         raise
     except BaseException as error:  # noqa: BLE001 - an interrupt too: the others are told before it goes on
         if prepare is None:  # process 0 may come later, and is to hear that it waits in vain
-            with contextlib.suppress(OSError):
-                yield operations.MAKE_FOLDER
-        yield from _abort(call, error, roll_back_data=may_have_data)
+            yield from withdraw(call, error)
+        else:
+            yield from _abort(call, error, roll_back_data=may_have_data)
         operations.raise_converted(call, error)
     # From here on process 0 may commit: an error of this very message, too, may mean that it is there.
     try:
@@ -82,6 +82,13 @@ def participate(call: Call, check: Callable[[bytes], None]) -> Operations:
         yield from _abort(call, error, roll_back_data=False)
         operations.raise_converted(call, error, f"; {_NOT_KNOWN}")
     yield from _leave_after_success(call)
+
+
+def withdraw(call: Call, error: BaseException) -> Operations:
+    """Yield the operations of a process that ends a call before it began with it; it waits for nobody."""
+    with contextlib.suppress(OSError):
+        yield operations.MAKE_FOLDER
+    yield from _abort(call, error, roll_back_data=False)
 
 
 def _await_prepare(call: Call, seconds: float, missing: str) -> Generator[Operation, Any, PrepareMessage]:

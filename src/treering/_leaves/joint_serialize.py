@@ -11,13 +11,14 @@ import dataclasses
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
-from treering._arrays.outgoing import DescribedLeaves, describe_leaves
+from treering._arrays.host import this_processes
+from treering._arrays.outgoing import ALONE, DescribedLeaves, describe_leaves
 from treering._checkpoint.joined_folder import JoinedFolder
-from treering._checkpoint.joint_driver import require_value, save_jointly
+from treering._checkpoint.joint_driver import require_value, save_jointly, tell_of_interrupt
 from treering._checkpoint.signature import check_local, local_digests, match_signature, signature_of
-from treering._coordination.job_handshake import next_sequence
+from treering._coordination.job_handshake import counted_save, next_sequence
 from treering._coordination.message_board import FolderMessageBoard, MessageBoard
 from treering._coordination.operations import Call
 from treering._leaves.by_manager import ManagedSave, begin_writes, check_manager, managed_leaves
@@ -30,6 +31,7 @@ from treering._store.leaves_folder.open_leaves import JoinedWriter, LeafWriter, 
 from treering._store.leaves_folder.staged_files import JoinedLeaves
 from treering._store.leaves_folder.staged_leaves import StagedLeaves
 from treering._store.leaves_places import join_leaves_save
+from treering._store.resolve import leaves_path
 from treering._tree.flatten import Flattened
 from treering._values.processes import Processes
 from treering.errors import Mismatch
@@ -52,6 +54,15 @@ def serialize_together(
     share = save_jointly(call, path, lambda: _LeavesShare(call, path, require_value(flat), options))
     if share is not None and not share.managed and options.commit_callback is not None:
         options.commit_callback()
+
+
+def counted_leaves(path: Any, processes: object) -> contextlib.AbstractContextManager[None]:
+    """Count what a caller asks for as a joint save, if it is one, whatever ends it: `counted_save` says why."""
+    return counted_save(
+        this_processes(()) if processes == "all" else ALONE,
+        doing=f"save leaves into {path!r:.1000}",
+        tell=lambda call, error: tell_of_interrupt(leaves_path(path, new=True), call, error),
+    )
 
 
 class _LeavesShare:

@@ -14,7 +14,7 @@ from typing import Any, SupportsIndex
 from treering._arrays.host import this_processes
 from treering._arrays.jobs import Progress
 from treering._background.saves import in_flight, raise_unreported, reword, wait_for
-from treering._checkpoint.save import begin_save
+from treering._checkpoint.save import begin_save, counted
 from treering._checkpoint.save_options import SaveOptions
 from treering._format.document import INDEX_NAME
 from treering._runs.gc import collect_after
@@ -70,7 +70,8 @@ def save_step(
     step = require_step_number(step)
     processes = this_processes(())
     decision = run.schedule.decide(step, processes, latest=_first_latest(run), force=force)
-    with _take_back_on_failure(run, processes):
+    path = step_path(run.path, step)
+    with _take_back_on_failure(run, processes), counted(path, "all" if decision.save else "this"):
         if not decision.save:
             raise_unreported(run.path)
             return StepSave(step=step, reason=decision.reason)
@@ -94,7 +95,6 @@ def save_step(
         begun = time.monotonic()
         run.has_saved = True
         with withdraw_on_failure(run.path, order.mark):
-            path = step_path(run.path, step)
             options = SaveOptions.of(path, metadata=note, overwrite=overwrite, progress=progress, timeout=run.timeout)
             around = _collect_afterwards(run, step, order, begun=begun) if processes.is_coordinator else None
             pending = begin_save(items, options, run=run.path, around=around, refusal=refusal)

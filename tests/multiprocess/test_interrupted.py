@@ -1,0 +1,34 @@
+"""An interrupt, or a wrong argument, before a joint save is counted: the others hear of it, and the next save works."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.multiprocess.interrupted import interrupts_before_counting, interrupts_the_first_save
+from tests.multiprocess.jobs import results, run_job
+
+
+@pytest.mark.parametrize("victim", [0, 1])
+def test_what_ends_a_save_before_it_is_counted_ends_no_later_one(tmp_path: Path, victim: int) -> None:
+    every = results(run_job(interrupts_before_counting, 2, devices=1, arguments=[str(tmp_path), victim], timeout=150))
+    for number, found in enumerate(every):
+        first, second = found.pop("argument")
+        wanted = {"Unsupported"} if number == victim else {"Timeout"}
+        assert first["error"] in wanted, (number, first)
+        assert "error" not in second, (number, second)
+        for name, (before, during, after) in found.items():
+            assert "error" not in before, (number, name, before)
+            error = "KeyboardInterrupt" if number == victim else "ProcessFailed"
+            assert during["error"] == error, (number, name, during)
+            assert during["seconds"] < 30, (number, name, during)  # of 60
+            assert "error" not in after, (number, name, after)
+
+
+def test_an_interrupt_of_the_first_save_is_got_over(tmp_path: Path) -> None:
+    zero, one = results(run_job(interrupts_the_first_save, 2, devices=1, arguments=[str(tmp_path)], timeout=120))
+    assert (zero[0]["error"], one[0]["error"]) == ("Timeout", "KeyboardInterrupt")
+    # The first answers may still be to the call that was given up; then all are at the same call again.
+    for found in (zero, one):
+        assert "error" not in found[-1], found
