@@ -20,8 +20,9 @@ def test_what_ends_a_save_before_it_is_counted_ends_no_later_one(tmp_path: Path,
         assert "error" not in second, (number, second)
         for name, (before, during, after) in found.items():
             assert "error" not in before, (number, name, before)
-            error = "KeyboardInterrupt" if number == victim else "ProcessFailed"
-            assert during["error"] == error, (number, name, during)
+            # Whoever looks late finds process 0 in the next save.
+            errors = {"KeyboardInterrupt"} if number == victim else {"ProcessFailed", "Timeout"}
+            assert during["error"] in errors, (number, name, during)
             assert during["seconds"] < 30, (number, name, during)  # of 60
             assert "error" not in after, (number, name, after)
 

@@ -35,6 +35,8 @@ T = TypeVar("T")
 
 _TRIES: Final = 5
 _REMOVALS: Final = 50
+_TOLD_SECONDS: Final = 2.0
+"""Twice the seconds that process 0 stays for the others to read that it was interrupted."""
 
 _UNSEEN: Final = b"unseen"
 _GIVEN_UP: Final = re.compile(rb"call (\d{1,18}) is given up ")
@@ -152,7 +154,7 @@ def counted_save(
                 give_up()  # the others may wait in the meeting that the first save begins with
             elif not isinstance(error, Exception):
                 # Of other errors that come so early the others mostly have one of their own.
-                tell(Call(job=job.name, number=number, processes=processes, timeout=0.0, doing=doing), error)
+                tell(Call(job=job.name, number=number, processes=processes, timeout=_TOLD_SECONDS, doing=doing), error)
         raise
 
 
