@@ -24,6 +24,7 @@ from treering._coordination.message_board import FolderMessageBoard, MessageBoar
 from treering._store.api import Claim, Entry, Held, Outcome, Store, Version
 from treering._store.failures import naming, with_errno
 from treering._store.open_folder import index_document, is_removed, key_content
+from treering._store.run_folder import refuse_linked
 from treering._values import checkpoint_names
 from treering._values.checkpoint_names import INDEX, LOCK_FILE, require_data_name
 from treering.errors import Busy, Corrupt, Exists, Format, NotFound, StoreFailed, TreeringError, Unsupported
@@ -56,6 +57,7 @@ class CheckpointFolder(AttemptFiles):
     Raises:
         Exists: a checkpoint is there, or a folder that holds anything else.
         Busy: another process is saving there.
+        LinkRefused: a link lies there, in the place of a step of a run.
         StoreFailed: the system refused. Nothing has changed.
 
     Example:
@@ -79,6 +81,7 @@ class CheckpointFolder(AttemptFiles):
         live: Collection[str] = (),
     ) -> None:
         super().__init__(path, secrets.token_hex(8) if attempt is None else attempt)
+        self._path = path
         self.superseded: tuple[str, ...] = ()
         self.waiting: tuple[Superseded, ...] = ()
         self._going: tuple[str, ...] = ()
@@ -93,6 +96,7 @@ class CheckpointFolder(AttemptFiles):
         self._alone = not self._joint
 
     def __enter__(self) -> Self:
+        refuse_linked(self._path)
         with naming(self._shown, "write"):
             self._store.resolve()
             for _ in range(_TRIES):

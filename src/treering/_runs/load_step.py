@@ -24,6 +24,7 @@ from treering._runs.run_state import RunState
 from treering._runs.step_note import require_step_number
 from treering._runs.steps import facts_of, latest_of, missing_step, records_of, step_path, steps_of
 from treering._runs.superseded import superseded_steps
+from treering._store.run_folder import is_linked
 from treering._values.human import near
 from treering._values.warned import warn_of
 from treering._view.progress import showing
@@ -166,7 +167,7 @@ def _open_step(run: RunState, step: int, path: Path, options: LoadOptions, group
     with contextlib.ExitStack() as files:
         try:
             with open_run(run.path) as folder:
-                if step in superseded_steps(folder):  # its files are there, but it is not
+                if step in superseded_steps(folder) or is_linked(path):  # files are there, but not the step
                     raise missing_step(run.shown, step, steps_of(run.path))
             opened = read_source(path, mapped=options.mapped, key_map=options.key_map, shared=shared)
             source = files.enter_context(opened)

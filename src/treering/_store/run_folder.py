@@ -22,7 +22,7 @@ from treering._store.closable import Closable
 from treering._store.crew import map_together
 from treering._store.failures import LinkRefused, naming
 from treering._store.open_folder import find_index, index_document, is_removed
-from treering._store.resolve import opened_store
+from treering._store.resolve import find_at, is_on_disk, opened_store
 from treering._values.checkpoint_names import INDEX, is_data
 from treering.errors import NotFound, StoreFailed
 
@@ -70,6 +70,38 @@ def step_of_name(name: str) -> int | None:
     found = _STEP.fullmatch(name)
     step = int(found[1]) if found else None
     return step if step is not None and step <= HIGHEST_STEP else None
+
+
+def is_linked(path: Path) -> bool:
+    """Tell whether a link lies where a path has a step of a run, which no reader of the run follows.
+
+    Raises:
+        StoreFailed: the system refuses to say.
+
+    Example:
+        >>> import os, pathlib, tempfile
+        >>> run = pathlib.Path(tempfile.mkdtemp())
+        >>> os.symlink("elsewhere", run / "step_00000003"), os.symlink("elsewhere", run / "latest")
+        (None, None)
+        >>> is_linked(run / "step_00000003"), is_linked(run / "latest")
+        (True, False)
+    """
+    if step_of_name(path.name) is None or not is_on_disk(path):
+        return False
+    found = find_at(path, follow=False)
+    return found is not None and found.kind is Kind.LINK
+
+
+def refuse_linked(path: Path) -> None:
+    """Refuse to write a step through a link, which may lead to the step of another run.
+
+    Raises:
+        LinkRefused: one lies there.
+        StoreFailed: the system refuses to say.
+    """
+    if is_linked(path):
+        hint = "remove the link, or put a folder of its own in its place (cp -L)"
+        raise LinkRefused(f"{os.fspath(path)!r} is a link in the place of a step, and is not followed", hint=hint)
 
 
 def _is_emptied(left: Entry) -> bool:
