@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 import treering as tr
+from tests.cli.command import inside
 from treering import leaves, serialization, sharding
 from treering.errors import NotFound, StoreFailed, TreeringError, Unsupported
 
@@ -167,3 +168,19 @@ def test_what_is_left_out_of_a_long_key_is_counted() -> None:
     assert long == f"no (at leaf '{'a' * 200}[700 characters left out]{'a' * 100}')"
     many = str(TreeringError("no", path=("a",) * 1000))
     assert "a/a/[984 keys left out]/a/a" in many
+
+
+@pytest.mark.parametrize("path", ["/", "//", "/.", "/usr/..", "file:///"])
+def test_the_root_of_the_file_system_is_no_target(place: Path, path: str) -> None:
+    tr.save("checkpoint", TREE)
+    told = r"is the root of the file system; pass the path of a folder in it"
+    for writes in (
+        lambda: tr.save(path, TREE),
+        lambda: tr.Run(path),  # before anything is written: `branch` makes one of its target
+        lambda: tr.convert("checkpoint", path),
+        lambda: leaves.tree_serialize_leaves(path, TREE),
+    ):
+        with pytest.raises(Unsupported, match=told):
+            writes()
+    assert "is the root of the file system" in inside("cp", "checkpoint", path, code=2)[1]
+    assert [entry.name for entry in place.iterdir()] == ["checkpoint"]

@@ -81,7 +81,7 @@ def new_file_path(path: str | os.PathLike[str]) -> Path:
     """Return the path of something to write, refusing also ``~``: a folder called so is hardly meant.
 
     Raises:
-        Unsupported: as `file_path`, or it begins with ``~``, or is read-only.
+        Unsupported: as `file_path`, or it begins with ``~``, is read-only, or is the root of the file system.
 
     Example:
         >>> new_file_path("runs/7").name
@@ -93,6 +93,10 @@ def new_file_path(path: str | os.PathLike[str]) -> Path:
     if place.parts[:1] and place.parts[0].startswith("~"):
         hint = "'~' is not expanded here; os.path.expanduser does it"
         raise Unsupported(f"{os.fspath(path)!r} begins with '~'", hint=hint)
+    if place.name in ("", "..") and is_on_disk(place) and (whole := settled(place)) == whole.parent:
+        raise Unsupported(
+            f"{os.fspath(place)!r} is the root of the file system", hint="pass the path of a folder in it"
+        )
     return place
 
 
