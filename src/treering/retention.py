@@ -211,8 +211,7 @@ class KeepBest(Policy):
 
     def __repr__(self) -> str:
         n = "" if self.n == 1 else f", n={self.n}"
-        mode = "" if self.mode == "min" else f", mode={self.mode!r}"
-        return f"KeepBest({self.metric!r}{n}{mode})"
+        return f"KeepBest({self.metric!r}{n}, mode={self.mode!r})"
 
 
 @dataclasses.dataclass(frozen=True, slots=True, repr=False, init=False)

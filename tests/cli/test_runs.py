@@ -106,11 +106,11 @@ def test_gc_plans_and_removes_only_with_yes(run: Path) -> None:
 
 
 def test_gc_takes_rules_that_are_joined(run: Path) -> None:
-    found = told("gc", str(run), "--keep-last", "1", "--keep-every", "2", "--keep-best", "loss", "--keep-step", "1")
+    found = told("gc", str(run), "--keep-last", "1", "--keep-every", "2", "--keep-best", "loss:min", "--keep-step", "1")
     assert {step["step"]: step["reasons"] for step in found["steps"]} == {
         1: ["KeepSteps(1)"],
         2: ["KeepEvery(steps=2)"],
-        3: ["the newest", "KeepBest('loss')", "KeepLast(1)"],
+        3: ["the newest", "KeepBest('loss', mode='min')", "KeepLast(1)"],
     }
     found = told("gc", str(run), "--keep", "KeepBest('loss', mode='max')")
     assert [step["step"] for step in found["steps"] if not step["kept"]] == [2]
@@ -118,7 +118,21 @@ def test_gc_takes_rules_that_are_joined(run: Path) -> None:
         assert "rule" in inside("gc", str(run), "--keep", rules, code=2)[1]
 
 
-@pytest.mark.parametrize("rule", [("--keep-best", "los"), ("--keep", "KeepLast(1) | KeepBest('los')")])
+def test_gc_wants_to_be_told_which_value_is_best(run: Path) -> None:
+    for given in ("loss", "loss:", ":max", "loss:best", "loss:MAX"):
+        err = inside("gc", str(run), "--keep-best", given, "--yes", code=2)[1]
+        assert "does not say which value is best: METRIC:min or METRIC:max" in err
+    assert tr.Run(run).steps() == [1, 2, 3]
+    with tr.Run(run) as more:
+        more.save(4, {"w": 1.5}, metrics={"val:acc": 0.9})
+        more.save(5, {"w": 1.5}, metrics={"val:acc": 0.1})
+        more.save(6, {"w": 1.5}, metrics={"val:acc": 0.2})
+    out = inside("gc", str(run), "--keep-best", "val:acc:max", "--yes", code=0)[0]
+    assert "KeepBest('val:acc', mode='max')" in out
+    assert tr.Run(run).steps() == [4, 6]
+
+
+@pytest.mark.parametrize("rule", [("--keep-best", "los:max"), ("--keep", "KeepLast(1) | KeepBest('los')")])
 def test_gc_refuses_a_metric_that_no_step_has(run: Path, rule: tuple[str, str]) -> None:
     err = inside("gc", str(run), *rule, "--yes", code=2)[1]
     assert "has the metric 'los'" in err

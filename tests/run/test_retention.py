@@ -156,7 +156,7 @@ def test_texts_are_what_one_would_write() -> None:
         "KeepLast(3)",
         "KeepEvery(steps=1000)",
         "KeepEvery(interval=timedelta(hours=2))",
-        "KeepBest('loss')",
+        "KeepBest('loss', mode='min')",
         "KeepSteps(1, 9)",
     ]
 

@@ -39,3 +39,16 @@ class WholeNumber(click.IntRange):
             upper = "on" if self.max is None else f"to {self.max}"
             self.fail(f"{str(value)!r} is not a whole number from {self.min} {upper}", param, ctx)
         return checked
+
+
+class BestOf(click.ParamType[tuple[str, str]]):
+    """A metric and which of its values is best, as ``accuracy:max``."""
+
+    name = "metric"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, str]:
+        """Read both, or fail with how to write them."""
+        metric, _, mode = str(value).rpartition(":")
+        if not metric or mode not in ("min", "max"):
+            self.fail(f"{str(value)!r:.200} does not say which value is best: METRIC:min or METRIC:max", param, ctx)
+        return metric, mode

@@ -7,11 +7,11 @@ import functools
 import operator
 import sys
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import click
 
-from treering._cli.options import JSON, RUN, WholeNumber, verb
+from treering._cli.options import JSON, RUN, BestOf, WholeNumber, verb
 from treering._cli.run_path import list_steps, no_run, require_run
 from treering._cli.terminal import GOOD, NO, look_of, write_lines
 from treering._store.resolve import located
@@ -42,13 +42,15 @@ def log(path: str, as_json: bool) -> int:
 
 @verb(
     "treering gc run",
-    "treering gc run --keep-last 3 --keep-best loss",
+    "treering gc run --keep-last 3 --keep-best loss:min",
     "treering gc run --keep \"KeepLast(3) | KeepBest('accuracy', mode='max')\" --yes",
 )
 @RUN
 @click.option("--keep-last", type=WholeNumber(1), metavar="N", help="Keep the last N steps.")
 @click.option("--keep-every", type=WholeNumber(1), metavar="N", help="Keep the steps that are multiples of N.")
-@click.option("--keep-best", multiple=True, metavar="METRIC", help="Keep the step with the smallest METRIC.")
+@click.option(
+    "--keep-best", type=BestOf(), multiple=True, metavar="METRIC:min|max", help="Keep the step that is best in METRIC."
+)
 @click.option("--keep-step", type=WholeNumber(0), multiple=True, metavar="STEP", help="Keep this step.")
 @click.option("--keep", metavar="RULES", help="Keep what these rules keep, in Python's syntax.")
 @click.option("--yes", is_flag=True, help="Remove the steps that no rule keeps; without it nothing changes.")
@@ -58,7 +60,7 @@ def gc(
     *,
     keep_last: int | None,
     keep_every: int | None,
-    keep_best: tuple[str, ...],
+    keep_best: tuple[tuple[str, Literal["min", "max"]], ...],
     keep_step: tuple[int, ...],
     keep: str | None,
     yes: bool,
@@ -79,7 +81,7 @@ def gc(
     from treering.errors import NotFound
     from treering.retention import KeepBest, KeepEvery, KeepLast, KeepSteps
 
-    given: list[Policy] = [KeepBest(metric) for metric in keep_best]
+    given: list[Policy] = [KeepBest(metric, mode=mode) for metric, mode in keep_best]
     given += [KeepLast(keep_last)] if keep_last else []
     given += [KeepEvery(steps=keep_every)] if keep_every else []
     given += [KeepSteps(*keep_step)] if keep_step else []
