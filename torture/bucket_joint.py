@@ -26,7 +26,7 @@ def fingerprint_of_version(version: int) -> str:
     from torture.process_scenes import values
     from torture.scenes import fingerprint
 
-    return fingerprint(values(version, _ROWS))
+    return fingerprint(values(version, _ROWS, 2))
 
 
 class JointPair:

@@ -64,10 +64,14 @@ class JudgedSchedule:
                 raise Violation(f"process {process.this} names {accused} without reason: {error}")
 
     def _is_outpaced(self, process: Process) -> bool:
-        """Whether the clock of process 0 goes so much slower that a process may give up before it has decided."""
+        """Whether process 0 is so much slower that a process may give up before it has decided.
+
+        Its clock may go slower, and at its deadline it looks at the messages of all, however long that takes.
+        """
         job, lead = process.job, self._lead_of(process.job)
         patience = 1.1 * job.timeout + min(TIMING.linger, job.timeout / 2)
-        return patience / process.rate < job.timeout / lead.rate + _LOOK
+        looks = lead.allowed - lead.before_vote if lead.call == process.call else 0.0
+        return patience / process.rate < job.timeout / lead.rate + looks + _LOOK
 
     def _was_overtaken(self, job: Job, number: int) -> bool:
         """Whether another saver swept what was said of a call, or of one before it: some processes then come late."""
@@ -92,7 +96,8 @@ class JudgedSchedule:
         for process in self._processes:
             if process.job is job and process.this == this:
                 is_late = process.began > began + job.timeout / 2
-                return process.troubled or process.call != call or is_late or process.results.get(call) is not None
+                has_failed = process.gave_up == call or process.results.get(call) is not None
+                return process.troubled or process.call != call or is_late or has_failed
         return False
 
     def judge(self) -> None:

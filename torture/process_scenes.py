@@ -50,6 +50,8 @@ class JointScene:
     """It is a load, onto these; None: a save."""
     rows: int = 32
     """How long one of the arrays is: only what has several blocks is read in parts and exchanged."""
+    count: int = 2
+    """Of how many processes, with two devices each: every array can be divided among them."""
     one_index: bool = False
     """It is a load of which process 0 reads the index for all, as in large jobs."""
     compares_first: bool = False
@@ -65,13 +67,13 @@ class JointScene:
         if not self.loads:
             return self._alone.prepared(base)
         path = self._alone.prepared(base)
-        tree = values(OLD, self.rows)
+        tree = values(OLD, self.rows, self.count)
         treering.save(path, tree) if self.form == "checkpoint" else tree_serialize_leaves(path, tree)
         return path
 
     def save(self, path: Path, version: int, *, old: bool, timeout: float) -> None:
         """Save a version as one process of the job; ``old``: there is something already."""
-        tree = _global_tree(version, self.rows)
+        tree = _global_tree(version, self.rows, self.count)
         if self.form == "run":
             treering.Run(path, keep=treering.KeepLast(1), timeout=timeout).save(version, tree).result()
         elif self.background:
@@ -93,7 +95,7 @@ class JointScene:
         def sharding(key: str, _: Any) -> NamedSharding:
             return NamedSharding(mesh, wanted.get(key.replace(".", "/").rpartition("/")[2], PartitionSpec()))
 
-        expected = values(version, self.rows)
+        expected = values(version, self.rows, self.count)
         if self.compares_first:
             vars(joint_load)["_READ_FIRST_BYTES"] = 0  # in this process, which is one of the job
         if self.one_index:
@@ -120,7 +122,7 @@ class JointScene:
     def ledger(self, version: int) -> str:
         """Return the fingerprint of what has to be found, made without a file."""
         # What was there before was saved by one process, with numpy arrays only: both prints are made in one way.
-        return self._alone.ledger(OLD) if version == OLD and not self.loads else _ledger(version, self.rows)
+        return self._alone.ledger(OLD) if version == OLD and not self.loads else _ledger(version, self.rows, self.count)
 
     def found(self, path: Path) -> str | None:
         """Load and verify, which must agree; None when nothing is there."""
@@ -178,17 +180,18 @@ def _is_said(path: str) -> bool:
     return all(is_message(name) or is_message_folder(name) for name in path.split("/"))
 
 
-def values(version: int, rows: int) -> dict[str, Any]:
+def values(version: int, rows: int, count: int) -> dict[str, Any]:
     """Return the state of a version, whole, on the host."""
     noise = np.random.default_rng(version)
-    shapes = dict.fromkeys(_SAVED, (32, 96)) | {"kernel": (rows, 96)}
+    least, rows, columns = (-(-length // (2 * count)) * 2 * count for length in (32, rows, 96))
+    shapes = dict.fromkeys(_SAVED, (least, columns)) | {"kernel": (rows, columns)}
     params = {name: noise.integers(0, 1 << 30, shape, np.int32) for name, shape in shapes.items()}
     return {"step": version, "params": params, "host": np.full(5, version, np.float32), "name": "s" * version}
 
 
-def _global_tree(version: int, rows: int) -> dict[str, Any]:
+def _global_tree(version: int, rows: int, count: int) -> dict[str, Any]:
     """Return the state of a version as arrays that lie over all devices of the job."""
-    tree = values(version, rows)
+    tree = values(version, rows, count)
     mesh = _mesh()
     for name, value in tree["params"].items():
         sharding = NamedSharding(mesh, _SAVED[name])
@@ -201,8 +204,8 @@ def _mesh() -> Mesh:
 
 
 @functools.lru_cache(maxsize=8)
-def _ledger(version: int, rows: int) -> str:
-    return fingerprint(values(version, rows))
+def _ledger(version: int, rows: int, count: int) -> str:
+    return fingerprint(values(version, rows, count))
 
 
 def print_of(tree: Any) -> str:

@@ -23,7 +23,7 @@ from torture.children import compile_once
 from torture.process_cases import Patience, Result, attacked, rehearsed
 from torture.process_jobs import Job
 from torture.process_judging import Case
-from torture.process_scenes import SCENES, JointScene
+from torture.process_scenes import SCENES
 from torture.process_table import points_of
 from torture.process_workers import ACTIONS, LAYERS
 from treering._values import timing
@@ -98,17 +98,18 @@ def cases(counts: Sequence[int]) -> Iterator[Case]:
     """Yield every point x every process that comes by there x every action."""
     for scene in SCENES:
         for layer, count in itertools.product(LAYERS, counts):
+            sized = dataclasses.replace(scene, count=count)
             for point in points_of(scene, layer):
                 for victim in (number for number in range(count) if point.concerns(number, count)):
                     for action in ACTIONS:
-                        yield Case(scene=scene, layer=layer, count=count, victim=victim, point=point, action=action)
+                        yield Case(scene=sized, layer=layer, count=count, victim=victim, point=point, action=action)
 
 
 def _rehearse(todo: Sequence[Case], folder: Path) -> list[str]:
     """Run each scene undisturbed, once for each number of processes: every point must be reached."""
     wrong: list[str] = []
-    for name, layer, count in dict.fromkeys((case.scene.name, case.layer, case.count) for case in todo):
-        scene: JointScene = next(scene for scene in SCENES if scene.name == name)
+    scenes = {(case.scene.name, case.layer, case.count): case.scene for case in todo}
+    for (_, layer, count), scene in scenes.items():
         wrong += rehearsed(scene, layer, count, points_of(scene, layer), folder / "rehearsal")
     return wrong
 

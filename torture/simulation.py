@@ -29,6 +29,7 @@ from treering._coordination.operations import (
     Rollback,
     Sleep,
 )
+from treering._values.checkpoint_names import vote_name
 from treering._values.processes import Processes
 from treering._values.timing import Timing
 from treering.errors import Busy, Exists, Mismatch, StoreFailed, Timeout, TreeringError
@@ -273,7 +274,7 @@ class Simulation(JudgedSchedule):
             most_payloads=job.most_payloads,
         )
         process.attempt = call.attempt
-        process.began, process.allowed = self._now, 0.0
+        process.began, process.allowed, process.before_vote = self._now, 0.0, 0.0
         process.answer = process.thrown = None
         process.leads = False
         if process.this:
@@ -323,6 +324,10 @@ class Simulation(JudgedSchedule):
                     folder.remove_data(process.attempt, process.this)
 
     def _put(self, process: Process, name: str, data: bytes) -> None:
+        if name == vote_name(process.attempt, process.this):
+            process.before_vote = process.allowed
+            if messages.VoteMessage.decode(data).failure is not None:
+                process.gave_up = process.call
         lost = self._failing and self._random.random() < self._failing
         try:
             if not lost or self._random.random() < 0.5:

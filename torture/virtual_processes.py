@@ -80,6 +80,10 @@ class Process:
     began: float = 0.0
     allowed: float = 0.0
     """Seconds of the call that were not spent in waiting for others."""
+    before_vote: float = 0.0
+    """The seconds of the call that were not spent in waiting when it put its vote."""
+    gave_up: int = 0
+    """The last call that it has told the others to have given up."""
     until: float = 0.0
     """It is paused until then."""
     offset: float = 0.0
