@@ -329,7 +329,7 @@ def test_a_source_that_is_replaced_meanwhile_is_busy(tmp_path: Path, monkeypatch
 
     def replaced(*given: Any, **named: Any) -> Source:
         source = opened(*given, **named)
-        source.is_current = lambda: False
+        source.is_current, source.opened = lambda: False, None
         return source
 
     monkeypatch.setattr("treering._checkpoint.convert.stream_source", replaced)

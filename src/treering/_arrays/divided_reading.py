@@ -24,6 +24,10 @@ Wanted: TypeAlias = tuple[tuple[Box, ...], ...]
 
 # Leaves between two meetings, at most: what one leaf needs beside its bytes is held for all of them.
 _MOST_LEAVES: Final = 1024
+# Of a tree without checksums so many leaves are compared, so many items of each, as long as that costs so few bytes.
+_SAMPLED: Final = 64
+_SAMPLE_ITEMS: Final = 1024
+_MOST_SAMPLED: Final = 64 << 20
 
 
 def spans(sharding: Any) -> bool:
@@ -102,12 +106,40 @@ def plan_digest(batches: Iterable[Sequence[Delivery]]) -> str:
 
 
 def state_digest(source: Source) -> str:
-    """Return a digest of what was opened, so that processes can tell whether all of them opened the same."""
+    """Return a digest of what was opened, so that processes can tell whether all of them opened the same.
+
+    Where there are no checksums, what the store says of the files counts, and else some of the numbers: two hosts
+    may have copies of one file, which are of different times.
+
+    Raises:
+        Corrupt, NotFound, StoreFailed: as reading does.
+    """
     index = source.index
     head = repr((index.attempt, index.types, [(file.name, file.nbytes, file.digest) for file in index.files]))
     keys = "\0".join(index.keys)
-    texts = [text.encode("utf-8", "surrogatepass") for text in (head, keys)]
-    return digest([*texts, pack_checksums(index.checksums)])
+    tokens = [] if source.opened is None or index.verified else source.opened.tokens()
+    texts = [text.encode("utf-8", "surrogatepass") for text in (head, keys, *tokens)]
+    samples = () if index.verified or tokens else _read_samples(source)
+    return digest([*texts, pack_checksums(index.checksums), *samples])
+
+
+def _read_samples(source: Source) -> Iterator[bytes]:
+    """Yield some numbers from the middle of each leaf, or of leaves here and there of many."""
+    index = source.index
+    stored = [leaf for leaf, number in enumerate(index.leaf_types) if index.types[number].stored]
+    requests: list[ReadRequest] = []
+    cost = 0
+    for place in sorted({len(stored) * number // _SAMPLED for number in range(_SAMPLED)} if stored else ()):
+        shape = index.type_of(stored[place]).shape or ()
+        box = tuple((size // 2, min(size, size // 2 + 1)) for size in shape[:-1])
+        box += tuple((size // 2, min(size, size // 2 + _SAMPLE_ITEMS)) for size in shape[-1:])
+        requests.append(ReadRequest(stored[place], (box,)))
+        # A chunk that has to be decoded for it is read whole.
+        cost += max((chunk.block for chunk in source.arrays.stored_chunks(stored[place])), default=0)
+        if cost > _MOST_SAMPLED:
+            break
+    source.arrays.read(requests)
+    return (request.arrays[0].tobytes() for request in requests)
 
 
 # ------------------------------------------------------------------------------------------------------- of shardings

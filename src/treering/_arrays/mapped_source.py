@@ -105,6 +105,7 @@ def _replace_leaves(source: Source, leaves: Sequence[MappedLeaf], **columns: Any
     return Source(
         mapped, MappedArrays(source.arrays, leaves), structured=False, raw_keys=source.raw_keys, mapped=source.mapped,
         held=source.held, is_current=source.is_current, most_tries=source.most_tries,
+        opened=source.opened,
     )  # fmt: skip
 
 

@@ -13,6 +13,7 @@ from treering._arrays.incoming import ReadRequest
 from treering._arrays.jobs import Progress
 from treering._format.index import Chunks, Index, LeafType, Token
 from treering._plan.exchange import StoredChunk
+from treering._store.opened_files import OpenedFiles
 from treering._values.boxes import slices, whole
 from treering._values.dtypes import check_writable
 
@@ -48,7 +49,8 @@ class Source:
         mapped: whether arrays may be maps of the files.
         held: whether arrays are the source's own memory, the same at every read.
         is_current: tells whether what was opened still stands at the path; it may be False only where a save there can
-            take files away from an opened tree.
+            take files away from an opened tree, or where it has no checksums.
+        opened: the files of a tree without checksums, as far as they are known.
         most_tries: how often it is opened at most, where it is replaced each time before it was read.
     """
 
@@ -61,6 +63,24 @@ class Source:
     held: bool = False
     is_current: Callable[[], bool] = lambda: True
     most_tries: int = 100
+    opened: OpenedFiles | None = None
+
+    def __post_init__(self) -> None:
+        if self.opened is not None:
+            self.is_current = self.opened.is_current
+
+    def is_consistent(self, *, joint: bool) -> bool:
+        """Tell whether all that was read is of one save: checksums say so, or that no file was written meanwhile.
+
+        Args:
+            joint: whether several processes read it, each by the path.
+
+        Raises:
+            StoreFailed: the store refuses to say.
+        """
+        if self.index.verified or self.is_current():
+            return True
+        return not joint and self.opened is not None and self.opened.is_whole()
 
 
 class HeldArrays:

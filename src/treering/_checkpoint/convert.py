@@ -105,7 +105,7 @@ class _StillThere(Watch):
 
     def claim(self) -> None:
         """Look once more, before the result gets its name."""
-        if not self._source.index.verified and not self._source.is_current():
+        if not self._source.is_consistent(joint=False):
             raise Busy(f"{self._shown!r} was replaced while it was being converted", hint="convert it again")
 
 

@@ -414,7 +414,7 @@ class LoadGroup:
                 require_no_loss(error)
                 raise
         else:
-            if source.index.verified or source.is_current():
+            if source.is_consistent(joint=self.joined):
                 self.end()
                 return True, result
         if self.joined:

@@ -20,6 +20,7 @@ from treering._format.safetensors import parse_safetensors
 from treering._store.api import Reader
 from treering._store.failures import DataFileMissing, naming_file
 from treering._store.open_folder import OpenFolder
+from treering._store.opened_files import OpenedFiles
 from treering._store.resolve import located, open_file
 from treering._values.processes import Processes
 from treering.errors import Busy, Corrupt
@@ -91,11 +92,12 @@ def open_safetensors(path: str | os.PathLike[str], files: contextlib.ExitStack, 
     with naming_file(located(path)):
         index = parse_safetensors(file.size, file.read)
     arrays = StoredArrays(index, [file], lambda _: None, mapped=mapped, threads=file.threads)
-    return _source(index, arrays, mapped=mapped)
+    return _source(index, arrays, mapped=mapped, opened=None if index.verified else OpenedFiles(file))
 
 
-def _source(index: Index, arrays: StoredArrays, *, mapped: bool) -> Source:
-    return Source(index, arrays, structured=index.is_exact, raw_keys=not index.is_exact, mapped=mapped)
+def _source(index: Index, arrays: StoredArrays, *, mapped: bool, opened: OpenedFiles | None = None) -> Source:
+    exact = index.is_exact
+    return Source(index, arrays, structured=exact, raw_keys=not exact, mapped=mapped, opened=opened)
 
 
 def check_data_file(index: Index, number: int, file: Reader) -> None:

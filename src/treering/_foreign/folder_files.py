@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 from treering._codec.documents import decode_text, parse_json
 from treering._format.index import DataFile
 from treering._store.failures import naming
+from treering._store.opened_files import OpenedFiles
 from treering._store.resolve import find_at, is_on_disk, is_seen, open_file, opened_store, root_of, settled
 from treering._values.human import pluralize
 from treering.errors import Corrupt, NotFound
@@ -51,6 +52,7 @@ class FolderFiles:
         files: closes those that stay open.
 
     Attributes:
+        opened: those that were opened.
         threads: how many threads read faster than fewer.
         nbytes: bytes of the files that stayed open.
     """
@@ -63,6 +65,7 @@ class FolderFiles:
         self._lock = threading.Lock()
         self._numbers: dict[str, int] = {}
         self._ends: list[int] = []
+        self.opened = OpenedFiles(folder=place)
         self.threads = 2
         self.nbytes = 0
 
@@ -155,13 +158,18 @@ class FolderFiles:
 
         Raises:
             NotFound: it is not there.
-            Corrupt: the name leads out of the folder.
+            Corrupt: the name leads out of the folder, or another file had it before.
             StoreFailed: the store refuses.
         """
         if (kept := self._open.get(name)) is not None:
             yield kept
             return
-        file = open_file(self._place(name))
+        place = self._place(name)
+        file = open_file(place)
+        with contextlib.ExitStack() as undo:
+            undo.enter_context(file)
+            self.opened.add(place, file)
+            undo.pop_all()
         with self._lock:
             keeps = len(self._open) < _MOST_OPEN and name not in self._open
             if keeps:

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from treering._arrays.source import Source
     from treering._foreign.folder_files import FolderFiles
     from treering._foreign.grid_arrays import GridLeaf
+    from treering._store.opened_files import OpenedFiles
     from treering._view.progress import Progress
 
 _NO_CHECKSUMS = "all its arrays could be read; it has no checksums to compare them with"
@@ -100,6 +101,8 @@ class ForeignTree:
     """Whether its containers are those that were saved."""
     threads: int = 2
     """How many threads read faster than fewer."""
+    opened: OpenedFiles | None = None
+    """The files that were opened, and those that will be, where ``files`` are not all of them."""
 
 
 def build_index(
@@ -165,6 +168,7 @@ def folder_tree(
         notes=notes,
         structured=structured,
         threads=folder.threads,
+        opened=folder.opened,
     )
 
 
@@ -213,10 +217,13 @@ def make_source(tree: ForeignTree, *, mapped: bool) -> Source:
     """Return a foreign tree to read leaves of."""
     from treering._arrays.source import Source
     from treering._foreign.grid_arrays import ForeignArrays
+    from treering._store.api import Reader
+    from treering._store.opened_files import OpenedFiles
 
     grids = {leaf: make() for leaf, make in tree.grids.items()}
     arrays = ForeignArrays(tree.index, tree.files, grids, mapped=mapped, threads=tree.threads)
-    return Source(tree.index, arrays, structured=tree.structured, raw_keys=True, mapped=mapped)
+    opened = tree.opened or OpenedFiles(*(file for file in tree.files if isinstance(file, Reader)))
+    return Source(tree.index, arrays, structured=tree.structured, raw_keys=True, mapped=mapped, opened=opened)
 
 
 def list_tree(path: str | os.PathLike[str]) -> Listing:

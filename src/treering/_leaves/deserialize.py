@@ -287,7 +287,7 @@ def _leaves(
         if called and not source.is_current():
             raise _replaced_error(source) from error
         raise
-    if called and not source.index.verified and not source.is_current():
+    if called and not source.is_consistent(joint=options.group.joined):
         raise _replaced_error(source)
     return result
 

@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import os
 from collections.abc import Sequence
+from pathlib import Path
 
 from treering._arrays.source import Source
 from treering._leaves.branches import ALL, Prefix, is_unchanged, read_branches
@@ -14,8 +15,10 @@ from treering._leaves.documents.index import IndexBranch
 from treering._leaves.documents.join import join_records
 from treering._leaves.documents.record import OpenBranch
 from treering._leaves.structure_file import add_structure
+from treering._store.api import Version
 from treering._store.leaves_folder.open_leaves import OpenLeaves
 from treering._store.leaves_places import open_leaves
+from treering._store.resolve import opened_store
 
 
 class LeavesSource(Source):
@@ -51,8 +54,14 @@ class LeavesSource(Source):
             structured=index.is_exact,
             raw_keys=not index.is_exact,
             mapped=mapped,
-            is_current=lambda: is_unchanged(folder, read),
+            is_current=self._is_current,
         )
+        self._read = read
+        self._files = _list_files(folder.path, branches)
+
+    def _is_current(self) -> bool:
+        same = is_unchanged(self.folder, self._read)
+        return same and self._files == _list_files(self.folder.path, self.branches)
 
 
 def open_source(
@@ -81,3 +90,25 @@ def open_source(
     if prefix is ALL:
         branches = [add_structure(folder, branch) for branch in branches]
     return LeavesSource(folder, branches, read, prefix=prefix, mapped=mapped)
+
+
+def _list_files(path: Path, branches: Sequence[OpenBranch]) -> dict[str, Version] | None:
+    """Return which version each file of the branches without checksums is of; None where they are just replaced.
+
+    Another program may write other numbers into the same files, and the same index.
+    """
+    folders = {folder for branch in branches if not branch.verified for folder in branch.record.folders}
+    if not folders:
+        return {}
+    try:
+        with opened_store(path, quick=True) as store:
+            return {found.name: found.version for found in store.list() if _folders_of(found.name) & folders}
+    except PermissionError:
+        return {}  # whoever may read may not be allowed to list
+    except OSError:
+        return None
+
+
+def _folders_of(name: str) -> set[str]:
+    parts = name.split("/")[:-1]
+    return {"/".join(parts[:count]) for count in range(len(parts) + 1)}

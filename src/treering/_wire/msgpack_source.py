@@ -17,6 +17,7 @@ from treering._format.index import Chunks, Container, DataFile, Index, LeafType,
 from treering._format.listing import list_msgpack
 from treering._format.records import LeafRecord
 from treering._store.api import Reader
+from treering._store.opened_files import OpenedFiles
 from treering._store.resolve import open_file
 from treering._values.boxes import Box, boxes_of_range, size_of
 from treering._values.checksums import block_bytes
@@ -35,17 +36,17 @@ def open_msgpack(path: str | os.PathLike[str], files: contextlib.ExitStack, *, m
     Raises:
         Corrupt, Format, StoreFailed: it is damaged; the system refuses.
     """
-    del files  # nothing stays open
+    file = files.enter_context(open_file(path))
     try:
-        with open_file(path) as file:
-            state = _read(file, mapped=mapped)
+        state = _read(file, mapped=mapped)
     except (Corrupt, Format) as error:
         error.message = f"{os.fspath(path)!r}: {error.message}"
         raise
     structure, keys, leaves = _flatten(state)
     kinds = [_KINDS.get(type(leaf).__name__, "numpy scalar" if hasattr(leaf, "dtype") else "opaque") for leaf in leaves]
     index, arrays = held_index(structure, keys, kinds, leaves)
-    return Source(index, arrays, structured=False, raw_keys=True, mapped=mapped, held=True)
+    opened = OpenedFiles(file)
+    return Source(index, arrays, structured=False, raw_keys=True, mapped=mapped, held=True, opened=opened)
 
 
 def stream_msgpack(path: str | os.PathLike[str], files: contextlib.ExitStack) -> Source:
@@ -62,7 +63,7 @@ def stream_msgpack(path: str | os.PathLike[str], files: contextlib.ExitStack) ->
         raise
     index = index_records(root)
     arrays = StoredArrays(index, [file], lambda _: None, threads=file.threads)
-    return Source(index, arrays, structured=False, raw_keys=True)
+    return Source(index, arrays, structured=False, raw_keys=True, opened=OpenedFiles(file))
 
 
 def index_records(root: Any) -> Index:

@@ -107,6 +107,10 @@ class LocalFile(Reader):
         """Which file it is."""
         return FileVersion(self.found)
 
+    def is_whole(self) -> bool:
+        """Tell whether nobody has written into it since it was opened."""
+        return self.version == FileVersion(os.fstat(self._descriptor))
+
     def close(self) -> None:
         """Close the file; mappings made from it stay valid."""
         if self._opened is not None:
