@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from treering import KeyMap, KeyRule
-from treering._keymap.leaf_parts import MapLeaf
+from treering._keymap.leaf_parts import MapLeaf, cut_leaf
 from treering.errors import Format, Mismatch, NotFound, Unsupported
 
 
@@ -235,3 +235,10 @@ def test_a_file_of_any_bytes_is_refused(tmp_path: Path) -> None:
     path.write_bytes(b"#" * (1 << 20) + b"#")
     with pytest.raises(Format, match="at most 1048576 bytes"):
         KeyMap.read(path)
+
+
+@pytest.mark.parametrize("cast", [("float32", "int8"), ("complex64", "float64"), ("int8", "uint8"), ("int8", "bool")])
+def test_a_cast_to_another_kind_is_refused_before_anything_is_read(cast: tuple[str, str]) -> None:
+    reason = cut_leaf(MapLeaf("w", (2,), cast[0]), KeyRule("w", "w", cast=cast))
+    assert reason == f"casts from {cast[0]} to {cast[1]}, which holds another kind of number"
+    assert not isinstance(cut_leaf(MapLeaf("w", (2,), cast[1]), KeyRule("w", "w", cast=cast[::-1])), str)

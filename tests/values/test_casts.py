@@ -140,3 +140,32 @@ def test_a_cast_takes_memory_for_a_block_beside_the_result() -> None:
     array[1, 7] = 2**53 + 1
     with pytest.raises(NotKept, match=r"9007199254740993 at index \[1, 7\]"):
         cast_array(array, np.dtype("float64"))
+
+
+@pytest.mark.parametrize(
+    ("value", "before", "after"),
+    [
+        (300.0, "float32", "int8"),
+        (2.5, "float32", "uint8"),
+        (-1.0, "float64", "uint64"),
+        (2.0**64, "float64", "uint64"),
+        (2.0**63, "float64", "int64"),
+        (float("nan"), "float32", "int32"),
+        (float("inf"), "float64", "int64"),
+        (0.5, "float32", "bool"),
+        (3 + 4j, "complex64", "float64"),
+        (2.5 + 0j, "complex64", "int16"),
+    ],
+)
+def test_a_value_that_another_kind_cannot_hold_is_refused(value: complex, before: str, after: str) -> None:
+    array = np.array([1, value], before)
+    with pytest.raises(NotKept, match="at index"):
+        cast_array(array, np.dtype(after))
+
+
+@pytest.mark.parametrize(
+    ("value", "before", "after"),
+    [(7.0, "float32", "int8"), (-(2.0**63), "float64", "int64"), (3 + 0j, "complex64", "float32")],
+)
+def test_a_value_that_another_kind_holds_is_kept(value: complex, before: str, after: str) -> None:
+    assert cast_array(np.array([value], before), np.dtype(after)).item() == value

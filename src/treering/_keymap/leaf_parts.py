@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from treering._keymap.key_rule import KeyRule
 from treering._values.boxes import Box, whole
+from treering._values.dtypes import is_kind_kept
 from treering._values.human import pluralize
 
 
@@ -69,6 +70,8 @@ def cut_leaf(leaf: MapLeaf, rule: KeyRule) -> LeafCut | str:
         return "changes arrays, and it can only have another key" if rule.moves_items else whole_leaf
     if rule.cast is not None and leaf.dtype != rule.cast[0]:
         return f"casts from {rule.cast[0]}, found {leaf.dtype}"
+    if rule.cast is not None and not is_kind_kept(*rule.cast):
+        return f"casts from {rule.cast[0]} to {rule.cast[1]}, which holds another kind of number"
     gone = rule.unstack.values()
     if any(axis >= len(shape) for axis in gone):
         return f"unstacks an axis that it does not have, its shape is {shape}"

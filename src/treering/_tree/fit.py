@@ -10,13 +10,12 @@ import numpy as np
 
 from treering._format.index import ARRAY_KINDS, LeafType
 from treering._tree.registry import is_typed_key
-from treering._values.dtypes import lookup, numpy_dtype
+from treering._values.dtypes import is_kind_kept, lookup, number_rank, numpy_dtype
 
 _PYTHON: Final[dict[str, type]] = {"bool": bool, "int": int, "float": float, "complex": complex}
 _PYTHON_DTYPES: Final = {"float128": np.dtype(float), "complex256": np.dtype(complex)}
 _NUMBERS: Final = ("bool", "int", "float", "complex")
 _KEY_IMPLS: Final = ("threefry2x32", "rbg", "unsafe_rbg")
-_RANKS: Final = (np.bool_, np.unsignedinteger, np.integer, np.floating, np.complexfloating)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -116,21 +115,14 @@ def _fit_number(kind: LeafType, like_kind: str, *, cast: bool) -> Fit | None:
 
 def _castable(saved: np.dtype[Any], wanted: np.dtype[Any]) -> bool:
     """Within a category, or to a wider one; numpy's own rule takes bfloat16 for anything, and integers for times."""
-    before, after = _rank(saved), _rank(wanted)
-    if before is None or after is None:
+    if saved.kind in "mM":
         return saved.kind == wanted.kind and np.can_cast(saved, wanted, "same_kind")
-    return before <= after
-
-
-def _rank(dtype: np.dtype[Any]) -> int | None:
-    """Return the place of a dtype's category among those of numbers; None for times, which numpy calls integers."""
-    ranks = (rank for rank, category in enumerate(_RANKS) if jax.numpy.issubdtype(dtype, category))
-    return None if dtype.kind in "mM" else next(ranks, None)
+    return is_kind_kept(saved.name, wanted.name)
 
 
 def _category(dtype: str | None) -> str:
     """Return the Python type of numbers of a dtype; no text for times and unknown dtypes."""
-    rank = _rank(_named(dtype))
+    rank = number_rank(_named(dtype).name)
     return "" if rank is None else ("bool", "int", "int", "float", "complex")[rank]
 
 

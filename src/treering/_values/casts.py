@@ -63,7 +63,7 @@ def cast_array(array: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[Any]:
             before = items[start : start + _BLOCK_ITEMS]
             after = result[start : start + _BLOCK_ITEMS]
             try:
-                after[...] = before
+                after[...] = before if before.dtype.kind != "c" or dtype.kind == "c" else before.real
             except TypeError:
                 # Two of ml_dtypes' narrow types that do not know each other; a float32 holds every value of theirs.
                 after[...] = before.astype(np.float32)
@@ -132,8 +132,11 @@ def _find_changes(before: NDArray[Any], after: NDArray[Any]) -> NDArray[np.bool_
     if after.dtype.kind == "c":
         imaginary = _find_changes(before.imag, after.imag) if before.dtype.kind == "c" else np.False_
         return np.asarray(_find_changes(before.real, after.real) | imaginary)
+    if before.dtype.kind == "c":
+        return np.asarray(_find_changes(before.real, after) | (before.imag != 0))
     if not _is_integer(before.dtype):
-        return _find_float_changes(before, after)
+        find = _find_fractions if _is_integer(after.dtype) else _find_float_changes
+        return find(before, after)
     whole = before if before.dtype.itemsize == np.dtype(np.int64).itemsize else before.astype(np.int64)
     if _is_integer(after.dtype):
         return np.asarray((after if after.dtype.itemsize == whole.dtype.itemsize else after.astype(np.int64)) != whole)
@@ -142,6 +145,15 @@ def _find_changes(before: NDArray[Any], after: NDArray[Any]) -> NDArray[np.bool_
     limit = 2.0**64 if whole.dtype.kind == "u" else 2.0**63
     within = (floats >= -limit) & (floats < limit)
     return np.asarray(~within | (np.where(within, floats, 0).astype(whole.dtype) != whole))
+
+
+def _find_fractions(before: NDArray[Any], after: NDArray[Any]) -> NDArray[np.bool_]:
+    """Tell of each float whether an integer became another number."""
+    floats = before if before.dtype.type in _LONG_DOUBLES else before.astype(np.float64)
+    # What lies outside may become the largest integer, which as a float64 is the limit.
+    within = floats < 2.0 ** (64 if after.dtype.kind == "u" else 63)
+    whole = after if after.dtype.itemsize == np.dtype(np.int64).itemsize else after.astype(np.int64)
+    return np.asarray(~within | (whole.astype(floats.dtype) != floats))
 
 
 def _find_float_changes(before: NDArray[Any], after: NDArray[Any]) -> NDArray[np.bool_]:

@@ -78,6 +78,28 @@ def itemsize_of(name: str | None) -> int:
 
 
 @functools.lru_cache(maxsize=256)
+def number_rank(name: str) -> int | None:
+    """Return the place of a dtype among kinds of numbers, each of which holds those before; None for no numbers.
+
+    Example:
+        >>> [number_rank(name) for name in ("bool", "uint4", "int8", "bfloat16", "complex64", "datetime64[s]")]
+        [0, 1, 2, 3, 4, None]
+    """
+    kinds = (("bool",), ("uint",), ("int",), ("float", "bfloat"), ("complex",))
+    return next((rank for rank, kind in enumerate(kinds) if name.startswith(kind)), None)
+
+
+def is_kind_kept(before: str, after: str) -> bool:
+    """Tell whether a cast stays within a kind of numbers, or goes to a wider one.
+
+    Example:
+        >>> is_kind_kept("int8", "float32"), is_kind_kept("float32", "int8")
+        (True, False)
+    """
+    ranks = number_rank(before), number_rank(after)
+    return before == after if ranks[0] is None or ranks[1] is None else ranks[0] <= ranks[1]
+
+
 def numpy_dtype(dtype: Dtype) -> np.dtype[Any]:
     """Return the little-endian numpy dtype for ``dtype``.
 
