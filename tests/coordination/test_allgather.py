@@ -24,7 +24,7 @@ from treering._values import timing
 from treering._values.checkpoint_names import heartbeat_name
 from treering._values.processes import Processes
 from treering._values.timing import Timing
-from treering.errors import ProcessFailed, Timeout
+from treering.errors import Mismatch, ProcessFailed, Timeout
 
 ALONE = Processes(this=0, count=1)
 OF_THREE = Processes(this=1, count=3)
@@ -252,12 +252,13 @@ def test_dtypes_are_those_of_the_caller() -> None:
         assert run_in_order(dtype, OF_THREE, timeout=60, board=None, doing="x") == "int64"
 
 
-def rows(*given_up: int) -> Callable[[bytes], list[bytes]]:
-    """Return what brings these processes together, which have given up so many calls."""
+def rows(*given_up: int, label: bytes = b"load 'x'") -> Callable[[bytes], list[bytes]]:
+    """Return what brings these processes together, which have given up so many calls; the last is at ``label``."""
 
     def gathered(row: bytes) -> list[bytes]:
-        payload = row[allgather._HEADER.size :]
-        return [allgather._HEADER.pack(count, 3) + payload for count in given_up]
+        labels = [b"load 'x'"] * (len(given_up) - 1) + [label]
+        header = allgather._HEADER.pack
+        return [header(count, len(at), 3) + at + b"abc" for count, at in zip(given_up, labels, strict=True)]
 
     return gathered
 
@@ -269,6 +270,72 @@ def test_processes_at_different_calls_are_told_and_meet_again(monkeypatch: pytes
     assert allgather._order.given_up == 2
     monkeypatch.setattr(allgather, "allgather", rows(2, 2, 2))
     assert allgather_with_deadline(b"abc", OF_THREE, timeout=60, board=None, doing="load 'x'") == [b"abc"] * 3
+
+
+def load(doing: str = "load '/mnt/a/x'", timeout: float = 60) -> list[bytes]:
+    return allgather_with_deadline(b"abc", OF_THREE, timeout=timeout, board=None, doing=doing)
+
+
+def test_calls_that_differ_are_told_and_counted_as_met(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(allgather, "allgather", rows(0, 0, 0, label=b"remove steps of 'x'"))
+    wanted = (
+        r"could not load '/mnt/a/x': the calls differ: processes 0 and 1 came to load 'x', process 2 came to remove"
+        r" steps of 'x'; all processes must make the same calls in the same order"
+    )
+    with pytest.raises(Mismatch, match=f"^{wanted}$"):
+        load()
+    assert allgather._order.given_up == 0
+    monkeypatch.setattr(allgather, "allgather", rows(0, 0, 0))
+    assert load() == [b"abc"] * 3
+    assert load("load '/mnt/b/x'") == [b"abc"] * 3
+
+
+def test_many_calls_that_differ_are_not_all_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    def gathered(row: bytes) -> list[bytes]:
+        header = allgather._HEADER.pack
+        return [header(0, len(at), 3) + at + b"abc" for at in (b"load '%d'" % number for number in range(300))]
+
+    monkeypatch.setattr(allgather, "allgather", gathered)
+    with pytest.raises(Mismatch, match=r"process 3 came to load '3', others came to 296 other calls; all") as raised:
+        allgather_with_deadline(b"abc", Processes(this=1, count=300), timeout=60, board=None, doing="load '1'")
+    assert len(str(raised.value)) < 400
+
+
+def test_a_long_name_counts_to_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    sent: list[bytes] = []
+
+    def gathered(row: bytes) -> list[bytes]:
+        sent.append(row)
+        return [row, sent[0], row]
+
+    monkeypatch.setattr(allgather, "allgather", gathered)
+    load(f"load '{'a' * 600}'")
+    with pytest.raises(Mismatch, match=r"^could not load 'a+b': the calls differ"):
+        load(f"load '{'a' * 599}b'")
+
+
+@pytest.mark.parametrize("again", ["load 'x'", "load 'y'"])
+def test_a_call_that_met_another_one_after_its_deadline_is_made_up_for(
+    monkeypatch: pytest.MonkeyPatch, absent: threading.Event, again: str
+) -> None:
+    """What was left behind met the load of the others: this process's load of the same fails at once, as theirs did."""
+
+    def late(row: bytes) -> list[bytes]:
+        absent.wait(60)
+        return [*rows(0, 0)(row), row]
+
+    monkeypatch.setattr(allgather, "allgather", late)
+    with pytest.raises(Timeout):
+        load("remove steps of 'x'", timeout=0.2)
+    assert allgather._order.given_up == 1
+    absent.set()
+    label = again.encode()
+    monkeypatch.setattr(allgather, "allgather", lambda row: [allgather._HEADER.pack(0, len(label), 1) + label + b"+"])
+    if again == "load 'x'":
+        with pytest.raises(Mismatch, match="the calls differ"):
+            load(again)
+    assert load(again) == [b"+"]
+    assert allgather._order.given_up == 0
 
 
 def test_the_first_sign_comes_late_where_there_is_time() -> None:

@@ -73,7 +73,7 @@ def _loads(path: Path, load: Callable[[Path], Any]) -> dict[str, Any]:
 def shares(folder: str) -> dict[str, dict[str, Any]]:
     """Load in every way in which the index is shared, or cannot be."""
     base, this = Path(folder), jax.process_index()
-    here, other, lost, swapped, later = (base / name for name in ("here", "other", "lost", "swapped", "later"))
+    here, other, lost, swapped, later = (base / name for name in ("here", "other/here", "lost", "swapped", "later"))
     for number, path in enumerate((here, other, lost, swapped, later), 1):
         _save(path, number)
     found: dict[str, dict[str, Any]] = {}
@@ -88,7 +88,7 @@ def shares(folder: str) -> dict[str, dict[str, Any]]:
         found["rows"] = _loads(here, lambda path: tr.load(path, _like("x"), timeout=_GENEROUS))
         found["run"] = _loads(here, lambda path: _in_run(base / "run", path))
         found["another folder"] = _loads(other if this == 1 else here, load)
-        found["no folder"] = _loads(base / "nothing" if this == 1 else here, load)
+        found["no folder"] = _loads(base / "nothing" / "here" if this == 1 else here, load)
         found["some are not sure"] = _loads(
             here, lambda path: load(path, shardings=(lambda *_: _sharding(None, "x")) if this == 3 else None)
         )

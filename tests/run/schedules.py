@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from treering._coordination import allgather
 from treering._runs import schedule
 from treering._runs.schedule import SaveSchedule
 from treering._runs.signals import Signals
@@ -70,6 +71,7 @@ class Job:
         self.meetings: list[int] = []
         self._rows: list[bytes] | None = None
         patch.setattr(schedule, "allgather_with_deadline", self._assembled)
+        patch.setattr(allgather, "allgather", self._gathered)
 
     def pass_time(self, *seconds: float) -> None:
         """Let time pass; on each process as long as it is said, on all others as long as on the last of those."""
@@ -111,8 +113,10 @@ class Job:
         processes = Processes(this=number, count=self.count)
         return self.schedules[number].decide(step, processes, latest=latest, force=force)
 
-    def _assembled(self, payload: bytes, processes: Processes, **how: Any) -> list[bytes]:
-        assert len(payload) <= 512
+    def _assembled(self, payload: bytes, processes: Processes, *, doing: str, **how: Any) -> list[bytes]:
+        return allgather.allgather_in_order(payload, processes, doing)
+
+    def _gathered(self, row: bytes) -> list[bytes]:
         if self._rows is None:
-            raise _Meets(payload)
+            raise _Meets(row)
         return self._rows

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import _thread
 import functools
+import hashlib
+import re
 import struct
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Final, Generic, TypeVar
 
@@ -25,16 +27,21 @@ from treering._store.waiters import Latch
 from treering._values import timing
 from treering._values.human import pluralize
 from treering._values.processes import Processes, format_processes
-from treering.errors import ProcessFailed, Timeout
+from treering.errors import Mismatch, ProcessFailed, Timeout, TreeringError
 
 T = TypeVar("T")
 
 PAYLOAD_BYTES: Final = 512
 """What a process can bring to an assembly, at most."""
 
-# Before the payload of a row: how many calls this process has given up, and the payload's length.
-_HEADER: Final = struct.Struct("<IH2x")
-_ROW_BYTES: Final = _HEADER.size + PAYLOAD_BYTES
+# Before the label and the payload of a row: how many calls this process has given up, and how long the two are.
+_HEADER: Final = struct.Struct("<IHH")
+_LABEL_BYTES: Final = 248
+_ROW_BYTES: Final = _HEADER.size + _LABEL_BYTES + PAYLOAD_BYTES
+# A path up to its last part: hosts may have mounted one folder at different places.
+_PARENTS: Final = re.compile(r"(['\"]).*/", re.DOTALL)
+_DIGEST_DIGITS: Final = 16
+_CALLS_SHOWN: Final = 4
 
 _LEAST_BITS: Final = 16
 
@@ -54,7 +61,8 @@ class _CollectiveOrder:
             take an answer to one question for that to another.
         calls: how many calls have begun.
         met: when this process last had the bytes of all.
-        missed: the last error that says that the others have gone on to a later call than this process.
+        missed: the last error that says that the others are in another call than this process.
+        missed_labels: the labels of the calls that they were in.
     """
 
     def __init__(self) -> None:
@@ -63,7 +71,8 @@ class _CollectiveOrder:
         self.given_up = 0
         self.calls = 0
         self.met = 0.0
-        self.missed: Timeout | None = None
+        self.missed: TreeringError | None = None
+        self.missed_labels: frozenset[bytes] = frozenset()
 
 
 _order = _CollectiveOrder()
@@ -90,14 +99,18 @@ class _CollectiveThread(Generic[T]):
             self._error = error
         self.ended.set()
 
-    def missed(self) -> Timeout | None:
-        """Return the error of a call of the others that met this work in place of this process's call, if one did."""
-        return self._error if isinstance(self._error, Timeout) and self._error is _order.missed else None
+    def missed(self, doing: str) -> TreeringError | None:
+        """Return the error of a call ``doing`` of the others, if this work met it in place of this process's call."""
+        if self._error is None or self._error is not _order.missed:
+            return None
+        if isinstance(self._error, Mismatch):
+            _order.given_up -= 1  # it has ended for all, whom this process did not count it for
+        return _order.missed if _label_of(doing) in _order.missed_labels else None
 
     def met(self) -> bool:
         """Tell, once it has ended, whether the others are through with it too: where it failed here, they may wait."""
-        # Of a call that some had given up all hear alike.
-        return self._error is None or isinstance(self._error, Timeout)
+        # Of a call that some had given up, and of calls that differ, all hear alike.
+        return self._error is None or isinstance(self._error, Timeout | Mismatch)
 
     def result(self) -> T:
         """Return what came of it, once it has ended."""
@@ -121,6 +134,7 @@ def allgather_with_deadline(
     Raises:
         Timeout: others did not come in time; ``missing`` holds those that gave no sign of life.
         ProcessFailed: another process broke off.
+        Mismatch: others are about to do something else.
 
     Example:
         >>> allgather_with_deadline(b"here", Processes(this=0, count=1), timeout=10, board=None, doing="load 'x'")
@@ -135,24 +149,60 @@ def allgather_in_order(payload: bytes, processes: Processes, doing: str) -> list
 
     Raises:
         Timeout: another process is in a call that this one has given up, or the other way round.
+        Mismatch: others are about to do something else.
     """
     if len(payload) > PAYLOAD_BYTES:
         raise ValueError(f"a payload of {pluralize(len(payload), 'bytes')}, more than {PAYLOAD_BYTES}")
     if processes.count == 1:
         return [payload]
-    rows = allgather((_HEADER.pack(_order.given_up, len(payload)) + payload).ljust(_ROW_BYTES, b"\0"))
+    label = _label_of(doing)
+    row = _HEADER.pack(_order.given_up, len(label), len(payload)) + label + payload
+    rows = allgather(row.ljust(_ROW_BYTES, b"\0"))
     _order.met = time.monotonic()
     headers = [_HEADER.unpack_from(row) for row in rows]
-    latest = max(given_up for given_up, _ in headers)
-    if behind := [number for number, (given_up, _) in enumerate(headers) if given_up < latest]:
+    latest = max(given_up for given_up, _, _ in headers)
+    behind = [number for number, (given_up, _, _) in enumerate(headers) if given_up < latest]
+    starts = [_HEADER.size + size for _, size, _ in headers]
+    labels = [row[_HEADER.size : start] for row, start in zip(rows, starts, strict=True)]
+    error: TreeringError | None = None
+    if behind:
         # All raise, and all are at the same call again.
         _order.given_up = latest
         text = f"could not {doing}: {format_processes(behind)} arrived at a call that the others had given up"
         error = Timeout(text, missing=tuple(number for number in behind if number != processes.this))
-        if processes.this in behind:
-            _order.missed = error
-        raise error
-    return [row[_HEADER.size : _HEADER.size + length] for row, (_, length) in zip(rows, headers, strict=True)]
+    elif len(set(labels)) > 1:
+        error = _different_calls(labels, doing)
+    if error is None:
+        return [row[start : start + size] for row, start, (_, _, size) in zip(rows, starts, headers, strict=True)]
+    if not behind or processes.this in behind:
+        _order.missed = error
+        _order.missed_labels = frozenset(labels[number] for number in processes.others)
+    raise error
+
+
+def _label_of(doing: str) -> bytes:
+    """Return what a process is about to do as its row says it: alike on hosts that mount a folder at different places.
+
+    Example:
+        >>> _label_of("load '/mnt/runs/7'")
+        b"load '7'"
+    """
+    label = _PARENTS.sub(r"\1", doing).encode("utf-8", "backslashreplace")
+    if len(label) <= _LABEL_BYTES:
+        return label
+    return label[: _LABEL_BYTES - _DIGEST_DIGITS] + hashlib.sha256(label).hexdigest()[:_DIGEST_DIGITS].encode()
+
+
+def _different_calls(labels: Sequence[bytes], doing: str) -> Mismatch:
+    """Return the error that says who is about to do what."""
+    calls: dict[bytes, list[int]] = {}
+    for number, label in enumerate(labels):
+        calls.setdefault(label, []).append(number)
+    texts = [f"{format_processes(who)} came to {label.decode(errors='replace')}" for label, who in calls.items()]
+    if more := texts[_CALLS_SHOWN:]:
+        texts[_CALLS_SHOWN:] = [f"others came to {pluralize(len(more), 'other calls')}"]
+    hint = "all processes must make the same calls in the same order"
+    return Mismatch(f"could not {doing}: the calls differ: {', '.join(texts)}", hint=hint)
 
 
 def give_up() -> None:
@@ -190,6 +240,7 @@ def run_in_order(
     Raises:
         Timeout: others did not come in time; ``missing`` holds those that gave no sign of life.
         ProcessFailed: another process broke off.
+        Mismatch: others are about to do something else.
     """
     if processes.count == 1:
         return work()
@@ -202,7 +253,7 @@ def run_in_order(
             left = _order.last
             if has_turn and (left is None or signs.wait(left.ended, deadline)):
                 _order.last = None
-                if left is not None and (missed := left.missed()):
+                if left is not None and (missed := left.missed(doing)):
                     # What was left behind has met the others' present call, which failed by that: so does this one.
                     ended = True
                     raise missed

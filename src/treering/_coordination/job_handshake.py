@@ -29,7 +29,7 @@ from treering._store.resolve import opened_store, store_at
 from treering._values import timing
 from treering._values.checkpoint_names import heartbeat_name
 from treering._values.processes import Processes, format_processes
-from treering.errors import NotShared, ProcessFailed, Timeout, TreeringError
+from treering.errors import Mismatch, NotShared, ProcessFailed, Timeout, TreeringError
 
 T = TypeVar("T")
 
@@ -55,6 +55,7 @@ class _Job:
         name: what all have agreed to call it; None until they have.
         shared: whether all have seen the same folder.
         number: how many joint saves this process has begun.
+        apart: how many of them met other calls of the others, which have not counted them.
         lock: held while those are changed.
     """
 
@@ -66,13 +67,14 @@ class _Job:
         self.name: str | None = None
         self.shared = False
         self.number = 0
+        self.apart = 0
         self.lock = threading.Lock()
 
     def count(self) -> int:
         """Count a joint save, and return its number."""
         with self.lock:
             self.number += 1
-            return self.number
+            return self.number - self.apart
 
     def agree(self, failure: bytes, doing: str) -> bytes:
         """Agree on the name, if that is not done; return what process 0 failed at."""
@@ -109,14 +111,20 @@ def next_sequence(path: Path, processes: Processes, *, timeout: float, doing: st
         NotShared: not all processes see the same folder at the path; ``processes`` holds those that do not see what
             process 0 writes.
         StoreFailed: process 0 cannot write there.
+        Mismatch: others are about to do something else.
     """
     job = _job_of(processes)
     number = job.count()
     if job.name is None or not job.shared:
-        with _JobHandshake(job, number, path, timeout, doing) as meeting:
-            meeting.agree()
-            if not job.shared:
-                meeting.compare()
+        try:
+            with _JobHandshake(job, number, path, timeout, doing) as meeting:
+                meeting.agree()
+                if not job.shared:
+                    meeting.compare()
+        except Mismatch:
+            with job.lock:
+                job.apart += 1
+            raise
     if job.name is None:
         raise RuntimeError("the job has no name")
     return Call(job=job.name, number=number, processes=processes, timeout=timeout, doing=doing)

@@ -18,9 +18,8 @@ from treering._coordination.allgather import allgather_with_deadline
 from treering._coordination.message_board import PathMessageBoard
 from treering._runs.signals import Signals, signal_text
 from treering._values import timing
-from treering._values.processes import Processes, format_processes
+from treering._values.processes import Processes
 from treering.cadence import Cadence, Decision, LastSave
-from treering.errors import Mismatch
 
 # Steps may become slower than they were when the next meeting was agreed on.
 _MOST_STEPS: Final = 100
@@ -121,18 +120,13 @@ class SaveSchedule:
     def _meet(self, step: int, processes: Processes) -> tuple[float, int | None]:
         """Return how many seconds have passed since the last save, by process 0, and the signal that came to anyone."""
         doing = f"decide whether to save step {step} of {os.fspath(self._path)!r}"
-        said: dict[str, Any] = {"step": step, "signum": self._signals.noted}
+        said: dict[str, Any] = {"signum": self._signals.noted}
         if processes.is_coordinator:
             now = self._clock()
             said |= {"passed": now - self._since, "ahead": self._ahead(step, now)}
         payload, board = json.dumps(said).encode(), PathMessageBoard.of(self._path)
         rows = allgather_with_deadline(payload, processes, timeout=self._timeout, board=board, doing=doing)
         heard = [json.loads(row) for row in rows]
-        others = [number for number, one in enumerate(heard) if one["step"] != heard[0]["step"]]
-        if others:
-            there = ", ".join(str(one) for one in sorted({heard[number]["step"] for number in others})[:3])
-            what = f"process 0 is at step {heard[0]['step']}, {format_processes(others)} at {there}"
-            raise Mismatch(f"could not {doing}: {what}", hint="call save at the same steps on all processes")
         self._met_at = _SyncPoint(step=step, ask=step + heard[0]["ahead"], time=self._clock())
         return heard[0]["passed"], next((one["signum"] for one in heard if one["signum"] is not None), None)
 
