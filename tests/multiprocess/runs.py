@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import shutil
 from collections.abc import Callable
 from typing import Any
 
@@ -9,12 +11,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import treering as tr
 from tests.multiprocess.meetings import told
 from tests.multiprocess.refusals import tree
 from tests.system_calls import hide_names, refuse_removals
+from treering._runs import load_or_init, load_step
+from treering.errors import NotFound
 
 _GENEROUS = 60.0
 
@@ -120,3 +125,60 @@ def counts_from_what_process_0_sees(folder: str) -> list[bool]:
         if jax.process_index() == 1:
             hide_names(patch, "step_00000009")
         return [bool(run.save(step, tree(step))) for step in (11, 12, 13)]
+
+
+def loads_beside_a_trainer(folder: str, victim: int) -> dict[str, dict[str, Any]]:
+    """Load the latest step by every door, while a newer one comes and the one that is read goes, seen by one first."""
+    number = jax.process_index()
+    run = tr.Run(f"{folder}/run", timeout=_GENEROUS)
+    mesh = Mesh(np.array(jax.devices()), ("x",))
+    crossed = NamedSharding(mesh, PartitionSpec(None, "x"))
+    shardings = {"state": {"w": crossed, "step": None}, "data": None}
+    data = Data(0)
+
+    def init() -> dict[str, Any]:
+        return {"state": {"w": jnp.zeros((24, 24)), "step": 0}, "data": data}
+
+    like = {"state": {"w": jax.ShapeDtypeStruct((24, 24), np.float32), "step": 0}, "data": data}
+    doors: dict[str, Callable[[], Any]] = {
+        "each by itself": lambda: run.load()["state"],
+        "into a tree": lambda: run.load(like=like)["state"],
+        "together": lambda: run.load(like=like, shardings=shardings)["state"],
+        "init": lambda: run.load_or_init(init).tree["state"],
+        "init together": lambda: run.load_or_init(init, mesh=mesh).tree["state"],
+    }
+    found: dict[str, dict[str, Any]] = {}
+    for step, (name, load) in enumerate(doors.items(), 1):
+        for one in (2 * step, 2 * step + 1):
+            run.save(one, {"state": tree(one), "data": Data(one)}).result(_GENEROUS)
+        with pytest.MonkeyPatch.context() as patch:
+            _train_while_reading(patch, run, 2 * step + 1, is_here=number == victim)
+            found[name] = told(lambda load=load: int(load()["step"]))  # type: ignore[misc]
+        found[name]["position"] = data.position
+    with pytest.MonkeyPatch.context() as patch:
+        if number == victim:
+            patch.setattr(load_step, "read_source", _find_nothing)
+        found["found by some"] = told(lambda: int(run.load()["state"]["step"]))
+    return found
+
+
+def _find_nothing(*_: Any, **__: Any) -> Any:
+    raise NotFound("nothing is there")
+
+
+def _train_while_reading(patch: pytest.MonkeyPatch, run: tr.Run, newest: int, *, is_here: bool) -> None:
+    """Hide the newest step until a tree is opened first; then let it be there, and the one before it be gone."""
+    before, after = (run.path / f"step_{step:08d}" for step in (newest - 1, newest))
+    hidden = run.path.parent / f"hidden {newest}"
+    if is_here:
+        after.rename(hidden)
+    multihost_utils.sync_global_devices(f"hidden {newest}")
+
+    def opened(*arguments: Any, real: Any, **options: Any) -> Any:
+        if is_here and hidden.exists():
+            hidden.rename(after)
+            shutil.rmtree(before)
+        return real(*arguments, **options)
+
+    for module in (load_step, load_or_init):
+        patch.setattr(module, "read_source", functools.partial(opened, real=module.read_source))

@@ -9,7 +9,12 @@ import pytest
 
 import treering as tr
 from tests.multiprocess.jobs import results, run_job
-from tests.multiprocess.runs import counts_from_what_process_0_sees, fails_afterwards, goes_through
+from tests.multiprocess.runs import (
+    counts_from_what_process_0_sees,
+    fails_afterwards,
+    goes_through,
+    loads_beside_a_trainer,
+)
 
 
 def check_what_all_found(zero: dict[str, Any], one: dict[str, Any]) -> None:
@@ -54,6 +59,16 @@ def test_what_only_process_0_knows_all_are_told(tmp_path: Path) -> None:
         assert "error" not in once_more, once_more
         assert steps["result"] == [4]
     assert "process 0" in one[1]["message"]
+
+
+@pytest.mark.parametrize("victim", [0, 1])
+def test_where_one_begins_again_on_a_newer_step_all_do(tmp_path: Path, victim: int) -> None:
+    zero, one = results(run_job(loads_beside_a_trainer, 2, devices=1, arguments=[str(tmp_path), victim], timeout=120))
+    for found in (zero, one):
+        apart = found.pop("found by some")
+        assert (apart["error"], apart.get("processes")) == ("NotShared", [victim]), apart
+        assert [said.get("result") for said in found.values()] == [3, 5, 7, 9, 11], found
+        assert [said["position"] for said in found.values()] == [0, 5, 7, 9, 11], found
 
 
 @pytest.mark.slow

@@ -61,6 +61,7 @@ class _CollectiveOrder:
             take an answer to one question for that to another.
         calls: how many calls have begun.
         met: when this process last had the bytes of all.
+        unfinished: how many calls are on, or have failed.
         missed: the last error that says that the others are in another call than this process.
         missed_labels: the labels of the calls that they were in.
     """
@@ -71,6 +72,7 @@ class _CollectiveOrder:
         self.given_up = 0
         self.calls = 0
         self.met = 0.0
+        self.unfinished = 0
         self.missed: TreeringError | None = None
         self.missed_labels: frozenset[bytes] = frozenset()
 
@@ -215,6 +217,11 @@ def last_allgather() -> float:
     return _order.met
 
 
+def failed_collectives() -> int:
+    """Return how many collectives failed here, so that others may be in another call than this process."""
+    return _order.unfinished
+
+
 def run_in_order(
     work: Callable[[], T],
     processes: Processes,
@@ -246,6 +253,7 @@ def run_in_order(
         return work()
     deadline = time.monotonic() + timeout
     _order.calls += 1
+    _order.unfinished += 1
     signs = Heartbeat(processes, board, doing, timeout, maker, number=_order.calls)
     ended = False
     try:
@@ -260,7 +268,9 @@ def run_in_order(
                 _order.last = own = _CollectiveThread(work)
                 if signs.wait(own.ended, deadline):
                     ended, _order.last = own.met(), None
-                    return _read_result(own, signs, doing)
+                    result = _read_result(own, signs, doing)
+                    _order.unfinished -= 1
+                    return result
         raise _late_error(signs, timeout, doing)
     finally:
         if not ended:

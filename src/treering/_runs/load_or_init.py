@@ -28,8 +28,8 @@ _TRACED: Final = ("jax", "key")
 
 def load_or_initialise(
     path: Path | None, init_fn: Callable[[], Any], options: LoadOptions, *, timeout: float | None
-) -> tuple[Any, tuple[str, ...]]:
-    """Return the tree, and the key texts of the leaves that were initialised.
+) -> Callable[[], tuple[Any, tuple[str, ...]]]:
+    """Return what returns the tree, and the key texts of the leaves that were initialised; what is stored is read now.
 
     Of the leaves that are loaded no array is ever made by ``init_fn``; the others come out of one jitted call, each on
     its sharding. What ``init_fn`` returns beside arrays of jax (numpy arrays, Python values, functions) is taken as it
@@ -50,14 +50,18 @@ def load_or_initialise(
         raise Unsupported(f"init_fn is {kind_of(init_fn)}, but must be a function without arguments")
     fresh = _Fresh(init_fn, options.shardings, options.mesh)
     if path is None:
-        return fresh.complete(fresh.like, fresh.flat.keys), tuple(fresh.flat.keys)
+        return lambda: (fresh.complete(fresh.like, fresh.flat.keys), tuple(fresh.flat.keys))
     group = LoadGroup(path, timeout=timeout, is_shared=lambda: spans_processes(None, None, fresh.like))
     asked = LoadOptions(missing="leave", extra=options.extra, progress=options.progress, none_is_leaf=True)
     load = functools.partial(load_items, like=fresh.like, options=asked, group=group, wording=_WORDING)
     items = group.retry_on_overwrite(functools.partial(read_source, path, mapped=False), load)
-    tree = fresh.complete(items.tree, items.kept)
-    restore_states(dataclasses.replace(items, tree=tree))  # only now nothing can fail any more
-    return tree, items.kept
+
+    def finish() -> tuple[Any, tuple[str, ...]]:
+        tree = fresh.complete(items.tree, items.kept)
+        restore_states(dataclasses.replace(items, tree=tree))  # only now nothing can fail any more
+        return tree, items.kept
+
+    return finish
 
 
 class _Fresh:

@@ -14,6 +14,7 @@ from treering._background.saves import raise_unreported, settle, wait_for
 from treering._checkpoint.forms import read_source
 from treering._checkpoint.joint_load import LoadGroup, spans_processes
 from treering._checkpoint.load import LoadOptions
+from treering._coordination.allgather import failed_collectives, last_allgather
 from treering._runs.branch import branch_step
 from treering._runs.gc import collect
 from treering._runs.iterators import load_items, restore_states
@@ -22,13 +23,14 @@ from treering._runs.open_run import open_run
 from treering._runs.results import Resumed
 from treering._runs.run_state import RunState
 from treering._runs.step_note import require_step_number
-from treering._runs.steps import facts_of, latest_of, missing_step, records_of, step_path, steps_of
+from treering._runs.steps import facts_of, missing_step, records_of, step_path, steps_of
 from treering._runs.superseded import superseded_steps
 from treering._store.run_folder import is_linked
 from treering._values.human import near
+from treering._values.processes import format_processes
 from treering._values.warned import warn_of
 from treering._view.progress import showing
-from treering.errors import LeavesInitialised, NotFound
+from treering.errors import LeavesInitialised, NotFound, NotShared, TreeringError
 from treering.retention import Verdict, best_steps
 
 T = TypeVar("T")
@@ -40,9 +42,9 @@ def load_step(run: RunState, step: SupportsIndex | None, like: Any, options: Loa
     """Return the tree of a step; ``Run.load`` says more."""
     options.check(like)
     if step is not None:
-        return _load(run, require_step_number(step), like, options)
+        return _load(run, require_step_number(step), like, options)()
 
-    def read(latest: int | None) -> Any:
+    def read(latest: int | None) -> Callable[[], Any]:
         if latest is None:
             hint = "load_or_init starts a run if nothing was saved"
             raise NotFound(f"the run {run.shown!r} has no step yet", hint=hint)
@@ -55,14 +57,19 @@ def load_or_init(run: RunState, init_fn: Callable[[], T], options: LoadOptions) 
     """Return the latest step, with what it lacks initialised; ``Run.load_or_init`` says more."""
     options.check(())
 
-    def read(step: int | None) -> Resumed[T]:
+    def read(step: int | None) -> Callable[[], Resumed[T]]:
         path = None if step is None else step_path(run.path, step)
         with showing(options.progress):
-            tree, initialised = load_or_initialise(path, init_fn, options, timeout=run.timeout)
-        if step is not None and initialised:
-            what = f"step {step} of {run.shown!r} does not have these leaves, which `init_fn` initialised"
-            warn_of(what, initialised, LeavesInitialised)
-        return Resumed(step, tree, initialised)
+            initialise = load_or_initialise(path, init_fn, options, timeout=run.timeout)
+
+        def finish() -> Resumed[T]:
+            tree, initialised = initialise()
+            if step is not None and initialised:
+                what = f"step {step} of {run.shown!r} does not have these leaves, which `init_fn` initialised"
+                warn_of(what, initialised, LeavesInitialised)
+            return Resumed(step, tree, initialised)
+
+        return finish
 
     return _of_latest(run, read)
 
@@ -132,21 +139,69 @@ def branch_run(run: RunState, step: SupportsIndex, new: RunState) -> None:
 # --------------------------------------------------------------------------------------------------------------- steps
 
 
-def _of_latest(run: RunState, read: Callable[[int | None], T]) -> T:
-    """Return what is read of the latest step; None stands for it where there is none."""
+def _of_latest(run: RunState, read: Callable[[int | None], Callable[[], T]]) -> T:
+    """Return what is read of the latest step; None stands for it where there is none.
+
+    Another program may save newer steps, and remove this one, while it is read. Then all processes begin again.
+
+    Args:
+        run: the run.
+        read: reads a step, and returns what ends the load where all processes have read it.
+    """
     latest = run.latest(before=lambda: settle(run.path))  # nothing of the run is in flight then
-    while True:
+    while latest is not None:
+        found: Callable[[], T] | Exception
+        failed, met = failed_collectives(), last_allgather()
         try:
-            return read(latest)
-        except NotFound:
-            # Another program may have saved newer steps, and removed this one, since this process looked.
-            newer = latest_of(run.path)
-            if this_processes(()).count > 1 or newer in (None, latest):
+            found = read(latest)
+        except Exception as error:
+            if failed_collectives() > failed:  # the others may be elsewhere
                 raise
-            latest = newer
+            found = error  # raised when the others know
+        else:
+            if last_allgather() > met:  # a joint load: all have read it
+                return found()
+        gone = _find_gone(run, found)
+        newer = run.latest() if gone else latest
+        if newer in (None, latest):
+            if gone and (isinstance(found, NotFound) or not isinstance(found, Exception)):
+                _require_one_folder(run, latest, gone)
+            return _value_of(found)
+        latest = newer
+    return read(None)()
 
 
-def _load(run: RunState, step: int, like: Any, options: LoadOptions) -> Any:
+def _value_of(found: Callable[[], T] | Exception) -> T:
+    if isinstance(found, Exception):
+        raise found
+    return found()
+
+
+def _find_gone(run: RunState, found: object) -> tuple[int, ...]:
+    """Return the processes that did not find the step; all call this, and where others do not come, it raises."""
+    said = b"gone" if isinstance(found, NotFound | NotShared) else b""
+    try:
+        heard = run.gather(said, f"load the latest step of {run.shown!r}")
+    except TreeringError as error:
+        raise found if isinstance(found, Exception) else error from None
+    return tuple(number for number, one in enumerate(heard) if one)
+
+
+def _require_one_folder(run: RunState, step: int, gone: tuple[int, ...]) -> None:
+    """Refuse that some found nothing where others read a step: whoever hears NotFound may begin a new run there.
+
+    Raises:
+        NotShared: they did.
+    """
+    if len(gone) < this_processes(()).count:
+        what = f"{format_processes(gone)} did not find what the others found"
+        hint = "use one folder for all processes, on a file system that they share"
+        error = NotShared(f"could not load step {step} of the run {run.shown!r}: {what}", hint=hint)
+        error.processes = gone
+        raise error
+
+
+def _load(run: RunState, step: int, like: Any, options: LoadOptions) -> Callable[[], Any]:
     path = step_path(run.path, step)
     is_shared = functools.partial(spans_processes, options.shardings, options.mesh, like)
     is_joint = functools.partial(options.places_array_of, like)
@@ -154,8 +209,8 @@ def _load(run: RunState, step: int, like: Any, options: LoadOptions) -> Any:
     with showing(options.progress):
         load = functools.partial(load_items, like=like, options=options, group=group)
         items = group.retry_on_overwrite(functools.partial(_open_step, run, step, path, options, group), load)
-    # Only now all of it was checked, and the other processes have theirs.
-    return restore_states(items)
+    # Only then all of it was checked, and the other processes have theirs.
+    return lambda: restore_states(items)
 
 
 @contextlib.contextmanager

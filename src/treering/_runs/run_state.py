@@ -11,6 +11,7 @@ from typing import TypeVar
 
 from treering._arrays.host import this_processes
 from treering._background.saves import raise_unreported, settle, wait_for
+from treering._coordination.allgather import allgather_with_deadline
 from treering._coordination.broadcast import broadcast
 from treering._coordination.message_board import PathMessageBoard
 from treering._runs.gc import collect, remove_steps
@@ -111,6 +112,11 @@ class RunState:
         """
         board = functools.partial(PathMessageBoard.of, self.path)
         return broadcast(work, this_processes(()), board=board, timeout=self.timeout, doing=doing, before=before)
+
+    def gather(self, said: bytes, doing: str) -> list[bytes]:
+        """Return what all processes of the job say, in their order; each calls this, and it raises as `broadcast`."""
+        board = PathMessageBoard.of(self.path)
+        return allgather_with_deadline(said, this_processes(()), timeout=self.timeout, board=board, doing=doing)
 
     def latest(
         self, *, before: Callable[[], None] = lambda: None, find_latest: Callable[[Path], int | None] = latest_of
