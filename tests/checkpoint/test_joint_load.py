@@ -10,6 +10,7 @@ import contextlib
 import itertools
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import jax
@@ -24,7 +25,9 @@ from tests.checkpoint.together import Loading, Said, count_given_up, exchange_at
 from tests.system_calls import spans_read
 from treering._checkpoint import joint_load, source
 from treering._store.open_folder import OpenFolder
+from treering._values import timing
 from treering._values.processes import Processes
+from treering._values.timing import Timing
 from treering.errors import (
     Busy,
     Corrupt,
@@ -367,6 +370,17 @@ def test_states_that_stay_different_are_different_folders(loading: Loading, save
         tr.load(saved / "ckpt", shardings=where)
     assert caught.value.processes == (2, 3)
     assert len(loading.meetings) == 16
+
+
+def test_all_tries_end_within_the_time_to_wait(loading: Loading, saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pauses: list[float] = []
+    monkeypatch.setattr(timing, "current", Timing())
+    monkeypatch.setattr(joint_load, "time", SimpleNamespace(sleep=pauses.append))
+    loading.others = lambda meeting, said: [said, {**said, "state": "mine"}, said]
+    with pytest.raises(NotShared):
+        tr.load(saved / "ckpt", shardings=where, timeout=4)
+    assert len(loading.meetings) == 16
+    assert 3 < sum(pauses) < 4
 
 
 def test_what_was_replaced_for_one_is_read_again_by_all(loading: Loading, saved: Path) -> None:

@@ -9,7 +9,7 @@ import os
 import stat
 import threading
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -29,6 +29,13 @@ from treering.errors import Busy, Exists, Mismatch, ProcessFailed, StoreFailed, 
 __all__ = ["together", "two"]
 
 F4 = np.float32
+
+
+class Pair(NamedTuple):
+    """A container with names."""
+
+    x: int
+    y: int
 
 
 def mesh(*shape: int, backwards: bool = False) -> Mesh:
@@ -266,6 +273,16 @@ def test_more_leaves_are_refused_by_number(together: Together, tmp_path: Path) -
     outcomes = together.save(tmp_path / "ckpt", lambda process: {"a": 1} if process == 1 else {"a": 1, "b": 2})
     assert kinds(outcomes) == [Mismatch] * together.count
     assert "process 0 has 2 leaves, this process 1" in str(outcomes[1])
+
+
+@pytest.mark.parametrize(("first", "last"), [([1, 2], (1, 2)), ([], ()), ({}, []), (Pair(1, 2), {"x": 1, "y": 2})])
+def test_other_containers_are_refused(together: Together, tmp_path: Path, first: Any, last: Any) -> None:
+    odd = together.count - 1
+    outcomes = together.save(tmp_path / "ckpt", lambda process: {"a": last if process == odd else first, "b": 3})
+    assert kinds(outcomes) == [Mismatch] * together.count
+    assert "the containers of the tree are not those of process 0" in str(outcomes[odd])
+    assert f"process {odd}" in str(outcomes[0])
+    assert names(tmp_path / "ckpt") == []
 
 
 def test_equal_finds_the_leaf_and_the_process(together: Together, tmp_path: Path) -> None:

@@ -384,7 +384,9 @@ class LoadGroup:
                     together += 1
                     if together == _TRIES_TOGETHER:
                         raise again.error from None
-                    time.sleep(min(timing.current.reopen_longest, timing.current.reopen_first * 2**together))
+                    now = timing.current
+                    longest = min(now.reopen_longest, self._timeout / _TRIES_TOGETHER)
+                    time.sleep(min(longest, now.reopen_first * 2**together))
                 except Exception as error:
                     self.tell(error)
                     raise

@@ -16,12 +16,12 @@ import xxhash
 from treering._arrays.outgoing import DescribedLeaves, HeldBoxes
 from treering._arrays.parted import host_blocks
 from treering._codec.documents import json_text
-from treering._format.index import LeafType
+from treering._format.index import Container, LeafType
 from treering._format.leaf_values import encode_value
 from treering._tree.flatten import Flattened
 from treering._values.boxes import text_of
 from treering._values.checksums import pack_checksums, unpack_checksums
-from treering._values.human import build_mismatch, pluralize
+from treering._values.human import build_mismatch, join_first, pluralize
 from treering._values.processes import format_processes
 from treering.errors import Mismatch
 
@@ -32,15 +32,15 @@ _NOTHING: Final = 0
 
 
 def signature_of(flat: Flattened, leaves: DescribedLeaves) -> bytes:
-    """Return 8 bytes for each leaf; those of one leaf are equal on all processes that may save together.
+    """Return 8 bytes for each leaf, then 8 for the containers; they are equal on all processes that may save together.
 
     Example:
         >>> from treering._arrays.outgoing import describe_leaves
         >>> from treering._tree.flatten import flatten
         >>> one, other = flatten({"a": 1.5, "b": 2}), flatten({"a": 2.5, "b": 2.0})
         >>> mine, theirs = signature_of(one, describe_leaves(one)), signature_of(other, describe_leaves(other))
-        >>> mine[:8] == theirs[:8], mine[8:] == theirs[8:]
-        (True, False)
+        >>> mine[:8] == theirs[:8], mine[8:16] == theirs[8:16], mine[16:] == theirs[16:]
+        (True, False, True)
     """
     known: dict[tuple[int, int], bytes] = {}
     signature = array("Q")
@@ -49,6 +49,9 @@ def signature_of(flat: Flattened, leaves: DescribedLeaves) -> bytes:
         if (facts := known.get((kind, id(held)))) is None:
             facts = known[kind, id(held)] = _facts(leaves.types[kind], held)
         signature.append(_leaf_digest(key, facts))
+    # Not the keys, which those of the leaves begin with, nor static fields: their texts may name addresses in memory.
+    nodes = [(one.node, one.class_name, len(one.keys)) if isinstance(one, Container) else one for one in flat.tokens]
+    signature.append(xxhash.xxh3_64_intdigest(repr(nodes).encode()))
     return pack_checksums(signature)
 
 
@@ -88,7 +91,7 @@ def match_signature(flat: Flattened, leaves: DescribedLeaves, theirs: bytes, thi
         >>> from treering._arrays.outgoing import describe_leaves
         >>> from treering._tree.flatten import flatten
         >>> flat = flatten({"w": 7})
-        >>> match_signature(flat, describe_leaves(flat), b"87654321", 1)
+        >>> match_signature(flat, describe_leaves(flat), b"8765432187654321", 1)
         Traceback (most recent call last):
             ...
         treering.errors.Mismatch: the tree of process 0 differs:
@@ -100,9 +103,13 @@ def match_signature(flat: Flattened, leaves: DescribedLeaves, theirs: bytes, thi
         return leaves
     differing = [n for n in range(len(keys)) if _part(theirs, n) != _part(mine, n)]
     if len(theirs) != len(mine):
-        found = f"process 0 has {pluralize(len(theirs) // _BYTES, 'leaves')}, this process {len(keys)}"
+        found = f"process 0 has {pluralize(len(theirs) // _BYTES - 1, 'leaves')}, this process {len(keys)}"
         first = f"; the first difference is {keys[differing[0]]!r:.200}" if differing else ""
         raise Mismatch(f"the processes have different trees: {found}{first}")
+    if not differing:
+        nodes = [one.class_name or one.node for one in flat.tokens if isinstance(one, Container)]
+        found = f"here they are, from the root on, {join_first(nodes, _SHOWN)}"
+        raise Mismatch(f"the containers of the tree are not those of process 0, though the leaves are; {found}")
     text = "leaf {!r:.200} differs from that of process 0; here it is {}"
     lines = [text.format(keys[n], leaf_text(leaves, n)) for n in differing[:_SHOWN]]
     raise _mismatch("the tree of process 0 differs:", lines, len(differing))
