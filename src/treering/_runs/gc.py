@@ -154,7 +154,7 @@ def _tidy(
     waits = {}
     for step in steps:
         with collect_errors(errors), contextlib.suppress(Busy):  # a process that saves there has tidied first
-            seconds = tidy_step(run, step, read_names, newest=step == newest, by_age=by_age)
+            seconds = tidy_step(run, step, read_names, newest=step >= newest, by_age=by_age)
             if seconds is not None:
                 waits[step] = seconds
     return waits

@@ -94,7 +94,8 @@ def tidy_step(
         step: the step.
         names_in: gives the names of all data files that an index mentions.
         newest: whether it is the newest one, of which processes that were late may still read how its save ended. What
-            they wrote to each other about an older one that is saved goes: nobody saves there again and sweeps it.
+            they wrote to each other about an older one goes, where that is all there is or a step is saved: nobody
+            saves there again and sweeps it.
         by_age: whether attempts that may yet commit are kept from it, and swept, once they are older than a day.
 
     Returns:
@@ -113,7 +114,8 @@ def tidy_step(
             # Without its lock, for a saver that has just made it would then be told that it is busy.
             folder.drop()
         there = INDEX in names
-        over = not newest and there and any(is_message(name) or is_message_folder(name) for name in names)
+        messages = [name for name in names if is_message(name) or is_message_folder(name)]
+        over = bool(messages) and not newest and (there or len(messages) == len(names))
         waits = removed or (has_waiting_names(names) if there else by_age and any(map(is_data, names)))
         if not there:
             for name in filter(is_message_folder, names):

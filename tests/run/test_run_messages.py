@@ -1,0 +1,59 @@
+"""Folders of steps that were never saved, in which processes of a job have left messages."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import treering as tr
+from treering._coordination.message_board import PathMessageBoard
+from treering._store.resolve import store_at
+from treering._store.run_folder import RunFolder, step_name
+from treering._values.checkpoint_names import departure_name, heartbeat_name, vote_name
+
+ATTEMPT = "0123456789abcdef"
+
+
+def leave_messages(run: Path, step: int) -> None:
+    """Let three messages be all that is in the folder of a step; one lies in a folder of messages."""
+    store = store_at(run / step_name(step))
+    store.make()
+    store.close()
+    board = PathMessageBoard(run / step_name(step))
+    for name in (vote_name(ATTEMPT, 1), departure_name(ATTEMPT, 300), heartbeat_name(1)):
+        board.put(name, b"{}")
+
+
+def folders(run: Path) -> list[int]:
+    with RunFolder(run) as folder:
+        return folder.folders()
+
+
+@pytest.mark.parametrize("how", ["save", "gc", "sweep"])
+def test_a_folder_of_messages_goes_once_a_newer_step_is_saved(tmp_path: Path, how: str) -> None:
+    path = tmp_path / "run"
+    with tr.Run(path) as run:
+        run.save(1, {"a": 1}).result()
+        if how == "save":
+            leave_messages(path, 2)
+        run.save(3, {"a": 3}).result()
+    if how != "save":
+        leave_messages(path, 2)
+    if how == "gc":
+        run.gc(dry_run=False)
+    elif how == "sweep":
+        with tr.Run(path) as again:
+            again.save(4, {"a": 4}).result()
+            again.close(sweep=True)
+    assert folders(path) == ([1, 3, 4] if how == "sweep" else [1, 3])
+
+
+def test_messages_of_a_later_step_stay_for_the_process_that_is_late(tmp_path: Path) -> None:
+    path = tmp_path / "run"
+    with tr.Run(path) as run:
+        leave_messages(path, 2)
+        run.save(1, {"a": 1}).result()
+    assert folders(path) == [1, 2]
+    run.gc(dry_run=False)
+    assert folders(path) == [1, 2]
