@@ -100,9 +100,14 @@ def _refused(folder: str, form: str) -> dict[str, Any]:
 
 def damaged(folder: str) -> dict[str, list[dict[str, Any]]]:
     """Load what is whole, what is damaged where only some read it, and what only some processes see."""
-    where = " bad" if jax.process_index() != 1 else " not there"
-    doors = {form: Door(Path(folder), form) for form in ("ckpt", "leaves")}
-    return {form: [door.load(), door.load(" bad"), door.load(where), door.load()] for form, door in doors.items()}
+    is_apart = jax.process_index() == 1
+    where = " not there" if is_apart else " bad"
+    said = {}
+    for form in ("ckpt", "leaves"):
+        door = Door(Path(folder), form)
+        unshared = Door(Path(folder, "not there"), form) if is_apart else door
+        said[form] = [door.load(), door.load(" bad"), unshared.load(" bad"), door.load(where), door.load()]
+    return said
 
 
 def file_doors(folder: str) -> dict[str, Any]:

@@ -85,10 +85,12 @@ def test_damage_that_some_meet_is_raised_by_all(tmp_path: Path) -> None:
     every = results(run_job(damaged, 3, devices=1, arguments=[str(tmp_path)]))
     for form in FORMS:
         for number, said in enumerate(every):
-            whole, bad, elsewhere, again = said[form]
+            whole, bad, elsewhere, other, again = said[form]
             assert "error" not in whole, whole
             assert bad.get("error") == "Corrupt", bad
             assert elsewhere.get("error") == "NotShared", (number, elsewhere)
+            assert other.get("error") == "Mismatch", (number, other)
+            assert f"load '{form} not there'" in other["message"], other
             assert again.get("result") == whole["result"], again
             assert bad["seconds"] < 50
             assert elsewhere["seconds"] < 50

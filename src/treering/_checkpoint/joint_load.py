@@ -200,10 +200,11 @@ class LoadGroup:
         Raises:
             Reopen: they did.
             NotShared: some found nothing.
+            Mismatch: they make another call, or want something else.
         """
         try:
             self._compare(last=False)
-        except NotShared as heard:
+        except (NotShared, Mismatch) as heard:
             raise heard from error
         except TreeringError:
             pass  # what becomes of the others is their concern: this process raises its own error
@@ -213,13 +214,14 @@ class LoadGroup:
 
         Raises:
             NotShared: it found nothing, and others did.
+            Mismatch: it found nothing where others make another call.
         """
         if not self.joined and self._is_shared():
             self._join_all()
         if self.joined and not self.over:
             try:
                 self._met(failure=Failure.of(error))
-            except NotShared as heard:
+            except (NotShared, Mismatch) as heard:
                 if isinstance(error, NotFound):
                     raise heard from error
             except (TreeringError, Reopen):
