@@ -116,6 +116,19 @@ def test_neighbouring_small_arrays_are_read_together(tmp_path: Path, monkeypatch
     assert [count for _, count in spans] == [256, 256]
 
 
+def test_neighbouring_boxes_are_read_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    mesh = Mesh(np.array(jax.devices()).reshape(4, 2), ("x", "y"))
+    tree = {f"n{n}": np.full((64, 64), n, "i4") for n in range(200)}
+    treering.save(tmp_path / "c", jax.device_put(tree, NamedSharding(mesh, PartitionSpec("x", "y"))))
+    for spec in (("x", "y"), ("y", "x"), (None, "x")):
+        with monkeypatch.context() as patch:
+            spans = spans_read(patch)
+            found = treering.load(tmp_path / "c", shardings=NamedSharding(mesh, PartitionSpec(*spec)))
+        assert sum(count for _, count in spans) == 200 * 64 * 64 * 4
+        assert len(spans) <= 8
+        assert all((np.asarray(found[f"n{n}"]) == n).all() for n in range(200))
+
+
 def test_every_block_is_checked(tmp_path: Path) -> None:
     array = np.arange(1_000_000, dtype="u1")
     treering.save(tmp_path / "c", {"w": array})

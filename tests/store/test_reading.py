@@ -91,6 +91,32 @@ def test_short_reads_go_on(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert buffer == CONTENT[70:10_070]
 
 
+@pytest.mark.skipif(not hasattr(os, "preadv"), reason="the system has no such call")
+def test_buffers_that_follow_each_other_are_one_call(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    counts: list[int] = []
+    preadv = os.preadv
+
+    def counted(descriptor: int, views: list[memoryview], offset: int) -> int:
+        counts.append(len(views))
+        return preadv(descriptor, views, offset)
+
+    monkeypatch.setattr(os, "preadv", counted)
+    rooms = [bytearray(7) for _ in range(3000)]
+    with LocalFile(path) as file:
+        file.read_into(
+            [(7 * number + 50_000 * (number >= 1500), memoryview(room)) for number, room in enumerate(rooms)]
+        )
+    assert counts == [1024, 476, 1024, 476]
+    assert b"".join(rooms) == CONTENT[:10_500] + CONTENT[60_500:71_000]
+    counts.clear()
+    # What comes short ends inside a buffer.
+    monkeypatch.setattr(os, "preadv", lambda fd, views, at: counted(fd, [views[0][:5]], at))
+    with LocalFile(path) as file:
+        file.read_into([(7 * number, memoryview(room)) for number, room in enumerate(rooms[:3])])
+    assert len(counts) == 6
+    assert b"".join(rooms[:3]) == CONTENT[:21]
+
+
 @pytest.mark.usefixtures("system")
 def test_a_file_that_shrinks_while_open(path: Path) -> None:
     with LocalFile(path) as file:

@@ -1,8 +1,8 @@
 """Stored leaves -> arrays in host memory: each wanted box is read, checked while hot, and nothing more is read.
 
 Three ways lead from a file into an array. A chunk that is one run of one wanted box goes straight into its memory;
-neighbouring small chunks are read together and shared out; anything else (another mesh, a slice) passes through a
-small staging buffer, slab by slab.
+neighbouring small chunks share memory; anything else (another mesh, a slice) passes through memory that is let go,
+slab by slab. What lies together in a file is read with one call, whichever way it goes.
 """
 
 from __future__ import annotations
@@ -18,12 +18,13 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
 import numpy as np
 
-from treering._arrays.buffers import aligned_bytes, aligned_together
+from treering._arrays.buffers import ALIGNMENT, aligned_bytes, aligned_together
 from treering._arrays.jobs import Job, Progress, Tally, Work, run_all
 from treering._format.blocks import damage_error
 from treering._format.index import Index
 from treering._plan.exchange import StoredChunk
 from treering._plan.load import covering_ranges
+from treering._plan.near import group_near
 from treering._values import boxes as box_sums
 from treering._values.boxes import Box
 from treering._values.checksums import block_checksums
@@ -36,12 +37,14 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 _SMALL_BYTES: Final = 64 << 10
+# So much memory small arrays share: one that is kept keeps all of it.
 _TOGETHER_BYTES: Final = 256 << 10
 # Small enough to stay in the processor's cache from the read to the checksum.
 _SLAB_BYTES: Final = 2 << 20
-# Where each read waits for an answer.
+# Where each read waits for an answer, which costs as much as the bytes of such a gap.
 _FAR_TOGETHER_BYTES: Final = 1 << 20
-_FAR_SLAB_BYTES: Final = 8 << 20
+_FAR_GAP_BYTES: Final = 1 << 20
+_FAR_GROUP_BYTES: Final = (8 << 20) + _SLAB_BYTES
 _FEW_THREADS: Final = 2
 # Arrays of up to so many bytes share an allocation, which comes in large pages. One that is kept keeps all of it.
 _ROOM_BYTES: Final = 32 << 20
@@ -86,6 +89,17 @@ class _Run(NamedTuple):
     into: NDArray[np.uint8]
 
 
+class _Piece(NamedTuple):
+    """Bytes of a file, where they go, and what is done with them there."""
+
+    file: int
+    offset: int
+    nbytes: int
+    into: NDArray[np.uint8] | None
+    """None: memory that is let go when it is done."""
+    finish: Callable[[memoryview], None]
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class _LargeRequest:
     """A request whose arrays get memory of their own, or with a few others."""
@@ -128,8 +142,8 @@ class StoredArrays:
         self._mapped = mapped
         self._threads = threads
         far = threads > _FEW_THREADS
-        self._slab_bytes = _FAR_SLAB_BYTES if far else _SLAB_BYTES
         self._together_bytes = _FAR_TOGETHER_BYTES if far else _TOGETHER_BYTES
+        self._gap_bytes, self._group_bytes = (_FAR_GAP_BYTES, _FAR_GROUP_BYTES) if far else (0, _SLAB_BYTES)
         self._maps: dict[int, NDArray[np.uint8]] = {}
         self._alike: dict[tuple[object, ...], tuple[StoredChunk, ...]] = {}
         self._unchecked = set(range(len(files)))
@@ -185,9 +199,11 @@ class StoredArrays:
         for request in requests:
             work.nbytes += self._plan(request, work.jobs, small, large)
         allocate_rooms([(one.request, one.dtype) for one in large], self.index.keys)
-        for one in large:
-            work.nbytes += self._plan_large(one, work.jobs)
-        work.jobs.extend(self._together(small))
+        pieces = [piece for one in large for piece in self._plan_large(one)]
+        work.nbytes += sum(piece.nbytes for piece in pieces)
+        pieces += self._together(small)
+        groups = group_near(pieces, gap=self._gap_bytes, most=self._group_bytes)
+        work.jobs.extend(functools.partial(self._fill, group) for group in groups)
         return work
 
     def _plan(
@@ -213,28 +229,40 @@ class StoredArrays:
         if self._mapped and whole and box_sums.size_of(request.boxes[0]) > 0:
             request.arrays = [self._view(chunk, dtype) for chunk in chunks]
             runs = [_Run(chunk, 0, _bytes_of(a)) for chunk, a in zip(chunks, request.arrays, strict=True)]
-            jobs.extend(self._split(runs, self._check_only, _MAPPED_BYTES))
+            jobs.extend(functools.partial(self._check_only, run) for run in self._split(runs, _MAPPED_BYTES))
             return sum(len(run.into) for run in runs)
         large.append(_LargeRequest(request, dtype, chunks, whole))
         return 0
 
-    def _plan_large(self, large: _LargeRequest, jobs: deque[Job]) -> int:
-        """Plan the reads of a request whose arrays have their memory; return how many bytes it reads."""
-        request, itemsize = large.request, large.dtype.itemsize
+    def _plan_large(self, large: _LargeRequest) -> Iterator[_Piece]:
+        """Yield what is read for a request whose arrays have their memory."""
+        request, columns = large.request, self.index.chunks
+        straight: Iterable[_Run | None]
         if large.whole:
-            runs = [_Run(chunk, 0, _bytes_of(a)) for chunk, a in zip(large.chunks, request.arrays, strict=True)]
-            jobs.extend(self._split(runs, self._fill, self._slab_bytes))
-            return sum(len(run.into) for run in runs)
-        total = 0
-        for chunk in large.chunks:
-            if (run := self._straight(chunk, request)) is not None:
-                jobs.extend(self._split([run], self._fill, self._slab_bytes))
-                total += len(run.into)
-            else:
-                slabs = list(self._slabs(chunk, request, itemsize))
-                jobs.extend(functools.partial(self._fill_slab, chunk, *slab, request, large.dtype) for slab in slabs)
-                total += sum(stop - start for start, stop in slabs)
-        return total
+            straight = [_Run(chunk, 0, _bytes_of(a)) for chunk, a in zip(large.chunks, request.arrays, strict=True)]
+        else:
+            straight = (self._straight(chunk, request) for chunk in large.chunks)
+        for chunk, whole in zip(large.chunks, straight, strict=True):
+            file, offset = columns.file[chunk], columns.offset[chunk]
+            for run in () if whole is None else self._split([whole], _SLAB_BYTES):
+                check = functools.partial(self._check, chunk, run.start)
+                yield _Piece(file, offset + run.start, len(run.into), run.into, check)
+            for start, stop in self._slabs(chunk, request, large.dtype.itemsize) if whole is None else ():
+                share_out = functools.partial(self._share_out, chunk, start, request, large.dtype)
+                yield _Piece(file, offset + start, stop - start, None, share_out)
+
+    def _fill(self, group: Sequence[_Piece]) -> int:
+        """Read neighbouring pieces with one call."""
+        sizes = [-(-piece.nbytes // ALIGNMENT) * ALIGNMENT if piece.into is None else 0 for piece in group]
+        room = aligned_bytes(sum(sizes)).data if any(sizes) else memoryview(b"")
+        parts: list[memoryview] = []
+        for piece, end, size in zip(group, itertools.accumulate(sizes), sizes, strict=True):
+            start = end - size
+            parts.append(room[start : start + piece.nbytes] if piece.into is None else piece.into.data)
+        self._file(group[0].file).read_into([(piece.offset, data) for piece, data in zip(group, parts, strict=True)])
+        for piece, data in zip(group, parts, strict=True):
+            piece.finish(data)
+        return sum(piece.nbytes for piece in group)
 
     # ------------------------------------------------------------------------------------------------ straight ways
 
@@ -255,19 +283,12 @@ class StoredArrays:
         raw = _bytes_of(array)
         return _Run(chunk, 0, raw[run[0] * array.itemsize : run[1] * array.itemsize])
 
-    def _split(self, runs: Sequence[_Run], work: Callable[[_Run], int], nbytes: int) -> Iterator[Job]:
+    def _split(self, runs: Iterable[_Run], nbytes: int) -> Iterator[_Run]:
         """Cut runs into stretches of whole blocks, of ``nbytes`` or a block each."""
         for run in runs:
             step = max(nbytes, self.index.chunks.block[run.chunk])
             for start in range(0, len(run.into), step):
-                yield functools.partial(work, _Run(run.chunk, start, run.into[start : start + step]))
-
-    def _fill(self, run: _Run) -> int:
-        columns = self.index.chunks
-        data = run.into.data
-        self._file(columns.file[run.chunk]).read_into([(columns.offset[run.chunk] + run.start, data)])
-        self._check(run.chunk, run.start, data)
-        return len(data)
+                yield _Run(run.chunk, start, run.into[start : start + step])
 
     def _check_only(self, run: _Run) -> int:
         self._check(run.chunk, run.start, run.into.data)
@@ -291,8 +312,8 @@ class StoredArrays:
 
     # ---------------------------------------------------------------------------------------------- small ones together
 
-    def _together(self, small: list[tuple[int, ReadRequest]]) -> Iterator[Job]:
-        """Read small chunks that are neighbours in a file with one call."""
+    def _together(self, small: list[tuple[int, ReadRequest]]) -> Iterator[_Piece]:
+        """Give small chunks that are neighbours in a file memory that they share."""
         columns = self.index.chunks
         small.sort(key=lambda pair: (columns.file[pair[0]], columns.offset[pair[0]]))
         group: list[tuple[int, ReadRequest]] = []
@@ -302,23 +323,25 @@ class StoredArrays:
             here = (columns.file[chunk], columns.offset[chunk])
             nbytes = columns.nbytes[chunk]
             if group and (here != end or held + nbytes > self._together_bytes):
-                yield functools.partial(self._fill_group, group, held)
+                yield self._piece_of_small(group, held)
                 group, held = [], 0
             group.append((chunk, request))
             held += nbytes
             end = (here[0], here[1] + nbytes)
         if group:
-            yield functools.partial(self._fill_group, group, held)
+            yield self._piece_of_small(group, held)
 
-    def _fill_group(self, group: list[tuple[int, ReadRequest]], nbytes: int) -> int:
-        columns = self.index.chunks
-        first = group[0][0]
-        room = aligned_bytes(nbytes)
-        data = room.data
-        start = columns.offset[first]
-        self._file(columns.file[first]).read_into([(start, data)])
+    def _piece_of_small(self, group: list[tuple[int, ReadRequest]], nbytes: int) -> _Piece:
+        columns, first = self.index.chunks, group[0][0]
+        into = aligned_bytes(nbytes)
+        return _Piece(
+            columns.file[first], columns.offset[first], nbytes, into, functools.partial(self._share_memory, group)
+        )
+
+    def _share_memory(self, group: list[tuple[int, ReadRequest]], data: memoryview) -> None:
+        columns, index = self.index.chunks, self.index
+        start = columns.offset[group[0][0]]
         dtypes: dict[int, np.dtype[Any]] = {}
-        index = self.index
         for chunk, request in group:
             at = columns.offset[chunk] - start
             self._check(chunk, 0, data[at : at + columns.nbytes[chunk]])
@@ -326,23 +349,20 @@ class StoredArrays:
             if (dtype := dtypes.get(number)) is None:
                 dtype = dtypes[number] = self.dtype_of(request.leaf)
             request.arrays = [np.ndarray(box_sums.shape_of(request.boxes[0]), dtype, data, at)]
-        return nbytes
 
     # ------------------------------------------------------------------------------------------------- slab by slab
 
     def _slabs(self, chunk: int, request: ReadRequest, itemsize: int) -> Iterator[tuple[int, int]]:
         """Yield ranges of bytes of a chunk: whole blocks that hold wanted items, a few at a time."""
         block = self.index.chunks.block[chunk]
-        step = max(self._slab_bytes, block)
+        step = max(_SLAB_BYTES, block)
         for start, stop in covering_ranges(self.index.box_of(chunk), request.boxes, itemsize, block, request.steps):
             for at in range(start, stop, step):
                 yield at, min(at + step, stop)
 
-    def _fill_slab(self, chunk: int, start: int, stop: int, request: ReadRequest, dtype: np.dtype[Any]) -> int:
-        room = aligned_bytes(stop - start)
-        self._fill(_Run(chunk, start, room))
-        _scatter(room.view(dtype), start // dtype.itemsize, self.index.box_of(chunk), request)
-        return stop - start
+    def _share_out(self, chunk: int, start: int, request: ReadRequest, dtype: np.dtype[Any], data: memoryview) -> None:
+        self._check(chunk, start, data)
+        _scatter(np.frombuffer(data, dtype), start // dtype.itemsize, self.index.box_of(chunk), request)
 
     # --------------------------------------------------------------------------------------------------------- maps
 

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Final, NamedTuple
 
 from treering._store.memory_pool import lasting_pieces
+from treering._store.objects.reading import plan_spans
 from treering._store.objects.requests import (
     PATIENCE,
     Absent,
@@ -124,3 +125,43 @@ class MemoryBucket:
                 else:
                     places[name[:slash]] = None
         return Answer(Status.DONE, listed=listed, places=list(places))
+
+
+_COUNTED: Final = itertools.count()
+
+
+class CountingBucket(MemoryBucket):
+    """A bucket that notes what it is asked, as a real one would be.
+
+    Attributes:
+        asked: names of the kinds of requests; each range that a client would ask for is a "Range".
+        received: bytes of the answers to those that read.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(f"s3://counted-{os.getpid()}-{next(_COUNTED)}")
+        self.asked: list[str] = []
+        self.received = 0
+        self._counting = threading.Lock()
+
+    def perform(self, request: Request) -> Answer:
+        """Make one request."""
+        answer = super().perform(request)
+        self._count([type(request).__name__], len(answer.data))
+        return answer
+
+    def read_into(self, name: str, version: ObjectVersion, jobs: Sequence[tuple[int, memoryview]]) -> None:
+        """Fill each buffer with the bytes from its offset on."""
+        spans = plan_spans(jobs)
+        self._count(["Range"] * len(spans), sum(span.stop - span.start for span in spans))
+        super().read_into(name, version, jobs)
+
+    def start_over(self) -> None:
+        """Forget what was asked."""
+        self.asked.clear()
+        self.received = 0
+
+    def _count(self, kinds: Sequence[str], received: int) -> None:
+        with self._counting:
+            self.asked += kinds
+            self.received += received

@@ -100,6 +100,11 @@ def test_near_ranges_travel_together_and_large_ones_in_pieces() -> None:
     # Few bytes are spread over all connections.
     assert len(plan_spans([(0, room[: 80 * MIB])])) == 8
     assert plan_spans([]) == plan_spans([(3, room[:0])]) == []
+    # However they are cut: no more requests than there are 8 MiB.
+    for size in (5, 6, 7, 11):
+        assert len(plan_spans([(start * MIB, room[: size * MIB]) for start in range(0, 77, size)])) <= 77 // 8 + 1
+    for size in range(8, 60):
+        assert len(plan_spans([(0, room[: size * MIB])])) <= size // 8
 
 
 def test_spans_fill_what_was_asked_for() -> None:

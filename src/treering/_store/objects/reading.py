@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import bisect
 import contextlib
 import dataclasses
 import errno
+import itertools
+import operator
 import os
 from collections.abc import Iterator, Sequence
 from pathlib import PurePath
@@ -19,7 +22,9 @@ FIRST_BYTES: Final = 256 << 10
 """An object is opened by reading so many of its first bytes: a small one needs no other request."""
 
 _NEAR: Final = 1 << 20
-_SMALLEST_RANGE: Final = 8 << 20
+_NEARLY: Final = 8 << 20
+# What is planned to be read together has a little more than 8 MiB.
+_USUAL_RANGE: Final = 10 << 20
 _LARGEST_RANGE: Final = 16 << 20
 _AT_ONCE: Final = 8
 
@@ -36,12 +41,13 @@ class Span:
     def fill(self, position: int, data: memoryview) -> None:
         """Copy what was received from ``position`` on to where it belongs."""
         end = position + len(data)
-        for offset, buffer in self.targets:
+        first = max(bisect.bisect_right(self.targets, position, key=operator.itemgetter(0)) - 1, 0)
+        for offset, buffer in itertools.islice(self.targets, first, None):
             if offset >= end:
                 break
-            first, last = max(offset, position), min(offset + len(buffer), end)
-            if first < last:
-                buffer[first - offset : last - offset] = data[first - position : last - position]
+            start, stop = max(offset, position), min(offset + len(buffer), end)
+            if start < stop:
+                buffer[start - offset : stop - offset] = data[start - position : stop - position]
 
 
 def plan_spans(jobs: Sequence[tuple[int, memoryview]]) -> list[Span]:
@@ -54,23 +60,20 @@ def plan_spans(jobs: Sequence[tuple[int, memoryview]]) -> list[Span]:
     """
     flat = sorted(((offset, buffer.cast("B")) for offset, buffer in jobs if buffer.nbytes), key=lambda job: job[0])
     total = sum(len(buffer) for _, buffer in flat)
-    largest = min(max(total // _AT_ONCE, _SMALLEST_RANGE), _LARGEST_RANGE)
+    # No more of them than there are 8 MiB.
+    most = min(max(-(-total // max(total // _NEARLY, 1)), total // _AT_ONCE, _USUAL_RANGE), _LARGEST_RANGE)
     spans: list[Span] = []
-    for offset, buffer in _cut(flat, largest):
-        last = spans[-1] if spans else None
-        end = offset + len(buffer)
-        if last is not None and last.stop <= offset < last.stop + _NEAR and end - last.start <= largest:
-            last.targets.append((offset, buffer))
-            last.stop = end
-        else:
-            spans.append(Span(offset, end, [(offset, buffer)]))
+    for start, whole in flat:
+        offset, buffer = start, whole
+        while len(buffer):
+            last = spans[-1] if spans else None
+            if last is None or not last.stop <= offset < min(last.stop + _NEAR, last.start + most):
+                spans.append(last := Span(offset, offset, []))
+            part = buffer[: last.start + most - offset]
+            last.targets.append((offset, part))
+            offset = last.stop = offset + len(part)
+            buffer = buffer[len(part) :]
     return spans
-
-
-def _cut(flat: Sequence[tuple[int, memoryview]], largest: int) -> Iterator[tuple[int, memoryview]]:
-    for offset, buffer in flat:
-        for start in range(0, len(buffer), largest):
-            yield offset + start, buffer[start : start + largest]
 
 
 class ObjectReader(Reader):

@@ -29,6 +29,8 @@ _HUB_LINK = re.compile(r"((?:\.\./){2,})blobs/([0-9a-f]{40}(?:[0-9a-f]{24})?)")
 
 # One system call fills at most this much, so that two threads finish together.
 _PIECE_BYTES = 8 << 20
+# Linux and macOS take no more buffers at once (IOV_MAX).
+_MOST_VIEWS = 1024
 # Without waiting, should it be a pipe that nobody writes to; files ignore that flag.
 _READING = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
 # From here on a second thread pays for itself.
@@ -155,8 +157,8 @@ class LocalFile(Reader):
         for offset, buffer in jobs:
             self.require(offset, buffer.nbytes)
         if sum(buffer.nbytes for _, buffer in jobs) < _TWO_THREADS_FROM:
-            for offset, view in _split(jobs):
-                self._fill(offset, view)
+            for offset, views in _split(jobs):
+                self._fill(offset, views)
             return
         todo = deque(_split(jobs))
         failure = FirstError()
@@ -165,10 +167,10 @@ class LocalFile(Reader):
             while failure.error is None:
                 with failure:
                     try:
-                        offset, view = todo.popleft()
+                        offset, views = todo.popleft()
                     except IndexError:
                         return
-                    self._fill(offset, view)
+                    self._fill(offset, views)
 
         work_together(work, 1)
         failure.reraise()
@@ -189,12 +191,18 @@ class LocalFile(Reader):
         except OSError as error:
             raise StoreFailed.of(error, self.path, "map") from error
 
-    def _fill(self, offset: int, view: memoryview) -> None:
-        while view:
-            if not (count := self._read_some_into(offset, view)):
+    def _fill(self, offset: int, views: list[memoryview]) -> None:
+        while views:
+            if not (count := self._read_some_into(offset, views)):
                 raise self._cut_short(offset)
             offset += count
-            view = view[count:]
+            full = 0
+            while full < len(views) and count >= len(views[full]):
+                count -= len(views[full])
+                full += 1
+            views = views[full:]
+            if count:
+                views[0] = views[0][count:]
 
     def _read_some(self, offset: int, count: int) -> bytes:
         try:
@@ -206,13 +214,13 @@ class LocalFile(Reader):
         except OSError as error:
             raise StoreFailed.of(error, self.path, "read") from error
 
-    def _read_some_into(self, offset: int, view: memoryview) -> int:
+    def _read_some_into(self, offset: int, views: list[memoryview]) -> int:
         if not hasattr(os, "preadv"):
-            part = self._read_some(offset, len(view))
-            view[: len(part)] = part
+            part = self._read_some(offset, len(views[0]))
+            views[0][: len(part)] = part
             return len(part)
         try:
-            return os.preadv(self._descriptor, [view], offset)
+            return os.preadv(self._descriptor, views, offset)
         except OSError as error:
             raise StoreFailed.of(error, self.path, "read") from error
 
@@ -222,13 +230,23 @@ class LocalFile(Reader):
         )
 
 
-def _split(jobs: Sequence[tuple[int, memoryview]]) -> Iterator[tuple[int, memoryview]]:
+def _split(jobs: Sequence[tuple[int, memoryview]]) -> Iterator[tuple[int, list[memoryview]]]:
+    """Yield what one system call reads: buffers whose bytes follow each other in the file, large ones in pieces."""
+    start, held = 0, 0
+    views: list[memoryview] = []
     for offset, buffer in jobs:
-        if not buffer.nbytes:
-            continue
-        view = buffer.cast("B")
-        for start in range(0, len(view), _PIECE_BYTES):
-            yield offset + start, view[start : start + _PIECE_BYTES]
+        view = buffer.cast("B") if buffer.nbytes else buffer
+        for at in range(0, buffer.nbytes, _PIECE_BYTES):
+            part = view[at : at + _PIECE_BYTES]
+            if views and (offset + at != start + held or held + len(part) > _PIECE_BYTES or len(views) == _MOST_VIEWS):
+                yield start, views
+                views = []
+            if not views:
+                start, held = offset + at, 0
+            views.append(part)
+            held += len(part)
+    if views:
+        yield start, views
 
 
 def open_in(folder: Folder, name: str, path: Path) -> LocalFile:
