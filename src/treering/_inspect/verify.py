@@ -37,6 +37,9 @@ from treering.errors import Busy, Corrupt, NotFound, StoreFailed
 # Each needs that data go whose grace was over.
 _TRIES_IN_BUCKETS: Final = 4
 _PIECE_BYTES: Final = 2 << 20
+# Where each read waits for an answer.
+_FAR_PIECE_BYTES: Final = 8 << 20
+_FEW_THREADS: Final = 2
 _TEXT_BYTES: Final = 1 << 20
 _TWO_THREADS_FROM: Final = 4 << 20
 _NO_CHECKSUMS: Final = "its form has no checksums, so its arrays were not checked"
@@ -203,7 +206,9 @@ def _check_data(index: Index, files: Sequence[Reader | None], progress: Progress
     starts = index.chunks.first_blocks()
     total = sum(index.chunks.nbytes)
     there = [(number, file) for number, file in enumerate(files) if file is not None]
-    spans = ((file, span) for number, file in there for span in spans_of_file(index, number, _PIECE_BYTES))
+    threads = max((file.threads for _, file in there), default=1)
+    most = _FAR_PIECE_BYTES if threads > _FEW_THREADS else _PIECE_BYTES
+    spans = ((file, span) for number, file in there for span in spans_of_file(index, number, most))
     lock, failure, tally = threading.Lock(), FirstError(), Tally(total, progress)
     bad: list[BadBlock] = []
 
@@ -217,7 +222,6 @@ def _check_data(index: Index, files: Sequence[Reader | None], progress: Progress
                 bad.extend(_check_span(index, starts, *span))
                 tally.add(span_range(index, span[1])[1])
 
-    threads = max((file.threads for _, file in there), default=1)
     work_together(work, threads - 1 if total >= _TWO_THREADS_FROM else 0)
     failure.reraise()
     if progress is not None:

@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import itertools
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -15,6 +16,10 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import treering
 from tests.store.objects.memory_bucket import CountingBucket
+from treering._arrays.incoming import ReadRequest
+from treering._checkpoint.copy_checkpoint import copy_checkpoint
+from treering._checkpoint.forms import open_source
+from treering._values.boxes import box_of_slices, slices
 
 MIB = 1 << 20
 SPECS = [PartitionSpec(), PartitionSpec("a"), PartitionSpec("a", "b"), PartitionSpec(None, "b")]
@@ -34,23 +39,27 @@ class Saved:
     spec: PartitionSpec
 
     @contextlib.contextmanager
-    def few_requests(self, *, share: float = 1.0, times: int = 1) -> Iterator[None]:
-        """Require that no more is asked for, and received, than a part of the arrays takes."""
+    def few_requests(self, *, documents: int = 1, times: int = 1, apart: int = 0) -> Iterator[None]:
+        """Require that no more is asked for, and received, than the arrays take.
+
+        Args:
+            documents: how many are read beside the data file.
+            times: how often all of them are read.
+            apart: stretches that lie too far from each other to be read together.
+        """
         self.bucket.start_over()
         yield
-        needed = share * times * sum(leaf.nbytes for leaf in self.tree.values())
-        files = sum(name.endswith(".safetensors") for name in self.bucket._objects if name.startswith("saved/"))
-        assert len(self.bucket.asked) <= needed / (8 * MIB) + 4 * files + 6, self.bucket.asked
-        # What a file and its index say of its boxes is read too.
+        needed = times * sum(leaf.nbytes for leaf in self.tree.values())
+        assert len(self.bucket.asked) <= needed / (8 * MIB) + 4 * times * (1 + documents) + 6 + apart, self.bucket.asked
         assert self.bucket.received <= 1.05 * needed + times * self.described
 
     @property
     def described(self) -> int:
-        """Bytes of the index, and of the header of the data."""
+        """Bytes of the index, and of the header of the data, with what an open file is begun with."""
         kept = self.bucket._objects.items()
         own = {name: there.data for name, there in kept if name.startswith("saved/")}
         headers = (8 + int.from_bytes(data[:8], "little") for name, data in own.items() if name.endswith("tensors"))
-        return sum(headers) + sum(len(data) for name, data in own.items() if name.endswith(".json")) + (1 << 18)
+        return sum(headers) + sum(len(data) for name, data in own.items() if name.endswith(".json")) + (1 << 19)
 
 
 @pytest.fixture(scope="module", params=[*itertools.product(SPECS[:3], [(600, 64), (24, 768)])], ids=str)
@@ -88,3 +97,61 @@ def test_a_load_like_a_tree(saved: Saved) -> None:
     with saved.few_requests():
         found = treering.load(saved.path, like=like)
     require_equal(found, saved.tree)
+
+
+def test_a_checkpoint_that_a_run_resumes_from(saved: Saved) -> None:
+    fresh = jax.device_put(saved.tree, sharding(2, SPECS[1]))
+    with treering.Run(saved.path.parent / "run") as run:
+        run.save(1, fresh, force=True)
+    # Beside the data: the index and the note of the run, which is listed.
+    with saved.few_requests(documents=2):
+        found = treering.Run(saved.path.parent / "run").load_or_init(lambda: fresh)
+    require_equal(found.tree, saved.tree)
+
+
+def test_leaf_by_leaf(saved: Saved) -> None:
+    with saved.few_requests(), treering.open(saved.path) as opened:
+        found = {name: opened[name][...] for name in opened}
+    require_equal(found, saved.tree)
+
+
+def test_what_a_check_reads(saved: Saved) -> None:
+    with saved.few_requests():
+        assert treering.verify(saved.path).ok
+
+
+def test_what_a_comparison_reads(saved: Saved) -> None:
+    with saved.few_requests(times=2):
+        assert not treering.diff(saved.path, saved.path, values=True)
+
+
+def test_what_a_conversion_reads(saved: Saved, tmp_path: Path) -> None:
+    with saved.few_requests():
+        treering.convert(saved.path, tmp_path / "converted")
+    require_equal(treering.load(tmp_path / "converted"), saved.tree)
+
+
+def test_what_a_copy_reads(saved: Saved, tmp_path: Path) -> None:
+    with saved.few_requests():
+        copy_checkpoint(saved.path, tmp_path / "copy", overwrite=False)
+    require_equal(treering.load(tmp_path / "copy"), saved.tree)
+
+
+@pytest.mark.parametrize("spec", SPECS[1:], ids=str)
+def test_what_each_of_four_processes_reads(saved: Saved, spec: PartitionSpec) -> None:
+    """Each has two devices, and reads what lies between its boxes, too, where that is little."""
+    # A fourth of a large leaf is more than 1 MiB away from that of the next one.
+    apart = len(saved.tree) if max(leaf.nbytes for leaf in saved.tree.values()) > 2 * MIB else 0
+    for process in range(4):
+        with saved.few_requests(apart=apart), contextlib.ExitStack() as files:
+            source = open_source(saved.path, files, mapped=False)
+            requests: list[ReadRequest] = []
+            for leaf, key in enumerate(source.index.keys):
+                shape = saved.tree[key].shape
+                places: Any = sharding(4, spec).devices_indices_map(shape).items()
+                boxes = {box_of_slices(index, shape) for device, index in places if device.id // 2 == process}
+                requests.append(ReadRequest(leaf, sorted(boxes)))
+            source.arrays.read(requests)
+        for key, request in zip(source.index.keys, requests, strict=True):
+            for box, array in zip(request.boxes, request.arrays, strict=True):
+                assert np.array_equal(array, saved.tree[key][slices(box)])

@@ -15,13 +15,13 @@ from typing import Final
 
 from treering._store.api import Reader
 from treering._store.failures import DataFileMissing, naming, with_errno
+from treering._store.objects.read_ahead import NEAR, ReadAhead
 from treering._store.objects.requests import Client, Get, ObjectVersion, require_answer
 from treering.errors import Corrupt, StoreFailed
 
 FIRST_BYTES: Final = 256 << 10
 """An object is opened by reading so many of its first bytes: a small one needs no other request."""
 
-_NEAR: Final = 1 << 20
 _NEARLY: Final = 8 << 20
 # What is planned to be read together has a little more than 8 MiB.
 _USUAL_RANGE: Final = 10 << 20
@@ -67,7 +67,7 @@ def plan_spans(jobs: Sequence[tuple[int, memoryview]]) -> list[Span]:
         offset, buffer = start, whole
         while len(buffer):
             last = spans[-1] if spans else None
-            if last is None or not last.stop <= offset < min(last.stop + _NEAR, last.start + most):
+            if last is None or not last.stop <= offset < min(last.stop + NEAR, last.start + most):
                 spans.append(last := Span(offset, offset, []))
             part = buffer[: last.start + most - offset]
             last.targets.append((offset, part))
@@ -106,10 +106,11 @@ class ObjectReader(Reader):
                 raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
         self.size = answer.found.size
         self.version = answer.found.version
-        self._first = answer.data
+        self._ahead = ReadAhead(answer.data, self.size, self._fetch)
 
     def close(self) -> None:
-        """Nothing is held open."""
+        """Let go of what was fetched ahead; nothing is held open."""
+        self._ahead.forget()
 
     def read(self, offset: int, count: int) -> bytes:
         """Return ``count`` bytes from ``offset`` on.
@@ -120,8 +121,6 @@ class ObjectReader(Reader):
             StoreFailed: the bucket refuses.
         """
         self.require(offset, count)
-        if offset + count <= len(self._first):
-            return self._first[offset : offset + count]
         data = bytearray(count)
         self.read_into([(offset, memoryview(data))])
         return bytes(data)
@@ -136,13 +135,11 @@ class ObjectReader(Reader):
         """
         for offset, buffer in jobs:
             self.require(offset, buffer.nbytes)
-        if rest := list(self._fill_first(jobs)):
-            with self._naming():
-                self._client.read_into(self._name, self.version, rest)
+        self._ahead.fill([(offset, buffer.cast("B")) for offset, buffer in jobs if buffer.nbytes])
 
     def refetch(self, jobs: Sequence[tuple[int, memoryview]]) -> bool:
         """Fill the buffers anew: a bit may have changed on the way."""
-        self._first = b""
+        self._ahead.forget()
         self.read_into(jobs)
         return True
 
@@ -156,17 +153,9 @@ class ObjectReader(Reader):
             raise Corrupt(f"{os.fspath(self.path)!r} is empty", offset=0)
         return self.read(0, self.size)
 
-    def _fill_first(self, jobs: Sequence[tuple[int, memoryview]]) -> Iterator[tuple[int, memoryview]]:
-        """Copy what was read when it was opened, and yield the jobs that remain."""
-        first = memoryview(self._first)
-        for offset, buffer in jobs:
-            if not buffer.nbytes:
-                continue
-            view = buffer.cast("B")
-            known = first[offset : offset + len(view)]
-            view[: len(known)] = known
-            if len(known) < len(view):
-                yield offset + len(known), view[len(known) :]
+    def _fetch(self, jobs: Sequence[tuple[int, memoryview]]) -> None:
+        with self._naming():
+            self._client.read_into(self._name, self.version, jobs)
 
     @contextlib.contextmanager
     def _naming(self) -> Iterator[None]:
