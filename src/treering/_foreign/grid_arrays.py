@@ -15,6 +15,7 @@ from treering._codec.zarr import ZarrArray, chunk_box, chunk_count
 from treering._codec.zarr_chunks import decode
 from treering._foreign.folder_files import ByteRange, Fetch
 from treering._plan.exchange import StoredChunk
+from treering._plan.near import group_near
 from treering._values.boxes import size_of
 from treering._values.human import pluralize
 from treering._values.keys import naming_leaf
@@ -31,6 +32,7 @@ _FEW_THREADS: Final = 2
 _SMALL_BYTES: Final = 64 << 10
 # Where each read waits for an answer.
 _FAR_WINDOW: Final = 8 << 20
+_FAR_GAP: Final = 1 << 20
 
 
 class GridLeaf(NamedTuple):
@@ -42,6 +44,22 @@ class GridLeaf(NamedTuple):
     """Returns the bytes of a chunk by its number in the grid."""
     absent_is_zero: bool = False
     """Whether a chunk that is not there is one of zeros, and not lost."""
+    located: bool = False
+    """Whether it is known where the chunks lie, without a look at any file."""
+
+
+class _Encoded(NamedTuple):
+    """Bytes of a file that are a chunk, and the job that decodes them."""
+
+    file: int
+    offset: int
+    nbytes: int
+    found: ByteRange
+    place: tuple[int, int]
+    """Leaf and chunk."""
+    decoded: int
+    """What the job counts."""
+    job: Job
 
 
 class ForeignArrays:
@@ -68,6 +86,7 @@ class ForeignArrays:
         self._grids = grids
         self._threads = threads
         self._is_far = threads > _FEW_THREADS
+        self._fetched: dict[tuple[int, int], bytes] = {}
         self._stored = StoredArrays(index, files, lambda _: None, mapped=mapped, threads=threads)
 
     def check_files(self) -> None:
@@ -95,6 +114,8 @@ class ForeignArrays:
         raw = [request for request in requests if request.leaf not in self._grids]
         work, own = self._stored.plan_reads(raw), Work()
         jobs: list[tuple[int, Job]] = []
+        near: list[_Encoded] = []
+        files: dict[str | None, int] = {}
         encoded = [(request, self.dtype_of(request.leaf)) for request in requests if request.leaf in self._grids]
         large = [(request, dtype) for request, dtype in encoded if _is_large(request, dtype)]
         allocate_rooms(large, self._index.keys)
@@ -102,7 +123,17 @@ class ForeignArrays:
             layout, read = self._layout(request.leaf), functools.partial(self._fill, request.leaf)
             covering = find_chunks(layout, request)
             with naming_leaf(self._index.keys[request.leaf]):
-                jobs += plan_decoding(layout, request, covering, dtype, read)
+                for chunk, planned in zip(covering, plan_decoding(layout, request, covering, dtype, read), strict=True):
+                    grid = self._grids[request.leaf]
+                    found = grid.fetch(chunk) if self._is_far and grid.located else None
+                    if isinstance(found, ByteRange) and found.size <= _FAR_WINDOW:
+                        number = files.setdefault(found.file, len(files))
+                        near.append(_Encoded(number, found.offset, found.size, found, (request.leaf, chunk), *planned))
+                    else:
+                        jobs.append(planned)
+        for group in group_near(near, gap=_FAR_GAP, most=_FAR_WINDOW):
+            work.jobs.append(functools.partial(self._decode_group, group))
+            work.nbytes += sum(piece.decoded for piece in group)
         jobs.sort(key=lambda pair: -pair[0])  # the longest first, so that two threads end together
         for nbytes, job in jobs:
             here = work if self._is_far or nbytes > _SMALL_BYTES else own
@@ -119,10 +150,19 @@ class ForeignArrays:
                 )
         return layout
 
+    def _decode_group(self, group: Sequence[_Encoded]) -> int:
+        """Read the bytes of chunks that are near each other with one call, and decode them."""
+        first, last = group[0], group[-1]
+        data = first.found.read(0, last.offset + last.nbytes - first.offset)
+        for piece in group:
+            start = piece.offset - first.offset
+            self._fetched[piece.place] = data[start : start + piece.nbytes]
+        return sum(piece.job() for piece in group)
+
     def _fill(self, leaf: int, chunk: int, into: NDArray[Any]) -> None:
         grid = self._grids[leaf]
         with naming_leaf(self._index.keys[leaf]):
-            found = grid.fetch(chunk)
+            found = self._fetched.pop((leaf, chunk), None) or grid.fetch(chunk)
             if found is not None:
                 data = _Sequence(found, _FAR_WINDOW if self._is_far else 0)
                 decode(grid.layout, data.read, data.size, view_as_stored(grid.layout, into))

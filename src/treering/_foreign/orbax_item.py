@@ -69,7 +69,7 @@ class _Arrays(NamedTuple):
         find = finder(self.files, self.folder, self.values, name)
         for zarr3 in (False, True) if self.zarr3 is None else (self.zarr3,):
             if (found := find_array(find, zarr3=zarr3)) is not None:
-                return found
+                return found._replace(located=self.values is not None and found.is_apart)
         raise Corrupt(f"the array {name!r:.200} is missing", hint=_LOST)
 
 

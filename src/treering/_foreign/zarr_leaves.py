@@ -42,6 +42,8 @@ class ZarrLeaf(NamedTuple):
     """Whether what was never written is zero."""
     is_apart: bool = True
     """Whether a file holds one chunk and nothing else."""
+    located: bool = False
+    """Whether it is known where its chunks lie, without a look at any file."""
 
     def leaf(self, kind: LeafType, *, absent_is_zero: bool, data: FolderFiles | None = None) -> ForeignLeaf:
         """Return it as a leaf of a kind.
@@ -54,7 +56,7 @@ class ZarrLeaf(NamedTuple):
         if data is not None and (pieces := self._pieces(data)):
             return ForeignLeaf(kind, pieces=pieces)
         zero = absent_is_zero and self.fill_is_zero
-        return ForeignLeaf(kind, grid=functools.partial(_grid, self.layout, self.fetch, zero))
+        return ForeignLeaf(kind, grid=functools.partial(_grid, self.layout, self.fetch, zero, self.located))
 
     def _pieces(self, data: FolderFiles) -> list[tuple[Box | None, int, int]]:
         """Return where the chunks lie as they are in memory; nothing where one does not."""
@@ -165,7 +167,7 @@ def _fetch(layout: ZarrArray, find: Find, number: int) -> ByteRange | None:
     return None if found is None else check_stored(layout, found)
 
 
-def _grid(layout: ZarrArray, fetch: Fetch, zero: bool) -> GridLeaf:
+def _grid(layout: ZarrArray, fetch: Fetch, zero: bool, located: bool) -> GridLeaf:
     from treering._foreign.grid_arrays import GridLeaf
 
-    return GridLeaf(layout, fetch, absent_is_zero=zero)
+    return GridLeaf(layout, fetch, absent_is_zero=zero, located=located)

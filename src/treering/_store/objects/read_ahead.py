@@ -53,7 +53,7 @@ class ReadAhead:
         >>> for number in range(100):
         ...     reads.fill([((5 << 20) + 1000 * number, memoryview(bytearray(1000)))])
         >>> asked
-        [(5242880, 1000), (5242880, 262144)]
+        [(5242880, 1000), (5243880, 261144)]
     """
 
     def __init__(self, first: bytes, size: int, fetch: Callable[[Jobs], None]) -> None:
@@ -77,15 +77,15 @@ class ReadAhead:
         """Fill flat buffers with the bytes from their offsets on."""
         rest = sorted(jobs, key=operator.itemgetter(0))
         start, stop = _range_of(rest)
+        is_small = stop - start < _WINDOW
         with self._lock:
             for window in self._known():
                 if window.data is not None and window.start < stop and start < window.stop:
                     rest = self._take(window, rest)
-            while rest and (ahead := self._fetch_ahead(rest)) is not None:
+            while is_small and rest and (ahead := self._fetch_ahead(rest)) is not None:
                 rest = self._take(ahead, rest)
-            start, stop = _range_of(rest)
-            if 0 < stop - start < _WINDOW:
-                self._places.append(_Window(start, stop))
+            if is_small and rest:
+                self._places.append(_Window(*_range_of(rest)))
             self._busy += bool(rest)
         if rest:
             try:
@@ -108,7 +108,7 @@ class ReadAhead:
         # Several that read at once need not wait for each other.
         if stop - start >= (NEAR if self._busy else length):
             return None
-        begin = max(start - start % length, *(one.stop for one in held if one.stop <= start), 0)
+        begin = max(start - start % length, *(one.stop for one in known if one.stop <= start), 0)
         end = min(start - start % length + length, *(one.start for one in held if one.start > start), self._size)
         window = _Window(begin, end, data := memoryview(bytearray(end - begin)))
         self._fetch([(begin, data)])
