@@ -132,10 +132,11 @@ def copy_file(source: Path, target: Path, *, overwrite: bool, progress: Progress
         tally = Tally(file.size, progress)
         if index is None or not index.verified:
             pieces: Iterator[bytes] = read_pieces(file, file.size)
-            write_file(target, _after(b"", pieces, tally), file.size)
+            write_file(target, _after(b"", pieces, tally), file.size, new=not overwrite)
         else:
             header = file.read(0, index.files[0].header)
-            write_file(target, _after(header, checked_pieces(index, 0, file), tally), file.size)
+            content = _after(header, checked_pieces(index, 0, file), tally)
+            write_file(target, content, file.size, new=not overwrite)
 
 
 def _index_of(source: Path, file: Reader) -> Any:

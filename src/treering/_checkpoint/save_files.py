@@ -120,7 +120,7 @@ class SafetensorsSave:
             pass
         _, header = single_file(make_index(self._flat, layout, first.checksums, metadata, attempt=attempt))
         buffers = claim_at_end(_read_again(header, layout, first, options.progress, keys), watch)
-        write_file(options.path, buffers, len(header) + layout.data_bytes)
+        write_file(options.path, buffers, len(header) + layout.data_bytes, new=not options.overwrite)
 
 
 def write_buffers(buffers: Iterable[Buffer], size: int, options: SaveOptions, watch: Watch) -> None:
@@ -146,7 +146,7 @@ def write_buffers(buffers: Iterable[Buffer], size: int, options: SaveOptions, wa
             yield buffer
             tally.add(len(buffer))
 
-    write_file(options.path, claim_at_end(count(), watch), size)
+    write_file(options.path, claim_at_end(count(), watch), size, new=not options.overwrite)
 
 
 def _require_free(options: SaveOptions) -> None:

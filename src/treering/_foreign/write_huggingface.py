@@ -130,7 +130,7 @@ def _write_model(model: _Model, metadata: Mapping[str, str], options: SaveOption
     sizes = [len(header) + sum(row[-1] for row in file) for header, file in zip(headers, rows, strict=True)]
     with phase("save/write"), _new_folder(options) as store:
         if len(files) == 1:
-            write_file(options.path / _ALONE, contents[0], sizes[0])
+            write_file(options.path / _ALONE, contents[0], sizes[0], new=True)
             return
         names = [f"model-{number + 1:05}-of-{len(files):05}.safetensors" for number in range(len(files))]
         weights = {model.names[leaf]: name for name, leaves in zip(names, files, strict=True) for leaf in leaves}

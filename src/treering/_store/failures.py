@@ -11,7 +11,7 @@ from typing import TypeVar
 
 from treering._values.checkpoint_names import INDEX
 from treering._values.leaves_names import INDEX as LEAVES_INDEX
-from treering.errors import Corrupt, Format, NotFound, StoreFailed, TreeringError
+from treering.errors import Corrupt, Exists, Format, NotFound, StoreFailed, TreeringError
 
 _Error = TypeVar("_Error", bound=OSError)
 
@@ -97,6 +97,17 @@ def missing_error(shown: str, name: str) -> DataFileMissing:
     error = DataFileMissing(f"{shown!r} is missing")
     error.name = name
     return with_errno(error, errno.ENOENT, shown)
+
+
+def taken_meanwhile(shown: str) -> Exists:
+    """Return the error for a new file whose name another writer took while it was being written.
+
+    Example:
+        >>> taken_meanwhile("a.msgpack").message
+        "'a.msgpack' was saved by another writer meanwhile"
+    """
+    hint = "nothing was changed; load it, save to another path, or overwrite it"
+    return Exists(f"{shown!r} was saved by another writer meanwhile", hint=hint)
 
 
 @contextlib.contextmanager

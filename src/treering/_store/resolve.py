@@ -277,13 +277,14 @@ def open_file(path: str | os.PathLike[str]) -> Reader:
     return root_of(path).open_file(located(path))
 
 
-def write_file(path: str | os.PathLike[str], buffers: Iterable[Buffer], size: int) -> None:
-    """Make a single file, or replace it as a whole, durably; folders above are made.
+def write_file(path: str | os.PathLike[str], buffers: Iterable[Buffer], size: int, *, new: bool = False) -> None:
+    """Make a single file, or, unless it is ``new``, replace it as a whole, durably; folders above are made.
 
     Raises:
+        Exists: it had to be new, and something is there, or came there meanwhile.
         StoreFailed: the store refused, or the buffers hold another number of bytes.
     """
-    root_of(path).write_file(located(path), buffers, size)
+    root_of(path).write_file(located(path), buffers, size, new=new)
 
 
 def _without_end(path: str | os.PathLike[str]) -> str | os.PathLike[str]:

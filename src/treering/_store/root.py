@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import abc
 import contextlib
+import os
 from collections.abc import Iterable, Iterator
 from pathlib import PurePath
 
-from treering._store.api import Entry, Reader, Store
+from treering._store.api import ANY, Entry, Outcome, Reader, Store
+from treering._store.failures import taken_meanwhile
 from treering._store.pieces import Buffer, pieces
 
 
@@ -31,9 +33,14 @@ class Root(abc.ABC):
         """Open a single file; NotFound, StoreFailed."""
         return self.place(path.parent).open_file(path.name)
 
-    def write_file(self, path: PurePath, buffers: Iterable[Buffer], size: int) -> None:
-        """Make a single file, or replace it as a whole, durably; places above are made; StoreFailed."""
-        self.place(path.parent).replace(path.name, b"".join(map(bytes, pieces(buffers, size))))
+    def write_file(self, path: PurePath, buffers: Iterable[Buffer], size: int, *, new: bool = False) -> None:
+        """Make a single file, or, unless it is ``new``, replace it as a whole, durably; places above are made.
+
+        StoreFailed; Exists where it had to be new.
+        """
+        data = b"".join(map(bytes, pieces(buffers, size)))
+        if self.place(path.parent).replace(path.name, data, None if new else ANY) is Outcome.LOST:
+            raise taken_meanwhile(os.fspath(path))
 
     def find(self, path: PurePath, *, follow: bool = True) -> Entry | None:
         """Return what is at a path; None for nothing. A place is an entry that is no file."""

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import PurePath
 from typing import Final
 
-from treering._store.api import Entry, Kind
-from treering._store.failures import naming
+from treering._store.api import ANY, Entry, Kind, Outcome
+from treering._store.failures import naming, taken_meanwhile
 from treering._store.memory_pool import lasting_pieces
 from treering._store.objects.requests import Client, Head, List, require_answer
 from treering._store.objects.store import GRACE, WHOLE_BYTES, ObjectStore, entry_of
@@ -17,7 +17,8 @@ from treering._store.pieces import Buffer
 from treering._store.root import Root
 
 # Some may write and not look; some servers know no conditions.
-_NO_CONDITIONS: Final = frozenset({errno.EACCES, errno.EPERM, errno.ENOTSUP})
+_NOT_KNOWN: Final = frozenset({errno.ENOTSUP})
+_NO_CONDITIONS: Final = _NOT_KNOWN | {errno.EACCES, errno.EPERM}
 
 
 class ObjectRoot(Root):
@@ -39,21 +40,35 @@ class ObjectRoot(Root):
         client, key = self._connect(path)
         return ObjectStore(client, f"{key}/" if key else "", path, grace=self._grace_of(path))
 
-    def write_file(self, path: PurePath, buffers: Iterable[Buffer], size: int) -> None:
-        """Make a single object, or replace it as a whole."""
+    def write_file(self, path: PurePath, buffers: Iterable[Buffer], size: int, *, new: bool = False) -> None:
+        """Make a single object, or, unless it is ``new``, replace it as a whole.
+
+        What is put in parts cannot be put by condition: whether it is new is asked again when all of them are there.
+        """
         client, key = self._connect(path)
         with naming(os.fspath(path), "write"):
             if size > WHOLE_BYTES:
-                client.put_parts(key, buffers, size, new=False)
+                client.put_parts(key, self._while_free(path, buffers) if new else buffers, size, new=False)
                 return
             data, place = b"".join(lasting_pieces(buffers, size)), self.place(path.parent)
             try:
                 # By condition: a late request of it could undo the save that came after it.
-                place.replace(path.name, data)
+                outcome = place.replace(path.name, data, None if new else ANY)
             except OSError as error:
-                if error.errno not in _NO_CONDITIONS:
+                if error.errno not in (_NOT_KNOWN if new else _NO_CONDITIONS):
                     raise
                 place.put(path.name, data)
+                return
+            if outcome is Outcome.LOST:
+                raise taken_meanwhile(os.fspath(path))
+            if outcome is Outcome.UNKNOWN:
+                raise OSError(errno.EIO, f"{client.shown} does not answer, and the file may yet be put")
+
+    def _while_free(self, path: PurePath, buffers: Iterable[Buffer]) -> Iterator[Buffer]:
+        """Yield what an object is made of; at its end, require that nothing has its name yet."""
+        yield from buffers
+        if self.is_taken(path):
+            raise taken_meanwhile(os.fspath(path))
 
     def is_taken(self, path: PurePath) -> bool:
         """Whether an object has the name; others may have names that begin so."""

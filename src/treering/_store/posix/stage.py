@@ -13,8 +13,9 @@ import os
 import secrets
 from typing import Self
 
+from treering._store.failures import taken_meanwhile
 from treering._store.posix import descriptors, open_descriptor
-from treering._store.posix.folder import CAREFUL, NEW
+from treering._store.posix.folder import CAREFUL, NEW, NO_LINKS
 from treering._store.posix.open_descriptor import OpenDescriptor
 from treering.errors import StoreFailed
 
@@ -28,17 +29,19 @@ _ATTEMPTS = 20
 class StagedFile:
     """The staged file for ``target``, a context manager: left without ``commit``, it is removed."""
 
-    def __init__(self, target: str, shown: str, *, sweep: bool = True) -> None:
+    def __init__(self, target: str, shown: str, *, sweep: bool = True, new: bool = False) -> None:
         """Stage beside the absolute path ``target``, which the caller calls ``shown``.
 
         Args:
             target: the path.
             shown: what messages call it.
             sweep: whether to look through the folder for what dead writers of the same name left.
+            new: whether nothing may be there when it is put in place.
         """
         self._sweeps = sweep and descriptors.fcntl is not None
         self._target = target
         self._shown = shown
+        self._put = _put_new if new else os.replace
         self._folder, name = os.path.split(target)
         self._stem = _stem(name)
         self._path: str | None = None
@@ -75,6 +78,7 @@ class StagedFile:
 
         Raises:
             OSError: nothing has changed.
+            Exists: it had to be new, and something is there; nothing has changed.
             StoreFailed: the new content is in place, but may not survive a power cut.
         """
         descriptors.sync(self.descriptor)
@@ -93,11 +97,16 @@ class StagedFile:
         if self._path is None:
             return
         try:
-            os.replace(self._path, self._target)
-        except OSError:
+            self._put(self._path, self._target)
+        except OSError as error:
             # On a network file system a rename may be done and only its answer lost.
             if self.descriptor < 0 or not descriptors.is_at(self.descriptor, self._target):
+                if self._put is _put_new and isinstance(error, FileExistsError):
+                    raise taken_meanwhile(self._shown) from error
                 raise
+        if self._put is _put_new:
+            with contextlib.suppress(OSError):  # a sweeper knows it by its name
+                os.unlink(self._path)
         self._path = None
 
     def _create(self, mode: int) -> None:
@@ -129,6 +138,25 @@ class StagedFile:
         if self._open_folder is not None:
             with contextlib.suppress(OSError):
                 self._open_folder.close()
+
+
+def _put_new(path: str, target: str) -> None:
+    """Give a file a name that nothing may have.
+
+    Raises:
+        OSError: the system refused; FileExistsError where something is there.
+    """
+    if descriptors.fcntl is None:  # Windows renames nothing over a file
+        os.rename(path, target)
+        return
+    try:
+        os.link(path, target)
+    except OSError as error:
+        if error.errno not in NO_LINKS:
+            raise
+        if os.path.lexists(target):
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST)) from None
+        os.replace(path, target)
 
 
 def _stem(name: str) -> str:

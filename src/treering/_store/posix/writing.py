@@ -67,7 +67,7 @@ def _write_cached(descriptor: int, parts: Iterable[memoryview]) -> None:
                 begun = written
 
 
-def replace_file(path: Path, buffers: Iterable[Buffer], size: int) -> None:
+def replace_file(path: Path, buffers: Iterable[Buffer], size: int, *, new: bool = False) -> None:
     """Durably replace the file at ``path``, or make it, with the concatenation of ``buffers``.
 
     When this returns, the new content survives a power cut. Until then, and after any error or kill, ``path`` holds the
@@ -80,8 +80,10 @@ def replace_file(path: Path, buffers: Iterable[Buffer], size: int) -> None:
         path: where to; relative to the current folder as it is now.
         buffers: C-contiguous buffers of any item type, asked for one after the other.
         size: how many bytes the buffers hold together.
+        new: whether nothing may be there, at the end either.
 
     Raises:
+        Exists: it had to be new, and something is there.
         StoreFailed: the system refused; ``errno`` says why, ``filename`` is ``path``. Nothing has changed, except in
             one case that the message names: the new content is in place but may not be durable.
 
@@ -96,7 +98,7 @@ def replace_file(path: Path, buffers: Iterable[Buffer], size: int) -> None:
     with naming(shown, "write"):
         target = resolved(shown)
         make_folder(os.path.dirname(target))
-        with StagedFile(target, shown) as staged:
+        with StagedFile(target, shown, new=new) as staged:
             descriptors.require_space(staged.descriptor, size)
             write_content(staged.descriptor, buffers, size)
             staged.commit()
