@@ -22,9 +22,16 @@ def open_step(run: Path) -> int:
         return int(opened["step"])
 
 
+def compared_step(run: Path) -> int:
+    other = run.with_name("other.msgpack")
+    treering.save(other, {"step": -1}, overwrite=True)
+    return next(int(each.a or 0) for each in treering.diff(run, other) if each.key == "step" and each.what == "value")
+
+
 READERS: dict[str, Callable[[Path], int]] = {
     "load": lambda run: treering.load(run)["step"],
     "open": open_step,
+    "diff": compared_step,
     "inspect": lambda run: treering.inspect(run).leaves["step"].value,
 }
 readers = pytest.mark.parametrize("read", READERS.values(), ids=READERS)

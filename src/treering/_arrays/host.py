@@ -126,7 +126,8 @@ def _plain(value: Any, above: tuple[int, ...]) -> Any:
 def _number(value: Any) -> Any:
     """Return the number that a scalar holds, or the scalar itself where it is none, or lies elsewhere."""
     try:
-        number = value.item() if not value.shape and value.dtype.kind in _KINDS else value
+        with jax.transfer_guard_device_to_host("allow"):
+            number = value.item() if not value.shape and value.dtype.kind in _KINDS else value
     except (TypeError, ValueError, RuntimeError):  # a tracer, a deleted array, or one of other processes
         return value
     return number if type(number) in (bool, int, float) else value

@@ -26,15 +26,16 @@ _NARROW: Final = frozenset(
 
 
 def to_host(array: Any) -> NDArray[Any]:
-    """Return an array as numpy; on CPU a view. Where it is a copy, that copy is the caller's alone.
+    """Return an array as numpy; on CPU a view, unless it lies in parts.
 
-    jax keeps a copy that it once made for numpy as long as the array lives. Large arrays are therefore fetched
-    through a second handle that nobody keeps.
+    jax keeps a copy that it once made for numpy as long as the array lives. Large arrays of one part are therefore
+    fetched through a second handle that nobody keeps, so that the copy is the caller's alone.
     """
-    if not isinstance(array, jax.Array) or is_view(array):
+    parted = isinstance(array, jax.Array) and not array.is_fully_replicated
+    if not isinstance(array, jax.Array) or (is_view(array) and not parted):
         seen: NDArray[Any] = np.asarray(array)
         return seen
-    if array.nbytes > _SMALL_BYTES:
+    if array.nbytes > _SMALL_BYTES and not parted:
         gc.collect(0)  # jax lets go of the copy before this one only when the collector runs
         held = array.addressable_shards[0].data
         array = jax.make_array_from_single_device_arrays(held.shape, held.sharding, [held])

@@ -9,8 +9,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import os
-from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
 
@@ -149,9 +148,12 @@ def verify_bytes(path: str | os.PathLike[str], progress: Progress | None) -> Ver
     return cast("Verification", _call("verify", path, progress))
 
 
-def open_leaf_by_leaf(path: str | os.PathLike[str]) -> AbstractContextManager[OpenTree]:
+@contextlib.contextmanager
+def open_leaf_by_leaf(path: str | os.PathLike[str]) -> Iterator[OpenTree]:
     """Open what stands at ``path``, of a run the latest step, to look at leaves one by one."""
-    return cast("AbstractContextManager[OpenTree]", _call("tree", path))
+    with contextlib.ExitStack() as held:
+        # Entered where the step was found: one that goes before that has a newer one beside it.
+        yield _call("tree", path, enter=held.enter_context)
 
 
 def is_run(path: str | os.PathLike[str]) -> bool:
@@ -159,13 +161,27 @@ def is_run(path: str | os.PathLike[str]) -> bool:
     return detect(path) is Form.RUN
 
 
-def _call(task: str, path: str | os.PathLike[str], *given: Any, **named: Any) -> Any:
-    """Call the function of the form at ``path``; where a run has none, that of a checkpoint on its latest step."""
+def _itself(found: Any) -> Any:
+    return found
+
+
+def _call(
+    task: str, path: str | os.PathLike[str], *given: Any, enter: Callable[[Any], Any] = _itself, **named: Any
+) -> Any:
+    """Call the function of the form at ``path``; where a run has none, that of a checkpoint on its latest step.
+
+    Args:
+        task: the name of the function's column.
+        path: what is read.
+        given: passed to the function.
+        enter: enters what the function returns, where that is a context manager.
+        named: passed to the function.
+    """
     form = detect(path)
     if function := getattr(_FORMS[form] if isinstance(form, Form) else _FOREIGN, task):
-        return _import(function)(path, *given, **named)
+        return enter(_import(function)(path, *given, **named))
     read = _import(getattr(_FORMS[Form.CHECKPOINT], task))
-    return _import("_runs.steps:of_latest")(path, lambda step: read(step, *given, **named))
+    return _import("_runs.steps:of_latest")(path, lambda step: enter(read(step, *given, **named)))
 
 
 def _import(name: str) -> Any:

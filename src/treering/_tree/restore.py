@@ -257,7 +257,8 @@ def _restore_key(target: Any, state: Any) -> Any:
     kind = str(target.dtype).removeprefix("key<").removesuffix(">")
     impl = jax.random.key_impl(target) if isinstance(target, jax.Array) else _KEY_KINDS.get(kind, kind)
     try:
-        return jax.random.wrap_key_data(jax.numpy.asarray(state), impl=impl)
+        with jax.transfer_guard_host_to_device("allow"):
+            return jax.random.wrap_key_data(jax.numpy.asarray(state), impl=impl)
     except (TypeError, ValueError) as error:
         text = f"the target is a PRNG key ({kind}), the state {_describe(state)} cannot be its data ({error}),"
         raise _error(NotItems, text) from error
