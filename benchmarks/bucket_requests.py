@@ -20,7 +20,7 @@ from benchmarks.workloads import LeafKind, Tree
 from treering._codec.key_document import placeholder
 from treering._store.run_folder import step_name
 
-__all__ = ["RunScene", "SmallScene"]
+__all__ = ["RunScene", "SmallScene", "call_groups"]
 
 _LEAVES = 10
 
@@ -75,7 +75,7 @@ class SmallScene:
             ("ls", lambda bucket: self._verb("ls", bucket), False),
             ("inspect", lambda bucket: self._verb("inspect", bucket), False),
         )
-        return tuple(group for name, begin, beside in calls for group in _groups(name, begin, beside_data=beside))
+        return tuple(group for name, begin, beside in calls for group in call_groups(name, begin, beside_data=beside))
 
     @property
     def _kept(self) -> str:
@@ -160,12 +160,19 @@ class RunScene:
         return tuple(
             group
             for name, begin in (("Run.latest", latest), ("Run.steps", steps))
-            for group in _groups(name, begin, beside_data=False, wanted=wanted[name])
+            for group in call_groups(name, begin, beside_data=False, wanted=wanted[name])
         )
 
 
-def _groups(name: str, begin: Callable[[str], Work], *, beside_data: bool, wanted: Any = None) -> tuple[Group, ...]:
-    """How often a call asks, and how long it takes where each request takes 50 ms, with how many in sequence."""
+def call_groups(
+    name: str,
+    begin: Callable[[str], Work],
+    *,
+    beside_data: bool,
+    wanted: Any = None,
+    far: tuple[str, str] = (SLOW_BUCKET, "50 ms"),
+) -> tuple[Group, ...]:
+    """How often a call asks, and how long it takes where each request takes a while, with how many in sequence."""
 
     def check(asked: _Asked) -> str | None:
         if not asked.requests:
@@ -179,15 +186,15 @@ def _groups(name: str, begin: Callable[[str], Work], *, beside_data: bool, wante
     near = Case(
         name="treering", begin=lambda: _asked(begin(BUCKET)), check=check, count=lambda asked: len(counted(asked))
     )
-    far = Case(
+    slow = Case(
         name="treering",
-        begin=lambda: _asked(begin(SLOW_BUCKET)),
+        begin=lambda: _asked(begin(far[0])),
         check=check,
         count=lambda asked: in_sequence(counted(asked)),
     )
     return (
         Group(name=name, cases=(near,), peaks=False, unit=f"requests{beside}"),
-        Group(name=f"{name}, 50 ms a request", cases=(far,), peaks=False, unit=f"in sequence{beside}"),
+        Group(name=f"{name}, {far[1]} a request", cases=(slow,), peaks=False, unit=f"in sequence{beside}"),
     )
 
 

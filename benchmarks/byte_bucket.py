@@ -16,6 +16,7 @@ from urllib.parse import urlsplit
 
 __all__ = [
     "BUCKET",
+    "NEAR_BUCKET",
     "SLOW_BUCKET",
     "Request",
     "ask_server",
@@ -28,6 +29,8 @@ __all__ = [
 BUCKET = "bench"
 SLOW_BUCKET = "slow"
 """The same objects; each request takes 50 ms."""
+NEAR_BUCKET = "slow-30"
+"""The same objects; each request takes 30 ms."""
 
 _VARIABLE = "AWS_ENDPOINT_URL"
 _OURS = "TREERING_BENCHMARKS_SERVER"

@@ -2,8 +2,8 @@
 
 ``python -m benchmarks.byte_server [--slow SECONDS]`` prints its URL and serves until its standard input ends. It takes
 every signature, computes no checksum of a body, and keeps everything in memory. There is one set of objects, which all
-names of buckets show. Each request to the bucket ``slow`` waits first. The bucket ``-`` is none: ``GET /-/requests``
-gives the requests since the last time as JSON, ``DELETE /-/PREFIX`` removes objects.
+names of buckets show. Each request to the bucket ``slow`` waits first, and one to ``slow-30`` waits 30 ms. The bucket
+``-`` is none: ``GET /-/requests`` gives the requests since the last time as JSON, ``DELETE /-/PREFIX`` removes objects.
 
 Conditions (If-Match, If-None-Match) are honoured for PUT, GET, HEAD, DELETE and the completion of an upload. An ETag is
 random, so that it never recurs.
@@ -166,8 +166,9 @@ class ByteServer:
         """What becomes of a request; the log is told by `note`."""
         if request.bucket == "-":
             return self._control(request)
-        if request.bucket == "slow":
-            time.sleep(self._slow)
+        name, _, milliseconds = request.bucket.partition("-")
+        if name == "slow":
+            time.sleep(int(milliseconds) / 1000 if milliseconds.isdigit() else self._slow)
         query = request.query
         choices: tuple[tuple[bool, Callable[[_Request, _Body], _Answer]], ...] = (
             ("uploads" in query and bool(request.key), self._begin_upload),

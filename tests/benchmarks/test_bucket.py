@@ -15,7 +15,7 @@ from benchmarks.measure import interleave
 
 pytestmark = pytest.mark.benchmark
 
-SMALL = {"A": 2e-4, "B": 2e-3, "S": 1.0, "R": 0.01}
+SMALL = {"A": 2e-4, "B": 2e-3, "S": 1.0, "R": 0.01, "M": 0.01}
 
 
 @pytest.mark.parametrize("name", BENCHMARK.workloads)
