@@ -10,7 +10,7 @@ import pytest
 
 import treering
 from torture.bucket_servers import BucketServer
-from treering._store.objects import connect
+from treering._store.objects import connect, obstore_stores
 from treering.errors import StoreFailed, TreeringError
 
 pytestmark = pytest.mark.bucket
@@ -25,7 +25,7 @@ def server(request: pytest.FixtureRequest) -> BucketServer:
 
 @pytest.fixture(autouse=True)
 def _forget_buckets(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    for name in [name for name in os.environ if name.startswith(connect._VARIABLES)]:
+    for name in [name for name in os.environ if name.startswith(obstore_stores._READ)]:
         monkeypatch.delenv(name)
     yield
     connect._BUCKETS.clear()

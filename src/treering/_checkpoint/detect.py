@@ -154,7 +154,7 @@ def detect(path: str | os.PathLike[str]) -> Form | ForeignForm:
     if not isinstance(shown, str) or not shown:
         what = "''" if shown == "" else kind_of(shown)  # a tree may be of any size
         raise Unsupported(f"{what} is not the name of a checkpoint or file", hint="pass the path of one, as text")
-    place = located(shown)
+    place = located(path)
     # First, because in a bucket each look is a request.
     if place.suffix.lower() not in _FILE_SUFFIXES and find_index_at(place, follow=False):
         return Form.CHECKPOINT

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
 
 from treering._checkpoint.detect import Form, detect
 from treering._store.open_folder import OpenFolder
+from treering._store.resolve import kept
 
 if TYPE_CHECKING:
     from treering._arrays.source import Source
@@ -177,6 +178,7 @@ def _call(
         enter: enters what the function returns, where that is a context manager.
         named: passed to the function.
     """
+    path = kept(path)
     form = detect(path)
     if function := getattr(_FORMS[form] if isinstance(form, Form) else _FOREIGN, task):
         return enter(_import(function)(path, *given, **named))

@@ -26,7 +26,7 @@ from treering._format.selection import Selection, select
 from treering._format.structure import build
 from treering._keymap.key_map import KeyMap, check_key_map
 from treering._printable import kind_of
-from treering._store.resolve import require_path
+from treering._store.resolve import kept, require_path
 from treering._tree.fit import Fit
 from treering._tree.flatten import Flattened, flatten_like
 from treering._tree.likeness import KEPT, LeafMatch, Wording, array_dtype, aval_shape, match_leaves, match_stored
@@ -111,6 +111,7 @@ class LoadOptions:
 def load_tree(path: str | os.PathLike[str], like: Any, options: LoadOptions) -> Any:
     """Return the tree at ``path``; ``treering.load`` says more."""
     require_path(path)
+    path = kept(path)
     options.check(like)
     is_shared = functools.partial(spans_processes, options.shardings, options.mesh, like)
     is_joint = functools.partial(options.places_array_of, like)

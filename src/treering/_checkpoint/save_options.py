@@ -14,7 +14,7 @@ from treering._arrays.jobs import Progress
 from treering._codec.documents import check_json
 from treering._keymap.key_map import KeyMap, check_key_map
 from treering._printable import kind_of
-from treering._store.resolve import new_file_path, new_folder_path, require_path
+from treering._store.resolve import kept, located, new_file_path, new_folder_path, require_path
 from treering._values.processes import timeout_seconds
 from treering._view.progress import reporter
 from treering.errors import Unsupported
@@ -103,7 +103,7 @@ class SaveOptions:
             hint = "a name without it becomes a folder; .safetensors and .msgpack become one file"
             raise Unsupported(f"{os.fspath(path)!r}: treering writes no {suffix} files", hint=hint)
         return cls(
-            path=place,
+            path=located(kept(place)),
             shown=os.fspath(path),
             metadata=metadata,
             overwrite=overwrite,

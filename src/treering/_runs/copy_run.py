@@ -14,7 +14,7 @@ from treering._runs.open_run import open_run
 from treering._runs.steps import note_records, records_in, step_path, steps_in, steps_of
 from treering._store.failures import naming_file
 from treering._store.open_folder import OpenFolder, index_document
-from treering._store.resolve import is_folder, is_taken, located, new_file_path, new_folder_path
+from treering._store.resolve import is_folder, is_taken, kept, located, new_file_path, new_folder_path
 from treering._store.run_folder import RunFolder
 from treering.errors import Busy, Exists, NotFound, TreeringError, Unsupported
 
@@ -33,21 +33,22 @@ def copy_path(source: str, target: str, *, overwrite: bool, progress: Progress |
         Exists: something is at the target.
         TreeringError: as `copy_checkpoint` and `copy_file`.
     """
-    form = detect(source)
-    if form is Form.LEAVES or (isinstance(form, ForeignForm) and is_folder(located(source))):
+    place = located(kept(source))
+    form = detect(place)
+    if form is Form.LEAVES or (isinstance(form, ForeignForm) and is_folder(place)):
         what = "a leaves directory" if form is Form.LEAVES else f"of the form {form.value}"
         raise Unsupported(f"{source!r} is {what}", hint="treering convert writes it anew, in a form that --to names")
     if form is Form.CHECKPOINT:
-        copy_checkpoint(located(source), _new_folder(target), overwrite=overwrite, progress=progress)
+        copy_checkpoint(place, _new_folder(target), overwrite=overwrite, progress=progress)
     elif form is Form.RUN:
-        copy_run(located(source), _new_folder(target), overwrite=overwrite, progress=progress)
+        copy_run(place, _new_folder(target), overwrite=overwrite, progress=progress)
     else:
-        copy_file(located(source), new_file_path(target), overwrite=overwrite, progress=progress)
+        copy_file(place, located(kept(new_file_path(target))), overwrite=overwrite, progress=progress)
     return form
 
 
 def _new_folder(target: str) -> Path:
-    path = new_folder_path(target)
+    path = located(kept(new_folder_path(target)))
     if is_taken(path) and not is_folder(path):
         # In a bucket a folder may have the name of an object, and readers would find the object.
         raise Exists(f"{target!r} is a file; the copy would be a folder", hint="copy to another path")

@@ -124,7 +124,7 @@ def leaves_path(path: str | os.PathLike[str], *, new: bool = False) -> Path:
         >>> leaves_path("runs/a/").name
         'a'
     """
-    return (new_file_path if new else file_path)(_without_end(path))
+    return located(kept((new_file_path if new else file_path)(_without_end(path))))
 
 
 def is_on_disk(path: str | os.PathLike[str]) -> bool:
@@ -166,6 +166,18 @@ def absolute(path: PurePath) -> Path:
     return cast("Path", root_of(path).absolute(path))
 
 
+def kept(path: str | os.PathLike[str]) -> str | os.PathLike[str]:
+    """Return a path that leads to the same server and account to the end of a call, whatever the environment says then.
+
+    What is no path at all is left to those who refuse it.
+
+    Raises:
+        TreeringError: a bucket cannot be reached so, as when it is used.
+    """
+    given: object = path
+    return path if not isinstance(given, str | os.PathLike) or is_on_disk(path) else absolute(located(path))
+
+
 def settled(path: str | os.PathLike[str]) -> Path:
     """Return the path by which one place is known, whatever leads to it; itself where the system cannot say."""
     return cast("Path", root_of(path).settled(located(path)))
@@ -183,10 +195,10 @@ def root_of(path: str | os.PathLike[str]) -> Root:
 
 @functools.cache
 def _buckets() -> Root:
-    from treering._store.objects.connect import connect, grace_of
+    from treering._store.objects.connect import connect, frozen, grace_of
     from treering._store.objects.root import ObjectRoot
 
-    return ObjectRoot(connect, grace_of)
+    return ObjectRoot(connect, grace_of, frozen)
 
 
 @functools.cache

@@ -17,7 +17,7 @@ import pytest
 import treering
 from tests.store.objects.memory_bucket import MemoryBucket
 from tests.store.objects.web_server import serving
-from treering._store.objects import connect, credentials
+from treering._store.objects import connect, credentials, obstore_stores
 from treering._store.objects.client import ObstoreClient
 from treering._store.objects.store import GRACE
 from treering._store.objects.url import bucket_path
@@ -31,7 +31,7 @@ stores: Any = pytest.importorskip("obstore.store")
 def _nothing_known(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
     """Forget all buckets and credentials."""
     for name in list(os.environ):
-        if name.startswith(connect._VARIABLES):
+        if name.startswith(obstore_stores._READ):
             monkeypatch.delenv(name)
     monkeypatch.setenv("HOME", str(tmp_path))
     # A port of this machine where nothing listens.

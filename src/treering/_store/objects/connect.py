@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import importlib
 import os
 import re
@@ -12,6 +13,7 @@ from pathlib import PurePath
 from typing import Any, Final, cast
 
 from treering._printable import kind_of
+from treering._store.objects.obstore_stores import store_environment
 from treering._store.objects.requests import Client
 from treering._store.objects.store import GRACE
 from treering._store.objects.url import BucketPath, bucket_path
@@ -22,7 +24,6 @@ _OF_S3: Final = ("region", "kms_key", "requester_pays")
 _OF_STORES: Final = (*_OF_S3, "endpoint", "anonymous")
 _ENDPOINT: Final = re.compile(r"(?i:https?)://[^\s/]+(?:/\S*)?")
 _ENDPOINTS_OF_S3: Final = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT")
-_VARIABLES: Final = ("AWS_", "GOOGLE_", "AZURE_", "IDENTITY_", "GCE_METADATA_HOST")
 _NEEDED: Final = {"az:": "AZURE_STORAGE_ACCOUNT_NAME names the account; abfss://CONTAINER@ACCOUNT... says it, too"}
 _KINDS: Final = {"S3Store": ("s3", "bucket"), "GCSStore": ("gs", "bucket"), "AzureStore": ("az", "container_name")}
 
@@ -123,7 +124,9 @@ def _remember(path: BucketPath, options: BucketOptions, given: Any) -> None:
         if given is None and options == BucketOptions():
             return
         if known.given is None and known.options == BucketOptions():
-            _BUCKETS[path.bucket] = _Bucket(options, given)
+            _BUCKETS[path.bucket] = known = _Bucket(options, given)
+            if given is not None:  # what it was not told it has from the environment of now
+                known.client = _new_client(path, known)
         elif known.options != options or not _same(known.given, given):
             hint = "a bucket has one set of options in a process: give all of them in the first call"
             raise Unsupported(f"{path.bucket!r} has other options already", hint=hint)
@@ -132,19 +135,39 @@ def _remember(path: BucketPath, options: BucketOptions, given: Any) -> None:
 def connect(place: PurePath) -> tuple[Client, str]:
     """Return the client of the bucket of a path, which all of this process share, and the path's key in it.
 
+    A path that `frozen` returned keeps its client; another one gets that of the environment as it is now.
+
     Raises:
         MissingExtra: obstore is not installed.
         PermissionDenied: there are no credentials.
         Unsupported: the options make no sense.
     """
+    if isinstance(place, BucketPath) and place.client is not None:
+        return place.client, place.key
     path = bucket_path(place)
-    environment = {name: value for name, value in os.environ.items() if name.startswith(_VARIABLES)}
     with _LOCK:
         known = _BUCKETS.setdefault(path.bucket, _Bucket())
-        if known.client is None or (known.given is None and known.environment != environment):
+        while known.client is None or (known.given is None and known.environment != store_environment()):
+            known.environment = store_environment()
             known.client = _new_client(path, known)
-            known.environment = environment
         return known.client, path.key
+
+
+def frozen(place: PurePath) -> PurePath:
+    """Return a path that leads to the same server and account for ever, and so do all that are made of it.
+
+    Raises:
+        MissingExtra, PermissionDenied, Unsupported: as for `connect`.
+    """
+    path = place if isinstance(place, BucketPath) else bucket_path(place)
+    client: Any = connect(path)[0]
+    return path if path.client is not None else _class_with(type(path), client)(path)
+
+
+@functools.lru_cache(maxsize=8)
+def _class_with(kind: type[BucketPath], client: Any) -> type[BucketPath]:
+    # Paths make others of their own class, in all versions of Python.
+    return type(kind.__name__, (kind,), {"client": client, "__doc__": kind.__doc__})
 
 
 def grace_of(path: PurePath) -> float:

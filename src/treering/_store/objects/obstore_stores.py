@@ -15,10 +15,13 @@ _SLOWEST: Final = 256 << 10
 """Bytes that a connection moves in a second, at least."""
 
 _SMALL: Final = 1 << 20
+_LONGEST: Final = 64 << 20
 _STALLED: Final = "20s"
 _ENDPOINTS: Final = ("aws_endpoint_url_s3", "endpoint", "endpoint_url", "aws_endpoint", "aws_endpoint_url")
 _LOOPBACK: Final = frozenset({"127.0.0.1", "::1", "localhost"})
 _VARIABLES: Final = {"S3Store": "AWS_", "GCSStore": "GOOGLE_", "AzureStore": "AZURE_"}
+_READ: Final = ("AWS_", "GOOGLE_", "AZURE_", "IDENTITY_", "GCE_METADATA_HOST")
+_HOMES: Final = ("HOME", "APPDATA")
 _CLIENT_OPTIONS: Final = (
     "allow_http", "allow_invalid_certificates", "connect_timeout", "http1_only", "http2_only", "pool_idle_timeout",
     "pool_max_idle_per_host", "proxy_ca_certificate", "proxy_excludes", "proxy_url", "read_timeout", "user_agent",
@@ -34,6 +37,10 @@ _users: Final[dict[str, int]] = {}
 class StoreVariants:
     """One store of obstore, opened again with other timeouts and retries when they are first needed.
 
+    obstore takes from the environment of that moment what a store was not given, such as the server and the keys. So
+    it is opened only while the environment is what it was at the beginning. Afterwards those serve that are open: two
+    of them, which may take the longest, are from the beginning.
+
     Args:
         store: the store; one that has no such options is used as it is.
         timeout: seconds for a small request.
@@ -44,16 +51,22 @@ class StoreVariants:
         self._timeout = timeout
         self._lock = threading.Lock()
         self._renewed = -math.inf
-        self._opened: dict[tuple[int, bool], Any] = {}
+        self._environment = store_environment()
+        self._opened = self._open_longest() if hasattr(store, "client_options") else {}
 
     def renew(self) -> bool:
         """Forget all but the store itself, so that credentials are asked for anew; False where that was just done."""
         with self._lock:
             if not self._opened or time.monotonic() - self._renewed < _RENEWED_EVERY:
                 return False
+            if store_environment() != self._environment:
+                return False
             self._renewed = time.monotonic()
-            self._opened.clear()
-            return True
+            opened = self._open_longest()
+            if store_environment() == self._environment:
+                self._opened = opened
+                return True
+            return False
 
     def variant(self, nbytes: int, *, parts: bool = False) -> Any:
         """Return it for a request that moves so many bytes and is made once, or for ``parts``, which it repeats."""
@@ -63,12 +76,17 @@ class StoreVariants:
         # Rounded up, so that there are few of them.
         size = 0 if nbytes <= _SMALL else 1 << (nbytes - 1).bit_length()
         with self._lock:
-            if (size, parts) not in self._opened:
-                self._opened[size, parts] = self._open(self._timeout + size / _SLOWEST, parts=parts)
-            return self._opened[size, parts]
+            if (size, parts) not in self._opened and store_environment() == self._environment:
+                opened = self._open(size, parts=parts)
+                if store_environment() == self._environment:
+                    self._opened[size, parts] = opened
+            return self._opened.get((size, parts), self._opened[_LONGEST, parts])
 
-    def _open(self, timeout: float, *, parts: bool) -> Any:
-        store = self.store
+    def _open_longest(self) -> dict[tuple[int, bool], Any]:
+        return {(_LONGEST, parts): self._open(_LONGEST, parts=parts) for parts in (False, True)}
+
+    def _open(self, size: int, *, parts: bool) -> Any:
+        store, timeout = self.store, self._timeout + size / _SLOWEST
         options = {"read_timeout": _STALLED, **environment_options(type(store).__name__)}
         options |= store.client_options or {}
         options["timeout"] = f"{round(timeout * 1000)}ms"
@@ -94,6 +112,11 @@ def _require_own_threads() -> None:
     if _users.setdefault("first", os.getpid()) != os.getpid():
         hint = "start it by 'spawn' or 'forkserver'"
         raise OSError(errno.ENOTSUP, f"this process was forked from one that has used a bucket, and cannot: {hint}")
+
+
+def store_environment() -> dict[str, str]:
+    """Return what the environment says that stores of obstore may read."""
+    return {name: value for name, value in os.environ.items() if name.startswith(_READ) or name in _HOMES}
 
 
 def environment_options(kind: str) -> dict[str, str]:

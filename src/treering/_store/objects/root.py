@@ -27,13 +27,18 @@ class ObjectRoot(Root):
     Args:
         connect: returns the client of the bucket that a path is in, and the path's key in it.
         grace_of: returns how many seconds superseded data stay for readers where a path leads.
+        freeze: returns a path that has the client it has now for ever.
     """
 
     def __init__(
-        self, connect: Callable[[PurePath], tuple[Client, str]], grace_of: Callable[[PurePath], float] = lambda _: GRACE
+        self,
+        connect: Callable[[PurePath], tuple[Client, str]],
+        grace_of: Callable[[PurePath], float] = lambda _: GRACE,
+        freeze: Callable[[PurePath], PurePath] = lambda path: path,
     ) -> None:
         self._connect = connect
         self._grace_of = grace_of
+        self._freeze = freeze
 
     def place(self, path: PurePath) -> ObjectStore:
         """Return the store at a path."""
@@ -69,6 +74,10 @@ class ObjectRoot(Root):
         yield from buffers
         if self.is_taken(path):
             raise taken_meanwhile(os.fspath(path))
+
+    def absolute(self, path: PurePath) -> PurePath:
+        """Return a path that leads to the same place when the environment changes."""
+        return self._freeze(path)
 
     def is_taken(self, path: PurePath) -> bool:
         """Whether an object has the name; others may have names that begin so."""

@@ -6,7 +6,7 @@ import os
 import re
 from collections.abc import Sequence
 from pathlib import PurePath, PurePosixPath
-from typing import Final, Self
+from typing import Any, Final, Self
 
 from treering.errors import Unsupported
 
@@ -74,6 +74,12 @@ class BucketPath(UrlPath):
         >>> str(BucketPath("s3://bucket").parent)
         's3://bucket'
     """
+
+    client: Any = None
+    """What leads to the server and account that the path was frozen with; None where the environment says that."""
+
+    def __reduce__(self) -> tuple[type[BucketPath], tuple[str]]:
+        return BucketPath, (str(self),)
 
     @property
     def bucket(self) -> str:

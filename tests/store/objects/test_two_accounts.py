@@ -1,0 +1,98 @@
+"""Two servers in one program: what has begun on one stays there, whatever the environment says meanwhile."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+import treering
+from torture.bucket_servers import BucketServer
+from torture.gcs_fake import GcsFake
+from treering._store.objects import connect, obstore_stores
+from treering.errors import NotFound
+
+pytest.importorskip("obstore")
+TREE: dict[str, Any] = {"w": np.arange(2_000_000, dtype=np.float32), "b": np.ones(3)}
+
+
+class _Two:
+    """The server that is entered first, and the one that the environment names after `leave`."""
+
+    def __init__(self, servers: list[BucketServer], monkeypatch: pytest.MonkeyPatch) -> None:
+        self._servers = servers
+        self._monkeypatch = monkeypatch
+        self.enter(0)
+
+    def enter(self, number: int) -> None:
+        for name, value in self._servers[number].environment().items():
+            self._monkeypatch.setenv(name, value)
+
+    def leave(self, *_: object) -> None:
+        self.enter(1)
+
+    def holds(self, number: int, path: str) -> bool:
+        self.enter(number)
+        try:
+            found = treering.load(path)
+        except NotFound:
+            return False
+        assert np.array_equal(found["w"], TREE["w"])
+        return True
+
+
+@pytest.fixture
+def two(monkeypatch: pytest.MonkeyPatch) -> Iterator[_Two]:
+    for name in list(os.environ):
+        if name.startswith(obstore_stores._READ) or name.lower().endswith("_proxy"):
+            monkeypatch.delenv(name)
+    before = dict(connect._BUCKETS)
+    with GcsFake() as first, GcsFake() as second:
+        yield _Two([BucketServer("gs", f"http://127.0.0.1:{fake.port}") for fake in (first, second)], monkeypatch)
+        connect._BUCKETS.clear()
+        connect._BUCKETS.update(before)
+
+
+@pytest.mark.parametrize("name", ["a", "a.safetensors", "a.msgpack"])
+def test_a_save_ends_where_it_began(name: str, two: _Two) -> None:
+    path = f"gs://bucket/{name}"
+    treering.save(path, TREE, progress=two.leave)
+    assert two.holds(0, path)
+    assert not two.holds(1, path)
+
+
+@pytest.mark.parametrize("name", ["a", "a.safetensors"])
+def test_a_save_in_the_background_ends_where_it_began(name: str, two: _Two) -> None:
+    path = f"gs://bucket/{name}"
+    pending = treering.save_async(path, TREE)
+    two.leave()
+    pending.result()
+    assert two.holds(0, path)
+    assert not two.holds(1, path)
+
+
+def test_a_load_and_a_handle_read_where_they_began(two: _Two) -> None:
+    treering.save("gs://bucket/a", TREE)
+    with treering.open("gs://bucket/a") as handle:
+        two.leave()
+        assert np.array_equal(handle["w"], TREE["w"])
+    two.enter(0)
+    loaded = treering.load("gs://bucket/a", progress=two.leave)
+    assert np.array_equal(loaded["w"], TREE["w"])
+
+
+def test_a_run_stays_where_it_began(two: _Two) -> None:
+    with treering.Run("gs://bucket/run", keep=treering.KeepLast(2)) as run:
+        two.leave()
+        for step in range(3):
+            run.save(step, TREE, force=True)
+        run.wait()
+        assert list(run.steps()) == [1, 2]
+        assert np.array_equal(run.load()["w"], TREE["w"])
+        run.save(3, TREE, force=True)
+        run.wait()
+    assert not two.holds(1, "gs://bucket/run")
+    assert two.holds(0, "gs://bucket/run")
