@@ -156,6 +156,9 @@ _LEAVES_ON_DISK = {
         "leaves/test_serialize.py::test_what_is_no_local_path_is_refused_and_makes_nothing",
         "leaves/test_target.py::test_a_tree_of_eformers_comes_back_into_its_lists",
     ),
+    "It watches the memory that calls of the system read into.": (
+        "leaves/test_batches.py::test_a_batch_is_gone_before_the_next_one_is_read",
+    ),
     "It changes a message by a call of the system.": (
         "checkpoint/test_joint_files.py::test_checksums_for_other_chunks_are_refused",
     ),

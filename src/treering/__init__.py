@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from treering import cadence, checkpoint, errors, leaves, retention, run, serialization, sharding, tree
     from treering._background.save_job import PendingSave
+    from treering._checkpoint.open import Checkpoint, LeafView
     from treering._format.index import ForeignKey, OpaqueLeaf
     from treering._format.structure import StandIn, register_node
     from treering._inspect.diff import diff
@@ -29,14 +30,15 @@ if TYPE_CHECKING:
 
 __version__ = "0.2.0"
 __all__ = [
-    "ForeignKey", "KeepBest", "KeepEvery", "KeepLast", "KeepSteps", "KeyMap", "KeyRule", "OpaqueLeaf", "PendingSave",
-    "Run", "SaveEvery", "StandIn", "Stateful", "__version__", "abstract", "at", "cadence", "checkpoint", "convert",
-    "diff", "errors", "inspect", "leaves", "load", "open", "register_node", "retention", "run", "save", "save_async",
-    "serialization", "sharding", "tree", "verify",
+    "Checkpoint", "ForeignKey", "KeepBest", "KeepEvery", "KeepLast", "KeepSteps", "KeyMap", "KeyRule", "LeafView",
+    "OpaqueLeaf", "PendingSave", "Run", "SaveEvery", "StandIn", "Stateful", "__version__", "abstract", "at",
+    "cadence", "checkpoint", "convert", "diff", "errors", "inspect", "leaves", "load", "open", "register_node",
+    "retention", "run", "save", "save_async", "serialization", "sharding", "tree", "verify",
 ]  # fmt: skip
 
 _NAMES = {
     "_background.save_job": ("PendingSave",),
+    "_checkpoint.open": ("Checkpoint", "LeafView"),
     "_format.index": ("ForeignKey", "OpaqueLeaf"),
     "_format.structure": ("StandIn", "register_node"),
     "_inspect.diff": ("diff",),

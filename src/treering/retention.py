@@ -14,6 +14,7 @@ import operator
 from collections.abc import Mapping, Sequence
 from typing import Literal
 
+from treering._store.run_folder import HIGHEST_STEP
 from treering._values.intervals import interval_text, parse_every, require_count
 from treering.errors import Unsupported
 
@@ -228,8 +229,8 @@ class KeepSteps(Policy):
 
     def __init__(self, *steps: int) -> None:
         for step in steps:
-            if type(step) is not int or step < 0:
-                hint = "steps are ints from 0 on, as in KeepSteps(100, 5000)"
+            if type(step) is not int or not 0 <= step <= HIGHEST_STEP:
+                hint = "steps are ints from 0 to 2**63 - 1, as in KeepSteps(100, 5000)"
                 raise Unsupported(f"{step!r:.100} is not a step", hint=hint)
         object.__setattr__(self, "steps", tuple(sorted(set(steps))))
 

@@ -138,6 +138,7 @@ def test_metadata_that_holds_itself_is_refused(tmp_path: Path) -> None:
         (TREE, {"cast": jnp.bfloat16}, ", but must be True or False; `like` has the wanted dtypes"),
         (TREE, {"rename": {("params", "w"): "head/w"}}, "rename= has the key ('params', 'w'); a key is one text"),
         (TREE, {"rename": {"params/w": 0}}, "rename= has the key 0; a key is one text"),
+        (TREE, {"rename": {"params": "x", "params/w": "params/w", "params/b": "params/b"}}, "longer entries"),
         (None, {"cast": True}, "pass like=, for example jax.eval_shape(init)"),
         (
             [("w", PartitionSpec()), (".*", None)],

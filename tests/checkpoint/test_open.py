@@ -230,7 +230,7 @@ def test_slices_of_a_sharded_array(tmp_path: Path, spans: list[tuple[int, int]])
     mesh = Mesh(np.array(jax.devices()).reshape(4, 2), ("x", "y"))
     treering.save(tmp_path / "c", {"w": jax.device_put(BIG, NamedSharding(mesh, PartitionSpec("x", "y")))})
     with treering.open(tmp_path / "c") as ckpt:
-        assert "x" in ckpt["w"].sharding
+        assert "x" in str(ckpt["w"].sharding)
         for key in (..., (slice(90, 110), slice(490, 510)), (399, 999), slice(None, None, -1)):
             assert_same(ckpt["w"][key], BIG[key])
         spans.clear()

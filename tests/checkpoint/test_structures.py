@@ -458,3 +458,15 @@ def test_names_that_look_like_paths_stay_names(path: Path, tmp_path: Path) -> No
     treering.save(path, tree)
     assert_same(treering.load(path), tree)
     assert [entry.name for entry in tmp_path.iterdir()] == ["ckpt"]
+
+
+def test_weights_that_layers_of_equinox_share(tmp_path: Path) -> None:
+    def tied(seed: int) -> eqx.nn.Shared:
+        key = jax.random.key(seed)
+        layers = (eqx.nn.Embedding(4, 3, key=key), eqx.nn.Linear(3, 4, use_bias=False, key=key))
+        return eqx.nn.Shared(layers, lambda pair: pair[1].weight, lambda pair: pair[0].weight)
+
+    treering.save(tmp_path / "tied", tied(0))
+    found = treering.load(tmp_path / "tied", tied(1))()
+    assert np.array_equal(found[0].weight, tied(0)()[0].weight)
+    assert found[1].weight is found[0].weight

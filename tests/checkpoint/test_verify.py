@@ -20,6 +20,7 @@ import treering
 from tests.checkpoint.documents import document_of, rewrite, sample
 from treering import serialization, verify
 from treering.errors import Corrupt, Format, NotFound, TreeringError
+from treering.leaves import tree_serialize_leaves
 
 BLOCK = 65536
 TREE = {
@@ -235,8 +236,14 @@ def test_a_file_that_cannot_be_read_in_places(ckpt: Path, monkeypatch: pytest.Mo
     assert "Input/output error" in finding.problem
 
 
-def test_a_file_that_cannot_be_opened(ckpt: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    name = data_file(ckpt).name
+@pytest.mark.parametrize("form", ["ckpt", "leaves"])
+def test_a_file_that_may_not_be_read_is_no_damage(tmp_path: Path, form: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / form
+    if form == "leaves":
+        tree_serialize_leaves(path, TREE)
+    else:
+        treering.save(path, TREE)
+    name = data_file(path).name if form == "ckpt" else ".zarray"
     opened = os.open
 
     def refused(path: Any, *arguments: Any, **options: Any) -> int:
@@ -245,9 +252,8 @@ def test_a_file_that_cannot_be_opened(ckpt: Path, monkeypatch: pytest.MonkeyPatc
         return opened(path, *arguments, **options)
 
     monkeypatch.setattr(os, "open", refused)
-    (finding,) = verify(ckpt).findings
-    assert (finding.key, finding.file) == (None, name)
-    assert "Permission denied" in finding.problem
+    with pytest.raises(PermissionError, match="Permission denied"):
+        verify(path)
 
 
 def test_an_overwrite_meanwhile_is_no_damage(ckpt: Path, monkeypatch: pytest.MonkeyPatch) -> None:

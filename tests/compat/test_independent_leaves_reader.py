@@ -38,7 +38,8 @@ def by_key(tree: Any) -> dict[str, Any]:
         treering.save(Path(folder) / "tree", tree)
         treering.save(Path(folder) / "numbers", jax.tree_util.tree_unflatten(structure, range(len(leaves))))
         with treering.open(Path(folder) / "tree") as opened, treering.open(Path(folder) / "numbers") as numbers:
-            return {key: leaves[numbers[key]] for key in opened}
+            places: dict[str, Any] = dict(numbers)
+            return {key: leaves[places[key]] for key in opened}
 
 
 def raw(leaf: Any) -> Any:

@@ -140,12 +140,12 @@ def test_flax_nnx_with_batch_statistics_and_the_counters_of_dropout(tmp_path: Pa
     with tr.Run(tmp_path / "run") as run:
         for step in range(1, 4):
             nnx_step(model, optimizer, BATCHES[step])
-            run.save(step, nnx.state((model, optimizer)))
+            run.save(step, (model, optimizer))
         expected = [bits(nnx_step(model, optimizer, BATCHES[step])) for step in (4, 5)]
 
     model, optimizer = model_and_optimizer(1)  # other numbers: what is equal afterwards was loaded
     with tr.Run(tmp_path / "run") as run:
-        nnx.update((model, optimizer), run.load(like=nnx.state((model, optimizer))))
+        model, optimizer = run.load(like=(model, optimizer))
     assert [bits(nnx_step(model, optimizer, BATCHES[step])) for step in (4, 5)] == expected
 
 

@@ -176,6 +176,7 @@ def test_texts_are_what_one_would_write() -> None:
         (lambda: KeepBest("loss", mode=wrong("least")), "mode is 'least'"),
         (lambda: KeepSteps(1, -2), "-2 is not a step"),
         (lambda: KeepSteps(wrong("3")), "'3' is not a step"),
+        (lambda: KeepSteps(2**63), r"is not a step; steps are ints from 0 to 2\*\*63 - 1"),
         (lambda: best_steps([], "loss", wrong("most")), "mode is 'most'"),
     ],
 )

@@ -204,7 +204,7 @@ def test_metrics_that_json_has_no_number_for(run: tr.Run, text: str) -> None:
         ({"step": 1.0}, "1.0 is not a step"),
         ({"step": True}, "True is not a step"),
         ({"step": "1"}, "'1' is not a step"),
-        ({"step": 2**63}, "is not a step"),
+        ({"step": 2**63}, r"is not a step; steps are ints from 0 to 2\*\*63 - 1"),
         ({"step": TREE}, r"a dict is not a step; the step is the first argument: run\.save\(step, tree\)"),
         ({"tree": {"x": object()}}, "x"),
     ],

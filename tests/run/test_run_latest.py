@@ -7,6 +7,7 @@ import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -19,7 +20,8 @@ from treering.errors import Corrupt, NotFound
 
 def open_step(run: Path) -> int:
     with treering.open(run) as opened:
-        return int(opened["step"])
+        step: Any = opened["step"]
+        return int(step)
 
 
 def compared_step(run: Path) -> int:

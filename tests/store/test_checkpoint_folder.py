@@ -542,7 +542,7 @@ def test_a_read_only_file_system_is_told_apart(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setattr(os, "access", lambda *_, **__: False)
     room = SimpleNamespace(f_flag=os.ST_RDONLY, f_blocks=1 << 40, f_bfree=1 << 40, f_frsize=1)
     monkeypatch.setattr(os, "fstatvfs", lambda _: room)
-    with pytest.raises(StoreFailed, match="Read-only file system; save to another path") as caught:
+    with pytest.raises(StoreFailed, match="Read-only file system; use a folder on a file system that") as caught:
         save(tmp_path, b"new", overwrite=True)
     assert caught.value.errno == errno.EROFS
     assert load(tmp_path) == b"old"

@@ -299,3 +299,29 @@ def test_a_node_that_jax_cannot_open_is_refused_where_it_stands() -> None:
 def test_what_stands_beside_it_is_not_lost() -> None:
     with pytest.raises(Unsupported, match="x/1"):
         flatten(Point([1, {1}], 2))
+
+
+class ConfigDict:
+    """As that of ml_collections: no dict, no pytree, and it becomes a dict."""
+
+    def __init__(self) -> None:
+        self._fields = {"width": 3}
+
+    def to_dict(self) -> dict[str, int]:
+        return self._fields
+
+
+@pytest.mark.parametrize(
+    ("leaf", "hint"),
+    [
+        (np.zeros(2, jax.dtypes.float0), "differentiate floats only"),
+        (np.array(["a"], np.dtypes.StringDType()), "store text as str leaves"),
+        (np.array([1, "a"], object), "store text as str leaves"),
+        (np.zeros(2, "i4,f4"), "store each field as an array of its own"),
+        (ConfigDict(), r"save x\.to_dict\(\)"),
+    ],
+    ids=["float0", "strings", "objects", "fields", "ConfigDict"],
+)
+def test_a_hint_fits_what_is_refused(leaf: Any, hint: str) -> None:
+    with pytest.raises(Unsupported, match=hint):
+        flatten({"a": leaf})

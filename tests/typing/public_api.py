@@ -134,6 +134,14 @@ def what_is_loaded_has_the_type_of_what_is_asked_for(model: Model, anything: Any
     assert as_pair
 
 
+def items(path: str) -> None:
+    with treering.open(path) as opened:
+        assert_type(opened["w"], treering.LeafView | Any)
+        view = opened["w"]
+        if isinstance(view, treering.LeafView):
+            assert_type(view.shape, tuple[int, ...])
+
+
 def restore(path: str, shardings: sharding.Shardings = None) -> Any:
     return treering.load(path, shardings=shardings)
 

@@ -131,7 +131,7 @@ class Checkpoint(Closable, Mapping[str, Any]):
         """The tree with its own containers; in place of each leaf its ``LeafView``, or its value."""
         return build(self.index.structure, list(self.values()))
 
-    def __getitem__(self, key: str) -> Any:
+    def __getitem__(self, key: str) -> LeafView | Any:
         if (number := self._known.get(key)) is None:
             raise self._no_such(key)
         return self._leaf(number)

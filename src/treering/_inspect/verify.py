@@ -23,7 +23,7 @@ from treering._format.headers import header_bytes
 from treering._format.index import Index
 from treering._format.safetensors import parse_safetensors
 from treering._inspect.open_tree import read_msgpack
-from treering._inspect.verify_chunks import describe_broken, differing_runs, differing_span
+from treering._inspect.verify_chunks import describe_broken, differing_runs, differing_span, require_damage
 from treering._store.api import Reader
 from treering._store.crew import FirstError, work_together
 from treering._store.failures import DataFileMissing, LinkRefused
@@ -169,6 +169,7 @@ def _open_all(
         try:
             files.append(held.enter_context(folder.open_files([entry.name])[entry.name]))
         except (Corrupt, LinkRefused, StoreFailed, NotFound) as error:
+            require_damage(error)
             why = str(error) if isinstance(error, LinkRefused) else error.message
             gone, lost = isinstance(error, DataFileMissing), describe_lost(index, number)
             problem = f"is missing{lost}" if gone else f"cannot be read{lost} ({why})"
@@ -189,6 +190,7 @@ def _check_file(index: Index, number: int, file: Reader | None) -> Iterator[Find
     try:
         header = file.read(0, entry.header)
     except (Corrupt, StoreFailed) as error:
+        require_damage(error)
         problem = f"has a header that cannot be read ({error.message})"
         yield Finding(key=None, file=entry.name, start=0, stop=entry.header, problem=problem)
         return
@@ -235,6 +237,7 @@ def _check_span(index: Index, starts: Sequence[int], file: Reader, span: Sequenc
     try:
         data = memoryview(file.read(*span_range(index, span)))
     except (Corrupt, StoreFailed) as error:
+        require_damage(error)
         # Once more in smaller parts, down to one block, so that only what is lost is named.
         chunk, start, stop = span[0]
         size, parts = blocks[chunk], span

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import functools
 import itertools
 from array import array
@@ -22,6 +23,12 @@ from treering.errors import Corrupt, StoreFailed
 _PIECE_BYTES: Final = 8 << 20
 # Stands for the .zarray where findings are put in order: before every chunk.
 _BEFORE: Final = -1
+_NO_DAMAGE: Final = frozenset(
+    {
+        *(errno.EACCES, errno.EPERM, errno.EMFILE, errno.ENFILE, errno.ENOMEM),
+        *(errno.EAGAIN, errno.EHOSTUNREACH, errno.ETIMEDOUT),
+    }
+)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,6 +86,19 @@ def cannot_be_read(error: Corrupt | LinkRefused | StoreFailed, file: str = "chun
     return f"has a {file} that cannot be read ({error if isinstance(error, LinkRefused) else error.message})"
 
 
+def require_damage(error: Exception) -> None:
+    """Raise what says that reading was refused or not possible now, and nothing of the bytes.
+
+    Raises:
+        StoreFailed: there is no permission or connection, or too much is open.
+
+    Example:
+        >>> require_damage(Corrupt("the file is cut short"))
+    """
+    if isinstance(error, StoreFailed) and error.errno in _NO_DAMAGE:
+        raise error
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class ChunkCheck:
     """Compares the files of leaves with their record."""
@@ -125,6 +145,7 @@ class ChunkCheck:
                 return 0
             span, problem = differing_span(found, wanted), f"has a damaged {ZARRAY}"
         except (Corrupt, LinkRefused, StoreFailed) as error:
+            require_damage(error)
             problem = cannot_be_read(error, ZARRAY)
         except DataFileMissing:
             pass
@@ -151,6 +172,7 @@ class ChunkCheck:
             if not start:
                 self.findings.add(leaf, number, (0, size), "lacks a chunk file")
         except (Corrupt, LinkRefused, StoreFailed) as error:
+            require_damage(error)
             self.findings.add(leaf, number, (start, stop), cannot_be_read(error))
         return stop - start
 

@@ -13,7 +13,14 @@ from treering._arrays.jobs import Progress, Tally, Work, run_all, split_by_bytes
 from treering._codec.zarr import chunk_box, chunk_bytes, chunk_count, chunk_name
 from treering._format.findings import Finding, Verification
 from treering._inspect.diff import blocks_of
-from treering._inspect.verify_chunks import ChunkCheck, Findings, LeafFiles, cannot_be_read, describe_broken
+from treering._inspect.verify_chunks import (
+    ChunkCheck,
+    Findings,
+    LeafFiles,
+    cannot_be_read,
+    describe_broken,
+    require_damage,
+)
 from treering._leaves.branches import TRIES, is_unchanged, judge_branch, replaced_too_often
 from treering._leaves.documents.index import LEAVES_INDEX, IndexBranch, parse_leaves_index
 from treering._leaves.documents.record import OpenBranch, first_checksums, stored_leaves
@@ -190,6 +197,7 @@ def _problem(source: LeavesSource, leaf: LeafFiles, boxes: Sequence[Box], number
     except DataFileMissing:
         return "lacks a chunk file"
     except (Corrupt, LinkRefused, StoreFailed) as error:
+        require_damage(error)
         return cannot_be_read(error)
     return None
 

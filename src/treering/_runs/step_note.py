@@ -30,7 +30,7 @@ def require_step_number(step: Any) -> int:
         >>> require_step_number(np.int32(7))
         7
     """
-    hint = "steps are ints from 0 on"
+    hint = "steps are ints from 0 to 2**63 - 1"
     try:
         number = operator.index(step)
     except TypeError:

@@ -21,7 +21,7 @@ _HINTS = {
     errno.EFBIG: "the file system or the limit of this process (ulimit -f) allows no file of that size",
     errno.EACCES: "the folder must be readable and writable, and so must the file if there is one",
     errno.EPERM: "the folder must be readable and writable, and so must the file if there is one",
-    errno.EROFS: "save to another path",
+    errno.EROFS: "use a folder on a file system that is not mounted read-only",
     errno.EMFILE: "this process has too many files open",
     errno.EISDIR: "pass the name of a file in that folder",
     errno.EBUSY: "a file that is a mount point cannot be replaced: save beside it",

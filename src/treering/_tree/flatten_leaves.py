@@ -36,6 +36,7 @@ KINDS.update({type(None): "none", np.ndarray: "numpy", OpaqueLeaf: "opaque"})
 WRITABLE: Final[set[np.dtype[Any]]] = set()
 """Dtypes of numpy arrays that were met and that a file can hold."""
 
+
 KindOf = Callable[[Any], str]
 """Returns the kind of a leaf, or raises ``Unsupported``."""
 
@@ -150,8 +151,30 @@ def _check_opaque(x: Any) -> None:
         hint = _PARTIAL if isinstance(x, _OPEN_CODE) else _REGISTER
         raise Unsupported(f"a {kind} holds arrays where jax cannot see them, in {place!r}", hint=hint)
     # The dtype of typed PRNG keys is no numpy dtype.
-    if not (is_code(x) or callable(x) or isinstance(x, type(jax.eval_shape(jax.random.key, 0).dtype))):
-        raise Unsupported(f"a {kind} is not an array, number or text, and a file cannot hold it", hint=_LEAVE_OUT)
+    if is_code(x) or callable(x) or isinstance(x, type(jax.eval_shape(jax.random.key, 0).dtype)) or _is_placeholder(x):
+        return
+    hint = _LEAVE_OUT
+    # With `to_dict` before jax knows the class; ml_collections is not a dependency.
+    if hasattr(x, "to_dict"):
+        hint = "save x.to_dict()"
+    article = "an" if kind[:1].lower() in "aeio" else "a"
+    raise Unsupported(f"{article} {kind} is not an array, number or text, and a file cannot hold it", hint=hint)
+
+
+class _Placeholder:
+    """As large as an instance of any class of Python's without slots; one written in C may hide something."""
+
+
+def _is_placeholder(x: Any) -> bool:
+    """Tell whether an object has no state, so that the class says all: equinox puts such ones where leaves are shared.
+
+    Example:
+        >>> _is_placeholder(object())
+        False
+    """
+    cls = type(x)
+    is_plain = cls.__mro__ == (cls, object) and cls.__basicsize__ == _Placeholder.__basicsize__
+    return is_plain and getattr(x, "__dict__", None) == {}
 
 
 def hidden_array(x: Any, fields: Container[str] = ()) -> str | None:

@@ -153,20 +153,20 @@ def apply_renames(keys: Sequence[str], rename: Mapping[str, str]) -> dict[str, s
     known = {split_key(wanted): (wanted, source) for wanted, source in rename.items()}
     lengths = sorted(set(map(len, known)), reverse=True)
     result: dict[str, str] = {}
-    idle = set(rename)
+    idle, shadowed = set(rename), set[str]()
     for key in keys:
         parts = split_key(key)
-        for length in lengths:
-            found = known.get(parts[:length]) if length <= len(parts) else None
-            if found is not None:
-                text, source = found
-                rest = key.split("/")[length:] if key else []
-                result[key] = "/".join([source, *rest]) if source else "/".join(rest)
-                idle.discard(text)
-                break
+        covering = [found for length in lengths if length <= len(parts) and (found := known.get(parts[:length]))]
+        for text, source in covering[:1]:
+            rest = key.split("/")[len(split_key(text)) :] if key else []
+            result[key] = "/".join([source, *rest]) if source else "/".join(rest)
+            idle.discard(text)
+        shadowed.update(text for text, _ in covering[1:])
     if idle:
-        text = f"rename has {min(idle)!r}, but `like` has no such key"
-        raise Mismatch(text, hint="it maps wanted keys to saved keys")
+        what, hint = "`like` has no such key", "it maps wanted keys to saved keys"
+        if min(idle) in shadowed:
+            what, hint = "longer entries cover all that is below it in `like`", "remove the entry"
+        raise Mismatch(f"rename has {min(idle)!r}, but {what}", hint=hint)
     return result
 
 

@@ -39,6 +39,7 @@ _SIZES = NUMPY_SIZES | _EXTENDED_SIZES | _LONG_DOUBLES
 
 _TIME_NAME = re.compile(r"(datetime64|timedelta64)(\[([1-9][0-9]{0,8})?(Y|M|W|D|h|m|s|ms|us|ns|ps|fs|as)\])?")
 _LONGEST_NAME = 64
+_AS_LEAVES = "store text as str leaves and other values as numbers"
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -128,6 +129,12 @@ def numpy_dtype(dtype: Dtype) -> np.dtype[Any]:
     return found.newbyteorder("<") if sys.byteorder == "big" else found
 
 
+def _hint_for(dtype: np.dtype[Any]) -> str:
+    if dtype.names == ("float0",):  # what jax gives for the gradient of an int or a bool
+        return "it is the gradient of what is no float and has no values: make it None, or differentiate floats only"
+    return _AS_LEAVES if dtype.hasobject and dtype.names is None else "store each field as an array of its own"
+
+
 @functools.lru_cache(maxsize=256)
 def check_writable(dtype: np.dtype[Any]) -> Dtype:
     """Return the ``Dtype`` that a file will name for ``dtype``, whatever its byte order.
@@ -137,10 +144,10 @@ def check_writable(dtype: np.dtype[Any]) -> Dtype:
     """
     if dtype.hasobject or dtype.names is not None or dtype.subdtype is not None:
         text = f"Object and structured dtypes not supported for serialization of ndarrays, found {dtype}"
-        raise Unsupported(text, hint="store each field as an array of its own")
+        raise Unsupported(text, hint=_hint_for(dtype))
     if (known := lookup(dtype.name)) is None or known.itemsize != dtype.itemsize:
         text = f"dtype {dtype} ({dtype.name}) could be written but not read back"
-        raise Unsupported(text, hint="store text as str leaves and other values as numbers")
+        raise Unsupported(text, hint=_AS_LEAVES)
     if numpy_dtype(known) != dtype.newbyteorder("="):
         raise Unsupported(f"dtype {dtype} would come back as {numpy_dtype(known)}")
     return known
