@@ -16,6 +16,7 @@ _BY_REASON = {
         "checkpoint/test_paths.py::test_the_first_look_at_the_path_fails",
         "checkpoint/test_paths.py::test_the_root_of_the_file_system_is_no_target",
         "checkpoint/test_paths.py::test_what_is_no_path",
+        "checkpoint/test_paths.py::test_what_was_saved_is_found_by_the_same_text",
         "checkpoint/test_save.py::test_a_link_to_the_folder",
         "checkpoint/test_save.py::test_files_have_the_rights_that_the_user_gives",
         "checkpoint/test_save.py::test_paths",

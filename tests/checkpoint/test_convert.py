@@ -214,7 +214,7 @@ def test_what_is_lost_is_named_and_accepted(tmp_path: Path) -> None:
     with pytest.raises(Unsupported, match="nothing would be left"):
         treering.convert(tmp_path / "s", tmp_path / "d.npz", only="step", lose=["scalars", "metadata"])
     treering.save(tmp_path / "huge", {"n": 1 << 70, "m": 3})
-    with pytest.raises(Unsupported, match="leaf 'n': an int of more than 64 bits"):
+    with pytest.raises(Unsupported, match=r"leaf 'n': an int of more than 64 bits"):
         treering.convert(tmp_path / "huge", tmp_path / "huge.msgpack")
 
 
@@ -242,7 +242,7 @@ def test_a_result_that_is_not_what_was_read_is_an_error(
 
     for module in ("_checkpoint.save_files", "_foreign.write_huggingface"):
         monkeypatch.setattr(f"treering.{module}.write_file", damage)
-    with pytest.raises(Corrupt, match="its leaf 'w' is not the one that was read"):
+    with pytest.raises(Corrupt, match=r"leaf 'w'.* not the one that was read|other checksum .*leaf 'w'"):
         treering.convert(tmp_path / "a", tmp_path / target, to=TARGETS[target])
 
 

@@ -10,10 +10,13 @@ import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
+from jax.extend.random import define_prng_impl
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
 
 import treering as tr
 from treering.errors import Mismatch, Unsupported
+from treering.leaves import tree_serialize_leaves
+from treering.serialization import from_bytes, to_bytes
 
 TREE = {"params": {"w": np.ones(2), "b": np.ones(2)}, "head": {"w": np.ones(2)}, "step": 7}
 
@@ -174,3 +177,23 @@ def test_a_kept_leaf_that_was_renamed_is_named(path: Path) -> None:
         "params/w: unexpected, the checkpoint has float64[2] (is it 'params/w2' of `like`?)",
     )
     assert "rename={wanted: saved} maps renamed leaves" in str(caught.value)
+
+
+def test_keys_of_an_implementation_without_a_name_are_refused(tmp_path: Path) -> None:
+    impl = define_prng_impl(
+        key_shape=(3,), seed=lambda seed: jnp.full(3, seed, "uint32"), split=lambda key, shape: jnp.zeros((*shape, 3)),
+        random_bits=lambda key, width, shape: jnp.zeros(shape), fold_in=lambda key, data: key, name="mine", tag="mi",
+    )  # fmt: skip
+    tree = {"seen": jax.random.key(3), "rng": jax.random.key(3, impl=impl)}
+    tr.save(tmp_path / "usual", {"seen": tree["seen"]})
+    for name in ("a", "a.safetensors"):
+        with pytest.raises(Unsupported, match=r"of 'mi' cannot be given back.*'rng'.*jax\.random\.key_data"):
+            tr.save(tmp_path / name, tree)
+        with pytest.raises(Unsupported, match="of 'mi' cannot be given back"):
+            tr.save_async(tmp_path / name, tree).result()
+    with pytest.raises(Unsupported, match="of 'mi' cannot be given back"):
+        tree_serialize_leaves(tmp_path / "leaves", tree)
+    # The target says of which implementation they are.
+    back = from_bytes(tree, to_bytes(tree))
+    assert jax.random.key_impl(back["rng"]) == jax.random.key_impl(tree["rng"])
+    assert not list(tmp_path.glob("a*"))

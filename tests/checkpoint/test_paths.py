@@ -51,6 +51,16 @@ READ: dict[str, Callable[[str], Any]] = {
 CALLS = WRITE | READ
 
 
+FOUND_BY = {
+    "save": ["load", "load, like", "open", "verify", "inspect", "diff"],
+    "save_async": ["load"],
+    "Run.save": ["Run.steps", "Run.latest", "Run.metrics", "Run.load", "Run.gc", "load", "verify", "inspect"],
+    "Run.load_or_init": ["Run.load"],
+    "tree_serialize_leaves": ["tree_deserialize_leaves", "index_leaves", "load", "verify"],
+    "save_to_file": ["load_from_file"],
+}
+
+
 @pytest.fixture
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
@@ -184,3 +194,16 @@ def test_the_root_of_the_file_system_is_no_target(place: Path, path: str) -> Non
             writes()
     assert "is the root of the file system" in inside("cp", "checkpoint", path, code=2)[1]
     assert [entry.name for entry in place.iterdir()] == ["checkpoint"]
+
+
+@pytest.mark.parametrize("write", FOUND_BY)
+@pytest.mark.parametrize("path", ["missing/../x", "a/b/../../x", "abc:", "./abc:", "s3:", "./s3:", "a/gs:"])
+def test_what_was_saved_is_found_by_the_same_text(place: Path, write: str, path: str) -> None:
+    try:
+        WRITE[write](path)
+    except Unsupported:
+        assert path == "s3:"
+        assert not list(place.iterdir())
+        return
+    for read in FOUND_BY[write]:
+        READ[read](path)

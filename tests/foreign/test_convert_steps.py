@@ -83,7 +83,7 @@ def test_damage_and_loss_are_errors_that_name_the_step(root: Path, tmp_path: Pat
     assert tr.Run(new).steps() == [20]
     manifest.write_bytes(data)
     (root / "10" / "dataset").mkdir()
-    (root / "10" / "dataset" / "process_0-of-1.json").write_text("{}")
+    (root / "10" / "dataset" / "process_0-of-2.json").write_text("{}")
     with pytest.raises(Unsupported, match=r"(?s)^step 10 of .*: .*the item 'dataset' is of an unknown kind"):
         tr.convert(root, new)
     assert "note: step 10: the item 'dataset' is of an unknown kind" in inside("log", str(root), code=0)[0]
@@ -93,6 +93,14 @@ def test_damage_and_loss_are_errors_that_name_the_step(root: Path, tmp_path: Pat
         tr.convert(root, tmp_path / lose, lose=lose)
         tr.convert(root, tmp_path / lose)
         assert tr.Run(tmp_path / lose).steps() == [10, 20]
+    with pytest.raises(Unsupported, match=r"does not read its items dataset.*pass the path of an item"):
+        tr.load(root / "10")
+    for call in (tr.inspect, tr.open, tr.abstract):
+        with pytest.raises(Unsupported, match="dataset"):
+            call(root / "10")
+    assert tr.load(root / "10" / "state")["w"].tolist() == [10, 10, 10]
+    (root / "10" / "dataset" / "process_0-of-2.json").rename(root / "10" / "dataset" / "process_0-of-1.json")
+    assert _metadata(root / "10")["dataset"] == {}
     shutil.rmtree(root / "10" / "dataset")
     config = root / "10" / "config" / "metadata"
     config.write_text('{"limit": Infinity}')

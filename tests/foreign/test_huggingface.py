@@ -74,6 +74,14 @@ def test_shards_are_one_flat_dict(folder: Path) -> None:
     assert treering.diff(folder, folder, values=True).differences == ()
 
 
+def test_one_file_comes_before_the_usual_index_as_in_transformers(folder: Path) -> None:
+    save_file({"other": WIDE + 2}, folder / "model.safetensors")
+    np.testing.assert_array_equal(treering.load(folder)["other"], WIDE + 2)
+    assert "transformers reads model.safetensors, not model.safetensors.index.json" in str(treering.inspect(folder))
+    assert "model.safetensors.index.json, which is there too" in str(treering.verify(folder).note)
+    assert_whole(treering.load(folder / "model.safetensors.index.json"))
+
+
 def test_one_file_alone_and_an_index_of_another_name(folder: Path, tmp_path: Path) -> None:
     (folder / "model.safetensors.index.json").rename(folder / "diffusion.safetensors.index.json")
     assert_whole(treering.load(folder))

@@ -149,3 +149,37 @@ def test_an_array_larger_than_its_entry_is_refused_before_memory_is_taken(tmp_pa
                 file.writestr("w.npy", data)
         with pytest.raises(Corrupt, match="takes 16000000000000 bytes"):
             treering.load(path)
+
+
+# ------------------------------------------------------------------------------------------------------------ checksums
+
+
+@pytest.mark.parametrize("name", ["raw", "fortran", "big", "scalar", "large", "text"])
+@pytest.mark.parametrize("compressed", [False, True])
+def test_a_flipped_bit_is_damage_to_every_verb(tmp_path: Path, name: str, compressed: bool) -> None:
+    path = tmp_path / "a.npz"
+    large = np.arange(12 << 20, dtype=np.float32).reshape(4 << 20, 3)
+    (np.savez_compressed if compressed else np.savez)(path, **_ARRAYS, large=large, text="text")
+    assert treering.load(path)["text"] == "text"
+    with zipfile.ZipFile(path) as archive:
+        entry = archive.getinfo(f"{name}.npy")
+        end = entry.header_offset + 30 + len(entry.filename) + 20 + entry.compress_size
+    data = bytearray(path.read_bytes())
+    data[end - 1 if not compressed else end - 8] ^= 1
+    path.write_bytes(data)
+    with pytest.raises(Corrupt):
+        treering.load(path, only=name)
+    assert not treering.verify(path).ok
+    with pytest.raises(Corrupt):
+        treering.convert(path, tmp_path / "out")
+    assert not (tmp_path / "out" / "treering.json").exists()
+    if name == "large":
+        rows = NamedSharding(Mesh(np.array(jax.devices()[:4]), ("x",)), PartitionSpec("x"))
+        with pytest.raises(Corrupt, match="large"):
+            treering.load(path, only=name, shardings=rows)
+
+
+def test_verify_says_what_was_compared(archive: Path, tmp_path: Path) -> None:
+    assert "CRC-32" in str(treering.verify(archive).note)
+    np.save(tmp_path / "a.npy", _ARRAYS["raw"])
+    assert "no checksums" in str(treering.verify(tmp_path / "a.npy").note)

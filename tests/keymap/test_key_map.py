@@ -151,6 +151,13 @@ def test_a_map_that_cannot_be_inverted_is_refused() -> None:
     assert found == ("p_q.r: it does not come back",)
 
 
+def test_keys_that_come_back_for_one_another_are_refused() -> None:
+    rule = KeyRule("{x}_{y}", "{y}_{x}")
+    leaves = [_floats(key, 1) for key in ("a_b_c", "c_a_b", "b_c_a")]
+    assert any("another leaf comes back as it" in line for line in _findings([rule], *leaves))
+    assert KeyMap([KeyRule("{x}.{y}", "{y}.{x}")]).plan([_floats(key, 1) for key in ("a.b", "b.a", "c.c")])
+
+
 def test_rules_that_find_nothing_are_no_findings() -> None:
     plan = KeyMap([KeyRule("w", "v"), KeyRule("bias", None)]).plan([_floats("w", 2)])
     assert [leaf.key for leaf in plan.leaves] == ["v"]

@@ -557,7 +557,7 @@ def test_a_run_shows_itself(tmp_path: Path) -> None:
     assert "keep: KeepLast(2)" in str(run)
     assert "a<b" in str(run)
     assert "a&lt;b" in run._repr_html_()
-    assert "every step" in str(tr.Run(run.path))
+    assert "keep: KeepLast(2)\n" in str(tr.Run(run.path))
 
 
 # ------------------------------------------------------------------------------------------------------------- signals

@@ -248,7 +248,8 @@ class MappedArrays:
             key, box = (copy.part.leaf, copy.part.steps), copy.part.box
             array = requests[key].arrays[0 if key in outers else wanted[key][box]]
             array = np.asarray(array[slices(relative(box, outers[key]))]) if key in outers else array
-            into = copy.target[slices(copy.part.into)]
+            at: Any = (*slices(copy.part.into), ...)  # an array of a leaf without axes too, not its item
+            into = copy.target[at]
             try:
                 view = _view_as_new(array, copy.part.axes)
                 into[...] = view if view.dtype == into.dtype else cast_array(view, into.dtype)

@@ -6,7 +6,8 @@ import contextlib
 import dataclasses
 import importlib
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextvars import ContextVar
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
@@ -20,8 +21,9 @@ from treering._store.resolve import located
 from treering._values.boxes import Box, size_of, whole
 from treering._values.checksums import block_bytes
 from treering._values.dtypes import itemsize_of
+from treering._values.human import join_first
 from treering._values.keys import join_key
-from treering.errors import Corrupt
+from treering.errors import Corrupt, Unsupported
 
 if TYPE_CHECKING:
     from treering._arrays.incoming import DataReader
@@ -31,6 +33,8 @@ if TYPE_CHECKING:
     from treering._store.opened_files import OpenedFiles
     from treering._view.progress import Progress
 
+_SHOWN = 5
+_PARTLY: ContextVar[bool] = ContextVar("_PARTLY", default=False)
 _NO_CHECKSUMS = "all its arrays could be read; it has no checksums to compare them with"
 
 
@@ -45,6 +49,8 @@ class ForeignLeaf(NamedTuple):
     """Box, number of the file and offset of each part that lies raw; a leaf that has a grid has none."""
     grid: Callable[[], GridLeaf] | None = None
     """Makes what decodes its chunks; only where arrays are read."""
+    crc: tuple[int, int] | None = None
+    """Of a leaf that lies raw in one piece: CRC-32 of what is before it, and of that and the leaf."""
 
 
 class ForeignStep(NamedTuple):
@@ -93,6 +99,12 @@ class ForeignTree:
     """The data files of the index, in its order."""
     grids: Mapping[int, Callable[[], GridLeaf]] = dataclasses.field(default_factory=dict)
     """Leaf number -> what makes the decoder of its chunks."""
+    crcs: Mapping[int, tuple[int, int]] = dataclasses.field(default_factory=dict)
+    """Leaf number -> ``crc`` of it."""
+    checks: str = _NO_CHECKSUMS
+    """What `verify` says that it did."""
+    unread: Sequence[str] = ()
+    """What of it cannot be read, by name: no verb opens it then as if it were whole."""
     nbytes: int = 0
     """Bytes of the files together."""
     notes: Sequence[str] = ()
@@ -157,6 +169,7 @@ def folder_tree(
     *,
     notes: Sequence[str] = (),
     structured: bool = False,
+    unread: Sequence[str] = (),
 ) -> ForeignTree:
     """Return the tree of a folder of files; the arguments are as for `ForeignTree`."""
     rows, data = folder.data_files()
@@ -167,6 +180,7 @@ def folder_tree(
         nbytes=folder.nbytes,
         notes=notes,
         structured=structured,
+        unread=unread,
         threads=folder.threads,
         opened=folder.opened,
     )
@@ -204,7 +218,21 @@ def open_tree(path: str | os.PathLike[str], files: contextlib.ExitStack) -> tupl
     """
     form = cast("ForeignForm", detect(path))
     module = importlib.import_module(form.module)
-    return form, cast("ForeignTree", module.open_foreign(located(path), files))
+    tree = cast("ForeignTree", module.open_foreign(located(path), files))
+    if tree.unread and not _PARTLY.get():
+        hint = "pass the path of an item in it that treering reads"
+        raise Unsupported(f"treering does not read its items {join_first(tree.unread, _SHOWN)}", hint=hint)
+    return form, tree
+
+
+@contextlib.contextmanager
+def reading_partly() -> Iterator[None]:
+    """Let trees be opened that are not read as a whole, by those who tell or ask what is not read of them."""
+    token = _PARTLY.set(True)
+    try:
+        yield
+    finally:
+        _PARTLY.reset(token)
 
 
 def open_source(path: str | os.PathLike[str], files: contextlib.ExitStack, *, mapped: bool) -> Source:
@@ -221,7 +249,7 @@ def make_source(tree: ForeignTree, *, mapped: bool) -> Source:
     from treering._store.opened_files import OpenedFiles
 
     grids = {leaf: make() for leaf, make in tree.grids.items()}
-    arrays = ForeignArrays(tree.index, tree.files, grids, mapped=mapped, threads=tree.threads)
+    arrays = ForeignArrays(tree.index, tree.files, grids, mapped=mapped, threads=tree.threads, crcs=tree.crcs)
     opened = tree.opened or OpenedFiles(*(file for file in tree.files if isinstance(file, Reader)))
     return Source(tree.index, arrays, structured=tree.structured, raw_keys=True, mapped=mapped, opened=opened)
 
@@ -263,7 +291,7 @@ def verify_tree(path: str | os.PathLike[str], progress: Progress | None) -> Veri
             if progress is not None:
                 progress(done, done)
     found, leaves, checked = tuple(findings), len(index.keys), index.verified
-    note = None if checked else "; ".join((_NO_CHECKSUMS, *tree.notes))
+    note = None if checked else "; ".join((tree.checks, *tree.notes))
     return Verification(
         path=shown, findings=found, leaves=leaves, nbytes=done if checked else 0, checked=checked, note=note
     )

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import functools
+import threading
+import zlib
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
@@ -16,7 +19,8 @@ from treering._codec.zarr_chunks import decode
 from treering._foreign.folder_files import ByteRange, Fetch
 from treering._plan.exchange import StoredChunk
 from treering._plan.near import group_near
-from treering._values.boxes import size_of
+from treering._values.boxes import size_of, whole
+from treering._values.checksums import require_crc
 from treering._values.human import pluralize
 from treering._values.keys import naming_leaf
 from treering.errors import Corrupt, Unsupported
@@ -71,6 +75,8 @@ class ForeignArrays:
         grids: leaf number -> how its chunks are had.
         mapped: take memory from maps of the files where a wanted box lies there in one piece.
         threads: how many threads read faster than fewer.
+        crcs: leaf number -> CRC-32 of what is before a leaf that lies raw, and of that and the leaf. They are
+            compared when anything of a leaf is read, unless it is mapped.
     """
 
     def __init__(
@@ -81,7 +87,12 @@ class ForeignArrays:
         *,
         mapped: bool,
         threads: int,
+        crcs: Mapping[int, tuple[int, int]] = MappingProxyType({}),
     ) -> None:
+        self._crcs = {} if mapped else crcs
+        self._files = files
+        self._compared: set[int] = set()
+        self._comparing = threading.Lock()
         self._index = index
         self._grids = grids
         self._threads = threads
@@ -140,6 +151,41 @@ class ForeignArrays:
             here.jobs.append(job)
             here.nbytes += nbytes
         run_all(work, Tally(work.nbytes + own.nbytes, progress), own, threads=self._threads)
+        for request in raw:
+            if request.leaf in self._crcs:
+                self._compare(request, *self._crcs[request.leaf])
+
+    def _compare(self, request: ReadRequest, before: int, wanted: int) -> None:
+        """Compare a leaf with its checksum, by what was read if that is all of it, else by another read of it, once."""
+        with self._comparing:
+            if request.leaf in self._compared:
+                return
+            crc, end = before, 0
+            sides = whole(self._index.type_of(request.leaf).shape or ())
+            read = {tuple(box): array for box, array in zip(request.boxes, request.arrays, strict=True)}
+            for box in sorted(read):
+                start, stop = box[0] if box else (0, 1)
+                if start == end and box[1:] == tuple(sides[1:]):
+                    crc, end = zlib.crc32(read[box].reshape(-1).view(np.uint8), crc), stop
+            if request.steps is not None or end != (sides[0][1] if sides else 1):
+                crc = self._crc_of(request.leaf, before)
+            with naming_leaf(self._index.keys[request.leaf]):
+                require_crc(crc, wanted, "the array")
+            self._compared.add(request.leaf)
+
+    def _crc_of(self, leaf: int, crc: int) -> int:
+        """Return what a CRC-32 becomes with the bytes of a leaf that lies in one piece."""
+        chunks = self._index.chunks
+        row = chunks.leaf.index(leaf)
+        start = chunks.offset[row]
+        if (file := self._files[chunks.file[row]]) is None:
+            return crc
+        window = memoryview(bytearray(min(_FAR_WINDOW, chunks.nbytes[row])))
+        for at in range(start, start + chunks.nbytes[row], _FAR_WINDOW):
+            data = window[: start + chunks.nbytes[row] - at]
+            file.read_into([(at, data)])
+            crc = zlib.crc32(data, crc)
+        return crc
 
     def _layout(self, leaf: int) -> ZarrArray:
         layout = self._grids[leaf].layout

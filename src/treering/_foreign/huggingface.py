@@ -74,11 +74,11 @@ def open_foreign(place: Path, files: contextlib.ExitStack) -> ForeignTree:
 
 
 def _find_index(store: Store) -> str | None:
-    """Return the name of the index in a folder: the usual one, or the only one."""
-    if store.find(_USUAL) is not None:
-        return _USUAL
+    """Return the name of the index in a folder, the usual one or the only one; None for one file, which comes first."""
     if store.find(_ALONE) is not None:
         return None
+    if store.find(_USUAL) is not None:
+        return _USUAL
     found = sorted(name for name in store.names() if name.endswith(_INDEX))
     if len(found) > 1:
         hint = "pass the path of one of them"
@@ -144,7 +144,10 @@ def _open_shard(store: Store, name: str, files: contextlib.ExitStack) -> tuple[R
 def _open_alone(store: Store, config: Mapping[str, Any], files: contextlib.ExitStack) -> ForeignTree:
     file, index = _open_shard(store, _ALONE, files)
     index = dataclasses.replace(index, metadata={**index.metadata, **_describe(config)})
-    return ForeignTree(index=index, files=[file], nbytes=file.size, structured=index.verified, threads=file.threads)
+    notes = [] if store.find(_USUAL) is None else [f"transformers reads {_ALONE}, not {_USUAL}, which is there too"]
+    return ForeignTree(
+        index=index, files=[file], nbytes=file.size, notes=notes, structured=index.verified, threads=file.threads
+    )
 
 
 def _join(

@@ -7,6 +7,7 @@ are stored or deflated.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import errno
 import functools
 import io
@@ -26,6 +27,7 @@ from treering._format.index import LARGE_VALUE, DataFile, LeafType, Token
 from treering._format.leaf_values import check_shape
 from treering._store.api import Reader
 from treering._store.resolve import open_file
+from treering._values.checksums import require_crc
 from treering._values.dtypes import NUMPY_SIZES
 from treering._values.human import pluralize
 from treering.errors import Corrupt, Unsupported
@@ -39,6 +41,7 @@ _LONGEST_HEADER: Final = 1 << 16
 _LARGEST_DIRECTORY: Final = 64 << 20
 _MOST_ENTRIES: Final = 1 << 20
 _LOCAL_BYTES: Final = 30
+_COMPARED: Final = "each array has the CRC-32 that the archive has of it, which tells damage, and no forgery"
 _HEADER: Final = re.compile(
     # Each number is followed by one thing alone: there is nothing to try in another way.
     rb"\{'descr': ('[^']*'|\[.*\]), 'fortran_order': (True|False), "
@@ -99,7 +102,9 @@ def open_foreign(place: Path, files: contextlib.ExitStack) -> ForeignTree:
         leaves = [_leaf_of(file, entry) for entry in entries]
     index = build_index(structure, keys, leaves, [data])
     grids = {number: leaf.grid for number, leaf in enumerate(leaves) if leaf.grid is not None}
-    return ForeignTree(index=index, files=[file], grids=grids, nbytes=file.size, threads=file.threads)
+    crcs = {number: leaf.crc for number, leaf in enumerate(leaves) if leaf.crc is not None}
+    tree = ForeignTree(index=index, files=[file], grids=grids, crcs=crcs, nbytes=file.size, threads=file.threads)
+    return tree if keys == [""] else dataclasses.replace(tree, checks=_COMPARED)
 
 
 class _Window(io.RawIOBase):
@@ -168,23 +173,32 @@ def _leaf_of(file: Reader, entry: zipfile.ZipInfo) -> ForeignLeaf:
     file.require(at, entry.compress_size)
     match entry.compress_type:
         case zipfile.ZIP_STORED:
-            return _raw_leaf(file, at, entry.file_size, what)
+            return _raw_leaf(file, at, entry.file_size, what, entry.CRC)
         case zipfile.ZIP_DEFLATED:
             return _deflated_leaf(file, at, entry, what)
         case other:
             raise Unsupported(f"{what} is compressed by method {other}, not by deflate", hint="save it with numpy")
 
 
-def _raw_leaf(file: Reader, at: int, size: int, what: str = "the file") -> ForeignLeaf:
-    found = _parse_header(file.read(at, min(size, _LONGEST_HEADER)), what)
+def _raw_leaf(file: Reader, at: int, size: int, what: str = "the file", crc: int | None = None) -> ForeignLeaf:
+    head = file.read(at, min(size, _LONGEST_HEADER))
+    found = _parse_header(head, what)
     start, nbytes = at + found.header, size - found.header
-    if (text := _text_of(found, lambda: file.read(start, nbytes), nbytes, what)) is not None:
+    before = zlib.crc32(head[: found.header])
+
+    def fetch(_: int = 0) -> bytes:
+        data = file.read(start, nbytes)
+        if crc is not None:
+            require_crc(zlib.crc32(data, before), crc, what)
+        return data
+
+    if (text := _text_of(found, fetch, nbytes, what)) is not None:
         return text
     layout = _layout(found, nbytes, what)
     kind = LeafType(kind="numpy", dtype=layout.dtype, shape=layout.shape)
     if layout.plain:
-        return ForeignLeaf(kind, pieces=[(None, 0, start)])
-    return ForeignLeaf(kind, grid=functools.partial(_grid, layout, lambda _: file.read(start, nbytes)))
+        return ForeignLeaf(kind, pieces=[(None, 0, start)], crc=None if crc is None else (before, crc))
+    return ForeignLeaf(kind, grid=functools.partial(_grid, layout, fetch))
 
 
 def _deflated_leaf(file: Reader, at: int, entry: zipfile.ZipInfo, what: str) -> ForeignLeaf:
@@ -202,8 +216,7 @@ def _deflated_leaf(file: Reader, at: int, entry: zipfile.ZipInfo, what: str) -> 
 
     def fetch(_: int = 0) -> bytes:
         data = inflate(entry.file_size + 1)
-        if zlib.crc32(data) != entry.CRC:
-            raise Corrupt(f"{what} has another checksum than it was written with", hint="use another copy of the file")
+        require_crc(zlib.crc32(data), entry.CRC, what)
         return data[found.header :]
 
     if (text := _text_of(found, fetch, nbytes, what)) is not None:

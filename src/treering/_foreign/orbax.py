@@ -33,7 +33,9 @@ _STEP: Final = re.compile(r"(?:.*[^0-9])?([0-9]{1,18})")
 # Steps of flax may be any numbers, which Orbax's are not.
 _NOT_WHOLE: Final = re.compile(r".*[0-9](\.|e[-+]?)[0-9]+|.*_-[0-9]+")
 _METRICS: Final = "metrics"
-_JSON_FILES: Final = ("metadata", _METRICS)
+# The last one is where an iterator of grain is, in a job of one process.
+_JSON_FILES: Final = ("metadata", _METRICS, "process_0-of-1.json")
+_RANDOM_KEYS: Final = ("jax_random_key/", "np_random_key/")
 _TAIL: Final = 4096
 _SHOWN_STEPS: Final = 20
 # What lies in an item beside items, whose looks would each be a request in a bucket.
@@ -49,8 +51,8 @@ class _Checkpoint(NamedTuple):
 
     folder: str
     """Empty, or the folder's name with a ``/`` at its end."""
-    trees: list[str]
-    """The names of its items with a tree; an empty one is the folder itself."""
+    trees: dict[str, str]
+    """The names of its items with a tree -> their folders, as ``folder``; an empty name is the folder itself."""
     documents: dict[str, str]
     """The names of its JSON items -> the files."""
     steps: list[str]
@@ -66,8 +68,8 @@ def recognise(place: Path) -> str | None:
         if (found := _look(files)) is None:
             return None
         api = "v1" if files.has(found.folder + _V1) else "v0"
-        kind = "checkpoint" if api == "v1" else "item" if found.trees == [""] else "step"
-        ways = {_storage(files, _below(found.folder, name)) for name in found.trees}
+        kind = "checkpoint" if api == "v1" else "item" if "" in found.trees else "step"
+        ways = {_storage(files, at) for at in found.trees.values()}
         what = f"Orbax {api} {kind}, {' and '.join(sorted(ways))}" if ways else f"Orbax {api} {kind} without trees"
         return f"{what}, the latest of a root's steps" if found.steps else what
 
@@ -86,8 +88,9 @@ def open_foreign(place: Path, files: contextlib.ExitStack) -> ForeignTree:
     folder = FolderFiles(place, files)
     if (found := _look(folder)) is None:
         raise Corrupt("there is no item of Orbax in it", hint="use another copy of the checkpoint")
-    items = {name: read_item(folder, _below(found.folder, name)) for name in found.trees}
+    items = {name: read_item(folder, at) for name, at in found.trees.items()}
     notes = [note for item in items.values() for note in item.notes]
+    notes += [f"{name} is the data of a random key" for name, at in found.trees.items() if at.endswith(_RANDOM_KEYS)]
     if found.steps:
         shown = found.steps[-_SHOWN_STEPS:]
         listed = ", ".join([*(["..."] if len(shown) < len(found.steps) else []), *shown])
@@ -102,7 +105,9 @@ def open_foreign(place: Path, files: contextlib.ExitStack) -> ForeignTree:
     containers = {
         path if alone else (name, *path): head for name, item in items.items() for path, head in item.containers.items()
     }
-    return folder_tree(folder, *build_tree(entries, containers), metadata=metadata, notes=notes)
+    return folder_tree(
+        folder, *build_tree(entries, containers), metadata=metadata, notes=notes, unread=_find_unknown(folder, found)
+    )
 
 
 def list_steps(place: Path) -> dict[int, str]:
@@ -140,9 +145,7 @@ def describe_step(place: Path, name: str) -> ForeignStep:
         names = files.list_names(name)
         if (found := _look_at(files, folder, names)) is None:
             raise Corrupt("it has no item that treering reads", hint="use another copy of the step")
-        known = {*found.trees, *found.documents, *_NO_ITEMS}
-        unknown = [item for item in names if item not in known and found.trees != [""] and files.names(folder + item)]
-        losses = {item: f"the item {item!r} is of an unknown kind" for item in unknown}
+        losses = {item: f"the item {item!r} is of an unknown kind" for item in _find_unknown(files, found)}
         read: dict[str, Any] = {}
         for item, path in found.documents.items():
             try:
@@ -215,15 +218,16 @@ def _require_whole(files: FolderFiles, steps: Iterable[str]) -> None:
 
 def _look_at(files: FolderFiles, folder: str, names: list[str]) -> _Checkpoint | None:
     if METADATA in names or (MSGPACK in names and find_msgpack(files, folder) is not None):
-        return _Checkpoint(folder, [""], {}, [])
+        return _Checkpoint(folder, {"": folder}, {}, [])
     if _MARKS.isdisjoint(names):
         return None
     items = [name for name in names if name not in _NO_ITEMS and not _UNCOMMITTED.fullmatch(name)]
-    trees = [
-        name
-        for name in items
-        if files.has(f"{folder}{name}/{METADATA}") or find_msgpack(files, f"{folder}{name}/") is not None
-    ]
+    trees: dict[str, str] = {}
+    for name in items:
+        within = [f"{folder}{name}/", *(f"{folder}{name}/{key}" for key in _RANDOM_KEYS)]
+        for at in within:
+            if files.has(at + METADATA) or find_msgpack(files, at) is not None:
+                trees.setdefault(name, at)
     documents = {
         name: path
         for name in items
@@ -234,8 +238,17 @@ def _look_at(files: FolderFiles, folder: str, names: list[str]) -> _Checkpoint |
     return _Checkpoint(folder, trees, documents, []) if trees or documents else None
 
 
-def _below(folder: str, name: str) -> str:
-    return f"{folder}{name}/" if name else folder
+def _find_unknown(files: FolderFiles, found: _Checkpoint) -> list[str]:
+    """Return the items of a checkpoint that are of a kind which is not read, or that lost their metadata."""
+    if "" in found.trees:
+        return []
+    known = {*found.trees, *found.documents, *_NO_ITEMS}
+    names = files.names(found.folder.rstrip("/"))
+    return [
+        name
+        for name in names
+        if name not in known and not _UNCOMMITTED.fullmatch(name) and files.names(found.folder + name)
+    ]
 
 
 def _storage(files: FolderFiles, folder: str) -> str:

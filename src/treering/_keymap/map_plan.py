@@ -121,10 +121,37 @@ def _find_other_way_back(
 ) -> list[str]:
     """Return how the leaves that come back differ from those that are mapped."""
     planner = _Planner([MapLeaf(leaf.key, leaf.shape, leaf.dtype) for leaf in plan.leaves])
-    back = {MapLeaf(leaf.key, leaf.shape, leaf.dtype) for leaf in planner.plan(inverse).leaves}
+    back = {MapLeaf(leaf.key, leaf.shape, leaf.dtype): leaf for leaf in planner.plan(inverse).leaves}
     if planner.findings:
         return [f"on the way back, {finding}" for finding in planner.findings]
-    return [f"{leaves[number].key}: it does not come back" for number in kept if leaves[number] not in back]
+    findings = [f"{leaves[number].key}: it does not come back" for number in kept if leaves[number] not in back]
+    pieces = [{piece.box: piece for piece in leaf.pieces} for leaf in plan.leaves]
+    return findings or [
+        f"{leaves[number].key}: another leaf comes back as it, or its items in another order"
+        for number in set(kept).difference(plan.dropped)  # a dropped one is made of the leaf that it is a copy of
+        if not _is_itself(number, back[leaves[number]], plan, pieces)
+    ]
+
+
+def _is_itself(number: int, back: MappedLeaf, plan: MapPlan, pieces: Sequence[Mapping[Box, Piece]]) -> bool:
+    """Tell whether every item of what comes back is that of the stored leaf at the same place."""
+    for piece in back.pieces:
+        sides = [(start, start + 1) for start in piece.start]
+        for middle, (start, stop) in zip(piece.axes, piece.box, strict=True):
+            if middle is not None:
+                sides[middle] = (piece.start[middle], piece.start[middle] + stop - start)
+        made, box = plan.leaves[piece.leaf], tuple(sides)
+        if box in pieces[piece.leaf]:  # nearly always, and a leaf may be made of many
+            made = made._replace(pieces=(pieces[piece.leaf][box],))
+        for found in made.find_boxes(box):
+            if found.leaf != number:
+                return False
+            for axis, (middle, (start, _)) in enumerate(zip(piece.axes, piece.box, strict=True)):
+                first, stop = (0, 1) if middle is None else found.into[middle]
+                moved = stop - first > 1 and middle is not None and found.axes[middle] != axis
+                if moved or found.box[axis][0] != start + first:
+                    return False
+    return True
 
 
 class _Group(NamedTuple):

@@ -17,7 +17,7 @@ from treering._checkpoint.convert import ConvertOptions, convert_path
 from treering._checkpoint.detect import ForeignForm, Form, detect
 from treering._checkpoint.save_options import SaveOptions
 from treering._checkpoint.targets import Loss, accept_losses, find_writer
-from treering._foreign.foreign_tree import ForeignSteps, find_steps
+from treering._foreign.foreign_tree import ForeignSteps, find_steps, reading_partly
 from treering._format.document import INDEX_NAME, read_summary
 from treering._format.index import Index
 from treering._format.run_document import LATEST_TIME, Conversion, StepNote, add_note, find_note, note_of, remove_note
@@ -196,4 +196,5 @@ def _convert_step(
     note = dataclasses.replace(found.note, converted=Conversion(place, found.note.step, made_of))
     save = dataclasses.replace(save, path=path, shown=os.fspath(path), overwrite=there is not None)
     given = dataclasses.replace(options, to=None, describe=lambda index: add_note(found.describe(index), note))
-    convert_path(found.path, save, given)
+    with reading_partly():  # what is not read of it was accepted
+        convert_path(found.path, save, given)

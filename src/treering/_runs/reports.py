@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from treering._checkpoint.forms import list_headers
+from treering._foreign.foreign_tree import reading_partly
 from treering._format.diagnosis import Diagnosis, RunDiagnosis, StepDiagnosis
 from treering._runs.policy import own_rules, unknown_metrics
 from treering._runs.steps import Records, cache_trouble, judge, records_of, step_path
@@ -77,7 +78,8 @@ def list_foreign_steps(path: str | os.PathLike[str], steps: ForeignSteps) -> Run
         place = os.fspath(steps.path_of(step))
         try:
             told = steps.describe(step)
-            nbytes = sum(weight_of(leaf)[0] for _, leaf in leaves_of(list_headers(place).root))
+            with reading_partly():
+                nbytes = sum(weight_of(leaf)[0] for _, leaf in leaves_of(list_headers(place).root))
         except (*NOT_READ, NotFound) as error:
             notes.append(f"step {step} cannot be read: {error}")
             continue
@@ -112,6 +114,8 @@ def run_text(run: RunState) -> str:
         StoreFailed: the system refuses to read the folder.
     """
     records = records_of(run.path)
+    if run.keep is None and run.save_every is None:  # none that saves: what the last one noted
+        return "\n".join(log_lines(list_run(run.path, shown=run.shown), now=run.now()))
     listing = list_records(run.shown, run.path, records, judge(records, run.keep))
     listing = dataclasses.replace(listing, keep=run.keep_text, save_every=run.save_every_text)
     return "\n".join(log_lines(listing, now=run.now()))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 from collections.abc import Iterable
@@ -39,16 +40,29 @@ def located(path: str | os.PathLike[str]) -> Path:
         return cast("Path", path)
     text = os.fspath(path)
     if ":" not in text and isinstance(path, Path):  # no URL, nor what was meant to be one
-        return path
+        return _without_missing(path)
     if (scheme := scheme_of(text)) is None:
         if (meant := url_meant(text)) is not None and not Path(Path(text).parts[0]).exists():
             raise Unsupported(f"{text!r} is no URL, and there is no such folder", hint=f"write {meant!r}")
-        return Path(text)
+        # A name in a folder that is called "a:" would be taken for a URL.
+        place = _without_missing(Path(text))
+        return place if scheme_of(f"{place}/") is None else place.absolute()
     if scheme == "memory":
         return cast("Path", MemoryPath(text))
     if scheme == "file":
         return _from_file_url(text)
     return cast("Path", web_path(text) if scheme in _WEB else bucket_path(text))
+
+
+def _without_missing(path: Path) -> Path:
+    """Return a path without a missing folder and its ``..``, which the system finds for a writer that makes it only."""
+    if ".." not in path.parts:
+        return path
+    last = len(path.parts) - path.parts[::-1].index("..")
+    above = Path(*path.parts[:last])
+    with contextlib.suppress(ValueError):  # no path at all
+        return path if os.path.exists(above) else Path(os.path.realpath(above), *path.parts[last:])
+    return path
 
 
 def _from_file_url(text: str) -> Path:

@@ -91,7 +91,10 @@ def kind_to_save(x: Any) -> str:
     if isinstance(x, jax.core.Tracer):
         raise Unsupported("a traced value has no bytes yet", hint="save outside of jit, grad and vmap")
     if isinstance(x, jax.Array):
-        return _jax_kind(x)
+        if (kind := _jax_kind(x)) == "key" and not isinstance(impl := jax.random.key_impl(x), str):
+            what = f"keys of {str(impl)!r} cannot be given back: jax does not know the implementation by its name"
+            raise Unsupported(what, hint="save jax.random.key_data(x), and make keys of it with wrap_key_data")
+        return kind
     if isinstance(x, jax.ShapeDtypeStruct):
         raise Unsupported("a jax.ShapeDtypeStruct holds no data", hint="save the array itself")
     if isinstance(x, SETTINGS):
@@ -119,7 +122,7 @@ def kind_in_target(x: Any) -> str:
 
 def _jax_kind(x: jax.Array) -> str:
     kind = "key" if is_typed_key(x) else "jax"
-    if not isinstance(x, jax.core.Tracer):
+    if kind == "jax" and not isinstance(x, jax.core.Tracer):
         KINDS[type(x)] = kind
     return kind
 

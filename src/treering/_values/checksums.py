@@ -14,6 +14,8 @@ from typing import Final
 
 import xxhash
 
+from treering.errors import Corrupt
+
 LARGEST_BLOCK: Final = 1 << 20
 SMALLEST_BLOCK: Final = 64 << 10
 
@@ -89,3 +91,13 @@ def digest(parts: Iterable[bytes | memoryview]) -> str:
     for part in parts:
         state.update(part)
     return f"xxh3-128:{state.hexdigest()}"
+
+
+def require_crc(found: int, wanted: int, what: str) -> None:
+    """Require bytes to have the CRC-32 that they were written with.
+
+    Raises:
+        Corrupt: they have another one.
+    """
+    if found != wanted:
+        raise Corrupt(f"{what} has another checksum than it was written with", hint="use another copy of the file")

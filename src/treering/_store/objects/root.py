@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import PurePath
 from typing import Final
 
@@ -72,7 +73,10 @@ class ObjectRoot(Root):
     def _while_free(self, path: PurePath, buffers: Iterable[Buffer]) -> Iterator[Buffer]:
         """Yield what an object is made of; at its end, require that nothing has its name yet."""
         yield from buffers
-        if self.is_taken(path):
+        with ThreadPoolExecutor(1) as asking:
+            # The client asks for these from within its own runtime, in which this thread cannot make another request.
+            taken = asking.submit(self.is_taken, path).result()
+        if taken:
             raise taken_meanwhile(os.fspath(path))
 
     def absolute(self, path: PurePath) -> PurePath:
