@@ -6,7 +6,8 @@ import re
 from collections.abc import Sequence
 from typing import Final
 
-_QUERY: Final = re.compile(r"""(https?:/{1,2}[^\s'"?]*\?)[^\s'"]+""", re.IGNORECASE)
+_QUERY: Final = re.compile(r"""([a-z][a-z0-9+.-]*:/{1,2}[^\s'"?]*\?)[^\s'"]+""", re.IGNORECASE)
+_LOGIN: Final = re.compile(r"""([a-z][a-z0-9+.-]*:/{1,2})[^\s/'"@:]*:[^\s/'"]*@""", re.IGNORECASE)
 
 MOST_LINES = 20
 """A message shows as many lines of a list."""
@@ -34,14 +35,15 @@ def printable(text: str, *, lines: bool = False) -> str:
     )
 
 
-def hide_queries(text: str) -> str:
-    """Return a message without the queries of its URLs: that of a presigned one lets each reader of a log in.
+def hide_secrets(text: str) -> str:
+    """Return a text without the queries and logins of its URLs: those let each reader of a log in.
 
     Example:
-        >>> hide_queries("could not read 'https://host/a.safetensors?X-Amz-Signature=1f' now")
-        "could not read 'https://host/a.safetensors?...' now"
+        >>> hide_secrets("could not read 'https://host/a.safetensors?X-Amz-Signature=1f' at http://me:key@host")
+        "could not read 'https://host/a.safetensors?...' at http://...@host"
     """
-    return _QUERY.sub(r"\1...", text) if "?" in text else text
+    text = _QUERY.sub(r"\1...", text) if "?" in text else text
+    return _LOGIN.sub(r"\1...@", text) if "@" in text else text
 
 
 def shorten(text: str, most: int) -> str:

@@ -28,7 +28,7 @@ from __future__ import annotations
 import errno
 import os
 
-from treering._printable import hide_queries, printable
+from treering._printable import hide_secrets, printable
 
 __all__ = [
     "Busy", "Cancelled", "Corrupt", "Exists", "Format", "KeptOnHost", "LeavesInitialised", "Mismatch", "MissingExtra",
@@ -70,8 +70,8 @@ class TreeringError(Exception):
     def __init__(
         self, message: str, *, path: tuple[str, ...] | None = None, offset: int | None = None, hint: str | None = None
     ) -> None:
+        self.message = message = hide_secrets(message)
         super().__init__(message)
-        self.message = message
         self.path = path
         self.offset = offset
         self.hint = hint
@@ -81,7 +81,7 @@ class TreeringError(Exception):
         places += [] if self.offset is None else [f"byte {self.offset}"]
         where = f" (at {', '.join(places)})" if places else ""
         hint = f"; {self.hint}" if self.hint else ""
-        return printable(hide_queries(f"{self.message}{where}{hint}"), lines=True)
+        return printable(hide_secrets(f"{self.message}{where}{hint}"), lines=True)
 
     def __reduce__(self) -> tuple[object, ...]:
         # Keyword-only attributes survive the trip between processes (pytest-xdist, futures).
@@ -140,7 +140,7 @@ class StoreFailed(TreeringError, OSError):
         A missing file becomes ``NotFound``; EACCES and EPERM are also ``PermissionError``, EISDIR is also
         ``IsADirectoryError``, ENOTDIR is also ``NotADirectoryError``.
         """
-        shown = os.fspath(path)
+        shown = hide_secrets(os.fspath(path))
         reason = cause.strerror or str(cause)
         by_errno: dict[int | None, type[TreeringError]] = {
             errno.ENOENT: NotFound,
@@ -229,6 +229,10 @@ class LeavesInitialised(UserWarning):
 
 class UnknownMetric(UserWarning):
     """A rule of a run names a metric that no step has, so it keeps all steps."""
+
+
+class StepsNotSaved(UserWarning):
+    """A run ended, and steps that a training loop offered since the last save are not in it."""
 
 
 class NotSharded(UserWarning):

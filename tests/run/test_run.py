@@ -22,7 +22,7 @@ import treering as tr
 from tests.on_disk import step_path
 from tests.system_calls import CommitGate, commit_gate, refuse_removals
 from treering._runs import save_step
-from treering.errors import Exists, NotFound, StoreFailed, Timeout, Unsupported
+from treering.errors import Exists, NotFound, StepsNotSaved, StoreFailed, Timeout, Unsupported
 
 __all__ = ["commit_gate"]
 
@@ -155,6 +155,7 @@ def test_a_resumed_run_counts_from_its_latest_step(tmp_path: Path) -> None:
         # Step 10 was not offered since step 9 was saved.
         assert run.save(11, TREE)
         assert not run.save(12, TREE)
+        assert run.save(12, TREE, force=True)
 
 
 def test_old_steps_go_when_a_new_one_is_there(tmp_path: Path) -> None:
@@ -584,6 +585,7 @@ def test_a_signal_has_its_way_when_the_step_is_durable(tmp_path: Path, came: lis
         assert not run.save(3, TREE)
         signal.raise_signal(signal.SIGUSR1)
         assert came == [[2], [2]]
+        run.save(4, TREE, force=True)
 
 
 def test_a_signal_is_not_lost_where_its_save_fails(
@@ -609,3 +611,20 @@ def test_a_signal_that_met_no_save_has_its_way_at_the_end(tmp_path: Path, came: 
         signal.raise_signal(signal.SIGUSR1)
         assert came == []
     assert came == [[1]]
+
+
+def _train(path: Path, *, last: bool = False, fails: bool = False) -> None:
+    with tr.Run(path, save_every=tr.SaveEvery(steps=10)) as run:
+        for step in range(1, 27):
+            run.save(step, {"w": 1.5}, force=last and step == 26)
+        if fails:
+            raise RuntimeError("mine")
+
+
+def test_a_tail_that_is_not_saved_is_told_at_the_end(tmp_path: Path) -> None:
+    with pytest.warns(StepsNotSaved, match=r"21 to 26; run\.save\(26, tree, force=True\)"):
+        _train(tmp_path / "a")
+    _train(tmp_path / "b", last=True)
+    assert tr.Run(tmp_path / "b").latest() == 26
+    with pytest.raises(RuntimeError, match="mine"):
+        _train(tmp_path / "c", fails=True)

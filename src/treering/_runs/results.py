@@ -82,6 +82,7 @@ class StepSave:
         >>> with tr.Run(os.path.join(tempfile.mkdtemp(), "run"), save_every=tr.SaveEvery(steps=100)) as run:
         ...     first, second = run.save(100, {"w": 1.5}), run.save(101, {"w": 1.25})
         ...     first.result()
+        ...     third = run.save(102, {"w": 1.25}, force=True)
         >>> bool(first), first.saved, bool(second), second.saved
         (True, True, False, False)
     """

@@ -25,7 +25,7 @@ from treering._values.human import steps_text
 from treering._values.processes import timeout_seconds
 from treering._values.warned import warn_of
 from treering.cadence import Cadence
-from treering.errors import Timeout, TreeringError, UnknownMetric, Unsupported
+from treering.errors import StepsNotSaved, Timeout, TreeringError, UnknownMetric, Unsupported
 from treering.retention import Policy
 
 T = TypeVar("T", bound=int | None)
@@ -171,11 +171,20 @@ class RunState:
         if error is None:
             self.close()
             self.warn()
+            self._warn_unsaved()
             return
         try:
             self.close(removals=False)
         except TreeringError as failed:
             error.add_note(f"In addition, in the run {self.shown!r}: {failed}")
+
+    def _warn_unsaved(self) -> None:
+        if self.schedule.unsaved is not None and this_processes(()).is_coordinator:
+            first, last = self.schedule.unsaved
+            what = f"a run ended with steps that were offered to {self.shown!r} after its last save, and not saved"
+            steps = f"{last}" if first == last else f"{first} to {last}"
+            line = f"{steps}; run.save({last}, tree, force=True) saves whatever save_every says"
+            warn_of(what, [line], StepsNotSaved)
 
     def _await_removals(self, end: float) -> None:
         """Wait until process 0 of the job has removed what has to go after the saves of this process.

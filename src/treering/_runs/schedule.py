@@ -34,6 +34,9 @@ class SaveSchedule:
         path: the run's folder.
         timeout: seconds to wait for other processes.
 
+    Attributes:
+        unsaved: the first and the last of the steps that were offered since the last save; None if there is none.
+
     Example:
         >>> from treering.cadence import SaveEvery
         >>> schedule = SaveSchedule(SaveEvery(steps=100), Signals(), path=Path("runs/a"), timeout=600.0)
@@ -49,6 +52,7 @@ class SaveSchedule:
         self._path = path
         self._timeout = timeout
         self._clock: Callable[[], float] = time.monotonic
+        self.unsaved: tuple[int, int] | None = None
         self._step: int | None = None
         self._since = 0.0
         self._before: tuple[int | None, float] = None, 0.0
@@ -84,6 +88,7 @@ class SaveSchedule:
                 return dataclasses.replace(by_steps, reason=reason)
             passed, signum = self._meet(step, processes)
         decision = self._apply_signals(self._apply_rules(step, passed, force=force), signum, told=told)
+        self.unsaved = None if decision.save else ((self.unsaved or (step, step))[0], step)
         if decision.save:
             self._before = self._step, self._since
             self._step, self._since = step, self._clock()

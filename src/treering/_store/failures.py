@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TypeVar
 
+from treering._printable import hide_secrets
 from treering._values.checkpoint_names import INDEX
 from treering._values.leaves_names import INDEX as LEAVES_INDEX
 from treering.errors import Corrupt, Exists, Format, NotFound, StoreFailed, TreeringError
@@ -63,7 +64,9 @@ class naming:  # noqa: N801 - reads as a function; a generator would cost each o
         if isinstance(error, OSError) and not isinstance(error, TreeringError):
             reading = self._action == "read" and error.errno != errno.EMFILE  # the other hints are about writing
             hint = None if reading else _hint(error.errno or 0, self._shown)
-            raise StoreFailed.of(error, self._shown, self._action, hint=hint) from error
+            # A server's answer is told in full by the message; what led to it is of no use to a reader.
+            cause = None if "://" in self._shown else error
+            raise StoreFailed.of(error, self._shown, self._action, hint=hint) from cause
 
 
 def _hint(reason: int, shown: str) -> str | None:
@@ -88,7 +91,7 @@ def with_errno(error: _Error, number: int, path: str | os.PathLike[str]) -> _Err
         >>> with_errno(NotFound("there is no index"), errno.ENOENT, "ckpt").filename
         'ckpt'
     """
-    error.errno, error.strerror, error.filename = number, os.strerror(number), os.fspath(path)
+    error.errno, error.strerror, error.filename = number, os.strerror(number), hide_secrets(os.fspath(path))
     return error
 
 

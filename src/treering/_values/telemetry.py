@@ -17,7 +17,7 @@ import threading
 import time
 from collections.abc import Iterator
 
-from treering._printable import hide_queries, printable
+from treering._printable import hide_secrets, printable
 from treering._values.human import bytes_text, duration_text, pluralize
 
 LOGGER = logging.getLogger("treering")
@@ -98,7 +98,7 @@ def phase(name: str) -> Iterator[None]:
 
 def _log(level: int, text: str, start: float, more: str = "") -> None:
     if LOGGER.isEnabledFor(level):
-        LOGGER.log(level, "%s %s%s", printable(hide_queries(text)), duration_text(time.perf_counter() - start), more)
+        LOGGER.log(level, "%s %s%s", printable(hide_secrets(text)), duration_text(time.perf_counter() - start), more)
 
 
 def _record(name: str, start: float) -> None:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import importlib
+import math
 import os
 import re
 import threading
+import urllib.parse
 from collections.abc import Mapping
 from pathlib import PurePath
 from typing import Any, Final, cast
@@ -24,6 +27,8 @@ _OF_S3: Final = ("region", "kms_key", "requester_pays")
 _OF_STORES: Final = (*_OF_S3, "endpoint", "anonymous")
 _ENDPOINT: Final = re.compile(r"(?i:https?)://[^\s/]+(?:/\S*)?")
 _ENDPOINTS_OF_S3: Final = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT")
+_WORD: Final = re.compile(r"[!-~]{1,2048}")
+_PREFIXES: Final = {"s3": "AWS_", "gs": "GOOGLE_", "az": "AZURE_"}
 _NEEDED: Final = {"az:": "AZURE_STORAGE_ACCOUNT_NAME names the account; abfss://CONTAINER@ACCOUNT... says it, too"}
 _KINDS: Final = {"S3Store": ("s3", "bucket"), "GCSStore": ("gs", "bucket"), "AzureStore": ("az", "container_name")}
 
@@ -205,12 +210,12 @@ def _open(stores: Any, path: BucketPath, options: BucketOptions) -> Any:
     scheme, name = path.parts[0].rstrip(":"), path.parts[1]
     kind = "az" if scheme == "abfss" else scheme
     for variable in _ENDPOINTS_OF_S3 if kind == "s3" and options.endpoint is None else ():
-        _check_endpoint(variable, os.environ.get(variable))
+        _check_endpoint(variable, None if (url := os.environ.get(variable)) is None else url.strip())
     if not options.anonymous:
         from treering._store.objects.credentials import require_credentials
 
         require_credentials(kind, path.bucket, os.environ)
-    config: dict[str, Any] = {"skip_signature": True} if options.anonymous else {}
+    config: dict[str, Any] = {**_stripped(kind), **({"skip_signature": True} if options.anonymous else {})}
     client: dict[str, Any] = {}
     if options.endpoint is not None:
         config["base_url" if kind == "gs" else "endpoint"] = options.endpoint
@@ -256,6 +261,7 @@ def _check(path: BucketPath, options: BucketOptions, given: Any) -> None:
     if said and given is not None:
         raise Unsupported(f"the store that was given has its own {said[0]}", hint="pass the URL with the options")
     _check_endpoint("endpoint", options.endpoint)
+    _check_values(options)
     for name in said:
         if name in _OF_S3 and not path.parts[0].startswith("s3"):
             hint = "set it on the bucket, or pass a store of obstore that has it"
@@ -264,9 +270,48 @@ def _check(path: BucketPath, options: BucketOptions, given: Any) -> None:
 
 def _check_endpoint(name: str, url: str | None) -> None:
     """Refuse what is no URL of a server, at which obstore would panic."""
-    if url is not None and not _ENDPOINT.fullmatch(url):
+    if url is None:
+        return
+    parts = None
+    with contextlib.suppress(ValueError):  # brackets that do not close, a port that is no number or too large
+        given = urllib.parse.urlsplit(url)
+        parts = given if _ENDPOINT.fullmatch(url) and given.hostname and given.port != 0 else None
+    if parts is None:
         hint = f"write https://HOST, or http://HOST:PORT; without {name} the server is that of the cloud"
         raise Unsupported(f"{name} is {url!r}, which is no URL of a server", hint=hint)
+    if "@" in parts.netloc:
+        hint = "write it without; the credentials of a bucket are variables of their own"
+        raise Unsupported(f"{name} has a login before its host, {parts.hostname!r}", hint=hint)
+
+
+def _check_values(options: BucketOptions) -> None:
+    """Refuse what is no value of an option, at which obstore would panic or wait for ever."""
+    for name, least in (("timeout", "more than 0"), ("grace", "0 or more")):
+        value = getattr(options, name)
+        is_number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+        if value is not None and not (is_number and (value > 0 or (name == "grace" and value == 0))):
+            raise Unsupported(f"{name}={value!r:.100} is no number of seconds", hint=f"pass one that is {least}")
+    for name in ("region", "storage_class", "kms_key"):
+        value = getattr(options, name)
+        if value is not None and not (isinstance(value, str) and _WORD.fullmatch(value)):
+            raise Unsupported(f"{name}={value!r:.100} is no name", hint="it has letters, digits and signs, no spaces")
+
+
+def _stripped(kind: str) -> dict[str, str]:
+    """Return the variables for a cloud that end in a line feed, as mounted secrets do, without it.
+
+    Raises:
+        Unsupported: one has a control character in its middle; its value is not shown.
+    """
+    found: dict[str, str] = {}
+    for name, value in os.environ.items():
+        if not name.startswith(_PREFIXES[kind]):
+            continue
+        if not value.strip().isprintable():
+            raise Unsupported(f"{name} has a line break or another control character in it", hint="set it anew")
+        if value != value.strip() and value.strip():
+            found[name.lower()] = value.strip()
+    return found
 
 
 def _same(given: Any, other: Any) -> bool:

@@ -17,7 +17,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import PurePath
 from typing import Any, Final, NamedTuple, NoReturn
 
-from treering._store.api import Entry, Kind, Reader
+from treering._store.api import LARGEST_DOCUMENT, Entry, Kind, Reader
 from treering._store.failures import naming
 from treering._store.objects.reading import Span
 from treering._store.objects.repetition import RepeatingClient
@@ -40,6 +40,7 @@ _LOOK: Final = (0, 1)
 _FILES: Final = frozenset({".msgpack", ".safetensors", ".gz"})
 _SECONDS: Final = 20.0
 _PIECE: Final = 1 << 20
+_LONGEST_DATE: Final = 100
 _SLOWEST: Final = 256 << 10
 
 
@@ -92,9 +93,10 @@ class WebClient(RepeatingClient):
 
     def _get(self, name: str, most: int | None) -> Answer:
         body = self._ask(name, None if most is None else (0, max(most, 1)))
+        stop = min(body.stop, LARGEST_DOCUMENT + 1)  # whoever asks for all of it refuses what is larger
         with body.response:
-            data = b"".join(_read(body.response, body.stop))
-        _require_end(len(data), body.stop)
+            data = b"".join(_read(body.response, stop))
+        _require_end(len(data), stop)
         return Answer(Status.DONE, data[:most], body.found)
 
     def _fetch(self, name: str, version: ObjectVersion, span: Span) -> Answer:
@@ -122,8 +124,13 @@ class WebClient(RepeatingClient):
             response = _opener().open(request, timeout=_SECONDS)
         except urllib.error.HTTPError as error:
             with error:
-                if error.code == 416 and _NOTHING.fullmatch(error.headers.get("Content-Range", "")):  # noqa: PLR2004
-                    return self._ask(name, None)
+                none = error.code == 416 and _NOTHING.fullmatch(error.headers.get("Content-Range", ""))  # noqa: PLR2004
+                if none and wanted is not None:
+                    body = self._ask(name, None)
+                    if body.stop:
+                        body.response.close()
+                        raise ShortAnswer(errno.EIO, "the server says that it is empty, and sends bytes") from error
+                    return body
                 if error.code == http.client.GONE:
                     raise FileNotFoundError from error
                 raise OSError(f"HTTP {error.code} {error.reason}{_PRIVATE.get(error.code, '')}") from error
@@ -210,8 +217,10 @@ def _body_of(name: str, response: http.client.HTTPResponse, wanted: tuple[int, i
     """
     headers = response.headers
     version = ObjectVersion(headers.get("ETag") or headers.get("Last-Modified") or "")
-    modified = email.utils.parsedate_tz(headers.get("Last-Modified", ""))
-    when = float(email.utils.mktime_tz(modified)) if modified else 0.0
+    when = 0.0
+    with contextlib.suppress(ValueError, OverflowError, TypeError):  # no date
+        modified = email.utils.parsedate_tz(headers.get("Last-Modified", "")[:_LONGEST_DATE])
+        when = float(email.utils.mktime_tz(modified)) if modified else 0.0
     partial = _PARTIAL.fullmatch(headers.get("Content-Range", ""))
     if response.status == http.client.PARTIAL_CONTENT and partial is not None and wanted is not None:
         start, end, size = map(int, partial.groups())

@@ -96,13 +96,24 @@ def list_names(store: Any, prefix: str, *, deep: bool) -> Answer:
     folder, slash, _ = prefix.rpartition("/")
     above = folder + slash or None
     if deep:
-        metas = [meta for page in obstore.list(store, above, chunk_size=_PAGE) for meta in page]
+        metas = list(_list_all(store, above))
         places: list[str] = []
     else:
         result = obstore.list_with_delimiter(store, above)
         metas, places = list(result["objects"]), list(result["common_prefixes"])
     found = [listed(meta) for meta in metas if meta["path"].startswith(prefix)]
     return Answer(Status.DONE, listed=found, places=[place for place in places if place.startswith(prefix)])
+
+
+def _list_all(store: Any, above: str | None) -> Iterator[Mapping[str, Any]]:
+    """Yield all objects in a folder; a server that gives the same page again and again would never end."""
+    seen: set[str] = set()
+    for page in obstore.list(store, above, chunk_size=_PAGE):
+        before = len(seen)
+        seen.update(meta["path"] for meta in page)
+        if page and len(seen) == before:
+            raise OSError(errno.EPROTO, "the bucket lists the same names again and again")
+        yield from page
 
 
 def fetch(store: Any, name: str, version: ObjectVersion, span: Span) -> Answer:

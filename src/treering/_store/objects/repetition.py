@@ -12,10 +12,10 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Final
 
-from treering._printable import hide_queries, printable
+from treering._printable import hide_secrets, printable
 from treering._store.crew import FirstError, work_together
 from treering._store.objects.reading import Span, plan_spans
-from treering._store.objects.request_failures import Cause, failure_of
+from treering._store.objects.request_failures import Cause, failure_of, panic_of
 from treering._store.objects.requests import PATIENCE, Answer, ObjectVersion, require_answer
 from treering._values.telemetry import LOGGER, TRAFFIC
 from treering.errors import Unsupported
@@ -109,8 +109,8 @@ class RepeatingClient(abc.ABC):
                     answer = call()
                     self._reached = True
                     return answer
-            except Exception as error:  # noqa: BLE001 - what is none of the server's is raised again there
-                failure = failure_of(error)
+            except BaseException as error:  # noqa: BLE001 - a panic is no Exception; what is none of the server's is raised again there
+                failure = panic_of(error) or failure_of(error)
             self._reached = self._reached or not failure.unconnected
             patience = self.patience if self._reached else min(self.patience, _FIRST_CONTACT)
             if failure.cause is Cause.DENIED and self._renew():
@@ -122,7 +122,7 @@ class RepeatingClient(abc.ABC):
                     raise failure.error(self.shown)
                 return failure.answer(self.shown, right)
             TRAFFIC.add(retries=1)
-            LOGGER.info("%s: %s; next try in %.1f s", self.shown, printable(hide_queries(failure.reason)), pause)
+            LOGGER.info("%s: %s; next try in %.1f s", self.shown, printable(hide_secrets(failure.reason)), pause)
             time.sleep(pause)
 
 

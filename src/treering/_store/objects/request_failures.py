@@ -86,7 +86,7 @@ class RequestFailure:
         return OSError(self.number, f"{shown} refuses it ({self.reason})")
 
 
-def failure_of(error: Exception) -> RequestFailure:
+def failure_of(error: BaseException) -> RequestFailure:
     """Return what an error of obstore means; any other one is raised again.
 
     Example:
@@ -119,7 +119,14 @@ def failure_of(error: Exception) -> RequestFailure:
     return _other_failure(error, kind, text, status, reason)
 
 
-def _other_failure(error: Exception, kind: str, text: str, status: int, reason: str) -> RequestFailure:
+def panic_of(error: BaseException) -> RequestFailure | None:
+    """Return what a panic of obstore is, which is no ``Exception``; None for any other error."""
+    if type(error).__name__ != "PanicException":
+        return None
+    return RequestFailure(Cause.INVALID, f"the client panicked: {_reason(str(error))}", errno.EINVAL)
+
+
+def _other_failure(error: BaseException, kind: str, text: str, status: int, reason: str) -> RequestFailure:
     slow_down = status in _BUSY or _says(text, _SLOW)
     if slow_down or status in _PASSING or "RequestTimeout" in text:
         return RequestFailure(Cause.PASSING, reason, errno.EAGAIN, slow_down)
@@ -145,5 +152,5 @@ def _reason(text: str) -> str:
     _, found, after = text.partition("Server returned non-2xx ")
     if (told := _TOLD.search(after)) is not None:
         after = f"{after.partition('<')[0]}{told[1]}: {told[2]}"
-    line = " ".join(((found and after) or text).split())
+    line = " ".join(((found and after) or text).split()).rstrip(" :")
     return line if len(line) <= _LONGEST_REASON else f"{line[:_LONGEST_REASON]}..."

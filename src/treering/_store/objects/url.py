@@ -20,6 +20,8 @@ _ONE_NAME: Final = {"s3a": "s3", "gcs": "gs", "abfs": "az"}
 _BUCKET_NAME: Final = re.compile(r"[A-Za-z0-9_$][A-Za-z0-9._$-]*")
 _AZURE_HOST: Final = re.compile(r"[A-Za-z0-9$-]+@([A-Za-z0-9]+)\.(?:dfs|blob)\.core\.windows\.net")
 _AZURE: Final = "abfss://CONTAINER@ACCOUNT.dfs.core.windows.net/PATH"
+_SIGNED: Final = re.compile(r"\?(?:.*&)?(?:sig|signature|x-amz-[a-z-]+|x-goog-[a-z-]+)=", re.IGNORECASE | re.DOTALL)
+_NO_QUERY: Final = re.compile(r"[\s'\"]")
 _CONTROL: Final = re.compile(r"[\x00-\x1f\x7f]")
 READ_ONLY: Final = "it is read-only; s3://, gs://, az:// and paths on disk can be written"
 _WORKING: Final = "s3://, gs://, az://, memory://, file:// and, for reading, https:// work"
@@ -157,6 +159,9 @@ def bucket_path(url: str | PurePath) -> BucketPath:
         raise Unsupported(f"{text!r} has '..' in it, which nothing in a bucket follows", hint="write the path out")
     if _CONTROL.search(key):
         raise Unsupported(f"{text!r} has a control character in it", hint="give the object another name")
+    if _SIGNED.search(key):
+        known = "credentials come from the environment or from treering.at"
+        raise Unsupported(f"{text.partition('?')[0]!r} is followed by a signature, which no bucket reads", hint=known)
     scheme = "abfss" if "@" in bucket else _ONE_NAME.get(scheme, scheme)
     return BucketPath(f"{scheme}://{bucket}/{key}")
 
@@ -170,6 +175,8 @@ def web_path(url: str | PurePath) -> WebPath:
     text = os.fspath(url)
     address, mark, query = text.partition("?")
     found = _WEB.fullmatch(address)
+    if _NO_QUERY.search(query):  # nobody could tell where it ends, and a message would show the rest of a signature
+        raise Unsupported(f"the query of {address!r} has a space or a quote in it", hint="write %20, %27 or %22")
     if found is None:
         raise Unsupported(f"{text!r} is no URL of a file or folder", hint="a URL is https://HOST/PATH, without '#'")
     scheme, host, key = found[1].lower(), found[2].removeprefix("/"), found[3] or ""

@@ -1,0 +1,138 @@
+"""Servers and settings that are not what they should be: each ends in an error of ours, soon."""
+
+from __future__ import annotations
+
+import http.server
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any, ClassVar
+
+import obstore
+import pytest
+
+import treering as tr
+from treering._store.objects import obstore_requests
+from treering._store.objects.connect import connect
+from treering._store.objects.https import WebClient
+from treering._store.objects.repetition import RepeatingClient
+from treering._store.objects.requests import Answer
+from treering._store.objects.url import bucket_path
+from treering.errors import TreeringError, Unsupported
+
+Serve = Callable[[int, dict[str, str], bytes], str]
+
+
+@pytest.fixture
+def serve() -> Iterator[Serve]:
+    """Return what makes a server give one answer to all, and returns its address."""
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        answer: ClassVar[tuple[int, dict[str, str], bytes]]
+
+        def do_GET(self) -> None:
+            status, headers, body = self.answer
+            self.send_response(status)
+            for name, value in headers.items():
+                self.send_header(name, value)
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_: Any) -> None:
+            pass
+
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+
+    def begin(status: int, headers: dict[str, str], body: bytes) -> str:
+        Handler.answer = status, headers, body
+        return f"http://127.0.0.1:{server.server_address[1]}"
+
+    yield begin
+    server.shutdown()
+    server.server_close()
+
+
+@pytest.fixture(autouse=True)
+def little_patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    begun = RepeatingClient.__init__
+
+    def init(self: Any, shown: str, patience: float = 0.0) -> None:
+        begun(self, shown, 0.0)
+
+    monkeypatch.setattr(RepeatingClient, "__init__", init)
+
+
+@pytest.mark.parametrize(
+    ("status", "headers", "body"),
+    [
+        (416, {"Content-Range": "bytes */0", "Content-Length": "0"}, b""),
+        (200, {"Content-Length": str(10**15)}, b"x"),
+        (200, {"Content-Length": "2", "Last-Modified": "Mon, 1 Jan " + "9" * 4200 + " 00:00:00 GMT"}, b"{}"),
+        (206, {"Content-Length": "1", "Content-Range": f"bytes 0-0/{10**30}"}, b"x"),
+        (200, {"Content-Length": "-1"}, b"x"),
+    ],
+)
+def test_an_answer_that_makes_no_sense_is_an_error(
+    serve: Serve, status: int, headers: dict[str, str], body: bytes
+) -> None:
+    url = serve(status, headers, body)
+    for path in ("a", "a.msgpack", "a.safetensors", "a/treering.json"):
+        for verb in (tr.load, tr.inspect, tr.open):
+            with pytest.raises(TreeringError):
+                verb(f"{url}/{path}")
+
+
+def test_a_listing_without_an_end_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    def pages(*_: Any, **__: Any) -> Iterator[list[dict[str, str]]]:
+        while True:
+            yield [{"path": "a/b"}, {"path": "a/c"}]
+
+    monkeypatch.setattr(obstore, "list", pages)
+    with pytest.raises(OSError, match="lists the same names again and again"):
+        obstore_requests.list_names(None, "a/", deep=True)
+
+
+class PanicException(BaseException):
+    """What a panic of a Rust extension is."""
+
+
+def test_a_panic_of_the_client_is_told_as_an_error() -> None:
+    client = WebClient("https://host")
+
+    def call() -> Answer:
+        raise PanicException("called `Result::unwrap()` on an `Err` value")
+
+    with pytest.raises(OSError, match="the client panicked: called"):
+        client._repeat(call)
+    with pytest.raises(KeyboardInterrupt):
+        client._repeat(lambda: (_ for _ in ()).throw(KeyboardInterrupt))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"timeout": float("inf")}, {"timeout": "3"}, {"timeout": 0}, {"timeout": float("nan")}, {"timeout": True},
+        {"grace": float("nan")}, {"grace": -1}, {"grace": "1"}, {"storage_class": "COLD\r\nX: y"}, {"region": "a\n"},
+        {"kms_key": ""}, {"endpoint": "http://host:99999"}, {"endpoint": "http://[::1"}, {"endpoint": "http://u:p@host"},
+    ],
+)  # fmt: skip
+def test_options_without_sense_are_refused_by_name(options: dict[str, Any]) -> None:
+    with pytest.raises(Unsupported, match=next(iter(options))):
+        tr.at("s3://bucket-of-odd-options/a", **options)
+
+
+def test_a_secret_that_ends_in_a_line_feed_is_stripped(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "key\n")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret\r\n")
+    monkeypatch.setenv("AWS_REGION", "eu-central-1\n")
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9\n")
+    monkeypatch.setenv("AWS_ALLOW_HTTP", "true")
+    client: Any = connect(bucket_path("s3://bucket-of-mounted-secrets"))[0]
+    config = client._stores.store.config
+    said = {name: config[name] for name in config if "key" in name or "region" in name or "endpoint" in name}
+    assert all(value == value.strip() for value in said.values()), said.keys()
+    assert {"key", "secret", "eu-central-1"} <= set(said.values())
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "sec\nret")
+    with pytest.raises(Unsupported, match="AWS_SECRET_ACCESS_KEY has a line break") as caught:
+        connect(bucket_path("s3://bucket-of-broken-secrets"))
+    assert "sec" not in str(caught.value).replace("SECRET", "")
