@@ -351,14 +351,27 @@ class Run:
 
         return collect_garbage(self._state, dry_run=dry_run)
 
+    def delete(self, step: SupportsIndex) -> None:
+        """Remove one step, whatever ``keep`` says. This waits for saves in flight; only files of treering are removed.
+
+        Raises:
+            NotFound: there is no such step; the error lists the steps that exist.
+            Busy: another process is saving to it.
+
+        Example:
+            >>> import os, tempfile
+            >>> with Run(os.path.join(tempfile.mkdtemp(), "run")) as run:
+            ...     saved = [run.save(step, {"w": 1.5}) for step in (1, 2, 3)]
+            >>> run.delete(2)
+        """
+        from treering._runs.load_step import delete_step
+
+        delete_step(self._state, step)
+
     def branch(
-        self,
-        step: SupportsIndex,
-        path: str | os.PathLike[str],
-        *,
-        keep: Policy | None = None,
+        self, step: SupportsIndex, path: str | os.PathLike[str], *, keep: Policy | None = None,
         save_every: Cadence | None = None,
-    ) -> Run:
+    ) -> Run:  # fmt: skip
         """Start another run from a step of this one: copy the step there, durably; this run does not change.
 
         Args:

@@ -9,7 +9,9 @@ import click
 
 from treering._checkpoint.targets import FORMS, LOSSES
 from treering._cli.options import verb
-from treering._cli.terminal import GOOD
+from treering._cli.run_path import describe
+from treering._cli.terminal import GOOD, write_lines
+from treering._printable import hide_secrets
 
 if TYPE_CHECKING:
     from treering._keymap.key_map import KeyMap
@@ -60,16 +62,20 @@ def convert(
     """
     from treering._checkpoint.convert import ConvertOptions, save_options
     from treering._runs.convert_run import convert_any
-    from treering.errors import Exists
+    from treering.errors import Exists, Unsupported
 
     key_map = _read_map(map_path, renames)
     options = ConvertOptions(to=to, only=list(globs) or None, at=at, key_map=key_map, dtype=dtype, lose=lose)
     try:
         save = save_options(target, to=to, overwrite=overwrite, progress=True, max_file_size=max_file_size)
         convert_any(source, save, options)
+    except Unsupported as error:
+        error.message = error.message.replace("accept it by lose: ", "accept it by --lose ")
+        raise
     except Exists as error:
         error.hint = error.hint and error.hint.replace("overwrite=True", "--overwrite")
         raise
+    write_lines([hide_secrets(f"{target}: {describe(target)}, from {source}")])
     return GOOD
 
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 import click
 
 from treering._cli.options import verb
-from treering._cli.terminal import GOOD
+from treering._cli.run_path import describe
+from treering._cli.terminal import GOOD, write_lines
+from treering._printable import hide_secrets
 from treering._view.progress import reporter, showing
 
 
@@ -34,4 +36,5 @@ def cp(source: str, target: str, *, overwrite: bool) -> int:
     except Exists as error:
         error.hint = error.hint and error.hint.replace("overwrite=True", "--overwrite")
         raise
+    write_lines([hide_secrets(f"{target}: {describe(target)}, from {source}")])
     return GOOD

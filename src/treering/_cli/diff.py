@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import click
 
-from treering._cli.options import JSON, verb
-from treering._cli.run_path import latest_of
+from treering._cli.options import JSON, WholeNumber, verb
+from treering._cli.run_path import latest_of, steps_at
 from treering._cli.terminal import GOOD, NO, NOT_DONE, explain, write_lines
 from treering._inspect.diff import diff as compare
 from treering._inspect.diff import sameness
@@ -16,21 +16,30 @@ from treering.errors import Corrupt
 @verb(
     "treering diff before after",
     "treering diff before after --values",
+    "treering diff run 100 200",
     "treering diff checkpoint model.safetensors",
     "treering diff before after --json | jq -r '.differences[].key'",
 )
 @click.argument("a", type=click.Path(path_type=str))
 @click.argument("b", type=click.Path(path_type=str))
+@click.argument("step", type=WholeNumber(0), required=False)
 @click.option("--values", is_flag=True, help="Also read all arrays, and compare them bit for bit.")
 @JSON
-def diff(a: str, b: str, values: bool, as_json: bool) -> int:
+def diff(a: str, b: str, step: int | None, values: bool, as_json: bool) -> int:
     """Compare A and B: structure, kinds, dtypes, shapes, small values and metadata, one difference a line.
+
+    With STEP, A is a run, and its steps B and STEP are compared.
 
     Each is the folder of a checkpoint, a leaves directory, a safetensors file, a msgpack file, or a run, whose latest
     step is compared; information that only one of the two forms stores is no difference. Exit code 0: they are the
     same; 1: they differ; 2: they could not be compared.
     """
-    a, b = latest_of(a), latest_of(b)
+    if step is None:
+        a, b = latest_of(a), latest_of(b)
+    elif b.isdecimal():
+        a, b = steps_at(a, [int(b), step])
+    else:
+        raise click.UsageError(f"{b!r} is no number of a step")
     try:
         found = compare(a, b, values=values, progress=True)
     except Corrupt as error:

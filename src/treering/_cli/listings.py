@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import sys
+
+import click
 
 from treering._checkpoint.detect import Form
 from treering._checkpoint.forms import list_headers
@@ -11,7 +14,7 @@ from treering._cli.run_path import latest_of, list_steps
 from treering._cli.terminal import GOOD, look_of, nothing_matches, write_lines
 from treering._view.listing_json import json_lines, key_json, origin_members, usage_json
 from treering._view.listing_text import key_lines, measure_usage, notes_of, usage_lines
-from treering._view.nodes import leaves_of
+from treering._view.nodes import leaves_of, weight_of
 from treering._view.rows import USUAL_DEPTH, lay_out
 from treering._view.tree_text import tree_lines
 
@@ -57,8 +60,9 @@ def inspect(path: str, globs: tuple[str, ...], as_json: bool, depth: int) -> int
 )
 @PATH
 @GLOBS
+@click.option("--sort", type=click.Choice(["key", "bytes"]), default="key", help="The order; bytes: the largest first.")
 @JSON
-def ls(path: str, globs: tuple[str, ...], as_json: bool) -> int:
+def ls(path: str, globs: tuple[str, ...], sort: str, as_json: bool) -> int:
     """List the leaves in PATH, one a line: key, dtype, shape or value, bytes; of a run, its steps.
 
     PATH is the folder of a checkpoint, a leaves directory, a safetensors file, a msgpack file or a run. GLOBs select
@@ -68,11 +72,15 @@ def ls(path: str, globs: tuple[str, ...], as_json: bool) -> int:
     if not globs and (run := list_steps(path)) is not None:
         from treering._view.run_text import step_lines, steps_json
 
+        if sort == "bytes":
+            run = dataclasses.replace(run, steps=sorted(run.steps, key=lambda step: -step.nbytes))
         write_lines(steps_json(run) if as_json else step_lines(run, look_of(sys.stdout)))
         return GOOD
     path = latest_of(path)
     listing = list_headers(path)
     leaves = list(leaves_of(listing.root, globs))
+    if sort == "bytes":
+        leaves.sort(key=lambda pair: -weight_of(pair[1])[0])
     if as_json:
         write_lines(key_json(leaves, {"file": path, "globs": globs, **origin_members(listing)}))
     else:
@@ -84,8 +92,11 @@ def ls(path: str, globs: tuple[str, ...], as_json: bool) -> int:
 @PATH
 @GLOBS
 @JSON
+@click.option(
+    "--sort", type=click.Choice(["bytes", "key"]), default="bytes", help="The order; bytes: the largest first."
+)
 @depth(_USUAL_DU_DEPTH, "Add up everything deeper than N levels.")
-def du(path: str, globs: tuple[str, ...], as_json: bool, depth: int) -> int:
+def du(path: str, globs: tuple[str, ...], as_json: bool, sort: str, depth: int) -> int:
     """Show where the bytes in PATH are: the branches N levels down and the leaves above them, the largest first.
 
     PATH is the folder of a checkpoint, a leaves directory, a safetensors file, a msgpack file, or a run, whose latest
@@ -98,6 +109,7 @@ def du(path: str, globs: tuple[str, ...], as_json: bool, depth: int) -> int:
     root = listing.root
     layout = lay_out(root, globs=globs, depth=depth)
     usage = measure_usage(layout)
+    usage = sorted(usage, key=lambda share: share.key) if sort == "key" else usage
     waits = listing.notes if listing.form == Form.CHECKPOINT.value else ()
     if as_json:
         head = {"file": path, "globs": globs, "depth": depth}

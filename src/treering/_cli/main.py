@@ -29,6 +29,7 @@ _VERBS = {
     "inspect": ("listings", "Show the content of a checkpoint or file, from its headers alone."),
     "log": ("steps", "Show the steps of a run, their metrics, and which rule keeps each."),
     "ls": ("listings", "List the leaves, or the steps of a run, one a line."),
+    "rm": ("steps", "Remove one step of a run."),
     "verify": ("verify", "Read every byte and compare the checksums."),
 }
 """Verb -> the module of this room that has its command, and what it does."""

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from treering._checkpoint.detect import ForeignForm, Form, detect
-from treering._checkpoint.forms import is_run
+from treering._checkpoint.forms import is_run, list_headers
 from treering._cli.terminal import note
-from treering.errors import Unsupported
+from treering._values.human import bytes_text, pluralize, steps_text
+from treering._view.nodes import leaves_of
+from treering.errors import NotFound, Unsupported
 
 if TYPE_CHECKING:
     from treering._foreign.foreign_tree import ForeignSteps
@@ -43,6 +46,31 @@ def list_steps(path: str) -> RunListing | None:
     from treering._runs.reports import list_foreign_steps, list_run
 
     return list_run(path) if steps is None else list_foreign_steps(path, steps)
+
+
+def steps_at(path: str, steps: Sequence[int]) -> list[str]:
+    """Return the paths of steps of a run, or in a folder of another program.
+
+    Raises:
+        NotFound: one is not there.
+        Unsupported: it is no run; and as ``detect``.
+    """
+    if (listing := list_steps(path)) is None:
+        raise no_run(path)
+    paths = {step.step: step.path for step in listing.steps}
+    if lost := [step for step in steps if step not in paths]:
+        hint = f"it has {steps_text(list(paths))}" if paths else "it has no step yet"
+        raise NotFound(f"the run {path!r} has no step {lost[0]}", hint=hint)
+    return [paths[step] for step in steps]
+
+
+def describe(path: str) -> str:
+    """Say in a few words what stands at a path. Raises as ``detect``."""
+    if (run := list_steps(path)) is not None:
+        return f"run, {pluralize(len(run.steps), 'steps')}, {bytes_text(run.nbytes)}"
+    listing = list_headers(path)
+    count = sum(1 for _ in leaves_of(listing.root))
+    return f"{listing.form}, {pluralize(count, 'leaves')}, {bytes_text(listing.file_bytes)}"
 
 
 def _find_steps(path: str, form: ForeignForm) -> ForeignSteps | None:

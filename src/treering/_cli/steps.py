@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Literal
 import click
 
 from treering._cli.options import JSON, RUN, BestOf, WholeNumber, verb
-from treering._cli.run_path import list_steps, no_run, require_run
+from treering._cli.run_path import describe, list_steps, no_run, require_run
 from treering._cli.terminal import GOOD, NO, look_of, write_lines
 from treering._store.resolve import located
 
@@ -104,3 +104,17 @@ def gc(
     lines = gc_lines(listing, removed=yes, look=look_of(sys.stdout))
     write_lines(gc_json(listing, removed=yes) if as_json else lines)
     return NO if stayed else GOOD
+
+
+@verb("treering rm run 300")
+@RUN
+@click.argument("step", type=WholeNumber(0))
+def rm(path: str, step: int) -> int:
+    """Remove one STEP of RUN, whatever its rules say. Only files of treering are removed."""
+    from treering.run import Run
+
+    require_run(path)
+    run = Run(path)
+    run.delete(step)
+    write_lines([f"removed step {step} of {path}: {describe(path)}"])
+    return GOOD

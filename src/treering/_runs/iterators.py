@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
-from typing import Any, Final
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeAlias
 
 from treering._arrays.source import Source
 from treering._checkpoint.joint_load import LoadGroup
@@ -17,24 +17,28 @@ from treering._tree.likeness import Wording
 from treering._values.keys import escape_part
 from treering.errors import Mismatch
 
-# In the place of an item's name: None may be one.
-_WHOLE: Final = object()
+Place: TypeAlias = tuple[Any, ...]
+"""The keys of the dicts that lead to an object; empty for the tree itself."""
 
 
-def stateful_items(tree: Any) -> dict[Any, Stateful]:
-    """Return the objects of a tree that give their state away: the values of its dict, or it is one itself.
+def stateful_items(tree: Any, above: Place = ()) -> dict[Place, Stateful]:
+    """Return the objects of a tree that give their state away: values of its dicts at any depth, or it is one itself.
 
     Example:
-        >>> stateful_items({"w": 1.5})
+        >>> stateful_items({"w": 1.5, "loaders": {}})
         {}
     """
     if _gives_state(type(tree)):
-        return {_WHOLE: tree}
+        return {above: tree}
     if type(tree) is not dict:
         return {}
     # By class: there are few of them, and perhaps thousands of leaves.
-    kinds = {kind for kind in set(map(type, tree.values())) if _gives_state(kind)}
-    return {name: item for name, item in tree.items() if type(item) in kinds} if kinds else {}
+    kinds = {kind for kind in set(map(type, tree.values())) if kind is dict or _gives_state(kind)}
+    found: dict[Place, Stateful] = {}
+    for name, item in tree.items() if kinds else ():
+        if type(item) in kinds:
+            found |= stateful_items(item, (*above, name))
+    return found
 
 
 def replace_stateful_items(tree: Any) -> Any:
@@ -45,9 +49,35 @@ def replace_stateful_items(tree: Any) -> Any:
         {'w': 1.5, 'count': 3}
     """
     found = stateful_items(tree)
-    if _WHOLE in found:
-        return found[_WHOLE].get_state()
-    return {**tree, **{name: item.get_state() for name, item in found.items()}} if found else tree
+    return _put(tree, tree, {place: item.get_state() for place, item in found.items()}) if found else tree
+
+
+def _put(like: Any, tree: Any, items: Mapping[Place, Any]) -> Any:
+    """Return a tree with items at their places, and the dicts above them in the order of ``like``."""
+    if () in items:
+        return items[()]
+    below = _by_first(items)
+    return {
+        name: _put(item, tree.get(name, {}), below[name]) if name in below else tree[name]
+        for name, item in like.items()
+    }
+
+
+def _cut(tree: Any, places: Mapping[Place, Any]) -> Any:
+    """Return a tree without what is at some places."""
+    below = _by_first(places)
+    return {
+        name: _cut(item, below[name]) if name in below else item
+        for name, item in tree.items()
+        if () not in below.get(name, ())
+    }
+
+
+def _by_first(items: Mapping[Place, Any]) -> dict[Any, dict[Place, Any]]:
+    below: dict[Any, dict[Place, Any]] = {}
+    for place, item in items.items():
+        below.setdefault(place[0], {})[place[1:]] = item
+    return below
 
 
 def _gives_state(kind: type) -> bool:
@@ -63,8 +93,8 @@ class LoadedItems:
 
     tree: Any
     """What was loaded, with the objects in their places; they do not have their states yet."""
-    states: dict[Any, Any]
-    """Name of an object -> the state that was loaded for it."""
+    states: dict[Place, Any]
+    """Place of an object -> the state that was loaded for it."""
     kept: tuple[str, ...]
     """Keys of the leaves and objects of ``like`` for which nothing is stored."""
 
@@ -79,7 +109,7 @@ def load_items(
     """
     part = select_part(source, options)
     objects = stateful_items(like)
-    parts: dict[Any, Selection] = {}
+    parts: dict[Place, Selection] = {}
     for name in objects:
         stored = _stored_key(name, options)
         if options.missing == "error" or _has(part, stored):
@@ -88,19 +118,18 @@ def load_items(
     pieces = [plan_load(source, one, None, as_saved) for one in parts.values()]
     fresh = [_stored_key(name, LoadOptions()) for name in objects if name not in parts]
     kept = [key for key in flatten_like(like).keys if any(_below(key, item) for item in fresh)] if fresh else []
-    if _WHOLE not in objects:
+    if () not in objects:
         rest, left, asked = like, part, options
         if objects:
             keys = [_stored_key(name, options) for name in objects]
             renamed = {name: stored for name, stored in (options.rename or {}).items() if stored not in keys}
-            rest = {name: item for name, item in like.items() if name not in objects}
+            rest = _cut(like, objects)
             left, asked = _without(part, keys), dataclasses.replace(options, rename=renamed)
         pieces.insert(0, plan_load(source, left, rest, asked, wording=wording))
         kept = [*pieces[0].kept, *kept]
     trees = load_parts(source, pieces, options.progress, group)
-    tree = like if _WHOLE in objects else trees.pop(0)
-    if objects and _WHOLE not in objects:
-        tree = {name: objects[name] if name in objects else tree[name] for name in like}
+    tree = like if () in objects else trees.pop(0)
+    tree = _put(like, tree, objects) if objects else tree
     return LoadedItems(tree=tree, states=dict(zip(parts, trees, strict=True)), kept=tuple(kept))
 
 
@@ -112,9 +141,9 @@ def restore_states(items: LoadedItems) -> Any:
     return items.tree
 
 
-def _stored_key(name: Any, options: LoadOptions) -> str:
+def _stored_key(place: Place, options: LoadOptions) -> str:
     """Return the key under which an item's state is stored, below ``at``; the empty text for the tree itself."""
-    key = "" if name is _WHOLE else escape_part(key_text(name))
+    key = "/".join(escape_part(key_text(name)) for name in place)
     return (options.rename or {}).get(key, key)
 
 

@@ -16,7 +16,7 @@ from treering._checkpoint.joint_load import LoadGroup, spans_processes
 from treering._checkpoint.load import LoadOptions
 from treering._coordination.allgather import failed_collectives, last_allgather
 from treering._runs.branch import branch_step
-from treering._runs.gc import collect
+from treering._runs.gc import collect, remove_steps
 from treering._runs.iterators import load_items, restore_states
 from treering._runs.load_or_init import load_or_initialise
 from treering._runs.open_run import open_run
@@ -122,6 +122,19 @@ def collect_garbage(run: RunState, *, dry_run: bool) -> list[Verdict]:
     run.broadcast(lambda: None, doing, before=judge)
     run.broadcast(remove, doing)
     return verdicts
+
+
+def delete_step(run: RunState, step: SupportsIndex) -> None:
+    """Remove a step; ``Run.delete`` says more."""
+    step = require_step_number(step)
+
+    def remove() -> None:
+        if step not in steps_of(run.path):
+            raise missing_step(run.shown, step, steps_of(run.path))
+        remove_steps(run.path, [step])
+        run.known.forget()
+
+    run.broadcast(remove, f"remove step {step} of {run.shown!r}", before=lambda: settle(run.path))
 
 
 def branch_run(run: RunState, step: SupportsIndex, new: RunState) -> None:

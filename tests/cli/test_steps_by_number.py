@@ -1,0 +1,57 @@
+"""Verbs that take steps of a run by their numbers, and what verbs that write say in the end."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import treering as tr
+from tests.cli.command import inside
+from treering.errors import NotFound
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    with tr.Run(tmp_path / "run") as run:
+        for step, size in ((1, 10), (2, 1000), (3, 100)):
+            run.save(step, {"w": np.zeros(size), "b": np.zeros(2)})
+    return tmp_path / "run"
+
+
+def test_one_step_is_removed(run: Path) -> None:
+    assert "removed step 2 of" in inside("rm", str(run), "2", code=0)[0]
+    assert tr.Run(run).steps() == [1, 3]
+    assert tr.verify(run).ok
+    with pytest.raises(NotFound, match=r"no step 2; it has steps 1 and 3"):
+        tr.Run(run).delete(2)
+    tr.Run(run).delete(3)
+    assert tr.Run(run).latest() == 1
+    inside("rm", str(run / "step_00000001"), "1", code=2)
+
+
+def test_two_steps_are_compared(run: Path) -> None:
+    assert "w" in inside("diff", str(run), "1", "2", code=1)[0]
+    inside("diff", str(run), "2", "2", code=0)
+    assert "has no step 9" in inside("diff", str(run), "1", "9", code=2)[1]
+    assert "is no number of a step" in inside("diff", str(run), "one", "2", code=2)[1]
+
+
+def test_listings_are_sorted(run: Path) -> None:
+    lines = inside("ls", str(run), "--sort", "bytes", code=0)[0].splitlines()
+    assert [line.split()[0] for line in lines if line.split()[0].isdigit()] == ["2", "3", "1"]
+    step = str(run / "step_00000002")
+    assert [line.split()[0] for line in inside("ls", step, "--sort", "bytes", code=0)[0].splitlines()] == ["w", "b"]
+    by_key, by_bytes = (inside("du", step, "--sort", order, code=0)[0] for order in ("key", "bytes"))
+    assert by_key.index(" b") < by_key.index(" w")
+    assert by_bytes.index(" b") > by_bytes.index(" w")
+
+
+def test_verbs_that_write_say_what_they_wrote(run: Path, tmp_path: Path) -> None:
+    out = str(tmp_path / "a.npz")
+    assert inside("convert", str(run / "step_00000001"), out, code=0)[0].startswith(f"{out}: npz, 2 leaves, ")
+    copy = str(tmp_path / "copy")
+    assert inside("cp", str(run), copy, code=0)[0].startswith(f"{copy}: run, 3 steps, ")
+    tr.save(tmp_path / "n", {"n": 3})
+    assert "accept it by --lose 'scalars'" in inside("convert", str(tmp_path / "n"), f"{copy}.npz", code=2)[1]
