@@ -231,9 +231,26 @@ def test_all_items_or_none(run: tr.Run) -> None:
     assert not run.path.exists()
 
 
-def test_classes_and_deeper_objects_are_no_items(run: tr.Run) -> None:
-    with pytest.raises(Unsupported, match="deeper/data"):
-        run.save(1, {"deeper": {"data": Data()}})
+def test_objects_in_dicts_at_any_depth_take_their_states_back(run: tr.Run) -> None:
+    train, other, left = (np.random.RandomState(seed) for seed in (3, 4, 5))
+    run.save(1, {"loaders": {"a/b": {"train": train}, "eval": other}, "w": np.ones(2)}).result(60)
+    fresh: dict[str, np.random.RandomState] = {name: np.random.RandomState(9) for name in ("train", "eval")}
+    like: dict[str, Any] = {"w": np.zeros(2), "loaders": {"eval": fresh["eval"], "a/b": {"train": fresh["train"]}}}
+    loaded = run.load(like=like)
+    assert loaded["loaders"] == like["loaders"]
+    assert (list(loaded), list(loaded["loaders"])) == (["w", "loaders"], ["eval", "a/b"])
+    assert (fresh["train"].random(), fresh["eval"].random()) == (train.random(), other.random())
+    with pytest.raises(Mismatch, match="loaders/test"):
+        run.load(like={**like, "loaders": {**like["loaders"], "test": left}})
+    resumed: Any
+    latest, resumed = run.load_or_init(lambda: {"loaders": {"a/b": {"train": left}, "eval": other}, "w": np.ones(2)})
+    assert latest == 1
+    assert resumed["loaders"]["a/b"]["train"] is left
+
+
+def test_classes_and_objects_in_lists_are_no_items(run: tr.Run) -> None:
+    with pytest.raises(Unsupported, match="deeper/0"):
+        run.save(1, {"deeper": [Data()]})
     assert not isinstance(random.Random(), tr.Stateful)
     assert isinstance(np.random.RandomState(), tr.Stateful)
     run.save(1, {"kind": Data}).result(60)  # a class is a setting: noted by name, and comes from `like`

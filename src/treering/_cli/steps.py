@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Literal
 import click
 
 from treering._cli.options import JSON, RUN, BestOf, WholeNumber, verb
-from treering._cli.run_path import describe, list_steps, no_run, require_run
+from treering._cli.run_path import describe, list_steps, no_run, require_run, steps_at
 from treering._cli.terminal import GOOD, NO, look_of, write_lines
 from treering._store.resolve import located
 
@@ -111,10 +111,10 @@ def gc(
 @click.argument("step", type=WholeNumber(0))
 def rm(path: str, step: int) -> int:
     """Remove one STEP of RUN, whatever its rules say. Only files of treering are removed."""
-    from treering.run import Run
-
     require_run(path)
-    run = Run(path)
-    run.delete(step)
+    from treering._runs.gc import remove_steps
+
+    steps_at(path, [step])
+    remove_steps(located(path), [step])
     write_lines([f"removed step {step} of {path}: {describe(path)}"])
     return GOOD
