@@ -227,7 +227,7 @@ class _Beginning:
         call = begin_call(options, processes)
         job = self._job(0 if isinstance(plan, Exception) else plan.nbytes)
         try:
-            prepared = FolderSave(require_value(plan), options.host_local == "equal", call)
+            prepared = FolderSave(require_value(plan), options.compares_local, call)
             if not processes.is_coordinator:  # what the others have counts for nothing
                 options = dataclasses.replace(options, metadata=None)
             return self.hand_over(prepared, options, job)

@@ -195,7 +195,8 @@ class _CheckpointShare:
         """Write the own files, durable but for their names; return what process 0 has to know of them."""
         layout = self._plan.files(self._call.attempt, [self._call.processes.this])
         checksums = write_data(layout, folder, self._options)
-        digests = local_digests(self._flat, self._plan.leaves) if self._options.host_local == "equal" else b""
+        given = self._options
+        digests = local_digests(self._flat, self._plan.leaves, given.states) if given.compares_local else b""
         return _COUNT.pack(len(checksums)) + pack_checksums(checksums) + digests
 
     def commit(self, payloads: Sequence[bytes]) -> None:
@@ -203,8 +204,9 @@ class _CheckpointShare:
         if layout is None or not isinstance(folder, CheckpointFolder):
             raise RuntimeError("a commit comes after the data")
         opened = list(map(_opened, payloads))
-        if self._options.host_local == "equal":
-            check_local(self._flat.keys, self._plan.leaves, [digests for _, digests in opened])
+        if self._options.compares_local:
+            found = [digests for _, digests in opened]
+            check_local(self._flat.keys, self._plan.leaves, found, self._options.states)
         elif strict := [process for process, (_, digests) in enumerate(opened) if digests]:
             raise Mismatch(f'{format_processes(strict)} passed host_local="equal", and process 0 did not')
         checksums = merge_checksums(layout, [found for found, _ in opened])

@@ -62,6 +62,8 @@ class SaveOptions:
     """What such a form casts arrays of floats to."""
     key_map: KeyMap | None = None
     """Makes the tree of the leaves that are saved."""
+    states: tuple[str, ...] = ()
+    """Keys of states that have to be the same on all processes."""
 
     @classmethod
     def of(
@@ -116,6 +118,11 @@ class SaveOptions:
             dtype=dtype,
             key_map=key_map,
         )
+
+    @property
+    def compares_local(self) -> bool:
+        """Whether leaves that each process holds alone are compared: all, or those of ``states``."""
+        return self.host_local == "equal" or bool(self.states)
 
     def python_metadata(self) -> dict[str, Any]:
         """Return the metadata, with Python's numbers in it.

@@ -29,6 +29,10 @@ _BYTES: Final = 8
 _SHOWN: Final = 10
 _SHOWN_BOXES: Final = 4
 _NOTHING: Final = 0
+_OF_STATES: Final = (
+    "a step holds the state of an iterator once, for all processes: let it give the same state on each of them, such "
+    "as a count of batches, and choose its share of the data by the number of the process"
+)
 
 
 def signature_of(flat: Flattened, leaves: DescribedLeaves) -> bytes:
@@ -142,13 +146,13 @@ def leaf_text(leaves: DescribedLeaves, leaf: int) -> str:
     return f"{what}, held: {', '.join(boxes)}{more}"
 
 
-def local_digests(flat: Flattened, leaves: DescribedLeaves) -> bytes:
+def local_digests(flat: Flattened, leaves: DescribedLeaves, below: Sequence[str] = ()) -> bytes:
     """Return 8 bytes for each leaf that a process holds alone, in the order of the leaves: a digest of what it holds.
 
-    A leaf of which this process holds nothing has eight zeros.
+    A leaf of which this process holds nothing has eight zeros. With ``below``, leaves at or below these keys count.
     """
     digests = array("Q")
-    for number in _local(leaves):
+    for number in _local(flat.keys, leaves, below):
         if number in leaves.values:
             value = encode_value(flat.kinds[number], leaves.values[number])
             digests.append(xxhash.xxh3_64_intdigest(json_text(value).encode("ascii")) or 1)
@@ -162,13 +166,15 @@ def local_digests(flat: Flattened, leaves: DescribedLeaves) -> bytes:
     return pack_checksums(digests)
 
 
-def check_local(keys: Sequence[str], leaves: DescribedLeaves, digests: Sequence[bytes]) -> None:
+def check_local(
+    keys: Sequence[str], leaves: DescribedLeaves, digests: Sequence[bytes], below: Sequence[str] = ()
+) -> None:
     """Compare what `local_digests` gave on each process.
 
     Raises:
         Mismatch: some leaf is not the same everywhere; leaves and processes are named.
     """
-    numbers = _local(leaves)
+    numbers = _local(keys, leaves, below)
     if wrong := [process for process, found in enumerate(digests) if len(found) != _BYTES * len(numbers)]:
         raise Mismatch(f'{format_processes(wrong)} did not pass host_local="equal", as process 0 did')
     columns = list(map(unpack_checksums, digests))
@@ -182,7 +188,8 @@ def check_local(keys: Sequence[str], leaves: DescribedLeaves, digests: Sequence[
     if differing:
         lines = [f"leaf {keys[n]!r:.200} differs on {format_processes(differing[n])}" for n in sorted(differing)]
         what = "leaves that each process holds alone differ from those of process 0:"
-        raise _mismatch(what, lines, len(lines), 'host_local="first" saves what process 0 has')
+        hint = _OF_STATES if below else 'host_local="first" saves what process 0 has'
+        raise _mismatch(what, lines, len(lines), hint)
 
 
 def _part(signature: bytes, leaf: int) -> bytes:
@@ -203,7 +210,11 @@ def _shared(leaves: DescribedLeaves, leaf: int) -> HeldBoxes | None:
     return None if held is None or all(owners == (0,) for _, owners in held) else held
 
 
-def _local(leaves: DescribedLeaves) -> list[int]:
-    """Return the leaves that are process 0's."""
+def _local(keys: Sequence[str], leaves: DescribedLeaves, below: Sequence[str]) -> list[int]:
+    """Return the leaves that are process 0's, at or below some keys if there are any."""
     opaque = {number for number, kind in enumerate(leaves.leaf_types) if leaves.types[kind].kind == "opaque"}
-    return [n for n in range(len(leaves.leaf_types)) if n not in opaque and _shared(leaves, n) is None]
+    there = [n for n in range(len(leaves.leaf_types)) if n not in opaque and _shared(leaves, n) is None]
+    if not below:
+        return there
+    return [n for n in there if any(not one or f"{keys[n]}/".startswith(f"{one}/") for one in below)]
+    )

@@ -41,6 +41,16 @@ def stateful_items(tree: Any, above: Place = ()) -> dict[Place, Stateful]:
     return found
 
 
+def state_keys(tree: Any) -> tuple[str, ...]:
+    """Return the keys under which the states of the objects of a tree are saved.
+
+    Example:
+        >>> state_keys({"w": 1.5})
+        ()
+    """
+    return tuple(_stored_key(place, LoadOptions()) for place in stateful_items(tree))
+
+
 def replace_stateful_items(tree: Any) -> Any:
     """Return what is saved of a tree: each object that gives its state away is replaced by its state.
 

@@ -18,7 +18,7 @@ from treering._checkpoint.save import begin_save, counted
 from treering._checkpoint.save_options import SaveOptions
 from treering._format.document import INDEX_NAME
 from treering._runs.gc import collect_after
-from treering._runs.iterators import replace_stateful_items
+from treering._runs.iterators import replace_stateful_items, state_keys
 from treering._runs.open_run import open_run
 from treering._runs.policy import find_unmeasured
 from treering._runs.results import StepSave
@@ -96,6 +96,8 @@ def save_step(
         run.has_saved = True
         with withdraw_on_failure(run.path, order.mark):
             options = SaveOptions.of(path, metadata=note, overwrite=overwrite, progress=progress, timeout=run.timeout)
+            if processes.count > 1:  # process 0 alone writes them
+                options = dataclasses.replace(options, states=state_keys(tree))
             around = _collect_afterwards(run, step, order, begun=begun) if processes.is_coordinator else None
             pending = begin_save(items, options, run=run.path, around=around, refusal=refusal)
     if decision.final:
