@@ -15,7 +15,7 @@ import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
 import treering as tr
-from treering.errors import LeavesInitialised
+from treering.errors import LeavesInitialised, Mismatch
 
 __all__ = ["all_of_it", "ends_for_good"]
 
@@ -97,3 +97,29 @@ def ends_for_good(path: str) -> None:
     with tr.Run(path) as run:
         run.save_on_signal(signal.SIGTERM)
         _looped(run, (1, signal.SIGTERM), lambda saved: False)
+
+
+class Count:
+    """An iterator whose state is one number."""
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+
+    def get_state(self) -> dict[str, int]:
+        return {"count": self.count}
+
+    def set_state(self, state: dict[str, int]) -> None:
+        self.count = state["count"]
+
+
+def saves_iterators(folder: str) -> tuple[str, list[int], int]:
+    """Save iterators that differ, then equal ones; return the error of the first, the steps, and what came back."""
+    told = ""
+    with tr.Run(folder, timeout=60) as run:
+        try:
+            run.save(1, {"data": {"train": Count(jax.process_index())}, "mine": jax.process_index()}).result()
+        except Mismatch as error:
+            told = str(error)
+        run.save(2, {"data": {"train": Count(5)}, "mine": jax.process_index()}).result()
+        back: Any = run.load(like={"data": {"train": Count(0)}, "mine": 0})
+    return told, run.steps(), back["data"]["train"].count

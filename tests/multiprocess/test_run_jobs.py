@@ -9,7 +9,7 @@ import pytest
 
 import treering as tr
 from tests.multiprocess.jobs import results, run_job
-from tests.multiprocess.run_workers import all_of_it, ends_for_good
+from tests.multiprocess.run_workers import all_of_it, ends_for_good, saves_iterators
 
 
 def test_all_processes_save_the_same_steps_and_hear_the_same_word(tmp_path: Path) -> None:
@@ -39,3 +39,9 @@ def test_a_signal_that_ends_programs_ends_all_of_them_after_a_last_step(tmp_path
     assert last is not None
     assert last >= 7
     assert int(run.load()["count"]) == last
+
+
+def test_iterators_that_differ_are_refused_on_all_processes(tmp_path: Path) -> None:
+    for told, steps, count in results(run_job(saves_iterators, 2, devices=1, arguments=[str(tmp_path / "run")])):
+        assert "leaf 'data/train/count' differs on process 1" in told
+        assert (steps, count) == ([2], 5)

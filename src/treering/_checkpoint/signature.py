@@ -217,4 +217,3 @@ def _local(keys: Sequence[str], leaves: DescribedLeaves, below: Sequence[str]) -
     if not below:
         return there
     return [n for n in there if any(not one or f"{keys[n]}/".startswith(f"{one}/") for one in below)]
-    )
