@@ -123,6 +123,21 @@ def test_a_part_through_a_map_in_another_dtype(tmp_path: Path) -> None:
     treering.save(tmp_path / "big", {"w": np.array([1e30])})
     with pytest.raises(Mismatch, match="1e\\+30 does not fit float16"):
         treering.convert(tmp_path / "big", tmp_path / "d", dtype="float16")
+
+
+def test_an_array_without_axes_is_cast_and_mapped(tmp_path: Path) -> None:
+    treering.save(tmp_path / "a", {"scale": jnp.float32(1.5), "host": np.array(2.5), "rows": np.arange(3.0)})
+    treering.convert(tmp_path / "a", tmp_path / "b", dtype="bfloat16")
+    found = treering.load(tmp_path / "b")
+    assert [(found[key].dtype, found[key].shape, float(found[key])) for key in ("scale", "host")] == [
+        (jnp.bfloat16, (), 1.5),
+        (jnp.bfloat16, (), 2.5),
+    ]
+    apart = treering.KeyMap(
+        [treering.KeyRule("rows", "row{i}", unstack={"i": 0}), treering.KeyRule("{x}", "{x}", rest=True)]
+    )
+    found = treering.load(tmp_path / "a", key_map=apart)
+    assert [(found[f"row{i}"].shape, float(found[f"row{i}"])) for i in range(3)] == [((), 0.0), ((), 1.0), ((), 2.0)]
     assert not (tmp_path / "d" / "treering.json").exists()
 
 

@@ -72,7 +72,7 @@ def _orders(rank: int) -> st.SearchStrategy[tuple[int, ...] | None]:
 @st.composite
 def _folds(draw: st.DrawFn, shape: list[int]) -> _Fold:
     """Draw axes that are divided, put in order, and joined."""
-    unflatten = draw(st.none() | st.tuples(st.integers(0, len(shape) - 1), st.integers(1, 3)))
+    unflatten = draw(st.none() | st.tuples(st.integers(0, len(shape) - 1), st.integers(1, 3))) if shape else None
     stored, sides = list(shape), list(shape)
     if unflatten is not None:
         axis, count = unflatten
@@ -90,14 +90,14 @@ def _folds(draw: st.DrawFn, shape: list[int]) -> _Fold:
 @st.composite
 def _one_rule(draw: st.DrawFn, name: str) -> tuple[KeyRule, _Tree, _Tree]:
     """Draw a rule with up to two layer axes, and what it makes of random arrays."""
-    rank = draw(st.integers(1, 3))
+    mode = draw(st.sampled_from(["plain", "merge", "split"]))
+    rank = draw(st.integers(0 if mode == "plain" else 1, 3))
     shape = draw(st.lists(st.integers(1, 4), min_size=rank, max_size=rank))
     captures = draw(st.sampled_from(["", "i", "ij"]))
     lengths = [draw(st.integers(1, 3)) for _ in captures]
     stacks = draw(st.booleans()) and bool(captures)
-    mode = draw(st.sampled_from(["plain", "merge", "split"]))
     sizes = draw(st.lists(st.integers(1, 3), min_size=2, max_size=3)) if mode != "plain" else [0]
-    axis = draw(st.integers(-rank, rank - 1))
+    axis = draw(st.integers(-rank, rank - 1)) if rank else 0
     fold = draw(_folds(shape)) if mode == "plain" else _Fold(shape, None, draw(_orders(rank)), None, shape)
     shape, order = fold.shape, fold.order
     rank = len(fold.new)
