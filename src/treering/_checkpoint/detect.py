@@ -18,9 +18,9 @@ from treering._codec.gzip import GZIP_MAGIC, unzip_first
 from treering._printable import kind_of
 from treering._store.open_folder import find_index_at
 from treering._store.resolve import absolute, find_at, is_folder, is_on_disk, is_seen, located, open_file, root_of
-from treering._store.run_folder import RunFolder
+from treering._store.run_folder import RUN_DOCUMENT, WEIGHTS, RunFolder
 from treering._values.human import near
-from treering.errors import Corrupt, Format, NotFound, StoreFailed, TreeringError, Unsupported
+from treering.errors import Corrupt, Exists, Format, NotFound, StoreFailed, TreeringError, Unsupported
 
 _FILE_SUFFIXES: Final = frozenset({".msgpack", ".safetensors", ".gz"})
 _FIRST_BYTES: Final = 16
@@ -341,3 +341,16 @@ def holds_arrays(place: Path) -> bool:
             return True
         waiting.extend(below)
     return False
+
+
+def refuse_other_form(place: Path) -> None:
+    """Refuse a folder in which leaves would hide a run or weights, or be hidden by them.
+
+    Raises:
+        Exists: it is a run, or a Hugging Face folder.
+        StoreFailed: the store refuses.
+    """
+    for name, other in ((RUN_DOCUMENT, "a run"), *((name, "a Hugging Face folder") for name in WEIGHTS)):
+        if (found := find_at(place / name)) is not None and found.is_file:
+            what = f"{os.fspath(place)!r} is {other}, and a folder holds one form alone"
+            raise Exists(what, hint="save to another path")

@@ -10,6 +10,7 @@ from typing import Any
 from treering._arrays.host import this_processes
 from treering._arrays.outgoing import ALONE, DescribedLeaves, describe_leaves
 from treering._background.save_job import UNWATCHED, Watch
+from treering._checkpoint.detect import refuse_other_form
 from treering._checkpoint.save_options import require_one_of
 from treering._leaves.by_manager import serialize_by_manager
 from treering._leaves.chunks.write import write_leaves
@@ -30,6 +31,7 @@ def serialize(path: str | os.PathLike[str], tree: Any, options: LeavesSaveOption
     """Write ``tree`` into the directory ``path``; ``treering.leaves.tree_serialize_leaves`` says more."""
     place = leaves_path(path, new=True)
     refuse_linked(place)
+    refuse_other_form(place)
     manager = options.manager
     require_one_of("processes", options.processes, ("all", "this"))
     require_one_of("host_local", options.host_local, ("first", "equal"))

@@ -9,6 +9,7 @@ from treering._arrays.source import Source
 from treering._arrays.source_arrays import describe_source
 from treering._background.save_job import Watch
 from treering._checkpoint.convert_folder import flatten_source
+from treering._checkpoint.detect import refuse_other_form
 from treering._checkpoint.save_options import SaveOptions
 from treering._checkpoint.targets import Loss, lost_leaves, lost_members
 from treering._codec.zarr import stored_dtype
@@ -33,6 +34,7 @@ def write(source: Source, part: Selection, save: SaveOptions, watch: Watch) -> N
     """Write the directory, whose record has checksums of its own."""
     if not save.overwrite and find_at(save.path / LEAVES_INDEX) is not None:
         raise Exists(f"{save.shown!r} is a leaves directory", hint="overwrite=True replaces its leaves")
+    refuse_other_form(save.path)
     options = LeavesSaveOptions(progress=save.progress)
     serialize_alone(save.path, flatten_source(source, part), describe_source(source, part), options, watch)
 

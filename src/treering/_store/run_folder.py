@@ -29,6 +29,9 @@ from treering.errors import NotFound, StoreFailed
 RUN_DOCUMENT: Final = "run.json"
 """Name of the document about all steps."""
 
+WEIGHTS: Final = ("model.safetensors", "model.safetensors.index.json")
+"""What makes a folder one of Hugging Face."""
+
 LEFT_DOCUMENT: Final = ".run.json.left"
 """Name of the list of the steps that a save leaves behind which goes back to an earlier one."""
 
