@@ -199,3 +199,17 @@ def test_the_verb(root: Path, tmp_path: Path) -> None:
     inside("convert", str(root), str(tmp_path / "run"), "--only", "w", code=0)
     assert _json("ls", tmp_path / "run")["steps"][0]["metrics"] == {"loss": 0.1}
     assert "--overwrite replaces it" in inside("convert", str(root), str(tmp_path / "run"), code=2)[1]
+
+
+def test_random_keys_and_iterators_of_a_step_are_read(root: Path) -> None:
+    step = root / "10"
+    shutil.copytree(step / "state", step / "key" / "jax_random_key")
+    (step / "key" / "jax_random_key_metadata").mkdir()
+    (step / "key" / "jax_random_key_metadata" / "metadata").write_text('{"typed": true}')
+    (step / "data").mkdir()
+    (step / "data" / "process_0-of-1.json").write_text('{"next": 7}')
+    tree = tr.load(step)
+    assert tree["key"]["w"].tolist() == tree["state"]["w"].tolist() == [10, 10, 10]
+    assert _metadata(step)["data"] == {"next": 7}
+    assert "note: key is the data of a random key" in str(tr.inspect(step))
+    assert tr.verify(step).ok

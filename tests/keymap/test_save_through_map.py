@@ -178,3 +178,17 @@ def test_memory_holds_one_new_leaf_at_a_time(tmp_path: Path) -> None:
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert peak < 16 * 256 * 256 * 4 / 2  # of 16 MiB, an eighth
+
+
+def test_leaves_without_axes_go_through_maps_and_casts(tmp_path: Path) -> None:
+    tree = {"w": np.arange(3, dtype=np.float32), "scale": np.float32(1.5), "logit": np.array(2.5, np.float32)}
+    treering.save(tmp_path / "a", tree)
+    key_map = treering.KeyMap(
+        [treering.KeyRule("w", "w/{i}", unstack={"i": 0}), treering.KeyRule("{k**}", "{k**}", rest=True)]
+    )
+    found = treering.load(tmp_path / "a", key_map=key_map)
+    assert [np.asarray(found["w"][str(i)]).item() for i in range(3)] == [0, 1, 2]
+    treering.convert(tmp_path / "a", tmp_path / "b", dtype="bfloat16")
+    cast = treering.load(tmp_path / "b")
+    assert [np.asarray(cast[name]).astype(np.float32).item() for name in ("scale", "logit")] == [1.5, 2.5]
+    assert {str(np.asarray(leaf).dtype) for leaf in cast.values()} == {"bfloat16"}
