@@ -50,7 +50,7 @@ class ForeignLeaf(NamedTuple):
     grid: Callable[[], GridLeaf] | None = None
     """Makes what decodes its chunks; only where arrays are read."""
     crc: tuple[int, int] | None = None
-    """Of a leaf that lies raw in one piece: CRC-32 of what is before it, and of that and the leaf."""
+    """The CRC-32 of what is before a leaf that lies raw in one piece, and the CRC-32 of that and the leaf."""
 
 
 class ForeignStep(NamedTuple):
@@ -104,7 +104,7 @@ class ForeignTree:
     checks: str = _NO_CHECKSUMS
     """What `verify` says that it did."""
     unread: Sequence[str] = ()
-    """What of it cannot be read, by name: no verb opens it then as if it were whole."""
+    """The names of its parts that cannot be read; where there are some, no verb opens it as if it were whole."""
     nbytes: int = 0
     """Bytes of the files together."""
     notes: Sequence[str] = ()
