@@ -66,7 +66,7 @@ def save(
         Timeout, ProcessFailed: other processes did not arrive, or failed; the error names them.
         StoreFailed: the system refused; an ``OSError``. ``NotShared``: not all processes see the same folder.
 
-    Source: ``docs/spec/checkpoint.md``.
+    Source: ``docs/spec/checkpoint.md``. ``docs/buckets.md`` lists where a bucket cannot fence a file: ``NotFenced``.
 
     Example:
         >>> import os, tempfile

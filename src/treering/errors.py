@@ -239,6 +239,10 @@ class NotSharded(UserWarning):
     """Arrays stay where they are: the sharding tree does not fit them."""
 
 
+class NotFenced(UserWarning):
+    """A late request of an earlier save may undo that of this single file, for nothing in the bucket can refuse it."""
+
+
 class NotRemoved(UserWarning):
     """Data that nothing needs stay in a bucket, because the credentials may not remove them; reported once."""
 

@@ -146,7 +146,8 @@ def save_to_file(target: Any, filepath: PathOrFile) -> None:
     """Save ``target`` as a msgpack file: when this returns, it survives a power cut.
 
     The file is written under another name, flushed to the disk and renamed, so that an interrupted save leaves the old
-    file whole. The bytes are never built in memory. Missing parent folders are created.
+    file whole. The bytes are never built in memory. Missing parent folders are created. In a bucket some headers get
+    longer forms, which every reader decodes to the same tree; ``docs/buckets.md`` says why.
 
     Args:
         target: any pytree.

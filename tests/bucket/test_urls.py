@@ -1,5 +1,6 @@
 """URLs and the environment lead to real servers, and their refusals say what is wrong."""
 
+import contextlib
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,8 +11,9 @@ import pytest
 
 import treering
 from torture.bucket_servers import BucketServer
+from treering._store import resolve
 from treering._store.objects import connect, obstore_stores
-from treering.errors import StoreFailed, TreeringError
+from treering.errors import NotFenced, StoreFailed, TreeringError
 
 pytestmark = pytest.mark.bucket
 TREE: dict[str, Any] = {"w": np.arange(6_000_000, dtype=np.float32), "step": 7}
@@ -44,6 +46,38 @@ def test_awkward_names(name: str, server: BucketServer, prefix: str, monkeypatch
     treering.save(path, {"step": 2}, overwrite=True)
     assert treering.load(path) == {"step": 2}
     assert treering.verify(path).ok
+
+
+@pytest.mark.parametrize("name", ["a.msgpack", "a.safetensors"])
+def test_a_single_file_has_other_bytes_each_time(
+    name: str, server: BucketServer, prefix: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = f"{enter(server, monkeypatch)}/{prefix}/{name}"
+    tree = {f"layer {number}": np.full(3, number, np.float32) for number in range(6)}
+    found = []
+    for _ in range(3):
+        treering.save(path, tree, overwrite=True)
+        with resolve.open_file(path) as file:
+            found.append(file.read(0, file.size))
+        assert treering.load(path).keys() == tree.keys()
+    assert len(set(found)) == len(found)
+
+
+def test_a_file_of_few_headers_is_told_where_versions_recur(
+    server: BucketServer, prefix: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = f"{enter(server, monkeypatch)}/{prefix}/a.msgpack"
+    with pytest.warns(NotFenced, match="few arrays") if path.startswith("s3:") else contextlib.nullcontext():
+        treering.save(path, {"step": 1}, overwrite=True)
+
+
+def test_a_single_file_tells_of_a_server_that_ignores_conditions(
+    rclone: BucketServer, prefix: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = f"{enter(rclone, monkeypatch)}/{prefix}/a.safetensors"
+    with pytest.warns(NotFenced, match="the server does not heed conditions"):
+        treering.save(path, {"w": TREE["w"][:3]}, overwrite=True)
+    assert treering.load(path)["w"].tolist() == [0, 1, 2]
 
 
 def test_copies(server: BucketServer, prefix: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

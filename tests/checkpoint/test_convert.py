@@ -252,8 +252,8 @@ def test_a_result_that_is_not_what_was_read_is_an_error(
     wanted = bytes(np.arange(40_000, 40_008).data)
     written = resolve.write_file
 
-    def damage(path: Any, buffers: Any, size: int, *, new: bool) -> None:
-        written(path, [b"".join(buffers).replace(wanted, bytes(len(wanted)))], size, new=new)
+    def damage(path: Any, buffers: Any, size: int, **options: bool) -> None:
+        written(path, [b"".join(buffers).replace(wanted, bytes(len(wanted)))], size, **options)
 
     for module in ("_checkpoint.save_files", "_foreign.write_huggingface"):
         monkeypatch.setattr(f"treering.{module}.write_file", damage)

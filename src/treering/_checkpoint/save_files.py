@@ -20,11 +20,12 @@ from treering._checkpoint.plan_cache import held_bytes
 from treering._checkpoint.save_folder import make_index
 from treering._checkpoint.save_options import SaveOptions
 from treering._codec.documents import check_json
+from treering._codec.msgpack.nonce import vary
 from treering._codec.msgpack.write import Block, Piece, pieces_size
 from treering._format.headers import lay_out_files
 from treering._format.safetensors import check_single_file, check_single_metadata, single_file
 from treering._store.pieces import Buffer
-from treering._store.resolve import is_taken, write_file
+from treering._store.resolve import is_taken, needs_nonce, write_file
 from treering._tree.flatten import Flattened, flatten
 from treering._tree.state_dict import to_state_dict
 from treering._values.boxes import whole
@@ -70,7 +71,7 @@ class MsgpackSave:
 
     def write(self, options: SaveOptions, watch: Watch = UNWATCHED) -> None:
         """Write the file; ``treering.save`` says more."""
-        write_buffers(piece_buffers(self._pieces), self.nbytes, options, watch)
+        write_msgpack(self._pieces, options, watch)
 
 
 class SafetensorsSave:
@@ -120,11 +121,23 @@ class SafetensorsSave:
             pass
         _, header = single_file(make_index(self._flat, layout, first.checksums, metadata, attempt=attempt))
         buffers = claim_at_end(_read_again(header, layout, first, options.progress, keys), watch)
-        write_file(options.path, buffers, len(header) + layout.data_bytes, new=not options.overwrite)
+        size = len(header) + layout.data_bytes
+        write_file(options.path, buffers, size, new=not options.overwrite, unique=True)
 
 
-def write_buffers(buffers: Iterable[Buffer], size: int, options: SaveOptions, watch: Watch) -> None:
+def write_msgpack(pieces: list[Piece], options: SaveOptions, watch: Watch) -> None:
+    """Write a file of msgpack, in a bucket with other headers than any earlier one."""
+    pieces, unique = vary(pieces) if needs_nonce(options.path) else (pieces, False)
+    write_buffers(piece_buffers(pieces), pieces_size(pieces), options, watch, unique=unique)
+
+
+def write_buffers(
+    buffers: Iterable[Buffer], size: int, options: SaveOptions, watch: Watch, *, unique: bool = False
+) -> None:
     """Write a file of so many bytes.
+
+    ``unique`` says that something random in them makes them differ from those of every other save: without it, a
+    file that is overwritten in a bucket is not safe from late requests, and a warning says so.
 
     Raises:
         Exists: something is at the path.
@@ -146,7 +159,7 @@ def write_buffers(buffers: Iterable[Buffer], size: int, options: SaveOptions, wa
             yield buffer
             tally.add(len(buffer))
 
-    write_file(options.path, claim_at_end(count(), watch), size, new=not options.overwrite)
+    write_file(options.path, claim_at_end(count(), watch), size, new=not options.overwrite, unique=unique)
 
 
 def _require_free(options: SaveOptions) -> None:

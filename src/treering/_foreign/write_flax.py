@@ -7,15 +7,14 @@ from typing import Any, Final
 
 import numpy as np
 
-from treering._arrays.host import piece_buffers
 from treering._arrays.parted import BoxedArray, to_host
 from treering._arrays.source import Source
 from treering._arrays.source_arrays import SourceArray, describe_source
 from treering._background.save_job import Watch
-from treering._checkpoint.save_files import CHUNK_BYTES, write_buffers
+from treering._checkpoint.save_files import CHUNK_BYTES, write_msgpack
 from treering._checkpoint.save_options import SaveOptions
 from treering._checkpoint.targets import Loss, key_texts, lost_containers, lost_leaves, lost_members, lost_names
-from treering._codec.msgpack.write import Encoder, pieces_size
+from treering._codec.msgpack.write import Encoder
 from treering._format.index import Container, LeafType
 from treering._format.safetensors import why_not_stored
 from treering._format.selection import Selection
@@ -44,7 +43,7 @@ def write(source: Source, part: Selection, save: SaveOptions, watch: Watch) -> d
     kinds = [source.index.type_of(leaf).kind for leaf in part.leaves]
     state = _nest(part, map(_as_flax_takes_it, kinds, written))
     pieces = Encoder(_adopt, to_host, CHUNK_BYTES, sort_keys=False, small=-1).encode(state)
-    write_buffers(piece_buffers(pieces), pieces_size(pieces), save, watch)
+    write_msgpack(pieces, save, watch)
     return dict(zip(key_texts(part.structure), written, strict=True))
 
 

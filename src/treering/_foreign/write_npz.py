@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import io
 import re
+import secrets
 import struct
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -30,6 +31,7 @@ from treering._checkpoint.targets import (
 )
 from treering._format.selection import Selection
 from treering._store.pieces import Buffer
+from treering._store.resolve import needs_nonce
 from treering._values.dtypes import NUMPY_SIZES
 from treering._values.keys import join_key, split_key
 
@@ -75,8 +77,10 @@ def write(source: Source, part: Selection, save: SaveOptions, watch: Watch) -> d
     names = _names(part)
     arrays: list[SourceArray] = [leaves.whole_of(number) for number in range(len(names))]
     entries = [_Entry(f"{name}.npy".encode(), _head(array), array) for name, array in zip(names, arrays, strict=True)]
-    size = sum(map(len, _archive(entries, lambda _: ()))) + sum(array.nbytes for array in arrays)
-    write_buffers(_archive(entries, lambda array: array.blocks(0, array.size)), size, save, watch)
+    nonce = secrets.token_hex(16).encode() if needs_nonce(save.path) else b""
+    size = sum(map(len, _archive(entries, nonce, lambda _: ()))) + sum(array.nbytes for array in arrays)
+    content = _archive(entries, nonce, lambda array: array.blocks(0, array.size))
+    write_buffers(content, size, save, watch, unique=bool(nonce))
     return dict(zip((join_key([name]) for name in names), arrays, strict=True))
 
 
@@ -91,7 +95,7 @@ def _head(array: SourceArray) -> bytes:
     return file.getvalue()
 
 
-def _archive(entries: Sequence[_Entry], read: _Read) -> Iterator[Buffer]:
+def _archive(entries: Sequence[_Entry], comment: bytes, read: _Read) -> Iterator[Buffer]:
     """Yield the bytes of a zip file; ``read`` gives those of an array."""
     directory: list[bytes] = []
     at = 0
@@ -108,7 +112,7 @@ def _archive(entries: Sequence[_Entry], read: _Read) -> Iterator[Buffer]:
         directory.append(_directory_entry(entry, checksum, at))
         at += len(start) + entry.array.nbytes + len(end)
     yield from directory
-    yield _directory_end(len(directory), sum(map(len, directory)), at)
+    yield _directory_end(len(directory), sum(map(len, directory)), at, comment)
 
 
 def _local_header(entry: _Entry, *, large: bool) -> bytes:
@@ -142,13 +146,14 @@ def _directory_entry(entry: _Entry, checksum: int, at: int) -> bytes:
     return struct.pack("<4s6H3I5H2I", b"PK\x01\x02", *fields, 0o600 << 16, at) + entry.name + extra
 
 
-def _directory_end(count: int, size: int, at: int) -> bytes:
+def _directory_end(count: int, size: int, at: int, comment: bytes) -> bytes:
     wide = b""
     if count >= _MANY or max(size, at) >= _LARGE:
         wide = struct.pack("<4sQ2H2I4Q", b"PK\x06\x06", 44, 45, 45, 0, 0, count, count, size, at)
         wide += struct.pack("<4sIQI", b"PK\x06\x07", 0, at + size, 1)
     few = min(count, _MANY)
-    return wide + struct.pack("<4s4H2IH", b"PK\x05\x06", 0, 0, few, few, _shorten(size), _shorten(at), 0)
+    fields = (0, 0, few, few, _shorten(size), _shorten(at), len(comment))
+    return wide + struct.pack("<4s4H2IH", b"PK\x05\x06", *fields) + comment
 
 
 def _shorten(number: int) -> int:

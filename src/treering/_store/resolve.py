@@ -303,14 +303,28 @@ def open_file(path: str | os.PathLike[str]) -> Reader:
     return root_of(path).open_file(located(path))
 
 
-def write_file(path: str | os.PathLike[str], buffers: Iterable[Buffer], size: int, *, new: bool = False) -> None:
+def needs_nonce(path: str | os.PathLike[str]) -> bool:
+    """Tell whether a single file at a path has to have other bytes than every earlier one.
+
+    Example:
+        >>> needs_nonce("runs/a.msgpack"), needs_nonce("s3://bucket/a.msgpack")
+        (False, True)
+    """
+    return root_of(path).needs_nonce
+
+
+def write_file(
+    path: str | os.PathLike[str], buffers: Iterable[Buffer], size: int, *, new: bool = False, unique: bool = False
+) -> None:
     """Make a single file, or, unless it is ``new``, replace it as a whole, durably; folders above are made.
+
+    ``unique`` says that no other save has these bytes; else, where such a file is not safe, a warning says so.
 
     Raises:
         Exists: it had to be new, and something is there, or came there meanwhile.
         StoreFailed: the store refused, or the buffers hold another number of bytes.
     """
-    root_of(path).write_file(located(path), buffers, size, new=new)
+    root_of(path).write_file(located(path), buffers, size, new=new, unique=unique)
 
 
 def _without_end(path: str | os.PathLike[str]) -> str | os.PathLike[str]:

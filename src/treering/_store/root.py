@@ -25,6 +25,9 @@ class Root(abc.ABC):
     on_disk = False
     """Whether these are folders, with renames, locks and descriptors."""
 
+    needs_nonce = False
+    """Whether a single file there has to have other bytes than every earlier one: its version may say no more."""
+
     @abc.abstractmethod
     def place(self, path: PurePath) -> Store:
         """Return the store at a path, not opened yet."""
@@ -33,10 +36,12 @@ class Root(abc.ABC):
         """Open a single file; NotFound, StoreFailed."""
         return self.place(path.parent).open_file(path.name)
 
-    def write_file(self, path: PurePath, buffers: Iterable[Buffer], size: int, *, new: bool = False) -> None:
+    def write_file(
+        self, path: PurePath, buffers: Iterable[Buffer], size: int, *, new: bool = False, unique: bool = False
+    ) -> None:
         """Make a single file, or, unless it is ``new``, replace it as a whole, durably; places above are made.
 
-        StoreFailed; Exists where it had to be new.
+        ``unique`` says that no other save has these bytes. StoreFailed; Exists where it had to be new.
         """
         data = b"".join(map(bytes, pieces(buffers, size)))
         if self.place(path.parent).replace(path.name, data, None if new else ANY) is Outcome.LOST:

@@ -8,10 +8,11 @@ import os
 from typing import Any, BinaryIO
 
 from treering._arrays.host import piece_buffers
+from treering._codec.msgpack.nonce import vary
 from treering._codec.msgpack.window import WINDOW_BYTES
 from treering._codec.msgpack.write import Piece, pieces_size
 from treering._store.posix.writing import write_stream
-from treering._store.resolve import file_path, new_file_path, open_file, write_file
+from treering._store.resolve import file_path, needs_nonce, new_file_path, open_file, write_file
 from treering._tree.state_dict import require_match
 from treering._values.telemetry import report
 from treering._wire.planned_arrays import read_state
@@ -24,12 +25,13 @@ PathOrFile = str | os.PathLike[str] | BinaryIO
 
 def save(pieces: list[Piece], filepath: PathOrFile) -> None:
     """Write the pieces durably: to a path all or nothing, to an open file from where it stands."""
-    buffers = piece_buffers(pieces)
     if isinstance(filepath, str | os.PathLike):  # some path classes have a ``write`` too
         with report("save", filepath):
-            write_file(new_file_path(filepath), buffers, pieces_size(pieces))
+            path = new_file_path(filepath)
+            pieces, unique = vary(pieces) if needs_nonce(path) else (pieces, False)
+            write_file(path, piece_buffers(pieces), pieces_size(pieces), unique=unique)
     elif hasattr(filepath, "write"):
-        write_stream(filepath, buffers)
+        write_stream(filepath, piece_buffers(pieces))
     else:
         raise _neither(filepath)
 

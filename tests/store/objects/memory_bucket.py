@@ -95,9 +95,12 @@ class MemoryBucket:
     def _put(self, name: str, data: bytes, condition: Condition) -> Answer:
         if not self._holds(name, condition):
             return _REFUSED
-        found = Listed(name, len(data), self._clock(), ObjectVersion(f'"{next(self._numbers)}"'))
+        found = Listed(name, len(data), self._clock(), ObjectVersion(self._e_tag(data)))
         self._objects[name] = _Object(data, found)
         return Answer(Status.DONE, found=found)
+
+    def _e_tag(self, data: bytes) -> str:
+        return f'"{next(self._numbers)}"'
 
     def _delete(self, names: tuple[str, ...], condition: ObjectVersion | None) -> Answer:
         if condition is not None and not self._holds(names[0], condition):

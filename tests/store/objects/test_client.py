@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import builtins
+import contextlib
 import datetime
 import errno
 import itertools
@@ -37,7 +38,7 @@ from treering._store.objects.requests import Absent, Answer, Delete, Get, Head, 
 from treering._store.objects.root import ObjectRoot
 from treering._store.objects.url import bucket_path
 from treering._values.telemetry import TRAFFIC
-from treering.errors import StoreFailed, Unsupported
+from treering.errors import NotFenced, StoreFailed, Unsupported
 
 Ask = Callable[..., Any]
 
@@ -408,8 +409,9 @@ def test_a_late_request_does_not_undo_the_file_that_was_saved_after_it(
         patched.setattr(obstore, "put", put)
         if denied:
             fail(patched, "head", *[PermissionDeniedError(says("403 Forbidden"))] * 2)
-        files.write_file(path, [b"first"], 5)
-        files.write_file(path, [b"second"], 6)
+        with pytest.warns(NotFenced, match="without a condition") if denied else contextlib.nullcontext():
+            files.write_file(path, [b"first"], 5)
+            files.write_file(path, [b"second"], 6, unique=True)
     if not denied:
         with pytest.raises(AlreadyExistsError):
             late[0]()

@@ -12,13 +12,16 @@ from typing import Final
 
 from treering._store.api import Claim, Outcome
 from treering._store.objects import protocol
-from treering._store.objects.requests import Client, Delete, ObjectVersion, drive
+from treering._store.objects.requests import Absent, Client, Delete, ObjectVersion, Put, Status, drive
 
 _PROBED: Final[weakref.WeakSet[Client]] = weakref.WeakSet()
 """The buckets that are known to heed conditions."""
 
 _DELETING: Final[weakref.WeakSet[Client]] = weakref.WeakSet()
 """Those of them that have refused to delete another version; of others that is not known."""
+
+_ASKED: Final[weakref.WeakSet[Client]] = weakref.WeakSet()
+"""The buckets of which a single file was put twice, to see whether they heed conditions."""
 
 _MARKERS: Final[weakref.WeakKeyDictionary[Client, tuple[str, float]]] = weakref.WeakKeyDictionary()
 _JUST_NOW: Final = 30.0
@@ -40,6 +43,16 @@ def last_marker(client: Client) -> tuple[str, float] | None:
 def deletes_versions(client: Client) -> bool:
     """Tell whether a save of this process has seen that a bucket refuses to delete another version."""
     return client in _DELETING
+
+
+def ignores_conditions(client: Client, name: str, data: bytes) -> bool:
+    """Tell, once for each bucket, whether it does what was just put once more on condition that nothing is there."""
+    if client in _PROBED or client in _ASKED:
+        return False
+    _ASKED.add(client)
+    with contextlib.suppress(OSError):
+        return client.perform(Put(name, data, Absent.ABSENT)).status is Status.DONE
+    return False
 
 
 class ObjectClaim(Claim):

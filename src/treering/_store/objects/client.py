@@ -5,6 +5,7 @@ obstore is opened without retries: those of a conditional request would make a r
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final
@@ -130,8 +131,11 @@ class ObstoreClient(RepeatingClient):
         except Exception as error:  # obstore has many kinds; `failure_of` raises any other again
             # What completes an upload may have been done, and only its answer lost.
             failure = failure_of(error)
-            doubtful = new and failure.cause in {*PASSING, Cause.MISSING}
-            found = self.perform(Head(name)).found if doubtful else None
+            doubtful = failure.cause in {*PASSING, Cause.MISSING}
+            found = self.perform(Head(name)).found if doubtful and new else None
+            if doubtful and not new:
+                reason = f"{failure.reason}; the file may have been put, or, if its upload was not aborted, may yet be"
+                failure = dataclasses.replace(failure, reason=reason)
             if found is None or found.size != size:
                 raise failure.error(self.shown, self._right("put")) from error
 

@@ -132,7 +132,7 @@ def _probe(
     deletes = False
     for request, what in wrong:
         try:
-            answer = yield from _answered(request, expired)
+            answer = yield from answered(request, expired)
         except PermissionError:
             if isinstance(request, Put):
                 raise
@@ -150,7 +150,7 @@ def _probe(
         what = f"the server says version {found.version.e_tag} of what was put as {told.e_tag}: it may compress answers"
         raise OSError(errno.ENOTSUP, what)
     # Where objects are retained or locked, this is refused: before any data.
-    answer = yield from _answered(Put(marker, data, found.version), expired)
+    answer = yield from answered(Put(marker, data, found.version), expired)
     if answer.status is not Status.DONE:
         # A repetition meets the version that the first one made.
         now = yield from read(marker, expired)
@@ -246,7 +246,7 @@ def sweep(
     names = () if attempt in committed else tuple(data)
     with contextlib.suppress(PermissionError):  # what may not be removed stays
         for some in filter(None, (names, (marker,))):
-            yield from _answered(Delete(some), expired)
+            yield from answered(Delete(some), expired)
     return Held.NO
 
 
@@ -341,15 +341,15 @@ def swap(name: str, data: bytes, expected: ObjectVersion | None, expired: Expire
     return change.outcome
 
 
-def read(name: str, expired: Expired) -> Steps[Content | None]:
-    """Return what stands at a name, None where nothing does.
+def read(name: str, expired: Expired, most: int | None = None) -> Steps[Content | None]:
+    """Return what stands at a name, None where nothing does; its first ``most`` bytes where it is no document.
 
     Raises:
         OSError: the bucket refused, or no answer came.
     """
-    answer = yield from _answered(Get(name), expired)
-    if answer.status is Status.DONE and not is_whole(answer.data):
-        answer = yield from _answered(Get(name), expired)  # a bit may have changed on the way
+    answer = yield from answered(Get(name, most), expired)
+    if most is None and answer.status is Status.DONE and not is_whole(answer.data):
+        answer = yield from answered(Get(name), expired)  # a bit may have changed on the way
     if answer.status is Status.MISSING:
         return None
     if answer.status is not Status.DONE or answer.found is None:
@@ -367,6 +367,7 @@ def _swap(
     """
     refused = True  # every answer so far was a sure refusal, so nothing of this can have happened, or can yet happen
     pauses = _pauses()
+    most = len(data) + 1 if compare is None and not is_whole(data) else None  # a single file may be large
     while True:
         try:
             answer = yield Put(name, data, condition)
@@ -378,7 +379,7 @@ def _swap(
             return Change(Outcome.DONE, None if answer.found is None else answer.found.version)
         refused = refused and answer.status is not Status.NO_ANSWER and answer.sure
         try:
-            found = yield from read(name, expired)
+            found = yield from read(name, expired, most)
         except OSError:
             return Change(Outcome.LOST if refused else Outcome.UNKNOWN)
         if condition != (Absent.ABSENT if found is None else found.version):
@@ -395,7 +396,7 @@ def _swap(
         yield next(pauses)
 
 
-def _answered(request: Request, expired: Expired) -> Steps[Answer]:
+def answered(request: Request, expired: Expired) -> Steps[Answer]:
     """Make a request that does no harm when it is made twice, until it is answered.
 
     Raises:

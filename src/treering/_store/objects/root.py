@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import errno
+import hashlib
 import os
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import PurePath
 from typing import Final
 
-from treering._store.api import ANY, Entry, Kind, Outcome
+from treering._store.api import Entry, Kind, Outcome
 from treering._store.failures import naming, taken_meanwhile
 from treering._store.memory_pool import lasting_pieces
-from treering._store.objects.requests import Client, Head, List, require_answer
+from treering._store.objects.claim import ignores_conditions, patience
+from treering._store.objects.file_protocol import put_file
+from treering._store.objects.requests import Client, Head, List, ObjectVersion, drive, require_answer
 from treering._store.objects.store import GRACE, WHOLE_BYTES, ObjectStore, entry_of
 from treering._store.pieces import Buffer
 from treering._store.root import Root
+from treering._values.warned import warn_of
+from treering.errors import NotFenced
 
 # Some may write and not look; some servers know no conditions.
 _NOT_KNOWN: Final = frozenset({errno.ENOTSUP})
@@ -30,6 +35,8 @@ class ObjectRoot(Root):
         grace_of: returns how many seconds superseded data stay for readers where a path leads.
         freeze: returns a path that has the client it has now for ever.
     """
+
+    needs_nonce = True
 
     def __init__(
         self,
@@ -46,7 +53,9 @@ class ObjectRoot(Root):
         client, key = self._connect(path)
         return ObjectStore(client, f"{key}/" if key else "", path, grace=self._grace_of(path))
 
-    def write_file(self, path: PurePath, buffers: Iterable[Buffer], size: int, *, new: bool = False) -> None:
+    def write_file(
+        self, path: PurePath, buffers: Iterable[Buffer], size: int, *, new: bool = False, unique: bool = False
+    ) -> None:
         """Make a single object, or, unless it is ``new``, replace it as a whole.
 
         What is put in parts cannot be put by condition: whether it is new is asked again when all of them are there.
@@ -56,19 +65,28 @@ class ObjectRoot(Root):
             if size > WHOLE_BYTES:
                 client.put_parts(key, self._while_free(path, buffers) if new else buffers, size, new=False)
                 return
-            data, place = b"".join(lasting_pieces(buffers, size)), self.place(path.parent)
+            data = b"".join(lasting_pieces(buffers, size))
             try:
-                # By condition: a late request of it could undo the save that came after it.
-                outcome = place.replace(path.name, data, None if new else ANY)
+                outcome = drive(client, put_file(key, data, patience(client), new=new))
             except OSError as error:
                 if error.errno not in (_NOT_KNOWN if new else _NO_CONDITIONS):
                     raise
-                place.put(path.name, data)
+                self.place(path.parent).put(path.name, data)
+                _warn_of(path, f"it was put without a condition ({error.strerror})")
                 return
-            if outcome is Outcome.LOST:
+            if outcome is Outcome.LOST and new:
                 raise taken_meanwhile(os.fspath(path))
-            if outcome is Outcome.UNKNOWN:
-                raise OSError(errno.EIO, f"{client.shown} does not answer, and the file may yet be put")
+            if outcome is not Outcome.DONE:
+                unknown = f"{client.shown} does not answer, and the file may have been put, or may yet be"
+                lost = outcome is Outcome.LOST
+                raise OSError(errno.EIO, "it is replaced by others again and again" if lost else unknown)
+            if ignores_conditions(client, key, data):
+                _warn_of(path, "the server does not heed conditions")
+            if new or unique:
+                return
+            found, digest = client.perform(Head(key)).found, hashlib.md5(data, usedforsecurity=False).hexdigest()
+            if found is not None and found.version == ObjectVersion(f'"{digest}"'):  # which recurs with the content
+                _warn_of(path, "few arrays in msgpack, or a copy: these bytes may have been there before")
 
     def _while_free(self, path: PurePath, buffers: Iterable[Buffer]) -> Iterator[Buffer]:
         """Yield what an object is made of; at its end, require that nothing has its name yet."""
@@ -97,6 +115,11 @@ class ObjectRoot(Root):
             # A document is no place: that need not be asked.
             there = not key or (path.suffix != ".json" and _holds_any(client, key))
         return Entry(path.name, 0, 0.0, None, Kind.PLACE) if there else None
+
+
+def _warn_of(path: PurePath, why: str) -> None:
+    what = "a request of an earlier save that comes late may undo this one; a folder has no such limit"
+    warn_of(what, [f"{os.fspath(path)}: {why}"], NotFenced)
 
 
 def _holds_any(client: Client, key: str) -> bool:

@@ -20,6 +20,7 @@ from treering._store.api import ANY, Document, Entry, Held, Kind, Outcome, Store
 from treering._store.memory_pool import lasting_pieces
 from treering._store.objects import protocol
 from treering._store.objects.claim import ObjectClaim, deletes_versions, last_marker, patience
+from treering._store.objects.file_protocol import put_file
 from treering._store.objects.reading import ObjectReader
 from treering._store.objects.requests import (
     Absent,
@@ -161,9 +162,7 @@ class ObjectStore(Store):
             return outcome
         expired = patience(self.client)
         while not expired():
-            # By condition each time: a late request without one could undo what came after it.
-            found = self._ask(Head(self._prefix + name)).found
-            outcome = self._swap(name, data, Absent.ABSENT if found is None else found.version)
+            outcome = drive(self.client, put_file(self._prefix + name, bytes(data), expired))
             if outcome is Outcome.DONE:
                 return outcome
         raise OSError(errno.EAGAIN, f"{name!r} is replaced by others again and again")

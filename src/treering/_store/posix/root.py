@@ -31,7 +31,9 @@ class PosixRoot(Root):
         """Open a single file; a link is followed."""
         return LocalFile(Path(path))
 
-    def write_file(self, path: PurePath, buffers: Iterable[Buffer], size: int, *, new: bool = False) -> None:
+    def write_file(
+        self, path: PurePath, buffers: Iterable[Buffer], size: int, *, new: bool = False, unique: bool = False
+    ) -> None:
         """Make a single file, or replace it as a whole, durably."""
         replace_file(Path(path), buffers, size, new=new)
 
