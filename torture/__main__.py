@@ -115,9 +115,9 @@ def _parser() -> argparse.ArgumentParser:
     meeting.add_argument("--jobs", type=int, default=1, help="processes of this machine that simulate (1)")
     meeting.add_argument(
         "--store",
-        choices=("folder", "memory", "bucket"),
+        choices=("folder", "memory", "bucket", "file"),
         default="folder",
-        help="a folder with locks, versions alone, or a bucket that loses requests (folder)",
+        help="a folder with locks, versions alone, a bucket that loses requests, a single file in one (folder)",
     )
     running = attacks.add_parser("run", help="kills of a training loop that saves in the background, and goes on")
     running.add_argument("--kills", type=int, default=500, help="how many (500)")

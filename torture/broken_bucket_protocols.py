@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 from torture.bucket_programs import SOUND, Sweep
+from torture.file_simulation import FileProtocol
 from treering._codec.key_document import attempts_in, is_tombstone, placeholder, superseded_in, tombstone_of
 from treering._store.api import Held, Outcome
 from treering._store.objects import protocol as real
+from treering._store.objects.file_protocol import put_file
 from treering._store.objects.marker import read_marker
 from treering._store.objects.protocol import Content, Expired
-from treering._store.objects.requests import Absent, Delete, ObjectVersion, Put, Status, Steps
+from treering._store.objects.requests import Absent, Delete, Get, ObjectVersion, Put, Status, Steps
 from treering._values.checkpoint_names import INDEX
 
-__all__ = ["BROKEN_BUCKETS"]
+__all__ = ["BROKEN_BUCKETS", "BROKEN_FILES"]
 
 _NOTHING: Final = ObjectVersion("nothing")
 _EMPTY: Final = placeholder()
@@ -193,3 +196,59 @@ BROKEN_BUCKETS: Final = {
     "list of what waits by an older listing": SOUND._replace(lists_all=False),
 }
 """What is wrong, and the protocol that does it."""
+
+
+# -------------------------------------------------------------------------------------------------------- single files
+
+
+def put_without_condition(name: str, data: bytes, expired: Expired, *, new: bool = False) -> Steps[Outcome]:
+    if new:
+        return (yield from put_file(name, data, expired, new=True))
+    while True:
+        answer = yield Put(name, data)
+        if answer.status is not Status.NO_ANSWER:
+            return Outcome.DONE
+        if expired():
+            return Outcome.UNKNOWN
+
+
+def put_again(name: str, data: bytes, expired: Expired, *, new: bool = False) -> Steps[Outcome]:
+    """Put the same bytes once more over what another save may have put in their place."""
+    outcome = yield from put_file(name, data, expired, new=new)
+    while not new and outcome is Outcome.UNKNOWN and not expired():
+        outcome = yield from put_unknown(name, data, expired)
+    return outcome
+
+
+def put_unknown(name: str, data: bytes, expired: Expired) -> Steps[Outcome]:
+    outcome = yield from put_file(name, data, expired)
+    return Outcome.UNKNOWN if outcome is Outcome.LOST else outcome
+
+
+def put_and_compare_sizes(name: str, data: bytes, expired: Expired, *, new: bool = False) -> Steps[Outcome]:
+    steps = put_file(name, data, expired, new=new)
+    request = next(steps)
+    try:
+        while True:
+            answer = yield request
+            if isinstance(request, Get) and answer.found is not None and answer.found.size == len(data):
+                answer = dataclasses.replace(answer, data=data)
+            request = steps.send(answer)
+    except StopIteration as stop:
+        found: Outcome = stop.value
+        return found
+
+
+def put_unknown_as_lost(name: str, data: bytes, expired: Expired, *, new: bool = False) -> Steps[Outcome]:
+    outcome = yield from put_file(name, data, expired, new=new)
+    return Outcome.LOST if outcome is Outcome.UNKNOWN else outcome
+
+
+BROKEN_FILES: Final = {
+    "the same bytes again": FileProtocol(nonce=False),
+    "no condition": FileProtocol(put=put_without_condition),
+    "what is unknown is put again": FileProtocol(put=put_again),
+    "read-back by size": FileProtocol(put=put_and_compare_sizes),
+    "what is unknown is lost": FileProtocol(put=put_unknown_as_lost),
+}
+"""The same of single files."""

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 from torture.bucket_programs import SOUND, BucketProtocol
 from torture.bucket_simulation import BucketSimulation
+from torture.file_simulation import FILES, FileProtocol, FileSimulation
 from torture.memory_simulation import MemorySimulation
 from torture.simulated_folder import Violation
 from torture.simulation import Simulation
@@ -21,9 +22,11 @@ STORES: dict[str, tuple[Callable[..., Any], Any]] = {
     "folder": (Simulation, REAL),
     "memory": (MemorySimulation, REAL),
     "bucket": (BucketSimulation, SOUND),
+    "file": (FileSimulation, FILES),
 }
 """What is saved into, and the protocol that is followed: processes save together into a folder with locks, or into the
-memory store, where versions alone decide; or many programs change a bucket whose requests get lost and come late.
+memory store, where versions alone decide; or many programs change a bucket whose requests get lost and come late, or
+save one single file in it.
 """
 
 _BATCH = 500
@@ -44,7 +47,7 @@ def tried(
     numbers: range,
     *,
     processes: int | None = None,
-    protocol: Protocol | BucketProtocol | None = None,
+    protocol: Protocol | BucketProtocol | FileProtocol | None = None,
     enough: int | None = None,
     store: str = "folder",
 ) -> Found:
