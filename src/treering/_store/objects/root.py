@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import hashlib
 import os
@@ -84,9 +85,11 @@ class ObjectRoot(Root):
                 _warn_of(path, "the server does not heed conditions")
             if new or unique:
                 return
-            found, digest = client.perform(Head(key)).found, hashlib.md5(data, usedforsecurity=False).hexdigest()
-            if found is not None and found.version == ObjectVersion(f'"{digest}"'):  # which recurs with the content
-                _warn_of(path, "few arrays in msgpack, or a copy: these bytes may have been there before")
+            digest = hashlib.md5(data, usedforsecurity=False).hexdigest()
+            with contextlib.suppress(OSError):  # the file is saved, and only the warning is at stake
+                found = client.perform(Head(key)).found
+                if found is not None and found.version == ObjectVersion(f'"{digest}"'):  # which recurs with the content
+                    _warn_of(path, "few arrays in msgpack, or a copy: these bytes may have been there before")
 
     def _while_free(self, path: PurePath, buffers: Iterable[Buffer]) -> Iterator[Buffer]:
         """Yield what an object is made of; at its end, require that nothing has its name yet."""
