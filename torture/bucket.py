@@ -20,18 +20,18 @@ def bucket(options: argparse.Namespace, seed: int) -> int:
         The exit code: 1 when a rule was broken.
     """
     violations = 0
-    with open_seaweed() as server:
+    with open_seaweed() as server, open_seaweed() as other:
         if options.stride:
             violations += tell(strike_all(server, options.scene, options.fault, options.jobs, options.stride))
         if options.kills:
-            killed = kill_bucket(server, options.kills, seed)
+            killed = kill_bucket((server, other), options.kills, seed)
             _tell_violations(killed.wrong)
             outcomes = ", ".join(f"{count} left {what}" for what, count in killed.outcomes.most_common())
             print(f"{killed.kills} kills (seed {seed}), {killed.acknowledged} saves acknowledged before: {outcomes}")
             print(f"  {len(killed.wrong)} violations")
             violations += len(killed.wrong)
         if options.races:
-            raced = race(server, options.races)
+            raced = race((server, other), options.races)
             _tell_violations(raced.wrong)
             outcomes = ", ".join(f"{count} {what}" for what, count in raced.outcomes.most_common())
             print(f"{raced.races} races: {raced.saves} saves acknowledged, {raced.reads} loads; {outcomes}")

@@ -5,15 +5,18 @@ from __future__ import annotations
 import collections
 import contextlib
 import dataclasses
+import functools
+import itertools
 import random
 import secrets
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
 from typing import Any, Final, Self
 
 import treering
+from torture.bucket_accounts import Accounts
 from torture.bucket_scenes import judge_steps, look, open_bucket, tree_of, version_in
 from torture.bucket_servers import BucketServer
 
@@ -55,28 +58,29 @@ class Killed:
     wrong: list[str] = dataclasses.field(default_factory=list)
 
 
-def kill_bucket(server: BucketServer, kills: int, seed: int) -> Killed:
+def kill_bucket(servers: Sequence[BucketServer], kills: int, seed: int) -> Killed:
     """Kill savers at random times, and compare what a fresh connection finds with what was acknowledged.
 
     A child process waits for orders, warm; it begins to save at a word, and is killed a random time later. One kind of
-    child overwrites one checkpoint, the other saves steps to a run that keeps two.
+    child overwrites one checkpoint, the other saves steps to a run that keeps two. Each saves on one of the two servers
+    by a URL that its environment takes for one on the other as soon as a save has begun.
     """
     _CONTEXT.set_forkserver_preload(list(_IMPORTED))
     source = random.Random(seed)
-    direct = open_bucket(server, f"judge-{secrets.token_hex(4)}", seconds=30.0, patience=60.0)
+    judges = [open_bucket(server, f"judge-{secrets.token_hex(4)}", seconds=30.0, patience=60.0) for server in servers]
     killed = Killed()
-    places: dict[str, tuple[str, int]] = {}
+    places: dict[str, tuple[str, int, int]] = {}
     with contextlib.ExitStack() as stack:
-        waiting = [stack.enter_context(_Saver(server)) for _ in range(2)]
+        waiting = [stack.enter_context(_Saver(servers)) for _ in range(2)]
         for number in range(kills):
             kind = "run" if source.random() < 0.5 else "checkpoint"
             if number % _ROUNDS_OF_ONE_PLACE == 0:
                 places.clear()
-            name, before = places.get(kind, (f"kills-{secrets.token_hex(6)}", 0))
+            name, before, account = places.get(kind, (f"kills-{secrets.token_hex(6)}", 0, source.randrange(2)))
             saver = waiting.pop(0)
-            waiting.append(stack.enter_context(_Saver(server)))
+            waiting.append(stack.enter_context(_Saver(servers)))
             size = source.choice([1000, 1000, _LARGE])
-            saver.begin(kind, name, before + 1, size)
+            saver.begin(kind, name, before + 1, size, account)
             time.sleep(source.random() * _LONGEST_LIFE)
             told = saver.kill()
             killed.kills += 1
@@ -84,11 +88,15 @@ def kill_bucket(server: BucketServer, kills: int, seed: int) -> Killed:
             last = max([before, *told])
             where = f"kill {number} ({kind}, {last} acknowledged)"
             judge = _judge_run if kind == "run" else _judge_checkpoint
-            found, wrong = judge(direct / name, last)
+            found, wrong = judge(judges[account] / name, last)
+            if (elsewhere := look(functools.partial(treering.load, judges[1 - account] / name))) is not None:
+                wrong.append(f"the other server has {elsewhere!r:.200}")
             killed.wrong += [f"{where}: {what}" for what in wrong]
             killed.outcomes["the last acknowledged" if found == last else "the one in flight"] += 1
             # A fresh place after damage, so that it is told once.
-            places[kind] = (f"kills-{secrets.token_hex(6)}", 0) if wrong else (name, found)
+            places.pop(kind, None)
+            if not wrong:
+                places[kind] = (name, found, account)
             if (number + 1) % 50 == 0:
                 print(f"{number + 1} of {kills} kills", flush=True)
     return killed
@@ -119,9 +127,9 @@ def _version_of_any_size(tree: Any) -> int:
 class _Saver:
     """A child that saves when it is told to; a context manager. It is forked from a process that has imported all."""
 
-    def __init__(self, server: BucketServer) -> None:
+    def __init__(self, servers: Sequence[BucketServer]) -> None:
         self._mine, theirs = _CONTEXT.Pipe()
-        self._child = _CONTEXT.Process(target=_save_in_a_loop, args=(server, theirs), daemon=True)
+        self._child = _CONTEXT.Process(target=_save_in_a_loop, args=(servers, theirs), daemon=True)
         self._child.start()
         theirs.close()
 
@@ -131,11 +139,11 @@ class _Saver:
     def __exit__(self, *_: object) -> None:
         self.kill()
 
-    def begin(self, kind: str, name: str, version: int, size: int) -> None:
-        """Let it save to a place from that version on."""
+    def begin(self, kind: str, name: str, version: int, size: int, account: int) -> None:
+        """Let it save to a place of one of its servers from that version on."""
         if not self._mine.poll(_PATIENCE) or self._mine.recv() != "ready":
             raise RuntimeError("a saver did not start")
-        self._mine.send((kind, name, version, size))
+        self._mine.send((kind, name, version, size, account))
 
     def kill(self) -> list[int]:
         """Kill it, and return the versions that it was told are saved."""
@@ -151,24 +159,31 @@ class _Saver:
         return told
 
 
-def _save_in_a_loop(server: BucketServer, orders: Connection[Any, Any]) -> None:
+def _save_in_a_loop(servers: Sequence[BucketServer], orders: Connection[Any, Any]) -> None:
     """Save version after version as the order says, and tell each one that is acknowledged."""
-    path = open_bucket(server, "savers", seconds=10.0, patience=30.0)
-    treering.save(path / f"warm-{secrets.token_hex(6)}", tree_of(1))
+    accounts = Accounts(servers)
+    for number in range(len(servers)):
+        with accounts.beginning(number) as begun:
+            treering.save(accounts.root / f"warm-{secrets.token_hex(6)}", tree_of(1), progress=begun)
     orders.send("ready")
-    kind, name, version, size = orders.recv()
-    for saved in _saved(path / name, kind, version, size):
+    kind, name, version, size, account = orders.recv()
+    versions = ((number, tree_of(number, size)) for number in itertools.count(version))
+    for saved in _saved(accounts, account, accounts.root / name, kind, versions):
         orders.send(saved)
 
 
-def _saved(path: Any, kind: str, version: int, size: int) -> Iterator[int]:
+def _saved(
+    accounts: Accounts, account: int, path: Any, kind: str, versions: Iterator[tuple[int, dict[str, Any]]]
+) -> Iterator[int]:
     if kind == "checkpoint":
-        while True:
-            treering.save(path, tree_of(version, size), overwrite=version > 1)
+        for version, tree in versions:
+            with accounts.beginning(account) as begun:
+                treering.save(path, tree, overwrite=version > 1, progress=begun)
             yield version
-            version += 1
-    with treering.Run(path, keep=treering.KeepLast(LAST)) as run:
-        while True:
-            run.save(version, tree_of(version, size)).result()
+        return
+    with accounts.beginning(account):
+        run = treering.Run(path, keep=treering.KeepLast(LAST))
+    with run:
+        for version, tree in versions:
+            run.save(version, tree).result()
             yield version
-            version += 1

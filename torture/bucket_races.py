@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import collections
+import contextlib
 import dataclasses
 import secrets
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final
 
 import treering
+from torture.bucket_accounts import Accounts
 from torture.bucket_scenes import WrongArrays, look, open_bucket, tree_of, version_in
 from torture.bucket_servers import BucketServer
 from treering.errors import Busy, Exists, NotFound, TreeringError
@@ -20,6 +22,7 @@ __all__ = ["Raced", "race"]
 SAVERS: Final = 8
 OVERWRITERS: Final = 3
 READERS: Final = 2
+_WAYS: Final = 4
 _TIMES: Final = 3
 _LONGEST: Final = 120.0
 
@@ -52,37 +55,72 @@ class Raced:
     wrong: list[str] = dataclasses.field(default_factory=list)
 
 
-def race(server: BucketServer, races: int) -> Raced:
-    """Run so many races, each at a new place, and judge each by what its saves were told and its loads found."""
+def race(servers: Sequence[BucketServer], races: int) -> Raced:
+    """Run so many races, two at once at a new place of each server, and judge each by what it was told and found.
+
+    Of four savers one uses the URL of the bucket, which is the same for both servers: the environment says which one.
+    """
     raced = Raced()
-    roots = [
-        open_bucket(server, f"racer-{number}-{secrets.token_hex(4)}", seconds=30.0, patience=60.0)
-        for number in range(4)
-    ]
-    for root in roots:  # the first save to a bucket asks whether it heeds conditions
-        treering.save(root / f"warm-{secrets.token_hex(6)}", tree_of(1))
-    for number in range(races):
-        one = _Race(roots, f"races-{secrets.token_hex(6)}")
-        one.run()
-        raced.races += 1
-        raced.saves += sum(save.is_sure for save in one.saves)
-        raced.reads += len(one.reads)
-        raced.outcomes += one.outcomes
-        raced.wrong += [f"race {number}: {what}" for what in one.wrong]
-        if (number + 1) % 50 == 0:
-            print(f"{number + 1} of {races} races", flush=True)
+    accounts = Accounts(servers)
+    fields = [_Field.of(server, accounts, number) for number, server in enumerate(servers)]
+    for field in fields:  # the first save to a bucket asks whether it heeds conditions
+        for number in range(_WAYS):
+            with field.reached(number) as (root, begun):
+                treering.save(root / f"warm-{secrets.token_hex(6)}", tree_of(1), progress=begun)
+    for number in range(0, races, len(fields)):
+        name = f"races-{secrets.token_hex(6)}"
+        both = [_Race(field, name) for field in fields]
+        threads = [threading.Thread(target=one.run) for one in both]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        for one in both:
+            raced.races += 1
+            raced.saves += sum(save.is_sure for save in one.saves)
+            raced.reads += len(one.reads)
+            raced.outcomes += one.outcomes
+            raced.wrong += [f"race {number}: {what}" for what in one.wrong]
+        if raced.races % 50 == 0:
+            print(f"{raced.races} of {races} races", flush=True)
     return raced
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Field:
+    """Where one of two races takes place."""
+
+    accounts: Accounts
+    account: int
+    roots: Sequence[Any]
+    first: int
+    """The versions of its saves begin here: nobody reads those of the other one."""
+
+    @classmethod
+    def of(cls, server: BucketServer, accounts: Accounts, number: int) -> _Field:
+        names = [f"racer-{number}-{way}-{secrets.token_hex(4)}" for way in range(_WAYS - 1)]
+        roots = [open_bucket(server, name, seconds=30.0, patience=60.0) for name in names]
+        return cls(accounts, number, roots, 10_000 * number)
+
+    @contextlib.contextmanager
+    def reached(self, number: int) -> Iterator[tuple[Any, Any]]:
+        """Yield the bucket as one of its users reaches it, and what to pass as ``progress``."""
+        if number % _WAYS < len(self.roots):
+            yield self.roots[number % _WAYS], None
+        else:
+            with self.accounts.beginning(self.account) as begun:
+                yield self.accounts.root, begun
 
 
 class _Race:
     """One race in a run's folder, at its step 1."""
 
-    def __init__(self, roots: Sequence[Any], name: str) -> None:
+    def __init__(self, field: _Field, name: str) -> None:
         self.saves: list[_Save] = []
         self.reads: list[tuple[int, float]] = []
         self.outcomes: collections.Counter[str] = collections.Counter()
         self.wrong: list[str] = []
-        self._roots = roots
+        self._field = field
         self._name = name
         self._over = threading.Event()
         self._start = threading.Barrier(SAVERS + OVERWRITERS + READERS + 1)
@@ -91,7 +129,7 @@ class _Race:
         """Let all go at once, wait for them, and judge."""
         works: Sequence[Callable[[int], None]] = [self._save] * SAVERS + [self._overwrite] * OVERWRITERS
         ending = self._threads(works)
-        lasting = self._threads([self._read] * READERS + [self._collect])
+        lasting = self._threads([*[self._read] * READERS, self._collect])
         deadline = time.monotonic() + _LONGEST
         for thread in (*ending, *lasting):
             thread.start()
@@ -107,8 +145,10 @@ class _Race:
     def _threads(self, works: Sequence[Callable[[int], None]]) -> list[threading.Thread]:
         return [threading.Thread(target=self._guard, args=(work, n), daemon=True) for n, work in enumerate(works)]
 
-    def _path(self, number: int) -> Any:
-        return self._roots[number % len(self._roots)] / self._name / "step_00000001"
+    @contextlib.contextmanager
+    def _path(self, number: int) -> Iterator[tuple[Any, Any]]:
+        with self._field.reached(number) as (root, begun):
+            yield root / self._name / "step_00000001", begun
 
     def _guard(self, work: Callable[[int], None], number: int) -> None:
         self._start.wait()
@@ -122,7 +162,8 @@ class _Race:
     def _attempt(self, number: int, version: int, *, overwrite: bool) -> None:
         begun = time.monotonic()
         try:
-            treering.save(self._path(number), tree_of(version), overwrite=overwrite)
+            with self._path(number) as (path, begins):
+                treering.save(path, tree_of(version), overwrite=overwrite, progress=begins)
         except (Exists, Busy) as error:
             self.outcomes[f"told {type(error).__name__}"] += 1
         except TreeringError as error:
@@ -132,25 +173,27 @@ class _Race:
             self.saves.append(_Save(version, begun, time.monotonic(), is_sure=True))
 
     def _save(self, number: int) -> None:
-        self._attempt(number, number + 1, overwrite=False)
+        self._attempt(number, self._field.first + number + 1, overwrite=False)
 
     def _overwrite(self, number: int) -> None:
         for again in range(_TIMES):
-            self._attempt(number, 100 * (again + 1) + number, overwrite=True)
+            self._attempt(number, self._field.first + 100 * (again + 1) + number, overwrite=True)
 
     def _read(self, number: int) -> None:
         while not self._over.is_set():
             begun = time.monotonic()
             try:
-                version = version_in(treering.load(self._path(number)))
+                with self._path(number + _WAYS - 1) as (path, begins):
+                    version = version_in(treering.load(path, progress=begins))
             except (NotFound, Busy) as error:
                 self.outcomes[f"a load was told {type(error).__name__}"] += 1
                 time.sleep(0.002)
             else:
                 self.reads.append((version, begun))
 
-    def _collect(self, number: int) -> None:
-        run = treering.Run(self._roots[number % len(self._roots)] / self._name, keep=treering.KeepLast(1))
+    def _collect(self, _: int) -> None:
+        with self._field.reached(_WAYS - 1) as (root, _):
+            run = treering.Run(root / self._name, keep=treering.KeepLast(1))
         while not self._over.is_set():
             try:
                 run.gc(dry_run=False)
@@ -160,11 +203,12 @@ class _Race:
 
     def _judge(self) -> None:
         """Compare what was read, and what is there at the end, with the order in which saves were acknowledged."""
-        first = [save for save in self.saves if save.is_sure and save.version <= SAVERS]
+        first = [save for save in self.saves if save.is_sure and save.version - self._field.first <= SAVERS]
         if len(first) > 1:
             self.wrong.append(f"{len(first)} savers were told that they are the first")
         end = time.monotonic()
-        last = look(lambda: version_in(treering.load(self._path(0))))
+        path = self._field.roots[0] / self._name / "step_00000001"
+        last = look(lambda: version_in(treering.load(path)))
         if any(save.is_sure for save in self.saves) or last is not None:
             self.reads.append((last, end))
         by_version = {save.version: save for save in self.saves}
@@ -177,5 +221,5 @@ class _Race:
                 # A save that began after this one had ended, and ended before the load began.
                 if other.is_sure and other.begun > found.ended and other.ended < begun:
                     self.wrong.append(f"{version} was read after {other.version} had replaced it")
-        if look(lambda: bool(treering.verify(self._path(0)))) is False:
+        if look(lambda: bool(treering.verify(path))) is False:
             self.wrong.append("verify finds damage at the end")

@@ -8,8 +8,9 @@ from torture.bucket_faults import Case, Striker
 from torture.bucket_kills import kill_bucket
 from torture.bucket_races import race
 from torture.bucket_scenes import SCENES
-from torture.bucket_servers import BucketServer
+from torture.bucket_servers import BucketServer, open_seaweed
 from torture.fault_proxy import Fault
+from treering._store.objects import connect
 
 pytestmark = pytest.mark.bucket
 
@@ -51,14 +52,27 @@ def test_a_load_whose_answers_are_spoiled(striker: Striker, fault: Fault) -> Non
     assert {case: (one.outcome, one.wrong) for case, one in found.items()} == dict.fromkeys(found, ("committed", []))
 
 
-def test_savers_that_are_killed(seaweed: BucketServer) -> None:
-    killed = kill_bucket(seaweed, 6, seed=7)
+@pytest.fixture
+def two(seaweed: BucketServer, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[BucketServer, BucketServer]]:
+    """Two servers with one name of a bucket, between which the environment changes."""
+    for name, value in seaweed.environment().items():
+        monkeypatch.setenv(name, value)
+    before = dict(connect._BUCKETS)
+    with open_seaweed() as other:
+        yield seaweed, other
+    connect._BUCKETS.clear()
+    connect._BUCKETS.update(before)
+
+
+def test_savers_with_two_accounts_that_are_killed(two: tuple[BucketServer, BucketServer]) -> None:
+    killed = kill_bucket(two, 6, seed=7)
     assert killed.wrong == []
     assert killed.kills == sum(killed.outcomes.values()) == 6
 
 
-def test_savers_overwriters_readers_and_a_collector_race(seaweed: BucketServer) -> None:
-    raced = race(seaweed, 3)
+def test_savers_overwriters_readers_and_a_collector_race(two: tuple[BucketServer, BucketServer]) -> None:
+    raced = race(two, 4)
     assert raced.wrong == []
-    assert raced.saves >= 3
-    assert raced.reads >= 3
+    assert raced.races == 4
+    assert raced.saves >= 4
+    assert raced.reads >= 4
