@@ -1,58 +1,188 @@
-"""Two forms in one folder, each pair in both orders: the second is refused, and the first stays whole."""
+"""Two forms in one folder, each pair in both orders, on disk and in memory: the second is refused, or the first read.
+
+What other programs write, and steps that are saved by hand into a folder, cannot be refused: there, reading refuses the
+folder by name where it cannot tell which of the two is meant.
+"""
 
 from __future__ import annotations
 
 import itertools
+import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 import pytest
 
 import treering as tr
-from treering.errors import Exists, Format
+from treering._runs.copy_run import copy_path
+from treering._store.memory import MemoryPath
+from treering._store.resolve import write_file
+from treering.errors import Exists, Format, TreeringError
 from treering.leaves import tree_deserialize_leaves, tree_serialize_leaves
 
-FIRST, SECOND = {"a": np.zeros(3)}, {"a": np.ones(4)}
+FIRST, SECOND = {"a": np.zeros(3)}, {"b": np.ones(4)}
+GOLDEN = Path(__file__).parent.parent / "foreign" / "golden"
 
 
-def _convert(path: Path, tree: Any) -> None:
-    tr.save(f"{path}-source", tree)
-    tr.convert(f"{path}-source", path, to="leaves")
+def _run(path: str, tree: Any) -> None:
+    with tr.Run(path) as run:
+        run.save(1, tree).result()
 
 
-WRITE: dict[str, Callable[[Path, Any], object]] = {
+def _source(path: str, tree: Any, write: Callable[[str, Any], object]) -> str:
+    write(f"{path}-source", tree)
+    return f"{path}-source"
+
+
+def _by_other_program(name: str) -> Callable[[str, Any], None]:
+    def write(path: str, _tree: Any) -> None:
+        source = GOLDEN / name
+        for file in filter(Path.is_file, source.rglob("*")):
+            target = f"{path}/{file.relative_to(source).as_posix()}"
+            if path.startswith("memory:"):
+                data = file.read_bytes()
+                write_file(MemoryPath(target), [data], len(data))
+            else:
+                os.makedirs(os.path.dirname(target), exist_ok=True)  # noqa: PTH103, PTH120 - a text, perhaps a URL
+                shutil.copy(file, target)
+
+    return write
+
+
+CHECKPOINTS: dict[str, Callable[[str, Any], object]] = {
     "checkpoint": tr.save,
-    "run": lambda path, tree: tr.Run(path).save(1, tree).result(),
+    "checkpoint over": lambda path, tree: tr.save(path, tree, overwrite=True),
+    "checkpoint in the background": lambda path, tree: tr.save_async(path, tree).result(),
+    "checkpoint copied": lambda path, tree: copy_path(_source(path, tree, tr.save), path, overwrite=False),
+    "checkpoint converted": lambda path, tree: tr.convert(_source(path, tree, tr.save), path),
+}
+RUNS: dict[str, Callable[[str, Any], object]] = {
+    "run": _run,
+    "run branched": lambda path, tree: tr.Run(_source(path, tree, _run)).branch(1, path),
+    "run copied": lambda path, tree: copy_path(_source(path, tree, _run), path, overwrite=False),
+    "run converted": lambda path, tree: tr.convert(_source(path, tree, _run), path),
+}
+LEAVES: dict[str, Callable[[str, Any], object]] = {
     "leaves": tree_serialize_leaves,
     "leaves by prefix": lambda path, tree: tree_serialize_leaves(path, tree, prefix="m"),
-    "converted leaves": _convert,
-    "hf": lambda path, tree: tr.save(path, tree, form="hf"),
+    "leaves without an index": lambda path, tree: tree_serialize_leaves(path, tree, write_index=False),
+    "leaves converted": lambda path, tree: tr.convert(_source(path, tree, tr.save), path, to="leaves", overwrite=True),
 }
-READ: dict[str, Callable[[Path], Any]] = {
-    "checkpoint": tr.load,
-    "run": lambda path: tr.Run(path).load(),
-    "leaves": tree_deserialize_leaves,
-    "leaves by prefix": lambda path: tree_deserialize_leaves(path, prefix="m"),
-    "converted leaves": tree_deserialize_leaves,
-    "hf": tr.load,
+WEIGHTS: dict[str, Callable[[str, Any], object]] = {
+    "weights": lambda path, tree: tr.save(path, tree, form="hf"),
+    "weights converted": lambda path, tree: tr.convert(_source(path, tree, tr.save), path, to="hf"),
 }
-# One directory of leaves may hold several trees, by their prefixes.
-TOGETHER = {frozenset({"leaves", "leaves by prefix"})}
-PAIRS = [pair for pair in itertools.permutations(WRITE, 2) if frozenset(pair) not in TOGETHER]
+OTHERS: dict[str, Callable[[str, Any], object]] = {
+    "steps by hand": lambda path, tree: tr.save(f"{path}/step_00000001", tree),
+    "steps of Orbax": _by_other_program("orbax/manager"),
+    "an item of Orbax": _by_other_program("orbax/plain_zarr2"),
+    "a tree of jax": _by_other_program("jax/0.12"),
+    "leaves of eformer": _by_other_program("eformer_structured"),
+}
+OURS = {name: number for number, forms in enumerate((CHECKPOINTS, RUNS, LEAVES, WEIGHTS)) for name in forms}
+WRITE = CHECKPOINTS | RUNS | LEAVES | WEIGHTS | OTHERS
+PLACES = ("disk", "memory")
+# The others of a form leave the same in the folder.
+FIRSTS = ("checkpoint", "run", "leaves", "leaves by prefix", "leaves without an index", "weights", *OTHERS)
+# A step by hand makes a run of a folder, and leaves of others are leaves.
+SAME = {("steps by hand", name) for name in RUNS} | {("leaves of eformer", name) for name in LEAVES}
+REFUSED = [
+    (first, second)
+    for first, second in itertools.product(FIRSTS, OURS)
+    if OURS.get(first) != OURS[second] and (first, second) not in SAME
+]
 
 
-@pytest.mark.parametrize(("first", "second"), PAIRS)
-def test_the_second_form_is_refused(first: str, second: str, tmp_path: Path) -> None:
-    if first.endswith("leaves") and "leaves" in second:
-        return  # they replace each other, as saves of one form do
-    path = tmp_path / "x"
-    WRITE[first](path, FIRST)
+@pytest.fixture(params=PLACES)
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    return str(tmp_path / "x") if request.param == "disk" else f"memory://{tmp_path.name}/x"
+
+
+@pytest.mark.parametrize(("first", "second"), REFUSED)
+def test_what_treering_writes_second_is_refused(first: str, second: str, place: str) -> None:
+    WRITE[first](place, FIRST)
+    before = _read(place)
     with pytest.raises((Exists, Format)) as caught:
-        WRITE[second](path, SECOND)
-    assert str(path) in str(caught.value)
-    found = READ[first](path)
-    found = found[0] if isinstance(found, tuple) else found
-    np.testing.assert_array_equal(np.asarray(next(iter(found.values()))), FIRST["a"])
-    assert tr.verify(path).ok
+        WRITE[second](place, SECOND)
+    assert place in str(caught.value)
+    _require_same(_read(place), before)
+    if first in OURS and first != "leaves without an index":
+        _require_same(before, {"m": FIRST} if first == "leaves by prefix" else FIRST)
+        assert tr.verify(place).ok
+
+
+BY_OTHERS = [
+    (first, second)
+    for first, second in itertools.product(FIRSTS, OTHERS)
+    if first in OURS
+    and first != "leaves without an index"
+    and not (first == "run" and second == "steps by hand")
+    and not (first.startswith("leaves") and second == "leaves of eformer")
+]
+AMBIGUOUS = {
+    *itertools.product(("leaves", "leaves by prefix", "weights"), ("steps by hand",)),
+    *itertools.product(("run", "weights"), ("leaves of eformer",)),
+}
+"""What reading cannot tell apart, and refuses."""
+
+
+@pytest.mark.parametrize(("first", "second"), BY_OTHERS)
+def test_what_others_write_second_is_not_taken_for_the_first(first: str, second: str, place: str) -> None:
+    WRITE[first](place, FIRST)
+    WRITE[second](place, SECOND)
+    if (first, second) not in AMBIGUOUS:
+        _require_same(tr.load(place), {"m": FIRST} if first == "leaves by prefix" else FIRST)
+    elif place.startswith("memory:") and first == "weights" and second == "steps by hand":
+        assert "b" in tr.load(place)  # in a bucket that look would take a request for each load of a run
+    else:
+        for read in (tr.load, tr.verify, tr.inspect, tr.open):
+            with pytest.raises(Format, match="a folder holds one form alone"):
+                read(place)
+
+
+def test_steps_and_leaves_in_one_folder_are_still_read_by_name(tmp_path: Path) -> None:
+    WRITE["run"](str(tmp_path), FIRST)
+    WRITE["leaves of eformer"](str(tmp_path), None)
+    _require_same(tr.Run(tmp_path).load(), FIRST)
+    assert "mu" in tree_deserialize_leaves(tmp_path, prefix="opt")
+
+
+def test_leaves_may_have_the_names_of_other_forms(place: str) -> None:
+    tree = dict.fromkeys(("step_00000003", "run.json", "model.safetensors", "pytreedef.json"), np.ones(2))
+    for _ in range(2):  # the second replaces the first
+        tree_serialize_leaves(place, tree)
+        _require_same(tr.load(place), tree)
+        assert tr.verify(place).ok
+    with pytest.raises(Format, match="is a leaves directory"):
+        _run(place, SECOND)
+    if not place.startswith("memory:"):  # in a bucket, leaves lie elsewhere
+        with pytest.raises(Exists):
+            tr.save(f"{place}/step_00000003", SECOND)
+    _require_same(tr.load(place), tree)
+
+
+def test_single_files_may_lie_in_a_run(place: str) -> None:
+    _run(place, FIRST)
+    for name in ("model.safetensors", "state.msgpack"):
+        tr.save(f"{place}/{name}", SECOND)
+    _require_same(tr.load(place), FIRST)
+    with tr.Run(place) as run:
+        run.save(2, SECOND)
+    _require_same(tr.load(place), SECOND)
+
+
+def _read(place: str) -> Any:
+    try:
+        return tr.load(place)
+    except TreeringError as error:
+        return str(error)
+
+
+def _require_same(found: Any, wanted: Any) -> None:
+    leaves, others = jax.tree.leaves(found), jax.tree.leaves(wanted)
+    assert len(leaves) == len(others)
+    assert all(np.array_equal(np.asarray(a), np.asarray(b)) for a, b in zip(leaves, others, strict=True)), found

@@ -18,7 +18,7 @@ from treering._codec.gzip import GZIP_MAGIC, unzip_first
 from treering._printable import kind_of
 from treering._store.open_folder import find_index_at
 from treering._store.resolve import absolute, find_at, is_folder, is_on_disk, is_seen, located, open_file, root_of
-from treering._store.run_folder import RUN_DOCUMENT, WEIGHTS, RunFolder
+from treering._store.run_folder import RUN_DOCUMENT, WEIGHTS, RunFolder, refuse_linked, step_of_name
 from treering._values.human import near
 from treering.errors import Corrupt, Exists, Format, NotFound, StoreFailed, TreeringError, Unsupported
 
@@ -46,7 +46,8 @@ _OTHER_FILES: Final = {
 }
 # What makes a folder a leaves directory: the index, or what a save without one left.
 _LEAVES: Final = ("tensorstore_index.json", ".treering")
-_OTHER_FOLDERS: Final = {
+_ONE_FORM: Final = "a folder holds one form alone"
+OTHER_FOLDERS: Final = {
     **dict.fromkeys(("_CHECKPOINT_METADATA", "_METADATA", "commit_success.txt"), "an Orbax checkpoint"),
     "manifest.ocdbt": "an OCDBT database without the documents of Orbax or Levanter (perhaps an unfinished save)",
     ".zgroup": "a zarr group",
@@ -55,8 +56,10 @@ _OTHER_FOLDERS: Final = {
     "model.safetensors.index.json": "a folder of safetensors files",
     "model.safetensors": "a folder with a safetensors file",
     "pytorch_model.bin": "a PyTorch checkpoint",
-    "tensorstore_index.json": "a leaves directory",
+    **dict.fromkeys(_LEAVES, "a leaves directory"),
+    "pytreedef.json": "a checkpoint of jax",
 }
+"""What a folder is that has a file of this name."""
 
 
 class ForeignReader(NamedTuple):
@@ -193,6 +196,11 @@ def find_foreign(place: Path, is_called: Callable[[ForeignReader], bool]) -> For
     return None
 
 
+def find_foreign_folder(place: Path) -> ForeignForm | None:
+    """Return the foreign form of a folder, as `find_foreign`; only those readers look that a name in it calls for."""
+    return find_foreign(place, lambda reader: _is_called(reader, place))
+
+
 def _find_plug_in(place: Path) -> ForeignForm | None:
     """Return the form that a reader of another package sees at ``place``; asked only where none of ours sees one.
 
@@ -282,12 +290,17 @@ def _folder(place: Path) -> Form | ForeignForm:
     # Elsewhere each look is a request.
     on_disk = is_on_disk(place)
     if any(find_at(place / name, follow=False) for name in (_LEAVES if on_disk else _LEAVES[:1])):
+        _refuse_beside_leaves(place)
         return Form.LEAVES
-    if _is_run(place):
+    is_run = _is_run(place)
+    if is_run and (not on_disk or is_seen(place / RUN_DOCUMENT)):
         return Form.RUN
-    foreign = find_foreign(place, lambda reader: _is_called(reader, place)) or _find_plug_in(place)
-    if foreign is not None:
-        return foreign
+    foreign = find_foreign_folder(place)
+    if is_run and foreign is not None:
+        hint = "move the steps, or what lies beside them, to a folder of its own"
+        raise Format(f"{os.fspath(place)!r} holds steps and the form {foreign.value}, and {_ONE_FORM}", hint=hint)
+    if is_run or (foreign := foreign or _find_plug_in(place)) is not None:
+        return foreign or Form.RUN
     has_arrays = on_disk and holds_arrays(place)
     above = absolute(place).parents if on_disk else ()
     around = next((one for one in above if is_seen(one / _LEAVES[0])), None)
@@ -309,7 +322,7 @@ def other_folder(place: Path) -> str | None:
         >>> other_folder(step)
         'an Orbax checkpoint'
     """
-    return next((other for name, other in _OTHER_FOLDERS.items() if is_seen(place / name)), None)
+    return next((other for name, other in OTHER_FOLDERS.items() if is_seen(place / name)), None)
 
 
 def _is_run(place: Path) -> bool:
@@ -343,14 +356,40 @@ def holds_arrays(place: Path) -> bool:
     return False
 
 
-def refuse_other_form(place: Path) -> None:
-    """Refuse a folder in which leaves would hide a run or weights, or be hidden by them.
+def _refuse_beside_leaves(place: Path) -> None:
+    """Refuse a leaves directory that holds a run or weights too; leaves may have such names, and are folders then.
 
     Raises:
-        Exists: it is a run, or a Hugging Face folder.
+        Format: it does. What reads one of the two by its name reads it still.
+    """
+    names = list(root_of(place).names(place))
+    others = dict.fromkeys(WEIGHTS, "a Hugging Face folder") | {RUN_DOCUMENT: "a run"}
+    found = [others[name] for name in names if name in others and (at := find_at(place / name)) and at.is_file]
+    if not found and any(step_of_name(name) is not None and find_index_at(place / name) for name in names):
+        found = ["a run"]
+    if found:
+        hint = "treering.leaves and treering.Run read what is theirs; move one of the two to a folder of its own"
+        raise Format(f"{os.fspath(place)!r} is a leaves directory and {found[0]}, and {_ONE_FORM}", hint=hint)
+
+
+def refuse_other_form(place: Path, own: str) -> None:
+    """Refuse to write through a link in the place of a step, or into a folder of another form: one would hide the other.
+
+    Args:
+        place: the folder, which need not be there.
+        own: the form that is written; its writer judges what there is of it, and a checkpoint.
+
+    Raises:
+        LinkRefused: a link lies there.
+        Exists: the folder is of another form that treering reads.
+        Format: it is of two forms already.
         StoreFailed: the store refuses.
     """
-    for name, other in ((RUN_DOCUMENT, "a run"), *((name, "a Hugging Face folder") for name in WEIGHTS)):
-        if (found := find_at(place / name)) is not None and found.is_file:
-            what = f"{os.fspath(place)!r} is {other}, and a folder holds one form alone"
-            raise Exists(what, hint="save to another path")
+    refuse_linked(place)
+    try:
+        found = _folder(place) if is_folder(place) else Form.CHECKPOINT
+    except NotFound:  # of a form that treering does not read
+        return
+    if found.value not in (own, Form.CHECKPOINT.value):
+        what = {Form.RUN: "a run", Form.LEAVES: "a leaves directory"}.get(found, f"of the form {found.value}")
+        raise Exists(f"{os.fspath(place)!r} is {what}, and {_ONE_FORM}", hint="save to another path")

@@ -22,6 +22,7 @@ from treering._arrays.parted import host_blocks
 from treering._arrays.source import Source
 from treering._arrays.source_arrays import describe_source
 from treering._background.save_job import UNWATCHED, Watch
+from treering._checkpoint.detect import refuse_other_form
 from treering._checkpoint.save_files import claim_at_end
 from treering._checkpoint.save_options import SaveOptions
 from treering._checkpoint.targets import (
@@ -42,7 +43,6 @@ from treering._printable import list_lines
 from treering._store.api import Outcome, Store
 from treering._store.failures import naming
 from treering._store.resolve import store_at, write_file
-from treering._store.run_folder import RUN_DOCUMENT
 from treering._tree.fit import stored_dtype
 from treering._tree.flatten import Flattened, flatten
 from treering._values.casts import NotKept, cast_array
@@ -283,6 +283,7 @@ def _new_folder(options: SaveOptions) -> Iterator[Store]:
     Raises:
         Exists: it holds weights.
     """
+    refuse_other_form(options.path, "hf")
     with naming(os.fspath(options.path), "write"), store_at(options.path) as store:
         store.make()
         try:
@@ -295,11 +296,7 @@ def _new_folder(options: SaveOptions) -> Iterator[Store]:
 
 
 def _require_no_weights(store: Store) -> None:
-    names = set(store.names())
-    if RUN_DOCUMENT in names:
-        what = f"{os.fspath(store.path)!r} is a run, and a folder holds one form alone"
-        raise Exists(what, hint="save to another path")
-    if held := sorted(filter(_WEIGHTS.fullmatch, names)):
+    if held := sorted(filter(_WEIGHTS.fullmatch, store.names())):
         why = "such files have fixed names, so no save could replace them as a whole, with overwrite=True neither"
         what = f"{os.fspath(store.path)!r} holds weights: {join_first(held, _SHOWN)}"
         raise Exists(what, hint=f"{why}; save to another folder, or remove them")

@@ -19,7 +19,6 @@ from treering._leaves.documents.record import arrays_of
 from treering._leaves.joint_serialize import serialize_together
 from treering._leaves.plan import LeavesSaveOptions, plan_leaves
 from treering._store.resolve import is_on_disk, leaves_path, require_shared
-from treering._store.run_folder import refuse_linked
 from treering._tree.flatten import Flattened, flatten
 from treering._values.processes import Processes
 from treering._values.telemetry import report
@@ -30,8 +29,7 @@ from treering.errors import Unsupported
 def serialize(path: str | os.PathLike[str], tree: Any, options: LeavesSaveOptions) -> None:
     """Write ``tree`` into the directory ``path``; ``treering.leaves.tree_serialize_leaves`` says more."""
     place = leaves_path(path, new=True)
-    refuse_linked(place)
-    refuse_other_form(place)
+    refuse_other_form(place, "leaves")
     manager = options.manager
     require_one_of("processes", options.processes, ("all", "this"))
     require_one_of("host_local", options.host_local, ("first", "equal"))

@@ -34,7 +34,7 @@ def write(source: Source, part: Selection, save: SaveOptions, watch: Watch) -> N
     """Write the directory, whose record has checksums of its own."""
     if not save.overwrite and find_at(save.path / LEAVES_INDEX) is not None:
         raise Exists(f"{save.shown!r} is a leaves directory", hint="overwrite=True replaces its leaves")
-    refuse_other_form(save.path)
+    refuse_other_form(save.path, "leaves")
     options = LeavesSaveOptions(progress=save.progress)
     serialize_alone(save.path, flatten_source(source, part), describe_source(source, part), options, watch)
 

@@ -12,14 +12,13 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
 
-from treering._checkpoint.detect import other_folder
+from treering._checkpoint.detect import OTHER_FOLDERS, find_foreign_folder, other_folder
 from treering._codec.key_document import HEAD_BYTES
 from treering._format.document import read_digest
 from treering._store.open_folder import find_index_at
 from treering._store.resolve import find_at, open_file, root_of
-from treering._store.run_folder import RUN_DOCUMENT, WEIGHTS, RunFolder, step_name, step_of_name
+from treering._store.run_folder import RUN_DOCUMENT, RunFolder, step_name, step_of_name
 from treering._values.checkpoint_names import INDEX
-from treering._values.leaves_names import INDEX as LEAVES_INDEX
 from treering.errors import Format, PermissionDenied
 
 # A number, alone or after a word such as step or checkpoint; gpt2 and era5 are not steps.
@@ -28,7 +27,6 @@ _NUMBERED: Final = re.compile(
 )
 _FLAX: Final = re.compile(r"checkpoint_[0-9]+")
 _OWN: Final = "a checkpoint of treering"
-_OTHERS: Final = {LEAVES_INDEX: "a leaves directory", **dict.fromkeys(WEIGHTS, "a Hugging Face folder")}
 _LOOKED_AT: Final = 3
 _ITEMS: Final = 16
 
@@ -63,8 +61,8 @@ def require_run(run: RunFolder) -> None:
         raise Format(f"{shown!r} is a checkpoint, not a run", hint=hint)
     if names is None or RUN_DOCUMENT in names or run.latest() is not None:
         return
-    if other := next((other for name, other in _OTHERS.items() if name in names), None):
-        raise Format(f"{shown!r} is {other}, and a folder holds one form alone", hint="use another folder for the run")
+    if (named := next((other for name, other in OTHER_FOLDERS.items() if name in names), None)) is not None:
+        raise _other_form(shown, named)
     numbered = sorted((int(found[1]), name) for name in names if (found := _NUMBERED.fullmatch(name)))
     # An index under a step's own name belongs to a step, or to no checkpoint.
     for number, name in reversed(numbered[-_LOOKED_AT:]):
@@ -75,6 +73,12 @@ def require_run(run: RunFolder) -> None:
         if other is not None:
             what = f"it holds other numbered steps, {_listed(numbered)}; {name!r} is {other}"
             raise Format(f"{shown!r} is not a run: {what}", hint=hint)
+    if (form := find_foreign_folder(run.path)) is not None:
+        raise _other_form(shown, f"of the form {form.value}")
+
+
+def _other_form(shown: str, what: str) -> Format:
+    return Format(f"{shown!r} is {what}, and a folder holds one form alone", hint="use another folder for the run")
 
 
 def _names_in(run: RunFolder) -> set[str] | None:
