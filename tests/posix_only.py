@@ -13,6 +13,8 @@ _BY_REASON = {
         "checkpoint/test_paths.py::test_a_path_that_cannot_be",
         "checkpoint/test_paths.py::test_a_tilde_elsewhere_is_a_name",
         "checkpoint/test_paths.py::test_nothing_is_made_below_a_folder_called_tilde",
+        "checkpoint/test_paths.py::test_a_run_is_not_copied_onto_itself",
+        "checkpoint/test_paths.py::test_nothing_is_written_into_its_own_source",
         "checkpoint/test_paths.py::test_the_first_look_at_the_path_fails",
         "checkpoint/test_paths.py::test_the_root_of_the_file_system_is_no_target",
         "checkpoint/test_paths.py::test_what_is_no_path",

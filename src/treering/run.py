@@ -383,6 +383,7 @@ class Run:
         Raises:
             NotFound: there is no such step; the error lists the steps that exist.
             Exists: there is a run at ``path``.
+            Unsupported: ``path`` lies in this run.
 
         Example:
             >>> import os, tempfile

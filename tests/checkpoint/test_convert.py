@@ -314,7 +314,7 @@ def test_wrong_arguments_are_refused(tmp_path: Path) -> None:
         ("b", {"max_file_size": 5}, "max_file_size= needs a form that has it"),
         ("b", {"dtype": "int8"}, "is not a dtype of floats"),
         ("b", {"key_map": "a"}, "key_map= is a treering.KeyMap"),
-        ("a", {"overwrite": True}, "is source and target"),
+        ("a", {"overwrite": True}, "is, or lies in, the source"),
     ]:
         with pytest.raises(Unsupported, match=problem):
             treering.convert(path, tmp_path / target, **given)  # type: ignore[arg-type]

@@ -15,6 +15,7 @@ import pytest
 import treering as tr
 from tests.cli.command import inside
 from treering import leaves, serialization, sharding
+from treering._runs.copy_run import copy_path
 from treering.errors import NotFound, StoreFailed, TreeringError, Unsupported
 
 TREE = {"x": np.ones(3, np.float32)}
@@ -178,6 +179,39 @@ def test_what_is_left_out_of_a_long_key_is_counted() -> None:
     assert long == f"no (at leaf '{'a' * 200}[700 characters left out]{'a' * 100}')"
     many = str(TreeringError("no", path=("a",) * 1000))
     assert "a/a/[984 keys left out]/a/a" in many
+
+
+INTO: dict[str, Callable[[str, str], Any]] = {
+    "branch": lambda source, target: tr.Run(source).branch(1, target),
+    "convert": lambda source, target: tr.convert(source, target, overwrite=True),
+    "convert to weights": lambda source, target: tr.convert(f"{source}/step_00000001", target, to="hf", lose="**"),
+    "convert to leaves": lambda source, target: tr.convert(f"{source}/step_00000001", target, to="leaves"),
+    "cp": lambda source, target: copy_path(source, target, overwrite=True),
+    "cp of a step": lambda source, target: copy_path(f"{source}/step_00000001", target, overwrite=True),
+}
+
+
+@pytest.mark.parametrize("target", ["run/step_00000001/new", "other/../run/step_00000001/new", "link/new"])
+@pytest.mark.parametrize("into", INTO)
+def test_nothing_is_written_into_its_own_source(place: Path, into: str, target: str) -> None:
+    with tr.Run("run") as run:
+        run.save(1, TREE)
+    (place / "other").mkdir()
+    (place / "link").symlink_to("run/step_00000001")
+    before = sorted(place.rglob("*"))
+    with pytest.raises(Unsupported, match="is, or lies in, the source; choose another path"):
+        INTO[into]("run", target)
+    assert sorted(place.rglob("*")) == before
+
+
+def test_a_run_is_not_copied_onto_itself(place: Path) -> None:
+    with tr.Run("run") as run:
+        run.save(1, TREE)
+    for target in ("run", "./run/", str(place / "run")):
+        with pytest.raises(Unsupported, match="is, or lies in, the source"):
+            copy_path("run", target, overwrite=True)
+        with pytest.raises(Unsupported, match="is, or lies in, the source"):
+            tr.convert("run", target, overwrite=True)
 
 
 @pytest.mark.parametrize("path", ["/", "//", "/.", "/usr/..", "file:///"])

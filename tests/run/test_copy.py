@@ -103,8 +103,9 @@ def test_a_folder_of_checkpoints_is_none(place: str, tmp_path: Path, capsys: pyt
 
 
 def test_the_hint_of_the_verb_is_the_option_of_the_verb(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    treering.save(tmp_path / "a", {"w": 1})
-    assert run_verb("cp", tmp_path / "a", tmp_path / "a") == 2
+    for name in ("a", "b"):
+        treering.save(tmp_path / name, {"w": 1})
+    assert run_verb("cp", tmp_path / "a", tmp_path / "b") == 2
     assert "hint: pass --overwrite to replace it" in capsys.readouterr().err
 
 

@@ -26,7 +26,7 @@ from treering._checkpoint.targets import FORMS, SUFFIXES, Loss, accept_losses, f
 from treering._format.index import Index, LeafType
 from treering._format.selection import Selection, drop_leaves, select
 from treering._keymap.key_map import KeyMap, check_key_map
-from treering._store.resolve import kept, require_path, settled
+from treering._store.resolve import kept, require_outside, require_path, settled
 from treering._view.progress import Progress, showing
 from treering.errors import Busy, Corrupt, Unsupported
 
@@ -71,8 +71,8 @@ def convert_path(source: str | os.PathLike[str], save: SaveOptions, options: Con
     source = kept(source)
     check_key_map(options.key_map)
     writer = find_writer(save.path, save.shown, options.to)
-    if settled(save.path) == settled(source):
-        raise Unsupported(f"{save.shown!r} is source and target", hint="convert to another path")
+    if not writer.suffix or settled(save.path) == settled(source):  # a file may lie beside those of a folder
+        require_outside(source, save.path, save.shown)
     if is_run(source):
         raise Unsupported(f"{os.fspath(source)!r} is a run", hint="convert its steps, one at a time")
     settle(source)

@@ -373,7 +373,7 @@ def _refuse_beside_leaves(place: Path) -> None:
 
 
 def refuse_other_form(place: Path, own: str) -> None:
-    """Refuse to write through a link in the place of a step, or into a folder of another form: one would hide the other.
+    """Refuse to write through a link in the place of a step, or into a folder of another form, which would be hidden.
 
     Args:
         place: the folder, which need not be there.
@@ -391,5 +391,5 @@ def refuse_other_form(place: Path, own: str) -> None:
     except NotFound:  # of a form that treering does not read
         return
     if found.value not in (own, Form.CHECKPOINT.value):
-        what = {Form.RUN: "a run", Form.LEAVES: "a leaves directory"}.get(found, f"of the form {found.value}")
+        what = {"run": "a run", "leaves": "a leaves directory"}.get(found.value, f"of the form {found.value}")
         raise Exists(f"{os.fspath(place)!r} is {what}, and {_ONE_FORM}", hint="save to another path")

@@ -19,7 +19,7 @@ from treering._runs.steps import missing_step, note_records, records_in, step_pa
 from treering._store.api import Store
 from treering._store.failures import naming_file
 from treering._store.open_folder import index_document
-from treering._store.resolve import store_at
+from treering._store.resolve import require_outside, store_at
 from treering._store.run_folder import RunFolder
 from treering.errors import Busy, Exists, NotFound
 
@@ -40,6 +40,7 @@ def branch_step(path: Path, step: int, new: Path, *, keep: str | None, save_ever
     Raises:
         NotFound: there is no such step; the message names those there are.
         Exists: there is a run at ``new`` already.
+        Unsupported: ``new`` lies in the run.
         Corrupt: the step's index is damaged, or a data file has another size or header than it says.
         Busy: another process branches to the same path.
         StoreFailed: the system refused; no run was begun, unless it is ``run.json`` that is named.
@@ -47,6 +48,7 @@ def branch_step(path: Path, step: int, new: Path, *, keep: str | None, save_ever
     there = steps_of(new)
     if there:
         raise Exists(f"{os.fspath(new)!r} is already a run: it has the step {there[-1]}", hint="branch to a new path")
+    require_outside(path, new, os.fspath(new))
     with contextlib.suppress(NotFound), RunFolder(new) as begun:
         # A branch that was killed here used the same attempt.
         tidy_step(begun, step, read_names)

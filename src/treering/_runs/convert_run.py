@@ -24,7 +24,7 @@ from treering._format.run_document import LATEST_TIME, Conversion, StepNote, add
 from treering._runs.open_run import open_run
 from treering._runs.steps import note_records, read_run, records_in, step_path, steps_in
 from treering._store.failures import naming_file
-from treering._store.resolve import located, require_path, settled
+from treering._store.resolve import located, require_outside, require_path, settled
 from treering._store.run_folder import RunFolder
 from treering._values.checksums import digest
 from treering._values.human import steps_text
@@ -132,8 +132,7 @@ def _convert_steps(
     if find_writer(save.path, save.shown, options.to).form != "treering":
         hint = f"convert one of its steps: its folder is the source, below {shown!r}"
         raise Unsupported(f"{shown!r} is a run, and {save.shown!r} would hold one step", hint=hint)
-    if settled(save.path).is_relative_to(place):
-        raise Unsupported(f"{save.shown!r} is, or lies in, the source", hint="convert to another path")
+    require_outside(source, save.path, save.shown)
     numbers = steps.numbers()
     if not numbers:
         raise NotFound(f"the run {shown!r} has no step yet")

@@ -14,7 +14,7 @@ from treering._runs.open_run import open_run
 from treering._runs.steps import note_records, records_in, step_path, steps_in, steps_of
 from treering._store.failures import naming_file
 from treering._store.open_folder import OpenFolder, index_document
-from treering._store.resolve import is_folder, is_taken, kept, located, new_file_path, new_folder_path
+from treering._store.resolve import is_folder, is_taken, kept, located, new_file_path, new_folder_path, require_outside
 from treering._store.run_folder import RunFolder
 from treering.errors import Busy, Exists, NotFound, TreeringError, Unsupported
 
@@ -35,6 +35,7 @@ def copy_path(source: str, target: str, *, overwrite: bool, progress: Progress |
     """
     place = located(kept(source))
     form = detect(place)
+    require_outside(place, target, target)
     if form is Form.LEAVES or (isinstance(form, ForeignForm) and is_folder(place)):
         what = "a leaves directory" if form is Form.LEAVES else f"of the form {form.value}"
         raise Unsupported(f"{source!r} is {what}", hint="treering convert writes it anew, in a form that --to names")

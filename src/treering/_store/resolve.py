@@ -197,6 +197,22 @@ def settled(path: str | os.PathLike[str]) -> Path:
     return cast("Path", root_of(path).settled(located(path)))
 
 
+def require_outside(source: str | os.PathLike[str], target: str | os.PathLike[str], shown: str) -> None:
+    """Refuse to write to a source or into it, whatever leads there.
+
+    Raises:
+        Unsupported: the target, which is called ``shown``, is the source, or lies in it.
+
+    Example:
+        >>> require_outside("runs/a", "runs/b/../a/copy", "runs/b/../a/copy")
+        Traceback (most recent call last):
+            ...
+        treering.errors.Unsupported: 'runs/b/../a/copy' is, or lies in, the source; choose another path
+    """
+    if settled(target).is_relative_to(settled(source)):
+        raise Unsupported(f"{shown!r} is, or lies in, the source", hint="choose another path")
+
+
 def root_of(path: str | os.PathLike[str]) -> Root:
     """Return what knows all places of the kind that a path is of."""
     text = os.fspath(path)
