@@ -74,11 +74,12 @@ CONTEXTS: dict[str, Callable[[], Any]] = {
     ),
     "transfer guards": lambda: configured(jax_transfer_guard="disallow"),
     "transfer guards here": lambda: jax.transfer_guard("disallow"),
+    "explicit transfer guards": lambda: jax.transfer_guard("disallow_explicit"),
     "disable_jit": lambda: configured(jax_disable_jit=True),
     "default_device": lambda: jax.default_device(jax.devices()[3]),
     "checks": lambda: configured(jax_enable_checks=True, jax_check_tracer_leaks=True),
 }
-CHEAP = ("set_mesh Explicit", "abstract Manual", "transfer guards")
+CHEAP = ("set_mesh Explicit", "abstract Manual", "transfer guards", "explicit transfer guards")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -137,14 +138,16 @@ def plain(scene: Scene) -> dict[str, Any]:
 def saved_and_loaded(s: Scene, to: Path) -> Any:
     tr.save(to / "a", s.tree)
     tr.save(to / "a.msgpack", plain(s))
-    tr.save(to / "a.safetensors", {"w": s.tree["rows"]})
+    tr.save(to / "a.safetensors", {"w": s.tree["rows"], "v": s.tree["columns"]})
     return [tr.load(to / name) for name in ("a", "a.msgpack", "a.safetensors")]
 
 
 def saved_async(s: Scene, to: Path) -> Any:
-    pending = tr.save_async(to / "a", s.tree)
-    pending.result()
-    return tr.load(to / "a")
+    trees = {"a": s.tree, "a.msgpack": plain(s), "a.safetensors": {"w": s.tree["rows"], "v": s.tree["columns"]}}
+    for name, saved in trees.items():
+        tr.save_async(to / name, saved).result()
+    tr.save(to / "weights", trees["a.safetensors"], form="hf")
+    return [tr.load(to / name) for name in (*trees, "weights")]
 
 
 def saved_by_run(s: Scene, to: Path) -> Any:

@@ -138,7 +138,7 @@ def _put(step: _Step) -> Any:
 
 def _moved(leaf: Any, sharding: Any) -> Any:
     # jax takes some arrays to other shards by way of numpy; the user's guard is not against what the user asked for.
-    with jax.transfer_guard_device_to_host("allow"):
+    with jax.transfer_guard("allow"):
         return jax.device_put(leaf, sharding)
 
 

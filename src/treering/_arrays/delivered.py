@@ -90,7 +90,7 @@ def convert_value(value: Any, fit: Fit, sharding: jax.sharding.Sharding | None, 
     if fit.kind != "jax":
         return on_host(array, fit.kind)
     if sharding is None or sharding.is_fully_addressable:
-        return jax.device_put(array, sharding)
+        return device_put(array, sharding)
     if not sharding.addressable_devices:
         return without_shards(array.shape, array.dtype, sharding)
     # To put it on others' devices too, jax would ask all processes whether they have the same.
@@ -189,6 +189,13 @@ def _mismatch(error: NotKept, dtype: str, key: str) -> Mismatch:
     return Mismatch(f"{error} does not fit {dtype}", path=split_key(key), hint=hint)
 
 
+def device_put(arrays: Any, sharding: Any) -> Any:
+    """Put arrays on their devices, whatever guard the user has set."""
+    # The user's guard is against copies that nobody asked for; this one was, and so are those below.
+    with jax.transfer_guard_host_to_device("allow"):
+        return jax.device_put(arrays, sharding)
+
+
 def _put_sharded(by_box: dict[Box, NDArray[Any]], sharding: Any, shape: tuple[int, ...]) -> jax.Array:
     return _put_by_boxes(shape, sharding, lambda index: by_box[box_of_slices(index or (), shape)])
 
@@ -196,7 +203,6 @@ def _put_sharded(by_box: dict[Box, NDArray[Any]], sharding: Any, shape: tuple[in
 def _put_by_boxes(
     shape: tuple[int, ...], sharding: jax.sharding.Sharding, box_at: Callable[[Any], NDArray[Any]]
 ) -> jax.Array:
-    # The user's guard is against copies that nobody asked for; this one was.
     with jax.transfer_guard_host_to_device("allow"):
         return jax.make_array_from_callback(shape, sharding, box_at)
 
@@ -235,7 +241,7 @@ def put_all(arrays: Sequence[NDArray[Any]], sharding: jax.sharding.Sharding | No
         rest = list(range(len(arrays)))
     for start in range(0, len(rest), _TOGETHER):
         numbers = rest[start : start + _TOGETHER]
-        for number, array in zip(numbers, jax.device_put([arrays[n] for n in numbers], sharding), strict=True):
+        for number, array in zip(numbers, device_put([arrays[n] for n in numbers], sharding), strict=True):
             result[number] = array
     return result
 
@@ -243,7 +249,6 @@ def put_all(arrays: Sequence[NDArray[Any]], sharding: jax.sharding.Sharding | No
 def _pass(arrays: Sequence[NDArray[Any]], numbers: Sequence[int], sharding: Any, result: list[Any]) -> None:
     """Put arrays of one dtype and shape there, as arguments that come back as results."""
     passer = _passer(sharding)
-    # The user's guard is against copies that nobody asked for; this one was.
     with jax.transfer_guard_host_to_device("allow"):
         for start in range(0, len(numbers), _CALL):
             some = numbers[start : start + _CALL]

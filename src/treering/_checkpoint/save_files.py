@@ -13,6 +13,7 @@ import numpy as np
 from treering._arrays.host import piece_buffers
 from treering._arrays.jobs import Progress, Tally
 from treering._arrays.outgoing import DescribedLeaves, HeldBox, describe_leaves
+from treering._arrays.parted import to_host
 from treering._arrays.snapshot import snapshot
 from treering._arrays.written import SaveData, SaveLayout
 from treering._background.save_job import UNWATCHED, Watch
@@ -65,7 +66,7 @@ class MsgpackSave:
     def snapshot(self) -> MsgpackSave:
         """Return the same with arrays that nobody changes any more."""
         given = {id(piece.array): piece.array for piece in self._pieces if isinstance(piece, Block)}
-        held = {key: np.array(array) for key, array in given.items()}
+        held = {key: np.array(to_host(array)) for key, array in given.items()}
         pieces = (dataclasses.replace(p, array=held[id(p.array)]) if isinstance(p, Block) else p for p in self._pieces)
         return MsgpackSave(list(pieces))
 

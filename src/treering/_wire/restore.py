@@ -7,6 +7,7 @@ from typing import Any, Final
 import jax
 import numpy as np
 
+from treering._arrays.delivered import device_put
 from treering._arrays.host import jax_holds
 from treering._tree.placement import aval_of, is_concrete, resolve_shardings
 from treering._tree.restore import from_state_dict
@@ -103,9 +104,9 @@ def _put_all(slots: list[_Slot]) -> None:
     try:
         # None inside a list of shardings would be no leaf for jax, so equal ones are given once.
         if all(sharding is shardings[0] for sharding in shardings):
-            placed = jax.device_put(arrays, shardings[0])
+            placed = device_put(arrays, shardings[0])
         else:
-            placed = [jax.device_put(*pair) for pair in zip(arrays, shardings, strict=True)]
+            placed = [device_put(*pair) for pair in zip(arrays, shardings, strict=True)]
     except (ValueError, TypeError, NotImplementedError):
         placed = [_put(array, place, slot[3]) for array, place, slot in zip(arrays, shardings, slots, strict=True)]
     for array, (holder, slot, _, _) in zip(placed, slots, strict=True):
@@ -127,7 +128,7 @@ def _with_devices(array: np.ndarray[Any, Any], sharding: Any, trail: Trail) -> A
 def _put(array: np.ndarray[Any, Any], sharding: Any, trail: Trail) -> Any:
     """Put one array, and name it where jax refuses it."""
     try:
-        return jax.device_put(array, sharding)
+        return device_put(array, sharding)
     except (ValueError, TypeError, NotImplementedError) as error:
         what = f"an array of shape {array.shape} cannot be placed on {sharding}: {error}"
         raise Mismatch(what, path=unwind(trail)) from error
