@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 import treering
+from tests.cli.command import inside
 from tests.cli.runs import a_run, add_step
 from tests.on_disk import INDEX, RUN_DOCUMENT, signed, step_path
 from tests.system_calls import act_before_indexes
@@ -48,14 +49,37 @@ def run(tmp_path: Path) -> Path:
 def test_a_step_that_goes_while_it_is_read_has_a_newer_one(
     run: Path, read: Callable[[Path], int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def overtake() -> None:
-        if not step_path(run, 3).exists():
-            add_step(run, 3)
-            shutil.rmtree(step_path(run, 2))
-
-    opened = act_before_indexes(monkeypatch, overtake)
+    opened = act_before_indexes(monkeypatch, lambda: _overtake(run))
     assert read(run) == 3
     assert (opened[0], opened[-1]) == ("step_00000002", "step_00000003")
+
+
+@pytest.mark.parametrize("verb", [("cat", "step"), ("inspect",), ("ls", "step"), ("du",), ("diff", "other")])
+def test_a_verb_takes_the_newer_step_and_names_it(
+    run: Path, verb: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    treering.save(run.with_name("other.msgpack"), treering.load(step_path(run, 2)) | {"step": 3})
+    act_before_indexes(monkeypatch, lambda: _overtake(run))
+    more = (str(run.with_name("other.msgpack")),) if verb[0] == "diff" else verb[1:]
+    out, err = inside(verb[0], str(run), *more, code=0)
+    assert "this is its latest step, step_00000003" in err
+    assert "step_00000002" not in out + err
+
+
+@pytest.mark.parametrize("verb", ["cp", "convert"])
+def test_a_copy_of_a_run_whose_steps_all_go_has_the_newer_one(
+    run: Path, verb: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.rmtree(step_path(run, 1))
+    act_before_indexes(monkeypatch, lambda: _overtake(run))
+    assert "run, 1 step, " in inside(verb, str(run), f"{run}-copy", code=0)[0]
+    assert treering.Run(f"{run}-copy").steps() == [3]
+
+
+def _overtake(run: Path) -> None:
+    if not step_path(run, 3).exists():
+        add_step(run, 3)
+        shutil.rmtree(step_path(run, 2))
 
 
 @readers

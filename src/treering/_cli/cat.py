@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import math
 import sys
@@ -11,7 +12,7 @@ import click
 
 from treering._checkpoint.forms import open_leaf_by_leaf
 from treering._cli.options import JSON, PATH, verb
-from treering._cli.run_path import latest_of
+from treering._cli.run_path import read_latest
 from treering._cli.slice_text import Selected, ranges_of, split_request
 from treering._cli.terminal import GOOD, note, write_lines
 from treering._format.index import OpaqueLeaf
@@ -49,8 +50,8 @@ def cat(path: str, key: str, npy: bool, as_json: bool, everything: bool) -> int:
     commas, as in Python. Arrays of more than 1000 items are shown by their edges, unless you pass --all. Python values
     are printed as Python writes them.
     """
-    path = latest_of(path)
-    with open_leaf_by_leaf(path) as leaves:
+    with contextlib.ExitStack() as held:
+        path, leaves = read_latest(path, lambda step: held.enter_context(open_leaf_by_leaf(step)))
         leaf, name, slices = _find_leaf(leaves, path, key)
         record = record_of(leaf)
         if record.dtype is None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from treering._cli.options import JSON, WholeNumber, verb
-from treering._cli.run_path import latest_of, steps_at
+from treering._cli.run_path import read_latest, steps_at
 from treering._cli.terminal import GOOD, NO, NOT_DONE, explain, write_lines
 from treering._inspect.diff import diff as compare
 from treering._inspect.diff import sameness
@@ -34,14 +34,12 @@ def diff(a: str, b: str, step: int | None, values: bool, as_json: bool) -> int:
     step is compared; information that only one of the two forms stores is no difference. Exit code 0: they are the
     same; 1: they differ; 2: they could not be compared.
     """
-    if step is None:
-        a, b = latest_of(a), latest_of(b)
-    elif b.isdecimal():
-        a, b = steps_at(a, [int(b), step])
-    else:
+    if step is not None and not b.isdecimal():
         raise click.UsageError(f"{b!r} is no number of a step")
+    if step is not None:
+        a, b = steps_at(a, [int(b), step])
     try:
-        found = compare(a, b, values=values, progress=True)
+        found = read_latest(a, lambda a: read_latest(b, lambda b: compare(a, b, values=values, progress=True))[1])[1]
     except Corrupt as error:
         # Damage is no answer to this question.
         explain(str(error).removesuffix(f"; {error.hint}"), error.hint)

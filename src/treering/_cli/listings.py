@@ -10,7 +10,7 @@ import click
 from treering._checkpoint.detect import Form
 from treering._checkpoint.forms import list_headers
 from treering._cli.options import GLOBS, JSON, PATH, depth, verb
-from treering._cli.run_path import latest_of, list_steps
+from treering._cli.run_path import list_steps, read_latest
 from treering._cli.terminal import GOOD, look_of, nothing_matches, write_lines
 from treering._view.listing_json import json_lines, key_json, origin_members, usage_json
 from treering._view.listing_text import key_lines, measure_usage, notes_of, usage_lines
@@ -40,8 +40,7 @@ def inspect(path: str, globs: tuple[str, ...], as_json: bool, depth: int) -> int
     below a branch that one matches: * matches inside a part of a key, ** any number of parts. Quote them, or the shell
     expands them.
     """
-    path = latest_of(path)
-    listing = list_headers(path)
+    path, listing = read_latest(path, list_headers)
     layout = lay_out(listing.root, globs=globs, depth=depth)
     size = listing.file_bytes
     if as_json:
@@ -76,8 +75,7 @@ def ls(path: str, globs: tuple[str, ...], sort: str, as_json: bool) -> int:
             run = dataclasses.replace(run, steps=sorted(run.steps, key=lambda step: -step.nbytes))
         write_lines(steps_json(run) if as_json else step_lines(run, look_of(sys.stdout)))
         return GOOD
-    path = latest_of(path)
-    listing = list_headers(path)
+    path, listing = read_latest(path, list_headers)
     leaves = list(leaves_of(listing.root, globs))
     if sort == "bytes":
         leaves.sort(key=lambda pair: -weight_of(pair[1])[0])
@@ -104,8 +102,7 @@ def du(path: str, globs: tuple[str, ...], as_json: bool, sort: str, depth: int) 
     twice. Names, headers, checksums and compression are not counted. GLOBs select leaves as in treering ls. In a
     bucket, a last line says what superseded data wait for readers.
     """
-    path = latest_of(path)
-    listing = list_headers(path)
+    path, listing = read_latest(path, list_headers)
     root = listing.root
     layout = lay_out(root, globs=globs, depth=depth)
     usage = measure_usage(layout)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, TypeVar
 
 from treering._checkpoint.detect import ForeignForm, Form, detect
 from treering._checkpoint.forms import is_run, list_headers
@@ -17,24 +17,30 @@ if TYPE_CHECKING:
     from treering._foreign.foreign_tree import ForeignSteps
     from treering._view.run_text import RunListing
 
+T = TypeVar("T")
 
-def latest_of(path: str) -> str:
-    """Return the path of the latest step, and say on stderr which one that is; every other path as it is.
+
+def read_latest(path: str, read: Callable[[str], T]) -> tuple[str, T]:
+    """Read what stands at a path, of a run its latest step, which is said on stderr; return what was read, and of what.
+
+    A step that goes meanwhile has a newer one beside it.
 
     Raises:
-        NotFound: the run has no step yet; and as ``detect``.
+        NotFound: the run has no step yet; and as ``detect`` and ``read``.
     """
     form = detect(path)
     if form is Form.RUN:
-        from treering._runs.steps import latest_step
+        from treering._runs.steps import of_latest
 
-        what, step = "a run", os.fspath(latest_step(path))
+        what = "a run"
+        step, found = of_latest(path, lambda latest: (os.fspath(latest), read(os.fspath(latest))))
     elif isinstance(form, ForeignForm) and (steps := _find_steps(path, form)) is not None:
         what, step = f"a folder of steps of {form.value}", os.fspath(steps.path_of(max(steps.names)))
+        found = read(step)
     else:
-        return path
+        return path, read(path)
     note(f"{path!r} is {what}; this is its latest step, {os.path.basename(step)}")  # noqa: PTH119 - a text
-    return step
+    return step, found
 
 
 def list_steps(path: str) -> RunListing | None:

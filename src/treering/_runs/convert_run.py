@@ -22,7 +22,7 @@ from treering._format.document import INDEX_NAME, read_summary
 from treering._format.index import Index
 from treering._format.run_document import LATEST_TIME, Conversion, StepNote, add_note, find_note, note_of, remove_note
 from treering._runs.open_run import open_run
-from treering._runs.steps import note_records, read_run, records_in, step_path, steps_in
+from treering._runs.steps import note_records, read_run, records_in, step_path, steps_in, tries
 from treering._store.failures import naming_file
 from treering._store.resolve import located, require_outside, require_path, settled
 from treering._store.run_folder import RunFolder
@@ -133,19 +133,24 @@ def _convert_steps(
         hint = f"convert one of its steps: its folder is the source, below {shown!r}"
         raise Unsupported(f"{shown!r} is a run, and {save.shown!r} would hold one step", hint=hint)
     require_outside(source, save.path, save.shown)
-    numbers = steps.numbers()
-    if not numbers:
+    if not (numbers := steps.numbers()):
         raise NotFound(f"the run {shown!r} has no step yet")
     there = read_run(save.path, lambda run: _read_digests(run, os.fspath(place), numbers), dict[int, str]())
     failed: dict[int, TreeringError] = {}
-    for step in numbers:
-        try:
-            _convert_step(steps.look(step), os.fspath(place), there.get(step), save, options)
-        except _OF_ONE_STEP as error:
-            failed[step] = error
-        except TreeringError as error:
-            if not isinstance(error, Busy | NotFound) or step in steps.numbers():
-                raise reword(error, f"step {step} of {shown!r} was not converted") from error
+    converted = 0
+    for _ in tries(source):
+        for step in numbers:
+            try:
+                _convert_step(steps.look(step), os.fspath(place), there.get(step), save, options)
+                converted += 1
+            except _OF_ONE_STEP as error:
+                failed[step] = error
+            except TreeringError as error:
+                if not isinstance(error, Busy | NotFound) or step in steps.numbers():
+                    raise reword(error, f"step {step} of {shown!r} was not converted") from error
+        if converted or failed:  # else all have gone, and there are newer ones
+            break
+        numbers = steps.numbers()
     read_run(save.path, lambda run: note_records(run, dataclasses.replace(records_in(run), **rules)), None)
     for step, problem in failed.items():
         what = f"{steps_text(list(failed))} of {shown!r} could not be converted"

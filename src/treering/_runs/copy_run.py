@@ -11,7 +11,7 @@ from treering._checkpoint.copy_checkpoint import copy_checkpoint, copy_file, cop
 from treering._checkpoint.detect import ForeignForm, Form, detect
 from treering._format.document import INDEX_NAME, parse_index
 from treering._runs.open_run import open_run
-from treering._runs.steps import note_records, records_in, step_path, steps_in, steps_of
+from treering._runs.steps import note_records, records_in, step_path, steps_in, steps_of, tries
 from treering._store.failures import naming_file
 from treering._store.open_folder import OpenFolder, index_document
 from treering._store.resolve import is_folder, is_taken, kept, located, new_file_path, new_folder_path, require_outside
@@ -69,25 +69,29 @@ def copy_run(source: Path, target: Path, *, overwrite: bool, progress: Progress 
     there = set(steps_of(target))
     with open_run(source) as run:
         records = records_in(run)
-        steps = steps_in(run)
-        if not steps:
-            raise NotFound(f"the run {os.fspath(source)!r} has no step yet")
-        for step in steps:
-            try:
-                _copy_step(run, step, target, there=step in there, overwrite=overwrite, progress=progress)
-            except (Busy, NotFound):
-                if run.modified(step) is not None:
-                    raise
-    with RunFolder(target) as copied:
-        found = dataclasses.replace(records_in(copied), keep=records.keep, save_every=records.save_every)
-        note_records(copied, found)
+        copied = 0
+        for _ in tries(source):
+            if not (steps := steps_in(run)):
+                raise NotFound(f"the run {os.fspath(source)!r} has no step yet")
+            for step in steps:
+                try:
+                    _copy_step(run, step, target, there=step in there, overwrite=overwrite, progress=progress)
+                    copied += 1
+                except (Busy, NotFound):
+                    if run.modified(step) is not None:
+                        raise
+            if copied:  # else all have gone, and there are newer ones
+                break
+    with RunFolder(target) as copy:
+        found = dataclasses.replace(records_in(copy), keep=records.keep, save_every=records.save_every)
+        note_records(copy, found)
 
 
 def _copy_step(
     run: RunFolder, step: int, target: Path, *, there: bool, overwrite: bool, progress: Progress | None
 ) -> None:
     if (opened := run.open_step(step)) is None:
-        return
+        raise NotFound(f"step {step} of {os.fspath(run.path)!r} was removed")
     with opened:
         with naming_file(step_path(run.path, step) / INDEX_NAME):
             index = parse_index(index_document(opened).data)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final, TypeVar
 
@@ -303,11 +303,23 @@ def of_latest(path: str | os.PathLike[str], read: Callable[[str | os.PathLike[st
     Raises:
         NotFound: the run has no step; and whatever ``read`` raises.
     """
-    for _ in range(_TRIES):
+    tried = tries(path)
+    while True:
+        next(tried)
         step = latest_step(path)
         try:
             return read(step)
         except NotFound:
             if step == latest_step(path):
                 raise
+
+
+def tries(path: str | os.PathLike[str]) -> Iterator[None]:
+    """Yield a few times, for those who read steps that may all go meanwhile.
+
+    Raises:
+        NotFound: they went each time.
+    """
+    for _ in range(_TRIES):
+        yield
     raise NotFound(f"the steps of the run {os.fspath(path)!r} were removed {_TRIES} times during the read")
