@@ -35,6 +35,7 @@ def test_two_steps_are_compared(run: Path) -> None:
     assert "w" in inside("diff", str(run), "1", "2", code=1)[0]
     inside("diff", str(run), "2", "2", code=0)
     assert "has no step 9" in inside("diff", str(run), "1", "9", code=2)[1]
+    assert "two steps are compared: treering diff RUN 1 STEP" in inside("diff", str(run), "1", code=2)[1]
     assert "is no number of a step" in inside("diff", str(run), "one", "2", code=2)[1]
 
 

@@ -84,9 +84,15 @@ def test_damage_and_loss_are_errors_that_name_the_step(root: Path, tmp_path: Pat
     manifest.write_bytes(data)
     (root / "10" / "dataset").mkdir()
     (root / "10" / "dataset" / "process_0-of-2.json").write_text("{}")
-    with pytest.raises(Unsupported, match=r"(?s)^step 10 of .*: .*the item 'dataset' is of an unknown kind"):
+    with pytest.raises(Unsupported, match=r"(?s)^step 10 of .*: .*the item 'dataset' has the states of"):
         tr.convert(root, new)
-    assert "note: step 10: the item 'dataset' is of an unknown kind" in inside("log", str(root), code=0)[0]
+    told = "the item 'dataset' has the states of iterators of 2 processes, and a step has room for one"
+    assert f"note: step 10: {told}" in inside("log", str(root), code=0)[0]
+    err = inside("convert", str(root), str(new), code=2)[1]
+    assert told in err
+    assert "accept it by --lose 'items' (such items of a step are left out)" in err
+    with pytest.raises(Unsupported, match=r"accept it by lose= with 'items' \(such items"):
+        tr.convert(root, new)
     for lose in ("items", "dataset"):
         with pytest.raises(Unsupported, match="dataset"):
             tr.convert(root, tmp_path / lose, lose="scalars")
@@ -213,3 +219,43 @@ def test_random_keys_and_iterators_of_a_step_are_read(root: Path) -> None:
     assert _metadata(step)["data"] == {"next": 7}
     assert "note: key is the data of a random key" in str(tr.inspect(step))
     assert tr.verify(step).ok
+
+
+class Loader:
+    """Takes its state back as an iterator of grain does: of a DataLoader bytes of JSON, of a Dataset a dict."""
+
+    def __init__(self, state: Any) -> None:
+        self.state = state
+
+    def get_state(self) -> Any:
+        return self.state
+
+    def set_state(self, state: Any) -> None:
+        self.state = state
+
+
+@pytest.mark.parametrize("kind", ["DataLoader", "Dataset"])
+def test_iterators_of_grain_go_on_in_the_run(root: Path, tmp_path: Path, kind: str) -> None:
+    known = {"sampler": "IndexSampler()", "last_seen_indices": {"0": 31}} if kind == "DataLoader" else {}
+    states: dict[int, Any] = {}
+    for step in (10, 20):
+        state = known | {"next": step, "parents": [{"seed": None, "rest": []}, 0.5, True, "text", {}]}
+        text = json.dumps(state, indent=4)
+        (root / str(step) / "data").mkdir()
+        (root / str(step) / "data" / "process_0-of-1.json").write_text(text)
+        states[step] = text.encode() if kind == "DataLoader" else state
+    wanted = tr.load(root / "10")
+    tr.convert(root, tmp_path / "run")
+    run = tr.Run(tmp_path / "run")
+    for step, state in states.items():
+        like = {"state": wanted, "data": Loader(None)}
+        found = run.load(step, like)
+        assert found["data"] is like["data"]
+        assert found["data"].state == state
+        assert found["state"]["w"].tolist() == [step] * 3
+        assert "data" not in _metadata(tmp_path / "run" / f"step_{step:08d}")
+    resumed = run.load_or_init(lambda: {"state": wanted, "data": Loader(None)})
+    assert (resumed.step, resumed.tree["data"].state) == (20, states[20])
+    assert resumed.initialised == ()
+    run.save(30, {"state": wanted, "data": resumed.tree["data"]}).result()
+    assert tr.verify(run.path).ok

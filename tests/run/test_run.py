@@ -559,6 +559,7 @@ def test_a_run_shows_itself(tmp_path: Path) -> None:
     assert "a<b" in str(run)
     assert "a&lt;b" in run._repr_html_()
     assert "keep: KeepLast(2)\n" in str(tr.Run(run.path))
+    assert "keep: every step\n" in str(tr.Run(run.path, save_every=tr.SaveEvery(steps=5)))  # that of this program
 
 
 # ------------------------------------------------------------------------------------------------------------- signals

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import random
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -283,3 +285,23 @@ def test_progress_counts_all_of_it_once(run: tr.Run) -> None:
     run.load(like=items(0, Data()), progress=lambda done, total: steps.append((done, total)))
     assert steps[-1][0] == steps[-1][1]
     assert len({total for _, total in steps}) == 1
+
+
+@dataclasses.dataclass
+class Loaders:
+    train: Any
+
+
+jax.tree_util.register_dataclass(Loaders, ["train"], [])
+
+
+@pytest.mark.parametrize("holder", [lambda one: [one], lambda one: (one,), Loaders, lambda one: [{"train": one}]])
+def test_an_iterator_that_other_containers_hold_is_refused_with_where_it_may_be(
+    holder: Callable[[Any], Any], tmp_path: Path
+) -> None:
+    with tr.Run(tmp_path / "run") as run:
+        with pytest.raises(Unsupported, match=r"keeps its state to itself \(at leaf 'loaders/.*only dicts lead to it"):
+            run.save(1, {"loaders": holder(Data())})
+        run.save(1, {"loaders": {"train": {"of": Data()}}})
+    with pytest.raises(Unsupported, match=r"treering\.Run saves its state"):
+        tr.save(tmp_path / "checkpoint", {"data": Data()})

@@ -122,7 +122,7 @@ def accept_losses(form: str, losses: Sequence[Loss], lose: str | Sequence[str]) 
             ...
         treering.errors.Unsupported: the form 'npz' cannot hold:
           leaf 'a/b': an int
-        accept it by lose: 'scalars' (Python numbers are left out), or globs over the keys of leaves
+        accept it by lose= with 'scalars' (Python numbers are left out), or globs over the keys of leaves
         >>> len(accept_losses("npz", [Loss("scalars", "a/b", "leaf 'a/b': an int")], "a"))
         1
     """
@@ -136,7 +136,7 @@ def accept_losses(form: str, losses: Sequence[Loss], lose: str | Sequence[str]) 
     if refused:
         kinds = ", ".join(f"{kind!r} ({LOSSES[kind]})" for kind in sorted({loss.kind for loss in refused}))
         listed = list_lines([loss.text for loss in refused])
-        what = f"accept it by lose: {kinds}, or globs over the keys of leaves"
+        what = f"accept it by lose= with {kinds}, or globs over the keys of leaves"
         raise Unsupported(f"the form {form!r} cannot hold:{listed}\n{what}")
     return frozenset(losses)
 

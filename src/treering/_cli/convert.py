@@ -70,7 +70,7 @@ def convert(
         save = save_options(target, to=to, overwrite=overwrite, progress=True, max_file_size=max_file_size)
         convert_any(source, save, options)
     except Unsupported as error:
-        error.message = error.message.replace("accept it by lose: ", "accept it by --lose ")
+        error.message = error.message.replace("accept it by lose= with ", "accept it by --lose ")
         raise
     except Exists as error:
         error.hint = error.hint and error.hint.replace("overwrite=True", "--overwrite")

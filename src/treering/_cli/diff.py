@@ -9,6 +9,7 @@ from treering._cli.run_path import read_latest, steps_at
 from treering._cli.terminal import GOOD, NO, NOT_DONE, explain, write_lines
 from treering._inspect.diff import diff as compare
 from treering._inspect.diff import sameness
+from treering._store.resolve import is_seen
 from treering._view.json_lines import json_document, members_of
 from treering.errors import Corrupt
 
@@ -36,6 +37,8 @@ def diff(a: str, b: str, step: int | None, values: bool, as_json: bool) -> int:
     """
     if step is not None and not b.isdecimal():
         raise click.UsageError(f"{b!r} is no number of a step")
+    if step is None and b.isdecimal() and not is_seen(b):
+        raise click.UsageError(f"there is no {b!r}; of a run, two steps are compared: treering diff RUN {b} STEP")
     if step is not None:
         a, b = steps_at(a, [int(b), step])
     try:

@@ -219,7 +219,7 @@ def open_tree(path: str | os.PathLike[str], files: contextlib.ExitStack) -> tupl
     form = cast("ForeignForm", detect(path))
     module = importlib.import_module(form.module)
     tree = cast("ForeignTree", module.open_foreign(located(path), files))
-    if tree.unread and not _PARTLY.get():
+    if tree.unread and not is_reading_partly():
         hint = "pass the path of an item in it that treering reads"
         raise Unsupported(f"treering does not read its items {join_first(tree.unread, _SHOWN)}", hint=hint)
     return form, tree
@@ -233,6 +233,11 @@ def reading_partly() -> Iterator[None]:
         yield
     finally:
         _PARTLY.reset(token)
+
+
+def is_reading_partly() -> bool:
+    """Tell whether this is inside of `reading_partly`."""
+    return _PARTLY.get()
 
 
 def open_source(path: str | os.PathLike[str], files: contextlib.ExitStack, *, mapped: bool) -> Source:

@@ -14,12 +14,14 @@ from typing import Any, Final, NamedTuple
 
 from treering._codec.documents import decode_text
 from treering._foreign.folder_files import FolderFiles
-from treering._foreign.foreign_tree import ForeignStep, ForeignTree, folder_tree
+from treering._foreign.foreign_tree import ForeignStep, ForeignTree, folder_tree, is_reading_partly
+from treering._foreign.grain_state import grain_entries
 from treering._foreign.leaf_paths import build_tree
 from treering._foreign.ocdbt import MANIFEST
 from treering._foreign.orbax_item import METADATA, OrbaxItem, read_item
 from treering._foreign.orbax_msgpack import MSGPACK, find_msgpack
 from treering._store.resolve import is_on_disk
+from treering._values.human import pluralize
 from treering.errors import Corrupt, TreeringError, Unsupported
 
 STEP_METADATA: Final = "_CHECKPOINT_METADATA"
@@ -33,8 +35,10 @@ _STEP: Final = re.compile(r"(?:.*[^0-9])?([0-9]{1,18})")
 # Steps of flax may be any numbers, which Orbax's are not.
 _NOT_WHOLE: Final = re.compile(r".*[0-9](\.|e[-+]?)[0-9]+|.*_-[0-9]+")
 _METRICS: Final = "metrics"
-# The last one is where an iterator of grain is, in a job of one process.
-_JSON_FILES: Final = ("metadata", _METRICS, "process_0-of-1.json")
+_GRAIN: Final = "process_0-of-1.json"
+"""Where the state of an iterator of grain is, in a job of one process."""
+_JSON_FILES: Final = ("metadata", _METRICS, _GRAIN)
+_GRAIN_OF_MANY: Final = re.compile(r"process_[0-9]+-of-([0-9]+)\.json")
 _RANDOM_KEYS: Final = ("jax_random_key/", "np_random_key/")
 _TAIL: Final = 4096
 _SHOWN_STEPS: Final = 20
@@ -97,11 +101,14 @@ def open_foreign(place: Path, files: contextlib.ExitStack) -> ForeignTree:
         notes.insert(0, f"a root with the steps {listed}; this is {found.folder.rstrip('/')}")
     if not is_on_disk(place) and not folder.has(found.folder + _COMMITTED):
         notes.append(f"it has no {_COMMITTED}: Orbax itself takes it for uncommitted in a bucket")
-    metadata = _read_metadata(folder, found, items, notes)
-    alone = len(items) == 1
-    entries = (
-        (path if alone else [(name, False), *path], leaf) for name, item in items.items() for path, leaf in item.entries
-    )
+    # A run has a place for them, beside its trees; elsewhere they are metadata, and change the path of no leaf.
+    grain = {name: path for name, path in found.documents.items() if path.endswith(_GRAIN) and is_reading_partly()}
+    others = {name: path for name, path in found.documents.items() if name not in grain}
+    metadata = _read_metadata(folder, found._replace(documents=others), items, notes)
+    alone = len(items) + len(grain) == 1
+    parts = {name: item.entries for name, item in items.items()}
+    parts |= {name: grain_entries(folder.document(path)) for name, path in grain.items()}
+    entries = ((path if alone else [(name, False), *path], leaf) for name, part in parts.items() for path, leaf in part)
     containers = {
         path if alone else (name, *path): head for name, item in items.items() for path, head in item.containers.items()
     }
@@ -145,7 +152,7 @@ def describe_step(place: Path, name: str) -> ForeignStep:
         names = files.list_names(name)
         if (found := _look_at(files, folder, names)) is None:
             raise Corrupt("it has no item that treering reads", hint="use another copy of the step")
-        losses = {item: f"the item {item!r} is of an unknown kind" for item in _find_unknown(files, found)}
+        losses = {item: _name_unknown(item, files.names(folder + item)) for item in _find_unknown(files, found)}
         read: dict[str, Any] = {}
         for item, path in found.documents.items():
             try:
@@ -249,6 +256,15 @@ def _find_unknown(files: FolderFiles, found: _Checkpoint) -> list[str]:
         for name in names
         if name not in known and not _UNCOMMITTED.fullmatch(name) and files.names(found.folder + name)
     ]
+
+
+def _name_unknown(item: str, names: Iterable[str]) -> str:
+    counts = [int(match[1]) for name in names if (match := _GRAIN_OF_MANY.fullmatch(name))]
+    if counts:
+        return (
+            f"the item {item!r} has the states of the iterators of {counts[0]} processes, and a step has room for one"
+        )
+    return f"the item {item!r} is of an unknown kind"
 
 
 def _storage(files: FolderFiles, folder: str) -> str:

@@ -117,7 +117,7 @@ def run_text(run: RunState) -> str:
     if run.keep is None and run.save_every is None:  # none that saves: what the last one noted
         return "\n".join(log_lines(list_run(run.path, shown=run.shown), now=run.now()))
     listing = list_records(run.shown, run.path, records, judge(records, run.keep))
-    listing = dataclasses.replace(listing, keep=run.keep_text, save_every=run.save_every_text)
+    listing = dataclasses.replace(listing, keep=run.keep_text or "every step", save_every=run.save_every_text)
     return "\n".join(log_lines(listing, now=run.now()))
 
 

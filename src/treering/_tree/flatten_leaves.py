@@ -50,6 +50,10 @@ _REGISTER: Final = (
     "or with treering.serialization.register_serialization_state"
 )
 _LEAVE_OUT: Final = f"omit it, or put its content into the tree; for your own class, {_REGISTER}"
+_STATE: Final = (
+    "treering.Run saves its state where only dicts lead to it, as {'loaders': {'train': iterator}}; elsewhere put "
+    "get_state() in its place"
+)
 _PARTIAL: Final = "pass them as arguments: a jax.tree_util.Partial(function, arrays) holds them visibly"
 _MOST_SEEN: Final = 1000
 
@@ -149,6 +153,8 @@ def _check_opaque(x: Any) -> None:
         return
     if _is_array(x):
         raise Unsupported(f"a {kind} is not an array of numpy or jax", hint="save np.asarray(x)")
+    if hasattr(x, "get_state") and hasattr(x, "set_state"):
+        raise Unsupported(f"a {kind} keeps its state to itself", hint=_STATE)
     # jit and the like are C, and hold the function that they were made of.
     if (place := hidden_array(getattr(x, "__wrapped__", None) if _is_closed(x) else x)) is not None:
         hint = _PARTIAL if isinstance(x, _OPEN_CODE) else _REGISTER
