@@ -261,9 +261,8 @@ def _find_unknown(files: FolderFiles, found: _Checkpoint) -> list[str]:
 def _name_unknown(item: str, names: Iterable[str]) -> str:
     counts = [int(match[1]) for name in names if (match := _GRAIN_OF_MANY.fullmatch(name))]
     if counts:
-        return (
-            f"the item {item!r} has the states of the iterators of {counts[0]} processes, and a step has room for one"
-        )
+        count = pluralize(counts[0], "processes")
+        return f"the item {item!r} has the states of iterators of {count}, and a step has room for one"
     return f"the item {item!r} is of an unknown kind"
 
 

@@ -404,8 +404,9 @@ class RunFolder(Closable):
             found = None if self.flat else self._store.find(name)
         if not self.flat and (found is None or not found.is_file or found.size > _LARGEST_DOCUMENT):
             return None
-        # A link: it was replaced meanwhile.
-        with contextlib.suppress(LinkRefused), naming(os.fspath(self.path / name), "read"):
+        # Users do not know the list of steps that were left; a link: it was replaced meanwhile.
+        shown = self.path if name == LEFT_DOCUMENT else self.path / name
+        with contextlib.suppress(LinkRefused), naming(os.fspath(shown), "read"):
             document = self._store.read(name, most)
             if self.flat and name == RUN_DOCUMENT:
                 self._noted = None if document is None else document.version

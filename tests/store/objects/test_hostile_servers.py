@@ -4,20 +4,24 @@ from __future__ import annotations
 
 import http.server
 import threading
+import traceback
+import zlib
 from collections.abc import Callable, Iterator
 from typing import Any, ClassVar
 
+import numpy as np
 import obstore
 import pytest
 
 import treering as tr
+from tests.cli.command import inside
 from treering._store.objects import obstore_requests
 from treering._store.objects.connect import connect
 from treering._store.objects.https import WebClient
 from treering._store.objects.repetition import RepeatingClient
 from treering._store.objects.requests import Answer
 from treering._store.objects.url import bucket_path
-from treering.errors import TreeringError, Unsupported
+from treering.errors import PermissionDenied, TreeringError, Unsupported
 
 Serve = Callable[[int, dict[str, str], bytes], str]
 
@@ -36,6 +40,18 @@ def serve() -> Iterator[Serve]:
                 self.send_header(name, value)
             self.end_headers()
             self.wfile.write(body)
+
+        def do_HEAD(self) -> None:
+            self.send_response(self.answer[0])
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+
+        def do_PUT(self) -> None:
+            self.rfile.read(int(self.headers.get("Content-Length") or 0))
+            self.do_GET()
+
+        def do_POST(self) -> None:
+            self.do_PUT()
 
         def log_message(self, *_: Any) -> None:
             pass
@@ -136,3 +152,40 @@ def test_a_secret_that_ends_in_a_line_feed_is_stripped(monkeypatch: pytest.Monke
     with pytest.raises(Unsupported, match="AWS_SECRET_ACCESS_KEY has a line break") as caught:
         connect(bucket_path("s3://bucket-of-broken-secrets"))
     assert "sec" not in str(caught.value).replace("SECRET", "")
+
+
+SIGNATURE = b"<Error><Code>SignatureDoesNotMatch</Code><Message>The signature does not match</Message></Error>"
+DENIED: dict[str, Callable[[str], Any]] = {
+    "save": lambda path: tr.save(path, {"w": 1}),
+    "save_async": lambda path: tr.save_async(path, {"w": 1}).result(),
+    "save, one file": lambda path: tr.save(f"{path}.safetensors", {"w": np.ones(3)}),
+    "load": tr.load,
+    "verify": tr.verify,
+    "Run.save": lambda path: tr.Run(path).save(1, {"w": 1}).result(),
+    "Run.load": lambda path: tr.Run(path).load(),
+    "Run.steps": lambda path: tr.Run(path).steps(),
+    "Run.gc": lambda path: tr.Run(path).gc(),
+}
+
+
+@pytest.mark.parametrize("body", [SIGNATURE, b""], ids=["a reason", "no reason"])
+@pytest.mark.parametrize("call", DENIED)
+def test_a_wrong_secret_ends_in_one_short_error(
+    call: str, body: bytes, serve: Serve, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> None:
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "key")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "wrong")
+    monkeypatch.setenv("AWS_REGION", "eu-central-1")
+    monkeypatch.setenv("AWS_ALLOW_HTTP", "true")
+    monkeypatch.setenv("AWS_ENDPOINT_URL", serve(403, {"Content-Length": str(len(body))}, body))
+    place = f"s3://bucket-of-a-wrong-secret-{zlib.crc32(request.node.name.encode())}/a"
+    with pytest.raises(PermissionDenied, match="denies it to these credentials; check them and their rights") as caught:
+        DENIED[call](place)
+    told = "".join(traceback.format_exception(caught.value))
+    assert "direct cause" not in told
+    assert "During handling" not in told
+    assert "Forbidden:)" not in told
+    assert ".left" not in str(caught.value)
+    if call in ("load", "verify"):
+        err = inside("ls", place, code=2)[1]
+        assert "(status code: 403 Forbidden)" in err  # a look has no body that could say more
