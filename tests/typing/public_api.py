@@ -9,7 +9,7 @@ import jax
 import numpy as np
 
 import treering
-from treering import errors, leaves, serialization, sharding, tree
+from treering import errors, leaves, retention, serialization, sharding, tree
 
 
 def bytes_and_back(state: dict[str, np.ndarray[Any, Any]], stream: BinaryIO) -> None:
@@ -140,6 +140,14 @@ def items(path: str) -> None:
         view = opened["w"]
         if isinstance(view, treering.LeafView):
             assert_type(view.shape, tuple[int, ...])
+
+
+def what_a_run_returns_has_a_public_name(path: str, rule: retention.Policy) -> None:
+    run = treering.Run(path, keep=rule | treering.KeepLast(2))
+    assert_type(run.keep, retention.Policy | None)
+    assert_type(treering.KeepLast(1) | treering.KeepBest("loss"), retention.Policy)
+    assert_type(run.save(1, {"w": 1.5}), treering.run.StepSave)
+    assert_type(run.load_or_init(lambda: {"w": 1.5}), treering.run.Resumed[dict[str, float]])
 
 
 def restore(path: str, shardings: sharding.Shardings = None) -> Any:

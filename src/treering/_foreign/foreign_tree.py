@@ -34,7 +34,8 @@ if TYPE_CHECKING:
     from treering._view.progress import Progress
 
 _SHOWN = 5
-_PARTLY: ContextVar[bool] = ContextVar("_PARTLY", default=False)
+PARTLY: ContextVar[bool] = ContextVar("PARTLY", default=False)
+"""Whether this is inside of `reading_partly`."""
 _NO_CHECKSUMS = "all its arrays could be read; it has no checksums to compare them with"
 
 
@@ -219,7 +220,7 @@ def open_tree(path: str | os.PathLike[str], files: contextlib.ExitStack) -> tupl
     form = cast("ForeignForm", detect(path))
     module = importlib.import_module(form.module)
     tree = cast("ForeignTree", module.open_foreign(located(path), files))
-    if tree.unread and not is_reading_partly():
+    if tree.unread and not PARTLY.get():
         hint = "pass the path of an item in it that treering reads"
         raise Unsupported(f"treering does not read its items {join_first(tree.unread, _SHOWN)}", hint=hint)
     return form, tree
@@ -228,16 +229,11 @@ def open_tree(path: str | os.PathLike[str], files: contextlib.ExitStack) -> tupl
 @contextlib.contextmanager
 def reading_partly() -> Iterator[None]:
     """Let trees be opened that are not read as a whole, by those who tell or ask what is not read of them."""
-    token = _PARTLY.set(True)
+    token = PARTLY.set(True)
     try:
         yield
     finally:
-        _PARTLY.reset(token)
-
-
-def is_reading_partly() -> bool:
-    """Tell whether this is inside of `reading_partly`."""
-    return _PARTLY.get()
+        PARTLY.reset(token)
 
 
 def open_source(path: str | os.PathLike[str], files: contextlib.ExitStack, *, mapped: bool) -> Source:

@@ -14,7 +14,6 @@ from treering._foreign.leaf_paths import EMPTY, Entry, Step
 from treering._format.index import LeafType
 
 _OF_LOADER: Final = "last_seen_indices"
-_NONE: Final = "none"
 
 
 def grain_entries(state: Any) -> list[Entry]:
@@ -22,23 +21,20 @@ def grain_entries(state: Any) -> list[Entry]:
 
     Example:
         >>> [(path, leaf.value) for path, leaf in grain_entries({"next": [7]})]
-        [([('next', False), ('0', True)], 7)]
+        [((('next', False), ('0', True)), 7)]
         >>> type(grain_entries({"last_seen_indices": {"0": 3}})[0][1].value)
         <class 'bytes'>
     """
     if type(state) is dict and _OF_LOADER in state:
         state = json.dumps(state, indent=4).encode()
     entries: list[Entry] = []
-    waiting: list[tuple[list[Step], Any]] = [([], state)]
+    waiting: list[tuple[tuple[Step, ...], Any]] = [((), state)]
     while waiting:
         path, value = waiting.pop()
-        if type(value) is dict and value:
-            waiting += [([*path, (name, False)], value[name]) for name in reversed(value)]
-        elif type(value) is list and value:
-            waiting += [([*path, (str(number), True)], value[number]) for number in reversed(range(len(value)))]
-        elif type(value) in (dict, list):
-            entries.append((path, EMPTY[type(value).__name__.capitalize()]))
+        if value and isinstance(value, dict | list):
+            items, listed = (value.items(), False) if isinstance(value, dict) else (enumerate(value), True)
+            waiting += reversed([((*path, (str(key), listed)), child) for key, child in items])
         else:
-            kind = _NONE if value is None else type(value).__name__
-            entries.append((path, ForeignLeaf(LeafType(kind=kind), value=value)))
+            kind = "none" if value is None else type(value).__name__
+            entries.append((path, EMPTY.get(kind.title(), ForeignLeaf(LeafType(kind=kind), value))))
     return entries

@@ -14,7 +14,7 @@ from typing import Any, Final, NamedTuple
 
 from treering._codec.documents import decode_text
 from treering._foreign.folder_files import FolderFiles
-from treering._foreign.foreign_tree import ForeignStep, ForeignTree, folder_tree, is_reading_partly
+from treering._foreign.foreign_tree import PARTLY, ForeignStep, ForeignTree, folder_tree
 from treering._foreign.grain_state import grain_entries
 from treering._foreign.leaf_paths import build_tree
 from treering._foreign.ocdbt import MANIFEST
@@ -102,7 +102,7 @@ def open_foreign(place: Path, files: contextlib.ExitStack) -> ForeignTree:
     if not is_on_disk(place) and not folder.has(found.folder + _COMMITTED):
         notes.append(f"it has no {_COMMITTED}: Orbax itself takes it for uncommitted in a bucket")
     # A run has a place for them, beside its trees; elsewhere they are metadata, and change the path of no leaf.
-    grain = {name: path for name, path in found.documents.items() if path.endswith(_GRAIN) and is_reading_partly()}
+    grain = {name: path for name, path in found.documents.items() if path.endswith(_GRAIN) and PARTLY.get()}
     others = {name: path for name, path in found.documents.items() if name not in grain}
     metadata = _read_metadata(folder, found._replace(documents=others), items, notes)
     alone = len(items) + len(grain) == 1
