@@ -24,7 +24,7 @@ from tests.compat import independent_reader
 from tests.compat.golden_checkpoints import bits
 from tests.on_disk import attempt_of_journal, is_data_of, is_message
 from tests.system_calls import fail_sync
-from treering.errors import Busy, Exists, Mismatch, ProcessFailed, StoreFailed, Timeout, Unsupported
+from treering.errors import Busy, Exists, Format, Mismatch, ProcessFailed, StoreFailed, Timeout, Unsupported
 
 __all__ = ["together", "two"]
 
@@ -254,6 +254,25 @@ def test_what_exists_is_refused_on_all(together: Together, tmp_path: Path) -> No
 
 
 # ------------------------------------------------------------------------------------------------------ what goes wrong
+
+
+@pytest.mark.parametrize("leads_to", ["another step", "an empty folder", "nothing"])
+def test_a_link_in_the_place_of_a_step_is_refused_on_all(together: Together, leads_to: str, tmp_path: Path) -> None:
+    target = tmp_path / leads_to
+    if leads_to == "another step":
+        treering.save(target, {"w": 1})
+    elif leads_to == "an empty folder":
+        target.mkdir()
+    before = sorted(tmp_path.rglob("*"))
+    place = tmp_path / "step_00000009"
+    place.symlink_to(target)
+    modified = target.stat().st_mtime_ns if target.exists() else None
+    errors = together.save(place, lambda _: mixed(), overwrite=True)
+    assert all(isinstance(error, Format) for error in errors), errors
+    assert all("is a link in the place of a step, and is not followed" in str(error) for error in errors)
+    place.unlink()
+    assert sorted(tmp_path.rglob("*")) == before
+    assert modified is None or target.stat().st_mtime_ns == modified  # no message went through it
 
 
 def test_another_tree_is_refused_by_name(together: Together, tmp_path: Path) -> None:

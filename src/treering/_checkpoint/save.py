@@ -29,6 +29,7 @@ from treering._checkpoint.save_options import FILE_SUFFIXES, SaveOptions
 from treering._coordination.job_handshake import counted_save
 from treering._coordination.operations import Call
 from treering._store.resolve import absolute, new_folder_path, require_shared, settled
+from treering._store.run_folder import refuse_linked
 from treering._values.processes import Processes
 from treering._values.telemetry import phase, report
 from treering._view.progress import showing
@@ -89,7 +90,7 @@ def save_tree(tree: Any, options: SaveOptions) -> None:
             return
         plan, processes = plan_together(tree, options, lambda: settle(options.path))
         if processes.count > 1:
-            require_shared(options.path)
+            _require_place(options.path)
             write_share(begin_call(options, processes), plan, options)
         else:
             FolderSave(require_value(plan)).write(options)
@@ -150,6 +151,12 @@ def plan_together(
     return plan, plan.processes
 
 
+def _require_place(path: Path) -> None:
+    """Refuse a place of a joint save on all processes, before one of them writes a message there."""
+    require_shared(path)
+    refuse_linked(path)
+
+
 Around: TypeAlias = AbstractContextManager[None] | None
 
 
@@ -179,7 +186,7 @@ def begin_save(
         return begun.hand_over(prepare_alone(tree, options), options)
     plan, processes = plan_together(tree, options, begun.require_clear)
     if processes.count > 1:
-        require_shared(options.path)
+        _require_place(options.path)
         return begun.together(plan, processes)
     return begun.hand_over(FolderSave(require_value(plan)), options)
 
