@@ -7,6 +7,7 @@ _BY_REASON = {
         "checkpoint/test_hostile.py::test_a_link_for_a_data_file",
         "checkpoint/test_hostile.py::test_a_link_for_an_index",
         "checkpoint/test_hostile.py::test_a_pipe_for_a_data_file_does_not_wait",
+        "checkpoint/test_joint_save.py::test_a_link_in_the_place_of_a_step_is_refused_on_all",
         "checkpoint/test_joint_save.py::test_an_overwrite_replaces_all_files",
         "checkpoint/test_load.py::test_links_inside_are_refused",
         "checkpoint/test_paths.py::test_a_current_folder_that_is_gone",

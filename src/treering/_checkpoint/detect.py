@@ -20,7 +20,7 @@ from treering._store.open_folder import find_index_at
 from treering._store.resolve import absolute, find_at, is_folder, is_on_disk, is_seen, located, open_file, root_of
 from treering._store.run_folder import RUN_DOCUMENT, WEIGHTS, RunFolder, refuse_linked, step_of_name
 from treering._values.human import near
-from treering.errors import Corrupt, Exists, Format, NotFound, StoreFailed, TreeringError, Unsupported
+from treering.errors import Corrupt, Exists, Format, NotFound, PermissionDenied, StoreFailed, TreeringError, Unsupported
 
 _FILE_SUFFIXES: Final = frozenset({".msgpack", ".safetensors", ".gz"})
 _FIRST_BYTES: Final = 16
@@ -388,7 +388,7 @@ def refuse_other_form(place: Path, own: str) -> None:
     refuse_linked(place)
     try:
         found = _folder(place) if is_folder(place) else Form.CHECKPOINT
-    except NotFound:  # of a form that treering does not read
+    except (NotFound, PermissionDenied):  # of a form that treering does not read; or nobody may look, only write
         return
     if found.value not in (own, Form.CHECKPOINT.value):
         what = {"run": "a run", "leaves": "a leaves directory"}.get(found.value, f"of the form {found.value}")
