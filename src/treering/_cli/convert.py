@@ -62,19 +62,11 @@ def convert(
     """
     from treering._checkpoint.convert import ConvertOptions, save_options
     from treering._runs.convert_run import convert_any
-    from treering.errors import Exists, Unsupported
 
     key_map = _read_map(map_path, renames)
     options = ConvertOptions(to=to, only=list(globs) or None, at=at, key_map=key_map, dtype=dtype, lose=lose)
-    try:
-        save = save_options(target, to=to, overwrite=overwrite, progress=True, max_file_size=max_file_size)
-        convert_any(source, save, options)
-    except Unsupported as error:
-        error.message = error.message.replace("accept it by lose= with ", "accept it by --lose ")
-        raise
-    except Exists as error:
-        error.hint = error.hint and error.hint.replace("overwrite=True", "--overwrite")
-        raise
+    save = save_options(target, to=to, overwrite=overwrite, progress=True, max_file_size=max_file_size)
+    convert_any(source, save, options)
     write_lines([hide_secrets(f"{target}: {describe(target)}, from {source}")])
     return GOOD
 

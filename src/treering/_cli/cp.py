@@ -27,14 +27,9 @@ def cp(source: str, target: str, *, overwrite: bool) -> int:
     was.
     """
     from treering._runs.copy_run import copy_path
-    from treering.errors import Exists
 
     told = reporter(True, "copying")
-    try:
-        with showing(told):
-            copy_path(source, target, overwrite=overwrite, progress=told)
-    except Exists as error:
-        error.hint = error.hint and error.hint.replace("overwrite=True", "--overwrite")
-        raise
+    with showing(told):
+        copy_path(source, target, overwrite=overwrite, progress=told)
     write_lines([hide_secrets(f"{target}: {describe(target)}, from {source}")])
     return GOOD

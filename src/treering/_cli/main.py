@@ -123,7 +123,7 @@ def main(arguments: Sequence[str] | None = None, *, command: click.Command = cli
         explain("stopped")
         code = INTERRUPTED
     except TreeringError as error:
-        explain(str(error).removesuffix(f"; {error.hint}"), error.hint)
+        explain(*map(_with_options, (str(error).removesuffix(f"; {error.hint}"), error.hint)))
         code = NO if isinstance(error, Corrupt) else NOT_DONE
     except (_ReaderLeft, BrokenPipeError):
         _silence_stdout()
@@ -132,6 +132,11 @@ def main(arguments: Sequence[str] | None = None, *, command: click.Command = cli
         _silence_stdout()
         explain(f"could not write the output: {error.strerror or error}")
     sys.exit(code)
+
+
+def _with_options(text: str | None) -> Any:
+    """Return what an error says, with the options of verbs for the arguments of functions."""
+    return text and text.replace("overwrite=True", "--overwrite").replace("by lose= with ", "by --lose ")
 
 
 def _silence_stdout() -> None:
