@@ -25,6 +25,7 @@ from treering._format.document import INDEX_NAME, parse_index
 from treering._format.run_document import parse_run, parse_superseded
 from treering._format.safetensors import parse_safetensors
 from treering._inspect.inspect import inspect
+from treering._keymap.toml_rules import parse_rules
 from treering._leaves.documents.index import LEAVES_INDEX, parse_leaves_index, record_of
 from treering._leaves.documents.record import parse_record
 from treering._values.checksums import digest
@@ -566,6 +567,12 @@ CASES: Final[Mapping[str, Case]] = {
         _sized(6, lambda n: b"\xdd" + n.to_bytes(4) + b"\xc7\x01\x04\x90" * n), _parsed_wire, "a.msgpack"
     ),
     "msgpack: a chunked array": Case(_sized(50, _chunked), _parsed_wire, "a.msgpack"),
+    "key map: one key": Case(_sized(2, lambda n: b"a." * n + b"a = 1"), parse_rules),
+    "key map: tables": Case(_sized(20, lambda n: b"".join(b"[a.b.c.d.e%d]\n" % i for i in range(n))), parse_rules),
+    "key map: rules": Case(_sized(32, lambda n: b'[[rule]]\nfrom = "a"\nto = "b"\n' * n), parse_rules),
+    "key map: quotes that do not end": Case(_sized(4, lambda n: b'a = """' + b'\\"""' * n), parse_rules),
+    "key map: a text that does not end": Case(_sized(2, lambda n: b'a = "' + b'\\"' * n), parse_rules),
+    "key map: a long number": Case(_sized(1, lambda n: b"a = " + b"9" * n), parse_rules),
 }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -223,6 +224,7 @@ def test_a_file_is_the_same_map(tmp_path: Path) -> None:
         ("", "it has the members []"),
         ("[[rule]", "it is not TOML"),
         ("a = " + "[" * 100_000, "it is not TOML"),
+        ("a = " + "9" * 100_000, "it is not TOML"),
     ],
 )
 def test_a_file_that_is_wrong_is_refused(text: str, problem: str, tmp_path: Path) -> None:
@@ -232,6 +234,34 @@ def test_a_file_that_is_wrong_is_refused(text: str, problem: str, tmp_path: Path
         KeyMap.read(path)
     assert problem in str(caught.value)
     assert "map.toml' is not a key map: " in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "a." * 50_000 + "a = 1",
+        "[" + "a . " * 25_000 + "a]",
+        "x = {" + "a." * 50_000 + "a = 1}",
+        '"a".' * 25_000 + "a = 1",
+    ],
+    ids=["key", "table", "inline", "quoted"],
+)
+def test_a_key_of_many_parts_takes_no_memory(text: str, tmp_path: Path) -> None:
+    path = tmp_path / "map.toml"
+    path.write_text(text)
+    tracemalloc.start()
+    with pytest.raises(Format, match="a key of more parts than any rule needs"):
+        KeyMap.read(path)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 10 << 20
+
+
+def test_texts_and_comments_are_no_keys(tmp_path: Path) -> None:
+    parts = ".".join("abcdefghijklm")
+    text = f'# {parts} = 1\n[[rule]]\nfrom = \'{parts}.{{i}}\' # {parts}\nto = """{parts}"""\nstack.i = 0\n'
+    (tmp_path / "map.toml").write_text(text)
+    assert KeyMap.read(tmp_path / "map.toml").rules == (KeyRule(f"{parts}.{{i}}", parts, stack={"i": 0}),)
 
 
 def test_a_file_of_any_bytes_is_refused(tmp_path: Path) -> None:

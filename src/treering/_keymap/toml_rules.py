@@ -13,6 +13,12 @@ from treering._values.human import near
 from treering.errors import Format, Unsupported
 
 _LARGEST_FILE: Final = 1 << 20
+# Texts and comments, also those that do not end; and a key of more parts than any rule needs, since tomllib takes
+# memory and time by the square of their number.
+_ASIDE: Final = re.compile(
+    r'''"""(?:[^\\]|\\.)*?(?:"""|\\?\Z)|'{3}.*?(?:'{3}|\Z)|"(?:[^"\\\n]|\\[^\n])*+"?|'[^'\n]*+'?|#[^\n]*+''', re.DOTALL
+)
+_LONG_KEY: Final = re.compile(r"(?:\.[ \t]*+[\w-]++[ \t]*+){8}")
 _HEAD: Final = re.compile(r"^[ \t]*\[\[[ \t]*rule[ \t]*\]\]", re.MULTILINE)
 _OPTIONS: Final = (
     "stack", "unstack", "unflatten", "transpose", "flatten", "merge", "split", "sizes", "cast", "copy", "rest",
@@ -49,11 +55,14 @@ def parse_rules(data: bytes) -> list[KeyRule]:
     """
     try:
         text = data.decode()
-        document = tomllib.loads(text)
-    except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        has_long_key = _LONG_KEY.search(_ASIDE.sub("_", text)) is not None
+        document = {} if has_long_key else tomllib.loads(text)
+    except ValueError as error:  # also a number of more digits than Python reads
         raise Format(f"it is not TOML: {error}") from error
     except RecursionError:
         raise Format("it is not TOML that a key map needs: it is nested too deep") from None
+    if has_long_key:
+        raise Format("it has a key of more parts than any rule needs")
     rules = document.get("rule")
     if document.keys() != {"rule"} or not isinstance(rules, list) or not 0 < len(rules) <= MOST_RULES:
         raise Format(f"it has the members {sorted(document)!r:.200}", hint="it is made of [[rule]] tables alone")
