@@ -11,6 +11,8 @@ _LOGIN: Final = re.compile(r"""([a-z][a-z0-9+.-]*:/{1,2})[^\s/'"@:]*:[^\s/'"]*@"
 
 MOST_LINES = 20
 """A message shows as many lines of a list."""
+LONGEST_LINE = 1000
+"""A line of a message has as many characters: names in it may be those of a hostile file."""
 
 
 def printable(text: str, *, lines: bool = False) -> str:
@@ -56,6 +58,18 @@ def shorten(text: str, most: int) -> str:
     return text if len(text) <= most else f"{text[:most]}..."
 
 
+def cut_middle(text: str, most: int) -> str:
+    """Return a text, of one with more than ``most`` characters its beginning and its end.
+
+    Example:
+        >>> cut_middle("kernel", 6), cut_middle("k" * 1000, 4)
+        ('kernel', 'kk[997 characters left out]k')
+    """
+    start, end = most // 2, most // 4
+    left_out = f"[{len(text) - start - end} characters left out]"
+    return text if len(text) <= most else f"{text[:start]}{left_out}{text[-end:]}"
+
+
 def kind_of(x: object) -> str:
     """Return the name of a value's type with its article, for a message.
 
@@ -77,4 +91,4 @@ def list_lines(lines: Sequence[str]) -> str:
           b\nc
     """
     more = [f"... and {len(lines) - MOST_LINES} more"] if len(lines) > MOST_LINES else []
-    return "".join(f"\n  {printable(line)}" for line in [*lines[:MOST_LINES], *more])
+    return "".join(f"\n  {printable(cut_middle(line, LONGEST_LINE))}" for line in [*lines[:MOST_LINES], *more])

@@ -28,7 +28,7 @@ from __future__ import annotations
 import errno
 import os
 
-from treering._printable import hide_secrets, printable
+from treering._printable import LONGEST_LINE, cut_middle, hide_secrets, printable
 
 __all__ = [
     "Busy", "Cancelled", "Corrupt", "Exists", "Format", "KeptOnHost", "LeavesInitialised", "Mismatch", "MissingExtra",
@@ -42,8 +42,8 @@ _LONGEST_PATH = 400
 def _shown_path(path: tuple[str, ...]) -> str:
     """Join a key path for people; the middle of an absurdly long one is left out."""
     left_out = f"[{len(path) - 16} keys left out]"
-    text = "/".join(path if len(path) <= _LONGEST_PATH else (*path[:8], left_out, *path[-8:]))
-    return text if len(text) <= _LONGEST_PATH else f"{text[:200]}[{len(text) - 300} characters left out]{text[-100:]}"
+    shown = path if len(path) <= _LONGEST_PATH else (*path[:8], left_out, *path[-8:])
+    return cut_middle("/".join(shown), _LONGEST_PATH)
 
 
 class TreeringError(Exception):
@@ -81,7 +81,8 @@ class TreeringError(Exception):
         places += [] if self.offset is None else [f"byte {self.offset}"]
         where = f" (at {', '.join(places)})" if places else ""
         hint = f"; {self.hint}" if self.hint else ""
-        return printable(hide_secrets(f"{self.message}{where}{hint}"), lines=True)
+        lines = f"{self.message}{where}{hint}".split("\n")
+        return printable(hide_secrets("\n".join(cut_middle(line, LONGEST_LINE) for line in lines)), lines=True)
 
     def __reduce__(self) -> tuple[object, ...]:
         # Keyword-only attributes survive the trip between processes (pytest-xdist, futures).

@@ -22,7 +22,7 @@ from treering._format.blocks import leaf_bytes
 from treering._format.index import ARRAY_KINDS, Index, LeafType
 from treering._format.structure import build
 from treering._keymap.key_map import KeyMap, check_key_map
-from treering._printable import printable
+from treering._printable import LONGEST_LINE, cut_middle, printable
 from treering._store.closable import Closable
 from treering._store.resolve import require_path
 from treering._values.boxes import whole
@@ -184,7 +184,10 @@ class Checkpoint(Closable, Mapping[str, Any]):
 
     def __repr__(self) -> str:
         arrays = sum(leaf_bytes(self.index.type_of(number)) for number in range(len(self)))
-        shown = [f"  {printable(key)}: {self._short(number)}" for number, key in enumerate(self.index.keys[:_SHOWN])]
+        shown = [
+            f"  {printable(cut_middle(key, LONGEST_LINE))}: {self._short(number)}"
+            for number, key in enumerate(self.index.keys[:_SHOWN])
+        ]
         more = [f"  ... and {len(self) - _SHOWN} more"] if len(self) > _SHOWN else []
         title = f"Checkpoint({self._path!r}: {pluralize(len(self), 'leaves')}, {bytes_text(arrays)})"
         return "\n".join([title, *shown, *more])

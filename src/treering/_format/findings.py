@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Iterable, Iterator
 
 from treering._format.index import Index
-from treering._printable import printable
+from treering._printable import LONGEST_LINE, cut_middle, printable
 from treering._values.human import bytes_text, pluralize
 
 _MOST_LINES = 50
@@ -38,9 +38,10 @@ class Finding:
         place = f"byte {self.start}" if self.stop is None else f"bytes {self.start} to {self.stop}"
         place = "" if self.start is None else place
         file, problem = printable(self.file), printable(self.problem)
+        key = cut_middle(self.key or "", LONGEST_LINE)
         if self.key is None:
             return f"{file} {problem}" + (f": {place}" if place else "")
-        return f"leaf {self.key!r} {problem}: {place} of {file}" if place else f"leaf {self.key!r} {problem}"
+        return f"leaf {key!r} {problem}: {place} of {file}" if place else f"leaf {key!r} {problem}"
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True, repr=False)
