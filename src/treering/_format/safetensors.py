@@ -182,7 +182,8 @@ def parse_safetensors(size: int, fetch: Callable[[int, int], bytes]) -> Index:
     note = {} if note is None else note
     if type(note) is not dict or not set(map(type, note.values())) <= {str}:
         raise Corrupt("'__metadata__' in the header holds something other than text")
-    if _NOTE not in note and _INDEX not in note:
+    # Other programs may have a note of this name, but not with one of these texts.
+    if _INDEX not in note and note.get(_NOTE) not in (_NOTE_TEXT, DATA_NOTE):
         return _foreign(header, note, size, 8 + length)
     if note.get(_NOTE) == DATA_NOTE:
         raise Format("this file holds a part of a checkpoint", hint="pass the folder that it belongs to")
