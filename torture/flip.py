@@ -1,4 +1,7 @@
-"""Bit rot: one bit of a checkpoint or leaves directory is flipped: load and verify see it, or nothing has changed."""
+"""Bit rot: one bit of a checkpoint, leaves directory or npz archive is flipped.
+
+``load`` and ``verify`` see it, or nothing has changed.
+"""
 
 from __future__ import annotations
 
@@ -26,6 +29,8 @@ from treering.leaves import tree_serialize_leaves
 __all__ = ["SUBJECTS", "Bit", "Subject", "Tally", "every_bit", "flip", "flipped", "look", "random_bits"]
 
 _METADATA = {"run": "torture", "loss": 0.25}
+ARCHIVE = "a.npz"
+"""The name of an archive in its folder."""
 _LARGE_BYTES = 3_000_000
 _INDEXES = frozenset({"treering.json", "tensorstore_index.json"})
 
@@ -105,6 +110,22 @@ def large_leaves() -> dict[str, Any]:
     return {"model": {"sharded": state["sharded"]}, "ema": {"layers": state["layers"][:100]}, "whole": state["whole"]}
 
 
+def arrays() -> dict[str, Any]:
+    """Return what numpy stores in an archive of some hundred bytes: each order of bytes and axes, and no items."""
+    rows = np.arange(6.0).reshape(2, 3)
+    return {"rows": rows, "columns": np.asfortranarray(rows), "none": np.zeros((0, 3)), "große/0": np.array(3 + 4j)}
+
+
+def _save_stored(path: Path, state: Any) -> None:
+    path.mkdir()
+    np.savez(path / ARCHIVE, **state)
+
+
+def _save_deflated(path: Path, state: Any) -> None:
+    path.mkdir()
+    np.savez_compressed(path / ARCHIVE, **state)
+
+
 def _save_checkpoint(path: Path, state: Any) -> None:
     treering.save(path, state, metadata=_METADATA)
 
@@ -128,6 +149,8 @@ class Subject:
     """Saves it."""
     metadata: dict[str, Any]
     """What has to be found beside it."""
+    file: str = ""
+    """The name of what is loaded in the folder that is saved; empty for the folder itself."""
 
 
 def _checkpoint(state: Callable[[], Any]) -> Subject:
@@ -138,11 +161,17 @@ def _leaves(state: Callable[[], Any]) -> Subject:
     return Subject(state=state, save=_save_leaves, metadata={})
 
 
+def _archive(save: Callable[[Path, Any], None]) -> Subject:
+    return Subject(state=arrays, save=save, metadata={}, file=ARCHIVE)
+
+
 SUBJECTS = {
     "small checkpoint": _checkpoint(small),
     "large checkpoint": _checkpoint(large),
     "small leaves directory": _leaves(small_leaves),
     "large leaves directory": _leaves(large_leaves),
+    "small npz": _archive(_save_stored),
+    "small deflated npz": _archive(_save_deflated),
 }
 """Of the small ones every bit is flipped, of the large ones random bits."""
 
@@ -215,6 +244,8 @@ def random_bits(path: Path, count: int, seed: int) -> list[Bit]:
 
 def _kind(name: str) -> str:
     """Say what a file is for."""
+    if name == ARCHIVE:
+        return "archive"
     return "index" if name in _INDEXES else ".zarray files" if name.endswith(".zarray") else "data files"
 
 
@@ -228,11 +259,11 @@ def flipped(name: str, path: Path, bits: Iterable[Bit]) -> Tally:
         with (path / bit.file).open("r+b", buffering=0) as file:
             before = os.pread(file.fileno(), 1, bit.byte)
             os.pwrite(file.fileno(), bytes([before[0] ^ 1 << bit.bit]), bit.byte)
-            outcome, wrong = look(path, truth, places.named(bit), subject.metadata)
+            outcome, wrong = look(path / subject.file, truth, places.named(bit), subject.metadata)
             os.pwrite(file.fileno(), before, bit.byte)
         tally.outcomes[f"{_kind(bit.file)}: {outcome}"] += 1
         tally.violations += (f"{bit}: {what}" for what in wrong)
-    if look(path, truth, "", subject.metadata) != ("unharmed", []):
+    if look(path / subject.file, truth, "", subject.metadata) != ("unharmed", []):
         tally.violations.append("it does not load after its bits were put back")
     return tally
 
@@ -253,6 +284,8 @@ class _Places:
 
 
 def _places(path: Path) -> _Places:
+    if (path / ARCHIVE).exists():
+        return _Places({ARCHIVE: [(0, 1 << 62, "")]})  # of a directory that is damaged it is not known what it named
     if not (path / "treering.json").exists():
         # A folder for each leaf; only keys with a dot in them are escaped.
         files = [name for name in _files(path) if "/" in name]

@@ -21,7 +21,7 @@ TREE = {"w": np.arange(9, dtype=np.float32), "n": 3}
 def test_a_slice_of_all_bits_is_detected_and_named() -> None:
     done = attack("flip", "--stride", "79", "--random", "60", "--processes", "1", "--seed", "1")
     assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stdout.count("  0 violations") == 4
+    assert done.stdout.count("  0 violations") == 6
     assert "in the data files: detected" in done.stdout
     assert "in the index: detected" in done.stdout
     assert "silently" not in done.stdout
@@ -35,6 +35,16 @@ def test_a_slice_of_all_bits_is_detected_and_named() -> None:
 def saved(tmp_path: Path) -> Path:
     treering.save(tmp_path / "a", TREE, metadata=flip._METADATA)
     return tmp_path / "a"
+
+
+@pytest.mark.parametrize("name", ["small npz", "small deflated npz"])
+def test_no_bit_of_an_archive_changes_what_is_loaded(tmp_path: Path, name: str) -> None:
+    subject = flip.SUBJECTS[name]
+    subject.save(tmp_path / "a", subject.state())
+    bits = flip.every_bit(tmp_path / "a", 13)
+    tally = flip.flipped(name, tmp_path / "a", bits)
+    assert tally.violations == []
+    assert tally.outcomes["archive: detected"] > len(bits) / 2
 
 
 def damage(path: Path) -> Bit:

@@ -15,7 +15,7 @@ import treering as tr
 from tests.cli.command import inside
 from treering._store.memory import MemoryPath
 from treering._store.resolve import write_file
-from treering.errors import Exists, NotFound, TreeringError, Unsupported
+from treering.errors import Corrupt, Exists, NotFound, TreeringError, Unsupported
 
 GOLDEN = Path(__file__).parent / "golden" / "orbax" / "manager"
 
@@ -205,6 +205,30 @@ def test_the_verb(root: Path, tmp_path: Path) -> None:
     inside("convert", str(root), str(tmp_path / "run"), "--only", "w", code=0)
     assert _json("ls", tmp_path / "run")["steps"][0]["metrics"] == {"loss": 0.1}
     assert "--overwrite replaces it" in inside("convert", str(root), str(tmp_path / "run"), code=2)[1]
+
+
+def test_an_older_step_is_not_taken_for_the_latest_one(root: Path) -> None:
+    for name in ("state", "config", "metrics"):
+        shutil.rmtree(root / "20" / name)
+    for verb in (tr.load, tr.inspect, tr.abstract, tr.open):
+        with pytest.raises(Corrupt, match="the latest step '20' has no item that treering reads"):
+            verb(root)
+    assert tr.load(root / "10")["w"].tolist() == [10, 10, 10]
+
+
+@pytest.mark.parametrize("lost", ["state/_METADATA", "arr/_METADATA", "config/metadata"])
+def test_an_item_without_its_metadata_is_refused_by_name(root: Path, tmp_path: Path, lost: str) -> None:
+    step = root / "20"
+    shutil.copytree(step / "state", step / "arr")
+    (step / lost).unlink()
+    item = lost.partition("/")[0]
+    for verb in (tr.load, tr.inspect, tr.verify, tr.abstract, tr.open):
+        with pytest.raises(Unsupported, match=f"does not read its items {item};"):
+            verb(step)
+    for source in (step, root):
+        with pytest.raises(Unsupported, match=item):
+            tr.convert(source, tmp_path / f"from {source.name}")
+    assert f"the item '{item}' is of an unknown kind" in inside("log", str(root), code=0)[0]
 
 
 def test_random_keys_and_iterators_of_a_step_are_read(root: Path) -> None:

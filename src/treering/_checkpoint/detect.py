@@ -14,6 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final, NamedTuple
 
+from treering._checkpoint.other_folders import READ_HERE, other_folder
 from treering._codec.gzip import GZIP_MAGIC, unzip_first
 from treering._printable import kind_of
 from treering._store.open_folder import find_index_at
@@ -34,6 +35,10 @@ _HOLDERS: Final = frozenset([*range(0x80, 0xA0), *range(0xC7, 0xCA), *range(0xD4
 _ZIPPED_BYTES: Final = 4096
 
 # First bytes that each form's specification fixes; no msgpack file that holds anything begins with one of them.
+EQUINOX: Final = "it is a file of equinox, whose arrays have no names"
+"""What is wrong with a file that ``tree_serialise_leaves`` wrote."""
+READ_EQUINOX: Final = "read it with equinox.tree_deserialise_leaves into the model, and save that with treering"
+"""What to do with such a file."""
 _INDEX_ITSELF: Final = "the index of a checkpoint"
 _OTHER_FILES: Final = {
     "a zip archive without arrays of numpy (perhaps a PyTorch checkpoint)": (b"PK\x03\x04",),
@@ -47,19 +52,6 @@ _OTHER_FILES: Final = {
 # What makes a folder a leaves directory: the index, or what a save without one left.
 _LEAVES: Final = ("tensorstore_index.json", ".treering")
 _ONE_FORM: Final = "a folder holds one form alone"
-OTHER_FOLDERS: Final = {
-    **dict.fromkeys(("_CHECKPOINT_METADATA", "_METADATA", "commit_success.txt"), "an Orbax checkpoint"),
-    "manifest.ocdbt": "an OCDBT database without the documents of Orbax or Levanter (perhaps an unfinished save)",
-    ".zgroup": "a zarr group",
-    ".zarray": "a zarr array",
-    "zarr.json": "zarr",
-    "model.safetensors.index.json": "a folder of safetensors files",
-    "model.safetensors": "a folder with a safetensors file",
-    "pytorch_model.bin": "a PyTorch checkpoint",
-    **dict.fromkeys(_LEAVES, "a leaves directory"),
-    "pytreedef.json": "a checkpoint of jax",
-}
-"""What a folder is that has a file of this name."""
 
 
 class ForeignReader(NamedTuple):
@@ -96,10 +88,6 @@ _READERS: Final = (
 )
 _PLUG_INS: Final = "treering.readers"
 """The group of entry points of readers in other packages; each names a module as `ForeignReader` does."""
-_READ_HERE: Final = (
-    "treering reads its checkpoints, leaves directories, safetensors, Hugging Face folders, the checkpoints of Orbax, "
-    "Levanter and jax, msgpack, also in gzip form, npz and npy"
-)
 _FORMS: Final = (
     "a checkpoint's folder, a leaves directory, a Hugging Face folder, a folder of Orbax, Levanter or jax, "
     "safetensors, msgpack, gzip, npz, npy"
@@ -244,10 +232,12 @@ def _file(shown: str, first: bytes, size: int) -> Form:
     if shown.endswith(".safetensors") and (size < _HEADER_PREFIX or not header or header > size - _HEADER_PREFIX):
         # Damaged, and its reader says how.
         return Form.SAFETENSORS
+    if shown.endswith(".eqx"):
+        raise Format(f"{shown!r} cannot be read: {EQUINOX}", hint=READ_EQUINOX)
     for other, magics in _OTHER_FILES.items():
         if first.startswith(magics):
             is_index = other == _INDEX_ITSELF or located(shown).name in _LEAVES
-            hint = "pass the folder that it is in" if is_index else _READ_HERE
+            hint = "pass the folder that it is in" if is_index else READ_HERE
             raise Format(f"{shown!r} is {other}, not msgpack", hint=hint)
     if shown.endswith(".safetensors"):
         return Form.SAFETENSORS
@@ -308,21 +298,8 @@ def _folder(place: Path) -> Form | ForeignForm:
         hint = "pass that one; a glob or at= selects this part"
         raise NotFound(f"{os.fspath(place)!r} lies inside of a leaves directory, {os.fspath(around)!r}", hint=hint)
     if (other := other_folder(place)) is not None:
-        raise NotFound(f"there is no checkpoint in {os.fspath(place)!r}: it is {other}", hint=_READ_HERE)
+        raise NotFound(f"there is no checkpoint in {os.fspath(place)!r}: it is {other.what}", hint=other.hint)
     return Form.LEAVES if has_arrays else Form.CHECKPOINT
-
-
-def other_folder(place: Path) -> str | None:
-    """Say what form of others a folder has, by the names in it; None where they say nothing.
-
-    Example:
-        >>> import pathlib, tempfile
-        >>> step = pathlib.Path(tempfile.mkdtemp())
-        >>> (step / "_CHECKPOINT_METADATA").touch()
-        >>> other_folder(step)
-        'an Orbax checkpoint'
-    """
-    return next((other for name, other in OTHER_FOLDERS.items() if is_seen(place / name)), None)
 
 
 def _is_run(place: Path) -> bool:

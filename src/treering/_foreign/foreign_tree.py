@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import hashlib
 import importlib
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -17,6 +18,7 @@ from treering._format.findings import Finding, Verification
 from treering._format.index import Chunks, Container, DataFile, Index, LeafType, Token
 from treering._format.listing import list_index
 from treering._format.records import Listing
+from treering._store.api import Reader
 from treering._store.resolve import located
 from treering._values.boxes import Box, size_of, whole
 from treering._values.checksums import block_bytes
@@ -34,6 +36,7 @@ if TYPE_CHECKING:
     from treering._view.progress import Progress
 
 _SHOWN = 5
+_WINDOW = 8 << 20
 PARTLY: ContextVar[bool] = ContextVar("PARTLY", default=False)
 """Whether this is inside of `reading_partly`."""
 _NO_CHECKSUMS = "all its arrays could be read; it has no checksums to compare them with"
@@ -246,7 +249,6 @@ def make_source(tree: ForeignTree, *, mapped: bool) -> Source:
     """Return a foreign tree to read leaves of."""
     from treering._arrays.source import Source
     from treering._foreign.grid_arrays import ForeignArrays
-    from treering._store.api import Reader
     from treering._store.opened_files import OpenedFiles
 
     grids = {leaf: make() for leaf, make in tree.grids.items()}
@@ -291,11 +293,26 @@ def verify_tree(path: str | os.PathLike[str], progress: Progress | None) -> Veri
             done += sum(array.nbytes for array in request.arrays)
             if progress is not None:
                 progress(done, done)
+        hashed = _compare_hashes(tree.files, findings)
     found, leaves, checked = tuple(findings), len(index.keys), index.verified
-    note = None if checked else "; ".join((tree.checks, *tree.notes))
+    note = None if checked else "; ".join((hashed or tree.checks, *tree.notes))
     return Verification(
         path=shown, findings=found, leaves=leaves, nbytes=done if checked else 0, checked=checked, note=note
     )
+
+
+def _compare_hashes(files: Sequence[DataReader | None], findings: list[Finding]) -> str | None:
+    """Compare the files that the cache of the hub names by their SHA-256 with it; return what was done, if anything."""
+    named = [file for file in files if isinstance(file, Reader) and file.sha256 is not None]
+    for file in named:
+        state = hashlib.sha256()
+        for at in range(0, file.size, _WINDOW):
+            state.update(file.read(at, min(_WINDOW, file.size - at)))
+        if state.hexdigest() != file.sha256:
+            problem = "is damaged: it has another SHA-256 than the one that the cache of the hub names it by"
+            findings.append(Finding(key=None, file=os.fspath(file.path), start=None, stop=None, problem=problem))
+    what = "its files were compared with the SHA-256 that the cache of the hub names them by"
+    return f"{what}, {len(named)} of {len(files)}" if named else None
 
 
 def _piece_bytes(kind: LeafType, box: Box | None) -> int:

@@ -10,6 +10,7 @@ import contextlib
 import dataclasses
 import json
 import os
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -25,6 +26,8 @@ from treering._values.human import join_first, pluralize
 from treering.errors import Corrupt, NotFound
 
 _INDEX: Final = ".safetensors.index.json"
+# A variant stands before the last suffix.
+_ANY_INDEX: Final = re.compile(r".*\.safetensors\.index(\.\w+)?\.json")
 _ALONE: Final = "model.safetensors"
 _USUAL: Final = f"model{_INDEX}"
 _CONFIG: Final = "config.json"
@@ -41,7 +44,7 @@ _TIED: Final = frozenset(
 
 def recognise(place: Path) -> str | None:
     """Say whether a folder holds shards with an index, or one file; or whether a file is such an index."""
-    if place.name.endswith(_INDEX):
+    if _ANY_INDEX.fullmatch(place.name):
         return f"Hugging Face, shards by {place.name}"
     if not is_folder(place):
         return None

@@ -21,6 +21,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from treering._checkpoint.detect import EQUINOX, READ_EQUINOX
 from treering._codec.zarr import ZarrArray
 from treering._foreign.foreign_tree import ForeignLeaf, ForeignTree, build_index, flat_dict
 from treering._format.index import LARGE_VALUE, DataFile, LeafType, Token
@@ -30,7 +31,7 @@ from treering._store.resolve import open_file
 from treering._values.checksums import require_crc
 from treering._values.dtypes import NUMPY_SIZES
 from treering._values.human import pluralize
-from treering.errors import Corrupt, Unsupported
+from treering.errors import Corrupt, Format, Unsupported
 
 if TYPE_CHECKING:
     from treering._foreign.grid_arrays import GridLeaf
@@ -41,6 +42,10 @@ _LONGEST_HEADER: Final = 1 << 16
 _LARGEST_DIRECTORY: Final = 64 << 20
 _MOST_ENTRIES: Final = 1 << 20
 _LOCAL_BYTES: Final = 30
+_LISTED_BYTES: Final = 46
+_LARGE_END_BYTES: Final = 40
+_IN_UTF_8: Final = 1 << 11
+_AGAIN: Final = "save it with numpy"
 _COMPARED: Final = "each array has the CRC-32 that the archive has of it, which tells damage, and no forgery"
 _HEADER: Final = re.compile(
     # Each number is followed by one thing alone: there is nothing to try in another way.
@@ -84,14 +89,17 @@ def open_foreign(place: Path, files: contextlib.ExitStack) -> ForeignTree:
 
     Raises:
         Corrupt: it is damaged.
-        Unsupported: an array holds pickled objects, or is of a dtype that has no form here; never unpickled.
+        Format: it is a file of equinox, with several arrays one behind the other.
+        Unsupported: the bare array holds pickled objects, or is of a dtype that has no form here; never unpickled. In
+            an archive such an array is refused when it is read.
         StoreFailed: the store refuses.
     """
     file = files.enter_context(open_file(place))
     data = DataFile(name="", nbytes=file.size, header=0, digest=None)
+    notes: list[str] = []
     if file.read(0, min(file.size, len(_MAGIC))) == _MAGIC:
         structure: list[Token] = [1]
-        leaves, keys = [_raw_leaf(file, 0, file.size)], [""]
+        leaves, keys = [_bare_leaf(file)], [""]
     else:
         entries = _list_entries(file)
         names = [entry.filename.removesuffix(_SUFFIX) for entry in entries]
@@ -99,12 +107,27 @@ def open_foreign(place: Path, files: contextlib.ExitStack) -> ForeignTree:
             raise Corrupt("two arrays of the archive have one name")
         _check_apart(entries)
         structure, keys = flat_dict(names)
-        leaves = [_leaf_of(file, entry) for entry in entries]
+        leaves = [_try_leaf(file, entry, notes) for entry in entries]
     index = build_index(structure, keys, leaves, [data])
     grids = {number: leaf.grid for number, leaf in enumerate(leaves) if leaf.grid is not None}
     crcs = {number: leaf.crc for number, leaf in enumerate(leaves) if leaf.crc is not None}
-    tree = ForeignTree(index=index, files=[file], grids=grids, crcs=crcs, nbytes=file.size, threads=file.threads)
+    tree = ForeignTree(
+        index=index, files=[file], grids=grids, crcs=crcs, nbytes=file.size, notes=notes, threads=file.threads
+    )
     return tree if keys == [""] else dataclasses.replace(tree, checks=_COMPARED)
+
+
+def _bare_leaf(file: Reader) -> ForeignLeaf:
+    try:
+        return _raw_leaf(file, 0, file.size)
+    except Corrupt:
+        # More than one array, one behind the other: this one ends where the next begins.
+        found = _parse_header(file.read(0, min(file.size, _LONGEST_HEADER)), "the file")
+        code = _CODE.fullmatch(found.dtype)
+        size = found.header + int((code and code[3]) or 1) * math.prod(found.shape)
+        if size >= file.size or file.read(size, min(len(_MAGIC), file.size - size)) != _MAGIC:
+            raise
+    raise Format(EQUINOX, hint=READ_EQUINOX)
 
 
 class _Window(io.RawIOBase):
@@ -139,11 +162,19 @@ class _Window(io.RawIOBase):
 
 def _list_entries(file: Reader) -> list[zipfile.ZipInfo]:
     try:
-        entries = zipfile.ZipFile(_Window(file)).infolist()
+        archive = zipfile.ZipFile(_Window(file))
     except (zipfile.BadZipFile, NotImplementedError, ValueError, OverflowError, OSError) as error:
         raise Corrupt(f"its directory is damaged: {error}", hint="use another copy of the file") from None
-    if len(entries) > _MOST_ENTRIES:
+    if len(entries := archive.infolist()) > _MOST_ENTRIES:
         raise Corrupt(f"it has {len(entries)} entries, more than {_MOST_ENTRIES}")
+    # zipfile does not count them, and passes over those behind an entry that says that it is longer.
+    at = archive.start_dir + sum(
+        _LISTED_BYTES + len(_name_bytes(entry)) + len(entry.extra) + len(entry.comment) for entry in entries
+    )
+    end = file.read(at, min(_LARGE_END_BYTES, max(0, file.size - at)))
+    count = end[32:40] if end.startswith(b"PK\x06\x06") else end[10:12] if end.startswith(b"PK\x05\x06") else b""
+    if len(entries) != int.from_bytes(count, "little"):
+        raise Corrupt("its directory is damaged: it does not list all entries", hint="use another copy of the file")
     return entries
 
 
@@ -156,18 +187,31 @@ def _check_apart(entries: list[zipfile.ZipInfo]) -> None:
             raise Corrupt(problem, offset=other.header_offset)
 
 
+def _try_leaf(file: Reader, entry: zipfile.ZipInfo, notes: list[str]) -> ForeignLeaf:
+    """Describe the array of an entry; of one that has no form here its bytes, which are refused when they are read."""
+    try:
+        return _leaf_of(file, entry)
+    except Unsupported as error:
+        problem = Unsupported(error.message, hint=f"{error.hint or _AGAIN}; only= reads the others")
+
+    def refuse(_: int) -> bytes:
+        raise Unsupported(problem.message, hint=problem.hint)
+
+    notes.append(f"{problem.message}, so that only its number of bytes is shown, and it cannot be read")
+    size = (max(1, min(entry.compress_size, file.size)),)
+    return _encoded_leaf(ZarrArray(shape=size, chunks=size, dtype="uint8"), refuse)
+
+
 def _leaf_of(file: Reader, entry: zipfile.ZipInfo) -> ForeignLeaf:
     """Describe the array of an entry of the archive."""
     what = f"the entry {entry.filename!r:.200}"
-    local = file.read(entry.header_offset, _LOCAL_BYTES)
-    if local[:4] != b"PK\x03\x04":
+    # The name has no checksum, but stands in two places.
+    local = file.read(entry.header_offset, _LOCAL_BYTES + len(_name_bytes(entry)))
+    flags, length, extra = (int.from_bytes(local[start : start + 2], "little") for start in (6, 26, 28))
+    at = entry.header_offset + _LOCAL_BYTES + length + extra
+    is_named = local[_LOCAL_BYTES:] == _name_bytes(entry) and not (flags ^ entry.flag_bits) & _IN_UTF_8
+    if local[:4] != b"PK\x03\x04" or not is_named or length != len(local) - _LOCAL_BYTES:
         raise Corrupt(f"{what} does not begin where the directory says", offset=entry.header_offset)
-    at = (
-        entry.header_offset
-        + _LOCAL_BYTES
-        + int.from_bytes(local[26:28], "little")
-        + int.from_bytes(local[28:], "little")
-    )
     if entry.flag_bits & 1:
         raise Unsupported(f"{what} is encrypted")
     file.require(at, entry.compress_size)
@@ -177,7 +221,11 @@ def _leaf_of(file: Reader, entry: zipfile.ZipInfo) -> ForeignLeaf:
         case zipfile.ZIP_DEFLATED:
             return _deflated_leaf(file, at, entry, what)
         case other:
-            raise Unsupported(f"{what} is compressed by method {other}, not by deflate", hint="save it with numpy")
+            raise Unsupported(f"{what} is compressed by method {other}, not by deflate", hint=_AGAIN)
+
+
+def _name_bytes(entry: zipfile.ZipInfo) -> bytes:
+    return entry.orig_filename.encode("utf-8" if entry.flag_bits & _IN_UTF_8 else "cp437")
 
 
 def _raw_leaf(file: Reader, at: int, size: int, what: str = "the file", crc: int | None = None) -> ForeignLeaf:
@@ -195,10 +243,10 @@ def _raw_leaf(file: Reader, at: int, size: int, what: str = "the file", crc: int
     if (text := _text_of(found, fetch, nbytes, what)) is not None:
         return text
     layout = _layout(found, nbytes, what)
-    kind = LeafType(kind="numpy", dtype=layout.dtype, shape=layout.shape)
     if layout.plain:
+        kind = LeafType(kind="numpy", dtype=layout.dtype, shape=layout.shape)
         return ForeignLeaf(kind, pieces=[(None, 0, start)], crc=None if crc is None else (before, crc))
-    return ForeignLeaf(kind, grid=functools.partial(_grid, layout, fetch))
+    return _encoded_leaf(layout, fetch)
 
 
 def _deflated_leaf(file: Reader, at: int, entry: zipfile.ZipInfo, what: str) -> ForeignLeaf:
@@ -221,7 +269,12 @@ def _deflated_leaf(file: Reader, at: int, entry: zipfile.ZipInfo, what: str) -> 
 
     if (text := _text_of(found, fetch, nbytes, what)) is not None:
         return text
-    layout = _layout(found, nbytes, what)
+    return _encoded_leaf(_layout(found, nbytes, what), fetch)
+
+
+def _encoded_leaf(layout: ZarrArray, fetch: Callable[[int], bytes]) -> ForeignLeaf:
+    if 0 in layout.shape:
+        fetch(0)  # nobody reads what has no items, and its header has to be checked too
     kind = LeafType(kind="numpy", dtype=layout.dtype, shape=layout.shape)
     return ForeignLeaf(kind, grid=functools.partial(_grid, layout, fetch))
 

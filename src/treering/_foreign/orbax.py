@@ -45,6 +45,7 @@ _SHOWN_STEPS: Final = 20
 # What lies in an item beside items, whose looks would each be a request in a bucket.
 _NO_ITEMS: Final = frozenset({STEP_METADATA, _COMMITTED, _V1, "d", "array_metadatas"})
 _MARKS: Final = frozenset({METADATA, MSGPACK, STEP_METADATA, _COMMITTED, _V1, "default"})
+_STEP_MARKS: Final = frozenset({STEP_METADATA, _COMMITTED})
 _TIMES: Final = ("init_timestamp_nsecs", "commit_timestamp_nsecs")
 _LATEST_NANOSECONDS: Final = 1 << 63
 _LARGEST_INT: Final = 1 << 1023
@@ -190,11 +191,15 @@ def _look(files: FolderFiles) -> _Checkpoint | None:
     refused: Corrupt | None = None
     for _, name in reversed(steps):
         try:
-            found = _look_at(files, f"{name}/", files.names(name))
+            inside = files.names(name)
+            found = _look_at(files, f"{name}/", inside)
         except Corrupt as error:
             # A link out of it: of no matter in a folder of anything else, and never a reason to take an older step.
             refused = refused or error
             continue
+        if found is None and not _STEP_MARKS.isdisjoint(inside):
+            hint = "pass the path of another step, or use another copy of it"
+            raise refused or Corrupt(f"the latest step {name!r:.200} has no item that treering reads", hint=hint)
         if found is not None and refused is not None:
             raise refused
         if found is not None:

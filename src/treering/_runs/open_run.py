@@ -12,7 +12,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
 
-from treering._checkpoint.detect import OTHER_FOLDERS, find_foreign_folder, other_folder
+from treering._checkpoint.detect import find_foreign_folder
+from treering._checkpoint.other_folders import FOLDER_NAMES, name_folder
 from treering._codec.key_document import HEAD_BYTES
 from treering._format.document import read_digest
 from treering._store.open_folder import find_index_at
@@ -61,7 +62,7 @@ def require_run(run: RunFolder) -> None:
         raise Format(f"{shown!r} is a checkpoint, not a run", hint=hint)
     if names is None or RUN_DOCUMENT in names or run.latest() is not None:
         return
-    if (named := next((other for name, other in OTHER_FOLDERS.items() if name in names), None)) is not None:
+    if (named := next((other for name, other in FOLDER_NAMES.items() if name in names), None)) is not None:
         raise _other_form(shown, named)
     numbered = sorted((int(found[1]), name) for name in names if (found := _NUMBERED.fullmatch(name)))
     # An index under a step's own name belongs to a step, or to no checkpoint.
@@ -101,7 +102,7 @@ def _other(place: Path) -> str | None:
             whole = step_of_name(place.name) is None and read_digest(_head(place / INDEX)) is not None
             return _OWN if whole else None
         items = sorted(root_of(place).places(place))[:_ITEMS]
-        found_in = (other_folder(each) for each in (place, *(place / item for item in items)))
+        found_in = (name_folder(each) for each in (place, *(place / item for item in items)))
         return next((other for other in found_in if other), None)
     return None
 

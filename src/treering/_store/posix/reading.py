@@ -25,7 +25,8 @@ from treering.errors import Corrupt, StoreFailed
 
 # How the cache of the Hugging Face hub stores a snapshot's files: content by hash, beside the snapshots.
 # https://huggingface.co/docs/huggingface_hub/guides/manage-cache
-_HUB_LINK = re.compile(r"((?:\.\./){2,})blobs/([0-9a-f]{40}(?:[0-9a-f]{24})?)")
+_HUB_LINK = re.compile(r"((?:\.\./){2,}|/(?:.*/)?)blobs/([0-9a-f]{40}(?:[0-9a-f]{24})?)", re.DOTALL)
+_SHA_256_DIGITS = 64
 
 # One system call fills at most this much, so that two threads finish together.
 _PIECE_BYTES = 8 << 20
@@ -257,34 +258,43 @@ def open_in(folder: Folder, name: str, path: Path) -> LocalFile:
         LinkRefused: it is a link that leads anywhere else than into the blobs of a hub snapshot.
         StoreFailed: the system refuses.
     """
+    blob = ""
 
     def opener(flags: int) -> OpenDescriptor:
+        nonlocal blob
         try:
             return folder.open(name, flags)
         except OSError as error:
             if (found := folder.find(name)) is None or not stat.S_ISLNK(found.st_mode):
                 raise
-            return _open_blob(folder, name, flags, error)
+            blobs, blob = _find_blob(folder, name, error)
+            with Folder(blobs) as below:
+                return below.open(blob, flags)
 
     try:
-        return LocalFile(path, opener)
+        file = LocalFile(path, opener)
     except StoreFailed as error:
         if error.errno == errno.ELOOP:
             hint = "copy the files themselves there (cp -L)"
             raise LinkRefused(f"{os.fspath(path)!r} is a link, which may lead anywhere", hint=hint) from error
         raise
+    file.sha256 = blob if len(blob) == _SHA_256_DIGITS else None
+    return file
 
 
-def _open_blob(folder: Folder, name: str, flags: int, refused: OSError) -> OpenDescriptor:
-    """Open what a link leads to: ``../../blobs/<hash>`` seen from ``snapshots/<revision>/``, or deeper below it."""
+def _find_blob(folder: Folder, name: str, refused: OSError) -> tuple[str, str]:
+    """Return the folder and the name of what a link of the hub's cache leads to.
+
+    From ``snapshots/<revision>/``, or deeper below it, it is ``../../blobs/<hash>``, or an absolute link to the same.
+    """
     if (found := _HUB_LINK.fullmatch(folder.link_text(name).replace(os.sep, "/"))) is None:
         raise refused
-    levels = found[1].count("/")
     parts = Path(folder.path).parts
+    levels = found[1].count("/") if found[1].startswith(".") else ([*parts[::-1], "snapshots"].index("snapshots") + 1)
     if len(parts) <= levels or parts[-levels] != "snapshots":
         raise refused
     blobs = os.path.join(*parts[:-levels], "blobs")
-    if os.path.islink(blobs):
+    leads_there = found[1].startswith(".") or os.path.realpath(f"{found[1]}blobs") == os.path.realpath(blobs)
+    if os.path.islink(blobs) or not leads_there:
         raise refused
-    with Folder(blobs) as below:
-        return below.open(found[2], flags)
+    return blobs, found[2]
