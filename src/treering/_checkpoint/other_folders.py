@@ -97,13 +97,14 @@ def _pass_checkpoint(place: Path, found: list[str]) -> str | None:
 
 
 def _pass_snapshot(place: Path, found: list[str]) -> str | None:
-    snapshots = place / "snapshots" if "snapshots" in found else place
+    snapshots = place / found[0]
     names = sorted(itertools.islice(root_of(snapshots).names(snapshots), _LISTED))
-    shown = snapshots.relative_to(place) / shorten(names[-1], _LONGEST_NAME) if names else None
-    return f"pass the path of a snapshot, such as {shown.as_posix()!r} in it" if shown else "it has no snapshot"
+    if not names or not any(is_seen(place / name) for name in ("blobs", "refs")):
+        return None
+    return f"pass the path of a snapshot, such as 'snapshots/{shorten(names[-1], _LONGEST_NAME)}' in it"
 
 
-# In their order: what is more than one of them is the first.
+# A data file of a checkpoint of ours that was removed is none of these. In their order: what is more than one of them is the first.
 _BY_PATTERN: Final[tuple[tuple[re.Pattern[str], str, Callable[[Path, list[str]], str | None]], ...]] = (
     (re.compile(r"adapter_(config\.json|model\.safetensors)"), "a PEFT adapter", _pass_file),
     (
@@ -116,8 +117,12 @@ _BY_PATTERN: Final[tuple[tuple[re.Pattern[str], str, Callable[[Path, list[str]],
         "a variant of a Hugging Face model",
         _pass_file,
     ),
-    (re.compile(r".*\.safetensors"), "a folder with safetensors files of other names than a model's", _pass_file),
+    (
+        re.compile(r"(?!data-[0-9a-f]{16}-).*\.safetensors"),
+        "a folder with safetensors files of other names than a model's",
+        _pass_file,
+    ),
     (re.compile(r"snapshots"), "a model in the cache of the Hugging Face hub", _pass_snapshot),
     (re.compile(r"(models|datasets|spaces)--.+"), "a cache of the Hugging Face hub", lambda *_: _SNAPSHOT),
-    (re.compile(r".*_[0-9]{1,18}"), "a folder of flax's checkpoints", _pass_checkpoint),
+    (re.compile(r"checkpoint_[0-9]{1,18}"), "a folder of flax's checkpoints", _pass_checkpoint),
 )
