@@ -104,7 +104,7 @@ def _pass_snapshot(place: Path, found: list[str]) -> str | None:
     return f"pass the path of a snapshot, such as 'snapshots/{shorten(names[-1], _LONGEST_NAME)}' in it"
 
 
-# A data file of a checkpoint of ours that was removed is none of these. In their order: what is more than one of them is the first.
+# In their order: what is more than one of them is the first. Data files of our removed checkpoints are none of them.
 _BY_PATTERN: Final[tuple[tuple[re.Pattern[str], str, Callable[[Path, list[str]], str | None]], ...]] = (
     (re.compile(r"adapter_(config\.json|model\.safetensors)"), "a PEFT adapter", _pass_file),
     (
