@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from types import FrameType
+from typing import Any, Final, Self
 
 import jax
 import pytest
 
 import treering as tr
+from tests.multiprocess import trees
 from tests.multiprocess.meetings import told
 from tests.multiprocess.refusals import tree
 from treering._checkpoint import save as saving
@@ -18,6 +21,10 @@ from treering._runs import save_step as stepping
 from treering.leaves import tree_serialize_leaves
 
 GENEROUS = 60.0
+
+_SOURCE: Final = str(Path(tr.__file__).parent)
+_BEFORE_COUNTING: Final = 60
+"""So many lines of a call may go by before it is known to be one of the job."""
 
 
 def _interrupted(work: Callable[[], Any]) -> dict[str, Any]:
@@ -55,6 +62,7 @@ def interrupts_before_counting(folder: str, victim: int) -> dict[str, list[dict[
         "async": (in_background, saving, "plan_tree"),
         "leaves": (leaves, serializing, "flatten"),
         "run": (step, stepping, "replace_stateful_items"),
+        "run, undecided": (step, stepping, "require_step_number"),
     }
     found: dict[str, list[dict[str, Any]]] = {}
     for name, (work, module, place) in doors.items():
@@ -66,6 +74,11 @@ def interrupts_before_counting(folder: str, victim: int) -> dict[str, list[dict[
         said.append(told(work))
         found[name] = said
     found["argument"] = [told(lambda: saved(-1.0 if number == victim else 2.0)), told(saved)]
+    first: Any = "one" if number == victim else next(steps)
+    run = tr.Run(run.path, timeout=2.0)
+    wrong = told(lambda: run.save(first, tree(1)).result(GENEROUS))
+    run = tr.Run(run.path, timeout=GENEROUS)
+    found["argument of a run"] = [wrong, told(lambda: run.save(50, tree(1)).result(GENEROUS))]
     return found
 
 
@@ -78,3 +91,58 @@ def interrupts_the_first_save(folder: str) -> list[dict[str, Any]]:
             patch.setattr(saving, "plan_tree", _interrupt)
         found.append(_interrupted(lambda: tr.save(path, tree(1), timeout=2)))
     return found + [told(lambda: tr.save(path, tree(1), overwrite=True, timeout=GENEROUS)) for _ in range(3)]
+
+
+class _Striking:
+    """Interrupts the lines of treering that this thread comes to, when so many have gone by; counts them at None."""
+
+    def __init__(self, after: int | None) -> None:
+        self.lines = 0
+        self._after = after
+
+    def __enter__(self) -> Self:
+        sys.settrace(self._trace)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        sys.settrace(None)
+
+    def _trace(self, frame: FrameType, event: str, _: Any) -> Any:
+        if not frame.f_code.co_filename.startswith(_SOURCE):
+            return None
+        if event == "line":
+            self.lines += 1
+            if self.lines == self._after:
+                sys.settrace(None)
+                raise KeyboardInterrupt
+        return self._trace
+
+
+def interrupts_any_line(folder: str, victim: int, door: str, points: int, timeout: float) -> list[list[dict[str, Any]]]:
+    """Interrupt one process at some lines of its call, then let all make it until they are in step again."""
+    number, path = jax.process_index(), Path(folder, "ckpt")
+    run = tr.Run(f"{folder}/run", timeout=timeout)
+    steps = iter(range(1, 10_000))
+    shardings = {"w": trees.spread("line columns", jax.devices(), 2), "step": None}
+
+    def step() -> None:
+        run.save(next(steps), tree(1)).result(GENEROUS)
+
+    calls: dict[str, Callable[[], Any]] = {
+        "save": lambda: tr.save(path, tree(1), overwrite=True, timeout=timeout),
+        "run": step,
+        "load": lambda: str(tr.load(path, shardings=shardings, timeout=timeout)["step"]),
+        "latest": lambda: str(run.load()["step"]),
+    }
+    for before in ("save", "run", door):
+        calls[before]()
+    with _Striking(None) as counted:
+        calls[door]()
+    # What comes before is not in the call yet: as if the interrupt had come before it.
+    found = []
+    for point in range(points):
+        at = _BEFORE_COUNTING + (counted.lines - _BEFORE_COUNTING) * point // points
+        with _Striking(at if number == victim else None):
+            said = [_interrupted(calls[door])]
+        found.append([*said, *(told(calls[door]) for _ in range(2)), told(calls["save"])])
+    return found

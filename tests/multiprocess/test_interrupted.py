@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.multiprocess.interrupted import interrupts_before_counting, interrupts_the_first_save
+from tests.multiprocess.interrupted import interrupts_any_line, interrupts_before_counting, interrupts_the_first_save
 from tests.multiprocess.jobs import results, run_job
 
 
@@ -14,10 +14,11 @@ from tests.multiprocess.jobs import results, run_job
 def test_what_ends_a_save_before_it_is_counted_ends_no_later_one(tmp_path: Path, victim: int) -> None:
     every = results(run_job(interrupts_before_counting, 2, devices=1, arguments=[str(tmp_path), victim], timeout=150))
     for number, found in enumerate(every):
-        first, second = found.pop("argument")
-        wanted = {"Unsupported"} if number == victim else {"Timeout"}
-        assert first["error"] in wanted, (number, first)
-        assert "error" not in second, (number, second)
+        for name in ("argument", "argument of a run"):
+            first, second = found.pop(name)
+            wanted = {"Unsupported"} if number == victim else {"Timeout"}
+            assert first["error"] in wanted, (number, name, first)
+            assert "error" not in second, (number, name, second)
         for name, (before, during, after) in found.items():
             assert "error" not in before, (number, name, before)
             # Whoever looks late finds process 0 in the next save.
@@ -33,3 +34,16 @@ def test_an_interrupt_of_the_first_save_is_got_over(tmp_path: Path) -> None:
     # The first answers may still be to the call that was given up; then all are at the same call again.
     for found in (zero, one):
         assert "error" not in found[-1], found
+
+
+@pytest.mark.parametrize("door", ["save", "run"])
+@pytest.mark.parametrize("victim", [0, 1])
+def test_an_interrupt_at_any_line_is_got_over(tmp_path: Path, victim: int, door: str) -> None:
+    arguments = [str(tmp_path), victim, door, 3, 60.0]
+    every = results(run_job(interrupts_any_line, 2, devices=1, arguments=arguments, timeout=150))
+    for number, points in enumerate(every):
+        for during, *_, last in points:
+            if number == victim:
+                assert during["error"] == "KeyboardInterrupt", during
+            assert during["seconds"] < 30, (number, during)  # of 60
+            assert "error" not in last, (number, points)

@@ -97,7 +97,12 @@ def save_tree(tree: Any, options: SaveOptions) -> None:
 
 
 def counted(
-    path: Any, processes: object = "all", *, form: object = None, key_map: object = None
+    path: Any,
+    processes: object = "all",
+    *,
+    form: object = None,
+    key_map: object = None,
+    saves: Callable[[], bool] = lambda: True,
 ) -> AbstractContextManager[None]:
     """Count what a caller asks for as a joint save, if it is one, whatever ends it: `counted_save` says why.
 
@@ -109,6 +114,7 @@ def counted(
         this_processes(()) if is_joint else ALONE,
         doing=f"save {path!r:.1000}",
         tell=lambda call, error: tell_of_interrupt(absolute(new_folder_path(path)), call, error),
+        saves=saves,
     )
 
 

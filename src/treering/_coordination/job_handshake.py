@@ -137,7 +137,11 @@ def _job_of(processes: Processes) -> _Job:
 
 @contextlib.contextmanager
 def counted_save(
-    processes: Processes, *, doing: str, tell: Callable[[Call, BaseException], None] = lambda *_: None
+    processes: Processes,
+    *,
+    doing: str,
+    tell: Callable[[Call, BaseException], None] = lambda *_: None,
+    saves: Callable[[], bool] = lambda: True,
 ) -> Iterator[None]:
     """Count a joint save that ends before `next_sequence` has counted it: the others have counted theirs.
 
@@ -147,6 +151,7 @@ def counted_save(
         processes: those that save; where it is one alone, nothing is counted.
         doing: what the caller is about to do.
         tell: tells the others of an interrupt.
+        saves: tells whether the others save here, as far as this process knows when it fails.
     """
     if processes.count == 1:
         yield
@@ -156,7 +161,7 @@ def counted_save(
     try:
         yield
     except BaseException as error:  # an interrupt too: no later save would meet those of the others
-        if job.number == before:
+        if job.number == before and saves():
             number = job.count()
             if job.name is None or not job.shared:
                 give_up()  # the others may wait in the meeting that the first save begins with

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import operator
 import os
 import secrets
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, SupportsIndex
+
+import numpy as np
 
 from treering._arrays.host import this_processes
 from treering._arrays.jobs import Progress
@@ -30,6 +33,7 @@ from treering._store.resolve import is_on_disk
 from treering._store.run_folder import LEFT_DOCUMENT, RunFolder, step_name, step_of_name
 from treering._values.human import steps_text
 from treering._values.processes import Processes
+from treering.cadence import Decision
 from treering.errors import Exists, NotFound, PermissionDenied, StoreFailed
 
 
@@ -65,13 +69,18 @@ def save_step(
     progress: Progress | bool | None,
 ) -> StepSave:
     """Save a step of ``run``; ``Run.save`` says more."""
-    run.require_open()
-    run.warn()
-    step = require_step_number(step)
-    processes = this_processes(())
-    decision = run.schedule.decide(step, processes, latest=_first_latest(run), force=force)
-    path = step_path(run.path, step)
-    with _take_back_on_failure(run, processes), counted(path, "all" if decision.save else "this"):
+    decision: Decision | None = None
+    number = operator.index(step) if isinstance(step, int | np.integer) else None
+    processes, path = this_processes(()), run.path if number is None else step_path(run.path, number)
+
+    def saves() -> bool:
+        return run.schedule.saves(number, force=force) if decision is None else decision.save
+
+    with counted(path, saves=saves), _take_back_on_failure(run, processes, lambda: decision is not None):
+        run.require_open()
+        run.warn()
+        step = require_step_number(step)
+        decision = run.schedule.decide(step, processes, latest=_first_latest(run), force=force)
         if not decision.save:
             raise_unreported(run.path)
             return StepSave(step=step, reason=decision.reason)
@@ -92,7 +101,7 @@ def save_step(
             if processes.count == 1:
                 raise
             refusal = error  # the others wait for this process, and are told
-        begun = time.monotonic()
+        begun, path = time.monotonic(), step_path(run.path, step)
         run.has_saved = True
         with withdraw_on_failure(run.path, order.mark):
             options = SaveOptions.of(path, metadata=note, overwrite=overwrite, progress=progress, timeout=run.timeout)
@@ -110,12 +119,12 @@ def save_step(
 
 
 @contextlib.contextmanager
-def _take_back_on_failure(run: RunState, processes: Processes) -> Iterator[None]:
+def _take_back_on_failure(run: RunState, processes: Processes, is_decided: Callable[[], bool]) -> Iterator[None]:
     """Let the rules of a process that is alone hear that a step was not saved: the next one makes up for it."""
     try:
         yield
     except Exception:  # whatever it is: the step was not saved; raised again below
-        if processes.count == 1:
+        if processes.count == 1 and is_decided():
             run.schedule.take_back()
         raise
 

@@ -94,6 +94,12 @@ class SaveSchedule:
             self._step, self._since = step, self._clock()
         return decision
 
+    def saves(self, step: int | None, *, force: bool) -> bool:
+        """Tell whether all processes save a step, as far as that is known before they decide."""
+        if self._signals.watching or self._seconds is not None:
+            return False  # they meet first, and where one fails none saves
+        return self._cadence is None or force or (step is not None and self._apply_rules(step, 0.0, force=force).save)
+
     def take_back(self) -> None:
         """Count the step that was to be saved last as not saved: the next one that is offered makes up for it.
 
