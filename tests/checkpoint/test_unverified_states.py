@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import functools
+import gzip
 import json
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +21,15 @@ from safetensors.numpy import save_file
 
 import treering as tr
 from tests.checkpoint.together import Loading, loading
+from tests.foreign.test_jax_pytree import DICT, LEAF, Node, saved_as_jax
 from tests.leaves.test_foreign import written
 from treering._arrays.source import Source
-from treering._checkpoint import joint_load, read_leaves
+from treering._checkpoint import convert_folder, copy_checkpoint, joint_load, read_leaves
+from treering._checkpoint.source import read_pieces
 from treering._foreign.folder_files import FolderFiles
-from treering.errors import Corrupt, NotShared
+from treering._runs.copy_run import copy_path
+from treering.errors import Busy, Corrupt, NotShared
+from treering.serialization import to_bytes
 
 __all__ = ["loading"]
 
@@ -64,6 +70,23 @@ def _write_packed(path: Path, generation: int) -> None:
     np.savez_compressed(path, **_tree(generation))
 
 
+def _write_compressed(path: Path, generation: int) -> None:
+    path.write_bytes(gzip.compress(to_bytes(_tree(generation))))
+
+
+def _write_orbax(path: Path, generation: int, *, ocdbt: bool) -> None:
+    checkpoint = pytest.importorskip("orbax.checkpoint")
+    with checkpoint.Checkpointer(checkpoint.PyTreeCheckpointHandler(use_ocdbt=ocdbt)) as writer:
+        writer.save(path, _tree(generation), force=True)
+
+
+def _write_of_jax(path: Path, generation: int) -> None:
+    shutil.rmtree(path, ignore_errors=True)
+    tree = _tree(generation)
+    names = tuple(name.encode() for name in tree)
+    saved_as_jax(path, Node(DICT, tuple(Node(LEAF) for _ in tree), names), list(tree.values()))
+
+
 def _write_leaves(path: Path, generation: int) -> None:
     shutil.rmtree(path, ignore_errors=True)
     path.mkdir()
@@ -78,13 +101,20 @@ WRITERS: dict[str, Callable[[Path, int], object]] = {
     "shards": _write_shards,
     "levanter": _write_levanter,
     "leaves": _write_leaves,
+    "array.npy": lambda path, generation: np.save(path, _tree(generation)["a"]),
+    "compressed.msgpack": _write_compressed,
+    "ocdbt": functools.partial(_write_orbax, ocdbt=True),
+    "orbax": functools.partial(_write_orbax, ocdbt=False),
+    "jax": _write_of_jax,
 }
 
 
 def _generation_of(found: Any) -> int:
-    """Which state it is, all of it."""
+    """Which state it is, all of it; of a single array as well."""
+    found = found if isinstance(found, dict) else {"a": found}
     generation = round(float(np.asarray(found["a"])[0, 0] - WIDE[0, 0]) / 10)
-    for name, array in _tree(generation).items():
+    for name in found:
+        array = _tree(generation)[name]
         np.testing.assert_array_equal(np.asarray(found[name]), array, err_msg=f"{name} of state {generation}")
     return generation
 
@@ -139,7 +169,10 @@ def test_copies_are_alike_and_other_states_are_not(name: str, loading: Loading, 
     for number, generation in enumerate((0, 0, 1)):
         path = tmp_path / str(number) / name
         path.parent.mkdir()
-        WRITERS[name](path, generation)
+        if number == 1:
+            (shutil.copytree if (tmp_path / "0" / name).is_dir() else shutil.copy)(tmp_path / "0" / name, path)
+        else:
+            WRITERS[name](path, generation)
         loading.meetings.clear()
         tr.load(path, mesh=MESH, shardings=lambda *_: SPEC)
         states.append(loading.meetings[0]["state"])
@@ -152,6 +185,94 @@ def test_states_of_hosts_that_share_nothing(name: str, loading: Loading, tmp_pat
     loading.others = lambda meeting, said: [said, said, {**said, "state": "another"} if "state" in said else said]
     with pytest.raises(NotShared, match="process 3 found another state"):
         tr.load(tmp_path / name, mesh=MESH, shardings=lambda *_: SPEC)
+
+
+@pytest.mark.parametrize("name", ["state.msgpack", "compressed.msgpack"])
+def test_python_values_that_differ_on_hosts_that_share_nothing(name: str, loading: Loading, tmp_path: Path) -> None:
+    states = []
+    for step in (1, 1, 2):
+        data = to_bytes({"w": WIDE, "step": step, "name": "a", "none": None})
+        (tmp_path / name).write_bytes(gzip.compress(data) if name.startswith("compressed") else data)
+        loading.meetings.clear()
+        tr.load(tmp_path / name, mesh=MESH, shardings=lambda _, leaf: SPEC if getattr(leaf, "shape", ()) else None)
+        states.append(loading.meetings[0]["state"])
+    assert states[0] == states[1] != states[2]
+
+
+SINGLE = ("state.msgpack", "model.safetensors", "arrays.npz", "packed.npz", "array.npy", "compressed.msgpack")
+
+
+@pytest.fixture(params=SINGLE)
+def written_into(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Path, Callable[[], None]]:
+    """A single file, and what writes other numbers into it, as no save of treering does."""
+    path, other = tmp_path / request.param, tmp_path / "other" / request.param
+    other.parent.mkdir()
+    WRITERS[request.param](path, 0)
+    WRITERS[request.param](other, 1)
+
+    def write() -> None:
+        path.write_bytes(other.read_bytes())
+        _after_writing(path)
+
+    return path, write
+
+
+def test_a_handle_of_a_file_that_is_written_into_is_busy(written_into: tuple[Path, Callable[[], None]]) -> None:
+    path, write = written_into
+    with tr.open(path) as opened:
+        view = next(iter(opened.values()))
+        np.testing.assert_array_equal(view[:5], WIDE[:5])
+        write()
+        with pytest.raises(Busy, match=r"was (written into|saved again) after it was opened"):
+            np.asarray(view)
+
+
+def test_a_handle_of_a_file_that_is_replaced_reads_the_old_one(tmp_path: Path) -> None:
+    for name in SINGLE:
+        WRITERS[name](tmp_path / name, 0)
+        WRITERS[name](tmp_path / f"new-{name}", 1)
+        with tr.open(tmp_path / name) as opened:
+            (tmp_path / f"new-{name}").replace(tmp_path / name)
+            np.testing.assert_array_equal(np.asarray(next(iter(opened.values()))), WIDE)
+
+
+def test_a_copy_of_a_file_that_is_written_into_is_busy(
+    written_into: tuple[Path, Callable[[], None]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, write = written_into
+    read = read_pieces
+
+    def write_between(*given: Any) -> Iterator[bytes]:
+        yield from read(*given)
+        write()
+
+    monkeypatch.setattr(copy_checkpoint, "read_pieces", write_between)
+    with pytest.raises(Busy, match="was written into while it was being copied"):
+        copy_path(str(path), str(tmp_path / f"copy-{path.name}"), overwrite=False)
+    assert [found.name for found in tmp_path.iterdir() if found.is_file()] == [path.name]
+
+
+@pytest.mark.parametrize("name", WRITERS)
+def test_what_is_written_anew_while_it_is_converted_is_busy(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / name
+    WRITERS[name](path, 0)
+    write = convert_folder.write
+
+    def write_anew(*given: Any, **named: Any) -> Any:
+        WRITERS[name](path, 1)
+        _after_writing(path)
+        return write(*given, **named)
+
+    monkeypatch.setattr(convert_folder, "write", write_anew)
+    if name in {"state.msgpack", "model.safetensors"}:  # replaced, not written into
+        tr.convert(path, tmp_path / "converted")
+        assert _generation_of(tr.load(tmp_path / "converted")) == 0
+        return
+    with pytest.raises(Busy, match="replaced while"):
+        tr.convert(path, tmp_path / "converted")
+    assert not (tmp_path / "converted" / "treering.json").exists()
 
 
 def test_a_file_that_is_opened_again_has_to_be_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

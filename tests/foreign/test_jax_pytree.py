@@ -23,7 +23,7 @@ import treering
 from treering.errors import Corrupt, TreeringError, Unsupported
 
 GOLDEN = Path(__file__).parent / "golden" / "jax"
-_LEAF, _NONE, _TUPLE, _LIST, _DICT, _CUSTOM = range(6)
+LEAF, _NONE, _TUPLE, _LIST, DICT, _CUSTOM = range(6)
 
 
 class Node(NamedTuple):
@@ -66,7 +66,7 @@ def _flatbuffer(root: Node) -> bytearray:
     return data
 
 
-def _save(place: Path, tree: bytes | Node, arrays: list[Any]) -> Path:
+def saved_as_jax(place: Path, tree: bytes | Node, arrays: list[Any]) -> Path:
     """Write a checkpoint as jax does."""
     data = bytes(_flatbuffer(tree)) if isinstance(tree, Node) else tree
     described: list[str | None] = []
@@ -169,17 +169,20 @@ def test_in_memory_as_on_disk(tmp_path: Path) -> None:
 
 
 def test_a_bare_leaf_an_empty_tree_and_an_array_without_items(tmp_path: Path) -> None:
-    leaf = treering.load(_save(tmp_path / "leaf", Node(_LEAF), [np.arange(3)]))
+    leaf = treering.load(saved_as_jax(tmp_path / "leaf", Node(LEAF), [np.arange(3)]))
     np.testing.assert_array_equal(leaf, np.arange(3))
-    assert treering.load(_save(tmp_path / "none", Node(_LEAF), [None])) is None
-    assert treering.load(_save(tmp_path / "empty", Node(_DICT), [])) == {}
-    assert treering.load(_save(tmp_path / "node", Node(_LIST, (Node(_NONE), Node(_LEAF))), [None])) == [None, None]
-    assert treering.load(_save(tmp_path / "zero", Node(_LEAF), [np.zeros((0, 2), np.int8)])).shape == (0, 2)
+    assert treering.load(saved_as_jax(tmp_path / "none", Node(LEAF), [None])) is None
+    assert treering.load(saved_as_jax(tmp_path / "empty", Node(DICT), [])) == {}
+    assert treering.load(saved_as_jax(tmp_path / "node", Node(_LIST, (Node(_NONE), Node(LEAF))), [None])) == [
+        None,
+        None,
+    ]
+    assert treering.load(saved_as_jax(tmp_path / "zero", Node(LEAF), [np.zeros((0, 2), np.int8)])).shape == (0, 2)
 
 
 def test_what_several_processes_wrote_and_one_merged(tmp_path: Path) -> None:
     items = np.random.default_rng(0).standard_normal((8, 600)).astype(np.float32)
-    store = _save(tmp_path / "a", Node(_LEAF), [None]) / "array_store"
+    store = saved_as_jax(tmp_path / "a", Node(LEAF), [None]) / "array_store"
     grid = {"name": "regular", "configuration": {"chunk_shape": [4, 600]}}
     metadata = {"shape": items.shape, "data_type": "float32", "chunk_grid": grid, "codecs": []}
     parts = []
@@ -199,18 +202,20 @@ def test_what_several_processes_wrote_and_one_merged(tmp_path: Path) -> None:
 
 def test_arrays_without_data_are_zeros_and_said_to_be_without(tmp_path: Path) -> None:
     """jax stores no zeros, and nothing says that a save came to its end."""
-    place = _save(tmp_path / "a", Node(_LIST, (Node(_LEAF),) * 3), [np.zeros(4), np.ones(4), np.zeros(0)])
+    place = saved_as_jax(tmp_path / "a", Node(_LIST, (Node(LEAF),) * 3), [np.zeros(4), np.ones(4), np.zeros(0)])
     assert [array.tolist() for array in treering.load(place)] == [[0] * 4, [1] * 4, []]
     assert "2 of 3 arrays have no data" in str(treering.inspect(place))
     assert "2 of 3 arrays have no data" in str(treering.verify(place))
 
 
 def test_a_class_whose_data_is_no_list_of_names_keeps_it(tmp_path: Path) -> None:
-    two = (Node(_LEAF), Node(_LEAF))
+    two = (Node(LEAF), Node(LEAF))
     for number, aux in enumerate([b"", b"\xff", b'["a"]', b'["a", "a"]', b'["a", 1]', b'["a b", "c"]', b"[" * 5000]):
-        found = treering.load(_save(tmp_path / str(number), Node(_CUSTOM, two, name=b"m.C", aux=aux), [None, None]))
+        found = treering.load(
+            saved_as_jax(tmp_path / str(number), Node(_CUSTOM, two, name=b"m.C", aux=aux), [None, None])
+        )
         assert found == treering.StandIn("m.C", {"0": None, "1": None}, {"aux": aux} if aux else {})
-    unnamed = treering.load(_save(tmp_path / "unnamed", Node(_CUSTOM, two), [None, None]))
+    unnamed = treering.load(saved_as_jax(tmp_path / "unnamed", Node(_CUSTOM, two), [None, None]))
     assert unnamed == treering.StandIn("", {"0": None, "1": None})
 
 
@@ -218,24 +223,24 @@ def test_a_class_whose_data_is_no_list_of_names_keeps_it(tmp_path: Path) -> None
     ("tree", "problem"),
     [
         (Node(7), "nodes of the kind 7 are unknown"),
-        (Node(_DICT, (Node(_LEAF),)), "a dict of 1 child has the keys"),
-        (Node(_DICT, (Node(_LEAF), Node(_LEAF)), (b"a", b"a")), "a dict of 2 children has the keys"),
-        (Node(_DICT, (Node(_LEAF),), (b"\xff",)), "a key is not UTF-8"),
-        (Node(_LIST, (Node(_LEAF), Node(_LEAF))), "the tree has 2 leaves, 1 are described"),
+        (Node(DICT, (Node(LEAF),)), "a dict of 1 child has the keys"),
+        (Node(DICT, (Node(LEAF), Node(LEAF)), (b"a", b"a")), "a dict of 2 children has the keys"),
+        (Node(DICT, (Node(LEAF),), (b"\xff",)), "a key is not UTF-8"),
+        (Node(_LIST, (Node(LEAF), Node(LEAF))), "the tree has 2 leaves, 1 are described"),
         (Node(_NONE), "the tree has 0 leaves, 1 are described"),
     ],
 )
 def test_trees_that_make_no_sense(tmp_path: Path, tree: Node, problem: str) -> None:
     with pytest.raises((Corrupt, Unsupported), match=problem):
-        treering.load(_save(tmp_path / "a", tree, [None]))
+        treering.load(saved_as_jax(tmp_path / "a", tree, [None]))
 
 
 @pytest.mark.parametrize("depth", [1024, 1025])
 def test_a_tree_that_is_too_deep(tmp_path: Path, depth: int) -> None:
-    tree = Node(_LEAF)
+    tree = Node(LEAF)
     for _ in range(depth):
         tree = Node(_LIST, (tree,))
-    place = _save(tmp_path / "a", tree, [None])
+    place = saved_as_jax(tmp_path / "a", tree, [None])
     if depth == 1024:
         assert len(treering.inspect(place).leaves) == 1
     else:
@@ -244,19 +249,19 @@ def test_a_tree_that_is_too_deep(tmp_path: Path, depth: int) -> None:
 
 
 def test_few_bytes_that_would_take_any_memory(tmp_path: Path) -> None:
-    data = _flatbuffer(Node(_LIST, (Node(_LEAF), Node(_LEAF))))
+    data = _flatbuffer(Node(_LIST, (Node(LEAF), Node(LEAF))))
     start = data.index(struct.pack("<I", 2), 30) + 4
     struct.pack_into("<I", data, start + 4, struct.unpack_from("<I", data, start)[0] - 4)
     with pytest.raises(Corrupt, match="two nodes refer to one"):
-        treering.load(_save(tmp_path / "shared", bytes(data), [None, None]))
+        treering.load(saved_as_jax(tmp_path / "shared", bytes(data), [None, None]))
     names = (b"a" * 5000, b"b" * 5000)
-    data = _flatbuffer(Node(_DICT, (Node(_LEAF), Node(_LEAF)), names))
+    data = _flatbuffer(Node(DICT, (Node(LEAF), Node(LEAF)), names))
     struct.pack_into("<I", data, data.index(struct.pack("<I", 5000) + b"a"), 9000)
     with pytest.raises(Corrupt, match="is longer than it can be"):
-        treering.load(_save(tmp_path / "overlapping", bytes(data), [None, None]))
-    below = Node(_LIST, (Node(_LEAF),) * 2000)
+        treering.load(saved_as_jax(tmp_path / "overlapping", bytes(data), [None, None]))
+    below = Node(_LIST, (Node(LEAF),) * 2000)
     with pytest.raises(Corrupt, match="its keys take far more memory than it has bytes"):
-        treering.load(_save(tmp_path / "keys", Node(_DICT, (below,), (b"k" * (2 << 20),)), [None] * 2000))
+        treering.load(saved_as_jax(tmp_path / "keys", Node(DICT, (below,), (b"k" * (2 << 20),)), [None] * 2000))
 
 
 def test_every_offset_of_the_tree_is_checked(golden: Path) -> None:

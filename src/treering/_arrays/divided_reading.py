@@ -14,6 +14,8 @@ from treering._arrays.exchange import can_exchange, grid_of, part_boxes
 from treering._arrays.incoming import ReadRequest
 from treering._arrays.jobs import split_by_bytes
 from treering._arrays.source import Source
+from treering._codec.documents import json_text
+from treering._format.leaf_values import encode_value
 from treering._plan.exchange import Grid
 from treering._plan.load import StoredLeaf, plan_loads
 from treering._values.boxes import Box, box_of_slices, size_of
@@ -108,8 +110,8 @@ def plan_digest(batches: Iterable[Sequence[Delivery]]) -> str:
 def state_digest(source: Source) -> str:
     """Return a digest of what was opened, so that processes can tell whether all of them opened the same.
 
-    Where there are no checksums, what the store says of the files counts, and else some of the numbers: two hosts
-    may have copies of one file, which are of different times.
+    Where there are no checksums, Python's values count, and of arrays what the store says of the files, or else some of
+    the numbers: two hosts may have copies of one file, which are of different times.
 
     Raises:
         Corrupt, NotFound, StoreFailed: as reading does.
@@ -119,6 +121,9 @@ def state_digest(source: Source) -> str:
     keys = "\0".join(index.keys)
     tokens = [] if source.opened is None or index.verified else source.opened.tokens()
     texts = [text.encode("utf-8", "surrogatepass") for text in (head, keys, *tokens)]
+    if not index.verified:
+        kinds = ((index.type_of(leaf).kind, value) for leaf, value in index.values.items())
+        texts.append(json_text([encode_value(*known) for known in kinds if known[0] != "opaque"]).encode("ascii"))
     samples = () if index.verified or tokens else _read_samples(source)
     return digest([*texts, pack_checksums(index.checksums), *samples])
 

@@ -28,7 +28,7 @@ from treering._format.selection import Selection, drop_leaves, select
 from treering._keymap.key_map import KeyMap, check_key_map
 from treering._store.resolve import kept, require_outside, require_path, settled
 from treering._view.progress import Progress, showing
-from treering.errors import Busy, Corrupt, Unsupported
+from treering.errors import Busy, Corrupt, NotFound, Unsupported
 
 _OF_FILES: Final = ("format", "total_size")
 """Members that say how a file of another program was written."""
@@ -89,7 +89,12 @@ def convert_path(source: str | os.PathLike[str], save: SaveOptions, options: Con
         part, metadata = _lose(part, metadata, losses)
         mapped = _lose_keys(mapped) if any(loss.kind == "keys" for loss in losses) else mapped
         save = dataclasses.replace(save, metadata=metadata)
-        written = module.write(mapped, part, save, _StillThere(opened, os.fspath(source)))
+        watch = _StillThere(opened, os.fspath(source))
+        try:
+            written = module.write(mapped, part, save, watch)
+        except (Corrupt, NotFound):
+            watch.claim()  # what was replaced is neither damaged nor lost
+            raise
     if written is not None:
         _require_equal(save, written)
     elif (found_damage := verify_bytes(save.path, None)).findings:

@@ -20,6 +20,7 @@ from treering._format.index import DataFile, Index
 from treering._store.api import Reader, Store
 from treering._store.failures import naming_file
 from treering._store.open_folder import OpenFolder
+from treering._store.opened_files import OpenedFiles
 from treering._store.resolve import is_taken, located, open_file, write_file
 from treering.errors import Busy, Corrupt, Exists, NotFound
 
@@ -123,6 +124,7 @@ def copy_file(source: Path, target: Path, *, overwrite: bool, progress: Progress
         NotFound: nothing is at the source.
         Exists: something is at the target.
         Corrupt: a byte is not the one that was saved; nothing has changed at the target then.
+        Busy: it has no checksums, and somebody wrote into it meanwhile; nothing has changed at the target then.
         StoreFailed: a store refuses.
     """
     if not overwrite and is_taken(target):
@@ -131,12 +133,22 @@ def copy_file(source: Path, target: Path, *, overwrite: bool, progress: Progress
         index = _index_of(source, file)
         tally = Tally(file.size, progress)
         if index is None or not index.verified:
-            pieces: Iterator[bytes] = read_pieces(file, file.size)
-            write_file(target, _after(b"", pieces, tally), file.size, new=not overwrite)
+            write_file(target, _after(b"", _unchanged_pieces(file), tally), file.size, new=not overwrite)
         else:
             header = file.read(0, index.files[0].header)
             content = _after(header, checked_pieces(index, 0, file), tally)
             write_file(target, content, file.size, new=not overwrite)
+
+
+def _unchanged_pieces(file: Reader) -> Iterator[bytes]:
+    """Yield the bytes of a file without checksums.
+
+    Raises:
+        Busy: somebody has written into it meanwhile.
+    """
+    yield from read_pieces(file, file.size)
+    if OpenedFiles(file).is_written_into():
+        raise Busy(f"{os.fspath(file.path)!r} was written into while it was being copied", hint="try again")
 
 
 def _index_of(source: Path, file: Reader) -> Any:

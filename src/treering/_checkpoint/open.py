@@ -102,8 +102,8 @@ class Checkpoint(Closable, Mapping[str, Any]):
     """A checkpoint or single file opened for reading: key text -> ``LeafView``, or the value of a Python leaf.
 
     A context manager; views work until it is closed. What a later save does to the path is not seen here, but a save
-    into a leaves directory takes away what it replaces: reading that is ``Busy`` then, or, where another program made
-    both, something of the new one.
+    into a leaves directory takes away what it replaces: reading that is ``Busy`` then. So is reading a single file
+    without checksums that was written into. Of folders that other programs write anew, new files may be read.
 
     Attributes:
         index: everything that is known without reading an array; its form may change between versions.
@@ -159,6 +159,9 @@ class Checkpoint(Closable, Mapping[str, Any]):
                 raise
             message = f"{self._path!r} was saved again after it was opened, and {self.index.keys[number]!r} is gone"
             raise Busy(message, hint="open it again") from error
+        opened = self._source.opened
+        if opened is not None and not self.index.verified and opened.is_written_into():
+            raise Busy(f"{self._path!r} was written into after it was opened", hint="open it again")
         return request.arrays[0].copy() if self._source.held else request.arrays[0]
 
     def _leaf(self, number: int) -> Any:

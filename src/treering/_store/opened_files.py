@@ -60,6 +60,10 @@ class OpenedFiles:
         """Tell whether all was read from one open file, into which nobody has written, whatever has its name now."""
         return isinstance(self._only, LocalFile) and self._only.is_whole()
 
+    def is_written_into(self) -> bool:
+        """Tell whether all is read from one open file, into which somebody has written since."""
+        return isinstance(self._only, LocalFile) and not self._only.is_whole()
+
     def tokens(self) -> list[str]:
         """Return a text for each file of which the store says on every host alike which version was opened."""
         texts = ((path, getattr(version, "text", None)) for path, version in self._versions.items())
