@@ -12,6 +12,7 @@ import treering as tr
 from tests.multiprocess import trees
 from tests.multiprocess.meetings import told
 from tests.multiprocess.refusals import tree
+from treering.leaves import tree_deserialize_leaves, tree_serialize_leaves
 
 GENEROUS = 60.0
 
@@ -35,6 +36,10 @@ def makes_different_calls(folder: str) -> dict[str, list[dict[str, Any]]]:
     def gc() -> int:
         return len(run.gc(dry_run=False))
 
+    def leaves() -> float:
+        shardings = {"w": trees.spread("line columns", jax.devices(), 2), "step": None}
+        return float(tree_deserialize_leaves(f"{folder}/leaves", shardings=shardings, timeout=GENEROUS)["w"].sum())
+
     def tried(name: str, step: int, first: Callable[[], Any], second: Callable[[], Any]) -> None:
         def save() -> int:
             run.save(step, tree(step)).result(GENEROUS)
@@ -48,4 +53,7 @@ def makes_different_calls(folder: str) -> dict[str, list[dict[str, Any]]]:
     tried("gc, load", 2, gc, load)
     tried("load 1, load 2", 3, lambda: joint_load(1), lambda: joint_load(2))
     tried("init, gc", 4, init, gc)
+    tried("delete, branch", 5, lambda: run.delete(4), lambda: run.branch(4, f"{folder}/branch"))
+    tree_serialize_leaves(f"{folder}/leaves", tree(1), timeout=GENEROUS)
+    tried("leaves, load", 6, leaves, load)
     return found

@@ -16,6 +16,8 @@ def test_calls_that_differ_are_told_to_all_and_end_no_later_one(tmp_path: Path) 
         "gc, load": (remove, latest),
         "load 1, load 2": ("load 'step_00000001'", "load 'step_00000002'"),
         "init, gc": (latest, remove),
+        "delete, branch": ("remove step 4 of 'run'", "branch from step 4 of 'run'"),
+        "leaves, load": ("load 'leaves'", latest),
     }
     for number, found in enumerate(every):
         for step, (name, (apart, *after)) in enumerate(found.items(), 1):
