@@ -12,7 +12,9 @@ _LOGIN: Final = re.compile(r"""([a-z][a-z0-9+.-]*:/{1,2})[^\s/'"@:]*:[^\s/'"]*@"
 MOST_LINES = 20
 """A message shows as many lines of a list."""
 LONGEST_LINE = 1000
-"""A line of a message has as many characters: names in it may be those of a hostile file."""
+"""A name or a line of a list is shown with as many characters: names may be those of a hostile file."""
+_LONGEST_PARAGRAPH = 8192
+_LONG_NAME: Final = re.compile(rf"""[^\s/'"]{{{LONGEST_LINE + 1},}}""")
 
 
 def printable(text: str, *, lines: bool = False) -> str:
@@ -68,6 +70,17 @@ def cut_middle(text: str, most: int) -> str:
     start, end = most // 2, most // 4
     left_out = f"[{len(text) - start - end} characters left out]"
     return text if len(text) <= most else f"{text[:start]}{left_out}{text[-end:]}"
+
+
+def cut_names(text: str) -> str:
+    """Return a message, of long names in it and of each long line the beginning and the end; no path is so long.
+
+    Example:
+        >>> cut_names(f"there is no leaf {'k' * 40_000!r}").replace("k" * 250, "K")
+        "there is no leaf 'KK[39250 characters left out]K'"
+    """
+    shown = _LONG_NAME.sub(lambda name: cut_middle(name[0], LONGEST_LINE), text)
+    return "\n".join(cut_middle(line, _LONGEST_PARAGRAPH) for line in shown.split("\n"))
 
 
 def kind_of(x: object) -> str:

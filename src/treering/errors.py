@@ -28,7 +28,7 @@ from __future__ import annotations
 import errno
 import os
 
-from treering._printable import LONGEST_LINE, cut_middle, hide_secrets, printable
+from treering._printable import cut_middle, cut_names, hide_secrets, printable
 
 __all__ = [
     "Busy", "Cancelled", "Corrupt", "Exists", "Format", "KeptOnHost", "LeavesInitialised", "Mismatch", "MissingExtra",
@@ -81,8 +81,7 @@ class TreeringError(Exception):
         places += [] if self.offset is None else [f"byte {self.offset}"]
         where = f" (at {', '.join(places)})" if places else ""
         hint = f"; {self.hint}" if self.hint else ""
-        lines = f"{self.message}{where}{hint}".split("\n")
-        return printable(hide_secrets("\n".join(cut_middle(line, LONGEST_LINE) for line in lines)), lines=True)
+        return printable(hide_secrets(cut_names(f"{self.message}{where}{hint}")), lines=True)
 
     def __reduce__(self) -> tuple[object, ...]:
         # Keyword-only attributes survive the trip between processes (pytest-xdist, futures).
