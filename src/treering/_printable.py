@@ -94,6 +94,16 @@ def kind_of(x: object) -> str:
     return "None" if x is None else f"{'an' if name[:1].lower() in 'aeio' else 'a'} {name}"
 
 
+def way_to_save(x: object, usual: str) -> str:
+    """Return the hint for an object that no file can hold; ``ConfigDict`` of ml_collections is one that says it itself.
+
+    Example:
+        >>> way_to_save({1}, "make it a list")
+        'make it a list'
+    """
+    return "save x.to_dict()" if hasattr(x, "to_dict") else usual
+
+
 def list_lines(lines: Sequence[str]) -> str:
     r"""Return lines below each other for a message, each `printable`; of many the first, and how many more there are.
 

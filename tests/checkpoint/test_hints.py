@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from jax.extend.random import define_prng_impl
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
 
 import treering as tr
+from tests.checkpoint.documents import rewrite
 from treering.errors import Mismatch, Unsupported
 from treering.leaves import tree_serialize_leaves
 from treering.serialization import from_bytes, to_bytes
@@ -179,21 +181,67 @@ def test_a_kept_leaf_that_was_renamed_is_named(path: Path) -> None:
     assert "rename={wanted: saved} maps renamed leaves" in str(caught.value)
 
 
-def test_keys_of_an_implementation_without_a_name_are_refused(tmp_path: Path) -> None:
+def _keys_of(name: str) -> Any:
+    """Return keys of an implementation that nothing leads to: it is not registered, even if another has its name."""
     impl = define_prng_impl(
-        key_shape=(3,), seed=lambda seed: jnp.full(3, seed, "uint32"), split=lambda key, shape: jnp.zeros((*shape, 3)),
-        random_bits=lambda key, width, shape: jnp.zeros(shape), fold_in=lambda key, data: key, name="mine", tag="mi",
+        key_shape=(2,), seed=lambda seed: jnp.full(2, seed, "uint32"), split=lambda key, shape: jnp.zeros((*shape, 2)),
+        random_bits=lambda key, width, shape: jnp.zeros(shape), fold_in=lambda key, data: key, name=name, tag="mi",
     )  # fmt: skip
-    tree = {"seen": jax.random.key(3), "rng": jax.random.key(3, impl=impl)}
+    return jax.random.key(3, impl=impl)
+
+
+@pytest.mark.parametrize("name", ["mine", "threefry2x32", "rbg", "<unnamed>"])
+def test_keys_of_an_implementation_without_a_name_are_refused(name: str, tmp_path: Path) -> None:
+    tree = {"seen": jax.random.key(3), "rng": _keys_of(name)}
     tr.save(tmp_path / "usual", {"seen": tree["seen"]})
-    for name in ("a", "a.safetensors"):
-        with pytest.raises(Unsupported, match=r"of 'mi' cannot be given back.*'rng'.*jax\.random\.key_data"):
-            tr.save(tmp_path / name, tree)
-        with pytest.raises(Unsupported, match="of 'mi' cannot be given back"):
-            tr.save_async(tmp_path / name, tree).result()
-    with pytest.raises(Unsupported, match="of 'mi' cannot be given back"):
-        tree_serialize_leaves(tmp_path / "leaves", tree)
-    # The target says of which implementation they are.
-    back = from_bytes(tree, to_bytes(tree))
-    assert jax.random.key_impl(back["rng"]) == jax.random.key_impl(tree["rng"])
-    assert not list(tmp_path.glob("a*"))
+    before = set(tmp_path.rglob("*"))
+    calls: dict[str, Callable[[], object]] = {
+        "folder": lambda: tr.save(tmp_path / "a", tree),
+        "below": lambda: tr.save(tmp_path / "a", {"rng": jax.random.split(jax.random.key(0)), "x": [tree["rng"]]}),
+        "file": lambda: tr.save(tmp_path / "a.safetensors", tree),
+        "hf": lambda: tr.save(tmp_path / "a", tree, form="hf"),
+        "mapped": lambda: tr.save(tmp_path / "a", tree, key_map=tr.KeyMap([tr.KeyRule("{k**}", "{k**}")])),
+        "async": lambda: tr.save_async(tmp_path / "a", tree).result(),
+        "async file": lambda: tr.save_async(tmp_path / "a.safetensors", tree).result(),
+        "leaves": lambda: tree_serialize_leaves(tmp_path / "a", tree),
+        "run": lambda: tr.Run(tmp_path / "a").save(1, tree, force=True),
+    }
+    for call in calls.values():
+        with pytest.raises(Unsupported, match=r"key<mi> cannot be given back"):
+            call()
+    with pytest.raises(Unsupported, match=r"of the dtype key<mi> cannot be given back.*'rng'.*jax\.random\.key_data"):
+        tr.save(tmp_path / "a", tree)
+    assert set(tmp_path.rglob("*")) == before
+
+
+def test_the_target_says_of_which_implementation_the_keys_of_msgpack_are(tmp_path: Path) -> None:
+    for rng in (_keys_of("mine"), jax.random.key(7, impl="unsafe_rbg")):
+        tree = {"rng": rng}
+        abstract = jax.eval_shape(lambda tree=tree: tree)
+        tr.save(tmp_path / "a.msgpack", tree, overwrite=True)
+        for found in (
+            tr.load(tmp_path / "a.msgpack", tree),
+            tr.load(tmp_path / "a.msgpack", abstract),
+            from_bytes(tree, to_bytes(tree)),
+            from_bytes(abstract, to_bytes(tree)),
+        ):
+            assert found["rng"].dtype == rng.dtype
+            assert np.array_equal(jax.random.key_data(found["rng"]), jax.random.key_data(rng))
+    other = {"rng": _keys_of("threefry2x32")}
+    tr.save(tmp_path / "b.msgpack", other)
+    with pytest.raises(Mismatch, match="wanted key<threefry2x32>"):
+        tr.load(tmp_path / "b.msgpack", other)
+    with pytest.raises(Mismatch, match="jax knows another implementation by its name"):
+        from_bytes(other, to_bytes(other))
+
+
+def test_keys_of_an_implementation_that_another_program_has(tmp_path: Path) -> None:
+    tr.save(tmp_path / "a", {"rng": jax.random.key(3)})
+    rewrite(tmp_path / "a", lambda document: document["types"][0].update(impl="theirs"))
+    with pytest.raises(Unsupported, match=r"this jax has no keys 'theirs' of uint32\[2\] \(at leaf 'rng'\); register"):
+        tr.load(tmp_path / "a")
+    with pytest.raises(Mismatch, match=r"wanted key<threefry2x32>\[\], found key<theirs>"):
+        tr.load(tmp_path / "a", {"rng": jax.random.key(0)})
+    assert tr.verify(tmp_path / "a").ok
+    with tr.open(tmp_path / "a") as opened:
+        assert np.array_equal(opened["rng"][...], jax.random.key_data(jax.random.key(3)))

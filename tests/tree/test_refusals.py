@@ -27,7 +27,7 @@ import pytest
 from tests.properties.strategies import Point, add
 from treering._tree.flatten import flatten, flatten_like
 from treering.errors import Unsupported
-from treering.serialization import register_serialization_state
+from treering.serialization import register_serialization_state, to_bytes
 
 
 class Text(str):
@@ -304,10 +304,10 @@ def test_what_stands_beside_it_is_not_lost() -> None:
 class ConfigDict:
     """As that of ml_collections: no dict, no pytree, and it becomes a dict."""
 
-    def __init__(self) -> None:
-        self._fields = {"width": 3}
+    def __init__(self, width: Any = 3) -> None:
+        self._fields = {"width": width}
 
-    def to_dict(self) -> dict[str, int]:
+    def to_dict(self) -> dict[str, Any]:
         return self._fields
 
 
@@ -319,9 +319,12 @@ class ConfigDict:
         (np.array([1, "a"], object), "store text as str leaves"),
         (np.zeros(2, "i4,f4"), "store each field as an array of its own"),
         (ConfigDict(), r"save x\.to_dict\(\)"),
+        (ConfigDict(np.ones(2)), r"save x\.to_dict\(\)"),
     ],
-    ids=["float0", "strings", "objects", "fields", "ConfigDict"],
+    ids=["float0", "strings", "objects", "fields", "ConfigDict", "ConfigDict of arrays"],
 )
 def test_a_hint_fits_what_is_refused(leaf: Any, hint: str) -> None:
     with pytest.raises(Unsupported, match=hint):
         flatten({"a": leaf})
+    with pytest.raises(Unsupported, match=hint):
+        to_bytes({"a": leaf})

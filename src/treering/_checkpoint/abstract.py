@@ -20,7 +20,8 @@ from treering._format.selection import select
 from treering._format.structure import build
 from treering._keymap.key_map import KeyMap, check_key_map
 from treering._store.resolve import require_path
-from treering._tree.fit import key_dtype, stored_dtype
+from treering._tree.fit import stored_dtype
+from treering._tree.registry import key_dtype
 from treering._values.human import pluralize
 from treering._values.keys import split_key
 from treering.errors import Unsupported

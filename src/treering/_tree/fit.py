@@ -9,13 +9,12 @@ import jax
 import numpy as np
 
 from treering._format.index import ARRAY_KINDS, LeafType
-from treering._tree.registry import is_typed_key
+from treering._tree.registry import is_typed_key, key_dtype, key_impl
 from treering._values.dtypes import is_kind_kept, lookup, number_rank, numpy_dtype
 
 _PYTHON: Final[dict[str, type]] = {"bool": bool, "int": int, "float": float, "complex": complex}
 _PYTHON_DTYPES: Final = {"float128": np.dtype(float), "complex256": np.dtype(complex)}
 _NUMBERS: Final = ("bool", "int", "float", "complex")
-_KEY_IMPLS: Final = ("threefry2x32", "rbg", "unsafe_rbg")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -28,8 +27,8 @@ class Fit:
     """What an array is cast to; None to leave it."""
     python: type | None = None
     """Python number that an array of no axes or another number is turned into; None to leave it."""
-    impl: str | None = None
-    """The PRNG implementation of a key."""
+    impl: Any = None
+    """The PRNG implementation of a key: its name, or that of the target, which may have none."""
 
 
 def fit_leaf(kind: LeafType, like: Any, like_kind: str, *, cast: bool, raw_keys: bool) -> Fit | None:
@@ -61,22 +60,8 @@ def _fit_key(kind: LeafType, like: Any, *, raw_keys: bool) -> Fit | None:
     data = jax.eval_shape(jax.random.key_data, like)
     if kind.shape != data.shape or kind.dtype != data.dtype.name:
         return None
-    impl = kind.impl if kind.kind == "key" else _impl_of(like) if raw_keys else None
+    impl = kind.impl if kind.kind == "key" else key_impl(like) if raw_keys else None
     return Fit("key", impl=impl) if impl is not None and key_dtype(impl) == like.dtype else None
-
-
-def _impl_of(like: Any) -> str | None:
-    if isinstance(like, jax.Array):
-        return str(jax.random.key_impl(like))
-    return next((impl for impl in _KEY_IMPLS if key_dtype(impl) == like.dtype), None)
-
-
-def key_dtype(impl: str) -> Any:
-    """Return the dtype of keys of an implementation; None where jax knows no such implementation."""
-    try:
-        return jax.eval_shape(lambda: jax.random.key(0, impl=impl)).dtype
-    except ValueError:
-        return None
 
 
 def _weak_number(like: Any) -> str | None:
@@ -92,14 +77,15 @@ def _weak_number(like: Any) -> str | None:
 def _fit_array(kind: LeafType, like: Any, like_kind: str, *, cast: bool) -> Fit | None:
     result = "jax" if like_kind in ("jax", "abstract") else like_kind
     dtype = np.dtype(like.dtype)
-    if kind.kind in _NUMBERS and cast and like.shape == () and _castable(np.dtype(_PYTHON[kind.kind]), dtype):
+    number = np.dtype(_PYTHON.get(kind.kind, object)).name
+    if kind.kind in _NUMBERS and cast and like.shape == () and is_kind_kept(number, dtype.name):
         return Fit(result, dtype=dtype)
     if kind.kind not in ARRAY_KINDS or kind.kind == "key" or tuple(like.shape) != kind.shape:
         return None
     if kind.dtype == dtype.name:
         # A name says nothing of the byte order, which is the target's.
         return Fit(result, dtype=None if dtype.isnative else dtype)
-    return Fit(result, dtype=dtype) if cast and _castable(_named(kind.dtype), dtype) else None
+    return Fit(result, dtype=dtype) if cast and is_kind_kept(kind.dtype or "", dtype.name) else None
 
 
 def _fit_number(kind: LeafType, like_kind: str, *, cast: bool) -> Fit | None:
@@ -111,13 +97,6 @@ def _fit_number(kind: LeafType, like_kind: str, *, cast: bool) -> Fit | None:
         wide = _PYTHON_DTYPES.get(kind.dtype or "") if cast else None
         return Fit(kind.kind, dtype=wide, python=_PYTHON[category] if cast else None)
     return None
-
-
-def _castable(saved: np.dtype[Any], wanted: np.dtype[Any]) -> bool:
-    """Within a category, or to a wider one; numpy's own rule takes bfloat16 for anything, and integers for times."""
-    if saved.kind in "mM":
-        return saved.kind == wanted.kind and np.can_cast(saved, wanted, "same_kind")
-    return is_kind_kept(saved.name, wanted.name)
 
 
 def _category(dtype: str | None) -> str:
@@ -148,7 +127,7 @@ def found_text(kind: LeafType) -> str:
 def wanted_text(like: Any, like_kind: str) -> str:
     """Describe a leaf of the target in the same words."""
     if is_typed_key(like):
-        return f"key<{_impl_of(like)}>{list(like.shape)}"
+        return f"key<{key_impl(like)}>{list(like.shape)}"
     if like_kind in ("jax", "numpy", "numpy scalar", "abstract"):
         return f"{np.dtype(like.dtype).name}{list(like.shape)}"
     return "None" if like_kind == "none" else "a function or setting" if like_kind == "opaque" else like_kind

@@ -23,8 +23,8 @@ from jax import sharding
 
 from treering._format.index import OpaqueLeaf
 from treering._format.structure import class_name
-from treering._printable import kind_of
-from treering._tree.registry import has_shape_and_dtype, is_code, is_typed_key
+from treering._printable import kind_of, way_to_save
+from treering._tree.registry import has_shape_and_dtype, is_code, is_typed_key, key_dtype
 from treering._values.dtypes import check_writable
 from treering.errors import Unsupported
 
@@ -95,8 +95,8 @@ def kind_to_save(x: Any) -> str:
     if isinstance(x, jax.core.Tracer):
         raise Unsupported("a traced value has no bytes yet", hint="save outside of jit, grad and vmap")
     if isinstance(x, jax.Array):
-        if (kind := _jax_kind(x)) == "key" and not isinstance(impl := jax.random.key_impl(x), str):
-            what = f"keys of {str(impl)!r} cannot be given back: jax does not know the implementation by its name"
+        if (kind := _jax_kind(x)) == "key" and not _is_named(jax.random.key_impl(x), x.dtype):
+            what = f"keys of the dtype {x.dtype} cannot be given back: jax does not know the implementation by its name"
             raise Unsupported(what, hint="save jax.random.key_data(x), and make keys of it with wrap_key_data")
         return kind
     if isinstance(x, jax.ShapeDtypeStruct):
@@ -131,6 +131,11 @@ def _jax_kind(x: jax.Array) -> str:
     return kind
 
 
+def _is_named(impl: Any, dtype: Any) -> bool:
+    """Tell whether the name of an implementation leads to it; one that is not registered may have that of another."""
+    return isinstance(impl, str) and key_dtype(impl) == dtype
+
+
 def _numpy_kind(x: Any) -> str:
     check_writable(x.dtype)
     if isinstance(x, np.generic):
@@ -157,17 +162,14 @@ def _check_opaque(x: Any) -> None:
         raise Unsupported(f"a {kind} keeps its state to itself", hint=_STATE)
     # jit and the like are C, and hold the function that they were made of.
     if (place := hidden_array(getattr(x, "__wrapped__", None) if _is_closed(x) else x)) is not None:
-        hint = _PARTIAL if isinstance(x, _OPEN_CODE) else _REGISTER
+        hint = _PARTIAL if isinstance(x, _OPEN_CODE) else way_to_save(x, _REGISTER)
         raise Unsupported(f"a {kind} holds arrays where jax cannot see them, in {place!r}", hint=hint)
     # The dtype of typed PRNG keys is no numpy dtype.
     if is_code(x) or callable(x) or isinstance(x, type(jax.eval_shape(jax.random.key, 0).dtype)) or _is_placeholder(x):
         return
-    hint = _LEAVE_OUT
-    # With `to_dict` before jax knows the class; ml_collections is not a dependency.
-    if hasattr(x, "to_dict"):
-        hint = "save x.to_dict()"
     article = "an" if kind[:1].lower() in "aeio" else "a"
-    raise Unsupported(f"{article} {kind} is not an array, number or text, and a file cannot hold it", hint=hint)
+    what = f"{article} {kind} is not an array, number or text, and a file cannot hold it"
+    raise Unsupported(what, hint=way_to_save(x, _LEAVE_OUT))
 
 
 class _Placeholder:

@@ -173,6 +173,26 @@ def is_typed_key(x: object) -> bool:
     return isinstance(x, jax.Array | jax.ShapeDtypeStruct) and bool(jax.numpy.issubdtype(x.dtype, jax.dtypes.prng_key))
 
 
+def key_impl(keys: Any) -> Any:
+    """Return the implementation of typed PRNG keys, also of abstract ones: its name, or what jax has in place of one.
+
+    Example:
+        >>> key_impl(jax.eval_shape(lambda: jax.random.key(0, impl="rbg")))
+        'rbg'
+    """
+    found: list[Any] = []
+    jax.eval_shape(lambda key: found.append(jax.random.key_impl(key)), keys)
+    return found[0]
+
+
+def key_dtype(impl: Any) -> Any:
+    """Return the dtype of keys of an implementation; None where jax knows no such implementation."""
+    try:
+        return jax.eval_shape(lambda: jax.random.key(0, impl=impl)).dtype
+    except ValueError:
+        return None
+
+
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Node:
     """A pytree node opened by one level."""

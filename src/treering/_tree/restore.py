@@ -16,7 +16,16 @@ import numpy as np
 
 from treering._printable import printable, shorten
 from treering._tree import registry
-from treering._tree.registry import LEAF_TYPES, REGISTRY, Node, is_code, is_namedtuple, is_typed_key, open_pytree_node
+from treering._tree.registry import (
+    LEAF_TYPES,
+    REGISTRY,
+    Node,
+    is_code,
+    is_namedtuple,
+    is_typed_key,
+    key_impl,
+    open_pytree_node,
+)
 from treering._values.human import pluralize
 from treering.errors import Mismatch
 
@@ -255,17 +264,16 @@ def _restore_key(target: Any, state: Any) -> Any:
     if is_typed_key(state):
         return state
     kind = str(target.dtype).removeprefix("key<").removesuffix(">")
-    impl = jax.random.key_impl(target) if isinstance(target, jax.Array) else _KEY_KINDS.get(kind, kind)
     try:
         with jax.transfer_guard_host_to_device("allow"):
-            return jax.random.wrap_key_data(jax.numpy.asarray(state), impl=impl)
+            keys = jax.random.wrap_key_data(jax.numpy.asarray(state), impl=key_impl(target))
+        if keys.dtype == target.dtype:
+            return keys
+        cause: Exception = ValueError("jax knows another implementation by its name")
     except (TypeError, ValueError) as error:
-        text = f"the target is a PRNG key ({kind}), the state {_describe(state)} cannot be its data ({error}),"
-        raise _error(NotItems, text) from error
-
-
-# jax prints the key kinds of an abstract key by a tag; wrap_key_data takes names.
-_KEY_KINDS = {"fry": "threefry2x32", "rbg": "rbg", "urbg": "unsafe_rbg"}
+        cause = error
+    text = f"the target is a PRNG key ({kind}), the state {_describe(state)} cannot be its data ({cause}),"
+    raise _error(NotItems, text) from cause
 
 
 def _describe(state: Any) -> str:

@@ -91,14 +91,24 @@ def number_rank(name: str) -> int | None:
 
 
 def is_kind_kept(before: str, after: str) -> bool:
-    """Tell whether a cast stays within a kind of numbers, or goes to a wider one.
+    """Tell whether a cast stays within a kind of numbers or of times, or goes to a wider kind of numbers.
+
+    numpy's own rule takes bfloat16 for anything, and integers for times.
 
     Example:
-        >>> is_kind_kept("int8", "float32"), is_kind_kept("float32", "int8")
+        >>> is_kind_kept("int8", "float32"), is_kind_kept("float32", "int8"), is_kind_kept("int64", "datetime64[s]")
+        (True, False, False)
+        >>> is_kind_kept("datetime64[s]", "datetime64[D]"), is_kind_kept("timedelta64[Y]", "timedelta64[D]")
         (True, False)
     """
     ranks = number_rank(before), number_rank(after)
-    return before == after if ranks[0] is None or ranks[1] is None else ranks[0] <= ranks[1]
+    if ranks[0] is not None and ranks[1] is not None:
+        return ranks[0] <= ranks[1]
+    if before == after or before[:8] != after[:8] or lookup(before) is None or lookup(after) is None:
+        return before == after
+    import numpy as np
+
+    return np.can_cast(before, after, "same_kind")
 
 
 def numpy_dtype(dtype: Dtype) -> np.dtype[Any]:
