@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
+import functools
 import os
+import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +17,17 @@ import pytest
 
 import treering
 from tests.store.objects.memory_bucket import CountingBucket
+from treering._foreign import write_huggingface
 from treering._runs.copy_run import copy_path
 from treering._store.objects import root
-from treering.errors import Exists
+from treering._store.resolve import is_folder, is_taken
+from treering.errors import Busy, Exists
 
 TREE = {"a": np.arange(40_000, dtype=np.float32), "b": np.arange(6, dtype=np.int32)}
 OTHER = {name: array + 1 for name, array in TREE.items()}
-Write = Callable[[Any, Any, Any], None]
+TREES = (TREE, OTHER)
+NAMES = ("x", "x.msgpack", "x.safetensors", "x.npz")
+Write = Callable[[Any, Any, Any], Any]
 
 
 def save(path: Any, tree: Any, progress: Any) -> None:
@@ -97,6 +105,93 @@ def test_a_folder_of_hugging_face_is_refused_too(place: Any) -> None:
     with pytest.raises(Exists, match=r"model\.safetensors' was saved by another writer meanwhile"):
         treering.convert(source, path, to="hf", progress=come_between)
     assert np.array_equal(treering.load(path)["a"], TREE["a"])
+
+
+@pytest.mark.parametrize("sizes", [(None, 1000), (1000, None)], ids=["one file", "shards"])
+def test_a_model_in_one_file_and_one_in_shards_are_not_both_saved(sizes: tuple[Any, Any], place: Any) -> None:
+    """No name of the one is a name of the other, and transformers would read the one file alone."""
+    path = f"{place}/hf"
+    came: list[bool] = []
+
+    def come_between(done: int, total: int) -> None:
+        if not came:
+            came.append(True)
+            treering.save(path, OTHER, form="hf", max_file_size=sizes[1])
+
+    # Both begin before one of them is seen in the folder.
+    write = write_huggingface._require_no_weights
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(write_huggingface, "_require_no_weights", lambda store: None if came else write(store))
+        with pytest.raises(Exists, match=r"wrote 'model\.safetensors.*meanwhile"):
+            treering.save(path, TREE, form="hf", max_file_size=sizes[0], progress=come_between)
+    assert all(np.array_equal(treering.load(path)[name], array) for name, array in OTHER.items())
+    assert treering.verify(path).ok
+
+
+def _convert(name: str, to: str, path: str, number: int, progress: Any) -> None:
+    source = Path(os.environ["TREERING_SOURCES"], f"{number}")
+    treering.convert(source, f"{path}/{name}", to=to, max_file_size=1000 if to == "hf" else None, progress=progress)
+
+
+def _copy(suffix: str, path: str, number: int, progress: Any) -> None:
+    source = Path(os.environ["TREERING_SOURCES"], f"{number}{suffix}")
+    copy_path(str(source), f"{path}/x{suffix}", overwrite=False, progress=progress)
+
+
+def _save(name: str, form: Any, path: str, number: int, progress: Any) -> None:
+    treering.save(f"{path}/{name}", TREES[number], form=form, progress=progress)
+
+
+FORMS: dict[str, Write] = {
+    "msgpack": functools.partial(_save, "x.msgpack", None),
+    "safetensors": functools.partial(_save, "x.safetensors", None),
+    "folder": functools.partial(_save, "x", None),
+    "hf": functools.partial(_save, "x", "hf"),
+    "npz of convert": functools.partial(_convert, "x.npz", "npz"),
+    "flax of convert": functools.partial(_convert, "x.msgpack", "flax"),
+    "safetensors of convert": functools.partial(_convert, "x.safetensors", "safetensors"),
+    "treering of convert": functools.partial(_convert, "x", "treering"),
+    "shards of convert": functools.partial(_convert, "x", "hf"),
+    "leaves of convert": functools.partial(_convert, "x", "leaves"),
+    "copy of a file": functools.partial(_copy, ".safetensors"),
+    "copy of a folder": functools.partial(_copy, ""),
+}
+
+
+# What is put in parts cannot be put by condition, as docs/buckets.md says.
+@pytest.mark.parametrize("place", ["disk", "memory", "bucket"], indirect=True)
+@pytest.mark.parametrize("form", FORMS)
+def test_one_of_two_that_write_at_once_returns(form: str, place: Any) -> None:
+    """Both wait for each other behind the look at the path; the one that loses is told, and leaves nothing behind."""
+    for number, tree in enumerate(TREES):
+        for suffix in ("", ".safetensors"):
+            treering.save(Path(os.environ["TREERING_SOURCES"], f"{number}{suffix}"), tree)
+    both = threading.Barrier(2)
+    place = f"{place}/race"
+
+    def write(number: int) -> str:
+        seen: list[int] = []
+
+        def wait(done: int, total: int) -> None:
+            seen.append(done)
+            if len(seen) == 1:
+                with contextlib.suppress(threading.BrokenBarrierError):
+                    both.wait(20)
+
+        try:
+            FORMS[form](place, number, wait)
+        except (Exists, Busy):
+            both.abort()
+            return "told"
+        return "saved"
+
+    with ThreadPoolExecutor(2) as pool:
+        outcomes = list(pool.map(write, range(2)))
+    assert sorted(outcomes) == ["saved", "told"]
+    name = next(name for name in NAMES if is_taken(f"{place}/{name}") or is_folder(f"{place}/{name}"))
+    found = treering.load(f"{place}/{name}")
+    assert all(np.array_equal(found[key], array) for key, array in TREES[outcomes.index("saved")].items())
+    assert treering.verify(f"{place}/{name}").ok
 
 
 @pytest.mark.parametrize("reason", [errno.EPERM, errno.EOPNOTSUPP])

@@ -132,6 +132,7 @@ def _write_model(model: _Model, metadata: Mapping[str, str], options: SaveOption
     with phase("save/write"), _new_folder(options) as store:
         if len(files) == 1:
             write_file(options.path / _ALONE, contents[0], sizes[0], new=True)
+            _require_alone(store, _INDEX, [_ALONE])
             return
         names = [f"model-{number + 1:05}-of-{len(files):05}.safetensors" for number in range(len(files))]
         weights = {model.names[leaf]: name for name, leaves in zip(names, files, strict=True) for leaf in leaves}
@@ -320,11 +321,19 @@ def _write_shards(store: Store, shards: Mapping[str, tuple[Iterator[bytes | memo
         if outcome is not Outcome.LOST:
             made.clear()
         _require_done(outcome, store)
+        _require_alone(store, _ALONE, [*shards, _INDEX])
         store.flush()
     except BaseException:  # an interrupt too; raised again below
         with contextlib.suppress(OSError):
             store.remove_all(made)
         raise
+
+
+def _require_alone(store: Store, other: str, made: Sequence[str]) -> None:
+    """Take back the files that were made where another writer made a model of the other kind meanwhile."""
+    if store.find(other) is not None:
+        store.remove_all(made)
+        raise _found_another(store, other)
 
 
 def _require_done(outcome: Outcome, store: Store) -> None:

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Collection, Sequence
 from pathlib import Path
 
+from treering._codec.leaves_key import is_empty
 from treering._coordination.message_board import sweep_messages
 from treering._leaves.branches import read_zarray
 from treering._leaves.documents.index import LEAVES_INDEX
 from treering._leaves.documents.record import LeavesRecord, encode_record, parse_record
 from treering._leaves.documents.update import require_apart, unfinished_update, update_for, update_in_attempts
-from treering._store.failures import LinkRefused, naming_file
+from treering._store.failures import LinkRefused, naming_file, taken_meanwhile
 from treering._store.leaves_folder.leaves_folder import LeavesFolder
 from treering._store.leaves_folder.moves import Update, marker_of
 from treering._store.leaves_folder.open_leaves import LeavesSave, LeftFiles
@@ -25,13 +27,22 @@ def begin_save(path: Path, attempt: str | None = None, *, live: Collection[str] 
     return begin_leaves_save(path, unfinished_update, sweep_messages, attempt, live)
 
 
-def commit_record(path: Path, staged: LeavesSave, record: LeavesRecord, *, write_index: bool) -> None:
+def commit_record(
+    path: Path, staged: LeavesSave, record: LeavesRecord, *, write_index: bool, new: bool = False
+) -> None:
     """Make a written save the one that the index names; without the index, one that `index_leaves` finds.
+
+    Args:
+        path: the directory.
+        staged: the save.
+        record: what it holds.
+        write_index: whether the index names it.
+        new: whether the index may list nothing yet.
 
     Raises:
         Mismatch: a leaf would lie in or around the folder of another branch's leaf, or of one that no index lists yet;
             nothing was changed.
-        Exists: files of others lie where leaves belong; nothing was changed.
+        Exists: files of others lie where leaves belong, or the index lists some already; nothing was changed.
         Corrupt: the index that is there is damaged; nothing was changed.
         Busy: another process is saving there.
     """
@@ -39,7 +50,13 @@ def commit_record(path: Path, staged: LeavesSave, record: LeavesRecord, *, write
     if isinstance(staged, StagedLeaves) and not write_index:
         staged.leave(document)
     else:
-        staged.commit(document, lambda old: _update(path, record, old, staged.remains(), write_index=write_index))
+
+        def update(old: bytes | None) -> Update:
+            if new and old is not None and not is_empty(old):
+                raise taken_meanwhile(os.fspath(path))
+            return _update(path, record, old, staged.remains(), write_index=write_index)
+
+        staged.commit(document, update)
 
 
 def _update(

@@ -69,9 +69,15 @@ def _flatten(tree: Any, job: Processes | None) -> tuple[Flattened | Exception, P
 
 
 def serialize_alone(
-    path: Path, flat: Flattened, leaves: DescribedLeaves, options: LeavesSaveOptions, watch: Watch = UNWATCHED
+    path: Path,
+    flat: Flattened,
+    leaves: DescribedLeaves,
+    options: LeavesSaveOptions,
+    *,
+    watch: Watch = UNWATCHED,
+    new: bool = False,
 ) -> None:
-    """Plan, write the chunks, make the record, and commit it."""
+    """Plan, write the chunks, make the record, and commit it; ``new``: only if no index lists any then."""
     plan = plan_leaves(flat, leaves, options)
     with begin_save(path) as staged:
         staged.require_space(plan.nbytes)
@@ -81,6 +87,6 @@ def serialize_alone(
         )
         record = dataclasses.replace(record, sizes=sizes, checksums=checksums)
         watch.claim()
-        commit_record(path, staged, record, write_index=options.write_index)
+        commit_record(path, staged, record, write_index=options.write_index, new=new)
     if options.commit_callback is not None:
         options.commit_callback()

@@ -36,7 +36,8 @@ def write(source: Source, part: Selection, save: SaveOptions, watch: Watch) -> N
         raise Exists(f"{save.shown!r} is a leaves directory", hint="overwrite=True replaces its leaves")
     refuse_other_form(save.path, "leaves")
     options = LeavesSaveOptions(progress=save.progress)
-    serialize_alone(save.path, flatten_source(source, part), describe_source(source, part), options, watch)
+    flat, leaves = flatten_source(source, part), describe_source(source, part)
+    serialize_alone(save.path, flat, leaves, options, watch=watch, new=not save.overwrite)
 
 
 def _refuse(kind: LeafType) -> str | None:
