@@ -1,6 +1,9 @@
 """What a newcomer gets wrong, and what is said of it."""
 
+import functools
 import inspect
+import itertools
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +15,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 import treering
 from treering.errors import Corrupt, KeptOnHost, Mismatch, StaticFieldsDiffer, Unsupported
+from treering.leaves import tree_deserialize_leaves, tree_serialize_leaves
 
 
 @pytest.fixture
@@ -203,3 +207,47 @@ def test_a_damaged_index_is_named_once(path: Path) -> None:
     assert str(caught.value).startswith(f"{str(index)!r} is damaged: its digest is not that of its bytes;")
     finding = "treering.json is damaged (its digest is not that of its bytes)"
     assert str(treering.verify(path).findings[0]) == finding
+
+
+@pytest.mark.parametrize("form", ["a", "a.msgpack", "a.safetensors", "leaves"])
+def test_every_call_refuses_a_spec_with_more_axes_than_the_array(
+    form: str, tmp_path: Path, mesh: jax.sharding.Mesh
+) -> None:
+    tree = {"w": jnp.ones((8, 8)), "s": jnp.ones(())}
+    if form == "leaves":
+        tree_serialize_leaves(tmp_path / form, tree)
+    else:
+        treering.save(tmp_path / form, tree)
+    with treering.Run(tmp_path / "run") as run:
+        run.save(1, tree, force=True)
+    long, none = PartitionSpec(None, "data", "model"), PartitionSpec()
+    doors: list[Any] = [
+        [("w", long), (".*", none)],
+        lambda key, aval: long if key == "w" else none,
+        lambda key, aval: NamedSharding(mesh, long if key == "w" else none),
+        {"w": long, "s": none},
+        NamedSharding(mesh, long),
+        long,
+        {"w": none, "s": PartitionSpec("data")},
+        lambda key, aval: PartitionSpec("data"),
+    ]
+    calls: list[Callable[..., object]] = [
+        functools.partial(treering.load, tmp_path / form),
+        functools.partial(treering.load, tmp_path / form, tree),
+        run.load,
+        functools.partial(run.load_or_init, lambda: tree),
+    ]
+    for shardings, load in itertools.product(doors, calls):
+        with pytest.raises(Mismatch, match=r"(w: float32\[8, 8\]|s: float32\[\])"):
+            load(shardings=shardings, mesh=mesh)
+    # What has no axes is replicated by rules, as eformer and others do.
+    found = treering.load(tmp_path / form, shardings=[(".*", PartitionSpec("data"))], mesh=mesh)
+    assert found["s"].sharding.is_fully_replicated
+    assert found["w"].sharding.spec == PartitionSpec("data")
+
+
+def test_the_door_of_eformer_cuts_a_spec_as_eformer_does(tmp_path: Path, mesh: jax.sharding.Mesh) -> None:
+    tree_serialize_leaves(tmp_path / "a", {"w": jnp.ones((8, 8))})
+    long = PartitionSpec(None, "data", "model")
+    found: Any = tree_deserialize_leaves(tmp_path / "a", mesh, partition_rules=[("w", long)])
+    assert found["w"].sharding.spec == PartitionSpec(None, "data")
