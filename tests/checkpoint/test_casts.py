@@ -15,7 +15,7 @@ import treering
 from treering import KeyMap, KeyRule
 from treering._arrays.incoming import StoredArrays
 from treering._cli.main import main
-from treering.errors import Mismatch, TreeringError, Unsupported
+from treering.errors import Mismatch, NotFound, TreeringError, Unsupported
 
 OTHER_KINDS = [
     ([300.0], "float32", "int8"),
@@ -77,8 +77,9 @@ def _command(path: Path, to: str) -> Any:
 
 
 def _save(path: Path, tree: Any, **options: Any) -> Any:
-    treering.save(path / "b", tree, **options)
-    return treering.load(path / "b")
+    place = path / options.get("form", "b")
+    treering.save(place, tree, **options)
+    return treering.load(place)
 
 
 def saved(path: Path, values: list[Any], dtype: str) -> dict[str, np.ndarray[Any, Any]]:
@@ -120,7 +121,9 @@ def test_a_value_that_does_not_fit_is_refused(values: list[Any], before: str, af
         else:
             with pytest.raises(TreeringError, match="does not fit"):
                 each(tmp_path, tree, after)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["a"]
+    for name in ("b", "hf"):
+        with pytest.raises(NotFound):
+            treering.load(tmp_path / name)
 
 
 @pytest.mark.parametrize(("values", "before", "after"), ROUNDED)

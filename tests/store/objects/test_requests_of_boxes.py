@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import itertools
+import threading
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,11 +17,15 @@ import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import treering
+from tests.checkpoint.together import Loading, loading
 from tests.store.objects.memory_bucket import CountingBucket
+from treering._arrays import incoming
 from treering._arrays.incoming import ReadRequest
 from treering._checkpoint.copy_checkpoint import copy_checkpoint
 from treering._checkpoint.forms import open_source
 from treering._values.boxes import box_of_slices, slices
+
+__all__ = ["loading"]
 
 MIB = 1 << 20
 SPECS = [PartitionSpec(), PartitionSpec("a"), PartitionSpec("a", "b"), PartitionSpec(None, "b")]
@@ -155,3 +161,46 @@ def test_what_each_of_four_processes_reads(saved: Saved, spec: PartitionSpec) ->
         for key, request in zip(source.index.keys, requests, strict=True):
             for box, array in zip(request.boxes, request.arrays, strict=True):
                 assert np.array_equal(array, saved.tree[key][slices(box)])
+
+
+@pytest.mark.parametrize("spec", SPECS, ids=str)
+def test_what_a_joint_load_reads(saved: Saved, spec: PartitionSpec, loading: Loading) -> None:
+    """This process plays all four, which read each byte once, and exchange what they read for each other."""
+    # The index is looked at once more at the end.
+    with saved.few_requests(documents=2):
+        found = treering.load(saved.path, shardings=sharding(4, spec), timeout=20)
+    require_equal(found, saved.tree)
+    assert loading.meetings
+
+
+def test_through_a_map(saved: Saved) -> None:
+    for options in ({}, {"transpose": (1, 0)}):
+        names = treering.KeyMap([treering.KeyRule("{key}", "{key}", **options)])
+        with saved.few_requests():
+            found = treering.load(saved.path, key_map=names)
+        require_equal({key: array.T if options else array for key, array in found.items()}, saved.tree)
+
+
+def test_few_bytes_are_in_memory_beside_the_arrays(saved: Saved, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is read at once is bounded by the threads and the bytes of a group, however many leaves lie together."""
+    monkeypatch.setattr(incoming, "_FAR_GROUP_BYTES", 256 << 10)
+    monkeypatch.setattr(incoming, "_SLAB_BYTES", 128 << 10)
+    held: list[int] = [0]
+    rooms: list[int] = []
+    make, lock = incoming.aligned_bytes, threading.Lock()
+
+    def counted(nbytes: int) -> Any:
+        room = make(nbytes)
+        with lock:
+            held[0] += nbytes
+            rooms.append(held[0])
+        weakref.finalize(room, let_go, nbytes)
+        return room
+
+    def let_go(nbytes: int) -> None:
+        held[0] -= nbytes
+
+    monkeypatch.setattr(incoming, "aligned_bytes", counted)
+    found = treering.load(saved.path, shardings=sharding(2, SPECS[3]))
+    require_equal(found, saved.tree)
+    assert max(rooms, default=0) <= 16 * (256 << 10)
