@@ -236,18 +236,25 @@ def test_a_file_that_cannot_be_read_in_places(ckpt: Path, monkeypatch: pytest.Mo
     assert "Input/output error" in finding.problem
 
 
-@pytest.mark.parametrize("form", ["ckpt", "leaves"])
-def test_a_file_that_may_not_be_read_is_no_damage(tmp_path: Path, form: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = tmp_path / form
+@pytest.mark.parametrize(
+    ("form", "name"),
+    [
+        ("ckpt", "data-"), ("ckpt", "treering.json"), ("leaves", ".zarray"), ("leaves", "0.0"),
+        ("a.msgpack", "a.msgpack"), ("a.safetensors", "a.safetensors"), ("hf", "model.safetensors"),
+    ],
+)  # fmt: skip
+def test_a_file_that_may_not_be_read_is_no_damage(
+    form: str, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, tree = tmp_path / form, {"w": np.ones((3, 4))}
     if form == "leaves":
-        tree_serialize_leaves(path, TREE)
+        tree_serialize_leaves(path, tree)
     else:
-        treering.save(path, TREE)
-    name = data_file(path).name if form == "ckpt" else ".zarray"
+        treering.save(path, tree, form="hf" if form == "hf" else None)
     opened = os.open
 
     def refused(path: Any, *arguments: Any, **options: Any) -> int:
-        if Path(path).name == name:
+        if Path(path).name.startswith(name):
             raise OSError(13, "Permission denied")
         return opened(path, *arguments, **options)
 

@@ -16,16 +16,7 @@ import numpy as np
 
 from treering._printable import printable, shorten
 from treering._tree import registry
-from treering._tree.registry import (
-    LEAF_TYPES,
-    REGISTRY,
-    Node,
-    is_code,
-    is_namedtuple,
-    is_typed_key,
-    key_impl,
-    open_pytree_node,
-)
+from treering._tree.registry import LEAF_TYPES, REGISTRY, Node, is_code, is_namedtuple, is_typed_key, open_pytree_node
 from treering._values.human import pluralize
 from treering.errors import Mismatch
 
@@ -266,7 +257,7 @@ def _restore_key(target: Any, state: Any) -> Any:
     kind = str(target.dtype).removeprefix("key<").removesuffix(">")
     try:
         with jax.transfer_guard_host_to_device("allow"):
-            keys = jax.random.wrap_key_data(jax.numpy.asarray(state), impl=key_impl(target))
+            keys = jax.random.wrap_key_data(jax.numpy.asarray(state), impl=registry.key_impl(target))
         if keys.dtype == target.dtype:
             return keys
         cause: Exception = ValueError("jax knows another implementation by its name")

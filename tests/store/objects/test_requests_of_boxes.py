@@ -19,7 +19,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 import treering
 from tests.checkpoint.together import Loading, loading
 from tests.store.objects.memory_bucket import CountingBucket
-from treering._arrays import incoming
+from treering._arrays import buffers, incoming
 from treering._arrays.incoming import ReadRequest
 from treering._checkpoint.copy_checkpoint import copy_checkpoint
 from treering._checkpoint.forms import open_source
@@ -174,11 +174,11 @@ def test_what_a_joint_load_reads(saved: Saved, spec: PartitionSpec, loading: Loa
 
 
 def test_through_a_map(saved: Saved) -> None:
-    for options in ({}, {"transpose": (1, 0)}):
-        names = treering.KeyMap([treering.KeyRule("{key}", "{key}", **options)])
+    for order in (None, (1, 0)):
+        names = treering.KeyMap([treering.KeyRule("{key}", "{key}", transpose=order)])
         with saved.few_requests():
             found = treering.load(saved.path, key_map=names)
-        require_equal({key: array.T if options else array for key, array in found.items()}, saved.tree)
+        require_equal({key: array if order is None else array.T for key, array in found.items()}, saved.tree)
 
 
 def test_few_bytes_are_in_memory_beside_the_arrays(saved: Saved, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -187,7 +187,7 @@ def test_few_bytes_are_in_memory_beside_the_arrays(saved: Saved, monkeypatch: py
     monkeypatch.setattr(incoming, "_SLAB_BYTES", 128 << 10)
     held: list[int] = [0]
     rooms: list[int] = []
-    make, lock = incoming.aligned_bytes, threading.Lock()
+    make, lock = buffers.aligned_bytes, threading.Lock()
 
     def counted(nbytes: int) -> Any:
         room = make(nbytes)
