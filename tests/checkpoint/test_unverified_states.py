@@ -199,6 +199,17 @@ def test_python_values_that_differ_on_hosts_that_share_nothing(name: str, loadin
     assert states[0] == states[1] != states[2]
 
 
+def test_one_of_hundreds_of_leaves_that_differs_on_hosts_that_share_nothing(loading: Loading, tmp_path: Path) -> None:
+    states = []
+    for changed in (None, None, 200):
+        tree = {f"w{number:03}": WIDE + (number == changed) for number in range(300)}
+        (tmp_path / "state.msgpack").write_bytes(to_bytes(tree))
+        loading.meetings.clear()
+        tr.load(tmp_path / "state.msgpack", mesh=MESH, shardings=lambda *_: SPEC)
+        states.append(loading.meetings[0]["state"])
+    assert states[0] == states[1] != states[2]
+
+
 SINGLE = ("state.msgpack", "model.safetensors", "arrays.npz", "packed.npz", "array.npy", "compressed.msgpack")
 
 

@@ -27,7 +27,8 @@ Wanted: TypeAlias = tuple[tuple[Box, ...], ...]
 # Leaves between two meetings, at most: what one leaf needs beside its bytes is held for all of them.
 _MOST_LEAVES: Final = 1024
 # Of a tree without checksums so many leaves are compared, so many items of each, as long as that costs so few bytes.
-_SAMPLED: Final = 64
+_SAMPLED: Final = 4096
+_SPREAD: Final = 0x9E3779B1
 _SAMPLE_ITEMS: Final = 1024
 _MOST_SAMPLED: Final = 64 << 20
 
@@ -129,12 +130,13 @@ def state_digest(source: Source) -> str:
 
 
 def _read_samples(source: Source) -> Iterator[bytes]:
-    """Yield some numbers from the middle of each leaf, or of leaves here and there of many."""
+    """Yield some numbers from the middle of each leaf; of leaves here and there, where all of them cost too much."""
     index = source.index
     stored = [leaf for leaf, number in enumerate(index.leaf_types) if index.types[number].stored]
     requests: list[ReadRequest] = []
     cost = 0
-    for place in sorted({len(stored) * number // _SAMPLED for number in range(_SAMPLED)} if stored else ()):
+    # However many are taken, they are spread over the tree.
+    for place in sorted(range(len(stored)), key=lambda number: number * _SPREAD % 2**32)[:_SAMPLED]:
         shape = index.type_of(stored[place]).shape or ()
         box = tuple((size // 2, min(size, size // 2 + 1)) for size in shape[:-1])
         box += tuple((size // 2, min(size, size // 2 + _SAMPLE_ITEMS)) for size in shape[-1:])
