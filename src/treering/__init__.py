@@ -9,6 +9,11 @@ when it is first used, so importing treering is cheap.
 from __future__ import annotations
 
 import importlib
+import logging  # noqa: F401 - hooks run from the last one back: its own takes a lock that imports may wait for
+import os
+import sys
+import threading
+import time
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -53,6 +58,33 @@ _NAMES = {
     "run": ("Run", "Stateful"),
 }
 _HOMES = {name: f"treering.{home}" for home, names in _NAMES.items() for name in names}
+_LONGEST_IMPORT = 60.0  # seconds
+
+
+def _end_imports() -> None:
+    """Wait until no other thread imports something for a call of treering.
+
+    A forked process has none of the other threads, and would wait forever for a module that one of them was importing.
+    """
+    deadline = time.monotonic() + _LONGEST_IMPORT
+    while any(map(_imports, sys._current_frames().items())) and time.monotonic() < deadline:  # noqa: SLF001 - documented
+        time.sleep(0.001)
+
+
+def _imports(thread: tuple[int, Any]) -> bool:
+    """Tell whether a thread that is not this one imports treering, or what a module of it imports."""
+    number, frame = thread
+    importing = False
+    while frame is not None and number != threading.get_ident():
+        importing = importing or frame.f_code.co_filename == "<frozen importlib._bootstrap>"
+        if importing and frame.f_globals.get("__name__", "").partition(".")[0] == __name__:
+            return True
+        frame = frame.f_back
+    return False
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(before=_end_imports)
 
 
 if not TYPE_CHECKING:  # a type checker sees the imports above, and so a mistyped name

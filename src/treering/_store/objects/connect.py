@@ -59,7 +59,10 @@ class _Bucket:
     """The variables that the client was made with."""
 
 
-_LOCK: Final = threading.Lock()
+_LOCK = threading.Lock()
+if hasattr(os, "register_at_fork"):
+    # Another thread may hold it, for seconds, while it asks for credentials; a fork does not have that thread.
+    os.register_at_fork(after_in_child=lambda: globals().update(_LOCK=threading.Lock()))
 _BUCKETS: Final[dict[str, _Bucket]] = {}
 
 

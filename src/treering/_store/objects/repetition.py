@@ -47,8 +47,11 @@ def requests_at_once(environment: Mapping[str, str] = os.environ) -> int:
     return int(text)
 
 
-_SLOTS: Final = threading.BoundedSemaphore(requests_at_once())
+_SLOTS = threading.BoundedSemaphore(requests_at_once())
 """Of this process, beside the parts of uploads."""
+if hasattr(os, "register_at_fork"):
+    # The requests that were under way are not those of a fork.
+    os.register_at_fork(after_in_child=lambda: globals().update(_SLOTS=threading.BoundedSemaphore(requests_at_once())))
 
 
 class RepeatingClient(abc.ABC):
