@@ -119,9 +119,9 @@ def test_a_panic_of_the_client_is_told_as_an_error() -> None:
         raise PanicException("called `Result::unwrap()` on an `Err` value")
 
     with pytest.raises(OSError, match="the client panicked: called"):
-        client._repeat(call)
+        client._repeat(call, "GET")
     with pytest.raises(KeyboardInterrupt):
-        client._repeat(lambda: (_ for _ in ()).throw(KeyboardInterrupt))
+        client._repeat(lambda: (_ for _ in ()).throw(KeyboardInterrupt), "GET")
 
 
 @pytest.mark.parametrize(

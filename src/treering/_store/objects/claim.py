@@ -31,7 +31,7 @@ _PROBING: Final = threading.Lock()
 def patience(client: Client) -> Callable[[], bool]:
     """Return what tells when the patience of a client is over, counted from now on."""
     deadline = time.monotonic() + client.patience
-    return lambda: time.monotonic() > deadline
+    return lambda: time.monotonic() > deadline or client.patience < 0
 
 
 def last_marker(client: Client) -> tuple[str, float] | None:
@@ -150,7 +150,7 @@ class ObjectClaim(Claim):
             steps = protocol.read_back(
                 self._key, self._base, self._attempt, patience(self._client), read_attempts=self._read_attempts
             )
-            outcome = drive(self._client, steps)
+            outcome = drive(self._client, steps) if self._client.patience > 0 else Outcome.UNKNOWN
             if outcome is Outcome.UNKNOWN:
                 raise OSError(errno.EIO, "no answer came to the commit, and it may yet happen")
             self._outcome = outcome

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final
 
@@ -69,7 +70,7 @@ class ObstoreClient(RepeatingClient):
         super().__init__(shown, patience)
         self._storage_class = storage_class
         self._unlisted = False
-        self._stores = StoreVariants(store, timeout)
+        self._stores = StoreVariants(store, timeout, patience)
 
     def perform(self, request: Request) -> Answer:
         """Make one request. One with a condition is made once; others are repeated until the patience is over.
@@ -94,22 +95,22 @@ class ObstoreClient(RepeatingClient):
         match request:
             case Get(name, most):
                 size = min(most or _LARGEST_MESSAGE, _LARGEST_MESSAGE)
-                answer = self._answer("get", lambda store: obstore_requests.get(store, name, most), size)
+                answer = self._answer("get", name, lambda store: obstore_requests.get(store, name, most), size)
                 TRAFFIC.add(received=len(answer.data))
                 return answer
             case Head(name):
-                return self._answer("get", lambda store: obstore_requests.head(store, name))
+                return self._answer("get", name, lambda store: obstore_requests.head(store, name))
             case Put(name, data, condition):
                 TRAFFIC.add(sent=len(data))
                 place = self._storage_class if name.endswith(_DATA) else None
                 call = functools.partial(obstore_requests.put, request=request, storage_class=place)
-                return self._answer("put", call, len(data), once=condition is not None)
+                return self._answer("put", name, call, len(data), once=condition is not None)
             case Delete((name, *_), ObjectVersion() as version):
-                return self._answer("delete", lambda store: delete_version(store, name, version), once=True)
+                return self._answer("delete", name, lambda store: delete_version(store, name, version), once=True)
             case Delete(names, _):
                 return self._delete(names)
             case List(prefix, deep):
-                return self._answer("list", lambda store: obstore_requests.list_names(store, prefix, deep=deep))
+                return self._answer("list", prefix, lambda store: obstore_requests.list_names(store, prefix, deep=deep))
 
     def put_parts(self, name: str, buffers: Iterable[Buffer], size: int, *, new: bool = True) -> None:
         """Write an object in parts that are sent while the next ones are made.
@@ -124,6 +125,7 @@ class ObstoreClient(RepeatingClient):
             PermissionError: the bucket denies it.
             OSError: it was not written, or the buffers hold another number of bytes.
         """
+        begun = time.monotonic()
         try:
             upload_parts(self._stores, name, buffers, size, self._storage_class)
         except FailedBuffers as error:
@@ -132,22 +134,27 @@ class ObstoreClient(RepeatingClient):
             # What completes an upload may have been done, and only its answer lost.
             failure = failure_of(error)
             doubtful = failure.cause in {*PASSING, Cause.MISSING}
+            if failure.cause in PASSING:  # obstore has repeated it for the whole time
+                self._note_silence(begun, f"PUT {name!r}").over = True
             found = self.perform(Head(name)).found if doubtful and new else None
             if doubtful and not new:
                 reason = f"{failure.reason}; the file may have been put, or, if its upload was not aborted, may yet be"
                 failure = dataclasses.replace(failure, reason=reason)
             if found is None or found.size != size:
+                failure = dataclasses.replace(failure, reason=f"PUT {name!r}: {failure.reason}")
                 raise failure.error(self.shown, self._right("put")) from error
 
     def _fetch(self, name: str, version: ObjectVersion, span: Span) -> Answer:
         size = span.stop - span.start
-        return self._answer("get", lambda store: obstore_requests.fetch(store, name, version, span), size)
+        return self._answer("get", name, lambda store: obstore_requests.fetch(store, name, version, span), size)
 
     def _delete(self, names: Sequence[str]) -> Answer:
         answer = Answer(Status.DONE)
+        if self.patience < 0:  # it may be asked for in the end of a save that failed, and is not worth a wait
+            return Answer(Status.NO_ANSWER, reason="it did not answer before")
         for start in range(0, len(names), _NAMES_AT_ONCE):
             some = list(names[start : start + _NAMES_AT_ONCE])
-            answer = self._answer("delete", functools.partial(obstore_requests.delete, names=some))
+            answer = self._answer("delete", some[0], functools.partial(obstore_requests.delete, names=some))
             if answer.status is not Status.DONE:
                 break
         return answer
@@ -159,6 +166,9 @@ class ObstoreClient(RepeatingClient):
     def _renew(self) -> bool:
         return self._stores.renew()
 
-    def _answer(self, verb: str, call: Callable[[Any], Answer], nbytes: int = 0, *, once: bool = False) -> Answer:
+    def _answer(
+        self, verb: str, name: str, call: Callable[[Any], Answer], nbytes: int = 0, *, once: bool = False
+    ) -> Answer:
         """Make a request that moves so many bytes."""
-        return self._repeat(lambda: call(self._stores.variant(nbytes)), self._right(verb), once=once)
+        what = f"{verb.upper()} {name!r}"
+        return self._repeat(lambda: call(self._stores.variant(nbytes)), what, self._right(verb), once=once)

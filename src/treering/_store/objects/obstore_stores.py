@@ -11,12 +11,16 @@ import time
 import urllib.parse
 from typing import Any, Final
 
+from treering._store.objects.requests import PATIENCE
+
 _SLOWEST: Final = 256 << 10
 """Bytes that a connection moves in a second, at least."""
 
 _SMALL: Final = 1 << 20
 _LONGEST: Final = 64 << 20
-_STALLED: Final = "20s"
+_STALLED: Final = 20
+"""Seconds without a byte after which a request has failed."""
+
 _ENDPOINTS: Final = ("aws_endpoint_url_s3", "endpoint", "endpoint_url", "aws_endpoint", "aws_endpoint_url")
 _LOOPBACK: Final = frozenset({"127.0.0.1", "::1", "localhost"})
 _VARIABLES: Final = {"S3Store": "AWS_", "GCSStore": "GOOGLE_", "AzureStore": "AZURE_"}
@@ -28,7 +32,7 @@ _CLIENT_OPTIONS: Final = (
 )  # fmt: skip
 """Options of the connection that obstore reads from the environment, but not beside others that it is given."""
 _UNSIGNED: Final = frozenset({"unsigned_payload", "aws_unsigned_payload"})
-_PART_RETRIES: Final = 6
+_PART_RETRIES: Final = 10
 _RENEWED_EVERY: Final = 60.0
 _users: Final[dict[str, int]] = {}
 """The process that first used a bucket, of this one and those that it was forked from."""
@@ -44,11 +48,13 @@ class StoreVariants:
     Args:
         store: the store; one that has no such options is used as it is.
         timeout: seconds for a small request.
+        patience: seconds after which no part is sent again, but for the time that one may stay without an answer.
     """
 
-    def __init__(self, store: Any, timeout: float) -> None:
+    def __init__(self, store: Any, timeout: float, patience: float = PATIENCE) -> None:
         self.store = store
         self._timeout = timeout
+        self._patience = patience
         self._lock = threading.Lock()
         self._renewed = -math.inf
         self._environment = store_environment()
@@ -87,7 +93,7 @@ class StoreVariants:
 
     def _open(self, size: int, *, parts: bool) -> Any:
         store, timeout = self.store, self._timeout + size / _SLOWEST
-        options = {"read_timeout": _STALLED, **environment_options(type(store).__name__)}
+        options = {"read_timeout": f"{_STALLED}s", **environment_options(type(store).__name__)}
         options |= store.client_options or {}
         options["timeout"] = f"{round(timeout * 1000)}ms"
         config = dict(store.config)
@@ -96,7 +102,7 @@ class StoreVariants:
         second = datetime.timedelta(seconds=1)
         retries = {
             "max_retries": _PART_RETRIES if parts else 0,
-            "retry_timeout": 2 * timeout * second,
+            "retry_timeout": max(self._patience - _STALLED, 1) * second,
             "backoff": {"init_backoff": second / 2, "max_backoff": 15 * second, "base": 2},
         }
         provider = {} if store.credential_provider is None else {"credential_provider": store.credential_provider}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import abc
+import dataclasses
 import errno
 import os
 import random
@@ -26,6 +27,8 @@ _FIRST_SLOW_PAUSE: Final = 1.0
 _LONGEST_PAUSE: Final = 15.0
 _FIRST_CONTACT: Final = 10.0
 """Seconds in which a server must be reached that never was: its URL may be wrong."""
+
+_ANEW: Final = 5.0
 
 PASSING: Final = frozenset({Cause.PASSING, Cause.CONFLICT})
 """Why a request is made again."""
@@ -54,8 +57,23 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=lambda: globals().update(_SLOTS=threading.BoundedSemaphore(requests_at_once())))
 
 
+@dataclasses.dataclass(slots=True)
+class _Silence:
+    """What is known of a server that does not answer: since when, and what was asked first."""
+
+    since: float
+    first: str
+    last: float
+    over: bool = False
+    """Whether a request was given up."""
+
+
 class RepeatingClient(abc.ABC):
     """A client that makes a request again until it is answered, or its patience is over.
+
+    The patience is that with the server, not with each request: it is counted from the first one that was not answered
+    to the next answer. What is asked after it is over, as a save that failed does to remove its data, is asked once. A
+    call that begins later than that has the whole patience again.
 
     Args:
         shown: the bucket or server, as messages call it.
@@ -64,8 +82,17 @@ class RepeatingClient(abc.ABC):
 
     def __init__(self, shown: str, patience: float = PATIENCE) -> None:
         self.shown = shown
-        self.patience = patience
+        self._patience = patience
         self._reached = False
+        self._silence: _Silence | None = None
+
+    @property
+    def patience(self) -> float:
+        """Seconds after which nothing is asked again that was not answered; below 0 where that is so already."""
+        silence = self._silence
+        if silence is None or (silence.over and time.monotonic() - silence.last > _ANEW):
+            return self._patience
+        return -1.0 if silence.over else self._patience - (time.monotonic() - silence.since)
 
     def read_into(self, name: str, version: ObjectVersion, jobs: Sequence[tuple[int, memoryview]]) -> None:
         """Fill each buffer with the bytes from its offset on, by several requests at once.
@@ -101,8 +128,16 @@ class RepeatingClient(abc.ABC):
         """Forget credentials that were denied; False where there are no others."""
         return False
 
-    def _repeat(self, call: Callable[[], Answer], right: str = "", *, once: bool = False) -> Answer:
-        """Make a request once, or until it is answered; ``right`` is what it needs."""
+    def _note_silence(self, begun: float, what: str) -> _Silence:
+        """Note that a request that began then was not answered; return what is known since the last answer."""
+        self._silence = silence = self._silence or _Silence(begun, what, begun)
+        silence.last = time.monotonic()
+        return silence
+
+    def _repeat(self, call: Callable[[], Answer], what: str, right: str = "", *, once: bool = False) -> Answer:
+        """Make a request, called ``what``, once, or until it is answered; ``right`` is what it needs."""
+        if self.patience == self._patience:
+            self._silence = None
         begun = time.monotonic()
         pauses = _pauses()
         while True:
@@ -110,20 +145,26 @@ class RepeatingClient(abc.ABC):
                 with _SLOTS:
                     TRAFFIC.add(requests=1)
                     answer = call()
-                    self._reached = True
+                    self._reached, self._silence = True, None
                     return answer
             except BaseException as error:  # noqa: BLE001 - a panic is no Exception; what is none of the server's is raised again there
                 failure = panic_of(error) or failure_of(error)
             self._reached = self._reached or not failure.unconnected
-            patience = self.patience if self._reached else min(self.patience, _FIRST_CONTACT)
+            patience = self._patience if self._reached else min(self._patience, _FIRST_CONTACT)
             if failure.cause is Cause.DENIED and self._renew():
                 continue  # with new credentials; what was denied has not happened
+            if failure.cause not in PASSING:
+                self._silence = None
+                return failure.answer(self.shown, right)
+            silence = self._note_silence(begun, what)
             pause = next(pauses) * (_FIRST_SLOW_PAUSE / _FIRST_PAUSE if failure.slow_down else 1)
             pause = min(pause, _LONGEST_PAUSE) * random.uniform(0.5, 1.0)  # noqa: S311 - no secret
-            if once or failure.cause not in PASSING or time.monotonic() + pause > begun + patience:
+            # Where others are answered, this one has its own time.
+            if once or silence.over or time.monotonic() + pause > min(begun, silence.since) + patience:
+                silence.over = silence.over or not once
                 if not (once or self._reached):
                     raise failure.error(self.shown)
-                return failure.answer(self.shown, right)
+                return failure.answer(self.shown, first=silence.first)
             TRAFFIC.add(retries=1)
             LOGGER.info("%s: %s; next try in %.1f s", self.shown, printable(hide_secrets(failure.reason)), pause)
             time.sleep(pause)

@@ -60,8 +60,8 @@ class RequestFailure:
     unconnected: bool = False
     """Whether there was no connection, so that the bucket has never seen the request."""
 
-    def answer(self, shown: str, right: str = "") -> Answer:
-        """Return the answer that it is; ``right`` is what the request needs.
+    def answer(self, shown: str, right: str = "", *, first: str = "") -> Answer:
+        """Return the answer that it is; ``right`` is what the request needs, ``first`` what failed before any other.
 
         Raises:
             PermissionError: the bucket denies it.
@@ -72,7 +72,7 @@ class RequestFailure:
         if self.cause is Cause.REFUSED:
             return Answer(Status.REFUSED)
         if self.cause in {Cause.PASSING, Cause.CONFLICT}:
-            return Answer(Status.NO_ANSWER, reason=self.reason)
+            return Answer(Status.NO_ANSWER, reason=f"{first} failed first: {self.reason}" if first else self.reason)
         raise self.error(shown, right)
 
     def error(self, shown: str, right: str = "") -> OSError:

@@ -157,8 +157,11 @@ class Client(Protocol):
 
     shown: str
     """The bucket, as messages call it: ``s3://bucket``."""
-    patience: float
-    """Seconds after which nothing is asked again that was not answered."""
+
+    @property
+    def patience(self) -> float:
+        """Seconds after which nothing is asked again that was not answered; below 0 where that is so already."""
+        ...
 
     def perform(self, request: Request) -> Answer:
         """Make one request. One with a condition is made once; others are repeated as the client sees fit."""

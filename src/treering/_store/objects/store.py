@@ -149,6 +149,7 @@ class ObjectStore(Store):
         if outcome is Outcome.LOST:
             raise FileExistsError(errno.EEXIST, f"{name!r} is there already")
         if outcome is Outcome.UNKNOWN:
+            self._ask(Head(self._prefix + name))  # its error names what failed first
             raise OSError(errno.ETIMEDOUT, f"{self.client.shown} does not answer")
 
     def replace(self, name: str, data: bytes, expected: Version = ANY, *, sweep: bool = True) -> Outcome:

@@ -1,0 +1,100 @@
+"""A server that dies in a save: told within one patience, with the request that failed first."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+import treering as tr
+from treering._store.objects.client import ObstoreClient
+from treering._store.objects.requests import Answer, Delete, Get, Head, Put, Request, Status
+from treering.errors import StoreFailed
+
+obstore = pytest.importorskip("obstore")
+PATIENCE = 2.0
+_VERBS = ("put", "put_async", "get", "head", "delete", "list", "list_with_delimiter")
+
+
+class _Died(OSError):
+    """What a server that was reached and is silent is."""
+
+
+@pytest.fixture
+def kill(monkeypatch: pytest.MonkeyPatch) -> Callable[[str, str], ObstoreClient]:
+    """Return what makes a client of a server that dies at the first request of a verb for such a name."""
+
+    def make(verb: str, part: str) -> ObstoreClient:
+        dead = False
+
+        def dying(one: str, real: Callable[..., Any]) -> Callable[..., Any]:
+            def call(store: Any, name: Any = None, *more: Any, **options: Any) -> Any:
+                nonlocal dead
+                dead = dead or (one == verb and part in str(name))
+                if dead:
+                    raise _Died("the connection was reset")
+                return real(store, name, *more, **options)
+
+            return call
+
+        for one in _VERBS:
+            monkeypatch.setattr(obstore, one, dying(one, getattr(obstore, one)))
+        return ObstoreClient(obstore.store.MemoryStore(), f"s3://dies-{secrets.token_hex(4)}", patience=PATIENCE)
+
+    return make
+
+
+@pytest.mark.parametrize(
+    ("verb", "part", "size"),
+    [
+        ("put", "treering-tmp", 10), ("put", "data-", 10), ("put", "data-", 5_000_000), ("put", "treering.json", 10),
+        ("list_with_delimiter", "", 10),
+    ],
+)  # fmt: skip
+def test_a_save_tells_it_after_one_patience(
+    kill: Callable[[str, str], ObstoreClient], verb: str, part: str, size: int
+) -> None:
+    client = kill(verb, part)
+    path = tr.at(client) / "a"
+    tr.save("memory://imports", {"w": np.zeros(1)}, overwrite=True)
+    begun = time.monotonic()
+    with pytest.raises(StoreFailed) as caught:
+        tr.save(path, {"w": np.zeros(size, np.float32)})
+    took = time.monotonic() - begun
+    assert took < 1.5 * PATIENCE, caught.value
+    assert f"{verb.partition('_')[0].upper()} 'a/" in str(caught.value)
+    assert part in str(caught.value)
+
+
+def test_a_later_call_has_the_whole_patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("treering._store.objects.repetition._ANEW", 0.2)
+    client = ObstoreClient(obstore.store.MemoryStore(), "s3://bucket", patience=PATIENCE)
+    assert client.perform(Put("a", b"1")).status is Status.DONE
+    tries: list[Request] = []
+
+    def fail(*_: Any, **__: Any) -> None:
+        tries.append(Head("a"))
+        raise _Died("reset")
+
+    monkeypatch.setattr(obstore, "head", fail)
+
+    def asked(request: Request) -> tuple[Answer, int]:
+        tries.clear()
+        return client.perform(request), len(tries)
+
+    answer, many = asked(Head("a"))
+    assert answer.status is Status.NO_ANSWER
+    assert answer.reason == "GET 'a' failed first: reset"
+    assert many > 2
+    assert client.patience < 0
+    assert asked(Head("b")) == (Answer(Status.NO_ANSWER, reason="GET 'a' failed first: reset"), 1)
+    assert client.perform(Delete(("a",))).status is Status.NO_ANSWER
+    time.sleep(0.3)
+    assert client.patience == PATIENCE
+    assert asked(Head("b"))[1] > 2
+    assert client.perform(Get("a")).data == b"1"
+    assert client.patience == PATIENCE
