@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import http.server
+import secrets
 import threading
 import traceback
 import zlib
@@ -12,16 +13,18 @@ from typing import Any, ClassVar
 import numpy as np
 import obstore
 import pytest
+from obstore.store import S3Store
 
 import treering as tr
 from tests.cli.command import inside
 from treering._store.objects import obstore_requests
+from treering._store.objects.client import ObstoreClient
 from treering._store.objects.connect import connect
 from treering._store.objects.https import WebClient
 from treering._store.objects.repetition import RepeatingClient
 from treering._store.objects.requests import Answer
 from treering._store.objects.url import bucket_path
-from treering.errors import PermissionDenied, TreeringError, Unsupported
+from treering.errors import PermissionDenied, StoreFailed, TreeringError, Unsupported
 
 Serve = Callable[[int, dict[str, str], bytes], str]
 
@@ -106,6 +109,20 @@ def test_a_listing_without_an_end_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(obstore, "list", pages)
     with pytest.raises(OSError, match="lists the same names again and again"):
         obstore_requests.list_names(None, "a/", deep=True)
+
+
+@pytest.mark.parametrize("key", ["run/x//y", "run/../x", "run/a&#9;b"])
+def test_a_foreign_name_that_cannot_be_listed_is_named(serve: Serve, key: str) -> None:
+    found = f"<Key>{key}</Key><LastModified>2024-01-01T00:00:00Z</LastModified><ETag>a</ETag><Size>1</Size>"
+    body = f"<ListBucketResult><IsTruncated>false</IsTruncated><Contents>{found}</Contents></ListBucketResult>".encode()
+    url = serve(200, {"Content-Length": str(len(body))}, body)
+    bucket = S3Store(
+        "bucket", endpoint=url, access_key_id="k", secret_access_key="s", client_options={"allow_http": True}
+    )
+    path = tr.at(ObstoreClient(bucket, f"s3://names-{secrets.token_hex(4)}"), "run")
+    with pytest.raises(StoreFailed, match=r"another program's object .* cannot be read; remove it: ") as caught:
+        tr.Run(path).steps()
+    assert key.replace("&#9;", " ") in str(caught.value)
 
 
 class PanicException(BaseException):

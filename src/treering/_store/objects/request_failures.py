@@ -22,6 +22,7 @@ _NAMED: Final = re.compile(
 # What some servers say with a status that stands for something else too.
 _DENIED: Final = ("AccessDenied", "ExpiredToken", "InvalidAccessKeyId", "SignatureDoesNotMatch", "AuthenticationFailed")
 _DENIALS: Final = frozenset({"PermissionDeniedError", "UnauthenticatedError", "PermissionError"})
+_FOREIGN: Final = re.compile(r"Encountered object with invalid path: (.*)")
 _NO_BUCKET: Final = ("NoSuchBucket", "ContainerNotFound", "The specified bucket does not exist")
 _SLOW: Final = ("SlowDown", "ServerBusy", "rateLimitExceeded", "TooManyRequests")
 _PASSING: Final = frozenset({408, 425, 429})
@@ -108,6 +109,9 @@ def failure_of(error: BaseException) -> RequestFailure:
         return RequestFailure(Cause.INVALID, f"the bucket does not exist; make it first: {reason}", errno.ENODEV)
     if status in {401, 403} or kind in _DENIALS or _says(text, _DENIED):
         return RequestFailure(Cause.DENIED, reason, errno.EACCES)
+    if (foreign := _FOREIGN.search(reason)) is not None:
+        reason = f"another program's object lies there under a name that cannot be read; remove it: {foreign[1]}"
+        return RequestFailure(Cause.INVALID, reason, errno.EINVAL)
     if status == 409:  # noqa: PLR2004 - Azure says so of what is there; S3 where two changes met
         return RequestFailure(Cause.REFUSED if "BlobAlreadyExists" in text else Cause.CONFLICT, reason, errno.EAGAIN)
     if status == 412 or kind in {"AlreadyExistsError", "PreconditionError"}:  # noqa: PLR2004
