@@ -6,6 +6,9 @@ import re
 from collections.abc import Sequence
 from typing import Final
 
+_QUOTED: Final = re.compile(  # a query may have spaces and quotes, escaped by `repr`; it ends with the text
+    r"""(['"])([a-z][a-z0-9+.-]*:/{1,2}[^\s'"?]*\?)(?:\\.|(?!\1).)+\1""", re.IGNORECASE | re.DOTALL
+)
 _QUERY: Final = re.compile(r"""([a-z][a-z0-9+.-]*:/{1,2}[^\s'"?]*\?)[^\s'"]+""", re.IGNORECASE)
 _LOGIN: Final = re.compile(r"""([a-z][a-z0-9+.-]*:/{1,2})[^\s/'"@:]*:[^\s/'"]*@""", re.IGNORECASE)
 
@@ -46,7 +49,7 @@ def hide_secrets(text: str) -> str:
         >>> hide_secrets("could not read 'https://host/a.safetensors?X-Amz-Signature=1f' at http://me:key@host")
         "could not read 'https://host/a.safetensors?...' at http://...@host"
     """
-    text = _QUERY.sub(r"\1...", text) if "?" in text else text
+    text = _QUERY.sub(r"\1...", _QUOTED.sub(r"\1\2...\1", text)) if "?" in text else text
     return _LOGIN.sub(r"\1...@", text) if "@" in text else text
 
 

@@ -141,7 +141,7 @@ class StoreFailed(TreeringError, OSError):
         ``IsADirectoryError``, ENOTDIR is also ``NotADirectoryError``.
         """
         shown = hide_secrets(os.fspath(path))
-        reason = cause.strerror or str(cause)
+        reason = hide_secrets(cause.strerror or str(cause))
         by_errno: dict[int | None, type[TreeringError]] = {
             errno.ENOENT: NotFound,
             errno.EACCES: PermissionDenied,

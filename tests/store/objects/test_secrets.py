@@ -13,6 +13,8 @@ from hypothesis import given
 import treering as tr
 from treering._printable import hide_secrets
 from treering._store.failures import naming, with_errno
+from treering._store.objects.https import WebClient
+from treering._store.objects.requests import Get
 from treering._store.objects.url import bucket_path, web_path
 from treering.errors import NotFound, StoreFailed, TreeringError, Unsupported
 
@@ -37,6 +39,31 @@ def test_a_query_that_no_text_could_hide_is_refused(secret: str, odd: str, at: i
         for told in (str(caught.value), repr(caught.value), str(caught.value.args)):
             assert len(secret) - at < 12 or secret[at:] not in told
             assert at < 12 or secret[:at] not in told.partition("?")[2]
+
+
+@given(
+    scheme=st.sampled_from(["https", "s3", "az", "ftp", "hf"]), secret=_SECRET, odd=st.sampled_from(list(" '\"\t\n\\"))
+)
+def test_no_door_shows_a_query_whatever_is_in_it(scheme: str, secret: str, odd: str) -> None:
+    url = f"{scheme}://host/a?sig={secret}{odd}{secret}"
+    for door in (tr.load, tr.at, tr.Run, lambda path: tr.save(path, {"a": 1})):
+        with pytest.raises(TreeringError) as caught:
+            door(url)
+        error: Any = caught.value
+        assert secret not in f"{error} {error!r} {error.args} {getattr(error, 'filename', '')}"
+
+
+def test_the_request_that_failed_first_is_named_without_its_query(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise ConnectionError("reset")
+
+    monkeypatch.setattr(WebClient, "_ask", fail)
+    client = WebClient("https://host")
+    client._patience, client._reached = 0.0, True
+    answer = client.perform(Get("a?X-Amz-Signature=1f2e3d"))
+    assert answer.reason == "GET 'https://host/a?X-Amz-Signature=1f2e3d' failed first: reset"
+    error = StoreFailed.of(OSError(errno.EIO, answer.reason), "https://host/a", "read")
+    assert "1f2e3d" not in _all_of(error)
 
 
 def _all_of(error: Any) -> str:

@@ -70,9 +70,9 @@ class WebClient(RepeatingClient):
         """
         match request:
             case Get(name, most):
-                return self._repeat(lambda: self._get(name, most), f"GET {name!r}")
+                return self._repeat(lambda: self._get(name, most), f"GET '{self.shown}/{name}'")
             case Head(name):
-                return self._repeat(lambda: self._look(name), f"GET {name!r}")
+                return self._repeat(lambda: self._look(name), f"GET '{self.shown}/{name}'")
             case List():
                 raise OSError(errno.EOPNOTSUPP, "a web server lists nothing: pass the URL of a checkpoint or of a file")
         raise OSError(errno.EROFS, READ_ONLY)
@@ -100,7 +100,7 @@ class WebClient(RepeatingClient):
         return Answer(Status.DONE, data[:most], body.found)
 
     def _fetch(self, name: str, version: ObjectVersion, span: Span) -> Answer:
-        return self._repeat(lambda: self._fill(name, version, span), f"GET {name!r}")
+        return self._repeat(lambda: self._fill(name, version, span), f"GET '{self.shown}/{name}'")
 
     def _fill(self, name: str, version: ObjectVersion, span: Span) -> Answer:
         body = self._ask(name, (span.start, span.stop))
