@@ -80,7 +80,7 @@ def test_no_attribute_of_an_error_has_a_signature() -> None:
         raise OSError(errno.EIO, f"refused at {url}")
     assert caught.value.__cause__ is None
     for error in [*errors, caught.value]:
-        assert "1f2e3d" not in _all_of(error).replace(f"refused at {url}", ""), error
+        assert "1f2e3d" not in _all_of(error), error
 
 
 @pytest.mark.parametrize("name", ["AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3"])
