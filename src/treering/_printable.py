@@ -10,7 +10,8 @@ _QUOTED: Final = re.compile(  # a query may have spaces and quotes, escaped by `
     r"""(['"])([a-z][a-z0-9+.-]*:/{1,2}[^\s'"?]*\?)(?:\\.|(?!\1).)+\1""", re.IGNORECASE | re.DOTALL
 )
 _QUERY: Final = re.compile(r"""([a-z][a-z0-9+.-]*:/{1,2}[^\s'"?]*\?)[^\s'"]+""", re.IGNORECASE)
-_LOGIN: Final = re.compile(r"""([a-z][a-z0-9+.-]*:/{1,2})[^\s/'"@:]*:[^\s/'"]*@""", re.IGNORECASE)
+# abfss://CONTAINER@ACCOUNT is no login.
+_LOGIN: Final = re.compile(r"""(https?:/{1,2}|[a-z][a-z0-9+.-]*:/{1,2}(?=[^\s/'"@:]*:))[^\s/'"]*@""", re.IGNORECASE)
 
 MOST_LINES = 20
 """A message shows as many lines of a list."""

@@ -20,7 +20,7 @@ from tests.cli.command import inside
 from treering._store.objects import obstore_requests
 from treering._store.objects.client import ObstoreClient
 from treering._store.objects.connect import connect
-from treering._store.objects.https import WebClient
+from treering._store.objects.https import WebClient, sends_on_to
 from treering._store.objects.repetition import RepeatingClient
 from treering._store.objects.requests import Answer
 from treering._store.objects.url import bucket_path
@@ -45,8 +45,11 @@ def serve() -> Iterator[Serve]:
             self.wfile.write(body)
 
         def do_HEAD(self) -> None:
-            self.send_response(self.answer[0])
+            status, headers, _ = self.answer
+            self.send_response(status)
             self.send_header("Content-Length", "0")
+            if "Location" in headers:
+                self.send_header("Location", headers["Location"])
             self.end_headers()
 
         def do_PUT(self) -> None:
@@ -123,6 +126,27 @@ def test_a_foreign_name_that_cannot_be_listed_is_named(serve: Serve, key: str) -
     with pytest.raises(StoreFailed, match=r"another program's object .* cannot be read; remove it: ") as caught:
         tr.Run(path).steps()
     assert key.replace("&#9;", " ") in str(caught.value)
+
+
+def test_an_endpoint_that_sends_requests_on_to_another_host_is_refused(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url = serve(307, {"Content-Length": "0", "Location": "http://localhost:1/stolen"}, b"")
+    for name, value in {"AWS_ACCESS_KEY_ID": "k", "AWS_SECRET_ACCESS_KEY": "s", "AWS_SESSION_TOKEN": "t"}.items():
+        monkeypatch.setenv(name, value)
+    for name in ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT", "AWS_ENDPOINT_URL"):
+        monkeypatch.delenv(name, raising=False)
+    given = tr.at(f"s3://led-{secrets.token_hex(4)}", endpoint=url)
+    with pytest.raises(Unsupported, match="sends requests on to 'localhost'"):
+        tr.load(given / "a")
+    monkeypatch.setenv("AWS_ENDPOINT_URL", url)
+    with pytest.raises(Unsupported, match="sends requests on to 'localhost'"):
+        tr.load(f"s3://led-{secrets.token_hex(4)}/a")
+
+
+@pytest.mark.parametrize("location", ["/elsewhere", "http://127.0.0.1:1/other", "http://[::1", ""])
+def test_an_endpoint_that_stays_on_its_host_is_none_of_those(serve: Serve, location: str) -> None:
+    assert sends_on_to(serve(307, {"Content-Length": "0", "Location": location}, b"")) is None
 
 
 class PanicException(BaseException):

@@ -28,6 +28,7 @@ def test_queries_and_logins_are_hidden(scheme: str, secret: str, before: str) ->
     assert secret not in told
     login = secret.replace("/", "_")
     assert login not in hide_secrets(f"{before}{scheme}://user:{login}@host/a is gone")
+    assert login not in hide_secrets(f"{before}https://{login}@host/a is gone")
 
 
 @given(secret=_SECRET, odd=st.sampled_from(list(" '\"\t\n")), at=st.integers(0, 12))

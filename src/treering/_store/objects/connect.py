@@ -212,12 +212,17 @@ def _open(stores: Any, path: BucketPath, options: BucketOptions) -> Any:
     """Open a bucket with obstore, which adds what the environment says."""
     scheme, name = path.parts[0].rstrip(":"), path.parts[1]
     kind = "az" if scheme == "abfss" else scheme
-    for variable in _ENDPOINTS_OF_S3 if kind == "s3" and options.endpoint is None else ():
-        _check_endpoint(variable, None if (url := os.environ.get(variable)) is None else url.strip())
+    endpoints = {} if options.endpoint is None else {"endpoint": options.endpoint}
+    if kind == "s3" and options.endpoint is None:
+        endpoints = {name: os.environ[name].strip() for name in _ENDPOINTS_OF_S3 if name in os.environ}
+    for variable, url in endpoints.items():
+        _check_endpoint(variable, url)
     if not options.anonymous:
         from treering._store.objects.credentials import require_credentials
 
         require_credentials(kind, path.bucket, os.environ)
+        for url in list(endpoints.values())[:1] if kind == "s3" else ():
+            _refuse_redirect(url, name)
     config: dict[str, Any] = {**_stripped(kind), **({"skip_signature": True} if options.anonymous else {})}
     client: dict[str, Any] = {}
     if options.endpoint is not None:
@@ -285,6 +290,15 @@ def _check_endpoint(name: str, url: str | None) -> None:
     if "@" in parts.netloc:
         hint = "write it without; the credentials of a bucket are variables of their own"
         raise Unsupported(f"{name} has a login before its host, {parts.hostname!r}", hint=hint)
+
+
+def _refuse_redirect(endpoint: str, bucket: str) -> None:
+    """Refuse an endpoint that sends requests on to another host, which would get the token of the session, too."""
+    from treering._store.objects.https import sends_on_to
+
+    if (host := sends_on_to(f"{endpoint.rstrip('/')}/{bucket}")) is not None:
+        what = f"the endpoint {endpoint!r} sends requests on to {host!r:.200}, and credentials are for one host alone"
+        raise Unsupported(what, hint="name the endpoint of that host, if you trust it")
 
 
 def _check_values(options: BucketOptions) -> None:

@@ -39,6 +39,7 @@ _PATIENCE: Final = 10.0
 _LOOK: Final = (0, 1)
 _FILES: Final = frozenset({".msgpack", ".safetensors", ".gz"})
 _SECONDS: Final = 20.0
+_FIRST_SECONDS: Final = 5.0
 _PIECE: Final = 1 << 20
 _LONGEST_DATE: Final = 100
 _SLOWEST: Final = 256 << 10
@@ -193,6 +194,29 @@ class _Redirects(urllib.request.HTTPRedirectHandler):
         if not newurl.lower().startswith("https://" if req.type == "https" else ("https://", "http://127.0.0.1:")):
             raise urllib.error.HTTPError(req.full_url, code, "it leads to a URL that is not encrypted", headers, fp)
         return super().redirect_request(req, fp, code, msg, headers, newurl)
+
+
+class _NoRedirects(urllib.request.HTTPRedirectHandler):
+    """Follows no redirect."""
+
+    def redirect_request(self, *_: Any) -> None:
+        return None
+
+
+def sends_on_to(url: str) -> str | None:
+    """Return the other host to which a server sends whoever asks for a URL; None where it does not, or does not answer.
+
+    Raises nothing: what else is wrong with the server is told to those who ask it for something.
+    """
+    opener = urllib.request.build_opener(_NoRedirects)
+    with contextlib.suppress(OSError, ValueError, http.client.HTTPException):
+        try:
+            opener.open(urllib.request.Request(url, method="HEAD"), timeout=_FIRST_SECONDS).close()  # noqa: S310
+        except urllib.error.HTTPError as error:
+            error.close()
+            host = urllib.parse.urlsplit(error.headers.get("Location") or "").hostname
+            return None if host == urllib.parse.urlsplit(url).hostname else host
+    return None
 
 
 @functools.cache
