@@ -12,8 +12,16 @@ from treering._checkpoint.forms import list_headers
 from treering._cli.options import GLOBS, JSON, PATH, depth, verb
 from treering._cli.run_path import latest_of, list_steps
 from treering._cli.terminal import GOOD, look_of, nothing_matches, write_lines
-from treering._view.listing_json import json_lines, key_json, origin_members, usage_json
-from treering._view.listing_text import key_lines, measure_usage, notes_of, usage_lines
+from treering._view.listings import (
+    json_lines,
+    key_json,
+    key_lines,
+    measure_usage,
+    notes_of,
+    origin_members,
+    usage_json,
+    usage_lines,
+)
 from treering._view.nodes import leaves_of, weight_of
 from treering._view.rows import USUAL_DEPTH, lay_out
 from treering._view.tree_text import tree_lines

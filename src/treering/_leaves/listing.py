@@ -12,10 +12,10 @@ from treering._format.index import Index
 from treering._format.listing import list_index
 from treering._format.records import FileRecord, Listing, Place
 from treering._leaves.branches import read_branches
+from treering._leaves.documents.foreign import add_structure
 from treering._leaves.documents.index import LEAVES_INDEX, IndexBranch
 from treering._leaves.documents.join import join_records
 from treering._leaves.documents.record import OpenBranch
-from treering._leaves.structure_file import add_structure
 from treering._store.failures import LinkRefused
 from treering._store.leaves_folder.open_leaves import OpenLeaves
 from treering._store.leaves_places import open_leaves
