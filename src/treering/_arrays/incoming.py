@@ -20,8 +20,7 @@ import numpy as np
 
 from treering._arrays.buffers import ALIGNMENT, aligned_bytes, aligned_together
 from treering._arrays.jobs import Job, Progress, Tally, Work, run_all
-from treering._format.blocks import damage_error
-from treering._format.index import Index
+from treering._format.index import Index, damage_error
 from treering._plan.exchange import StoredChunk
 from treering._plan.load import covering_ranges, group_near
 from treering._values import boxes as box_sums

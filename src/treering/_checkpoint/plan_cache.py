@@ -19,10 +19,9 @@ from treering._arrays.host import this_processes
 from treering._arrays.outgoing import DescribedLeaves, Describer, HeldBox, describe_leaves, is_large
 from treering._arrays.snapshot import snapshot
 from treering._arrays.written import DividedSave, SaveLayout, divide_save
-from treering._format.blocks import leaf_bytes
 from treering._format.document import data_name
 from treering._format.headers import Row, lay_out_files, of_attempt
-from treering._format.index import Chunks, LeafType
+from treering._format.index import Chunks, LeafType, leaf_bytes
 from treering._plan.save import FILE_BYTES, SavePlan, plan_save
 from treering._tree.flatten import Flattened, flatten
 from treering._tree.remembered import KnownStructure

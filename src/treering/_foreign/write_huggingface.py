@@ -33,9 +33,8 @@ from treering._checkpoint.targets import (
     lost_names,
     refuse_others,
 )
-from treering._format.blocks import leaf_bytes
 from treering._format.headers import DTYPES, frame, header_text
-from treering._format.index import LeafType
+from treering._format.index import LeafType, leaf_bytes
 from treering._format.safetensors import LARGEST_HEADER
 from treering._format.selection import Selection
 from treering._printable import list_lines

@@ -220,7 +220,7 @@ def usage_json(layout: TreeLayout, usage: Sequence[UsageRow], head: Json) -> Ite
     """Write what the branches take as the lines of one JSON object, in ASCII.
 
     Example:
-        >>> from treering._view.listing_text import measure_usage
+        >>> from treering._view.listings import measure_usage
         >>> from treering._view.rows import lay_out
         >>> layout = lay_out({"d": True})
         >>> text = "".join(usage_json(layout, measure_usage(layout), {}))
