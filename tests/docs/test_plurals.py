@@ -24,7 +24,7 @@ NEVER_ONE = {
     ("errors.py", "len(path) - 16"),
     ("listing.py", "waiting"),
     ("open.py", "value.bit_length()"),
-    ("listing_text.py", "'with' if listing.verified else 'without'"),
+    ("listings.py", "'with' if listing.verified else 'without'"),
     ("pieces.py", "size"),
     ("save_options.py", "suffix"),
     ("scan.py", "window.size"),
