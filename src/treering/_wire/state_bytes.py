@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from treering._arrays.host import adopt, piece_buffers
-from treering._arrays.parted import to_host
+from treering._arrays.host import adopt, piece_buffers, to_host
 from treering._codec.msgpack.scan import Scanner
 from treering._codec.msgpack.views import Views
 from treering._codec.msgpack.window import WINDOW_BYTES

@@ -20,11 +20,11 @@ from jax.sharding import NamedSharding, PartitionSpec
 import treering
 from tests.leaves.chunks.test_arrays import list_foreign, write_foreign
 from tests.properties.strategies import quick
-from treering._arrays import chunk_grid, incoming, outgoing, parted
+from treering._arrays import chunk_grid, host, incoming, outgoing
 from treering._arrays.buffers import aligned_empty
+from treering._arrays.host import BoxedArray
 from treering._arrays.incoming import ReadRequest
 from treering._arrays.outgoing import HeldBox
-from treering._arrays.parted import BoxedArray
 from treering._checkpoint.forms import read_source
 from treering._codec.zarr import ZarrArray, chunk_box, chunk_count
 from treering._leaves.chunks import arrays, write
@@ -156,7 +156,7 @@ def test_a_shard_that_is_cut_into_chunks_is_fetched_once(tmp_path: Path, monkeyp
     def to_host(data: Any) -> np.ndarray:
         if isinstance(data, jax.Array):
             fetched.append(data.nbytes)
-        return parted.to_host(data)
+        return host.to_host(data)
 
     monkeypatch.setattr(write, "to_host", to_host)
     tree_serialize_leaves(tmp_path, {"w": jnp.ones((64, 1024))}, chunk_bytes=16 << 10)

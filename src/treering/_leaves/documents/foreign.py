@@ -14,13 +14,14 @@ import binascii
 import dataclasses
 import re
 import struct
-from collections.abc import Iterator, Sequence
-from typing import Any, Final, NamedTuple, TypeAlias
+from collections.abc import Sequence
+from typing import Any, Final, NamedTuple
 
 from treering._codec.documents import check_hashes, check_texts, decode_text, member, parse_json
 from treering._codec.zarr import ZarrArray
-from treering._format.index import MAX_LEVELS, Container, LeafType, OpaqueLeaf, Token
+from treering._format.index import MAX_LEVELS, LeafType, OpaqueLeaf
 from treering._format.leaf_values import check_shape
+from treering._format.nesting import Nested, flatten_nested
 from treering._leaves.documents.index import LEAVES_INDEX, Entry
 from treering._leaves.documents.paths import parts_of_folder
 from treering._leaves.documents.record import ChunkLayout, LeavesRecord, OpenBranch, arrays_of
@@ -29,8 +30,6 @@ from treering._store.leaves_folder.open_leaves import OpenLeaves
 from treering._values.human import pluralize
 from treering._values.keys import join_key
 from treering.errors import Corrupt, Unsupported
-
-_Nodes: TypeAlias = "dict[str, int | _Nodes]"
 
 
 class OtherLeaf(NamedTuple):
@@ -68,7 +67,9 @@ def foreign_record(
         (['a/w', 'a/x', 'b'], ['a/w', 'a/x', 'b'])
     """
     listed = [*entries, *(Entry(other.path, {}) for other in others)]
-    structure, paths, found = _flatten(_tree(prefix, listed))
+    nested, all_paths = _nest(prefix, listed)
+    structure, found = flatten_nested(nested)
+    paths = [all_paths[number] for number in found]
     check_hashes([this.shape for this in arrays], "the shapes of the arrays")
     check_hashes([this.chunks for this in arrays], "the chunks of the arrays")
     types: dict[LeafType, int] = {}
@@ -112,11 +113,14 @@ def _describe(this: ZarrArray, path: tuple[str, ...]) -> tuple[LeafType, ChunkLa
     return LeafType(kind="jax", dtype=this.dtype, shape=shape), ChunkLayout(**layout)
 
 
-def _tree(prefix: str | None, entries: Sequence[Entry]) -> _Nodes:
-    """Return the numbers of the entries in nested dicts, inside one more dict, so that a bare array has a place."""
-    root: _Nodes = {}
+def _nest(prefix: str | None, entries: Sequence[Entry]) -> tuple[Nested, list[tuple[str, ...]]]:
+    """Return the numbers of the entries in nested dicts, inside one more dict, and the path of each entry."""
+    root: Nested = {}
+    paths: list[tuple[str, ...]] = []
     for number, (path, _) in enumerate(entries):
-        parts = ("", *(parts_of_folder(path, prefix) if path else ()))
+        paths.append(parts_of_folder(path, prefix) if path else ())
+        # Below a root of one key, so that a bare array has a place.
+        parts = ("", *paths[-1])
         if len(parts) > MAX_LEVELS:
             raise Unsupported(f"the path {path[:200]!r} is more than {MAX_LEVELS} folders deep")
         node = root
@@ -128,7 +132,7 @@ def _tree(prefix: str | None, entries: Sequence[Entry]) -> _Nodes:
         there = node.setdefault(parts[-1], number)
         if there != number:
             raise _clash_error(path, path if isinstance(there, dict) else entries[there].path)
-    return root or {"": {}}
+    return root, paths
 
 
 def _clash_error(one: str, other: str) -> Corrupt:
@@ -136,32 +140,6 @@ def _clash_error(one: str, other: str) -> Corrupt:
         f"{LEAVES_INDEX} lists an array in {one[:200] or '.'!r} and another one in {other[:200] or '.'!r} or below",
         hint="two keys were saved to one folder, and one of the arrays is lost: save them again under other keys",
     )
-
-
-def _flatten(root: _Nodes) -> tuple[list[Token], list[tuple[str, ...]], list[int]]:
-    """Return the containers around the leaves, and paths and entries of these in the order of the tree."""
-    structure: list[Token] = []
-    paths: list[tuple[str, ...]] = []
-    found: list[int] = []
-    path: list[str] = []
-    levels: list[Iterator[tuple[str, int | _Nodes]]] = [iter(root.items())]
-    run = 0
-    while levels:
-        part, node = next(levels[-1], ("", None))
-        if node is None:
-            levels.pop()
-            del path[-1:]
-        elif isinstance(node, int):
-            run += 1
-            paths.append((*path, part)[1:])
-            found.append(node)
-        else:
-            structure += [run] if run else []
-            run = 0
-            structure.append(Container(node="dict", keys=tuple(node)))
-            path.append(part)
-            levels.append(iter(node.items()))
-    return [*structure, run] if run else structure, paths, found
 
 
 _LARGEST: Final = 64 << 20

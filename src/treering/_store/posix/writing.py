@@ -26,7 +26,7 @@ from treering._store.crew import Crew, FirstError
 from treering._store.failures import naming
 from treering._store.pieces import Buffer, pieces, write_all
 from treering._store.posix import descriptors
-from treering._store.posix.folders import make_folder, resolved
+from treering._store.posix.folder import make_folder, resolved
 from treering._store.posix.stage import StagedFile
 from treering.errors import StoreFailed, TreeringError, Unsupported
 
