@@ -9,7 +9,6 @@ from torture.simulated_store import SimulatedSave, WatchedStore
 from torture.virtual_processes import REAL
 from treering._coordination import participant
 from treering._coordination.coordinator import coordinate
-from treering._coordination.fan_in import subtree_of
 from treering._coordination.messages import DecisionMessage, PrepareMessage, SumMessage, VoteMessage, VoteStage
 from treering._coordination.operations import (
     Call,
@@ -25,6 +24,7 @@ from treering._coordination.operations import (
     Sleep,
 )
 from treering._coordination.participant import participate
+from treering._coordination.votes import subtree_of
 from treering._store.api import Held, Version
 from treering._values.checkpoint_names import INDEX, decision_name, signature_name, sum_name, vote_name
 from treering.errors import Timeout

@@ -27,7 +27,7 @@ import numpy as np
 import treering as tr
 from treering import leaves, serialization
 from treering._background import saves
-from treering._store.posix import direct, writing
+from treering._store.posix import writing
 
 __all__ = ["KINDS", "Scene", "Strike", "judged", "prepared", "scenes"]
 
@@ -228,7 +228,7 @@ class _Batch:
         signal.signal(signal.SIGALRM, signal.default_int_handler)
         sys.unraisablehook = self._note_lost
         writing.DIRECT_FROM, writing.FREE_SHARE = 4 << 20, 0.0  # let threads write, too
-        direct.BLOCK_BYTES = 1 << 20
+        writing.BLOCK_BYTES = 1 << 20
 
     def _note_lost(self, what: Any) -> None:
         if isinstance(what.exc_value, KeyboardInterrupt):

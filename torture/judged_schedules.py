@@ -6,8 +6,8 @@ import collections
 
 from torture.simulated_folder import SimulatedFolder, Violation
 from torture.virtual_processes import Job, Process
-from treering._coordination.fan_in import parent_of
 from treering._coordination.operations import derive_attempt
+from treering._coordination.votes import parent_of
 from treering._values.timing import Timing
 from treering.errors import Busy, Exists, ProcessFailed, Timeout, TreeringError
 

@@ -25,7 +25,7 @@ from treering._format.document import INDEX_NAME, parse_index
 from treering._format.run_document import parse_run, parse_superseded
 from treering._format.safetensors import parse_safetensors
 from treering._inspect.inspect import inspect
-from treering._keymap.toml_rules import parse_rules
+from treering._keymap.key_map import parse_rules
 from treering._leaves.documents.index import LEAVES_INDEX, parse_leaves_index, record_of
 from treering._leaves.documents.record import parse_record
 from treering._values.checksums import digest

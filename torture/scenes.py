@@ -11,13 +11,13 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from treering._store.posix import direct, writing
+from treering._store.posix import writing
 
 __all__ = ["OLD", "SETTINGS", "Scene", "fingerprint", "state"]
 
 OLD = 1
 """The version that is there before a save of an overwrite is attacked."""
-SETTINGS: tuple[tuple[Any, str], ...] = ((writing, "DIRECT_FROM"), (writing, "FREE_SHARE"), (direct, "BLOCK_BYTES"))
+SETTINGS: tuple[tuple[Any, str], ...] = ((writing, "DIRECT_FROM"), (writing, "FREE_SHARE"), (writing, "BLOCK_BYTES"))
 """What `Scene.settle` sets, module and name."""
 
 
@@ -63,7 +63,7 @@ class Scene(abc.ABC):
         """Choose the way to the disk, for the rest of this process."""
         writing.DIRECT_FROM = 0 if self.straight else 1 << 62
         writing.FREE_SHARE = 0
-        direct.BLOCK_BYTES = 128 << 10
+        writing.BLOCK_BYTES = 128 << 10
 
     @abc.abstractmethod
     def furnish(self, path: Path) -> None:

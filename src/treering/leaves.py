@@ -10,12 +10,11 @@ import os
 from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
-from treering._leaves.build_index import index_directory
+from treering._leaves.commit import index_directory
 from treering._leaves.deserialize import tree_deserialize_leaves
-from treering._leaves.joint_serialize import counted_leaves
 from treering._leaves.key_paths import is_array_like, join_key, leaf_key_paths
 from treering._leaves.plan import LeavesSaveOptions
-from treering._leaves.serialize import serialize
+from treering._leaves.serialize import counted_leaves, serialize
 from treering._store.resolve import leaves_path
 from treering._values.processes import timeout_seconds
 from treering._view.progress import Progress, reporter

@@ -14,8 +14,7 @@ from treering._store.pieces import Readable
 from treering._tree.placement import Shardings
 from treering._tree.registry import has_shape_and_dtype, is_serializable, register_serialization_state
 from treering._tree.restore import current_path, from_state_dict
-from treering._tree.state_dict import to_state_dict
-from treering._tree.walk import leaves_of, structure_text
+from treering._tree.state_dict import leaves_of, structure_text, to_state_dict
 from treering._wire import state_file
 from treering._wire.restore import restore_into
 from treering._wire.state_bytes import encode_state, pack, unpack, unserializable

@@ -14,7 +14,7 @@ from treering._arrays.apply_sharding import apply_sharding_tree, make_itsharded,
 from treering._leaves.shardings import create_sharding_tree_from_index
 from treering._tree.placement import Shardings
 from treering._tree.rules import Rules, RulesReport, fit_spec, no_rule_error, spec_of
-from treering._tree.walk import map_with_path
+from treering._tree.state_dict import map_with_path
 
 __all__ = [
     "RulesReport", "Shardings", "apply_sharding_tree", "create_sharding_tree_from_index", "make_itsharded",

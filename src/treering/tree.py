@@ -10,8 +10,8 @@ import jax
 import numpy as np
 
 from treering._tree.registry import has_shape_and_dtype, is_typed_key
+from treering._tree.state_dict import leaves_of, map_with_path
 from treering._tree.unflatten import uncompared
-from treering._tree.walk import leaves_of, map_with_path
 
 __all__ = ["tree_bytes", "tree_map_with_path", "tree_size", "uncompared"]
 

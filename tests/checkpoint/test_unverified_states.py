@@ -24,7 +24,7 @@ from tests.checkpoint.together import Loading, loading
 from tests.foreign.test_jax_pytree import DICT, LEAF, Node, saved_as_jax
 from tests.leaves.test_foreign import written
 from treering._arrays.source import Source
-from treering._checkpoint import convert_folder, copy_checkpoint, joint_load, read_leaves
+from treering._checkpoint import copy_checkpoint, joint_load, read_leaves, save_folder
 from treering._checkpoint.source import read_pieces
 from treering._foreign.folder_files import FolderFiles
 from treering._runs.copy_run import copy_path
@@ -269,14 +269,14 @@ def test_what_is_written_anew_while_it_is_converted_is_busy(
 ) -> None:
     path = tmp_path / name
     WRITERS[name](path, 0)
-    write = convert_folder.write
+    write = save_folder.write
 
     def write_anew(*given: Any, **named: Any) -> Any:
         WRITERS[name](path, 1)
         _after_writing(path)
         return write(*given, **named)
 
-    monkeypatch.setattr(convert_folder, "write", write_anew)
+    monkeypatch.setattr(save_folder, "write", write_anew)
     if name in {"state.msgpack", "model.safetensors"}:  # replaced, not written into
         tr.convert(path, tmp_path / "converted")
         assert _generation_of(tr.load(tmp_path / "converted")) == 0

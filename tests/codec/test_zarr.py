@@ -13,7 +13,6 @@ import tensorstore
 from hypothesis import given
 from hypothesis import strategies as st
 
-from treering._codec.compressors import require_known_compressor
 from treering._codec.zarr import (
     ZarrArray,
     check_compressor,
@@ -29,6 +28,7 @@ from treering._codec.zarr import (
     stored_dtype,
     zarray_bytes,
 )
+from treering._codec.zarr_chunks import require_known_compressor
 from treering._values.boxes import find_cover_error, shape_of
 from treering._values.dtypes import lookup
 from treering.errors import Corrupt, Format, Unsupported

@@ -21,9 +21,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from treering._codec import zstd
-from treering._codec.compressors import check_chunk_file
 from treering._codec.zarr import ZarrArray, chunk_bytes, zarray_bytes
-from treering._codec.zarr_chunks import decode, encode
+from treering._codec.zarr_chunks import check_chunk_file, decode, encode
 from treering._values.dtypes import lookup, numpy_dtype
 from treering.errors import Corrupt, TreeringError, Unsupported
 

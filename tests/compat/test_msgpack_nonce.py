@@ -21,8 +21,7 @@ from treering import serialization
 from treering._codec.msgpack import nonce
 from treering._codec.msgpack.nonce import vary
 from treering._tree.state_dict import to_state_dict
-from treering._wire.join import join_pieces
-from treering._wire.state_bytes import encode_state
+from treering._wire.state_bytes import encode_state, join_pieces
 
 _ARRAYS = st.builds(
     lambda shape, dtype: np.arange(math.prod(shape)).reshape(shape).astype(dtype),

@@ -18,7 +18,7 @@ from treering._coordination import allgather, job_handshake
 from treering._coordination.job_handshake import next_sequence
 from treering._coordination.messages import Failure, VoteMessage, VoteStage
 from treering._coordination.operations import Call, derive_attempt
-from treering._store.posix.folders import make_folder
+from treering._store.posix.folder import make_folder
 from treering._values.checkpoint_names import heartbeat_name, is_message, vote_name
 from treering._values.processes import Processes
 from treering.errors import NotDirectory, NotFound, NotShared, PermissionDenied, StoreFailed, Timeout, TreeringError

@@ -15,6 +15,7 @@ NOUN = re.compile(
     r"layouts|values|children|containers|boxes|indices|differences|checksums|attempts|rows)\b"
 )
 NEVER_ONE = {
+    ("branches.py", "waiting"),
     ("casts.py", "self.value.bit_length()"),
     ("cat.py", "size"),
     ("chunk_reader.py", "found"),
@@ -22,9 +23,8 @@ NEVER_ONE = {
     ("doctor_text.py", "committed.processes"),
     ("document.py", "show(nbytes)"),
     ("errors.py", "len(path) - 16"),
-    ("listing.py", "waiting"),
+    ("listings.py", "'with' if listing.verified else 'without'"),
     ("open.py", "value.bit_length()"),
-    ("listing_text.py", "'with' if listing.verified else 'without'"),
     ("pieces.py", "size"),
     ("save_options.py", "suffix"),
     ("scan.py", "window.size"),

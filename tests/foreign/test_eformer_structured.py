@@ -25,7 +25,7 @@ import pytest
 
 import treering
 from treering import OpaqueLeaf
-from treering._leaves.structure_file import _read_pickle
+from treering._leaves.documents.foreign import _read_pickle
 from treering.errors import Corrupt, TreeringError
 
 GOLDEN = Path(__file__).parent / "golden" / "eformer_structured"

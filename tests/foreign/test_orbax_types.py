@@ -14,7 +14,7 @@ import tensorstore
 
 import treering
 from treering._foreign import grid_arrays
-from treering._foreign.orbax_types import read_containers
+from treering._foreign.orbax_item import read_containers
 from treering.errors import Corrupt, Mismatch, TreeringError, Unsupported
 
 GOLDEN = Path(__file__).parent / "golden" / "orbax"

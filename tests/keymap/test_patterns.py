@@ -8,7 +8,7 @@ import hypothesis
 import hypothesis.strategies as st
 import pytest
 
-from treering._keymap.patterns import KeyPattern
+from treering._keymap.key_rule import KeyPattern
 from treering.errors import Unsupported
 
 

@@ -12,9 +12,9 @@ import pytest
 
 from treering._arrays import outgoing as outgoing_module
 from treering._coordination.operations import Call, derive_attempt
-from treering._leaves import joint_serialize
-from treering._leaves.joint_serialize import serialize_together
+from treering._leaves import serialize
 from treering._leaves.plan import LeavesSaveOptions
+from treering._leaves.serialize import serialize_together
 from treering._tree.flatten import flatten
 from treering._values.boxes import Box
 from treering._values.processes import Processes
@@ -35,7 +35,7 @@ class Job:
         self._of_thread = threading.local()
         each = len(jax.devices()) // count
         monkeypatch.setattr(outgoing_module, "process_of", lambda device: device.id // each)
-        monkeypatch.setattr(joint_serialize, "next_sequence", self._next_call)
+        monkeypatch.setattr(serialize, "next_sequence", self._next_call)
 
     @property
     def attempt(self) -> str:

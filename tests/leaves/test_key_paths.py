@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from treering._leaves.key_paths import is_array_like, join_key, leaf_key_paths
-from treering._tree.walk import structure_text
+from treering._tree.state_dict import structure_text
 from treering.errors import Unsupported
 
 

@@ -14,8 +14,7 @@ from tests.plan.layouts import any_layouts, mesh_layout, mesh_layouts, replicate
 from treering._leaves import shares
 from treering._leaves.plan import balanced_chunk, shared_chunk_shape
 from treering._leaves.shares import WriterPlan, plan_writers
-from treering._plan.balance import level_loads
-from treering._plan.save import LeafLayout
+from treering._plan.save import LeafLayout, level_loads
 from treering._values.boxes import Box, intersection, size_of
 from treering.errors import Unsupported
 

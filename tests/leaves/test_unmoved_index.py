@@ -14,7 +14,7 @@ from tests.leaves.jobs_of_threads import Job
 from tests.leaves.saved import stored
 from tests.leaves.test_joint import all_well, same, tree_of
 from tests.store.objects.in_memory import TestBucket, install
-from treering._leaves.listing import list_leaves
+from treering._leaves.branches import list_leaves
 from treering._store.objects.requests import Answer, Put, Request, Status
 from treering._store.resolve import located, store_at
 from treering.errors import Busy, Corrupt, Mismatch, NotFound

@@ -11,8 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.plan.layouts import all_parts, any_layouts, grid_boxes, mesh_layout, mesh_layouts, replicated
-from treering._plan.balance import level_loads, pour
-from treering._plan.save import LeafLayout, PlannedPart, SavePlan, plan_save
+from treering._plan.save import LeafLayout, PlannedPart, SavePlan, level_loads, plan_save, pour
 from treering._values.boxes import Box, boxes_of_range, contains, find_cover_error, size_of, whole
 from treering.errors import Unsupported
 

@@ -11,8 +11,7 @@ import pytest
 
 from treering._coordination import allgather
 from treering._runs import schedule
-from treering._runs.schedule import SaveSchedule
-from treering._runs.signals import Signals
+from treering._runs.schedule import SaveSchedule, Signals
 from treering._values.processes import Processes
 from treering.cadence import Cadence, Decision
 

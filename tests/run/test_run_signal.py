@@ -18,7 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from jax.experimental import multihost_utils
 
-from treering._runs.signals import Signals
+from treering._runs.schedule import Signals
 from treering.errors import Unsupported
 
 ROOT = Path(__file__).parents[2]
@@ -167,7 +167,7 @@ def test_a_signal_reaches_the_first_handler_once_whatever_lies_above(layers: lis
 def test_what_chains_to_the_default_ends_the_process(forks: bool) -> None:
     program = f"""
 import os, signal
-from treering._runs.signals import Signals
+from treering._runs.schedule import Signals
 signals = Signals()
 signals.watch(signal.SIGTERM)
 ours = signal.getsignal(signal.SIGTERM)
@@ -273,7 +273,7 @@ def ended(program: str, **wishes: Any) -> subprocess.CompletedProcess[str]:
 def test_a_child_that_was_forked_off_ends_when_it_is_told_to() -> None:
     program = """
 import os, signal, sys
-from treering._runs.signals import Signals
+from treering._runs.schedule import Signals
 signals = Signals()
 signals.watch(signal.SIGTERM)
 child = os.fork()
@@ -299,7 +299,7 @@ with socket.socket() as listener:
     listener.bind(("127.0.0.1", 0))
     port = listener.getsockname()[1]
 jax.distributed.initialize(f"127.0.0.1:{port}", 1, 0)
-from treering._runs.signals import Signals
+from treering._runs.schedule import Signals
 runs = [Signals(), Signals()]
 print([run.hear_preemption() for run in runs], flush=True)
 os.kill(os.getpid(), signal.SIGTERM)

@@ -20,7 +20,7 @@ import pytest
 from tests.store.listing import names
 from treering._store import crew
 from treering._store.pieces import Buffer
-from treering._store.posix import descriptors, direct, writing
+from treering._store.posix import descriptors, writing
 from treering._store.posix.writing import replace_file
 from treering.errors import NotFound, StoreFailed
 
@@ -104,7 +104,7 @@ def test_after_an_error_the_source_is_not_asked_to_the_end(tmp_path: Path, monke
     monkeypatch.setattr(os, "pwrite", pwrite_that(fail))
     with pytest.raises(StoreFailed):
         replace_file(tmp_path / "a.bin", buffers(), 1000 * MIB)
-    assert len(asked) <= 2 * (direct.BLOCKS + 2)
+    assert len(asked) <= 2 * (writing.BLOCKS + 2)
 
 
 def test_an_error_that_is_no_os_error_arrives_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -223,7 +223,7 @@ def test_without_threads_errors_arrive_too(tmp_path: Path, monkeypatch: pytest.M
         if offset >= 4 * MIB:
             raise OSError(errno.EIO, "Input/output error")
 
-    monkeypatch.setattr(direct, "THREADS", 0)
+    monkeypatch.setattr(writing, "THREADS", 0)
     monkeypatch.setattr(os, "pwrite", pwrite_that(fail))
     with pytest.raises(StoreFailed, match="Input/output"):
         save_direct(tmp_path / "a.bin")

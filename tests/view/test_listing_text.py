@@ -18,8 +18,7 @@ from treering._format.records import FileRecord, LeafRecord, Listing, Named
 from treering._values.keys import join_key, split_key
 from treering._view.differences import Difference, compare_listings
 from treering._view.doctor_text import run_doctor_json, run_doctor_lines
-from treering._view.listing_json import json_lines, key_json
-from treering._view.listing_text import key_lines, measure_usage, notes_of, usage_lines
+from treering._view.listings import json_lines, key_json, key_lines, measure_usage, notes_of, usage_lines
 from treering._view.nodes import LONGEST_KEY, is_branch, leaves_of, nodes_of, record_of, value_text
 from treering._view.plain import cell_width
 from treering._view.rows import lay_out

@@ -21,8 +21,7 @@ from treering._leaves.documents.join import join_records
 from treering._values.boxes import Box
 from treering._values.human import bytes_text
 from treering._view.html import html_text
-from treering._view.listing_json import json_lines, leaf_members, origin_members
-from treering._view.listing_text import notes_of
+from treering._view.listings import json_lines, leaf_members, notes_of, origin_members
 from treering._view.nodes import branch_kind, leaves_of
 from treering._view.rows import lay_out
 from treering._view.tree_text import UNICODE, tree_lines

@@ -20,11 +20,9 @@ import numpy as np
 
 from treering._arrays.buffers import ALIGNMENT, aligned_bytes, aligned_together
 from treering._arrays.jobs import Job, Progress, Tally, Work, run_all
-from treering._format.blocks import damage_error
-from treering._format.index import Index
+from treering._format.index import Index, damage_error
 from treering._plan.exchange import StoredChunk
-from treering._plan.load import covering_ranges
-from treering._plan.near import group_near
+from treering._plan.load import covering_ranges, group_near
 from treering._values import boxes as box_sums
 from treering._values.boxes import Box
 from treering._values.checksums import block_checksums

@@ -9,8 +9,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from typing import Final, TypeAlias, TypeVar
 
-from treering._format.blocks import Piece
-from treering._format.index import Index
+from treering._format.index import Index, Piece
 from treering._store.crew import FirstError, work_together
 
 T = TypeVar("T")

@@ -16,11 +16,9 @@ import jax
 import numpy as np
 import xxhash
 
-from treering._arrays.host import TOGETHER, require_alive
-from treering._arrays.parted import BoxedArray, cut_box, parts_of, to_host
+from treering._arrays.host import TOGETHER, BoxedArray, cut_box, parts_of, require_alive, to_host
 from treering._codec.array_bytes import holds_wire_bytes, wire_blocks
-from treering._format.blocks import leaf_bytes
-from treering._format.index import ARRAY_KINDS, LARGE_VALUE, LeafType
+from treering._format.index import ARRAY_KINDS, LARGE_VALUE, LeafType, leaf_bytes
 from treering._plan.save import LeafLayout
 from treering._store.memory_pool import PIECE_BYTES, MemoryPool
 from treering._tree.flatten import Flattened

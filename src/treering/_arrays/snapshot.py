@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any, Final
 import jax
 import numpy as np
 
+from treering._arrays.host import cut_box, is_view
 from treering._arrays.outgoing import DescribedLeaves, HeldBox
-from treering._arrays.parted import cut_box, is_view
 from treering._format.headers import Row
 from treering._format.index import LeafType
 from treering._store.crew import work_together

@@ -11,10 +11,9 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from treering._arrays.jobs import Progress
 from treering._arrays.outgoing import DescribedLeaves, read_checked
-from treering._format.blocks import leaf_bytes
 from treering._format.document import data_name
 from treering._format.headers import Row, lay_out_files
-from treering._format.index import Chunks
+from treering._format.index import Chunks, leaf_bytes
 from treering._plan.save import FILE_BYTES, SavePlan, file_counts, files_by_position, plan_save
 from treering._store.memory_pool import MemoryPool
 from treering._values.boxes import size_of, whole

@@ -1,7 +1,7 @@
 """Saves in flight, and the thread that writes them: one for each process, first in, first out.
 
 A thread of our own, and a daemon: executors refuse work while the interpreter goes down, which is when a last save is
-written; and what hangs must not hold the program for ever. ``treering._background.shutdown`` waits then for what is in
+written; and what hangs must not hold the program for ever. ``treering._background.saves`` waits then for what is in
 flight.
 """
 

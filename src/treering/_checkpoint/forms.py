@@ -52,7 +52,7 @@ _FORMS: Final[Mapping[Form, FormFunctions]] = {
                                    "_inspect.verify:verify_checkpoint", "_inspect.open_tree:open_indexed"),
     # Of a run, the functions of a checkpoint work on its latest step, except to verify.
     Form.RUN: FormFunctions("", "", "_inspect.verify:verify_run", "", ""),
-    Form.LEAVES: FormFunctions("_leaves.source:open_source", "_leaves.listing:list_leaves",
+    Form.LEAVES: FormFunctions("_leaves.source:open_source", "_leaves.branches:list_leaves",
                                "_inspect.verify_leaves:verify_leaves", "_inspect.open_tree:open_indexed"),
     Form.SAFETENSORS: FormFunctions("_checkpoint.source:open_safetensors", "_inspect.inspect:list_safetensors",
                                     "_inspect.verify:verify_safetensors", "_inspect.open_tree:open_indexed"),

@@ -18,8 +18,7 @@ from treering._arrays.source import Source
 from treering._background.saves import settle
 from treering._checkpoint.forms import open_source
 from treering._checkpoint.missing_data import require_no_loss
-from treering._format.blocks import leaf_bytes
-from treering._format.index import ARRAY_KINDS, Index, LeafType
+from treering._format.index import ARRAY_KINDS, Index, LeafType, leaf_bytes
 from treering._format.structure import build
 from treering._keymap.key_map import KeyMap, check_key_map
 from treering._printable import LONGEST_LINE, cut_middle, printable

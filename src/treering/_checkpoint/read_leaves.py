@@ -12,7 +12,7 @@ import jax
 from treering._arrays.delivered import Delivery, convert_value, deliver, request_for
 from treering._arrays.jobs import Progress, split_by_bytes
 from treering._arrays.source import Source
-from treering._format.blocks import leaf_bytes
+from treering._format.index import leaf_bytes
 from treering._tree.likeness import KEPT, LeafMatch
 from treering._values.dtypes import SUB_BYTE
 

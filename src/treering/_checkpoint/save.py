@@ -18,9 +18,8 @@ from typing import Any, Final, TypeAlias
 
 from treering._arrays.host import this_processes
 from treering._arrays.outgoing import ALONE
-from treering._background import shutdown
 from treering._background.save_job import UNWATCHED, PendingSave, SaveJob, Watch
-from treering._background.saves import raise_unreported, reword, settle, writer
+from treering._background.saves import raise_unreported, reword, settle, watch_for_end, writer
 from treering._checkpoint.joint_driver import require_value, tell_of_interrupt
 from treering._checkpoint.plan_cache import TreePlan, plan_tree
 from treering._checkpoint.save_files import MsgpackSave, SafetensorsSave
@@ -183,7 +182,7 @@ def begin_save(
         Timeout: the saves in flight leave no room and show no progress.
         TreeringError: the tree cannot be saved, or an earlier save to the path failed and its error was not raised yet.
     """
-    shutdown.watch_for_end()
+    watch_for_end()
     # The program's current folder may be another one when the save's turn comes.
     options = dataclasses.replace(options, path=absolute(options.path))
     begun = _Beginning(options, None if run is None else settled(run), around, refusal)

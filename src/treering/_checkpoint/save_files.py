@@ -10,10 +10,9 @@ from typing import Any, Final, TypeVar
 
 import numpy as np
 
-from treering._arrays.host import piece_buffers
+from treering._arrays.host import piece_buffers, to_host
 from treering._arrays.jobs import Progress, Tally
 from treering._arrays.outgoing import DescribedLeaves, HeldBox, describe_leaves
-from treering._arrays.parted import to_host
 from treering._arrays.snapshot import snapshot
 from treering._arrays.written import SaveData, SaveLayout
 from treering._background.save_job import UNWATCHED, Watch

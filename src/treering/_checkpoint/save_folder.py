@@ -1,7 +1,7 @@
 """A planned tree -> a checkpoint's folder, durable when this returns, on any of the processes that hold it.
 
 A process that saves alone writes all files. In a joint save each writes the files of its own part of the plan; process
-0 enters the folder and commits, the others join it.
+0 enters the folder and commits, the others join it. An opened tree becomes a checkpoint too, which can hold all of it.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import os
 import platform
 import struct
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from typing import Any, Final
 
@@ -23,6 +23,8 @@ import ml_dtypes
 import numpy as np
 
 from treering import __version__
+from treering._arrays.source import Source
+from treering._arrays.source_arrays import describe_source
 from treering._arrays.written import SaveData, SaveLayout, divide_save, merge_checksums
 from treering._background.save_job import UNWATCHED, Watch
 from treering._checkpoint.joined_folder import AttemptFiles, JoinedFolder
@@ -30,13 +32,16 @@ from treering._checkpoint.joint_driver import require_value, save_jointly
 from treering._checkpoint.plan_cache import TreePlan
 from treering._checkpoint.save_options import SaveOptions
 from treering._checkpoint.signature import check_local, local_digests, match_signature, signature_of
+from treering._checkpoint.targets import Loss, key_texts
 from treering._checkpoint.transaction import CheckpointFolder
 from treering._coordination.job_handshake import next_sequence
 from treering._coordination.message_board import MessageBoard
 from treering._coordination.operations import Call
-from treering._format.blocks import file_digests
 from treering._format.document import encode_index, read_names
-from treering._format.index import DataFile, Index
+from treering._format.index import Container, DataFile, Index, OpaqueLeaf, file_digests
+from treering._format.selection import Selection
+from treering._format.structure import node_keys
+from treering._printable import kind_of
 from treering._tree.flatten import Flattened
 from treering._values.checksums import pack_checksums, unpack_checksums
 from treering._values.processes import Processes, format_processes
@@ -231,3 +236,33 @@ def _opened(payload: bytes) -> tuple[array[int], bytes]:
     (count,) = _COUNT.unpack(payload[: _COUNT.size])
     stop = _COUNT.size * (1 + count)
     return unpack_checksums(payload[_COUNT.size : stop]), payload[stop:]
+
+
+def find_losses(source: Source, part: Selection, metadata: Mapping[str, Any]) -> Iterator[Loss]:
+    """Yield the leaves that only msgpack knows."""
+    del metadata
+    index = source.index
+    for key, leaf in zip(part.keys, part.leaves, strict=True):
+        if index.type_of(leaf).kind == "opaque" and not isinstance(index.values[leaf], OpaqueLeaf):
+            yield Loss("objects", key, f"leaf {key!r:.200}: {kind_of(index.values[leaf])}")
+
+
+def write(source: Source, part: Selection, save: SaveOptions, watch: Watch) -> None:
+    """Write the folder, which has checksums of its own."""
+    flat = flatten_source(source, part)
+    with closing(CheckpointFolder(save.path, overwrite=save.overwrite, names_in=read_names)) as folder, folder:
+        layout = divide_save(flat.keys, describe_source(source, part), 1).files(folder.attempt, [0])
+        checksums = write_data(layout, folder, save)
+        index = make_index(flat, layout, checksums, save.json_metadata(), attempt=folder.attempt)
+        commit_index(folder, index, layout.headers, watch)
+
+
+def flatten_source(source: Source, part: Selection) -> Flattened:
+    """Return a part of an opened tree as what a save takes, without its leaves; what is thinned becomes a dict."""
+    kinds = [source.index.type_of(leaf).kind for leaf in part.leaves]
+    tokens = [
+        Container(node="dict", keys=node_keys(token)) if isinstance(token, Container) and token.thinned else token
+        for token in part.structure
+    ]
+    # The keys of a foreign tree may be other texts.
+    return Flattened(tokens=tokens, keys=key_texts(tokens), kinds=kinds, structured=source.structured)

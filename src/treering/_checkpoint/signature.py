@@ -13,8 +13,8 @@ from typing import Final
 
 import xxhash
 
+from treering._arrays.host import host_blocks
 from treering._arrays.outgoing import DescribedLeaves, HeldBoxes
-from treering._arrays.parted import host_blocks
 from treering._codec.documents import json_text
 from treering._format.index import Container, LeafType
 from treering._format.leaf_values import encode_value

@@ -12,10 +12,9 @@ from typing import Any, Final
 from treering._arrays.incoming import StoredArrays
 from treering._arrays.source import Source
 from treering._checkpoint.missing_data import COPY_ALL, is_attempt_there
-from treering._format.blocks import file_digest
 from treering._format.document import parse_index
 from treering._format.findings import describe_lost, describe_size
-from treering._format.index import Index
+from treering._format.index import Index, file_digest
 from treering._format.safetensors import parse_safetensors
 from treering._store.api import Reader
 from treering._store.failures import DataFileMissing, naming_file

@@ -56,7 +56,7 @@ class TargetWriter(NamedTuple):
 
 
 _WRITERS: Final = (
-    TargetWriter("treering", "treering._checkpoint.convert_folder"),
+    TargetWriter("treering", "treering._checkpoint.save_folder"),
     TargetWriter("safetensors", "treering._foreign.write_safetensors", suffix=".safetensors"),
     TargetWriter("flax", "treering._foreign.write_flax", suffix=".msgpack"),
     TargetWriter("npz", "treering._foreign.write_npz", suffix=".npz"),

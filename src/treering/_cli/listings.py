@@ -12,8 +12,7 @@ from treering._checkpoint.forms import list_headers
 from treering._cli.options import GLOBS, JSON, PATH, depth, verb
 from treering._cli.run_path import list_steps, read_latest
 from treering._cli.terminal import GOOD, look_of, nothing_matches, write_lines
-from treering._view.listing_json import json_lines, key_json, origin_members, usage_json
-from treering._view.listing_text import key_lines, measure_usage, notes_of, usage_lines
+from treering._view import listings
 from treering._view.nodes import leaves_of, weight_of
 from treering._view.rows import USUAL_DEPTH, lay_out
 from treering._view.tree_text import tree_lines
@@ -45,9 +44,9 @@ def inspect(path: str, globs: tuple[str, ...], as_json: bool, depth: int) -> int
     size = listing.file_bytes
     if as_json:
         head = {"file": path, "file_bytes": size, "globs": globs, "depth": depth}
-        write_lines(json_lines(layout, {**head, **origin_members(listing)}))
+        write_lines(listings.json_lines(layout, {**head, **listings.origin_members(listing)}))
     elif layout.rows:
-        look, notes = look_of(sys.stdout), notes_of(listing)
+        look, notes = look_of(sys.stdout), listings.notes_of(listing)
         write_lines(tree_lines(layout, title=path, file_bytes=size, look=look, notes=notes))
     return GOOD if layout.rows else nothing_matches(path, globs, listing.root)
 
@@ -80,9 +79,9 @@ def ls(path: str, globs: tuple[str, ...], sort: str, as_json: bool) -> int:
     if sort == "bytes":
         leaves.sort(key=lambda pair: -weight_of(pair[1])[0])
     if as_json:
-        write_lines(key_json(leaves, {"file": path, "globs": globs, **origin_members(listing)}))
+        write_lines(listings.key_json(leaves, {"file": path, "globs": globs, **listings.origin_members(listing)}))
     else:
-        write_lines(key_lines(leaves, look_of(sys.stdout)))
+        write_lines(listings.key_lines(leaves, look_of(sys.stdout)))
     return GOOD if leaves or not globs else nothing_matches(path, globs, listing.root)
 
 
@@ -105,13 +104,13 @@ def du(path: str, globs: tuple[str, ...], as_json: bool, sort: str, depth: int) 
     path, listing = read_latest(path, list_headers)
     root = listing.root
     layout = lay_out(root, globs=globs, depth=depth)
-    usage = measure_usage(layout)
+    usage = listings.measure_usage(layout)
     usage = sorted(usage, key=lambda share: share.key) if sort == "key" else usage
     waits = listing.notes if listing.form == Form.CHECKPOINT.value else ()
     if as_json:
         head = {"file": path, "globs": globs, "depth": depth}
-        write_lines(usage_json(layout, usage, head | {"notes": waits} if waits else head))
+        write_lines(listings.usage_json(layout, usage, head | {"notes": waits} if waits else head))
     elif layout.rows:
-        write_lines(usage_lines(layout, usage, ellipsis=look_of(sys.stdout).ellipsis))
+        write_lines(listings.usage_lines(layout, usage, ellipsis=look_of(sys.stdout).ellipsis))
         write_lines(waits)
     return GOOD if layout.rows else nothing_matches(path, globs, root)

@@ -74,8 +74,7 @@ def gc(
     """
     require_run(path)
     from treering._runs.gc import collect
-    from treering._runs.policy import own_rules, policy_of, unknown_metrics
-    from treering._runs.reports import list_records
+    from treering._runs.reports import list_records, own_rules, policy_of, unknown_metrics
     from treering._runs.steps import records_of, steps_of
     from treering._view.run_text import gc_json, gc_lines
     from treering.errors import NotFound

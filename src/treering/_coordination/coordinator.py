@@ -9,10 +9,9 @@ from collections.abc import Generator, Iterable
 from typing import Any, Final
 
 from treering._coordination import operations
-from treering._coordination.fan_in import children_of
 from treering._coordination.messages import DecisionMessage, Failure, PrepareMessage, VoteMessage, VoteStage
 from treering._coordination.operations import Call, Operation, Operations
-from treering._coordination.votes import Votes, await_departures, messages_of
+from treering._coordination.votes import Votes, await_departures, children_of, messages_of
 from treering._values.checkpoint_names import decision_name, prepare_name, signature_name, vote_name
 from treering._values.processes import format_processes
 from treering.errors import Timeout

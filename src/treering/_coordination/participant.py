@@ -8,10 +8,9 @@ from collections.abc import Callable, Generator
 from typing import Any, Final
 
 from treering._coordination import operations
-from treering._coordination.fan_in import children_of
 from treering._coordination.messages import DecisionMessage, Failure, PrepareMessage, VoteMessage, VoteStage
 from treering._coordination.operations import Call, Operation, Operations
-from treering._coordination.votes import Votes, await_departures, messages_of, put_failure
+from treering._coordination.votes import Votes, await_departures, children_of, messages_of, put_failure
 from treering._values.checkpoint_names import (
     arrival_name,
     decision_name,

@@ -13,9 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from treering._checkpoint.detect import ForeignForm, detect
-from treering._format.blocks import leaf_bytes
 from treering._format.findings import Finding, Verification
-from treering._format.index import Chunks, Container, DataFile, Index, LeafType, Token
+from treering._format.index import Chunks, Container, DataFile, Index, LeafType, Token, leaf_bytes
 from treering._format.listing import list_index
 from treering._format.records import Listing
 from treering._store.api import Reader

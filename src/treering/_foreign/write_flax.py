@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from treering._arrays.parted import BoxedArray, to_host
+from treering._arrays.host import BoxedArray, to_host
 from treering._arrays.source import Source
 from treering._arrays.source_arrays import SourceArray, describe_source
 from treering._background.save_job import Watch

@@ -15,10 +15,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from treering._arrays.host import this_processes
+from treering._arrays.host import host_blocks, this_processes
 from treering._arrays.jobs import Tally
 from treering._arrays.outgoing import DescribedLeaves, describe_leaves
-from treering._arrays.parted import host_blocks
 from treering._arrays.source import Source
 from treering._arrays.source_arrays import describe_source
 from treering._background.save_job import UNWATCHED, Watch
@@ -34,9 +33,8 @@ from treering._checkpoint.targets import (
     lost_names,
     refuse_others,
 )
-from treering._format.blocks import leaf_bytes
 from treering._format.headers import DTYPES, frame, header_text
-from treering._format.index import LeafType
+from treering._format.index import LeafType, leaf_bytes
 from treering._format.safetensors import LARGEST_HEADER
 from treering._format.selection import Selection
 from treering._printable import list_lines

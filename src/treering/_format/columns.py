@@ -14,8 +14,7 @@ from typing import Any, Final
 
 from treering._codec.documents import check_hashes, check_json, check_texts, member, raising_corrupt, show
 from treering._format import structure_text
-from treering._format.blocks import leaf_bytes
-from treering._format.index import LIMIT, Chunks, DataFile, Index, LeafType, TreeColumns
+from treering._format.index import LIMIT, Chunks, DataFile, Index, LeafType, TreeColumns, leaf_bytes
 from treering._format.leaf_values import decode_type, decode_value, encode_type, encode_value, from_base64, to_base64
 from treering._values.boxes import Box, find_cover_error, size_of, text_of
 from treering._values.checksums import LARGEST_BLOCK, SMALLEST_BLOCK, pack_checksums, unpack_checksums

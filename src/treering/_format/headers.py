@@ -13,8 +13,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from treering._codec.documents import json_text, quote
-from treering._format.blocks import leaf_bytes
-from treering._format.index import Chunks, Index, LeafType
+from treering._format.index import Chunks, Index, LeafType, leaf_bytes
 from treering._format.structure_text import escape_surrogates
 from treering._values.boxes import Box, shape_of, size_of, text_of
 from treering._values.checksums import block_bytes

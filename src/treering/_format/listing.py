@@ -9,8 +9,7 @@ from typing import Any, Final
 
 from treering._codec.documents import raising_corrupt
 from treering._codec.msgpack.scan import Scanner
-from treering._format.blocks import leaf_bytes
-from treering._format.index import Container, Index, OpaqueLeaf
+from treering._format.index import Container, Index, OpaqueLeaf, leaf_bytes
 from treering._format.records import FileRecord, LeafRecord, Listing, Named, Place
 from treering._format.structure import assemble, zip_children
 from treering._values.dtypes import Dtype

@@ -9,7 +9,8 @@ from treering._format.index import MAX_LEVELS, Container, Token
 from treering._values.keys import join_key
 from treering.errors import Format
 
-_Nodes: TypeAlias = "dict[str, int | _Nodes]"
+Nested: TypeAlias = "dict[str, int | Nested]"
+"""Numbers of leaves in nested dicts, below a root of one key, so that a leaf may be the whole tree."""
 
 
 def nest_paths(paths: Iterable[tuple[str, ...]]) -> tuple[list[Token], list[int]]:
@@ -23,12 +24,11 @@ def nest_paths(paths: Iterable[tuple[str, ...]]) -> tuple[list[Token], list[int]
         >>> [token.keys if isinstance(token, Container) else token for token in structure], order
         ([('a', 'b'), ('w', 'b'), 3], [0, 2, 1])
     """
-    root: _Nodes = {}
+    root: Nested = {}
     for number, path in enumerate(paths):
         if len(path) >= MAX_LEVELS:
             raise Format(f"{join_key(path)!r:.200} is more than {MAX_LEVELS} containers deep")
         node = root
-        # Below a root of one key, so that a leaf may be the whole tree.
         *above, last = ("", *path)
         for part in above:
             inner = node.setdefault(part, {})
@@ -37,10 +37,23 @@ def nest_paths(paths: Iterable[tuple[str, ...]]) -> tuple[list[Token], list[int]
             node = inner
         if node.setdefault(last, number) != number:
             raise Format(f"there are two leaves at {join_key(path)!r:.200}, or others inside it")
+    return flatten_nested(root)
+
+
+def flatten_nested(root: Nested) -> tuple[list[Token], list[int]]:
+    """Return the dicts around the leaves, and the numbers of these in the order of the tree.
+
+    Args:
+        root: the nested dicts; empty for a tree without leaves, which is one empty dict.
+
+    Example:
+        >>> flatten_nested({"": 0})
+        ([1], [0])
+    """
     structure: list[Token] = []
     order: list[int] = []
     run = 0
-    levels: list[Iterator[int | _Nodes]] = [iter((root or {"": {}}).values())]
+    levels: list[Iterator[int | Nested]] = [iter((root or {"": {}}).values())]
     while levels:
         if (child := next(levels[-1], None)) is None:
             levels.pop()

@@ -14,11 +14,10 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 from treering._codec.documents import add_hint, check_hashes, decode_text, member, parse_json
-from treering._format.blocks import format_chunk, leaf_bytes
 from treering._format.columns import check_chunks
 from treering._format.document import encode_index, is_first_version, parse_index
 from treering._format.headers import DATA_NOTE, DTYPES, frame, header_text, round_up, rows_of_file
-from treering._format.index import LIMIT, Chunks, Container, DataFile, Index, LeafType
+from treering._format.index import LIMIT, Chunks, Container, DataFile, Index, LeafType, format_chunk, leaf_bytes
 from treering._format.leaf_values import check_shape
 from treering._values.checksums import block_bytes
 from treering._values.human import pluralize

@@ -9,8 +9,8 @@ import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Final, TypeAlias
 
-from treering._coordination.fan_in import parent_of
 from treering._coordination.messages import DecisionMessage, Failure, PrepareMessage, VoteMessage, VoteStage
+from treering._coordination.votes import parent_of
 from treering._format.diagnosis import Attempt, Life, ProcessState
 from treering._inspect.attempts import FolderScan, Leftovers, NoteFile
 from treering._store.locks import Locks

@@ -14,7 +14,7 @@ from treering._format.records import FileRecord, LeafRecord, Listing, ProcessSha
 from treering._store.resolve import located, open_file
 from treering._values.checkpoint_names import INDEX
 from treering._view.json_lines import members_of
-from treering._view.listing_text import form_text, notes_of
+from treering._view.listings import form_text, notes_of
 from treering._view.nodes import leaves_of, record_of
 from treering._view.rows import USUAL_DEPTH, TreeLayout, lay_out
 from treering._view.tree_text import totals_text, tree_lines

@@ -77,7 +77,7 @@ def index_msgpack(path: str | os.PathLike[str]) -> Index:
 def open_indexed(path: str | os.PathLike[str]) -> Iterator[OpenTree]:
     """Open a form whose leaves an index lists."""
     from treering._checkpoint.open import Checkpoint
-    from treering._leaves.listing import build_listing
+    from treering._leaves.branches import build_listing
     from treering._leaves.source import LeavesSource
 
     with read_source(path, mapped=False) as source, contextlib.ExitStack() as closing:

@@ -16,11 +16,10 @@ from treering._arrays.jobs import Tally, spans_of_file
 from treering._checkpoint.forms import verify_bytes
 from treering._checkpoint.missing_data import is_attempt_there
 from treering._codec.gzip import GZIP_MAGIC
-from treering._format.blocks import Piece, damaged_pieces, file_digest, span_range
 from treering._format.document import INDEX_NAME, parse_index
 from treering._format.findings import BadBlock, Finding, Verification, describe_lost, describe_size, merge_blocks
 from treering._format.headers import header_bytes
-from treering._format.index import Index
+from treering._format.index import Index, Piece, damaged_pieces, file_digest, span_range
 from treering._format.safetensors import parse_safetensors
 from treering._inspect.open_tree import read_msgpack
 from treering._inspect.verify_chunks import describe_broken, differing_runs, differing_span, require_damage

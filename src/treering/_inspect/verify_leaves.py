@@ -21,10 +21,9 @@ from treering._inspect.verify_chunks import (
     describe_broken,
     require_damage,
 )
-from treering._leaves.branches import TRIES, is_unchanged, judge_branch, replaced_too_often
+from treering._leaves.branches import TRIES, describe_state, is_unchanged, judge_branch, replaced_too_often
 from treering._leaves.documents.index import LEAVES_INDEX, IndexBranch, parse_leaves_index
 from treering._leaves.documents.record import OpenBranch, first_checksums, stored_leaves
-from treering._leaves.listing import describe_state
 from treering._leaves.source import LeavesSource
 from treering._store.failures import DataFileMissing, LinkRefused
 from treering._store.leaves_folder.open_leaves import OpenLeaves

@@ -21,7 +21,7 @@ from treering._values.keys import split_key
 from treering.errors import Format
 
 if TYPE_CHECKING:
-    from treering._keymap.patterns import KeyPattern
+    from treering._keymap.key_rule import KeyPattern
 
 _MOST_PARTS: Final = 1 << 20
 _MOST_COMPARED: Final = 100

@@ -1,20 +1,31 @@
-"""The branches of a leaves directory. Each one is ours and intact, another program's, or damaged. No numpy."""
+"""The branches of a leaves directory. Each one is ours and intact, another program's, or damaged. No numpy.
+
+A listing of the directory says what its headers say, with prefixes as branches.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import enum
-from collections.abc import Sequence
+import os
+from collections.abc import Iterator, Sequence
 from typing import Final, TypeAlias
 
-from treering._codec.zarr import parse_zarray
-from treering._leaves.documents.foreign import foreign_record
+from treering._checkpoint.detect import Form
+from treering._codec.zarr import ZarrArray, chunk_bytes, chunk_count, chunk_name, parse_zarray, zarray_bytes
+from treering._format.index import Index
+from treering._format.listing import list_index
+from treering._format.records import FileRecord, Listing, Place
+from treering._leaves.documents.foreign import add_structure, foreign_record
 from treering._leaves.documents.index import LEAVES_INDEX, IndexBranch, LeavesIndex, parse_leaves_index, record_of
+from treering._leaves.documents.join import join_records
 from treering._leaves.documents.record import LeavesRecord, OpenBranch, arrays_of
 from treering._printable import kind_of
 from treering._store.failures import DataFileMissing, LinkRefused, naming_file
 from treering._store.leaves_folder.moves import marker_of
 from treering._store.leaves_folder.open_leaves import OpenLeaves
+from treering._store.leaves_places import open_leaves
 from treering._values.human import join_first, near, pluralize
 from treering._values.leaves_names import ZARRAY
 from treering.errors import Busy, Corrupt, Format, Mismatch, NotFound, StoreFailed, Unsupported
@@ -203,3 +214,105 @@ def _recordless_error(folder: OpenLeaves, branch: IndexBranch) -> Corrupt:
         f"{str(folder.path / LEAVES_INDEX)!r} has lost the record of {what}, which treering wrote",
         hint="treering.leaves.index_leaves finds its copy under .treering; if that is lost too, use a backup",
     )
+
+
+def list_leaves(path: str | os.PathLike[str]) -> Listing:
+    """Return the listing of a leaves directory from its index, and of other programs' arrays from their ``.zarray``.
+
+    Raises:
+        NotFound: there is no index.
+        Corrupt, Format, Unsupported: the index, a record or a ``.zarray`` is damaged, of another format, or newer.
+        StoreFailed: the system refuses.
+    """
+    with open_leaves(path) as folder:
+        branches, read = read_branches(folder)
+        branches = [add_structure(folder, branch) for branch in branches]
+        index = join_records([each.record for each in branches], verified=all(each.verified for each in branches))
+        listing = build_listing(index, branches)
+        size = len(folder.read_index())
+        return dataclasses.replace(
+            listing,
+            files=(FileRecord(name=LEAVES_INDEX, nbytes=size),),
+            file_bytes=size + sum(_file_bytes(folder, branch) for branch in branches),
+            notes=describe_state(folder, read),
+        )
+
+
+def build_listing(index: Index, branches: Sequence[OpenBranch]) -> Listing:
+    """Return the branches of a leaves directory as a listing; how large its files are is not looked at.
+
+    Args:
+        index: what the branches are together.
+        branches: all that are in it.
+    """
+    listing = list_index(index, form=Form.LEAVES.value, files=(), file_bytes=0, places=list(_places(branches)))
+    return dataclasses.replace(
+        listing,
+        prefixes=[branch.record.prefix or "" for branch in branches],
+        unverified=[branch.record.prefix or "" for branch in branches if not branch.verified],
+    )
+
+
+def describe_state(folder: OpenLeaves, read: Sequence[IndexBranch]) -> list[str]:
+    """Say what a save left to do in a directory that is whole without it.
+
+    Args:
+        folder: the directory.
+        read: the branches of its index.
+    """
+    moving = [repr(branch.prefix) if branch.prefix else "no prefix" for branch in read if branch.moving is not None]
+    notes = []
+    if moving:
+        what = f"the save of {', '.join(moving)} has not moved all its files to their key paths"
+        notes.append(f"{what}; the next save does, and until then other programs do not see it whole")
+    try:
+        waiting = len(folder.pending())
+    except (LinkRefused, StoreFailed) as error:
+        # No reader needs what lies there.
+        return [*notes, f"saves without an index cannot be listed: {error}"]
+    if waiting:
+        saves = "1 save is" if waiting == 1 else f"{waiting} saves are"
+        notes.append(f"{saves} not in the index; treering.leaves.index_leaves adds saves without one")
+    return notes
+
+
+def _places(branches: Sequence[OpenBranch]) -> Iterator[Place]:
+    """Walk through the stored leaves of all branches."""
+    for branch in branches:
+        # Thousands of leaves share a few layouts.
+        known: dict[ZarrArray, Place] = {}
+        for name, array in zip(branch.record.folders, branch.arrays, strict=True):
+            place = known.get(array)
+            if place is None:
+                count = chunk_count(array)
+                place = known[array] = Place(
+                    file=chunk_name(array, 0) if count else None,
+                    chunks=count,
+                    chunk_shape=array.chunks,
+                    compressor=array.compressor,
+                    verified=branch.verified,
+                )
+            # Another program may have put an array into the directory itself.
+            yield dataclasses.replace(place, file=f"{name}/{place.file}") if place.file and name else place
+
+
+def _file_bytes(folder: OpenLeaves, branch: OpenBranch) -> int:
+    """Add up the files of one branch, as its record says."""
+    total = sum(branch.record.sizes)
+    for name, array in zip(branch.record.folders, branch.arrays, strict=True):
+        total += len(zarray_bytes(array))
+        if array.compressor is None:
+            total += chunk_count(array) * chunk_bytes(array)
+        elif not branch.verified:
+            total += sum(_sizes_there(folder, name, array))
+    return total
+
+
+def _sizes_there(folder: OpenLeaves, name: str, array: ZarrArray) -> Iterator[int]:
+    """Walk through the chunk files of an array that no record describes, up to the first that is missing."""
+    for number in range(chunk_count(array)):
+        try:
+            with folder.open(name, chunk_name(array, number), None) as file:
+                yield file.size
+        except NotFound:
+            return

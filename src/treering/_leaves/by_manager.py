@@ -21,7 +21,7 @@ from treering._arrays.delivered import Delivery
 from treering._arrays.outgoing import describe_leaves
 from treering._checkpoint.read_leaves import check_batches
 from treering._codec import zarr
-from treering._codec.compressors import check_chunk_file
+from treering._codec.zarr_chunks import check_chunk_file
 from treering._coordination.message_board import sweep_messages
 from treering._format.index import LeafType
 from treering._leaves.chunks.write import write_leaves

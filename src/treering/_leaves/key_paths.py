@@ -9,7 +9,7 @@ import jax
 from jax.tree_util import FlattenedIndexKey
 
 from treering._tree.registry import has_shape_and_dtype
-from treering._tree.walk import map_with_path
+from treering._tree.state_dict import map_with_path
 
 _QUOTES = ("''", '""')
 

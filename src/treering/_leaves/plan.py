@@ -14,8 +14,8 @@ from treering._arrays.jobs import Progress
 from treering._arrays.outgoing import DescribedLeaves, HeldBoxes
 from treering._checkpoint.save_folder import versions
 from treering._checkpoint.save_options import HostLocal
-from treering._codec.compressors import require_known_compressor
 from treering._codec.zarr import ZarrArray, stored_dtype
+from treering._codec.zarr_chunks import require_known_compressor
 from treering._leaves.documents.paths import folder_of, prefix_folder
 from treering._leaves.documents.record import MOST_AXES, ChunkLayout, LeavesRecord
 from treering._plan.save import LeafLayout

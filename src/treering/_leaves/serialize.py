@@ -1,29 +1,45 @@
-"""A tree -> a leaves directory, by this process alone, with others, or through a manager of the caller's."""
+"""A tree -> a leaves directory, by this process alone, with others, or through a manager of the caller's.
+
+In a joint save each process writes its own chunk files; process 0 makes the folder of the attempt, writes every
+``.zarray``, and commits. The directory is durable when this returns on any of them.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from treering._arrays.host import this_processes
 from treering._arrays.outgoing import ALONE, DescribedLeaves, describe_leaves
 from treering._background.save_job import UNWATCHED, Watch
 from treering._checkpoint.detect import refuse_other_form
+from treering._checkpoint.joined_folder import JoinedFolder
+from treering._checkpoint.joint_driver import require_value, save_jointly, tell_of_interrupt
 from treering._checkpoint.save_options import require_one_of
-from treering._leaves.by_manager import serialize_by_manager
+from treering._checkpoint.signature import check_local, local_digests, match_signature, signature_of
+from treering._coordination.job_handshake import counted_save, next_sequence
+from treering._coordination.message_board import FolderMessageBoard, MessageBoard
+from treering._coordination.operations import Call
+from treering._leaves.by_manager import ManagedSave, begin_writes, check_manager, managed_leaves, serialize_by_manager
 from treering._leaves.chunks.write import write_leaves
 from treering._leaves.commit import begin_save, commit_record
-from treering._leaves.documents.record import arrays_of
-from treering._leaves.joint_serialize import serialize_together
-from treering._leaves.plan import LeavesSaveOptions, plan_leaves
+from treering._leaves.documents.record import LeavesRecord, arrays_of
+from treering._leaves.plan import LeavesSaveOptions, PlannedLeaves, plan_leaves, shared_boxes
+from treering._leaves.shares import LeafShares, part_of, read_part
+from treering._store.leaves_folder.open_leaves import JoinedWriter, LeafWriter, LeavesSave
+from treering._store.leaves_folder.staged_files import JoinedLeaves
+from treering._store.leaves_folder.staged_leaves import StagedLeaves
+from treering._store.leaves_places import join_leaves_save
 from treering._store.resolve import is_on_disk, leaves_path, require_shared
 from treering._tree.flatten import Flattened, flatten
 from treering._values.processes import Processes
 from treering._values.telemetry import report
 from treering._view.progress import showing
-from treering.errors import Unsupported
+from treering.errors import Mismatch, Unsupported
 
 
 def serialize(path: str | os.PathLike[str], tree: Any, options: LeavesSaveOptions) -> None:
@@ -90,3 +106,159 @@ def serialize_alone(
         commit_record(path, staged, record, write_index=options.write_index, new=new)
     if options.commit_callback is not None:
         options.commit_callback()
+
+
+_DIGEST_BYTES: Final = 8
+
+
+def serialize_together(
+    path: Path, flat: Flattened | Exception, options: LeavesSaveOptions, *, processes: Processes
+) -> None:
+    """Write this process's part of a tree into the directory ``path``; all processes call it.
+
+    Args:
+        path: the directory.
+        flat: the tree; or why it cannot be saved, which is told to the others before it is raised.
+        options: the options of the save.
+        processes: those of the job, more than one.
+    """
+    call = next_sequence(path, processes, timeout=options.timeout, doing=f"save leaves into {os.fspath(path)!r}")
+    share = save_jointly(call, path, lambda: _LeavesShare(call, path, require_value(flat), options))
+    if share is not None and not share.managed and options.commit_callback is not None:
+        options.commit_callback()
+
+
+def counted_leaves(path: Any, processes: object) -> contextlib.AbstractContextManager[None]:
+    """Count what a caller asks for as a joint save, if it is one, whatever ends it: `counted_save` says why."""
+    return counted_save(
+        this_processes(()) if processes == "all" else ALONE,
+        doing=f"save leaves into {path!r:.1000}",
+        tell=lambda call, error: tell_of_interrupt(leaves_path(path, new=True), call, error),
+    )
+
+
+class _LeavesShare:
+    """The chunks that this process writes; a manager of the caller's writes those that it takes afterwards.
+
+    Attributes:
+        managed: the leaves that a manager writes, and their folders.
+    """
+
+    def __init__(self, call: Call, path: Path, flat: Flattened, options: LeavesSaveOptions) -> None:
+        if options.manager is not None:
+            check_manager(options.manager)
+            options.manager.wait_until_finished()  # saves through one manager are committed in the order of their calls
+        self._call = call
+        self._path = path
+        self._options = options
+        self._flat = flat
+        self._staged: LeavesSave | None = None
+        self._joined: JoinedWriter | None = None
+        self._others_have_left = False
+        self._agreed: LeavesRecord | None = None
+        self._plan(describe_leaves(flat, call.processes))
+
+    def _plan(self, leaves: DescribedLeaves) -> None:
+        options, call = self._options, self._call
+        plan = plan_leaves(self._flat, leaves, options, processes=call.processes.count)
+        self._leaves = leaves
+        self._record: LeavesRecord = plan.record(call.attempt)
+        self.managed: dict[int, str] = {} if options.manager is None else _managed(plan)
+        self._own, self._arrays = plan.without(self.managed, arrays_of(self._record))
+        self._shares = LeafShares(self._own, self._arrays, call.processes.count)
+        self._share = self._shares.of(call.processes.this)
+
+    def signature(self) -> bytes:
+        return self._options.digest() + signature_of(self._flat, self._leaves)
+
+    def check(self, signature: bytes) -> None:
+        if signature[:_DIGEST_BYTES] != self._options.digest():
+            hint = "prefix, write_index, compressor, chunk_bytes and host_local must be the same on all processes"
+            raise Mismatch("the processes passed different arguments", hint=hint)
+        leaves = match_signature(self._flat, self._leaves, signature[_DIGEST_BYTES:], self._call.processes.this)
+        if leaves is not self._leaves:
+            self._plan(leaves)
+
+    def enter(self, held: contextlib.ExitStack) -> MessageBoard:
+        call = self._call
+        self._staged = begin_save(self._path, call.attempt, live=call.live_attempts)
+        held.callback(self._close)
+        return FolderMessageBoard(self._staged.store)
+
+    def join(self, folder: JoinedFolder, held: contextlib.ExitStack) -> None:
+        del folder
+        self._joined = held.enter_context(join_leaves_save(self._path, self._call.attempt))
+
+    def prepare(self) -> bytes:
+        staged = self._staged or self._joined
+        if staged is None:
+            raise RuntimeError("the directory comes before the data")
+        payload = self._write(staged)
+        if staged is self._joined or not self.managed:  # else all is made durable when the manager has written
+            staged.make_durable()
+        if isinstance(staged, StagedLeaves):
+            # Now, while the others are still writing: between their last byte and the commit is as little as can be.
+            for folder, names in self._shares.left_to_others(self._share):
+                staged.expect(folder, names)
+        return payload
+
+    def _write(self, staged: LeafWriter) -> bytes:
+        """Write the own files; return what process 0 has to know of them."""
+        staged.require_space(self._shares.nbytes(self._share))
+        sizes, checksums = write_leaves(
+            staged, self._own.folders, self._own.leaves, self._arrays,
+            progress=self._options.progress, chunks=self._share, headed=not self._call.processes.this,
+        )  # fmt: skip
+        digests = local_digests(self._flat, self._leaves) if self._options.host_local == "equal" else b""
+        return part_of(sizes, checksums, digests)
+
+    def commit(self, payloads: Sequence[bytes]) -> None:
+        read = list(map(read_part, payloads))
+        if self._options.host_local == "equal":
+            check_local(self._flat.keys, self._leaves, [digests for _, _, digests in read])
+        sizes, checksums = self._shares.merge([(sizes, checksums) for sizes, checksums, _ in read])
+        record = dataclasses.replace(self._record, sizes=sizes, checksums=checksums)
+        if self.managed:
+            self._agreed = record  # that all are ready is all that is agreed on
+        elif self._staged is not None:
+            commit_record(self._path, self._staged, record, write_index=self._options.write_index)
+
+    def roll_back(self) -> None:
+        self._others_have_left = True
+        if self._joined is not None:
+            self._joined.withdraw()
+
+    def finish(self) -> None:
+        """Let the manager write what is its to write; process 0 commits when it has."""
+        staged, record, manager = self._staged, self._agreed, self._options.manager
+        if manager is None:
+            return
+        if isinstance(staged, StagedLeaves) and record is not None:
+            self._others_have_left = True  # if this fails, what they write is swept by the next save
+            save = ManagedSave(self._path, staged, record, self.managed, self._options)
+            # It is called on process 0 when all processes have written.
+            begin_writes(manager, self._flat, self.managed, staged.path_of, save.finish)
+            self._staged = None
+        elif isinstance(self._joined, JoinedLeaves) and self.managed:
+            begin_writes(manager, self._flat, self.managed, self._joined.path_of, lambda: None)
+
+    def _close(self) -> None:
+        """End it; where others may still be writing, what they write stays for the next save to sweep."""
+        if self._staged is None:  # the manager has it
+            return
+        if self._others_have_left:
+            self._staged.close()
+        else:
+            self._staged.abandon()
+
+
+def _managed(plan: PlannedLeaves) -> dict[int, str]:
+    """Return the leaves that a manager gets, and their folders: those that lie with several processes.
+
+    Of all others each process would write its own, in the same place.
+    """
+    return {
+        number: folder
+        for number, folder in managed_leaves(plan).items()
+        if (held := shared_boxes(plan.leaves, number)) and len({owner for _, owners in held for owner in owners}) > 1
+    }

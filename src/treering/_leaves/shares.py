@@ -17,8 +17,7 @@ from typing import Final
 
 from treering._codec.zarr import ZarrArray, chunk_bytes, chunk_count, chunk_name
 from treering._leaves.plan import PlannedLeaves, shared_boxes
-from treering._plan.balance import level_loads, pour
-from treering._plan.save import AlikeLeaves, LeafLayout, group_alike, split_at_ends
+from treering._plan.save import AlikeLeaves, LeafLayout, group_alike, level_loads, pour, split_at_ends
 from treering._values.boxes import intersection, shape_of, size_of, whole
 from treering._values.checksums import block_count, pack_checksums, unpack_checksums
 from treering._values.keys import split_key

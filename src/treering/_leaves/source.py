@@ -11,10 +11,10 @@ from pathlib import Path
 from treering._arrays.source import Source
 from treering._leaves.branches import ALL, Prefix, is_unchanged, read_branches
 from treering._leaves.chunks.arrays import LeavesArrays
+from treering._leaves.documents.foreign import add_structure
 from treering._leaves.documents.index import IndexBranch
 from treering._leaves.documents.join import join_records
 from treering._leaves.documents.record import OpenBranch
-from treering._leaves.structure_file import add_structure
 from treering._store.api import Version
 from treering._store.leaves_folder.open_leaves import OpenLeaves
 from treering._store.leaves_places import open_leaves

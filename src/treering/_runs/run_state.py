@@ -16,8 +16,7 @@ from treering._coordination.broadcast import broadcast
 from treering._coordination.message_board import PathMessageBoard
 from treering._runs.gc import collect, remove_steps
 from treering._runs.known_steps import KnownSteps
-from treering._runs.schedule import SaveSchedule
-from treering._runs.signals import Signals
+from treering._runs.schedule import SaveSchedule, Signals
 from treering._runs.steps import latest_of
 from treering._store.resolve import absolute, new_folder_path
 from treering._values import timing

@@ -23,7 +23,7 @@ from treering._format.document import INDEX_NAME
 from treering._runs.gc import collect_after
 from treering._runs.iterators import replace_stateful_items, state_keys
 from treering._runs.open_run import open_run
-from treering._runs.policy import find_unmeasured
+from treering._runs.reports import find_unmeasured
 from treering._runs.results import StepSave
 from treering._runs.run_state import RunState
 from treering._runs.step_note import require_step_number, step_metadata

@@ -126,9 +126,11 @@ class Reader(Closable):
         """Fill the buffers anew after what came was not what was saved; False where the same would come again."""
         return False
 
-    @abc.abstractmethod
     def map(self) -> mmap.mmap | bytes:
-        """Return all bytes, read-only: a mapping where the store can."""
+        """Return all bytes, read-only: a mapping where the store can; Corrupt where there are none."""
+        if not self.size:
+            raise Corrupt(f"{os.fspath(self.path)!r} is empty", offset=0)
+        return self.read(0, self.size)
 
     def require(self, offset: int, count: int) -> None:
         """Refuse to read what is not there, before any memory is asked for: the numbers may come from a hostile file.

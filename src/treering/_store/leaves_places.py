@@ -54,6 +54,6 @@ def join_leaves_save(path: Path, attempt: str) -> JoinedWriter:
     """
     if is_on_disk(path):
         return JoinedLeaves(path, attempt)
-    from treering._store.unmoved_leaves.attempt_files import JoinedAttempt
+    from treering._store.unmoved_leaves.leaves_attempt import JoinedAttempt
 
     return JoinedAttempt(store_at(path), path, attempt)

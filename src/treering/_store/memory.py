@@ -21,7 +21,7 @@ from treering._store import api
 from treering._store.api import ANY, Claim, Document, Entry, Held, Kind, Outcome, Reader, Store, Version
 from treering._store.pieces import Buffer, pieces
 from treering._store.root import Root
-from treering.errors import Corrupt, StoreFailed
+from treering.errors import StoreFailed
 
 SCHEME: Final = "memory://"
 
@@ -382,16 +382,6 @@ class MemoryFile(Reader):
             self.require(offset, buffer.nbytes)
             if buffer.nbytes:
                 buffer.cast("B")[:] = memoryview(self._data)[offset : offset + buffer.nbytes]
-
-    def map(self) -> bytes:
-        """Return all bytes, which are in memory already.
-
-        Raises:
-            Corrupt: there are none.
-        """
-        if not self.size:
-            raise Corrupt(f"{os.fspath(self.path)!r} is empty", offset=0)
-        return self._data
 
 
 class MemoryRoot(Root):

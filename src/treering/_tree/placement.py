@@ -14,7 +14,7 @@ from jax.sharding import NamedSharding, PartitionSpec, Sharding
 from treering._printable import kind_of, list_lines
 from treering._tree.registry import open_pytree_node
 from treering._tree.rules import Rules, fit_spec, spec_of
-from treering._tree.walk import map_with_path
+from treering._tree.state_dict import map_with_path
 from treering._values.human import build_mismatch, near, pluralize
 from treering._values.keys import split_key
 from treering.errors import Mismatch, Unsupported

@@ -20,17 +20,17 @@ from jax.sharding import NamedSharding, PartitionSpec
 import treering
 from tests.leaves.chunks.test_arrays import list_foreign, write_foreign
 from tests.properties.strategies import quick
-from treering._arrays import chunk_grid, incoming, outgoing, parted
+from treering._arrays import chunk_grid, host, incoming, outgoing
 from treering._arrays.buffers import aligned_empty
+from treering._arrays.host import BoxedArray
 from treering._arrays.incoming import ReadRequest
 from treering._arrays.outgoing import HeldBox
-from treering._arrays.parted import BoxedArray
 from treering._checkpoint.forms import read_source
 from treering._codec.zarr import ZarrArray, chunk_box, chunk_count
-from treering._leaves.chunks import arrays, decode, pieces, write
+from treering._leaves.chunks import arrays, write
 from treering._leaves.chunks import files as chunk_files
 from treering._leaves.chunks.files import OpenChunks
-from treering._leaves.chunks.pieces import LeafPieces, to_stored
+from treering._leaves.chunks.write import LeafPieces, to_stored
 from treering._store.posix.reading import LocalFile
 from treering._values.boxes import shape_of, slices, whole
 from treering.errors import Corrupt
@@ -156,9 +156,8 @@ def test_a_shard_that_is_cut_into_chunks_is_fetched_once(tmp_path: Path, monkeyp
     def to_host(data: Any) -> np.ndarray:
         if isinstance(data, jax.Array):
             fetched.append(data.nbytes)
-        return parted.to_host(data)
+        return host.to_host(data)
 
-    monkeypatch.setattr(pieces, "to_host", to_host)
     monkeypatch.setattr(write, "to_host", to_host)
     tree_serialize_leaves(tmp_path, {"w": jnp.ones((64, 1024))}, chunk_bytes=16 << 10)
     assert len(list((tmp_path / "w").iterdir())) == 17
@@ -250,7 +249,7 @@ def test_compressed_bytes_are_checked_before_they_are_undone(tmp_path: Path, mon
     def decoded(array: Any, take: Any, nbytes: int, into: np.ndarray) -> None:
         fed.append(take(nbytes))
 
-    monkeypatch.setattr(decode, "decode", decoded)
+    monkeypatch.setattr(arrays, "decode", decoded)
     array = np.random.default_rng(0).integers(0, 1 << 30, 500_000)
     tree_serialize_leaves(tmp_path, {"w": array}, compressor={"id": "zstd", "level": 1})
     file = tmp_path / "w" / "0"

@@ -29,7 +29,7 @@ from treering._store.failures import DataFileMissing, LinkRefused
 from treering._store.leaves_folder.commit import commit_pending
 from treering._store.leaves_folder.leaves_folder import LeavesFolder
 from treering._store.leaves_folder.moves import Update
-from treering._store.leaves_folder.sync import sync_folders, sync_written
+from treering._store.leaves_folder.staged_files import sync_folders, sync_written
 from treering._store.posix import descriptors
 from treering._store.posix.folder import Folder
 from treering._store.posix.folder_tree import FolderTree

@@ -15,10 +15,9 @@ from typing import Final, Self
 
 import xxhash
 
-from treering._codec.compressors import check_chunk_file
 from treering._codec.zarr import chunk_bytes, chunk_count, chunk_name, chunk_names, grid_of, zarray_bytes
-from treering._format.blocks import DAMAGE_HINT
-from treering._format.index import Index
+from treering._codec.zarr_chunks import check_chunk_file
+from treering._format.index import DAMAGE_HINT, Index
 from treering._leaves.documents.record import OpenBranch, first_checksums
 from treering._store.api import Reader
 from treering._store.failures import DataFileMissing

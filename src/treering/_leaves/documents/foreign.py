@@ -1,22 +1,35 @@
-"""A record for a branch that another program wrote: arrays in nested dicts, without checksums."""
+r"""A record for a branch that another program wrote: arrays in nested dicts, without checksums.
+
+The leaves that are no arrays stand in eformer's ``PREFIX_structure.json``, not in its index. Tree and values are
+pickles there, and nothing is unpickled. The keys of the leaves say the structure. Of the values those are known whose
+bytes have one of a few fixed forms: None, truth values, numbers and short texts.
+
+Source: ``save_pytree`` of eformer 0.0.101; ``pickletools`` of Python for the forms.
+"""
 
 from __future__ import annotations
 
+import base64
+import binascii
 import dataclasses
-from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple, TypeAlias
+import re
+import struct
+from collections.abc import Sequence
+from typing import Any, Final, NamedTuple
 
-from treering._codec.documents import check_hashes
+from treering._codec.documents import check_hashes, check_texts, decode_text, member, parse_json
 from treering._codec.zarr import ZarrArray
-from treering._format.index import MAX_LEVELS, Container, LeafType, Token
+from treering._format.index import MAX_LEVELS, LeafType, OpaqueLeaf
 from treering._format.leaf_values import check_shape
+from treering._format.nesting import Nested, flatten_nested
 from treering._leaves.documents.index import LEAVES_INDEX, Entry
 from treering._leaves.documents.paths import parts_of_folder
-from treering._leaves.documents.record import ChunkLayout, LeavesRecord
+from treering._leaves.documents.record import ChunkLayout, LeavesRecord, OpenBranch, arrays_of
+from treering._store.failures import DataFileMissing, naming_file
+from treering._store.leaves_folder.open_leaves import OpenLeaves
+from treering._values.human import pluralize
 from treering._values.keys import join_key
 from treering.errors import Corrupt, Unsupported
-
-_Nodes: TypeAlias = "dict[str, int | _Nodes]"
 
 
 class OtherLeaf(NamedTuple):
@@ -54,7 +67,9 @@ def foreign_record(
         (['a/w', 'a/x', 'b'], ['a/w', 'a/x', 'b'])
     """
     listed = [*entries, *(Entry(other.path, {}) for other in others)]
-    structure, paths, found = _flatten(_tree(prefix, listed))
+    nested, all_paths = _nest(prefix, listed)
+    structure, found = flatten_nested(nested)
+    paths = [all_paths[number] for number in found]
     check_hashes([this.shape for this in arrays], "the shapes of the arrays")
     check_hashes([this.chunks for this in arrays], "the chunks of the arrays")
     types: dict[LeafType, int] = {}
@@ -98,11 +113,14 @@ def _describe(this: ZarrArray, path: tuple[str, ...]) -> tuple[LeafType, ChunkLa
     return LeafType(kind="jax", dtype=this.dtype, shape=shape), ChunkLayout(**layout)
 
 
-def _tree(prefix: str | None, entries: Sequence[Entry]) -> _Nodes:
-    """Return the numbers of the entries in nested dicts, inside one more dict, so that a bare array has a place."""
-    root: _Nodes = {}
+def _nest(prefix: str | None, entries: Sequence[Entry]) -> tuple[Nested, list[tuple[str, ...]]]:
+    """Return the numbers of the entries in nested dicts, inside one more dict, and the path of each entry."""
+    root: Nested = {}
+    paths: list[tuple[str, ...]] = []
     for number, (path, _) in enumerate(entries):
-        parts = ("", *(parts_of_folder(path, prefix) if path else ()))
+        paths.append(parts_of_folder(path, prefix) if path else ())
+        # Below a root of one key, so that a bare array has a place.
+        parts = ("", *paths[-1])
         if len(parts) > MAX_LEVELS:
             raise Unsupported(f"the path {path[:200]!r} is more than {MAX_LEVELS} folders deep")
         node = root
@@ -114,7 +132,7 @@ def _tree(prefix: str | None, entries: Sequence[Entry]) -> _Nodes:
         there = node.setdefault(parts[-1], number)
         if there != number:
             raise _clash_error(path, path if isinstance(there, dict) else entries[there].path)
-    return root or {"": {}}
+    return root, paths
 
 
 def _clash_error(one: str, other: str) -> Corrupt:
@@ -124,27 +142,86 @@ def _clash_error(one: str, other: str) -> Corrupt:
     )
 
 
-def _flatten(root: _Nodes) -> tuple[list[Token], list[tuple[str, ...]], list[int]]:
-    """Return the containers around the leaves, and paths and entries of these in the order of the tree."""
-    structure: list[Token] = []
-    paths: list[tuple[str, ...]] = []
-    found: list[int] = []
-    path: list[str] = []
-    levels: list[Iterator[tuple[str, int | _Nodes]]] = [iter(root.items())]
-    run = 0
-    while levels:
-        part, node = next(levels[-1], ("", None))
-        if node is None:
-            levels.pop()
-            del path[-1:]
-        elif isinstance(node, int):
-            run += 1
-            paths.append((*path, part)[1:])
-            found.append(node)
-        else:
-            structure += [run] if run else []
-            run = 0
-            structure.append(Container(node="dict", keys=tuple(node)))
-            path.append(part)
-            levels.append(iter(node.items()))
-    return [*structure, run] if run else structure, paths, found
+_LARGEST: Final = 64 << 20
+_PICKLE: Final = re.compile(
+    rb"\x80[\x04\x05](?:\x95.{8})?(?:\x8c(?P<size>.)(?P<text>.*)\x94|(?P<form>[NKMJG\x88\x89])(?P<data>.*))\.",
+    re.DOTALL,
+)
+_CONSTANTS: Final = {b"N": ("none", None), b"\x88": ("bool", True), b"\x89": ("bool", False)}
+_NUMBERS: Final = {b"K": ("int", "<B"), b"M": ("int", "<H"), b"J": ("int", "<i"), b"G": ("float", ">d")}
+
+
+def add_structure(folder: OpenLeaves, branch: OpenBranch) -> OpenBranch:
+    """Return a branch with the leaves that are no arrays, where another program's structure file lists them.
+
+    A file that does not list the arrays of the index is one of another save, and says nothing of this one.
+
+    Raises:
+        Corrupt: the file is damaged.
+        LinkRefused: it is a link.
+        StoreFailed: the system refuses.
+    """
+    record = branch.record
+    if branch.verified or record.prefix is None:
+        return branch
+    above, _, name = f"{record.prefix}_structure.json".rpartition("/")
+    try:
+        with folder.open(above, name, None) as file:
+            if file.size > _LARGEST:
+                raise Corrupt(f"{name!r} has {pluralize(file.size, 'bytes')}, more than any tree needs")
+            data = file.read(0, file.size)
+    except DataFileMissing:
+        return branch
+    with naming_file(folder.path / above / name):
+        document = parse_json(decode_text(data, name), name)
+        if type(document) is not dict or document.get("format") != "pytree-structure":
+            return branch
+        if sorted(_texts(document, "array_relpaths")) != sorted(record.folders):
+            return branch
+        entries = [Entry(path, {}) for path in record.folders]
+        made = foreign_record(record.prefix, entries, branch.arrays, _other_leaves(document))
+        written = {"by": f"eformer {document.get('version')!s:.100}"}
+        made = dataclasses.replace(made, written=written, metadata=member(document, "extras", dict, name))
+    return dataclasses.replace(branch, record=made, arrays=arrays_of(made))
+
+
+def _other_leaves(document: dict[str, Any]) -> list[OtherLeaf]:
+    keys, mask = _texts(document, "leaf_keys_full"), member(document, "arr_mask", list, "it")
+    payload = member(document, "nonarray_payload", dict, "it")
+    if len(mask) != len(keys) or not all(type(one) is bool for one in mask):
+        raise Corrupt(f"arr_mask does not say of {pluralize(len(keys), 'leaves')} which are arrays")
+    others = []
+    for number, key in enumerate(keys):
+        if not mask[number]:
+            kind, value = _read_pickle(member(payload, str(number), str, "nonarray_payload"))
+            others.append(OtherLeaf(key.replace(".", "/"), LeafType(kind=kind), value))
+    return others
+
+
+def _texts(document: dict[str, Any], name: str) -> list[str]:
+    return check_texts(member(document, name, list, "it"), name)
+
+
+def _read_pickle(text: str) -> tuple[str, Any]:
+    """Return kind and value of a leaf, if its bytes have one of the known forms; else what stands for it.
+
+    Example:
+        >>> _read_pickle("gAROLg=="), _read_pickle("gARLBy4=")
+        (('none', None), ('int', 7))
+        >>> _read_pickle("gARdlC4=")
+        ('opaque', OpaqueLeaf(class_name='pickle', text='5 bytes, which treering does not unpickle'))
+    """
+    try:
+        data = base64.b64decode(text, validate=True)
+    except binascii.Error:
+        raise Corrupt(f"the text {text!r:.60} is not base64") from None
+    if (found := _PICKLE.fullmatch(data)) is not None:
+        form, bits = found["form"], found["data"]
+        if form in _CONSTANTS and not bits:
+            return _CONSTANTS[form]
+        if form in _NUMBERS and len(bits) == struct.calcsize(_NUMBERS[form][1]):
+            kind, layout = _NUMBERS[form]
+            return kind, struct.unpack(layout, bits)[0]
+        if form is None and len(found["text"]) == found["size"][0]:
+            return "str", decode_text(found["text"], "a text")
+    return "opaque", OpaqueLeaf("pickle", f"{pluralize(len(data), 'bytes')}, which treering does not unpickle")

@@ -16,11 +16,10 @@ from typing import Self
 from treering._codec.leaves_key import find_attempts
 from treering._store.failures import naming, with_errno
 from treering._store.leaves_folder import attempts, moves
-from treering._store.leaves_folder.files import index_bytes
-from treering._store.leaves_folder.sync import sync_folders
-from treering._store.posix.folder import Folder, FolderLock
+from treering._store.leaves_folder.leaves_folder import index_bytes
+from treering._store.leaves_folder.staged_files import sync_folders
+from treering._store.posix.folder import Folder, FolderLock, resolved_folder
 from treering._store.posix.folder_tree import FOLDER, FolderTree, Parts
-from treering._store.posix.folders import resolved_folder
 from treering._values import leaves_names, timing
 from treering._values.checkpoint_names import LOCK_FILE
 from treering.errors import Busy, StoreFailed

@@ -1,9 +1,13 @@
-"""Reading a leaves directory: its index, and the files of its leaves wherever a save that is under way has them."""
+"""Reading a leaves directory: its index, and the files of its leaves wherever a save that is under way has them.
+
+Files are opened below an open folder; links are refused.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import errno
+import functools
 import itertools
 import os
 from collections.abc import Callable, Iterator, Sequence
@@ -14,17 +18,18 @@ from treering._codec.leaves_key import unindexed_attempts
 from treering._store.api import LARGEST_DOCUMENT
 from treering._store.failures import missing_error, naming, with_errno
 from treering._store.leaves_folder.attempts import has_saver, list_attempts
-from treering._store.leaves_folder.files import index_bytes, open_below, read_small_files
 from treering._store.leaves_folder.open_leaves import OpenLeaves
 from treering._store.open_folder import shown_names
-from treering._store.posix.folder import Folder
+from treering._store.posix import folder
+from treering._store.posix.folder import Folder, resolved_folder
 from treering._store.posix.folder_tree import FILE, FOLDER, FolderTree, Parts
-from treering._store.posix.folders import resolved_folder
 from treering._store.posix.reading import LocalFile
 from treering._values import leaves_names
 from treering._values.checkpoint_names import INDEX as CHECKPOINT
 from treering._values.checkpoint_names import is_message, is_message_folder
-from treering.errors import Corrupt, NotFound, StoreFailed, TreeringError
+from treering._values.human import pluralize
+from treering._values.leaves_names import INDEX
+from treering.errors import Corrupt, Format, NotFound, StoreFailed, TreeringError
 
 # Where a save turns a leaf into a branch or the reverse, a file is met where a folder was, or a folder in its place.
 _ABSENT = (FileNotFoundError, NotADirectoryError, IsADirectoryError)
@@ -220,3 +225,88 @@ def describe_folder(tree: FolderTree) -> str:
         return f"there are leaves directories in it: {shown_names(others)}"
     names = sorted(name for name in found if not is_message(name) and not is_message_folder(name))
     return f"it holds {shown_names(names)}" if names else "it is empty"
+
+
+# Without waiting, should it be a pipe that nobody writes to; files ignore that flag.
+_READING = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0)
+
+
+def open_below(tree: FolderTree, parts: Parts, name: str) -> LocalFile:
+    """Open a file; the caller closes it.
+
+    Raises:
+        LinkRefused: it, or a folder on the way, is a link.
+        FileNotFoundError: it is not there.
+        NotADirectoryError: a file is on the way.
+        StoreFailed: it is no file.
+        OSError: the system refuses.
+    """
+    opened = tree.open(parts, name, _READING)
+    return LocalFile(Path(tree.shown(parts, name)), lambda _: opened)
+
+
+def index_bytes(tree: FolderTree) -> bytes | None:
+    """Return the bytes of the index, None when there is none.
+
+    Raises:
+        LinkRefused: it is a link.
+        Format: it is larger than any index.
+        OSError: the system refuses.
+    """
+    try:
+        file = open_below(tree, (), INDEX)
+    except FileNotFoundError:
+        return None
+    with file:
+        if file.size > LARGEST_DOCUMENT:
+            raise Format(f"{os.fspath(file.path)!r} has {pluralize(file.size, 'bytes')}: no index is that large")
+        return file.read(0, file.size)
+
+
+_NO_LINK = getattr(os, "O_NOFOLLOW", 0)
+_READING_NO_LINK = _READING | _NO_LINK | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
+_FOLDER = os.O_RDONLY | getattr(os, "O_DIRECTORY", 0)
+
+
+def read_small_files(tree: FolderTree, parts: Parts, files: Sequence[tuple[str, int]]) -> list[bytes]:
+    """Return what is in some files of a folder.
+
+    Args:
+        tree: what the folder lies in.
+        parts: the way to the folder.
+        files: their names, each with how many bytes are wanted at most: of a longer file comes one byte more.
+
+    Raises:
+        LinkRefused: one of them, or a folder on the way, is a link.
+        FileNotFoundError: one of them is not there.
+        NotADirectoryError: a file is on the way.
+        OSError: the system refuses.
+    """
+    if not (parts and _NO_LINK and folder.FROM_DESCRIPTOR):
+        found: list[bytes] = []
+        for file in files:
+            with tree.open(parts, file[0], _READING) as opened:
+                found += _contents([opened.number], [file])
+        return found
+    names = [name for name, _ in files]
+    # Opened beside those that the tree keeps: nobody comes back to it.
+    with tree.open(parts[:-1], parts[-1], _FOLDER) as opened:
+        opener = functools.partial(os.open, dir_fd=opened.number)
+        try:
+            numbers = opened.open_each(opener, names, itertools.repeat(_READING_NO_LINK))
+        except OSError:
+            for name in names:
+                tree.refuse_link((*parts, name))
+            raise
+        return _contents(numbers, files)
+
+
+def _contents(numbers: Sequence[int], files: Sequence[tuple[str, int]]) -> list[bytes]:
+    """Return the first bytes of open files, one more than wanted of those that have more."""
+    found: list[bytes] = []
+    for number, (_, most) in zip(numbers, files, strict=True):
+        data = os.read(number, most + 1)
+        while len(data) < most and (more := os.read(number, most + 1 - len(data))):
+            data += more
+        found.append(data)
+    return found

@@ -14,13 +14,11 @@ from pathlib import Path
 from treering._store.failures import LinkRefused, missing_error, naming, with_errno
 from treering._store.leaves_folder.attempts import AttemptFolder, SweepMessages, sweep_messages, sweep_unfinished
 from treering._store.leaves_folder.commit import LeavesCommit
-from treering._store.leaves_folder.files import open_below
+from treering._store.leaves_folder.leaves_folder import open_below
 from treering._store.leaves_folder.moves import Unfinished, Update
-from treering._store.leaves_folder.staged_files import StagedFiles
-from treering._store.leaves_folder.sync import sync_written
-from treering._store.posix.folder import Folder
+from treering._store.leaves_folder.staged_files import StagedFiles, sync_written
+from treering._store.posix.folder import Folder, make_folder, remove_folders, resolved_folder, sync_parent
 from treering._store.posix.folder_tree import FolderTree, Parts
-from treering._store.posix.folders import make_folder, remove_folders, resolved_folder, sync_parent
 from treering._store.posix.reading import LocalFile
 from treering._values.checkpoint_names import INDEX as CHECKPOINT
 from treering._values.leaves_names import INDEX, PENDING, RECORD, parts_of, staged_leaves

@@ -17,7 +17,7 @@ from treering._store.api import Reader
 from treering._store.failures import DataFileMissing, naming, with_errno
 from treering._store.objects.read_ahead import NEAR, ReadAhead
 from treering._store.objects.requests import Client, Get, ObjectVersion, require_answer
-from treering.errors import Corrupt, StoreFailed
+from treering.errors import StoreFailed
 
 FIRST_BYTES: Final = 256 << 10
 """An object is opened by reading so many of its first bytes: a small one needs no other request."""
@@ -142,16 +142,6 @@ class ObjectReader(Reader):
         self._ahead.forget()
         self.read_into(jobs)
         return True
-
-    def map(self) -> bytes:
-        """Return all bytes.
-
-        Raises:
-            Corrupt: there are none.
-        """
-        if not self.size:
-            raise Corrupt(f"{os.fspath(self.path)!r} is empty", offset=0)
-        return self.read(0, self.size)
 
     def _fetch(self, jobs: Sequence[tuple[int, memoryview]]) -> None:
         with self._naming():

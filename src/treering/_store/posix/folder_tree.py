@@ -18,8 +18,7 @@ from collections.abc import Iterator, Sequence
 from treering._store.failures import LinkRefused
 from treering._store.pieces import write_all
 from treering._store.posix import descriptors, folder
-from treering._store.posix.folder import Folder
-from treering._store.posix.folders import sync_folder
+from treering._store.posix.folder import Folder, sync_folder
 from treering._store.posix.open_descriptor import OpenDescriptor
 
 Parts = tuple[str, ...]

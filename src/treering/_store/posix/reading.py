@@ -17,8 +17,7 @@ from pathlib import Path
 from treering._store.api import Reader, Version
 from treering._store.crew import FirstError, work_together
 from treering._store.failures import LinkRefused
-from treering._store.posix.folder import Folder
-from treering._store.posix.folders import require_file
+from treering._store.posix.folder import Folder, require_file
 from treering._store.posix.open_descriptor import OpenDescriptor
 from treering._values.human import pluralize
 from treering.errors import Corrupt, StoreFailed

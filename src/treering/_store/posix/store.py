@@ -17,8 +17,7 @@ from treering._store.api import ANY, Document, Entry, Held, Kind, Outcome, Store
 from treering._store.locks import Locks
 from treering._store.pieces import Buffer, write_all
 from treering._store.posix import descriptors, open_descriptor
-from treering._store.posix.folder import Folder, FolderLock
-from treering._store.posix.folders import make_folder, remove_folders, resolved_folder, sync_parent
+from treering._store.posix.folder import Folder, FolderLock, make_folder, remove_folders, resolved_folder, sync_parent
 from treering._store.posix.journal import Journal, remove_leftover
 from treering._store.posix.reading import FileVersion, LocalFile, open_in, stat_of
 from treering._store.posix.seen_locks import seen_locks

@@ -2,23 +2,31 @@
 
 ``write`` and then ``fsync`` lets the disk wait until everything is copied. Here the kernel is asked to begin with each
 run of bytes as soon as it is in the page cache; ``docs/design/store.md`` has the measurements.
+
+Past the page cache, the caller fills aligned blocks and a few threads hand them to the disk. With ``write`` and
+``fsync`` every byte is copied into the page cache first and the disk starts late. There copying and writing overlap, in
+a fixed amount of memory.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import io
+import mmap
 import os
+import queue
 import stat
+import time
 from collections.abc import Iterable
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, Self
 
+from treering._store.crew import Crew, FirstError
 from treering._store.failures import naming
 from treering._store.pieces import Buffer, pieces, write_all
 from treering._store.posix import descriptors
-from treering._store.posix.direct import write_direct
-from treering._store.posix.folders import make_folder, resolved
+from treering._store.posix.folder import make_folder, resolved
 from treering._store.posix.stage import StagedFile
 from treering.errors import StoreFailed, TreeringError, Unsupported
 
@@ -166,3 +174,150 @@ def _shown(file: BinaryIO) -> str:
     with contextlib.suppress(AttributeError):
         name = file.name
     return name if isinstance(name, str) else f"<{type(file).__name__}>"
+
+
+BLOCK_BYTES = 2 << 20
+BLOCKS = 8
+THREADS = 3
+# O_DIRECT wants memory, offset and length in multiples of the disk's sector; 4096 suits every sector size in use.
+_ALIGNMENT = 4096
+
+
+def write_direct(descriptor: int, parts: Iterable[memoryview], size: int) -> None:
+    """Write ``parts``, ``size`` bytes together, from the start of an empty file that was made direct.
+
+    Raises:
+        OSError: the first error of any thread; all threads are gone by then.
+    """
+    descriptors.reserve(descriptor, size)
+    with contextlib.closing(Ring(descriptor)) as ring, ring:
+        for part in parts:
+            ring.put(part)
+        ring.finish()
+    # The last block was padded to the alignment.
+    os.ftruncate(descriptor, size)
+
+
+class Ring:
+    """A ring of staging blocks in front of one file.
+
+    A context manager: leaving it by an error drops what is not yet written; leaving it in any way joins the threads
+    and gives the memory back.
+    """
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+        self._direct = True
+        self._offset = 0
+        self._filled = 0
+        self._failure = FirstError()
+        self._abandoned = False
+        self._memory: mmap.mmap | None = None
+        self._views: list[memoryview] = []
+        self._crew = Crew(self._drain, THREADS)
+        self._free: queue.SimpleQueue[memoryview] = queue.SimpleQueue()
+        self._full: queue.SimpleQueue[tuple[memoryview, int, int] | None] = queue.SimpleQueue()
+
+    def __enter__(self) -> Self:
+        self._memory = _fresh_memory(BLOCK_BYTES * BLOCKS)
+        whole = memoryview(self._memory)
+        self._views = [whole, *(whole[at : at + BLOCK_BYTES] for at in range(0, len(whole), BLOCK_BYTES))]
+        self._block, *others = self._views[1:]
+        for block in others:
+            self._free.put(block)
+        self._crew.__enter__()
+        return self
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        self._abandoned = error is not None
+        self.close()
+
+    def close(self) -> None:
+        """Join the threads and give the memory back. May be called twice, so that one interrupt cannot prevent it."""
+        self._stop()
+        for view in reversed(self._views):
+            view.release()
+        # After an error its traceback may still hold a slice; the memory then goes when the error goes.
+        with contextlib.suppress(BufferError):
+            if self._memory is not None:
+                self._memory.close()
+
+    def put(self, part: memoryview) -> None:
+        """Append ``part``; it is copied before this returns.
+
+        Raises:
+            OSError: an earlier block could not be written.
+        """
+        start, end = 0, len(part)
+        while start < end:
+            stop = min(end, start + BLOCK_BYTES - self._filled)
+            self._block[self._filled : self._filled + stop - start] = part[start:stop]
+            self._filled += stop - start
+            start = stop
+            if self._filled == BLOCK_BYTES:
+                self._submit(BLOCK_BYTES)
+                # A thread that just woke up waits for the interpreter, which copying does not let go.
+                time.sleep(0)
+                self._block = self._free.get()
+                self._filled = 0
+                self._failure.reraise()
+
+    def finish(self) -> None:
+        """Write the last block, padded with zeros to the alignment, and wait for all of them.
+
+        Raises:
+            OSError: a block could not be written.
+        """
+        padding = -self._filled % _ALIGNMENT
+        self._block[self._filled : self._filled + padding] = bytes(padding)
+        if self._filled:
+            self._submit(self._filled + padding)
+        self._stop()
+        self._failure.reraise()
+
+    def _submit(self, length: int) -> None:
+        self._full.put((self._block, length, self._offset))
+        self._offset += length
+        if not self._crew.size:
+            self._full.put(None)
+            self._drain()
+
+    def _stop(self) -> None:
+        for _ in range(self._crew.size):
+            self._full.put(None)
+        self._crew.close()
+
+    def _drain(self) -> None:
+        # A block comes back whatever happens to it: the caller never waits for one in vain.
+        while (job := self._full.get()) is not None:
+            block, length, offset = job
+            with self._failure:
+                if self._failure.error is None and not self._abandoned:
+                    self._write(block[:length], offset)
+            self._free.put(block)
+
+    def _write(self, rest: memoryview, offset: int) -> None:
+        while rest:
+            direct = self._direct
+            try:
+                written = os.pwrite(self._descriptor, rest, offset)
+            except OSError as error:
+                if error.errno != errno.EINVAL or not direct:
+                    raise
+                # This file system wants another alignment, or a short write broke ours: on through the page cache.
+                descriptors.leave_direct(self._descriptor)
+                self._direct = False
+                continue
+            if not written:
+                raise OSError(errno.EIO, "the system accepts no more bytes and gives no reason")
+            offset += written
+            rest = rest[written:]
+
+
+def _fresh_memory(size: int) -> mmap.mmap:
+    """Page-aligned memory; in huge pages where there are any, which are much cheaper to touch first."""
+    memory = mmap.mmap(-1, size)
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        with contextlib.suppress(OSError):  # a kernel without them
+            memory.madvise(mmap.MADV_HUGEPAGE)
+    return memory

@@ -1,4 +1,7 @@
-"""Reading a leaves directory in a store that has no folders and no descriptors: names, and objects that may go."""
+"""Reading a leaves directory in a store that has no folders and no descriptors: names, and objects that may go.
+
+Each of many small requests is a wait, and a leaf needs two: they are made at once.
+"""
 
 from __future__ import annotations
 
@@ -6,15 +9,16 @@ import contextlib
 import errno
 import itertools
 import os
-from collections.abc import Sequence
+import queue
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Final
 
 from treering._codec.leaves_key import is_empty, unindexed_attempts
 from treering._store.api import Document, Reader, Store
-from treering._store.crew import map_together
+from treering._store.crew import Crew, FirstError, map_together
 from treering._store.failures import DataFileMissing, missing_error, naming, with_errno
 from treering._store.leaves_folder.open_leaves import OpenLeaves, SmallFiles
-from treering._store.unmoved_leaves.many_requests import THREADS
 from treering._values import leaves_names
 from treering._values.checkpoint_names import INDEX as CHECKPOINT
 from treering.errors import Corrupt, NotFound
@@ -126,3 +130,62 @@ def _keys(folder: str, name: str, attempt: str | None) -> list[str]:
         raise Corrupt(f"{attempt!r} is not an attempt")
     key = "/".join((*leaves_names.parts_of(folder), *leaves_names.parts_of(name)))
     return [key] if attempt is None else ["/".join((*leaves_names.staged_leaves(attempt), key)), key]
+
+
+THREADS: Final = 16
+"""So many requests are made at once."""
+
+_WAITING: Final = 64
+
+
+class RequestQueue:
+    """Runs jobs in threads of its own while more are added; few of them wait, so that little memory is held.
+
+    Example:
+        >>> found = []
+        >>> jobs = RequestQueue()
+        >>> for number in range(3):
+        ...     jobs.add(lambda number=number: found.append(number))
+        >>> jobs.finish()
+        >>> jobs.close()
+        >>> sorted(found)
+        [0, 1, 2]
+    """
+
+    def __init__(self) -> None:
+        self._jobs: queue.Queue[Callable[[], object] | None] = queue.Queue(_WAITING)
+        self._failure = FirstError()
+        self._crew = Crew(self._work, THREADS)
+        self._crew.__enter__()
+
+    def add(self, job: Callable[[], object]) -> None:
+        """Run a job soon; raises the first error of any."""
+        self._failure.reraise()
+        if self._crew.size:
+            self._jobs.put(job)
+        else:
+            job()
+
+    def finish(self) -> None:
+        """Wait for all jobs; raises the first error of any."""
+        self._jobs.join()
+        self._failure.reraise()
+
+    def close(self) -> None:
+        """End the threads; jobs that have not begun are left out. May be called twice."""
+        with self._failure:
+            raise _Closed
+        for _ in range(self._crew.size):
+            self._jobs.put(None)
+        self._crew.close()
+
+    def _work(self) -> None:
+        while (job := self._jobs.get()) is not None:
+            with self._failure:
+                if self._failure.error is None:
+                    job()
+            self._jobs.task_done()
+
+
+class _Closed(Exception):
+    """Nothing more is run."""
