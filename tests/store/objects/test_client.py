@@ -309,7 +309,7 @@ def test_without_the_right_to_list_what_is_denied_is_absent(
     )
     with pytest.raises(PermissionError):
         client.perform(Get("a"))
-    fail(monkeypatch, "list_with_delimiter", denied)
+    fail(monkeypatch, "list_with_delimiter_async", denied)
     with pytest.raises(PermissionError):
         client.perform(List("a/"))
     assert client.perform(Get("a")).status is Status.MISSING
@@ -382,7 +382,7 @@ def test_no_answer_does_not_say_that_nothing_is_there(
     places = ObjectRoot(lambda found: (client, "/".join(found.parts[2:])))
     path = bucket_path("s3://bucket/a")
     client.perform(Put("a/b", b"one"))
-    for call in ("head", "list_with_delimiter"):
+    for call in ("head", "list_with_delimiter_async"):
         with monkeypatch.context() as patched:
             fail(patched, call, *[PASSING[1]] * 100)
             with pytest.raises(StoreFailed, match="could not read 's3://bucket/a': s3://bucket does not answer"):
@@ -499,7 +499,7 @@ def test_the_right_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> 
         ("get", Get("a"), "GetObject"),
         ("put", Put("a", b""), "PutObject"),
         ("delete", Delete(("a",)), "DeleteObject"),
-        ("list_with_delimiter", List("a/"), "ListBucket"),
+        ("list_with_delimiter_async", List("a/"), "ListBucket"),
     ):
         fail(monkeypatch, name, *[denied] * 2)
         with pytest.raises(PermissionError, match=f"s3:{right}"):

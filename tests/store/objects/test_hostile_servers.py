@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import http.server
+import os
 import secrets
+import signal
 import threading
+import time
 import traceback
 import zlib
 from collections.abc import Callable, Iterator
@@ -114,17 +118,59 @@ def test_a_listing_without_an_end_ends(monkeypatch: pytest.MonkeyPatch) -> None:
         obstore_requests.list_names(None, "a/", deep=True)
 
 
+_ENDLESS = b"""<ListBucketResult><IsTruncated>true</IsTruncated><NextContinuationToken>t</NextContinuationToken>
+<Contents><Key>run/a</Key><LastModified>2024-01-01T00:00:00Z</LastModified><ETag>a</ETag><Size>1</Size></Contents>
+</ListBucketResult>"""
+
+
+def bucket_of(url: str) -> S3Store:
+    """Return the bucket of a server."""
+    return S3Store(
+        "bucket", endpoint=url, access_key_id="k", secret_access_key="s", client_options={"allow_http": True}
+    )
+
+
+def steps_of(url: str) -> list[int]:
+    """List a run in the bucket of a server."""
+    path = tr.at(ObstoreClient(bucket_of(url), f"s3://names-{secrets.token_hex(4)}"), "run")
+    return list(tr.Run(path).steps())
+
+
+def test_a_level_whose_token_never_moves_ends(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(obstore_requests, "_LONGEST_LISTING", 0.5)
+    url = serve(200, {"Content-Length": str(len(_ENDLESS))}, _ENDLESS)
+    with pytest.raises(StoreFailed, match="lists more and more names, without an end"):
+        steps_of(url)
+
+
+def test_a_level_is_listed_where_a_loop_runs(serve: Serve) -> None:
+    page = _ENDLESS.replace(b"<NextContinuationToken>t</NextContinuationToken>", b"")
+    url = serve(200, {"Content-Length": str(len(page))}, page)
+
+    async def cell() -> Answer:
+        return obstore_requests.list_names(bucket_of(url), "run/", deep=False)
+
+    assert [found.name for found in asyncio.run(cell()).listed] == ["run/a"]
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Windows sends no signal to one thread")
+def test_an_interrupt_ends_a_level_without_an_end(serve: Serve) -> None:
+    url = serve(200, {"Content-Length": str(len(_ENDLESS))}, _ENDLESS)
+    interrupt = threading.Timer(0.5, signal.pthread_kill, (threading.main_thread().ident, signal.SIGINT))
+    interrupt.start()
+    begun = time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        steps_of(url)
+    assert time.monotonic() - begun < 20
+
+
 @pytest.mark.parametrize("key", ["run/x//y", "run/../x", "run/a&#9;b"])
 def test_a_foreign_name_that_cannot_be_listed_is_named(serve: Serve, key: str) -> None:
     found = f"<Key>{key}</Key><LastModified>2024-01-01T00:00:00Z</LastModified><ETag>a</ETag><Size>1</Size>"
     body = f"<ListBucketResult><IsTruncated>false</IsTruncated><Contents>{found}</Contents></ListBucketResult>".encode()
     url = serve(200, {"Content-Length": str(len(body))}, body)
-    bucket = S3Store(
-        "bucket", endpoint=url, access_key_id="k", secret_access_key="s", client_options={"allow_http": True}
-    )
-    path = tr.at(ObstoreClient(bucket, f"s3://names-{secrets.token_hex(4)}"), "run")
     with pytest.raises(StoreFailed, match=r"another program's object .* cannot be read; remove it: ") as caught:
-        tr.Run(path).steps()
+        steps_of(url)
     assert key.replace("&#9;", " ") in str(caught.value)
 
 

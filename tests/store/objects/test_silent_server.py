@@ -17,7 +17,7 @@ from treering.errors import StoreFailed
 
 obstore = pytest.importorskip("obstore")
 PATIENCE = 2.0
-_VERBS = ("put", "put_async", "get", "head", "delete", "list", "list_with_delimiter")
+_VERBS = ("put", "put_async", "get", "head", "delete", "list", "list_with_delimiter_async")
 
 
 class _Died(OSError):
@@ -52,7 +52,7 @@ def kill(monkeypatch: pytest.MonkeyPatch) -> Callable[[str, str], ObstoreClient]
     ("verb", "part", "size"),
     [
         ("put", "treering-tmp", 10), ("put", "data-", 10), ("put", "data-", 5_000_000), ("put", "treering.json", 10),
-        ("list_with_delimiter", "", 10),
+        ("list_with_delimiter_async", "", 10),
     ],
 )  # fmt: skip
 def test_a_save_tells_it_after_one_patience(

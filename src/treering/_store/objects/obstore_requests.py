@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
 from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final
 
 import obstore
@@ -16,6 +18,7 @@ from treering._values.human import pluralize
 
 _PAGE: Final = 1000
 _STREAMED: Final = 256 << 10
+_LONGEST_LISTING: Final = 60.0
 _NO_STORE: Final = {"Cache-Control": "no-store"}
 _NO_RANGES: Final = "non-partial response"
 _EMPTY: Final = ("status code: 416", "Invalid range", "StartTooLarge")
@@ -99,10 +102,43 @@ def list_names(store: Any, prefix: str, *, deep: bool) -> Answer:
         metas = list(_list_all(store, above))
         places: list[str] = []
     else:
-        result = obstore.list_with_delimiter(store, above)
+        result = _list_level(store, above)
         metas, places = list(result["objects"]), list(result["common_prefixes"])
     found = [listed(meta) for meta in metas if meta["path"].startswith(prefix)]
     return Answer(Status.DONE, listed=found, places=[place for place in places if place.startswith(prefix)])
+
+
+def _list_level(store: Any, above: str | None) -> Mapping[str, Any]:
+    """List one level of a folder. obstore collects all its pages: an event loop can leave that before it ends."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return _collect_level(store, above)
+    with ThreadPoolExecutor(1) as beside:  # a notebook: a thread runs one loop at a time
+        return beside.submit(_collect_level, store, above).result()
+
+
+def _collect_level(store: Any, above: str | None) -> Mapping[str, Any]:
+    """List one level of a folder; an interrupt ends it.
+
+    Raises:
+        OSError: the pages have no end.
+    """
+
+    async def collect() -> Mapping[str, Any]:
+        async with asyncio.timeout(_LONGEST_LISTING):
+            return await obstore.list_with_delimiter_async(store, above)
+
+    loop = asyncio.new_event_loop()
+    task = loop.create_task(collect())
+    try:
+        return loop.run_until_complete(task)
+    except TimeoutError:
+        raise OSError(errno.EPROTO, "the bucket lists more and more names, without an end") from None
+    finally:
+        task.cancel()
+        loop.run_until_complete(asyncio.wait([task]))
+        loop.close()
 
 
 def _list_all(store: Any, above: str | None) -> Iterator[Mapping[str, Any]]:
