@@ -1,8 +1,7 @@
 """What a store is: documents and data by name under one place, on disk, in memory, or in a bucket.
 
-Everything above asks for this contract and for nothing else. Optional capabilities have a default here, which is what
-a store without them answers. ``docs/design/store.md`` says for each method what the disk, memory, S3 and GCS do;
-`treering.testing.StoreContract` tests it.
+Everything above asks for this contract and for nothing else. What is optional has a default. ``docs/design/store.md``
+says for each method what the disk, memory, S3 and GCS do; `treering.testing.StoreContract` tests it.
 """
 
 from __future__ import annotations
@@ -425,13 +424,11 @@ class Store(Closable):
         """
 
     def fence(self, name: str) -> Version | None:
-        """Change a document, and nothing that it says: no attempt on an earlier version can then ever be committed.
+        """Change a document but not what it says, so that no attempt on an earlier version can ever be committed.
 
         Returns the new version; None where that did not succeed, or where locks decide.
         """
         return None
-
-    # Capabilities.
 
     def now(self) -> float:
         """Return the time by the clock of the store, in POSIX seconds."""
