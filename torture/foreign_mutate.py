@@ -31,6 +31,7 @@ __all__ = ["OUTSIDE", "mutated_image", "mutated_map", "write_databases"]
 OUTSIDE = b"OUTSIDE!"
 """The bytes of arrays that lie outside of what the doors are given: no door may let them in."""
 
+_LARGEST_COPIES = 8 << 20
 _BOMB_BYTES = 64 << 20
 _RATES = (0.0, 0.0, 0.003, 0.02, 0.1)
 _LONGEST_NUMBER = 5000
@@ -259,7 +260,8 @@ def _damage_archive(data: bytes, liar: Liar) -> bytes:
     elif kind == 2:
         content = content[: content.find(b"\n") + 1] + bytes(source.choice((1 << 10, 32 << 20)))
     elif kind == 3:
-        entries += [entries[at]] * source.choice((1, 2, 300))
+        # An entry that was made large before is not made so 300 times: that would take minutes before anything is fed.
+        entries += [entries[at]] * min(source.choice((1, 2, 300)), max(1, _LARGEST_COPIES // (len(content) + 1)))
     entries[at] = (name[:65535], content, method)
     return write_zip(entries, liar)
 
