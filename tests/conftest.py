@@ -32,7 +32,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--store",
-        choices=("posix", "memory", "bucket", "seaweed"),
+        choices=("posix", "bucket", "seaweed"),
         default="posix",
         help="where the tests of checkpoints and of runs save to; those about the file system itself are left out",
     )
@@ -81,22 +81,13 @@ def bucket_of_tests(request: pytest.FixtureRequest) -> PurePath:
 @pytest.fixture
 def tmp_path(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Path]:
     """Return a folder of the test's own, in the store that was asked for."""
-    asked = request.config.getoption("--store")
-    if asked == "posix":
+    if request.config.getoption("--store") == "posix":
         yield tmp_path
         return
     from tests import store_paths
-    from treering._store.memory import MemoryStore
-    from treering._store.objects.store import ObjectStore
 
-    name = secrets.token_hex(8)
-    path: store_paths.MemoryTestPath | store_paths.BucketTestPath
-    if asked == "memory":
-        store_paths.install(request.getfixturevalue("monkeypatch"), MemoryStore)
-        path = store_paths.MemoryTestPath(f"memory://tests/{name}")
-    else:
-        path = store_paths.BucketTestPath(request.getfixturevalue("bucket_of_tests") / name)
-        store_paths.install(request.getfixturevalue("monkeypatch"), ObjectStore)
+    path = store_paths.BucketTestPath(request.getfixturevalue("bucket_of_tests") / secrets.token_hex(8))
+    store_paths.install(request.getfixturevalue("monkeypatch"))
     path.mkdir()
     yield cast("Path", path)
     path.forget()

@@ -1,9 +1,7 @@
 """Tests of checkpoints, runs and leaves that are about the file system itself; on another store they are left out."""
 
-import re
-
 _BY_REASON = {
-    "It is about links, pipes, permissions, URLs or the current folder, or about paths that are no path in memory.": (
+    "It is about links, pipes, permissions, URLs or the current folder, or about paths that are no path in a bucket.": (
         "checkpoint/test_hostile.py::test_a_link_for_a_data_file",
         "checkpoint/test_hostile.py::test_a_link_for_an_index",
         "checkpoint/test_hostile.py::test_a_pipe_for_a_data_file_does_not_wait",
@@ -44,11 +42,11 @@ _BY_REASON = {
         "checkpoint/test_convert.py::test_flax_gets_the_bytes_that_it_writes_itself",
         "checkpoint/test_single_files.py::test_flax_reads_ours_and_we_read_flax",
     ),
-    "A place in memory may hold a file and a folder of one name, as a bucket may.": (
+    "A bucket may hold a file and a folder of one name.": (
         "checkpoint/test_save.py::test_a_file_or_folder_in_the_way",
         "checkpoint/test_save.py::test_a_file_where_a_folder_is_needed",
     ),
-    "The lock that ends with its holder proves that a process is dead; in memory nothing does.": (
+    "The lock that ends with its holder proves that a process is dead; in a bucket nothing does.": (
         "checkpoint/test_joint_save.py::test_one_process_alone_sweeps_as_well",
         "checkpoint/test_joint_save.py::test_who_does_not_come_is_named_and_swept_by_the_next_save",
     ),
@@ -62,7 +60,7 @@ _BY_REASON = {
         "checkpoint/test_verify.py::test_a_safetensors_file_of_another_writer",
         "checkpoint/test_verify.py::test_jax_is_not_needed",
     ),
-    "It changes times or refuses calls of the system that a store in memory does not make.": (
+    "It changes times or refuses calls of the system that a bucket does not make.": (
         "checkpoint/test_joint_save.py::test_a_commit_that_fails_is_told_to_all",
         "checkpoint/test_joint_save.py::test_no_other_process_says_that_it_has_written_before_its_names_are_durable",
         "checkpoint/test_verify.py::test_a_file_that_cannot_be_read_in_places",
@@ -86,18 +84,6 @@ _BY_REASON = {
         "checkpoint/test_progress.py::test_a_bar_is_for_terminals_alone",
         "checkpoint/test_progress.py::test_no_line_is_longer_than_the_terminal_is_wide",
     ),
-}
-_NOT_IN_MEMORY = {
-    "It saves a leaves directory, which needs renames.": (
-        "checkpoint/test_jax_contexts.py::test_a_sharding_that_no_array_can_have_is_refused_by_its_leaf",
-        "checkpoint/test_jax_contexts.py::test_an_array_of_partial_sums_is_not_saved",
-        "checkpoint/test_jax_contexts.py::test_every_public_function_does_the_same",
-        "checkpoint/test_joint_files.py::test_checksums_for_other_chunks_are_refused",
-        "checkpoint/test_joint_load.py::test_a_timeout_that_makes_no_sense_is_refused_before_anything_is_opened",
-        "checkpoint/test_static_fields.py::test_leaves_directories_have_them_too",
-        "checkpoint/test_telemetry.py::test_a_load_is_one_line_and_one_event",
-        "checkpoint/test_telemetry.py::test_a_save_is_one_line_and_one_event",
-    )
 }
 _NOT_IN_BUCKETS = {
     "An object and objects below it may have one name in a bucket.": (
@@ -190,20 +176,16 @@ _HOLDING_CONNECTIONS = {
     "The client keeps connections open.": ("checkpoint/test_save.py::test_an_exception_in_progress_leaves_nothing",)
 }
 _LEFT_OUT = {
-    "memory": _BY_REASON | _NOT_IN_MEMORY,
     "bucket": _BY_REASON | _NOT_IN_BUCKETS | _LEAVES_ON_DISK,
     "seaweed": _BY_REASON | _NOT_IN_BUCKETS | _LEAVES_ON_DISK | _HOLDING_CONNECTIONS,
 }
 _BY_NAME = {
     store: {name: reason for reason, names in reasons.items() for name in names} for store, reasons in _LEFT_OUT.items()
 }
-_CASE_OF_LEAVES = re.compile(r"^leaves/|\[.*\bleaves|\[.*_leaves|\[zstd")
 
 
 def why_left_out(test: str, store: str) -> str | None:
     """Return why a test, by file, name and case, does not run on a store; None where it does."""
-    if store == "memory" and _CASE_OF_LEAVES.search(test):
-        return "It saves a leaves directory, which needs renames."
     name = test.partition("[")[0]
     file = name.partition("::")[0]
     reasons = _BY_NAME[store]

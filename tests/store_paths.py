@@ -1,5 +1,5 @@
 # ruff: noqa: PTH105, PTH108 - the calls of the system are what tests patch
-"""Paths in memory and in buckets that tests may look at as they look at those on disk."""
+"""Paths in buckets that tests may look at as they look at those on disk."""
 
 from __future__ import annotations
 
@@ -19,7 +19,6 @@ import pytest
 from treering._codec.key_document import HEAD_BYTES, is_tombstone
 from treering._store import resolve
 from treering._store.api import Claim, Kind, Outcome, Reader, Store, Version
-from treering._store.memory import MemoryFile, MemoryPath, MemoryRoot, MemoryStore
 from treering._store.objects.reading import ObjectReader
 from treering._store.objects.requests import Client, Delete, Get, List
 from treering._store.objects.store import ObjectStore
@@ -146,10 +145,6 @@ class _Looking(PurePosixPath):
         store_at(self.parent).remove(self.name)
 
 
-class MemoryTestPath(_Looking, MemoryPath):
-    """A path in the memory of this process."""
-
-
 _FOLDERS: set[str] = set()
 """Folders that tests have made in buckets, which have none."""
 
@@ -209,30 +204,26 @@ class BucketTestPath(_Looking, BucketPath):
 
 
 class Announced(str):
-    """A name in memory as an argument of a call of the system that is made only for tests to see, or to let fail."""
+    """A name in a bucket as an argument of a call of the system that is made only for tests to see, or to let fail."""
 
     __slots__ = ()
 
 
-def install(monkeypatch: pytest.MonkeyPatch, store: type[MemoryStore | ObjectStore]) -> None:
+def install(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let treering answer with these paths, and its calls to a store be seen as calls of the system.
 
-    A store in memory or in a bucket makes no calls of the system. Tests count, hold and refuse those of a store on
+    A store in a bucket makes no calls of the system. Tests count, hold and refuse those of a store on
     disk; with this, each operation first makes the call by which it is known, on a name there, and that call does
     nothing.
     """
-    monkeypatch.setattr(resolve, "MemoryPath", MemoryTestPath)
-    # The processes of these tests are threads, which share the memory.
-    monkeypatch.setattr(MemoryRoot, "is_shared", True)
     monkeypatch.setattr(resolve, "bucket_path", lambda url: BucketTestPath(bucket_path(url)))
     for name in ("open", "link", "replace", "unlink"):
         monkeypatch.setattr(os, name, _passing_announced(getattr(os, name)))
     monkeypatch.setattr(os, "preadv", _reading_elsewhere(os.preadv))
-    for reader in (MemoryFile, ObjectReader):
-        monkeypatch.setattr(reader, "read_into", _read_by_the_system(reader.read_into))
+    monkeypatch.setattr(ObjectReader, "read_into", _read_by_the_system(ObjectReader.read_into))
     for name, announce in _ANNOUNCEMENTS.items():
-        monkeypatch.setattr(store, name, _announcing(getattr(store, name), announce))
-    monkeypatch.setattr(store, "claim", _announcing_commit(store.claim))
+        monkeypatch.setattr(ObjectStore, name, _announcing(getattr(ObjectStore, name), announce))
+    monkeypatch.setattr(ObjectStore, "claim", _announcing_commit(ObjectStore.claim))
     monkeypatch.setattr(os, "truncate", _on_these(os.truncate, _truncate))
     for name in ("rmtree", "copytree", "copy"):
         monkeypatch.setattr(shutil, name, _on_these(getattr(shutil, name), globals()[f"_{name}"]))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -80,6 +80,9 @@ class TestPathNotes(MessageBoardContract):
 class Forgetful(MemoryStore):
     def remove(self, name: str, expected: object = None) -> Outcome:
         return Outcome.DONE
+
+    def remove_all(self, names: Iterable[str]) -> None:
+        return
 
 
 class Appending(MemoryStore):
@@ -257,12 +260,3 @@ def test_versions_decide_where_nothing_proves_life() -> None:
     # It based its attempt on an absence that has passed, though nothing is there again.
     asleep.prepare(b"late")
     assert asleep.commit() is Outcome.LOST
-
-
-@pytest.mark.parametrize("life", list(Held))
-def test_a_proof_decides_at_once(life: Held) -> None:
-    store = MemoryStore(proof=lambda marker: life)
-    store.claim("marker", "document", None).make()
-    assert store.held("marker") is life
-    assert store.sweep("marker", [], "document", None) is life
-    assert ("marker" in store.names()) is (life is not Held.NO)

@@ -12,9 +12,9 @@ from collections.abc import Callable, Collection, Iterator
 from typing import NamedTuple
 
 from torture.simulated_folder import Violation
+from torture.versioned_store import VersionedStore
 from treering._coordination.message_board import stale_messages
 from treering._store.api import ANY, Anything, Claim, Held, Outcome, Version
-from treering._store.memory import MemoryStore
 from treering._values.checkpoint_names import (
     INDEX,
     attempt_of_journal,
@@ -46,7 +46,7 @@ class _Index(NamedTuple):
     replaces: list[str]
 
 
-class WatchedStore(MemoryStore):
+class WatchedStore(VersionedStore):
     """A memory store that watches whether what its index names stays.
 
     Attributes:

@@ -21,7 +21,7 @@ from treering._coordination.message_board import MessageBoard
 from treering._foreign.format_contracts import ReaderContract, WriterContract
 from treering._store.api import Claim, Held, Kind, Outcome, Store
 from treering._store.faulty import FaultyStore
-from treering._store.memory import MemoryStore
+from treering._store.objects.memory import MemoryStore
 from treering._values.checkpoint_names import heartbeat_name, vote_name
 from treering.errors import Corrupt, NotFound
 

@@ -19,7 +19,7 @@ import pytest
 
 import treering as tr
 from treering._runs.copy_run import copy_path
-from treering._store.memory import MemoryPath
+from treering._store.objects.url import MemoryPath
 from treering._store.resolve import write_file
 from treering.errors import Exists, Format, TreeringError
 from treering.leaves import tree_deserialize_leaves, tree_serialize_leaves

@@ -14,7 +14,7 @@ from tests.store.objects.memory_bucket import MemoryBucket
 from treering import leaves
 from treering._coordination.message_board import FolderMessageBoard, PathMessageBoard, sweep_messages
 from treering._store.api import Store
-from treering._store.memory import MemoryStore
+from treering._store.objects.memory import MemoryStore
 from treering._store.objects.requests import Answer, Delete, Request
 from treering._store.objects.store import ObjectStore
 from treering._store.posix.store import PosixStore

@@ -13,7 +13,7 @@ import pytest
 
 import treering as tr
 from tests.cli.command import inside
-from treering._store.memory import MemoryPath
+from treering._store.objects.url import MemoryPath
 from treering._store.resolve import write_file
 from treering.errors import Corrupt, Exists, NotFound, TreeringError, Unsupported
 

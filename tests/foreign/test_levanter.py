@@ -130,7 +130,7 @@ def test_it_becomes_a_checkpoint(place: Path, tmp_path: Path) -> None:
 
 
 def test_in_memory_as_on_disk(place: Path, tmp_path: Path) -> None:
-    from treering._store.memory import MemoryPath
+    from treering._store.objects.url import MemoryPath
     from treering._store.resolve import write_file
 
     for file in (path for path in place.rglob("*") if path.is_file()):

@@ -136,7 +136,7 @@ def test_several_trees_of_a_step_are_a_dict_by_item(golden: Path) -> None:
 
 
 def test_in_memory_as_on_disk(tmp_path: Path) -> None:
-    from treering._store.memory import MemoryPath
+    from treering._store.objects.url import MemoryPath
     from treering._store.resolve import write_file
 
     for file in (path for path in (GOLDEN / "sharded_2x4").rglob("*") if path.is_file()):

@@ -4,7 +4,6 @@ import contextlib
 import dataclasses
 import itertools
 from collections.abc import Callable
-from pathlib import PurePath
 from typing import Any
 
 import jax.numpy as jnp
@@ -15,13 +14,10 @@ from jax.sharding import PartitionSpec
 from tests.leaves.jobs_of_threads import Job
 from tests.leaves.saved import put
 from tests.properties.sameness import fingerprint
-from tests.store.objects.memory_bucket import MemoryBucket
-from treering._store import resolve
-from treering._store.memory import MemoryPath
+from tests.store.objects.memory_bucket import MemoryBucket, use_for_memory
 from treering._store.objects import claim, requests
 from treering._store.objects import store as objects
 from treering._store.objects.requests import Answer, Put, Request, Status
-from treering._store.objects.root import ObjectRoot
 from treering._store.resolve import located
 from treering.errors import Busy, StoreFailed, TreeringError
 from treering.leaves import index_leaves, tree_deserialize_leaves, tree_serialize_leaves
@@ -83,11 +79,7 @@ class FaultyBucket(MemoryBucket):
 @pytest.fixture
 def bucket(monkeypatch: pytest.MonkeyPatch) -> FaultyBucket:
     bucket = FaultyBucket()
-
-    def connect(path: PurePath) -> tuple[FaultyBucket, str]:
-        return bucket, MemoryPath(path).key
-
-    monkeypatch.setattr(resolve, "_IN_MEMORY", ObjectRoot(connect, lambda _: 0.0))
+    use_for_memory(monkeypatch, bucket)
     monkeypatch.setattr(requests, "_wait", lambda _: Answer(Status.DONE))
     for module in (claim, objects):
         turns = itertools.count()

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Callable
-from pathlib import Path, PurePath
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -12,15 +12,13 @@ import pytest
 
 import treering as tr
 from tests.properties.sameness import fingerprint
-from tests.store.objects.memory_bucket import MemoryBucket
+from tests.store.objects.memory_bucket import MemoryBucket, use_for_memory
 from treering._cli.main import main
 from treering._leaves.commit import begin_save
 from treering._store import resolve
-from treering._store.memory import MemoryPath
 from treering._store.objects import claim
 from treering._store.objects import store as objects
 from treering._store.objects.requests import Answer, Delete, ObjectVersion, Put, Request, Status
-from treering._store.objects.root import ObjectRoot
 from treering._store.resolve import store_at
 from treering.errors import Busy, Corrupt, Exists, Mismatch, NotFound, StoreFailed, Unsupported
 from treering.leaves import index_leaves, tree_deserialize_leaves, tree_serialize_leaves
@@ -50,11 +48,7 @@ def stored(monkeypatch: pytest.MonkeyPatch, bucket: MemoryBucket) -> str:
 
 def use(bucket: MemoryBucket, monkeypatch: pytest.MonkeyPatch, grace: float = 3600.0) -> None:
     """Let what is at memory:// be in a bucket."""
-
-    def connect(path: PurePath) -> tuple[MemoryBucket, str]:
-        return bucket, MemoryPath(path).key
-
-    monkeypatch.setattr(resolve, "_IN_MEMORY", ObjectRoot(connect, lambda _: grace))
+    use_for_memory(monkeypatch, bucket, grace=grace)
 
 
 def assert_same(got: Any, want: Any) -> None:

@@ -10,7 +10,6 @@ import stat
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
-from typing import cast
 
 import pytest
 
@@ -18,9 +17,9 @@ from tests.on_disk import vote_name
 from tests.store.checkpoints import data_names, folder_at, journal_name, load, names_in, open_descriptors, save, write
 from tests.store.listing import names
 from tests.store.platforms import PLATFORMS, without_locks
-from tests.store_paths import MemoryTestPath
+from treering._store.objects.store import ObjectStore
+from treering._store.resolve import located, store_at
 from treering.errors import Busy, Exists, NotDirectory, NotFound, StoreFailed
-from treering.testing import MemoryStore
 
 
 class Stop(Exception):
@@ -607,26 +606,28 @@ def test_what_the_buffers_raise_passes(tmp_path: Path) -> None:
 
 
 def test_data_that_came_after_the_first_listing_is_superseded(monkeypatch: pytest.MonkeyPatch) -> None:
-    path = cast("Path", MemoryTestPath("memory://late/ckpt"))
+    path = located("memory://late/ckpt")
     first = save(path, b"treering")
     listings: Iterator[list[str]] = iter([[]])  # the first listing was made before the first save came
-    whole = MemoryStore.names
-    monkeypatch.setattr(MemoryStore, "names", lambda store: next(listings, None) or whole(store))
+    whole = ObjectStore.names
+    monkeypatch.setattr(ObjectStore, "names", lambda store: next(listings, None) or whole(store))
     with folder_at(path, overwrite=True) as saving:
         assert sorted(saving.superseded) == data_names(first)
         saving.commit(write(saving, b"newer"))
-    assert not {*data_names(first)} & {*whole(MemoryStore(MemoryTestPath(str(path))))}
+    assert not {*data_names(first)} & {*whole(store_at(path))}
 
 
 def test_messages_of_an_attempt_that_came_after_the_first_listing_stay(monkeypatch: pytest.MonkeyPatch) -> None:
-    path = cast("Path", MemoryTestPath("memory://later/ckpt"))
+    path = located("memory://later/ckpt")
     save(path, b"treering")
-    store = MemoryStore(MemoryTestPath(str(path)))
+    store = store_at(path)
     for attempt in (DEAD, "f" * 16):
         store.put(vote_name(attempt, 1), b"{}")
-    store.claim(journal_name(DEAD), "treering.json", None).make()
-    whole = MemoryStore.names
-    monkeypatch.setattr(MemoryStore, "names", lambda store: [*{*whole(store)} - {journal_name(DEAD)}])
+    there = store.read("treering.json")
+    assert there is not None
+    store.claim(journal_name(DEAD), "treering.json", there.version).make()
+    whole = ObjectStore.names
+    monkeypatch.setattr(ObjectStore, "names", lambda store: [*{*whole(store)} - {journal_name(DEAD)}])
     with folder_at(path, overwrite=True):
         assert store.get(vote_name(DEAD, 1)) == b"{}"
         assert store.get(vote_name("f" * 16, 1)) is None

@@ -59,7 +59,7 @@ class FolderMessageBoard:
     """Messages in an open store.
 
     Example:
-        >>> from treering._store.memory import MemoryStore
+        >>> from treering._store.objects.memory import MemoryStore
         >>> board = FolderMessageBoard(MemoryStore())
         >>> board.put(".treering-waiting-00003", b"here")
         >>> board.get(".treering-waiting-00003"), board.get(".treering-waiting-00004")
@@ -145,7 +145,7 @@ def holds_messages(store: Store, name: str) -> bool:
     """Tell whether a name in a store is a folder with nothing but messages in it.
 
     Example:
-        >>> from treering._store.memory import MemoryStore
+        >>> from treering._store.objects.memory import MemoryStore
         >>> holds_messages(MemoryStore(), "config.json")
         False
     """
@@ -248,7 +248,7 @@ def sweep_messages(store: Store, names: Iterable[str], is_live: Callable[[str], 
         OSError: whether an attempt lives cannot be found out.
 
     Example:
-        >>> from treering._store.memory import MemoryStore
+        >>> from treering._store.objects.memory import MemoryStore
         >>> store = MemoryStore()
         >>> store.put(".treering-0123456789abcdef-verdict", b"{}")
         >>> sweep_messages(store, store.names(), lambda attempt: False)

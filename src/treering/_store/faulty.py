@@ -44,7 +44,7 @@ class FaultyStore(Store):
         sleep: waits so many seconds.
 
     Example:
-        >>> from treering._store.memory import MemoryStore
+        >>> from treering._store.objects.memory import MemoryStore
         >>> store = FaultyStore(MemoryStore(), seed=1, stale=1.0)
         >>> store.put(".treering-waiting-00001", b"old")
         >>> store.put(".treering-waiting-00001", b"new")
@@ -85,6 +85,7 @@ class FaultyStore(Store):
     make_below, drop_below = (_forward(name, troubled="_ask") for name in ("make_below", "drop_below"))
     read, find, open_file = (_forward(name, troubled="_ask") for name in ("read", "find", "open_file"))
     names = _forward("names", about="the names", troubled="_ask")
+    list = _forward("list", about="a listing", troubled="_ask")
     places = _forward("places", about="the places", troubled="_ask")
     flush = _forward("flush", about="a flush", troubled="_ask")
     put, create = _forward("put", troubled="_change"), _forward("create", troubled="_change")

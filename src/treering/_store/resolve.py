@@ -11,15 +11,22 @@ from typing import Final, cast
 
 from treering._printable import kind_of
 from treering._store.api import Entry, Kind, Reader, Store
-from treering._store.memory import MemoryPath, MemoryRoot
-from treering._store.objects.url import READ_ONLY, UrlPath, WebPath, bucket_path, scheme_of, url_meant, web_path
+from treering._store.objects.url import (
+    READ_ONLY,
+    MemoryPath,
+    UrlPath,
+    WebPath,
+    bucket_path,
+    scheme_of,
+    url_meant,
+    web_path,
+)
 from treering._store.pieces import Buffer
 from treering._store.posix.root import PosixRoot
 from treering._store.root import Root
 from treering.errors import PermissionDenied, StoreFailed, Unsupported
 
 _POSIX: Final = PosixRoot()
-_IN_MEMORY: Final = MemoryRoot()
 _DISK: Final = frozenset({None, "file"})
 _WEB: Final = frozenset({"http", "https"})
 
@@ -219,8 +226,15 @@ def root_of(path: str | os.PathLike[str]) -> Root:
     if ":" not in text or (scheme := scheme_of(text)) in _DISK:
         return _POSIX
     if scheme == "memory":
-        return _IN_MEMORY
+        return _memory()
     return _web() if scheme in _WEB else _buckets()
+
+
+@functools.cache
+def _memory() -> Root:
+    from treering._store.objects.memory import DictionaryClient, MemoryRoot
+
+    return MemoryRoot(DictionaryClient())
 
 
 @functools.cache

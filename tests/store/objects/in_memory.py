@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import errno
 from collections.abc import Callable
-from pathlib import PurePath
 
 import pytest
 
-from tests.store.objects.memory_bucket import MemoryBucket
-from treering._store import resolve
-from treering._store.memory import MemoryPath
+from tests.store.objects.memory_bucket import MemoryBucket, use_for_memory
 from treering._store.objects.claim import _MARKERS
-from treering._store.objects.requests import Answer, Client, Request
-from treering._store.objects.root import ObjectRoot
+from treering._store.objects.requests import Answer, Request
 from treering._store.objects.store import _CLOCKS, GRACE, ObjectStore
+from treering._store.objects.url import MemoryPath
 
 HOUR = 3600.0
 DAY = 24 * HOUR
@@ -71,12 +68,7 @@ class TestBucket(MemoryBucket):
 def install(monkeypatch: pytest.MonkeyPatch, *, grace: float = GRACE) -> TestBucket:
     """Let all paths at ``memory://`` lead into one new bucket."""
     bucket = TestBucket()
-
-    def connect(path: PurePath) -> tuple[Client, str]:
-        assert isinstance(path, MemoryPath)
-        return bucket, path.key
-
-    monkeypatch.setattr(resolve, "_IN_MEMORY", ObjectRoot(connect, lambda _: grace))
+    use_for_memory(monkeypatch, bucket, grace=grace)
     _CLOCKS.clear()
     _MARKERS.clear()
     return bucket

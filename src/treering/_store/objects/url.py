@@ -39,6 +39,8 @@ _INSTEAD: Final = {
 class UrlPath(PurePosixPath):
     """A path behind a URL; nothing on disk is ever looked at for it."""
 
+    _ROOT_PARTS = 2  # the scheme, and the bucket or host
+
     def __str__(self) -> str:
         return super().__str__().replace(":/", "://", 1)
 
@@ -48,12 +50,12 @@ class UrlPath(PurePosixPath):
     @property
     def parent(self) -> Self:
         """The path above; a bucket, and a host, is its own."""
-        return self if len(self.parts) <= 2 else super().parent  # noqa: PLR2004 - the scheme and the bucket
+        return self if len(self.parts) <= self._ROOT_PARTS else super().parent
 
     @property
     def suffix(self) -> str:
         """The suffix of the name; that of a bucket says nothing."""
-        return super().suffix if len(self.parts) > 2 else ""  # noqa: PLR2004 - the same
+        return super().suffix if len(self.parts) > self._ROOT_PARTS else ""
 
     @property
     def parents(self) -> Sequence[Self]:
@@ -64,6 +66,23 @@ class UrlPath(PurePosixPath):
             here = here.parent
             above.append(here)
         return above
+
+
+class MemoryPath(UrlPath):
+    """A path in the memory of this process.
+
+    Example:
+        >>> path = MemoryPath("memory://runs/a") / "step_00000001"
+        >>> str(path), path.name, str(path.parent)
+        ('memory://runs/a/step_00000001', 'step_00000001', 'memory://runs/a')
+    """
+
+    _ROOT_PARTS = 1
+
+    @property
+    def key(self) -> str:
+        """The name that it has in the memory: all but the scheme."""
+        return "/".join(self.parts[1:])
 
 
 class BucketPath(UrlPath):

@@ -48,7 +48,7 @@ class JoinedAttempt(Closable):
         StoreFailed: the store refused.
 
     Example:
-        >>> from treering._store.memory import MemoryStore
+        >>> from treering._store.objects.memory import MemoryStore
         >>> store = MemoryStore()
         >>> with JoinedAttempt(store, Path("a"), "0123456789abcdef") as joined:
         ...     joined.write_file("w", "0.0", [b"tree"], 4)

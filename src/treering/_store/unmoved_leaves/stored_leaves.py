@@ -36,7 +36,7 @@ class StoredLeaves(OpenLeaves):
         StoreFailed: the store refuses.
 
     Example:
-        >>> from treering._store.memory import MemoryStore
+        >>> from treering._store.objects.memory import MemoryStore
         >>> store = MemoryStore()
         >>> store.create("model/w/.zarray", [b"{}"], 2)
         >>> StoredLeaves(store, Path("a")).read_small("model/w", [(".zarray", 9)], None)

@@ -1,6 +1,6 @@
-"""A store in the memory of this process, which its threads share: ``memory://name/...``.
+"""A store in memory where versions alone decide: no locks, no proof that a writer lives, no tombstones.
 
-It behaves as a bucket does: names in a flat space, a version for each content, no locks, no proof that a writer lives.
+It is the plainest store that keeps the contract, and the one over which the joint protocol is simulated.
 """
 
 from __future__ import annotations
@@ -13,43 +13,13 @@ import os
 import re
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import PurePath, PurePosixPath
-from typing import Final
 
 from treering._store import api
 from treering._store.api import ANY, Claim, Document, Entry, Held, Kind, Outcome, Reader, Store, Version
 from treering._store.pieces import Buffer, pieces
-from treering._store.root import Root
 from treering.errors import StoreFailed
-
-SCHEME: Final = "memory://"
-
-
-class MemoryPath(PurePosixPath):
-    """A path in the memory of this process; nothing on disk is ever looked at for it.
-
-    Example:
-        >>> path = MemoryPath("memory://runs/a") / "step_00000001"
-        >>> str(path), path.name, str(path.parent)
-        ('memory://runs/a/step_00000001', 'step_00000001', 'memory://runs/a')
-    """
-
-    def __str__(self) -> str:
-        return super().__str__().replace(":/", "://", 1)
-
-    def __fspath__(self) -> str:
-        return str(self)
-
-    @property
-    def key(self) -> str:
-        """The name that it has in the memory: all but the scheme."""
-        return "/".join(self.parts[1:])
-
-
-def _unproved(_: str) -> Held:
-    """Say of a marker what memory proves: nothing."""
-    return Held.UNKNOWN
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -62,11 +32,10 @@ class _Content:
 class _Contents:
     """All names and what they hold; a folder that was made is a name that ends in a slash, as in a bucket."""
 
-    def __init__(self, proof: Callable[[str], Held]) -> None:
+    def __init__(self) -> None:
         self.lock = threading.RLock()
         self.by_name: dict[str, _Content] = {}
         self._counts: collections.Counter[str] = collections.Counter()
-        self.proof = proof
         self._versions = itertools.count(1)
         self._claimed: dict[str, int] = {}
 
@@ -106,27 +75,16 @@ def _places_of(key: str) -> list[str]:
     return [key[: found.end()] for found in re.finditer("/", key)]
 
 
-class MemoryStore(Store):
-    """Documents and data in memory.
+class VersionedStore(Store):
+    """Documents and data in memory."""
 
-    Args:
-        path: the place; without one, it is a memory of its own.
-        proof: tells of a marker whether its writer lives, for tests of what follows from that.
-
-    Example:
-        >>> store = MemoryStore()
-        >>> store.put(".treering-waiting-00001", b"here")
-        >>> store.get(".treering-waiting-00001"), store.get(".treering-waiting-00002")
-        (b'here', None)
-    """
-
-    def __init__(self, path: MemoryPath | None = None, *, proof: Callable[[str], Held] = _unproved) -> None:
-        self.path: PurePath = MemoryPath(f"{SCHEME}test") if path is None else path
-        self._contents = _Contents(proof) if path is None else _SHARED
-        self._prefix = "" if path is None else f"{path.key}/"
+    def __init__(self) -> None:
+        self.path: PurePath = PurePosixPath("versioned")
+        self._contents = _Contents()
+        self._prefix = ""
         self._made = False
 
-    def open(self, *, quick: bool = False) -> None:
+    def open(self, *, quick: bool = False) -> None:  # noqa: ARG002 - as the contract has it
         """Begin to use a place.
 
         Raises:
@@ -144,7 +102,7 @@ class MemoryStore(Store):
         with self._contents.lock:
             for above in itertools.accumulate(self._prefix.rstrip("/").split("/"), "{}/{}".format):
                 if above in self._contents.by_name:
-                    raise NotADirectoryError(errno.ENOTDIR, f"{SCHEME}{above} is a file, not a folder")
+                    raise NotADirectoryError(errno.ENOTDIR, f"{above} is a file, not a folder")
             if self._prefix and not self._contents.is_place(self._prefix):
                 self._contents.set(self._prefix, b"")
                 self._made = True
@@ -163,10 +121,10 @@ class MemoryStore(Store):
         """What was made stays."""
         self._made = False
 
-    def at(self, name: str) -> MemoryStore:
+    def at(self, name: str) -> VersionedStore:
         """Return the place ``name`` in this one."""
-        store = MemoryStore(MemoryPath(self.path / name))
-        store._contents, store._prefix = self._contents, f"{self._prefix}{name}/"
+        store = VersionedStore()
+        store.path, store._contents, store._prefix = self.path / name, self._contents, f"{self._prefix}{name}/"
         return store
 
     def names(self) -> list[str]:
@@ -191,7 +149,7 @@ class MemoryStore(Store):
             below = self._contents.is_place(f"{key}/")
         return Entry(name, 0, 0.0, 0, Kind.PLACE) if below else None
 
-    def open_file(self, name: str) -> MemoryFile:
+    def open_file(self, name: str) -> BytesReader:
         """Open data or a document for reading.
 
         Raises:
@@ -203,7 +161,7 @@ class MemoryStore(Store):
             number = errno.EISDIR if not found and self._contents.is_place(f"{self._prefix}{name}/") else errno.ENOENT
         if found is None:
             raise StoreFailed.of(OSError(number, os.strerror(number)), path, "read")
-        return MemoryFile(path, found.data, found.version)
+        return BytesReader(path, found.data, found.version)
 
     def _found(self, name: str) -> _Content | None:
         return self._contents.by_name.get(self._prefix + name)
@@ -213,7 +171,7 @@ class MemoryStore(Store):
         found = self._found(name)
         return None if found is None else Document(found.data[:most], found.version)
 
-    def create(self, name: str, buffers: Iterable[Buffer], size: int, *, like: Version | None = None) -> None:
+    def create(self, name: str, buffers: Iterable[Buffer], size: int, *, like: Version | None = None) -> None:  # noqa: ARG002
         """Write data under a name that must not be there.
 
         Raises:
@@ -228,7 +186,7 @@ class MemoryStore(Store):
                 raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST))
             self._contents.set(self._prefix + name, data)
 
-    def replace(self, name: str, data: bytes, expected: Version = ANY, *, sweep: bool = True) -> Outcome:
+    def replace(self, name: str, data: bytes, expected: Version = ANY, *, sweep: bool = True) -> Outcome:  # noqa: ARG002
         """Make ``data`` the content of a document, if its version is the expected one."""
         with self._contents.lock:
             if expected is not ANY and self._version(name) != expected:
@@ -253,24 +211,16 @@ class MemoryStore(Store):
 
     def claim(self, marker: str, name: str, base: Version | None) -> Claim:
         """Return an attempt to change the document ``name``."""
-        return _MemoryClaim(self._contents, self._prefix + marker, self._prefix + name, base)
+        return _VersionedClaim(self._contents, self._prefix + marker, self._prefix + name, base)
 
-    def sweep(self, marker: str, data: Sequence[str], name: str, current: Version | None) -> Held:
-        """Remove what an attempt left whose base is no longer the document, or whose writer is proved to be dead."""
-        if (life := self.held(marker)) is Held.UNKNOWN:
-            begun = self.read(marker)
-            based = _base_text(current)
-            if begun is None or begun.data == based:
-                return Held.UNKNOWN
-            life = Held.NO
-        if life is Held.NO:
-            for one in (*data, marker):
-                self.remove(one)
-        return life
-
-    def held(self, marker: str) -> Held:
-        """Whether the writer of a marker lives, as far as ``proof`` knows."""
-        return self._contents.proof(marker)
+    def sweep(self, marker: str, data: Sequence[str], name: str, current: Version | None) -> Held:  # noqa: ARG002
+        """Remove what an attempt left whose base is no longer the document."""
+        begun = self.read(marker)
+        if begun is None or begun.data == _base_text(current):
+            return Held.UNKNOWN
+        for one in (*data, marker):
+            self.remove(one)
+        return Held.NO
 
     def retire(self, name: str, new: str, expected: Version) -> Outcome:
         """Give the document ``name``, of that version, the name ``new``."""
@@ -286,7 +236,7 @@ class MemoryStore(Store):
         return None if found is None else found.version
 
 
-class _MemoryClaim(Claim):
+class _VersionedClaim(Claim):
     """A marker that says which version its attempt is based on, then a compare and swap."""
 
     def __init__(self, contents: _Contents, marker: str, name: str, base: Version | None) -> None:
@@ -351,7 +301,7 @@ def _base_text(version: Version | None) -> bytes:
     return str(version or 0).encode()
 
 
-class MemoryFile(Reader):
+class BytesReader(Reader):
     """Bytes in memory, read as a local file is; a context manager."""
 
     def __init__(self, path: PurePath, data: bytes, version: Version = None) -> None:
@@ -382,16 +332,3 @@ class MemoryFile(Reader):
             self.require(offset, buffer.nbytes)
             if buffer.nbytes:
                 buffer.cast("B")[:] = memoryview(self._data)[offset : offset + buffer.nbytes]
-
-
-class MemoryRoot(Root):
-    """All that is at ``memory://...`` in this process."""
-
-    is_shared = False
-
-    def place(self, path: PurePath) -> MemoryStore:
-        """Return the store at a path."""
-        return MemoryStore(MemoryPath(path))
-
-
-_SHARED: Final = _Contents(_unproved)
