@@ -86,6 +86,12 @@ _BY_REASON = {
     ),
 }
 _NOT_IN_BUCKETS = {
+    "It counts what is read after an opening, which reads the first bytes of an object.": (
+        "checkpoint/test_like.py::test_errors_before_anything_is_read",
+        "checkpoint/test_open.py::test_a_step_reads_the_blocks_that_hold_an_item",
+        "checkpoint/test_selection.py::test_arrays_that_are_left_out_are_not_read",
+    ),
+    "It compares a disk with memory by itself.": ("checkpoint/test_forms_in_one_folder.py",),
     "An object and objects below it may have one name in a bucket.": (
         "run/test_run.py::test_a_file_is_no_run",
         "run/test_run_left.py::test_what_cannot_be_written_down_leaves_nothing_behind",
