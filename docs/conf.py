@@ -30,5 +30,5 @@ nitpick_ignore_regex = [
     (r"py:.*", r"treering\..*\.T"),  # type variables of generic classes
     # Base classes.
     (r"py:class", r"treering\._store\.(api\.Store|closable\.Closable)"),
-    (r"py:class", r"treering\._(arrays\.host\.BoxedArray|foreign\.format_contracts\.FormatContract)"),
+    (r"py:class", r"treering\.(_arrays\.host\.BoxedArray|testing\.formats\.FormatContract)"),
 ]

@@ -614,7 +614,7 @@ def test_data_that_came_after_the_first_listing_is_superseded(monkeypatch: pytes
     with folder_at(path, overwrite=True) as saving:
         assert sorted(saving.superseded) == data_names(first)
         saving.commit(write(saving, b"newer"))
-    assert not {*data_names(first)} & {*whole(store_at(path))}
+    assert not {*data_names(first)} & {*store_at(path).names()}
 
 
 def test_messages_of_an_attempt_that_came_after_the_first_listing_stay(monkeypatch: pytest.MonkeyPatch) -> None:

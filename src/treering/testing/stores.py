@@ -1,11 +1,4 @@
-"""For tests of stores: one in memory, one that is slow, stale and failing, and what each store must do.
-
-A store keeps documents and data by name under one place: `treering._store.api.Store` is the contract, and
-``docs/design/store.md`` says what the disk, memory and buckets do for each method. The processes of a job talk through
-messages in it, for which ``put(name, data)``, ``get(name)`` and ``remove(name)`` are enough.
-
-For tests of readers and writers of formats: what each of them must do.
-"""
+"""What each store must do, as tests: for the stores of treering, and for those of others."""
 
 from __future__ import annotations
 
@@ -18,14 +11,9 @@ from concurrent.futures import ThreadPoolExecutor
 
 from treering._codec.key_document import INDEX_FORM, is_tombstone
 from treering._coordination.message_board import MessageBoard
-from treering._foreign.format_contracts import ReaderContract, WriterContract
 from treering._store.api import Claim, Held, Kind, Outcome, Store
-from treering._store.faulty import FaultyStore
-from treering._store.objects.memory import MemoryStore
 from treering._values.checkpoint_names import heartbeat_name, vote_name
 from treering.errors import Corrupt, NotFound
-
-__all__ = ["FaultyStore", "MemoryStore", "MessageBoardContract", "ReaderContract", "StoreContract", "WriterContract"]
 
 _LARGE = 3 << 20
 _REPLACED_SIZE = 50_000
@@ -42,6 +30,7 @@ class MessageBoardContract(abc.ABC):
     """What a store must do for messages, as tests: name a subclass ``Test...``, and pytest runs them.
 
     Example:
+        >>> from treering.testing import MemoryStore
         >>> class TestMemoryStore(MessageBoardContract):
         ...     def make_store(self):
         ...         return MemoryStore()
@@ -118,6 +107,7 @@ class StoreContract(MessageBoardContract):
     """All that a store must do, as tests: name a subclass ``Test...``, say how to make a store, and pytest runs them.
 
     Example:
+        >>> from treering.testing import MemoryStore
         >>> class TestMemoryStore(StoreContract):
         ...     def make_store(self):
         ...         return MemoryStore()
