@@ -216,19 +216,77 @@ def test_an_older_step_is_not_taken_for_the_latest_one(root: Path) -> None:
     assert tr.load(root / "10")["w"].tolist() == [10, 10, 10]
 
 
-@pytest.mark.parametrize("lost", ["state/_METADATA", "arr/_METADATA", "config/metadata"])
-def test_an_item_without_its_metadata_is_refused_by_name(root: Path, tmp_path: Path, lost: str) -> None:
+_API = tr.load, tr.inspect, tr.verify, tr.abstract, tr.open, lambda path: tr.diff(path, path)
+_LISTS = "ls", "log"
+_LOOKS = ("inspect",), ("du",), ("verify",), ("ls", "**"), ("cat", "w")
+
+
+@pytest.fixture
+def step_of_items(root: Path) -> Path:
+    """A step with a tree, an array, a random key, and an object of JSON."""
     step = root / "20"
     shutil.copytree(step / "state", step / "arr")
-    (step / lost).unlink()
+    shutil.copytree(step / "state", step / "key" / "jax_random_key")
+    node = json.loads((step / "_CHECKPOINT_METADATA").read_bytes())
+    node["item_handlers"] |= {"arr": "ArrayCheckpointHandler", "key": "JaxRandomKeyCheckpointHandler"}
+    (step / "_CHECKPOINT_METADATA").write_text(json.dumps(node))
+    return step
+
+
+def test_arrays_and_random_keys_come_out_of_every_door(step_of_items: Path, root: Path) -> None:
+    for path in (step_of_items, root):
+        assert sorted(tr.load(path)) == ["arr", "key", "state"]
+        for verb in _API:
+            verb(path)
+        for verb in ("inspect", "du", "ls"):
+            out = inside(verb, str(path), *(["**"] if verb == "ls" else []), code=0)[0]
+            assert all(name in out for name in ("arr", "key", "state"))
+    assert inside("ls", str(root), code=0)[1].splitlines() == [
+        "note: format: Orbax v0 step, OCDBT, zarr 2, the latest of a root's steps"
+    ]
+
+
+@pytest.mark.parametrize("others", [True, False], ids=["beside others", "beside one alone"])
+@pytest.mark.parametrize(
+    "lost", ["state/_METADATA", "arr/_METADATA", "key/jax_random_key/_METADATA", "config/metadata", "arr", "key"]
+)
+def test_an_item_that_was_lost_is_named_at_every_door(
+    step_of_items: Path, root: Path, tmp_path: Path, lost: str, others: bool
+) -> None:
     item = lost.partition("/")[0]
-    for verb in (tr.load, tr.inspect, tr.verify, tr.abstract, tr.open):
-        with pytest.raises(Unsupported, match=f"does not read its items {item};"):
-            verb(step)
-    for source in (step, root):
+    (shutil.rmtree if lost == item else os.unlink)(step_of_items / lost)
+    if not others:
+        kept = "state" if item != "state" else "arr"
+        node = json.loads((step_of_items / "_CHECKPOINT_METADATA").read_bytes())
+        for name in {"state", "arr", "key", "config", "metrics"} - {item, kept}:
+            shutil.rmtree(step_of_items / name, ignore_errors=True)
+            del node["item_handlers"][name]
+        (step_of_items / "_CHECKPOINT_METADATA").write_text(json.dumps(node))
+    for path in (step_of_items, root):
+        for verb in _API:
+            with pytest.raises(Unsupported, match=f"does not read its items {item};"):
+                verb(path)
+        for arguments in _LOOKS:
+            assert f"does not read its items {item}\n" in inside(arguments[0], str(path), *arguments[1:], code=2)[1]
         with pytest.raises(Unsupported, match=item):
-            tr.convert(source, tmp_path / f"from {source.name}")
-    assert f"the item '{item}' is of an unknown kind" in inside("log", str(root), code=0)[0]
+            tr.convert(path, tmp_path / f"from {path.name}")
+    named = f"step 20: the item '{item}' is lost, or its metadata are, or it is of an unknown kind"
+    for verb in _LISTS:
+        assert f"note: {named}\n" in "".join(inside(verb, str(root), code=0))
+        assert named in _json(verb, root)["notes"]
+
+
+def test_a_step_of_an_old_orbax_that_lost_its_tree_is_not_passed_over(root: Path) -> None:
+    for name in ("10", "20"):
+        (root / name / "_CHECKPOINT_METADATA").unlink()
+        (root / name / "state").rename(root / name / "default")
+    assert int(tr.load(root)["n"]) == 20
+    for name in ("default/_METADATA", "config", "metrics"):
+        path = root / "20" / name
+        (shutil.rmtree if path.is_dir() else os.unlink)(path)
+    for verb in (tr.load, tr.inspect, tr.abstract, tr.open):
+        with pytest.raises(Corrupt, match="the latest step '20' has no item that treering reads"):
+            verb(root)
 
 
 def test_random_keys_and_iterators_of_a_step_are_read(root: Path) -> None:

@@ -11,7 +11,7 @@ from treering._checkpoint.detect import Form
 from treering._checkpoint.forms import list_headers
 from treering._cli.options import GLOBS, JSON, PATH, depth, verb
 from treering._cli.run_path import list_steps, read_latest
-from treering._cli.terminal import GOOD, look_of, nothing_matches, write_lines
+from treering._cli.terminal import GOOD, look_of, note, nothing_matches, write_lines
 from treering._view import listings
 from treering._view.nodes import leaves_of, weight_of
 from treering._view.rows import USUAL_DEPTH, lay_out
@@ -73,6 +73,8 @@ def ls(path: str, globs: tuple[str, ...], sort: str, as_json: bool) -> int:
         if sort == "bytes":
             run = dataclasses.replace(run, steps=sorted(run.steps, key=lambda step: -step.nbytes))
         write_lines(steps_json(run) if as_json else step_lines(run, look_of(sys.stdout)))
+        for told in () if as_json else run.notes:
+            note(told)
         return GOOD
     path, listing = read_latest(path, list_headers)
     leaves = list(leaves_of(listing.root, globs))

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from treering._codec.documents import decode_text
+from treering._codec.documents import decode_text, member
 from treering._foreign.folder_files import FolderFiles
 from treering._foreign.foreign_tree import PARTLY, ForeignStep, ForeignTree, folder_tree
 from treering._foreign.grain_state import grain_entries
@@ -197,9 +197,12 @@ def _look(files: FolderFiles) -> _Checkpoint | None:
             # A link out of it: of no matter in a folder of anything else, and never a reason to take an older step.
             refused = refused or error
             continue
-        if found is None and not _STEP_MARKS.isdisjoint(inside):
+        if found is None and not _MARKS.isdisjoint(inside):
             hint = "pass the path of another step, or use another copy of it"
-            raise refused or Corrupt(f"the latest step {name!r:.200} has no item that treering reads", hint=hint)
+            lost = Corrupt(f"the latest step {name!r:.200} has no item that treering reads", hint=hint)
+            if not _STEP_MARKS.isdisjoint(inside):
+                raise refused or lost
+            refused = refused or lost
         if found is not None and refused is not None:
             raise refused
         if found is not None:
@@ -251,15 +254,17 @@ def _look_at(files: FolderFiles, folder: str, names: list[str]) -> _Checkpoint |
 
 
 def _find_unknown(files: FolderFiles, found: _Checkpoint) -> list[str]:
-    """Return the items of a checkpoint that are of a kind which is not read, or that lost their metadata."""
+    """Return the items of a checkpoint that are not read: of another kind, or lost, or without their metadata."""
     if "" in found.trees:
         return []
-    known = {*found.trees, *found.documents, *_NO_ITEMS}
-    names = files.names(found.folder.rstrip("/"))
+    saved: dict[str, Any] = {}
+    with contextlib.suppress(Corrupt):  # it has none, or is damaged, which is noted where its other members are read
+        saved = member(files.document(found.folder + STEP_METADATA), "item_handlers", dict, STEP_METADATA)
+    names = {*saved, *files.names(found.folder.rstrip("/"))} - {*found.trees, *found.documents, *_NO_ITEMS}
     return [
         name
-        for name in names
-        if name not in known and not _UNCOMMITTED.fullmatch(name) and files.names(found.folder + name)
+        for name in sorted(names)
+        if not _UNCOMMITTED.fullmatch(name) and (name in saved or files.names(found.folder + name))
     ]
 
 
@@ -268,7 +273,7 @@ def _name_unknown(item: str, names: Iterable[str]) -> str:
     if counts:
         count = pluralize(counts[0], "processes")
         return f"the item {item!r} has the states of iterators of {count}, and a step has room for one"
-    return f"the item {item!r} is of an unknown kind"
+    return f"the item {item!r} is lost, or its metadata are, or it is of an unknown kind"
 
 
 def _storage(files: FolderFiles, folder: str) -> str:

@@ -167,7 +167,7 @@ def steps_json(listing: RunListing) -> Iterator[str]:
         >>> json.loads("".join(steps_json(RunListing(path="run", steps=[step]))))["steps"][0]["saved"]
         '1970-01-01T00:00:00+00:00'
     """
-    head = {"schema": "treering.ls/1", "file": listing.path, "form": listing.form}
+    head = {"schema": "treering.ls/1", "file": listing.path, "form": listing.form, "notes": listing.notes}
     return json_document(head, steps=map(_members, listing.steps))
 
 
