@@ -13,7 +13,7 @@ import pytest
 from safetensors.numpy import save_file
 
 import treering
-from treering.errors import Format, NotFound
+from treering.errors import Format, NotFound, TreeringError
 
 _TREE = {"a": np.arange(6, dtype=np.float32)}
 _VERBS: tuple[Callable[[Path], Any], ...] = (
@@ -75,26 +75,68 @@ def test_a_cache_of_the_hub_is_named(tmp_path: Path) -> None:
         treering.load(tmp_path)
 
 
-@pytest.fixture
-def blob(tmp_path: Path) -> Path:
-    """A weights file in the cache of the hub, under its SHA-256."""
+def _by_sha_256(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
+def _by_git(data: bytes) -> str:
+    return hashlib.sha1(b"blob %d\0" % len(data) + data, usedforsecurity=False).hexdigest()
+
+
+def _blob(tmp_path: Path, name: str = "a.safetensors", named: Callable[[bytes], str] = _by_sha_256) -> Path:
+    """Return a file of arrays in the cache of the hub, under its hash."""
     model = tmp_path / "models--org--name"
     (model / "snapshots" / "abc").mkdir(parents=True)
-    _write(model, "blobs/a.safetensors")
-    data = (model / "blobs" / "a.safetensors").read_bytes()
-    return (model / "blobs" / "a.safetensors").rename(model / "blobs" / hashlib.sha256(data).hexdigest())
+    (model / "blobs").mkdir()
+    file = model / "blobs" / name
+    if name.endswith("safetensors"):
+        save_file(_TREE, file)
+    elif name.endswith("npz"):
+        np.savez(file, **_TREE)
+    else:
+        treering.save(file, _TREE)
+    return file.rename(model / "blobs" / named(file.read_bytes()))
 
 
+@pytest.fixture
+def blob(tmp_path: Path) -> Path:
+    return _blob(tmp_path)
+
+
+@pytest.mark.parametrize("named", [_by_sha_256, _by_git])
+@pytest.mark.parametrize("name", ["model.safetensors", "a.safetensors", "a.npz", "a.msgpack"])
 @pytest.mark.parametrize("absolute", [False, True])
-def test_verify_compares_a_blob_with_its_name(blob: Path, absolute: bool) -> None:
-    snapshot = blob.parents[1] / "snapshots" / "abc"
-    (snapshot / "model.safetensors").symlink_to(blob if absolute else f"../../blobs/{blob.name}")
-    np.testing.assert_array_equal(treering.load(snapshot)["a"], _TREE["a"])
-    assert "compared with the SHA-256 that the cache of the hub names them by, 1 of 1" in str(treering.verify(snapshot))
-    data = bytearray(blob.read_bytes())
-    data[-1] ^= 1
-    blob.write_bytes(data)
-    assert "it has another SHA-256" in str(treering.verify(snapshot).findings[0])
+def test_verify_compares_a_blob_with_its_name(
+    tmp_path: Path, name: str, named: Callable[[bytes], str], absolute: bool
+) -> None:
+    blob = _blob(tmp_path, name, named)
+    link = blob.parents[1] / "snapshots" / "abc" / name
+    link.symlink_to(blob if absolute else f"../../blobs/{blob.name}")
+    paths = [link, link.parent] if name == "model.safetensors" else [link]
+    whole = blob.read_bytes()
+    for path in paths:
+        np.testing.assert_array_equal(treering.load(path)["a"], _TREE["a"])
+        assert "with the hashes that the cache of the hub names them by, 1 of 1" in str(treering.verify(path))
+    for at in range(0, 8 * len(whole), 8 * len(whole) // 37):
+        data = bytearray(whole)
+        data[at // 8] ^= 1 << at % 8
+        blob.write_bytes(data)
+        for path in paths:
+            try:
+                found = treering.verify(path)
+            except TreeringError:  # it is no file of that form any more
+                continue
+            assert not found.ok
+    if name.endswith("safetensors"):
+        assert "it has another hash" in str(treering.verify(link).findings[-1])
+
+
+def test_files_that_only_look_like_blobs_are_not_compared(blob: Path, tmp_path: Path) -> None:
+    other = tmp_path / "blobs" / ("0" * 64)
+    other.parent.mkdir()
+    other.write_bytes(blob.read_bytes())
+    assert treering.verify(other).ok
+    assert "no checksums" in str(treering.verify(other).note)
 
 
 def test_absolute_links_lead_into_the_own_blobs_alone(blob: Path, tmp_path: Path) -> None:

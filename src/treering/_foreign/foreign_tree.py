@@ -7,6 +7,7 @@ import dataclasses
 import hashlib
 import importlib
 import os
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from pathlib import Path
@@ -18,7 +19,7 @@ from treering._format.index import Chunks, Container, DataFile, Index, LeafType,
 from treering._format.listing import list_index
 from treering._format.records import Listing
 from treering._store.api import Reader
-from treering._store.resolve import located
+from treering._store.resolve import is_on_disk, is_seen, located, settled
 from treering._values.boxes import Box, size_of, whole
 from treering._values.checksums import block_bytes
 from treering._values.dtypes import itemsize_of
@@ -36,6 +37,8 @@ if TYPE_CHECKING:
 
 _SHOWN = 5
 _WINDOW = 8 << 20
+_BLOB = re.compile("[0-9a-f]{40}(?:[0-9a-f]{24})?")
+_SHA_1_DIGITS = 40
 PARTLY: ContextVar[bool] = ContextVar("PARTLY", default=False)
 """Whether this is inside of `reading_partly`."""
 _NO_CHECKSUMS = "all its arrays could be read; it has no checksums to compare them with"
@@ -292,7 +295,7 @@ def verify_tree(path: str | os.PathLike[str], progress: Progress | None) -> Veri
             done += sum(array.nbytes for array in request.arrays)
             if progress is not None:
                 progress(done, done)
-        hashed = _compare_hashes(tree.files, findings)
+        hashed = compare_hashes(tree.files, findings)
     found, leaves, checked = tuple(findings), len(index.keys), index.verified
     note = None if checked else "; ".join((hashed or tree.checks, *tree.notes))
     return Verification(
@@ -300,18 +303,32 @@ def verify_tree(path: str | os.PathLike[str], progress: Progress | None) -> Veri
     )
 
 
-def _compare_hashes(files: Sequence[DataReader | None], findings: list[Finding]) -> str | None:
-    """Compare the files that the cache of the hub names by their SHA-256 with it; return what was done, if anything."""
-    named = [file for file in files if isinstance(file, Reader) and file.sha256 is not None]
-    for file in named:
-        state = hashlib.sha256()
+def compare_hashes(files: Sequence[object], findings: list[Finding]) -> str | None:
+    """Compare files that the cache of the hub names by a hash of them with it; return what was done, if anything.
+
+    Args:
+        files: those of them that are open files are looked at.
+        findings: gets what is damaged.
+    """
+    named = [(file, name) for file in files if isinstance(file, Reader) and (name := _hash_in_name(file))]
+    for file, name in named:
+        # Files that git itself holds, which are small, have its own hash.
+        is_git = len(name) == _SHA_1_DIGITS
+        state = hashlib.sha1(b"blob %d\0" % file.size, usedforsecurity=False) if is_git else hashlib.sha256()
         for at in range(0, file.size, _WINDOW):
             state.update(file.read(at, min(_WINDOW, file.size - at)))
-        if state.hexdigest() != file.sha256:
-            problem = "is damaged: it has another SHA-256 than the one that the cache of the hub names it by"
+        if state.hexdigest() != name:
+            problem = "is damaged: it has another hash than the one that the cache of the hub names it by"
             findings.append(Finding(key=None, file=os.fspath(file.path), start=None, stop=None, problem=problem))
-    what = "its files were compared with the SHA-256 that the cache of the hub names them by"
+    what = "its files were compared with the hashes that the cache of the hub names them by"
     return f"{what}, {len(named)} of {len(files)}" if named else None
+
+
+def _hash_in_name(file: Reader) -> str | None:
+    """Return the hash that a file of the cache of the hub has as its name; None for every other file."""
+    place = settled(file.path) if is_on_disk(file.path) else Path()
+    is_blob = place.parent.name == "blobs" and _BLOB.fullmatch(place.name) and is_seen(place.parents[1] / "snapshots")
+    return place.name if is_blob else None
 
 
 def _piece_bytes(kind: LeafType, box: Box | None) -> int:

@@ -16,6 +16,7 @@ from treering._arrays.jobs import Tally, spans_of_file
 from treering._checkpoint.forms import verify_bytes
 from treering._checkpoint.missing_data import is_attempt_there
 from treering._codec.gzip import GZIP_MAGIC
+from treering._foreign.foreign_tree import compare_hashes
 from treering._format.document import INDEX_NAME, parse_index
 from treering._format.findings import BadBlock, Finding, Verification, describe_lost, describe_size, merge_blocks
 from treering._format.headers import header_bytes
@@ -321,7 +322,7 @@ def verify_safetensors(path: str | os.PathLike[str], progress: Progress | None) 
         leaves = len(index.keys)
         if not index.verified:
             note = "it was not written by treering and has no checksums, so its arrays were not checked"
-            return Verification(path=shown, findings=(), leaves=leaves, nbytes=0, checked=False, note=note)
+            return _unchecked(shown, file, leaves, note)
         nbytes, bad = _check_data(index, [file], progress)
         findings = tuple(merge_blocks(index, bad, [shown]))
     return Verification(path=shown, findings=findings, leaves=leaves, nbytes=nbytes, checked=True)
@@ -337,6 +338,14 @@ def verify_msgpack(path: str | os.PathLike[str], progress: Progress | None) -> V
             listing, _ = read_msgpack(file)
         except Corrupt as error:
             return _report_broken(shown, shown, error, checked=zipped)
-    leaves = sum(1 for _ in leaves_of(listing.root))
-    nbytes, note = (listing.file_bytes, None) if zipped else (0, _NO_CHECKSUMS)
-    return Verification(path=shown, findings=(), leaves=leaves, nbytes=nbytes, checked=zipped, note=note)
+        leaves = sum(1 for _ in leaves_of(listing.root))
+        if not zipped:
+            return _unchecked(shown, file, leaves, _NO_CHECKSUMS)
+    return Verification(path=shown, findings=(), leaves=leaves, nbytes=listing.file_bytes, checked=True)
+
+
+def _unchecked(shown: str, file: Reader, leaves: int, note: str) -> Verification:
+    """Return the outcome of a file that has no checksums, unless the cache of the hub names it by one."""
+    findings: list[Finding] = []
+    note = compare_hashes([file], findings) or note
+    return Verification(path=shown, findings=tuple(findings), leaves=leaves, nbytes=0, checked=False, note=note)

@@ -110,8 +110,6 @@ class Reader(Closable):
     """Its version."""
     threads: int = 2
     """How many threads read faster than fewer."""
-    sha256: str | None = None
-    """The SHA-256 of its bytes, where the store names it by that."""
 
     @abc.abstractmethod
     def read(self, offset: int, count: int) -> bytes:

@@ -25,7 +25,6 @@ from treering.errors import Corrupt, StoreFailed
 # How the cache of the Hugging Face hub stores a snapshot's files: content by hash, beside the snapshots.
 # https://huggingface.co/docs/huggingface_hub/guides/manage-cache
 _HUB_LINK = re.compile(r"((?:\.\./){2,}|/(?:.*/)?)blobs/([0-9a-f]{40}(?:[0-9a-f]{24})?)", re.DOTALL)
-_SHA_256_DIGITS = 64
 
 # One system call fills at most this much, so that two threads finish together.
 _PIECE_BYTES = 8 << 20
@@ -257,10 +256,8 @@ def open_in(folder: Folder, name: str, path: Path) -> LocalFile:
         LinkRefused: it is a link that leads anywhere else than into the blobs of a hub snapshot.
         StoreFailed: the system refuses.
     """
-    blob = ""
 
     def opener(flags: int) -> OpenDescriptor:
-        nonlocal blob
         try:
             return folder.open(name, flags)
         except OSError as error:
@@ -271,14 +268,12 @@ def open_in(folder: Folder, name: str, path: Path) -> LocalFile:
                 return below.open(blob, flags)
 
     try:
-        file = LocalFile(path, opener)
+        return LocalFile(path, opener)
     except StoreFailed as error:
         if error.errno == errno.ELOOP:
             hint = "copy the files themselves there (cp -L)"
             raise LinkRefused(f"{os.fspath(path)!r} is a link, which may lead anywhere", hint=hint) from error
         raise
-    file.sha256 = blob if len(blob) == _SHA_256_DIGITS else None
-    return file
 
 
 def _find_blob(folder: Folder, name: str, refused: OSError) -> tuple[str, str]:
