@@ -8,6 +8,7 @@ import treering
 from tests.compat import independent_reader
 from tests.multiprocess import trees
 from tests.multiprocess.jobs import results, run_job
+from tests.multiprocess.run_workers import saves_iterators
 from tests.multiprocess.runs import goes_through
 from tests.multiprocess.test_runs import check_what_all_found
 from tests.multiprocess.trips import reads, round_trip
@@ -41,3 +42,9 @@ def test_all_go_through_a_run(folder: str) -> None:
     zero, one = results(run_job(goes_through, 2, devices=1, arguments=[folder], timeout=120))
     check_what_all_found(zero, one)
     assert treering.load(f"{folder}/other/step_00000003")["data"] == {"position": 30}
+
+
+def test_iterators_that_differ_are_refused_on_all_processes(folder: str) -> None:
+    for told, steps, count in results(run_job(saves_iterators, 2, devices=1, arguments=[f"{folder}/run"], timeout=120)):
+        assert "leaf 'data/train/count' differs on process 1" in told
+        assert (steps, count) == ([2], 5)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +12,11 @@ import pytest
 
 import treering
 from tests.checkpoint.together import Together, two
+from tests.store.objects.memory_bucket import MemoryBucket
 from treering._checkpoint.save import save_tree
 from treering._checkpoint.save_options import SaveOptions
-from treering.errors import Mismatch
+from treering._store.objects import connect
+from treering.errors import Mismatch, NotFound
 
 __all__ = ["two"]
 
@@ -23,23 +26,39 @@ def _save(path: Path, tree: Any) -> None:
     save_tree(tree, dataclasses.replace(options, states=("data",)))
 
 
-def test_states_that_differ_are_refused_and_other_leaves_are_process_0s(two: Together, tmp_path: Path) -> None:
+@pytest.fixture(params=["disk", "bucket"])
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Path]:
+    """Where steps are saved."""
+    if request.param == "disk":
+        yield tmp_path
+        return
+    bucket = MemoryBucket(f"s3://states-{tmp_path.name}")
+    yield treering.at(bucket)
+    del connect._BUCKETS[bucket.shown]
+
+
+def _require_nothing(path: Path) -> None:
+    with pytest.raises(NotFound):
+        treering.load(path)
+
+
+def test_states_that_differ_are_refused_and_other_leaves_are_process_0s(two: Together, place: Path) -> None:
     def differing(process: int) -> Any:
         return {"data": {"next": process, "seed": np.arange(3)}, "database": process, "w": np.full(2, process)}
 
-    outcomes = two.save(tmp_path / "a", differing, save=_save)
+    outcomes = two.save(place / "a", differing, save=_save)
     for outcome in outcomes:
         assert isinstance(outcome, Mismatch)
         assert "leaf 'data/next' differs on process 1" in str(outcome)
         assert "a step holds the state of an iterator once" in str(outcome)
         assert "database" not in str(outcome)
-    assert not (tmp_path / "a" / "treering.json").exists()
+    _require_nothing(place / "a")
 
     def alike(process: int) -> Any:
         return {**differing(process), "data": {"next": 7, "seed": np.arange(3)}}
 
-    assert two.save(tmp_path / "b", alike, save=_save) == [None, None]
-    assert treering.load(tmp_path / "b")["w"].tolist() == [0, 0]
+    assert two.save(place / "b", alike, save=_save) == [None, None]
+    assert treering.load(place / "b")["w"].tolist() == [0, 0]
 
 
 @pytest.mark.parametrize(
@@ -49,14 +68,47 @@ def test_states_that_differ_are_refused_and_other_leaves_are_process_0s(two: Tog
         lambda process: b"x" * (5000 + process),
         lambda process: {"train": {"next": 7}, "eval": {"next": process}},
         lambda process: {f"worker {process}": 7},
+        lambda process: {"next": [7, 7.5][process]},
         lambda process: [7] * (1 + process),
+        lambda process: [7] * (2 - process),
+        lambda process: [(), []][process],
+        lambda process: [{}, {"next": 7}][process],
         lambda process: np.full(3, process),
+        lambda process: np.full(3 + process, 1),
     ],
-    ids=["bytes", "longer bytes", "nested", "other keys", "more leaves", "array"],
+    ids=[
+        "bytes",
+        "longer bytes",
+        "nested",
+        "other keys",
+        "other kinds",
+        "more leaves",
+        "fewer leaves",
+        "other containers",
+        "none",
+        "array",
+        "other shapes",
+    ],
 )
-def test_states_of_any_kind_are_refused_with_what_to_do(two: Together, tmp_path: Path, state_of: Any) -> None:
-    outcomes = two.save(tmp_path / "a", lambda process: {"data": state_of(process), "w": np.zeros(2)}, save=_save)
+@pytest.mark.parametrize("last", [False, True], ids=["first", "last"])
+def test_states_of_any_kind_are_refused_with_what_to_do(two: Together, place: Path, state_of: Any, last: bool) -> None:
+    def tree_of(process: int) -> Any:
+        other = {"a" if last else "w": np.zeros(2)}
+        return other | {"data": state_of(process)} if last else {"data": state_of(process)} | other
+
+    outcomes = two.save(place / "a", tree_of, save=_save)
     for outcome in outcomes:
         assert isinstance(outcome, Mismatch)
-        assert "data" in str(outcome)
-    assert not (tmp_path / "a" / "treering.json").exists()
+        assert "data" in str(outcome) or "containers" in str(outcome)
+        assert "a step holds the state of an iterator once" in str(outcome)
+    _require_nothing(place / "a")
+
+
+def test_other_differences_have_no_advice_about_iterators(two: Together, place: Path) -> None:
+    for tree_of in (
+        lambda process: {"data": 7, "w": [1] * (1 + process)},
+        lambda process: {"data": 7, "w": [1, 1.5][process]},
+    ):
+        for outcome in two.save(place / "a", tree_of, save=_save):
+            assert isinstance(outcome, Mismatch)
+            assert "iterator" not in str(outcome)

@@ -164,7 +164,8 @@ class _CheckpointShare:
         return signature_of(self._flat, self._plan.leaves)
 
     def check(self, signature: bytes) -> None:
-        leaves = match_signature(self._flat, self._plan.leaves, signature, self._call.processes.this)
+        this, states = self._call.processes.this, self._options.states
+        leaves = match_signature(self._flat, self._plan.leaves, signature, this, states)
         if leaves is not self._plan.leaves:
             self._plan = divide_save(self._flat.keys, leaves, self._call.processes.count)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 from array import array
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final
 
 import xxhash
@@ -85,8 +85,17 @@ def claim_leaves(flat: Flattened, leaves: DescribedLeaves, theirs: bytes, this: 
     return leaves if len(spread) == len(leaves.spread) else dataclasses.replace(leaves, spread=spread)
 
 
-def match_signature(flat: Flattened, leaves: DescribedLeaves, theirs: bytes, this: int) -> DescribedLeaves:
+def match_signature(
+    flat: Flattened, leaves: DescribedLeaves, theirs: bytes, this: int, below: Sequence[str] = ()
+) -> DescribedLeaves:
     """Return the leaves as process 0 sees them (`claim_leaves`), compared with its signature.
+
+    Args:
+        flat: the tree.
+        leaves: its leaves.
+        theirs: process 0's signature.
+        this: number of this process, not 0.
+        below: the keys of states of iterators, for which there is another advice.
 
     Raises:
         Mismatch: they differ; the first few leaves that do are named.
@@ -109,14 +118,19 @@ def match_signature(flat: Flattened, leaves: DescribedLeaves, theirs: bytes, thi
     if len(theirs) != len(mine):
         found = f"process 0 has {pluralize(len(theirs) // _BYTES - 1, 'leaves')}, this process {len(keys)}"
         first = f"; the first difference is {keys[differing[0]]!r:.200}" if differing else ""
-        raise Mismatch(f"the processes have different trees: {found}{first}")
+        # Where one of them goes on, what comes next is the first that differs.
+        near = keys[max(0, differing[0] - 1) : differing[0] + 1] if differing else keys[-1:]
+        hint = _OF_STATES if any(map(_is_below(below), near)) else None
+        raise Mismatch(f"the processes have different trees: {found}{first}", hint=hint)
     if not differing:
         nodes = [one.class_name or one.node for one in flat.tokens if isinstance(one, Container)]
         found = f"here they are, from the root on, {join_first(nodes, _SHOWN)}"
-        raise Mismatch(f"the containers of the tree are not those of process 0, though the leaves are; {found}")
+        what = f"the containers of the tree are not those of process 0, though the leaves are; {found}"
+        raise Mismatch(what, hint=_OF_STATES if below else None)
     text = "leaf {!r:.200} differs from that of process 0; here it is {}"
     lines = [text.format(keys[n], leaf_text(leaves, n)) for n in differing[:_SHOWN]]
-    raise _mismatch("the tree of process 0 differs:", lines, len(differing))
+    hint = _OF_STATES if any(_is_below(below)(keys[n]) for n in differing) else ""
+    raise _mismatch("the tree of process 0 differs:", lines, len(differing), hint)
 
 
 def _mismatch(what: str, lines: Sequence[str], count: int, hint: str = "") -> Mismatch:
@@ -214,6 +228,9 @@ def _local(keys: Sequence[str], leaves: DescribedLeaves, below: Sequence[str]) -
     """Return the leaves that are process 0's, at or below some keys if there are any."""
     opaque = {number for number, kind in enumerate(leaves.leaf_types) if leaves.types[kind].kind == "opaque"}
     there = [n for n in range(len(leaves.leaf_types)) if n not in opaque and _shared(leaves, n) is None]
-    if not below:
-        return there
-    return [n for n in there if any(not one or f"{keys[n]}/".startswith(f"{one}/") for one in below)]
+    return [n for n in there if _is_below(below)(keys[n])] if below else there
+
+
+def _is_below(above: Sequence[str]) -> Callable[[str], bool]:
+    """Return what tells whether a key is one of some, or below it."""
+    return lambda key: any(not one or f"{key}/".startswith(f"{one}/") for one in above)
