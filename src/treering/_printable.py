@@ -108,6 +108,20 @@ def way_to_save(x: object, usual: str) -> str:
     return "save x.to_dict()" if hasattr(x, "to_dict") else usual
 
 
+def way_to_pack(x: object) -> str:
+    """Return the hint for an object that msgpack cannot hold: a folder keeps what is no more than its class or code.
+
+    Equinox has such ones in the place of weights that layers share.
+
+    Example:
+        >>> way_to_pack({1})
+        'register its type (register_serialization_state) or make it a pytree node'
+    """
+    if callable(x) or getattr(x, "__dict__", None) == {}:
+        return "treering.save keeps it in a folder; elsewhere omit it, as eqx.filter(tree, eqx.is_array) does"
+    return way_to_save(x, "register its type (register_serialization_state) or make it a pytree node")
+
+
 def list_lines(lines: Sequence[str]) -> str:
     r"""Return lines below each other for a message, each `printable`; of many the first, and how many more there are.
 

@@ -28,6 +28,8 @@ import treering
 from tests.properties.sameness import assert_same, assert_same_structure
 from tests.properties.strategies import Box, Chexed, Pair, Plain, Point, add
 from treering.errors import Mismatch, StaticFieldsDiffer, Unsupported
+from treering.leaves import tree_serialize_leaves
+from treering.serialization import from_bytes, to_bytes, to_compressed_bytes
 
 
 @dataclasses.dataclass
@@ -460,13 +462,50 @@ def test_names_that_look_like_paths_stay_names(path: Path, tmp_path: Path) -> No
     assert [entry.name for entry in tmp_path.iterdir()] == ["ckpt"]
 
 
-def test_weights_that_layers_of_equinox_share(tmp_path: Path) -> None:
-    def tied(seed: int) -> eqx.nn.Shared:
-        key = jax.random.key(seed)
-        layers = (eqx.nn.Embedding(4, 3, key=key), eqx.nn.Linear(3, 4, use_bias=False, key=key))
-        return eqx.nn.Shared(layers, lambda pair: pair[1].weight, lambda pair: pair[0].weight)
+def _tied(seed: int) -> eqx.nn.Shared:
+    key = jax.random.key(seed)
+    layers = (eqx.nn.Embedding(4, 3, key=key), eqx.nn.Linear(3, 4, use_bias=False, key=key))
+    return eqx.nn.Shared(layers, lambda pair: pair[1].weight, lambda pair: pair[0].weight)
 
-    treering.save(tmp_path / "tied", tied(0))
-    found = treering.load(tmp_path / "tied", tied(1))()
-    assert np.array_equal(found[0].weight, tied(0)()[0].weight)
-    assert found[1].weight is found[0].weight
+
+def _assert_tied(found: Any) -> None:
+    assert np.array_equal(found()[0].weight, _tied(0)()[0].weight)
+    assert found()[1].weight is found()[0].weight
+
+
+def test_weights_that_layers_of_equinox_share(tmp_path: Path) -> None:
+    treering.save(tmp_path / "tied", _tied(0))
+    _assert_tied(treering.load(tmp_path / "tied", _tied(1)))
+    tree_serialize_leaves(tmp_path / "leaves", {"model": _tied(0)})
+    _assert_tied(treering.load(tmp_path / "leaves", {"model": _tied(1)})["model"])
+
+
+@pytest.mark.parametrize("tree", [_tied(0), {"model": _tied(0)}, {"f": max}], ids=["bare", "in a dict", "function"])
+def test_msgpack_says_how_to_save_what_only_a_folder_keeps(tmp_path: Path, tree: Any) -> None:
+    saves: tuple[Callable[[], object], ...] = (
+        lambda: to_bytes(tree), lambda: to_compressed_bytes(tree), lambda: treering.save(tmp_path / "a.msgpack", tree),
+    )  # fmt: skip
+    for save in saves:
+        with pytest.raises(
+            Unsupported, match=r"save keeps it in a folder; .* as eqx.filter\(tree, eqx.is_array\) does"
+        ):
+            save()
+    with pytest.raises(Unsupported, match="save to a folder instead"):
+        treering.save(tmp_path / "a.safetensors", tree)
+    arrays = eqx.filter(tree, eqx.is_array)
+    found = eqx.combine(from_bytes(arrays, to_bytes(arrays)), eqx.filter(tree, eqx.is_array, inverse=True))
+    if isinstance(tree, eqx.nn.Shared):
+        _assert_tied(found)
+
+
+@pytest.mark.parametrize("name", ["a.msgpack", "a.npz", "a.safetensors"])
+def test_other_forms_name_what_layers_share(tmp_path: Path, name: str) -> None:
+    treering.save(tmp_path / "tied", {"model": _tied(0)})
+    with pytest.raises(
+        Unsupported, match=r"(?s)leaf 'model/pytree/1/weight': .*'objects' \(functions and other objects"
+    ):
+        treering.convert(tmp_path / "tied", tmp_path / name)
+    treering.convert(tmp_path / "tied", tmp_path / name, lose=["objects", "structure", "none"])
+    leaves = jax.tree.leaves(treering.load(tmp_path / name))
+    [weight] = [leaf for leaf in leaves if getattr(leaf, "shape", None) == (4, 3)]
+    assert np.array_equal(weight, _tied(0)()[0].weight)

@@ -25,7 +25,7 @@ from treering._codec.msgpack.wire import (
     list_header,
     map_header,
 )
-from treering._printable import kind_of, way_to_save
+from treering._printable import kind_of, way_to_pack
 from treering._values.dtypes import check_writable
 from treering._values.human import pluralize
 from treering.errors import TreeringError, Unsupported
@@ -203,8 +203,7 @@ class Encoder:
             self._array(value, chunkable)
         else:
             if (array := self.adopt(value)) is None:
-                hint = way_to_save(value, "register its type (register_serialization_state) or make it a pytree node")
-                raise Unsupported(f"can not serialize {type(value).__name__!r} object", hint=hint)
+                raise Unsupported(f"can not serialize {type(value).__name__!r} object", hint=way_to_pack(value))
             self._adopted.add(type(value))
             self._array(array, chunkable)
 
