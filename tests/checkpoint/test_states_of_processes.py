@@ -27,7 +27,7 @@ def _save(path: Path, tree: Any) -> None:
 
 
 @pytest.fixture(params=["disk", "bucket"])
-def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Path]:
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Any]:
     """Where steps are saved."""
     if request.param == "disk":
         yield tmp_path
@@ -42,7 +42,7 @@ def _require_nothing(path: Path) -> None:
         treering.load(path)
 
 
-def test_states_that_differ_are_refused_and_other_leaves_are_process_0s(two: Together, place: Path) -> None:
+def test_states_that_differ_are_refused_and_other_leaves_are_process_0s(two: Together, place: Any) -> None:
     def differing(process: int) -> Any:
         return {"data": {"next": process, "seed": np.arange(3)}, "database": process, "w": np.full(2, process)}
 
@@ -91,7 +91,7 @@ def test_states_that_differ_are_refused_and_other_leaves_are_process_0s(two: Tog
     ],
 )
 @pytest.mark.parametrize("last", [False, True], ids=["first", "last"])
-def test_states_of_any_kind_are_refused_with_what_to_do(two: Together, place: Path, state_of: Any, last: bool) -> None:
+def test_states_of_any_kind_are_refused_with_what_to_do(two: Together, place: Any, state_of: Any, last: bool) -> None:
     def tree_of(process: int) -> Any:
         other = {"a" if last else "w": np.zeros(2)}
         return other | {"data": state_of(process)} if last else {"data": state_of(process)} | other
@@ -104,7 +104,7 @@ def test_states_of_any_kind_are_refused_with_what_to_do(two: Together, place: Pa
     _require_nothing(place / "a")
 
 
-def test_other_differences_have_no_advice_about_iterators(two: Together, place: Path) -> None:
+def test_other_differences_have_no_advice_about_iterators(two: Together, place: Any) -> None:
     for tree_of in (
         lambda process: {"data": 7, "w": [1] * (1 + process)},
         lambda process: {"data": 7, "w": [1, 1.5][process]},

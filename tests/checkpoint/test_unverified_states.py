@@ -210,6 +210,65 @@ def test_one_of_hundreds_of_leaves_that_differs_on_hosts_that_share_nothing(load
     assert states[0] == states[1] != states[2]
 
 
+SAVERS: dict[str, Callable[[Path, dict[str, Any]], object]] = {
+    "state.msgpack": lambda path, tree: path.write_bytes(to_bytes(tree)),
+    "model.safetensors": lambda path, tree: save_file(tree, path),
+    "arrays.npz": lambda path, tree: np.savez(path, **tree),
+}
+
+
+def _says_of(loading: Loading, path: Path, tree: dict[str, Any], spec: Any) -> tuple[Any, Any]:
+    """Load a tree, and return what this process says of its state first, and of what it has read at the end."""
+    SAVERS[path.name](path, tree)
+    loading.meetings.clear()
+    found = tr.load(path, mesh=MESH, shardings=lambda *_: spec)
+    assert all(np.array_equal(found[name], array) for name, array in tree.items())
+    return loading.meetings[0]["state"], loading.meetings[-1]["read"]
+
+
+@pytest.mark.parametrize("name", SAVERS)
+def test_every_item_of_a_small_leaf_counts_on_hosts_that_share_nothing(
+    name: str, loading: Loading, tmp_path: Path
+) -> None:
+    states = []
+    for place in (None, None, (0, 0), (63, 127), (40, 1)):
+        tree = {"a": WIDE.copy(), "b": WIDE}
+        if place is not None:
+            tree["a"][place] += 1
+        states.append(_says_of(loading, tmp_path / name, tree, SPEC)[0])
+    assert states[0] == states[1]
+    assert len(set(states)) == 4
+
+
+LARGE = np.arange(1 << 18, dtype=np.float32).reshape(512, 512)
+
+
+def test_all_that_every_process_reads_counts_on_hosts_that_share_nothing(loading: Loading, tmp_path: Path) -> None:
+    """Arrays of msgpack are exchanged by nobody: where all processes want all of one, each reads it."""
+    path = tmp_path / "state.msgpack"
+    said = []
+    for place in (None, None, (0, 0), (511, 511)):
+        tree = {"a": LARGE.copy(), "b": LARGE}
+        if place is not None:
+            tree["a"][place] += 1
+        said.append(_says_of(loading, path, tree, jax.sharding.PartitionSpec()))
+    assert len({state for state, _ in said}) == 1  # of a large array some numbers are compared before it is read
+    assert said[0] == said[1]
+    assert len({read for _, read in said}) == 3
+    loading.others = lambda meeting, said: [said, said, said | {"read": "another"} if "read" in said else said]
+    with pytest.raises(NotShared, match="process 3 read other numbers of it than process 0"):
+        tr.load(path, mesh=MESH, shardings=lambda *_: jax.sharding.PartitionSpec())
+
+
+@pytest.mark.parametrize("name", SAVERS)
+def test_what_each_process_reads_for_itself_is_not_compared(name: str, loading: Loading, tmp_path: Path) -> None:
+    rows = jax.sharding.PartitionSpec("x")
+    first, second = ({"a": LARGE + number} for number in range(2))
+    one, other = (_says_of(loading, tmp_path / name, tree, rows) for tree in (first, second))
+    assert one[0] != other[0]
+    assert one[1] == other[1]
+
+
 SINGLE = ("state.msgpack", "model.safetensors", "arrays.npz", "packed.npz", "array.npy", "compressed.msgpack")
 
 

@@ -217,7 +217,6 @@ def test_an_older_step_is_not_taken_for_the_latest_one(root: Path) -> None:
 
 
 _API = tr.load, tr.inspect, tr.verify, tr.abstract, tr.open, lambda path: tr.diff(path, path)
-_LISTS = "ls", "log"
 _LOOKS = ("inspect",), ("du",), ("verify",), ("ls", "**"), ("cat", "w")
 
 
@@ -238,8 +237,8 @@ def test_arrays_and_random_keys_come_out_of_every_door(step_of_items: Path, root
         assert sorted(tr.load(path)) == ["arr", "key", "state"]
         for verb in _API:
             verb(path)
-        for verb in ("inspect", "du", "ls"):
-            out = inside(verb, str(path), *(["**"] if verb == "ls" else []), code=0)[0]
+        for arguments in (("inspect",), ("du",), ("ls", "**")):
+            out = inside(arguments[0], str(path), *arguments[1:], code=0)[0]
             assert all(name in out for name in ("arr", "key", "state"))
     assert inside("ls", str(root), code=0)[1].splitlines() == [
         "note: format: Orbax v0 step, OCDBT, zarr 2, the latest of a root's steps"
@@ -271,9 +270,9 @@ def test_an_item_that_was_lost_is_named_at_every_door(
         with pytest.raises(Unsupported, match=item):
             tr.convert(path, tmp_path / f"from {path.name}")
     named = f"step 20: the item '{item}' is lost, or its metadata are, or it is of an unknown kind"
-    for verb in _LISTS:
-        assert f"note: {named}\n" in "".join(inside(verb, str(root), code=0))
-        assert named in _json(verb, root)["notes"]
+    for listing in ("ls", "log"):
+        assert f"note: {named}\n" in "".join(inside(listing, str(root), code=0))
+        assert named in _json(listing, root)["notes"]
 
 
 def test_a_step_of_an_old_orbax_that_lost_its_tree_is_not_passed_over(root: Path) -> None:

@@ -29,7 +29,7 @@ from treering.errors import TreeringError
 
 __all__ = ["loading"]
 
-TREE = {"a": np.arange(48, dtype=np.float32).reshape(8, 6) - 7, "b": np.arange(11, dtype=np.int16) * 5}
+TREE: dict[str, Any] = {"a": np.arange(48, dtype=np.float32).reshape(8, 6) - 7, "b": np.arange(11, dtype=np.int16) * 5}
 FLIPS = 6
 
 

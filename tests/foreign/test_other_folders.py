@@ -15,7 +15,7 @@ from safetensors.numpy import save_file
 import treering
 from treering.errors import Format, NotFound, TreeringError
 
-_TREE = {"a": np.arange(6, dtype=np.float32)}
+_TREE: dict[str, Any] = {"a": np.arange(6, dtype=np.float32)}
 _VERBS: tuple[Callable[[Path], Any], ...] = (
     treering.load, treering.inspect, treering.verify, treering.abstract, treering.open,
 )  # fmt: skip

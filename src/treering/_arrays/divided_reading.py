@@ -3,23 +3,27 @@
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Final, TypeAlias
 
 import jax
+import xxhash
 
 from treering._arrays import exchange
 from treering._arrays.delivered import Delivery
 from treering._arrays.exchange import can_exchange, grid_of, part_boxes
+from treering._arrays.host import host_blocks
 from treering._arrays.incoming import ReadRequest
 from treering._arrays.jobs import split_by_bytes
 from treering._arrays.source import Source
 from treering._codec.documents import json_text
+from treering._format.index import leaf_bytes
 from treering._format.leaf_values import encode_value
 from treering._plan.exchange import Grid
 from treering._plan.load import StoredLeaf, plan_loads
-from treering._values.boxes import Box, box_of_slices, size_of
-from treering._values.checksums import digest, pack_checksums
+from treering._values.boxes import Box, box_of_slices, size_of, whole
+from treering._values.checksums import SMALLEST_BLOCK, digest, pack_checksums
 
 Wanted: TypeAlias = tuple[tuple[Box, ...], ...]
 """Process -> the boxes that it wants."""
@@ -112,7 +116,7 @@ def state_digest(source: Source) -> str:
     """Return a digest of what was opened, so that processes can tell whether all of them opened the same.
 
     Where there are no checksums, Python's values count, and of arrays what the store says of the files, or else some of
-    the numbers: two hosts may have copies of one file, which are of different times.
+    the numbers, all those of small arrays: two hosts may have copies of one file, which are of different times.
 
     Raises:
         Corrupt, NotFound, StoreFailed: as reading does.
@@ -120,17 +124,29 @@ def state_digest(source: Source) -> str:
     index = source.index
     head = repr((index.attempt, index.types, [(file.name, file.nbytes, file.digest) for file in index.files]))
     keys = "\0".join(index.keys)
-    tokens = [] if source.opened is None or index.verified else source.opened.tokens()
+    tokens = _versions(source)
     texts = [text.encode("utf-8", "surrogatepass") for text in (head, keys, *tokens)]
     if not index.verified:
         kinds = ((index.type_of(leaf).kind, value) for leaf, value in index.values.items())
         texts.append(json_text([encode_value(*known) for known in kinds if known[0] != "opaque"]).encode("ascii"))
-    samples = () if index.verified or tokens else _read_samples(source)
+    samples = _read_samples(source) if is_told_by_numbers(source) else ()
     return digest([*texts, pack_checksums(index.checksums), *samples])
 
 
+def is_told_by_numbers(source: Source) -> bool:
+    """Tell whether nothing but the numbers tells one state of a tree from another: no checksums, and no versions."""
+    return not (source.index.verified or _versions(source))
+
+
+def _versions(source: Source) -> list[str]:
+    return [] if source.opened is None or source.index.verified else source.opened.tokens()
+
+
 def _read_samples(source: Source) -> Iterator[bytes]:
-    """Yield some numbers from the middle of each leaf; of leaves here and there, where all of them cost too much."""
+    """Yield some numbers from the middle of each leaf, of a small one all of them.
+
+    Where all leaves cost too much, those of leaves here and there. What lies in the others is read by one process each.
+    """
     index = source.index
     stored = [leaf for leaf, number in enumerate(index.leaf_types) if index.types[number].stored]
     requests: list[ReadRequest] = []
@@ -138,8 +154,10 @@ def _read_samples(source: Source) -> Iterator[bytes]:
     # However many are taken, they are spread over the tree.
     for place in sorted(range(len(stored)), key=lambda number: number * _SPREAD % 2**32)[:_SAMPLED]:
         shape = index.type_of(stored[place]).shape or ()
-        box = tuple((size // 2, min(size, size // 2 + 1)) for size in shape[:-1])
-        box += tuple((size // 2, min(size, size // 2 + _SAMPLE_ITEMS)) for size in shape[-1:])
+        box = whole(shape)
+        if leaf_bytes(index.type_of(stored[place])) > SMALLEST_BLOCK:  # a smaller one is read as a whole by all
+            box = tuple((size // 2, min(size, size // 2 + 1)) for size in shape[:-1])
+            box += tuple((size // 2, min(size, size // 2 + _SAMPLE_ITEMS)) for size in shape[-1:])
         requests.append(ReadRequest(stored[place], (box,)))
         # A chunk that has to be decoded for it is read whole.
         cost += max((chunk.block for chunk in source.arrays.stored_chunks(stored[place])), default=0)
@@ -147,6 +165,15 @@ def _read_samples(source: Source) -> Iterator[bytes]:
             break
     source.arrays.read(requests)
     return (request.arrays[0].tobytes() for request in requests)
+
+
+def digest_common(state: xxhash.xxh3_128, deliveries: Iterable[Delivery], *, processes: int) -> None:
+    """Add to a digest what was read of those leaves of which every process wants the same, and reads it itself."""
+    own = (one for one in deliveries if one.parts is None and spans(one.sharding))
+    common = (one for one in own if len(set(_wanted_boxes(one.sharding, one.shape, processes))) == 1)
+    for array in itertools.chain.from_iterable(one.request.arrays for one in common):
+        for piece in host_blocks(array, 0, array.size):
+            state.update(piece)
 
 
 # ------------------------------------------------------------------------------------------------------- of shardings

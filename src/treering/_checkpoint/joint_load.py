@@ -17,9 +17,18 @@ from contextlib import AbstractContextManager
 from typing import Any, Final, TypeVar
 
 import jax
+import xxhash
 
 from treering._arrays.delivered import Delivery, finish, take_parts
-from treering._arrays.divided_reading import divide, plan_digest, rounds, spans, state_digest
+from treering._arrays.divided_reading import (
+    digest_common,
+    divide,
+    is_told_by_numbers,
+    plan_digest,
+    rounds,
+    spans,
+    state_digest,
+)
 from treering._arrays.exchange import exchange_parts
 from treering._arrays.host import job_processes, this_processes
 from treering._arrays.source import Source
@@ -136,6 +145,8 @@ class LoadGroup:
         self._processes = Processes(this=0, count=1)
         # What the others have not been told yet of this process's tree.
         self._digests: dict[str, str] = {}
+        # Of the bytes that all read; None where checksums or versions say more, or nothing is read yet.
+        self._read: xxhash.xxh3_128 | None = None
         self.over = False
 
     # ------------------------------------------------------------------------------------------------------ meeting
@@ -161,6 +172,7 @@ class LoadGroup:
         nbytes = sum(delivery.nbytes for delivery in deliveries)
         divide(source, deliveries, self._processes.count)
         self._digests = {"state": state_digest(source), "plan": plan_digest(batches)}
+        self._read = xxhash.xxh3_128() if is_told_by_numbers(source) and not source.mapped else None
         exchanges = any(delivery.parts is not None for delivery in deliveries)
         # Where processes differ in this, they differ in a digest too, or say that they are not done (`end`). What has
         # no checksums may be replaced unnoticed: whether it was is asked when all have opened it.
@@ -176,7 +188,9 @@ class LoadGroup:
         """
         # Others may have compared before they read, or failed while they read: they meet once more.
         if self.joined and not (self._digests and self._compare(last=True)):
-            self._met()
+            said = self._met() if self._read is None else self._met(read=self._read.hexdigest())
+            if all("read" in one for one in said) and (others := _differing(said, "read")):
+                raise Reopen(self._not_shared(others, "read other numbers of it than process 0"))
 
     def _compare(self, *, last: bool) -> bool:
         """Meet to compare what all opened and want; return whether it was the last time for all."""
@@ -336,7 +350,9 @@ class LoadGroup:
         if not self.joined:
             return read_batches(source, deliveries, report)
         own = [delivery for delivery in deliveries if delivery.parts is None]
-        leaves = {id(delivery): leaf for delivery, leaf in zip(own, read_batches(source, own, report), strict=True)}
+        look = self._read and functools.partial(digest_common, self._read, processes=self._processes.count)
+        found = read_batches(source, own, report, look)
+        leaves = {id(delivery): leaf for delivery, leaf in zip(own, found, strict=True)}
         shared = [delivery for delivery in deliveries if delivery.parts is not None]
         for some in rounds(shared, self._processes.count, BATCH_BYTES):
             source.arrays.read([one.request for one in some if one.request.boxes], report.step if report else None)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import operator
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 import jax
@@ -51,13 +51,19 @@ def plan_deliveries(
     return result, deliveries
 
 
-def read_batches(source: Source, deliveries: Sequence[Delivery], report: ReadProgress | None = None) -> list[Any]:
+def read_batches(
+    source: Source,
+    deliveries: Sequence[Delivery],
+    report: ReadProgress | None = None,
+    look: Callable[[Sequence[Delivery]], None] | None = None,
+) -> list[Any]:
     """Return the leaves of some deliveries, in their order.
 
     Args:
         source: the opened tree.
         deliveries: none of them exchanged with other processes.
         report: is told of the bytes.
+        look: looks at what was read of some of them.
 
     Raises:
         Corrupt: bytes are damaged or not there.
@@ -72,6 +78,8 @@ def read_batches(source: Source, deliveries: Sequence[Delivery], report: ReadPro
     for batch, _ in split_by_bytes(deliveries, functools.partial(_copied_bytes, source), most):
         source.arrays.read([delivery.request for delivery in batch if delivery.request.boxes], report.step)
         report.add(sum(map(_NBYTES, batch)))
+        if look is not None:
+            look(batch)
         leaves += deliver(batch, mapped=source.mapped)
     return leaves
 
