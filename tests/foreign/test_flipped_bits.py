@@ -21,6 +21,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 import treering as tr
 from tests.checkpoint.together import Loading, loading
 from tests.store.objects.memory_bucket import CountingBucket
+from tests.store.objects.web_server import serving
 from treering._runs.copy_run import copy_path
 from treering._store.memory import MemoryPath
 from treering._store.objects.requests import Put
@@ -208,7 +209,7 @@ def _flips(path: Path, count: int) -> Any:
             at -= len(data)
 
 
-def _told(door: Callable[[Any], None], path: Path) -> bool:
+def _told(door: Callable[[Any], None], path: Any) -> bool:
     try:
         door(path)
     except TreeringError:
@@ -239,6 +240,15 @@ def test_it_is_told_or_harmless_to_a_job(form: str, tmp_path: Path, loading: Loa
     _load_sharded(path)
     assert loading.meetings
     assert sum(_told(_load_sharded, path) for _ in _flips(path, FLIPS)) > FLIPS // 3
+
+
+@pytest.mark.parametrize("form", ["npz", "npz, deflated", "gzip"])
+def test_it_is_told_or_harmless_over_the_web(form: str, tmp_path: Path) -> None:
+    path = FORMS[form](tmp_path / "other")
+    with serving(tmp_path) as server:
+        for door in (_load, _slice, _load_sharded):
+            door(f"{server.url}/{path.name}")
+            assert sum(_told(door, f"{server.url}/{path.name}") for _ in _flips(path, FLIPS)) > FLIPS // 3
 
 
 def test_mapped_arrays_of_an_archive_are_said_apart(tmp_path: Path) -> None:
