@@ -23,8 +23,8 @@ from tests.checkpoint.together import Loading, loading
 from tests.store.objects.memory_bucket import CountingBucket
 from tests.store.objects.web_server import serving
 from treering._runs.copy_run import copy_path
-from treering._store.memory import MemoryPath
 from treering._store.objects.requests import Put
+from treering._store.objects.url import MemoryPath
 from treering._store.resolve import write_file
 from treering.errors import TreeringError
 
