@@ -198,7 +198,7 @@ class _Worker:
         path = file_path(f"{setting.place}/{self.job}-{save}")
         share = random.Random(f"{number} {save}").uniform(_LEAST_SHARE, 1.0)
         mine = _Share(call, path, share * setting.writing if save else 0.0)
-        save_jointly(call, path, lambda: mine)
+        save_jointly(call, path, lambda _: mine)
         return json.dumps({"written": mine.written, "back": time.monotonic(), "requests": self.requests})
 
     def _count_requests(self) -> None:

@@ -73,7 +73,7 @@ def interrupts_before_counting(folder: str, victim: int) -> dict[str, list[dict[
             said.append(_interrupted(work))
         said.append(told(work))
         found[name] = said
-    found["argument"] = [told(lambda: saved(-1.0 if number == victim else 2.0)), told(saved)]
+    found["argument"] = [told(lambda: saved(-1.0 if number == victim else GENEROUS)), told(saved)]
     first: Any = "one" if number == victim else next(steps)
     run = tr.Run(run.path, timeout=2.0)
     wrong = told(lambda: run.save(first, tree(1)).result(GENEROUS))

@@ -15,8 +15,9 @@ from typing import Protocol, TypeVar
 from treering._checkpoint.joined_folder import JoinedFolder, refusing_board
 from treering._coordination.coordinator import coordinate, refuse
 from treering._coordination.executor import Participant, run_protocol
+from treering._coordination.job_handshake import renumber
 from treering._coordination.message_board import MessageBoard
-from treering._coordination.operations import Call
+from treering._coordination.operations import Call, Renumbered
 from treering._coordination.participant import participate, withdraw
 from treering.errors import TreeringError
 
@@ -55,14 +56,15 @@ class JointShare(Participant, Protocol):
 
 
 def save_jointly(
-    call: Call, path: Path, make_share: Callable[[], S], *, pause: Callable[[float], None] = time.sleep
+    call: Call, path: Path, make_share: Callable[[Call], S], *, pause: Callable[[float], None] = time.sleep
 ) -> S | None:
     """Do the part of this process in a counted save, on any thread; it talks to the others through the folder alone.
 
     Args:
         call: the save.
         path: the folder.
-        make_share: returns the share of this process. What it raises is told to the others first.
+        make_share: returns the share of this process in the save that it is given, which is ``call`` as it is counted
+            in the end. What it raises is told to the others first.
         pause: sleeps while others are waited for.
 
     Returns:
@@ -70,14 +72,17 @@ def save_jointly(
     """
     if call.processes.is_coordinator:
         return _coordinate(call, path, make_share, pause)
-    _participate(call, path, make_share, pause)
+    try:
+        _participate(call, path, make_share, pause)
+    except Renumbered as counted:
+        _participate(renumber(call, counted.number), path, make_share, pause)
     return None
 
 
-def _coordinate(call: Call, path: Path, make_share: Callable[[], S], pause: Callable[[float], None]) -> S:
+def _coordinate(call: Call, path: Path, make_share: Callable[[Call], S], pause: Callable[[float], None]) -> S:
     with contextlib.ExitStack() as held, held:  # left twice, so that an interrupt cannot keep a lock
         try:
-            share = make_share()
+            share = make_share(call)
             signature = share.signature()
             board = share.enter(held)
         except BaseException as error:  # an interrupt too: the others would wait in vain; raised again below
@@ -89,14 +94,16 @@ def _coordinate(call: Call, path: Path, make_share: Callable[[], S], pause: Call
     return share
 
 
-def _participate(call: Call, path: Path, make_share: Callable[[], JointShare], pause: Callable[[float], None]) -> None:
+def _participate(
+    call: Call, path: Path, make_share: Callable[[Call], JointShare], pause: Callable[[float], None]
+) -> None:
     share: JointShare | Exception
     try:
-        share = make_share()
+        share = make_share(call)
     except Exception as error:  # noqa: BLE001 - raised when the others can be told
         share = error
     except BaseException as error:
-        tell_of_interrupt(path, call, error)
+        tell_of_end(path, call, error)
         raise
     with contextlib.ExitStack() as held:
         folder = held.enter_context(JoinedFolder(path, call.attempt))
@@ -105,8 +112,8 @@ def _participate(call: Call, path: Path, make_share: Callable[[], JointShare], p
         executor.share().finish()
 
 
-def tell_of_interrupt(path: Path, call: Call, error: BaseException) -> None:
-    """Tell the others of a counted save that it was interrupted here before it began; they are not waited for.
+def tell_of_end(path: Path, call: Call, error: BaseException) -> None:
+    """Tell the others of a counted save what ended it here before it began; they are not waited for.
 
     A second interrupt ends this as well.
     """

@@ -20,7 +20,7 @@ from treering._arrays.host import this_processes
 from treering._arrays.outgoing import ALONE
 from treering._background.save_job import UNWATCHED, PendingSave, SaveJob, Watch
 from treering._background.saves import raise_unreported, reword, settle, watch_for_end, writer
-from treering._checkpoint.joint_driver import require_value, tell_of_interrupt
+from treering._checkpoint.joint_driver import require_value, tell_of_end
 from treering._checkpoint.plan_cache import TreePlan, plan_tree
 from treering._checkpoint.save_files import MsgpackSave, SafetensorsSave
 from treering._checkpoint.save_folder import begin_call, write_folder, write_share
@@ -108,11 +108,12 @@ def counted(
     Of the arguments nothing is known yet.
     """
     is_file = isinstance(path, str | os.PathLike) and os.fspath(path).lower().endswith(FILE_SUFFIXES)
-    is_joint = processes == "all" and form is None and key_map is None and not is_file
+    is_joint = processes != "this" and form is None and key_map is None and not is_file
     return counted_save(
         this_processes(()) if is_joint else ALONE,
+        lambda: absolute(new_folder_path(path)),
         doing=f"save {path!r:.1000}",
-        tell=lambda call, error: tell_of_interrupt(absolute(new_folder_path(path)), call, error),
+        tell=tell_of_end,
         saves=saves,
     )
 

@@ -143,7 +143,7 @@ def write_share(call: Call, plan: TreePlan | Exception, options: SaveOptions, wa
         watch: watches the save.
     """
     save_jointly(
-        call, options.path, lambda: _CheckpointShare(call, require_value(plan), options, watch), pause=watch.pause
+        call, options.path, lambda call: _CheckpointShare(call, require_value(plan), options, watch), pause=watch.pause
     )
 
 

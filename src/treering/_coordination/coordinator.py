@@ -72,8 +72,9 @@ def refuse(call: Call, error: BaseException) -> Operations:
 def _put_prepare(call: Call, signature: bytes) -> Operations:
     """Put the prepare message; a long signature lies in a message of its own, which each process reads once."""
     prepare = PrepareMessage(
-        number=call.number, attempt=call.attempt, signature=signature, who=call.who, processes=call.processes.count
-    )
+        number=call.number, attempt=call.attempt, signature=signature, who=call.who,
+        processes=call.processes.count, fresh=call.fresh,
+    )  # fmt: skip
     if len(signature) > _LONGEST_SIGNATURE:
         yield operations.Put(signature_name(call.attempt), signature)
         prepare = dataclasses.replace(prepare, signature=None, digest=hashlib.sha256(signature).hexdigest())

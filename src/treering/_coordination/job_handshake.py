@@ -1,12 +1,14 @@
 """Joint saves are counted: all processes know the name of the next one without a word.
 
 At the first one the processes agree on a random name of the job, and that they all see the same folder. After that
-call number 7 of one process is call number 7 of every other.
+call number 7 of one process is call number 7 of every other. Where one has missed a call, it takes the number of
+process 0 when both next save to a path for the first time.
 """
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import os
 import re
@@ -25,7 +27,7 @@ from treering._coordination.message_board import PathMessageBoard
 from treering._coordination.messages import Failure
 from treering._coordination.operations import Call
 from treering._store.failures import naming
-from treering._store.resolve import opened_store, store_at
+from treering._store.resolve import opened_store, settled, store_at
 from treering._values import timing
 from treering._values.checkpoint_names import heartbeat_name
 from treering._values.processes import Processes, format_processes
@@ -55,7 +57,8 @@ class _Job:
         name: what all have agreed to call it; None until they have.
         shared: whether all have seen the same folder.
         number: how many joint saves this process has begun.
-        apart: how many of them met other calls of the others, which have not counted them.
+        ahead: by how much more process 0 has counted; less than nothing where it has missed some.
+        places: of each path that this process has saved to, the hash.
         lock: held while those are changed.
     """
 
@@ -67,14 +70,21 @@ class _Job:
         self.name: str | None = None
         self.shared = False
         self.number = 0
-        self.apart = 0
+        self.ahead = 0
+        self.places: set[int] = set()
         self.lock = threading.Lock()
 
-    def count(self) -> int:
-        """Count a joint save, and return its number."""
+    def begin(self, place: Path | None, *, timeout: float, doing: str) -> Call:
+        """Count a joint save to a place, if that is known, and return it, though the job may have no name yet."""
+        key = hash(place)  # where two have one, the second is not known to be a first save: that is safe
         with self.lock:
             self.number += 1
-            return self.number - self.apart
+            fresh = place is not None and key not in self.places
+            self.places.add(key)
+            return Call(
+                job=self.name or "", number=self.number + self.ahead, processes=self.processes, timeout=timeout,
+                doing=doing, begun=self.number, fresh=fresh,
+            )  # fmt: skip
 
     def agree(self, failure: bytes, doing: str) -> bytes:
         """Agree on the name, if that is not done; return what process 0 failed at."""
@@ -114,20 +124,28 @@ def next_sequence(path: Path, processes: Processes, *, timeout: float, doing: st
         Mismatch: others are about to do something else.
     """
     job = _job_of(processes)
-    number = job.count()
+    call = job.begin(settled(path), timeout=timeout, doing=doing)
     if job.name is None or not job.shared:
         try:
-            with _JobHandshake(job, number, path, timeout, doing) as meeting:
+            with _JobHandshake(job, call.number, path, timeout, doing) as meeting:
                 meeting.agree()
                 if not job.shared:
                     meeting.compare()
-        except Mismatch:
+        except Mismatch:  # of other calls of the others, which have not counted it
             with job.lock:
-                job.apart += 1
+                job.ahead -= 1
             raise
     if job.name is None:
         raise RuntimeError("the job has no name")
-    return Call(job=job.name, number=number, processes=processes, timeout=timeout, doing=doing)
+    return dataclasses.replace(call, job=job.name)
+
+
+def renumber(call: Call, number: int) -> Call:
+    """Return a save of this process as process 0 counts it, and count those that follow as it does."""
+    job = _job_of(call.processes)
+    with job.lock:
+        job.ahead = number - call.begun
+    return dataclasses.replace(call, number=number)
 
 
 def _job_of(processes: Processes) -> _Job:
@@ -138,9 +156,10 @@ def _job_of(processes: Processes) -> _Job:
 @contextlib.contextmanager
 def counted_save(
     processes: Processes,
+    path: Callable[[], Path],
     *,
     doing: str,
-    tell: Callable[[Call, BaseException], None] = lambda *_: None,
+    tell: Callable[[Path, Call, BaseException], None],
     saves: Callable[[], bool] = lambda: True,
 ) -> Iterator[None]:
     """Count a joint save that ends before `next_sequence` has counted it: the others have counted theirs.
@@ -149,8 +168,9 @@ def counted_save(
 
     Args:
         processes: those that save; where it is one alone, nothing is counted.
+        path: returns the folder that is saved into, as far as the caller's arguments say.
         doing: what the caller is about to do.
-        tell: tells the others of an interrupt.
+        tell: tells the others what ended it.
         saves: tells whether the others save here, as far as this process knows when it fails.
     """
     if processes.count == 1:
@@ -162,12 +182,16 @@ def counted_save(
         yield
     except BaseException as error:  # an interrupt too: no later save would meet those of the others
         if job.number == before and saves():
-            number = job.count()
-            if job.name is None or not job.shared:
+            # Where an argument has no meaning, the others mostly have an error of their own: no time is lost with it.
+            seconds = 0.0 if isinstance(error, Exception) else _TOLD_SECONDS
+            place: Path | None = None
+            with contextlib.suppress(Exception):  # it is no path, and `error` says so
+                place = settled(path())
+            call = job.begin(place, timeout=seconds, doing=doing)
+            if not job.shared:
                 give_up()  # the others may wait in the meeting that the first save begins with
-            elif not isinstance(error, Exception):
-                # Of other errors that come so early the others mostly have one of their own.
-                tell(Call(job=job.name, number=number, processes=processes, timeout=_TOLD_SECONDS, doing=doing), error)
+            elif place is not None and not isinstance(error, Timeout | ProcessFailed | Mismatch):  # they know of those
+                tell(place, call, error)
         raise
 
 

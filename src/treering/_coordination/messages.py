@@ -150,6 +150,8 @@ class PrepareMessage:
     """Where process 0 runs."""
     processes: int
     """How many processes the job has: `treering doctor` tells which of them have said nothing."""
+    fresh: bool = False
+    """Whether process 0 has made no other save there."""
 
     def encode(self) -> bytes:
         """Return the content of the message.
@@ -176,6 +178,7 @@ class PrepareMessage:
         if not ATTEMPT.fullmatch(node["attempt"]):  # it becomes the name of a folder
             raise Corrupt(f"{what} names no attempt")
         fields: dict[str, Any] = {field.name: node.get(field.name) for field in dataclasses.fields(cls)}
+        fields["fresh"] = fields["fresh"] is True
         if fields["digest"]:
             if fields["signature"] is not None:
                 raise Corrupt(f"{what} holds a signature and the digest of another")

@@ -85,6 +85,18 @@ _FEW: Final = 8
 _MANY: Final = 1024
 
 
+class Renumbered(Exception):
+    """Process 0 counts this very save otherwise than this process.
+
+    Attributes:
+        number: which joint save of the job it is there.
+    """
+
+    def __init__(self, number: int) -> None:
+        super().__init__(number)
+        self.number = number
+
+
 class OutOfStep(Timeout):
     """Process 0 has gone on to a later call.
 
@@ -120,7 +132,7 @@ class Call:
     job: str
     """16 hexadecimal digits that all processes agreed on."""
     number: int
-    """How many joint saves the process has made, this one included."""
+    """How many joint saves the process has made, this one included; process 0 counts for all."""
     processes: Processes
     """Which one this is, of how many."""
     timeout: float
@@ -131,6 +143,10 @@ class Call:
     """Where this process runs, for the messages of others."""
     timing: Timing = dataclasses.field(default_factory=lambda: timing.current)
     """How often it looks, and how long the coordinator lingers."""
+    begun: int = 0
+    """How many joint saves this process has begun by its own count, this one included."""
+    fresh: bool = False
+    """Whether it is the first one of this process at its path, so that all that meet there mean the same save."""
     most_payloads: int = MOST_PAYLOADS
     """Bytes of payloads in one sum; above that, its reader reads the votes themselves."""
 

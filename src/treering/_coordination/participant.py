@@ -34,6 +34,7 @@ def participate(call: Call, check: Callable[[bytes], None]) -> Operations:
         check: compares what this process is saving with the signature of process 0, and raises what is wrong.
 
     Raises:
+        Renumbered: process 0 counts this save otherwise. Nothing was done, and it can be begun anew with that number.
         OutOfStep: process 0 has gone on to a later call.
         Timeout: process 0 or another one did not come. If this process had done its part, it may have been committed;
             the message says so.
@@ -52,7 +53,7 @@ def participate(call: Call, check: Callable[[bytes], None]) -> Operations:
         payload = yield operations.PREPARE_DATA
         coordinator = operations.describe_process(0, prepare.who)
         yield from _await_prepare(call, call.linger, f"{coordinator} has left this save")
-    except GeneratorExit:
+    except (GeneratorExit, operations.Renumbered):
         raise
     except operations.OutcomeKnown as known:
         yield from _leave(call, roll_back_data=may_have_data)
@@ -116,12 +117,15 @@ def _read_prepare(call: Call) -> Generator[Operation, Any, PrepareMessage | Corr
 
     Raises:
         OutcomeKnown: the attempt failed.
+        Renumbered: it is this call, which process 0 counts otherwise.
         OutOfStep: process 0 has gone on.
     """
     yield from _read_decision(call)
     prepare = operations.decode_or_error(PrepareMessage.decode, (yield operations.Get(prepare_name(call.job))))
     if not isinstance(prepare, PrepareMessage):
         return prepare
+    if prepare.number != call.number and prepare.fresh and call.fresh:
+        raise operations.Renumbered(prepare.number)
     if prepare.number > call.number:
         raise _out_of_step(call, prepare, operations.NOTHING_SAVED)
     return prepare if prepare.number == call.number else None

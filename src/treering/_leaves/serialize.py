@@ -18,7 +18,7 @@ from treering._arrays.outgoing import ALONE, DescribedLeaves, describe_leaves
 from treering._background.save_job import UNWATCHED, Watch
 from treering._checkpoint.detect import refuse_other_form
 from treering._checkpoint.joined_folder import JoinedFolder
-from treering._checkpoint.joint_driver import require_value, save_jointly, tell_of_interrupt
+from treering._checkpoint.joint_driver import require_value, save_jointly, tell_of_end
 from treering._checkpoint.save_options import require_one_of
 from treering._checkpoint.signature import check_local, local_digests, match_signature, signature_of
 from treering._coordination.job_handshake import counted_save, next_sequence
@@ -123,7 +123,7 @@ def serialize_together(
         processes: those of the job, more than one.
     """
     call = next_sequence(path, processes, timeout=options.timeout, doing=f"save leaves into {os.fspath(path)!r}")
-    share = save_jointly(call, path, lambda: _LeavesShare(call, path, require_value(flat), options))
+    share = save_jointly(call, path, lambda call: _LeavesShare(call, path, require_value(flat), options))
     if share is not None and not share.managed and options.commit_callback is not None:
         options.commit_callback()
 
@@ -131,9 +131,10 @@ def serialize_together(
 def counted_leaves(path: Any, processes: object) -> contextlib.AbstractContextManager[None]:
     """Count what a caller asks for as a joint save, if it is one, whatever ends it: `counted_save` says why."""
     return counted_save(
-        this_processes(()) if processes == "all" else ALONE,
+        ALONE if processes == "this" else this_processes(()),
+        lambda: leaves_path(path, new=True),
         doing=f"save leaves into {path!r:.1000}",
-        tell=lambda call, error: tell_of_interrupt(leaves_path(path, new=True), call, error),
+        tell=tell_of_end,
     )
 
 
