@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import shutil
 import threading
 import time
@@ -15,13 +16,25 @@ import pytest
 import treering
 from treering._codec.documents import json_text
 from treering._coordination import allgather, job_handshake
-from treering._coordination.job_handshake import next_sequence
+from treering._coordination.job_handshake import counted_save, next_sequence, renumber
+from treering._coordination.message_board import PathMessageBoard
 from treering._coordination.messages import Failure, VoteMessage, VoteStage
+from treering._coordination.missed_saves import find_note, leave_note
 from treering._coordination.operations import Call, derive_attempt
 from treering._store.posix.folder import make_folder
-from treering._values.checkpoint_names import heartbeat_name, is_message, vote_name
+from treering._values import timing
+from treering._values.checkpoint_names import arrival_name, heartbeat_name, is_message, vote_name
 from treering._values.processes import Processes
-from treering.errors import NotDirectory, NotFound, NotShared, PermissionDenied, StoreFailed, Timeout, TreeringError
+from treering.errors import (
+    Mismatch,
+    NotDirectory,
+    NotFound,
+    NotShared,
+    PermissionDenied,
+    StoreFailed,
+    Timeout,
+    TreeringError,
+)
 from treering.leaves import tree_serialize_leaves
 
 LEADER = Processes(this=0, count=3)
@@ -62,6 +75,10 @@ def refusal(path: Path, processes: Processes, timeout: float = 60) -> TreeringEr
     return raised.value
 
 
+def names_in(folder: Path) -> list[str]:
+    return sorted(entry.name for entry in folder.iterdir())
+
+
 def never() -> None:
     raise Timeout("could not save: process 2 did not come")
 
@@ -81,6 +98,79 @@ def test_process_0_names_the_job_and_shows_the_folder(tmp_path: Path, others: Ot
     assert (second.job, second.number) == (first.job, 2)
     assert second.attempt != first.attempt
     assert not (tmp_path / "b").exists()
+
+
+def test_a_save_is_the_first_at_its_path_once_and_takes_the_number_of_process_0(tmp_path: Path, others: Others) -> None:
+    (tmp_path / heartbeat_name(0)).write_bytes(JOB.encode())
+    others.rows = [[JOB.encode(), None, b""], [b"", None, b""]]
+    first = call(tmp_path, FOLLOWER)
+    (tmp_path / "link").symlink_to(tmp_path)
+    assert [first.fresh, call(tmp_path / "link", FOLLOWER).fresh, call(tmp_path / "a", FOLLOWER).fresh] == [
+        True, False, True,
+    ]  # fmt: skip
+    begun = call(tmp_path / "b", FOLLOWER)
+    later = call(tmp_path / "c", FOLLOWER)
+    # Saves in the background may have begun before the first of them hears of it.
+    for number in (7, 2):
+        known = renumber(begun, number)
+        assert (known.number, known.attempt, known.begun) == (number, derive_attempt(JOB, number), begun.begun)
+        assert renumber(later, number + 1).number == number + 1
+        assert call(tmp_path / f"{number}", FOLLOWER).number == number + (2 if number == 7 else 3)
+
+
+@pytest.mark.parametrize("this", [0, 1, 2])
+def test_who_waits_elsewhere_finds_a_save_that_it_has_not_begun_and_counts_it(
+    this: int, tmp_path: Path, others: Others, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    processes = Processes(this=this, count=3)
+    monkeypatch.setattr(timing, "current", dataclasses.replace(timing.current, heartbeat_first=0.01))
+    name = JOB.encode()
+    (tmp_path / heartbeat_name(0)).write_bytes(name)
+    others.rows = [[name, name, name], [b"", b"", b""]]
+    told: list[tuple[Path, int, str]] = []
+
+    def tell(path: Path, of: Call, error: BaseException) -> None:
+        told.append((path, of.number, str(error)))
+
+    with counted_save(processes, lambda: tmp_path, doing="save", tell=tell):
+        call(tmp_path, processes)
+    saver, path = int(this == 0), tmp_path / "run" / "step_00000007"
+    path.mkdir(parents=True)
+    missed = Call(job=JOB, number=2, processes=Processes(this=saver, count=3), timeout=60, doing="save")
+    board = PathMessageBoard(path.parent)
+    with leave_note(missed, path, lambda _: None) as pause:
+        pause(0.0)
+        assert names_in(path.parent) == [path.name]
+        time.sleep(0.02)
+        pause(0.0)
+        assert names_in(path.parent) == [arrival_name(missed.attempt, saver), path.name]
+        look = allgather._order.look
+        assert look is not None
+        waiting = look(PathMessageBoard(path if this == 2 else path.parent), "gc")
+        waiting()
+        waiting()
+        with pytest.raises(Mismatch, match=f"process {saver} came to save 'step_00000007', process {this} came to gc"):
+            waiting()
+        # It is counted, so nothing is missed any more.
+        for _ in range(5):
+            look(board, "gc")()
+    assert names_in(path.parent) == [path.name]
+    assert [(where, number) for where, number, _ in told] == [(path, 2)]
+    assert call(tmp_path / "next", processes).number == 3
+
+
+def test_no_note_is_left_beside_a_checkpoint_of_no_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(timing, "current", dataclasses.replace(timing.current, heartbeat_first=0.0))
+    for this, name in ((0, "ckpt"), (2, "step_00000001")):
+        processes = Processes(this=this, count=3)
+        waits = Call(job=JOB, number=1, processes=processes, timeout=60, doing="save")
+        with leave_note(waits, tmp_path / name, lambda _: None) as pause:
+            pause(0.0)
+            assert names_in(tmp_path) == []
+    damaged = arrival_name(derive_attempt(JOB, 1), 0)
+    for content in (b"{", VoteMessage(stage=VoteStage.PREPARING, who="", payload=b"../step_00000001").encode()):
+        (tmp_path / damaged).write_bytes(content)
+        assert find_note(tmp_path, derive_attempt(JOB, 1), 2) is None
 
 
 def test_the_others_take_the_name_and_look_for_the_mark(tmp_path: Path, others: Others) -> None:

@@ -12,7 +12,17 @@ import pytest
 from tests.coordination.joint_saves import JOB, Killed, Meeting, call_of
 from treering._coordination.coordinator import coordinate, refuse
 from treering._coordination.messages import PrepareMessage, VoteMessage, VoteStage
-from treering._coordination.operations import Commit, Get, Operation, OutOfStep, PrepareData, Put, Sleep, derive_attempt
+from treering._coordination.operations import (
+    Commit,
+    Get,
+    Operation,
+    OutOfStep,
+    PrepareData,
+    Put,
+    Renumbered,
+    Sleep,
+    derive_attempt,
+)
 from treering._values.checkpoint_names import arrival_name, decision_name, departure_name, prepare_name, vote_name
 from treering.errors import Busy, Exists, Mismatch, ProcessFailed, StoreFailed, Timeout, TreeringError, Unsupported
 
@@ -419,6 +429,38 @@ def test_process_0_has_gone_on() -> None:
     assert "process 0 (host 0, pid 70) is at its joint save number 7, this process at number 5" in str(error)
     assert meeting.now == 0
     assert meeting.who("prepare") == []
+
+
+@pytest.mark.parametrize("number", [5, 9])
+def test_a_save_that_process_0_counts_otherwise_is_begun_anew_with_its_number(number: int) -> None:
+    meeting = Meeting()
+    meeting.lead(2, number=7, call={"fresh": True}, before=die_before(PrepareData))
+    meeting.follow(1, 2, number=number, call={"fresh": True})
+    error = meeting.run()[1]
+    assert isinstance(error, Renumbered)
+    assert error.number == 7
+    # It has done nothing, not even said that it is there.
+    assert [name for this, name in meeting.done if this == 1] == []
+
+
+@pytest.mark.parametrize(("zero", "one"), [(True, False), (False, True), (False, False)])
+def test_a_save_to_a_path_that_was_saved_to_before_keeps_its_number(zero: bool, one: bool) -> None:
+    meeting = Meeting()
+    meeting.lead(2, number=7, call={"fresh": zero}, before=die_before(PrepareData))
+    meeting.follow(1, 2, number=5, call={"fresh": one})
+    assert isinstance(meeting.run()[1], OutOfStep)
+
+
+def test_who_comes_late_to_a_path_hears_what_became_of_its_own_save() -> None:
+    """Process 0 has given it up, and saves there again: that is no first save."""
+    meeting = Meeting()
+    meeting.lead(2, number=7, timeout=20.0, call={"fresh": True})
+    assert isinstance(meeting.run()[0], Timeout)
+    meeting.add(0, coordinate(call_of(0, 2, number=8), b""), at=meeting.now, before=die_before(PrepareData))
+    meeting.follow(1, 2, number=7, at=meeting.now, call={"fresh": True})
+    error = meeting.run()[1]
+    assert isinstance(error, Timeout)
+    assert error.missing == (1,)
 
 
 def test_process_0_goes_on_while_another_works() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -11,6 +12,7 @@ import treering as tr
 from tests.multiprocess import trees
 from tests.multiprocess.meetings import told
 from tests.multiprocess.refusals import tree
+from treering._values import timing
 
 GENEROUS = 60.0
 
@@ -18,6 +20,7 @@ GENEROUS = 60.0
 def misses_saves(folder: str, victim: int) -> dict[str, list[dict[str, Any]]]:
     """Let one process do something else while the others save, then let all save and load, twice."""
     number = jax.process_index()
+    timing.current = dataclasses.replace(timing.current, heartbeat_first=0.2, heartbeat_every=0.2)
     steps = iter(range(1, 100))
     found: dict[str, list[dict[str, Any]]] = {}
 
@@ -27,25 +30,37 @@ def misses_saves(folder: str, victim: int) -> dict[str, list[dict[str, Any]]]:
     def save_step(step: int, timeout: float = GENEROUS) -> None:
         run(timeout).save(step, tree(step)).result(GENEROUS)
 
-    def save(step: int, timeout: float = GENEROUS) -> None:
-        tr.save(f"{folder}/run/step_{step:08d}", tree(step), timeout=timeout)
-
     def load(step: int) -> int:
-        crossed = trees.spread("line columns", jax.devices(), 2)
-        shardings = {"w": crossed, "step": None}
+        shardings = {"w": trees.spread("line columns", jax.devices(), 2), "step": None}
         return int(tr.load(f"{folder}/run/step_{step:08d}", shardings=shardings, timeout=GENEROUS)["step"])
 
-    def tried(name: str, save: Callable[..., None], elsewhere: Callable[[], Any]) -> None:
+    def save_over(step: int, timeout: float = GENEROUS) -> None:
+        tr.save(f"{folder}/over/step_00000500", tree(step), overwrite=True, timeout=timeout)
+
+    def load_over(step: int) -> int:
+        assert step
+        shardings = {"w": trees.spread("line columns", jax.devices(), 2), "step": None}
+        return int(tr.load(f"{folder}/over/step_00000500", shardings=shardings, timeout=GENEROUS)["step"])
+
+    def tried(
+        name: str,
+        elsewhere: Callable[[], Any],
+        save: Callable[..., None] = save_step,
+        load: Callable[[int], int] = load,
+        timeout: float = GENEROUS,
+    ) -> None:
         missed, *later = [next(steps) for _ in range(3)]
-        said = [told(elsewhere if number == victim else lambda: save(missed, 2.0))]
+        said = [told(elsewhere if number == victim else lambda: save(missed, timeout))]
         for step in later:
             said += [told(lambda: save(step)), told(lambda: load(step))]  # noqa: B023 - called at once
             said[-1]["step"] = step
         found[name] = said
 
     save_step(next(steps))
-    tried("gc", save_step, lambda: run(2.0).gc(dry_run=False))
-    tried("load", save_step, lambda: run(2.0).load())
-    tried("nothing", save_step, lambda: None)
-    tried("load beside another form", save, lambda: run(2.0).load())
+    save_over(next(steps))
+    tried("gc", lambda: run(GENEROUS).gc(dry_run=False))
+    tried("latest", lambda: run(GENEROUS).load())
+    tried("load", lambda: load(1))
+    tried("load of what is replaced", lambda: load_over(1), save_over, load_over)
+    tried("nothing", lambda: None, timeout=2.0)
     return found

@@ -17,6 +17,7 @@ from treering._coordination.coordinator import coordinate, refuse
 from treering._coordination.executor import Participant, run_protocol
 from treering._coordination.job_handshake import renumber
 from treering._coordination.message_board import MessageBoard
+from treering._coordination.missed_saves import leave_note
 from treering._coordination.operations import Call, Renumbered
 from treering._coordination.participant import participate, withdraw
 from treering.errors import TreeringError
@@ -70,13 +71,16 @@ def save_jointly(
     Returns:
         The share of process 0, once the save has ended; None on every other process.
     """
-    if call.processes.is_coordinator:
-        return _coordinate(call, path, make_share, pause)
-    try:
-        _participate(call, path, make_share, pause)
-    except Renumbered as counted:
-        _participate(renumber(call, counted.number), path, make_share, pause)
-    return None
+    with leave_note(call, path, pause) as sleep:
+        if call.processes.is_coordinator:
+            return _coordinate(call, path, make_share, sleep)
+        try:
+            _participate(call, path, make_share, sleep)
+        except Renumbered as counted:
+            number = counted.number
+        else:
+            return None
+    return save_jointly(renumber(call, number), path, make_share, pause=pause)
 
 
 def _coordinate(call: Call, path: Path, make_share: Callable[[Call], S], pause: Callable[[float], None]) -> S:

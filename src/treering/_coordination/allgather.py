@@ -64,6 +64,8 @@ class _CollectiveOrder:
         unfinished: how many calls are on, or have failed.
         missed: the last error that says that the others are in another call than this process.
         missed_labels: the labels of the calls that they were in.
+        look: given the messages and what a process is about to do, returns what looks whether the others are in a joint
+            save in place of that; None before the job has made one.
     """
 
     def __init__(self) -> None:
@@ -75,6 +77,7 @@ class _CollectiveOrder:
         self.unfinished = 0
         self.missed: TreeringError | None = None
         self.missed_labels: frozenset[bytes] = frozenset()
+        self.look: Callable[[MessageBoard, str], Callable[[], None]] | None = None
 
 
 _order = _CollectiveOrder()
@@ -207,6 +210,11 @@ def _different_calls(labels: Sequence[bytes], doing: str) -> Mismatch:
     return Mismatch(f"could not {doing}: the calls differ: {', '.join(texts)}", hint=hint)
 
 
+def look_for_saves(look: Callable[[MessageBoard, str], Callable[[], None]]) -> None:
+    """Let those that wait for others look whether these are in a joint save: ``look`` says how."""
+    _order.look = look
+
+
 def give_up() -> None:
     """Count a call that ends here while other processes may still be in it."""
     _order.given_up += 1
@@ -254,7 +262,8 @@ def run_in_order(
     deadline = time.monotonic() + timeout
     _order.calls += 1
     _order.unfinished += 1
-    signs = Heartbeat(processes, board, doing, timeout, maker, number=_order.calls)
+    look = (lambda: None) if board is None or _order.look is None else _order.look(board, doing)
+    signs = Heartbeat(processes, board, doing, timeout, maker, number=_order.calls, look=look)
     ended = False
     try:
         with _take_turn(deadline) as has_turn:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import secrets
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Final
 
 from treering._coordination.message_board import MessageBoard
@@ -36,6 +36,7 @@ class Heartbeat:
         maker: the process that makes the folder of the messages, if it is not there, before it comes; None where nobody
             is sure to.
         number: that of the call, which all processes count alike.
+        look: called with each sign, for whoever knows where else the others may be; what it raises ends the wait.
     """
 
     def __init__(
@@ -47,7 +48,9 @@ class Heartbeat:
         maker: int | None = None,
         *,
         number: int = 0,
+        look: Callable[[], None] = lambda: None,
     ) -> None:
+        self._look = look
         self._processes = processes
         self._board = board
         self._doing = doing
@@ -75,6 +78,7 @@ class Heartbeat:
                 return event.is_set()
             if now >= self._next:
                 self._leave()
+                self._look()
             if self._before is None and now >= look:
                 self._before = self._seen(self._processes.others)
 

@@ -22,12 +22,13 @@ from typing import Final, Self, TypeVar
 import jax
 
 from treering._codec.documents import json_text, parse_json
-from treering._coordination.allgather import PAYLOAD_BYTES, allgather_in_order, give_up, run_in_order
-from treering._coordination.message_board import PathMessageBoard
+from treering._coordination.allgather import PAYLOAD_BYTES, allgather_in_order, give_up, look_for_saves, run_in_order
+from treering._coordination.message_board import MessageBoard, PathMessageBoard
 from treering._coordination.messages import Failure
-from treering._coordination.operations import Call
+from treering._coordination.missed_saves import find_note
+from treering._coordination.operations import Call, derive_attempt
 from treering._store.failures import naming
-from treering._store.resolve import opened_store, settled, store_at
+from treering._store.resolve import located, opened_store, settled, store_at
 from treering._values import timing
 from treering._values.checkpoint_names import heartbeat_name
 from treering._values.processes import Processes, format_processes
@@ -39,6 +40,8 @@ _TRIES: Final = 5
 _REMOVALS: Final = 50
 _TOLD_SECONDS: Final = 2.0
 """Twice the seconds that process 0 stays for the others to read that it was interrupted."""
+
+_LOOKS: Final = 3
 
 _UNSEEN: Final = b"unseen"
 _GIVEN_UP: Final = re.compile(rb"call (\d{1,18}) is given up ")
@@ -59,6 +62,7 @@ class _Job:
         number: how many joint saves this process has begun.
         ahead: by how much more process 0 has counted; less than nothing where it has missed some.
         places: of each path that this process has saved to, the hash.
+        tell: tells the others of a save that this process takes no part in it.
         lock: held while those are changed.
     """
 
@@ -72,6 +76,7 @@ class _Job:
         self.number = 0
         self.ahead = 0
         self.places: set[int] = set()
+        self.tell: Callable[[Path, Call, BaseException], None] = lambda *_: None
         self.lock = threading.Lock()
 
     def begin(self, place: Path | None, *, timeout: float, doing: str) -> Call:
@@ -101,6 +106,35 @@ class _Job:
         self.shared = not any(said)
         return said
 
+    def look_for_save(self, board: MessageBoard, doing: str) -> Callable[[], None]:
+        """Return what looks, while this process waits for others, whether they are in a save that it has not begun.
+
+        Before it believes that it is asked more than once: who has just ended this call may be in that save already.
+
+        Args:
+            board: the messages of this process's call.
+            doing: what that is.
+        """
+        found = 0
+
+        def look() -> None:
+            nonlocal found
+            if self.name is None or not isinstance(board, PathMessageBoard):
+                return
+            this, number = self.processes.this, self.number + self.ahead + 1
+            note = find_note(located(board.path), derive_attempt(self.name, number), this)
+            found = 0 if note is None else found + 1
+            if note is not None and found >= _LOOKS:
+                saver, path = note
+                what = f"process {saver} came to save {path.name!r}, process {this} came to {doing}"
+                hint = "all processes must make the same calls in the same order"
+                error = Mismatch(f"could not {doing}: the calls differ: {what}", hint=hint)
+                call = self.begin(settled(path), timeout=_TOLD_SECONDS, doing=f"save {os.fspath(path)!r}")
+                self.tell(path, call, Mismatch(f"the calls differ: {what}", hint=hint))
+                raise error
+
+        return look
+
 
 _latest_job = functools.lru_cache(maxsize=1)(_Job)
 _lock: Final = threading.Lock()
@@ -124,6 +158,7 @@ def next_sequence(path: Path, processes: Processes, *, timeout: float, doing: st
         Mismatch: others are about to do something else.
     """
     job = _job_of(processes)
+    look_for_saves(job.look_for_save)
     call = job.begin(settled(path), timeout=timeout, doing=doing)
     if job.name is None or not job.shared:
         try:
@@ -177,6 +212,7 @@ def counted_save(
         yield
         return
     job = _job_of(processes)
+    job.tell = tell
     before = job.number
     try:
         yield

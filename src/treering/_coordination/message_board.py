@@ -166,6 +166,9 @@ class PathMessageBoard:
     The processes that wait for process 0 to make the folder have none to open yet, and a saver that failed removes the
     one that it had made. A link at the path is followed.
 
+    Attributes:
+        path: the path.
+
     Example:
         >>> import tempfile
         >>> board = PathMessageBoard(tempfile.mkdtemp() + "/not there")
@@ -174,7 +177,7 @@ class PathMessageBoard:
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        self._path = path
+        self.path = path
 
     @classmethod
     def of(cls, path: str | os.PathLike[str]) -> Self | None:
@@ -191,7 +194,7 @@ class PathMessageBoard:
         Raises:
             OSError: the system refused, or there is no folder.
         """
-        with opened_store(self._path, quick=True) as store:
+        with opened_store(self.path, quick=True) as store:
             FolderMessageBoard(store).put(name, data)
 
     def get(self, name: str) -> bytes | None:
@@ -201,7 +204,7 @@ class PathMessageBoard:
             OSError: the system refused.
         """
         try:
-            with opened_store(self._path, quick=True) as store:
+            with opened_store(self.path, quick=True) as store:
                 return FolderMessageBoard(store).get(name)
         except FileNotFoundError:
             return None
@@ -212,7 +215,7 @@ class PathMessageBoard:
         Raises:
             OSError: the system refused.
         """
-        with contextlib.suppress(FileNotFoundError), opened_store(self._path, quick=True) as store:
+        with contextlib.suppress(FileNotFoundError), opened_store(self.path, quick=True) as store:
             FolderMessageBoard(store).remove_all(names)
 
 
