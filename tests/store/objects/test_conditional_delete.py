@@ -11,6 +11,7 @@ import pytest
 from obstore.store import AzureStore, GCSStore, MemoryStore, S3Store
 
 from treering._store.objects.conditional_delete import delete_version
+from treering._store.objects.obstore_stores import StoreVariants
 from treering._store.objects.requests import ObjectVersion, Status
 
 VERSION = ObjectVersion('"a1"')
@@ -50,6 +51,11 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[_Server]:
 def store_of(server: _Server, **options: Any) -> S3Store:
     endpoint, client_options = f"http://127.0.0.1:{server.server_port}", cast("Any", options)
     return S3Store("b", access_key_id="x", secret_access_key="y", endpoint=endpoint, client_options=client_options)
+
+
+def test_the_store_of_a_client_can_delete_so(server: _Server) -> None:
+    variant = StoreVariants(store_of(server), 30.0).variant(0)
+    assert delete_version(variant, "a", VERSION).status is Status.DONE
 
 
 @pytest.mark.parametrize(

@@ -124,9 +124,10 @@ def test_options_of_s3() -> None:
     assert str(path) == "s3://b/runs/a"
     store = store_of("s3://b")
     config = store.config
-    assert {name: config[name] for name in ("region", "endpoint", "sse_kms_key_id", "server_side_encryption")} == {
+    said = ("region", "endpoint_url_s3", "sse_kms_key_id", "server_side_encryption")
+    assert {name: config[name] for name in said} == {
         "region": "eu-west-1",
-        "endpoint": "http://127.0.0.1:9",
+        "endpoint_url_s3": "http://127.0.0.1:9",
         "sse_kms_key_id": "arn:k",
         "server_side_encryption": "aws:kms",
     }

@@ -28,7 +28,7 @@ from treering._store.objects.https import WebClient, sends_on_to
 from treering._store.objects.repetition import RepeatingClient
 from treering._store.objects.requests import Answer
 from treering._store.objects.url import bucket_path
-from treering.errors import PermissionDenied, StoreFailed, TreeringError, Unsupported
+from treering.errors import NotFound, PermissionDenied, StoreFailed, TreeringError, Unsupported
 
 Serve = Callable[[int, dict[str, str], bytes], str]
 
@@ -188,6 +188,60 @@ def test_an_endpoint_that_sends_requests_on_to_another_host_is_refused(
     monkeypatch.setenv("AWS_ENDPOINT_URL", url)
     with pytest.raises(Unsupported, match="sends requests on to 'localhost'"):
         tr.load(f"s3://led-{secrets.token_hex(4)}/a")
+
+
+@pytest.mark.parametrize("given", [True, False], ids=["a store", "a URL"])
+def test_an_endpoint_that_redirects_later_gets_no_request_to_another_host(
+    given: bool, serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+
+    class Other(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            asked.append(str(self.headers.get("x-amz-security-token")))
+            self.send_error(404)
+
+        def log_message(self, *_: Any) -> None:
+            pass
+
+    for name in list(os.environ):
+        if name.startswith("AWS_") or name.lower().endswith("_proxy"):
+            monkeypatch.delenv(name)
+    url = serve(404, {"Content-Length": "0"}, b"")
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Other) as other:
+        threading.Thread(target=other.serve_forever, daemon=True).start()
+        if given:
+            options: Any = {"access_key_id": "k", "secret_access_key": "s", "session_token": "t", "endpoint": url}
+            place: Any = S3Store(f"led-{secrets.token_hex(4)}", config=options, client_options={"allow_http": True})
+        else:
+            for name, value in {"ACCESS_KEY_ID": "k", "SECRET_ACCESS_KEY": "s", "SESSION_TOKEN": "t"}.items():
+                monkeypatch.setenv(f"AWS_{name}", value)
+            place = f"s3://led-{secrets.token_hex(4)}"
+        path = tr.at(place, "a", endpoint=None if given else url)
+        with pytest.raises(NotFound):
+            tr.load(path)
+        serve(307, {"Content-Length": "0", "Location": f"http://localhost:{other.server_address[1]}/stolen"}, b"")
+        for call in (tr.load, tr.inspect, lambda path: tr.Run(path).steps(), lambda path: tr.save(path, {"w": 1})):
+            with pytest.raises(StoreFailed, match="sends requests on to another host"):
+                call(path)
+        other.shutdown()
+    assert asked == []
+
+
+def test_the_endpoint_of_a_call_counts_more_than_those_of_the_environment(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.setenv(name, "k")
+    for name in ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL"):
+        monkeypatch.setenv(name, "http://127.0.0.1:9\n")
+    monkeypatch.setenv("AWS_ALLOW_HTTP", "true")
+    url = serve(404, {"Content-Length": "0"}, b"")
+    with pytest.raises(NotFound):
+        tr.load(tr.at(f"s3://said-{secrets.token_hex(4)}/a", endpoint=url))
+    monkeypatch.setenv("AWS_ENDPOINT_URL_S3", f"{url}\n")
+    with pytest.raises(NotFound):
+        tr.load(f"s3://said-{secrets.token_hex(4)}/a")
 
 
 @pytest.mark.parametrize("location", ["/elsewhere", "http://127.0.0.1:1/other", "http://[::1", ""])

@@ -11,6 +11,7 @@ from typing import Any, Final
 
 import obstore
 
+from treering._store.objects.obstore_stores import NOWHERE
 from treering._store.objects.requests import Answer, ObjectVersion, Status
 
 _VALID: Final = datetime.timedelta(minutes=5)
@@ -31,7 +32,7 @@ def delete_version(store: Any, name: str, version: ObjectVersion) -> Answer:
         PermissionError: the bucket denies it.
     """
     options = getattr(store, "client_options", None) or {}
-    if type(store).__name__ not in _SIGNING or not _NOT_OURS.isdisjoint(options):
+    if type(store).__name__ not in _SIGNING or any(options.get(name, NOWHERE) != NOWHERE for name in _NOT_OURS):
         return _NOT_TRIED
     if type(store).__name__ == "AzureStore" and urllib.parse.quote(name) != name:
         return _NOT_TRIED  # obstore signs the escaped name, which Azure answers by 403

@@ -16,7 +16,7 @@ from pathlib import PurePath
 from typing import Any, Final, cast
 
 from treering._printable import kind_of
-from treering._store.objects.obstore_stores import store_environment
+from treering._store.objects.obstore_stores import config_of, store_environment
 from treering._store.objects.requests import Client
 from treering._store.objects.store import GRACE
 from treering._store.objects.url import BucketPath, bucket_path
@@ -226,7 +226,9 @@ def _open(stores: Any, path: BucketPath, options: BucketOptions) -> Any:
     config: dict[str, Any] = {**_stripped(kind), **({"skip_signature": True} if options.anonymous else {})}
     client: dict[str, Any] = {}
     if options.endpoint is not None:
-        config["base_url" if kind == "gs" else "endpoint"] = options.endpoint
+        # One of the environment for S3 alone would count more than ``endpoint``.
+        name_of = {"gs": "base_url", "s3": "aws_endpoint_url_s3"}
+        config[name_of.get(kind, "endpoint")] = options.endpoint
         client["allow_http"] = str(options.endpoint.startswith("http://")).lower()
     if kind == "s3":
         config |= {} if options.region is None else {"region": options.region}
@@ -244,7 +246,7 @@ def _open(stores: Any, path: BucketPath, options: BucketOptions) -> Any:
 def _without_prefix(store: Any) -> Any:
     """Open a store of obstore again for the whole bucket; the path has its prefix."""
     more = {} if store.credential_provider is None else {"credential_provider": store.credential_provider}
-    return type(store)(config=store.config, client_options=store.client_options, **more)
+    return type(store)(config=config_of(store), client_options=store.client_options, **more)
 
 
 def _path_of(place: Any) -> BucketPath:

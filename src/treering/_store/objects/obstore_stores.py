@@ -6,9 +6,11 @@ import datetime
 import errno
 import math
 import os
+import re
 import threading
 import time
 import urllib.parse
+import urllib.request
 from typing import Any, Final
 
 from treering._store.objects.requests import PATIENCE
@@ -31,6 +33,11 @@ _CLIENT_OPTIONS: Final = (
     "pool_max_idle_per_host", "proxy_ca_certificate", "proxy_excludes", "proxy_url", "read_timeout", "user_agent",
 )  # fmt: skip
 """Options of the connection that obstore reads from the environment, but not beside others that it is given."""
+NOWHERE: Final = "http://127.0.0.1:0"
+"""A proxy that cannot be."""
+_PROXIES: Final = frozenset({"http", "https", "all"})
+_HOST: Final = re.compile(r"https?://(?:\[([^\s\]]+)|([^\s\[/:?#,]+))", re.IGNORECASE)
+_OF_CREDENTIALS: Final = ("169.254.0.0/16", "fd00:ec2::/32", "sts.amazonaws.com")
 _UNSIGNED: Final = frozenset({"unsigned_payload", "aws_unsigned_payload"})
 _PART_RETRIES: Final = 10
 _RENEWED_EVERY: Final = 60.0
@@ -96,9 +103,11 @@ class StoreVariants:
         options = {"read_timeout": f"{_STALLED}s", **environment_options(type(store).__name__)}
         options |= store.client_options or {}
         options["timeout"] = f"{round(timeout * 1000)}ms"
-        config = dict(store.config)
-        if parts and type(store).__name__ == "S3Store" and _UNSIGNED.isdisjoint(config) and is_private(config):
-            config["unsigned_payload"] = True
+        config = config_of(store)
+        if type(store).__name__ == "S3Store":
+            options |= _without_redirects(config, options)
+            if parts and _UNSIGNED.isdisjoint(config) and is_private(config):
+                config["unsigned_payload"] = True
         second = datetime.timedelta(seconds=1)
         retries = {
             "max_retries": _PART_RETRIES if parts else 0,
@@ -137,6 +146,17 @@ def environment_options(kind: str) -> dict[str, str]:
     return {option: os.environ[name] for name, option in names.items() if os.environ.get(name)}
 
 
+def config_of(store: Any) -> dict[str, Any]:
+    """Return the options of a store as obstore takes them: it tells one by a name that it does not take.
+
+    Example:
+        >>> import obstore.store
+        >>> config_of(obstore.store.S3Store("bucket", aws_endpoint_url_s3="https://host"))["aws_endpoint_url_s3"]
+        'https://host'
+    """
+    return {_ENDPOINTS[0] if name == "endpoint_url_s3" else name: value for name, value in store.config.items()}
+
+
 def is_private(config: dict[str, Any]) -> bool:
     """Tell whether what is sent to an endpoint cannot change on the way unnoticed: by https, or inside this machine.
 
@@ -144,6 +164,30 @@ def is_private(config: dict[str, Any]) -> bool:
         >>> is_private({"endpoint": "http://127.0.0.1:80"}), is_private({"endpoint": "http://10.0.0.1"})
         (True, False)
     """
+    return all(url.scheme == "https" or url.hostname in _LOOPBACK for url in _endpoints_of(config))
+
+
+def _endpoints_of(config: dict[str, Any]) -> list[urllib.parse.SplitResult]:
     found = [config.get(key) or os.environ.get(f"AWS_{key.removeprefix('aws_').upper()}") for key in _ENDPOINTS]
-    endpoints = [urllib.parse.urlsplit(str(url)) for url in found if url]
-    return all(url.scheme == "https" or url.hostname in _LOOPBACK for url in endpoints)
+    return [urllib.parse.urlsplit(str(url)) for url in found if url]
+
+
+def _without_redirects(config: dict[str, Any], options: dict[str, Any]) -> dict[str, str]:
+    """Return the options by which a client of S3 follows its endpoint to no other host, with the token of the session.
+
+    obstore has none for that. So what is not for the endpoint, or for those who give credentials, goes to a proxy that
+    does not exist; where there is another proxy, only the first look of `connect` tells of a redirect.
+    """
+    if not _endpoints_of(config) or "proxy_url" in options or not _PROXIES.isdisjoint(urllib.request.getproxies()):
+        return {}
+    told = [*config.values(), *(value for name, value in os.environ.items() if name.startswith("AWS_"))]
+    hosts = ["".join(found) for found in _HOST.findall(" ".join(map(str, told)))]
+    regions = [value for name, value in config.items() if name.endswith("region")]
+    regions += [os.environ.get(name) or "us-east-1" for name in ("AWS_REGION", "AWS_DEFAULT_REGION")]
+    hosts += [f"sts.{region}.amazonaws.com" for region in regions]
+    return {"proxy_url": NOWHERE, "proxy_excludes": ",".join(dict.fromkeys([*hosts, *_OF_CREDENTIALS]))}
+
+
+def was_led_away(details: str) -> bool:
+    """Tell from the details of an error whether the endpoint has sent a request on to another host."""
+    return f" {NOWHERE.removeprefix('http://')}," in details

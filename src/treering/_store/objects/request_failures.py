@@ -8,6 +8,7 @@ import errno
 import re
 from typing import Final
 
+from treering._store.objects.obstore_stores import was_led_away
 from treering._store.objects.requests import Answer, Status
 
 _STATUS: Final = re.compile(r"status code: (\d{3})|^HTTP (\d{3})\b")
@@ -118,6 +119,9 @@ def failure_of(error: BaseException) -> RequestFailure:
         return RequestFailure(Cause.REFUSED, reason, errno.EEXIST)
     if status == 404 or isinstance(error, FileNotFoundError):  # noqa: PLR2004
         return RequestFailure(Cause.MISSING, reason, errno.ENOENT)
+    if was_led_away(details):
+        reason = f"its endpoint sends requests on to another host, and credentials are for one host alone: {reason}"
+        return RequestFailure(Cause.INVALID, reason, errno.EINVAL)
     if (unconnected := _UNCONNECTED.search(details)) is not None:
         return RequestFailure(Cause.PASSING, f"{unconnected[1]}: {reason}", errno.EHOSTUNREACH, unconnected=True)
     return _other_failure(error, kind, text, status, reason)
