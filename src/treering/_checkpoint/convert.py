@@ -26,7 +26,7 @@ from treering._checkpoint.targets import FORMS, SUFFIXES, Loss, accept_losses, f
 from treering._format.index import Index, LeafType
 from treering._format.selection import Selection, drop_leaves, select
 from treering._keymap.key_map import KeyMap, check_key_map
-from treering._store.resolve import kept, require_outside, require_path, settled
+from treering._store.resolve import require_outside, require_path, settled
 from treering._view.progress import Progress, showing
 from treering.errors import Busy, Corrupt, NotFound, Unsupported
 
@@ -67,8 +67,6 @@ def save_options(
 
 def convert_path(source: str | os.PathLike[str], save: SaveOptions, options: ConvertOptions) -> None:
     """Convert ``source``; ``treering.convert`` says more."""
-    require_path(source)
-    source = kept(source)
     check_key_map(options.key_map)
     writer = find_writer(save.path, save.shown, options.to)
     if not writer.suffix or settled(save.path) == settled(source):  # a file may lie beside those of a folder

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 from treering._checkpoint.forms import open_leaf_by_leaf
 from treering._format.records import LeafRecord
 from treering._inspect.open_tree import ArrayView, OpenTree
+from treering._store.resolve import kept
 from treering._values.human import pluralize
 from treering._view.differences import ABSENT, Difference, compare_listings, needs_reading, pair_nodes
 from treering._view.nodes import is_branch, record_of
@@ -94,6 +95,7 @@ def diff(
         (True, ['step: value: 7 in A, 8 in B'])
     """
     told = reporter(progress, "comparing")
+    a, b = kept(a), kept(b)
     with showing(told), open_leaf_by_leaf(a) as left, open_leaf_by_leaf(b) as right:
         found = list(compare_listings(left.listing, right.listing))
         pairs = pair_nodes(left.listing.root, right.listing.root)

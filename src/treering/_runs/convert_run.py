@@ -24,7 +24,7 @@ from treering._format.run_document import LATEST_TIME, Conversion, StepNote, add
 from treering._runs.open_run import open_run
 from treering._runs.steps import note_records, read_run, records_in, step_path, steps_in, tries
 from treering._store.failures import naming_file
-from treering._store.resolve import located, require_outside, require_path, settled
+from treering._store.resolve import kept, located, require_outside, require_path, settled
 from treering._store.run_folder import RunFolder
 from treering._values.checksums import digest
 from treering._values.human import steps_text
@@ -62,6 +62,7 @@ class _SourceSteps(NamedTuple):
 def convert_any(source: str | os.PathLike[str], save: SaveOptions, options: ConvertOptions) -> None:
     """Convert what stands at ``source``, of a run every step; ``treering.convert`` says more."""
     require_path(source)
+    source = kept(source)
     settle(source)
     form = detect(source)
     found = find_steps(source, form) if isinstance(form, ForeignForm) else None

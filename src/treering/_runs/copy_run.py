@@ -33,23 +33,23 @@ def copy_path(source: str, target: str, *, overwrite: bool, progress: Progress |
         Exists: something is at the target.
         TreeringError: as `copy_checkpoint` and `copy_file`.
     """
-    place = located(kept(source))
+    place, to = located(kept(source)), kept(target)
     form = detect(place)
-    require_outside(place, target, target)
+    require_outside(place, to, target)
     if form is Form.LEAVES or (isinstance(form, ForeignForm) and is_folder(place)):
         what = "a leaves directory" if form is Form.LEAVES else f"of the form {form.value}"
         raise Unsupported(f"{source!r} is {what}", hint="treering convert writes it anew, in a form that --to names")
     if form is Form.CHECKPOINT:
-        copy_checkpoint(place, _new_folder(target), overwrite=overwrite, progress=progress)
+        copy_checkpoint(place, _new_folder(to, target), overwrite=overwrite, progress=progress)
     elif form is Form.RUN:
-        copy_run(place, _new_folder(target), overwrite=overwrite, progress=progress)
+        copy_run(place, _new_folder(to, target), overwrite=overwrite, progress=progress)
     else:
-        copy_file(place, located(kept(new_file_path(target))), overwrite=overwrite, progress=progress)
+        copy_file(place, new_file_path(to), overwrite=overwrite, progress=progress)
     return form
 
 
-def _new_folder(target: str) -> Path:
-    path = located(kept(new_folder_path(target)))
+def _new_folder(to: str | os.PathLike[str], target: str) -> Path:
+    path = new_folder_path(to)
     if is_taken(path) and not is_folder(path):
         # In a bucket a folder may have the name of an object, and readers would find the object.
         raise Exists(f"{target!r} is a file; the copy would be a folder", hint="copy to another path")
