@@ -159,7 +159,7 @@ class CheckpointFolder(AttemptFiles):
             if outcome is Outcome.LOST:
                 raise self._exists() if self._is_first else self._refuse("another process saved there meanwhile")
             if outcome is Outcome.UNKNOWN:
-                raise OSError(errno.EIO, "no answer came to the commit: the new content may be in place")
+                raise OSError(errno.EIO, f"no answer came to PUT {INDEX!r}, the commit: it may yet be in place")
         try:
             store.flush()
         except OSError as error:

@@ -75,7 +75,7 @@ def remove_step(run: RunFolder, step: int, names_in: NamesIn, attempt_of: Callab
         if outcome is Outcome.LOST:
             return False
         if outcome is Outcome.UNKNOWN:
-            raise OSError(errno.EIO, "no answer came: the step may be removed")
+            raise OSError(errno.EIO, f"no answer came to PUT {INDEX!r}: the step may be removed")
         if not folder.grace:  # else its data wait, and what comes for them finds the rest
             _tidy(folder, names_in)
             # A process that saves holds the lock, or waits for it.

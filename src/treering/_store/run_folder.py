@@ -376,7 +376,7 @@ class RunFolder(Closable):
     def _swap_left(self, data: bytes, found: Entry | None) -> None:
         outcome = self._store.replace(LEFT_DOCUMENT, data, None if found is None else found.version)
         if outcome is not Outcome.DONE:
-            raise OSError(errno.EAGAIN, "another process changed it meanwhile, or no answer came")
+            raise OSError(errno.EAGAIN, f"another process changed it, or no answer came to PUT {LEFT_DOCUMENT!r}")
 
     def replace_document(self, data: bytes, *, sweep: bool = True) -> None:
         """Put a ``run.json`` there in one step, in the place of the one that was.

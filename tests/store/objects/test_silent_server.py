@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import secrets
 import time
 from collections.abc import Callable
@@ -12,8 +13,10 @@ import pytest
 
 import treering as tr
 from treering._store.objects.client import ObstoreClient
+from treering._store.objects.obstore_stores import StoreVariants
 from treering._store.objects.requests import Answer, Delete, Get, Head, Put, Request, Status
 from treering.errors import StoreFailed
+from treering.leaves import tree_serialize_leaves
 
 obstore = pytest.importorskip("obstore")
 PATIENCE = 2.0
@@ -68,6 +71,62 @@ def test_a_save_tells_it_after_one_patience(
     assert took < 1.5 * PATIENCE, caught.value
     assert f"{verb.partition('_')[0].upper()} 'a/" in str(caught.value)
     assert part in str(caught.value)
+
+
+def _serialize(path: Any) -> None:
+    tree_serialize_leaves(path / "leaves", {"w": np.zeros(3)}, prefix="x")
+
+
+def _save_run(path: Any, *steps: int) -> None:
+    with tr.Run(path / "run") as run:
+        for step in steps:
+            run.save(step, {"w": 1}, force=True)
+
+
+ZEROS = {"w": np.zeros(10)}
+HANGING: dict[str, tuple[str, str, Callable[[Any], Any], str]] = {
+    "a commit": ("put", "a/treering.json", lambda path: tr.save(path / "a", {}, overwrite=True), "PUT 'treering.json'"),
+    "a first commit": ("put", "b/treering.json", lambda path: tr.save(path / "b", ZEROS), "PUT 'b/treering.json'"),
+    "a commit of leaves": ("put", "leaves/tensorstore_index.json", _serialize, "PUT 'tensorstore_index.json'"),
+    "data": ("put", "b/data-.*", lambda path: tr.save(path / "b", ZEROS), "PUT 'b/data-"),
+    "a marker": ("put", "b/.*tmp", lambda path: tr.save(path / "b", ZEROS), "PUT 'b/.treering.json."),
+    "a file": ("put", "b.safetensors", lambda path: tr.save(path / "b.safetensors", ZEROS), "PUT 'b.safetensors'"),
+    "run.json": ("put", "run/run.json", lambda path: _save_run(path, 2), "PUT 'run/run.json'"),
+    "a removal": (
+        "put", "run/step_00000000/treering.json",
+        lambda path: tr.Run(path / "run", keep=tr.KeepLast(1)).gc(dry_run=False), "PUT 'treering.json'",
+    ),
+    "a listing": ("list_with_delimiter_async", "run/", lambda path: tr.Run(path / "run").steps(), "LIST 'run/'"),
+    "a reading": ("get", "a/treering.json", lambda path: tr.load(path / "a"), "GET 'a/treering.json'"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", HANGING)
+def test_the_request_that_hangs_is_named_where_others_are_answered(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    verb, name, call, told = HANGING[case]
+    client = ObstoreClient(obstore.store.MemoryStore(), f"s3://hangs-{secrets.token_hex(4)}", patience=0.3)
+    path = tr.at(client)
+    tr.save(path / "a", ZEROS)
+    _serialize(path)
+    _save_run(path, 0, 1)
+    real = getattr(obstore, verb)
+
+    def hang(store: Any, asked: Any = None, *more: Any, **options: Any) -> Any:
+        if re.fullmatch(name, str(asked)):
+            raise _Died("operation timed out")
+        return real(store, asked, *more, **options)
+
+    monkeypatch.setattr(obstore, verb, hang)
+    with pytest.raises(StoreFailed) as caught:
+        call(path)
+    assert told in str(caught.value)
+    assert "refuses" not in str(caught.value)
+
+
+def test_the_parts_of_an_upload_are_ended_by_time_alone() -> None:
+    store = obstore.store.S3Store("b", access_key_id="x", secret_access_key="y")
+    retries = StoreVariants(store, 30).variant(16 << 20, parts=True).retry_config
+    assert retries["max_retries"] * retries["backoff"]["init_backoff"] >= retries["retry_timeout"]
 
 
 def test_a_later_call_has_the_whole_patience(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -152,7 +152,7 @@ class ObjectClaim(Claim):
             )
             outcome = drive(self._client, steps) if self._client.patience > 0 else Outcome.UNKNOWN
             if outcome is Outcome.UNKNOWN:
-                raise OSError(errno.EIO, "no answer came to the commit, and it may yet happen")
+                raise OSError(errno.EIO, f"no answer came to PUT {self._key!r}, the commit, and it may yet happen")
             self._outcome = outcome
         return self._outcome is Outcome.DONE
 

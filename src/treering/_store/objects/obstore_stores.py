@@ -39,7 +39,7 @@ _PROXIES: Final = frozenset({"http", "https", "all"})
 _HOST: Final = re.compile(r"https?://(?:\[([^\s\]]+)|([^\s\[/:?#,]+))", re.IGNORECASE)
 _OF_CREDENTIALS: Final = ("169.254.0.0/16", "fd00:ec2::/32", "sts.amazonaws.com")
 _UNSIGNED: Final = frozenset({"unsigned_payload", "aws_unsigned_payload"})
-_PART_RETRIES: Final = 10
+_FIRST_PAUSE: Final = 0.5
 _RENEWED_EVERY: Final = 60.0
 _users: Final[dict[str, int]] = {}
 """The process that first used a bucket, of this one and those that it was forked from."""
@@ -110,9 +110,9 @@ class StoreVariants:
                 config["unsigned_payload"] = True
         second = datetime.timedelta(seconds=1)
         retries = {
-            "max_retries": _PART_RETRIES if parts else 0,
+            "max_retries": math.ceil(self._patience / _FIRST_PAUSE) if parts else 0,  # so that time alone ends them
             "retry_timeout": max(self._patience - _STALLED, 1) * second,
-            "backoff": {"init_backoff": second / 2, "max_backoff": 15 * second, "base": 2},
+            "backoff": {"init_backoff": _FIRST_PAUSE * second, "max_backoff": 15 * second, "base": 2},
         }
         provider = {} if store.credential_provider is None else {"credential_provider": store.credential_provider}
         return type(store)(prefix=store.prefix, config=config, client_options=options, retry_config=retries, **provider)

@@ -85,7 +85,8 @@ class RequestFailure:
         if self.cause is Cause.DENIED:
             what = f"{shown} denies it to these credentials; check them and their rights{right and f', {right}'}"
             return PermissionError(errno.EACCES, f"{what} ({self.reason})")
-        return OSError(self.number, f"{shown} refuses it ({self.reason})")
+        what = "does not answer" if self.cause in {Cause.PASSING, Cause.CONFLICT} else "refuses it"
+        return OSError(self.number, f"{shown} {what} ({self.reason})")
 
 
 def failure_of(error: BaseException) -> RequestFailure:

@@ -186,6 +186,11 @@ def require_answer(shown: str, answer: Answer) -> Answer:
     return answer
 
 
+def unanswered(shown: str, name: str) -> OSError:
+    """Return the error for an object that was put again and again, with answers to all that was asked but to that."""
+    return OSError(errno.ETIMEDOUT, f"{shown} does not answer (PUT {name!r}); it may have been put, or may yet be")
+
+
 def drive(client: Client, steps: Steps[T]) -> T:
     """Perform what a part of the protocol asks for, and return what it returns."""
     try:

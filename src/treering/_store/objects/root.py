@@ -16,7 +16,7 @@ from treering._store.failures import naming, taken_meanwhile
 from treering._store.memory_pool import lasting_pieces
 from treering._store.objects.claim import ignores_conditions, patience
 from treering._store.objects.file_protocol import put_file
-from treering._store.objects.requests import Client, Head, List, ObjectVersion, drive, require_answer
+from treering._store.objects.requests import Client, Head, List, ObjectVersion, drive, require_answer, unanswered
 from treering._store.objects.store import GRACE, WHOLE_BYTES, ObjectStore, entry_of
 from treering._store.pieces import Buffer
 from treering._store.root import Root
@@ -78,9 +78,8 @@ class ObjectRoot(Root):
             if outcome is Outcome.LOST and new:
                 raise taken_meanwhile(os.fspath(path))
             if outcome is not Outcome.DONE:
-                unknown = f"{client.shown} does not answer, and the file may have been put, or may yet be"
-                lost = outcome is Outcome.LOST
-                raise OSError(errno.EIO, "it is replaced by others again and again" if lost else unknown)
+                lost = OSError(errno.EIO, "it is replaced by others again and again")
+                raise lost if outcome is Outcome.LOST else unanswered(client.shown, key)
             if ignores_conditions(client, key, data):
                 _warn_of(path, "the server does not heed conditions")
             if new or unique:

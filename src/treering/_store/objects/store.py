@@ -38,6 +38,7 @@ from treering._store.objects.requests import (
     Status,
     drive,
     require_answer,
+    unanswered,
 )
 from treering._store.pieces import Buffer
 from treering._values.checkpoint_names import attempt_of_journal, heartbeat_name
@@ -150,7 +151,7 @@ class ObjectStore(Store):
             raise FileExistsError(errno.EEXIST, f"{name!r} is there already")
         if outcome is Outcome.UNKNOWN:
             self._ask(Head(self._prefix + name))  # its error names what failed first
-            raise OSError(errno.ETIMEDOUT, f"{self.client.shown} does not answer")
+            raise unanswered(self.client.shown, self._prefix + name)
 
     def replace(self, name: str, data: bytes, expected: Version = ANY, *, sweep: bool = True) -> Outcome:
         """Make ``data`` the content of a document of that version; a tombstone counts as nothing."""
@@ -162,11 +163,13 @@ class ObjectStore(Store):
                     return self._swap(name, data, version_of(there.version))
             return outcome
         expired = patience(self.client)
-        while not expired():
+        while True:
             outcome = drive(self.client, put_file(self._prefix + name, bytes(data), expired))
             if outcome is Outcome.DONE:
                 return outcome
-        raise OSError(errno.EAGAIN, f"{name!r} is replaced by others again and again")
+            if expired():
+                lost = OSError(errno.EAGAIN, f"{name!r} is replaced by others again and again")
+                raise lost if outcome is Outcome.LOST else unanswered(self.client.shown, self._prefix + name)
 
     def put(self, name: str, data: bytes) -> None:
         """Make ``data`` the content of a message."""

@@ -211,7 +211,7 @@ class LeavesAttempt(JoinedAttempt):
                 raise self._busy("another save changed the index meanwhile")
             self._kept = True
             if outcome is Outcome.UNKNOWN:
-                raise OSError(errno.EIO, "no answer came to the commit: the new content may be in place")
+                raise OSError(errno.EIO, f"no answer came to PUT {INDEX!r}, the commit: it may yet be in place")
             self.store.flush()
             # The save is done; the next one sweeps what stays.
             with contextlib.suppress(OSError):
