@@ -9,7 +9,8 @@ import pytest
 
 from torture.bucket_servers import BucketServer
 from treering._store.objects.client import ObstoreClient
-from treering._store.objects.requests import Absent, Delete, Get, Put, Status
+from treering._store.objects.foreign_names import list_past
+from treering._store.objects.requests import Absent, Delete, Get, List, Put, Status
 from treering._store.objects.store import ObjectStore
 
 pytestmark = pytest.mark.bucket
@@ -42,3 +43,17 @@ def test_a_version_is_deleted_only_if_it_is_there(seaweed: BucketServer, prefix:
     assert client.perform(Get(name)).data == b"two"
     assert client.perform(Delete((name,), second.version)).status is Status.DONE
     assert client.perform(Get(name)).status is Status.MISSING
+
+
+def test_a_listing_that_is_read_here_says_what_that_of_obstore_says(seaweed: BucketServer, prefix: str) -> None:
+    client = ObstoreClient(seaweed.connect(), seaweed.url)
+    for number in range(5):
+        client.perform(Put(f"{prefix}/a b+%41é&{number}/{number}", b"one"))
+        client.perform(Put(f"{prefix}/{number}~", b"one"))
+    for deep in (False, True):
+        wanted = client.perform(List(f"{prefix}/", deep))
+        stores = client._stores
+        found = list_past(stores.variant(0), stores.at_url, f"{prefix}/", deep=deep, seconds=60.0)
+        assert found is not None
+        assert sorted(found.listed, key=str) == sorted(wanted.listed, key=str)
+        assert sorted(found.places) == sorted(wanted.places)

@@ -164,16 +164,6 @@ def test_an_interrupt_ends_a_level_without_an_end(serve: Serve) -> None:
     assert time.monotonic() - begun < 20
 
 
-@pytest.mark.parametrize("key", ["run/x//y", "run/../x", "run/a&#9;b"])
-def test_a_foreign_name_that_cannot_be_listed_is_named(serve: Serve, key: str) -> None:
-    found = f"<Key>{key}</Key><LastModified>2024-01-01T00:00:00Z</LastModified><ETag>a</ETag><Size>1</Size>"
-    body = f"<ListBucketResult><IsTruncated>false</IsTruncated><Contents>{found}</Contents></ListBucketResult>".encode()
-    url = serve(200, {"Content-Length": str(len(body))}, body)
-    with pytest.raises(StoreFailed, match=r"another program's object .* cannot be read; remove it: ") as caught:
-        steps_of(url)
-    assert key.replace("&#9;", " ") in str(caught.value)
-
-
 def test_an_endpoint_that_sends_requests_on_to_another_host_is_refused(
     serve: Serve, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -110,7 +110,8 @@ class ObstoreClient(RepeatingClient):
             case Delete(names, _):
                 return self._delete(names)
             case List(prefix, deep):
-                return self._answer("list", prefix, lambda store: obstore_requests.list_names(store, prefix, deep=deep))
+                list_names = functools.partial(obstore_requests.list_names, prefix=prefix, deep=deep)
+                return self._answer("list", prefix, lambda store: list_names(store, reopen=self._stores.at_url))
 
     def put_parts(self, name: str, buffers: Iterable[Buffer], size: int, *, new: bool = True) -> None:
         """Write an object in parts that are sent while the next ones are made.

@@ -31,19 +31,16 @@ def delete_version(store: Any, name: str, version: ObjectVersion) -> Answer:
     Raises:
         PermissionError: the bucket denies it.
     """
-    options = getattr(store, "client_options", None) or {}
-    if type(store).__name__ not in _SIGNING or any(options.get(name, NOWHERE) != NOWHERE for name in _NOT_OURS):
+    if type(store).__name__ not in _SIGNING or not signs_here(store):
         return _NOT_TRIED
     if type(store).__name__ == "AzureStore" and urllib.parse.quote(name) != name:
         return _NOT_TRIED  # obstore signs the escaped name, which Azure answers by 403
-    if str(store.config.get("skip_signature", "")).lower() in _YES:
-        return _NOT_TRIED  # to sign, obstore would look for the role of this machine
     try:
         signed = obstore.sign(store, "DELETE", name, _VALID)
     except obstore.exceptions.GenericError:
         return _NOT_TRIED  # a SAS token of Azure signs nothing
     url = urllib.parse.urlsplit(signed)
-    connection = _connect(url)
+    connection = connect(url)
     if connection is None:
         return _NOT_TRIED
     try:
@@ -62,7 +59,16 @@ def delete_version(store: Any, name: str, version: ObjectVersion) -> Answer:
     return Answer(Status.NO_ANSWER, reason=f"HTTP {status}")
 
 
-def _connect(url: urllib.parse.SplitResult) -> http.client.HTTPConnection | None:
+def signs_here(store: Any) -> bool:
+    """Tell whether what a store signs can be asked for from here."""
+    options = store.client_options or {}
+    if any(options.get(name, NOWHERE) != NOWHERE for name in _NOT_OURS):
+        return False
+    # Without signatures, obstore would look for the role of this machine to sign.
+    return str(store.config.get("skip_signature", "")).lower() not in _YES
+
+
+def connect(url: urllib.parse.SplitResult) -> http.client.HTTPConnection | None:
     """Connect to a server; None where that does not work from here, though it may for obstore."""
     host = url.hostname or ""
     if urllib.request.getproxies().get(url.scheme) and not urllib.request.proxy_bypass(host):

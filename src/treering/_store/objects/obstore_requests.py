@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import errno
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final
 
 import obstore
 
 from treering._store.api import LARGEST_DOCUMENT
+from treering._store.objects.foreign_names import list_past
 from treering._store.objects.reading import Span
 from treering._store.objects.request_failures import Cause, ShortAnswer, failure_of
 from treering._store.objects.requests import Absent, Answer, Condition, Listed, ObjectVersion, Put, Status
@@ -94,28 +95,31 @@ def delete(store: Any, names: list[str]) -> Answer:
     return Answer(Status.DONE)
 
 
-def list_names(store: Any, prefix: str, *, deep: bool) -> Answer:
+def list_names(store: Any, prefix: str, *, deep: bool, reopen: Callable[[str], Any] = lambda _: None) -> Answer:
     """List what begins with a prefix. obstore lists whole folders, and leaves out what stands for the folder itself."""
     folder, slash, _ = prefix.rpartition("/")
     above = folder + slash or None
-    if deep:
-        metas = list(_list_all(store, above))
-        places: list[str] = []
-    else:
-        result = _list_level(store, above)
-        metas, places = list(result["objects"]), list(result["common_prefixes"])
-    found = [listed(meta) for meta in metas if meta["path"].startswith(prefix)]
-    return Answer(Status.DONE, listed=found, places=[place for place in places if place.startswith(prefix)])
+    try:
+        found = _list_deep(store, above) if deep else _list_level(store, above)
+    except obstore.exceptions.InvalidPathError:
+        past = list_past(store, reopen, above or "", deep=deep, seconds=_LONGEST_LISTING)
+        if past is None:
+            raise
+        found = past
+    names = [one for one in found.listed if one.name.startswith(prefix)]
+    return Answer(Status.DONE, listed=names, places=[place for place in found.places if place.startswith(prefix)])
 
 
-def _list_level(store: Any, above: str | None) -> Mapping[str, Any]:
+def _list_level(store: Any, above: str | None) -> Answer:
     """List one level of a folder. obstore collects all its pages: an event loop can leave that before it ends."""
     try:
         asyncio.get_running_loop()
     except RuntimeError:
-        return _collect_level(store, above)
-    with ThreadPoolExecutor(1) as beside:  # a notebook: a thread runs one loop at a time
-        return beside.submit(_collect_level, store, above).result()
+        result = _collect_level(store, above)
+    else:
+        with ThreadPoolExecutor(1) as beside:  # a notebook: a thread runs one loop at a time
+            result = beside.submit(_collect_level, store, above).result()
+    return Answer(Status.DONE, listed=[listed(meta) for meta in result["objects"]], places=result["common_prefixes"])
 
 
 def _collect_level(store: Any, above: str | None) -> Mapping[str, Any]:
@@ -141,15 +145,15 @@ def _collect_level(store: Any, above: str | None) -> Mapping[str, Any]:
         loop.close()
 
 
-def _list_all(store: Any, above: str | None) -> Iterator[Mapping[str, Any]]:
-    """Yield all objects in a folder; a server that gives the same page again and again would never end."""
-    seen: set[str] = set()
+def _list_deep(store: Any, above: str | None) -> Answer:
+    """List all objects in a folder; a server that gives the same page again and again would never end."""
+    seen: dict[str, Mapping[str, Any]] = {}
     for page in obstore.list(store, above, chunk_size=_PAGE):
         before = len(seen)
-        seen.update(meta["path"] for meta in page)
+        seen |= {meta["path"]: meta for meta in page}
         if page and len(seen) == before:
             raise OSError(errno.EPROTO, "the bucket lists the same names again and again")
-        yield from page
+    return Answer(Status.DONE, listed=[listed(meta) for meta in seen.values()])
 
 
 def fetch(store: Any, name: str, version: ObjectVersion, span: Span) -> Answer:

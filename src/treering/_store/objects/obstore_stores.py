@@ -95,15 +95,22 @@ class StoreVariants:
                     self._opened[size, parts] = opened
             return self._opened.get((size, parts), self._opened[_LONGEST, parts])
 
+    def at_url(self, url: str) -> Any:
+        """Open the store of S3 for a URL in the place of that of its bucket; None once the environment is another."""
+        config = {name: value for name, value in config_of(self.store).items() if name not in _ENDPOINTS}
+        config |= {_ENDPOINTS[0]: url, "virtual_hosted_style_request": True}
+        opened = self._open(0, parts=False, config=config) if store_environment() == self._environment else None
+        return opened if store_environment() == self._environment else None
+
     def _open_longest(self) -> dict[tuple[int, bool], Any]:
         return {(_LONGEST, parts): self._open(_LONGEST, parts=parts) for parts in (False, True)}
 
-    def _open(self, size: int, *, parts: bool) -> Any:
+    def _open(self, size: int, *, parts: bool, config: dict[str, Any] | None = None) -> Any:
         store, timeout = self.store, self._timeout + size / _SLOWEST
         options = {"read_timeout": f"{_STALLED}s", **environment_options(type(store).__name__)}
         options |= store.client_options or {}
         options["timeout"] = f"{round(timeout * 1000)}ms"
-        config = config_of(store)
+        config = config_of(store) if config is None else config
         if type(store).__name__ == "S3Store":
             options |= _without_redirects(config, options)
             if parts and _UNSIGNED.isdisjoint(config) and is_private(config):

@@ -8,6 +8,7 @@ import errno
 import re
 from typing import Final
 
+from treering._store.objects.foreign_names import how_to_remove
 from treering._store.objects.obstore_stores import was_led_away
 from treering._store.objects.requests import Answer, Status
 
@@ -23,7 +24,7 @@ _NAMED: Final = re.compile(
 # What some servers say with a status that stands for something else too.
 _DENIED: Final = ("AccessDenied", "ExpiredToken", "InvalidAccessKeyId", "SignatureDoesNotMatch", "AuthenticationFailed")
 _DENIALS: Final = frozenset({"PermissionDeniedError", "UnauthenticatedError", "PermissionError"})
-_FOREIGN: Final = re.compile(r"Encountered object with invalid path: (.*)")
+_FOREIGN: Final = re.compile(r'invalid path: .*?Path "(.*?)"(?:: Encountered| contained)', re.DOTALL)
 _NO_BUCKET: Final = ("NoSuchBucket", "ContainerNotFound", "The specified bucket does not exist")
 _SLOW: Final = ("SlowDown", "ServerBusy", "rateLimitExceeded", "TooManyRequests")
 _PASSING: Final = frozenset({408, 425, 429})
@@ -61,6 +62,8 @@ class RequestFailure:
     """Whether the bucket asks for fewer requests."""
     unconnected: bool = False
     """Whether there was no connection, so that the bucket has never seen the request."""
+    foreign: str = ""
+    """The name of another program's object, which obstore does not read."""
 
     def answer(self, shown: str, right: str = "", *, first: str = "") -> Answer:
         """Return the answer that it is; ``right`` is what the request needs, ``first`` what failed before any other.
@@ -85,6 +88,9 @@ class RequestFailure:
         if self.cause is Cause.DENIED:
             what = f"{shown} denies it to these credentials; check them and their rights{right and f', {right}'}"
             return PermissionError(errno.EACCES, f"{what} ({self.reason})")
+        if self.foreign:
+            what = f"{shown} has another program's object under a name that cannot be read, so that nothing is listed"
+            return OSError(self.number, f"{what}; remove it: {how_to_remove(shown, self.foreign)}")
         what = "does not answer" if self.cause in {Cause.PASSING, Cause.CONFLICT} else "refuses it"
         return OSError(self.number, f"{shown} {what} ({self.reason})")
 
@@ -111,9 +117,8 @@ def failure_of(error: BaseException) -> RequestFailure:
         return RequestFailure(Cause.INVALID, f"the bucket does not exist; make it first: {reason}", errno.ENODEV)
     if status in {401, 403} or kind in _DENIALS or _says(text, _DENIED):
         return RequestFailure(Cause.DENIED, reason, errno.EACCES)
-    if (foreign := _FOREIGN.search(reason)) is not None:
-        reason = f"another program's object lies there under a name that cannot be read; remove it: {foreign[1]}"
-        return RequestFailure(Cause.INVALID, reason, errno.EINVAL)
+    if (foreign := _FOREIGN.search(text)) is not None:
+        return RequestFailure(Cause.INVALID, reason, errno.EINVAL, foreign=foreign[1])
     if status == 409:  # noqa: PLR2004 - Azure says so of what is there; S3 where two changes met
         return RequestFailure(Cause.REFUSED if "BlobAlreadyExists" in text else Cause.CONFLICT, reason, errno.EAGAIN)
     if status == 412 or kind in {"AlreadyExistsError", "PreconditionError"}:  # noqa: PLR2004

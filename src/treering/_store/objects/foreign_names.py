@@ -1,0 +1,135 @@
+"""Listing a bucket past the names of other programs' objects that obstore refuses with the whole page they stand on.
+
+obstore signs the page of S3, which is read here. GCS and Azure have no such signature: there the name is told.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import errno
+import functools
+import http.client
+import re
+import time
+import urllib.parse
+from collections.abc import Callable, Iterator
+from typing import Any, Final
+from xml.etree import ElementTree
+
+import obstore
+
+from treering._printable import cut_middle, printable
+from treering._store.objects.conditional_delete import connect, signs_here
+from treering._store.objects.requests import Answer, Listed, ObjectVersion, Status
+from treering._values.telemetry import LOGGER
+
+_VALID: Final = datetime.timedelta(minutes=5)
+_LARGEST_PAGE: Final = 16 << 20
+_LONGEST_NAME: Final = 200
+_NO_XML: Final = re.compile(
+    rb"[\x00-\x08\x0b\x0c\x0e-\x1f]|&#(?:0*(?:[0-8]|1[124-9]|2\d|3[01])|x0*(?:[0-8bcef]|1[\da-f]));", re.IGNORECASE
+)
+_CONTROL: Final = re.compile(r"[\x00-\x1f\x7f]")
+
+
+def list_past(store: Any, reopen: Callable[[str], Any], above: str, *, deep: bool, seconds: float) -> Answer | None:
+    """List a folder but for the names that obstore refuses; None where that cannot be asked for here.
+
+    Args:
+        store: the store of obstore.
+        reopen: opens it for a URL in the place of that of its bucket; None where that would be another account.
+        above: the folder, with the slash at its end.
+        deep: whether what lies below a further slash is listed too.
+        seconds: how long it may take.
+
+    Raises:
+        OSError: the pages have no end, or the server is not reached.
+    """
+    query = {"list-type": "2", "prefix": above, **({} if deep else {"delimiter": "/"})}
+    listed: list[Listed] = []
+    places: list[str] = []
+    deadline = time.monotonic() + seconds
+    while (page := _page(store, reopen, query)) is not None:
+        for tag, member in _entries(page):
+            name = member["Key" if tag == "Contents" else "Prefix"]
+            if not _is_readable(name):
+                _tell_once(store.config["bucket"], name)
+            elif tag != "Contents":
+                places.append(name.removesuffix("/"))
+            elif name != above:
+                when = datetime.datetime.fromisoformat(member["LastModified"]).timestamp()
+                version = ObjectVersion(member.get("ETag") or "")
+                listed.append(Listed(name.removesuffix("/"), int(member["Size"]), when, version))
+        token = page.findtext("{*}NextContinuationToken")
+        if not token:
+            return Answer(Status.DONE, listed=listed, places=places)
+        if token == query.get("continuation-token") or time.monotonic() > deadline:
+            raise OSError(errno.EPROTO, "the bucket lists more and more names, without an end")
+        query["continuation-token"] = token
+    return None
+
+
+def how_to_remove(shown: str, name: str) -> str:
+    r"""Return the command that removes an object of that name, or all below a name that ends in a slash.
+
+    Example:
+        >>> how_to_remove("s3://bucket", "run//x"), how_to_remove("gs://bucket", "run/../")
+        ("aws s3 rm 's3://bucket/run//x'", "gcloud storage rm --recursive 'gs://bucket/run/../'")
+    """
+    scheme, _, bucket = shown.partition("://")
+    everything = " --recursive" if name.endswith("/") else ""
+    if scheme in {"s3", "gs"}:
+        return f"{'aws s3' if scheme == 's3' else 'gcloud storage'} rm{everything} {_quoted(f'{shown}/{name}')}"
+    what = f"delete-batch --source {bucket} --pattern {_quoted(f'{name}*')}"
+    return f"az storage blob {what if everything else f'delete --container-name {bucket} --name {_quoted(name)}'}"
+
+
+def _quoted(text: str) -> str:
+    """Return a word as shells take it."""
+    plain = text.replace("\\", "\\\\").replace("'", "\\'")
+    return f"'{text}'" if text.isprintable() and "'" not in text else f"$'{printable(plain)}'"
+
+
+def _page(store: Any, reopen: Callable[[str], Any], query: dict[str, str]) -> ElementTree.Element | None:
+    """Return one page; None where it cannot be signed or is refused."""
+    if type(store).__name__ != "S3Store" or store.prefix or not signs_here(store):
+        return None
+    bucket = obstore.sign(store, "GET", "x", _VALID).partition("?")[0].removesuffix("/x")
+    # The path that is signed comes last: servers ignore the member, which the clients of Amazon send too.
+    opened = reopen(f"{bucket}?{urllib.parse.urlencode(query, quote_via=urllib.parse.quote, safe='')}&x-id=")
+    if opened is None:
+        return None
+    url = urllib.parse.urlsplit(obstore.sign(opened, "GET", "ListObjectsV2", _VALID))
+    if (connection := connect(url)) is None:
+        return None
+    with contextlib.closing(connection):
+        try:
+            connection.request("GET", f"{url.path}?{url.query}")
+            answer = connection.getresponse()
+            data = answer.read(_LARGEST_PAGE)
+        except http.client.HTTPException as error:
+            raise ConnectionError(str(error)) from error
+    try:
+        # What no XML may have was in a name that is left out, whichever of them it was.
+        data = _NO_XML.sub(b"\x7f", data)
+        return ElementTree.fromstring(data) if answer.status == http.client.OK else None  # noqa: S314 - expat bounds entities
+    except ElementTree.ParseError:
+        return None
+
+
+def _entries(page: ElementTree.Element) -> Iterator[tuple[str, dict[str, str]]]:
+    for entry in page:
+        if (tag := entry.tag.rpartition("}")[2]) in {"Contents", "CommonPrefixes"}:
+            yield tag, {member.tag.rpartition("}")[2]: member.text or "" for member in entry}
+
+
+def _is_readable(name: str) -> bool:
+    """Whether obstore takes a name."""
+    return {"", ".", ".."}.isdisjoint(name.removesuffix("/").split("/")) and not _CONTROL.search(name)
+
+
+@functools.lru_cache(maxsize=1000)
+def _tell_once(bucket: str, name: str) -> None:
+    what = printable(cut_middle(name, _LONGEST_NAME))
+    LOGGER.warning("s3://%s has '%s' of another program, a name that cannot be read: it is left out", bucket, what)
