@@ -10,8 +10,14 @@ _QUOTED: Final = re.compile(  # a query may have spaces and quotes, escaped by `
     r"""(['"])([a-z][a-z0-9+.-]*:/{1,2}[^\s'"?]*\?)(?:\\.|(?!\1).)+\1""", re.IGNORECASE | re.DOTALL
 )
 _QUERY: Final = re.compile(r"""([a-z][a-z0-9+.-]*:/{1,2}[^\s'"?]*\?)[^\s'"]+""", re.IGNORECASE)
-# abfss://CONTAINER@ACCOUNT is no login.
-_LOGIN: Final = re.compile(r"""(https?:/{1,2}|[a-z][a-z0-9+.-]*:/{1,2}(?=[^\s/'"@:]*:))[^\s/'"]*@""", re.IGNORECASE)
+_WHOLE: Final = re.compile(r"([a-z][a-z0-9+.-]*:/{1,2}[^?]*\?).+", re.IGNORECASE | re.DOTALL)
+_MEMBER: Final = re.compile(  # where no query begins: in a fragment, a parameter, or after a mark that was escaped
+    r"""((?:%3f|[#;&])[\w.-]{0,40}?(?:sig|token|secret|password|credential)[\w.-]{0,40}=)[^\s'"]+""", re.IGNORECASE
+)
+_LOGIN: Final = re.compile(  # abfss://CONTAINER@ACCOUNT is none
+    r"""(?<![a-z0-9+.-])((?!(?:abfs|wasb)s?:)[a-z][a-z0-9+.-]*:/{1,2}|[a-z][a-z0-9+.-]*:/{1,2}(?=[^\s/'"@:]*:))[^\s/'"]*@""",
+    re.IGNORECASE,
+)
 
 MOST_LINES = 20
 """A message shows as many lines of a list."""
@@ -51,7 +57,18 @@ def hide_secrets(text: str) -> str:
         "could not read 'https://host/a.safetensors?...' at http://...@host"
     """
     text = _QUERY.sub(r"\1...", _QUOTED.sub(r"\1\2...\1", text)) if "?" in text else text
+    text = _MEMBER.sub(r"\1...", text) if ":/" in text else text
     return _LOGIN.sub(r"\1...@", text) if "@" in text else text
+
+
+def show_path(path: str) -> str:
+    r"""Return a path, or a URL without what lets others in, whatever stands in its query.
+
+    Example:
+        >>> show_path("memory://a?sig=\n1f"), show_path("runs/a?b")
+        ('memory://a?...', 'runs/a?b')
+    """
+    return hide_secrets(found[1] + "..." if (found := _WHOLE.fullmatch(path)) else path)
 
 
 def shorten(text: str, most: int) -> str:

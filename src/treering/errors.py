@@ -28,7 +28,7 @@ from __future__ import annotations
 import errno
 import os
 
-from treering._printable import cut_middle, cut_names, hide_secrets, printable
+from treering._printable import cut_middle, cut_names, hide_secrets, printable, show_path
 
 __all__ = [
     "Busy", "Cancelled", "Corrupt", "Exists", "Format", "KeptOnHost", "LeavesInitialised", "Mismatch", "MissingExtra",
@@ -74,7 +74,7 @@ class TreeringError(Exception):
         super().__init__(message)
         self.path = path
         self.offset = offset
-        self.hint = hint
+        self.hint = None if hint is None else hide_secrets(hint)
 
     def __str__(self) -> str:
         places = [f"leaf {_shown_path(self.path)!r}"] if self.path else []
@@ -140,7 +140,7 @@ class StoreFailed(TreeringError, OSError):
         A missing file becomes ``NotFound``; EACCES and EPERM are also ``PermissionError``, EISDIR is also
         ``IsADirectoryError``, ENOTDIR is also ``NotADirectoryError``.
         """
-        shown = hide_secrets(os.fspath(path))
+        shown = show_path(os.fspath(path))
         reason = hide_secrets(cause.strerror or str(cause))
         by_errno: dict[int | None, type[TreeringError]] = {
             errno.ENOENT: NotFound,

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Final, NoReturn
 
 from treering._arrays.jobs import Progress
+from treering._printable import show_path
 from treering._store.waiters import Waiters
 from treering.errors import Cancelled, Timeout, TreeringError
 
@@ -80,7 +81,7 @@ class SaveJob(Watch):
 
     def __init__(self, path: Path, *, shown: str, run: Path | None, timeout: float, nbytes: int) -> None:
         self.path: Final = path
-        self.shown: Final = shown
+        self.shown: Final = show_path(shown)
         self.doing: Final = f"save {shown!r}"
         self.run: Final = run
         self.timeout: Final = timeout

@@ -21,7 +21,7 @@ from treering._checkpoint.missing_data import require_no_loss
 from treering._format.index import ARRAY_KINDS, Index, LeafType, leaf_bytes
 from treering._format.structure import build
 from treering._keymap.key_map import KeyMap, check_key_map
-from treering._printable import LONGEST_LINE, cut_middle, printable
+from treering._printable import LONGEST_LINE, cut_middle, printable, show_path
 from treering._store.closable import Closable
 from treering._store.resolve import require_path
 from treering._values.boxes import whole
@@ -191,7 +191,7 @@ class Checkpoint(Closable, Mapping[str, Any]):
             for number, key in enumerate(self.index.keys[:_SHOWN])
         ]
         more = [f"  ... and {len(self) - _SHOWN} more"] if len(self) > _SHOWN else []
-        title = f"Checkpoint({self._path!r}: {pluralize(len(self), 'leaves')}, {bytes_text(arrays)})"
+        title = f"Checkpoint({show_path(self._path)!r}: {pluralize(len(self), 'leaves')}, {bytes_text(arrays)})"
         return "\n".join([title, *shown, *more])
 
     def _short(self, number: int) -> str:

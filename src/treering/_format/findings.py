@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Iterable, Iterator
 
 from treering._format.index import Index
-from treering._printable import LONGEST_LINE, cut_middle, printable
+from treering._printable import LONGEST_LINE, cut_middle, printable, show_path
 from treering._values.human import bytes_text, pluralize
 
 _MOST_LINES = 50
@@ -88,10 +88,10 @@ class Verification:
         if not self.findings:
             if not self.checked:
                 sound = f"is sound as far as it has checksums ({size})" if self.nbytes else "has sound headers"
-                return f"{self.path!r} {sound}, and {note}"
+                return f"{show_path(self.path)!r} {sound}, and {note}"
             more = f"; note: {note}" if note else ""
-            return f"{self.path!r} is whole: {size}, every byte checked{more}"
-        lines = [f"{self.path!r} is damaged: {pluralize(len(self.findings), 'findings')}"]
+            return f"{show_path(self.path)!r} is whole: {size}, every byte checked{more}"
+        lines = [f"{show_path(self.path)!r} is damaged: {pluralize(len(self.findings), 'findings')}"]
         lines += [f"  {finding}" for finding in self.findings[:_MOST_LINES]]
         if len(self.findings) > _MOST_LINES:
             lines.append(f"  and {len(self.findings) - _MOST_LINES} more")

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 from treering._checkpoint.forms import open_leaf_by_leaf
 from treering._format.records import LeafRecord
 from treering._inspect.open_tree import ArrayView, OpenTree
+from treering._printable import show_path
 from treering._store.resolve import kept
 from treering._values.human import pluralize
 from treering._view.differences import ABSENT, Difference, compare_listings, needs_reading, pair_nodes
@@ -102,7 +103,9 @@ def diff(
         count = sum(1 for _, *nodes in pairs if any(node is not ABSENT and not is_branch(node) for node in nodes))
         if values:
             found += _differing_values(left, right, told)
-        return Diff(a=os.fspath(a), b=os.fspath(b), differences=tuple(found), leaves=count, values=values)
+        return Diff(
+            a=show_path(os.fspath(a)), b=show_path(os.fspath(b)), differences=tuple(found), leaves=count, values=values
+        )
 
 
 def blocks_of(shape: tuple[int, ...], itemsize: int, limit: int = _BLOCK_BYTES) -> Iterator[tuple[slice, ...]]:

@@ -11,6 +11,7 @@ from treering._checkpoint.detect import Form
 from treering._checkpoint.forms import list_headers
 from treering._format.listing import list_index
 from treering._format.records import FileRecord, LeafRecord, Listing, ProcessShare
+from treering._printable import show_path
 from treering._store.resolve import located, open_file
 from treering._values.checkpoint_names import INDEX
 from treering._view.json_lines import members_of
@@ -76,7 +77,7 @@ class Inspection:
 
     def __repr__(self) -> str:
         totals = lay_out(self.root, depth=0).everything
-        return f"<Inspection of {self.path!r}: {form_text(self.listing)}; {totals_text(totals)}>"
+        return f"<Inspection of {show_path(self.path)!r}: {form_text(self.listing)}; {totals_text(totals)}>"
 
     def _repr_html_(self) -> str:
         from treering._view.html import html_text

@@ -14,6 +14,7 @@ from treering._background.saves import raise_unreported, settle, wait_for
 from treering._coordination.allgather import allgather_with_deadline
 from treering._coordination.broadcast import broadcast
 from treering._coordination.message_board import PathMessageBoard
+from treering._printable import show_path
 from treering._runs.gc import collect, remove_steps
 from treering._runs.known_steps import KnownSteps
 from treering._runs.schedule import SaveSchedule, Signals
@@ -71,7 +72,7 @@ class RunState:
         _require_rule("keep", keep, Policy, "KeepLast(3)")
         _require_rule("save_every", save_every, Cadence, "SaveEvery(steps=1000)")
         self.path: Path = absolute(new_folder_path(path))
-        self.shown = os.fspath(path)
+        self.shown = show_path(os.fspath(path))
         self.keep = keep
         self.save_every = save_every
         self.keep_text = None if keep is None else repr(keep)

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TypeVar
 
-from treering._printable import hide_secrets
+from treering._printable import show_path
 from treering._values.checkpoint_names import INDEX
 from treering._values.leaves_names import INDEX as LEAVES_INDEX
 from treering.errors import Corrupt, Exists, Format, NotFound, StoreFailed, TreeringError
@@ -91,7 +91,7 @@ def with_errno(error: _Error, number: int, path: str | os.PathLike[str]) -> _Err
         >>> with_errno(NotFound("there is no index"), errno.ENOENT, "ckpt").filename
         'ckpt'
     """
-    error.errno, error.strerror, error.filename = number, os.strerror(number), hide_secrets(os.fspath(path))
+    error.errno, error.strerror, error.filename = number, os.strerror(number), show_path(os.fspath(path))
     return error
 
 
@@ -130,5 +130,5 @@ def naming_file(path: Path) -> Iterator[None]:
         if isinstance(error, Corrupt | Format) and os.fspath(path) not in error.message:
             named = error.message.startswith(f"{path.name} ")
             rest = error.message.removeprefix(path.name) if named else f": {error.message}"
-            error.message = f"{os.fspath(path)!r}{rest}"
+            error.message = f"{show_path(os.fspath(path))!r}{rest}"
         raise

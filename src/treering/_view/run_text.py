@@ -7,7 +7,7 @@ import datetime
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from treering._printable import printable
+from treering._printable import printable, show_path
 from treering._values.human import bytes_text, duration_text, pluralize
 from treering._view.json_lines import json_document, members_of
 from treering._view.plain import align, cut, visible
@@ -101,7 +101,10 @@ def log_lines(listing: RunListing, *, now: float, look: Look = UNICODE) -> Itera
         step         age     bytes  save took  loss  kept by
         1200  1 min 30 s  2.00 KiB     500 ms  0.25  newest
     """
-    title, count = visible(listing.path, _LONGEST, look.ellipsis), pluralize(len(listing.steps), "steps", ",")
+    title, count = (
+        visible(show_path(listing.path), _LONGEST, look.ellipsis),
+        pluralize(len(listing.steps), "steps", ","),
+    )
     yield look.paint(BOLD, f"{title} {look.dot} {count}, {bytes_text(listing.nbytes)}")
     yield f"keep: {_shown_text(listing.keep, look) or 'every step, no rule is noted'}"
     if listing.save_every is not None:

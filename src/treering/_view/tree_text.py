@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 from treering._format.records import LeafRecord, Named
+from treering._printable import show_path
 from treering._values.human import bytes_text, count_text, pluralize
 from treering._values.keys import escape_part
 from treering._values.processes import format_processes
@@ -94,7 +95,7 @@ def tree_lines(
         `- step   int      7                     8 B
         total: 2 leaves, 6 parameters in 1 array, 32 B
     """
-    yield f"{look.paint(BOLD, visible(title, ellipsis=look.ellipsis))} {look.dot} {bytes_text(file_bytes)}"
+    yield f"{look.paint(BOLD, visible(show_path(title), ellipsis=look.ellipsis))} {look.dot} {bytes_text(file_bytes)}"
     for label, text in notes:
         yield look.paint(DIM, f"{label}: ") + visible(text, limit=_LONGEST_NOTE, ellipsis=look.ellipsis)
     rows = layout.rows

@@ -16,6 +16,7 @@ from treering._codec.msgpack.window import WINDOW_BYTES
 from treering._format.index import Chunks, Container, DataFile, Index, LeafType, Token
 from treering._format.listing import list_msgpack
 from treering._format.records import LeafRecord
+from treering._printable import show_path
 from treering._store.api import Reader
 from treering._store.opened_files import OpenedFiles
 from treering._store.resolve import open_file
@@ -40,7 +41,7 @@ def open_msgpack(path: str | os.PathLike[str], files: contextlib.ExitStack, *, m
     try:
         state = _read(file, mapped=mapped)
     except (Corrupt, Format) as error:
-        error.message = f"{os.fspath(path)!r}: {error.message}"
+        error.message = f"{show_path(os.fspath(path))!r}: {error.message}"
         raise
     structure, keys, leaves = _flatten(state)
     kinds = [_KINDS.get(type(leaf).__name__, "numpy scalar" if hasattr(leaf, "dtype") else "opaque") for leaf in leaves]
@@ -59,7 +60,7 @@ def stream_msgpack(path: str | os.PathLike[str], files: contextlib.ExitStack) ->
     try:
         root = list_msgpack(file.read(0, min(file.size, WINDOW_BYTES)), file.size, file.read).root
     except (Corrupt, Format) as error:
-        error.message = f"{os.fspath(path)!r}: {error.message}"
+        error.message = f"{show_path(os.fspath(path))!r}: {error.message}"
         raise
     index = index_records(root)
     arrays = StoredArrays(index, [file], lambda _: None, threads=file.threads)

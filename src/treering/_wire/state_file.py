@@ -11,6 +11,7 @@ from treering._arrays.host import piece_buffers
 from treering._codec.msgpack.nonce import vary
 from treering._codec.msgpack.window import WINDOW_BYTES
 from treering._codec.msgpack.write import Piece, pieces_size
+from treering._printable import show_path
 from treering._store.posix.writing import write_stream
 from treering._store.resolve import file_path, needs_nonce, new_file_path, open_file, write_file
 from treering._tree.state_dict import require_match
@@ -51,7 +52,7 @@ def load(target: Any, filepath: PathOrFile, *, strict: bool, to_jax: bool, shard
                 check = functools.partial(require_match, target) if strict else None
                 state = read_state(file, first, mapped=mapped, check=check, sealed=True)
         except (Corrupt, Format) as error:
-            error.message = f"{str(path)!r}: {error.message}"
+            error.message = f"{show_path(str(path))!r}: {error.message}"
             raise
         return restore_into(target, state, strict=strict and mapped, to_jax=to_jax, shardings=shardings)
 

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import PurePath, PurePosixPath
 from typing import Any, Final, Self
 
+from treering._printable import show_path
 from treering.errors import Unsupported
 
 # A pathlib.Path has made one slash of the two.
@@ -20,7 +21,9 @@ _ONE_NAME: Final = {"s3a": "s3", "gcs": "gs", "abfs": "az"}
 _BUCKET_NAME: Final = re.compile(r"[A-Za-z0-9_$][A-Za-z0-9._$-]*")
 _AZURE_HOST: Final = re.compile(r"[A-Za-z0-9$-]+@([A-Za-z0-9]+)\.(?:dfs|blob)\.core\.windows\.net")
 _AZURE: Final = "abfss://CONTAINER@ACCOUNT.dfs.core.windows.net/PATH"
-_SIGNED: Final = re.compile(r"\?(?:.*&)?(?:sig|signature|x-amz-[a-z-]+|x-goog-[a-z-]+)=", re.IGNORECASE | re.DOTALL)
+_SIGNED: Final = re.compile(
+    r"\?(?:.*&)?(?:sig|signature|token|x-amz-[a-z-]+|x-goog-[a-z-]+)=", re.IGNORECASE | re.DOTALL
+)
 _NO_QUERY: Final = re.compile(r"[\s'\"]")
 _CONTROL: Final = re.compile(r"[\x00-\x1f\x7f]")
 READ_ONLY: Final = "it is read-only; s3://, gs://, az:// and paths on disk can be written"
@@ -46,6 +49,9 @@ class UrlPath(PurePosixPath):
 
     def __fspath__(self) -> str:
         return str(self)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({show_path(str(self))!r})"
 
     @property
     def parent(self) -> Self:
