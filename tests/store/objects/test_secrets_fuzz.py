@@ -29,8 +29,8 @@ _QUERIES: Final = st.sampled_from(
     [
         "?X-Amz-Algorithm=A&X-Amz-Signature={}", "?sv=2020&sp=r&sig={}%3D", "?Signature={}&Expires=1", "?token={}",
         "?{}", "?a=1&X-Goog-Signature={}/x", "?x-amz-security-token={}", "??sig={}", "?sig={}?x", "/b?sig={}/c",
-        "?sig={} x", "?sig={}'x", '?sig="{}', "?sig=\n{}", "?sig=\\'{}", "%3Fsig={}", "%3fX-Amz-Signature={}", ";sig={}",
-        "#sig={}", "#access_token={}&b", "?a;AWSSecretAccessKey={}",
+        "?sig={} x", "?sig={}'x", '?sig="{}', "?sig=\n{}", "?sig=\\'{}", "%3Fsig={}", "%3fX-Amz-Signature={}",
+        ";sig={}", "#sig={}", "#access_token={}&b", "?a;AWSSecretAccessKey={}",
     ]
 )  # fmt: skip
 _SCHEMES: Final = st.sampled_from(["http", "HTTP", "https", "s3", "s3a", "gs", "az", "ftp", "hf", "git+ssh", "S3"])
