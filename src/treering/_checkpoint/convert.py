@@ -26,6 +26,7 @@ from treering._checkpoint.targets import FORMS, SUFFIXES, Loss, accept_losses, f
 from treering._format.index import Index, LeafType
 from treering._format.selection import Selection, drop_leaves, select
 from treering._keymap.key_map import KeyMap, check_key_map
+from treering._store.asked import asking
 from treering._store.resolve import require_outside, require_path, settled
 from treering._view.progress import Progress, showing
 from treering.errors import Busy, Corrupt, NotFound, Unsupported
@@ -71,13 +72,14 @@ def convert_path(source: str | os.PathLike[str], save: SaveOptions, options: Con
     writer = find_writer(save.path, save.shown, options.to)
     if not writer.suffix or settled(save.path) == settled(source):  # a file may lie beside those of a folder
         require_outside(source, save.path, save.shown)
-    if is_run(source):
-        raise Unsupported(f"{os.fspath(source)!r} is a run", hint="convert its steps, one at a time")
     settle(source)
     settle(save.path)
     module = importlib.import_module(writer.module)
     with showing(save.progress), contextlib.ExitStack() as files:
-        opened = stream_source(source, files)
+        with asking(once=True):
+            if is_run(source):
+                raise Unsupported(f"{os.fspath(source)!r} is a run", hint="convert its steps, one at a time")
+            opened = stream_source(source, files)
         mapped = opened if options.key_map is None else map_source(opened, options.key_map)
         mapped = mapped if options.dtype is None else cast_floats(mapped, options.dtype)
         part = select(mapped.index.structure, mapped.index.keys, at=options.at, only=options.only)

@@ -7,7 +7,7 @@ import dataclasses
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from treering._arrays.jobs import Progress, Tally, spans_of_file
 from treering._checkpoint.missing_data import is_attempt_there
@@ -16,6 +16,7 @@ from treering._checkpoint.transaction import CheckpointFolder
 from treering._format.document import INDEX_NAME, data_name, encode_index, parse_index, read_names
 from treering._format.headers import of_attempt
 from treering._format.index import DataFile, Index, damage_error, damaged_pieces, file_digests, span_range
+from treering._format.safetensors import parse_safetensors
 from treering._store.api import Reader, Store
 from treering._store.failures import naming_file
 from treering._store.open_folder import OpenFolder
@@ -116,8 +117,10 @@ def _after(header: bytes, pieces: Iterator[bytes], tally: Tally) -> Iterator[byt
         tally.add(len(piece))
 
 
-def copy_file(source: Path, target: Path, *, overwrite: bool, progress: Progress | None = None) -> None:
-    """Copy a single file as it is; the blocks of one with checksums are compared with them.
+def copy_file(
+    source: Path, target: Path, *, is_safetensors: bool, overwrite: bool, progress: Progress | None = None
+) -> None:
+    """Copy a single file as it is; the blocks of one with checksums are compared with them: safetensors has some.
 
     Raises:
         NotFound: nothing is at the source.
@@ -129,7 +132,8 @@ def copy_file(source: Path, target: Path, *, overwrite: bool, progress: Progress
     if not overwrite and is_taken(target):
         raise Exists(f"{os.fspath(target)!r} exists", hint="--overwrite replaces it")
     with open_file(source) as file:
-        index = _index_of(source, file)
+        with naming_file(source):
+            index = parse_safetensors(file.size, file.read) if is_safetensors else None
         tally = Tally(file.size, progress)
         if index is None or not index.verified:
             write_file(target, _after(b"", _unchanged_pieces(file), tally), file.size, new=not overwrite)
@@ -148,13 +152,3 @@ def _unchanged_pieces(file: Reader) -> Iterator[bytes]:
     yield from read_pieces(file, file.size)
     if OpenedFiles(file).is_written_into():
         raise Busy(f"{os.fspath(file.path)!r} was written into while it was being copied", hint="try again")
-
-
-def _index_of(source: Path, file: Reader) -> Any:
-    from treering._checkpoint.detect import Form, detect
-    from treering._format.safetensors import parse_safetensors
-
-    if detect(source) is not Form.SAFETENSORS:
-        return None
-    with naming_file(source):
-        return parse_safetensors(file.size, file.read)

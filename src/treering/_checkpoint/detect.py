@@ -17,6 +17,7 @@ from typing import Final, NamedTuple
 from treering._checkpoint.other_folders import READ_HERE, other_folder
 from treering._codec.gzip import GZIP_MAGIC, unzip_first
 from treering._printable import kind_of
+from treering._store.asked import asking
 from treering._store.open_folder import find_index_at
 from treering._store.resolve import absolute, find_at, is_folder, is_on_disk, is_seen, located, open_file, root_of
 from treering._store.run_folder import RUN_DOCUMENT, WEIGHTS, RunFolder, refuse_linked, step_of_name
@@ -147,16 +148,17 @@ def detect(path: str | os.PathLike[str]) -> Form | ForeignForm:
         raise Unsupported(f"{what} is not the name of a checkpoint or file", hint="pass the path of one, as text")
     place = located(path)
     # First, because in a bucket each look is a request.
-    if place.suffix.lower() not in _FILE_SUFFIXES and find_index_at(place, follow=False):
-        return Form.CHECKPOINT
-    if is_folder(place):
-        return _folder(place)
-    try:
-        return _detect_file(place, shown)
-    except Format:
-        if (found := _find_plug_in(place)) is None:
-            raise
-        return found
+    with asking(once=True):
+        if place.suffix.lower() not in _FILE_SUFFIXES and find_index_at(place, follow=False):
+            return Form.CHECKPOINT
+        if is_folder(place):
+            return _folder(place)
+        try:
+            return _detect_file(place, shown)
+        except Format:
+            if (found := _find_plug_in(place)) is None:
+                raise
+            return found
 
 
 def _detect_file(place: Path, shown: str) -> Form | ForeignForm:

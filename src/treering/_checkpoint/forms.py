@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
 
 from treering._checkpoint.detect import Form, detect
+from treering._store.asked import asking
 from treering._store.open_folder import OpenFolder
 from treering._store.resolve import kept
 
@@ -59,6 +60,7 @@ _FORMS: Final[Mapping[Form, FormFunctions]] = {
     Form.MSGPACK: _MSGPACK,
     Form.GZIP: _MSGPACK,
 }
+_REPLACED: Final = frozenset({Form.CHECKPOINT, Form.RUN, Form.LEAVES})
 _FOREIGN: Final = FormFunctions("_foreign.foreign_tree:open_source", "_foreign.foreign_tree:list_tree",
                                 "_foreign.foreign_tree:verify_tree", "_inspect.open_tree:open_indexed")
 # fmt: on
@@ -87,9 +89,10 @@ def open_source(
 
 def stream_source(path: str | os.PathLike[str], files: contextlib.ExitStack) -> Source:
     """Open what stands at ``path`` to read it a piece at a time where that can be; raises as `open_source` does."""
-    if detect(path) is Form.MSGPACK:
-        return cast("Source", _import("_wire.msgpack_source:stream_msgpack")(path, files))
-    return open_source(path, files, mapped=False)
+    with asking(once=True):
+        if detect(path) is Form.MSGPACK:
+            return cast("Source", _import("_wire.msgpack_source:stream_msgpack")(path, files))
+        return open_source(path, files, mapped=False)
 
 
 @contextlib.contextmanager
@@ -179,11 +182,14 @@ def _call(
         named: passed to the function.
     """
     path = kept(path)
-    form = detect(path)
-    if function := getattr(_FORMS[form] if isinstance(form, Form) else _FOREIGN, task):
-        return enter(_import(function)(path, *given, **named))
-    read = _import(getattr(_FORMS[Form.CHECKPOINT], task))
-    return _import("_runs.steps:of_latest")(path, lambda step: enter(read(step, *given, **named)))
+    with asking(once=True):
+        form = detect(path)
+        # What a save replaces while it is opened is looked at again.
+        with asking(once=form not in _REPLACED):
+            if function := getattr(_FORMS[form] if isinstance(form, Form) else _FOREIGN, task):
+                return enter(_import(function)(path, *given, **named))
+            read = _import(getattr(_FORMS[Form.CHECKPOINT], task))
+            return _import("_runs.steps:of_latest")(path, lambda step: enter(read(step, *given, **named)))
 
 
 def _import(name: str) -> Any:

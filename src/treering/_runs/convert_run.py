@@ -23,6 +23,7 @@ from treering._format.index import Index
 from treering._format.run_document import LATEST_TIME, Conversion, StepNote, add_note, find_note, note_of, remove_note
 from treering._runs.open_run import open_run
 from treering._runs.steps import note_records, read_run, records_in, step_path, steps_in, tries
+from treering._store.asked import asking
 from treering._store.failures import naming_file
 from treering._store.resolve import kept, located, require_outside, require_path, settled
 from treering._store.run_folder import RunFolder
@@ -64,8 +65,9 @@ def convert_any(source: str | os.PathLike[str], save: SaveOptions, options: Conv
     require_path(source)
     source = kept(source)
     settle(source)
-    form = detect(source)
-    found = find_steps(source, form) if isinstance(form, ForeignForm) else None
+    with asking(once=True):
+        form = detect(source)
+        found = find_steps(source, form) if isinstance(form, ForeignForm) else None
     if form is Form.RUN:
         with open_run(located(source)) as run:
             records = records_in(run)

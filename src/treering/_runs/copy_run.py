@@ -44,7 +44,8 @@ def copy_path(source: str, target: str, *, overwrite: bool, progress: Progress |
     elif form is Form.RUN:
         copy_run(place, _new_folder(to, target), overwrite=overwrite, progress=progress)
     else:
-        copy_file(place, new_file_path(to), overwrite=overwrite, progress=progress)
+        is_safetensors = form is Form.SAFETENSORS
+        copy_file(place, new_file_path(to), is_safetensors=is_safetensors, overwrite=overwrite, progress=progress)
     return form
 
 

@@ -16,7 +16,7 @@ from typing import Final
 from treering._store.api import Reader
 from treering._store.failures import DataFileMissing, naming, with_errno
 from treering._store.objects.read_ahead import NEAR, ReadAhead
-from treering._store.objects.requests import Client, Get, ObjectVersion, require_answer
+from treering._store.objects.requests import Client, Get, ObjectVersion, ask
 from treering.errors import StoreFailed
 
 FIRST_BYTES: Final = 256 << 10
@@ -101,7 +101,7 @@ class ObjectReader(Reader):
         self._client = client
         self._name = name
         with naming(os.fspath(path), "read"):
-            answer = require_answer(client.shown, client.perform(Get(name, FIRST_BYTES)))
+            answer = ask(client, Get(name, FIRST_BYTES))
             if answer.found is None:
                 raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
         self.size = answer.found.size

@@ -16,7 +16,7 @@ from treering._store.failures import naming, taken_meanwhile
 from treering._store.memory_pool import lasting_pieces
 from treering._store.objects.claim import ignores_conditions, patience
 from treering._store.objects.file_protocol import put_file
-from treering._store.objects.requests import Client, Head, List, ObjectVersion, drive, require_answer, unanswered
+from treering._store.objects.requests import Client, Head, List, ObjectVersion, ask, drive, unanswered
 from treering._store.objects.store import GRACE, WHOLE_BYTES, ObjectStore, entry_of
 from treering._store.pieces import Buffer
 from treering._store.root import Root
@@ -112,7 +112,7 @@ class ObjectRoot(Root):
         """Return the object at a path, or the place: a name that others begin with, or a bucket."""
         client, key = self._connect(path)
         with naming(os.fspath(path), "read"):
-            if key and (found := require_answer(client.shown, client.perform(Head(key))).found) is not None:
+            if key and (found := ask(client, Head(key)).found) is not None:
                 return entry_of(path.name, found)
             # A document is no place: that need not be asked.
             there = not key or (path.suffix != ".json" and _holds_any(client, key))
@@ -127,7 +127,7 @@ def _warn_of(path: PurePath, why: str) -> None:
 def _holds_any(client: Client, key: str) -> bool:
     """Tell whether anything is in a place; where that is denied, whoever looks into it finds out."""
     try:
-        answer = require_answer(client.shown, client.perform(List(f"{key}/")))
+        answer = ask(client, List(f"{key}/"))
     except PermissionError:
         return True
     return bool(answer.listed or answer.places)

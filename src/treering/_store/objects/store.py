@@ -36,8 +36,8 @@ from treering._store.objects.requests import (
     Put,
     Request,
     Status,
+    ask,
     drive,
-    require_answer,
     unanswered,
 )
 from treering._store.pieces import Buffer
@@ -250,7 +250,7 @@ class ObjectStore(Store):
     def _ask(self, request: Request) -> Answer:
         """Make a request without a condition; no answer is an error."""
         try:
-            answer = require_answer(self.client.shown, self.client.perform(request))
+            answer = ask(self.client, request)
         except PermissionError as error:
             if isinstance(request, List):
                 raise PermissionError(error.errno, f"{error.strerror}; {_MAY_NOT_LIST}") from error
