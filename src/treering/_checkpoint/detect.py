@@ -6,6 +6,7 @@ import codecs
 import contextlib
 import dataclasses
 import enum
+import functools
 import importlib
 import itertools
 import os
@@ -17,7 +18,7 @@ from typing import Final, NamedTuple
 from treering._checkpoint.other_folders import READ_HERE, other_folder
 from treering._codec.gzip import GZIP_MAGIC, unzip_first
 from treering._printable import kind_of
-from treering._store.asked import asking
+from treering._store.asked import asking, remembered
 from treering._store.open_folder import find_index_at
 from treering._store.resolve import absolute, find_at, is_folder, is_on_disk, is_seen, located, open_file, root_of
 from treering._store.run_folder import RUN_DOCUMENT, WEIGHTS, RunFolder, refuse_linked, step_of_name
@@ -149,16 +150,20 @@ def detect(path: str | os.PathLike[str]) -> Form | ForeignForm:
     place = located(path)
     # First, because in a bucket each look is a request.
     with asking(once=True):
-        if place.suffix.lower() not in _FILE_SUFFIXES and find_index_at(place, follow=False):
-            return Form.CHECKPOINT
-        if is_folder(place):
-            return _folder(place)
-        try:
-            return _detect_file(place, shown)
-        except Format:
-            if (found := _find_plug_in(place)) is None:
-                raise
-            return found
+        return remembered((detect, place), functools.partial(_detect, place, shown))
+
+
+def _detect(place: Path, shown: str) -> Form | ForeignForm:
+    if place.suffix.lower() not in _FILE_SUFFIXES and find_index_at(place, follow=False):
+        return Form.CHECKPOINT
+    if is_folder(place):
+        return _folder(place)
+    try:
+        return _detect_file(place, shown)
+    except Format:
+        if (found := _find_plug_in(place)) is None:
+            raise
+        return found
 
 
 def _detect_file(place: Path, shown: str) -> Form | ForeignForm:

@@ -27,6 +27,7 @@ from treering._foreign.foreign_tree import ForeignLeaf, ForeignTree, build_index
 from treering._format.index import LARGE_VALUE, DataFile, LeafType, Token
 from treering._format.leaf_values import check_shape
 from treering._store.api import Reader
+from treering._store.asked import remembered
 from treering._store.resolve import open_file
 from treering._values.checksums import require_crc
 from treering._values.dtypes import NUMPY_SIZES
@@ -41,6 +42,9 @@ _SUFFIX: Final = ".npy"
 _LONGEST_HEADER: Final = 1 << 16
 _LARGEST_DIRECTORY: Final = 64 << 20
 _MOST_ENTRIES: Final = 1 << 20
+# At the end of an archive, where its directory is; at the start of an entry, where most headers end.
+_TAIL_BYTES: Final = 256 << 10
+_HEAD_BYTES: Final = 4096
 _LOCAL_BYTES: Final = 30
 _LISTED_BYTES: Final = 46
 _LARGE_END_BYTES: Final = 40
@@ -136,6 +140,8 @@ class _Window(io.RawIOBase):
     def __init__(self, file: Reader) -> None:
         self._file = file
         self._at = 0
+        self._tail_at = max(0, file.size - _TAIL_BYTES)
+        self._tail = file.read(self._tail_at, file.size - self._tail_at)
 
     def seekable(self) -> bool:
         return True
@@ -155,14 +161,20 @@ class _Window(io.RawIOBase):
         count = left if size < 0 else min(size, left)
         if count > _LARGEST_DIRECTORY:
             raise Corrupt(f"the directory of the archive would have {pluralize(count, 'bytes')}")
-        data = self._file.read(self._at, count)
+        at = self._at
         self._at += count
-        return data
+        if at < self._tail_at:
+            return self._file.read(at, count)
+        return self._tail[at - self._tail_at :][:count]
 
 
 def _list_entries(file: Reader) -> list[zipfile.ZipInfo]:
+    return remembered((_list_entries, file.path, file.version), functools.partial(_read_entries, file))
+
+
+def _read_entries(file: Reader) -> list[zipfile.ZipInfo]:
     try:
-        archive = zipfile.ZipFile(_Window(file))
+        archive = zipfile.ZipFile(window := _Window(file))
     except (zipfile.BadZipFile, NotImplementedError, ValueError, OverflowError, OSError) as error:
         raise Corrupt(f"its directory is damaged: {error}", hint="use another copy of the file") from None
     if len(entries := archive.infolist()) > _MOST_ENTRIES:
@@ -171,7 +183,8 @@ def _list_entries(file: Reader) -> list[zipfile.ZipInfo]:
     at = archive.start_dir + sum(
         _LISTED_BYTES + len(_name_bytes(entry)) + len(entry.extra) + len(entry.comment) for entry in entries
     )
-    end = file.read(at, min(_LARGE_END_BYTES, max(0, file.size - at)))
+    window.seek(at)
+    end = window.read(_LARGE_END_BYTES)
     count = end[32:40] if end.startswith(b"PK\x06\x06") else end[10:12] if end.startswith(b"PK\x05\x06") else b""
     if len(entries) != int.from_bytes(count, "little"):
         raise Corrupt("its directory is damaged: it does not list all entries", hint="use another copy of the file")
@@ -206,7 +219,10 @@ def _leaf_of(file: Reader, entry: zipfile.ZipInfo) -> ForeignLeaf:
     """Describe the array of an entry of the archive."""
     what = f"the entry {entry.filename!r:.200}"
     # The name has no checksum, but stands in two places.
-    local = file.read(entry.header_offset, _LOCAL_BYTES + len(_name_bytes(entry)))
+    most = _LOCAL_BYTES + len(_name_bytes(entry))
+    file.require(entry.header_offset, most)
+    first = file.read(entry.header_offset, min(most + _HEAD_BYTES, file.size - entry.header_offset))
+    local = first[:most]
     flags, length, extra = (int.from_bytes(local[start : start + 2], "little") for start in (6, 26, 28))
     at = entry.header_offset + _LOCAL_BYTES + length + extra
     is_named = local[_LOCAL_BYTES:] == _name_bytes(entry) and not (flags ^ entry.flag_bits) & _IN_UTF_8
@@ -217,9 +233,9 @@ def _leaf_of(file: Reader, entry: zipfile.ZipInfo) -> ForeignLeaf:
     file.require(at, entry.compress_size)
     match entry.compress_type:
         case zipfile.ZIP_STORED:
-            return _raw_leaf(file, at, entry.file_size, what, entry.CRC)
+            return _raw_leaf(file, at, entry.file_size, what, crc=entry.CRC, first=first[at - entry.header_offset :])
         case zipfile.ZIP_DEFLATED:
-            return _deflated_leaf(file, at, entry, what)
+            return _deflated_leaf(file, at, entry, what, first[at - entry.header_offset :])
         case other:
             raise Unsupported(f"{what} is compressed by method {other}, not by deflate", hint=_AGAIN)
 
@@ -228,8 +244,15 @@ def _name_bytes(entry: zipfile.ZipInfo) -> bytes:
     return entry.orig_filename.encode("utf-8" if entry.flag_bits & _IN_UTF_8 else "cp437")
 
 
-def _raw_leaf(file: Reader, at: int, size: int, what: str = "the file", crc: int | None = None) -> ForeignLeaf:
-    head = file.read(at, min(size, _LONGEST_HEADER))
+def _with_header(first: bytes, more: Callable[[], bytes]) -> bytes:
+    """Return the first bytes of an array, or more of them where its header does not end in these."""
+    return first if 12 + int.from_bytes(first[8:10], "little") <= len(first) else more()  # 12 is where it begins
+
+
+def _raw_leaf(
+    file: Reader, at: int, size: int, what: str = "the file", *, crc: int | None = None, first: bytes = b""
+) -> ForeignLeaf:
+    head = _with_header(first[:size], lambda: file.read(at, min(size, _LONGEST_HEADER)))
     found = _parse_header(head, what)
     start, nbytes = at + found.header, size - found.header
     before = zlib.crc32(head[: found.header])
@@ -249,17 +272,19 @@ def _raw_leaf(file: Reader, at: int, size: int, what: str = "the file", crc: int
     return _encoded_leaf(layout, fetch)
 
 
-def _deflated_leaf(file: Reader, at: int, entry: zipfile.ZipInfo, what: str) -> ForeignLeaf:
-    def inflate(most: int) -> bytes:
+def _deflated_leaf(file: Reader, at: int, entry: zipfile.ZipInfo, what: str, first: bytes) -> ForeignLeaf:
+    def inflate(most: int, start: bytes = b"") -> bytes:
         try:
-            data = zlib.decompressobj(-zlib.MAX_WBITS).decompress(file.read(at, entry.compress_size), most)
+            packed = start or file.read(at, entry.compress_size)
+            data = zlib.decompressobj(-zlib.MAX_WBITS).decompress(packed, most)
         except zlib.error as error:
             raise Corrupt(f"{what} cannot be unpacked: {error}", hint="use another copy of the file") from None
         if most > entry.file_size and len(data) != entry.file_size:
             raise Corrupt(f"{what} unpacks to {pluralize(len(data), 'bytes')}, {entry.file_size} were written")
         return data
 
-    found = _parse_header(inflate(min(entry.file_size, _LONGEST_HEADER)), what)
+    most = min(entry.file_size, _LONGEST_HEADER)
+    found = _parse_header(_with_header(inflate(most, first[: entry.compress_size]), lambda: inflate(most)), what)
     nbytes = entry.file_size - found.header
 
     def fetch(_: int = 0) -> bytes:

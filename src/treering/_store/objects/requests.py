@@ -10,10 +10,10 @@ import enum
 import errno
 import random
 import time
-from collections.abc import Generator, Iterable, Mapping, Sequence
-from typing import Any, Final, Protocol, TypeAlias, TypeVar
+from collections.abc import Generator, Iterable, Sequence
+from typing import Final, Protocol, TypeAlias, TypeVar
 
-from treering._store.asked import known_answers
+from treering._store.asked import known_answers, remembered
 from treering._store.pieces import Buffer
 
 T = TypeVar("T")
@@ -151,8 +151,6 @@ Steps: TypeAlias = Generator[Request | Wait, Answer, T]
 """A part of the protocol: it yields requests, is sent their answers, and returns a value."""
 
 _NOTHING: Final = Answer(Status.DONE)
-# The first bytes of so many objects, of 256 KiB each.
-_MOST_KNOWN: Final = 64
 
 
 class Client(Protocol):
@@ -196,23 +194,21 @@ def unanswered(shown: str, name: str) -> OSError:
 
 def ask(client: Client, request: Request) -> Answer:
     """Return what a bucket answers; no answer is an error. Inside of `asking`, nothing is looked at twice."""
-    known = known_answers()
+
+    def answer() -> Answer:
+        return require_answer(client.shown, client.perform(request))
+
     match request:
-        case Head() | Get(most=int()) | List(deep=False) if known is not None:
-            answer: Answer | None = known.get((client, request)) or _listed_answer(known, client, request)
-            if answer is None:
-                answer = require_answer(client.shown, client.perform(request))
-                if len(known) < _MOST_KNOWN:
-                    known[client, request] = answer
-            return answer
+        case Head() | Get(most=int()) | List(deep=False):
+            return _listed_answer(client, request) or remembered((client, request), answer)
         case _:
-            return require_answer(client.shown, client.perform(request))
+            return answer()
 
 
-def _listed_answer(known: Mapping[Any, Answer], client: Client, request: Head | Get | List) -> Answer | None:
+def _listed_answer(client: Client, request: Head | Get | List) -> Answer | None:
     """Return the answer that follows from what was listed of the place above, if that was listed and says it."""
     name = request.prefix[:-1] if isinstance(request, List) else request.name
-    above = known.get((client, List(name[: name.rfind("/") + 1])))
+    above: Answer | None = (known_answers() or {}).get((client, List(name[: name.rfind("/") + 1])))
     if above is None:
         return None
     if isinstance(request, List):
