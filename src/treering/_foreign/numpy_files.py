@@ -43,7 +43,7 @@ _LONGEST_HEADER: Final = 1 << 16
 _LARGEST_DIRECTORY: Final = 64 << 20
 _MOST_ENTRIES: Final = 1 << 20
 # At the end of an archive, where its directory is; at the start of an entry, where most headers end.
-_TAIL_BYTES: Final = 256 << 10
+_TAIL_BYTES: Final = 64 << 10
 _HEAD_BYTES: Final = 4096
 _LOCAL_BYTES: Final = 30
 _LISTED_BYTES: Final = 46
