@@ -45,6 +45,7 @@ _MOST_ENTRIES: Final = 1 << 20
 # At the end of an archive, where its directory is; at the start of an entry, where most headers end.
 _TAIL_BYTES: Final = 64 << 10
 _HEAD_BYTES: Final = 4096
+_NEAR_BYTES: Final = 1 << 20
 _LOCAL_BYTES: Final = 30
 _LISTED_BYTES: Final = 46
 _LARGE_END_BYTES: Final = 40
@@ -111,7 +112,7 @@ def open_foreign(place: Path, files: contextlib.ExitStack) -> ForeignTree:
             raise Corrupt("two arrays of the archive have one name")
         _check_apart(entries)
         structure, keys = flat_dict(names)
-        leaves = [_try_leaf(file, entry, notes) for entry in entries]
+        leaves = _leaves_of(file, entries, notes)
     index = build_index(structure, keys, leaves, [data])
     grids = {number: leaf.grid for number, leaf in enumerate(leaves) if leaf.grid is not None}
     crcs = {number: leaf.crc for number, leaf in enumerate(leaves) if leaf.crc is not None}
@@ -200,10 +201,25 @@ def _check_apart(entries: list[zipfile.ZipInfo]) -> None:
             raise Corrupt(problem, offset=other.header_offset)
 
 
-def _try_leaf(file: Reader, entry: zipfile.ZipInfo, notes: list[str]) -> ForeignLeaf:
+def _leaves_of(file: Reader, entries: list[zipfile.ZipInfo], notes: list[str]) -> list[ForeignLeaf]:
+    """Describe the arrays of all entries. Where large ones begin is read at once: in a bucket each is a request."""
+    large = [entry for entry in entries if entry.compress_size > _NEAR_BYTES]
+    starts = {entry.header_offset: bytearray(_start_bytes(file, entry)) for entry in large}
+    file.read_into([(at, memoryview(room)) for at, room in starts.items()])
+    return [_try_leaf(file, entry, bytes(starts.get(entry.header_offset, b"")), notes) for entry in entries]
+
+
+def _start_bytes(file: Reader, entry: zipfile.ZipInfo) -> int:
+    """Return how many bytes an entry begins with: its own header, and mostly that of its array."""
+    most = _LOCAL_BYTES + len(_name_bytes(entry))
+    file.require(entry.header_offset, most)
+    return min(most + _HEAD_BYTES, file.size - entry.header_offset)
+
+
+def _try_leaf(file: Reader, entry: zipfile.ZipInfo, first: bytes, notes: list[str]) -> ForeignLeaf:
     """Describe the array of an entry; of one that has no form here its bytes, which are refused when they are read."""
     try:
-        return _leaf_of(file, entry)
+        return _leaf_of(file, entry, first or file.read(entry.header_offset, _start_bytes(file, entry)))
     except Unsupported as error:
         problem = Unsupported(error.message, hint=f"{error.hint or _AGAIN}; only= reads the others")
 
@@ -215,14 +231,11 @@ def _try_leaf(file: Reader, entry: zipfile.ZipInfo, notes: list[str]) -> Foreign
     return _encoded_leaf(ZarrArray(shape=size, chunks=size, dtype="uint8"), refuse)
 
 
-def _leaf_of(file: Reader, entry: zipfile.ZipInfo) -> ForeignLeaf:
-    """Describe the array of an entry of the archive."""
+def _leaf_of(file: Reader, entry: zipfile.ZipInfo, first: bytes) -> ForeignLeaf:
+    """Describe the array of an entry of the archive, which begins with these bytes."""
     what = f"the entry {entry.filename!r:.200}"
     # The name has no checksum, but stands in two places.
-    most = _LOCAL_BYTES + len(_name_bytes(entry))
-    file.require(entry.header_offset, most)
-    first = file.read(entry.header_offset, min(most + _HEAD_BYTES, file.size - entry.header_offset))
-    local = first[:most]
+    local = first[: _LOCAL_BYTES + len(_name_bytes(entry))]
     flags, length, extra = (int.from_bytes(local[start : start + 2], "little") for start in (6, 26, 28))
     at = entry.header_offset + _LOCAL_BYTES + length + extra
     is_named = local[_LOCAL_BYTES:] == _name_bytes(entry) and not (flags ^ entry.flag_bits) & _IN_UTF_8

@@ -144,7 +144,7 @@ class _Records:
     def array(self, shape: tuple[int, ...], dtype: Dtype, offset: int, _data: bytes, _at: int) -> LeafRecord:
         return _array_record("array", shape, dtype, offset)
 
-    def scalar(self, shape: tuple[int, ...], dtype: Dtype, offset: int) -> LeafRecord:
+    def scalar(self, shape: tuple[int, ...], dtype: Dtype, offset: int, _data: bytes) -> LeafRecord:
         return _array_record("numpy scalar", shape, dtype, offset)
 
     def join_chunks(self, shape: tuple[int, ...], parts: list[LeafRecord]) -> LeafRecord:

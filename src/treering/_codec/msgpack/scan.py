@@ -54,8 +54,8 @@ class LeafBuilder(Protocol):
         ``data`` is the window, in which they start at index ``at``; they may go on behind its end.
         """
 
-    def scalar(self, shape: tuple[int, ...], dtype: Any, offset: int) -> object:
-        """Return the numpy scalar whose bytes start at ``offset``; ``shape`` is ()."""
+    def scalar(self, shape: tuple[int, ...], dtype: Any, offset: int, data: bytes, /) -> object:
+        """Return the numpy scalar of these bytes, which start at ``offset``; ``shape`` is ()."""
 
     def join_chunks(self, shape: tuple[int, ...], parts: list[Any]) -> object:
         """Return the one array of that shape that these flat parts make."""
@@ -106,6 +106,7 @@ class Scanner:
         fetch: ``fetch(offset, n)`` returns exactly ``n`` bytes; only asked for bytes that are there.
         leaves: makes the leaves.
         allowance: bytes of memory that the containers may take, by estimate.
+        step: how many bytes are fetched at once, where ``leaves`` take the bytes of arrays from what was fetched.
 
     Example:
         >>> from treering._codec.msgpack.views import Views
@@ -115,9 +116,16 @@ class Scanner:
     """
 
     def __init__(
-        self, first: bytes, size: int, fetch: Fetch, leaves: LeafBuilder, *, allowance: int | None = None
+        self,
+        first: bytes,
+        size: int,
+        fetch: Fetch,
+        leaves: LeafBuilder,
+        *,
+        allowance: int | None = None,
+        step: int | None = None,
     ) -> None:
-        self._window = Window(first, size, fetch)
+        self._window = Window(first, size, fetch, step)
         self._leaves = leaves
         # The open containers, innermost last. The first holds the root, as a list of one.
         self._frames: list[_OpenContainer] = [_OpenContainer(False, [], 1, 1, 0, False)]
@@ -341,7 +349,8 @@ class Scanner:
         shape, dtype, begin = array_payload(self._window, start, nbytes)
         if shape:
             raise Corrupt(f"a numpy scalar claims the shape {shape}")
-        return self._leaves.scalar(shape, self._leaves.prepare(dtype), self._window.base + begin)
+        data = self._window.read(begin, dtype.itemsize)
+        return self._leaves.scalar(shape, self._leaves.prepare(dtype), self._window.base + begin, data)
 
     def _rare_ext(self, code: int, start: int, nbytes: int) -> object:
         """Read an ext leaf that is no array and no tuple."""

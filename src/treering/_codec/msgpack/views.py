@@ -32,9 +32,9 @@ class Views:
         """Return the array at ``offset``, read-only."""
         return np.ndarray(shape, dtype, self._buffer, offset)
 
-    def scalar(self, shape: tuple[int, ...], dtype: np.dtype[Any], offset: int) -> object:
-        """Return the numpy scalar at ``offset``."""
-        return np.ndarray(shape, dtype, self._buffer, offset)[()]
+    def scalar(self, shape: tuple[int, ...], dtype: np.dtype[Any], _offset: int, data: bytes) -> object:
+        """Return the numpy scalar of these bytes."""
+        return np.ndarray(shape, dtype, data)[()]
 
     def join_chunks(self, shape: tuple[int, ...], parts: list[Any]) -> NDArray[Any]:
         """Return the pieces joined, in fresh writable memory."""

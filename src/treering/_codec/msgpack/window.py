@@ -31,6 +31,7 @@ class Window:
         first: the bytes at the start of the source, or all of them.
         size: bytes in the whole source.
         fetch: ``fetch(offset, n)`` returns exactly ``n`` bytes; only asked for bytes that are there.
+        step: how many bytes are fetched at once, where all of them are wanted; else few, behind a large array very few.
 
     Attributes:
         data: the bytes in the window.
@@ -40,15 +41,16 @@ class Window:
         safe: index up to which an item's headers surely lie inside the window.
     """
 
-    __slots__ = ("_fetch", "_step", "base", "data", "next", "safe", "size")
+    __slots__ = ("_all", "_fetch", "_step", "base", "data", "next", "safe", "size")
 
-    def __init__(self, first: bytes, size: int, fetch: Fetch) -> None:
+    def __init__(self, first: bytes, size: int, fetch: Fetch, step: int | None = None) -> None:
         self.data = first
         self.base = 0
         self.size = size
         self.next = 0
         self._fetch = fetch
-        self._step = WINDOW_BYTES
+        self._all = step is not None
+        self._step = step or WINDOW_BYTES
         self.safe = self._safe_end()
 
     def _safe_end(self) -> int:
@@ -59,8 +61,10 @@ class Window:
         """Move on, so that the window starts with the next item; called when that is not safely inside."""
         offset = self.base + self.next
         # Behind a large array another may follow at once: look at little until small items come.
-        jumped = self.next > len(self.data)
-        self._step = _FIRST_STEP if jumped else min(2 * self._step, WINDOW_BYTES)
+        if not self._all:
+            jumped = self.next > len(self.data)
+            self._step = _FIRST_STEP if jumped else min(2 * self._step, WINDOW_BYTES)
+        self.data = b""  # two of them need not be in memory
         self.data = self._fetch(offset, min(self._step, self.size - offset))
         self.base, self.next = offset, 0
         self.safe = self._safe_end()
