@@ -1,4 +1,4 @@
-"""Requests for trees of other programs in a bucket: as many as their bytes take, and those for a tree of one leaf."""
+"""Requests for trees of other programs in a bucket: as many as their bytes and files take."""
 
 from __future__ import annotations
 
@@ -25,8 +25,10 @@ from treering.leaves import tree_serialize_leaves
 
 MIB = 1 << 20
 DRAW = np.random.default_rng(0)
-TREE = {f"n{n:03}": DRAW.standard_normal((64, 64)).astype(np.float32) for n in range(600)}
-ONE = {"n000": TREE["n000"]}
+TREES = {
+    name: {f"n{n:03}": DRAW.standard_normal((side, side)).astype(np.float32) for n in range(count)}
+    for name, count, side in (("many", 600, 64), ("large", 12, 768))
+}
 
 
 def write_file(path: Path, tree: dict[str, Any]) -> None:
@@ -99,16 +101,17 @@ def read_each(path: Any) -> Any:
         return {name: opened[name][...] for name in opened}
 
 
-def read_a_share(path: Any) -> None:
+def read_a_share(path: Any, tree: dict[str, Any]) -> None:
     """Read what one of four processes with two devices each reads."""
+    shape = tree["n000"].shape
     with contextlib.ExitStack() as files:
         source = open_source(path, files, mapped=False)
-        places: Any = over_mesh(4).devices_indices_map((64, 64)).items()
-        boxes = sorted({box_of_slices(index, (64, 64)) for device, index in places if device.id // 2 == 1})
+        places: Any = over_mesh(4).devices_indices_map(shape).items()
+        boxes = sorted({box_of_slices(index, shape) for device, index in places if device.id // 2 == 1})
         requests = [ReadRequest(leaf, boxes) for leaf in range(len(source.index.keys))]
         source.arrays.read(requests)
         for key, request in zip(source.index.keys, requests, strict=True):
-            assert all(np.array_equal(a, TREE[key][slices(box)]) for box, a in zip(boxes, request.arrays, strict=True))
+            assert all(np.array_equal(a, tree[key][slices(box)]) for box, a in zip(boxes, request.arrays, strict=True))
 
 
 def check(path: Any) -> Any:
@@ -139,30 +142,41 @@ CALLS = [
 CASES = [(form, call) for call in CALLS for form in FORMS if call is not copy or "." in form]
 
 
+def count_apart(form: str, call: Callable[..., Any], tree: dict[str, Any]) -> int:
+    """Return how many stretches no other request brings: those that lie more than 1 MiB from all that is wanted."""
+    large = sum(leaf.nbytes > MIB for leaf in tree.values())
+    if call is read_a_share and form not in {"a.msgpack", "orbax", "leaves"}:
+        return large * (2 if form == "a.npz" else 1)
+    # Headers lie between the arrays; a copy needs none of them, and a load of msgpack reads all that lies there.
+    between = call is not copy if form == "a.npz" else form == "a.msgpack" and call in {check, compare, convert}
+    return large if between else 0
+
+
+@pytest.mark.parametrize("size", TREES)
 @pytest.mark.parametrize(("form", "call"), CASES)
-def test_requests_follow_the_bytes(form: str, call: Callable[..., Any], tmp_path: Path) -> None:
-    asked: list[int] = []
-    for name, tree in (("one", ONE), ("all", TREE)):
-        bucket = CountingBucket()
-        (tmp_path / name).mkdir()
-        FORMS[form](tmp_path / name / form, tree)
-        for file in (tmp_path / name).rglob("*"):
-            if file.is_file():
-                bucket.perform(Put(str(file.relative_to(tmp_path / name)), file.read_bytes()))
-        bucket.start_over()
-        path = treering.at(bucket) / form
-        found = call(path, tree) if call is load_like else call(path)
-        asked.append(len(bucket.asked))
-        if found is not None:
-            assert all(np.array_equal(found[key], leaf) for key, leaf in tree.items())
+def test_requests_follow_the_bytes(form: str, call: Callable[..., Any], size: str, tmp_path: Path) -> None:
+    tree = TREES[size]
+    bucket = CountingBucket()
+    FORMS[form](tmp_path / form, tree)
+    for file in tmp_path.rglob("*"):
+        if file.is_file():
+            bucket.perform(Put(str(file.relative_to(tmp_path)), file.read_bytes()))
+    bucket.start_over()
+    path = treering.at(bucket) / form
+    found = call(path, tree) if call in {load_like, read_a_share} else call(path)
+    if found is not None:
+        assert all(np.array_equal(found[key], leaf) for key, leaf in tree.items())
     times = 2 if call is compare else 1
-    needed, opened = times * sum(leaf.nbytes for leaf in TREE.values()), bucket.asked.count("Get")
-    # Each time that a file is opened is a GET; that of an archive is opened to see what it is, too.
-    assert asked[1] <= needed / (8 * MIB) + 4 * opened + asked[0]
-    assert bucket.asked.count("Range") <= 40 * times
-    # The headers of an archive lie between its arrays, and are read first.
-    factor, apart = (1.5, 8 * MIB) if form == "a.npz" else (1.05, 0)
-    assert bucket.received <= factor * needed + opened * (256 << 10) + apart
+    needed = times * sum(leaf.nbytes for leaf in tree.values())
+    part = needed // 4 if call is read_a_share else needed
+    if call is read_a_share and form == "a.npz":
+        part, needed = needed, needed + part  # a checksum is of a whole array, all of which is read for it
+    most = part / (8 * MIB) + times * (4 * len(bucket.opened) + count_apart(form, call, tree)) + 6
+    assert len(bucket.asked) <= most, bucket.asked
+    # OCDBT puts the boxes of a leaf anywhere: those who read leaf by leaf receive what is between them, too.
+    factor = 2 if form == "orbax" and call in {read_each, compare, convert} else 1.05
+    # An object is opened by reading its start, and an archive ends with its directory.
+    assert bucket.received <= factor * needed + bucket.asked.count("Get") * (320 << 10)
 
 
 def test_an_archive_is_read_once_in_whatever_boxes(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import hashlib
 import importlib
+import itertools
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -39,6 +40,8 @@ _SHOWN = 5
 _WINDOW = 8 << 20
 _BLOB = re.compile("[0-9a-f]{40}(?:[0-9a-f]{24})?")
 _SHA_1_DIGITS = 40
+# About so many bytes of arrays are checked at once.
+_TOGETHER = 32 << 20
 PARTLY: ContextVar[bool] = ContextVar("PARTLY", default=False)
 """Whether this is inside of `reading_partly`."""
 _NO_CHECKSUMS = "all its arrays could be read; it has no checksums to compare them with"
@@ -269,8 +272,6 @@ def list_tree(path: str | os.PathLike[str]) -> Listing:
 
 def verify_tree(path: str | os.PathLike[str], progress: Progress | None) -> Verification:
     """Read every array of a foreign tree: damage that can be seen is a finding. Raises as `open_tree` does."""
-    from treering._arrays.incoming import ReadRequest
-
     shown = os.fspath(path)
     findings: list[Finding] = []
     done = 0
@@ -284,15 +285,11 @@ def verify_tree(path: str | os.PathLike[str], progress: Progress | None) -> Veri
             return Verification(path=shown, findings=(finding,), leaves=0, nbytes=0, checked=True)
         index = source.index
         stored = [leaf for leaf, number in enumerate(index.leaf_types) if index.types[number].stored]
-        for leaf in stored:
-            shape = index.type_of(leaf).shape or ()
-            request = ReadRequest(leaf, [whole(shape)])
-            try:
-                source.arrays.read([request])
-            except Corrupt as error:
-                problem = f"is damaged: {error}"
-                findings.append(Finding(key=index.keys[leaf], file=shown, start=None, stop=None, problem=problem))
-            done += sum(array.nbytes for array in request.arrays)
+        ends = itertools.accumulate(leaf_bytes(index.type_of(leaf)) for leaf in stored)
+        for _, group in itertools.groupby(zip(stored, ends, strict=True), lambda pair: pair[1] // _TOGETHER):
+            some, sums = zip(*group, strict=True)
+            findings.extend(_read_together(source, some, shown))
+            done = sums[-1]
             if progress is not None:
                 progress(done, done)
         hashed = compare_hashes(tree.files, findings)
@@ -301,6 +298,20 @@ def verify_tree(path: str | os.PathLike[str], progress: Progress | None) -> Veri
     return Verification(
         path=shown, findings=found, leaves=leaves, nbytes=done if checked else 0, checked=checked, note=note
     )
+
+
+def _read_together(source: Source, leaves: Sequence[int], shown: str) -> Iterator[Finding]:
+    """Read some leaves, those of a damaged group once more by themselves; yield what is wrong with which."""
+    from treering._arrays.incoming import ReadRequest
+
+    try:
+        source.arrays.read([ReadRequest(leaf, [whole(source.index.type_of(leaf).shape or ())]) for leaf in leaves])
+    except Corrupt as error:
+        if len(leaves) == 1:
+            key, problem = source.index.keys[leaves[0]], f"is damaged: {error}"
+            yield Finding(key=key, file=shown, start=None, stop=None, problem=problem)
+        for leaf in leaves if len(leaves) > 1 else ():
+            yield from _read_together(source, [leaf], shown)
 
 
 def compare_hashes(files: Sequence[object], findings: list[Finding]) -> str | None:

@@ -33,18 +33,22 @@ class CountingBucket(MemoryBucket):
     Attributes:
         asked: names of the kinds of requests; each range that a client would ask for is a "Range".
         received: bytes of the answers to those that read.
+        opened: the objects of which something was read.
     """
 
     def __init__(self) -> None:
         super().__init__(f"s3://counted-{os.getpid()}-{next(_COUNTED)}")
         self.asked: list[str] = []
         self.received = 0
+        self.opened: set[str] = set()
         self._counting = threading.Lock()
 
     def perform(self, request: Request) -> Answer:
         """Make one request."""
         answer = super().perform(request)
         self._count([type(request).__name__], len(answer.data))
+        if isinstance(request, Get) and answer.found is not None:
+            self.opened.add(request.name)
         return answer
 
     def read_into(self, name: str, version: ObjectVersion, jobs: Sequence[tuple[int, memoryview]]) -> None:
@@ -56,6 +60,7 @@ class CountingBucket(MemoryBucket):
     def start_over(self) -> None:
         """Forget what was asked."""
         self.asked.clear()
+        self.opened.clear()
         self.received = 0
 
     def _count(self, kinds: Sequence[str], received: int) -> None:

@@ -45,18 +45,19 @@ class Saved:
     spec: PartitionSpec
 
     @contextlib.contextmanager
-    def few_requests(self, *, documents: int = 1, times: int = 1, apart: int = 0) -> Iterator[None]:
+    def few_requests(self, *, times: int = 1, share: int = 1, further: int = 0) -> Iterator[None]:
         """Require that no more is asked for, and received, than the arrays take.
 
         Args:
-            documents: how many are read beside the data file.
             times: how often all of them are read.
-            apart: stretches that lie too far from each other to be read together.
+            share: which part of the bytes is wanted.
+            further: requests beside 1 for 8 MiB of them, 4 for each of the two files, the index and the data, and 6.
         """
         self.bucket.start_over()
         yield
         needed = times * sum(leaf.nbytes for leaf in self.tree.values())
-        assert len(self.bucket.asked) <= needed / (8 * MIB) + 4 * times * (1 + documents) + 6 + apart, self.bucket.asked
+        most = needed / share / (8 * MIB) + 4 * times * 2 + 6 + further
+        assert len(self.bucket.asked) <= most, self.bucket.asked
         assert self.bucket.received <= 1.05 * needed + times * self.described
 
     @property
@@ -109,8 +110,7 @@ def test_a_checkpoint_that_a_run_resumes_from(saved: Saved) -> None:
     fresh = jax.device_put(saved.tree, sharding(2, SPECS[1]))
     with treering.Run(saved.path.parent / "run") as run:
         run.save(1, fresh, force=True)
-    # Beside the data: the index and the note of the run, which is listed.
-    with saved.few_requests(documents=2):
+    with saved.few_requests():
         found = treering.Run(saved.path.parent / "run").load_or_init(lambda: fresh)
     require_equal(found.tree, saved.tree)
 
@@ -146,10 +146,12 @@ def test_what_a_copy_reads(saved: Saved, tmp_path: Path) -> None:
 @pytest.mark.parametrize("spec", SPECS[1:], ids=str)
 def test_what_each_of_four_processes_reads(saved: Saved, spec: PartitionSpec) -> None:
     """Each has two devices, and reads what lies between its boxes, too, where that is little."""
-    # A fourth of a large leaf is more than 1 MiB away from that of the next one.
-    apart = len(saved.tree) if max(leaf.nbytes for leaf in saved.tree.values()) > 2 * MIB else 0
+    share = 4 if "a" in spec else 1
+    # A fourth of a large leaf is more than 1 MiB away from that of the next one, and takes a request.
+    is_apart = share > 1 and max(leaf.nbytes for leaf in saved.tree.values()) > 2 * MIB
     for process in range(4):
-        with saved.few_requests(apart=apart), contextlib.ExitStack() as files:
+        few = saved.few_requests(share=share, further=len(saved.tree) if is_apart else 0)
+        with few, contextlib.ExitStack() as files:
             source = open_source(saved.path, files, mapped=False)
             requests: list[ReadRequest] = []
             for leaf, key in enumerate(source.index.keys):
@@ -167,7 +169,7 @@ def test_what_each_of_four_processes_reads(saved: Saved, spec: PartitionSpec) ->
 def test_what_a_joint_load_reads(saved: Saved, spec: PartitionSpec, loading: Loading) -> None:
     """This process plays all four, which read each byte once, and exchange what they read for each other."""
     # The index is looked at once more at the end.
-    with saved.few_requests(documents=2):
+    with saved.few_requests(further=1):
         found = treering.load(saved.path, shardings=sharding(4, spec), timeout=20)
     require_equal(found, saved.tree)
     assert loading.meetings
