@@ -1,0 +1,43 @@
+"""A msgpack file in a bucket is read through windows, wherever their ends fall."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import treering
+from tests.store.objects.memory_bucket import CountingBucket
+from treering import serialization
+from treering._store.objects.requests import Put
+from treering._wire import planned_arrays
+
+DRAW = np.random.default_rng(0)
+SIZES = (0, 1, 1500, 2049, 5000, 9000, 40_000, 3, 100_000)
+TREE: dict[str, Any] = {
+    "arrays": {f"a{number}": DRAW.integers(0, 255, size, np.uint8) for number, size in enumerate(SIZES)},
+    "scalars": {f"s{number}": np.float64(number) for number in range(300)},
+    "texts": {"long": "t" * 9000, "bytes": bytes(9000), "number": 7},
+    "list": [DRAW.standard_normal((60, 70)), None, True],
+}
+
+
+@pytest.mark.parametrize("chunk", [1 << 30, 700, 30_000], ids=["whole", "many chunks", "few chunks"])
+@pytest.mark.parametrize("window", [2100, 5000, 65536, 300_000])
+def test_windows_end_anywhere(window: int, chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(serialization, "MAX_CHUNK_SIZE", chunk)
+    data = serialization.to_bytes(TREE)
+    bucket = CountingBucket()
+    bucket.perform(Put("a.msgpack", data))
+    monkeypatch.setattr(planned_arrays, "_WINDOW_BYTES", window)
+    found = treering.load(treering.at(bucket) / "a.msgpack")
+    wanted = serialization.from_bytes(None, data)
+    for part in ("arrays", "scalars"):
+        assert found[part].keys() == wanted[part].keys()
+        for name, value in wanted[part].items():
+            assert np.array_equal(found[part][name], value)
+            assert found[part][name].dtype == value.dtype
+    assert found["texts"] == wanted["texts"]
+    assert np.array_equal(found["list"]["0"], wanted["list"]["0"])
+    assert bucket.received <= 2 * len(data) + (256 << 10)
