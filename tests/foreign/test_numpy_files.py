@@ -234,3 +234,16 @@ def test_verify_says_what_was_compared(archive: Path, tmp_path: Path) -> None:
     assert "CRC-32" in str(treering.verify(archive).note)
     np.save(tmp_path / "a.npy", _ARRAYS["raw"])
     assert "no checksums" in str(treering.verify(tmp_path / "a.npy").note)
+
+
+@pytest.mark.parametrize("method", [zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED])
+def test_a_header_may_be_longer_than_what_is_read_first(method: int, tmp_path: Path) -> None:
+    wanted = np.arange(400_000, dtype=np.int32)
+    header = b"{'descr': '<i4', 'fortran_order': False, 'shape': (400000,), }".ljust(60_000) + b"\n"
+    data = b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header + wanted.tobytes()
+    with zipfile.ZipFile(tmp_path / "a.npz", "w", method) as archive:
+        for name in ("a", "b"):
+            archive.writestr(f"{name}.npy", data)
+    found = treering.load(tmp_path / "a.npz")
+    assert np.array_equal(found["a"], wanted)
+    assert np.array_equal(found["b"], wanted)
