@@ -13,7 +13,7 @@ import pytest
 from treering._store import resolve
 from treering._store.objects.memory import DictionaryClient, MemoryRoot
 from treering._store.objects.reading import plan_spans
-from treering._store.objects.requests import Answer, Client, ObjectVersion, Request
+from treering._store.objects.requests import Answer, Client, Get, ObjectVersion, Request
 
 MemoryBucket = DictionaryClient
 
