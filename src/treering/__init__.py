@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from treering._keymap.key_rule import KeyRule
     from treering._store.objects.connect import at
     from treering.cadence import SaveEvery
-    from treering.checkpoint import abstract, convert, load, open, save, save_async  # noqa: A004 - treering.open
+    from treering.checkpoint import abstract, convert, export, load, open, save, save_async  # noqa: A004 - treering.open
     from treering.retention import KeepBest, KeepEvery, KeepLast, KeepSteps
     from treering.run import Run, Stateful
 
@@ -37,8 +37,8 @@ __version__ = "0.2.0"
 __all__ = [
     "Checkpoint", "ForeignKey", "KeepBest", "KeepEvery", "KeepLast", "KeepSteps", "KeyMap", "KeyRule", "LeafView",
     "OpaqueLeaf", "PendingSave", "Run", "SaveEvery", "StandIn", "Stateful", "__version__", "abstract", "at",
-    "cadence", "checkpoint", "convert", "diff", "errors", "inspect", "leaves", "load", "open", "register_node",
-    "retention", "run", "save", "save_async", "serialization", "sharding", "tree", "verify",
+    "cadence", "checkpoint", "convert", "diff", "errors", "export", "inspect", "leaves", "load", "open",
+    "register_node", "retention", "run", "save", "save_async", "serialization", "sharding", "tree", "verify",
 ]  # fmt: skip
 
 _NAMES = {
@@ -53,7 +53,7 @@ _NAMES = {
     "_keymap.key_rule": ("KeyRule",),
     "_store.objects.connect": ("at",),
     "cadence": ("SaveEvery",),
-    "checkpoint": ("abstract", "convert", "load", "open", "save", "save_async"),
+    "checkpoint": ("abstract", "convert", "export", "load", "open", "save", "save_async"),
     "retention": ("KeepBest", "KeepEvery", "KeepLast", "KeepSteps"),
     "run": ("Run", "Stateful"),
 }

@@ -9,6 +9,8 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar, overload
 
+from treering._old_names import moved_options
+
 if TYPE_CHECKING:
     import jax
     from jax.typing import DTypeLike
@@ -18,17 +20,18 @@ if TYPE_CHECKING:
     from treering._keymap.key_map import KeyMap
     from treering._tree.placement import Shardings
 
-__all__ = ["abstract", "convert", "load", "open", "save", "save_async"]
+__all__ = ["abstract", "convert", "export", "load", "open", "save", "save_async"]
+
 
 T = TypeVar("T")
 Progress: TypeAlias = Callable[[int, int], object]
 
 
+@moved_options(**dict.fromkeys(("form", "max_file_size", "dtype", "key_map"), "treering.export has it"))
 def save(
     path: str | os.PathLike[str], tree: Any, *, metadata: Mapping[str, Any] | None = None, overwrite: bool = False,
     progress: Progress | bool | None = None, processes: Literal["all", "this"] = "all",
-    host_local: Literal["first", "equal"] = "first", timeout: float | None = None, form: Literal["hf"] | None = None,
-    max_file_size: int | str | None = None, dtype: DTypeLike | None = None, key_map: KeyMap | None = None,
+    host_local: Literal["first", "equal"] = "first", timeout: float | None = None,
 ) -> None:  # fmt: skip
     """Save a pytree atomically; when this returns, it survives a power cut.
 
@@ -53,16 +56,11 @@ def save(
         host_local: leaves that every process holds by itself (numpy, Python, arrays on its own devices) are taken from
             process 0, and so is ``metadata``. "equal" refuses them if they differ between processes.
         timeout: seconds to wait at one point for other processes. Default: ``TREERING_TIMEOUT_S``, else 600.
-        form: "hf" writes a Hugging Face folder, ``model.safetensors`` or shards and their index, which transformers and
-            PyTorch open; keys are joined by ".". One that holds weights is refused, with ``overwrite`` too.
-        max_file_size: of form "hf", bytes or a text; default: "5GB". A larger array has a file of its own.
-        dtype: of form "hf", what arrays of floats are cast to, by the rule of ``load``; default: none is.
-        key_map: save the leaves of which ``load`` with this ``KeyMap`` makes the tree; the calling process works alone.
 
     Raises:
         Exists: the path exists; also a ``FileExistsError``. Busy: another process is saving to the path.
         Unsupported: a leaf cannot be stored; the error names all such leaves, and nothing was written.
-        Mismatch: the processes have different trees, or ``key_map`` does not fit; the error names the leaves.
+        Mismatch: the processes have different trees; the error names the leaves.
         Timeout, ProcessFailed: other processes did not arrive, or failed; the error names them.
         StoreFailed: the system refused; an ``OSError``. ``NotShared``: not all processes see the same folder.
 
@@ -79,10 +77,10 @@ def save(
     from treering._checkpoint.save import counted, save_tree
     from treering._checkpoint.save_options import SaveOptions
 
-    with counted(path, processes, form=form, key_map=key_map):
+    with counted(path, processes):
         save_tree(tree, SaveOptions.of(
-            path, metadata=metadata, overwrite=overwrite, progress=progress, processes=processes, key_map=key_map,
-            host_local=host_local, timeout=timeout, form=form, max_file_size=max_file_size, dtype=dtype,
+            path, metadata=metadata, overwrite=overwrite, progress=progress, processes=processes,
+            host_local=host_local, timeout=timeout,
         ))  # fmt: skip
 
 
@@ -145,29 +143,28 @@ def save_async(
 @overload
 def load(
     path: str | os.PathLike[str], like: None = ..., *, only: str | Sequence[str] | None = ..., at: str | None = ...,
-    shardings: Shardings = ..., mesh: jax.sharding.Mesh | None = ..., rename: Mapping[str, str] | None = ...,
+    shardings: Shardings = ..., mesh: jax.sharding.Mesh | None = ..., key_map: KeyMap | Mapping[str, str] | None = ...,
     missing: Literal["error", "keep"] = ..., extra: Literal["error", "ignore"] = ..., cast: bool = ...,
     mapped: bool = ..., progress: Progress | bool | None = ..., timeout: float | None = ...,
-    key_map: KeyMap | None = ...,
 ) -> Any: ...  # fmt: skip
 
 
 @overload
 def load(
     path: str | os.PathLike[str], like: T, *, only: str | Sequence[str] | None = ..., at: str | None = ...,
-    shardings: Shardings = ..., mesh: jax.sharding.Mesh | None = ..., rename: Mapping[str, str] | None = ...,
+    shardings: Shardings = ..., mesh: jax.sharding.Mesh | None = ..., key_map: KeyMap | Mapping[str, str] | None = ...,
     missing: Literal["error", "keep"] = ..., extra: Literal["error", "ignore"] = ..., cast: bool = ...,
     mapped: bool = ..., progress: Progress | bool | None = ..., timeout: float | None = ...,
-    key_map: KeyMap | None = ...,
 ) -> T: ...  # fmt: skip
 
 
+@moved_options(rename="pass the dict as key_map=")
 def load(
     path: str | os.PathLike[str], like: Any = None, *, only: str | Sequence[str] | None = None, at: str | None = None,
-    shardings: Shardings = None, mesh: jax.sharding.Mesh | None = None, rename: Mapping[str, str] | None = None,
-    missing: Literal["error", "keep"] = "error", extra: Literal["error", "ignore"] = "error", cast: bool = False,
-    mapped: bool = False, progress: Progress | bool | None = None, timeout: float | None = None,
-    key_map: KeyMap | None = None,
+    shardings: Shardings = None, mesh: jax.sharding.Mesh | None = None,
+    key_map: KeyMap | Mapping[str, str] | None = None, missing: Literal["error", "keep"] = "error",
+    extra: Literal["error", "ignore"] = "error", cast: bool = False, mapped: bool = False,
+    progress: Progress | bool | None = None, timeout: float | None = None,
 ) -> Any:  # fmt: skip
     """Load a pytree, or a part of it, onto any devices, and check every byte.
 
@@ -187,7 +184,8 @@ def load(
             partition rules, pairs of a pattern and a ``PartitionSpec``. Default: ``like``'s, else the default device.
         mesh: the mesh of partition specs; default: that of ``jax.set_mesh``. Alone, it is that of ``like``'s specs, and
             arrays without a spec are replicated on it.
-        rename: wanted key -> stored key, for leaves or branches of ``like``.
+        key_map: a dict of wanted key -> stored key, for leaves or branches of ``like``; or a ``KeyMap``, to load the
+            tree that it makes of the stored one: all other arguments are about that tree.
         missing: "error", or "keep" to keep what ``like`` has for leaves that are not stored.
         extra: "error", or "ignore" to leave out stored leaves that ``like`` does not have; they are not read.
         cast: convert numbers to ``like``'s dtype, within a category (float to float) or to a wider one. It rounds
@@ -196,7 +194,6 @@ def load(
         progress: called as ``progress(done, total)``, in bytes; in a joint load, in those that this process reads.
             True shows a bar on a terminal, as for ``save``.
         timeout: seconds to wait for other processes in a joint load; default: ``TREERING_TIMEOUT_S``, else 600.
-        key_map: load the tree that this ``KeyMap`` makes of the stored one; all other arguments are about that tree.
 
     Raises:
         NotFound: the path does not exist; also a ``FileNotFoundError``.
@@ -218,8 +215,8 @@ def load(
     from treering._view.progress import reporter
 
     options = LoadOptions(
-        only=only, at=at, shardings=shardings, mesh=mesh, rename=rename, missing=missing, extra=extra, cast=cast,
-        mapped=mapped, progress=reporter(progress, "loading"), timeout=timeout, key_map=key_map,
+        only=only, at=at, shardings=shardings, mesh=mesh, key_map=key_map, missing=missing, extra=extra, cast=cast,
+        mapped=mapped, progress=reporter(progress, "loading"), timeout=timeout,
     )  # fmt: skip
     return load_tree(path, like, options)
 
@@ -229,7 +226,7 @@ def open(path: str | os.PathLike[str], *, key_map: KeyMap | None = None) -> Chec
 
     Args:
         path: as for ``load``.
-        key_map: as for ``load``.
+        key_map: the ``KeyMap`` that makes the tree of the stored one.
 
     Raises:
         NotFound, Mismatch, Corrupt, Format, StoreFailed: as ``load``.
@@ -266,7 +263,7 @@ def abstract(
         path: as for ``load``; also a run, of which the latest step is taken.
         only: as for ``load``.
         at: as for ``load``.
-        key_map: as for ``load``.
+        key_map: as for ``open``.
 
     Raises:
         NotFound, Mismatch, Corrupt, Format, StoreFailed: as ``load``.
@@ -285,9 +282,64 @@ def abstract(
     return abstract_tree(path, at=at, only=only, key_map=key_map)
 
 
+def export(
+    path: str | os.PathLike[str],
+    tree: Any,
+    *,
+    to: str | None = None,
+    key_map: KeyMap | None = None,
+    dtype: DTypeLike | None = None,
+    max_file_size: int | str | None = None,
+    lose: str | Sequence[str] = (),
+    metadata: Mapping[str, Any] | None = None,
+    overwrite: bool = False,
+    progress: Progress | bool | None = None,
+) -> None:
+    """Save a pytree in memory in a form of another program, as ``convert`` does for what stands at a path.
+
+    In a job of several processes, process 0 does this alone: it has to hold all arrays, and any other process that
+    calls this is refused. ``docs/convert.md`` says what each form can hold.
+
+    Args:
+        path: as for ``convert``.
+        tree: any pytree.
+        to: as for ``convert``: "hf" writes a Hugging Face folder, ``model.safetensors`` or shards and their index,
+            which transformers and PyTorch open; keys are joined by ".". One that holds weights is refused, with
+            ``overwrite`` too.
+        key_map: write the leaves of which ``load`` with this ``KeyMap`` makes the tree, so that one map serves both.
+        dtype: as for ``convert``; also a dtype of numpy or jax.
+        max_file_size: as for ``convert``.
+        lose: as for ``convert``.
+        metadata: as for ``save``, as far as the form holds any: a Hugging Face folder holds texts by names.
+        overwrite: as for ``save``.
+        progress: as for ``save``.
+
+    Raises:
+        Unsupported: the form cannot hold something that ``lose`` does not name; the error lists it with its kind, and
+            nothing was written. Or another process holds a part of an array, or this one is not process 0.
+        Mismatch: ``key_map`` does not fit, or leaves that are copies by it differ; the error names the leaves.
+        Exists, Busy, StoreFailed: as ``save``.
+
+    Example:
+        >>> import os, tempfile
+        >>> import numpy as np
+        >>> path = os.path.join(tempfile.mkdtemp(), "model")
+        >>> export(path, {"layer": {"w": np.ones((2, 3))}}, to="hf")
+        >>> sorted(os.listdir(path)), load(path)["layer.w"].shape
+        (['model.safetensors'], (2, 3))
+    """
+    from treering._checkpoint.convert import ConvertOptions, export_tree, save_options
+
+    into = save_options(
+        path, to=to, metadata=metadata, overwrite=overwrite, progress=progress, max_file_size=max_file_size
+    )
+    export_tree(tree, into, ConvertOptions(to=to, key_map=key_map, dtype=dtype, lose=lose))
+
+
+@moved_options(target="it is called path")
 def convert(
     source: str | os.PathLike[str],
-    target: str | os.PathLike[str],
+    path: str | os.PathLike[str],
     *,
     to: str | None = None,
     only: str | Sequence[str] | None = None,
@@ -310,15 +362,15 @@ def convert(
 
     Args:
         source: as for ``load``; also a run.
-        target: a path that ends in ``.safetensors``, ``.msgpack`` or ``.npz`` becomes one such file, any other a
+        path: where to. One that ends in ``.safetensors``, ``.msgpack`` or ``.npz`` becomes one such file, any other a
             folder.
         to: the form of the target: "treering" (the default), "hf" or "leaves" for a folder; for a file its suffix says
             it; or a form that another package writes (``docs/plug-points.md``).
         only: as for ``load``.
         at: as for ``load``.
-        key_map: as for ``load``.
+        key_map: as for ``open``.
         dtype: the dtype that all arrays of floats get. It rounds; a value that would change in another way raises.
-        max_file_size: as for ``save``, of the form "hf".
+        max_file_size: of the form "hf", bytes or a text; default: "5GB". A larger array has a file of its own.
         lose: what may be lost: kinds of losses ("arrays", "keys", "metadata", "names", "none", "objects", "scalars",
             "strings", "structure"), and globs over the keys of leaves.
         overwrite: as for ``save``.
@@ -343,5 +395,5 @@ def convert(
     from treering._checkpoint.convert import ConvertOptions, save_options
     from treering._runs.convert_run import convert_any
 
-    into = save_options(target, to=to, overwrite=overwrite, progress=progress, max_file_size=max_file_size)
+    into = save_options(path, to=to, overwrite=overwrite, progress=progress, max_file_size=max_file_size)
     convert_any(source, into, ConvertOptions(to=to, only=only, at=at, key_map=key_map, dtype=dtype, lose=lose))

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self, SupportsIndex, TypeAlias, TypeVar, overload
 
+from treering._old_names import moved_options
 from treering._runs.results import Resumed, Stateful, StepSave
 
 if TYPE_CHECKING:
@@ -91,6 +92,7 @@ class Run:
 
     # ------------------------------------------------------------------------------------------------------- saving
 
+    @moved_options(overwrite="it is called rollback, for it removes the later steps")
     def save(
         self,
         step: SupportsIndex,
@@ -98,7 +100,7 @@ class Run:
         *,
         metrics: Mapping[str, Any] | None = None,
         metadata: Mapping[str, Any] | None = None,
-        overwrite: bool = False,
+        rollback: bool = False,
         force: bool = False,
         progress: Progress | bool | None = None,
     ) -> StepSave:
@@ -114,7 +116,7 @@ class Run:
             tree: any pytree, as for ``treering.save``.
             metrics: numbers by name, for ``best`` and ``KeepBest``: Python's, numpy's, or jax scalars.
             metadata: JSON to store beside the tree; its member "treering" is reserved.
-            overwrite: roll back to an older step: replace ``step`` if it exists, and discard the later ones. They are
+            rollback: go on from an older step: replace ``step`` if it exists, and discard the later ones. They are
                 gone when the new one is committed; their files are removed after that.
             force: save whatever ``save_every`` says.
             progress: as for ``treering.save_async``.
@@ -136,7 +138,7 @@ class Run:
         from treering._runs.save_step import save_step
 
         return save_step(
-            self._state, step, tree, metrics=metrics, metadata=metadata, overwrite=overwrite, force=force,
+            self._state, step, tree, metrics=metrics, metadata=metadata, rollback=rollback, force=force,
             progress=progress,
         )  # fmt: skip
 
@@ -167,26 +169,27 @@ class Run:
     def load(
         self, step: SupportsIndex | None = ..., like: None = ..., *, only: str | Sequence[str] | None = ...,
         at: str | None = ..., shardings: Shardings = ..., mesh: jax.sharding.Mesh | None = ...,
-        rename: Mapping[str, str] | None = ..., missing: Literal["error", "keep"] = ...,
+        key_map: KeyMap | Mapping[str, str] | None = ..., missing: Literal["error", "keep"] = ...,
         extra: Literal["error", "ignore"] = ..., cast: bool = ..., mapped: bool = ...,
-        progress: Progress | bool | None = ..., key_map: KeyMap | None = ...,
+        progress: Progress | bool | None = ...,
     ) -> Any: ...  # fmt: skip
 
     @overload
     def load(
         self, step: SupportsIndex | None = ..., like: T = ..., *, only: str | Sequence[str] | None = ...,
         at: str | None = ..., shardings: Shardings = ..., mesh: jax.sharding.Mesh | None = ...,
-        rename: Mapping[str, str] | None = ..., missing: Literal["error", "keep"] = ...,
+        key_map: KeyMap | Mapping[str, str] | None = ..., missing: Literal["error", "keep"] = ...,
         extra: Literal["error", "ignore"] = ..., cast: bool = ..., mapped: bool = ...,
-        progress: Progress | bool | None = ..., key_map: KeyMap | None = ...,
+        progress: Progress | bool | None = ...,
     ) -> T: ...  # fmt: skip
 
+    @moved_options(rename="pass the dict as key_map=")
     def load(
         self, step: SupportsIndex | None = None, like: Any = None, *, only: str | Sequence[str] | None = None,
         at: str | None = None, shardings: Shardings = None, mesh: jax.sharding.Mesh | None = None,
-        rename: Mapping[str, str] | None = None, missing: Literal["error", "keep"] = "error",
+        key_map: KeyMap | Mapping[str, str] | None = None, missing: Literal["error", "keep"] = "error",
         extra: Literal["error", "ignore"] = "error", cast: bool = False, mapped: bool = False,
-        progress: Progress | bool | None = None, key_map: KeyMap | None = None,
+        progress: Progress | bool | None = None,
     ) -> Any:  # fmt: skip
         """Load a step, or a part of it, and check every byte.
 
@@ -200,13 +203,12 @@ class Run:
             at: key text of the subtree to load as if it were the whole tree.
             shardings: the shardings of the arrays.
             mesh: the mesh of partition specs.
-            rename: wanted key -> stored key.
+            key_map: a dict of wanted key -> stored key, or the ``KeyMap`` that makes the tree of the stored one.
             missing: "error", or "keep" to keep what ``like`` has for leaves that are not stored.
             extra: "error", or "ignore" to leave out stored leaves that ``like`` does not have.
             cast: convert numbers to ``like``'s dtype.
             mapped: let arrays be views of the files.
             progress: called as ``progress(done, total)``, in bytes; True shows a bar on a terminal.
-            key_map: load the tree that this ``KeyMap`` makes of the stored one.
 
         Raises:
             NotFound: there is no such step; the error lists the steps that exist.
@@ -225,8 +227,8 @@ class Run:
         from treering._view.progress import reporter
 
         options = LoadOptions(
-            only=only, at=at, shardings=shardings, mesh=mesh, rename=rename, missing=missing, extra=extra,
-            cast=cast, mapped=mapped, progress=reporter(progress, "loading"), key_map=key_map,
+            only=only, at=at, shardings=shardings, mesh=mesh, key_map=key_map, missing=missing, extra=extra,
+            cast=cast, mapped=mapped, progress=reporter(progress, "loading"),
         )  # fmt: skip
         return load_step(self._state, step, like, options)
 

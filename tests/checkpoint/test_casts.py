@@ -47,12 +47,12 @@ MAPS: dict[str, Callable[[Path, Any, KeyMap], Any]] = {
     "load": lambda path, tree, names: treering.load(path / "a", key_map=names),
     "open": lambda path, tree, names: _read(path / "a", names),
     "convert": lambda path, tree, names: _convert(path, key_map=names),
-    "save": lambda path, tree, names: _save(path, tree, key_map=names.inverse()),
+    "export": lambda path, tree, names: _export(path, tree, key_map=names.inverse()),
 }
 DTYPES: dict[str, Callable[[Path, Any, str], Any]] = {
     "convert": lambda path, tree, to: _convert(path, dtype=to),
     "command": lambda path, tree, to: _command(path, to),
-    "hf": lambda path, tree, to: _save(path, tree, form="hf", dtype=to),
+    "hf": lambda path, tree, to: _export(path, tree, to="hf", dtype=to),
 }
 
 
@@ -76,9 +76,9 @@ def _command(path: Path, to: str) -> Any:
     return None if caught.value.code else treering.load(path / "b")
 
 
-def _save(path: Path, tree: Any, **options: Any) -> Any:
-    place = path / options.get("form", "b")
-    treering.save(place, tree, **options)
+def _export(path: Path, tree: Any, **options: Any) -> Any:
+    place = path / options.get("to", "b")
+    treering.export(place, tree, **options)
     return treering.load(place)
 
 

@@ -116,14 +116,14 @@ def test_a_model_in_one_file_and_one_in_shards_are_not_both_saved(sizes: tuple[A
     def come_between(done: int, total: int) -> None:
         if not came:
             came.append(True)
-            treering.save(path, OTHER, form="hf", max_file_size=sizes[1])
+            treering.export(path, OTHER, to="hf", max_file_size=sizes[1])
 
     # Both begin before one of them is seen in the folder.
     write = write_huggingface._require_no_weights
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(write_huggingface, "_require_no_weights", lambda store: None if came else write(store))
         with pytest.raises(Exists, match=r"wrote 'model\.safetensors.*meanwhile"):
-            treering.save(path, TREE, form="hf", max_file_size=sizes[0], progress=come_between)
+            treering.export(path, TREE, to="hf", max_file_size=sizes[0], progress=come_between)
     assert all(np.array_equal(treering.load(path)[name], array) for name, array in OTHER.items())
     assert treering.verify(path).ok
 
@@ -139,7 +139,7 @@ def _copy(suffix: str, path: str, number: int, progress: Any) -> None:
 
 
 def _save(name: str, form: Any, path: str, number: int, progress: Any) -> None:
-    treering.save(f"{path}/{name}", TREES[number], form=form, progress=progress)
+    treering.export(f"{path}/{name}", TREES[number], to=form, progress=progress)
 
 
 FORMS: dict[str, Write] = {

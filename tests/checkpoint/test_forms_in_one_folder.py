@@ -73,7 +73,7 @@ LEAVES: dict[str, Callable[[str, Any], object]] = {
     "leaves converted": lambda path, tree: tr.convert(_source(path, tree, tr.save), path, to="leaves", overwrite=True),
 }
 WEIGHTS: dict[str, Callable[[str, Any], object]] = {
-    "weights": lambda path, tree: tr.save(path, tree, form="hf"),
+    "weights": lambda path, tree: tr.export(path, tree, to="hf"),
     "weights converted": lambda path, tree: tr.convert(_source(path, tree, tr.save), path, to="hf"),
 }
 OTHERS: dict[str, Callable[[str, Any], object]] = {

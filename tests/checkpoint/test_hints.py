@@ -141,9 +141,9 @@ def test_metadata_that_holds_itself_is_refused(tmp_path: Path) -> None:
     [
         (TREE, {"cast": "bfloat16"}, "cast='bfloat16', but must be True or False"),
         (TREE, {"cast": jnp.bfloat16}, ", but must be True or False; `like` has the wanted dtypes"),
-        (TREE, {"rename": {("params", "w"): "head/w"}}, "rename= has the key ('params', 'w'); a key is one text"),
-        (TREE, {"rename": {"params/w": 0}}, "rename= has the key 0; a key is one text"),
-        (TREE, {"rename": {"params": "x", "params/w": "params/w", "params/b": "params/b"}}, "longer entries"),
+        (TREE, {"key_map": {("params", "w"): "head/w"}}, "key_map= has the key ('params', 'w'); a key is one text"),
+        (TREE, {"key_map": {"params/w": 0}}, "key_map= has the key 0; a key is one text"),
+        (TREE, {"key_map": {"params": "x", "params/w": "params/w", "params/b": "params/b"}}, "longer entries"),
         (None, {"cast": True}, "pass like=, for example jax.eval_shape(init)"),
         (
             [("w", PartitionSpec()), (".*", None)],
@@ -178,7 +178,7 @@ def test_a_kept_leaf_that_was_renamed_is_named(path: Path) -> None:
     assert caught.value.differences == (
         "params/w: unexpected, the checkpoint has float64[2] (is it 'params/w2' of `like`?)",
     )
-    assert "rename={wanted: saved} maps renamed leaves" in str(caught.value)
+    assert "key_map={wanted: saved} maps renamed leaves" in str(caught.value)
 
 
 def _keys_of(name: str) -> Any:
@@ -199,8 +199,8 @@ def test_keys_of_an_implementation_without_a_name_are_refused(name: str, tmp_pat
         "folder": lambda: tr.save(tmp_path / "a", tree),
         "below": lambda: tr.save(tmp_path / "a", {"rng": jax.random.split(jax.random.key(0)), "x": [tree["rng"]]}),
         "file": lambda: tr.save(tmp_path / "a.safetensors", tree),
-        "hf": lambda: tr.save(tmp_path / "a", tree, form="hf"),
-        "mapped": lambda: tr.save(tmp_path / "a", tree, key_map=tr.KeyMap([tr.KeyRule("{k**}", "{k**}")])),
+        "hf": lambda: tr.export(tmp_path / "a", tree, to="hf"),
+        "mapped": lambda: tr.export(tmp_path / "a", tree, key_map=tr.KeyMap([tr.KeyRule("{k**}", "{k**}")])),
         "async": lambda: tr.save_async(tmp_path / "a", tree).result(),
         "async file": lambda: tr.save_async(tmp_path / "a.safetensors", tree).result(),
         "leaves": lambda: tree_serialize_leaves(tmp_path / "a", tree),

@@ -146,7 +146,7 @@ def saved_async(s: Scene, to: Path) -> Any:
     trees = {"a": s.tree, "a.msgpack": plain(s), "a.safetensors": {"w": s.tree["rows"], "v": s.tree["columns"]}}
     for name, saved in trees.items():
         tr.save_async(to / name, saved).result()
-    tr.save(to / "weights", trees["a.safetensors"], form="hf")
+    tr.export(to / "weights", trees["a.safetensors"], to="hf")
     return [tr.load(to / name) for name in (*trees, "weights")]
 
 
@@ -233,6 +233,7 @@ ACTIONS: dict[str, Callable[[Scene, Path], Any]] = {
     "uncompared": lambda s, to: tree.uncompared(s.tree),
     "abstract": lambda s, to: str(tr.abstract(s.path / "a", only=["half", "scalar"])),
     "convert": lambda s, to: tr.convert(s.path / "a", to / "c", only=["half", "scalar"]),
+    "export": lambda s, to: tr.export(to / "e", {"half": s.tree["half"], "rows": s.tree["rows"]}),
     "inspect": lambda s, to: str(tr.inspect(s.path / "a")) and None,
     "verify": lambda s, to: tr.verify(s.path / "a").ok,
     "diff": lambda s, to: str(tr.diff(s.path / "a", s.path / "a")),

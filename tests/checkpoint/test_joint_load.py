@@ -293,7 +293,7 @@ def test_everything_that_load_can_do_to_leaves(loading: Loading, saved: Path) ->
         "new": jax.device_put(np.ones(8), EVERYWHERE),
         "step": 0,
     }
-    tree = tr.load(saved / "ckpt", like, only=["w", "step"], rename={"renamed": "w"}, missing="keep", cast=True)
+    tree = tr.load(saved / "ckpt", like, only=["w", "step"], key_map={"renamed": "w"}, missing="keep", cast=True)
     assert np.asarray(tree["renamed"]).tobytes() == WIDE.astype(jnp.bfloat16).tobytes()
     assert tree["renamed"].sharding == COLUMNS
     assert tree["new"] is like["new"]

@@ -70,13 +70,10 @@ def test_the_other_arguments_speak_of_the_new_tree(path: Path) -> None:
     wanted = _mapped(_model())
     kernel = jax.ShapeDtypeStruct((3, 8, 12), jnp.float32)
     _same(treering.load(path, only="**/mlp/*", key_map=NAMES), {"layers": {"mlp": wanted["layers"]["mlp"]}})
-    found = treering.load(path, {"w": kernel}, at="layers/qk", rename={"w": "kernel"}, key_map=NAMES)
-    _same(found, {"w": wanted["layers"]["qk"]["kernel"]})
-    with pytest.raises(Mismatch, match=r"w: wanted float32\[3,8,11\], found float32\[3,8,12\]|w: wanted"):
-        treering.load(
-            path, {"w": jax.ShapeDtypeStruct((3, 8, 11), jnp.float32)}, at="layers/qk", rename={"w": "kernel"},
-            key_map=NAMES,
-        )  # fmt: skip
+    found = treering.load(path, {"kernel": kernel}, at="layers/qk", key_map=NAMES)
+    _same(found, {"kernel": wanted["layers"]["qk"]["kernel"]})
+    with pytest.raises(Mismatch, match=r"kernel: wanted float32\[3,8,11\], found float32\[3,8,12\]|kernel: wanted"):
+        treering.load(path, {"kernel": jax.ShapeDtypeStruct((3, 8, 11), jnp.float32)}, at="layers/qk", key_map=NAMES)
 
 
 def test_shards_of_the_new_tree_read_their_boxes_alone(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -480,20 +480,20 @@ def test_leaves_are_found_under_other_names(path: Path) -> None:
     rename = {"new": "old", "y": "x", "tuple": "list", "tuple/1/deeper": "list/1/deep"}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", StaticFieldsDiffer)
-        found = treering.load(path, like, rename=rename)
+        found = treering.load(path, like, key_map=rename)
     assert found == {"new": {"w": 1, "b": 2}, "y": 3, "tuple": (4, {"deeper": 5})}
 
 
 def test_two_leaves_change_places(path: Path) -> None:
     treering.save(path, {"a": {"x": 1}, "b": {"x": 2}})
     like = {"a": {"x": 0}, "b": {"x": 0}}
-    assert treering.load(path, like, rename={"a": "b", "b": "a"}) == {"a": {"x": 2}, "b": {"x": 1}}
+    assert treering.load(path, like, key_map={"a": "b", "b": "a"}) == {"a": {"x": 2}, "b": {"x": 1}}
 
 
 def test_the_longest_renaming_counts_and_parts_are_whole_names(path: Path) -> None:
     treering.save(path, {"a": {"x": 1, "y": 2}, "ab": 3, "other": 4})
     like = {"q": {"x": 0, "y": 0}, "ab": 0}
-    assert treering.load(path, like, rename={"q": "a", "q/y": "other"}, only=["a/x", "other", "ab"]) == {
+    assert treering.load(path, like, key_map={"q": "a", "q/y": "other"}, only=["a/x", "other", "ab"]) == {
         "q": {"x": 1, "y": 4},
         "ab": 3,
     }
@@ -503,25 +503,25 @@ def test_names_with_slashes_are_renamed(path: Path) -> None:
     treering.save(path, {"a/b": 1, "~": 2, "": 3})
     like = {"c/d": 0, "e~f": 0, "g": 0}
     rename = {"c~1d": "a~1b", "e~0f": "~0", "g": "~"}
-    assert treering.load(path, like, rename=rename) == {"c/d": 1, "e~f": 2, "g": 3}
+    assert treering.load(path, like, key_map=rename) == {"c/d": 1, "e~f": 2, "g": 3}
 
 
 def test_all_of_like_lies_below_a_branch(path: Path) -> None:
     treering.save(path, {"params": {"w": 1}, "step": 5})
-    assert treering.load(path, {"w": 0}, rename={"": "params"}, only="params") == {"w": 1}
-    assert treering.load(path, {"model": {"w": 0}}, rename={"model": ""}, at="params") == {"model": {"w": 1}}
-    assert treering.load(path, 0, rename={"": "step"}, only="step") == 5
+    assert treering.load(path, {"w": 0}, key_map={"": "params"}, only="params") == {"w": 1}
+    assert treering.load(path, {"model": {"w": 0}}, key_map={"model": ""}, at="params") == {"model": {"w": 1}}
+    assert treering.load(path, 0, key_map={"": "step"}, only="step") == 5
 
 
 @pytest.mark.parametrize("rename", [{"nothing": "a"}, {"a/b": "a"}, {"a": "nothing"}], ids=str)
 def test_a_renaming_that_leads_nowhere_is_an_error(rename: dict[str, str], path: Path) -> None:
     treering.save(path, {"a": 1})
     with pytest.raises(Mismatch, match=r"nothing|a/b"):
-        treering.load(path, {"a": 0}, rename=rename)
+        treering.load(path, {"a": 0}, key_map=rename)
 
 
 @pytest.mark.parametrize(
-    "options", [{"rename": {"a": "b"}}, {"cast": True}, {"missing": "keep"}, {"missing": "ignore"}], ids=str
+    "options", [{"key_map": {"a": "b"}}, {"cast": True}, {"missing": "keep"}, {"missing": "ignore"}], ids=str
 )
 def test_what_needs_like_says_so(options: dict[str, Any], path: Path) -> None:
     treering.save(path, {"a": 1})

@@ -43,6 +43,7 @@ CALLS: dict[str, Callable[..., object]] = {
     "save_async": lambda path, **options: tr.save_async(path / "new", TREE, **options).result(60),
     "load": lambda path, **options: tr.load(path / "a", **options),
     "convert": lambda path, **options: tr.convert(path / "a", path / "converted", **options),
+    "export": lambda path, **options: tr.export(path / "exported", TREE, **options),
     "verify": lambda path, **options: tr.verify(path / "a", **options),
     "diff": lambda path, **options: tr.diff(path / "a", path / "run" / "step_00000001", values=True, **options),
     "leaves.tree_serialize_leaves": lambda path, **options: tr.leaves.tree_serialize_leaves(

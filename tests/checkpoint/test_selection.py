@@ -160,7 +160,7 @@ TAKES = "only= takes the checkpoint's keys, not those of `like`"
         (
             "dense/**",
             None,
-            f"{TAKES}; only='params/dense/**' with rename={{'dense': 'params/dense'}} loads 'dense' of `like`",
+            f"{TAKES}; only='params/dense/**' with key_map={{'dense': 'params/dense'}} loads 'dense' of `like`",
         ),
     ],
 )
@@ -172,9 +172,9 @@ def test_the_hint_is_about_what_was_asked(only: str, at: str | None, said: str, 
 
 def test_what_the_hint_proposes_loads(path: Path) -> None:
     like = {"dense": {"kernel": 0, "bias": 0}}
-    with pytest.raises(Mismatch, match="only='params/dense/\\*\\*' with rename="):
+    with pytest.raises(Mismatch, match="only='params/dense/\\*\\*' with key_map="):
         treering.load(path, like, only="dense/**")
-    found = treering.load(path, like, only="params/dense/**", rename={"dense": "params/dense"})
+    found = treering.load(path, like, only="params/dense/**", key_map={"dense": "params/dense"})
     assert found == {"dense": {"kernel": 1, "bias": 2}}
 
 

@@ -343,7 +343,7 @@ def test_a_subtree_is_the_root(path: Path) -> None:
 
 def test_a_part_of_a_model_goes_into_a_part_of_another(path: Path) -> None:
     treering.save(path, {"old": mlp(0), "step": 3})
-    result = treering.load(path, {"new": mlp(1)}, only="old/**", rename={"new": "old"})
+    result = treering.load(path, {"new": mlp(1)}, only="old/**", key_map={"new": "old"})
     assert_same(result["new"], mlp(0), restored=False)
 
 

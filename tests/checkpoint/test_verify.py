@@ -250,7 +250,7 @@ def test_a_file_that_may_not_be_read_is_no_damage(
     if form == "leaves":
         tree_serialize_leaves(path, tree)
     else:
-        treering.save(path, tree, form="hf" if form == "hf" else None)
+        treering.export(path, tree, to="hf" if form == "hf" else None)
     opened = os.open
 
     def refused(path: Any, *arguments: Any, **options: Any) -> int:

@@ -342,7 +342,7 @@ def _kill_removal() -> None:
 
 def _kill_going_back() -> None:
     _die(_NAMING, lambda name: name.endswith(".removed"))
-    tr.Run("back").save(1, {"w": np.arange(9)}, overwrite=True).result()
+    tr.Run("back").save(1, {"w": np.arange(9)}, overwrite=True).result()  # type: ignore[call-arg]  # of that version
     tr.Run("back").wait()
 
 

@@ -73,7 +73,7 @@ def test_the_referee_knows_what_was_left_behind(tmp_path: Path, monkeypatch: pyt
     damaged.write_bytes(b"damaged")
     refuse_removals(monkeypatch)
     with pytest.raises(StoreFailed, match="the program is gone"):
-        run.save(7, {"w": np.arange(5.0)}, overwrite=True).result(60)
+        run.save(7, {"w": np.arange(5.0)}, rollback=True).result(60)
     assert list(referee.indexes(path)) == tr.Run(path).steps() == [7]
     save(path, 10)
     assert list(referee.indexes(path)) == tr.Run(path).steps() == [7, 10]

@@ -140,6 +140,6 @@ def test_a_model_saved_as_a_flat_dict_goes_into_its_tree(prepare: Prepare, tmp_p
     assert found["dense"]["kernel"].sharding == rows
     _assert_same(found["dense"]["kernel"], params["dense"]["kernel"])
     renamed = {f"dense/{name}": f"dense.{name}" for name in params["dense"]}
-    _assert_same(treering.load(path, params, rename=renamed)["dense"]["bias"], params["dense"]["bias"])
+    _assert_same(treering.load(path, params, key_map=renamed)["dense"]["bias"], params["dense"]["bias"])
     with pytest.raises(Mismatch, match=r"dense/bias: missing"):
         treering.load(path, params)

@@ -117,7 +117,7 @@ def test_what_its_flax_functions_wrote(prepare: Prepare, tmp_path: Path) -> None
     safetensors.flax.save_file(params, tmp_path / "a.safetensors")
     like = {"dense": {"kernel": jnp.zeros((8, 3)), "bias": jnp.zeros(3, jnp.bfloat16)}}
     rename = {"dense/kernel": "dense.kernel", "dense/bias": "dense.bias"}
-    found = treering.load(prepare(tmp_path / "a.safetensors"), like, rename=rename)
+    found = treering.load(prepare(tmp_path / "a.safetensors"), like, key_map=rename)
     for name, array in params.items():
         _assert_same(found["dense"][name.removeprefix("dense.")], array)
 

@@ -63,7 +63,7 @@ class Steps(RunScene):
                 run.gc(dry_run=False)
                 return
             back = self.back and version <= (run.latest() or 0)
-            run.save(version, state(self.size, version), overwrite=back)
+            run.save(version, state(self.size, version), rollback=back)
 
     def found(self, path: Path) -> str | None:
         if self.gc:  # the step is there and whole, or it is gone

@@ -79,7 +79,7 @@ class TestHuggingFaceReader(OurReader):
     also_reads = ("hf",)
 
     def make_example(self, folder: Path) -> tuple[Path, Mapping[str, Any]]:
-        treering.save(folder / "hf", ARRAYS, form="hf", max_file_size=1000)
+        treering.export(folder / "hf", ARRAYS, to="hf", max_file_size=1000)
         return folder / "hf", ARRAYS
 
 

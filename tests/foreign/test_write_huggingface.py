@@ -18,7 +18,7 @@ from safetensors import safe_open
 from safetensors.flax import load_file
 
 import treering
-from treering.errors import Exists, TreeringError, Unsupported
+from treering.errors import Exists, Mismatch, TreeringError, Unsupported
 
 WIDE = np.arange(512 * 256, dtype=np.float32).reshape(512, 256)
 
@@ -55,7 +55,7 @@ def same(found: Any, wanted: Any) -> None:
 @pytest.mark.parametrize("size", ["1MB", 300_000, "5GB"])
 def test_safetensors_and_treering_read_it_bit_for_bit(tmp_path: Path, size: Any) -> None:
     path, given = tmp_path / "model", tree()
-    treering.save(path, given, form="hf", max_file_size=size)
+    treering.export(path, given, to="hf", max_file_size=size)
     wanted = flat(given)
     by_treering = treering.load(path)
     assert by_treering.keys() == wanted.keys()
@@ -83,7 +83,7 @@ def test_safetensors_and_treering_read_it_bit_for_bit(tmp_path: Path, size: Any)
 
 def test_items_are_aligned_for_torch(tmp_path: Path) -> None:
     given = {"a": np.zeros(5, np.uint8), "b": np.ones(3, ml_dtypes.bfloat16), "c": np.ones(1, np.float64)}
-    treering.save(tmp_path / "model", given, form="hf")
+    treering.export(tmp_path / "model", given, to="hf")
     data = (tmp_path / "model" / "model.safetensors").read_bytes()
     header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
     assert [header[name]["data_offsets"] for name in "cba"] == [[0, 8], [8, 14], [14, 19]]
@@ -91,7 +91,7 @@ def test_items_are_aligned_for_torch(tmp_path: Path) -> None:
 
 def test_a_cast_is_asked_for_and_changes_floats_alone(tmp_path: Path) -> None:
     given = tree()
-    treering.save(tmp_path / "model", given, form="hf", max_file_size="100KB", dtype=jnp.bfloat16)
+    treering.export(tmp_path / "model", given, to="hf", max_file_size="100KB", dtype=jnp.bfloat16)
     found = treering.load(tmp_path / "model")
     for name, array in flat(given).items():
         floats = np.asarray(array).dtype.name in ("float32", "float16", "bfloat16")
@@ -102,9 +102,9 @@ def test_a_cast_that_does_not_fit_is_refused_and_leaves_nothing(tmp_path: Path) 
     large = WIDE * 0
     large[300, 7] = 1e6
     for size in ("5GB", 1000):
-        with pytest.raises(Unsupported, match=r"(1e\+06|1000000.0) at index \[300, 7\] of 'b.w' does not fit float16"):
-            treering.save(
-                tmp_path / "m", {"a": WIDE * 0, "b": {"w": large}}, form="hf", dtype="float16", max_file_size=size
+        with pytest.raises(Mismatch, match=r"the value 1e\+06 does not fit float16 \(at leaf 'b/w'\)"):
+            treering.export(
+                tmp_path / "m", {"a": WIDE * 0, "b": {"w": large}}, to="hf", dtype="float16", max_file_size=size
             )
         assert not (tmp_path / "m").exists()
 
@@ -117,9 +117,9 @@ def test_a_folder_that_holds_weights_is_refused(tmp_path: Path, name: str, overw
     (tmp_path / "config.json").write_text("{}", encoding="utf-8")
     (tmp_path / name).write_bytes(b"")
     with pytest.raises(Exists, match=f"holds weights: {name}.*fixed names.*another folder"):
-        treering.save(tmp_path, {"w": WIDE}, form="hf", overwrite=overwrite)
+        treering.export(tmp_path, {"w": WIDE}, to="hf", overwrite=overwrite)
     (tmp_path / name).unlink()
-    treering.save(tmp_path, {"w": WIDE}, form="hf", overwrite=overwrite)
+    treering.export(tmp_path, {"w": WIDE}, to="hf", overwrite=overwrite)
     same(treering.load(tmp_path)["w"], WIDE)
 
 
@@ -130,7 +130,7 @@ def test_what_it_cannot_hold_is_said_at_once(tmp_path: Path) -> None:
         "four": partial, "int": {3: WIDE}, "wide": np.zeros(2, np.complex128),
     }  # fmt: skip
     with pytest.raises(Unsupported) as caught:
-        treering.save(tmp_path / "m", given, form="hf")
+        treering.export(tmp_path / "m", given, to="hf")
     for part in (
         "leaf 'a.b': 'a/b' has the name 'a.b' too",
         "leaf 'none': None",
@@ -143,33 +143,32 @@ def test_what_it_cannot_hold_is_said_at_once(tmp_path: Path) -> None:
     ):
         assert part in str(caught.value), part
     with pytest.raises(Unsupported, match="'' is no name"):
-        treering.save(tmp_path / "m", WIDE, form="hf")
+        treering.export(tmp_path / "m", WIDE, to="hf")
     assert not (tmp_path / "m").exists()
 
 
 @pytest.mark.parametrize(
     ("options", "match"),
     [
-        ({"dtype": "bfloat16"}, "dtype= needs a form"),
         ({"max_file_size": 3}, "max_file_size= needs a form"),
-        ({"form": "gguf"}, "form is 'gguf'"),
-        ({"form": "hf", "max_file_size": 0}, "max_file_size is 0"),
-        ({"form": "hf", "max_file_size": "much"}, "max_file_size is 'much'"),
-        ({"form": "hf", "dtype": "int8"}, "dtype is 'int8'"),
-        ({"form": "hf", "metadata": {"a": 1, "format": "x"}}, "cannot hold the metadata a, format"),
+        ({"to": "gguf"}, "to='gguf' is not a form"),
+        ({"to": "hf", "max_file_size": 0}, "max_file_size is 0"),
+        ({"to": "hf", "max_file_size": "much"}, "max_file_size is 'much'"),
+        ({"to": "hf", "dtype": "int8"}, "dtype='int8' is not a dtype of floats"),
+        ({"to": "hf", "metadata": {"a": 1, "format": "x"}}, "the member 'a' of the metadata"),
     ],
 )
 def test_options_without_a_meaning_are_refused(tmp_path: Path, options: dict[str, Any], match: str) -> None:
     with pytest.raises(Unsupported, match=match):
-        treering.save(tmp_path / "m", {"w": WIDE}, **options)
-    with pytest.raises(Unsupported, match="is a folder"):
-        treering.save(tmp_path / "m.safetensors", {"w": WIDE}, form="hf")
+        treering.export(tmp_path / "m", {"w": WIDE}, **options)
+    with pytest.raises(Unsupported, match="is not a path of the form hf"):
+        treering.export(tmp_path / "m.safetensors", {"w": WIDE}, to="hf")
 
 
 def test_metadata_goes_into_files_and_index(tmp_path: Path) -> None:
     for size in (None, 1000):
         path = tmp_path / str(size)
-        treering.save(path, {"a": WIDE, "b": WIDE}, form="hf", metadata={"license": "mit"}, max_file_size=size)
+        treering.export(path, {"a": WIDE, "b": WIDE}, to="hf", metadata={"license": "mit"}, max_file_size=size)
         assert treering.inspect(path).metadata["license"] == "mit"
 
 
@@ -180,34 +179,35 @@ def test_an_error_on_the_way_leaves_no_file(tmp_path: Path, monkeypatch: pytest.
 
     (tmp_path / "config.json").write_text("{}", encoding="utf-8")
     with pytest.raises(RuntimeError, match="stop"):
-        treering.save(tmp_path, {"a": WIDE, "b": WIDE, "c": WIDE}, form="hf", max_file_size=1000, progress=fail)
+        treering.export(tmp_path, {"a": WIDE, "b": WIDE, "c": WIDE}, to="hf", max_file_size=1000, progress=fail)
     assert [file.name for file in tmp_path.iterdir()] == ["config.json"]
 
 
 def test_in_memory_too() -> None:
     path = "memory://test_write_huggingface/model"
-    treering.save(path, {"a": WIDE, "b": {"c": WIDE}}, form="hf", max_file_size=1000)
+    treering.export(path, {"a": WIDE, "b": {"c": WIDE}}, to="hf", max_file_size=1000)
     same(treering.load(path, only="b.c")["b.c"], WIDE)
     with pytest.raises(Exists):
-        treering.save(path, {"a": WIDE}, form="hf")
+        treering.export(path, {"a": WIDE}, to="hf")
 
 
 def test_little_memory_is_taken(tmp_path: Path) -> None:
     given = {str(number): np.full((1 << 20,), number, np.float64) for number in range(8)}
     tracemalloc.start()
     try:
-        treering.save(tmp_path / "m", given, form="hf", max_file_size="20MB", dtype="bfloat16")
+        treering.export(tmp_path / "m", given, to="hf", max_file_size="20MB", dtype="bfloat16")
         assert tracemalloc.get_traced_memory()[1] < 24 << 20
     finally:
         tracemalloc.stop()
 
 
-def test_several_processes_are_refused_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from treering._foreign import write_huggingface
+def test_process_0_exports_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from treering._checkpoint import convert
     from treering._values.processes import Processes
 
-    monkeypatch.setattr(write_huggingface, "this_processes", lambda _: Processes(this=0, count=2))
-    with pytest.raises(TreeringError, match="several processes cannot save form='hf' together"):
-        treering.save(tmp_path / "m", {"w": WIDE}, form="hf")
-    treering.save(tmp_path / "m", {"w": WIDE}, form="hf", processes="this")
+    monkeypatch.setattr(convert, "this_processes", lambda _: Processes(this=1, count=2))
+    with pytest.raises(TreeringError, match=r"process 1 cannot export .*: process 0 does, alone; call it under"):
+        treering.export(tmp_path / "m", {"w": WIDE}, to="hf")
+    monkeypatch.setattr(convert, "this_processes", lambda _: Processes(this=0, count=2))
+    treering.export(tmp_path / "m", {"w": WIDE}, to="hf")
     same(treering.load(tmp_path / "m")["w"], WIDE)

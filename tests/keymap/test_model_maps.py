@@ -37,7 +37,7 @@ def test_there_and_back_to_the_same_bits(model: str, dtype: str, tmp_path: Path)
     _assert_same_bits(_flat(params), scanned(model, weights))
     treering.save(tmp_path / "ckpt", params)
     _assert_same_bits(treering.load(tmp_path / "ckpt", key_map=names.inverse()), weights)
-    treering.save(tmp_path / "again", treering.load(tmp_path / "ckpt", key_map=names.inverse()), form="hf")
+    treering.export(tmp_path / "again", treering.load(tmp_path / "ckpt", key_map=names.inverse()), to="hf")
     _assert_same_bits(treering.load(tmp_path / "again"), weights)
 
 

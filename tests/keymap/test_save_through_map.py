@@ -82,7 +82,7 @@ def assert_same(found: Any, wanted: Any) -> None:
 @pytest.mark.parametrize("name", ["checkpoint", "tree.safetensors", "tree.msgpack", "hf"])
 def test_the_files_have_the_other_names_and_the_map_gives_the_tree_again(name: str, tmp_path: Path) -> None:
     tree, path = make_tree(), tmp_path / name
-    treering.save(path, tree, key_map=MAP, form="hf" if name == "hf" else None)
+    treering.export(path, tree, key_map=MAP, to="hf" if name == "hf" else None)
     assert_same(treering.load(path), stored(tree))
     assert_same(treering.load(path, key_map=MAP), tree)
     assert treering.abstract(path, key_map=MAP)["layers"]["attn"]["q"]["kernel"] == jax.ShapeDtypeStruct(
@@ -93,7 +93,7 @@ def test_the_files_have_the_other_names_and_the_map_gives_the_tree_again(name: s
 
 def test_another_program_reads_what_was_saved(tmp_path: Path) -> None:
     tree = make_tree()
-    treering.save(tmp_path / "hf", tree, key_map=MAP, form="hf", max_file_size=600, dtype="float16")
+    treering.export(tmp_path / "hf", tree, key_map=MAP, to="hf", max_file_size=600, dtype="float16")
     found: dict[str, Any] = {}
     for file in sorted((tmp_path / "hf").glob("*.safetensors")):
         found |= load_file(file)
@@ -113,7 +113,7 @@ def test_arrays_on_a_mesh_and_any_containers(tmp_path: Path) -> None:
             KeyRule("rng", "attn/1"),
         ]
     )
-    treering.save(tmp_path / "a", state, key_map=names)
+    treering.export(tmp_path / "a", state, key_map=names)
     found: Any = treering.load(tmp_path / "a", state, key_map=names)
     assert found["attn"][0].q.sharding == heads
     assert_same(found["attn"][0], pair)
@@ -125,13 +125,13 @@ def test_every_leaf_that_no_rule_names_is_listed_and_nothing_is_written(tmp_path
     tree["layers"]["attn"]["q"]["bias"] = tensor(LAYERS, HEADS, SIZE)
     tree["norm"]["scale"] = tensor(3)
     with pytest.raises(Mismatch) as caught:
-        treering.save(tmp_path / "a", tree, key_map=MAP)
+        treering.export(tmp_path / "a", tree, key_map=MAP)
     assert [line.split(":")[0] for line in caught.value.differences] == ["layers/attn/q/bias", "norm/scale"]
     assert "no rule names it" in str(caught.value)
     del tree["layers"]["attn"]["q"]["bias"], tree["norm"]["scale"]
     tree["layers"]["attn"]["q"]["kernel"] = tensor(LAYERS, WIDTH, HEADS + 1, SIZE)
     with pytest.raises(Mismatch, match=r"layers/attn/q/kernel: .* flattens axis 0 of the length 2"):
-        treering.save(tmp_path / "a", tree, key_map=MAP)
+        treering.export(tmp_path / "a", tree, key_map=MAP)
     assert not (tmp_path / "a").exists()
 
 
@@ -146,35 +146,36 @@ def test_a_copy_that_is_none_any_more_is_refused(tmp_path: Path) -> None:
         ]
     )
     tree: dict[str, Any] = {"embed": tensor(4, 3), "head": tensor(4, 3).T, "step": 1, "again": 1}
-    treering.save(tmp_path / "a", tree, key_map=tied)
+    treering.export(tmp_path / "a", tree, key_map=tied)
     assert_same(treering.load(tmp_path / "a", key_map=tied), tree)
     for wrong in ({"head": tree["head"] + 1}, {"again": True}):
         with pytest.raises(Mismatch, match=f"{next(iter(wrong))}: it is not what the key map makes"):
-            treering.save(tmp_path / "b", tree | wrong, key_map=tied)
+            treering.export(tmp_path / "b", tree | wrong, key_map=tied)
     assert not (tmp_path / "b").exists()
 
 
 def test_what_cannot_be_is_refused_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(Unsupported, match=r"key_map= is a treering\.KeyMap"):
-        treering.save(tmp_path / "a", make_tree(), key_map={})  # type: ignore[arg-type]
+        treering.export(tmp_path / "a", make_tree(), key_map={})  # type: ignore[arg-type]
     with pytest.raises(Mismatch, match="does not fit float16"):
-        treering.save(tmp_path / "a", make_tree() | {"norm": {"bias": np.array([1e9], np.float32)}}, key_map=MAP)
+        treering.export(tmp_path / "a", make_tree() | {"norm": {"bias": np.array([1e9], np.float32)}}, key_map=MAP)
     with pytest.raises(Unsupported, match="cannot hold"):
-        treering.save(tmp_path / "a.safetensors", {"step": 1}, key_map=KeyMap([KeyRule("{k}", "{k}")]))
+        treering.export(tmp_path / "a.safetensors", {"step": 1}, key_map=KeyMap([KeyRule("{k}", "{k}")]))
     assert not list(tmp_path.iterdir())
-    monkeypatch.setattr("treering._foreign.save_mapped.this_processes", lambda _: Processes(this=0, count=2))
-    with pytest.raises(Unsupported, match="several processes cannot save through a key map together"):
-        treering.save(tmp_path / "a", make_tree(), key_map=MAP)
-    treering.save(tmp_path / "a", make_tree(), key_map=MAP, processes="this")
+    monkeypatch.setattr("treering._checkpoint.convert.this_processes", lambda _: Processes(this=1, count=2))
+    with pytest.raises(Unsupported, match="process 0 does, alone"):
+        treering.export(tmp_path / "a", make_tree(), key_map=MAP)
+    monkeypatch.setattr("treering._checkpoint.convert.this_processes", lambda _: Processes(this=0, count=2))
+    treering.export(tmp_path / "a", make_tree(), key_map=MAP)
     assert_same(treering.load(tmp_path / "a", key_map=MAP), make_tree())
 
 
 def test_memory_holds_one_new_leaf_at_a_time(tmp_path: Path) -> None:
     tree = {"layers": {name: np.ones((8, 256, 256), np.float32) for name in "abcdefgh"}}
     names = KeyMap([KeyRule("{i}.{name}", "layers/{name}", stack={"i": 0}, transpose=(1, 0))])
-    treering.save(tmp_path / "first", {"layers": {"a": tree["layers"]["a"]}}, key_map=names)
+    treering.export(tmp_path / "first", {"layers": {"a": tree["layers"]["a"]}}, key_map=names)
     tracemalloc.start()
-    treering.save(tmp_path / "a", tree, key_map=names)
+    treering.export(tmp_path / "a", tree, key_map=names)
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert peak < 16 * 256 * 256 * 4 / 2  # of 16 MiB, an eighth

@@ -89,7 +89,7 @@ def test_like(saved: Path) -> None:
         tr.load(saved, like | {"extra": 1}, at="model")
     assert len(caught.value.differences) == 2
     renamed: dict[str, Any] = {"m": W, "step": 0}
-    found = tr.load(saved, renamed, at="ema", rename={"m": "w"})
+    found = tr.load(saved, renamed, at="ema", key_map={"m": "w"})
     assert (found["m"].tolist(), found["step"]) == (W.tolist(), 7)
 
 

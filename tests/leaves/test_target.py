@@ -70,7 +70,7 @@ def test_every_difference_is_told_at_once(saved: Path) -> None:
         "params/1/w",
         "params/0/b",
     ]
-    assert "treering.load reads the directory too" in str(caught.value), "cast= and rename= are no arguments here"
+    assert "treering.load reads the directory too" in str(caught.value), "cast= and key_map= are no arguments here"
 
 
 def test_static_fields_that_differ_are_a_warning_at_the_callers_line(saved: Path) -> None:

@@ -128,7 +128,7 @@ class RunMachine(RuleBasedStateMachine):
         step = data.draw(st.integers(0, max(self.model)))
         assume(step in self.model or step not in self.strange)
         now, _, temporary = self._due(step, seconds, force=True)
-        done = self.run.save(step, self._tree(), metrics=metrics, overwrite=True, force=True)
+        done = self.run.save(step, self._tree(), metrics=metrics, rollback=True, force=True)
         assert done
         self.model = {number: saved for number, saved in self.model.items() if number < step}
         self._committed(step, now, metrics, temporary=temporary)
@@ -326,7 +326,7 @@ class RunMachine(RuleBasedStateMachine):
         assume(step in self.model or step not in self.strange)
         now, _, temporary = self._due(step, seconds, force=True)
         with refused(call, all_later=all_later):
-            pending = self.run.save(step, self._tree(), overwrite=back, force=True).pending
+            pending = self.run.save(step, self._tree(), rollback=back, force=True).pending
             assert pending is not None
             wait_until_ended(self.path)
         if back:

@@ -23,8 +23,8 @@ DOORS: list[Callable[[Path, KeyMap], object]] = [
     lambda path, names: treering.load(path / "a", ROUND, key_map=names),
     lambda path, names: treering.open(path / "a", key_map=names),
     lambda path, names: treering.abstract(path / "a", key_map=names),
-    lambda path, names: treering.save(path / "b", ROUND, key_map=names),
-    lambda path, names: treering.save(path / "b", ROUND, key_map=names, form="hf"),
+    lambda path, names: treering.export(path / "b", ROUND, key_map=names),
+    lambda path, names: treering.export(path / "b", ROUND, key_map=names, to="hf"),
     lambda path, names: treering.convert(path / "a", path / "b.npz", key_map=names),
 ]
 
@@ -93,8 +93,8 @@ def test_every_door_refuses_what_would_change_places(tmp_path: Path) -> None:
         assert set(tmp_path.rglob("*")) == before
     two = {key: ROUND[key] for key in ("a_b_c", "c_a_b")}
     with pytest.raises(Mismatch):
-        treering.save(tmp_path / "b", two, key_map=KeyMap([SWAP]))
+        treering.export(tmp_path / "b", two, key_map=KeyMap([SWAP]))
     swapped = {"a_b": ROUND["a_b_c"], "b_a": ROUND["c_a_b"]}
-    treering.save(tmp_path / "b", swapped, key_map=KeyMap([SWAP]))
+    treering.export(tmp_path / "b", swapped, key_map=KeyMap([SWAP]))
     assert np.array_equal(treering.load(tmp_path / "b")["a_b"], swapped["b_a"])
     assert np.array_equal(treering.load(tmp_path / "b", key_map=KeyMap([SWAP]))["a_b"], swapped["a_b"])

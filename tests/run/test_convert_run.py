@@ -123,12 +123,12 @@ def test_the_options_are_about_each_step_and_are_no_others_later(run: Path, tmp_
 def test_a_step_that_was_saved_again_is_not_mixed_with_the_old_one(run: Path, tmp_path: Path) -> None:
     new = tmp_path / "new"
     tr.convert(run, new)
-    _save(run, 30, overwrite=True)
+    _save(run, 30, rollback=True)
     with pytest.raises(Exists, match=r"step 30 of .* was made of another save of the step"):
         tr.convert(run, new)
     tr.convert(run, new, overwrite=True)
     assert _note(new, 30)["saved"] == _note(run, 30)["saved"]
-    _save(run, 20, overwrite=True)
+    _save(run, 20, rollback=True)
     with pytest.raises(Exists, match=r"its step 30 is none of the steps of"):
         tr.convert(run, new, overwrite=True)
     assert tr.Run(new).steps() == [10, 20, 30]
@@ -182,7 +182,7 @@ def test_a_step_that_cannot_be_converted_is_named_and_keeps_no_other(run: Path, 
 def test_a_step_that_goes_meanwhile_is_left_out_and_one_that_is_replaced_is_not_mixed(
     run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    change: list[Callable[[], object]] = [lambda: _save(run, 30, overwrite=True)]
+    change: list[Callable[[], object]] = [lambda: _save(run, 30, rollback=True)]
 
     def first_changed(source: Any, *others: Any) -> None:
         if change and os.fspath(source) == os.fspath(step_path(run, 30)):

@@ -295,7 +295,7 @@ def test_what_others_saved_meanwhile_counts(run: tr.Run) -> None:
 def test_overwriting_goes_on_from_an_older_step(run: tr.Run) -> None:
     for step in (10, 20, 30, 40):
         run.save(step, TREE | {"step": step})
-    saved = run.save(20, TREE | {"step": 21}, overwrite=True)
+    saved = run.save(20, TREE | {"step": 21}, rollback=True)
     assert saved.reason.endswith("; it replaces step 20; it removes the later steps 30 and 40")
     run.save(30, TREE | {"step": 31})
     run.wait(60)
@@ -306,10 +306,10 @@ def test_overwriting_goes_on_from_an_older_step(run: tr.Run) -> None:
 def test_overwriting_where_no_such_step_was(run: tr.Run) -> None:
     for step in (10, 30):
         run.save(step, TREE)
-    assert run.save(20, TREE, overwrite=True).reason.endswith("; it removes the later step 30")
+    assert run.save(20, TREE, rollback=True).reason.endswith("; it removes the later step 30")
     run.wait(60)
     assert run.steps() == [10, 20]
-    assert run.save(40, TREE, overwrite=True).reason == "no save_every: each step is saved"
+    assert run.save(40, TREE, rollback=True).reason == "no save_every: each step is saved"
 
 
 def test_the_later_steps_stay_until_the_older_one_is_there(run: tr.Run, commit_gate: CommitGate) -> None:
@@ -318,7 +318,7 @@ def test_the_later_steps_stay_until_the_older_one_is_there(run: tr.Run, commit_g
         run.save(step, TREE | {"step": step})
     run.wait(60)
     commit_gate.error = OSError(errno.ENOSPC, "no room")
-    run.save(10, TREE, overwrite=True)
+    run.save(10, TREE, rollback=True)
     with pytest.raises(StoreFailed, match="no room"):
         run.wait(60)
     assert run.steps() == [10, 20]
@@ -333,13 +333,13 @@ def test_a_step_after_an_overwrite_that_failed_is_older_than_what_is_there(
         run.save(step, TREE)
     run.wait(60)
     commit_gate.error = OSError(errno.ENOSPC, "no room")
-    run.save(10, TREE, overwrite=True)
+    run.save(10, TREE, rollback=True)
     with pytest.raises(StoreFailed, match="no room"):
         run.save(11, TREE)
     commit_gate.error = None
     with pytest.raises(Exists, match="older than its latest step, 20"):
         run.save(11, TREE)
-    run.save(10, TREE, overwrite=True)
+    run.save(10, TREE, rollback=True)
     run.save(11, TREE)
     run.wait(60)
     assert run.steps() == [10, 11]

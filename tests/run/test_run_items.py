@@ -166,7 +166,7 @@ def test_a_renamed_object(run: tr.Run) -> None:
     other = Data(2)
     config = {"rate": 0.0, "layers": (0, 0)}
     like: dict[str, Any] = {"config": config, "model": {"w": jnp.zeros(3, int)}, "batches": other}
-    loaded = run.load(like=like, rename={"batches": "data", "model": "state"})
+    loaded = run.load(like=like, key_map={"batches": "data", "model": "state"})
     assert (loaded["batches"] is other, other.position) == (True, 3)
     assert loaded["model"]["w"].tolist() == [1, 1, 1]
 

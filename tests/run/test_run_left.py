@@ -48,7 +48,7 @@ def cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     with monkeypatch.context() as patch:
         refuse_removals(patch)
         with pytest.raises(StoreFailed, match="the program is gone"):
-            tr.Run(path).save(20, {"step": 21}, overwrite=True).result(60)
+            tr.Run(path).save(20, {"step": 21}, rollback=True).result(60)
     assert {"step_00000030", "step_00000040", LEFT_DOCUMENT} <= names(path)
     return path
 
@@ -93,7 +93,7 @@ def test_gc_finishes_it(cut: Path) -> None:
 
 def test_going_back_further_finishes_it_first(cut: Path) -> None:
     with tr.Run(cut) as run:
-        assert run.save(10, {"step": 11}, overwrite=True).reason.endswith("it removes the later step 20")
+        assert run.save(10, {"step": 11}, rollback=True).reason.endswith("it removes the later step 20")
     assert (names(cut), run.load()) == ({"run.json", "step_00000010"}, {"step": 11})
 
 
@@ -143,7 +143,7 @@ def test_a_save_that_fails_takes_its_list_along(tmp_path: Path, monkeypatch: pyt
     with monkeypatch.context() as patch:
         let_fail(patch, where, lambda: listed.append(LEFT_DOCUMENT in names(path)))
         with pytest.raises(StoreFailed, match="no room"):
-            tr.Run(path).save(20, {"w": np.arange(9), "step": 21}, overwrite=True).result(60)
+            tr.Run(path).save(20, {"w": np.arange(9), "step": 21}, rollback=True).result(60)
     assert listed[0]
     assert names(path) == {"run.json", *(f"step_{step:08d}" for step in (10, 20, 30, 40))}
     assert steps_of(path) == [10, 20, 30, 40]
@@ -156,7 +156,7 @@ def test_nobody_drops_the_list_of_another_save(tmp_path: Path, monkeypatch: pyte
     with monkeypatch.context() as patch:
         let_fail(patch, "data-", lambda: write_left(path, **other))
         with pytest.raises(StoreFailed, match="no room"):
-            tr.Run(path).save(20, {"w": np.arange(9)}, overwrite=True).result(60)
+            tr.Run(path).save(20, {"w": np.arange(9)}, rollback=True).result(60)
     assert json.loads((path / LEFT_DOCUMENT).read_bytes())["mark"] == "0" * 16
     assert steps_of(path) == [10, 20, 30, 40]
 
@@ -181,7 +181,7 @@ def test_a_damaged_step_is_left_behind_too(tmp_path: Path, monkeypatch: pytest.M
     index.write_bytes(b"damaged")
     refuse_removals(monkeypatch)
     with pytest.raises(StoreFailed):
-        tr.Run(path).save(20, {"step": 21}, overwrite=True).result(60)
+        tr.Run(path).save(20, {"step": 21}, rollback=True).result(60)
     assert steps_of(path) == [10, 20]
     assert tr.verify(path).ok
     index.write_bytes(b"damaged in another way")
@@ -211,11 +211,11 @@ def test_what_cannot_be_written_down_leaves_nothing_behind(tmp_path: Path, monke
     fill(path)
     (path / LEFT_DOCUMENT).mkdir()
     with pytest.raises(StoreFailed, match=r"\.run\.json\.left"):
-        tr.Run(path).save(20, {"step": 21}, overwrite=True)
+        tr.Run(path).save(20, {"step": 21}, rollback=True)
     assert steps_of(path) == [10, 20, 30, 40]
     assert tr.Run(path).load(20) == {"step": 20}
     (path / LEFT_DOCUMENT).rmdir()
     write_left(path, step=20, mark="0" * 16, left=[{"step": 30, "attempt": None}])
     with tr.Run(path) as run:
-        run.save(20, {"step": 21}, overwrite=True)
+        run.save(20, {"step": 21}, rollback=True)
     assert (steps_of(path), LEFT_DOCUMENT in names(path)) == ([10, 20], False)

@@ -19,7 +19,7 @@ OTHER = {"w": np.zeros(5)}
 
 def save_step(run: Path) -> None:
     with tr.Run(run) as found:
-        found.save(9, OTHER, overwrite=True).result()
+        found.save(9, OTHER, rollback=True).result()
 
 
 def save_by_hand(run: Path) -> None:
@@ -53,7 +53,7 @@ def convert_one(run: Path) -> None:
 
 
 def save_weights(run: Path) -> None:
-    tr.save(step_path(run, 9), OTHER, form="hf")
+    tr.export(step_path(run, 9), OTHER, to="hf")
 
 
 def convert_to(form: str) -> Callable[[Path], None]:
@@ -131,7 +131,7 @@ def test_no_removal_goes_through_a_link(tmp_path: Path) -> None:
     with pytest.raises(NotFound, match="has no step 9; it has step 3"):
         last.delete(9)
     assert "has no step 9" in inside("rm", str(tmp_path / "run"), "9", code=2)[1]
-    last.save(3, OTHER, overwrite=True)  # goes back to an earlier step than that of the link
+    last.save(3, OTHER, rollback=True)  # goes back to an earlier step than that of the link
     last.gc(dry_run=False)
     last.close(sweep=True)
     assert last.steps() == [3]

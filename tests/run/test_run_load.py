@@ -41,7 +41,7 @@ def test_all_that_load_can_is_here(tmp_path: Path) -> None:
     assert run.load(1, only="**/w")["params"]["w"].tolist() == [1, 1, 1]
     like: dict[str, Any] = {"params": {"v": jax.ShapeDtypeStruct((3,), "float32")}, "step": 0, "extra": 5}
     loaded = run.load(
-        1, like, rename={"params/v": "params/w"}, missing="keep", cast=True, progress=lambda *at: seen.append(at)
+        1, like, key_map={"params/v": "params/w"}, missing="keep", cast=True, progress=lambda *at: seen.append(at)
     )
     assert (loaded["params"]["v"].dtype, loaded["step"], loaded["extra"]) == (jnp.float32, 1, 5)
     assert seen[-1] == (6, 6)

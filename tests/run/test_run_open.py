@@ -47,7 +47,7 @@ CALLS: dict[str, Callable[[tr.Run], Any]] = {
     "load_or_init": lambda run: run.load_or_init(lambda: TREE),
     "metrics": lambda run: run.metrics(1),
     "save": lambda run: run.save(5, TREE),
-    "save over": lambda run: run.save(5, TREE, overwrite=True),
+    "save over": lambda run: run.save(5, TREE, rollback=True),
     "steps": lambda run: run.steps(),
     "str": str,
 }

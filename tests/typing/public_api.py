@@ -78,7 +78,7 @@ def runs(state: dict[str, Any], mesh: jax.sharding.Mesh) -> None:
     save_every = treering.SaveEvery(steps=1000) | treering.SaveEvery(interval=600)
     with treering.Run("runs/a", keep=keep, save_every=save_every, timeout=60) as run:
         assert_type(run, treering.Run)
-        saved = run.save(1, state, metrics={"loss": 0.5}, metadata={"git": "abc"}, overwrite=False, force=True)
+        saved = run.save(1, state, metrics={"loss": 0.5}, metadata={"git": "abc"}, rollback=False, force=True)
         if saved:
             assert_type((saved.step, saved.reason, saved.pending), tuple[int, str, treering.PendingSave | None])
         run.save(jax.numpy.asarray(2), {"state": state, "data": Batches()})
@@ -101,8 +101,8 @@ class Model(NamedTuple):
 
 
 def hugging_face_folders(model: Model) -> None:
-    assert_type(treering.save("model", model, form="hf", max_file_size="2GB", dtype="bfloat16"), None)
-    treering.save(Path("model"), model, form="hf", max_file_size=1 << 30, dtype=jax.numpy.bfloat16)
+    assert_type(treering.export("model", model, to="hf", max_file_size="2GB", dtype="bfloat16"), None)
+    treering.export(Path("model"), model, to="hf", max_file_size=1 << 30, dtype=jax.numpy.bfloat16)
 
 
 def what_is_loaded_has_the_type_of_what_is_asked_for(model: Model, anything: Any) -> None:

@@ -200,7 +200,7 @@ CALLS: list[Callable[[str, str], Any]] = [
     lambda path, _: tr.load(path, at=f"{EVIL}/w"),
     lambda path, _: tr.load(path, at=f"{EVIL}/x"),
     lambda path, _: tr.load(path, only=f"{EVIL}x"),
-    lambda path, _: tr.load(path, {EVIL: 1}, rename={f"x{EVIL}": EVIL}),
+    lambda path, _: tr.load(path, {EVIL: 1}, key_map={f"x{EVIL}": EVIL}),
     lambda path, _: tr.load(path + EVIL),
     lambda path, _: tr.save(path, {"w": 1}),
     lambda path, _: tr.save(path, {EVIL: {1, 2}, "b": {EVIL: object()}}, overwrite=True),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
@@ -63,13 +64,15 @@ def unmap_source(source: Source, key_map: KeyMap) -> Source:
     return stored
 
 
-def cast_floats(source: Source, dtype: str) -> Source:
-    """Return an opened tree in which all arrays of floats have one dtype.
+def cast_floats(source: Source, dtype: Any) -> Source:
+    """Return an opened tree in which all arrays of floats have one dtype, which is a name or what numpy takes for one.
 
     Raises:
         Unsupported: it is not a dtype of floats.
     """
-    if lookup(dtype) is None or not dtype.startswith(_FLOATS):
+    with contextlib.suppress(TypeError):
+        dtype = dtype if isinstance(dtype, str) else np.dtype(dtype).name
+    if not isinstance(dtype, str) or lookup(dtype) is None or not dtype.startswith(_FLOATS):
         raise Unsupported(f"dtype={dtype!r:.100} is not a dtype of floats", hint="for example bfloat16 or float32")
     index = source.index
     leaves = []

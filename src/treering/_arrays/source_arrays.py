@@ -113,7 +113,7 @@ def tree_source(flat: Flattened) -> Source:
 
 
 class TreeArrays:
-    """Gives boxes of the arrays of a tree in memory, as copies.
+    """Gives boxes of the arrays of a tree in memory: themselves, or copies where several shards have parts of one.
 
     Args:
         index: what is in it.
@@ -147,6 +147,8 @@ class TreeArrays:
         into = aligned_empty(shape_of(box), self.dtype_of(leaf))
         for held, data in self._leaves.sources[leaf]:
             if (common := intersection(box, held)) is not None:
-                found = data if common == held else cut_box(data, held, common)
-                into[slices(relative(common, box))] = to_host(found)
+                found = to_host(data if common == held else cut_box(data, held, common))
+                if common == box and found.dtype == into.dtype:
+                    return found
+                into[slices(relative(common, box))] = found
         return into

@@ -1,4 +1,4 @@
-"""What stands at one path, of any form that treering reads, saved to another path in a form that it writes.
+"""A tree in memory, or what stands at a path in any form that treering reads, saved in a form that it writes.
 
 Arrays go from file to file a piece at a time. What the new form cannot hold is refused by name before anything is
 written, and the result is read back: it is verified by its own checksums, or compared with what was read.
@@ -15,19 +15,31 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from treering._arrays.mapped_source import cast_floats, map_source
+from treering._arrays.host import this_processes
+from treering._arrays.mapped_source import cast_floats, map_source, unmap_source
 from treering._arrays.source import Source
-from treering._arrays.source_arrays import SourceArray
-from treering._background.save_job import Watch
+from treering._arrays.source_arrays import SourceArray, tree_source
+from treering._background.save_job import UNWATCHED, Watch
 from treering._background.saves import settle
 from treering._checkpoint.forms import is_run, stream_source, verify_bytes
 from treering._checkpoint.save_options import SaveOptions
-from treering._checkpoint.targets import FORMS, SUFFIXES, Loss, accept_losses, find_writer, key_texts, left_out
+from treering._checkpoint.targets import (
+    FORMS,
+    SUFFIXES,
+    Loss,
+    TargetWriter,
+    accept_losses,
+    find_writer,
+    key_texts,
+    left_out,
+)
 from treering._format.index import Index, LeafType
 from treering._format.selection import Selection, drop_leaves, select
 from treering._keymap.key_map import KeyMap, check_key_map
 from treering._store.asked import asking
 from treering._store.resolve import require_outside, require_path, settled
+from treering._tree.flatten import flatten
+from treering._values.telemetry import report
 from treering._view.progress import Progress, showing
 from treering.errors import Busy, Corrupt, NotFound, Unsupported
 
@@ -43,7 +55,7 @@ class ConvertOptions:
     only: str | Sequence[str] | None = None
     at: str | None = None
     key_map: KeyMap | None = None
-    dtype: str | None = None
+    dtype: Any = None
     lose: str | Sequence[str] = ()
     describe: Callable[[Index], Mapping[str, Any]] | None = None
     """Makes the metadata of the result; None: they are those of the source."""
@@ -53,16 +65,19 @@ def save_options(
     target: str | os.PathLike[str],
     *,
     to: str | None,
+    metadata: Mapping[str, Any] | None = None,
     overwrite: bool,
     progress: Progress | bool | None,
     max_file_size: int | str | None,
 ) -> SaveOptions:
     """Return how the result of a conversion is saved; raises as ``SaveOptions.of`` does."""
     require_path(target)
+    if max_file_size is not None and to != "hf":
+        raise Unsupported("max_file_size= needs a form that has it", hint="to='hf', a Hugging Face folder, has it")
     others = () if to in (None, *FORMS) else (Path(target).suffix.lower(),)
     return SaveOptions.of(
-        target, metadata=None, overwrite=overwrite, progress=progress, processes="this", timeout=None,
-        form="hf" if to == "hf" else None, max_file_size=max_file_size, suffixes=(*SUFFIXES, *others),
+        target, metadata=metadata, overwrite=overwrite, progress=progress, processes="this", timeout=None,
+        max_file_size=max_file_size, suffixes=(*SUFFIXES, *others),
     )  # fmt: skip
 
 
@@ -74,24 +89,17 @@ def convert_path(source: str | os.PathLike[str], save: SaveOptions, options: Con
         require_outside(source, save.path, save.shown)
     settle(source)
     settle(save.path)
-    module = importlib.import_module(writer.module)
     with showing(save.progress), contextlib.ExitStack() as files:
         with asking(once=True):
             if is_run(source):
                 raise Unsupported(f"{os.fspath(source)!r} is a run", hint="convert its steps, one at a time")
             opened = stream_source(source, files)
         mapped = opened if options.key_map is None else map_source(opened, options.key_map)
-        mapped = mapped if options.dtype is None else cast_floats(mapped, options.dtype)
-        part = select(mapped.index.structure, mapped.index.keys, at=options.at, only=options.only)
         metadata = dict(options.describe(opened.index)) if options.describe else _metadata_of(opened.index)
-        found = list(module.find_losses(mapped, part, metadata))
-        losses = accept_losses(writer.form, found, options.lose)
-        part, metadata = _lose(part, metadata, losses)
-        mapped = _lose_keys(mapped) if any(loss.kind == "keys" for loss in losses) else mapped
         save = dataclasses.replace(save, metadata=metadata)
         watch = _StillThere(opened, os.fspath(source))
         try:
-            written = module.write(mapped, part, save, watch)
+            written = _write(mapped, writer, save, options, watch)
         except (Corrupt, NotFound):
             watch.claim()  # what was replaced is neither damaged nor lost
             raise
@@ -99,6 +107,40 @@ def convert_path(source: str | os.PathLike[str], save: SaveOptions, options: Con
         _require_equal(save, written)
     elif (found_damage := verify_bytes(save.path, None)).findings:
         raise Corrupt(f"{save.shown!r} was written and does not verify: {found_damage.findings[0].problem}")
+
+
+def export_tree(tree: Any, save: SaveOptions, options: ConvertOptions) -> None:
+    """Save a tree in memory; ``treering.export`` says more.
+
+    Raises:
+        Unsupported: this is not process 0 of its job, or the form cannot hold the tree.
+    """
+    check_key_map(options.key_map)
+    if (this := this_processes(()).this) != 0:
+        hint = "call it under `if jax.process_index() == 0:`"
+        raise Unsupported(f"process {this} cannot export {save.shown!r}: process 0 does, alone", hint=hint)
+    writer = find_writer(save.path, save.shown, options.to)
+    settle(save.path)
+    source = tree_source(flatten(tree))
+    if options.key_map is not None:
+        source = unmap_source(source, options.key_map)
+    save = dataclasses.replace(save, metadata=save.python_metadata())
+    with report("save", save.path), showing(save.progress):
+        _write(source, writer, save, options, UNWATCHED)
+
+
+def _write(
+    source: Source, writer: TargetWriter, save: SaveOptions, options: ConvertOptions, watch: Watch
+) -> Mapping[str, Any] | None:
+    """Write the part of an opened tree that is asked for; return what was written, or None where checksums tell."""
+    module = importlib.import_module(writer.module)
+    source = source if options.dtype is None else cast_floats(source, options.dtype)
+    part = select(source.index.structure, source.index.keys, at=options.at, only=options.only)
+    losses = accept_losses(writer.form, list(module.find_losses(source, part, save.metadata)), options.lose)
+    part, metadata = _lose(part, save.metadata, losses)
+    source = _lose_keys(source) if any(loss.kind == "keys" for loss in losses) else source
+    written: Mapping[str, Any] | None = module.write(source, part, dataclasses.replace(save, metadata=metadata), watch)
+    return written
 
 
 class _StillThere(Watch):

@@ -24,7 +24,7 @@ from treering._format.index import Container, Index, Token
 from treering._format.leaf_values import same_value
 from treering._format.selection import Selection, select
 from treering._format.structure import build
-from treering._keymap.key_map import KeyMap, check_key_map
+from treering._keymap.key_map import KeyMap
 from treering._printable import kind_of
 from treering._store.resolve import kept, require_path
 from treering._tree.fit import Fit
@@ -61,15 +61,24 @@ class LoadOptions:
     at: str | None = None
     shardings: Shardings = None
     mesh: Any = None
-    rename: Mapping[str, str] | None = None
     missing: Literal["error", "keep", "leave"] = "error"
     extra: Literal["error", "ignore"] = "error"
     cast: bool = False
     mapped: bool = False
     progress: Progress | None = None
     timeout: float | None = None
-    key_map: KeyMap | None = None
+    key_map: KeyMap | Mapping[str, str] | None = None
     none_is_leaf: bool = False
+
+    @property
+    def rename(self) -> Mapping[str, str]:
+        """Wanted key -> stored key, for leaves or branches of ``like``."""
+        return self.key_map if isinstance(self.key_map, Mapping) else {}
+
+    @property
+    def whole_map(self) -> KeyMap | None:
+        """The map of the whole stored tree."""
+        return self.key_map if isinstance(self.key_map, KeyMap) else None
 
     def check(self, like: Any) -> None:
         """Refuse arguments of the wrong kind by their names, before anything is opened.
@@ -77,19 +86,20 @@ class LoadOptions:
         Raises:
             Unsupported: one of them has no meaning.
         """
-        only, rename = self.only, self.rename
+        only = self.only
         globs = only if isinstance(only, list | tuple) else () if only is None else (only,)
         if not all(isinstance(glob, str) for glob in globs):
             raise Unsupported(f"only= is a glob or a list of globs, found {only!r:.100}")
         if not isinstance(self.at, str | None):
             raise Unsupported(f"at= is one key text, found {self.at!r:.100}")
-        if not isinstance(rename, Mapping | None):
-            raise Unsupported(f"rename= is a dict of wanted to stored keys, found {rename!r:.100}")
-        pairs: Mapping[Any, Any] = rename or {}
+        pairs: Mapping[Any, Any] = self.rename
         if odd := [key for pair in pairs.items() for key in pair if not isinstance(key, str)]:
             hint = "a key is one text with its parts joined by '/'"
-            raise Unsupported(f"rename= has the key {odd[0]!r:.100}", hint=hint)
-        check_key_map(self.key_map)
+            raise Unsupported(f"key_map= has the key {odd[0]!r:.100}", hint=hint)
+        given: object = self.key_map
+        if not isinstance(given, Mapping | KeyMap | None):
+            what = f"key_map= is a KeyMap, or a dict of wanted to stored keys, found {given!r:.100}"
+            raise Unsupported(what, hint="KeyMap.read reads a TOML file")
         if not isinstance(self.cast, bool | np.bool_):
             raise Unsupported(
                 f"cast={self.cast!r:.100}, but must be True or False", hint="`like` has the wanted dtypes"
@@ -98,9 +108,10 @@ class LoadOptions:
             if value not in ("error", other):
                 raise Unsupported(f'{name}={value!r:.100} is neither "error" nor "{other}"')
         _require_tree(like)
-        if like is None and (rename or self.cast or self.missing == "keep" or self.extra == "ignore"):
+        if like is None and (pairs or self.cast or self.missing == "keep" or self.extra == "ignore"):
             hint = "pass like=, for example jax.eval_shape(init)"
-            raise Unsupported("rename=, cast=, missing= and extra= need `like`, and there is none", hint=hint)
+            what = "a dict as key_map=, cast=, missing= and extra= need `like`, and there is none"
+            raise Unsupported(what, hint=hint)
 
     def places_array_of(self, like: Any) -> bool:
         """Tell whether there are arrays in ``like``, and all of them are placed, or the load fails."""
@@ -125,7 +136,7 @@ def load_tree(path: str | os.PathLike[str], like: Any, options: LoadOptions) -> 
     @contextlib.contextmanager
     def opened() -> Iterator[Source]:
         settle(path)
-        with read_source(path, mapped=options.mapped, key_map=options.key_map, shared=group.share_index()) as source:
+        with read_source(path, mapped=options.mapped, key_map=options.whole_map, shared=group.share_index()) as source:
             yield source
 
     with showing(options.progress):

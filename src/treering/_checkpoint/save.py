@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-import importlib
 import os
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
@@ -68,21 +67,11 @@ _FILES: Final[Mapping[str, Callable[[Any, Mapping[str, Any]], PreparedSave]]] = 
     ".msgpack": MsgpackSave.of,
     ".safetensors": SafetensorsSave.of,
 }
-_FORMS: Final[Mapping[str, str]] = {"hf": "treering._foreign.write_huggingface"}
-"""The modules that write forms of other programs: ``save_tree(tree, options)`` does."""
 
 
 def save_tree(tree: Any, options: SaveOptions) -> None:
     """Save ``tree``; ``treering.save`` says more."""
     with report("save", options.path), showing(options.progress):
-        if options.key_map is not None:
-            settle(options.path)
-            importlib.import_module("treering._foreign.save_mapped").save_mapped(tree, options.key_map, options)
-            return
-        if options.form is not None:
-            settle(options.path)
-            importlib.import_module(_FORMS[options.form]).save_tree(tree, options)
-            return
         if not options.together:
             settle(options.path)
             prepare_alone(tree, options).write(options)
@@ -96,19 +85,14 @@ def save_tree(tree: Any, options: SaveOptions) -> None:
 
 
 def counted(
-    path: Any,
-    processes: object = "all",
-    *,
-    form: object = None,
-    key_map: object = None,
-    saves: Callable[[], bool] = lambda: True,
+    path: Any, processes: object = "all", *, saves: Callable[[], bool] = lambda: True
 ) -> AbstractContextManager[None]:
     """Count what a caller asks for as a joint save, if it is one, whatever ends it: `counted_save` says why.
 
     Of the arguments nothing is known yet.
     """
     is_file = isinstance(path, str | os.PathLike) and os.fspath(path).lower().endswith(FILE_SUFFIXES)
-    is_joint = processes != "this" and form is None and key_map is None and not is_file
+    is_joint = processes != "this" and not is_file
     return counted_save(
         this_processes(()) if is_joint else ALONE,
         lambda: absolute(new_folder_path(path)),

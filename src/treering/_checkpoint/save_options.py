@@ -12,7 +12,6 @@ from typing import Any, Final, Literal, TypeAlias
 from treering._arrays.host import with_python_numbers
 from treering._arrays.jobs import Progress
 from treering._codec.documents import check_json
-from treering._keymap.key_map import KeyMap, check_key_map
 from treering._printable import kind_of
 from treering._store.resolve import kept, located, new_file_path, new_folder_path, require_path
 from treering._values.processes import timeout_seconds
@@ -24,9 +23,6 @@ HostLocal: TypeAlias = Literal["first", "equal"]
 
 FILE_SUFFIXES: Final = (".msgpack", ".safetensors")
 """Paths that end so become one file; all others become a folder."""
-
-FORMS: Final = ("hf",)
-"""Forms of other programs that are written."""
 
 # Suffixes of files of others: a folder of such a name would not be what its user expects.
 _OTHER_FORMS: Final = frozenset(
@@ -54,14 +50,8 @@ class SaveOptions:
     """Where leaves come from that each process holds alone."""
     timeout: float
     """Seconds to wait at one point for other processes."""
-    form: str | None = None
-    """The form of another program that is written; None: the suffix of the path says which of our own."""
     max_file_size: int | str | None = None
-    """How large a file of such a form may be."""
-    dtype: Any = None
-    """What such a form casts arrays of floats to."""
-    key_map: KeyMap | None = None
-    """Makes the tree of the leaves that are saved."""
+    """How large a file of a Hugging Face folder may be."""
     states: tuple[str, ...] = ()
     """Keys of states that have to be the same on all processes."""
 
@@ -76,11 +66,8 @@ class SaveOptions:
         processes: Literal["all", "this"] = "all",
         host_local: HostLocal = "first",
         timeout: float | None,
-        form: str | None = None,
         max_file_size: int | str | None = None,
-        dtype: Any = None,
         suffixes: tuple[str, ...] = FILE_SUFFIXES,
-        key_map: KeyMap | None = None,
     ) -> SaveOptions:
         """Return what the arguments of ``treering.save`` say; paths with one of ``suffixes`` become a file.
 
@@ -88,20 +75,12 @@ class SaveOptions:
             Unsupported: one of them has no meaning.
         """
         require_path(path)
-        check_key_map(key_map)
         seconds = timeout_seconds(timeout)
         require_one_of("processes", processes, ("all", "this"))
         require_one_of("host_local", host_local, ("first", "equal"))
-        if form is not None:
-            require_one_of("form", form, FORMS)
-        elif max_file_size is not None or dtype is not None:
-            name = "dtype" if max_file_size is None else "max_file_size"
-            raise Unsupported(f"{name}= needs a form that has it", hint='"hf", a Hugging Face folder, has it')
         is_file = isinstance(path, str) and Path(path).suffix.lower() in suffixes
         place = new_file_path(path) if is_file else new_folder_path(path)  # a folder's may end in a separator
-        if (suffix := place.suffix.lower()) in FILE_SUFFIXES and form is not None:
-            raise Unsupported(f"form={form!r} is a folder, not {os.fspath(path)!r}", hint="pass the path of the folder")
-        if suffix in _OTHER_FORMS.difference(suffixes):
+        if (suffix := place.suffix.lower()) in _OTHER_FORMS.difference(suffixes):
             hint = "a name without it becomes a folder; .safetensors and .msgpack become one file"
             raise Unsupported(f"{os.fspath(path)!r}: treering writes no {suffix} files", hint=hint)
         return cls(
@@ -113,10 +92,7 @@ class SaveOptions:
             together=processes == "all" and suffix not in FILE_SUFFIXES,
             host_local=host_local,
             timeout=seconds,
-            form=form,
             max_file_size=max_file_size,
-            dtype=dtype,
-            key_map=key_map,
         )
 
     @property

@@ -11,16 +11,14 @@ import json
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
-import numpy as np
-
-from treering._arrays.host import host_blocks, this_processes
+from treering._arrays.host import host_blocks
 from treering._arrays.jobs import Tally
-from treering._arrays.outgoing import DescribedLeaves, describe_leaves
+from treering._arrays.outgoing import DescribedLeaves
 from treering._arrays.source import Source
 from treering._arrays.source_arrays import describe_source
-from treering._background.save_job import UNWATCHED, Watch
+from treering._background.save_job import Watch
 from treering._checkpoint.detect import refuse_other_form
 from treering._checkpoint.save_files import claim_at_end
 from treering._checkpoint.save_options import SaveOptions
@@ -37,21 +35,14 @@ from treering._format.headers import DTYPES, frame, header_text
 from treering._format.index import LeafType, leaf_bytes
 from treering._format.safetensors import LARGEST_HEADER
 from treering._format.selection import Selection
-from treering._printable import list_lines
 from treering._store.api import Outcome, Store
 from treering._store.failures import naming
 from treering._store.resolve import store_at, write_file
-from treering._tree.fit import stored_dtype
-from treering._tree.flatten import Flattened, flatten
-from treering._values.casts import NotKept, cast_array
 from treering._values.dtypes import itemsize_of
 from treering._values.human import join_first, pluralize
 from treering._values.keys import join_key, split_key
 from treering._values.telemetry import phase
 from treering.errors import Exists, StoreFailed, Unsupported
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
 
 _ALONE: Final = "model.safetensors"
 _INDEX: Final = "model.safetensors.index.json"
@@ -62,7 +53,6 @@ _SIZE: Final = re.compile(r"([0-9]{1,15}) ?([KMGT]?)(i?)B?", re.IGNORECASE)
 _WEIGHTS: Final = re.compile(
     r".*\.safetensors(\.index\.json)?|pytorch_model.*|.*\.gguf|treering\.json|tensorstore_index\.json"
 )
-_CAST_BYTES: Final = 4 << 20
 _SHOWN: Final = 3
 _SURROGATE: Final = re.compile("[\ud800-\udfff]")
 
@@ -74,29 +64,9 @@ class _Model:
     names: Sequence[str]
     """The name of each tensor."""
     leaves: DescribedLeaves
-    types: Sequence[LeafType]
-    """As they will be in the files; the leaves have the dtypes that they are cast from."""
 
     def type_of(self, leaf: int) -> LeafType:
-        return self.types[self.leaves.leaf_types[leaf]]
-
-
-def save_tree(tree: Any, options: SaveOptions) -> None:
-    """Write the folder; ``treering.save`` says more.
-
-    Raises:
-        Unsupported: the folder cannot hold the tree, or a cast would change a value by more than rounding.
-        Exists: the folder holds weights.
-        StoreFailed: the store refuses.
-    """
-    if options.together and this_processes(()).count > 1:
-        hint = "save a checkpoint, or pass processes='this' on one process that holds the whole arrays"
-        raise Unsupported("several processes cannot save form='hf' together", hint=hint)
-    metadata = options.json_metadata()
-    if wrong := _refuse_members(metadata):
-        hint = f"it holds texts by names other than {' and '.join(map(repr, _OWN))}"
-        raise Unsupported(f"form='hf' cannot hold the metadata {join_first(wrong, _SHOWN)}", hint=hint)
-    _write_model(_describe(tree, options.dtype), metadata, options, UNWATCHED)
+        return self.leaves.types[self.leaves.leaf_types[leaf]]
 
 
 def find_losses(source: Source, part: Selection, metadata: Mapping[str, Any]) -> Iterator[Loss]:
@@ -111,7 +81,7 @@ def write(source: Source, part: Selection, save: SaveOptions, watch: Watch) -> d
     """Write the folder; return what is in it by its keys."""
     leaves = describe_source(source, part)
     names = _names(key_texts(part.structure))
-    _write_model(_Model(names=names, leaves=leaves, types=leaves.types), save.json_metadata(), save, watch)
+    _write_model(_Model(names=names, leaves=leaves), save.json_metadata(), save, watch)
     arrays = [leaves.whole_of(number) for number in range(len(names))]
     return dict(zip((join_key([name]) for name in names), arrays, strict=True))
 
@@ -158,48 +128,6 @@ def _refuse_members(metadata: Mapping[str, Any]) -> list[str]:
     return [name for name, value in metadata.items() if type(value) is not str or name in _OWN]
 
 
-def _describe(tree: Any, dtype: Any) -> _Model:
-    """Return what is to be written.
-
-    Raises:
-        Unsupported: the form cannot hold it; the message has all reasons, or the first of them.
-    """
-    cast = None if dtype is None else _float_name(dtype)
-    flat = flatten(tree)
-    leaves = describe_leaves(flat)
-    types = [
-        dataclasses.replace(kind, dtype=cast) if cast is not None and _is_float(kind) else kind for kind in leaves.types
-    ]
-    names = _names(flat.keys)
-    losses = [*lost_containers(flat.tokens), *_lost_leaves(flat, leaves, types)]
-    losses += lost_names(flat.keys, names, _is_odd)
-    if losses:
-        hint = "save a checkpoint instead, which can hold them all"
-        raise Unsupported(f"a Hugging Face folder cannot hold:{list_lines([loss.text for loss in losses])}\n{hint}")
-    return _Model(names=names, leaves=leaves, types=types)
-
-
-def _float_name(dtype: Any) -> str:
-    try:
-        name = dtype if isinstance(dtype, str) else np.dtype(dtype).name
-    except TypeError:
-        name = ""
-    if name not in DTYPES or "float" not in name:
-        known = [each for each in DTYPES if "float" in each]
-        raise Unsupported(f"dtype is {dtype!r:.100}", hint=f"arrays of floats can be cast to {', '.join(known)}")
-    return name
-
-
-def _is_float(kind: LeafType) -> bool:
-    return kind.kind in ("jax", "numpy", "numpy scalar") and "float" in (kind.dtype or "")
-
-
-def _lost_leaves(flat: Flattened, leaves: DescribedLeaves, types: Sequence[LeafType]) -> Iterator[Loss]:
-    for key, number in zip(flat.keys, leaves.leaf_types, strict=True):
-        if (why := refuse_others(types[number], DTYPES)) is not None:
-            yield Loss("arrays", key, f"leaf {key!r:.200}: {why}")
-
-
 def _names(keys: Iterable[str]) -> list[str]:
     return [".".join(split_key(key)) for key in keys]
 
@@ -237,7 +165,7 @@ def _place(model: _Model, leaves: Sequence[int]) -> list[tuple[int, None, int, i
 
 
 def _header(model: _Model, rows: Sequence[tuple[int, None, int, int]], note: Mapping[str, str]) -> bytes:
-    header = frame(header_text(model.names, model.types, model.leaves.leaf_types, rows, note))
+    header = frame(header_text(model.names, model.leaves.types, model.leaves.leaf_types, rows, note))
     if len(header) - 8 > LARGEST_HEADER:
         hint = "pass a smaller max_file_size"
         raise Unsupported(f"a header of {pluralize(len(header), 'bytes')} is too large for readers", hint=hint)
@@ -250,29 +178,10 @@ def _read(
     """Yield the bytes of a file."""
     yield header
     for leaf, *_ in rows:
-        kind, stored = model.type_of(leaf), model.leaves.types[model.leaves.leaf_types[leaf]]
         array = model.leaves.whole_of(leaf)
-        done = 0
         for block in host_blocks(array, 0, array.size):
-            step = _CAST_BYTES // itemsize_of(stored.dtype) * itemsize_of(stored.dtype)
-            for start in range(0, len(block), step):
-                piece = block[start : start + step]
-                data = piece if kind == stored else _cast(piece, stored, kind, done, model.names[leaf])
-                done += len(piece) // itemsize_of(stored.dtype)
-                yield data
-                tally.add(len(data))
-
-
-def _cast(piece: memoryview, stored: LeafType, kind: LeafType, done: int, name: str) -> memoryview:
-    """Return some items of an array in the dtype that is asked for."""
-    array: NDArray[Any] = np.frombuffer(piece, stored_dtype(stored))
-    try:
-        return cast_array(array, np.dtype(stored_dtype(kind))).view(np.uint8).data
-    except NotKept as error:
-        first = (error.index or (0,))[0] + done
-        what = f"the value {error.value!s} at index {list(map(int, np.unravel_index(first, kind.shape or (1,))))}"
-        hint = "choose a wider dtype"
-        raise Unsupported(f"{what} of {name!r:.200} does not fit {kind.dtype}", hint=hint) from None
+            yield block
+            tally.add(len(block))
 
 
 @contextlib.contextmanager

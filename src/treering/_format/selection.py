@@ -209,7 +209,7 @@ def _about_globs(text: str, branches: Sequence[str], *, below: bool) -> str:
     found = next((branch for branch in branches if branch.endswith(f"/{named}")), None) if named else None
     if found is not None:
         glob = show(found + text[len(named) :])
-        facts.append(f"only={glob} with rename={{{show(named)}: {show(found)}}} loads {show(named)} of `like`")
+        facts.append(f"only={glob} with key_map={{{show(named)}: {show(found)}}} loads {show(named)} of `like`")
     elif "*" in text:
         facts.append("'*' stays inside one part of a key, '**/NAME' looks at every depth, and '~2' is a '*' in a key")
     facts += ["keys begin below `at`"] if below else []

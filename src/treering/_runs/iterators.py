@@ -132,9 +132,9 @@ def load_items(
         rest, left, asked = like, part, options
         if objects:
             keys = [_stored_key(name, options) for name in objects]
-            renamed = {name: stored for name, stored in (options.rename or {}).items() if stored not in keys}
+            renamed = {name: stored for name, stored in options.rename.items() if stored not in keys}
             rest = _cut(like, objects)
-            left, asked = _without(part, keys), dataclasses.replace(options, rename=renamed)
+            left, asked = (_without(part, keys), dataclasses.replace(options, key_map=renamed or options.whole_map))
         pieces.insert(0, plan_load(source, left, rest, asked, wording=wording))
         kept = [*pieces[0].kept, *kept]
     trees = load_parts(source, pieces, options.progress, group)
@@ -154,7 +154,7 @@ def restore_states(items: LoadedItems) -> Any:
 def _stored_key(place: Place, options: LoadOptions) -> str:
     """Return the key under which an item's state is stored, below ``at``; the empty text for the tree itself."""
     key = "/".join(escape_part(key_text(name)) for name in place)
-    return (options.rename or {}).get(key, key)
+    return options.rename.get(key, key)
 
 
 def _below(key: str, stored: str) -> bool:

@@ -237,7 +237,7 @@ def _open_step(run: RunState, step: int, path: Path, options: LoadOptions, group
             with open_run(run.path) as folder:
                 if step in superseded_steps(folder) or is_linked(path):  # files are there, but not the step
                     raise missing_step(run.shown, step, steps_of(run.path))
-            opened = read_source(path, mapped=options.mapped, key_map=options.key_map, shared=shared)
+            opened = read_source(path, mapped=options.mapped, key_map=options.whole_map, shared=shared)
             source = files.enter_context(opened)
         except NotFound as error:
             raise missing_step(run.shown, step, steps_of(run.path)) from error

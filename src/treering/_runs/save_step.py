@@ -64,7 +64,7 @@ def save_step(
     *,
     metrics: Mapping[str, Any] | None,
     metadata: Mapping[str, Any] | None,
-    overwrite: bool,
+    rollback: bool,
     force: bool,
     progress: Progress | bool | None,
 ) -> StepSave:
@@ -89,8 +89,8 @@ def save_step(
         refusal: Exception | None = None
         try:
             raise_unreported(run.path)
-            if processes.is_coordinator or overwrite:
-                order = order_of(run, step, overwrite=overwrite, is_coordinator=processes.is_coordinator)
+            if processes.is_coordinator or rollback:
+                order = order_of(run, step, rollback=rollback, is_coordinator=processes.is_coordinator)
             note = step_metadata(
                 step, run.now(), metrics=metrics, metadata=metadata, temporary=decision.temporary, mark=order.mark
             )
@@ -104,7 +104,7 @@ def save_step(
         begun, path = time.monotonic(), step_path(run.path, step)
         run.has_saved = True
         with withdraw_on_failure(run.path, order.mark):
-            options = SaveOptions.of(path, metadata=note, overwrite=overwrite, progress=progress, timeout=run.timeout)
+            options = SaveOptions.of(path, metadata=note, overwrite=rollback, progress=progress, timeout=run.timeout)
             if processes.count > 1:  # process 0 alone writes them
                 options = dataclasses.replace(options, states=state_keys(tree))
             around = _collect_afterwards(run, step, order, begun=begun) if processes.is_coordinator else None
@@ -141,17 +141,17 @@ def _first_latest(run: RunState) -> int | None:
     return latest
 
 
-def order_of(run: RunState, step: int, *, overwrite: bool, is_coordinator: bool) -> Order:
+def order_of(run: RunState, step: int, *, rollback: bool, is_coordinator: bool) -> Order:
     """Hold a step against those that are there and in flight.
 
     Args:
         run: the run.
         step: the step that is to be saved.
-        overwrite: whether it may replace what is there, and leave later ones behind.
+        rollback: whether it may replace what is there, and leave later ones behind.
         is_coordinator: whether this process also removes what an earlier save has left behind and could not remove.
 
     Raises:
-        Exists: it is there, or a later one is, and ``overwrite`` is False.
+        Exists: it is there, or a later one is, and ``rollback`` is False.
         TreeringError: what was left behind cannot be removed.
     """
     # First: a save that ends now is seen by its name afterwards.
@@ -176,11 +176,11 @@ def order_of(run: RunState, step: int, *, overwrite: bool, is_coordinator: bool)
                 raise error
     there = steps_from(run.path, step)
     later = [number for number in there if number > step]
-    if not overwrite and step in there and not later:
+    if not rollback and step in there and not later:
         what = f"step {step} of the run {run.shown!r} is there already"
-        raise Exists(what, hint=f"a loop that resumes from it begins at {step + 1}; overwrite=True replaces it")
-    if not overwrite and later:
-        here = f"overwrite=True continues here, and removes the steps after {step}"
+        raise Exists(what, hint=f"a loop that resumes from it begins at {step + 1}; rollback=True replaces it")
+    if not rollback and later:
+        here = f"rollback=True continues here, and removes the steps after {step}"
         hint = f"run.branch(step, path) continues from an older step in a new run; {here}"
         raise Exists(f"step {step} of the run {run.shown!r} is older than its latest step, {later[-1]}", hint=hint)
     return Order(replaced=step in there, left=later, mark=secrets.token_hex(8) if is_coordinator and later else None)

@@ -220,7 +220,7 @@ class _Report:
             self.castable and f"cast=True converts numbers to the dtypes of `{called}`, within a category",
             self.missing and not self.keeps and f'missing="keep" keeps what `{called}` has',
             leave and not self.wording.takes_extra and f"{leave}, only= and at= load a part",
-            (self.missing or self.kept) and self.unexpected and "rename={wanted: saved} maps renamed leaves",
+            (self.missing or self.kept) and self.unexpected and "key_map={wanted: saved} maps renamed leaves",
         ]
         told = "; ".join(str(hint) for hint in hints if hint)
         advice = self.wording.advice + told if told else ""

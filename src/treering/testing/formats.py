@@ -219,24 +219,22 @@ def _make_tree() -> dict[str, Any]:
     return {name: np.ones(shape, dtype) for name, (shape, dtype) in shapes.items()}
 
 
-def _save_options(path: Path, form: str | None = None) -> Any:
+def _save_options(path: Path) -> Any:
     from treering._checkpoint.save_options import SaveOptions
 
-    save = SaveOptions.of(
-        path, metadata={}, overwrite=False, progress=None, timeout=None, form=form, suffixes=(path.suffix,)
-    )
+    save = SaveOptions.of(path, metadata={}, overwrite=False, progress=None, timeout=None, suffixes=(path.suffix,))
     return dataclasses.replace(save, metadata={})
 
 
 def _write_others(folder: Path) -> list[Path]:
     import numpy as np
 
-    from treering._checkpoint.save import save_tree
+    from treering.checkpoint import export
 
     for name, data in _OTHERS.items():
         write_file(folder / name, [data], len(data))
     write_file(folder / "folder" / "text", [b"a text"], 6)
     np.savez(folder / "tree.npz", **_make_tree())
     for name in ("checkpoint", "tree.msgpack", "tree.safetensors", "hf"):
-        save_tree(_make_tree(), _save_options(folder / name, "hf" if name == "hf" else None))
+        export(folder / name, _make_tree(), to="hf" if name == "hf" else None)
     return sorted(folder.glob("*"))

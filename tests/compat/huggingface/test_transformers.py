@@ -118,7 +118,7 @@ def test_transformers_loads_what_treering_writes(name: str, dtype: str, size: st
     model.save_pretrained(tmp_path / "theirs")
     params = _rows(treering.load(tmp_path / "theirs"))
     model.config.save_pretrained(tmp_path / "ours")
-    treering.save(tmp_path / "ours", params, form="hf", max_file_size=size)
+    treering.export(tmp_path / "ours", params, to="hf", max_file_size=size)
     assert (tmp_path / "ours" / "model.safetensors.index.json").exists() == (size == "20KB")
     again = _load_strictly(name, tmp_path / "ours", dtype)
     _assert_equal(again, model)
@@ -139,7 +139,7 @@ def test_through_the_key_map_and_back(name: str, dtype: str, tmp_path: Path) -> 
     treering.save(tmp_path / "ckpt", params)
     model.config.save_pretrained(tmp_path / "ours")
     back = treering.load(tmp_path / "ckpt", key_map=names.inverse())
-    treering.save(tmp_path / "ours", back, form="hf", max_file_size="20KB")
+    treering.export(tmp_path / "ours", back, to="hf", max_file_size="20KB")
     _assert_equal(_load_strictly(name, tmp_path / "ours", dtype), model)
 
 
@@ -192,7 +192,7 @@ def test_every_dtype_of_torch_both_ways(tmp_path: Path) -> None:
     safetensors.torch.save_file(zoo, tmp_path / "theirs.safetensors")
     found = treering.load(tmp_path / "theirs.safetensors")
     assert {name: _bits(array) for name, array in found.items()} == {name: _bits(array) for name, array in zoo.items()}
-    treering.save(tmp_path / "ours", found, form="hf", max_file_size=64)
+    treering.export(tmp_path / "ours", found, to="hf", max_file_size=64)
     again: dict[str, torch.Tensor] = {}
     for file in (tmp_path / "ours").glob("*.safetensors"):
         again |= safetensors.torch.load_file(file)
@@ -205,7 +205,7 @@ def test_a_module_of_torch_takes_them_strictly(tmp_path: Path) -> None:
         {name: np.asarray(value.detach()) + 1 for name, value in layer.named_parameters()}
         for layer in module.children()
     ]
-    treering.save(tmp_path / "module", params, form="hf")
+    treering.export(tmp_path / "module", params, to="hf")
     module.load_state_dict(safetensors.torch.load_file(tmp_path / "module" / "model.safetensors"), strict=True)
     for number, layer in enumerate(module.children()):
         for name, value in layer.named_parameters():
@@ -215,6 +215,6 @@ def test_a_module_of_torch_takes_them_strictly(tmp_path: Path) -> None:
 def test_a_cast_is_that_of_torch(tmp_path: Path) -> None:
     model = _model("llama")
     model.save_pretrained(tmp_path / "theirs")
-    treering.save(tmp_path / "ours", treering.load(tmp_path / "theirs"), form="hf", dtype="bfloat16")
+    treering.export(tmp_path / "ours", treering.load(tmp_path / "theirs"), to="hf", dtype="bfloat16")
     model.config.save_pretrained(tmp_path / "ours")
     _assert_equal(_load_strictly("llama", tmp_path / "ours", "bfloat16"), model.to(torch.bfloat16))

@@ -135,7 +135,7 @@ def test_a_part_of_the_tree(prepare: Prepare, tmp_path: Path) -> None:
 def test_leaves_under_other_names(prepare: Prepare, tmp_path: Path) -> None:
     path = prepare(_save(tmp_path / "item", {"encoder": {"w": jnp.ones((2, 3))}, "head": {"w": jnp.zeros(4)}}))
     like = {"model": {"enc": {"w": jnp.zeros((2, 3))}}, "head": {"w": jnp.ones(4)}}
-    found = treering.load(path, like, rename={"model/enc/w": "encoder/w"})
+    found = treering.load(path, like, key_map={"model/enc/w": "encoder/w"})
     _assert_same(found, {"model": {"enc": {"w": jnp.ones((2, 3))}}, "head": {"w": jnp.zeros(4)}})
 
 

@@ -74,7 +74,7 @@ def test_a_step_is_saved_and_loaded_by_its_number_where_nothing_may_be_listed(bu
 def test_going_back_works_where_nothing_may_be_listed(bucket: TestBucket) -> None:
     with treering.Run("memory://run") as run:
         run.save(3, {"step": 3}).result()
-        saved = run.save(2, {"step": 20}, overwrite=True)
+        saved = run.save(2, {"step": 20}, rollback=True)
         assert "it removes the later step 3" in saved.reason
         saved.result()
         with pytest.raises(PermissionDenied):

@@ -211,7 +211,7 @@ def test_the_saves_of_a_run_remove_what_waited(bucket: TestBucket, monkeypatch: 
         assert len(data_in(bucket, "run/")) <= 4
         for number in (70, 7):
             bucket.wait(DAY + HOUR)
-            run.save(7, tree(number), overwrite=True).result()
+            run.save(7, tree(number), rollback=True).result()
             run.wait()
         assert {name.split("/")[1] for name in bucket.names("run/step_")} == {"step_00000007"}  # no tombstone stays
         # A new process finds what waits.
@@ -240,13 +240,13 @@ def test_going_back_empties_the_list_of_what_is_left_behind_another_way_each_tim
     with tr.Run("memory://run") as run:
         for step in (1, 2, 3):
             run.save(step, tree(step))
-        run.save(1, tree(10), overwrite=True).result()
+        run.save(1, tree(10), rollback=True).result()
         run.wait()
         assert run.steps() == [1]
         emptied.append(bucket.data("run/.run.json.left"))
         for step in (2, 3):
             run.save(step, tree(step)).result()
-        run.save(2, tree(20), overwrite=True).result()
+        run.save(2, tree(20), rollback=True).result()
         run.wait()
         assert run.steps() == [1, 2]
         emptied.append(bucket.data("run/.run.json.left"))
