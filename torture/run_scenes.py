@@ -72,7 +72,7 @@ class RunScene(Scene):
         """Begin a save and return what one waits for."""
         run = treering.Run(path, keep=treering.KeepLast(1))
         back = self.back and version <= (run.latest() or 0)
-        return run.save(version, state(self.size, version), overwrite=back).pending
+        return run.save(version, state(self.size, version), rollback=back).pending
 
     def go_on(self, path: Path) -> None:
         """Do what a program does next, that never asked how the save ended.

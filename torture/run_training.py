@@ -114,7 +114,7 @@ def train(command: str, tell: Callable[[str], None]) -> None:
                 jax.block_until_ready(state)
                 tell(f"begun {step}")  # what is compiled at the first time is no part of it
             tell(f"save {step} {asked['branch']} {int(back)}")
-            saved = run.save(step, tree, metrics={"loss": loss}, overwrite=back)
+            saved = run.save(step, tree, metrics={"loss": loss}, rollback=back)
             if saved:
                 back = False
                 listener.hear(step, saved.pending)
