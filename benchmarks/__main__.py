@@ -13,7 +13,7 @@ from typing import get_args
 from benchmarks import report, scale, suite
 from benchmarks.workloads import LeafKind, ask_for_devices
 
-_NAMES = ("bucket", "checkpoint", "convert", "leaves", "msgpack", "plans", "processes", "run", "scale")
+_NAMES = ("bucket", "checkpoint", "convert", "leaves", "msgpack", "plans", "processes", "run", "scale", "walk")
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -44,9 +44,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     arguments = sys.argv[1:] if arguments is None else arguments
     if arguments[:1] == ["scale"]:  # it times no cases: its options are others
         return scale.main(arguments[1:])
+    os.environ.setdefault("JAX_PLATFORMS", "cpu")
+    if arguments[:1] == ["walk"]:  # and this one counts calls
+        from benchmarks import walk
+
+        return walk.main(arguments[1:])
     parser = _parser()
     given = parser.parse_args(arguments)
-    os.environ.setdefault("JAX_PLATFORMS", "cpu")
     benchmark = suite.load(given.benchmark)
     only = _words(given.only) or benchmark.workloads
     leaves = tuple(kind for kind in get_args(LeafKind) if kind in _words(given.leaves))
