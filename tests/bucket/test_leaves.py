@@ -15,7 +15,7 @@ from jax.sharding import PartitionSpec
 import treering as tr
 from tests.leaves.jobs_of_threads import Job
 from tests.leaves.saved import put
-from tests.properties.sameness import fingerprint
+from tests.trees import assert_unchanged
 from torture.bucket_servers import BucketServer
 from treering._store.resolve import located, store_at
 from treering.errors import Busy
@@ -38,10 +38,6 @@ def index_of(path: str) -> Any:
     found = store_at(path).read(INDEX)
     assert found is not None
     return json.loads(found.data)
-
-
-def assert_same(got: Any, want: Any) -> None:
-    assert fingerprint(got) == fingerprint(want, restored=False)
 
 
 def read_by_tensorstore(path: str, seaweed: BucketServer, entry: Any) -> Any:
@@ -73,7 +69,7 @@ def test_processes_save_together(path: str, seaweed: BucketServer, monkeypatch: 
     for prefix in ("model", "model", "other"):
         tree = {"rows": rows, "large": large, **TREE}
         assert set(job.save(located(path), tree, prefix=prefix).values()) == {None}
-    assert_same(tree_deserialize_leaves(path, prefix="other", structure="exact")["layer.0"], TREE["layer.0"])
+    assert_unchanged(tree_deserialize_leaves(path, prefix="other", structure="exact")["layer.0"], TREE["layer.0"])
     assert tr.verify(path).ok
     entries = {entry["path"].split("/")[-1]: entry for entry in index_of(path)["prefixes"]["model"]}
     for name, array in (("rows", rows), ("large", large), ("w", TREE["w"])):
@@ -86,8 +82,8 @@ def test_save_load_and_overwrite(path: str) -> None:
     tree_serialize_leaves(path, tree)
     tree_serialize_leaves(path, TREE, prefix="other")
     tree_serialize_leaves(path, tree)
-    assert_same(tree_deserialize_leaves(path, structure="exact"), tree)
-    assert_same(tr.load(path, at="other"), TREE)
+    assert_unchanged(tree_deserialize_leaves(path, structure="exact"), tree)
+    assert_unchanged(tr.load(path, at="other"), TREE)
     assert tr.verify(path).ok
     assert len(index_of(path)["treering"][""]["superseded"]) == 1
 
@@ -97,8 +93,8 @@ def test_a_save_that_is_indexed_later(path: str) -> None:
         tree_serialize_leaves(path, {"m": np.full(3, number)}, prefix="model", write_index=False)
         tree_serialize_leaves(path, TREE)
     index_leaves(path)
-    assert_same(tree_deserialize_leaves(path, prefix="model"), {"m": np.full(3, 2)})
-    assert_same(tree_deserialize_leaves(path, structure="exact"), TREE)
+    assert_unchanged(tree_deserialize_leaves(path, prefix="model"), {"m": np.full(3, 2)})
+    assert_unchanged(tree_deserialize_leaves(path, structure="exact"), TREE)
     assert tr.verify(path).ok
 
 
@@ -125,7 +121,7 @@ def test_of_savers_at_once_none_is_lost(path: str, prefix_of: Callable[[int], st
     assert len(saved) + len(refused) == 6
     assert saved
     branches = {prefix: tree_deserialize_leaves(path, prefix=prefix) for prefix in index_of(path)["prefixes"]}
-    assert_same(branches.pop("first")["step"], 7)
+    assert_unchanged(branches.pop("first")["step"], 7)
     # Every acknowledged save is there, or one that came after it; nothing of the others is.
     assert set(branches) == {prefix_of(saver) for saver in saved}
     for prefix, tree in branches.items():
@@ -145,5 +141,5 @@ def test_a_copy_on_disk_is_a_leaves_directory(path: str, tmp_path: Path) -> None
         (tmp_path / found.name).parent.mkdir(parents=True, exist_ok=True)
         with store.open_file(found.name) as file:
             (tmp_path / found.name).write_bytes(file.read(0, file.size))
-    assert_same(tree_deserialize_leaves(tmp_path, prefix="model", structure="exact"), TREE)
+    assert_unchanged(tree_deserialize_leaves(tmp_path, prefix="model", structure="exact"), TREE)
     assert tr.verify(tmp_path).ok

@@ -16,6 +16,7 @@ import safetensors.numpy
 
 import treering
 from tests.cli.command import here
+from tests.trees import assert_same_arrays
 from treering import KeyMap, KeyRule
 from treering._arrays import source_arrays
 from treering._arrays.source import Source
@@ -48,13 +49,6 @@ def _write(form: str, folder: Path) -> Path:
     return path
 
 
-def _same(found: dict[str, Any], wanted: dict[str, Any]) -> None:
-    assert found.keys() == wanted.keys()
-    for key, array in wanted.items():
-        here = np.asarray(found[key])
-        assert (here.dtype, here.shape, here.tobytes()) == (array.dtype, array.shape, array.tobytes()), key
-
-
 TARGETS: dict[str, Any] = {
     **dict.fromkeys(("b", "b.safetensors", "b.msgpack", "b.npz")),
     "hf": "hf",
@@ -80,10 +74,10 @@ def test_every_array_is_the_same_in_every_form(
     monkeypatch.setattr(source_arrays, "_PIECE_BYTES", 100_000)
     source = _write(form, tmp_path)
     treering.convert(source, tmp_path / target, to=TARGETS[target], lose="metadata")
-    _same(treering.load(tmp_path / target), ARRAYS)
+    assert_same_arrays(treering.load(tmp_path / target), ARRAYS)
     assert treering.verify(tmp_path / target).findings == ()
     if target not in ("b", "leaves"):
-        _same(_read_as_peers_do(tmp_path / target), ARRAYS)
+        assert_same_arrays(_read_as_peers_do(tmp_path / target), ARRAYS)
     with pytest.raises(Exists):
         treering.convert(source, tmp_path / target, to=TARGETS[target], lose="metadata")
 
@@ -117,7 +111,7 @@ def test_a_part_through_a_map_in_another_dtype(tmp_path: Path) -> None:
     treering.convert(tmp_path / "a.safetensors", tmp_path / "b", key_map=names, only=["h", "n"], dtype="bfloat16")
     found = treering.load(tmp_path / "b")
     stacked = np.stack([array.T for array in layers.values()])
-    _same({"w": found["h"]["w"], "n": found["n"]}, {"w": stacked.astype(jnp.bfloat16), "n": np.arange(3)})
+    assert_same_arrays({"w": found["h"]["w"], "n": found["n"]}, {"w": stacked.astype(jnp.bfloat16), "n": np.arange(3)})
     treering.convert(tmp_path / "b", tmp_path / "c.safetensors", at="h")
     assert list(treering.load(tmp_path / "c.safetensors")) == ["w"]
     treering.save(tmp_path / "big", {"w": np.array([1e30])})
@@ -175,9 +169,9 @@ def test_flax_gets_the_bytes_that_it_writes_itself(tmp_path: Path, monkeypatch: 
     wide = {"w": np.arange(3 * 5 * 77).reshape(3, 5, 77)}
     treering.save(tmp_path / "wide", wide)
     treering.convert(tmp_path / "wide", tmp_path / "wide.msgpack")
-    _same(_read_as_peers_do(tmp_path / "wide.msgpack"), wide)
+    assert_same_arrays(_read_as_peers_do(tmp_path / "wide.msgpack"), wide)
     treering.convert(tmp_path / "wide.msgpack", tmp_path / "again")
-    _same(treering.load(tmp_path / "again"), wide)
+    assert_same_arrays(treering.load(tmp_path / "again"), wide)
 
 
 def test_what_is_lost_is_named_and_accepted(tmp_path: Path) -> None:
@@ -267,10 +261,10 @@ def test_a_folder_of_shards(tmp_path: Path) -> None:
     treering.convert(tmp_path / "a", tmp_path / "hf", to="hf", max_file_size=900)
     assert len(list((tmp_path / "hf").glob("*.safetensors"))) == 3
     wanted = {f"{name}.w": layer["w"] for name, layer in layers.items()}
-    _same(_read_as_peers_do(tmp_path / "hf"), wanted)
+    assert_same_arrays(_read_as_peers_do(tmp_path / "hf"), wanted)
     # Back, and to a folder of other shards.
     treering.convert(tmp_path / "hf", tmp_path / "b")
-    _same(treering.load(tmp_path / "b"), wanted)
+    assert_same_arrays(treering.load(tmp_path / "b"), wanted)
     treering.convert(tmp_path / "hf", tmp_path / "c", to="hf", dtype="float16")
     assert {array.dtype.name for array in _read_as_peers_do(tmp_path / "c").values()} == {"float16"}
     with treering.open(tmp_path / "c") as opened:
@@ -283,8 +277,8 @@ def test_archives_of_any_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(write_npz, "_LARGE", 300)
     monkeypatch.setattr(write_npz, "_MANY", 4)
     treering.convert(tmp_path / "a", tmp_path / "b.npz")
-    _same(_read_as_peers_do(tmp_path / "b.npz"), arrays)
-    _same(treering.load(tmp_path / "b.npz"), arrays)
+    assert_same_arrays(_read_as_peers_do(tmp_path / "b.npz"), arrays)
+    assert_same_arrays(treering.load(tmp_path / "b.npz"), arrays)
     assert zipfile.ZipFile(io.BytesIO((tmp_path / "b.npz").read_bytes())).testzip() is None
     treering.save(tmp_path / "leaf", np.arange(3))
     treering.convert(tmp_path / "leaf", tmp_path / "leaf.npz")

@@ -21,9 +21,9 @@ from jax.sharding import PartitionSpec as P
 import treering
 from tests.checkpoint.together import PATIENT, Together, together, two
 from tests.compat import independent_reader
-from tests.compat.golden_checkpoints import bits
 from tests.on_disk import attempt_of_journal, is_data_of, is_message
 from tests.system_calls import fail_sync
+from tests.trees import assert_unchanged
 from treering.errors import Busy, Exists, Format, Mismatch, ProcessFailed, StoreFailed, Timeout, Unsupported
 
 __all__ = ["together", "two"]
@@ -79,12 +79,6 @@ def mixed() -> dict[str, Any]:
     }
 
 
-def assert_same(got: Any, want: Any) -> None:
-    """Every leaf is of the same kind and bits."""
-    assert str(jax.tree.structure(got)) == str(jax.tree.structure(want))
-    assert jax.tree.map(bits, got) == jax.tree.map(bits, want)
-
-
 def names(path: Path) -> list[str]:
     return sorted(entry.name for entry in path.iterdir()) if path.exists() else []
 
@@ -113,7 +107,7 @@ def test_every_way_to_lie_over_processes_comes_back(together: Together, tmp_path
     path = tmp_path / "ckpt"
     tree = mixed()
     assert together.save(path, lambda process: tree, metadata={"loss": 0.5}) == [None] * together.count
-    assert_same(treering.load(path, like=tree), tree)
+    assert_unchanged(treering.load(path, like=tree), tree)
     assert treering.verify(path)
     with treering.open(path) as opened:
         assert opened.metadata == {"loss": 0.5}
@@ -146,7 +140,7 @@ def test_an_array_on_some_processes_only(together: Together, tmp_path: Path) -> 
         "first": jax.device_put(numbers(16) + 1, NamedSharding(first, P("q"))),
     }
     assert together.save(tmp_path / "ckpt", lambda process: tree) == [None] * together.count
-    assert_same(treering.load(tmp_path / "ckpt"), tree)
+    assert_unchanged(treering.load(tmp_path / "ckpt"), tree)
     assert written_by(tmp_path / "ckpt") == {0: 64, last: 104}
 
 
@@ -156,7 +150,7 @@ def test_what_each_process_holds_alone_is_that_of_process_0(together: Together, 
         return {"jax": local, "numpy": numbers(3) * process, "int": process, "text": f"{process}" * 5000}
 
     assert together.save(tmp_path / "ckpt", tree_of) == [None] * together.count
-    assert_same(treering.load(tmp_path / "ckpt"), tree_of(0))
+    assert_unchanged(treering.load(tmp_path / "ckpt"), tree_of(0))
     assert list(written_by(tmp_path / "ckpt")) == [0]
 
 
@@ -439,7 +433,7 @@ def check_left_and_swept(together: Together, path: Path, before: list[str], *, o
     together.timeout = 60.0
     assert together.save(path, lambda process: tree, overwrite=overwrite) == [None] * together.count
     assert names(path) == sorted([*(file["name"] for file in index(path)["files"]), "treering.json"])
-    assert_same(treering.load(path, like=tree), tree)
+    assert_unchanged(treering.load(path, like=tree), tree)
 
 
 @pytest.mark.parametrize("overwrite", [False, True])

@@ -20,8 +20,8 @@ import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import treering
-from tests.properties.sameness import assert_same, assert_same_structure
 from tests.system_calls import spans_read
+from tests.trees import assert_same, assert_same_structure
 from treering.errors import Mismatch, StaticFieldsDiffer, TreeringError, Unsupported
 
 IMPLS = ("threefry2x32", "rbg", "unsafe_rbg")

@@ -15,7 +15,7 @@ import pytest
 
 import treering
 from tests.on_disk import signed_again
-from tests.properties.sameness import assert_same, assert_same_structure
+from tests.trees import assert_same, assert_same_structure
 from treering._arrays.incoming import StoredArrays
 from treering._checkpoint import read_leaves
 from treering.errors import Corrupt, Format, NotFound, TreeringError

@@ -17,8 +17,8 @@ import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import treering
-from tests.properties.sameness import assert_same
 from tests.system_calls import spans_read
+from tests.trees import assert_same
 from treering.errors import Corrupt, NotFound, TreeringError
 from treering.leaves import tree_serialize_leaves
 

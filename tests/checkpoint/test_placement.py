@@ -15,8 +15,8 @@ from jax.sharding import Mesh, NamedSharding, SingleDeviceSharding
 from jax.sharding import PartitionSpec as P
 
 import treering
-from tests.properties.sameness import assert_same
 from tests.system_calls import spans_read
+from tests.trees import assert_same
 from treering.errors import KeptOnHost, Mismatch, TreeringError, Unsupported
 from treering.sharding import match_partition_rules
 

@@ -21,8 +21,8 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import treering
 from tests.compat.golden_files import dtype_named
-from tests.properties.sameness import assert_same
 from tests.properties.strategies import EXTENDED_DTYPES, NUMPY_DTYPES
+from tests.trees import assert_same
 from treering.errors import Busy, Exists, NotFound, StoreFailed, TreeringError, Unsupported
 
 TREE: dict[str, Any] = {"w": np.arange(50_000, dtype="f4"), "step": 1}

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 import treering
-from tests.properties.sameness import assert_same
 from tests.system_calls import spans_read
+from tests.trees import assert_same
 from treering.errors import Format, Mismatch
 
 

@@ -16,7 +16,7 @@ from flax import serialization as flax_serialization
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import treering
-from tests.properties.sameness import assert_same
+from tests.trees import assert_same
 from treering import serialization
 from treering.errors import Corrupt, Mismatch, TreeringError, Unsupported
 

@@ -25,8 +25,8 @@ from flax.core import freeze
 from flax.training.train_state import TrainState
 
 import treering
-from tests.properties.sameness import assert_same, assert_same_structure
 from tests.properties.strategies import Box, Chexed, Pair, Plain, Point, add
+from tests.trees import assert_same, assert_same_structure
 from treering.errors import Mismatch, StaticFieldsDiffer, Unsupported
 from treering.leaves import tree_serialize_leaves
 from treering.serialization import from_bytes, to_bytes, to_compressed_bytes

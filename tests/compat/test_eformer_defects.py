@@ -23,7 +23,7 @@ from jax.sharding import PartitionSpec as P
 
 import treering as tr
 from tests.compat.golden_files import EFORMER
-from tests.properties.sameness import fingerprint
+from tests.trees import assert_unchanged
 from treering import serialization
 from treering.errors import Corrupt, Mismatch, NotFound, NotSharded, Unsupported
 from treering.leaves import index_leaves, leaf_key_paths, tree_deserialize_leaves, tree_serialize_leaves
@@ -50,10 +50,6 @@ def exact(path: Path, prefix: str | None = None) -> Any:
     return tree_deserialize_leaves(path, prefix=prefix, structure="exact")
 
 
-def assert_same(got: Any, want: Any) -> None:
-    assert fingerprint(got) == fingerprint(want, restored=False)
-
-
 def entries(path: Path) -> Any:
     return json.loads((path / INDEX).read_text(encoding="utf-8"))
 
@@ -64,11 +60,11 @@ def entries(path: Path) -> Any:
 def test_01_none_numbers_text_and_empty_containers_come_back(path: Path) -> None:
     tree = {"a": jnp.ones(2), "i": 3, "f": 2.5, "b": True, "s": "hi", "y": b"\0", "n": None, "e": {}, "l": [], "t": ()}
     tree_serialize_leaves(path, tree)
-    assert_same(exact(path), tree)
+    assert_unchanged(exact(path), tree)
     others: list[Any] = [{}, {"n": None, "i": 1}, [], None, 5]
     for alone in others:
         tree_serialize_leaves(path, alone)
-        assert_same(exact(path), alone)
+        assert_unchanged(exact(path), alone)
 
 
 KILLED = """
@@ -167,7 +163,7 @@ def test_07_wide_arrays_are_never_narrowed(path: Path) -> None:
 def test_08_keys_that_look_alike_stay_apart(path: Path) -> None:
     tree = {"a.b": jnp.ones(1), "a": {"b": jnp.full(1, 2.0), "": jnp.full(1, 3.0)}, ".a": jnp.zeros(1), "a.": {}, "": 1}
     tree_serialize_leaves(path, tree)
-    assert_same(exact(path), tree)
+    assert_unchanged(exact(path), tree)
     listed = [entry["path"] for entry in entries(path)["arrays"]]
     assert "a/b" in listed
     assert len(set(listed)) == len(listed) == 4
@@ -188,7 +184,7 @@ def test_10_no_key_or_prefix_leads_out_of_the_folder(path: Path, tmp_path: Path)
     outside.mkdir()
     tree = {f"{outside}/evil": jnp.ones(1), "../x": jnp.ones(1), "..": {"..": jnp.ones(1)}, "/y": jnp.ones(1)}
     tree_serialize_leaves(path, tree)
-    assert_same(exact(path), tree)
+    assert_unchanged(exact(path), tree)
     with pytest.raises(Unsupported, match="not a path of folders"):
         tree_serialize_leaves(path, {"w": jnp.ones(1)}, prefix=f"{outside}/evil")
     assert not list(outside.iterdir())
@@ -281,9 +277,9 @@ def test_19_numpy_leaves_are_stored(path: Path) -> None:
 def test_20_a_save_over_other_shapes_dtypes_and_shards(path: Path, after: jax.Array) -> None:
     tree_serialize_leaves(path, {"w": jax.device_put(jnp.zeros(8), NamedSharding(ROW, P()))})
     tree_serialize_leaves(path, {"w": after})
-    assert_same(np.asarray(exact(path)["w"]), np.asarray(after))
+    assert_unchanged(np.asarray(exact(path)["w"]), np.asarray(after))
     tree_serialize_leaves(path, {"w": after}, compressor={"id": "zlib", "level": 1})
-    assert_same(np.asarray(exact(path)["w"]), np.asarray(after))
+    assert_unchanged(np.asarray(exact(path)["w"]), np.asarray(after))
 
 
 def test_21_no_mesh_is_the_default_device(path: Path) -> None:
@@ -305,7 +301,7 @@ def test_24_rules_leave_arrays_without_axes_alone(path: Path) -> None:
 )
 def test_25_no_folder_of_a_leaf_is_in_the_way_of_another(path: Path, tree: Any) -> None:
     tree_serialize_leaves(path, tree)
-    assert_same(exact(path), tree)
+    assert_unchanged(exact(path), tree)
 
 
 def test_26_keys_and_narrow_types_are_stored(path: Path) -> None:
@@ -314,7 +310,7 @@ def test_26_keys_and_narrow_types_are_stored(path: Path) -> None:
     found = exact(path)
     assert jnp.array_equal(jax.random.key_data(found["key"]), jax.random.key_data(tree["key"]))
     for name in ("u4", "f8"):
-        assert_same(np.asarray(found[name]), np.asarray(tree[name]))
+        assert_unchanged(np.asarray(found[name]), np.asarray(tree[name]))
 
 
 def test_29_an_index_of_nothing_is_a_clear_error(path: Path) -> None:
@@ -337,7 +333,7 @@ def test_30_python_numbers_are_counted_and_committed_arrays_move() -> None:
 def test_31_containers_come_back_as_they_were(path: Path) -> None:
     tree: dict[str, Any] = {"l": [jnp.ones(1), (jnp.ones(1), {5: jnp.ones(1)})], "o": {"a": {"": jnp.ones(1)}}}
     tree_serialize_leaves(path, tree)
-    assert_same(exact(path), tree)
+    assert_unchanged(exact(path), tree)
     assert tree_deserialize_leaves(path, target=tree)["l"][1][1].keys() == {5}
     found = tree_deserialize_leaves(path)
     assert list(found["l"]) == ["0", "1"]
@@ -435,7 +431,7 @@ def test_40_a_prefix_with_a_slash_is_taken_off_the_keys(path: Path) -> None:
     tree = {"w": jnp.ones(2)}
     for prefix in ("run/model", "run.ema"):
         tree_serialize_leaves(path, tree, prefix=prefix)
-        assert_same(tree_deserialize_leaves(path, prefix=prefix), tree)
+        assert_unchanged(tree_deserialize_leaves(path, prefix=prefix), tree)
 
 
 def test_41_a_mesh_has_devices(path: Path) -> None:

@@ -16,7 +16,7 @@ from jax.sharding import PartitionSpec as P
 
 import treering as tr
 from tests.compat.golden_files import EFORMER, dtype_named
-from tests.properties.sameness import assert_same
+from tests.trees import assert_same
 from treering.errors import KeptOnHost, Mismatch, Unsupported
 from treering.leaves import tree_deserialize_leaves, tree_serialize_leaves
 from treering.sharding import apply_sharding_tree, create_sharding_tree_from_index, validate_sharding_tree

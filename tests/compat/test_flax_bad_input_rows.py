@@ -14,7 +14,7 @@ import pytest
 
 from tests.compat.golden_files import flax_file, flax_names
 from tests.compat.wire import array_ext, ext, keyed, packed
-from tests.properties.sameness import assert_same
+from tests.trees import assert_same
 from treering import serialization
 from treering.errors import Corrupt, Format, TreeringError
 

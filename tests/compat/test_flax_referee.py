@@ -21,7 +21,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import treering.serialization
-from tests.properties.sameness import assert_same, assert_same_structure, fingerprint
 from tests.properties.strategies import (
     EXTENDED_DTYPES,
     NUMPY_DTYPES,
@@ -35,6 +34,7 @@ from tests.properties.strategies import (
     python_leaves,
     quick,
 )
+from tests.trees import assert_same, assert_same_structure, fingerprint
 
 
 @contextlib.contextmanager

@@ -17,8 +17,8 @@ from flax.core import freeze
 from flax.training import train_state
 from jax.tree_util import Partial
 
-from tests.properties.sameness import assert_same, assert_same_structure
 from tests.properties.strategies import Pair, Point, add
+from tests.trees import assert_same, assert_same_structure
 from treering import serialization
 from treering.errors import TreeringError
 

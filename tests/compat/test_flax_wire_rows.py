@@ -21,8 +21,8 @@ from flax.core import freeze
 from jax.tree_util import Partial
 
 from tests.compat.wire import array_ext, chunked, ext, keyed, packed
-from tests.properties.sameness import assert_same
 from tests.properties.strategies import Pair, Point
+from tests.trees import assert_same
 from treering import serialization
 from treering.errors import TreeringError
 

@@ -12,7 +12,7 @@ import pytest
 
 import treering.serialization
 from tests.compat.golden_files import EFORMER, dtype_named
-from tests.properties.sameness import assert_same
+from tests.trees import assert_same
 
 NAMES = sorted(path.stem for path in EFORMER.glob("*.msgpack"))
 GZIPPED = sorted(path.name.removesuffix(".msgpack.gz") for path in EFORMER.glob("*.msgpack.gz"))

@@ -9,7 +9,7 @@ import pytest
 
 import treering.serialization
 from tests.compat.golden_files import flax_file, flax_names
-from tests.properties.sameness import assert_same, fingerprint
+from tests.trees import assert_same, fingerprint
 
 
 def test_no_golden_file_is_missing() -> None:

@@ -15,8 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import treering
-from tests.properties.sameness import assert_same
 from tests.store.objects.memory_bucket import MemoryBucket
+from tests.trees import assert_same
 from treering import serialization
 from treering._codec.msgpack import nonce
 from treering._codec.msgpack.nonce import vary

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from orbax.checkpoint import msgpack_utils
 
 from tests.compat.wire import ext, packed
-from tests.properties.sameness import assert_same
 from tests.properties.strategies import leaves, quick
+from tests.trees import assert_same
 from treering import serialization
 from treering.errors import TreeringError
 

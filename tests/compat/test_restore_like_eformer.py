@@ -23,7 +23,7 @@ import treering
 from tests.compat.golden_files import EFORMER
 from tests.compat.restoring import Prepare, prepare
 from tests.compat.test_eformer_golden import SPECS, assert_holds, expected
-from tests.properties.sameness import assert_same_structure
+from tests.trees import assert_same_arrays, assert_same_structure, leaves_by_path
 from treering import KeyMap, KeyRule
 from treering.errors import Corrupt, Mismatch
 
@@ -54,16 +54,6 @@ def _write(folder: Path, branches: Mapping[str, Mapping[str, np.ndarray]]) -> Pa
     return folder
 
 
-def _flat(tree: Any) -> dict[str, Any]:
-    items = jax.tree_util.tree_flatten_with_path(tree)[0]
-    return {"/".join(str(part.key) for part in path): leaf for path, leaf in items}
-
-
-def _assert_same(found: Any, wanted: Any) -> None:
-    found, wanted = np.asarray(found), np.asarray(wanted)
-    assert (found.dtype, found.shape, found.tobytes()) == (wanted.dtype, wanted.shape, wanted.tobytes())
-
-
 def test_a_nested_tree_comes_back_by_names(prepare: Prepare) -> None:
     assert_holds(treering.load(prepare(EFORMER / "plain")), "plain", None)
 
@@ -86,7 +76,7 @@ def test_prefixes_are_branches_and_each_loads_alone(prepare: Prepare) -> None:
 def test_a_prefix_beside_a_tree_without_one(prepare: Prepare) -> None:
     tree = treering.load(prepare(EFORMER / "mixed_index"))
     assert_holds(tree["model"], "mixed_index", "model")
-    _assert_same(tree["extra"], expected("mixed_index", None)["extra"])
+    assert_same_arrays(tree["extra"], expected("mixed_index", None)["extra"])
 
 
 def test_the_oldest_index(prepare: Prepare) -> None:
@@ -99,7 +89,7 @@ def test_wide_arrays_with_and_without_x64(prepare: Prepare) -> None:
         assert_holds(treering.load(path), "x64", None)
     for key, array in treering.load(path).items():
         assert type(array) is np.ndarray
-        _assert_same(array, expected("x64", None)[key])
+        assert_same_arrays(array, expected("x64", None)[key])
 
 
 def test_shards_of_one_mesh_onto_another(prepare: Prepare) -> None:
@@ -111,7 +101,7 @@ def test_shards_of_one_mesh_onto_another(prepare: Prepare) -> None:
         key: NamedSharding(GRID, spec) for key, spec in turned.items()
     }
     with treering.open(path) as opened:
-        _assert_same(opened["s/both"][1:, 2:3], expected("sharded_2x4", None)["s/both"][1:, 2:3])
+        assert_same_arrays(opened["s/both"][1:, 2:3], expected("sharded_2x4", None)["s/both"][1:, 2:3])
 
 
 def test_lists_come_back_into_a_target(prepare: Prepare) -> None:
@@ -123,7 +113,7 @@ def test_lists_come_back_into_a_target(prepare: Prepare) -> None:
     }
     found = treering.load(path, target)
     for number, layer in enumerate(found["layers"]):
-        _assert_same(layer, wanted[f"layers/{number}"])
+        assert_same_arrays(layer, wanted[f"layers/{number}"])
     with pytest.raises(Mismatch) as caught:
         treering.load(path, {**target, "step": jnp.zeros(3), "more": jnp.zeros(2)})
     assert len(caught.value.differences) == 2
@@ -147,7 +137,7 @@ def test_an_optimizer_goes_on_where_it_was(prepare: Prepare, tmp_path: Path) -> 
     wanted, _ = optimizer.update(params, state, params)
     updates, _ = optimizer.update(found["model"], found["tx"], found["model"])
     for key, array in wanted.items():
-        _assert_same(updates[key], array)
+        assert_same_arrays(updates[key], array)
 
 
 def test_a_model_of_easydel_by_partition_rules(prepare: Prepare, tmp_path: Path) -> None:
@@ -161,8 +151,8 @@ def test_a_model_of_easydel_by_partition_rules(prepare: Prepare, tmp_path: Path)
     rules = [("embed_tokens/embedding", PartitionSpec("tp", "dp")), ("o_proj/kernel", PartitionSpec("tp")),
              ("[qkv]_proj/kernel", PartitionSpec("dp", "tp"))]  # fmt: skip
     found = treering.load(path, at="model", shardings=rules, mesh=GRID)
-    for key, leaf in _flat(found).items():
-        _assert_same(leaf, arrays[key])
+    for key, leaf in leaves_by_path(found).items():
+        assert_same_arrays(leaf, arrays[key])
         assert leaf.sharding.spec == next(spec for pattern, spec in rules if re.search(pattern, key))
 
 
@@ -171,7 +161,7 @@ def test_layers_of_their_own_into_one_that_is_scanned(prepare: Prepare, tmp_path
     path = prepare(_write(tmp_path / "model", {"model": arrays}))
     names = KeyMap([KeyRule("model/layers/{i}/{name**}", "layers/{name**}", stack={"i": 0})])
     kernel = treering.load(path, key_map=names)["layers"]["mlp"]["kernel"]
-    _assert_same(kernel, np.stack([arrays[f"layers/{n}/mlp/kernel"] for n in range(12)]))
+    assert_same_arrays(kernel, np.stack([arrays[f"layers/{n}/mlp/kernel"] for n in range(12)]))
 
 
 def test_a_chunk_that_is_missing_or_damaged_is_an_error(prepare: Prepare, tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import treering
 from tests.compat.restoring import Prepare, prepare
-from tests.properties.sameness import assert_same_structure, fingerprint
+from tests.trees import assert_same_structure, fingerprint
 from treering.errors import Mismatch, Unsupported
 
 __all__ = ["prepare"]

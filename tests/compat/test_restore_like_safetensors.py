@@ -18,17 +18,13 @@ from safetensors import safe_open
 import treering
 from tests.compat.model_weights import write_folder
 from tests.compat.restoring import Prepare, prepare
+from tests.trees import assert_same_arrays
 from treering.errors import Mismatch, TreeringError
 
 __all__ = ["prepare"]
 
 MESH = Mesh(np.array(jax.devices()), ("x",))
 WIDE = np.arange(4 * 6 * 5, dtype=np.float32).reshape(4, 6, 5)
-
-
-def _assert_same(found: Any, wanted: Any) -> None:
-    found, wanted = np.asarray(found), np.asarray(wanted)
-    assert (found.dtype, found.shape, found.tobytes()) == (wanted.dtype, wanted.shape, wanted.tobytes())
 
 
 def _save(path: Path, tensors: dict[str, Any], metadata: dict[str, str] | None = None) -> Path:
@@ -42,7 +38,7 @@ def test_a_file_comes_back_as_the_library_loads_it(prepare: Prepare, tmp_path: P
     found, wanted = treering.load(prepare(path)), safetensors.numpy.load_file(path)
     assert found.keys() == wanted.keys()
     for name, array in wanted.items():
-        _assert_same(found[name], array)
+        assert_same_arrays(found[name], array)
 
 
 def test_no_tensors_at_all(prepare: Prepare, tmp_path: Path) -> None:
@@ -69,10 +65,10 @@ def test_slices_are_those_of_the_library(prepare: Prepare, tmp_path: Path) -> No
         part = theirs.get_slice("w")
         assert list(opened["w"].shape) == part.get_shape()
         for key in SLICES:
-            _assert_same(opened["w"][key], part[key])
+            assert_same_arrays(opened["w"][key], part[key])
         # Which the library does not take, or not in every version.
         for key in (np.s_[-1], np.s_[1:100], np.s_[::-2, 1::3], np.s_[:, None, -2:]):
-            _assert_same(opened["w"][key], WIDE[key])
+            assert_same_arrays(opened["w"][key], WIDE[key])
 
 
 def test_each_rank_takes_its_rows(prepare: Prepare, tmp_path: Path) -> None:
@@ -86,9 +82,9 @@ def test_each_rank_takes_its_rows(prepare: Prepare, tmp_path: Path) -> None:
             for name, array in tensors.items():
                 step = len(array) // 8
                 wanted = theirs.get_slice(name)[rank * step : (rank + 1) * step]
-                _assert_same(opened[name][rank * step : (rank + 1) * step], wanted)
+                assert_same_arrays(opened[name][rank * step : (rank + 1) * step], wanted)
                 (shard,) = (shard for shard in found[name].addressable_shards if shard.device == device)
-                _assert_same(shard.data, wanted)
+                assert_same_arrays(shard.data, wanted)
 
 
 @pytest.mark.parametrize(
@@ -101,15 +97,15 @@ def test_the_dtypes_of_the_format(dtype: str, prepare: Prepare, tmp_path: Path) 
     tensors = {"w": np.arange(6).reshape(2, 3).astype(kind), "empty": np.zeros((0, 2), kind), "one": np.ones((), kind)}
     found = treering.load(prepare(_save(tmp_path / "a.safetensors", tensors)))
     for name, array in tensors.items():
-        _assert_same(found[name], array)
+        assert_same_arrays(found[name], array)
 
 
 def test_nan_and_infinity_keep_their_bits(prepare: Prepare, tmp_path: Path) -> None:
     bits = np.array([0x7FC00001, 0xFF800000, 0x7F800000, 0x80000000, 0x00000001], np.uint32).view(np.float32)
     like = {"w": jax.ShapeDtypeStruct(bits.shape, bits.dtype)}
     path = prepare(_save(tmp_path / "a.safetensors", {"w": bits}))
-    _assert_same(treering.load(path)["w"], bits)
-    _assert_same(treering.load(path, like)["w"], bits)
+    assert_same_arrays(treering.load(path)["w"], bits)
+    assert_same_arrays(treering.load(path, like)["w"], bits)
 
 
 def test_what_its_flax_functions_wrote(prepare: Prepare, tmp_path: Path) -> None:
@@ -119,7 +115,7 @@ def test_what_its_flax_functions_wrote(prepare: Prepare, tmp_path: Path) -> None
     rename = {"dense/kernel": "dense.kernel", "dense/bias": "dense.bias"}
     found = treering.load(prepare(tmp_path / "a.safetensors"), like, key_map=rename)
     for name, array in params.items():
-        _assert_same(found["dense"][name.removeprefix("dense.")], array)
+        assert_same_arrays(found["dense"][name.removeprefix("dense.")], array)
 
 
 def test_a_strict_load_names_what_is_missing_and_what_is_left_over(prepare: Prepare, tmp_path: Path) -> None:
@@ -130,8 +126,8 @@ def test_a_strict_load_names_what_is_missing_and_what_is_left_over(prepare: Prep
     assert "c: missing" in str(caught.value)
     assert "b: unexpected" in str(caught.value)
     found = treering.load(path, like, missing="keep", extra="ignore")
-    _assert_same(found["a"], np.ones(2))
-    _assert_same(found["c"], like["c"])
+    assert_same_arrays(found["a"], np.ones(2))
+    assert_same_arrays(found["c"], like["c"])
     with pytest.raises(Mismatch, match=r"a: wanted float64\[3\], found float64\[2\]"):
         treering.load(path, {"a": np.zeros(3), "b": np.zeros(2)})
 
@@ -142,7 +138,7 @@ def test_shards_with_an_index_are_one_model(prepare: Prepare, tmp_path: Path) ->
     found = treering.load(folder, shardings=[("layers", PartitionSpec("x")), ("norm", PartitionSpec())], mesh=MESH)
     assert found.keys() == tensors.keys()
     for name, array in tensors.items():
-        _assert_same(found[name], array)
+        assert_same_arrays(found[name], array)
     assert list(treering.load(folder, only="layers.3.w")) == ["layers.3.w"]
 
 

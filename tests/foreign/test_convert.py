@@ -14,6 +14,7 @@ import safetensors
 import tensorstore
 
 import treering
+from tests.trees import assert_same_arrays
 from treering._checkpoint.targets import LOSSES
 from treering._tree.registry import is_typed_key
 
@@ -22,11 +23,6 @@ GOLDEN = Path(__file__).parent / "golden" / "orbax"
 
 def _data(array: Any) -> Any:
     return np.asarray(jax.random.key_data(array) if is_typed_key(array) else array)
-
-
-def _same(found: Any, wanted: Any) -> None:
-    found, wanted = np.asarray(found), _data(wanted)
-    assert (found.dtype, found.shape, found.tobytes()) == (wanted.dtype, wanted.shape, wanted.tobytes())
 
 
 def _arrays(place: Path, separator: str) -> dict[str, Any]:
@@ -45,7 +41,7 @@ def test_orbax_in_the_forms_of_peers(name: str, tmp_path: Path) -> None:
         found: Any = state
         for part in key.split("/"):
             found = found[part]
-        _same(found, array)
+        assert_same_arrays(found, _data(array))
     treering.convert(source, tmp_path / "hf", to="hf", lose=lose, max_file_size=200)
     files = [safetensors.deserialize(file.read_bytes()) for file in (tmp_path / "hf").glob("*.safetensors")]
     tensors = {key: tensor for file in files for key, tensor in file}
@@ -58,7 +54,7 @@ def test_orbax_in_the_forms_of_peers(name: str, tmp_path: Path) -> None:
     wanted = _arrays(source, "/")
     assert sorted(archive) == sorted(key for key, array in wanted.items() if _data(array).dtype.isbuiltin == 1)
     for key in archive:
-        _same(archive[key], wanted[key])
+        assert_same_arrays(archive[key], _data(wanted[key]))
 
 
 def test_orbax_as_leaves_that_tensorstore_reads(tmp_path: Path) -> None:
@@ -66,7 +62,7 @@ def test_orbax_as_leaves_that_tensorstore_reads(tmp_path: Path) -> None:
     treering.convert(source, tmp_path / "leaves", to="leaves", lose="metadata")
     for key, array in _arrays(source, "/").items():
         spec = {"driver": "zarr", "kvstore": {"driver": "file", "path": str(tmp_path / "leaves" / key)}}
-        _same(tensorstore.open(spec).result().read().result(), array)
+        assert_same_arrays(tensorstore.open(spec).result().read().result(), _data(array))
     assert treering.diff(source, tmp_path / "leaves").differences == ()
 
 
@@ -83,9 +79,9 @@ def test_a_state_dict_still_loads_like_a_tree_of_other_containers(target: str, t
     treering.convert(tmp_path / "state.msgpack", tmp_path / target, to=to)
     found: Any = treering.load(tmp_path / target, like)  # a warning is an error here
     assert type(found["pair"]) is tuple
-    jax.tree.map(_same, *map(_numbers, (found, like)))
+    assert_same_arrays(*map(_numbers, (found, like)))
     treering.convert(tmp_path / target, tmp_path / "again")
-    jax.tree.map(_same, *map(_numbers, (treering.load(tmp_path / "again", like), like)))
+    assert_same_arrays(*map(_numbers, (treering.load(tmp_path / "again", like), like)))
 
 
 def test_leaves_have_the_chunks_that_a_save_writes(tmp_path: Path) -> None:

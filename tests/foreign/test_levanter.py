@@ -16,6 +16,7 @@ from jax.experimental.array_serialization.serialization import GlobalAsyncCheckp
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import treering
+from tests.trees import assert_same_arrays, leaves_by_path
 from treering.errors import Corrupt, NotFound, TreeringError, Unsupported
 
 FORMS = ["plain", "OCDBT", "inventory"]
@@ -34,15 +35,10 @@ def _state(step: int) -> dict[str, Any]:
     }
 
 
-def _leaves(tree: Any) -> dict[str, Any]:
-    paths, _ = jax.tree_util.tree_flatten_with_path(tree)
-    return {jax.tree_util.keystr(path, simple=True, separator="/"): leaf for path, leaf in paths}
-
-
 def _save(place: Path, tree: Any, form: str, *, step: int = 7, committed: bool = True) -> Path:
     """Save as Levanter does: the leaves of a tree, the list of them, and the mark of the commit."""
     place.mkdir(parents=True, exist_ok=True)
-    leaves = _leaves(tree)
+    leaves = leaves_by_path(tree)
     manager = GlobalAsyncCheckpointManager()
     if form == "plain":
         manager.serialize_with_paths(list(leaves.values()), [str(place / name) for name in leaves])
@@ -68,14 +64,6 @@ def _commit(place: Path, step: int, **members: Any) -> None:
     (place / "metadata.json").write_text(json.dumps(metadata))
 
 
-def _assert_same(found: Any, wanted: Any) -> None:
-    leaves, others = _leaves(found), _leaves(wanted)
-    assert leaves.keys() == others.keys()
-    for name, leaf in others.items():
-        array, other = np.asarray(leaves[name]), np.asarray(leaf)
-        assert (array.dtype, array.shape, array.tobytes()) == (other.dtype, other.shape, other.tobytes()), name
-
-
 @pytest.fixture(scope="module")
 def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("levanter")
@@ -96,7 +84,7 @@ def inventory(written: Path, tmp_path: Path) -> Path:
 
 def test_every_leaf_bit_for_bit(place: Path) -> None:
     found = treering.load(place)
-    _assert_same(found, _state(7))
+    assert_same_arrays(found, _state(7), structure=False)
     assert list(found["model"]["layers"]) == ["0", "1"]
     assert treering.verify(place).ok
 
@@ -125,7 +113,7 @@ def test_the_verbs_know_it(place: Path) -> None:
 
 def test_it_becomes_a_checkpoint(place: Path, tmp_path: Path) -> None:
     treering.convert(place, tmp_path / "ckpt", at="model")
-    _assert_same(treering.load(tmp_path / "ckpt"), _state(7)["model"])
+    assert_same_arrays(treering.load(tmp_path / "ckpt"), _state(7)["model"], structure=False)
     assert treering.inspect(tmp_path / "ckpt").metadata["step"] == 7
 
 
@@ -137,8 +125,8 @@ def test_in_memory_as_on_disk(place: Path, tmp_path: Path) -> None:
         data = file.read_bytes()
         name = file.relative_to(place).as_posix()
         write_file(MemoryPath(f"memory://{tmp_path.name}/root/step-7/{name}"), [data], len(data))
-    _assert_same(treering.load(f"memory://{tmp_path.name}/root/step-7"), _state(7))
-    _assert_same(treering.load(f"memory://{tmp_path.name}/root"), _state(7))
+    assert_same_arrays(treering.load(f"memory://{tmp_path.name}/root/step-7"), _state(7), structure=False)
+    assert_same_arrays(treering.load(f"memory://{tmp_path.name}/root"), _state(7), structure=False)
 
 
 def test_a_root_is_its_latest_committed_step(written: Path, tmp_path: Path) -> None:
@@ -193,7 +181,7 @@ def test_a_list_of_arrays_counts_and_what_an_earlier_save_left_does_not(inventor
     spec = {"driver": "zarr3", "kvstore": {"driver": "ocdbt", "base": base, "path": "stale"}}
     array = np.ones(3, np.float32)
     tensorstore.open(spec, create=True, dtype=array.dtype, shape=array.shape).result().write(array).result()
-    _assert_same(treering.load(inventory), _state(7))
+    assert_same_arrays(treering.load(inventory), _state(7), structure=False)
     (inventory / "manifest.json").unlink()
     assert treering.load(inventory)["stale"].tolist() == [1, 1, 1]
 
@@ -272,7 +260,7 @@ def test_a_whole_root_becomes_a_run(written: Path, tmp_path: Path) -> None:
     treering.convert(tmp_path / "root", tmp_path / "run")
     run = treering.Run(tmp_path / "run")
     assert run.steps() == [2, 5, 10, 15]
-    _assert_same(run.load(10), _state(7))
+    assert_same_arrays(run.load(10), _state(7), structure=False)
     assert treering.inspect(tmp_path / "run").metadata["timestamp"] == "2025-11-03T12:30:15"
     (tmp_path / "root" / "step-10" / "metadata.json").write_text("{")
     with pytest.raises(TreeringError, match=r"step-10/metadata\.json is not JSON"):

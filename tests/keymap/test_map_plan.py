@@ -10,6 +10,7 @@ import hypothesis.strategies as st
 import numpy as np
 from numpy.typing import NDArray
 
+from tests.trees import assert_same_arrays
 from treering import KeyMap, KeyRule
 from treering._arrays.incoming import ReadRequest
 from treering._arrays.mapped_source import map_source
@@ -166,19 +167,13 @@ def _read(source: Source) -> _Tree:
     return found
 
 
-def _same(a: _Tree, b: _Tree) -> None:
-    assert a.keys() == b.keys()
-    for key, array in a.items():
-        assert (array.dtype, array.shape, array.tobytes()) == (b[key].dtype, b[key].shape, b[key].tobytes()), key
-
-
 @hypothesis.given(_cases())
 def test_a_plan_carried_out_is_what_numpy_computes_and_it_comes_back(case: _Case) -> None:
     names = KeyMap(case.rules)
     mapped = map_source(_source(case.stored), names)
     made = _read(mapped)
-    _same(made, case.wanted)
-    _same(_read(map_source(mapped, names.inverse())), case.stored)
+    assert_same_arrays(made, case.wanted)
+    assert_same_arrays(_read(map_source(mapped, names.inverse())), case.stored)
 
 
 @hypothesis.given(_cases(), st.data())

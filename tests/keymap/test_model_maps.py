@@ -12,6 +12,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import treering
 from tests.compat.model_weights import CONFIGS, key_map_of, scanned, weights_of, write_folder
+from tests.trees import leaves_by_path
 from treering.errors import Mismatch
 
 
@@ -23,18 +24,13 @@ def _assert_same_bits(found: Any, wanted: dict[str, np.ndarray]) -> None:
         assert here.tobytes() == array.tobytes(), name
 
 
-def _flat(tree: Any) -> dict[str, Any]:
-    items = jax.tree_util.tree_flatten_with_path(tree)[0]
-    return {"/".join(part.key for part in path): leaf for path, leaf in items}
-
-
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("model", CONFIGS)
 def test_there_and_back_to_the_same_bits(model: str, dtype: str, tmp_path: Path) -> None:
     weights, names = weights_of(model, dtype), key_map_of(model)
     folder = write_folder(tmp_path / "model", weights)
     params = treering.load(folder, key_map=names)
-    _assert_same_bits(_flat(params), scanned(model, weights))
+    _assert_same_bits(leaves_by_path(params), scanned(model, weights))
     treering.save(tmp_path / "ckpt", params)
     _assert_same_bits(treering.load(tmp_path / "ckpt", key_map=names.inverse()), weights)
     treering.export(tmp_path / "again", treering.load(tmp_path / "ckpt", key_map=names.inverse()), to="hf")
@@ -49,12 +45,12 @@ def test_onto_a_mesh_and_by_convert(model: str, tmp_path: Path) -> None:
     rules = [(".*/kernel|.*embedding", PartitionSpec(None, "x")), (".*/(scale|bias)", PartitionSpec())]
     if model == "t5":
         rules.insert(0, (".*relative_bias.*", PartitionSpec("x")))
-    found = _flat(treering.load(folder, key_map=names, shardings=rules, mesh=mesh))
+    found = leaves_by_path(treering.load(folder, key_map=names, shardings=rules, mesh=mesh))
     _assert_same_bits(found, scanned(model, weights))
     kernel = next(leaf for key, leaf in found.items() if key.endswith("kernel"))
     assert kernel.sharding == NamedSharding(mesh, PartitionSpec(None, "x"))
     treering.convert(folder, tmp_path / "ckpt", key_map=names)
-    _assert_same_bits(_flat(treering.load(tmp_path / "ckpt")), scanned(model, weights))
+    _assert_same_bits(leaves_by_path(treering.load(tmp_path / "ckpt")), scanned(model, weights))
     treering.convert(tmp_path / "ckpt", tmp_path / "back.safetensors", key_map=names.inverse())
     _assert_same_bits(treering.load(tmp_path / "back.safetensors"), weights)
 
@@ -68,7 +64,7 @@ def test_what_old_files_have_besides_is_left_out(tmp_path: Path) -> None:
     for model, extra in more.items():
         weights = weights_of(model)
         folder = write_folder(tmp_path / model, {**weights, **extra})
-        _assert_same_bits(_flat(treering.load(folder, key_map=key_map_of(model))), scanned(model, weights))
+        _assert_same_bits(leaves_by_path(treering.load(folder, key_map=key_map_of(model))), scanned(model, weights))
 
 
 @pytest.mark.parametrize("model", CONFIGS)

@@ -13,6 +13,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from safetensors.numpy import load_file
 
 import treering
+from tests.trees import assert_same_arrays
 from treering import KeyMap, KeyRule
 from treering._values.processes import Processes
 from treering.errors import Mismatch, Unsupported
@@ -71,20 +72,12 @@ def stored(tree: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
-def assert_same(found: Any, wanted: Any) -> None:
-    structures: list[Any] = [jax.tree.structure(found), jax.tree.structure(wanted)]
-    assert structures[0] == structures[1]
-    for one, other in zip(jax.tree.leaves(found), jax.tree.leaves(wanted), strict=True):
-        a, b = np.asarray(one), np.asarray(other)
-        assert (a.dtype, a.shape, a.tobytes()) == (b.dtype, b.shape, b.tobytes())
-
-
 @pytest.mark.parametrize("name", ["checkpoint", "tree.safetensors", "tree.msgpack", "hf"])
 def test_the_files_have_the_other_names_and_the_map_gives_the_tree_again(name: str, tmp_path: Path) -> None:
     tree, path = make_tree(), tmp_path / name
     treering.export(path, tree, key_map=MAP, to="hf" if name == "hf" else None)
-    assert_same(treering.load(path), stored(tree))
-    assert_same(treering.load(path, key_map=MAP), tree)
+    assert_same_arrays(treering.load(path), stored(tree))
+    assert_same_arrays(treering.load(path, key_map=MAP), tree)
     assert treering.abstract(path, key_map=MAP)["layers"]["attn"]["q"]["kernel"] == jax.ShapeDtypeStruct(
         (LAYERS, WIDTH, HEADS, SIZE), "float32"
     )
@@ -97,7 +90,7 @@ def test_another_program_reads_what_was_saved(tmp_path: Path) -> None:
     found: dict[str, Any] = {}
     for file in sorted((tmp_path / "hf").glob("*.safetensors")):
         found |= load_file(file)
-    assert_same(found, {key: array.astype(np.float16) for key, array in stored(tree).items()})
+    assert_same_arrays(found, {key: array.astype(np.float16) for key, array in stored(tree).items()})
 
 
 def test_arrays_on_a_mesh_and_any_containers(tmp_path: Path) -> None:
@@ -116,7 +109,7 @@ def test_arrays_on_a_mesh_and_any_containers(tmp_path: Path) -> None:
     treering.export(tmp_path / "a", state, key_map=names)
     found: Any = treering.load(tmp_path / "a", state, key_map=names)
     assert found["attn"][0].q.sharding == heads
-    assert_same(found["attn"][0], pair)
+    assert_same_arrays(found["attn"][0], pair)
     assert (found["step"], found["attn"][1]) == (7, jax.random.key(3))
 
 
@@ -147,7 +140,7 @@ def test_a_copy_that_is_none_any_more_is_refused(tmp_path: Path) -> None:
     )
     tree: dict[str, Any] = {"embed": tensor(4, 3), "head": tensor(4, 3).T, "step": 1, "again": 1}
     treering.export(tmp_path / "a", tree, key_map=tied)
-    assert_same(treering.load(tmp_path / "a", key_map=tied), tree)
+    assert_same_arrays(treering.load(tmp_path / "a", key_map=tied), tree)
     for wrong in ({"head": tree["head"] + 1}, {"again": True}):
         with pytest.raises(Mismatch, match=f"{next(iter(wrong))}: it is not what the key map makes"):
             treering.export(tmp_path / "b", tree | wrong, key_map=tied)
@@ -167,7 +160,7 @@ def test_what_cannot_be_is_refused_by_name(tmp_path: Path, monkeypatch: pytest.M
         treering.export(tmp_path / "a", make_tree(), key_map=MAP)
     monkeypatch.setattr("treering._checkpoint.convert.this_processes", lambda _: Processes(this=0, count=2))
     treering.export(tmp_path / "a", make_tree(), key_map=MAP)
-    assert_same(treering.load(tmp_path / "a", key_map=MAP), make_tree())
+    assert_same_arrays(treering.load(tmp_path / "a", key_map=MAP), make_tree())
 
 
 def test_memory_holds_one_new_leaf_at_a_time(tmp_path: Path) -> None:

@@ -13,8 +13,8 @@ from jax.sharding import PartitionSpec
 
 from tests.leaves.jobs_of_threads import Job
 from tests.leaves.saved import put
-from tests.properties.sameness import fingerprint
 from tests.store.objects.memory_bucket import MemoryBucket, use_for_memory
+from tests.trees import fingerprint
 from treering._store.objects import claim, requests
 from treering._store.objects import store as objects
 from treering._store.objects.requests import Answer, Put, Request, Status

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from tests.leaves.saved import INDEX
-from tests.properties.sameness import assert_same
+from tests.trees import assert_same
 from treering.errors import Corrupt, Format, Mismatch, NotFound, TreeringError, Unsupported
 from treering.leaves import index_leaves, tree_deserialize_leaves, tree_serialize_leaves
 

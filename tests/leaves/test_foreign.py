@@ -18,7 +18,7 @@ from jax.sharding import PartitionSpec as P
 
 import treering
 from tests.leaves.saved import INDEX, index_at
-from tests.properties.sameness import assert_same
+from tests.trees import assert_same
 from treering.errors import Corrupt, Format, Mismatch, TreeringError, Unsupported
 from treering.leaves import tree_deserialize_leaves, tree_serialize_leaves
 

@@ -16,7 +16,7 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 from tests.leaves.saved import INDEX, arrays_at, index_at, listing, put, stored, visible
-from tests.properties.sameness import assert_same
+from tests.trees import assert_same
 from treering.errors import Corrupt, Format, Mismatch, NotFound, StoreFailed
 from treering.leaves import index_leaves, tree_serialize_leaves
 

@@ -20,6 +20,7 @@ from tests.leaves.jobs_of_threads import Job
 from tests.leaves.saved import index_at, listing, put, stored, visible
 from tests.on_disk import is_message
 from tests.store.platforms import before_syncfs
+from tests.trees import assert_same_arrays
 from treering.errors import Exists, Mismatch, ProcessFailed, StoreFailed, Timeout, Unsupported
 from treering.leaves import index_leaves, tree_serialize_leaves
 
@@ -71,14 +72,6 @@ def all_failed(
         assert re.search(match, str(error), re.DOTALL), (this, str(error))
 
 
-def same(found: Any, wanted: Any) -> None:
-    """Every leaf is the same, bit for bit."""
-    for one, other in zip(jax.tree.leaves(found), jax.tree.leaves(wanted), strict=True):
-        if hasattr(one, "dtype") and jnp.issubdtype(one.dtype, jax.dtypes.prng_key):
-            one, other = jax.random.key_data(one), jax.random.key_data(other)  # noqa: PLW2901
-        assert np.array_equal(np.asarray(one), np.asarray(other))
-
-
 def notes_at(path: Path) -> list[str]:
     return [entry.name for entry in path.iterdir() if is_message(entry.name)]
 
@@ -108,7 +101,7 @@ def test_what_is_saved_is_what_one_process_saves(job: Job, tmp_path: Path) -> No
     all_well(job.save(tmp_path / "all", tree))
     tree_serialize_leaves(tmp_path / "one", tree)
     assert unnamed(tmp_path / "all") == unnamed(tmp_path / "one")
-    same(stored(tmp_path / "all"), tree)
+    assert_same_arrays(stored(tmp_path / "all"), tree)
     assert treering.verify(tmp_path / "all").ok
     assert notes_at(tmp_path / "all") == []
 
@@ -137,7 +130,7 @@ def test_what_all_hold_is_cut_and_shared(job: Job, tmp_path: Path) -> None:
     assert total <= sum(totals) <= total * 1.01  # what the last chunk is padded with
     assert max(totals) <= 1.10 * sum(totals) / job.count
     assert all(done[-1][0] == done[-1][1] for done in told.values())
-    same(stored(tmp_path), tree)
+    assert_same_arrays(stored(tmp_path), tree)
     assert treering.verify(tmp_path).ok
 
 
@@ -150,12 +143,12 @@ def test_prefixes_overwrites_and_other_numbers_of_processes(monkeypatch: pytest.
     assert set(index_at(tmp_path)["prefixes"]) == {"model", "ema.x"}
     two = Job(monkeypatch, 2, "fedcba9876543210")
     all_well(two.save(tmp_path, {"w": tree["columns"], "v": 1}, prefix="model"))
-    same(stored(tmp_path, "model"), {"w": tree["columns"], "v": 1})
-    same(stored(tmp_path, "ema.x"), {"w": tree["grid"]})
+    assert_same_arrays(stored(tmp_path, "model"), {"w": tree["columns"], "v": 1})
+    assert_same_arrays(stored(tmp_path, "ema.x"), {"w": tree["grid"]})
     tree_serialize_leaves(tmp_path, {"rows": jnp.ones(3)})
     assert set(stored(tmp_path)) == {"rows"}
     all_well(two.save(tmp_path, tree))
-    same(stored(tmp_path), tree)
+    assert_same_arrays(stored(tmp_path), tree)
     assert treering.verify(tmp_path).ok
     assert len(list((tmp_path / ".treering").iterdir())) == 3
 
@@ -171,7 +164,7 @@ def test_without_an_index(job: Job, tmp_path: Path) -> None:
     assert called == [0]
     assert not (tmp_path / "tensorstore_index.json").exists()
     index_leaves(tmp_path)
-    same(stored(tmp_path), tree)
+    assert_same_arrays(stored(tmp_path), tree)
     assert treering.verify(tmp_path).ok
 
 

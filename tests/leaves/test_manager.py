@@ -20,7 +20,7 @@ from jax.experimental.array_serialization.serialization import GlobalAsyncCheckp
 from jax.sharding import PartitionSpec as P
 
 from tests.leaves.saved import INDEX, arrays_at, index_at, listing, put, stored, visible
-from tests.properties.sameness import assert_same
+from tests.trees import assert_same
 from treering.errors import Corrupt, Mismatch, Unsupported
 from treering.leaves import tree_serialize_leaves
 

@@ -17,8 +17,8 @@ import pytest
 
 import treering
 from tests.leaves.saved import INDEX, index_at
-from tests.properties.sameness import assert_same
 from tests.system_calls import act_before_reading
+from tests.trees import assert_same
 from treering.errors import Busy, Corrupt, NotFound, StoreFailed
 from treering.leaves import tree_deserialize_leaves, tree_serialize_leaves
 

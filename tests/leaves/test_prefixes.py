@@ -14,7 +14,7 @@ import pytest
 import tensorstore as ts
 
 from tests.leaves.saved import INDEX, arrays_at, index_at, listing, stored, visible
-from tests.properties.sameness import assert_same
+from tests.trees import assert_same
 from treering.errors import Mismatch, Unsupported
 from treering.leaves import tree_serialize_leaves
 

@@ -13,7 +13,7 @@ import pytest
 from jax.sharding import Mesh, NamedSharding, SingleDeviceSharding
 from jax.sharding import PartitionSpec as P
 
-from tests.properties.sameness import assert_same
+from tests.trees import assert_same
 from treering.errors import Mismatch, Unsupported
 from treering.leaves import tree_deserialize_leaves, tree_serialize_leaves
 from treering.sharding import create_sharding_tree_from_index

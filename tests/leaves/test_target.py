@@ -14,7 +14,7 @@ import pytest
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from tests.properties.sameness import assert_same
+from tests.trees import assert_same
 from treering.errors import Mismatch, StaticFieldsDiffer
 from treering.leaves import tree_deserialize_leaves, tree_serialize_leaves
 

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 import treering as tr
-from tests.properties.sameness import fingerprint
 from tests.store.objects.memory_bucket import MemoryBucket, use_for_memory
+from tests.trees import assert_unchanged
 from treering._cli.main import main
 from treering._leaves.commit import begin_save
 from treering._store import resolve
@@ -49,10 +49,6 @@ def stored(monkeypatch: pytest.MonkeyPatch, bucket: MemoryBucket) -> str:
 def use(bucket: MemoryBucket, monkeypatch: pytest.MonkeyPatch, grace: float = 3600.0) -> None:
     """Let what is at memory:// be in a bucket."""
     use_for_memory(monkeypatch, bucket, grace=grace)
-
-
-def assert_same(got: Any, want: Any) -> None:
-    assert fingerprint(got) == fingerprint(want, restored=False)
 
 
 def exact(path: str | Path, prefix: str | None = None) -> Any:
@@ -93,8 +89,8 @@ def copy(path: str, folder: Path) -> Path:
 
 def test_what_was_saved_comes_back(path: str) -> None:
     tree_serialize_leaves(path, TREE)
-    assert_same(exact(path), TREE)
-    assert_same(tr.load(path), TREE)
+    assert_unchanged(exact(path), TREE)
+    assert_unchanged(tr.load(path), TREE)
     assert tr.verify(path).ok
     assert list(tr.inspect(path).leaves) == ["params/w", "params/layer.0", "step", "note"]
     with tr.open(path) as opened:
@@ -119,8 +115,8 @@ def test_a_save_keeps_other_prefixes_and_what_is_unknown(path: str) -> None:
     store_at(path).replace(INDEX, json.dumps({**before, "by": "me"}).encode())
     for number in range(3):
         tree_serialize_leaves(path, {"m": jnp.full(3, number)}, prefix="opt")
-    assert_same(exact(path, "model"), TREE)
-    assert_same(exact(path, "opt"), {"m": jnp.full(3, 2)})
+    assert_unchanged(exact(path, "model"), TREE)
+    assert_unchanged(exact(path, "opt"), {"m": jnp.full(3, 2)})
     after = index_of(path)
     assert after["by"] == "me"
     assert after["prefixes"]["model"] == before["prefixes"]["model"]
@@ -139,16 +135,16 @@ def test_many_and_large_leaves(path: str) -> None:
     tree: dict[str, Any] = {str(number): np.full(3, number, np.int16) for number in range(100)}
     tree |= {"large": np.arange(3 << 18, dtype=np.float32).reshape(3, -1), "empty": np.zeros((0, 2), np.int8)}
     tree_serialize_leaves(path, tree, compressor=None, chunk_bytes=1 << 20)
-    assert_same(exact(path), tree)
+    assert_unchanged(exact(path), tree)
     tree_serialize_leaves(path, tree, compressor={"id": "zlib", "level": 1})
-    assert_same(exact(path), tree)
+    assert_unchanged(exact(path), tree)
 
 
 def test_leaves_of_prefixes_may_not_lie_in_each_other(path: str) -> None:
     tree_serialize_leaves(path, {"b": OTHER}, prefix="a")
     with pytest.raises(Mismatch, match="the same, or one lies in the other"):
         tree_serialize_leaves(path, OTHER, prefix="a.b")
-    assert_same(exact(path, "a"), {"b": OTHER})
+    assert_unchanged(exact(path, "a"), {"b": OTHER})
     assert len(attempts(path)) == 1
 
 
@@ -162,7 +158,7 @@ def test_what_fails_leaves_nothing(path: str) -> None:
     with pytest.raises(ZeroDivisionError):
         tree_serialize_leaves(path, TREE, progress=fail)
     assert names(path) == before
-    assert_same(exact(path), OTHER)
+    assert_unchanged(exact(path), OTHER)
 
 
 def test_a_first_save_that_fails_leaves_an_index_without_trees(stored: str) -> None:
@@ -177,14 +173,14 @@ def test_a_first_save_that_fails_leaves_an_index_without_trees(stored: str) -> N
     with pytest.raises(NotFound, match="no leaves directory"):
         tree_deserialize_leaves(stored)
     tree_serialize_leaves(stored, TREE)
-    assert_same(exact(stored), TREE)
+    assert_unchanged(exact(stored), TREE)
 
 
 def test_a_checkpoint_is_not_saved_over(path: str) -> None:
     tr.save(path, OTHER)
     with pytest.raises(Exists):
         tree_serialize_leaves(path, TREE)
-    assert_same(tr.load(path), OTHER)
+    assert_unchanged(tr.load(path), OTHER)
 
 
 def test_a_manager_that_would_write_is_refused(path: str) -> None:
@@ -276,13 +272,13 @@ def test_of_two_savers_one_wins_and_the_other_is_told(path: str, prefix: str) ->
 
     with pytest.raises(Busy, match="another save changed the index"):
         tree_serialize_leaves(path, TREE, prefix="model", progress=save_another)
-    assert_same(exact(path, prefix), OTHER)
+    assert_unchanged(exact(path, prefix), OTHER)
     if prefix != "model":
-        assert_same(exact(path, "model"), {"old": jnp.zeros(2)})
+        assert_unchanged(exact(path, "model"), {"old": jnp.zeros(2)})
     # What the other one wrote is gone, and a save after it succeeds.
     assert not [name for name in names(path) if "note" in name]
     tree_serialize_leaves(path, TREE, prefix="model")
-    assert_same(exact(path, "model"), TREE)
+    assert_unchanged(exact(path, "model"), TREE)
 
 
 def test_a_save_whose_answer_is_lost_is_found_by_its_attempt(
@@ -303,8 +299,8 @@ def test_a_save_whose_answer_is_lost_is_found_by_its_attempt(
     monkeypatch.setattr(bucket, "perform", lose_answer)
     tree_serialize_leaves(stored, TREE, prefix="model")
     assert lost[0]
-    assert_same(exact(stored, "model"), TREE)
-    assert_same(exact(stored, "opt"), {"m": jnp.zeros(3)})
+    assert_unchanged(exact(stored, "model"), TREE)
+    assert_unchanged(exact(stored, "opt"), {"m": jnp.zeros(3)})
 
 
 def test_where_nothing_tells_what_became_of_it_all_stays(
@@ -323,7 +319,7 @@ def test_where_nothing_tells_what_became_of_it_all_stays(
         lossy.setattr(bucket, "perform", lose_request)
         with pytest.raises(StoreFailed, match="may be in place"):
             tree_serialize_leaves(stored, TREE)
-    assert_same(exact(stored), OTHER)
+    assert_unchanged(exact(stored), OTHER)
     assert [name for name in names(stored) if name.endswith("params/w/0.0")]
     # The next save proves that it can never be committed.
     tree_serialize_leaves(stored, OTHER)
@@ -387,7 +383,7 @@ def test_an_index_that_calls_what_it_lists_superseded_is_not_believed(path: str)
     index["treering"][""]["superseded"] = [{"attempt": attempt_of(path, "opt"), "since": 1}]
     store_at(path).replace(INDEX, json.dumps(index).encode())
     tree_serialize_leaves(path, TREE)
-    assert_same(exact(path, "opt"), OTHER)
+    assert_unchanged(exact(path, "opt"), OTHER)
 
 
 def test_what_a_dead_saver_left_goes_once_it_can_never_be_committed(path: str) -> None:
@@ -398,7 +394,7 @@ def test_what_a_dead_saver_left_goes_once_it_can_never_be_committed(path: str) -
     assert dead.attempt in attempts(path)  # its base is still there
     tree_serialize_leaves(path, OTHER)
     assert dead.attempt not in attempts(path)
-    assert_same(exact(path), OTHER)
+    assert_unchanged(exact(path), OTHER)
 
 
 def test_the_doctor_knows_what_is_left_over(stored: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -448,7 +444,7 @@ def test_saving_works_where_nothing_may_be_deleted_or_listed(
         denied.setattr(bucket, "perform", deny)
         tree_serialize_leaves(stored, TREE)
         tree_serialize_leaves(stored, OTHER)
-        assert_same(exact(stored), OTHER)
+        assert_unchanged(exact(stored), OTHER)
     assert len(index_of(stored)["treering"][""]["superseded"]) == 1
 
 
@@ -459,12 +455,12 @@ def test_a_copy_on_disk_is_read_and_saved_into(path: str, tmp_path: Path) -> Non
     tree_serialize_leaves(path, TREE, prefix="model")
     tree_serialize_leaves(path, OTHER, prefix="opt")
     here = copy(path, tmp_path)
-    assert_same(exact(here, "model"), TREE)
+    assert_unchanged(exact(here, "model"), TREE)
     assert tr.verify(here).ok
     tree_serialize_leaves(here, {"m": jnp.zeros(2)}, prefix="opt")
     assert (here / "opt" / "m" / ".zarray").is_file()
-    assert_same(exact(here, "opt"), {"m": jnp.zeros(2)})
-    assert_same(exact(here, "model"), TREE)
+    assert_unchanged(exact(here, "opt"), {"m": jnp.zeros(2)})
+    assert_unchanged(exact(here, "model"), TREE)
     there = {folder.name for folder in (here / ".treering").iterdir()}
     assert len(there) == 2
     assert attempt_of(path, "model") in there
@@ -476,7 +472,7 @@ def test_a_copy_whose_index_is_lost_is_indexed_on_disk(path: str, tmp_path: Path
     here = copy(path, tmp_path)
     (here / INDEX).unlink()
     index_leaves(here)
-    assert_same(exact(here, "model"), TREE)
+    assert_unchanged(exact(here, "model"), TREE)
     assert (here / "model" / "params" / "w" / ".zarray").is_file()
 
 
@@ -487,9 +483,9 @@ def test_a_copy_from_a_disk_is_read_and_saved_into(path: str, tmp_path: Path) ->
     for file in tmp_path.rglob("*"):
         if file.is_file():
             store.create(file.relative_to(tmp_path).as_posix(), [data := file.read_bytes()], len(data))
-    assert_same(exact(path, "model"), TREE)
+    assert_unchanged(exact(path, "model"), TREE)
     before = names(path)
     tree_serialize_leaves(path, OTHER, prefix="model")
-    assert_same(exact(path, "model"), OTHER)
+    assert_unchanged(exact(path, "model"), OTHER)
     # What is at key paths stays: another program may have put it there.
     assert {name for name in before if name.startswith("model/")} <= names(path)

@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 from jax.sharding import NamedSharding, PartitionSpec
 
 import treering
-from tests.properties.sameness import assert_same, assert_same_structure, fingerprint
 from tests.properties.strategies import JAX_DTYPES, arrays, jax_arrays, leaves, quick, trees, typed_keys
+from tests.trees import assert_same, assert_same_structure, fingerprint
 from treering._format.index import OpaqueLeaf
 from treering._tree.flatten import flatten
 from treering._tree.unflatten import static_differences

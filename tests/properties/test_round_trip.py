@@ -13,7 +13,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.properties.sameness import assert_same, assert_same_structure, fingerprint
 from tests.properties.strategies import (
     EXTENDED_DTYPES,
     JAX_DTYPES,
@@ -32,6 +31,7 @@ from tests.properties.strategies import (
     trees,
     typed_keys,
 )
+from tests.trees import assert_same, assert_same_structure, fingerprint
 from treering import serialization
 
 

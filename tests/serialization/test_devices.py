@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
 
-from tests.properties.sameness import assert_same
+from tests.trees import assert_same
 from treering import serialization
 from treering.errors import TreeringError
 

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tests.properties.sameness import assert_same
+from tests.trees import assert_same
 from treering import serialization
 from treering.errors import Corrupt, Mismatch, NotFound, StoreFailed, TreeringError
 

@@ -7,7 +7,7 @@ import gzip
 import numpy as np
 import pytest
 
-from tests.properties.sameness import assert_same
+from tests.trees import assert_same
 from treering import serialization
 
 TREE = {"w": np.arange(5000, dtype=np.float32), "step": 3}

@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from tests.properties.sameness import assert_same, assert_same_structure
 from tests.properties.strategies import Box, Chexed, Layer, Plain
+from tests.trees import assert_same, assert_same_structure
 from treering import serialization
 from treering.errors import TreeringError
 

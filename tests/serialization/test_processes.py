@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from tests.properties.sameness import assert_same
+from tests.trees import assert_same
 from torture.ports import free_port
 from treering import serialization
 

@@ -10,8 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tests.properties.sameness import assert_same, assert_same_structure
 from tests.properties.strategies import Box, Pair, Plain, Point
+from tests.trees import assert_same, assert_same_structure
 from treering import serialization
 from treering.tree import tree_bytes, tree_map_with_path, tree_size
 

@@ -20,8 +20,8 @@ from flax.core import freeze
 from hypothesis import given
 
 from tests.format.indexes import keys_of
-from tests.properties.sameness import assert_same_structure, fingerprint
 from tests.properties.strategies import Box, Layer, Pair, Plain, Point, Triple, quick, trees
+from tests.trees import assert_same_structure, fingerprint
 from treering._format.index import Container, ForeignKey, OpaqueLeaf, Token
 from treering._format.structure import _MAKERS, StandIn, build, class_name, iter_runs, register_node
 from treering._tree.flatten import flatten

@@ -18,8 +18,8 @@ from flax.core import freeze
 from flax.training.train_state import TrainState
 from hypothesis import given
 
-from tests.properties.sameness import assert_same, assert_same_structure, fingerprint
 from tests.properties.strategies import Box, Chexed, Layer, Pair, Plain, Point, add, quick, trees
+from tests.trees import assert_same, assert_same_structure, fingerprint
 from treering._tree.flatten import flatten, flatten_like
 from treering._tree.unflatten import static_differences, unflatten
 from treering.serialization import register_serialization_state

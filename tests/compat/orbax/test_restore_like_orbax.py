@@ -20,6 +20,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from orbax.checkpoint._src.metadata.pytree_metadata_options import PyTreeMetadataOptions
 
 import treering
+from tests.trees import assert_same_arrays
 from treering.errors import Corrupt, Mismatch
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
@@ -58,20 +59,13 @@ def _params() -> dict[str, Any]:
     return {"layers": layers, "scale": jnp.float32(2), "step": 5}
 
 
-def _assert_same(found: Any, wanted: Any) -> None:
-    assert str(jax.tree.structure(found)) == str(jax.tree.structure(wanted))
-    for one, other in zip(jax.tree.leaves(found), jax.tree.leaves(wanted), strict=True):
-        a, b = np.asarray(one), np.asarray(other)
-        assert (a.dtype, a.shape, a.tobytes()) == (b.dtype, b.shape, b.tobytes())
-
-
 @pytest.mark.parametrize("ocdbt", [True, False])
 def test_into_a_target_of_shapes_and_without_one(prepare: Prepare, tmp_path: Path, ocdbt: bool) -> None:
     tree = _params()
     path = prepare(_save(tmp_path / "item", tree, use_ocdbt=ocdbt))
-    _assert_same(treering.load(path), tree)
+    assert_same_arrays(treering.load(path), tree)
     like = jax.tree.map(ocp.utils.to_shape_dtype_struct, tree)
-    _assert_same(treering.load(path, like), tree)
+    assert_same_arrays(treering.load(path, like), tree)
     # Orbax's own metadata and ours say the same shapes.
     abstract = treering.abstract(path)
     assert jax.tree.map(np.shape, abstract["layers"]) == jax.tree.map(np.shape, tree["layers"])
@@ -99,7 +93,7 @@ def test_arrays_of_one_mesh_onto_another_and_onto_one_device(prepare: Prepare, t
 def test_without_what_orbax_noted_of_shardings(prepare: Prepare, tmp_path: Path) -> None:
     place = _save(tmp_path / "item", _params())
     (place / "_sharding").unlink()
-    _assert_same(treering.load(prepare(place)), _params())
+    assert_same_arrays(treering.load(prepare(place)), _params())
 
 
 def test_another_dtype_is_cast_where_it_is_asked_for(prepare: Prepare, tmp_path: Path) -> None:
@@ -124,19 +118,21 @@ def test_a_part_of_the_tree(prepare: Prepare, tmp_path: Path) -> None:
     tree = _params()
     path = prepare(_save(tmp_path / "item", tree))
     part = {"layers": [{"kernel": tree["layers"][0]["kernel"]}]}
-    _assert_same(treering.load(path, part, extra="ignore"), part)
-    _assert_same(treering.load(path, at="layers/2"), tree["layers"][2])
-    _assert_same(treering.load(path, only="layers/*/bias")["layers"], [{"bias": one["bias"]} for one in tree["layers"]])
+    assert_same_arrays(treering.load(path, part, extra="ignore"), part)
+    assert_same_arrays(treering.load(path, at="layers/2"), tree["layers"][2])
+    assert_same_arrays(
+        treering.load(path, only="layers/*/bias")["layers"], [{"bias": one["bias"]} for one in tree["layers"]]
+    )
     new = {"a": jnp.full(3, 7.0), "scale": jnp.float32(0)}
     kept = treering.load(path, new, missing="keep", extra="ignore")
-    _assert_same(kept, {"a": new["a"], "scale": tree["scale"]})
+    assert_same_arrays(kept, {"a": new["a"], "scale": tree["scale"]})
 
 
 def test_leaves_under_other_names(prepare: Prepare, tmp_path: Path) -> None:
     path = prepare(_save(tmp_path / "item", {"encoder": {"w": jnp.ones((2, 3))}, "head": {"w": jnp.zeros(4)}}))
     like = {"model": {"enc": {"w": jnp.zeros((2, 3))}}, "head": {"w": jnp.ones(4)}}
     found = treering.load(path, like, key_map={"model/enc/w": "encoder/w"})
-    _assert_same(found, {"model": {"enc": {"w": jnp.ones((2, 3))}}, "head": {"w": jnp.zeros(4)}})
+    assert_same_arrays(found, {"model": {"enc": {"w": jnp.ones((2, 3))}}, "head": {"w": jnp.zeros(4)}})
 
 
 def test_an_optimizer_state_into_its_own_classes(prepare: Prepare, tmp_path: Path) -> None:
@@ -146,7 +142,7 @@ def test_an_optimizer_state_into_its_own_classes(prepare: Prepare, tmp_path: Pat
     updates, state = optimizer.update(jax.tree.map(jnp.ones_like, params), state, params)
     saved = {"params": optax.apply_updates(params, updates), "opt": state}
     path = prepare(_save(tmp_path / "item", saved))
-    _assert_same(treering.load(path, {"params": params, "opt": optimizer.init(params)}), saved)
+    assert_same_arrays(treering.load(path, {"params": params, "opt": optimizer.init(params)}), saved)
 
 
 @pytest.mark.parametrize("zarr3", [True, False])
@@ -160,7 +156,7 @@ def test_recorded_classes_without_a_target(prepare: Prepare, tmp_path: Path, zar
     assert found["opt"][0]._fields == optax.ScaleByAdamState._fields
     assert found["opt"][1] == ()
     assert found["pair"] == (1, ())
-    _assert_same(tuple(found["opt"][0]), tuple(state[0]))
+    assert_same_arrays(tuple(found["opt"][0]), tuple(state[0]))
 
 
 def test_numbers_texts_empties_and_keys(prepare: Prepare, tmp_path: Path) -> None:
@@ -208,11 +204,11 @@ def test_what_the_v1_api_saved(prepare: Prepare, tmp_path: Path) -> None:
     tree = _params()
     ocp1.save(tmp_path / "one", tree, custom_metadata={"git": "3f2c1ab"})
     path = prepare(tmp_path / "one")
-    _assert_same(treering.load(path), tree)
+    assert_same_arrays(treering.load(path), tree)
     with treering.open(path) as opened:
         assert opened.metadata["custom_metadata"] == {"git": "3f2c1ab"}
     ocp1.save_checkpointables(tmp_path / "two", {"model": {"w": jnp.ones(3)}, "ema": {"w": jnp.zeros(3)}})
-    _assert_same(treering.load(prepare(tmp_path / "two"), at="ema"), {"w": jnp.zeros(3)})
+    assert_same_arrays(treering.load(prepare(tmp_path / "two"), at="ema"), {"w": jnp.zeros(3)})
     with ocp1.training.Checkpointer(tmp_path / "run") as checkpointer:
         checkpointer.save(7, {"w": jnp.ones(2)}, metrics={"loss": 0.5})
-    _assert_same(treering.load(prepare(tmp_path / "run" / "7")), {"w": jnp.ones(2)})
+    assert_same_arrays(treering.load(prepare(tmp_path / "run" / "7")), {"w": jnp.ones(2)})

@@ -12,7 +12,10 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-__all__ = ["assert_same", "assert_same_structure", "fingerprint", "native"]
+__all__ = [
+    "assert_same", "assert_same_arrays", "assert_same_structure", "assert_unchanged", "fingerprint",
+    "is_typed_key", "leaves_by_path", "native",
+]  # fmt: skip
 
 
 def is_typed_key(leaf: Any) -> bool:
@@ -100,7 +103,38 @@ def assert_same(got: Any, want: Any, *, restored: bool = True) -> None:
     assert fingerprint(got) == fingerprint(want, restored=restored)
 
 
+def assert_unchanged(got: Any, want: Any) -> None:
+    """Fail unless ``got`` is ``want``, jax arrays as jax arrays."""
+    assert_same(got, want, restored=False)
+
+
 def assert_same_structure(got: Any, want: Any) -> None:
     """Fail unless jax sees the same structure: node types, keys and static fields."""
     structures: list[Any] = [jax.tree_util.tree_structure(got), jax.tree_util.tree_structure(want)]
     assert structures[0] == structures[1]
+
+
+def leaves_by_path(tree: Any) -> dict[str, Any]:
+    """The leaves by their key paths, with ``/`` between; a list's items by their numbers."""
+    paths, _ = jax.tree_util.tree_flatten_with_path(tree)
+    return {jax.tree_util.keystr(path, simple=True, separator="/"): leaf for path, leaf in paths}
+
+
+def assert_same_arrays(found: Any, wanted: Any, *, structure: bool = True) -> None:
+    """Fail unless the leaves have the same dtypes, shapes and bits, whoever's arrays they are.
+
+    With ``structure=False`` only their key paths are the same: a list is as good as a dict with numbers for keys.
+    """
+    if structure:
+        assert_same_structure(found, wanted)
+    leaves, others = leaves_by_path(found), leaves_by_path(wanted)
+    assert leaves.keys() == others.keys()
+    for path, other in others.items():
+        assert _array_bits(leaves[path]) == _array_bits(other), path
+
+
+def _array_bits(leaf: Any) -> tuple[Any, ...]:
+    if is_typed_key(leaf):
+        return str(jax.random.key_impl(leaf)), *_array_bits(jax.random.key_data(leaf))
+    array = np.asarray(leaf)
+    return array.dtype, array.shape, array.tobytes()
