@@ -17,6 +17,7 @@ import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import treering
+from tests.folders import open_descriptors
 from tests.system_calls import spans_read
 from tests.trees import assert_same
 from treering.errors import Corrupt, NotFound, TreeringError
@@ -47,10 +48,6 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def spans(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
     """What is read into arrays: offset and count."""
     return spans_read(monkeypatch)
-
-
-def open_descriptors() -> int:
-    return len(list(Path("/proc/self/fd").iterdir()))
 
 
 # -------------------------------------------------------------------------------------------------------------- mapping

@@ -21,23 +21,13 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import treering
 from tests.compat.golden_files import dtype_named
+from tests.folders import listing, open_descriptors
 from tests.properties.strategies import EXTENDED_DTYPES, NUMPY_DTYPES
 from tests.trees import assert_same
 from treering.errors import Busy, Exists, NotFound, StoreFailed, TreeringError, Unsupported
 
 TREE: dict[str, Any] = {"w": np.arange(50_000, dtype="f4"), "step": 1}
 NAMES = ("ckpt", "ckpt.msgpack", "ckpt.safetensors")
-
-
-def listing(path: Path) -> dict[str, bytes | None]:
-    return {
-        str(inner.relative_to(path)): inner.read_bytes() if inner.is_file() else None
-        for inner in sorted(path.rglob("*"))
-    }
-
-
-def open_descriptors() -> int:
-    return len(list(Path("/proc/self/fd").iterdir()))
 
 
 # -------------------------------------------------------------------------------------------- every dtype, every layout

@@ -12,7 +12,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from treering.leaves import tree_deserialize_leaves
 
-__all__ = ["arrays_at", "index_at", "listing", "put", "stored", "visible"]
+__all__ = ["arrays_at", "index_at", "put", "stored", "visible"]
 
 INDEX = "tensorstore_index.json"
 
@@ -33,14 +33,6 @@ def arrays_at(path: Path, prefix: str | None = None) -> dict[str, tuple[Any, ...
     index = index_at(path)
     entries = index["arrays"] if prefix is None else index["prefixes"][prefix]
     return {entry["path"]: (*entry["shape"], entry["dtype"]) for entry in entries}
-
-
-def listing(path: Path) -> dict[str, bytes | None]:
-    """Every file below a path with its bytes, every folder with None."""
-    return {
-        str(inner.relative_to(path)): inner.read_bytes() if inner.is_file() else None
-        for inner in sorted(path.rglob("*"))
-    }
 
 
 def visible(path: Path) -> set[str]:

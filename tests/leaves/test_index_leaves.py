@@ -15,7 +15,8 @@ import numpy as np
 import pytest
 from jax.sharding import PartitionSpec as P
 
-from tests.leaves.saved import INDEX, arrays_at, index_at, listing, put, stored, visible
+from tests.folders import listing
+from tests.leaves.saved import INDEX, arrays_at, index_at, put, stored, visible
 from tests.trees import assert_same
 from treering.errors import Corrupt, Format, Mismatch, NotFound, StoreFailed
 from treering.leaves import index_leaves, tree_serialize_leaves

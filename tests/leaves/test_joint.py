@@ -16,8 +16,9 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 import treering
+from tests.folders import listing
 from tests.leaves.jobs_of_threads import Job
-from tests.leaves.saved import index_at, listing, put, stored, visible
+from tests.leaves.saved import index_at, put, stored, visible
 from tests.on_disk import is_message
 from tests.store.platforms import before_syncfs
 from tests.trees import assert_same_arrays

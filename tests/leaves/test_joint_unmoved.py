@@ -12,8 +12,9 @@ from jax.sharding import PartitionSpec as P
 import treering
 from tests.leaves.jobs_of_threads import Job
 from tests.leaves.saved import put, stored
-from tests.leaves.test_joint import all_failed, all_well, same, tree_of
+from tests.leaves.test_joint import all_failed, all_well, tree_of
 from tests.store.objects.in_memory import TestBucket, install
+from tests.trees import assert_same_arrays
 from treering._leaves import serialize
 from treering._store.objects.requests import Answer, Put, Request, Status
 from treering._store.resolve import located
@@ -59,7 +60,7 @@ def test_what_is_saved_is_what_one_process_saves(monkeypatch: pytest.MonkeyPatch
     all_well(Job(monkeypatch, 4).save(PATH, tree, commit_callback=lambda: called.append("once")))
     assert called == ["once"]
     assert others(bucket) == [INDEX]  # no message is left
-    same(stored(PATH), tree)
+    assert_same_arrays(stored(PATH), tree)
     assert treering.verify(PATH).ok
     together = content(bucket)
     entries = json.loads(bucket.data(INDEX))["arrays"]
@@ -75,8 +76,8 @@ def test_prefixes_overwrites_and_what_they_supersede(pair: Job, bucket: TestBuck
     first = pair.attempt
     all_well(pair.save(PATH, {"w": tree["grid"]}, prefix="model"))
     all_well(pair.save(PATH, {"w": tree["columns"]}))
-    same(stored(PATH), {"w": tree["columns"]})
-    same(stored(PATH, "model"), {"w": tree["grid"]})
+    assert_same_arrays(stored(PATH), {"w": tree["columns"]})
+    assert_same_arrays(stored(PATH, "model"), {"w": tree["grid"]})
     assert files(bucket, first)  # readers may need it
     bucket.wait(3601)
     all_well(pair.save(PATH, {"w": tree["halves"]}, prefix="model"))
@@ -96,10 +97,10 @@ def test_a_save_in_between_makes_it_busy_on_all(pair: Job, bucket: TestBucket, p
             tree_serialize_leaves(PATH, {"m": jnp.zeros(3)}, prefix=prefix)
 
     all_failed(pair.save(PATH, tree, progress=save_another), (Busy, ProcessFailed), "another save changed the index")
-    same(stored(PATH, prefix), {"m": jnp.zeros(3)})
+    assert_same_arrays(stored(PATH, prefix), {"m": jnp.zeros(3)})
     assert not files(bucket, pair.attempt)
     all_well(pair.save(PATH, tree))
-    same(stored(PATH), tree)
+    assert_same_arrays(stored(PATH), tree)
 
 
 @pytest.mark.parametrize("this", [0, 1])
@@ -114,7 +115,7 @@ def test_a_process_that_cannot_write(this: int, pair: Job, bucket: TestBucket, m
     assert bucket.names() == before
     bucket.denied = lambda _: False
     all_well(pair.save(PATH, tree))
-    same(stored(PATH), tree)
+    assert_same_arrays(stored(PATH), tree)
 
 
 def test_other_trees_and_arguments_are_refused(pair: Job, bucket: TestBucket) -> None:
@@ -136,7 +137,7 @@ def test_what_is_left_when_a_process_does_not_come(pair: Job, bucket: TestBucket
     left = files(bucket, f"{pair.attempt}/")
     assert "marker" in left
     assert "record.json" not in left
-    same(stored(PATH), OTHER)
+    assert_same_arrays(stored(PATH), OTHER)
     bucket.perform(Put(f"a/leaves/.treering-{pair.attempt}-verdict", b"{}"))
     bucket.perform(Put("a/leaves/.treering-waiting-00001", b"{}"))
     tree_serialize_leaves(PATH, OTHER, prefix="other")
@@ -172,7 +173,7 @@ def test_where_nothing_tells_what_became_of_the_commit_all_stays(
         errors = pair.save(PATH, tree)
     all_failed(errors, (StoreFailed, ProcessFailed), "may be in place")
     assert {"marker", "record.json", "leaves/rows/0.0", "leaves/rows/7.0"} <= set(files(bucket, f"{pair.attempt}/"))
-    same(stored(PATH), OTHER)
+    assert_same_arrays(stored(PATH), OTHER)
     # The next save proves that it can never be committed.
     tree_serialize_leaves(PATH, OTHER)
     assert not files(bucket, pair.attempt)
@@ -185,4 +186,4 @@ def test_in_the_memory_of_each_process_it_is_refused(this: int, monkeypatch: pyt
     with pytest.raises(Unsupported, match="another place in each process"):
         tree_serialize_leaves(path, OTHER)
     tree_serialize_leaves(path, OTHER, processes="this")
-    same(stored(located(path)), OTHER)
+    assert_same_arrays(stored(located(path)), OTHER)

@@ -19,7 +19,8 @@ import tensorstore as ts
 from jax.experimental.array_serialization.serialization import GlobalAsyncCheckpointManager
 from jax.sharding import PartitionSpec as P
 
-from tests.leaves.saved import INDEX, arrays_at, index_at, listing, put, stored, visible
+from tests.folders import listing
+from tests.leaves.saved import INDEX, arrays_at, index_at, put, stored, visible
 from tests.trees import assert_same
 from treering.errors import Corrupt, Mismatch, Unsupported
 from treering.leaves import tree_serialize_leaves

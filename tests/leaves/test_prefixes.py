@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 import tensorstore as ts
 
-from tests.leaves.saved import INDEX, arrays_at, index_at, listing, stored, visible
+from tests.folders import listing
+from tests.leaves.saved import INDEX, arrays_at, index_at, stored, visible
 from tests.trees import assert_same
 from treering.errors import Mismatch, Unsupported
 from treering.leaves import tree_serialize_leaves

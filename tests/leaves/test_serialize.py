@@ -18,7 +18,8 @@ from jax.sharding import PartitionSpec as P
 
 import treering
 from tests.compat.golden_files import dtype_named
-from tests.leaves.saved import INDEX, arrays_at, index_at, listing, put, stored, visible
+from tests.folders import listing
+from tests.leaves.saved import INDEX, arrays_at, index_at, put, stored, visible
 from tests.properties.strategies import EXTENDED_DTYPES, NUMPY_DTYPES
 from tests.trees import assert_same
 from treering.errors import Corrupt, Exists, Format, StoreFailed, TreeringError, Unsupported

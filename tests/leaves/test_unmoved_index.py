@@ -12,8 +12,9 @@ import pytest
 import treering as tr
 from tests.leaves.jobs_of_threads import Job
 from tests.leaves.saved import stored
-from tests.leaves.test_joint import all_well, same, tree_of
+from tests.leaves.test_joint import all_well, tree_of
 from tests.store.objects.in_memory import TestBucket, install
+from tests.trees import assert_same_arrays
 from treering._leaves.branches import list_leaves
 from treering._store.objects.requests import Answer, Put, Request, Status
 from treering._store.resolve import located, store_at
@@ -55,7 +56,7 @@ def test_a_first_save_without_an_index_is_taken_up(bucket: TestBucket) -> None:
     with pytest.raises(NotFound, match="index_leaves"):
         stored(PATH)
     index_leaves(str(PATH) + "/")
-    same(stored(PATH), m(1))
+    assert_same_arrays(stored(PATH), m(1))
     assert tr.verify(PATH).ok
     assert "unindexed" not in index_of(bucket)
     before = bucket.names(), bucket.data(INDEX)
@@ -70,13 +71,13 @@ def test_the_old_tree_is_there_until_the_newest_is_indexed(bucket: TestBucket) -
         leave(2, prefix)
     leave(3, "new")
     for prefix in (None, "model"):
-        same(stored(PATH, prefix), m(0))
+        assert_same_arrays(stored(PATH, prefix), m(0))
     with pytest.raises(Mismatch, match=r"no prefix 'new'.*waits for treering\.leaves\.index_leaves"):
         stored(PATH, "new")
     assert any("5 saves are not in the index" in note for note in list_leaves(PATH).notes)
     index_leaves(PATH)
     for prefix, number in ((None, 2), ("model", 2), ("new", 3)):
-        same(stored(PATH, prefix), m(number))
+        assert_same_arrays(stored(PATH, prefix), m(number))
     assert len(index_of(bucket)["treering"]["model"]["superseded"]) == 2
     assert len(attempts(bucket)) == 7
     bucket.wait(3601)
@@ -92,12 +93,12 @@ def test_saves_of_other_prefixes_keep_what_waits_and_one_of_the_same_replaces_it
         save(number)
         bucket.wait(3601)
     save(2, "model")
-    same(stored(PATH, "model"), m(2))
+    assert_same_arrays(stored(PATH, "model"), m(2))
     bucket.wait(3601)
     save(9)
     index_leaves(PATH)
-    same(stored(PATH, "model"), m(2))
-    same(stored(PATH, "opt"), m(1))
+    assert_same_arrays(stored(PATH, "model"), m(2))
+    assert_same_arrays(stored(PATH, "opt"), m(1))
     bucket.wait(3601)
     save(9)
     assert len(attempts(bucket)) == 4
@@ -117,7 +118,7 @@ def test_trees_that_no_index_could_list_together_are_refused(bucket: TestBucket)
 def test_processes_leave_one_together(bucket: TestBucket, monkeypatch: pytest.MonkeyPatch) -> None:
     all_well(Job(monkeypatch, 2).save(PATH, tree_of(), write_index=False))
     index_leaves(PATH)
-    same(stored(PATH), tree_of())
+    assert_same_arrays(stored(PATH), tree_of())
 
 
 def test_a_save_in_between_makes_either_busy(bucket: TestBucket, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -138,8 +139,8 @@ def test_a_save_in_between_makes_either_busy(bucket: TestBucket, monkeypatch: py
             change()
         leave(4)
     index_leaves(PATH)
-    same(stored(PATH), m(4))
-    same(stored(PATH, "other"), m(1))
+    assert_same_arrays(stored(PATH), m(4))
+    assert_same_arrays(stored(PATH, "other"), m(1))
 
 
 def test_an_answer_that_is_lost_is_found_again(bucket: TestBucket, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -158,7 +159,7 @@ def test_an_answer_that_is_lost_is_found_again(bucket: TestBucket, monkeypatch: 
         monkeypatch.setattr(bucket, "perform", lose_answer)
         change()
         assert lost[0]
-    same(stored(PATH), m(1))
+    assert_same_arrays(stored(PATH), m(1))
 
 
 def test_a_waiting_save_whose_record_is_damaged_is_named(bucket: TestBucket) -> None:
@@ -170,7 +171,7 @@ def test_a_waiting_save_whose_record_is_damaged_is_named(bucket: TestBucket) -> 
     bucket.perform(Put(INDEX, json.dumps(index).encode()))
     with pytest.raises(Corrupt, match=r"record\.json.*everything else is indexed"):
         index_leaves(PATH)
-    same(stored(PATH, "model"), m(2))
+    assert_same_arrays(stored(PATH, "model"), m(2))
     # What is damaged goes on being named, so nothing of it is removed.
     bucket.wait(3601)
     save(3, "other")
@@ -210,15 +211,15 @@ def test_a_copy_on_a_disk_has_them_too(how: str, bucket: TestBucket, tmp_path: P
     for found in store_at(PATH).list():
         (tmp_path / found.name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / found.name).write_bytes(bucket.data(f"a/leaves/{found.name}"))
-    same(stored(tmp_path), m(0))
+    assert_same_arrays(stored(tmp_path), m(0))
     if how == "save":
         save(3, path=tmp_path)
-        same(stored(tmp_path), m(3))
+        assert_same_arrays(stored(tmp_path), m(3))
     if how == "lost":
         (tmp_path / "tensorstore_index.json").unlink()
     index_leaves(tmp_path)
-    same(stored(tmp_path), m(3 if how == "save" else 1))
-    same(stored(tmp_path, "model"), m(2))
+    assert_same_arrays(stored(tmp_path), m(3 if how == "save" else 1))
+    assert_same_arrays(stored(tmp_path, "model"), m(2))
     assert "unindexed" not in json.loads((tmp_path / "tensorstore_index.json").read_bytes())
     index_leaves(tmp_path)
     assert len(list((tmp_path / ".treering").iterdir())) == 2

@@ -19,6 +19,7 @@ import numpy as np
 import pytest
 
 import treering as tr
+from tests.folders import names
 from tests.on_disk import step_path
 from tests.system_calls import CommitGate, commit_gate, refuse_removals
 from treering._runs import save_step
@@ -27,10 +28,6 @@ from treering.errors import Exists, NotFound, StepsNotSaved, StoreFailed, Timeou
 __all__ = ["commit_gate"]
 
 TREE = {"w": np.arange(3.0), "step": 0}
-
-
-def names(path: Path) -> list[str]:
-    return sorted(entry.name for entry in path.iterdir())
 
 
 @pytest.fixture

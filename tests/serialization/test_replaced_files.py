@@ -11,7 +11,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from tests.store.listing import names
+from tests.folders import names
 from tests.store.platforms import past_the_cache, without_fcntl
 from treering.errors import StoreFailed
 from treering.serialization import save_to_file, to_bytes

@@ -84,10 +84,6 @@ def journal_name(attempt: str) -> str:
     return f".treering.json.{attempt}.treering-tmp"
 
 
-def open_descriptors() -> int:
-    return len(list(Path("/proc/self/fd").iterdir()))
-
-
 # ---------------------------------------------------------------------------------------------------------------- runs
 
 

@@ -13,9 +13,9 @@ from types import SimpleNamespace
 
 import pytest
 
+from tests.folders import names, open_descriptors
 from tests.on_disk import vote_name
-from tests.store.checkpoints import data_names, folder_at, journal_name, load, names_in, open_descriptors, save, write
-from tests.store.listing import names
+from tests.store.checkpoints import data_names, folder_at, journal_name, load, names_in, save, write
 from tests.store.platforms import PLATFORMS, without_locks
 from treering._store.objects.store import ObjectStore
 from treering._store.resolve import located, store_at

@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.store.checkpoints import data_names, load, open_descriptors, save, steps_of
+from tests.folders import open_descriptors
+from tests.store.checkpoints import data_names, load, save, steps_of
 from tests.store.platforms import without_dir_fd, without_nofollow, without_open_folders
 from treering._store import open_folder
 from treering._store.failures import DataFileMissing

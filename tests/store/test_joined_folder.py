@@ -7,18 +7,15 @@ from pathlib import Path
 
 import pytest
 
+from tests.folders import names, open_descriptors
 from tests.on_disk import decision_name, heartbeat_name, prepare_name, vote_name
-from tests.store.checkpoints import folder_at, join, journal_name, open_descriptors, refuse, save, write
+from tests.store.checkpoints import folder_at, join, journal_name, refuse, save, write
 from treering.errors import Busy, NotFound, StoreFailed
 
 ATTEMPT = "0123456789abcdef"
 OTHER = "fedcba9876543210"
 FIRST = f"data-{ATTEMPT}-00000-of-00002.safetensors"
 SECOND = f"data-{ATTEMPT}-00001-of-00002.safetensors"
-
-
-def names(path: Path) -> list[str]:
-    return sorted(entry.name for entry in path.iterdir())
 
 
 def test_two_write_one_checkpoint(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from tests.store.listing import names
+from tests.folders import names
 from treering._store import crew
 from treering._store.pieces import Buffer
 from treering._store.posix import descriptors, writing

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import treering
-from tests.store.listing import names
+from tests.folders import names
 from treering._store.posix import reading
 from treering._store.posix.folder import Folder
 from treering._store.posix.open_descriptor import OpenDescriptor

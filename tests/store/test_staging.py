@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.store.listing import names
+from tests.folders import names
 from treering.errors import StoreFailed
 from treering.serialization import save_to_file, to_bytes
 

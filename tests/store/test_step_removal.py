@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.folders import names, open_descriptors
 from tests.on_disk import locked
 from tests.store.checkpoints import (
     attempt_of,
@@ -16,7 +17,6 @@ from tests.store.checkpoints import (
     folder_at,
     load,
     names_in,
-    open_descriptors,
     remove,
     save,
     save_step,
@@ -43,10 +43,6 @@ def tombstone(folder: Path) -> Path:
     return index.rename(folder / f".treering.json.{attempt_of(index.read_bytes())}.removed")
 
 
-def names(folder: Path) -> set[str]:
-    return {path.name for path in folder.iterdir()}
-
-
 NOTES = (".treering-0123456789abcdef-part-00001", ".treering-0123456789abcdef-verdict", ".treering-waiting-00001")
 FAR = ".treering-0123456789abcdef-messages-00001"
 """The folder of messages of a large job."""
@@ -64,20 +60,20 @@ class TestNotesOfSavesByManyProcesses:
 
     def test_they_go_with_the_step(self, run: Path) -> None:
         assert remove(run, 20)
-        assert names(run) == {"step_00000010"}
+        assert set(names(run)) == {"step_00000010"}
 
     def test_they_go_when_it_is_not_the_newest_any_more(self, run: Path) -> None:
         tidy(run, 20)
-        assert names(run / "step_00000020") >= {*NOTES, FAR}
+        assert set(names(run / "step_00000020")) >= {*NOTES, FAR}
         tidy(run, 20, newest=False)
-        assert names(run / "step_00000020").isdisjoint({*NOTES, FAR})
+        assert set(names(run / "step_00000020")).isdisjoint({*NOTES, FAR})
         assert load(run / "step_00000020") == payload(20)
 
     def test_where_nothing_is_saved_yet_they_stay(self, run: Path) -> None:
         """Processes may be meeting there for the first save of their job."""
         (run / "step_00000020" / "treering.json").unlink()
         tidy(run, 20, newest=False)
-        assert names(run / "step_00000020") >= {*NOTES, FAR}
+        assert set(names(run / "step_00000020")) >= {*NOTES, FAR}
 
     def test_an_empty_folder_of_them_goes_even_then(self, run: Path) -> None:
         for path in (run / "step_00000020").iterdir():
@@ -89,19 +85,19 @@ class TestNotesOfSavesByManyProcesses:
         message.unlink()
         tidy(run, 20)
         tidy(run, 20)
-        assert names(run) == {"step_00000010"}
+        assert set(names(run)) == {"step_00000010"}
 
     def test_while_somebody_saves_there_they_stay(self, run: Path) -> None:
         with locked(run / "step_00000020"), pytest.raises(Busy):
             tidy(run, 20, newest=False)
-        assert names(run / "step_00000020") >= {*NOTES, FAR}
+        assert set(names(run / "step_00000020")) >= {*NOTES, FAR}
 
 
 class TestRemoving:
     def test_a_step_goes_with_its_folder(self, run: Path) -> None:
         before = open_descriptors()
         assert remove(run, 20)
-        assert names(run) == {"step_00000010"}
+        assert set(names(run)) == {"step_00000010"}
         assert load(run / "step_00000010") == payload(10)
         assert not remove(run, 20)
         assert open_descriptors() == before
@@ -112,7 +108,7 @@ class TestRemoving:
         for name in mine:
             (folder / name).write_bytes(b"mine")
         assert remove(run, 20)
-        assert names(folder) == mine
+        assert set(names(folder)) == mine
         assert steps_of(run) == [10]
 
     def test_names_that_no_data_file_has_stay(self, run: Path) -> None:
@@ -133,8 +129,8 @@ class TestRemoving:
         ]
         (folder / "treering.json").write_text(json.dumps([hostile, []]))
         assert remove(run, 20)
-        assert names(folder) == {"config.json"}
-        assert names(run) == {"step_00000010", "step_00000020", "notes"}
+        assert set(names(folder)) == {"config.json"}
+        assert set(names(run)) == {"step_00000010", "step_00000020", "notes"}
         assert load(run / "step_00000010") == payload(10)
 
     def test_links_go_and_what_they_lead_to_stays(self, run: Path, tmp_path: Path) -> None:
@@ -177,10 +173,10 @@ class TestRemoving:
             names_in(index)
             return attempt_of(index)
 
-        before = names(folder)
+        before = set(names(folder))
         with pytest.raises(Corrupt):
             remove(run, 20, attempt_of_all)
-        assert names(folder) == before
+        assert set(names(folder)) == before
 
     def test_a_step_that_should_stay_does(self, run: Path) -> None:
         assert not remove(run, 20, lambda index: None)
@@ -227,13 +223,13 @@ class TestFinishing:
         tombstone(run / "step_00000020")
         assert steps_of(run) == [10]
         tidy(run)
-        assert names(run) == {"step_00000010"}
+        assert set(names(run)) == {"step_00000010"}
 
     def test_a_save_into_the_step_finishes_it_too(self, run: Path) -> None:
         folder = run / "step_00000020"
         tombstone(folder)
         attempt = save(folder, b"new bytes")
-        assert names(folder) == {"treering.json", *data_names(attempt)}
+        assert set(names(folder)) == {"treering.json", *data_names(attempt)}
         assert load(folder) == b"new bytes"
 
     def test_so_does_an_overwrite_of_what_was_put_back(self, run: Path, tmp_path: Path) -> None:
@@ -241,7 +237,7 @@ class TestFinishing:
         removed = tombstone(folder)
         (folder / "treering.json").write_bytes(removed.read_bytes())
         attempt = save(folder, b"new bytes", overwrite=True)
-        assert names(folder) == {"treering.json", *data_names(attempt)}
+        assert set(names(folder)) == {"treering.json", *data_names(attempt)}
 
     def test_what_the_index_lists_now_stays(self, run: Path) -> None:
         """A step that was put back from a copy, beside the tombstone of the same attempt; a second name even."""
@@ -256,27 +252,27 @@ class TestFinishing:
         folder = run / "step_00000020"
         tombstone(folder)
         (folder / "treering.json").write_bytes(b"{")
-        before = names(folder)
+        before = set(names(folder))
         tidy(run)
-        assert names(folder) == before
+        assert set(names(folder)) == before
 
     @pytest.mark.parametrize("content", [b"", b"{", b'["x"]'])
     def test_a_damaged_tombstone_proves_nothing(self, run: Path, content: bytes) -> None:
         folder = run / "step_00000020"
         tombstone(folder).write_bytes(content)
-        before = names(folder)
+        before = set(names(folder))
         tidy(run)
-        assert names(folder) == before
+        assert set(names(folder)) == before
 
     def test_a_tombstone_that_is_a_link_or_a_pipe_is_not_read(self, run: Path, tmp_path: Path) -> None:
         folder = run / "step_00000020"
         index = folder / "treering.json"
         (folder / ".treering.json.0000000000000000.removed").symlink_to(index)
         os.mkfifo(folder / ".treering.json.0000000000000001.removed")
-        before = names(folder)
+        before = set(names(folder))
         tidy(run)
         assert load(folder) == payload(20)
-        assert names(folder) == before
+        assert set(names(folder)) == before
 
     def test_what_a_dead_save_left_is_swept(self, run: Path) -> None:
         left = run / "step_00000030"
@@ -285,7 +281,7 @@ class TestFinishing:
         for name in data_names("a" * 16):
             (left / name).write_bytes(b"half")
         tidy(run)
-        assert names(run) == {"step_00000010", "step_00000020"}
+        assert set(names(run)) == {"step_00000010", "step_00000020"}
 
     def test_what_a_living_save_writes_is_not(self, run: Path) -> None:
         with folder_at(run / "step_00000030") as saving:
@@ -318,7 +314,7 @@ def test_without_locks_of_folders_a_file_is_the_lock(run: Path, monkeypatch: pyt
     (run / "step_00000010" / ".treering.lock").unlink()
     tidy(run)
     assert remove(run, 20)
-    assert names(run) == set()
+    assert set(names(run)) == set()
 
 
 def test_an_error_says_which_step_it_was(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -335,7 +331,7 @@ def test_an_error_says_which_step_it_was(run: Path, monkeypatch: pytest.MonkeyPa
             remove(run, 20)
     assert steps_of(run) == [10]
     tidy(run)
-    assert names(run) == {"step_00000010"}
+    assert set(names(run)) == {"step_00000010"}
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ from typing import Any, NoReturn
 
 import pytest
 
+from tests.folders import names, open_descriptors
 from tests.leaves.folder.directories import (
     INDEX,
     array_text,
@@ -29,8 +30,6 @@ from tests.leaves.folder.directories import (
     write,
 )
 from tests.store import platforms
-from tests.store.checkpoints import open_descriptors
-from tests.store.listing import names
 from treering.errors import Busy, Exists, Format, NotDirectory, StoreFailed, Unsupported
 
 DEAD = "0123456789abcdef"
