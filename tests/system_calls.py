@@ -12,6 +12,8 @@ from typing import Any, Self
 
 import pytest
 
+from tests import faults
+
 
 def spans_read(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
     """Return a list that fills with offset and count of each read into memory of the caller, from now on."""
@@ -34,9 +36,8 @@ def act_before_reading(monkeypatch: pytest.MonkeyPatch, actions: Sequence[Callab
     """Do one of these things each time that a reader of a leaves directory has an index and turns to the chunks."""
     waiting = list(actions)
     has_index = acting = False
-    opened = os.open
 
-    def watched(path: Any, flags: int, *arguments: Any, **options: Any) -> int:
+    def watched(path: Any, flags: int, *arguments: Any, **options: Any) -> None:
         nonlocal has_index, acting
         name = os.path.basename(os.fspath(path))  # noqa: PTH119 - it may be bytes
         if acting:  # an action opens files of its own
@@ -47,9 +48,8 @@ def act_before_reading(monkeypatch: pytest.MonkeyPatch, actions: Sequence[Callab
             has_index, acting = False, True
             waiting.pop(0)()
             acting = False
-        return opened(path, flags, *arguments, **options)
 
-    monkeypatch.setattr(os, "open", watched)
+    faults.before(monkeypatch, os, "open", watched)
 
 
 def act_before_indexes(monkeypatch: pytest.MonkeyPatch, act: Callable[[], object]) -> list[str]:
@@ -57,30 +57,27 @@ def act_before_indexes(monkeypatch: pytest.MonkeyPatch, act: Callable[[], object
     folders: list[str] = []
     opened = os.open
 
-    def watched(path: Any, flags: int, *arguments: Any, dir_fd: int | None = None) -> int:
+    def watched(path: Any, flags: int, *arguments: Any, dir_fd: int | None = None) -> None:
         if os.path.basename(os.fspath(path)) == "treering.json":  # noqa: PTH119 - it may be bytes
             folder = Path(path).parent if dir_fd is None else Path(f"/proc/self/fd/{dir_fd}").readlink()
             folders.append(folder.name)
             with monkeypatch.context() as patch:  # the action may open indexes of its own
                 patch.setattr(os, "open", opened)
                 act()
-        return opened(path, flags, *arguments, dir_fd=dir_fd)
 
-    monkeypatch.setattr(os, "open", watched)
+    faults.before(monkeypatch, os, "open", watched)
     return folders
 
 
 def refuse_removals(monkeypatch: pytest.MonkeyPatch, *attempts: str) -> None:
     """Let every removal of a step, or only of these attempts, fail where its index becomes a tombstone."""
-    replace = os.replace
 
     def refuse(name: Any, new: Any, **options: Any) -> None:
         name_parts = os.fspath(new).split(".")
         if name_parts[-1] == "removed" and (not attempts or name_parts[-2] in attempts):
             raise OSError(errno.EIO, "the program is gone")
-        replace(name, new, **options)
 
-    monkeypatch.setattr(os, "replace", refuse)
+    faults.before(monkeypatch, os, "replace", refuse)
 
 
 class _Entries:
@@ -110,14 +107,12 @@ def hide_names(monkeypatch: pytest.MonkeyPatch, pattern: str) -> None:
 
 def fail_sync(monkeypatch: pytest.MonkeyPatch, start: str) -> None:
     """Let the flush of files whose names start so fail."""
-    sync = os.fsync
 
     def fail(descriptor: int) -> None:
         if Path(f"/proc/self/fd/{descriptor}").readlink().name.startswith(start):
             raise OSError(errno.EIO, os.strerror(errno.EIO))
-        sync(descriptor)
 
-    monkeypatch.setattr(os, "fsync", fail)
+    faults.before(monkeypatch, os, "fsync", fail)
 
 
 class CommitGate:

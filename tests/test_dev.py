@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 import dev
+from tests import faults
 
 
 @pytest.fixture
@@ -54,11 +55,8 @@ def test_new_pins_are_installed_into_the_same_folder(
 def test_an_interrupted_install_is_made_again(
     tmp_path: Path, installs: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def interrupted(home: Path, extras: list[str]) -> None:
-        raise KeyboardInterrupt
-
     with monkeypatch.context() as patch:
-        patch.setattr(dev, "install", interrupted)
+        faults.fail(patch, dev, "install", KeyboardInterrupt())
         with pytest.raises(KeyboardInterrupt):
             dev.ready(tmp_path / "v", ())
     dev.python_of(tmp_path / "v").unlink()

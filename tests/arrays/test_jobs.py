@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import treering
+from tests import faults
 from treering.errors import Corrupt
 from treering.leaves import tree_serialize_leaves
 
@@ -78,16 +79,13 @@ def reads(monkeypatch: pytest.MonkeyPatch) -> list[tuple[bool, int]]:
     found: list[tuple[bool, int]] = []
 
     def watch(name: str) -> None:
-        real = getattr(os, name)
-
-        def watched(descriptor: int, wanted: Any, *arguments: Any) -> Any:
+        def watched(descriptor: int, wanted: Any, *arguments: Any) -> None:
             nbytes = wanted if isinstance(wanted, int) else sum(map(len, wanted))
             kind = Path(f"/proc/self/fd/{descriptor}").readlink().name.count(".")
             if nbytes >= SMALL and kind < 2:
                 found.append((kind == 1, threading.get_ident()))
-            return real(descriptor, wanted, *arguments)
 
-        monkeypatch.setattr(os, name, watched)
+        faults.before(monkeypatch, os, name, watched)
 
     for name in ("pread", "preadv", "read"):
         watch(name)

@@ -12,6 +12,7 @@ import click
 import pytest
 
 import treering as package
+from tests import faults
 from tests.cli.command import HEAVY, here, imported_by, treering
 from tests.cli.trees import saved
 from treering.__main__ import main
@@ -87,10 +88,7 @@ def test_wrong_arguments_are_one_line_and_a_hint(arguments: list[str], wanted: s
 def end_with(monkeypatch: pytest.MonkeyPatch, error: BaseException, code: int) -> str:
     """Run a verb that raises; assert the exit code and return what stands on stderr."""
 
-    def fail(*_: object) -> None:
-        raise error
-
-    monkeypatch.setattr(click.Command, "invoke", fail)
+    faults.fail(monkeypatch, click.Command, "invoke", error)
     done = here("inspect", "x", code=code)
     assert done.stdout == ""
     return done.stderr

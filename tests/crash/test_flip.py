@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import treering
+from tests import faults
 from tests.crash.attacks import attack
 from torture import flip
 from torture.flip import Bit, look
@@ -85,10 +86,7 @@ def test_load_and_verify_must_agree(saved: Path, monkeypatch: pytest.MonkeyPatch
 
 @pytest.mark.parametrize("verb", ["load", "verify"])
 def test_foreign_errors_are_noticed(saved: Path, monkeypatch: pytest.MonkeyPatch, verb: str) -> None:
-    def broken(path: Path) -> Any:
-        raise ZeroDivisionError
-
-    monkeypatch.setattr(treering, verb, broken, raising=False)
+    faults.fail(monkeypatch, treering, verb, ZeroDivisionError())
     _, wrong = look(saved, fingerprint(TREE), "w")
     assert wrong[0].startswith(f"{verb} raised ZeroDivisionError")
 

@@ -20,6 +20,7 @@ from demo.display import TrainingDisplay, curve
 from demo.evidence import Evidence, compared
 from demo.killing import Save, Trained
 from demo.stage import Stage
+from tests import faults
 from tests.cli.command import here, treering
 from tests.cli.runs import add_step
 
@@ -251,10 +252,7 @@ def test_a_process_that_fails_says_why(tmp_path: Path) -> None:
 
 
 def test_a_demo_whose_process_fails_is_not_proved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fails(*_: Any) -> Any:
-        raise Failed("it fell over")
-
-    monkeypatch.setattr(story, "train_and_kill", fails)
+    faults.fail(monkeypatch, story, "train_and_kill", Failed("it fell over"))
     proofs = story.tell(Console(width=100, quiet=True), seconds=1.0, folder=tmp_path, kept=True)
     assert [(proof.held, proof.detail) for proof in proofs] == [(False, "it fell over")]
 

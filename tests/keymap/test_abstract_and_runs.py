@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import treering
+from tests import faults
 from treering import KeyMap, KeyRule
 from treering.errors import Mismatch, Unsupported
 
@@ -62,13 +63,13 @@ def test_heads_are_read_in_one_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     from treering._arrays.incoming import StoredArrays
 
     boxes: list[int] = []
-    read = StoredArrays.read
 
-    def count(arrays: StoredArrays, requests: Any, progress: Any = None) -> None:
-        boxes.extend(len(request.boxes) for request in requests)
-        read(arrays, requests, progress)
-
-    monkeypatch.setattr(StoredArrays, "read", count)
+    faults.before(
+        monkeypatch,
+        StoredArrays,
+        "read",
+        lambda arrays, requests, progress=None: boxes.extend(len(request.boxes) for request in requests),
+    )
     treering.save(tmp_path / "a", STORED)
     assert_mapped(treering.load(tmp_path / "a", key_map=MAP))
     assert boxes == [1] * 6

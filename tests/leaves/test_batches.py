@@ -15,6 +15,7 @@ import pytest
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from tests import faults
 from tests.trees import assert_same
 from treering.leaves import tree_deserialize_leaves, tree_serialize_leaves
 
@@ -40,14 +41,12 @@ def test_every_size_gives_the_same_tree(chunk_size: Any, saved: Path) -> None:
 
 def test_callbacks_run_after_each_batch(saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     events: list[Any] = []
-    opened = os.open
 
-    def noted(name: Any, *arguments: Any, **options: Any) -> int:
+    def noted(name: Any, *arguments: Any, **options: Any) -> None:
         if Path(name).name[0].isdigit():  # a chunk file
             events.append("read")
-        return opened(name, *arguments, **options)
 
-    monkeypatch.setattr(os, "open", noted)
+    faults.before(monkeypatch, os, "open", noted)
     tree_deserialize_leaves(saved, chunk_size=3, callback=lambda _, key: events.append(key))
     # A long text lies in files like an array, and is none.
     three = ["read"] * 3

@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 
 import treering
+from tests import faults
 from tests.leaves.saved import INDEX, index_at
 from tests.system_calls import act_before_reading
 from tests.trees import assert_same
@@ -163,17 +164,14 @@ def dying_after(moves: int) -> Iterator[None]:
     class Dead(OSError):
         pass
 
-    replace = os.replace
-
     def counted(name: Any, new: Any, **options: Any) -> None:
         if Path(new).name != INDEX:
             if not left[0]:
                 raise Dead(5, "the disk is gone")
             left[0] -= 1
-        replace(name, new, **options)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(os, "replace", counted)
+        faults.before(patch, os, "replace", counted)
         yield
 
 

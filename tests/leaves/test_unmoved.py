@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import treering as tr
+from tests import faults
 from tests.store.objects.memory_bucket import MemoryBucket, use_for_memory
 from tests.trees import assert_unchanged
 from treering._cli.main import main
@@ -433,15 +434,16 @@ def test_saving_works_where_nothing_may_be_deleted_or_listed(
 ) -> None:
     from treering._store.objects.requests import List
 
-    real = bucket.perform
-
-    def deny(request: Request) -> Answer:
-        if isinstance(request, List) or (isinstance(request, Delete) and request.condition is None):
-            raise PermissionError(13, "denied")
-        return real(request)
-
     with monkeypatch.context() as denied:
-        denied.setattr(bucket, "perform", deny)
+        faults.fail(
+            denied,
+            bucket,
+            "perform",
+            PermissionError(13, "denied"),
+            when=lambda request: (
+                isinstance(request, List) or (isinstance(request, Delete) and request.condition is None)
+            ),
+        )
         tree_serialize_leaves(stored, TREE)
         tree_serialize_leaves(stored, OTHER)
         assert_unchanged(exact(stored), OTHER)

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 import treering as tr
+from tests import faults
 from tests.cli.command import inside
 from tests.on_disk import note_step, step_path, with_note
 from treering import verify
@@ -115,13 +116,13 @@ def test_what_the_step_replaced_is_not_the_branchs(run: Path, tmp_path: Path) ->
 def test_without_hard_links_the_bytes_are_copied(
     run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reason: int
 ) -> None:
-    def refuse(*names: Any, **keywords: Any) -> None:
-        if keywords["src_dir_fd"] != keywords["dst_dir_fd"]:
-            raise OSError(reason, os.strerror(reason))
-        real(*names, **keywords)
-
-    real = os.link
-    monkeypatch.setattr(os, "link", refuse)
+    faults.fail(
+        monkeypatch,
+        os,
+        "link",
+        reason,
+        when=lambda *names, **keywords: keywords["src_dir_fd"] != keywords["dst_dir_fd"],
+    )
     branch(run, tmp_path / "new")
     assert tr.load(tmp_path / "new")["w"][0] == 10
     (one,), (other,) = data_of(step_path(run, 10)), data_of(step_path(tmp_path / "new", 10))
@@ -183,16 +184,14 @@ def test_a_damaged_step_begins_no_run(run: Path, tmp_path: Path, damage: str) ->
 
 
 def test_a_step_that_goes_meanwhile(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    opened = os.open
     done: list[Any] = []
 
-    def late(name: Any, *arguments: Any, **options: Any) -> int:
+    def late(name: Any, *arguments: Any, **options: Any) -> None:
         if Path(name).name.startswith("data-") and not done:  # the index is read
             done.append(name)
             remove(run, 10)
-        return opened(name, *arguments, **options)
 
-    monkeypatch.setattr(os, "open", late)
+    faults.before(monkeypatch, os, "open", late)
     with pytest.raises(NotFound, match=r"no step 10; .* 20"):
         branch(run, tmp_path / "new")
     assert not (tmp_path / "new").exists()

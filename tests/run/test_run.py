@@ -19,6 +19,7 @@ import numpy as np
 import pytest
 
 import treering as tr
+from tests import faults
 from tests.folders import names
 from tests.on_disk import step_path
 from tests.system_calls import CommitGate, commit_gate, refuse_removals
@@ -444,16 +445,14 @@ def test_the_rest_is_done_after_the_commit_and_only_then(
     run = tr.Run(run.path, keep=tr.KeepLast(1))
     commit_gate.opened.clear()
     seen: list[Any] = []
-    replace = os.replace
 
     def watched(name: Any, new: Any, **options: Any) -> None:
         if os.fspath(new).endswith(".removed"):
             assert saved.pending is not None
             step = tr.load(step_path(run.path, 1), only="step")["step"]
             seen.append((step, threading.current_thread().name, saved.pending.cancel()))
-        replace(name, new, **options)
 
-    monkeypatch.setattr(os, "replace", watched)
+    faults.before(monkeypatch, os, "replace", watched)
     saved = run.save(1, TREE)
     commit_gate.opened.set()
     run.wait(60)

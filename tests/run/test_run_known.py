@@ -15,6 +15,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 import treering as tr
+from tests import faults
 from tests.run.naive import kept_by, metric_values, policies, stays
 from treering._format.run_document import StepNote, add_note, parse_run
 from treering._runs.gc import collect_after
@@ -82,13 +83,8 @@ def test_the_first_save_of_a_program_opens_no_other_folder(
 ) -> None:
     path = many(tmp_path / "run", 20)
     opened: set[str] = set()
-    real = Folder.below
 
-    def seen(folder: Folder, name: str) -> Folder:
-        opened.add(name)
-        return real(folder, name)
-
-    monkeypatch.setattr(Folder, "below", seen)
+    faults.before(monkeypatch, Folder, "below", lambda folder, name: opened.add(name))
     with tr.Run(path, keep=keep) as run:
         run.save(21, TREE, metrics={"loss": 0.25})
     assert {name for name in opened if name.startswith("step")} <= {"step_00000020", "step_00000021"}
@@ -116,13 +112,8 @@ def test_what_goes_and_what_decides_it_is_read(tmp_path: Path, keep: Policy, mon
     facts = facts_of(path)
     going = removable(keep, facts)
     heads: set[int] = set()
-    real = RunFolder.read_head
 
-    def seen(run: RunFolder, step: int) -> Any:
-        heads.add(step)
-        return real(run, step)
-
-    monkeypatch.setattr(RunFolder, "read_head", seen)
+    faults.before(monkeypatch, RunFolder, "read_head", lambda run, step: heads.add(step))
     after(path, 9, keep)
     _, by_value = find_deciders(keep, facts, going)
     assert heads == {*going, *by_value} - {9}
@@ -306,13 +297,8 @@ def test_a_loop_that_is_faster_than_the_disk_writes_the_document_once(
 ) -> None:
     path = many(tmp_path / "run", 3)
     written: list[bytes] = []
-    real = RunFolder.replace_document
 
-    def counted(run: RunFolder, data: bytes, **how: Any) -> None:
-        written.append(data)
-        real(run, data, **how)
-
-    monkeypatch.setattr(RunFolder, "replace_document", counted)
+    faults.before(monkeypatch, RunFolder, "replace_document", lambda run, data, **how: written.append(data))
     state = RunState(path, keep=None, save_every=None, timeout=None)
     for step, more in ((4, True), (5, True), (6, False)):
         put(path, StepFacts(step=step, saved=9.0))

@@ -18,6 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from jax.experimental import multihost_utils
 
+from tests import faults
 from treering._runs.schedule import Signals
 from treering.errors import Unsupported
 
@@ -321,11 +322,13 @@ print(told, flush=True)
 
 
 def test_jax_without_the_service_has_heard_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    def off(count: int) -> bool:
-        raise RuntimeError("Preemption sync manager has not been initialized.")
-
     monkeypatch.setattr(jax.distributed, "is_initialized", lambda: True)
-    monkeypatch.setattr(multihost_utils, "reached_preemption_sync_point", off)
+    faults.fail(
+        monkeypatch,
+        multihost_utils,
+        "reached_preemption_sync_point",
+        RuntimeError("Preemption sync manager has not been initialized."),
+    )
     assert not Signals().hear_preemption()
     monkeypatch.undo()
     assert not Signals().hear_preemption()

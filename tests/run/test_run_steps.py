@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 import treering as tr
+from tests import faults
 from treering._checkpoint import source
 from treering._checkpoint.detect import Form, detect
 from treering._format import document
@@ -32,7 +33,6 @@ from treering._runs.steps import (
     steps_of,
 )
 from treering._store.posix.folder import Folder
-from treering._store.posix.open_descriptor import OpenDescriptor
 from treering._store.run_folder import RunFolder
 from treering.errors import Busy, Corrupt, Format, NotFound, StoreFailed
 from treering.retention import KeepBest, KeepLast, Policy, StepFacts
@@ -183,13 +183,7 @@ class TestFacts:
         assert steps_of(run) == [20, 30]
 
     def test_a_step_that_cannot_be_read_now_is_an_error(self, run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        def refuse(folder: Folder, name: str, flags: int) -> OpenDescriptor:
-            if name == "treering.json":
-                raise OSError(errno.EIO, os.strerror(errno.EIO))
-            return real(folder, name, flags)
-
-        real = Folder.open
-        monkeypatch.setattr(Folder, "open", refuse)
+        faults.fail(monkeypatch, Folder, "open", errno.EIO, when=lambda folder, name, flags: name == "treering.json")
         with pytest.raises(StoreFailed, match="step_00000010"):
             facts_of(run)
 
@@ -276,14 +270,14 @@ class TestCollecting:
         assert steps_of(run) == [30]
 
     def test_one_that_fails_does_not_keep_the_others(self, run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        def refuse(folder: Folder, name: str) -> None:
-            if folder.path.endswith("10") and name.startswith("data-"):
-                raise OSError(errno.EIO, os.strerror(errno.EIO))
-            real(folder, name)
-
-        real = Folder.remove
         with monkeypatch.context() as patch:
-            patch.setattr(Folder, "remove", refuse)
+            faults.fail(
+                patch,
+                Folder,
+                "remove",
+                errno.EIO,
+                when=lambda folder, name: folder.path.endswith("10") and name.startswith("data-"),
+            )
             with pytest.raises(StoreFailed, match="step_00000010"):
                 collect(run, KeepLast(1), dry_run=False)
         assert steps_of(run) == [30]
@@ -305,13 +299,8 @@ class TestCollecting:
 class TestAfterAStep:
     def test_one_document_for_all_of_it(self, run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         replaced: list[bytes] = []
-        real = RunFolder.replace_document
 
-        def counted(opened: RunFolder, data: bytes, **how: Any) -> None:
-            replaced.append(data)
-            real(opened, data, **how)
-
-        monkeypatch.setattr(RunFolder, "replace_document", counted)
+        faults.before(monkeypatch, RunFolder, "replace_document", lambda opened, data, **how: replaced.append(data))
         save(run, 40)
         after(run, 40, KeepLast(2))
         assert steps_of(run) == [30, 40]
@@ -323,11 +312,8 @@ class TestAfterAStep:
     def test_what_cannot_be_removed_is_told_and_the_step_noted(
         self, run: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        def refuse(folder: Folder, name: str, new: str) -> None:
-            raise OSError(errno.EROFS, os.strerror(errno.EROFS))
-
         save(run, 40)
-        monkeypatch.setattr(Folder, "replace", refuse)
+        faults.fail(monkeypatch, Folder, "replace", errno.EROFS)
         with pytest.raises(StoreFailed, match="step_00000010"):
             after(run, 40, KeepLast(1))
         assert steps_of(run) == [10, 20, 30, 40]
@@ -375,14 +361,11 @@ class TestReading:
             tr.load(run)
 
     def test_a_step_that_goes_while_it_is_opened(self, run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        real = source._open_files
-
-        def late(path: Path) -> Any:
+        def late(path: Path) -> None:
             if path == step_path(run, 30):
                 shutil.rmtree(path)
-            return real(path)
 
-        monkeypatch.setattr(source, "_open_files", late)
+        faults.before(monkeypatch, source, "_open_files", late)
         assert tr.load(run)["w"][0] == 20
 
     def test_a_checkpoint_and_a_folder_of_others_are_no_runs(self, run: Path, tmp_path: Path) -> None:

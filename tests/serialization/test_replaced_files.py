@@ -1,6 +1,7 @@
 """save_to_file at a path: what lies there afterwards, and beside it."""
 
 import contextlib
+import errno
 import os
 import random
 import re
@@ -11,6 +12,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from tests import faults
 from tests.folders import names
 from tests.store.platforms import past_the_cache, without_fcntl
 from treering.errors import StoreFailed
@@ -40,13 +42,10 @@ def test_ten_thousand_small_leaves(
 
 def test_missing_folders_are_made_and_every_new_name_is_synced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     synced: list[str] = []
-    real = os.fsync
 
-    def fsync(descriptor: int) -> None:
-        synced.append(str(Path(f"/proc/self/fd/{descriptor}").readlink()))
-        real(descriptor)
-
-    monkeypatch.setattr(os, "fsync", fsync)
+    faults.before(
+        monkeypatch, os, "fsync", lambda descriptor: synced.append(str(Path(f"/proc/self/fd/{descriptor}").readlink()))
+    )
     save_to_file(NEW, tmp_path / "a" / "b" / "c.bin")
     assert (tmp_path / "a" / "b" / "c.bin").read_bytes() == to_bytes(NEW)
     folder = str(tmp_path)
@@ -104,11 +103,8 @@ def test_another_group_gets_no_more_than_everybody_had(tmp_path: Path, monkeypat
         found = real(descriptor)
         return os.stat_result([*found[:5], found.st_gid + 1, *found[6:10]])
 
-    def refused(descriptor: int, owner: int, group: int) -> None:
-        raise PermissionError(1, "Operation not permitted")
-
     monkeypatch.setattr(os, "fstat", stranger)
-    monkeypatch.setattr(os, "fchown", refused)
+    faults.fail(monkeypatch, os, "fchown", errno.EPERM)
     save_to_file(NEW, path)
     assert stat.S_IMODE(path.stat().st_mode) == 0o644
 
@@ -155,11 +151,8 @@ def test_a_link_that_cannot_be_read_is_not_replaced(tmp_path: Path, monkeypatch:
     (tmp_path / "real.bin").write_bytes(b"old")
     (tmp_path / "latest.bin").symlink_to("real.bin")
 
-    def fail(path: str) -> str:
-        raise OSError(5, "Input/output error")
-
     with monkeypatch.context() as patch:
-        patch.setattr(os, "readlink", fail)
+        faults.fail(patch, os, "readlink", errno.EIO)
         with pytest.raises(StoreFailed, match=re.escape(str(tmp_path / "latest.bin"))):
             save_to_file(NEW, tmp_path / "latest.bin")
     assert (tmp_path / "latest.bin").is_symlink()
@@ -228,12 +221,9 @@ def test_a_disk_that_is_clearly_too_small_is_seen_before_writing(
     path = tmp_path / "a.bin"
     path.write_bytes(b"old")
 
-    def never(descriptor: int, data: memoryview) -> int:
-        raise AssertionError
-
     full = SimpleNamespace(f_blocks=1 << 40, f_bfree=0, f_frsize=4096)
     monkeypatch.setattr(os, "fstatvfs", lambda descriptor: full)
-    monkeypatch.setattr(os, "write", never)
+    faults.fail(monkeypatch, os, "write", AssertionError())
     with pytest.raises(
         StoreFailed, match=r"needed, \d+ bytes.* are free; free some space; the path is unchanged"
     ) as caught:
@@ -244,10 +234,7 @@ def test_a_disk_that_is_clearly_too_small_is_seen_before_writing(
 
 
 def test_a_file_system_that_cannot_tell_its_room_is_trusted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(descriptor: int) -> os.statvfs_result:
-        raise OSError(38, "Function not implemented")
-
-    monkeypatch.setattr(os, "fstatvfs", refuse)
+    faults.fail(monkeypatch, os, "fstatvfs", errno.ENOSYS)
     save_to_file(NEW, tmp_path / "a.bin")
     monkeypatch.delattr(os, "fstatvfs")
     save_to_file(NEWER, tmp_path / "a.bin")
@@ -259,7 +246,6 @@ def test_a_failed_sync_of_the_folder_says_that_the_new_content_is_visible(
 ) -> None:
     path = tmp_path / "a.bin"
     path.write_bytes(b"old")
-    real = os.fsync
     asked: list[bool] = []
 
     def fsync(descriptor: int) -> None:
@@ -267,9 +253,8 @@ def test_a_failed_sync_of_the_folder_says_that_the_new_content_is_visible(
         asked.append(folder)
         if folder:
             raise OSError(5, "Input/output error")
-        real(descriptor)
 
-    monkeypatch.setattr(os, "fsync", fsync)
+    faults.before(monkeypatch, os, "fsync", fsync)
     with pytest.raises(StoreFailed, match=r"could not make durable.*new content is in place") as caught:
         save_to_file(NEW, path)
     assert asked == [False, True]
@@ -299,14 +284,10 @@ def test_a_failed_sync_of_the_file_fails_the_save_and_is_not_asked_again(
 
 
 def test_a_file_system_that_keeps_no_folders_is_no_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    real = os.fsync
 
-    def fsync(descriptor: int) -> None:
-        if stat.S_ISDIR(os.fstat(descriptor).st_mode):
-            raise OSError(22, "Invalid argument")
-        real(descriptor)
-
-    monkeypatch.setattr(os, "fsync", fsync)
+    faults.fail(
+        monkeypatch, os, "fsync", errno.EINVAL, when=lambda descriptor: stat.S_ISDIR(os.fstat(descriptor).st_mode)
+    )
     save_to_file(NEW, tmp_path / "a.bin")
     assert (tmp_path / "a.bin").read_bytes() == to_bytes(NEW)
 

@@ -1,5 +1,6 @@
 """save_to_file into an open file: whatever it is, it gets all the bytes or an error."""
 
+import errno
 import gzip
 import io
 import os
@@ -10,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests import faults
 from treering.errors import NotFound, StoreFailed, Unsupported
 from treering.serialization import save_to_file, to_bytes
 
@@ -98,10 +100,7 @@ def test_text_is_refused_before_anything_is_written() -> None:
 
 
 def test_errors_name_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(descriptor: int) -> None:
-        raise OSError(5, "Input/output error")
-
-    monkeypatch.setattr(os, "fsync", fail)
+    faults.fail(monkeypatch, os, "fsync", errno.EIO)
     with (tmp_path / "a.bin").open("wb") as file, pytest.raises(StoreFailed, match=r"a\.bin") as caught:
         save_to_file(TREE, file)
     assert caught.value.errno == 5

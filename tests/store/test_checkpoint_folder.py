@@ -13,6 +13,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from tests import faults
 from tests.folders import names, open_descriptors
 from tests.on_disk import vote_name
 from tests.store.checkpoints import data_names, folder_at, journal_name, load, names_in, save, write
@@ -215,15 +216,12 @@ def test_the_order_of_the_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     steps: list[str] = []
 
     def watched(name: str) -> None:
-        real = getattr(os, name)
-
-        def call(*args: object, **keywords: object) -> object:
+        def call(*args: object, **keywords: object) -> None:
             what = Path(f"/proc/self/fd/{args[0]}").readlink() if name == "fsync" else Path(str(args[-1]))
             short = "journal" if "-tmp" in what.name else "data" if "data-" in what.name else what.name
             steps.append(f"{name} {short}")
-            return real(*args, **keywords)
 
-        monkeypatch.setattr(os, name, call)
+        faults.before(monkeypatch, os, name, call)
 
     for name in ("fsync", "link", "replace", "unlink", "mkdir"):
         watched(name)
@@ -241,19 +239,6 @@ def test_the_order_of_the_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert steps[0] == f"fsync {top}"  # whoever made the folder may not have made its name durable
 
 
-def fails(function: str, *, when: Callable[..., bool], done: bool = False) -> Callable[..., object]:
-    real = getattr(os, function)
-
-    def call(*args: object, **keywords: object) -> object:
-        if not when(*args):
-            return real(*args, **keywords)
-        if done:
-            real(*args, **keywords)
-        raise OSError(errno.EIO, os.strerror(errno.EIO))
-
-    return call
-
-
 def after(count: int) -> Callable[..., bool]:
     """True from the call of that number on."""
     calls = iter(range(1, 1 << 30))
@@ -265,7 +250,7 @@ def test_a_commit_whose_answer_is_lost_counts(tmp_path: Path, monkeypatch: pytes
     if overwrite:
         save(tmp_path / "a", b"old")
     for name in ("link", "replace"):
-        monkeypatch.setattr(os, name, fails(name, when=lambda *_: True, done=True))
+        faults.fail(monkeypatch, os, name, errno.EIO, done=True)
     save(tmp_path / "a", b"new", overwrite=overwrite)
     assert load(tmp_path / "a") == b"new"
     assert len(names(tmp_path / "a")) == 3
@@ -279,7 +264,7 @@ def test_a_failed_last_sync_says_that_the_content_is_in_place(
     first = save(path, b"old") if overwrite else None
     with folder_at(path, overwrite=overwrite) as saving:
         index = write(saving, b"new")
-        monkeypatch.setattr(os, "fsync", fails("fsync", when=after(3)))
+        faults.fail(monkeypatch, os, "fsync", errno.EIO, when=after(3))
         with pytest.raises(StoreFailed, match="the new content is in place, but a power cut may undo it") as caught:
             saving.commit(index)
     monkeypatch.undo()
@@ -308,7 +293,7 @@ def test_a_failed_sync_is_not_asked_again(
         calls.append(args[0])
         return fail()
 
-    monkeypatch.setattr(os, "fsync", fails("fsync", when=when))
+    faults.fail(monkeypatch, os, "fsync", errno.EIO, when=when)
     with pytest.raises(StoreFailed) as caught:
         save(path, b"new", overwrite=overwrite)
     assert caught.value.errno == errno.EIO
@@ -322,7 +307,7 @@ def test_a_failed_sync_is_not_asked_again(
 def test_old_files_that_stay_are_listed_until_they_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first = save(tmp_path, b"one")
     with monkeypatch.context() as patch:
-        patch.setattr(os, "unlink", fails("unlink", when=lambda name: name.startswith("data-")))
+        faults.fail(patch, os, "unlink", errno.EIO, when=lambda name, **_: name.startswith("data-"))
         second = save(tmp_path, b"two", overwrite=True)
     assert set(data_names(first)) < set(names(tmp_path))
     with folder_at(tmp_path, overwrite=True) as saving:
@@ -336,7 +321,7 @@ def test_data_that_cannot_be_removed_keeps_the_journal_that_proves_it(
 ) -> None:
     path = tmp_path / "a"
     with monkeypatch.context() as patch:
-        patch.setattr(os, "unlink", fails("unlink", when=lambda name: name.startswith("data-")))
+        faults.fail(patch, os, "unlink", errno.EIO, when=lambda name, **_: name.startswith("data-"))
         with contextlib.suppress(Stop), folder_at(path) as saving:
             write(saving, b"new")
             raise Stop
@@ -405,16 +390,14 @@ def test_a_folder_that_is_moved_away_is_not_committed(tmp_path: Path, replaced: 
 
 def test_a_folder_that_a_failing_saver_removes_is_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "new" / "a"
-    real = fcntl.flock
     times = iter(range(100))
 
     def flock(descriptor: int, operation: int) -> None:
         if operation & fcntl.LOCK_EX and next(times) < 3:
             path.rmdir()
             path.parent.rmdir()
-        real(descriptor, operation)
 
-    monkeypatch.setattr(fcntl, "flock", flock)
+    faults.before(monkeypatch, fcntl, "flock", flock)
     save(path, b"new")
     assert load(path) == b"new"
 
@@ -508,14 +491,8 @@ def test_a_folder_that_may_not_be_written_is_refused_before_work(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     save(tmp_path, b"old")
-    real = os.open
 
-    def refused(path: str, flags: int, *args: int, **keywords: int) -> int:
-        if flags & os.O_CREAT:
-            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
-        return real(path, flags, *args, **keywords)
-
-    monkeypatch.setattr(os, "open", refused)
+    faults.fail(monkeypatch, os, "open", errno.EACCES, when=lambda path, flags, *args, **keywords: flags & os.O_CREAT)
     with pytest.raises(PermissionError, match="must be readable and writable"), folder_at(tmp_path, overwrite=True):
         pytest.fail("it began")
     assert load(tmp_path) == b"old"

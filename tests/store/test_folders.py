@@ -4,12 +4,12 @@ import errno
 import json
 import os
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests import faults
 from tests.folders import open_descriptors
 from tests.store.checkpoints import data_names, load, save, steps_of
 from tests.store.platforms import without_dir_fd, without_nofollow, without_open_folders
@@ -209,10 +209,7 @@ def test_all_or_none_are_open(tmp_path: Path) -> None:
 
 
 def test_what_is_there_cannot_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refused(where: int) -> list[str]:
-        raise OSError(errno.EIO, os.strerror(errno.EIO))
-
-    monkeypatch.setattr(os, "listdir", refused)
+    faults.fail(monkeypatch, os, "listdir", errno.EIO)
     with OpenFolder(tmp_path) as opened, pytest.raises(NotFound, match="the content cannot be read"):
         opened.read_index()
 
@@ -306,15 +303,11 @@ def test_nothing_and_a_file_are_no_runs(tmp_path: Path) -> None:
 def test_a_step_that_cannot_be_looked_at_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It may be the latest: whoever goes on from an older one would lose it."""
     save(tmp_path / "step_00000001", b"x")
-    real = os.stat
-
-    def stat(path: Any, **keywords: Any) -> os.stat_result:
-        if str(path).endswith("treering.json"):
-            raise OSError(errno.EIO, os.strerror(errno.EIO))
-        return real(path, **keywords)
 
     with RunFolder(tmp_path) as run:
-        monkeypatch.setattr(os, "stat", stat)
+        faults.fail(
+            monkeypatch, os, "stat", errno.EIO, when=lambda path, **keywords: str(path).endswith("treering.json")
+        )
         with pytest.raises(StoreFailed, match="Input/output error"):
             run.steps()
 
@@ -371,12 +364,9 @@ class TestTheDocument:
             assert run.read_document() == b"ours"
 
     def test_an_error_leaves_the_old_one(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        def refuse(descriptor: int, data: memoryview) -> int:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
         with RunFolder(tmp_path) as run:
             run.replace_document(b"old")
-            monkeypatch.setattr(os, "write", refuse)
+            faults.fail(monkeypatch, os, "write", errno.ENOSPC)
             with pytest.raises(StoreFailed, match=r"run\.json.*No space left"):
                 run.replace_document(b"new")
             assert run.read_document() == b"old"
@@ -404,10 +394,7 @@ class TestLinks:
 
     @pytest.mark.parametrize("reason", [errno.EXDEV, errno.EPERM, errno.EMLINK])
     def test_where_there_can_be_none(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reason: int) -> None:
-        def refuse(*names: object, **keywords: object) -> None:
-            raise OSError(reason, os.strerror(reason))
-
         (tmp_path / "x").write_bytes(b"x")
-        monkeypatch.setattr(os, "link", refuse)
+        faults.fail(monkeypatch, os, "link", reason)
         with Folder(str(tmp_path)) as folder:
             assert not folder.link_from(folder, "x")

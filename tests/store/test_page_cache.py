@@ -11,12 +11,13 @@ import random
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests import faults
 from tests.folders import names
 from treering._store import crew
 from treering._store.pieces import Buffer
@@ -52,17 +53,6 @@ def is_saved(path: Path) -> bool:
     return path.read_bytes() == CONTENT and names(path.parent) == [path.name]
 
 
-def pwrite_that(change: Callable[[int, memoryview, int], int | None]) -> Callable[[int, memoryview, int], int]:
-    """A pwrite that does what ``change`` returns, and the real thing where that is None."""
-    real = os.pwrite
-
-    def pwrite(descriptor: int, data: memoryview, offset: int) -> int:
-        changed = change(descriptor, data, offset)
-        return real(descriptor, data, offset) if changed is None else changed
-
-    return pwrite
-
-
 def test_short_writes_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     real = os.pwrite
     monkeypatch.setattr(os, "pwrite", lambda fd, data, offset: real(fd, data[: max(1, len(data) // 2)], offset))
@@ -80,7 +70,7 @@ def test_an_error_of_a_thread_is_the_callers(
             raise OSError(reason, os.strerror(reason))
 
     (tmp_path / "a.bin").write_bytes(b"old")
-    monkeypatch.setattr(os, "pwrite", pwrite_that(fail))
+    faults.before(monkeypatch, os, "pwrite", fail)
     threads = threading.active_count()
     with pytest.raises(StoreFailed, match=r"a\.bin") as caught:
         save_direct(tmp_path / "a.bin")
@@ -93,25 +83,19 @@ def test_an_error_of_a_thread_is_the_callers(
 def test_after_an_error_the_source_is_not_asked_to_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[int] = []
 
-    def fail(descriptor: int, data: memoryview, offset: int) -> None:
-        raise OSError(errno.EIO, "Input/output error")
-
     def buffers() -> Iterator[bytes]:
         for number in range(1000):
             asked.append(number)
             yield bytes(MIB)
 
-    monkeypatch.setattr(os, "pwrite", pwrite_that(fail))
+    faults.fail(monkeypatch, os, "pwrite", errno.EIO)
     with pytest.raises(StoreFailed):
         replace_file(tmp_path / "a.bin", buffers(), 1000 * MIB)
     assert len(asked) <= 2 * (writing.BLOCKS + 2)
 
 
 def test_an_error_that_is_no_os_error_arrives_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(descriptor: int, data: memoryview, offset: int) -> None:
-        raise MemoryError
-
-    monkeypatch.setattr(os, "pwrite", pwrite_that(fail))
+    faults.fail(monkeypatch, os, "pwrite", MemoryError())
     with pytest.raises(MemoryError):
         save_direct(tmp_path / "a.bin")
     assert names(tmp_path) == []
@@ -130,10 +114,7 @@ def test_a_write_that_takes_nothing_is_no_endless_loop(tmp_path: Path, monkeypat
 
 
 def test_a_file_system_that_refuses_direct_mode(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(descriptor: int, command: int, argument: int = 0) -> int:
-        raise OSError(errno.EINVAL, "Invalid argument")
-
-    monkeypatch.setattr(fcntl, "fcntl", refuse)
+    faults.fail(monkeypatch, fcntl, "fcntl", errno.EINVAL)
     save_direct(tmp_path / "a.bin")
     assert is_saved(tmp_path / "a.bin")
 
@@ -148,17 +129,14 @@ def test_a_file_system_that_takes_the_flag_and_refuses_the_write(
             refused.append(offset)
             raise OSError(errno.EINVAL, "Invalid argument")
 
-    monkeypatch.setattr(os, "pwrite", pwrite_that(refuse))
+    faults.before(monkeypatch, os, "pwrite", refuse)
     save_direct(tmp_path / "a.bin")
     assert refused
     assert is_saved(tmp_path / "a.bin")
 
 
 def test_another_error_of_the_flag_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(descriptor: int, command: int, argument: int = 0) -> int:
-        raise OSError(errno.EIO, "Input/output error")
-
-    monkeypatch.setattr(fcntl, "fcntl", fail)
+    faults.fail(monkeypatch, fcntl, "fcntl", errno.EIO)
     with pytest.raises(StoreFailed, match="Input/output"):
         save_direct(tmp_path / "a.bin")
     assert names(tmp_path) == []
@@ -224,7 +202,7 @@ def test_without_threads_errors_arrive_too(tmp_path: Path, monkeypatch: pytest.M
             raise OSError(errno.EIO, "Input/output error")
 
     monkeypatch.setattr(writing, "THREADS", 0)
-    monkeypatch.setattr(os, "pwrite", pwrite_that(fail))
+    faults.before(monkeypatch, os, "pwrite", fail)
     with pytest.raises(StoreFailed, match="Input/output"):
         save_direct(tmp_path / "a.bin")
 
@@ -339,10 +317,7 @@ def test_a_disk_that_fails_early_fails_the_save(tmp_path: Path, monkeypatch: pyt
     (tmp_path / "a").write_bytes(b"old")
     monkeypatch.setattr(writing, "_RUN_BYTES", MIB)
 
-    def fail(*_: int) -> bool:
-        raise OSError(errno.EIO, "Input/output error")
-
-    monkeypatch.setattr(descriptors, "start_writeback", fail)
+    faults.fail(monkeypatch, descriptors, "start_writeback", errno.EIO)
     with pytest.raises(StoreFailed, match="Input/output error"):
         writing.replace_file(tmp_path / "a", [bytes(4 * MIB)], 4 * MIB)
     assert (tmp_path / "a").read_bytes() == b"old"

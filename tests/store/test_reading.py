@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import treering
+from tests import faults
 from tests.folders import names
 from treering._store.posix import reading
 from treering._store.posix.folder import Folder
@@ -135,13 +136,10 @@ def test_a_file_that_shrinks_while_open(path: Path) -> None:
 
 @pytest.mark.usefixtures("system")
 def test_an_error_of_the_disk(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(*args: object) -> int:
-        raise OSError(errno.EIO, "Input/output error")
-
     with LocalFile(path) as file:
         for name in ("pread", "preadv", "read"):
             if hasattr(os, name):
-                monkeypatch.setattr(os, name, fail)
+                faults.fail(monkeypatch, os, name, errno.EIO)
         for ask in (lambda: file.read(0, 5), lambda: file.read_into([(0, memoryview(bytearray(9000)))])):
             with pytest.raises(StoreFailed, match=r"could not read.*a\.bin") as caught:
                 ask()
@@ -150,10 +148,7 @@ def test_an_error_of_the_disk(path: Path, monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_an_interrupt_arrives(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupt(*args: object) -> int:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(os, "preadv", interrupt)
+    faults.fail(monkeypatch, os, "preadv", KeyboardInterrupt())
     with LocalFile(path) as file, pytest.raises(KeyboardInterrupt):
         file.read_into([(0, memoryview(bytearray(9000)))])
 
@@ -168,10 +163,7 @@ def test_mapping(path: Path) -> None:
 
 
 def test_an_error_of_mapping(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(*args: object, **keywords: object) -> None:
-        raise OSError(errno.ENOMEM, "Cannot allocate memory")
-
-    monkeypatch.setattr(mmap, "mmap", fail)
+    faults.fail(monkeypatch, mmap, "mmap", errno.ENOMEM)
     with LocalFile(path) as file, pytest.raises(StoreFailed, match="could not map"):
         file.map()
 

@@ -1,5 +1,6 @@
 """Staged files: who may remove which, and what a race between writers and sweepers ends in."""
 
+import errno
 import fcntl
 import os
 import subprocess
@@ -8,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests import faults
 from tests.folders import names
 from treering.errors import StoreFailed
 from treering.serialization import save_to_file, to_bytes
@@ -61,14 +63,13 @@ def test_two_saves_in_one_process_leave_each_other_alone(tmp_path: Path, monkeyp
     path = tmp_path / "a.bin"
     real = os.write
 
-    def write(descriptor: int, data: memoryview) -> int:
+    def write(descriptor: int, data: memoryview) -> None:
         with monkeypatch.context() as patch:
             patch.setattr(os, "write", real)
             save_to_file(NEWER, path)
         assert path.read_bytes() == to_bytes(NEWER)
-        return real(descriptor, data)
 
-    monkeypatch.setattr(os, "write", write)
+    faults.before(monkeypatch, os, "write", write)
     save_to_file(NEW, path)
     assert path.read_bytes() == to_bytes(NEW)
     assert names(tmp_path) == ["a.bin"]
@@ -90,22 +91,17 @@ def test_a_sweep_that_fails_does_not_fail_the_save(tmp_path: Path, monkeypatch: 
 
     refused: list[str] = []
 
-    def refuse(path: object) -> list[str]:
-        raise PermissionError(13, "Permission denied")
-
     with monkeypatch.context() as patch:
-        patch.setattr(os, "listdir", refuse)
+        faults.fail(patch, os, "listdir", errno.EACCES)
         save_to_file(NEW, tmp_path / "a.bin")
-    real = os.open
 
-    def refuse_leftovers(path: str, flags: int, *arguments: int, **options: int) -> int:
+    def refuse_leftovers(path: str, flags: int, *arguments: int, **options: int) -> None:
         if path.endswith(".treering-tmp") and not flags & os.O_CREAT:
             refused.append(path)
             raise PermissionError(13, "Permission denied")
-        return real(path, flags, *arguments, **options)
 
     with monkeypatch.context() as patch:
-        patch.setattr(os, "open", refuse_leftovers)
+        faults.before(patch, os, "open", refuse_leftovers)
         save_to_file(NEWER, tmp_path / "a.bin")
     assert refused == [str(tmp_path / staged_name("a.bin"))]
     assert (tmp_path / "a.bin").read_bytes() == to_bytes(NEWER)
@@ -115,7 +111,6 @@ def test_a_sweep_that_fails_does_not_fail_the_save(tmp_path: Path, monkeypatch: 
 def test_a_sweeper_between_creation_and_lock_costs_one_more_attempt(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: str
 ) -> None:
-    real = fcntl.flock
     met: list[str] = []
 
     def flock(descriptor: int, operation: int) -> None:
@@ -124,9 +119,8 @@ def test_a_sweeper_between_creation_and_lock_costs_one_more_attempt(
             if moment == "holds the lock":
                 raise BlockingIOError(11, "Resource temporarily unavailable")
             Path(met[0]).unlink()
-        real(descriptor, operation)
 
-    monkeypatch.setattr(fcntl, "flock", flock)
+    faults.before(monkeypatch, fcntl, "flock", flock)
     save_to_file(NEW, tmp_path / "a.bin")
     assert len(met) == 1
     assert names(tmp_path) == ["a.bin"]
@@ -134,10 +128,7 @@ def test_a_sweeper_between_creation_and_lock_costs_one_more_attempt(
 
 
 def test_a_sweeper_that_never_tires_is_an_error_at_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def flock(descriptor: int, operation: int) -> None:
-        raise BlockingIOError(11, "Resource temporarily unavailable")
-
-    monkeypatch.setattr(fcntl, "flock", flock)
+    faults.fail(monkeypatch, fcntl, "flock", errno.EAGAIN)
     with pytest.raises(StoreFailed, match="keep removing"):
         save_to_file(NEW, tmp_path / "a.bin")
     assert names(tmp_path) == []
@@ -146,19 +137,13 @@ def test_a_sweeper_that_never_tires_is_an_error_at_last(tmp_path: Path, monkeypa
 def test_a_file_system_without_locks_sweeps_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / staged_name("a.bin")).write_bytes(b"left")
 
-    def flock(descriptor: int, operation: int) -> None:
-        raise OSError(95, "Operation not supported")
-
-    monkeypatch.setattr(fcntl, "flock", flock)
+    faults.fail(monkeypatch, fcntl, "flock", errno.EOPNOTSUPP)
     save_to_file(NEW, tmp_path / "a.bin")
     assert names(tmp_path) == [staged_name("a.bin"), "a.bin"]
 
 
 def test_a_lock_that_fails_for_another_reason_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def flock(descriptor: int, operation: int) -> None:
-        raise OSError(5, "Input/output error")
-
-    monkeypatch.setattr(fcntl, "flock", flock)
+    faults.fail(monkeypatch, fcntl, "flock", errno.EIO)
     with pytest.raises(StoreFailed, match="Input/output"):
         save_to_file(NEW, tmp_path / "a.bin")
     assert names(tmp_path) == []
@@ -166,13 +151,8 @@ def test_a_lock_that_fails_for_another_reason_is_an_error(tmp_path: Path, monkey
 
 def test_the_staged_name_is_never_too_long(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[str] = []
-    real = os.replace
 
-    def replace(source: str, target: str) -> None:
-        seen.append(Path(source).name)
-        real(source, target)
-
-    monkeypatch.setattr(os, "replace", replace)
+    faults.before(monkeypatch, os, "replace", lambda source, target: seen.append(Path(source).name))
     for name in ("a", "n" * 255, "é" * 127, "🌲" * 63):
         save_to_file(NEW, tmp_path / name)
         staged = seen.pop()

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests import faults
 from tests.folders import names, open_descriptors
 from tests.on_disk import locked
 from tests.store.checkpoints import (
@@ -318,15 +319,8 @@ def test_without_locks_of_folders_a_file_is_the_lock(run: Path, monkeypatch: pyt
 
 
 def test_an_error_says_which_step_it_was(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    unlink = os.unlink
-
-    def refuse(name: str, **options: int) -> None:
-        if name.endswith(".safetensors"):
-            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
-        unlink(name, **options)
-
     with monkeypatch.context() as patch:
-        patch.setattr(os, "unlink", refuse)
+        faults.fail(patch, os, "unlink", errno.EACCES, when=lambda name, **options: name.endswith(".safetensors"))
         with pytest.raises(StoreFailed, match=r"step_00000020.*Permission denied"):
             remove(run, 20)
     assert steps_of(run) == [10]

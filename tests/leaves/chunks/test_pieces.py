@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from jax.sharding import NamedSharding, PartitionSpec
 
 import treering
+from tests import faults
 from tests.leaves.chunks.test_arrays import list_foreign, write_foreign
 from tests.properties.strategies import quick
 from treering._arrays import chunk_grid, host, incoming, outgoing
@@ -266,16 +267,13 @@ def test_compressed_bytes_are_checked_before_they_are_undone(tmp_path: Path, mon
 def test_chunks_in_folders_of_their_own_are_counted_before_they_are_noted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def noted(*_: object) -> None:
-        raise AssertionError("a table of all chunks that are claimed")
-
     write_foreign(tmp_path / "w", np.zeros((3, 3, 3), "u1"), chunks=[1, 1, 1], dimension_separator="/")
     list_foreign(tmp_path, ["w"])
     for first, second in itertools.product(range(3), range(3)):
         if first and second:
             for path in (tmp_path / "w" / str(first) / str(second)).iterdir():
                 path.unlink()
-    monkeypatch.setattr(arrays, "find_chunks", noted)
+    faults.fail(monkeypatch, arrays, "find_chunks", AssertionError("a table of all chunks that are claimed"))
     with treering.open(tmp_path) as opened:
         view = opened["w"]
         with pytest.raises(Corrupt, match=r"leaf 'w' is damaged: w/1/1/0 is missing"):

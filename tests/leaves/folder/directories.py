@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from tests import faults
 from treering._codec.zarr import ZarrArray, chunk_names, parse_zarray, zarray_bytes
 from treering._coordination.message_board import sweep_messages
 from treering._store.failures import DataFileMissing
@@ -85,10 +86,7 @@ def wait_at_most(patch: pytest.MonkeyPatch, **seconds: Any) -> None:
 def fail_moves(patch: pytest.MonkeyPatch, error: Exception) -> None:
     """Let savers fail after their commit, where staged files go to their places."""
 
-    def fail(*_: object) -> None:
-        raise error
-
-    patch.setattr(moves, "move_staged", fail)
+    faults.fail(patch, moves, "move_staged", error)
 
 
 def chunks_of(content: bytes) -> list[tuple[str, bytes]]:

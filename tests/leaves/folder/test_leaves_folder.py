@@ -12,6 +12,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from tests import faults
 from tests.leaves.folder.directories import (
     INDEX,
     branches_of,
@@ -395,11 +396,8 @@ def test_an_error_of_any_folder_is_raised(
     for (name,) in folders:
         (tmp_path / name).mkdir()
 
-    def fail(descriptor: int) -> None:
-        raise OSError(errno.EIO, os.strerror(errno.EIO))
-
     monkeypatch.setattr(descriptors, "sync_file_system", lambda descriptor: False)
     sync_folders(*folder_and_tree, folders)
-    monkeypatch.setattr(os, "fsync", fail)
+    faults.fail(monkeypatch, os, "fsync", errno.EIO)
     with pytest.raises(OSError, match="Input/output error"):
         sync_folders(*folder_and_tree, folders)

@@ -11,6 +11,7 @@ from typing import Any, NoReturn
 
 import pytest
 
+from tests import faults
 from tests.folders import names, open_descriptors
 from tests.leaves.folder.directories import (
     INDEX,
@@ -244,14 +245,11 @@ def test_the_order_of_the_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     steps: list[str] = []
 
     def watched(name: str) -> None:
-        real = getattr(os, name)
-
-        def call(*args: object, **keywords: object) -> object:
+        def call(*args: object, **keywords: object) -> None:
             what = Path(f"/proc/self/fd/{args[0]}").readlink() if isinstance(args[0], int) else Path(str(args[-1]))
             steps.append(f"{name} {what.name}")
-            return real(*args, **keywords)
 
-        monkeypatch.setattr(os, name, call)
+        faults.before(monkeypatch, os, name, call)
 
     for name in ("fsync", "replace", "unlink", "rmdir"):
         watched(name)
@@ -270,13 +268,6 @@ def test_the_order_of_the_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert [sorted(told[at : at + 2]), sorted(told[at + 2 : at + 4])] == emptied
     assert [*sorted(told[at + 4 : at + 6]), *told[at + 6 : -1]] == [*moved, *committed]
     assert steps[-1].startswith("rmdir ")  # the superseded attempt
-
-
-def fails(reason: int, done: bool = False) -> Callable[..., object]:
-    def call(*args: object, **keywords: object) -> object:
-        raise OSError(reason, os.strerror(reason))
-
-    return call
 
 
 @pytest.mark.parametrize("portable", [False, True])
@@ -307,16 +298,14 @@ def test_many_files_are_synced_one_by_one_where_there_is_no_syncfs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     synced: list[str] = []
-    real = os.fsync
     lock = threading.Lock()
 
     def fsync(descriptor: int) -> None:
         with lock:
             synced.append(str(Path(f"/proc/self/fd/{descriptor}").readlink()))
-        real(descriptor)
 
     platforms.without_syncfs(monkeypatch)
-    monkeypatch.setattr(os, "fsync", fsync)
+    faults.before(monkeypatch, os, "fsync", fsync)
     tree = {f"a/{number}": b"12" for number in range(40)}
     with stage(tmp_path) as saving:
         leaves = write(saving, tree)
@@ -332,7 +321,7 @@ def test_the_disk_is_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
         saving.require_space(1 << 60)
     assert caught.value.errno == errno.ENOSPC
     with stage(tmp_path) as saving, monkeypatch.context() as patch:
-        patch.setattr(os, "write", fails(errno.ENOSPC))
+        faults.fail(patch, os, "write", errno.ENOSPC)
         for add in (
             lambda: saving.write_small("a", [("0", b"1")]),
             lambda: saving.write_file("b", "0", [b"1"], 1),
@@ -347,7 +336,7 @@ def test_the_disk_is_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
 @pytest.mark.parametrize("reason", [errno.EACCES, errno.EROFS])
 def test_a_directory_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reason: int) -> None:
     save(tmp_path, OLD)
-    monkeypatch.setattr(os, "mkdir", fails(reason))
+    faults.fail(monkeypatch, os, "mkdir", reason)
     with pytest.raises(StoreFailed) as caught:
         save(tmp_path, NEW)
     assert (caught.value.errno, caught.value.filename) == (reason, str(tmp_path))
@@ -543,13 +532,8 @@ def test_few_system_calls_for_a_small_leaf(tmp_path: Path, monkeypatch: pytest.M
     calls: list[str] = []
 
     def counted(name: str) -> None:
-        real = getattr(os, name)
 
-        def call(*args: object, **keywords: object) -> object:
-            calls.append(name)
-            return real(*args, **keywords)
-
-        monkeypatch.setattr(os, name, call)
+        faults.before(monkeypatch, os, name, lambda *args, **keywords: calls.append(name))
 
     for name in ("open", "close", "write", "mkdir", "stat", "lstat", "fstat", "scandir", "fsync"):
         counted(name)
