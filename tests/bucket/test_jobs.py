@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 import treering
+from tests.command import copy_path
 from tests.compat import independent_reader
 from tests.multiprocess import trees
 from tests.multiprocess.jobs import results, run_job
@@ -13,7 +14,6 @@ from tests.multiprocess.runs import goes_through
 from tests.multiprocess.test_runs import check_what_all_found
 from tests.multiprocess.trips import reads, round_trip
 from torture.bucket_servers import BucketServer
-from treering._runs.copy_run import copy_path
 
 pytestmark = pytest.mark.bucket
 

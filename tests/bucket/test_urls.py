@@ -81,7 +81,7 @@ def test_a_single_file_tells_of_a_server_that_ignores_conditions(
 
 
 def test_copies(server: BucketServer, prefix: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    from treering._runs.copy_run import copy_path
+    from tests.command import copy_path
 
     url = f"{enter(server, monkeypatch)}/{prefix}"
     treering.save(tmp_path / "a", TREE)

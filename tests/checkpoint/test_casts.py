@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 
 import treering
+from tests.command import ended
 from treering import KeyMap, KeyRule
 from treering._arrays.incoming import StoredArrays
-from treering._cli.main import main
 from treering.errors import Mismatch, NotFound, TreeringError, Unsupported
 
 OTHER_KINDS = [
@@ -71,9 +71,7 @@ def _convert(path: Path, **options: Any) -> Any:
 
 
 def _command(path: Path, to: str) -> Any:
-    with pytest.raises(SystemExit) as caught:
-        main(["convert", str(path / "a"), str(path / "b"), "--dtype", to])
-    return None if caught.value.code else treering.load(path / "b")
+    return None if ended("convert", path / "a", path / "b", "--dtype", to) else treering.load(path / "b")
 
 
 def _export(path: Path, tree: Any, **options: Any) -> Any:

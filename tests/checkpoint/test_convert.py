@@ -15,7 +15,7 @@ import pytest
 import safetensors.numpy
 
 import treering
-from tests.cli.command import here
+from tests.command import here
 from tests.trees import assert_same_arrays
 from treering import KeyMap, KeyRule
 from treering._arrays import source_arrays

@@ -16,9 +16,9 @@ import numpy as np
 import pytest
 
 import treering
+from tests.command import copy_path
 from tests.store.objects.memory_bucket import CountingBucket
 from treering._foreign import write_huggingface
-from treering._runs.copy_run import copy_path
 from treering._store.objects import root
 from treering._store.resolve import is_folder, is_taken
 from treering.errors import Busy, Exists

@@ -7,7 +7,6 @@ folder by name where it cannot tell which of the two is meant.
 from __future__ import annotations
 
 import itertools
-import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -18,9 +17,9 @@ import numpy as np
 import pytest
 
 import treering as tr
+from tests.command import copy_path
+from tests.folders import copy_to_memory
 from treering._runs.copy_run import copy_path
-from treering._store.objects.url import MemoryPath
-from treering._store.resolve import write_file
 from treering.errors import Exists, Format, TreeringError
 from treering.leaves import tree_deserialize_leaves, tree_serialize_leaves
 
@@ -41,14 +40,10 @@ def _source(path: str, tree: Any, write: Callable[[str, Any], object]) -> str:
 def _by_other_program(name: str) -> Callable[[str, Any], None]:
     def write(path: str, _tree: Any) -> None:
         source = GOLDEN / name
-        for file in filter(Path.is_file, source.rglob("*")):
-            target = f"{path}/{file.relative_to(source).as_posix()}"
-            if path.startswith("memory:"):
-                data = file.read_bytes()
-                write_file(MemoryPath(target), [data], len(data))
-            else:
-                os.makedirs(os.path.dirname(target), exist_ok=True)  # noqa: PTH103, PTH120 - a text, perhaps a URL
-                shutil.copy(file, target)
+        if path.startswith("memory:"):
+            copy_to_memory(source, path)
+        else:
+            shutil.copytree(source, path, dirs_exist_ok=True)
 
     return write
 

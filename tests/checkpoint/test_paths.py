@@ -13,9 +13,8 @@ import numpy as np
 import pytest
 
 import treering as tr
-from tests.cli.command import inside
+from tests.command import copy_path, inside
 from treering import leaves, serialization, sharding
-from treering._runs.copy_run import copy_path
 from treering.errors import NotFound, StoreFailed, TreeringError, Unsupported
 
 TREE = {"x": np.ones(3, np.float32)}

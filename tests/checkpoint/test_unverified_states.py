@@ -21,13 +21,13 @@ from safetensors.numpy import save_file
 
 import treering as tr
 from tests.checkpoint.together import Loading, loading
+from tests.command import copy_path
 from tests.foreign.test_jax_pytree import DICT, LEAF, Node, saved_as_jax
 from tests.leaves.test_foreign import written
 from treering._arrays.source import Source
 from treering._checkpoint import copy_checkpoint, joint_load, read_leaves, save_folder
 from treering._checkpoint.source import read_pieces
 from treering._foreign.folder_files import FolderFiles
-from treering._runs.copy_run import copy_path
 from treering.errors import Busy, Corrupt, NotShared
 from treering.serialization import to_bytes
 

@@ -17,10 +17,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.cli.command import here
 from tests.cli.trees import arrays, in_every_form, saved
+from tests.command import ended, here
 from treering import serialization
-from treering.__main__ import main
 
 
 @pytest.fixture(scope="module")
@@ -239,16 +238,10 @@ def cubes(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def shown(path: Path, key: str) -> tuple[int, Any]:
     """The exit code of cat, and the array that it writes."""
     out = io.TextIOWrapper(io.BytesIO(), encoding="utf-8")
-    with (
-        contextlib.redirect_stdout(out),
-        contextlib.redirect_stderr(io.StringIO()),
-        pytest.MonkeyPatch.context() as patch,
-    ):
-        patch.setattr(sys, "argv", ["treering", "cat", str(path), key, "--npy"])
-        with pytest.raises(SystemExit) as end:
-            main()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(io.StringIO()):
+        code = ended("cat", path, key, "--npy")
     out.flush()
-    return int(end.value.code or 0), None if end.value.code else np.load(io.BytesIO(out.detach().getvalue()))
+    return int(code or 0), None if code else np.load(io.BytesIO(out.detach().getvalue()))
 
 
 @settings(max_examples=50)

@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 
 import treering
-from tests.cli.command import here
+from tests.command import here
 
 
 def test_what_the_form_cannot_hold_is_listed_a_line_each(tmp_path: Path) -> None:

@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 
 import treering
-from tests.cli.command import here
 from tests.cli.trees import in_every_form
+from tests.command import here
 from treering import serialization
 from treering.errors import Corrupt, Format, NotFound, StoreFailed, Unsupported
 

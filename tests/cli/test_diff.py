@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 import treering as package
-from tests.cli.command import here, treering
 from tests.cli.trees import Adam, in_every_form, saved, state
+from tests.command import here, treering
 from treering.errors import Corrupt, NotFound
 
 

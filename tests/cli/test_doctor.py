@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 
 import treering as tr
-from tests.cli.command import inside, treering
+from tests.command import inside, treering
 from treering import leaves
 from treering._checkpoint.transaction import CheckpointFolder
 from treering._coordination.coordinator import coordinate

@@ -16,7 +16,7 @@ import msgpack
 import numpy as np
 import pytest
 
-from tests.cli.command import here, treering
+from tests.command import here, treering
 from treering import serialization
 
 

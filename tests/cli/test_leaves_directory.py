@@ -14,7 +14,7 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 import treering as tr
-from tests.cli.command import HEAVY, imported_by, inside, treering
+from tests.command import HEAVY, imported_by, inside, treering
 from tests.leaves.saved import put
 from treering.leaves import tree_serialize_leaves
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from tests.cli.command import here, treering
 from tests.cli.trees import in_every_form, saved
+from tests.command import here, treering
 
 
 def listed(path: Path, *arguments: str, code: int = 0) -> dict[str, Any]:

@@ -13,9 +13,8 @@ import pytest
 
 import treering as package
 from tests import faults
-from tests.cli.command import HEAVY, here, imported_by, treering
 from tests.cli.trees import saved
-from treering.__main__ import main
+from tests.command import HEAVY, ended, here, imported_by, treering
 from treering.errors import Corrupt, NotFound, StoreFailed, TreeringError, Unsupported
 
 VERBS = ("cat", "diff", "du", "inspect", "ls", "verify")
@@ -149,10 +148,8 @@ def test_colors_only_where_wanted(monkeypatch: pytest.MonkeyPatch) -> None:
     def error() -> str:
         stderr = Terminal()
         with monkeypatch.context() as patch:
-            patch.setattr(sys, "argv", ["treering", "inspect", "\xe9\x1b"])
             patch.setattr(sys, "stderr", stderr)
-            with pytest.raises(SystemExit):
-                main()
+            ended("inspect", "\xe9\x1b")
         return stderr.getvalue()
 
     for name in ("NO_COLOR", "TERM"):

@@ -15,9 +15,9 @@ import numpy as np
 import pytest
 
 import treering as tr
-from tests.cli.command import inside, treering
 from tests.cli.runs import BEGAN, a_run, add_step
 from tests.cli.test_doctor import A, dead
+from tests.command import inside, treering
 from tests.on_disk import INDEX, RUN_DOCUMENT, locked, tombstone_name
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import treering as tr
-from tests.cli.command import inside
+from tests.command import inside
 from treering.errors import NotFound
 
 

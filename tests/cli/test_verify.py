@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 import treering as package
-from tests.cli.command import here
 from tests.cli.trees import in_every_form, saved
+from tests.command import here
 
 
 def flipped(path: Path, place: int) -> None:

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import treering as tr
-from tests.cli.command import inside
+from tests.command import inside
 from tests.compat import independent_run_reader as referee
 from tests.on_disk import signed, step_path, with_note
 from tests.system_calls import refuse_removals

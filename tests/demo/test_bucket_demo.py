@@ -12,7 +12,7 @@ import pytest
 
 from demo import bucket_story
 from demo.bucket_story import _in_words, _killed_in_the_midst
-from tests.cli.command import treering
+from tests.command import treering
 from torture.fault_proxy import Fault, Seen
 
 KEY = "/bucket/demo/run/step_00000003/treering.json"

@@ -21,8 +21,8 @@ from demo.evidence import Evidence, compared
 from demo.killing import Save, Trained
 from demo.stage import Stage
 from tests import faults
-from tests.cli.command import here, treering
 from tests.cli.runs import add_step
+from tests.command import here, treering
 
 TINY = model.Config(alphabet_size=16, context=8, width=16, blocks=1, heads=2, batch=2, dropout=0.5)
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 import treering
-from tests.cli.command import here
+from tests.command import here
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]

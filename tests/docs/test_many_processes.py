@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import pytest
 
 import treering as tr
-from tests.cli.command import inside
+from tests.command import inside
 from torture.ports import free_port
 
 PAGE = (Path(__file__).parents[2] / "docs" / "many-processes.md").read_text(encoding="utf-8")

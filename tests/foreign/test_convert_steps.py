@@ -10,11 +10,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.cli.command import inside
 
 import treering as tr
-from tests.cli.command import inside
-from treering._store.objects.url import MemoryPath
-from treering._store.resolve import write_file
+from tests.command import inside
+from tests.folders import copy_to_memory
 from treering.errors import Corrupt, Exists, NotFound, TreeringError, Unsupported
 
 GOLDEN = Path(__file__).parent / "golden" / "orbax" / "manager"
@@ -171,9 +171,7 @@ def test_a_file_holds_one_step(root: Path, tmp_path: Path) -> None:
 
 def test_in_memory_as_on_disk(tmp_path: Path) -> None:
     place = f"memory://{tmp_path.name}"
-    for file in (path for path in GOLDEN.rglob("*") if path.is_file()):
-        data = file.read_bytes()
-        write_file(MemoryPath(f"{place}/root/{file.relative_to(GOLDEN).as_posix()}"), [data], len(data))
+    copy_to_memory(GOLDEN, f"{place}/root")
     tr.convert(f"{place}/root", f"{place}/run")
     tr.convert(f"{place}/root", f"{place}/run")
     run = tr.Run(f"{place}/run")

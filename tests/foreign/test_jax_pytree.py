@@ -20,6 +20,7 @@ from jax.experimental.array_serialization import tensorstore_impl
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import treering
+from tests.folders import copy_to_memory
 from treering.errors import Corrupt, TreeringError, Unsupported
 
 GOLDEN = Path(__file__).parent / "golden" / "jax"
@@ -165,6 +166,7 @@ def test_in_memory_as_on_disk(tmp_path: Path) -> None:
         data = file.read_bytes()
         name = file.relative_to(GOLDEN).as_posix()
         write_file(MemoryPath(f"memory://{tmp_path.name}/{name}"), [data], len(data))
+    copy_to_memory(GOLDEN / "0.12", f"memory://{tmp_path.name}/0.12")
     assert jax.tree.map(np.asarray, treering.load(f"memory://{tmp_path.name}/0.12"))["w"].shape == (16, 8)
 
 

@@ -16,6 +16,7 @@ from jax.experimental.array_serialization.serialization import GlobalAsyncCheckp
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import treering
+from tests.folders import copy_to_memory
 from tests.trees import assert_same_arrays, leaves_by_path
 from treering.errors import Corrupt, NotFound, TreeringError, Unsupported
 
@@ -125,6 +126,7 @@ def test_in_memory_as_on_disk(place: Path, tmp_path: Path) -> None:
         data = file.read_bytes()
         name = file.relative_to(place).as_posix()
         write_file(MemoryPath(f"memory://{tmp_path.name}/root/step-7/{name}"), [data], len(data))
+    copy_to_memory(place, f"memory://{tmp_path.name}/root/step-7")
     assert_same_arrays(treering.load(f"memory://{tmp_path.name}/root/step-7"), _state(7), structure=False)
     assert_same_arrays(treering.load(f"memory://{tmp_path.name}/root"), _state(7), structure=False)
 

@@ -15,6 +15,7 @@ import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import treering
+from tests.folders import copy_to_memory
 from treering.errors import Corrupt, NotFound, TreeringError, Unsupported
 
 GOLDEN = Path(__file__).parent / "golden" / "orbax"
@@ -143,6 +144,7 @@ def test_in_memory_as_on_disk(tmp_path: Path) -> None:
         data = file.read_bytes()
         name = file.relative_to(GOLDEN).as_posix()
         write_file(MemoryPath(f"memory://{tmp_path.name}/{name}"), [data], len(data))
+    copy_to_memory(GOLDEN / "sharded_2x4", f"memory://{tmp_path.name}/sharded_2x4")
     found = treering.load(f"memory://{tmp_path.name}/sharded_2x4")
     assert _same(found["both"], _expected("expected_sharded_2x4.npz")["both"])
 

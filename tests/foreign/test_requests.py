@@ -15,10 +15,10 @@ import safetensors.numpy
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import treering
+from tests.command import copy_path
 from tests.store.objects.memory_bucket import CountingBucket
 from treering._arrays.incoming import ReadRequest
 from treering._checkpoint.forms import open_source
-from treering._runs.copy_run import copy_path
 from treering._store.objects.requests import Put
 from treering._values.boxes import box_of_slices, slices
 from treering.leaves import tree_serialize_leaves

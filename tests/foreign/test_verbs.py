@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import treering
-from tests.cli.command import inside
+from tests.command import inside
 from torture.foreign_images import foreign_seeds
 
 SEEDS = {name: image for name, image in foreign_seeds().items() if not image.databases}

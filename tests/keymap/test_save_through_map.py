@@ -15,7 +15,6 @@ from safetensors.numpy import load_file
 import treering
 from tests.trees import assert_same_arrays
 from treering import KeyMap, KeyRule
-from treering._values.processes import Processes
 from treering.errors import Mismatch, Unsupported
 
 LAYERS, HEADS, SIZE, WIDTH = 3, 2, 4, 6

@@ -10,15 +10,14 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 import treering
+from tests.jobs import be_process
 from tests.leaves.jobs_of_threads import Job
 from tests.leaves.saved import put, stored
 from tests.leaves.test_joint import all_failed, all_well, tree_of
 from tests.store.objects.in_memory import TestBucket, install
 from tests.trees import assert_same_arrays
-from treering._leaves import serialize
 from treering._store.objects.requests import Answer, Put, Request, Status
 from treering._store.resolve import located
-from treering._values.processes import Processes
 from treering.errors import Busy, Mismatch, ProcessFailed, StoreFailed, Timeout, Unsupported
 from treering.leaves import tree_serialize_leaves
 
@@ -181,7 +180,7 @@ def test_where_nothing_tells_what_became_of_the_commit_all_stays(
 
 @pytest.mark.parametrize("this", [0, 1])
 def test_in_the_memory_of_each_process_it_is_refused(this: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(serialize, "this_processes", lambda _: Processes(this=this, count=2))
+    be_process(monkeypatch, this, 2)
     path = "memory://joint-leaves/a"
     with pytest.raises(Unsupported, match="another place in each process"):
         tree_serialize_leaves(path, OTHER)

@@ -12,9 +12,9 @@ import pytest
 
 import treering as tr
 from tests import faults
+from tests.command import ended
 from tests.store.objects.memory_bucket import MemoryBucket, use_for_memory
 from tests.trees import assert_unchanged
-from treering._cli.main import main
 from treering._leaves.commit import begin_save
 from treering._store import resolve
 from treering._store.objects import claim
@@ -409,14 +409,12 @@ def test_the_doctor_knows_what_is_left_over(stored: str, capsys: pytest.CaptureF
                 found = store_at(stored).read(INDEX)
                 assert found is not None
                 store_at(stored).replace(INDEX, found.data + b"\n")
-            with pytest.raises(SystemExit):
-                main(["doctor", stored])
+            ended("doctor", stored)
             text = capsys.readouterr().out
             assert f"attempt {save.attempt}" in text
             assert said in text
             assert "no marker proves that they are leftovers" in text
-    with pytest.raises(SystemExit):
-        main(["doctor", stored])
+    ended("doctor", stored)
     assert "attempt" not in capsys.readouterr().out
 
 

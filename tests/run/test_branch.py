@@ -13,7 +13,7 @@ import pytest
 
 import treering as tr
 from tests import faults
-from tests.cli.command import inside
+from tests.command import inside
 from tests.on_disk import note_step, step_path, with_note
 from treering import verify
 from treering.errors import Corrupt, Exists, NotFound, StoreFailed, TreeringError

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 import treering as tr
-from tests.cli.command import inside
+from tests.command import inside
 from tests.on_disk import step_path
 from treering._checkpoint.convert import convert_path
 from treering.errors import Busy, Corrupt, Exists, Format, Mismatch, NotFound, Unsupported

@@ -12,12 +12,11 @@ import numpy as np
 import pytest
 
 import treering
+from tests.command import copy_path, ended
 from tests.store.objects.memory_bucket import MemoryBucket
 from tests.store.objects.web_server import serving
 from treering._checkpoint import copy_checkpoint
 from treering._checkpoint.source import check_data_file
-from treering._cli.main import main
-from treering._runs.copy_run import copy_path
 from treering._store.objects import connect
 from treering._store.objects.requests import Delete
 from treering.errors import Busy, Corrupt, Exists, NotFound, Unsupported
@@ -46,12 +45,6 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
         del connect._BUCKETS[bucket.shown]
 
 
-def run_verb(*arguments: object) -> int | str | None:
-    with pytest.raises(SystemExit) as ended:
-        main(list(map(str, arguments)))
-    return ended.value.code
-
-
 def assert_same(a: object, b: object) -> None:
     assert treering.diff(a, b, values=True).differences == ()  # type: ignore[arg-type]
 
@@ -59,8 +52,8 @@ def assert_same(a: object, b: object) -> None:
 def test_a_checkpoint_there_and_back(place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(copy_checkpoint, "_PIECE_BYTES", 1 << 17)
     treering.save(tmp_path / "a", TREE, metadata={"loss": 1.5})
-    assert run_verb("cp", tmp_path / "a", f"{place}/b") == 0
-    assert run_verb("cp", f"{place}/b", tmp_path / "c") == 0
+    assert ended("cp", tmp_path / "a", f"{place}/b") == 0
+    assert ended("cp", f"{place}/b", tmp_path / "c") == 0
     for copy in (f"{place}/b", tmp_path / "c"):
         assert_same(tmp_path / "a", copy)
         assert treering.verify(copy).ok
@@ -88,7 +81,7 @@ def test_no_folder_gets_the_name_of_a_file(place: str, tmp_path: Path, capsys: p
     file = f"{place}/a.msgpack"
     treering.save(file, {"old": 1})
     for source in ("a", "run"):
-        assert run_verb("cp", "--overwrite", tmp_path / source, file) == 2
+        assert ended("cp", "--overwrite", tmp_path / source, file) == 2
         assert "is a file; the copy would be a folder" in capsys.readouterr().err
     assert treering.load(file) == {"old": 1}
 
@@ -96,7 +89,7 @@ def test_no_folder_gets_the_name_of_a_file(place: str, tmp_path: Path, capsys: p
 def test_a_folder_of_checkpoints_is_none(place: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = f"{place}/folder"
     treering.save(f"{folder}/a", {"w": 1})
-    assert run_verb("cp", folder, tmp_path / "copy") == 2
+    assert ended("cp", folder, tmp_path / "copy") == 2
     error = capsys.readouterr().err
     assert f"there is no checkpoint in {folder!r}: it has no 'treering.json'" in error
     assert "hint: there are checkpoints in it: 'a'" in error
@@ -105,7 +98,7 @@ def test_a_folder_of_checkpoints_is_none(place: str, tmp_path: Path, capsys: pyt
 def test_the_hint_of_the_verb_is_the_option_of_the_verb(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for name in ("a", "b"):
         treering.save(tmp_path / name, {"w": 1})
-    assert run_verb("cp", tmp_path / "a", tmp_path / "b") == 2
+    assert ended("cp", tmp_path / "a", tmp_path / "b") == 2
     assert "hint: pass --overwrite to replace it" in capsys.readouterr().err
 
 
@@ -128,21 +121,21 @@ def test_damage_is_not_copied(place: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["a.safetensors", "a.msgpack"])
 def test_single_files(name: str, place: str, tmp_path: Path) -> None:
     treering.save(str(tmp_path / name), {"w": TREE["w"]})
-    assert run_verb("cp", tmp_path / name, f"{place}/{name}") == 0
-    assert run_verb("cp", f"{place}/{name}", tmp_path / f"b{name}") == 0
+    assert ended("cp", tmp_path / name, f"{place}/{name}") == 0
+    assert ended("cp", f"{place}/{name}", tmp_path / f"b{name}") == 0
     assert (tmp_path / name).read_bytes() == (tmp_path / f"b{name}").read_bytes()
-    assert run_verb("cp", tmp_path / name, f"{place}/{name}") == 2
-    assert run_verb("cp", "--overwrite", tmp_path / name, f"{place}/{name}") == 0
+    assert ended("cp", tmp_path / name, f"{place}/{name}") == 2
+    assert ended("cp", "--overwrite", tmp_path / name, f"{place}/{name}") == 0
 
 
 def test_a_run_step_by_step(place: str, tmp_path: Path) -> None:
     with treering.Run(tmp_path / "run", keep=treering.KeepLast(3)) as run:
         for step in (1, 2):
             run.save(step, TREE | {"step": step}, metrics={"loss": step})
-    assert run_verb("cp", tmp_path / "run", f"{place}/run") == 0
+    assert ended("cp", tmp_path / "run", f"{place}/run") == 0
     with treering.Run(tmp_path / "run") as run:
         run.save(3, TREE | {"step": 3}, metrics={"loss": 3})
-    assert run_verb("cp", tmp_path / "run", f"{place}/run") == 0
+    assert ended("cp", tmp_path / "run", f"{place}/run") == 0
     with treering.Run(f"{place}/run") as run:
         assert run.steps() == [1, 2, 3]
         assert run.metrics(2) == {"loss": 2}
@@ -177,8 +170,8 @@ def test_a_checkpoint_that_goes_while_it_is_copied_is_busy(tmp_path: Path, monke
 def test_from_a_web_server(tmp_path: Path) -> None:
     treering.save(tmp_path / "a", TREE)
     with serving(tmp_path) as files:
-        assert run_verb("cp", f"{files.url}/a", tmp_path / "b") == 0
-        assert run_verb("cp", tmp_path / "a", f"{files.url}/b") == 2
+        assert ended("cp", f"{files.url}/a", tmp_path / "b") == 0
+        assert ended("cp", tmp_path / "a", f"{files.url}/b") == 2
     assert_same(tmp_path / "a", tmp_path / "b")
 
 

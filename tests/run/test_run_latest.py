@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 import treering
-from tests.cli.command import inside
 from tests.cli.runs import a_run, add_step
+from tests.command import inside
 from tests.on_disk import INDEX, RUN_DOCUMENT, signed, step_path
 from tests.system_calls import act_before_indexes
 from treering._runs import convert_run, copy_run

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import treering as tr
-from tests.cli.command import inside
+from tests.command import inside
 from tests.folders import names
 from tests.on_disk import LEFT_DOCUMENT, attempt_of, signed, step_path
 from tests.system_calls import refuse_removals

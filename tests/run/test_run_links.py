@@ -7,9 +7,8 @@ import numpy as np
 import pytest
 
 import treering as tr
-from tests.cli.command import inside
+from tests.command import copy_path, inside
 from tests.on_disk import step_path
-from treering._runs.copy_run import copy_path
 from treering.errors import Exists, Format, NotFound
 from treering.leaves import tree_serialize_leaves
 

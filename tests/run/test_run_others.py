@@ -6,22 +6,15 @@ import threading
 import time
 from pathlib import Path
 
-import jax
 import numpy as np
 import pytest
 
 import treering as tr
-from tests.cli.command import here
+from tests.command import here
+from tests.jobs import be_process
 from treering.errors import Timeout
 
 TREE = {"w": np.arange(3.0)}
-
-
-def become(monkeypatch: pytest.MonkeyPatch, process: int) -> None:
-    """Let this be a process of a job of two."""
-    monkeypatch.setattr(jax.distributed, "is_initialized", lambda: True)
-    monkeypatch.setattr(jax, "process_index", lambda: process)
-    monkeypatch.setattr(jax, "process_count", lambda: 2)
 
 
 @pytest.fixture
@@ -32,7 +25,7 @@ def follower(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tr.Run:
     with tr.Run(found.path) as run:
         for step in (2, 3):
             run.save(step, TREE)
-    become(monkeypatch, 1)
+    be_process(monkeypatch, 1, 2)
     return found
 
 
@@ -69,6 +62,6 @@ def test_others_that_have_saved_nothing_wait_for_nothing(follower: tr.Run) -> No
 
 
 def test_process_0_waits_for_its_own_thread_alone(follower: tr.Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    become(monkeypatch, 0)
+    be_process(monkeypatch, 0, 2)
     follower.wait(0.1)
     assert follower.steps() == [1, 2, 3]

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as some
 
-from tests.cli.command import inside
+from tests.command import inside
 from tests.on_disk import RUN_DOCUMENT, signed
 from treering.retention import KeepBest, KeepEvery, KeepLast, KeepSteps, Policy
 

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 import treering as tr
+from tests.command import ended
 from treering._checkpoint.detect import Form, detect
-from treering._cli.main import main
 from treering._codec.key_document import Superseded, encode_tombstone, placeholder
 from treering._inspect.inspect import inspect
 from treering._store.open_folder import find_index, find_index_at, index_document
@@ -56,9 +56,7 @@ def test_no_verb_reads_it(removed: Path, verb: str) -> None:
 
 @pytest.mark.parametrize("verb", ["ls", "inspect", "du", "verify", "cat"])
 def test_no_command_reads_it(removed: Path, verb: str, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as ended:
-        main([verb, str(removed), *(["w"] if verb == "cat" else [])])
-    assert ended.value.code
+    assert ended(verb, removed, *(["w"] if verb == "cat" else []))
     assert "says so" in capsys.readouterr().err
 
 
@@ -114,7 +112,6 @@ def test_a_folder_with_a_tombstone_can_be_a_run(removed: Path) -> None:
 
 
 def test_the_doctor_says_that_nothing_is_committed(removed: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        main(["doctor", str(removed)])
+    ended("doctor", removed)
     said = capsys.readouterr()
     assert "nothing is committed here" in said.out + said.err

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 import treering
-from tests.cli.command import treering as command
 from tests.cli.trees import in_every_form, saved, state
+from tests.command import treering as command
 from treering.errors import NotFound
 
 

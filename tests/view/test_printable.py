@@ -17,8 +17,8 @@ from jax.sharding import PartitionSpec as P
 
 import treering as tr
 from tests.checkpoint.documents import Document, rewrite
-from tests.cli.command import inside
 from tests.cli.runs import add_step
+from tests.command import inside
 
 EVIL = "a\x1b[31m\u202eb\x07\nFORGED\r\x9b\u200b\x85\u2066c"
 NEVER = frozenset(("Cc", "Cf", "Cs", "Zl", "Zp"))

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 import treering
+from tests.command import ended
 from tests.store.objects.memory_bucket import MemoryBucket
 from treering import serialization
-from treering._cli.main import main
 from treering._store.objects import connect
 from treering._store.objects.requests import Answer, Get, List, Put, Request
 from treering.errors import Exists, NotFound
@@ -170,12 +170,7 @@ def test_every_verb(url: str, capsys: pytest.CaptureFixture[str]) -> None:
     treering.save(f"{url}/a.safetensors", {"w": TREE["w"]})
     with treering.Run(f"{url}/run") as run:
         run.save(1, TREE)
-    ended = {}
-    for verb in VERBS:
-        with pytest.raises(SystemExit) as code:
-            main(verb.replace("URL", url).split())
-        ended[verb] = code.value.code
-    assert ended == VERBS
+    assert {verb: ended(*verb.replace("URL", url).split()) for verb in VERBS} == VERBS
     said = capsys.readouterr()
     assert url in said.out
     assert f"{url.replace('//', '/')}/" not in said.out + said.err

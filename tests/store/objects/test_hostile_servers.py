@@ -20,7 +20,7 @@ import pytest
 from obstore.store import S3Store
 
 import treering as tr
-from tests.cli.command import inside
+from tests.command import inside
 from treering._store.objects import obstore_requests
 from treering._store.objects.client import ObstoreClient
 from treering._store.objects.connect import connect

@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 
 import treering
+from tests.command import ended
 from tests.store.objects.web_server import WebFiles, serving
-from treering._cli.main import main
 from treering._store.objects import https, repetition
 from treering.errors import NotFound, StoreFailed, TreeringError, Unsupported
 from treering.serialization import load_from_file, save_to_file
@@ -63,7 +63,7 @@ def test_single_files(name: str, files: WebFiles, tmp_path: Path) -> None:
     loaded = treering.load(f"{files.url}/{name}")
     np.testing.assert_array_equal(loaded["w"], tree["w"])
     assert treering.verify(f"{files.url}/{name}").ok
-    assert main_code(["ls", f"{files.url}/{name}"]) == 0
+    assert ended("ls", f"{files.url}/{name}") == 0
 
 
 def test_files_of_the_serialization_door(files: WebFiles, tmp_path: Path) -> None:
@@ -155,12 +155,6 @@ def test_urls_that_are_refused(url: str, why: str) -> None:
     with pytest.raises(Unsupported, match=why) as caught:
         treering.load(url)
     assert "secret" not in str(caught.value)
-
-
-def main_code(arguments: list[str]) -> int | str | None:
-    with pytest.raises(SystemExit) as ended:
-        main(arguments)
-    return ended.value.code
 
 
 def test_no_redirect_leads_to_what_is_not_encrypted() -> None:

@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 
 import treering
+from tests.command import copy_path
 from tests.store.objects.memory_bucket import MemoryBucket
 from treering import serialization
-from treering._runs.copy_run import copy_path
 from treering._store.objects import root
 from treering._store.objects.requests import Answer, Put, Request, Status
 from treering.errors import NotFenced, StoreFailed

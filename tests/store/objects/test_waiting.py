@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 
 import treering as tr
+from tests.command import ended
 from tests.store.objects.in_memory import DAY, HOUR, TestBucket, install, store_in
 from treering._checkpoint import waiting
-from treering._cli.main import main
 from treering._codec import key_document
 from treering._codec.key_document import attempts_in, encode_tombstone, is_tombstone, placeholder, superseded_in
 from treering._format.diagnosis import Life
@@ -570,8 +570,7 @@ def test_what_waits_is_told(bucket: TestBucket, capsys: pytest.CaptureFixture[st
     assert "the first of them for another 29 min" in note or "for another 30 min" in note
     assert note in str(tr.inspect(PATH))
     for more in ([], ["--json"]):
-        with pytest.raises(SystemExit):
-            main(["du", PATH, *more])
+        ended("du", PATH, *more)
         assert "superseded data stay here: 2 files" in capsys.readouterr().out
     assert bucket.counted(lambda: tr.inspect(PATH)) <= 4
 

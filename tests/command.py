@@ -12,6 +12,9 @@ from collections.abc import Sequence
 import pytest
 
 from treering.__main__ import main
+from treering._runs.copy_run import copy_path
+
+__all__ = ["HEAVY", "copy_path", "ended", "here", "imported_by", "inside", "treering"]
 
 # What a verb that shows headers alone does without.
 HEAVY = {"jax", "jaxlib", "numpy", "ml_dtypes", "rich", "tensorstore", "zstandard", "treering._arrays"}
@@ -38,18 +41,25 @@ def treering(
     return done
 
 
+def ended(*arguments: object) -> int | str | None:
+    """Run a verb in this process, with the streams that it has; return the exit code."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", ["treering", *map(str, arguments)])
+        with pytest.raises(SystemExit) as end:
+            main()
+    return end.value.code
+
+
 def inside(*arguments: str, code: int) -> tuple[str, str]:
     """Run a verb in this process, which takes no time to start; assert its exit code, return stdout and stderr."""
     out, err = (io.TextIOWrapper(io.BytesIO(), encoding="utf-8") for _ in range(2))
-    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err), pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sys, "argv", ["treering", *arguments])
-        with pytest.raises(SystemExit) as end:
-            main()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        end = ended(*arguments)
     texts = []
     for stream in (out, err):
         stream.flush()
         texts.append(stream.detach().getvalue().decode())
-    assert end.value.code == code, texts
+    assert end == code, texts
     return texts[0], texts[1]
 
 
