@@ -15,6 +15,7 @@ import pytest
 import safetensors.numpy
 
 import treering
+from tests import faults
 from tests.command import here
 from tests.trees import assert_same_arrays
 from treering import KeyMap, KeyRule
@@ -353,13 +354,15 @@ def test_memory_holds_a_piece_of_a_leaf(
 ) -> None:
     monkeypatch.setattr(source_arrays, "_PIECE_BYTES", 100_000)
     sizes: list[int] = []
-    read = source_arrays.SourceArray._read
 
-    def note(self: Any, boxes: Any) -> Any:
-        sizes.append(sum(int(np.prod([stop - start for start, stop in box])) for box in boxes) * self.dtype.itemsize)
-        return read(self, boxes)
-
-    monkeypatch.setattr(source_arrays.SourceArray, "_read", note)
+    faults.before(
+        monkeypatch,
+        source_arrays.SourceArray,
+        "_read",
+        lambda self, boxes: sizes.append(
+            sum(int(np.prod([stop - start for start, stop in box])) for box in boxes) * self.dtype.itemsize
+        ),
+    )
     source = _write(form, tmp_path)
     treering.convert(source, tmp_path / target, to=TARGETS[target])
     if target == "b":

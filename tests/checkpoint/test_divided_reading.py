@@ -15,6 +15,7 @@ from jax.sharding import Mesh, NamedSharding, SingleDeviceSharding
 from jax.sharding import PartitionSpec as P
 
 import treering as tr
+from tests import faults
 from tests.checkpoint.together import Loading, exchange_at_once, loading
 from tests.system_calls import spans_read
 from treering.leaves import tree_deserialize_leaves, tree_serialize_leaves
@@ -79,15 +80,13 @@ def test_only_leaves_over_several_processes_are_divided(
 @pytest.mark.parametrize(("name", "exchanged"), [("leaves", True), ("packed", True), ("one.msgpack", False)])
 def test_forms(loading: Loading, saved: Path, name: str, exchanged: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     opened: list[str] = []
-    system_open = os.open
 
-    def watched(path: Any, *arguments: Any, **options: Any) -> int:
+    def watched(path: Any, *arguments: Any, **options: Any) -> None:
         name = os.path.basename(os.fspath(path))  # noqa: PTH119 - it may be bytes
         if re.fullmatch(r"\d+\.\d+", str(name)):
             opened.append(name)
-        return system_open(path, *arguments, **options)
 
-    monkeypatch.setattr(os, "open", watched)
+    faults.before(monkeypatch, os, "open", watched)
     assert np.array_equal(tr.load(saved / name, only="a", shardings=COLUMNS)["a"], WIDE)
     assert loading.exchanges == [1] * exchanged
     # All devices are here: no chunk is read for two of them, though each is unpacked as a whole.

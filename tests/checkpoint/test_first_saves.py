@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 
 import treering
+from tests import faults
 from tests.command import copy_path
 from tests.store.objects.memory_bucket import CountingBucket
 from treering._foreign import write_huggingface
@@ -198,10 +199,7 @@ def test_one_of_two_that_write_at_once_returns(form: str, place: Any) -> None:
 def test_where_files_have_one_name_only(reason: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A file system without hard links still looks again at the end."""
 
-    def refuse(*_: object, **__: object) -> None:
-        raise OSError(reason, os.strerror(reason))
-
-    monkeypatch.setattr(os, "link", refuse)
+    faults.fail(monkeypatch, os, "link", reason)
     path = tmp_path / "a.msgpack"
     with pytest.raises(Exists, match="meanwhile"):
         treering.save(path, TREE, progress=lambda done, total: path.write_bytes(b"first"))

@@ -15,6 +15,7 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import treering
+from tests import faults
 from tests.checkpoint.together import Together, end_files_at, four
 from treering.errors import ProcessFailed
 
@@ -102,7 +103,6 @@ def test_checksums_for_other_chunks_are_refused(
     four: Together, more: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Another version of treering may have cut the tree in another way."""
-    replace = os.replace
     changed = []
 
     def tampering(name: Any, new: Any, *, src_dir_fd: int, **options: Any) -> None:
@@ -120,9 +120,8 @@ def test_checksums_for_other_chunks_are_refused(
                     file.truncate()
                     json.dump(vote, file)
                     changed.append(count)
-        replace(name, new, src_dir_fd=src_dir_fd, **options)
 
-    monkeypatch.setattr(os, "replace", tampering)
+    faults.before(monkeypatch, os, "replace", tampering)
     outcomes = four.save(tmp_path / "x", tree_of)
     assert len(changed) == 1
     error = outcomes[0]

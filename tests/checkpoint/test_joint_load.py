@@ -21,6 +21,7 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import treering as tr
+from tests import faults
 from tests.checkpoint.together import Loading, Said, count_given_up, exchange_at_once, failing, loading
 from tests.system_calls import spans_read
 from treering._checkpoint import joint_load, source
@@ -168,15 +169,13 @@ def test_another_state_that_is_found_after_reading_is_opened_again(
 ) -> None:
     """An error of this process is none where it read another tree than the others."""
     loading.others = lambda meeting, said: [said, {**said, "state": "newer"} if meeting == 1 else said, said]
-    read = joint_load.LoadGroup.read_batches
     failures = iter([StoreFailed("a stale file")] if fails else [])
 
-    def reading(*given: Any) -> list[Any]:
+    def reading(*given: Any) -> None:
         for error in failures:
             raise error
-        return read(*given)
 
-    monkeypatch.setattr(joint_load.LoadGroup, "read_batches", reading)
+    faults.before(monkeypatch, joint_load.LoadGroup, "read_batches", reading)
     assert_wide(tr.load(saved / "ckpt", mesh=MESH)["w"], EVERYWHERE)
     assert [said["last"] for said in loading.meetings] == [not fails, True]
 

@@ -12,6 +12,7 @@ import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
 import treering
+from tests import faults
 from treering import KeyMap, KeyRule
 from treering._arrays import mapped_source
 from treering._arrays.incoming import StoredArrays
@@ -78,13 +79,15 @@ def test_the_other_arguments_speak_of_the_new_tree(path: Path) -> None:
 
 def test_shards_of_the_new_tree_read_their_boxes_alone(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[int] = []
-    plan_reads = StoredArrays.plan_reads
 
-    def note(self: StoredArrays, requests: Any) -> Any:
-        asked.extend(int(np.prod([stop - start for start, stop in box])) for one in requests for box in one.boxes)
-        return plan_reads(self, requests)
-
-    monkeypatch.setattr(StoredArrays, "plan_reads", note)
+    faults.before(
+        monkeypatch,
+        StoredArrays,
+        "plan_reads",
+        lambda self, requests: asked.extend(
+            int(np.prod([stop - start for start, stop in box])) for one in requests for box in one.boxes
+        ),
+    )
     mesh = jax.make_mesh((4,), ("x",), devices=jax.devices()[:4])
     specs = {
         "embed": {"embedding": PartitionSpec("x")},

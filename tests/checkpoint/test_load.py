@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 import treering
+from tests import faults
 from tests.on_disk import signed_again
 from tests.trees import assert_same, assert_same_structure
 from treering._arrays.incoming import StoredArrays
@@ -138,13 +139,8 @@ def test_only_arrays_that_are_copied_come_in_batches(
     tree = {name: jnp.ones((320, 256), dtype) for name in "abc"}
     treering.save(tmp_path / "ckpt", tree)
     seen: list[int] = []
-    read = StoredArrays.read
 
-    def watched(self: StoredArrays, requests: Any, progress: Any = None) -> None:
-        seen.append(len(requests))
-        read(self, requests, progress)
-
-    monkeypatch.setattr(StoredArrays, "read", watched)
+    faults.before(monkeypatch, StoredArrays, "read", lambda self, requests, progress=None: seen.append(len(requests)))
     monkeypatch.setattr(read_leaves, "BATCH_BYTES", 2 * tree["a"].size * tree["a"].dtype.itemsize)
     like = {name: jax.ShapeDtypeStruct((320, 256), wanted) for name in tree}
     found = treering.load(tmp_path / "ckpt", like, cast=True)

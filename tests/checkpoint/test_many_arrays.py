@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 import treering
+from tests import faults
 
 DTYPES = (np.float32, ml_dtypes.bfloat16, np.uint8, np.complex64, np.bool_)
 COUNTS = (0, 1, 5, 511, 64 * 8 * len(DTYPES) + 7)
@@ -84,13 +85,8 @@ def test_whatever_jax_is_set_to(
     saved: Path, context: Callable[[], Any], quick: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     put: list[int] = []
-    device_put = jax.device_put
 
-    def watched(arrays: Any, *arguments: Any, **options: Any) -> Any:
-        put.append(len(arrays))
-        return device_put(arrays, *arguments, **options)
-
-    monkeypatch.setattr(jax, "device_put", watched)
+    faults.before(monkeypatch, jax, "device_put", lambda arrays, *arguments, **options: put.append(len(arrays)))
     with context():
         placed = treering.load(saved / str(MANY))
     assert_bits(placed, MANY)

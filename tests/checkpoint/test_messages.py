@@ -14,6 +14,7 @@ import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
 import treering
+from tests import faults
 from treering.errors import Corrupt, KeptOnHost, Mismatch, StaticFieldsDiffer, Unsupported
 from treering.leaves import tree_deserialize_leaves, tree_serialize_leaves
 
@@ -137,14 +138,9 @@ def test_an_array_that_is_larger_than_memory_is_named(
     else:
         treering.save(tmp_path / form, tree)
 
-    empty = np.empty
-
-    def full(shape: Any, *more: Any, **options: Any) -> Any:
-        if np.prod(shape) > 1 << 20:
-            raise MemoryError("no")
-        return empty(shape, *more, **options)
-
-    monkeypatch.setattr(np, "empty", full)
+    faults.fail(
+        monkeypatch, np, "empty", MemoryError("no"), when=lambda shape, *more, **options: np.prod(shape) > 1 << 20
+    )
     with pytest.raises(Unsupported, match=r"there is not enough memory for 2\.00 MiB \(at leaf 'deep/w'") as caught:
         treering.load(tmp_path / form)
     assert isinstance(caught.value, MemoryError)

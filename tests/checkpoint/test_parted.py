@@ -10,6 +10,7 @@ import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
 import treering
+from tests import faults
 from treering.errors import Unsupported
 from treering.serialization import from_bytes, to_bytes
 
@@ -40,13 +41,8 @@ def test_devices_hold_one_run_of_bytes(spec: PartitionSpec, shape: tuple[int, in
 
 def test_no_guard_is_lifted_where_numpy_sees_the_memory_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     lifted: list[str] = []
-    lift = jax.transfer_guard_device_to_host
 
-    def counted(how: str) -> Any:
-        lifted.append(how)
-        return lift(how)
-
-    monkeypatch.setattr(jax, "transfer_guard_device_to_host", counted)
+    faults.before(monkeypatch, jax, "transfer_guard_device_to_host", lifted.append)
     treering.save(tmp_path / "a", [np.zeros(3), jnp.zeros(3), jnp.zeros(3, jnp.bfloat16), jnp.zeros(1 << 18)])
     assert not lifted  # it would take a third of the time of saving many small leaves
     treering.save(tmp_path / "b", [jnp.zeros(3, "int4")])
@@ -57,13 +53,8 @@ def test_jax_keeps_no_copy_of_what_was_fetched(tmp_path: Path, monkeypatch: pyte
     # int4 is unpacked for numpy: a copy, also on CPU, that jax keeps with the array that was asked for it.
     array = jnp.ones(1 << 18, jnp.int4)
     asked: list[Any] = []
-    asarray = np.asarray
 
-    def noted(what: Any, *arguments: Any, **options: Any) -> Any:
-        asked.append(what)
-        return asarray(what, *arguments, **options)
-
-    monkeypatch.setattr(np, "asarray", noted)
+    faults.before(monkeypatch, np, "asarray", lambda what, *arguments, **options: asked.append(what))
     treering.save(tmp_path / "a", {"w": array})
     fetched = [what for what in asked if isinstance(what, jax.Array) and what.size == array.size]
     assert fetched

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
 
 import treering
+from tests import faults
 from tests.properties.strategies import quick
 from treering.leaves import tree_serialize_leaves
 
@@ -68,16 +69,14 @@ def split(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[tuple[int, 
 def chunks_opened(read: Callable[[], object]) -> set[tuple[int, ...]]:
     """Return which chunks are opened while something is read."""
     found: set[tuple[int, ...]] = set()
-    system_open = os.open
 
-    def watched(path: Any, *arguments: Any, **options: Any) -> int:
+    def watched(path: Any, *arguments: Any, **options: Any) -> None:
         name = str(os.path.basename(os.fspath(path)))  # noqa: PTH119 - it may be bytes
         if re.fullmatch(r"\d+(\.\d+)*", name):
             found.add(tuple(map(int, name.split("."))))
-        return system_open(path, *arguments, **options)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(os, "open", watched)
+        faults.before(patch, os, "open", watched)
         read()
     return found
 

@@ -19,6 +19,7 @@ import numpy as np
 import pytest
 
 import treering
+from tests import faults
 from tests.caches import clear_caches
 from tests.checkpoint.in_background import PATIENCE, gate, nothing_left, write_by_threads
 from tests.checkpoint.together import Together, two
@@ -197,13 +198,10 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
     kind: Any = type(jnp.zeros(1))
 
     def watch(name: str, what: str) -> None:
-        real = getattr(kind, name)
 
-        def watched(array: Any, *arguments: Any, **options: Any) -> Any:
-            found.append((what, threading.get_ident()))
-            return real(array, *arguments, **options)
-
-        monkeypatch.setattr(kind, name, watched)
+        faults.before(
+            monkeypatch, kind, name, lambda array, *arguments, **options: found.append((what, threading.get_ident()))
+        )
 
     watch("copy_to_host_async", "begun")
     watch("__array__", "wait")

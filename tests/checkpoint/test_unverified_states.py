@@ -20,6 +20,7 @@ from jax.sharding import Mesh
 from safetensors.numpy import save_file
 
 import treering as tr
+from tests import faults
 from tests.checkpoint.together import Loading, loading
 from tests.command import copy_path
 from tests.foreign.test_jax_pytree import DICT, LEAF, Node, saved_as_jax
@@ -328,14 +329,12 @@ def test_what_is_written_anew_while_it_is_converted_is_busy(
 ) -> None:
     path = tmp_path / name
     WRITERS[name](path, 0)
-    write = save_folder.write
 
-    def write_anew(*given: Any, **named: Any) -> Any:
+    def write_anew(*given: Any, **named: Any) -> None:
         WRITERS[name](path, 1)
         _after_writing(path)
-        return write(*given, **named)
 
-    monkeypatch.setattr(save_folder, "write", write_anew)
+    faults.before(monkeypatch, save_folder, "write", write_anew)
     if name in {"state.msgpack", "model.safetensors"}:  # replaced, not written into
         tr.convert(path, tmp_path / "converted")
         assert _generation_of(tr.load(tmp_path / "converted")) == 0

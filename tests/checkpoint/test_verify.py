@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
@@ -17,6 +18,7 @@ import pytest
 import safetensors.numpy
 
 import treering
+from tests import faults
 from tests.checkpoint.documents import document_of, rewrite, sample
 from treering import serialization, verify
 from treering.errors import Corrupt, Format, NotFound, TreeringError
@@ -223,14 +225,14 @@ def test_an_error_of_the_callers_progress_is_the_callers(ckpt: Path) -> None:
 def test_a_file_that_cannot_be_read_in_places(ckpt: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     start, _ = offset_of(ckpt, "large")
     bad = start + 2 * BLOCK
-    pread = os.pread
 
-    def read(descriptor: int, count: int, offset: int) -> bytes:
-        if offset < bad + 10 and offset + count > bad:
-            raise OSError(5, "Input/output error")
-        return pread(descriptor, count, offset)
-
-    monkeypatch.setattr(os, "pread", read)
+    faults.fail(
+        monkeypatch,
+        os,
+        "pread",
+        errno.EIO,
+        when=lambda descriptor, count, offset: offset < bad + 10 and offset + count > bad,
+    )
     (finding,) = verify(ckpt).findings
     assert (finding.key, finding.start, finding.stop) == ("large", bad, bad + BLOCK)
     assert "Input/output error" in finding.problem
@@ -253,28 +255,23 @@ def test_a_file_that_may_not_be_read_is_no_damage(
         treering.export(path, tree, to="hf" if form == "hf" else None)
     opened = os.open
 
-    def refused(path: Any, *arguments: Any, **options: Any) -> int:
-        if Path(path).name.startswith(name):
-            raise OSError(13, "Permission denied")
-        return opened(path, *arguments, **options)
-
-    monkeypatch.setattr(os, "open", refused)
+    faults.fail(
+        monkeypatch, os, "open", errno.EACCES, when=lambda path, *arguments, **options: Path(path).name.startswith(name)
+    )
     with pytest.raises(PermissionError, match="Permission denied"):
         verify(path)
 
 
 def test_an_overwrite_meanwhile_is_no_damage(ckpt: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    opened = os.open
     saves = 0
 
-    def late(path: Any, flags: int, *arguments: Any, **options: Any) -> int:
+    def late(path: Any, flags: int, *arguments: Any, **options: Any) -> None:
         nonlocal saves
         if saves < 3 and Path(path).name.startswith("data-") and not flags & os.O_CREAT:
             saves += 1  # behind the index, in front of its files
             treering.save(ckpt, {"w": np.full(1000, saves)}, overwrite=True)
-        return opened(path, flags, *arguments, **options)
 
-    monkeypatch.setattr(os, "open", late)
+    faults.before(monkeypatch, os, "open", late)
     assert verify(ckpt).ok
     assert saves == 3
 

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
+from tests import faults
 from treering._coordination import message_board
 from treering._coordination.message_board import FolderMessageBoard, PathMessageBoard, stale_messages
 from treering._coordination.messages import DecisionMessage, Failure, PrepareMessage, SumMessage, VoteMessage, VoteStage
 from treering._store.posix import folder, open_descriptor
 from treering._store.posix.folder import Folder
-from treering._store.posix.open_descriptor import OpenDescriptor
 from treering._store.posix.store import PosixStore
 from treering._values import checkpoint_names
 from treering._values.checkpoint_names import (
@@ -151,11 +151,8 @@ def test_a_refusal_leaves_what_was_there(
     store = FolderMessageBoard(PosixStore.over(opened))
     store.put(NAME, b"old")
 
-    def refuse(*_: object, **__: object) -> None:
-        raise OSError(errno.ENOSPC, "no room")
-
     with monkeypatch.context() as patch:
-        patch.setattr(os, call, refuse)
+        faults.fail(patch, os, call, OSError(errno.ENOSPC, "no room"))
         with pytest.raises(OSError, match="no room"):
             store.put(NAME, b"new")
     assert [path.name for path in tmp_path.iterdir()] == [NAME]
@@ -170,11 +167,8 @@ def test_a_note_that_is_replaced_while_it_is_read_is_not_there_yet(
     store = FolderMessageBoard(PosixStore.over(opened))
     store.put(NAME, b"old")
 
-    def gone(*_: object, **__: object) -> None:
-        raise OSError(reason, "gone")
-
     with monkeypatch.context() as patch:
-        patch.setattr(os, call, gone)
+        faults.fail(patch, os, call, OSError(reason, "gone"))
         assert store.get(NAME) is None
     assert store.get(NAME) == b"old"
 
@@ -183,11 +177,8 @@ def test_other_refusals_of_a_read_are_errors(opened: Folder, monkeypatch: pytest
     store = FolderMessageBoard(PosixStore.over(opened))
     store.put(NAME, b"old")
 
-    def broken(*_: object) -> bytes:
-        raise OSError(errno.EIO, "broken")
-
     with monkeypatch.context() as patch:
-        patch.setattr(os, "read", broken)
+        faults.fail(patch, os, "read", OSError(errno.EIO, "broken"))
         with pytest.raises(OSError, match="broken"):
             store.get(NAME)
 
@@ -197,15 +188,10 @@ def test_who_waits_for_a_name_looks_at_the_folder_anew_each_second(
 ) -> None:
     now = [0.0]
     opened: list[float] = []
-    real = open_descriptor.open_folder
     with Folder(str(tmp_path)) as folder:
         store = FolderMessageBoard(PosixStore.over(folder, lambda: now[0]))
 
-        def open_folder(path: str) -> OpenDescriptor | None:
-            opened.append(now[0])
-            return real(path)
-
-        monkeypatch.setattr(open_descriptor, "open_folder", open_folder)
+        faults.before(monkeypatch, open_descriptor, "open_folder", lambda path: opened.append(now[0]))
         for tenth in range(35):
             now[0] = tenth / 10
             assert store.get(NAME) is None

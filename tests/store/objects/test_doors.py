@@ -11,11 +11,12 @@ import numpy as np
 import pytest
 
 import treering
+from tests import faults
 from tests.command import ended
 from tests.store.objects.memory_bucket import MemoryBucket
 from treering import serialization
 from treering._store.objects import connect
-from treering._store.objects.requests import Answer, Get, List, Put, Request
+from treering._store.objects.requests import Get, List, Put
 from treering.errors import Exists, NotFound
 
 TREE = {"w": np.arange(30, dtype=np.float32).reshape(3, 10), "step": 7}
@@ -191,13 +192,8 @@ def test_leaves_directories(url: str) -> None:
 def test_few_requests(url: str, bucket: MemoryBucket, monkeypatch: pytest.MonkeyPatch) -> None:
     treering.save(f"{url}/ckpt", TREE)
     asked: list[object] = []
-    perform = bucket.perform
 
-    def count(request: Request) -> Answer:
-        asked.append(request)
-        return perform(request)
-
-    monkeypatch.setattr(bucket, "perform", count)
+    faults.before(monkeypatch, bucket, "perform", asked.append)
     with treering.open(f"{url}/ckpt") as checkpoint:
         assert checkpoint["step"] == 7
     assert len(asked) == 3

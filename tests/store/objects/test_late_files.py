@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 import treering
+from tests import faults
 from tests.command import copy_path
 from tests.store.objects.memory_bucket import MemoryBucket
 from treering import serialization
@@ -173,15 +174,13 @@ def test_a_save_that_is_refused_tries_again_on_what_is_there(
 ) -> None:
     path = f"{treering.at(bucket)}/a.msgpack"
     treering.save(path, A)
-    real = bucket.perform
 
-    def come_between(request: Request) -> Answer:
+    def come_between(request: Request) -> None:
         if isinstance(request, Put):
             monkeypatch.undo()
             treering.save(path, A, overwrite=True)
-        return real(request)
 
-    monkeypatch.setattr(bucket, "perform", come_between)
+    faults.before(monkeypatch, bucket, "perform", come_between)
     treering.save(path, B, overwrite=True)
     assert np.array_equal(treering.load(path)["layer 1"], B["layer 1"])
 
@@ -196,9 +195,11 @@ def test_parts_that_may_yet_be_completed_are_told(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(root, "WHOLE_BYTES", 100)
     path = f"{treering.at(ObstoreClient(MemoryStore(), 's3://late-parts'))}/a.msgpack"
 
-    def fail(*_: Any, **__: Any) -> None:
-        raise GenericError("Generic S3 error: Error performing POST - status code: 500 Internal Server Error")
-
-    monkeypatch.setattr(obstore, "put", fail)
+    faults.fail(
+        monkeypatch,
+        obstore,
+        "put",
+        GenericError("Generic S3 error: Error performing POST - status code: 500 Internal Server Error"),
+    )
     with pytest.raises(StoreFailed, match="if its upload was not aborted, may yet be"):
         treering.save(path, A)

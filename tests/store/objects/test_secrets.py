@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 
 import treering as tr
+from tests import faults
 from treering._printable import hide_secrets
 from treering._store.failures import naming, with_errno
 from treering._store.objects.https import WebClient
@@ -55,10 +56,7 @@ def test_no_door_shows_a_query_whatever_is_in_it(scheme: str, secret: str, odd: 
 
 
 def test_the_request_that_failed_first_is_named_without_its_query(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(*_: object) -> None:
-        raise ConnectionError("reset")
-
-    monkeypatch.setattr(WebClient, "_ask", fail)
+    faults.fail(monkeypatch, WebClient, "_ask", ConnectionError("reset"))
     client = WebClient("https://host")
     client._patience, client._reached = 0.0, True
     answer = client.perform(Get("a?X-Amz-Signature=1f2e3d"))
