@@ -15,6 +15,7 @@ import pytest
 from jax.sharding import Mesh, NamedSharding, SingleDeviceSharding
 from jax.sharding import PartitionSpec as P
 
+from tests import meshes
 from treering._arrays import exchange as room
 from treering._arrays.exchange import LeafForm, PartedLeaf, can_exchange, exchange_parts, grid_of, part_boxes
 from treering._arrays.host import jax_holds
@@ -249,7 +250,7 @@ def test_what_cannot_be_exchanged_has_no_grid() -> None:
 
 @pytest.mark.parametrize("spec", [P("data"), P(None, "data"), P("model", "data")])
 def test_axes_with_names_of_several_letters(spec: P) -> None:
-    mesh = Mesh(np.array(jax.devices()).reshape(2, 4), ("data", "model"))
+    mesh = meshes.grid(2, 4, axes=("data", "model"))
     sharding = NamedSharding(mesh, spec)
     array = random_bits((24, 16), np.int8)
     (found,) = exchange_parts([read(array, sharding, parts_for(array, sharding, rows=24, first=3))], run)

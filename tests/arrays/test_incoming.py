@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import treering
+from tests import meshes
 from tests.on_disk import INDEX, block_checksums, digest, signed_again
 from tests.properties.strategies import quick
 from tests.system_calls import spans_read
@@ -31,7 +32,7 @@ SPECS = [(), ("x",), (None, "x"), (None, None, "y"), ("y", "x"), (("x", "y"), No
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     """The array cut in chunks of many ways."""
-    mesh = Mesh(np.array(jax.devices()).reshape(4, 2), ("x", "y"))
+    mesh = meshes.grid(4, 2)
     folder = tmp_path_factory.mktemp("chunks")
     for number, spec in enumerate(SPECS):
         placed = jax.device_put(ARRAY, NamedSharding(mesh, PartitionSpec(*spec)))
@@ -117,7 +118,7 @@ def test_neighbouring_small_arrays_are_read_together(tmp_path: Path, monkeypatch
 
 
 def test_neighbouring_boxes_are_read_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    mesh = Mesh(np.array(jax.devices()).reshape(4, 2), ("x", "y"))
+    mesh = meshes.grid(4, 2)
     tree = {f"n{n}": np.full((64, 64), n, "i4") for n in range(200)}
     treering.save(tmp_path / "c", jax.device_put(tree, NamedSharding(mesh, PartitionSpec("x", "y"))))
     for spec in (("x", "y"), ("y", "x"), (None, "x")):

@@ -13,6 +13,7 @@ import pytest
 import xxhash
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from tests import meshes
 from tests.checkpoint.test_aliased import KINDS, count_up, numbers, trees
 from treering._arrays.outgoing import describe_leaves, read_checked
 from treering._codec.array_bytes import wire_blocks
@@ -83,7 +84,7 @@ def test_types_are_told_once() -> None:
 @pytest.mark.parametrize("spec", [(), ("x",), ("y",), ("x", "y"), (None, ("y", "x")), (("x", "y"),)], ids=str)
 @pytest.mark.parametrize("shape", [(8, 8), (16, 24), (0, 8)], ids=str)
 def test_boxes_cover_a_leaf_once_and_hold_it(spec: Any, shape: tuple[int, int]) -> None:
-    mesh = Mesh(np.array(jax.devices()).reshape(4, 2), ("x", "y"))
+    mesh = meshes.grid(4, 2)
     whole = np.arange(shape[0] * shape[1], dtype="f4").reshape(shape)
     leaf = jax.device_put(whole, NamedSharding(mesh, PartitionSpec(*spec)))
     leaves = describe_leaves(flatten({"w": leaf}))
@@ -168,7 +169,7 @@ def test_a_process_may_hold_nothing_of_an_array() -> None:
 
 @pytest.mark.usefixtures("of_four")
 def test_leaves_that_lie_alike_share_one_object() -> None:
-    mesh = Mesh(np.array(jax.devices()), ("x",))
+    mesh = meshes.line()
     specs = [PartitionSpec("x"), PartitionSpec("x", None), PartitionSpec(("x",))]
     tree = [jax.device_put(np.zeros((16, 2)), NamedSharding(mesh, spec)) for spec in specs]
     leaves = describe_leaves(flatten(tree), Processes(this=1, count=4))
@@ -186,7 +187,7 @@ def test_what_a_process_has_alone_is_of_process_0() -> None:
 
 @pytest.mark.parametrize("dtype", ["f4", "bfloat16", "int4"])
 def test_a_piece_of_a_shard_is_cut_out_of_it(dtype: str) -> None:
-    mesh = Mesh(np.array(jax.devices()[:2]), ("x",))
+    mesh = meshes.line(2)
     whole = np.arange(32).reshape(8, 4) % 7
     leaf = jax.device_put(jnp.asarray(whole, dtype), NamedSharding(mesh, PartitionSpec("x")))
     leaves = describe_leaves(flatten([leaf]))

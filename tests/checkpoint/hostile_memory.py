@@ -12,18 +12,16 @@ import base64
 import gc
 import json
 import math
-import os
 import shutil
 import struct
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import treering
 from tests.checkpoint.documents import Document, document_of, signed, signed_text
-from treering.errors import TreeringError
+from tests.memory import in_child, measured
 
 MIB = 2**20
 
@@ -240,38 +238,6 @@ def claims(base: Document) -> set[str]:
     return {*_claims(base), "safetensors: a header of 2**63", "safetensors: a header of 99 MB in a small file"}
 
 
-def _status(field: str) -> int:
-    for line in Path("/proc/self/status").read_text(encoding="ascii").splitlines():
-        if line.startswith(field):
-            return int(line.split()[1]) * 1024
-    raise AssertionError(field)
-
-
-def _in_child(work: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-    """Run ``work`` in a child that starts with this process's memory, and return what it tells."""
-    out, into = os.pipe()
-    pid = os.fork()
-    if pid == 0:
-        os.close(out)
-        os.write(into, json.dumps(work()).encode())
-        os._exit(0)
-    os.close(into)
-    with os.fdopen(out, "rb") as pipe:
-        told = pipe.read()
-    os.waitpid(pid, 0)
-    result: dict[str, Any] = json.loads(told or b'{"grown": -1, "seconds": -1, "outcome": "died"}')
-    return result
-
-
-def _measured(read: Callable[[], Any]) -> dict[str, Any]:
-    before, started = _status("VmRSS"), time.perf_counter()
-    try:
-        outcome = f"a {type(read()).__name__}"
-    except TreeringError as error:
-        outcome = f"{type(error).__name__}: {error}"
-    return {"grown": _status("VmHWM") - before, "seconds": time.perf_counter() - started, "outcome": outcome}
-
-
 def _placed(name: str, data: bytes, folder: Path) -> Path:
     if name.startswith("safetensors"):
         path = folder / "bomb.safetensors"
@@ -301,9 +267,9 @@ def main() -> None:
             data = make()
             return {"size": len(data), "path": str(_placed(name, data, folder))}
 
-        made = _in_child(place)
+        made = in_child(place)
         for read in readers[:1] if name in texts else readers:  # all of them parse alike
-            told = _in_child(lambda read=read, path=made["path"]: _measured(lambda: read(path)))  # type: ignore[misc]
+            told = in_child(lambda read=read, path=made["path"]: measured(lambda: read(path)))  # type: ignore[misc]
             line = {"name": name, "reader": read.__name__, "claim": name in cheap, "size": made["size"], **told}
             sys.stdout.write(json.dumps(line) + "\n")
 

@@ -12,9 +12,10 @@ import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import NamedSharding, PartitionSpec
 
 import treering
+from tests import meshes
 from tests.system_calls import spans_read
 from treering.errors import Mismatch, NotFound
 from treering.leaves import tree_serialize_leaves
@@ -91,7 +92,7 @@ def test_what_is_no_plain_array(tmp_path: Path) -> None:
 
 
 def test_shardings_that_were_recorded_come_back(tmp_path: Path) -> None:
-    mesh = Mesh(np.array(jax.devices()[:4]).reshape(2, 2), ("x", "y"))
+    mesh = meshes.grid(2, 2)
     given: list[Any] = [("x", None), (("x", "y"),), (), (None, "y")]
     specs = {name: PartitionSpec(*entries) for name, entries in zip("abcd", given, strict=True)}
     tree = {name: jax.device_put(jnp.ones((4, 8)), NamedSharding(mesh, spec)) for name, spec in specs.items()}
@@ -106,7 +107,7 @@ def test_shardings_that_were_recorded_come_back(tmp_path: Path) -> None:
 
 
 def test_shardings_that_this_job_cannot_have_are_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    rows = NamedSharding(Mesh(np.array(jax.devices()[:4]), ("x",)), PartitionSpec("x"))
+    rows = NamedSharding(meshes.line(4), PartitionSpec("x"))
     treering.save(tmp_path / "ckpt", {"w": jax.device_put(jnp.ones(8), rows)})
     devices = jax.devices()[:3]
     monkeypatch.setattr(jax, "devices", lambda *_: devices)

@@ -20,9 +20,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax.experimental.array_serialization.serialization import GlobalAsyncCheckpointManager
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import NamedSharding, PartitionSpec
 
 import treering
+from tests import meshes
 from treering.errors import Unsupported
 from treering.leaves import tree_serialize_leaves
 
@@ -85,7 +86,7 @@ def numbers(count: int) -> Any:
 
 def trees(count: int) -> tuple[list[Any], dict[str, Any]]:
     """Return memory, and arrays of each kind that lie in it."""
-    mesh = Mesh(np.array(jax.devices()).reshape(4, 2), ("x", "y"))
+    mesh = meshes.grid(4, 2)
     across = NamedSharding(mesh, PartitionSpec(("x", "y")))
     owned = [numbers(count).reshape(-1, 128) for _ in range(9)]
     tree = {

@@ -15,14 +15,14 @@ from jax.sharding import Mesh, NamedSharding, SingleDeviceSharding
 from jax.sharding import PartitionSpec as P
 
 import treering as tr
-from tests import faults
+from tests import faults, meshes
 from tests.checkpoint.together import Loading, exchange_at_once, loading
 from tests.system_calls import spans_read
 from treering.leaves import tree_deserialize_leaves, tree_serialize_leaves
 
 __all__ = ["loading"]
 
-MESH = Mesh(np.array(jax.devices()), ("x",))
+MESH = meshes.line()
 ROWS, COLUMNS = NamedSharding(MESH, P("x")), NamedSharding(MESH, P(None, "x"))
 SWAPPED = Mesh(np.array([jax.devices()[n] for n in (1, 0, 2, 3, 4, 5, 6, 7)]), ("x",))
 """The same boxes for each process, on other devices of it."""

@@ -12,9 +12,10 @@ import ml_dtypes
 import numpy as np
 import pytest
 from jax.extend.random import define_prng_impl
-from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
+from jax.sharding import NamedSharding, PartitionSpec, SingleDeviceSharding
 
 import treering as tr
+from tests import meshes
 from tests.checkpoint.documents import rewrite
 from treering.errors import Mismatch, Unsupported
 from treering.leaves import tree_serialize_leaves
@@ -30,7 +31,7 @@ def path(tmp_path: Path) -> Path:
 
 
 def test_a_mesh_or_a_sharding_is_no_tree(path: Path, tmp_path: Path) -> None:
-    mesh = Mesh(np.array(jax.devices()[:1]), ("x",))
+    mesh = meshes.line(1)
     run = tr.Run(tmp_path / "run")
     misplaced: dict[Any, str] = {
         mesh: "mesh",

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -11,9 +9,9 @@ from typing import Any
 import pytest
 
 from tests.checkpoint.hostile_memory import MIB
+from tests.memory import run_script
 
 SCRIPT = Path(__file__).with_name("hostile_memory.py")
-ROOT = Path(__file__).parents[2]
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(sys.platform != "linux", reason="peak memory is read from /proc")]
 
@@ -22,11 +20,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.skipif(sys.platform != "linux", reas
 def measured(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     """What each reader took for each bomb."""
     folder = tmp_path_factory.mktemp("bombs")
-    code = f"import sys, runpy; sys.path.insert(0, {str(ROOT)!r}); sys.argv = ['', {str(folder)!r}]; "
-    code += f"runpy.run_path({str(SCRIPT)!r}, run_name='__main__')"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=500)
-    assert done.returncode == 0, done.stderr[-2000:]
-    return [json.loads(line) for line in done.stdout.splitlines()]
+    return run_script(SCRIPT, folder)
 
 
 def test_every_bomb_ends_within_the_bounds(measured: list[dict[str, Any]]) -> None:

@@ -18,6 +18,7 @@ from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import treering as tr
+from tests import meshes
 from tests.caches import clear_caches
 from treering import leaves, serialization, sharding, tree
 from treering.errors import LeavesInitialised, Mismatch, NotSharded, Unsupported
@@ -366,7 +367,7 @@ def test_a_spec_of_like_is_meant_for_the_mesh_that_is_given(saved: Path) -> None
         found = tr.load(saved, like(given), mesh=AUTO)
         assert found["w"].sharding == NamedSharding(AUTO, SPEC)
         assert found["b"].sharding == NamedSharding(AUTO, P())
-    other = Mesh(np.array(jax.devices()[:2]), ("d",))
+    other = meshes.line(2, axis="d")
     with pytest.raises(Mismatch, match=r"w: float32\[8, 2\]: the mesh has no axis 'x'"):
         tr.load(saved, like(ON_ABSTRACT), mesh=other)
 

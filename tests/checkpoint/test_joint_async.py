@@ -9,10 +9,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.sharding import Mesh, NamedSharding
+from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import treering
+from tests import meshes
 from tests.checkpoint.in_background import PATIENCE, Gate, gate, wait_until_ended, write_by_threads
 from tests.checkpoint.together import PATIENT, Together, fail_snapshots, job_of
 from treering.checkpoint import save_async
@@ -40,7 +41,7 @@ def patient_job(count: int, monkeypatch: pytest.MonkeyPatch) -> Together:
 
 def spread(items: int = 64) -> jax.Array:
     """An array of which each process has a part."""
-    mesh = Mesh(np.array(jax.devices()), ("x",))
+    mesh = meshes.line()
     return jax.device_put(np.arange(items, dtype="f4"), NamedSharding(mesh, P("x")))
 
 

@@ -21,7 +21,7 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import treering as tr
-from tests import faults
+from tests import faults, meshes
 from tests.checkpoint.together import Loading, Said, count_given_up, exchange_at_once, failing, loading
 from tests.system_calls import spans_read
 from treering._checkpoint import joint_load, source
@@ -45,8 +45,8 @@ from treering.leaves import tree_deserialize_leaves, tree_serialize_leaves
 
 __all__ = ["loading"]
 
-MESH = Mesh(np.array(jax.devices()), ("x",))
-PLANE = Mesh(np.array(jax.devices()).reshape(4, 2), ("x", "y"))
+MESH = meshes.line()
+PLANE = meshes.grid(4, 2)
 COLUMNS = NamedSharding(MESH, P(None, "x"))
 EVERYWHERE = NamedSharding(MESH, P())
 COMPARED = ["last", "plan", "state"]

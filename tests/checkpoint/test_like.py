@@ -17,9 +17,10 @@ import ml_dtypes
 import numpy as np
 import optax
 import pytest
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import NamedSharding, PartitionSpec
 
 import treering
+from tests import meshes
 from tests.system_calls import spans_read
 from tests.trees import assert_same, assert_same_structure
 from treering.errors import Mismatch, StaticFieldsDiffer, TreeringError, Unsupported
@@ -85,7 +86,7 @@ def test_the_order_of_like_counts_not_the_saved_one(path: Path) -> None:
 
 
 def test_no_abstract_array_ever_comes_back(path: Path) -> None:
-    mesh = Mesh(np.array(jax.devices()), "x")
+    mesh = meshes.line()
     rows = NamedSharding(mesh, PartitionSpec("x"))
     state: dict[str, Any] = {
         "a": jnp.arange(8.0),
@@ -115,7 +116,7 @@ def test_no_abstract_array_ever_comes_back(path: Path) -> None:
 
 
 def test_shardings_of_like_are_kept(path: Path) -> None:
-    mesh = Mesh(np.array(jax.devices()).reshape(4, 2), ("x", "y"))
+    mesh = meshes.grid(4, 2)
     treering.save(path, {"a": jnp.arange(16.0).reshape(8, 2), "b": jnp.ones(4), "c": jnp.ones(4)})
     like = {
         "a": jax.device_put(jnp.zeros((8, 2)), NamedSharding(mesh, PartitionSpec("y", None))),
@@ -378,7 +379,7 @@ def test_an_index_of_a_value_counts_from_the_start_of_the_leaf(path: Path) -> No
     numbers = np.ones((16, 4))
     numbers[13, 2] = 1e200
     treering.save(path, {"w": numbers})
-    mesh = jax.sharding.Mesh(np.array(jax.devices()[:8]).reshape(4, 2), ("x", "y"))
+    mesh = meshes.grid(4, 2)
     spec = jax.sharding.PartitionSpec("x", "y")
     like = jax.ShapeDtypeStruct((16, 4), "float32", sharding=jax.sharding.NamedSharding(mesh, spec))
     with pytest.raises(Mismatch, match=r"1e\+200 at index \[13, 2\]"):
@@ -468,7 +469,7 @@ def test_keeping_does_not_excuse_other_differences(path: Path) -> None:
 def test_keeping_with_shardings_leaves_kept_arrays_where_they_are(path: Path) -> None:
     treering.save(path, {"a": np.arange(8.0, dtype="f4")})
     kept = jax.device_put(jnp.ones(3), jax.devices()[2])
-    rows = NamedSharding(Mesh(np.array(jax.devices()), "x"), PartitionSpec("x"))
+    rows = NamedSharding(meshes.line(), PartitionSpec("x"))
     found = treering.load(path, {"a": jnp.zeros(8), "b": kept}, missing="keep", shardings=rows)
     assert found["b"] is kept
     assert found["a"].sharding == rows

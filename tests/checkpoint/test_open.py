@@ -14,9 +14,10 @@ import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import NamedSharding, PartitionSpec
 
 import treering
+from tests import meshes
 from tests.folders import open_descriptors
 from tests.system_calls import spans_read
 from tests.trees import assert_same
@@ -224,7 +225,7 @@ def test_a_step_reads_the_blocks_that_hold_an_item(
 
 
 def test_slices_of_a_sharded_array(tmp_path: Path, spans: list[tuple[int, int]]) -> None:
-    mesh = Mesh(np.array(jax.devices()).reshape(4, 2), ("x", "y"))
+    mesh = meshes.grid(4, 2)
     treering.save(tmp_path / "c", {"w": jax.device_put(BIG, NamedSharding(mesh, PartitionSpec("x", "y")))})
     with treering.open(tmp_path / "c") as ckpt:
         assert "x" in str(ckpt["w"].sharding)

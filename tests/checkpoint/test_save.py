@@ -17,9 +17,10 @@ import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import NamedSharding, PartitionSpec
 
 import treering
+from tests import meshes
 from tests.compat.golden_files import dtype_named
 from tests.folders import listing, open_descriptors
 from tests.properties.strategies import EXTENDED_DTYPES, NUMPY_DTYPES
@@ -447,7 +448,7 @@ def test_save_does_not_touch_its_tree(tmp_path: Path) -> None:
 
 
 def test_saved_arrays_can_still_be_donated(tmp_path: Path) -> None:
-    state = jax.device_put(jnp.arange(64.0), NamedSharding(Mesh(np.array(jax.devices()), "x"), PartitionSpec("x")))
+    state = jax.device_put(jnp.arange(64.0), NamedSharding(meshes.line(), PartitionSpec("x")))
     step = jax.jit(lambda x: x + 1, donate_argnums=0)
     for number in range(3):
         treering.save(tmp_path / "c", {"w": state}, overwrite=number > 0)

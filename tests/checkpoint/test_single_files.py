@@ -13,9 +13,10 @@ import ml_dtypes
 import numpy as np
 import pytest
 from flax import serialization as flax_serialization
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import NamedSharding, PartitionSpec
 
 import treering
+from tests import meshes
 from tests.trees import assert_same
 from treering import serialization
 from treering.errors import Corrupt, Mismatch, TreeringError, Unsupported
@@ -109,7 +110,7 @@ def test_what_msgpack_cannot_hold_is_named(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["c.safetensors", "c.msgpack"])
 def test_shardings_for_single_files(name: str, tmp_path: Path) -> None:
-    mesh = Mesh(np.array(jax.devices()).reshape(4, 2), ("x", "y"))
+    mesh = meshes.grid(4, 2)
     array = np.arange(64, dtype="f4").reshape(8, 8)
     columns, rows = (NamedSharding(mesh, spec) for spec in (PartitionSpec("y", "x"), PartitionSpec("x")))
     treering.save(tmp_path / name, {"w": jax.device_put(array, columns), "b": jnp.ones(8)})

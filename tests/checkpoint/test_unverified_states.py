@@ -16,11 +16,10 @@ import jax
 import numpy as np
 import pytest
 from jax.experimental.array_serialization.serialization import GlobalAsyncCheckpointManager
-from jax.sharding import Mesh
 from safetensors.numpy import save_file
 
 import treering as tr
-from tests import faults
+from tests import faults, meshes
 from tests.checkpoint.together import Loading, loading
 from tests.command import copy_path
 from tests.foreign.test_jax_pytree import DICT, LEAF, Node, saved_as_jax
@@ -34,7 +33,7 @@ from treering.serialization import to_bytes
 
 __all__ = ["loading"]
 
-MESH = Mesh(np.array(jax.devices()), ("x",))
+MESH = meshes.line()
 SPEC = jax.sharding.PartitionSpec(None, "x")
 NAMES = ("a", "b", "c")
 WIDE = np.random.default_rng(0).standard_normal((64, 128), np.float32)

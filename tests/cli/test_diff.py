@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 import treering as package
+from tests import meshes
 from tests.cli.trees import Adam, in_every_form, saved, state
 from tests.command import here, treering
 from treering.errors import Corrupt, NotFound
@@ -121,9 +122,9 @@ def test_every_pair_of_forms(tmp_path: Path) -> None:
 
 def test_another_mesh_is_no_difference(tmp_path: Path) -> None:
     import jax
-    from jax.sharding import Mesh, NamedSharding, PartitionSpec
+    from jax.sharding import NamedSharding, PartitionSpec
 
-    mesh = Mesh(np.array(jax.devices()), ("x",))
+    mesh = meshes.line()
     spec = PartitionSpec("x")  # type: ignore[no-untyped-call, unused-ignore]
     array = np.arange(len(jax.devices()) * 6.0).reshape(-1, 6)
     cut = jax.device_put(array, NamedSharding(mesh, spec))

@@ -20,6 +20,7 @@ import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.memory import memory_of_this_process
 from treering._codec import zstd
 from treering._codec.zarr import ZarrArray, chunk_bytes, zarray_bytes
 from treering._codec.zarr_chunks import check_chunk_file, decode, encode
@@ -343,11 +344,6 @@ def test_a_chunk_is_unpacked_in_place(codec: str) -> None:
     extra = memory_of_this_process("VmHWM") - before
     assert not target.any()
     assert extra < {"blosc": nbytes, "blosc zstd": nbytes, "zstd 22": 128 << 20}.get(codec, 0) + (32 << 20)
-
-
-def memory_of_this_process(name: str) -> int:
-    lines = (line.split(":") for line in Path("/proc/self/status").read_text().splitlines())
-    return next(int(rest.split()[0]) << 10 for member, rest in lines if member == name)
 
 
 @pytest.mark.parametrize("codec", CODECS)

@@ -18,10 +18,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.sharding import Mesh, NamedSharding
+from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import treering as tr
+from tests import meshes
 from tests.compat.golden_files import EFORMER
 from tests.trees import assert_unchanged
 from treering import serialization
@@ -35,9 +36,9 @@ from treering.sharding import (
 )
 
 INDEX = "tensorstore_index.json"
-ONE = Mesh(np.array(jax.devices()[:1]), ("x",))
-ROW = Mesh(np.array(jax.devices()), ("d",))
-GRID = Mesh(np.array(jax.devices()).reshape(2, 4), ("dp", "tp"))
+ONE = meshes.line(1)
+ROW = meshes.line(axis="d")
+GRID = meshes.grid(2, 4, axes=("dp", "tp"))
 ROWS = NamedSharding(ROW, P("d"))
 
 

@@ -15,14 +15,15 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import treering as tr
+from tests import meshes
 from tests.compat.golden_files import EFORMER, dtype_named
 from tests.trees import assert_same
 from treering.errors import KeptOnHost, Mismatch, Unsupported
 from treering.leaves import tree_deserialize_leaves, tree_serialize_leaves
 from treering.sharding import apply_sharding_tree, create_sharding_tree_from_index, validate_sharding_tree
 
-GRID = Mesh(np.array(jax.devices()).reshape(2, 4), ("dp", "tp"))
-ROW = Mesh(np.array(jax.devices()), ("d",))
+GRID = meshes.grid(2, 4, axes=("dp", "tp"))
+ROW = meshes.line(axis="d")
 
 # Folder and prefix of every tree; "x64" needs jax_enable_x64.
 TREES: list[tuple[str, str | None]] = [

@@ -17,9 +17,10 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import NamedSharding, PartitionSpec
 
 import treering
+from tests import meshes
 from tests.compat.golden_files import EFORMER
 from tests.compat.restoring import Prepare, prepare
 from tests.compat.test_eformer_golden import SPECS, assert_holds, expected
@@ -29,7 +30,7 @@ from treering.errors import Corrupt, Mismatch
 
 __all__ = ["prepare"]
 
-GRID = Mesh(np.array(jax.devices()).reshape(2, 4), ("dp", "tp"))
+GRID = meshes.grid(2, 4, axes=("dp", "tp"))
 
 
 def _write(folder: Path, branches: Mapping[str, Mapping[str, np.ndarray]]) -> Path:

@@ -20,9 +20,10 @@ import pytest
 from flax import nnx
 from flax.core import FrozenDict, freeze
 from flax.training import checkpoints, train_state
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import NamedSharding, PartitionSpec
 
 import treering
+from tests import meshes
 from tests.compat.restoring import Prepare, prepare
 from tests.trees import assert_same_structure, fingerprint
 from treering.errors import Mismatch, Unsupported
@@ -157,7 +158,7 @@ def test_the_parameters_of_a_training_state_alone(prepare: Prepare, tmp_path: Pa
 
 def test_onto_a_mesh(prepare: Prepare, tmp_path: Path) -> None:
     path = prepare(_write(tmp_path / "a.msgpack", _params(0)))
-    rows = NamedSharding(Mesh(np.array(jax.devices()), ("x",)), PartitionSpec("x"))
+    rows = NamedSharding(meshes.line(), PartitionSpec("x"))
     like = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), _params(0))
     found = treering.load(path, like, shardings={"dense": {"kernel": rows, "bias": None}})
     assert found["dense"]["kernel"].sharding == rows

@@ -10,10 +10,11 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import NamedSharding, PartitionSpec
 from numpy.lib import format as npy_format
 
 import treering
+from tests import meshes
 from tests.compat.restoring import Prepare, prepare
 from treering import KeyMap, KeyRule
 from treering.errors import Corrupt, Mismatch, Unsupported
@@ -134,7 +135,7 @@ def test_a_model_saved_as_a_flat_dict_goes_into_its_tree(prepare: Prepare, tmp_p
     np.savez(tmp_path / "a.npz", **flat)
     path = prepare(tmp_path / "a.npz")
     names = KeyMap([KeyRule("{layer}.{name}", "{layer}/{name}")])
-    rows = NamedSharding(Mesh(np.array(jax.devices()), ("x",)), PartitionSpec("x"))
+    rows = NamedSharding(meshes.line(), PartitionSpec("x"))
     like = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), params)
     found = treering.load(path, like, key_map=names, shardings={"dense": {"kernel": rows, "bias": None}})
     assert found["dense"]["kernel"].sharding == rows

@@ -12,10 +12,11 @@ import numpy as np
 import pytest
 import safetensors.flax
 import safetensors.numpy
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import NamedSharding, PartitionSpec
 from safetensors import safe_open
 
 import treering
+from tests import meshes
 from tests.compat.model_weights import write_folder
 from tests.compat.restoring import Prepare, prepare
 from tests.trees import assert_same_arrays
@@ -23,7 +24,7 @@ from treering.errors import Mismatch, TreeringError
 
 __all__ = ["prepare"]
 
-MESH = Mesh(np.array(jax.devices()), ("x",))
+MESH = meshes.line()
 WIDE = np.arange(4 * 6 * 5, dtype=np.float32).reshape(4, 6, 5)
 
 

@@ -13,9 +13,10 @@ import numpy as np
 import pytest
 import tensorstore
 from jax.experimental.array_serialization.serialization import GlobalAsyncCheckpointManager
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import NamedSharding, PartitionSpec
 
 import treering
+from tests import meshes
 from tests.folders import copy_to_memory
 from tests.trees import assert_same_arrays, leaves_by_path
 from treering.errors import Corrupt, NotFound, TreeringError, Unsupported
@@ -24,7 +25,7 @@ FORMS = ["plain", "OCDBT", "inventory"]
 
 
 def _state(step: int) -> dict[str, Any]:
-    mesh = Mesh(np.array(jax.devices()[:4]).reshape(2, 2), ("x", "y"))
+    mesh = meshes.grid(2, 2)
     items = np.random.default_rng(step).standard_normal((8, 6)).astype(np.float32)
     weight = jax.device_put(items, NamedSharding(mesh, PartitionSpec("x", "y")))
     layers = [{"w": jnp.asarray(items[layer], jnp.bfloat16), "b": jnp.zeros(3)} for layer in range(2)]
@@ -94,7 +95,7 @@ def test_into_a_target_and_onto_a_mesh(place: Path) -> None:
     like = jax.eval_shape(lambda: _state(7))
     restored = treering.load(place, like=like, missing="keep")
     assert str(jax.tree.structure(restored)) == str(jax.tree.structure(like))
-    rows = NamedSharding(Mesh(np.array(jax.devices()[:2]), ("x",)), PartitionSpec("x"))
+    rows = NamedSharding(meshes.line(2), PartitionSpec("x"))
     found = treering.load(place, only="model/embed", shardings={"model": {"embed": rows}})
     assert found["model"]["embed"].sharding == rows
     with treering.open(place) as opened:

@@ -10,12 +10,12 @@ from typing import Any
 import hypothesis
 import hypothesis.extra.numpy as arrays_of
 import hypothesis.strategies as st
-import jax
 import numpy as np
 import pytest
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import NamedSharding, PartitionSpec
 
 import treering
+from tests import meshes
 from treering.errors import Corrupt, Format, TreeringError, Unsupported
 
 _ARRAYS: dict[str, Any] = {
@@ -57,7 +57,7 @@ def test_the_verbs_know_it(archive: Path) -> None:
 
 
 def test_a_part_of_it_onto_a_mesh(archive: Path) -> None:
-    rows = NamedSharding(Mesh(np.array(jax.devices()[:3]), ("x",)), PartitionSpec("x"))
+    rows = NamedSharding(meshes.line(3), PartitionSpec("x"))
     found = treering.load(archive, only="raw", shardings={"raw": rows})
     assert list(found) == ["raw"]
     assert found["raw"].sharding == rows
@@ -225,7 +225,7 @@ def test_a_flipped_bit_is_damage_to_every_verb(tmp_path: Path, name: str, compre
         treering.convert(path, tmp_path / "out")
     assert not (tmp_path / "out" / "treering.json").exists()
     if name == "large":
-        rows = NamedSharding(Mesh(np.array(jax.devices()[:4]), ("x",)), PartitionSpec("x"))
+        rows = NamedSharding(meshes.line(4), PartitionSpec("x"))
         with pytest.raises(Corrupt, match="large"):
             treering.load(path, only=name, shardings=rows)
 

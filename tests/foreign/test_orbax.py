@@ -12,9 +12,10 @@ import jax
 import ml_dtypes
 import numpy as np
 import pytest
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import NamedSharding, PartitionSpec
 
 import treering
+from tests import meshes
 from tests.folders import copy_to_memory
 from treering.errors import Corrupt, NotFound, TreeringError, Unsupported
 
@@ -94,7 +95,7 @@ def test_sharded_arrays_and_a_typed_key() -> None:
 
 def test_parts_of_it_onto_another_mesh_and_into_a_target() -> None:
     place = GOLDEN / "sharded_2x4"
-    rows = NamedSharding(Mesh(np.array(jax.devices()[:2]), ("x",)), PartitionSpec("x"))
+    rows = NamedSharding(meshes.line(2), PartitionSpec("x"))
     found = treering.load(place, only="both", shardings={"both": rows})
     assert list(found) == ["both"]
     assert found["both"].sharding == rows

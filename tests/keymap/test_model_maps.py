@@ -5,12 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import jax
 import numpy as np
 import pytest
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import NamedSharding, PartitionSpec
 
 import treering
+from tests import meshes
 from tests.compat.model_weights import CONFIGS, key_map_of, scanned, weights_of, write_folder
 from tests.trees import leaves_by_path
 from treering.errors import Mismatch
@@ -41,7 +41,7 @@ def test_there_and_back_to_the_same_bits(model: str, dtype: str, tmp_path: Path)
 def test_onto_a_mesh_and_by_convert(model: str, tmp_path: Path) -> None:
     weights, names = weights_of(model), key_map_of(model)
     folder = write_folder(tmp_path / "model", weights)
-    mesh = Mesh(np.array(jax.devices()), ("x",))
+    mesh = meshes.line()
     rules = [(".*/kernel|.*embedding", PartitionSpec(None, "x")), (".*/(scale|bias)", PartitionSpec())]
     if model == "t5":
         rules.insert(0, (".*relative_bias.*", PartitionSpec("x")))

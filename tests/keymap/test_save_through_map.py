@@ -9,10 +9,11 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 import pytest
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import NamedSharding, PartitionSpec
 from safetensors.numpy import load_file
 
 import treering
+from tests import meshes
 from tests.trees import assert_same_arrays
 from treering import KeyMap, KeyRule
 from treering.errors import Mismatch, Unsupported
@@ -93,7 +94,7 @@ def test_another_program_reads_what_was_saved(tmp_path: Path) -> None:
 
 
 def test_arrays_on_a_mesh_and_any_containers(tmp_path: Path) -> None:
-    mesh = Mesh(np.array(jax.devices()[:2]), ("x",))
+    mesh = meshes.line(2)
     heads = NamedSharding(mesh, PartitionSpec(None, None, "x"))
     kernels = make_tree()["layers"]["attn"]
     pair = Pair(*(jax.device_put(kernels[name]["kernel"], heads) for name in "qv"))

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import numpy as np
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import NamedSharding, PartitionSpec
 
+from tests import meshes
 from treering.leaves import tree_deserialize_leaves
 
 __all__ = ["arrays_at", "index_at", "put", "stored", "visible"]
@@ -43,6 +43,5 @@ def visible(path: Path) -> set[str]:
 
 def put(array: Any, spec: PartitionSpec, shape: tuple[int, ...] = (8,), axes: tuple[str, ...] = ("x",)) -> jax.Array:
     """An array spread over a mesh of the first devices."""
-    devices = np.array(jax.devices()[: int(np.prod(shape))]).reshape(shape)
-    found: jax.Array = jax.device_put(array, NamedSharding(Mesh(devices, axes), spec))
+    found: jax.Array = jax.device_put(array, NamedSharding(meshes.grid(*shape, axes=axes), spec))
     return found

@@ -11,9 +11,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.sharding import Mesh, PartitionSpec
+from jax.sharding import PartitionSpec
 
 import treering as tr
+from tests import meshes
 from tests.leaves.saved import put
 from torture.scenes import fingerprint
 from treering.errors import Busy, Corrupt, Mismatch
@@ -94,7 +95,7 @@ def test_like(saved: Path) -> None:
 
 
 def test_shardings(saved: Path) -> None:
-    mesh = Mesh(np.array(jax.devices()).reshape(2, 4), ("a", "b"))
+    mesh = meshes.grid(2, 4, axes=("a", "b"))
     found = tr.load(saved, at="model/layers", shardings=PartitionSpec("a", "b"), mesh=mesh)
     for number, layer in enumerate(found):
         assert layer["w"].sharding.spec == PartitionSpec("a", "b")

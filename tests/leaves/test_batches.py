@@ -12,10 +12,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.sharding import Mesh, NamedSharding
+from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from tests import faults
+from tests import faults, meshes
 from tests.trees import assert_same
 from treering.leaves import tree_deserialize_leaves, tree_serialize_leaves
 
@@ -59,7 +59,7 @@ def test_a_batch_is_gone_before_the_next_one_is_read(
     where: str, chunk_size: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tree_serialize_leaves(tmp_path, jax.tree.map(np.asarray, TREE) if where == "numpy" else TREE)
-    mesh = Mesh(np.array(jax.devices()[:4]), ("x",))
+    mesh = meshes.line(4)
     shardings = NamedSharding(mesh, P("x")) if where == "mesh" else None
     alive: list[weakref.ref[Any]] = []
     at_reads: list[int] = []

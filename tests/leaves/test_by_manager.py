@@ -11,14 +11,15 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.experimental.array_serialization.serialization import GlobalAsyncCheckpointManager
-from jax.sharding import Mesh, NamedSharding
+from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from tests import meshes
 from tests.trees import assert_same
 from treering.errors import Corrupt, Unsupported
 from treering.leaves import tree_deserialize_leaves, tree_serialize_leaves
 
-LINE = Mesh(np.array(jax.devices()), ("d",))
+LINE = meshes.line(axis="d")
 TREE: dict[str, Any] = {
     "w": jnp.arange(64.0).reshape(8, 8),
     "half": jnp.ones(8, "bfloat16"),

@@ -6,14 +6,13 @@ import itertools
 import math
 from typing import Any
 
-import jax
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from jax.sharding import Mesh, NamedSharding
+from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from tests import meshes
 from treering._leaves.plan import chunk_shape, shared_chunk_shape
 from treering._values.boxes import Box, held_boxes, whole
 
@@ -42,7 +41,7 @@ def grid(shape: tuple[int, ...], chunks: tuple[int, ...]) -> list[Box]:
 )
 def test_chunks_are_shards(shape: tuple[int, ...], spec: P, chunks: tuple[int, ...]) -> None:
     """On the mesh and with the shapes of files that eformer wrote; an array without items has no chunk to be cut."""
-    mesh = Mesh(np.array(jax.devices()).reshape(2, 4), ("dp", "tp"))
+    mesh = meshes.grid(2, 4, axes=("dp", "tp"))
     held = held_boxes(NamedSharding(mesh, spec).devices_indices_map(shape), shape, lambda _: 0)
     assert chunk_shape(shape, [box for box, _ in held], 4, None) == chunks
 

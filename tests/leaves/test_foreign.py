@@ -13,17 +13,18 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import tensorstore as ts
-from jax.sharding import Mesh, NamedSharding
+from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import treering
+from tests import meshes
 from tests.leaves.saved import INDEX, index_at
 from tests.trees import assert_same
 from treering.errors import Corrupt, Format, Mismatch, TreeringError, Unsupported
 from treering.leaves import tree_deserialize_leaves, tree_serialize_leaves
 
 GOLDEN = Path(__file__).parents[1] / "compat" / "golden" / "eformer"
-LINE = Mesh(np.array(jax.devices()), ("d",))
+LINE = meshes.line(axis="d")
 
 
 @pytest.fixture

@@ -10,16 +10,17 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.sharding import Mesh, NamedSharding, SingleDeviceSharding
+from jax.sharding import NamedSharding, SingleDeviceSharding
 from jax.sharding import PartitionSpec as P
 
+from tests import meshes
 from tests.trees import assert_same
 from treering.errors import Mismatch, Unsupported
 from treering.leaves import tree_deserialize_leaves, tree_serialize_leaves
 from treering.sharding import create_sharding_tree_from_index
 
-LINE = Mesh(np.array(jax.devices()), ("d",))
-GRID = Mesh(np.array(jax.devices()).reshape(2, 4), ("dp", "tp"))
+LINE = meshes.line(axis="d")
+GRID = meshes.grid(2, 4, axes=("dp", "tp"))
 
 TREE: dict[str, Any] = {
     "dense": {"kernel": jnp.arange(64.0).reshape(8, 8), "bias": jnp.arange(8.0)},

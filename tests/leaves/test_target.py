@@ -11,15 +11,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.sharding import Mesh, NamedSharding
+from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from tests import meshes
 from tests.trees import assert_same
 from treering.errors import Mismatch, StaticFieldsDiffer
 from treering.leaves import tree_deserialize_leaves, tree_serialize_leaves
 
 GOLDEN = Path(__file__).parents[1] / "compat" / "golden" / "eformer"
-GRID = Mesh(np.array(jax.devices()).reshape(2, 4), ("dp", "tp"))
+GRID = meshes.grid(2, 4, axes=("dp", "tp"))
 
 
 class State(NamedTuple):

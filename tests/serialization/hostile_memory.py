@@ -11,16 +11,14 @@ from __future__ import annotations
 
 import gc
 import json
-import os
 import struct
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from tests.memory import in_child, measured
 from treering import serialization
-from treering.errors import TreeringError
 
 MIB = 2**20
 
@@ -144,54 +142,17 @@ BOMBS: dict[str, Callable[[], bytes]] = _nests() | _crowds() | _claims() | _oddi
 """Inputs of 1 to 4 MB that claim or make far more than they are."""
 
 
-def _status(field: str) -> int:
-    for line in Path("/proc/self/status").read_text(encoding="ascii").splitlines():
-        if line.startswith(field):
-            return int(line.split()[1]) * 1024
-    raise AssertionError(field)
-
-
-def _outcome(read: Callable[[], Any]) -> str:
-    try:
-        result = read()
-    except TreeringError as error:
-        return f"{type(error).__name__}: {error}"
-    return f"a {type(result).__name__}"
-
-
-def _in_child(work: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-    """Run ``work`` in a child that starts with this process's memory, and return what it tells."""
-    out, into = os.pipe()
-    pid = os.fork()
-    if pid == 0:
-        os.close(out)
-        os.write(into, json.dumps(work()).encode())
-        os._exit(0)
-    os.close(into)
-    with os.fdopen(out, "rb") as pipe:
-        told = pipe.read()
-    os.waitpid(pid, 0)
-    result: dict[str, Any] = json.loads(told or b'{"grown": -1, "seconds": -1, "outcome": "died"}')
-    return result
-
-
-def _measured(read: Callable[[], Any]) -> dict[str, Any]:
-    before, started = _status("VmRSS"), time.perf_counter()
-    outcome = _outcome(read)
-    return {"grown": _status("VmHWM") - before, "seconds": time.perf_counter() - started, "outcome": outcome}
-
-
 def _made(name: str, path: Path) -> dict[str, Any]:
     return {"size": path.write_bytes(BOMBS[name]())}
 
 
 def _restored(path: Path) -> dict[str, Any]:
     data = path.read_bytes()
-    return _measured(lambda: serialization.msgpack_restore(data))
+    return measured(lambda: serialization.msgpack_restore(data))
 
 
 def _loaded(path: Path) -> dict[str, Any]:
-    return _measured(lambda: serialization.load_from_file(None, path))
+    return measured(lambda: serialization.load_from_file(None, path))
 
 
 def main() -> None:
@@ -205,10 +166,10 @@ def main() -> None:
     gc.freeze()
     crowds = _crowds()
     for name in BOMBS:
-        made = _in_child(lambda name=name: _made(name, path))  # type: ignore[misc]
+        made = in_child(lambda name=name: _made(name, path))  # type: ignore[misc]
         for reader in (_restored, _loaded):
             if reader is _restored or name not in crowds:
-                told = _in_child(lambda reader=reader: reader(path))  # type: ignore[misc]
+                told = in_child(lambda reader=reader: reader(path))  # type: ignore[misc]
                 sys.stdout.write(json.dumps({"name": name, "reader": reader.__name__, **made, **told}) + "\n")
 
 

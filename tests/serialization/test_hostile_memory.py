@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.memory import run_script
 from tests.serialization.hostile_memory import BOMBS, CLAIMS, MIB
 
 SCRIPT = Path(__file__).with_name("hostile_memory.py")
@@ -21,11 +20,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.skipif(sys.platform != "linux", reas
 def measured(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     """What each reader took for each bomb."""
     folder = tmp_path_factory.mktemp("bombs")
-    done = subprocess.run(
-        [sys.executable, str(SCRIPT), str(folder)], capture_output=True, text=True, check=False, timeout=500
-    )
-    assert done.returncode == 0, done.stderr[-2000:]
-    return [json.loads(line) for line in done.stdout.splitlines()]
+    return run_script(SCRIPT, folder)
 
 
 def test_every_bomb_ends_within_the_bounds(measured: list[dict[str, Any]]) -> None:

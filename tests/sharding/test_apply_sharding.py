@@ -15,11 +15,12 @@ import pytest
 from jax.sharding import Mesh, NamedSharding, SingleDeviceSharding
 from jax.sharding import PartitionSpec as P
 
+from tests import meshes
 from treering.errors import NotSharded, Unsupported
 from treering.sharding import apply_sharding_tree, make_itsharded, validate_sharding_tree
 
-MESH = Mesh(np.array(jax.devices()), ("d",))
-GRID = Mesh(np.array(jax.devices()).reshape(2, 4), ("dp", "tp"))
+MESH = meshes.line(axis="d")
+GRID = meshes.grid(2, 4, axes=("dp", "tp"))
 ROWS = NamedSharding(MESH, P("d"))
 EVERYWHERE = NamedSharding(MESH, P())
 
@@ -287,7 +288,7 @@ def test_jax_arrays_are_replicated_and_all_else_stays() -> None:
     ],
     ids=["first device", "another", "divided", "other mesh"],
 )
-@pytest.mark.parametrize("mesh", [MESH, GRID, Mesh(np.array(jax.devices()[:2]), ("x",))], ids=["8", "2x4", "2"])
+@pytest.mark.parametrize("mesh", [MESH, GRID, meshes.line(2)], ids=["8", "2x4", "2"])
 def test_arrays_are_replicated_wherever_they_were(sharding: Any, mesh: Mesh) -> None:
     array = jax.device_put(eight(), sharding)
     moved = make_itsharded(array, mesh)

@@ -10,9 +10,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.sharding import Mesh, NamedSharding, SingleDeviceSharding
+from jax.sharding import NamedSharding, SingleDeviceSharding
 from jax.sharding import PartitionSpec as P
 
+from tests import meshes
 from treering.errors import NotSharded
 from treering.sharding import apply_sharding_tree, validate_sharding_tree
 
@@ -37,7 +38,7 @@ def place(array: Any) -> Any:
 
 
 X, F = np.zeros(3), place
-MESH = Mesh(np.array(jax.devices()), ("d",))
+MESH = meshes.line(axis="d")
 PLACES = [None, P("d"), P(), NamedSharding(MESH, P("d")), SingleDeviceSharding(jax.devices()[0]), jax.devices()[0], F]
 
 ALIKE = {

@@ -7,14 +7,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import jax
 import jax.numpy as jnp
-import numpy as np
 import pytest
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
 import treering
+from tests import meshes
 from treering.errors import Mismatch, RulesUnmatched
 from treering.leaves import tree_deserialize_leaves, tree_serialize_leaves
 from treering.sharding import RulesReport, match_partition_rules
@@ -24,7 +23,7 @@ TREE = {"dense": {"kernel": {"value": jnp.ones((4, 2))}, "bias": {"value": jnp.o
 
 
 def mesh() -> Mesh:
-    return Mesh(np.array(jax.devices()[:2]), ("d",))
+    return meshes.line(2, axis="d")
 
 
 def by_match(rules: Any, path: Path) -> Any:
@@ -103,7 +102,7 @@ def test_the_report_can_be_asked_for(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("key", ["dense/kernel/value", "a/b/c"])
 def test_errors_show_what_rules_match(key: str, tmp_path: Path) -> None:
-    two = Mesh(np.array(jax.devices()[:2]).reshape(2, 1), ("d", "e"))
+    two = meshes.grid(2, 1, axes=("d", "e"))
     tree = {"dense": {"kernel": {"value": jnp.ones((4, 2))}}, "a/b": {"c": jnp.ones((4, 2))}}
     tree_serialize_leaves(tmp_path / "a", tree)
     for rules in (None, [("nothing", P())]):

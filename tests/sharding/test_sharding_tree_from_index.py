@@ -13,12 +13,13 @@ import pytest
 from jax.sharding import Mesh, NamedSharding, SingleDeviceSharding
 from jax.sharding import PartitionSpec as P
 
+from tests import meshes
 from treering.errors import Corrupt, Format, Mismatch, NotFound, Unsupported
 from treering.leaves import tree_deserialize_leaves, tree_serialize_leaves
 from treering.sharding import apply_sharding_tree, create_sharding_tree_from_index, validate_sharding_tree
 
-MESH = Mesh(np.array(jax.devices()), ("d",))
-GRID = Mesh(np.array(jax.devices()).reshape(2, 4), ("dp", "tp"))
+MESH = meshes.line(axis="d")
+GRID = meshes.grid(2, 4, axes=("dp", "tp"))
 EVERYWHERE = NamedSharding(MESH, P())
 
 

@@ -23,6 +23,7 @@ from flax.core import freeze
 from flax.training.train_state import TrainState
 from hypothesis import given
 
+from tests import meshes
 from tests.format.indexes import keys_of
 from tests.properties.strategies import Box, Chexed, Layer, Pair, Plain, Point, add, quick, trees
 from treering._format.index import ARRAY_KINDS, PYTHON_KINDS, Container, ForeignKey, OpaqueLeaf
@@ -318,7 +319,7 @@ def test_what_like_can_give_again_is_opaque(leaf: Any, text: str | None) -> None
 
 
 def test_shardings_meshes_and_devices_are_opaque() -> None:
-    mesh = jax.sharding.Mesh(np.array(jax.devices()), ("x",))
+    mesh = meshes.line()
     sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("x"))
     assert flatten([mesh, sharding, jax.devices()[0]]).kinds == ["opaque"] * 3
 

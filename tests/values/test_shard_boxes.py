@@ -7,9 +7,10 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
-from jax.sharding import Mesh, NamedSharding
+from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from tests import meshes
 from treering._values.boxes import Box, box_of_slices, find_cover_error, held_boxes, slices
 
 
@@ -31,7 +32,7 @@ def _process(device: Any) -> int:
     ],
 )
 def test_jax_shardings(shape: tuple[int, ...], spec: P, count: int) -> None:
-    mesh = Mesh(np.array(jax.devices()).reshape(2, 4), ("a", "b"))
+    mesh = meshes.grid(2, 4, axes=("a", "b"))
     sharding = NamedSharding(mesh, spec)
     held = held_boxes(sharding.devices_indices_map(shape), shape, _process)
     assert len(held) == count

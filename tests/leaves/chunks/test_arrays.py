@@ -19,9 +19,10 @@ import pytest
 import tensorstore
 from hypothesis import given
 from hypothesis import strategies as st
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import NamedSharding, PartitionSpec
 
 import treering
+from tests import meshes
 from tests.compat.golden_files import dtype_named
 from tests.leaves.folder.directories import fail_moves
 from tests.leaves.saved import INDEX
@@ -57,7 +58,7 @@ def codec_id(codec: object) -> str:
 
 def sharding(number: int) -> NamedSharding:
     shape, spec = LAYOUTS[number]
-    return NamedSharding(Mesh(np.array(jax.devices()).reshape(shape), ("x", "y")[: len(shape)]), PartitionSpec(*spec))
+    return NamedSharding(meshes.grid(*shape), PartitionSpec(*spec))
 
 
 def read(path: Path, key: str, place: Any = ...) -> np.ndarray:
