@@ -18,6 +18,7 @@ import jax
 import pytest
 
 import treering
+from tests import clocks
 from treering._arrays import exchange, outgoing, written
 from treering._arrays.outgoing import ALONE
 from treering._checkpoint import joint_load, plan_cache, save_folder
@@ -25,7 +26,6 @@ from treering._checkpoint import save as saving
 from treering._coordination import allgather
 from treering._coordination.messages import Failure
 from treering._coordination.operations import Call
-from treering._values import timing
 from treering._values.processes import Processes
 from treering._values.timing import Timing
 
@@ -216,7 +216,7 @@ def loading(monkeypatch: pytest.MonkeyPatch) -> Iterator[Loading]:
     monkeypatch.setattr(joint_load, "job_processes", lambda: Processes(this=0, count=4))
     monkeypatch.setattr(joint_load, "allgather_with_deadline", playing.meet)
     monkeypatch.setattr(joint_load, "run_in_order", playing.exchange)
-    monkeypatch.setattr(timing, "current", Timing(reopen_first=0.0))
+    clocks.wait_at_most(monkeypatch, reopen_first=0.0)
     yield playing
     exchange._reading_mesh.cache_clear()
     exchange._own_places.cache_clear()

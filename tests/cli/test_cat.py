@@ -17,6 +17,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests import limits
 from tests.cli.trees import arrays, in_every_form, saved
 from tests.command import ended, here
 from treering import serialization
@@ -138,7 +139,7 @@ def test_every_form_gives_the_same(tmp_path: Path) -> None:
 
 
 def test_a_chunked_msgpack_array(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(serialization, "MAX_CHUNK_SIZE", 1000)
+    limits.chunk_arrays_from(monkeypatch, 1000)
     array = np.arange(3000, dtype=np.int16).reshape(100, 30)
     path = tmp_path / "x.msgpack"
     serialization.save_to_file({"x": array}, path)

@@ -7,7 +7,6 @@ import json
 import shutil
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,7 @@ import numpy as np
 import pytest
 
 import treering as tr
+from tests import clocks
 from tests.cli.runs import BEGAN, a_run, add_step
 from tests.cli.test_doctor import A, dead
 from tests.command import inside, treering
@@ -59,7 +59,7 @@ def test_ls_lists_the_steps_and_with_globs_leaves_of_the_latest(run: Path) -> No
 def test_log_tells_age_save_time_metrics_and_which_rule_keeps_a_step(
     run: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(time, "time", lambda: BEGAN + 60 * 3 + 90)
+    clocks.stop_clock(monkeypatch, BEGAN + 60 * 3 + 90)
     lines = inside("log", str(run), code=0)[0].splitlines()
     assert lines[0].startswith(f"{run} · 3 steps, ")
     assert lines[1] == "keep: KeepLast(2)"
@@ -68,9 +68,9 @@ def test_log_tells_age_save_time_metrics_and_which_rule_keeps_a_step(
     assert lines[3].endswith("500 ms     2.5  the newest; KeepLast(2)")
     assert lines[5].endswith("5  goes: no rule keeps it")
     for earlier in (0.25, -60.0):  # the clock of a bucket may be ahead
-        monkeypatch.setattr(time, "time", lambda earlier=earlier: BEGAN + 60 * 3 + earlier)
+        clocks.stop_clock(monkeypatch, BEGAN + 60 * 3 + earlier)
         assert inside("log", str(run), code=0)[0].splitlines()[3].startswith("   3  under 1 s")
-    monkeypatch.setattr(time, "time", lambda: BEGAN + 60 * 3 + 90)
+    clocks.stop_clock(monkeypatch, BEGAN + 60 * 3 + 90)
     found = told("log", str(run))
     assert [(step["step"], step["age"], step["kept"]) for step in found["steps"]] == [
         (3, 90.0, True),

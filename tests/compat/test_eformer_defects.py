@@ -22,7 +22,7 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import treering as tr
-from tests import meshes
+from tests import clocks, meshes
 from tests.compat.golden_files import EFORMER
 from tests.trees import assert_unchanged
 from treering import serialization
@@ -387,7 +387,7 @@ def test_35_the_callback_comes_after_the_index(path: Path) -> None:
 def test_37_gzip_is_reproducible_and_files_are_replaced_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tree = {"w": np.ones(100)}
     first = serialization.to_compressed_bytes(tree)
-    monkeypatch.setattr("time.time", lambda: 1.0)
+    clocks.stop_clock(monkeypatch, 1.0)
     assert serialization.to_compressed_bytes(tree) == first
     file = tmp_path / "tree.msgpack"
     serialization.save_to_file(tree, file)

@@ -17,6 +17,7 @@ from flax.core import freeze
 from flax.training import train_state
 from jax.tree_util import Partial
 
+from tests import limits
 from tests.properties.strategies import Pair, Point, add
 from tests.trees import assert_same, assert_same_structure
 from treering import serialization
@@ -157,7 +158,7 @@ def test_a_live_dict_of_the_object_is_not_changed(monkeypatch: pytest.MonkeyPatc
             self.big = np.arange(9)
 
     serialization.register_serialization_state(Live, vars, lambda node, state: node)
-    monkeypatch.setattr(serialization, "MAX_CHUNK_SIZE", 16)
+    limits.chunk_arrays_from(monkeypatch, 16)
     live = Live()
     placed, big = live.placed, live.big
     serialization.to_bytes({"a": live})

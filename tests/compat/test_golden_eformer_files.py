@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import treering.serialization
+from tests import limits
 from tests.compat.golden_files import EFORMER, dtype_named
 from tests.trees import assert_same
 
@@ -64,7 +65,7 @@ def test_reading_the_gzipped_form_gives_the_same(name: str) -> None:
 def test_what_was_read_writes_the_same_bytes_again(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     data = (EFORMER / f"{name}.msgpack").read_bytes()
     if name == "mp_chunked":
-        monkeypatch.setattr(treering.serialization, "MAX_CHUNK_SIZE", 64)
+        limits.chunk_arrays_from(monkeypatch, 64)
     assert treering.serialization.to_bytes(treering.serialization.msgpack_restore(data)) == data
 
 

@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
+from tests import clocks
 from treering._arrays.host import this_processes
 from treering._coordination import allgather
 from treering._coordination.allgather import PAYLOAD_BYTES, allgather_in_order, allgather_with_deadline, run_in_order
@@ -23,7 +24,6 @@ from treering._store.waiters import Latch
 from treering._values import timing
 from treering._values.checkpoint_names import heartbeat_name
 from treering._values.processes import Processes
-from treering._values.timing import Timing
 from treering.errors import Mismatch, ProcessFailed, Timeout
 
 ALONE = Processes(this=0, count=1)
@@ -116,7 +116,7 @@ def test_an_error_of_the_work_comes_as_it_is() -> None:
 
 @pytest.mark.parametrize("code", ["UNKNOWN: Gloo AllGather failed", "UNAVAILABLE: gone", "INTERNAL: no"])
 def test_a_connection_that_breaks_names_those_that_are_gone(code: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(timing, "current", Timing(after_error=0.3))
+    clocks.wait_at_most(monkeypatch, after_error=0.3)
 
     def fail() -> None:
         raise ValueError(code)
@@ -127,7 +127,7 @@ def test_a_connection_that_breaks_names_those_that_are_gone(code: str, monkeypat
 
 
 def test_jax_that_gives_up_first_is_a_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(timing, "current", Timing(after_error=0.3))
+    clocks.wait_at_most(monkeypatch, after_error=0.3)
 
     def fail() -> None:
         raise ValueError("UNKNOWN: Gloo context initialization failed: DEADLINE_EXCEEDED: GetKeyValue() timed out")
@@ -355,7 +355,7 @@ def test_who_was_kept_from_running_looks_a_little_longer() -> None:
 
 
 def test_where_no_folder_is_who_makes_it_has_not_come(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(timing, "current", Timing(after_error=0.3))
+    clocks.wait_at_most(monkeypatch, after_error=0.3)
     notes = PathMessageBoard(str(tmp_path / "ckpt"))
 
     def fail() -> None:
@@ -409,7 +409,7 @@ def broken_for(this: int, notes: Any, monkeypatch: pytest.MonkeyPatch) -> Proces
 def test_those_that_heard_of_it_first_are_not_blamed_by_the_next(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(timing, "current", Timing(after_error=0.2))
+    clocks.wait_at_most(monkeypatch, after_error=0.2)
     notes = PathMessageBoard(str(tmp_path))
     first = broken_for(1, notes, monkeypatch)
     assert first.processes == (0, 2)  # process 2 has not heard of it, and is elsewhere
@@ -420,7 +420,7 @@ def test_those_that_heard_of_it_first_are_not_blamed_by_the_next(
 
 
 def test_a_parting_word_of_another_call_is_no_sign_of_life(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(timing, "current", Timing(after_error=0.2))
+    clocks.wait_at_most(monkeypatch, after_error=0.2)
     notes = PathMessageBoard(str(tmp_path))
     Heartbeat(Processes(this=1, count=3), notes, "x", 60, number=2).part()
     assert broken_for(2, notes, monkeypatch).processes == (0, 1)

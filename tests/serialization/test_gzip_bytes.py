@@ -7,6 +7,7 @@ import gzip
 import numpy as np
 import pytest
 
+from tests import clocks
 from tests.trees import assert_same
 from treering import serialization
 
@@ -24,10 +25,9 @@ def test_bytes_go_round_and_any_gzip_reads_them(data: bytes) -> None:
 
 
 def test_the_same_input_gives_the_same_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
-    import time
 
     first = serialization.to_compressed_bytes(TREE)
-    monkeypatch.setattr(time, "time", lambda: 1e9)
+    clocks.stop_clock(monkeypatch, 1e9)
     assert serialization.to_compressed_bytes(TREE) == first
     assert first[4:8] == bytes(4)
 

@@ -17,6 +17,7 @@ import msgpack
 import numpy as np
 import pytest
 
+from tests import limits
 from treering import serialization
 from treering.errors import Corrupt, Mismatch, TreeringError, Unsupported
 
@@ -41,7 +42,7 @@ def test_a_chunk_that_is_itself_chunked_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_plain_key_called_chunks_may_hold_chunked_arrays(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(serialization, "MAX_CHUNK_SIZE", 8)
+    limits.chunk_arrays_from(monkeypatch, 8)
     tree: dict[str, Any] = {"chunks": {"0": np.arange(9.0)}, "shape": {"0": 1}}
     found = serialization.from_bytes(tree, serialization.to_bytes(tree), strict=True)
     assert np.array_equal(found["chunks"]["0"], np.arange(9.0))

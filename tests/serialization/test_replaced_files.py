@@ -14,7 +14,8 @@ import pytest
 
 from tests import faults
 from tests.folders import names
-from tests.store.platforms import past_the_cache, without_fcntl
+from tests.limits import write_past_the_cache
+from tests.store.platforms import without_fcntl
 from treering.errors import StoreFailed
 from treering.serialization import save_to_file, to_bytes
 
@@ -30,7 +31,7 @@ def noise(size: int) -> bytes:
     return random.Random(size).randbytes(size)
 
 
-@pytest.mark.parametrize("way", [past_the_cache, lambda patch: None], ids=["direct", "page cache"])
+@pytest.mark.parametrize("way", [write_past_the_cache, lambda patch: None], ids=["direct", "page cache"])
 def test_ten_thousand_small_leaves(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: Callable[[pytest.MonkeyPatch], None]
 ) -> None:
@@ -69,7 +70,7 @@ def test_the_content_is_durable_before_the_name_and_the_name_before_the_answer(
     save_to_file(noise(100), tmp_path / "a.bin")
     assert calls == ["write", "fsync", "replace", "fsync"]
     calls.clear()
-    past_the_cache(monkeypatch)
+    write_past_the_cache(monkeypatch)
     save_to_file(noise(3 * MIB), tmp_path / "a.bin")
     assert calls == ["pwrite", "pwrite", "ftruncate", "fsync", "replace", "fsync"]
 
@@ -295,7 +296,7 @@ def test_a_file_system_that_keeps_no_folders_is_no_error(tmp_path: Path, monkeyp
 def test_a_platform_without_locks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As on Windows: nothing is swept, nothing direct, the file is closed before it is renamed."""
     without_fcntl(monkeypatch)
-    past_the_cache(monkeypatch)
+    write_past_the_cache(monkeypatch)
     path = tmp_path / "a.bin"
     left = tmp_path / f".a.bin.{'0' * 16}.treering-tmp"
     left.write_bytes(b"left")
@@ -312,7 +313,7 @@ def test_a_platform_without_locks(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 def test_descriptors_are_given_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     before = names("/proc/self/fd")
-    for way in (lambda patch: None, past_the_cache):
+    for way in (lambda patch: None, write_past_the_cache):
         way(monkeypatch)
         for content in (NEW, noise(3 * MIB)):
             save_to_file(content, tmp_path / "a.bin")

@@ -11,7 +11,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from treering._store.posix import descriptors, folder, open_descriptor, writing
+from tests import limits
+from treering._store.posix import descriptors, folder, open_descriptor
 
 
 def no_locks(*_: object) -> None:
@@ -73,14 +74,9 @@ def like_windows(patch: pytest.MonkeyPatch) -> None:
         patch.delattr(os, name)
 
 
-def past_the_cache(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(writing, "DIRECT_FROM", 0)
-    patch.setattr(writing, "FREE_SHARE", 0)
-
-
 PLATFORMS: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
     "linux": lambda patch: None,
-    "past the page cache": past_the_cache,
+    "past the page cache": limits.write_past_the_cache,
     "no locks": without_locks,
     "no hard links": without_links,
     "no dir_fd": without_dir_fd,

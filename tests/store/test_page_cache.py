@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from tests import faults
+from tests import faults, limits
 from tests.folders import names
 from treering._store import crew
 from treering._store.pieces import Buffer
@@ -31,8 +31,7 @@ CONTENT = random.Random(0).randbytes(21 * MIB + 33)
 
 @pytest.fixture(autouse=True)
 def everything_direct(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(writing, "DIRECT_FROM", 0)
-    monkeypatch.setattr(writing, "FREE_SHARE", 0)
+    limits.write_past_the_cache(monkeypatch)
 
 
 USUAL = writing.DIRECT_FROM, writing.FREE_SHARE
@@ -41,8 +40,7 @@ USUAL = writing.DIRECT_FROM, writing.FREE_SHARE
 @pytest.fixture
 def as_usual(everything_direct: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """Files go past the cache where they are large, and memory is not free for them."""
-    monkeypatch.setattr(writing, "DIRECT_FROM", USUAL[0])
-    monkeypatch.setattr(writing, "FREE_SHARE", USUAL[1])
+    limits.write_past_the_cache(monkeypatch, above=USUAL[0], free_share=USUAL[1])
 
 
 def save_direct(path: Path) -> None:
@@ -105,8 +103,7 @@ def test_a_write_that_takes_nothing_is_no_endless_loop(tmp_path: Path, monkeypat
     monkeypatch.setattr(os, "pwrite", lambda descriptor, data, offset: 0)
     with pytest.raises(StoreFailed, match="accepts no more bytes"):
         save_direct(tmp_path / "a.bin")
-    monkeypatch.setattr(writing, "DIRECT_FROM", 1 << 62)
-    monkeypatch.setattr(writing, "FREE_SHARE", 0)
+    limits.write_past_the_cache(monkeypatch, above=1 << 62)
     monkeypatch.setattr(os, "write", lambda descriptor, data: 0)
     with pytest.raises(StoreFailed, match="accepts no more bytes"):
         save_direct(tmp_path / "a.bin")
@@ -282,8 +279,7 @@ def test_a_large_save_takes_little_memory(tmp_path: Path) -> None:
 @pytest.mark.usefixtures("as_usual")
 def test_runs_are_begun_in_order_and_without_gaps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[tuple[int, int]] = []
-    monkeypatch.setattr(writing, "_RUN_BYTES", 3 * MIB)
-    monkeypatch.setattr(writing, "_PIECE_BYTES", MIB)
+    limits.write_in_runs(monkeypatch, 3 * MIB)
 
     def begin(_: int, offset: int, count: int) -> bool:
         asked.append((offset, count))
@@ -299,8 +295,7 @@ def test_runs_are_begun_in_order_and_without_gaps(tmp_path: Path, monkeypatch: p
 @pytest.mark.usefixtures("as_usual")
 def test_a_system_without_the_request_is_asked_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[int] = []
-    monkeypatch.setattr(writing, "_RUN_BYTES", MIB)
-    monkeypatch.setattr(writing, "_PIECE_BYTES", MIB)
+    limits.write_in_runs(monkeypatch, MIB)
 
     def refuse(_: int, offset: int, __: int) -> bool:
         asked.append(offset)
@@ -340,7 +335,7 @@ def test_only_a_file_too_large_for_free_memory_goes_past_the_cache(
     free: int | None, past_the_cache: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     went: list[int] = []
-    monkeypatch.setattr(writing, "DIRECT_FROM", MIB)
+    limits.write_past_the_cache(monkeypatch, above=MIB, free_share=USUAL[1])
     monkeypatch.setattr(descriptors, "free_memory", lambda: free)
 
     def refuse(descriptor: int) -> bool:
@@ -364,7 +359,7 @@ def test_free_memory_is_a_number_here() -> None:
 def way(everything_direct: None, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """Every file takes the direct way, or none does."""
     if request.param != "direct":
-        monkeypatch.setattr(writing, "DIRECT_FROM", 1 << 62)
+        limits.write_past_the_cache(monkeypatch, above=1 << 62)
     return str(request.param)
 
 

@@ -3,7 +3,6 @@
 An index is ``{"branches": {prefix: {"attempt": ..., "leaves": {folder: [names of chunks]}, "moving": [folders]}}}``.
 """
 
-import dataclasses
 import itertools
 import json
 import time
@@ -23,7 +22,6 @@ from treering._store.leaves_folder.leaves_folder import LeavesFolder
 from treering._store.leaves_folder.moves import Move, Update
 from treering._store.leaves_folder.staged_files import JoinedLeaves
 from treering._store.leaves_folder.staged_leaves import StagedLeaves
-from treering._values import timing
 
 Staging = StagedLeaves
 Joined = JoinedLeaves
@@ -78,14 +76,8 @@ def open_leaves(path: Path) -> LeavesFolder:
     return LeavesFolder(path)
 
 
-def wait_at_most(patch: pytest.MonkeyPatch, **seconds: Any) -> None:
-    """Let savers wait only so long for each other."""
-    patch.setattr(timing, "current", dataclasses.replace(timing.current, **seconds))
-
-
 def fail_moves(patch: pytest.MonkeyPatch, error: Exception) -> None:
     """Let savers fail after their commit, where staged files go to their places."""
-
     faults.fail(patch, moves, "move_staged", error)
 
 

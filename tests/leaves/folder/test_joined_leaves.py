@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.clocks import wait_at_most
 from tests.leaves.folder import directories
 from tests.leaves.folder.directories import (
     array_text,
@@ -159,7 +160,7 @@ def test_the_folder_may_come_later_than_the_note(tmp_path: Path) -> None:
 
 
 def test_no_folder_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    directories.wait_at_most(monkeypatch, staged_folder=0.05)
+    wait_at_most(monkeypatch, staged_folder=0.05)
     with pytest.raises(StoreFailed, match="process 0 gave up or died"):
         join(tmp_path, ATTEMPT)
     with pytest.raises(FileNotFoundError):

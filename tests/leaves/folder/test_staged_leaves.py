@@ -12,6 +12,7 @@ from typing import Any, NoReturn
 import pytest
 
 from tests import faults
+from tests.clocks import wait_at_most
 from tests.folders import names, open_descriptors
 from tests.leaves.folder.directories import (
     INDEX,
@@ -27,7 +28,6 @@ from tests.leaves.folder.directories import (
     stage,
     take_up,
     update_for,
-    wait_at_most,
     write,
 )
 from tests.store import platforms
