@@ -2,8 +2,7 @@
 
 from pathlib import Path
 
-from treering._store.memory import MemoryPath
-
+from treering._store.objects.url import MemoryPath
 from treering._store.resolve import write_file
 
 

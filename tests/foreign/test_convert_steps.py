@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.cli.command import inside
 
 import treering as tr
 from tests.command import inside

@@ -16,6 +16,7 @@ import treering
 from tests import meshes
 from tests.trees import assert_same_arrays
 from treering import KeyMap, KeyRule
+from treering._values.processes import Processes
 from treering.errors import Mismatch, Unsupported
 
 LAYERS, HEADS, SIZE, WIDTH = 3, 2, 4, 6

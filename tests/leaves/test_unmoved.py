@@ -13,7 +13,6 @@ import pytest
 import treering as tr
 from tests import faults
 from tests.command import ended
-from tests.store.objects.in_memory import lead_into
 from tests.store.objects.memory_bucket import MemoryBucket, use_for_memory
 from tests.trees import assert_unchanged
 from treering._leaves.commit import begin_save
@@ -38,13 +37,13 @@ def bucket() -> MemoryBucket:
 @pytest.fixture(params=["memory", "bucket"])
 def path(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, bucket: MemoryBucket) -> str:
     if request.param == "bucket":
-        lead_into(monkeypatch, bucket, grace=3600)
+        use_for_memory(monkeypatch, bucket, grace=3600)
     return f"memory://{request.node.name.replace('[', '-')}/leaves"
 
 
 @pytest.fixture
 def stored(monkeypatch: pytest.MonkeyPatch, bucket: MemoryBucket) -> str:
-    lead_into(monkeypatch, bucket, grace=3600)
+    use_for_memory(monkeypatch, bucket, grace=3600)
     return "memory://a/leaves"
 
 
@@ -335,7 +334,7 @@ def test_an_endpoint_that_ignores_conditions_is_refused(bucket: MemoryBucket, mo
                 request = Put(request.name, request.data)
             return super().perform(request)
 
-    lead_into(monkeypatch, Ignorant(), grace=3600)
+    use_for_memory(monkeypatch, Ignorant(), grace=3600)
     with pytest.raises(StoreFailed, match="does not heed conditions"):
         tree_serialize_leaves("memory://a/leaves", TREE)
     assert names("memory://a/leaves") == {INDEX}
@@ -347,7 +346,7 @@ def test_an_endpoint_that_ignores_conditions_is_refused(bucket: MemoryBucket, mo
 def test_superseded_leaves_wait_for_readers_then_go(bucket: MemoryBucket, monkeypatch: pytest.MonkeyPatch) -> None:
     now = [1e9]
     monkeypatch.setattr(bucket, "_clock", lambda: now[0])
-    lead_into(monkeypatch, bucket, grace=100.0)
+    use_for_memory(monkeypatch, bucket, grace=100.0)
     path = "memory://a/leaves"
     tree_serialize_leaves(path, TREE)
     first = attempt_of(path)
@@ -371,7 +370,7 @@ def test_superseded_leaves_wait_for_readers_then_go(bucket: MemoryBucket, monkey
 
 
 def test_without_a_grace_they_go_at_once(bucket: MemoryBucket, monkeypatch: pytest.MonkeyPatch) -> None:
-    lead_into(monkeypatch, bucket, grace=0.0)
+    use_for_memory(monkeypatch, bucket, grace=0.0)
     path = "memory://a/leaves"
     for number in range(3):
         tree_serialize_leaves(path, {"m": jnp.full(3, number)})

@@ -65,15 +65,6 @@ class TestBucket(MemoryBucket):
         return len(self.requests) - before
 
 
-def lead_into(monkeypatch: pytest.MonkeyPatch, bucket: Client, *, grace: float) -> None:
-    """Let all paths at ``memory://`` lead into this bucket."""
-
-    def connect(path: PurePath) -> tuple[Client, str]:
-        return bucket, MemoryPath(path).key
-
-    monkeypatch.setattr(resolve, "_IN_MEMORY", ObjectRoot(connect, lambda _: grace))
-
-
 def install(monkeypatch: pytest.MonkeyPatch, *, grace: float = GRACE) -> TestBucket:
     """Let all paths at ``memory://`` lead into one new bucket."""
     bucket = TestBucket()
