@@ -17,7 +17,6 @@ import numpy as np
 import pytest
 
 import treering as tr
-from tests.command import copy_path
 from tests.folders import copy_to_memory
 from treering._runs.copy_run import copy_path
 from treering.errors import Exists, Format, TreeringError

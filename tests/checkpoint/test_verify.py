@@ -253,8 +253,6 @@ def test_a_file_that_may_not_be_read_is_no_damage(
         tree_serialize_leaves(path, tree)
     else:
         treering.export(path, tree, to="hf" if form == "hf" else None)
-    opened = os.open
-
     faults.fail(
         monkeypatch, os, "open", errno.EACCES, when=lambda path, *arguments, **options: Path(path).name.startswith(name)
     )
