@@ -5,7 +5,7 @@ from __future__ import annotations
 import collections
 import struct
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -13,9 +13,23 @@ import numpy as np
 from flax import nnx
 
 __all__ = [
-    "assert_same", "assert_same_arrays", "assert_same_structure", "assert_unchanged", "fingerprint",
+    "Pair", "Point", "assert_same", "assert_same_arrays", "assert_same_structure", "assert_unchanged", "fingerprint",
     "is_typed_key", "leaves_by_path", "native",
 ]  # fmt: skip
+
+
+class Pair(NamedTuple):
+    """A container with two fields."""
+
+    left: Any
+    right: Any
+
+
+class Point(NamedTuple):
+    """Another one."""
+
+    x: Any
+    y: Any
 
 
 def is_typed_key(leaf: Any) -> bool:

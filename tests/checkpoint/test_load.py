@@ -6,7 +6,7 @@ import shutil
 import threading
 import warnings
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -16,16 +16,10 @@ import pytest
 import treering
 from tests import faults
 from tests.on_disk import signed_again
-from tests.trees import assert_same, assert_same_structure
+from tests.trees import Pair, assert_same, assert_same_structure
 from treering._arrays.incoming import StoredArrays
 from treering._checkpoint import read_leaves
 from treering.errors import Corrupt, Format, NotFound, TreeringError
-
-
-class Pair(NamedTuple):
-    left: Any
-    right: Any
-
 
 TREE: dict[Any, Any] = {
     "large": np.arange(200_000, dtype="f8"),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -12,14 +12,8 @@ import pytest
 
 import treering
 from tests.system_calls import spans_read
-from tests.trees import assert_same
+from tests.trees import Point, assert_same
 from treering.errors import Format, Mismatch
-
-
-class Point(NamedTuple):
-    x: Any
-    y: Any
-
 
 TREE: dict[Any, Any] = {
     "params": {

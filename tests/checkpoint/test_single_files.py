@@ -5,7 +5,7 @@ from __future__ import annotations
 import gzip
 import shutil
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -17,15 +17,9 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 import treering
 from tests import meshes
-from tests.trees import assert_same
+from tests.trees import Pair, assert_same
 from treering import serialization
 from treering.errors import Corrupt, Mismatch, TreeringError, Unsupported
-
-
-class Pair(NamedTuple):
-    left: Any
-    right: Any
-
 
 ARRAYS: dict[str, Any] = {
     "b": {"kernel": np.arange(12, dtype="f4").reshape(3, 4), "bias": np.zeros(4, ml_dtypes.bfloat16)},

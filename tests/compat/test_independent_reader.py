@@ -6,7 +6,7 @@ import collections
 import math
 import struct
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -19,13 +19,7 @@ from jax.sharding import PartitionSpec as P
 import treering
 from tests.compat import independent_reader
 from tests.properties.strategies import EXTENDED_DTYPES, NUMPY_DTYPES
-
-
-class Point(NamedTuple):
-    """A namedtuple."""
-
-    x: Any
-    y: Any
+from tests.trees import Point
 
 
 def saved(tree: Any, folder: Path) -> tuple[Any, dict[str, Any]]:

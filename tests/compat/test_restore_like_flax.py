@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import flax
 import flax.linen as nn
@@ -25,15 +25,10 @@ from jax.sharding import NamedSharding, PartitionSpec
 import treering
 from tests import meshes
 from tests.compat.restoring import Prepare, prepare
-from tests.trees import assert_same_structure, fingerprint
+from tests.trees import Pair, assert_same_structure, fingerprint
 from treering.errors import Mismatch, Unsupported
 
 __all__ = ["prepare"]
-
-
-class Pair(NamedTuple):
-    left: Any
-    right: Any
 
 
 def _assert_same(found: Any, wanted: Any) -> None:

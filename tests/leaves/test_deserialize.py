@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -12,15 +12,9 @@ import numpy as np
 import pytest
 
 from tests.leaves.saved import INDEX
-from tests.trees import assert_same
+from tests.trees import Point, assert_same
 from treering.errors import Corrupt, Format, Mismatch, NotFound, TreeringError, Unsupported
 from treering.leaves import index_leaves, tree_deserialize_leaves, tree_serialize_leaves
-
-
-class Point(NamedTuple):
-    x: Any
-    y: Any
-
 
 TREE: dict[Any, Any] = {
     "layers": [{"w": jnp.ones((2, 3)), "b": None}, {"w": jnp.zeros((2, 3)), "b": 1.5}],

@@ -4,21 +4,17 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from tests.trees import Pair
 from treering._leaves.key_paths import is_array_like, join_key, leaf_key_paths
 from treering._tree.state_dict import structure_text
 from treering.errors import Unsupported
-
-
-class Pair(NamedTuple):
-    left: Any
-    right: Any
 
 
 @jax.tree_util.register_dataclass

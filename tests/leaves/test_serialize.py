@@ -6,7 +6,7 @@ import json
 import math
 import threading
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -21,15 +21,9 @@ from tests.compat.golden_files import dtype_named
 from tests.folders import listing
 from tests.leaves.saved import INDEX, arrays_at, index_at, put, stored, visible
 from tests.properties.strategies import EXTENDED_DTYPES, NUMPY_DTYPES
-from tests.trees import assert_same
+from tests.trees import Point, assert_same
 from treering.errors import Corrupt, Exists, Format, StoreFailed, TreeringError, Unsupported
 from treering.leaves import tree_serialize_leaves
-
-
-class Point(NamedTuple):
-    x: Any
-    y: Any
-
 
 TREE: dict[str, Any] = {"w": np.arange(50_000, dtype="f4"), "b": jnp.ones(3), "step": 1}
 

@@ -6,7 +6,7 @@ import collections
 import os
 import subprocess
 import sys
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -16,6 +16,7 @@ from jax.sharding import Mesh, NamedSharding, SingleDeviceSharding
 from jax.sharding import PartitionSpec as P
 
 from tests import meshes
+from tests.trees import Pair
 from treering.errors import NotSharded, Unsupported
 from treering.sharding import apply_sharding_tree, make_itsharded, validate_sharding_tree
 
@@ -23,11 +24,6 @@ MESH = meshes.line(axis="d")
 GRID = meshes.grid(2, 4, axes=("dp", "tp"))
 ROWS = NamedSharding(MESH, P("d"))
 EVERYWHERE = NamedSharding(MESH, P())
-
-
-class Pair(NamedTuple):
-    left: Any
-    right: Any
 
 
 def eight() -> jax.Array:

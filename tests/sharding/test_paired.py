@@ -14,13 +14,9 @@ from jax.sharding import NamedSharding, SingleDeviceSharding
 from jax.sharding import PartitionSpec as P
 
 from tests import meshes
+from tests.trees import Pair
 from treering.errors import NotSharded
 from treering.sharding import apply_sharding_tree, validate_sharding_tree
-
-
-class Pair(NamedTuple):
-    left: Any
-    right: Any
 
 
 class Other(NamedTuple):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -14,6 +14,7 @@ from jax.sharding import Mesh, NamedSharding, SingleDeviceSharding
 from jax.sharding import PartitionSpec as P
 
 from tests import meshes
+from tests.trees import Pair
 from treering.errors import Corrupt, Format, Mismatch, NotFound, Unsupported
 from treering.leaves import tree_deserialize_leaves, tree_serialize_leaves
 from treering.sharding import apply_sharding_tree, create_sharding_tree_from_index, validate_sharding_tree
@@ -21,11 +22,6 @@ from treering.sharding import apply_sharding_tree, create_sharding_tree_from_ind
 MESH = meshes.line(axis="d")
 GRID = meshes.grid(2, 4, axes=("dp", "tp"))
 EVERYWHERE = NamedSharding(MESH, P())
-
-
-class Pair(NamedTuple):
-    left: Any
-    right: Any
 
 
 def tree() -> dict[str, Any]:

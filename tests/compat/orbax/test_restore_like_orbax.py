@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import itertools
 import logging
 import shutil
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -20,28 +18,14 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from orbax.checkpoint._src.metadata.pytree_metadata_options import PyTreeMetadataOptions
 
 import treering
+from tests.compat.restoring import Prepare, prepare
 from tests.trees import assert_same_arrays
 from treering.errors import Corrupt, Mismatch
 
+__all__ = ["prepare"]
+
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
 logging.getLogger("absl").setLevel(logging.ERROR)
-
-Prepare: TypeAlias = Callable[[Path], Path]
-
-
-@pytest.fixture(params=["as it is", "converted"])
-def prepare(request: pytest.FixtureRequest, tmp_path: Path) -> Prepare:
-    """Return what makes of the path of an Orbax checkpoint the path that is to be restored."""
-    targets = (tmp_path / f"converted-{number}" for number in itertools.count())
-
-    def path_of(given: Path) -> Path:
-        if request.param == "as it is":
-            return given
-        target = next(targets)
-        treering.convert(given, target)
-        return target
-
-    return path_of
 
 
 def _save(place: Path, tree: Any, **options: Any) -> Path:
