@@ -22,9 +22,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from torture.process_jobs import Job
-from treering._checkpoint.joined_folder import JoinedFolder
 from treering._checkpoint.joint_driver import save_jointly
-from treering._checkpoint.transaction import CheckpointFolder
+from treering._checkpoint.transaction import CheckpointFolder, JoinedFolder
 from treering._coordination.message_board import MessageBoard
 from treering._coordination.operations import Call
 from treering._store.objects.requests import Answer, Request

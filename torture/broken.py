@@ -64,8 +64,7 @@ def _leave_out_syncfs() -> None:
 
 
 def _acknowledge_early() -> None:
-    from treering._background.save_job import PendingSave
-    from treering._background.writer import Writer
+    from treering._background.writer import PendingSave, Writer
 
     work = Writer._do
 
@@ -84,14 +83,14 @@ def _swallow_late_errors() -> None:
 
 
 def _remove_later_steps_one_by_one() -> None:
-    from treering._runs import gc, save_step, superseded
+    from treering._runs import gc, removal, save_step
 
     def remove_first(run: Any, step: int, *, left: Any, **given: Any) -> None:
         gc.remove_steps(run.path, left)
         collect_after(run, step, left=left, **given)
 
     collect_after = gc.collect_after
-    _set(superseded, "read_superseded", lambda _: None)
+    _set(removal, "read_superseded", lambda _: None)
     _set(save_step, "collect_after", remove_first)
 
 
@@ -141,7 +140,7 @@ def _swallow_decision() -> None:
 
 
 def _leave_files() -> None:
-    from treering._checkpoint.joined_folder import JoinedFolder
+    from treering._checkpoint.transaction import JoinedFolder
 
     _set(JoinedFolder, "withdraw", lambda _: None)
 

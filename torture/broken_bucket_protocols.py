@@ -11,9 +11,7 @@ from torture.file_simulation import FileProtocol
 from treering._codec.key_document import attempts_in, is_tombstone, placeholder, superseded_in, tombstone_of
 from treering._store.api import Held, Outcome
 from treering._store.objects import protocol as real
-from treering._store.objects.file_protocol import put_file
-from treering._store.objects.marker import read_marker
-from treering._store.objects.protocol import Content, Expired
+from treering._store.objects.protocol import Content, Expired, put_file, read_marker
 from treering._store.objects.requests import Absent, Delete, Get, ObjectVersion, Put, Status, Steps
 from treering._values.checkpoint_names import INDEX
 

@@ -85,9 +85,9 @@ def open_bucket(server: BucketServer, name: str, *, seconds: float = 1.0, patien
 
 def send_in_parts() -> None:
     """Let this process send in several requests what is larger than 1 MiB, in the smallest parts that S3 takes."""
-    from treering._store.objects import store, writing
+    from treering._store.objects import obstore_requests, store
 
-    for module, name, size in ((store, "WHOLE_BYTES", 1 << 20), (writing, "_PART_BYTES", 5 << 20)):
+    for module, name, size in ((store, "WHOLE_BYTES", 1 << 20), (obstore_requests, "_PART_BYTES", 5 << 20)):
         assert hasattr(module, name), name
         setattr(module, name, size)
 

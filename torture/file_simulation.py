@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from torture.simulated_folder import Violation
 from treering._store.api import Outcome
-from treering._store.objects.file_protocol import put_file
+from treering._store.objects.protocol import put_file
 from treering._store.objects.requests import (
     Absent,
     Answer,

@@ -21,7 +21,7 @@ from torture.foreign_mutate import OUTSIDE, write_databases
 from torture.foreign_writers import Liar
 from treering._checkpoint.targets import FORMS, LOSSES
 from treering._cli.main import main
-from treering._keymap.leaf_parts import MapLeaf
+from treering._keymap.key_rule import MapLeaf
 
 __all__ = ["feed_image", "feed_map", "map_seeds", "warm_up"]
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from treering import cadence, checkpoint, errors, leaves, retention, run, serialization, sharding, tree
-    from treering._background.save_job import PendingSave
+    from treering._background.writer import PendingSave
     from treering._checkpoint.open import Checkpoint, LeafView
     from treering._format.index import ForeignKey, OpaqueLeaf
     from treering._format.structure import StandIn, register_node
@@ -42,7 +42,7 @@ __all__ = [
 ]  # fmt: skip
 
 _NAMES = {
-    "_background.save_job": ("PendingSave",),
+    "_background.writer": ("PendingSave",),
     "_checkpoint.open": ("Checkpoint", "LeafView"),
     "_format.index": ("ForeignKey", "OpaqueLeaf"),
     "_format.structure": ("StandIn", "register_node"),

@@ -10,8 +10,7 @@ import abc
 import dataclasses
 import datetime
 
-from treering._values.human import duration_text
-from treering._values.intervals import interval_text, parse_every
+from treering._values.human import duration_text, interval_text, parse_every
 
 __all__ = ["AnyTime", "Cadence", "Decision", "LastSave", "SaveEvery"]
 

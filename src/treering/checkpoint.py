@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     import jax
     from jax.typing import DTypeLike
 
-    from treering._background.save_job import PendingSave
+    from treering._background.writer import PendingSave
     from treering._checkpoint.open import Checkpoint
     from treering._keymap.key_map import KeyMap
     from treering._tree.placement import Shardings
@@ -277,7 +277,7 @@ def abstract(
         >>> load(path, abstract(path, only="params"), only="params")["params"]["w"].shape
         (2, 3)
     """
-    from treering._checkpoint.abstract import abstract_tree
+    from treering._checkpoint.load import abstract_tree
 
     return abstract_tree(path, at=at, only=only, key_map=key_map)
 

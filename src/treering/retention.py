@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from typing import Literal
 
 from treering._store.run_folder import HIGHEST_STEP
-from treering._values.intervals import interval_text, parse_every, require_count
+from treering._values.human import interval_text, parse_every, require_count
 from treering.errors import Unsupported
 
 __all__ = [

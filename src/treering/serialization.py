@@ -15,7 +15,7 @@ from treering._tree.placement import Shardings
 from treering._tree.registry import has_shape_and_dtype, is_serializable, register_serialization_state
 from treering._tree.restore import current_path, from_state_dict
 from treering._tree.state_dict import leaves_of, structure_text, to_state_dict
-from treering._wire import state_file
+from treering._wire import state_bytes
 from treering._wire.restore import restore_into
 from treering._wire.state_bytes import encode_state, pack, unpack, unserializable
 from treering.tree import tree_bytes, tree_size
@@ -163,7 +163,7 @@ def save_to_file(target: Any, filepath: PathOrFile) -> None:
         >>> load_from_file({"step": 0}, "state.msgpack")
         {'step': 3}
     """
-    state_file.save(encode_state(to_state_dict(target), chunk_size=MAX_CHUNK_SIZE), filepath)
+    state_bytes.save(encode_state(to_state_dict(target), chunk_size=MAX_CHUNK_SIZE), filepath)
 
 
 @overload
@@ -208,7 +208,7 @@ def load_from_file(
         >>> load_from_file(None, "state.msgpack", mapped=True)
         {'step': 3}
     """
-    return state_file.load(target, filepath, strict=strict, to_jax=to_jax, shardings=shardings, mapped=mapped)
+    return state_bytes.load(target, filepath, strict=strict, to_jax=to_jax, shardings=shardings, mapped=mapped)
 
 
 def compress_bytes(data: Readable) -> bytes:

@@ -20,7 +20,7 @@ from tests import faults
 from tests.command import copy_path
 from tests.store.objects.memory_bucket import CountingBucket
 from treering._foreign import write_huggingface
-from treering._store.objects import root
+from treering._store.objects import store as root
 from treering._store.resolve import is_folder, is_taken
 from treering.errors import Busy, Exists
 

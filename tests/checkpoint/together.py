@@ -19,7 +19,7 @@ import pytest
 
 import treering
 from tests import clocks
-from treering._arrays import exchange, outgoing, written
+from treering._arrays import exchange, outgoing
 from treering._arrays.outgoing import ALONE
 from treering._checkpoint import joint_load, plan_cache, save_folder
 from treering._checkpoint import save as saving
@@ -149,7 +149,7 @@ def job_of(count: int, monkeypatch: pytest.MonkeyPatch) -> Together:
 
 def end_files_at(monkeypatch: pytest.MonkeyPatch, nbytes: int) -> None:
     """Let joint saves begin no data file beyond so many bytes of the one before."""
-    monkeypatch.setattr(written, "FILE_BYTES", nbytes)
+    monkeypatch.setattr(outgoing, "FILE_BYTES", nbytes)
 
 
 def fail_snapshots(monkeypatch: pytest.MonkeyPatch, bad: int) -> None:

@@ -29,10 +29,9 @@ from treering._coordination.operations import Call, Get, Now, Put, Sleep
 from treering._inspect.attempts import looked_at
 from treering._inspect.doctor import diagnose
 from treering._inspect.doctor_attempts import life_of
-from treering._store.locks import Locks
+from treering._store.api import Locks
 from treering._store.posix import descriptors
-from treering._store.posix.seen_locks import seen_locks
-from treering._store.posix.store import entry_of
+from treering._store.posix.store import entry_of, seen_locks
 from treering._values.checkpoint_names import decision_name, heartbeat_name, journal_of, prepare_name, vote_name
 from treering._values.processes import Processes
 from treering.errors import StoreFailed
@@ -596,12 +595,12 @@ class _Every:
 def test_what_is_not_shown_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = os.open(tmp_path, os.O_RDONLY)
     try:
-        monkeypatch.setattr("treering._store.posix.seen_locks._OF_THIS_MACHINE", _Every())  # tests may run on any
+        monkeypatch.setattr("treering._store.posix.store._OF_THIS_MACHINE", _Every())  # tests may run on any
         monkeypatch.setattr(os, "readlink", lambda *_: "pid:[4026532000]")
         assert seen_locks(folder).gap == "locks of other containers are not shown here"
         monkeypatch.setattr(os, "readlink", lambda *_: "pid:[4026531836]")
         assert seen_locks(folder).gap is None
-        monkeypatch.setattr("treering._store.posix.seen_locks._OF_THIS_MACHINE", ())
+        monkeypatch.setattr("treering._store.posix.store._OF_THIS_MACHINE", ())
         assert "locks of other machines" in (seen_locks(folder).gap or "")
     finally:
         os.close(folder)

@@ -16,10 +16,9 @@ import pytest
 import treering
 from treering._codec.documents import json_text
 from treering._coordination import allgather, job_handshake
-from treering._coordination.job_handshake import counted_save, next_sequence, renumber
+from treering._coordination.job_handshake import counted_save, find_note, leave_note, next_sequence, renumber
 from treering._coordination.message_board import PathMessageBoard
 from treering._coordination.messages import Failure, VoteMessage, VoteStage
-from treering._coordination.missed_saves import find_note, leave_note
 from treering._coordination.operations import Call, derive_attempt
 from treering._store.posix.folder import make_folder
 from treering._values import timing

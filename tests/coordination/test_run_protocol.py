@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.coordination.joint_saves import JOB, SIGNATURE, call_of, check
-from treering._checkpoint.joined_folder import JoinedFolder
-from treering._checkpoint.transaction import CheckpointFolder
+from treering._checkpoint.transaction import CheckpointFolder, JoinedFolder
 from treering._coordination.coordinator import coordinate
 from treering._coordination.executor import run_protocol
 from treering._coordination.message_board import FolderMessageBoard, MessageBoard, PathMessageBoard

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from treering import KeyMap, KeyRule
-from treering._keymap.leaf_parts import MapLeaf, cut_leaf
+from treering._keymap.key_rule import MapLeaf, cut_leaf
 from treering.errors import Format, Mismatch, NotFound, Unsupported
 
 

@@ -16,7 +16,7 @@ from treering._arrays.incoming import ReadRequest
 from treering._arrays.mapped_source import map_source
 from treering._arrays.source import Source, held_index
 from treering._format.index import Container, Token
-from treering._keymap.leaf_parts import MapLeaf
+from treering._keymap.key_rule import MapLeaf
 from treering._values.boxes import picked_shape, size_of, slices, whole
 
 _Tree = dict[str, NDArray[Any]]

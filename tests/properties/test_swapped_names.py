@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 import treering
 from treering import KeyMap, KeyRule
-from treering._keymap.leaf_parts import MapLeaf
+from treering._keymap.key_rule import MapLeaf
 from treering.errors import Mismatch
 
 ROUND = {f"{a}_{b}_{c}": np.full(2, n, np.float32) for n, (a, b, c) in enumerate(map(list, ("abc", "cab", "bca")))}

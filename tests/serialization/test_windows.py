@@ -11,7 +11,7 @@ import treering
 from tests.store.objects.memory_bucket import CountingBucket
 from treering import serialization
 from treering._store.objects.requests import Put
-from treering._wire import planned_arrays
+from treering._wire import msgpack_source
 
 DRAW = np.random.default_rng(0)
 SIZES = (0, 1, 1500, 2049, 5000, 9000, 40_000, 3, 100_000)
@@ -30,7 +30,7 @@ def test_windows_end_anywhere(window: int, chunk: int, monkeypatch: pytest.Monke
     data = serialization.to_bytes(TREE)
     bucket = CountingBucket()
     bucket.perform(Put("a.msgpack", data))
-    monkeypatch.setattr(planned_arrays, "_WINDOW_BYTES", window)
+    monkeypatch.setattr(msgpack_source, "_WINDOW_BYTES", window)
     found = treering.load(treering.at(bucket) / "a.msgpack")
     wanted = serialization.from_bytes(None, data)
     for part in ("arrays", "scalars"):

@@ -6,8 +6,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 
 from tests.on_disk import step_path
-from treering._checkpoint.joined_folder import JoinedFolder, refusing_board
-from treering._checkpoint.transaction import CheckpointFolder
+from treering._checkpoint.transaction import CheckpointFolder, JoinedFolder, refusing_board
 from treering._coordination.message_board import MessageBoard
 from treering._runs.removal import remove_step, tidy_step
 from treering._store.open_folder import OpenFolder

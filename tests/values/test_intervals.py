@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from treering._values.intervals import interval_of, interval_text
+from treering._values.human import interval_of, interval_text
 from treering.errors import Unsupported
 
 

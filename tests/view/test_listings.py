@@ -15,15 +15,12 @@ from hypothesis import strategies as st
 from tests.format.indexes import index_of, keys_of
 from tests.leaves.documents.made_records import F32, flat
 from treering._format.index import Chunks, Container, DataFile, ForeignKey, Index, LeafType, OpaqueLeaf, Token
-from treering._format.listing import list_index
-from treering._format.records import FileRecord, LeafRecord, Listing, Named, Place
+from treering._format.listing import FileRecord, LeafRecord, Listing, Named, Place, list_index
 from treering._leaves.documents.join import join_records
 from treering._values.boxes import Box
 from treering._values.human import bytes_text
-from treering._view.html import html_text
-from treering._view.listings import json_lines, leaf_members, notes_of, origin_members
-from treering._view.nodes import branch_kind, leaves_of
-from treering._view.rows import lay_out
+from treering._view.listings import html_text, json_lines, leaf_members, notes_of, origin_members
+from treering._view.rows import branch_kind, lay_out, leaves_of
 from treering._view.tree_text import UNICODE, tree_lines
 from treering.errors import Corrupt
 

@@ -14,12 +14,11 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from tests.properties.strategies import quick
-from treering._format.records import LeafRecord
+from treering._format.listing import LeafRecord
 from treering._printable import printable
 from treering._values.keys import GlobSet, join_key
-from treering._view.nodes import children_of, is_branch, record_of
 from treering._view.plain import cell_width, cut, fit_width, visible
-from treering._view.rows import DEEPEST, TreeLayout, lay_out
+from treering._view.rows import DEEPEST, TreeLayout, children_of, is_branch, lay_out, record_of
 from treering._view.tree_text import ASCII, UNICODE, Look, tree_lines
 
 

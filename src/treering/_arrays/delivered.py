@@ -15,7 +15,7 @@ from treering._arrays.exchange import LeafForm, PartedLeaf, without_shards
 from treering._arrays.host import jax_holds
 from treering._arrays.incoming import ReadRequest
 from treering._plan.exchange import Parts
-from treering._tree.fit import Fit
+from treering._tree.likeness import Fit
 from treering._values.boxes import Box, box_of_slices, whole
 from treering._values.casts import NotKept, cast_array, cast_number
 from treering._values.keys import split_key

@@ -15,10 +15,9 @@ from treering._arrays.jobs import Progress, split_by_bytes
 from treering._arrays.source import Arrays, HeldArrays, Source
 from treering._format.index import Chunks, Index, LeafType
 from treering._format.leaf_values import same_value
-from treering._format.nesting import nest_paths
-from treering._keymap.key_map import KeyMap
-from treering._keymap.leaf_parts import MapLeaf, Piece
-from treering._keymap.map_plan import MappedLeaf, MapPlan, SourceBox
+from treering._format.structure import nest_paths
+from treering._keymap.key_map import KeyMap, MappedLeaf, MapPlan, SourceBox
+from treering._keymap.key_rule import MapLeaf, Piece
 from treering._plan.exchange import StoredChunk
 from treering._printable import list_lines
 from treering._values.boxes import Box, bounding_box, picked_shape, relative, size_of, slices, whole

@@ -17,8 +17,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from treering._background.save_job import PendingSave, SaveJob
-from treering._background.writer import Writer
+from treering._background.writer import PendingSave, SaveJob, Writer
 from treering._coordination.messages import Failure
 from treering._store.resolve import settled
 from treering.errors import Mismatch, Timeout, TreeringError

@@ -19,8 +19,8 @@ from treering._arrays.host import this_processes
 from treering._arrays.mapped_source import cast_floats, map_source, unmap_source
 from treering._arrays.source import Source
 from treering._arrays.source_arrays import SourceArray, tree_source
-from treering._background.save_job import UNWATCHED, Watch
 from treering._background.saves import settle
+from treering._background.writer import UNWATCHED, Watch
 from treering._checkpoint.forms import is_run, stream_source, verify_bytes
 from treering._checkpoint.save_options import SaveOptions
 from treering._checkpoint.targets import (

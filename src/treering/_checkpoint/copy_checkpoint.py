@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import Final
 
 from treering._arrays.jobs import Progress, Tally, spans_of_file
-from treering._checkpoint.missing_data import is_attempt_there
-from treering._checkpoint.source import check_data_file, read_pieces
+from treering._checkpoint.source import check_data_file, is_attempt_there, read_pieces
 from treering._checkpoint.transaction import CheckpointFolder
 from treering._format.document import INDEX_NAME, data_name, encode_index, parse_index, read_names
 from treering._format.headers import of_attempt

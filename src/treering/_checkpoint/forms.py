@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from treering._checkpoint.source import SharedIndex
     from treering._format.findings import Verification
     from treering._format.index import Index
-    from treering._format.records import Listing
+    from treering._format.listing import Listing
     from treering._inspect.open_tree import OpenTree
     from treering._keymap.key_map import KeyMap
     from treering._view.progress import Progress

@@ -12,12 +12,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Protocol, TypeVar
 
-from treering._checkpoint.joined_folder import JoinedFolder, refusing_board
+from treering._checkpoint.transaction import JoinedFolder, refusing_board
 from treering._coordination.coordinator import coordinate, refuse
 from treering._coordination.executor import Participant, run_protocol
-from treering._coordination.job_handshake import renumber
+from treering._coordination.job_handshake import leave_note, renumber
 from treering._coordination.message_board import MessageBoard
-from treering._coordination.missed_saves import leave_note
 from treering._coordination.operations import Call, Renumbered
 from treering._coordination.participant import participate, withdraw
 from treering.errors import TreeringError

@@ -33,9 +33,8 @@ from treering._arrays.exchange import exchange_parts
 from treering._arrays.host import job_processes, this_processes
 from treering._arrays.source import Source
 from treering._checkpoint.forms import read_checkpoint_index
-from treering._checkpoint.missing_data import require_no_loss
 from treering._checkpoint.read_leaves import BATCH_BYTES, ReadProgress, read_batches
-from treering._checkpoint.source import SharedIndex
+from treering._checkpoint.source import SharedIndex, require_no_loss
 from treering._coordination.allgather import (
     allgather_with_deadline,
     broadcast_bytes,

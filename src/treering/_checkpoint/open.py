@@ -13,16 +13,15 @@ from typing import TYPE_CHECKING, Any, Final, cast
 from treering._arrays.buffers import on_host
 from treering._arrays.incoming import ReadRequest
 from treering._arrays.mapped_source import map_source
-from treering._arrays.slicing import Key, box_and_rest
-from treering._arrays.source import Source
+from treering._arrays.source import Key, Source, box_and_rest
 from treering._background.saves import settle
 from treering._checkpoint.forms import open_source
-from treering._checkpoint.missing_data import require_no_loss
+from treering._checkpoint.source import require_no_loss
 from treering._format.index import ARRAY_KINDS, Index, LeafType, leaf_bytes
 from treering._format.structure import build
 from treering._keymap.key_map import KeyMap, check_key_map
 from treering._printable import LONGEST_LINE, cut_middle, printable, show_path
-from treering._store.closable import Closable
+from treering._store.api import Closable
 from treering._store.resolve import require_path
 from treering._values.boxes import whole
 from treering._values.human import bytes_text, near, pluralize

@@ -16,9 +16,17 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from treering._arrays.host import this_processes
-from treering._arrays.outgoing import DescribedLeaves, Describer, HeldBox, describe_leaves, is_large
+from treering._arrays.outgoing import (
+    DescribedLeaves,
+    Describer,
+    DividedSave,
+    HeldBox,
+    SaveLayout,
+    describe_leaves,
+    divide_save,
+    is_large,
+)
 from treering._arrays.snapshot import snapshot
-from treering._arrays.written import DividedSave, SaveLayout, divide_save
 from treering._format.document import data_name
 from treering._format.headers import Row, lay_out_files, of_attempt
 from treering._format.index import Chunks, LeafType, leaf_bytes

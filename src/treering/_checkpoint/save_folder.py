@@ -23,17 +23,16 @@ import ml_dtypes
 import numpy as np
 
 from treering import __version__
+from treering._arrays.outgoing import SaveData, SaveLayout, divide_save, merge_checksums
 from treering._arrays.source import Source
 from treering._arrays.source_arrays import describe_source
-from treering._arrays.written import SaveData, SaveLayout, divide_save, merge_checksums
-from treering._background.save_job import UNWATCHED, Watch
-from treering._checkpoint.joined_folder import AttemptFiles, JoinedFolder
+from treering._background.writer import UNWATCHED, Watch
 from treering._checkpoint.joint_driver import require_value, save_jointly
 from treering._checkpoint.plan_cache import TreePlan
 from treering._checkpoint.save_options import SaveOptions
 from treering._checkpoint.signature import check_local, local_digests, match_signature, signature_of
 from treering._checkpoint.targets import Loss, key_texts
-from treering._checkpoint.transaction import CheckpointFolder
+from treering._checkpoint.transaction import AttemptFiles, CheckpointFolder, JoinedFolder
 from treering._coordination.job_handshake import next_sequence
 from treering._coordination.message_board import MessageBoard
 from treering._coordination.operations import Call

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from treering._arrays.incoming import StoredArrays
 from treering._arrays.source import Source
-from treering._checkpoint.missing_data import COPY_ALL, is_attempt_there
+from treering._codec.key_document import attempts_in
 from treering._format.document import parse_index
 from treering._format.findings import describe_lost, describe_size
 from treering._format.index import Index, file_digest
@@ -22,7 +22,40 @@ from treering._store.open_folder import OpenFolder
 from treering._store.opened_files import OpenedFiles
 from treering._store.resolve import located, open_file
 from treering._values.processes import Processes
-from treering.errors import Busy, Corrupt
+from treering.errors import Busy, Corrupt, NotFound, TreeringError
+
+COPY_ALL: Final = "copy the whole folder, every file that treering.json names"
+"""What to do where a file is lost."""
+
+
+def is_attempt_there(path: Path, attempt: str, *, opened: bool = True) -> bool:
+    """Tell whether the checkpoint at a path is still the one of an attempt; True also where nothing can be said.
+
+    In a bucket its data go when it was superseded for as long as the grace; elsewhere open files stay whole.
+
+    Args:
+        path: the checkpoint.
+        attempt: the one that was opened.
+        opened: whether all its files were opened before they were read.
+    """
+    try:
+        with OpenFolder(path) as folder:
+            return (opened and not folder.store.flat) or attempts_in(folder.read_index())[0] == attempt
+    except NotFound:
+        return False
+    except TreeringError:
+        return True
+
+
+def require_no_loss(error: Exception) -> None:
+    """Raise damage where data are missing that the index still names: not found would say that nothing is there.
+
+    Raises:
+        Corrupt: they are.
+    """
+    if isinstance(error, DataFileMissing):
+        raise Corrupt(error.message, hint=COPY_ALL) from error
+
 
 # Each try needs a whole overwrite between reading the index and opening the files that it names.
 _TRIES: Final = 100

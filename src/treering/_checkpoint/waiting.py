@@ -18,7 +18,7 @@ from treering._store.api import Document, Entry, Outcome, Store
 from treering._values import checkpoint_names
 from treering._values.checkpoint_names import INDEX
 from treering._values.human import bytes_text, duration_text, pluralize
-from treering._values.warned import warn_of
+from treering._values.telemetry import warn_of
 from treering.errors import Corrupt, Format, NotRemoved, Unsupported
 
 DAY: Final = 86400.0

@@ -16,16 +16,14 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import click
 
 from treering._checkpoint.forms import open_leaf_by_leaf
-from treering._cli.options import JSON, PATH, verb
-from treering._cli.run_path import read_latest
+from treering._cli.options import JSON, PATH, read_latest, verb
 from treering._cli.terminal import GOOD, note, write_lines
 from treering._format.index import OpaqueLeaf
-from treering._format.records import LeafRecord
+from treering._format.listing import LeafRecord
 from treering._inspect.open_tree import ArrayView, OpenTree
 from treering._values.human import pluralize
-from treering._view.json_lines import json_text
-from treering._view.nodes import format_value, has_json, leaves_of, record_of
-from treering._view.plain import visible
+from treering._view.plain import json_text, visible
+from treering._view.rows import format_value, has_json, leaves_of, record_of
 from treering.errors import Format, NotFound, Unsupported
 
 if TYPE_CHECKING:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import click
 
-from treering._cli.options import verb
-from treering._cli.run_path import describe
+from treering._cli.options import describe, verb
 from treering._cli.terminal import GOOD, write_lines
 from treering._printable import hide_secrets
 from treering._view.progress import reporter, showing

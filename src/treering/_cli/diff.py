@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import click
 
-from treering._cli.options import JSON, WholeNumber, verb
-from treering._cli.run_path import read_latest, steps_at
+from treering._cli.options import JSON, WholeNumber, read_latest, steps_at, verb
 from treering._cli.terminal import GOOD, NO, NOT_DONE, explain, write_lines
 from treering._inspect.diff import diff as compare
 from treering._inspect.diff import sameness
 from treering._store.resolve import is_seen
-from treering._view.json_lines import json_document, members_of
+from treering._view.plain import json_document, members_of
 from treering.errors import Corrupt
 
 

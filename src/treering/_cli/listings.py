@@ -9,12 +9,10 @@ import click
 
 from treering._checkpoint.detect import Form
 from treering._checkpoint.forms import list_headers
-from treering._cli.options import GLOBS, JSON, PATH, depth, verb
-from treering._cli.run_path import list_steps, read_latest
+from treering._cli.options import GLOBS, JSON, PATH, depth, list_steps, read_latest, verb
 from treering._cli.terminal import GOOD, look_of, note, nothing_matches, write_lines
 from treering._view import listings
-from treering._view.nodes import leaves_of, weight_of
-from treering._view.rows import USUAL_DEPTH, lay_out
+from treering._view.rows import USUAL_DEPTH, lay_out, leaves_of, weight_of
 from treering._view.tree_text import tree_lines
 
 _USUAL_DU_DEPTH = 2

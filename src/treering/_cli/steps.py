@@ -11,8 +11,18 @@ from typing import TYPE_CHECKING, Literal
 
 import click
 
-from treering._cli.options import JSON, RUN, BestOf, WholeNumber, verb
-from treering._cli.run_path import describe, list_steps, no_run, require_run, steps_at
+from treering._cli.options import (
+    JSON,
+    RUN,
+    BestOf,
+    WholeNumber,
+    describe,
+    list_steps,
+    no_run,
+    require_run,
+    steps_at,
+    verb,
+)
 from treering._cli.terminal import GOOD, NO, look_of, write_lines
 from treering._store.resolve import located
 

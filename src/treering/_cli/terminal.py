@@ -14,8 +14,8 @@ import click
 
 from treering._printable import printable
 from treering._values.human import near
-from treering._view.nodes import nodes_of
 from treering._view.plain import cut
+from treering._view.rows import nodes_of
 from treering._view.tree_text import ASCII, UNICODE, Look
 
 GOOD = 0

@@ -6,8 +6,7 @@ from treering._cli.options import JSON, PATH, verb
 from treering._cli.terminal import GOOD, NO, write_lines
 from treering._inspect.verify import verify as check
 from treering._printable import printable
-from treering._view.json_lines import json_document, members_of
-from treering._view.plain import cut
+from treering._view.plain import cut, json_document, members_of
 
 _LONGEST = 1000
 

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from treering._codec.chunk_reader import ChunkReader, damaged_error, overlong_error, wrong_size_error
 from treering._codec.zarr import ZarrArray, zarray_bytes
+from treering._codec.zstd import ChunkReader, damaged_error, overlong_error, wrong_size_error
 from treering._values.human import pluralize
 from treering.errors import Unsupported
 

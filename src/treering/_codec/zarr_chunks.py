@@ -18,11 +18,11 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from treering._codec import zstd
-from treering._codec.chunk_reader import DAMAGED, ChunkReader, cut_short_error, damaged_error, fill, overlong_error
 from treering._codec.documents import show
 from treering._codec.gzip import pack
 from treering._codec.in_tensorstore import decode_blosc, encode_by_tensorstore, fill_in_compressor
 from treering._codec.zarr import ZarrArray, check_compressor, chunk_bytes
+from treering._codec.zstd import DAMAGED, ChunkReader, cut_short_error, damaged_error, fill, overlong_error
 from treering._values.human import pluralize
 from treering.errors import Corrupt, Unsupported
 

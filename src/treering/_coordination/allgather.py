@@ -23,7 +23,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from treering._coordination.heartbeat import Heartbeat
 from treering._coordination.message_board import MessageBoard
-from treering._store.waiters import Latch
+from treering._store.crew import Latch
 from treering._values import timing
 from treering._values.human import pluralize
 from treering._values.processes import Processes, format_processes

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 from typing import Final
 
 from treering._coordination.message_board import MessageBoard
-from treering._store.waiters import Latch
+from treering._store.crew import Latch
 from treering._values import timing
 from treering._values.checkpoint_names import heartbeat_name
 from treering._values.processes import Processes

@@ -24,15 +24,15 @@ import jax
 from treering._codec.documents import json_text, parse_json
 from treering._coordination.allgather import PAYLOAD_BYTES, allgather_in_order, give_up, look_for_saves, run_in_order
 from treering._coordination.message_board import MessageBoard, PathMessageBoard
-from treering._coordination.messages import Failure
-from treering._coordination.missed_saves import find_note
+from treering._coordination.messages import Failure, VoteMessage, VoteStage
 from treering._coordination.operations import Call, derive_attempt
 from treering._store.failures import naming
 from treering._store.resolve import located, opened_store, settled, store_at
+from treering._store.run_folder import step_of_name
 from treering._values import timing
-from treering._values.checkpoint_names import heartbeat_name
+from treering._values.checkpoint_names import arrival_name, heartbeat_name
 from treering._values.processes import Processes, format_processes
-from treering.errors import Mismatch, NotShared, ProcessFailed, Timeout, TreeringError
+from treering.errors import Corrupt, Mismatch, NotShared, ProcessFailed, Timeout, TreeringError
 
 T = TypeVar("T")
 
@@ -423,3 +423,58 @@ class _SignedMessageBoard(PathMessageBoard):
 
     def remove_all(self, names: Collection[str]) -> None:
         """Leave it until the call's end: process 0 may yet have to read in it which call that is."""
+
+
+_LEAVING: Final = (0, 1)
+"""The processes that leave notes: whoever looks reads one or two, however many there are."""
+
+
+@contextlib.contextmanager
+def leave_note(call: Call, path: Path, pause: Callable[[float], None]) -> Iterator[Callable[[float], None]]:
+    """Give what sleeps in place of ``pause`` while a process waits for others in the save of a step.
+
+    Args:
+        call: the save.
+        path: the folder of the step; where it is that of no run, no note is left.
+        pause: sleeps.
+    """
+    if call.processes.this not in _LEAVING or step_of_name(path.name) is None:
+        yield pause
+        return
+    board, name = PathMessageBoard(path.parent), arrival_name(call.attempt, call.processes.this)
+    due: float | None = time.monotonic() + min(timing.current.heartbeat_first, call.timeout / 8)
+
+    def sleep(seconds: float) -> None:
+        nonlocal due
+        if due is not None and time.monotonic() >= due:
+            due = None
+            message = VoteMessage(stage=VoteStage.PREPARING, who=call.who, payload=path.name.encode())
+            with contextlib.suppress(OSError):
+                board.put(name, message.encode())
+        pause(seconds)
+
+    try:
+        yield sleep
+    finally:
+        if due is None:
+            with contextlib.suppress(OSError):
+                board.remove_all((name,))
+
+
+def find_note(folder: Path, attempt: str, this: int) -> tuple[int, Path] | None:
+    """Return which process waits in a save of an attempt, and where; None if none says so.
+
+    Args:
+        folder: that of a run, or of a step.
+        attempt: the attempt.
+        this: the process that asks.
+    """
+    run = folder if step_of_name(folder.name) is None else folder.parent
+    for saver in _LEAVING:
+        data = None
+        with contextlib.suppress(OSError):
+            data = PathMessageBoard(run).get(arrival_name(attempt, saver)) if saver != this else None
+        with contextlib.suppress(Corrupt, UnicodeDecodeError):
+            if data is not None and step_of_name(name := VoteMessage.decode(data).payload.decode()) is not None:
+                return saver, run / name
+    return None

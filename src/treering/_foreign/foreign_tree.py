@@ -17,8 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 from treering._checkpoint.detect import ForeignForm, detect
 from treering._format.findings import Finding, Verification
 from treering._format.index import Chunks, Container, DataFile, Index, LeafType, Token, leaf_bytes
-from treering._format.listing import list_index
-from treering._format.records import Listing
+from treering._format.listing import Listing, list_index
 from treering._store.api import Reader
 from treering._store.resolve import is_on_disk, is_seen, located, settled
 from treering._values.boxes import Box, size_of, whole

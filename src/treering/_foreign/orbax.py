@@ -7,6 +7,7 @@ items and metrics are its metadata, by item too. What was not committed is refus
 from __future__ import annotations
 
 import contextlib
+import json
 import re
 from collections.abc import Iterable
 from pathlib import Path
@@ -14,15 +15,42 @@ from typing import Any, Final, NamedTuple
 
 from treering._codec.documents import decode_text, member
 from treering._foreign.folder_files import FolderFiles
-from treering._foreign.foreign_tree import PARTLY, ForeignStep, ForeignTree, folder_tree
-from treering._foreign.grain_state import grain_entries
-from treering._foreign.leaf_paths import build_tree
+from treering._foreign.foreign_tree import PARTLY, ForeignLeaf, ForeignStep, ForeignTree, folder_tree
+from treering._foreign.leaf_paths import EMPTY, Entry, Step, build_tree
 from treering._foreign.ocdbt import MANIFEST
 from treering._foreign.orbax_item import METADATA, OrbaxItem, read_item
 from treering._foreign.orbax_msgpack import MSGPACK, find_msgpack
+from treering._format.index import LeafType
 from treering._store.resolve import is_on_disk
 from treering._values.human import pluralize
 from treering.errors import Corrupt, TreeringError, Unsupported
+
+_OF_LOADER: Final = "last_seen_indices"
+
+
+def grain_entries(state: Any) -> list[Entry]:
+    """Return what ``set_state`` takes, by paths.
+
+    Example:
+        >>> [(path, leaf.value) for path, leaf in grain_entries({"next": [7]})]
+        [((('next', False), ('0', True)), 7)]
+        >>> type(grain_entries({"last_seen_indices": {"0": 3}})[0][1].value)
+        <class 'bytes'>
+    """
+    if type(state) is dict and _OF_LOADER in state:
+        state = json.dumps(state, indent=4).encode()
+    entries: list[Entry] = []
+    waiting: list[tuple[tuple[Step, ...], Any]] = [((), state)]
+    while waiting:
+        path, value = waiting.pop()
+        if value and isinstance(value, dict | list):
+            items, listed = (value.items(), False) if isinstance(value, dict) else (enumerate(value), True)
+            waiting += reversed([((*path, (str(key), listed)), child) for key, child in items])
+        else:
+            kind = "none" if value is None else type(value).__name__
+            entries.append((path, EMPTY.get(kind.title(), ForeignLeaf(LeafType(kind=kind), value))))
+    return entries
+
 
 STEP_METADATA: Final = "_CHECKPOINT_METADATA"
 """The file with what is known of a step or of a checkpoint as a whole."""

@@ -11,8 +11,7 @@ from treering._foreign.folder_files import ByteRange, FolderFiles
 from treering._foreign.foreign_tree import ForeignLeaf
 from treering._foreign.leaf_paths import EMPTY, Containers, Step, most_steps
 from treering._format.index import LARGE_VALUE, MAX_LEVELS, Container, LeafType
-from treering._format.listing import list_msgpack
-from treering._format.records import LeafRecord
+from treering._format.listing import LeafRecord, list_msgpack
 from treering._printable import kind_of
 from treering.errors import Unsupported
 

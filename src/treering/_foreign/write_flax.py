@@ -10,7 +10,7 @@ import numpy as np
 from treering._arrays.host import BoxedArray, to_host
 from treering._arrays.source import Source
 from treering._arrays.source_arrays import SourceArray, describe_source
-from treering._background.save_job import Watch
+from treering._background.writer import Watch
 from treering._checkpoint.save_files import CHUNK_BYTES, write_msgpack
 from treering._checkpoint.save_options import SaveOptions
 from treering._checkpoint.targets import Loss, key_texts, lost_containers, lost_leaves, lost_members, lost_names

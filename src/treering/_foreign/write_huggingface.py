@@ -18,7 +18,7 @@ from treering._arrays.jobs import Tally
 from treering._arrays.outgoing import DescribedLeaves
 from treering._arrays.source import Source
 from treering._arrays.source_arrays import describe_source
-from treering._background.save_job import Watch
+from treering._background.writer import Watch
 from treering._checkpoint.detect import refuse_other_form
 from treering._checkpoint.save_files import claim_at_end
 from treering._checkpoint.save_options import SaveOptions

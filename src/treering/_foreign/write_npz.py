@@ -17,7 +17,7 @@ import numpy as np
 
 from treering._arrays.source import Source
 from treering._arrays.source_arrays import SourceArray, describe_source
-from treering._background.save_job import Watch
+from treering._background.writer import Watch
 from treering._checkpoint.save_files import write_buffers
 from treering._checkpoint.save_options import SaveOptions
 from treering._checkpoint.targets import (

@@ -15,10 +15,10 @@ from array import array
 from collections.abc import Callable
 from typing import Any, Final, NamedTuple, TypeAlias
 
-from treering._codec.chunk_reader import DAMAGED
 from treering._codec.crc32c import crc32c
 from treering._codec.documents import add_hint, decode_text, member, parse_json, show
 from treering._codec.zarr import ZarrArray, check_padding, chunk_bytes, chunk_name, grid_of, place_of, stored_dtype
+from treering._codec.zstd import DAMAGED
 from treering._foreign.folder_files import ByteRange, Fetch
 from treering._format.leaf_values import check_shape
 from treering._values.human import pluralize

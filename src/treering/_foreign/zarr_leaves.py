@@ -10,9 +10,9 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from treering._codec import zstd
-from treering._codec.chunk_reader import ChunkReader
 from treering._codec.documents import decode_text, parse_json
 from treering._codec.zarr import ZarrArray, chunk_box, chunk_bytes, chunk_count, chunk_name, is_whole, parse_zarray
+from treering._codec.zstd import ChunkReader
 from treering._foreign.folder_files import ByteRange, Fetch, FolderFiles
 from treering._foreign.foreign_tree import ForeignLeaf
 from treering._foreign.ocdbt import Value

@@ -9,14 +9,14 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from treering._checkpoint.forms import open_leaf_by_leaf
-from treering._format.records import LeafRecord
+from treering._format.listing import LeafRecord
 from treering._inspect.open_tree import ArrayView, OpenTree
 from treering._printable import show_path
 from treering._store.resolve import kept
 from treering._values.human import pluralize
 from treering._view.differences import ABSENT, Difference, compare_listings, needs_reading, pair_nodes
-from treering._view.nodes import is_branch, record_of
 from treering._view.progress import Progress, reporter, showing
+from treering._view.rows import is_branch, record_of
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -11,10 +11,10 @@ from typing import Final, TypeAlias
 
 from treering._coordination.messages import DecisionMessage, Failure, PrepareMessage, VoteMessage, VoteStage
 from treering._coordination.votes import parent_of
-from treering._format.diagnosis import Attempt, Life, ProcessState
+from treering._format.findings import Attempt, Life, ProcessState
 from treering._inspect.attempts import FolderScan, Leftovers, NoteFile
-from treering._store.locks import Locks
-from treering._store.posix.seen_locks import started
+from treering._store.api import Locks
+from treering._store.posix.store import started
 from treering._values import leaves_names, timing
 from treering._values.checkpoint_names import attempt_of_tombstone, process_of_data
 from treering._values.processes import format_processes

@@ -9,15 +9,13 @@ from typing import Any
 
 from treering._checkpoint.detect import Form
 from treering._checkpoint.forms import list_headers
-from treering._format.listing import list_index
-from treering._format.records import FileRecord, LeafRecord, Listing, ProcessShare
+from treering._format.listing import FileRecord, LeafRecord, Listing, ProcessShare, list_index
 from treering._printable import show_path
 from treering._store.resolve import located, open_file
 from treering._values.checkpoint_names import INDEX
-from treering._view.json_lines import members_of
 from treering._view.listings import form_text, notes_of
-from treering._view.nodes import leaves_of, record_of
-from treering._view.rows import USUAL_DEPTH, TreeLayout, lay_out
+from treering._view.plain import members_of
+from treering._view.rows import USUAL_DEPTH, TreeLayout, lay_out, leaves_of, record_of
 from treering._view.tree_text import totals_text, tree_lines
 
 _MOST_ROWS = 200
@@ -80,7 +78,7 @@ class Inspection:
         return f"<Inspection of {show_path(self.path)!r}: {form_text(self.listing)}; {totals_text(totals)}>"
 
     def _repr_html_(self) -> str:
-        from treering._view.html import html_text
+        from treering._view.listings import html_text
 
         layout = _fit_on_screens(self.root)
         return html_text(layout, title=self.path, file_bytes=self.nbytes, notes=notes_of(self.listing))

@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, cast
 from treering._checkpoint.detect import Form, detect
 from treering._checkpoint.forms import read_source
 from treering._codec.gzip import GZIP_MAGIC, decompress
-from treering._format.listing import list_index, list_msgpack
-from treering._format.records import LeafRecord, Listing
+from treering._format.listing import LeafRecord, Listing, list_index, list_msgpack
 from treering._store.api import Reader
 from treering._store.resolve import open_file
 from treering.errors import Corrupt
@@ -131,7 +130,7 @@ class MsgpackArray:
     def __getitem__(self, key: Any) -> NDArray[Any]:
         import numpy as np
 
-        from treering._arrays.slicing import box_and_rest
+        from treering._arrays.source import box_and_rest
         from treering._values.boxes import slices
 
         box, steps, rest = box_and_rest(key, self.shape)

@@ -14,7 +14,7 @@ from typing import Final
 
 from treering._arrays.jobs import Tally, spans_of_file
 from treering._checkpoint.forms import verify_bytes
-from treering._checkpoint.missing_data import is_attempt_there
+from treering._checkpoint.source import is_attempt_there
 from treering._codec.gzip import GZIP_MAGIC
 from treering._foreign.foreign_tree import compare_hashes
 from treering._format.document import INDEX_NAME, parse_index
@@ -23,15 +23,15 @@ from treering._format.headers import header_bytes
 from treering._format.index import Index, Piece, damaged_pieces, file_digest, span_range
 from treering._format.safetensors import parse_safetensors
 from treering._inspect.open_tree import read_msgpack
-from treering._inspect.verify_chunks import describe_broken, differing_runs, differing_span, require_damage
+from treering._inspect.verify_leaves import describe_broken, differing_runs, differing_span, require_damage
 from treering._store.api import Reader
 from treering._store.crew import FirstError, work_together
 from treering._store.failures import DataFileMissing, LinkRefused
 from treering._store.open_folder import OpenFolder
 from treering._store.resolve import located, open_file
 from treering._values.keys import join_key
-from treering._view.nodes import leaves_of
 from treering._view.progress import Progress, reporter, showing
+from treering._view.rows import leaves_of
 from treering.errors import Busy, Corrupt, NotFound, StoreFailed
 
 # Each needs that data go whose grace was over.

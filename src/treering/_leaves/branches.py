@@ -15,8 +15,7 @@ from typing import Final, TypeAlias
 from treering._checkpoint.detect import Form
 from treering._codec.zarr import ZarrArray, chunk_bytes, chunk_count, chunk_name, parse_zarray, zarray_bytes
 from treering._format.index import Index
-from treering._format.listing import list_index
-from treering._format.records import FileRecord, Listing, Place
+from treering._format.listing import FileRecord, Listing, Place, list_index
 from treering._leaves.documents.foreign import add_structure, foreign_record
 from treering._leaves.documents.index import LEAVES_INDEX, IndexBranch, LeavesIndex, parse_leaves_index, record_of
 from treering._leaves.documents.join import join_records

@@ -29,9 +29,8 @@ from treering._leaves.shardings import ShardingOptions, leaf_shardings, to_dotte
 from treering._leaves.source import LeavesSource, open_source
 from treering._printable import kind_of
 from treering._store.resolve import is_on_disk, leaves_path
-from treering._tree.fit import Fit
 from treering._tree.flatten import Flattened, flatten_like
-from treering._tree.likeness import LeafMatch, Wording, array_dtype, aval_shape, match_leaves, match_stored
+from treering._tree.likeness import Fit, LeafMatch, Wording, array_dtype, aval_shape, match_leaves, match_stored
 from treering._tree.placement import Shardings, aval_of, sharding_of
 from treering._tree.rules import RulesReport
 from treering._values.human import join_first

@@ -15,12 +15,12 @@ from typing import Any, Final
 
 from treering._arrays.host import this_processes
 from treering._arrays.outgoing import ALONE, DescribedLeaves, describe_leaves
-from treering._background.save_job import UNWATCHED, Watch
+from treering._background.writer import UNWATCHED, Watch
 from treering._checkpoint.detect import refuse_other_form
-from treering._checkpoint.joined_folder import JoinedFolder
 from treering._checkpoint.joint_driver import require_value, save_jointly, tell_of_end
 from treering._checkpoint.save_options import require_one_of
 from treering._checkpoint.signature import check_local, local_digests, match_signature, signature_of
+from treering._checkpoint.transaction import JoinedFolder
 from treering._coordination.job_handshake import counted_save, next_sequence
 from treering._coordination.message_board import FolderMessageBoard, MessageBoard
 from treering._coordination.operations import Call

@@ -7,7 +7,7 @@ from typing import Any
 
 from treering._arrays.source import Source
 from treering._arrays.source_arrays import describe_source
-from treering._background.save_job import Watch
+from treering._background.writer import Watch
 from treering._checkpoint.detect import refuse_other_form
 from treering._checkpoint.save_folder import flatten_source
 from treering._checkpoint.save_options import SaveOptions

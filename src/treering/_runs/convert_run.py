@@ -21,8 +21,7 @@ from treering._foreign.foreign_tree import ForeignSteps, find_steps, reading_par
 from treering._format.document import INDEX_NAME, read_summary
 from treering._format.index import Index
 from treering._format.run_document import LATEST_TIME, Conversion, StepNote, add_note, find_note, note_of, remove_note
-from treering._runs.open_run import open_run
-from treering._runs.steps import note_records, read_run, records_in, step_path, steps_in, tries
+from treering._runs.steps import note_records, open_run, read_run, records_in, step_path, steps_in, tries
 from treering._store.asked import asking
 from treering._store.failures import naming_file
 from treering._store.resolve import kept, located, require_outside, require_path, settled

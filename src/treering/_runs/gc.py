@@ -11,10 +11,16 @@ from typing import TYPE_CHECKING
 
 from treering._checkpoint.waiting import DAY, warn_denied
 from treering._format.document import read_names, read_summary
-from treering._runs.open_run import open_run
-from treering._runs.removal import remove_step, tidy_step
-from treering._runs.steps import judge, note_records, read_run, records_in, records_of
-from treering._runs.superseded import attempt_in, collect_errors, read_superseded, remove_superseded, superseded_steps
+from treering._runs.removal import (
+    attempt_in,
+    collect_errors,
+    read_superseded,
+    remove_step,
+    remove_superseded,
+    superseded_steps,
+    tidy_step,
+)
+from treering._runs.steps import judge, note_records, open_run, read_run, records_in, records_of
 from treering._store.run_folder import RunFolder
 from treering.errors import Busy, NotFound, TreeringError
 from treering.retention import Policy, Verdict

@@ -15,20 +15,18 @@ from treering._checkpoint.forms import read_source
 from treering._checkpoint.joint_load import LoadGroup, spans_processes
 from treering._checkpoint.load import LoadOptions
 from treering._coordination.allgather import failed_collectives, last_allgather
-from treering._runs.branch import branch_step
+from treering._runs.copy_run import branch_step
 from treering._runs.gc import collect, remove_steps
-from treering._runs.iterators import load_items, restore_states
+from treering._runs.iterators import load_items, require_step_number, restore_states
 from treering._runs.load_or_init import load_or_initialise
-from treering._runs.open_run import open_run
+from treering._runs.removal import superseded_steps
 from treering._runs.results import Resumed
 from treering._runs.run_state import RunState
-from treering._runs.step_note import require_step_number
-from treering._runs.steps import facts_of, missing_step, records_of, step_path, steps_of
-from treering._runs.superseded import superseded_steps
+from treering._runs.steps import facts_of, missing_step, open_run, records_of, step_path, steps_of
 from treering._store.run_folder import is_linked
 from treering._values.human import near
 from treering._values.processes import format_processes
-from treering._values.warned import warn_of
+from treering._values.telemetry import warn_of
 from treering._view.progress import showing
 from treering.errors import LeavesInitialised, NotFound, NotShared, TreeringError
 from treering.retention import Verdict, best_steps

@@ -21,15 +21,15 @@ from typing import TYPE_CHECKING, Any, Final
 
 from treering._checkpoint.forms import list_headers
 from treering._foreign.foreign_tree import reading_partly
-from treering._format.diagnosis import Diagnosis, RunDiagnosis, StepDiagnosis
+from treering._format.findings import Diagnosis, RunDiagnosis, StepDiagnosis
+from treering._runs.removal import NOT_READ, read_superseded, superseded_steps
 from treering._runs.steps import Records, cache_trouble, judge, records_of, step_path
-from treering._runs.superseded import NOT_READ, read_superseded, superseded_steps
 from treering._store.open_folder import find_index_at
 from treering._store.resolve import is_folder, located
 from treering._store.run_folder import RunFolder
 from treering._values.human import near, steps_text
-from treering._view.json_lines import members_of
-from treering._view.nodes import leaves_of, weight_of
+from treering._view.plain import members_of
+from treering._view.rows import leaves_of, weight_of
 from treering._view.run_text import RunListing, RunStep, log_lines
 from treering.errors import Format, NotFound, TreeringError
 from treering.retention import AnyRule, KeepBest, KeepEvery, KeepLast, KeepSteps, Policy, Verdict

@@ -9,7 +9,7 @@ import dataclasses
 from typing import TYPE_CHECKING, Any, Protocol, Self, TypeVar, runtime_checkable
 
 if TYPE_CHECKING:
-    from treering._background.save_job import PendingSave
+    from treering._background.writer import PendingSave
 
 T = TypeVar("T")
 

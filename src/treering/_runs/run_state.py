@@ -23,7 +23,7 @@ from treering._store.resolve import absolute, new_folder_path
 from treering._values import timing
 from treering._values.human import steps_text
 from treering._values.processes import timeout_seconds
-from treering._values.warned import warn_of
+from treering._values.telemetry import warn_of
 from treering.cadence import Cadence
 from treering.errors import StepsNotSaved, Timeout, TreeringError, UnknownMetric, Unsupported
 from treering.retention import Policy

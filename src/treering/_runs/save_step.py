@@ -21,14 +21,12 @@ from treering._checkpoint.save import begin_save, counted
 from treering._checkpoint.save_options import SaveOptions
 from treering._format.document import INDEX_NAME
 from treering._runs.gc import collect_after
-from treering._runs.iterators import replace_stateful_items, state_keys
-from treering._runs.open_run import open_run
+from treering._runs.iterators import replace_stateful_items, require_step_number, state_keys, step_metadata
+from treering._runs.removal import announce_superseded, remove_superseded, withdraw_on_failure
 from treering._runs.reports import find_unmeasured
 from treering._runs.results import StepSave
 from treering._runs.run_state import RunState
-from treering._runs.step_note import require_step_number, step_metadata
-from treering._runs.steps import latest_known, noted_steps, step_path, steps_from
-from treering._runs.superseded import announce_superseded, remove_superseded, withdraw_on_failure
+from treering._runs.steps import latest_known, noted_steps, open_run, step_path, steps_from
 from treering._store.resolve import is_on_disk
 from treering._store.run_folder import LEFT_DOCUMENT, RunFolder, step_name, step_of_name
 from treering._values.human import steps_text

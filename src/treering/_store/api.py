@@ -7,19 +7,55 @@ says for each method what the disk, memory, S3 and GCS do; `treering.testing.Sto
 from __future__ import annotations
 
 import abc
+import dataclasses
 import enum
 import mmap
 import os
 import time
-from collections.abc import Hashable, Iterable, Iterator, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from pathlib import PurePath
-from typing import Final, NamedTuple, TypeAlias
+from typing import Any, Final, NamedTuple, Self, TypeAlias
 
-from treering._store.closable import Closable
-from treering._store.locks import NO_LOCKS, Locks
 from treering._store.pieces import Buffer
 from treering._values.human import pluralize
 from treering.errors import Corrupt
+
+
+class Closable(abc.ABC):
+    """What a ``with`` block closes at its end."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @abc.abstractmethod
+    def close(self) -> None:
+        """Let go of it. May be called twice."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Locks:
+    """The locks of one place, as they were at one moment.
+
+    Example:
+        >>> NO_LOCKS.holder(None) is None
+        True
+    """
+
+    gap: str | None
+    """Which locks are not shown, as a sentence; None where all are, so that what is not among them is free."""
+    holders: Mapping[Any, int]
+    """What was locked, by ``Entry.key``, and the number of the process that holds it."""
+
+    def holder(self, found: Entry | None) -> int | None:
+        """Return the process of this machine that holds the lock of what was found; None where none is seen."""
+        return None if found is None else self.holders.get(found.key)
+
+
+NO_LOCKS: Final = Locks("this store has no locks", {})
+
 
 LARGEST_DOCUMENT: Final = 2 << 30
 """No document is larger than this many bytes."""

@@ -10,8 +10,7 @@ from pathlib import Path
 
 from treering._codec.key_document import HEAD_BYTES, SMALL_TOMBSTONE, is_tombstone, is_tombstone_size
 from treering._codec.signed import is_whole
-from treering._store.api import LARGEST_DOCUMENT, Document, Entry, Reader, Store
-from treering._store.closable import Closable
+from treering._store.api import LARGEST_DOCUMENT, Closable, Document, Entry, Reader, Store
 from treering._store.failures import DataFileMissing, LinkRefused, naming, with_errno
 from treering._store.resolve import find_at, open_file, opened_store
 from treering._values.checkpoint_names import INDEX, attempt_of_tombstone

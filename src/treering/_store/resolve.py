@@ -22,7 +22,7 @@ from treering._store.objects.url import (
     web_path,
 )
 from treering._store.pieces import Buffer
-from treering._store.posix.root import PosixRoot
+from treering._store.posix.store import PosixRoot
 from treering._store.root import Root
 from treering.errors import PermissionDenied, StoreFailed, Unsupported
 
@@ -240,7 +240,7 @@ def _memory() -> Root:
 @functools.cache
 def _buckets() -> Root:
     from treering._store.objects.connect import connect, frozen, grace_of
-    from treering._store.objects.root import ObjectRoot
+    from treering._store.objects.store import ObjectRoot
 
     return ObjectRoot(connect, grace_of, frozen)
 

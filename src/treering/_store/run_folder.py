@@ -17,8 +17,7 @@ from pathlib import Path
 from typing import Final
 
 from treering._codec.key_document import HEAD_BYTES, SMALL_TOMBSTONE, is_tombstone, is_tombstone_size
-from treering._store.api import Entry, Kind, Outcome, Store, Version
-from treering._store.closable import Closable
+from treering._store.api import Closable, Entry, Kind, Outcome, Store, Version
 from treering._store.crew import map_together
 from treering._store.failures import LinkRefused, naming
 from treering._store.open_folder import find_index, index_document, is_removed

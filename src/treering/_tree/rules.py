@@ -13,7 +13,7 @@ from jax.sharding import PartitionSpec
 
 from treering._printable import kind_of, printable
 from treering._values.human import build_mismatch, join_first
-from treering._values.warned import warn_of
+from treering._values.telemetry import warn_of
 from treering.errors import Mismatch, RulesUnmatched, TreeringError, Unsupported
 
 _SHOWN: Final = 10

@@ -13,7 +13,7 @@ from typing import Any, Final
 import jax
 import numpy as np
 
-from treering._codec.msgpack.wire import MAX_DEPTH
+from treering._codec.msgpack.window import MAX_DEPTH
 from treering._printable import MOST_LINES, kind_of, list_lines, printable, shorten
 from treering._tree import registry
 from treering._tree.registry import LEAF_TYPES, REGISTRY, is_code, is_namedtuple, is_typed_key, open_pytree_node

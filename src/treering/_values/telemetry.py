@@ -1,4 +1,4 @@
-"""What treering reports of its own work: one logger, and durations that listeners of ``jax.monitoring`` receive.
+"""What treering reports of its own work: one logger, durations for listeners of ``jax.monitoring``, and warnings.
 
 The logger is called ``treering`` and is silent until the program configures ``logging``. INFO has one line for each
 save, load and removal; DEBUG also has a line for each phase. The lines at INFO have the requests to buckets, their
@@ -10,15 +10,34 @@ imported jax: ``/treering/save``, ``/treering/save/write`` and so on.
 from __future__ import annotations
 
 import contextlib
+import inspect
 import logging
 import os
 import sys
 import threading
 import time
-from collections.abc import Iterator
+import warnings
+from collections.abc import Iterator, Sequence
 
-from treering._printable import hide_secrets, printable
+from treering._printable import hide_secrets, list_lines, printable
 from treering._values.human import bytes_text, duration_text, pluralize
+
+
+def warn_of(what: str, lines: Sequence[str], category: type[UserWarning]) -> None:
+    """Warn of several things at once, at the line outside of treering from which the call came.
+
+    Args:
+        what: what they have in common.
+        lines: one for each.
+        category: the class of the warning.
+    """
+    level = 1
+    frame = inspect.currentframe()
+    while frame is not None and str(frame.f_globals.get("__name__", "")).split(".")[0] in ("treering", "contextlib"):
+        frame = frame.f_back
+        level += 1
+    warnings.warn(f"{printable(what)}:{list_lines(lines)}", category, stacklevel=level)
+
 
 LOGGER = logging.getLogger("treering")
 LOGGER.addHandler(logging.NullHandler())

@@ -9,12 +9,11 @@ from typing import Any, Final
 
 from treering._format.index import ForeignKey, OpaqueLeaf
 from treering._format.leaf_values import same_value
-from treering._format.records import LeafRecord, Listing, Named
+from treering._format.listing import LeafRecord, Listing, Named
 from treering._format.run_document import remove_note
 from treering._values.human import pluralize
-from treering._view.json_lines import json_text
-from treering._view.nodes import branch_kind, child_key, children_of, is_branch, record_of, value_text
-from treering._view.plain import visible
+from treering._view.plain import json_text, visible
+from treering._view.rows import branch_kind, child_key, children_of, is_branch, record_of, value_text
 from treering._view.tree_text import leaf_cells
 
 ABSENT: Final = object()

@@ -7,11 +7,10 @@ import dataclasses
 from collections.abc import Iterator
 from typing import Any
 
-from treering._format.diagnosis import Attempt, Committed, Diagnosis, RunDiagnosis
+from treering._format.findings import Attempt, Committed, Diagnosis, RunDiagnosis
 from treering._printable import printable
 from treering._values.human import bytes_text, duration_text, pluralize
-from treering._view.json_lines import json_document, members_of
-from treering._view.plain import cut, pad
+from treering._view.plain import cut, json_document, members_of, pad
 from treering._view.run_text import when_text
 
 _LONGEST = 1000

@@ -9,8 +9,7 @@ from typing import Any
 
 from treering._printable import printable, show_path
 from treering._values.human import bytes_text, duration_text, pluralize
-from treering._view.json_lines import json_document, members_of
-from treering._view.plain import align, cut, visible
+from treering._view.plain import align, cut, json_document, members_of, visible
 from treering._view.tree_text import BOLD, DIM, RED, UNICODE, Look
 
 _LONGEST = 200

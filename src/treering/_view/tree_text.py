@@ -7,14 +7,13 @@ import json
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
-from treering._format.records import LeafRecord, Named
+from treering._format.listing import LeafRecord, Named
 from treering._printable import show_path
 from treering._values.human import bytes_text, count_text, pluralize
 from treering._values.keys import escape_part
 from treering._values.processes import format_processes
-from treering._view.nodes import branch_kind, is_branch, record_of, value_text, weight_of
 from treering._view.plain import cell_width, cut, fit_width, pad, visible
-from treering._view.rows import Row, Totals, TreeLayout
+from treering._view.rows import Row, Totals, TreeLayout, branch_kind, is_branch, record_of, value_text, weight_of
 
 _LONGEST_NAME = 100
 _LONGEST_DETAIL = 40
@@ -82,7 +81,7 @@ def tree_lines(
     Everything that comes from the file is escaped.
 
     Example:
-        >>> from treering._format.records import LeafRecord
+        >>> from treering._format.listing import LeafRecord
         >>> from treering._view.rows import lay_out
         >>> kernel = LeafRecord(kind="array", dtype="float32", shape=(2, 3), nbytes=24, offset=9)
         >>> tree = {"a\x1b": {"w": kernel}, "step": 7}

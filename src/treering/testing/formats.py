@@ -164,7 +164,7 @@ class WriterContract(FormatContract):
     def _write(self, path: Path, tree: dict[str, Any]) -> list[Any]:
         """Write a tree if the form can hold it; return its losses."""
         from treering._arrays.source_arrays import tree_source
-        from treering._background.save_job import UNWATCHED
+        from treering._background.writer import UNWATCHED
         from treering._format.selection import select
         from treering._tree.flatten import flatten
 

@@ -29,13 +29,13 @@ from obstore.store import MemoryStore, S3Store
 
 from treering._codec.key_document import placeholder
 from treering._store.api import Outcome
-from treering._store.objects import obstore_requests, protocol, repetition, root, writing
+from treering._store.objects import obstore_requests, protocol, repetition
+from treering._store.objects import store as root
 from treering._store.objects.client import ObstoreClient
 from treering._store.objects.obstore_stores import StoreVariants
-from treering._store.objects.repetition import requests_at_once
-from treering._store.objects.request_failures import Cause, failure_of
+from treering._store.objects.repetition import Cause, failure_of, requests_at_once
 from treering._store.objects.requests import Absent, Answer, Delete, Get, Head, List, Listed, ObjectVersion, Put, Status
-from treering._store.objects.root import ObjectRoot
+from treering._store.objects.store import ObjectRoot
 from treering._store.objects.url import bucket_path
 from treering._values.telemetry import TRAFFIC
 from treering.errors import NotFenced, StoreFailed, Unsupported
@@ -445,7 +445,7 @@ def test_an_error_of_what_makes_the_bytes_is_raised_as_it_is(error: BaseExceptio
     for count in (7, 9):
         with pytest.raises(OSError, match="announced"):
             client.put_parts("a", [b"treering"], count)
-    assert writing._SLOTS._value == writing._SLOTS._initial_value  # type: ignore[attr-defined]
+    assert obstore_requests._SLOTS._value == obstore_requests._SLOTS._initial_value  # type: ignore[attr-defined]
 
 
 def test_data_get_their_storage_class_and_documents_no_cache(monkeypatch: pytest.MonkeyPatch) -> None:

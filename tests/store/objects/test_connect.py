@@ -17,7 +17,7 @@ import pytest
 import treering
 from tests.store.objects.memory_bucket import MemoryBucket
 from tests.store.objects.web_server import serving
-from treering._store.objects import connect, credentials, obstore_stores
+from treering._store.objects import connect, obstore_stores
 from treering._store.objects.client import ObstoreClient
 from treering._store.objects.store import GRACE
 from treering._store.objects.url import bucket_path
@@ -35,7 +35,7 @@ def _nothing_known(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[
             monkeypatch.delenv(name)
     monkeypatch.setenv("HOME", str(tmp_path))
     # A port of this machine where nothing listens.
-    monkeypatch.setattr(credentials, "_METADATA", "http://127.0.0.1:9")
+    monkeypatch.setattr(connect, "_METADATA", "http://127.0.0.1:9")
     before = dict(connect._BUCKETS)
     yield
     connect._BUCKETS.clear()
@@ -75,8 +75,8 @@ def test_a_machine_that_does_not_answer_is_not_waited_for(monkeypatch: pytest.Mo
     import socket
 
     with socket.create_server(("127.0.0.1", 0)) as deaf:
-        monkeypatch.setattr(credentials, "_METADATA", f"http://127.0.0.1:{deaf.getsockname()[1]}")
-        monkeypatch.setattr(credentials, "_SECONDS", 0.2)
+        monkeypatch.setattr(connect, "_METADATA", f"http://127.0.0.1:{deaf.getsockname()[1]}")
+        monkeypatch.setattr(connect, "_SECONDS", 0.2)
         start = time.monotonic()
         with pytest.raises(TreeringError, match="no credentials"):
             treering.load("s3://b/a")

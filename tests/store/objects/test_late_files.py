@@ -17,7 +17,7 @@ from tests import faults
 from tests.command import copy_path
 from tests.store.objects.memory_bucket import MemoryBucket
 from treering import serialization
-from treering._store.objects import root
+from treering._store.objects import store
 from treering._store.objects.requests import Answer, Put, Request, Status
 from treering.errors import NotFenced, StoreFailed
 
@@ -192,7 +192,7 @@ def test_parts_that_may_yet_be_completed_are_told(monkeypatch: pytest.MonkeyPatc
 
     from treering._store.objects.client import ObstoreClient
 
-    monkeypatch.setattr(root, "WHOLE_BYTES", 100)
+    monkeypatch.setattr(store, "WHOLE_BYTES", 100)
     path = f"{treering.at(ObstoreClient(MemoryStore(), 's3://late-parts'))}/a.msgpack"
 
     faults.fail(

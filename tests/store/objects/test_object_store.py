@@ -16,8 +16,7 @@ from treering._store.failures import naming
 from treering._store.objects.claim import deletes_versions
 from treering._store.objects.client import ObstoreClient
 from treering._store.objects.requests import Answer, Delete, Get, ObjectVersion, Put, Request, Status
-from treering._store.objects.root import ObjectRoot
-from treering._store.objects.store import ObjectStore
+from treering._store.objects.store import ObjectRoot, ObjectStore
 from treering._values.checkpoint_names import journal_of
 from treering.errors import StoreFailed
 from treering.testing import StoreContract

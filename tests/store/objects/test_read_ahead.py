@@ -10,7 +10,7 @@ from pathlib import PurePath
 import pytest
 
 from tests.store.objects.memory_bucket import CountingBucket
-from treering._store.objects import read_ahead
+from treering._store.objects import reading
 from treering._store.objects.reading import ObjectReader
 from treering._store.objects.requests import Put
 
@@ -83,18 +83,18 @@ def test_threads_get_the_right_bytes(opened: ObjectReader) -> None:
 
 
 def test_memory_is_bounded_over_all_files_and_let_go(bucket: CountingBucket) -> None:
-    read_ahead._HELD.clear()  # of files that nobody closed
+    reading._HELD.clear()  # of files that nobody closed
     files = []
     for number in range(20):
         bucket.perform(Put(f"b{number}", DATA))
         files.append(ObjectReader(bucket, f"b{number}", PurePath("b")))
         for offset in range(4 * MIB, 5 * MIB, 64 * KIB):
             assert files[-1].read(offset, 10) == DATA[offset : offset + 10]
-    held = sum(window.stop - window.start for window in read_ahead._HELD)
+    held = sum(window.stop - window.start for window in reading._HELD)
     assert 0 < held <= 64 * MIB
     for file in files:
         file.close()
-    assert not read_ahead._HELD
+    assert not reading._HELD
 
 
 def test_what_is_fetched_anew_is_not_what_was_held(bucket: CountingBucket, opened: ObjectReader) -> None:

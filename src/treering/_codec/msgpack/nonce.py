@@ -10,7 +10,7 @@ import math
 import secrets
 from typing import Final, TypeAlias
 
-from treering._codec.msgpack.wire import EXT_ARRAY, EXT_SCALAR, LONGEST_PAYLOAD
+from treering._codec.msgpack.window import EXT_ARRAY, EXT_SCALAR, LONGEST_PAYLOAD
 from treering._codec.msgpack.write import Block, Piece
 
 ENOUGH: Final = 64.0

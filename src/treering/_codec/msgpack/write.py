@@ -15,7 +15,7 @@ import msgpack
 import numpy as np
 
 from treering._codec.array_bytes import holds_wire_bytes, wire_blocks
-from treering._codec.msgpack.wire import (
+from treering._codec.msgpack.window import (
     CHUNK_MARKER,
     EXT_ARRAY,
     EXT_SCALAR,

@@ -18,6 +18,7 @@ import xxhash
 from treering._codec.zarr import chunk_bytes, chunk_count, chunk_name, chunk_names, grid_of, zarray_bytes
 from treering._codec.zarr_chunks import check_chunk_file
 from treering._format.index import DAMAGE_HINT, Index
+from treering._leaves.documents.join import LazySequence
 from treering._leaves.documents.record import OpenBranch, first_checksums
 from treering._store.api import Reader
 from treering._store.failures import DataFileMissing
@@ -26,7 +27,6 @@ from treering._values.boxes import Box
 from treering._values.checksums import SMALLEST_BLOCK, block_checksums, block_count
 from treering._values.human import pluralize
 from treering._values.keys import split_key
-from treering._values.lazy_sequence import LazySequence
 from treering._values.leaves_names import ZARRAY
 from treering.errors import Corrupt, TreeringError
 

@@ -21,7 +21,7 @@ from treering._codec.documents import check_hashes, check_texts, decode_text, me
 from treering._codec.zarr import ZarrArray
 from treering._format.index import MAX_LEVELS, LeafType, OpaqueLeaf
 from treering._format.leaf_values import check_shape
-from treering._format.nesting import Nested, flatten_nested
+from treering._format.structure import Nested, flatten_nested
 from treering._leaves.documents.index import LEAVES_INDEX, Entry
 from treering._leaves.documents.paths import parts_of_folder
 from treering._leaves.documents.record import ChunkLayout, LeavesRecord, OpenBranch, arrays_of

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import itertools
 from array import array
-from collections.abc import Sequence
-from typing import Any, Final, TypeAlias
+from collections.abc import Callable, Sequence
+from typing import Any, Final, TypeAlias, TypeVar, overload
 
 from treering._codec.zarr import ZarrArray, chunk_box, chunk_bytes, chunk_count, chunk_name
 from treering._format.index import Chunks, Container, DataFile, Index, LeafType, Token
@@ -14,7 +14,38 @@ from treering._leaves.documents.record import UNMARKED, LeavesRecord, arrays_of,
 from treering._values.boxes import Box
 from treering._values.checksums import block_bytes
 from treering._values.keys import escape_part
-from treering._values.lazy_sequence import LazySequence
+
+T_co = TypeVar("T_co", covariant=True)
+
+
+class LazySequence(Sequence[T_co]):
+    """Items that are made each time when they are asked for, so that ten thousand of them take no memory.
+
+    Args:
+        count: how many there are.
+        make: makes the item of a number.
+
+    Example:
+        >>> squares = LazySequence(4, lambda number: number**2)
+        >>> len(squares), squares[-1], squares[1:3]
+        (4, 9, [1, 4])
+    """
+
+    def __init__(self, count: int, make: Callable[[int], T_co]) -> None:
+        self._numbers = range(count)
+        self._make = make
+
+    def __len__(self) -> int:
+        return len(self._numbers)
+
+    @overload
+    def __getitem__(self, number: int) -> T_co: ...
+    @overload
+    def __getitem__(self, number: slice) -> list[T_co]: ...
+    def __getitem__(self, number: int | slice) -> T_co | list[T_co]:
+        found = self._numbers[number]
+        return self._make(found) if isinstance(found, int) else list(map(self._make, found))
+
 
 # Rows of leaves without checksums, in all: their number is what a ``.zarray`` claims, and no table bears it out.
 _MOST_UNCHECKED_ROWS: Final = 100_000

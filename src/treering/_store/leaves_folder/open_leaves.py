@@ -9,8 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Protocol, Self, TypeAlias
 
-from treering._store.api import Reader, Store
-from treering._store.closable import Closable
+from treering._store.api import Closable, Reader, Store
 from treering._store.failures import DataFileMissing
 from treering._store.leaves_folder.moves import Update
 from treering._store.pieces import Buffer

@@ -16,7 +16,7 @@ from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
-from treering._store.closable import Closable
+from treering._store.api import Closable
 from treering._store.crew import FirstError, work_together
 from treering._store.failures import LinkRefused, naming
 from treering._store.pieces import Buffer

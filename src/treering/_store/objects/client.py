@@ -13,10 +13,10 @@ from typing import Any, Final
 
 from treering._store.objects import obstore_requests
 from treering._store.objects.conditional_delete import delete_version
+from treering._store.objects.obstore_requests import FailedBuffers, upload_parts
 from treering._store.objects.obstore_stores import StoreVariants
 from treering._store.objects.reading import Span
-from treering._store.objects.repetition import PASSING, RepeatingClient
-from treering._store.objects.request_failures import Cause, failure_of
+from treering._store.objects.repetition import PASSING, Cause, RepeatingClient, failure_of
 from treering._store.objects.requests import (
     PATIENCE,
     Answer,
@@ -29,7 +29,6 @@ from treering._store.objects.requests import (
     Request,
     Status,
 )
-from treering._store.objects.writing import FailedBuffers, upload_parts
 from treering._store.pieces import Buffer
 from treering._values.telemetry import TRAFFIC
 

@@ -20,10 +20,9 @@ from typing import Any, Final, NamedTuple, NoReturn
 from treering._store.api import LARGEST_DOCUMENT, Entry, Kind, Reader
 from treering._store.failures import naming
 from treering._store.objects.reading import Span
-from treering._store.objects.repetition import RepeatingClient
-from treering._store.objects.request_failures import ShortAnswer
+from treering._store.objects.repetition import RepeatingClient, ShortAnswer
 from treering._store.objects.requests import Answer, Get, Head, List, Listed, ObjectVersion, Request, Status
-from treering._store.objects.root import ObjectRoot
+from treering._store.objects.store import ObjectRoot
 from treering._store.objects.url import READ_ONLY, web_path
 from treering._store.pieces import Buffer
 from treering._values.checkpoint_names import INDEX

@@ -30,8 +30,7 @@ from treering._store.objects.requests import (
     Request,
     Status,
 )
-from treering._store.objects.root import ObjectRoot
-from treering._store.objects.store import ObjectStore
+from treering._store.objects.store import ObjectRoot, ObjectStore
 from treering._store.objects.url import MemoryPath
 from treering._store.pieces import Buffer
 

@@ -11,18 +11,18 @@ from __future__ import annotations
 import contextlib
 import errno
 from collections.abc import Callable, Generator, Sequence
-from typing import Final, NamedTuple, TypeAlias
+from typing import Any, Final, NamedTuple, TypeAlias
 
 from treering._codec.key_document import attempts_in, fenced, is_tombstone, placeholder, superseded_in, tombstone_of
-from treering._codec.signed import is_whole
+from treering._codec.signed import SignedForm, is_whole
 from treering._store.api import Held, Outcome
-from treering._store.objects.marker import encode_marker, read_marker
 from treering._store.objects.requests import (
     Absent,
     Answer,
     Condition,
     Delete,
     Get,
+    Head,
     ObjectVersion,
     Put,
     Request,
@@ -446,3 +446,65 @@ def _bare(version: ObjectVersion) -> str:
 
 def _vanished() -> FileNotFoundError:
     return FileNotFoundError(errno.ENOENT, "another writer changed the checkpoint and removed the marker")
+
+
+def put_file(name: str, data: bytes, expired: Expired, *, new: bool = False) -> Steps[Outcome]:
+    """Make ``data`` the content of a single file, on condition that what it replaces is still what was read before.
+
+    So no request of this save can be done once a later save has replaced that, if the version never recurs: it recurs
+    where it says no more than the content does, and the bytes are those of an earlier save.
+
+    Args:
+        name: the name.
+        data: its bytes.
+        expired: when to stop asking again.
+        new: whether nothing may be there.
+
+    Returns:
+        DONE; LOST where it was to be new and is not, or where others replace it again and again; UNKNOWN where it may
+        have been put, or may yet be.
+
+    Raises:
+        OSError: the bucket refused, or did not answer: nothing has happened.
+    """
+    while True:
+        found = None if new else (yield from answered(Head(name), expired)).found
+        base = None if found is None else found.version
+        outcome = yield from swap(name, data, base, expired)
+        # After a sure refusal these bytes were never there, so they may replace what is there now. Those that may have
+        # been there are not put once more: their version would recur.
+        if new or outcome is not Outcome.LOST or expired():
+            return outcome
+
+
+_FORM: Final = SignedForm("treering_marker", 1, "the marker", hint="only its age says whether its attempt can commit")
+
+
+def encode_marker(base: ObjectVersion) -> bytes:
+    """Return the marker of an attempt that is based on that version.
+
+    Example:
+        >>> read_marker(encode_marker(ObjectVersion("a1", "17")))
+        ObjectVersion(e_tag='a1', generation='17')
+    """
+    return _FORM.encode([("base", base.text())])
+
+
+def read_marker(data: bytes) -> ObjectVersion | None:
+    """Return the base that a marker holds; None for what is damaged, newer, or the marker of another kind of store.
+
+    Example:
+        >>> read_marker(b"") is None
+        True
+    """
+    try:
+        return _FORM.read(data, _read_base)
+    except (Corrupt, Format, Unsupported):
+        return None
+
+
+def _read_base(document: Any) -> ObjectVersion:
+    base = document.get("base")
+    if not isinstance(base, str) or not base:
+        raise Corrupt("it names no base")
+    return ObjectVersion.of_text(base)

@@ -1,23 +1,163 @@
-"""Reading one object by position: its first bytes with the request that opens it, the rest by ranges."""
+"""Reading one object by position: its first bytes with the request that opens it, the rest ahead and by ranges."""
 
 from __future__ import annotations
 
 import bisect
+import collections
 import contextlib
 import dataclasses
 import errno
 import itertools
 import operator
 import os
-from collections.abc import Iterator, Sequence
+import threading
+import weakref
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import PurePath
-from typing import Final
+from typing import Final, TypeAlias
 
 from treering._store.api import Reader
 from treering._store.failures import DataFileMissing, naming, with_errno
-from treering._store.objects.read_ahead import NEAR, ReadAhead
 from treering._store.objects.requests import Client, Get, ObjectVersion, ask
 from treering.errors import StoreFailed
+
+Jobs: TypeAlias = "Sequence[tuple[int, memoryview]]"
+
+NEAR: Final = 1 << 20
+"""So many bytes cost about as much time as the wait for another answer."""
+
+_WINDOW: Final = 8 << 20
+_FIRST_WINDOW: Final = 256 << 10
+_MOST_PLACES: Final = 16
+# Of what was fetched ahead, so much may not have been asked for yet; where more is not, reads follow no order.
+_MOST_UNUSED: Final = 32 << 20
+
+
+@dataclasses.dataclass(slots=True, weakref_slot=True, eq=False)
+class _Window:
+    """Bytes of an object that were read, and are held if they were fetched ahead."""
+
+    start: int
+    stop: int
+    data: memoryview | None = None
+
+
+# Those of all files together, the one that was used last at the end; a file knows its own weakly.
+_HELD: Final[collections.deque[_Window]] = collections.deque(maxlen=8)
+
+
+class ReadAhead:
+    """Fetches ahead for the small reads of one object; any thread may read.
+
+    Args:
+        first: the first bytes of the object, which are known.
+        size: bytes of the object.
+        fetch: fills buffers with bytes from offsets on.
+
+    Example:
+        >>> asked = []
+        >>> reads = ReadAhead(b"", 1 << 30, lambda jobs: asked.extend((at, len(view)) for at, view in jobs))
+        >>> for number in range(100):
+        ...     reads.fill([((5 << 20) + 1000 * number, memoryview(bytearray(1000)))])
+        >>> asked
+        [(5242880, 1000), (5243880, 261144)]
+    """
+
+    def __init__(self, first: bytes, size: int, fetch: Callable[[Jobs], None]) -> None:
+        self._first: _Window | None = _Window(0, len(first), memoryview(first))
+        self._size = size
+        self._fetch = fetch
+        self._unused = self._busy = 0
+        self._lock = threading.Lock()
+        # What was read as it was asked for is not held: where it lay is known.
+        self._places: collections.deque[_Window | weakref.ref[_Window]] = collections.deque(maxlen=_MOST_PLACES)
+
+    def forget(self) -> None:
+        """Let go of all bytes."""
+        with self._lock:
+            for window in self._known():
+                _let_go(window)
+            self._first = None
+            self._places.clear()
+
+    def fill(self, jobs: Jobs) -> None:
+        """Fill flat buffers with the bytes from their offsets on."""
+        rest = sorted(jobs, key=operator.itemgetter(0))
+        start, stop = _range_of(rest)
+        is_small = stop - start < _WINDOW
+        with self._lock:
+            for window in self._known():
+                if window.data is not None and window.start < stop and start < window.stop:
+                    rest = self._take(window, rest)
+            while is_small and rest and (ahead := self._fetch_ahead(rest)) is not None:
+                rest = self._take(ahead, rest)
+            if is_small and rest:
+                self._places.append(_Window(*_range_of(rest)))
+            self._busy += bool(rest)
+        if rest:
+            try:
+                self._fetch(rest)
+            finally:
+                with self._lock:
+                    self._busy -= 1
+
+    def _fetch_ahead(self, jobs: Jobs) -> _Window | None:
+        """Fetch what lies around the first bytes that are wanted; None where others were not read near them before."""
+        start, stop = _range_of(jobs)
+        known = self._known()
+        near = [one for one in known if one.start - NEAR <= start <= one.stop + NEAR]
+        if not near or self._unused > _MOST_UNUSED:
+            return None
+        held = [one for one in known if one.data is not None]
+        # More is fetched where more was read before.
+        much = any(one is not self._first and (one in held or one.stop - one.start >= _FIRST_WINDOW) for one in near)
+        length = _WINDOW if much else _FIRST_WINDOW
+        # Several that read at once need not wait for each other.
+        if stop - start >= (NEAR if self._busy else length):
+            return None
+        begin = max(start - start % length, *(one.stop for one in known if one.stop <= start), 0)
+        end = min(start - start % length + length, *(one.start for one in held if one.start > start), self._size)
+        window = _Window(begin, end, data := memoryview(bytearray(end - begin)))
+        self._fetch([(begin, data)])
+        self._unused += end - begin
+        _HELD.append(window)
+        self._places.append(weakref.ref(window))
+        return window
+
+    def _take(self, window: _Window, jobs: list[tuple[int, memoryview]]) -> list[tuple[int, memoryview]]:
+        """Fill buffers with what a window has of their bytes; return what it has not."""
+        data = window.data or memoryview(b"")
+        if window is not self._first:
+            _let_go(window)
+            _HELD.append(window)
+        rest: list[tuple[int, memoryview]] = []
+        for offset, view in jobs:
+            first, last = max(offset, window.start), min(offset + len(view), window.stop)
+            if first >= last:
+                rest.append((offset, view))
+                continue
+            view[first - offset : last - offset] = data[first - window.start : last - window.start]
+            self._unused -= last - first if window is not self._first else 0
+            if offset < first:
+                rest.append((offset, view[: first - offset]))
+            if last < offset + len(view):
+                rest.append((last, view[last - offset :]))
+        return rest
+
+    def _known(self) -> list[_Window]:
+        known = [self._first, *(one() if isinstance(one, weakref.ref) else one for one in self._places)]
+        return [one for one in known if one is not None]
+
+
+def _range_of(jobs: Jobs) -> tuple[int, int]:
+    """Return where the first of some buffers begins, and the last one ends."""
+    return (jobs[0][0], max(offset + len(view) for offset, view in jobs)) if jobs else (0, 0)
+
+
+def _let_go(window: _Window) -> None:
+    with contextlib.suppress(ValueError, IndexError):  # it has made room for others, or another thread uses them
+        _HELD.remove(window)
+
 
 FIRST_BYTES: Final = 256 << 10
 """An object is opened by reading so many of its first bytes: a small one needs no other request."""

@@ -16,7 +16,7 @@ import re
 import stat
 from typing import Final, NamedTuple
 
-from treering._store.closable import Closable
+from treering._store.api import Closable
 from treering._store.posix import descriptors, open_descriptor
 from treering._store.posix.open_descriptor import OpenDescriptor
 from treering._values.checkpoint_names import LOCK_FILE

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import itertools
 import os
+import re
 import secrets
 import stat
 import time
@@ -13,18 +15,241 @@ from pathlib import Path, PurePath
 from typing import Final
 
 from treering._store import api
-from treering._store.api import ANY, Document, Entry, Held, Kind, Outcome, Store, Version
-from treering._store.locks import Locks
+from treering._store.api import ANY, Claim, Document, Entry, Held, Kind, Locks, Outcome, Store, Version
 from treering._store.pieces import Buffer, write_all
 from treering._store.posix import descriptors, open_descriptor
-from treering._store.posix.folder import Folder, FolderLock, make_folder, remove_folders, resolved_folder, sync_parent
-from treering._store.posix.journal import Journal, remove_leftover
+from treering._store.posix.folder import (
+    NO_LINKS,
+    Folder,
+    FolderLock,
+    make_folder,
+    remove_folders,
+    resolved_folder,
+    sync_parent,
+)
+from treering._store.posix.open_descriptor import OpenDescriptor
 from treering._store.posix.reading import FileVersion, LocalFile, open_in, stat_of
-from treering._store.posix.seen_locks import seen_locks
 from treering._store.posix.stage import StagedFile
-from treering._store.posix.writing import write_content
+from treering._store.posix.writing import replace_file, write_content
+from treering._store.root import Root
 from treering._values import timing
-from treering.errors import NotFound
+from treering.errors import NotFound, StoreFailed
+
+# File systems that this machine has to itself, and whose lock table has the numbers that ``stat`` gives.
+_OF_THIS_MACHINE: Final = frozenset({"ext2", "ext3", "ext4", "xfs", "btrfs", "f2fs", "tmpfs"})
+# Type, access, pid, device and inode of https://man7.org/linux/man-pages/man5/proc_locks.5.html, not of those who wait.
+_LOCK: Final = re.compile(
+    r"^\d+: (?:FLOCK|POSIX|OFDLCK) +\S+ +WRITE +(-?\d+) ([0-9a-f]+):([0-9a-f]+):(\d+) ", re.MULTILINE
+)
+# Of https://man7.org/linux/man-pages/man5/proc_pid_mountinfo.5.html: number, device, type of the file system.
+_MOUNT: Final = re.compile(r"^(\d+) \d+ (\d+):(\d+) .*? - (\S+) ", re.MULTILINE)
+_MOUNT_OF: Final = re.compile(r"^mnt_id:\s*(\d+)$", re.MULTILINE)
+# The first namespace of process numbers has this number on every Linux; in others the locks of the rest are hidden.
+_ALL_PROCESSES: Final = "pid:[4026531836]"
+_STARTED: Final = 19  # the 22nd field of /proc/PID/stat, counted behind the name and the one before it
+
+_UNSHOWN: Final = "this system does not show its locks"
+
+
+def seen_locks(folder: int | None) -> Locks:
+    """Look which files of the file system of an open folder are locked.
+
+    Args:
+        folder: its descriptor; None where the platform opens none.
+
+    Example:
+        >>> seen_locks(None)
+        Locks(gap='this system does not show its locks', holders={})
+    """
+    proc = Path("/proc")
+    try:
+        mount = _MOUNT_OF.search((proc / "self" / "fdinfo" / str(folder)).read_text())
+        mounts = _MOUNT.findall((proc / "self" / "mountinfo").read_text(errors="replace"))
+        locks = _LOCK.findall((proc / "locks").read_text())
+        all_seen = os.readlink(proc / "self" / "ns" / "pid") == _ALL_PROCESSES
+    except OSError:
+        return Locks(_UNSHOWN, {})
+    here = next((found for found in mounts if mount is not None and found[0] == mount[1]), None)
+    if here is None:
+        return Locks(_UNSHOWN, {})
+    _, major, minor, kind = here
+    device = int(major), int(minor)
+    # The device of the mount, not the one of ``stat``: btrfs shows another one there.
+    holders = {
+        int(inode): int(pid) for pid, first, second, inode in locks if (int(first, 16), int(second, 16)) == device
+    }
+    gap = None if all_seen else "locks of other containers are not shown here"
+    if kind not in _OF_THIS_MACHINE:
+        gap = f"on {kind} locks of other machines are not shown here"
+    return Locks(gap, holders)
+
+
+def started(process: int) -> float | None:
+    """Return when a process of this machine started, as seconds since 1970; None where it does not run.
+
+    Raises:
+        OSError: the system does not show processes.
+
+    Example:
+        >>> import sys
+        >>> sys.platform != "linux" or started(os.getpid()) > 1e9
+        True
+    """
+    if (boot := re.search(r"^btime (\d+)$", Path("/proc/stat").read_text(), re.MULTILINE)) is None:
+        raise OSError("the system does not show when it was started")
+    with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+        # The name of the program stands in brackets, and may hold any text.
+        fields = Path(f"/proc/{process}/stat").read_text(errors="replace").rpartition(")")[2].split()
+        return int(boot[1]) + int(fields[_STARTED]) / os.sysconf("SC_CLK_TCK")
+    return None
+
+
+class Journal(Claim):
+    """The journal of one attempt: its lock says that its writer lives, and it becomes the index by its name."""
+
+    def __init__(self, store: PosixStore, name: str, index: str, base: Version | None) -> None:
+        """Nothing is made yet; `make` does that.
+
+        Args:
+            store: where.
+            name: its name.
+            index: the name that it gets.
+            base: the index that it will replace, whose rights it takes over; None for none.
+        """
+        self._store, self._folder = store, store.folder
+        self._name, self._index = name, index
+        self._base = base
+        self._identity: os.stat_result | None = None
+        self._done = False
+        self._file = OpenDescriptor()
+
+    def make(self) -> None:
+        """Make and lock it; its name is durable before any data file's.
+
+        Raises:
+            OSError: the system refused, or a sweeper on another machine took it for a leftover.
+        """
+        old = stat_of(self._base)
+        self._folder.create(self._name, 0o600 if old else 0o666, into=self._file)
+        try:
+            self._lock()
+            if old:
+                descriptors.take_over(self._file.number, old)
+        except BaseException:  # an interrupt too: no journal without its writer; raised again below
+            self.withdraw()
+            raise
+        if self._base is None:
+            self._store.sync_above()
+        self._folder.sync()
+
+    def prepare(self, data: bytes) -> None:
+        """Write the index into it, durably; the names of the data are durable before the index is."""
+        write_all(self._file.number, memoryview(data))
+        descriptors.sync(self._file.number)
+        self._folder.sync()
+
+    def commit(self) -> Outcome:
+        """Link it where nothing was, else rename it over what was there."""
+        self._identity = os.fstat(self._file.number)
+        if descriptors.fcntl is None:  # Windows renames only what is closed
+            self.close()
+        try:
+            self._become_first() if self._base is None else self._rename()
+        except FileExistsError:
+            return Outcome.LOST
+        return Outcome.DONE
+
+    def committed(self) -> bool:
+        """Whether it has become the index of the folder.
+
+        Raises:
+            OSError: that cannot be known now.
+        """
+        if self._done or self._identity is None:
+            return self._done
+        found = self._folder.find(self._index)
+        return found is not None and os.path.samestat(found, self._identity)
+
+    def withdraw(self) -> None:
+        """Remove it, if it can be, and let go of it."""
+        if descriptors.fcntl is None:  # Windows removes only what is closed
+            self.close()
+        with contextlib.suppress(OSError):
+            self._folder.remove(self._name)
+        self.close()
+
+    def close(self) -> None:
+        """Let go of the file, and of its lock. May be called twice."""
+        with contextlib.suppress(OSError):  # all that matters was synced
+            self._file.close()
+
+    def _lock(self) -> None:
+        """Hold it as long as we live: folders of network file systems are locked for one machine only."""
+        if self._file.lock() is False or self._folder.find(self._name) is None:
+            raise FileNotFoundError(errno.ENOENT, "another machine removed it before it was locked")
+
+    def _become_first(self) -> None:
+        """Commit where no index is.
+
+        Raises:
+            FileExistsError: there is one now.
+            OSError: the system refused.
+        """
+        try:
+            self._folder.link(self._name, self._index)
+            self._done = True
+        except OSError as error:
+            if self.committed():  # done, and only the answer was lost
+                pass
+            elif error.errno not in NO_LINKS:
+                raise
+            elif self._folder.find(self._index) is not None:
+                raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST)) from error
+            else:
+                # Without hard links the lock alone keeps a second saver out between that look and this step.
+                self._rename()
+                return
+        with contextlib.suppress(OSError):  # as another name of the index it proves nothing any more
+            self._folder.remove(self._name)
+
+    def _rename(self) -> None:
+        try:
+            self._folder.replace(self._name, self._index)
+            self._done = True
+        except OSError:
+            if not self.committed():
+                raise
+
+
+def remove_leftover(folder: Folder, journal: str, data: Sequence[str], name: str) -> bool:
+    """Remove what a dead attempt left: its data files, then its journal, which is the proof that they may go.
+
+    What cannot be removed stays, and does not stand in the way of a save.
+
+    Args:
+        folder: where.
+        journal: the name of its journal.
+        data: those of its data files.
+        name: what the index is called.
+
+    Returns:
+        False when the attempt is not dead: its journal is locked.
+    """
+    # Opened for writing because NFS locks nothing else; without waiting, should it be a pipe.
+    flags = os.O_WRONLY | getattr(os, "O_NONBLOCK", 0)
+    with contextlib.suppress(OSError), folder.open(journal, flags) as opened:
+        if opened.lock() is False:
+            return False
+        index = folder.find(name)
+        # A power cut between the two steps of a commit leaves both names on one file: then it is no leftover.
+        if index is None or not os.path.samestat(index, os.fstat(opened.number)):
+            for one in data:
+                folder.remove(one)
+        if descriptors.fcntl is None:  # Windows removes only what is closed
+            opened.close()
+        folder.remove(journal)
+    return True
+
 
 # Without waiting, should one be a pipe that nobody writes to; files ignore that flag.
 _READING: Final = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0)
@@ -374,3 +599,74 @@ def _message(descriptor: int, name: str) -> bytes:
             raise OSError(errno.EFBIG, f"{name!r} is larger than any message")
         pieces.append(piece)
     return b"".join(pieces)
+
+
+class PosixRoot(Root):
+    """Local paths."""
+
+    on_disk = True
+
+    def place(self, path: PurePath) -> PosixStore:
+        """Return the store at a path."""
+        return PosixStore(path)
+
+    def open_file(self, path: PurePath) -> LocalFile:
+        """Open a single file; a link is followed."""
+        return LocalFile(Path(path))
+
+    def write_file(
+        self, path: PurePath, buffers: Iterable[Buffer], size: int, *, new: bool = False, unique: bool = False
+    ) -> None:
+        """Make a single file, or replace it as a whole, durably."""
+        replace_file(Path(path), buffers, size, new=new)
+
+    def find(self, path: PurePath, *, follow: bool = True) -> Entry | None:
+        """Return what is at a path; None for nothing, and where there can be nothing.
+
+        Raises:
+            StoreFailed: the system refuses to say.
+        """
+        try:
+            return entry_of(path.name, os.stat(path, follow_symlinks=follow))
+        except (FileNotFoundError, NotADirectoryError, ValueError):
+            return None
+        except OSError as error:
+            raise StoreFailed.of(error, path, "read") from error
+
+    def names(self, path: PurePath) -> Iterator[str]:
+        """Walk through the names in a folder, if there is one that can be read."""
+        with contextlib.suppress(OSError), os.scandir(path) as entries:
+            for entry in entries:
+                yield entry.name
+
+    def places(self, path: PurePath, most: int | None = None) -> list[str]:
+        """Return the folders among the first names in a folder; a link to one is none."""
+        with contextlib.suppress(OSError), os.scandir(path) as entries:
+            return [entry.name for entry in itertools.islice(entries, most) if _is_folder(entry)]
+        return []
+
+    def absolute(self, path: PurePath) -> Path:
+        """Return a path that holds when the program changes its current folder.
+
+        Raises:
+            StoreFailed: the path is relative, and the current folder was removed.
+        """
+        try:
+            return Path(path).absolute()
+        except OSError as error:
+            gone = OSError(error.errno or errno.ENOENT, "it is relative, and the current folder was removed")
+            raise StoreFailed.of(gone, path, "find", hint="change to another folder, or pass the whole path") from error
+
+    def settled(self, path: PurePath) -> Path:
+        """Return the path without links; itself where the system cannot say."""
+        try:
+            return Path(os.path.realpath(path))
+        except (OSError, ValueError):  # the current folder is gone, or it can be no name
+            return Path(path)
+
+
+def _is_folder(entry: os.DirEntry[str]) -> bool:
+    try:
+        return entry.is_dir(follow_symlinks=False)
+    except OSError:
+        return False

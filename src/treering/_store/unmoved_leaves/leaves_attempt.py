@@ -16,8 +16,7 @@ from typing import Final
 
 from treering._codec.key_document import is_tombstone
 from treering._codec.leaves_key import empty_index, find_attempts
-from treering._store.api import Document, Outcome, Store
-from treering._store.closable import Closable
+from treering._store.api import Closable, Document, Outcome, Store
 from treering._store.failures import naming, with_errno
 from treering._store.leaves_folder.attempts import SweepMessages
 from treering._store.leaves_folder.moves import Update
