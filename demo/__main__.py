@@ -12,7 +12,7 @@ import click
 from demo import FILES
 from treering._cli.main import main
 from treering._cli.terminal import GOOD, NO, NOT_DONE, explain
-from treering.errors import StoreFailed
+from treering.errors import StoreError
 
 
 @click.command(
@@ -58,7 +58,7 @@ def _folder(keep: Path | None) -> AbstractContextManager[str | Path]:
             return tempfile.TemporaryDirectory(prefix="treering-demo-", ignore_cleanup_errors=True)
         keep.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise StoreFailed.of(error, keep or tempfile.gettempdir(), "make the folder") from error
+        raise StoreError.of(error, keep or tempfile.gettempdir(), "make the folder") from error
     return nullcontext(keep.resolve())
 
 

@@ -13,7 +13,7 @@ from treering._inspect.inspect import inspect
 from treering._inspect.verify import verify
 from treering._runs.steps import steps_of
 from treering._store.run_folder import step_name
-from treering.errors import Corrupt
+from treering.errors import CorruptError
 
 
 def break_it(stage: Stage) -> list[Proof]:
@@ -60,6 +60,6 @@ def complaint_of(path: Path, leaf: LeafRecord) -> str:
     try:
         with open_leaf_by_leaf(path) as leaves:
             leaves.array(leaf)[...]
-    except Corrupt as error:
-        return f"Corrupt: {error}"
+    except CorruptError as error:
+        return f"CorruptError: {error}"
     return ""

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from treering.errors import NotFound
+from treering.errors import NotFoundError
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,7 +31,7 @@ class Corpus:
 def load_corpus(*, context: int, seed: int) -> Corpus:
     """Read CPython's help topics and cut them into windows of ``context + 1`` characters.
 
-    Raises ``NotFound`` where the Python installation came without ``pydoc_data``.
+    Raises ``NotFoundError`` where the Python installation came without ``pydoc_data``.
 
     Example:
         >>> corpus = load_corpus(context=64, seed=0)
@@ -41,7 +41,7 @@ def load_corpus(*, context: int, seed: int) -> Corpus:
     try:
         topics: dict[str, str] = importlib.import_module("pydoc_data.topics").topics
     except ImportError as cause:
-        raise NotFound(
+        raise NotFoundError(
             "this Python came without its help topics (pydoc_data), the text that the demo learns",
             hint="install the full standard library, or run the demo with another Python",
         ) from cause

@@ -25,7 +25,7 @@ from treering._store.objects.store import ObjectStore
 from treering._store.objects.url import BucketPath, bucket_path
 from treering._store.resolve import find_at, open_file, store_at, write_file
 from treering._store.run_folder import LEFT_DOCUMENT
-from treering.errors import StoreFailed
+from treering.errors import StoreError
 
 
 class _Looking(PurePosixPath):
@@ -237,7 +237,7 @@ def _open_to_read(store: Store, name: str) -> None:
     try:
         os.open(_at(store, name), os.O_RDONLY)
     except OSError as error:
-        raise StoreFailed.of(error, store.path / name, "read") from None
+        raise StoreError.of(error, store.path / name, "read") from None
 
 
 _ANNOUNCEMENTS: dict[str, Callable[..., object]] = {
@@ -300,7 +300,7 @@ def _read_by_the_system(real: Callable[..., None]) -> Callable[..., None]:
                 try:
                     start += cast("Any", os).preadv((real, file), [buffer.cast("B")[start:]], offset + start)
                 except OSError as error:
-                    raise StoreFailed.of(error, file.path, "read") from None
+                    raise StoreError.of(error, file.path, "read") from None
 
     return read_into
 

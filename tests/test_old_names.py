@@ -1,5 +1,6 @@
 """Options that an earlier version had are refused by a TypeError that names the new one."""
 
+import builtins
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -28,3 +29,29 @@ def test_a_moved_option_is_named(call: str, tmp_path: Path) -> None:
     with pytest.raises(TypeError, match=said):
         door(tmp_path / "a")
     assert not list(tmp_path.iterdir())
+
+
+OLD_ERRORS = {"NotFound": "NotFoundError", "Timeout": "TimedOutError", "StoreFailed": "StoreError"}
+OLD_WARNINGS = {"KeptOnHost": "KeptOnHostWarning", "NotFenced": "NotFencedWarning"}
+
+
+@pytest.mark.parametrize("name", OLD_ERRORS | OLD_WARNINGS)
+def test_an_old_name_of_an_error_leads_to_the_class(name: str) -> None:
+    new = (OLD_ERRORS | OLD_WARNINGS)[name]
+    with pytest.warns(DeprecationWarning, match=f"treering.errors.{name} is called {new} now"):
+        found = getattr(tr.errors, name)
+    assert found is getattr(tr.errors, new)
+
+
+def test_an_except_clause_of_before_still_catches(tmp_path: Path) -> None:
+    with pytest.warns(DeprecationWarning, match="NotFoundError"), pytest.raises(tr.errors.NotFound):  # type: ignore[attr-defined]
+        tr.load(tmp_path / "nothing")
+
+
+def test_every_error_ends_as_those_of_python_and_shadows_none() -> None:
+    for name in tr.errors.__all__:
+        found = getattr(tr.errors, name)
+        assert name.endswith("Warning" if issubclass(found, Warning) else "Error")
+        assert not hasattr(builtins, name)
+    with pytest.raises(AttributeError, match="no attribute 'Nothing'"):
+        _ = tr.errors.Nothing  # type: ignore[attr-defined]

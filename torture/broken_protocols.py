@@ -27,7 +27,7 @@ from treering._coordination.participant import participate
 from treering._coordination.votes import subtree_of
 from treering._store.api import Held, Version
 from treering._values.checkpoint_names import INDEX, decision_name, signature_name, sum_name, vote_name
-from treering.errors import Timeout
+from treering.errors import TimedOutError
 
 __all__ = ["BROKEN_SAVES", "BROKEN_STEPS", "MUTANTS", "OVER_MEMORY"]
 
@@ -101,7 +101,7 @@ def tidy(call: Call, signature: bytes) -> Operations:
     """When some did not come, the proof that what they may yet write is a leftover goes too."""
     try:
         yield from coordinate(call, signature)
-    except Timeout:
+    except TimedOutError:
         yield Rollback()
         raise
 
@@ -109,7 +109,7 @@ def tidy(call: Call, signature: bytes) -> Operations:
 def faithless(call: Call, check: Callable[[bytes], None]) -> Operations:
     try:
         yield from participate(call, check)
-    except Timeout as error:
+    except TimedOutError as error:
         if "not known here" in str(error):
             yield Rollback()
         raise
@@ -118,7 +118,7 @@ def faithless(call: Call, check: Callable[[bytes], None]) -> Operations:
 def trusting(call: Call, check: Callable[[bytes], None]) -> Operations:
     try:
         yield from participate(call, check)
-    except Timeout as error:
+    except TimedOutError as error:
         if "not known here" not in str(error):
             raise
 
@@ -127,7 +127,7 @@ def accusing(call: Call, check: Callable[[bytes], None]) -> Operations:
     """Others name themselves where process 0 names the processes that are missing."""
     try:
         yield from participate(call, check)
-    except Timeout as error:
+    except TimedOutError as error:
         error.missing = error.missing and (call.processes.this,)
         raise
 

@@ -32,7 +32,7 @@ from treering._store.objects import protocol as real
 from treering._store.objects.protocol import Content, Expired
 from treering._store.objects.requests import Delete, List, Listed, Put, Status, Steps, Wait
 from treering._values.checkpoint_names import INDEX, attempt_of_journal, is_data, journal_of
-from treering.errors import Corrupt, Format, Unsupported
+from treering.errors import CorruptError, FormatError, UnsupportedError
 
 __all__ = [
     "DAY",
@@ -51,7 +51,7 @@ __all__ = [
 
 DAY = 86400.0
 _NEWER = dataclasses.replace(INDEX_FORM, version=9)
-_UNREADABLE = (Corrupt, Format, Unsupported)
+_UNREADABLE = (CorruptError, FormatError, UnsupportedError)
 
 # The same documents are read a dozen times over, by programs of which each would read them once.
 key_document._read_members = functools.lru_cache(maxsize=64)(key_document._read_members)

@@ -15,7 +15,7 @@ import treering
 from torture.bucket_accounts import Accounts
 from torture.bucket_scenes import WrongArrays, look, open_bucket, tree_of, version_in
 from torture.bucket_servers import BucketServer
-from treering.errors import Busy, Exists, NotFound, TreeringError
+from treering.errors import BusyError, ExistsError, NotFoundError, TreeringError
 
 __all__ = ["Raced", "race"]
 
@@ -164,7 +164,7 @@ class _Race:
         try:
             with self._path(number) as (path, begins):
                 treering.save(path, tree_of(version), overwrite=overwrite, progress=begins)
-        except (Exists, Busy) as error:
+        except (ExistsError, BusyError) as error:
             self.outcomes[f"told {type(error).__name__}"] += 1
         except TreeringError as error:
             self.outcomes[f"told {type(error).__name__}"] += 1
@@ -185,7 +185,7 @@ class _Race:
             try:
                 with self._path(number + _WAYS - 1) as (path, begins):
                     version = version_in(treering.load(path, progress=begins))
-            except (NotFound, Busy) as error:
+            except (NotFoundError, BusyError) as error:
                 self.outcomes[f"a load was told {type(error).__name__}"] += 1
                 time.sleep(0.002)
             else:
@@ -197,7 +197,7 @@ class _Race:
         while not self._over.is_set():
             try:
                 run.gc(dry_run=False)
-            except (NotFound, Busy) as error:
+            except (NotFoundError, BusyError) as error:
                 self.outcomes[f"gc was told {type(error).__name__}"] += 1
             time.sleep(0.005)
 

@@ -13,7 +13,7 @@ import numpy as np
 import treering
 from torture.bucket_joint import JointPair, fingerprint_of_version, loaded_fingerprint
 from torture.bucket_servers import BucketServer
-from treering.errors import NotFound, TreeringError
+from treering.errors import NotFoundError, TreeringError
 
 __all__ = [
     "SCENES",
@@ -359,7 +359,7 @@ def look(look: Callable[[], Any]) -> Any:
     """Return the answer of ``look``; None for nothing there; an error as text."""
     try:
         return look()
-    except NotFound:
+    except NotFoundError:
         return None
     except (TreeringError, OSError, WrongArrays) as error:
         return f"{type(error).__name__}: {error}"

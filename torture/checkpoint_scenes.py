@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 import treering
 from torture.scenes import OLD, Scene, fingerprint, state
 from treering._checkpoint import plan_cache
-from treering.errors import NotFound
+from treering.errors import NotFoundError
 
 __all__ = ["BUT", "CHECKPOINTS", "CheckpointScene"]
 
@@ -69,7 +69,7 @@ class CheckpointScene(Scene):
         """Load and verify, which must agree."""
         try:
             tree: Any = treering.load(path)
-        except NotFound:
+        except NotFoundError:
             if (path / "treering.json").exists():
                 raise
             return None

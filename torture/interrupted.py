@@ -65,7 +65,7 @@ def _is_one_of(found: Any, states: tuple[Any, ...]) -> bool:
 def _loaded(path: Path) -> Any:
     try:
         return tr.load(path)
-    except tr.errors.NotFound:
+    except tr.errors.NotFoundError:
         return None
 
 
@@ -109,7 +109,7 @@ def _read_open(path: Path) -> None:
 
 def _pending(path: Path, tree: Any) -> None:
     pending = tr.save_async(path, tree, overwrite=True)
-    with contextlib.suppress(tr.errors.Timeout):
+    with contextlib.suppress(tr.errors.TimedOutError):
         pending.result(0.0005)
     pending.result()
     pending.result()

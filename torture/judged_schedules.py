@@ -9,7 +9,7 @@ from torture.virtual_processes import Job, Process
 from treering._coordination.operations import derive_attempt
 from treering._coordination.votes import parent_of
 from treering._values.timing import Timing
-from treering.errors import Busy, Exists, ProcessFailed, Timeout, TreeringError
+from treering.errors import BusyError, ExistsError, ProcessFailedError, TimedOutError, TreeringError
 
 __all__ = ["TIMING", "JudgedSchedule"]
 
@@ -40,7 +40,7 @@ class JudgedSchedule:
     def judge_error(self, process: Process, error: TreeringError) -> None:
         """An error has a reason, and names those who are the reason."""
         job = process.job
-        if isinstance(error, Exists | Busy):
+        if isinstance(error, ExistsError | BusyError):
             if self._started == 1 and not self.folder.commits:
                 raise Violation(f"process {process.this} was refused, and there was no reason: {error}")
             return
@@ -48,13 +48,13 @@ class JudgedSchedule:
         if not job.troubled and not overtaken:
             raise Violation(f"nothing was done to the job, and process {process.this} raised: {error!r}")
         accused: tuple[int, ...] = ()
-        if isinstance(error, Timeout):
+        if isinstance(error, TimedOutError):
             accused = error.missing
-        elif isinstance(error, ProcessFailed):
+        elif isinstance(error, ProcessFailedError):
             accused = error.processes
         elif not process.troubled and not self._failing and "process " not in str(error):
             raise Violation(f"process {process.this} names nobody: {error}")
-        if isinstance(error, Timeout | ProcessFailed):
+        if isinstance(error, TimedOutError | ProcessFailedError):
             if not accused:
                 raise Violation(f"process {process.this} names nobody: {error}")
             excused = process.troubled or overtaken or self._slow or self._stale or self._failing
@@ -150,9 +150,9 @@ class JudgedSchedule:
             named = set()
             for process in self._processes:
                 error = process.results.get(call) if process.job is job else None
-                if isinstance(error, Timeout):
+                if isinstance(error, TimedOutError):
                     named.add(tuple(error.missing))
-                elif isinstance(error, ProcessFailed):
+                elif isinstance(error, ProcessFailedError):
                     named.add(tuple(error.processes))
             if len(named - {(0,)}) > 1:
                 raise Violation(f"processes name different ones in call {call}: {sorted(named)}")

@@ -18,7 +18,7 @@ from treering._leaves.documents.index import parse_leaves_index
 from treering._leaves.documents.record import arrays_of, parse_record
 from treering._store.leaves_folder import staged_files
 from treering._store.posix import descriptors, folder
-from treering.errors import Mismatch, NotFound
+from treering.errors import MismatchError, NotFoundError
 from treering.leaves import index_leaves, tree_deserialize_leaves, tree_serialize_leaves
 
 __all__ = ["LEAVES", "NO_DESCRIPTORS", "SYNC_TOGETHER", "LeavesScene"]
@@ -92,11 +92,11 @@ class LeavesScene(Scene):
         """Load and verify, which must agree."""
         try:
             tree: Any = tree_deserialize_leaves(path, structure="exact")
-        except NotFound:
+        except NotFoundError:
             if (path / _INDEX).exists():
                 raise
             return None
-        except Mismatch:
+        except MismatchError:
             # An index that has a tree with a prefix, and none without.
             if None in parse_leaves_index((path / _INDEX).read_bytes()).branches:
                 raise

@@ -17,7 +17,7 @@ from torture.simulated_store import Request, SimulatedSave, WatchedStore
 from torture.simulation import Simulation, payload_of, signature_of
 from torture.virtual_processes import Process
 from treering._coordination.operations import Call, Commit, Operation, Operations, Put, Remove, Rollback
-from treering.errors import StoreFailed, TreeringError
+from treering.errors import StoreError, TreeringError
 
 __all__ = ["MemorySimulation"]
 
@@ -135,7 +135,7 @@ class MemorySimulation(Simulation):
         attempt, this = process.attempt, process.this
         if self._random.random() < self._breaking:
             process.troubled = True
-            process.thrown = StoreFailed("no answer came")
+            process.thrown = StoreError("no answer came")
             self._lose(lambda: self.folder.add_late(attempt, this))
             return
         self.folder.add_data(attempt, this)

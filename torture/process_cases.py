@@ -117,7 +117,7 @@ def _meanwhile(case: Case, path: Path, patience: Patience, result: Result) -> in
         job.tell(saving(version, old=there, timeout=patience.deadline))
         wrong = _failures(job, range(case.count))
         # A process 0 that stands still holds its locks.
-        if wrong and case.victim == 0 and (answer := job.said[0].answer) and "Busy" in answer.error:
+        if wrong and case.victim == 0 and (answer := job.said[0].answer) and "BusyError" in answer.error:
             return None
         result.wrong += (f"the save of another job meanwhile: {what}" for what in wrong)
     return None if wrong else version

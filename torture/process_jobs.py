@@ -15,7 +15,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from treering.errors import ProcessFailed, Timeout, TreeringError
+from treering.errors import ProcessFailedError, TimedOutError, TreeringError
 
 __all__ = ["Answer", "Job", "Said", "names"]
 
@@ -203,9 +203,9 @@ def _serve(
 
 def _failed(error: Exception) -> Answer:
     told = set(names(str(error)))
-    if isinstance(error, Timeout):
+    if isinstance(error, TimedOutError):
         told.update(error.missing)
-    if isinstance(error, ProcessFailed):
+    if isinstance(error, ProcessFailedError):
         told.update(error.processes)
     ours = isinstance(error, TreeringError)
     return Answer(done=False, error=f"{type(error).__name__}: {error}", ours=ours, named=tuple(sorted(told)))

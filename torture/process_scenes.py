@@ -18,7 +18,7 @@ from torture.run_scenes import RunScene
 from torture.scenes import Scene, fingerprint
 from treering._checkpoint import joint_load
 from treering._values.checkpoint_names import is_message, is_message_folder
-from treering.errors import Mismatch, NotFound
+from treering.errors import MismatchError, NotFoundError
 from treering.leaves import tree_deserialize_leaves, tree_serialize_leaves
 
 __all__ = ["NEW", "OLD", "SCENES", "JointScene", "print_of", "values"]
@@ -134,14 +134,14 @@ class JointScene:
         if self.form != "leaves":
             try:
                 tree: Any = treering.load(path)
-            except NotFound:
+            except NotFoundError:
                 if (path / "treering.json").exists():
                     raise
                 return None
         else:
             try:
                 tree = tree_deserialize_leaves(path, structure="exact")
-            except (NotFound, Mismatch):
+            except (NotFoundError, MismatchError):
                 if (path / "tensorstore_index.json").exists():
                     raise
                 return None

@@ -14,7 +14,7 @@ from collections.abc import Collection
 
 from treering._coordination.message_board import stale_messages
 from treering._values.checkpoint_names import attempt_of_message, decision_name
-from treering.errors import Busy, Exists
+from treering.errors import BusyError, ExistsError
 
 __all__ = ["SimulatedFolder", "Violation"]
 
@@ -95,8 +95,8 @@ class SimulatedFolder:
             overwrite: whether what is committed may be replaced.
 
         Raises:
-            Busy: another saver is at work.
-            Exists: something is committed, and may not be replaced.
+            BusyError: another saver is at work.
+            ExistsError: something is committed, and may not be replaced.
         """
         self.is_there = True  # who is refused makes it too, to say so
         if not self._for_leaves:
@@ -118,18 +118,18 @@ class SimulatedFolder:
 
     def _require_alone(self, holder: int, *, overwrite: bool) -> None:
         if self._lock is not None and (self._locks_are_seen or self._lock == holder):
-            raise Busy("another process is saving to this checkpoint")
+            raise BusyError("another process is saving to this checkpoint")
         if self.index is not None and not overwrite:
-            raise Exists("a checkpoint is there already")
+            raise ExistsError("a checkpoint is there already")
         if any(owner is not None for owner in self.journals.values()):
-            raise Busy("another process is saving to this checkpoint")
+            raise BusyError("another process is saving to this checkpoint")
 
     def commit(self, attempt: str, parts: tuple[bytes, ...], wanted: tuple[bytes, ...], *, tidy: bool = True) -> None:
         """Make an attempt the index, and remove what it supersedes, unless that fails or a kill comes between.
 
         Raises:
-            Exists: somebody else committed a first save meanwhile.
-            Busy: somebody swept the journal.
+            ExistsError: somebody else committed a first save meanwhile.
+            BusyError: somebody swept the journal.
             Violation: it is committed a second time, or without all that belongs to it.
         """
         if attempt in self.commits:
@@ -140,9 +140,9 @@ class SimulatedFolder:
         if missing:
             raise Violation(f"attempt {attempt} is committed without the data of processes {missing}")
         if self._entered_over[attempt] is None and self.index is not None and not self._for_leaves:
-            raise Exists("a checkpoint is there already")
+            raise ExistsError("a checkpoint is there already")
         if attempt not in self.journals:
-            raise Busy("another process removed the new files")
+            raise BusyError("another process removed the new files")
         if self.index is not None:
             self._replaces.add(self.index)
         self.index = attempt
@@ -208,7 +208,7 @@ class SimulatedFolder:
         attempt = "f" * 16
         try:
             self.enter(-1, attempt, overwrite=True)
-        except Busy as error:
+        except BusyError as error:
             raise Violation(f"when all is over, a new save is refused: {error}") from None
         self.add_data(attempt, 0)
         self.commit(attempt, (b"",), (b"",))

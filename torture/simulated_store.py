@@ -25,7 +25,7 @@ from treering._values.checkpoint_names import (
     is_message,
     journal_of,
 )
-from treering.errors import Busy, Exists, StoreFailed
+from treering.errors import BusyError, ExistsError, StoreError
 
 __all__ = ["Request", "SimulatedSave", "WatchedStore"]
 
@@ -183,8 +183,8 @@ class SimulatedSave:
         """Compare and swap the index.
 
         Raises:
-            Exists: another saver has committed a first save.
-            Busy: another saver has committed, or removed the marker.
+            ExistsError: another saver has committed a first save.
+            BusyError: another saver has committed, or removed the marker.
             Violation: it is committed a second time, or without all that belongs to it.
         """
         if self._claim is None:
@@ -193,9 +193,13 @@ class SimulatedSave:
         try:
             outcome = self._claim.commit()
         except FileNotFoundError:
-            raise Busy("another process removed the new files") from None
+            raise BusyError("another process removed the new files") from None
         if outcome is not Outcome.DONE:
-            raise Exists("a checkpoint is there") if self._base is None else Busy("another process saved meanwhile")
+            raise (
+                ExistsError("a checkpoint is there")
+                if self._base is None
+                else BusyError("another process saved meanwhile")
+            )
         self._note_commit()
 
     def _swap_late(self) -> None:
@@ -221,10 +225,10 @@ class SimulatedSave:
         """Take note that the swap was asked for, and no answer came.
 
         Raises:
-            StoreFailed: always.
+            StoreError: always.
         """
         self._unknown = True
-        raise StoreFailed("no answer came to the commit: the new content may be in place")
+        raise StoreError("no answer came to the commit: the new content may be in place")
 
     def _list(self) -> None:
         self._names = self._store.names()
@@ -234,7 +238,7 @@ class SimulatedSave:
         self._base = None if found is None else found.version
         self._old = self._store.read_index()
         if self._base is not None and not self._overwrite:
-            raise Exists("a checkpoint is there already")
+            raise ExistsError("a checkpoint is there already")
 
     def _make_claim(self) -> None:
         self._claim = self._store.claim(journal_of(self._attempt), INDEX, self._base)

@@ -32,7 +32,7 @@ from treering._coordination.operations import (
 from treering._values.checkpoint_names import vote_name
 from treering._values.processes import Processes
 from treering._values.timing import Timing
-from treering.errors import Busy, Exists, Mismatch, StoreFailed, Timeout, TreeringError
+from treering.errors import BusyError, ExistsError, MismatchError, StoreError, TimedOutError, TreeringError
 
 __all__ = ["Simulation", "payload_of", "signature_of"]
 
@@ -288,7 +288,7 @@ class Simulation(JudgedSchedule):
         unheard = frozenset(self.folder.unheard)
         try:
             self.folder.enter(process.number, call.attempt, self._protocol.live(call), overwrite=job.overwrite)
-        except (Busy, Exists) as error:
+        except (BusyError, ExistsError) as error:
             return _then(self._protocol.refuse(call, error), error)
         finally:
             self.folder.unheard -= call.live_attempts - unheard  # what it sweeps itself is no excuse
@@ -350,7 +350,7 @@ class Simulation(JudgedSchedule):
             self.folder.add_data(process.attempt, process.this)
         if fails:
             process.troubled = True
-            process.thrown = StoreFailed("no space left on device")
+            process.thrown = StoreError("no space left on device")
         else:
             process.answer = payload_of(process, process.this)
 
@@ -363,11 +363,11 @@ class Simulation(JudgedSchedule):
         try:
             if not fails or chance() < 0.5:
                 self.folder.commit(process.attempt, parts, wanted, tidy=chance() < 0.9)
-        except (Busy, Exists) as error:
+        except (BusyError, ExistsError) as error:
             process.thrown = error
             return
         if fails:
-            process.thrown = StoreFailed("perhaps it is in place")
+            process.thrown = StoreError("perhaps it is in place")
 
     # ------------------------------------------------------------------------------------------------------- judgement
 
@@ -389,7 +389,7 @@ class Simulation(JudgedSchedule):
             raise Violation(f"process {process.this} waited {took:.1f} s, its deadlines are {bound:.1f} s")
         if isinstance(error, TreeringError):
             self.judge_error(process, error)
-        if isinstance(error, Timeout) and process.this == 0 and took > process.job.timeout / 2:
+        if isinstance(error, TimedOutError) and process.this == 0 and took > process.job.timeout / 2:
             self.judge_wait(process)
         if process.call < process.job.calls:
             self._push(self._now + self._random.random() * 0.2, process)
@@ -412,13 +412,13 @@ def _check(process: Process, signature: bytes) -> None:
     """Compare what a process is saving with what process 0 is.
 
     Raises:
-        Mismatch: it differs, as was drawn.
+        MismatchError: it differs, as was drawn.
         Violation: this is not what process 0 is saving.
     """
     if signature != signature_of(process):
         raise Violation(f"the signature came as {signature!r}")
     if process.job.differs == (process.this, process.call):
-        raise Mismatch("leaf 'a' differs")
+        raise MismatchError("leaf 'a' differs")
 
 
 def _then(steps: Operations, error: BaseException) -> Operations:
@@ -432,8 +432,8 @@ def _outcome(error: BaseException | None) -> str:
         return "committed"
     if isinstance(error, OutOfStep):
         return "overtaken"
-    if isinstance(error, Timeout):
+    if isinstance(error, TimedOutError):
         return "timed out, outcome unknown" if "not known here" in str(error) else "timed out"
-    if isinstance(error, Exists | Busy):
+    if isinstance(error, ExistsError | BusyError):
         return "refused"
     return type(error).__name__

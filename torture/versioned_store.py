@@ -19,7 +19,7 @@ from pathlib import PurePath, PurePosixPath
 from treering._store import api
 from treering._store.api import ANY, Claim, Document, Entry, Held, Kind, Outcome, Reader, Store, Version
 from treering._store.pieces import Buffer, pieces
-from treering.errors import StoreFailed
+from treering.errors import StoreError
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -153,14 +153,14 @@ class VersionedStore(Store):
         """Open data or a document for reading.
 
         Raises:
-            NotFound: it is not there.
+            NotFoundError: it is not there.
         """
         path = self.path / name
         with self._contents.lock:
             found = self._found(name)
             number = errno.EISDIR if not found and self._contents.is_place(f"{self._prefix}{name}/") else errno.ENOENT
         if found is None:
-            raise StoreFailed.of(OSError(number, os.strerror(number)), path, "read")
+            raise StoreError.of(OSError(number, os.strerror(number)), path, "read")
         return BytesReader(path, found.data, found.version)
 
     def _found(self, name: str) -> _Content | None:
@@ -317,7 +317,7 @@ class BytesReader(Reader):
         """Return ``count`` bytes from ``offset`` on.
 
         Raises:
-            Corrupt: there are fewer.
+            CorruptError: there are fewer.
         """
         self.require(offset, count)
         return self._data[offset : offset + count]
@@ -326,7 +326,7 @@ class BytesReader(Reader):
         """Fill each writable buffer with the bytes from its offset on.
 
         Raises:
-            Corrupt: there are fewer.
+            CorruptError: there are fewer.
         """
         for offset, buffer in jobs:
             self.require(offset, buffer.nbytes)

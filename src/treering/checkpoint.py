@@ -58,13 +58,14 @@ def save(
         timeout: seconds to wait at one point for other processes. Default: ``TREERING_TIMEOUT_S``, else 600.
 
     Raises:
-        Exists: the path exists; also a ``FileExistsError``. Busy: another process is saving to the path.
-        Unsupported: a leaf cannot be stored; the error names all such leaves, and nothing was written.
-        Mismatch: the processes have different trees; the error names the leaves.
-        Timeout, ProcessFailed: other processes did not arrive, or failed; the error names them.
-        StoreFailed: the system refused; an ``OSError``. ``NotShared``: not all processes see the same folder.
+        ExistsError: the path exists; also a ``FileExistsError``. BusyError: another process is saving to the path.
+        UnsupportedError: a leaf cannot be stored; the error names all such leaves, and nothing was written.
+        MismatchError: the processes have different trees; the error names the leaves.
+        TimedOutError, ProcessFailedError: other processes did not arrive, or failed; the error names them.
+        StoreError: the system refused; an ``OSError``. ``NotSharedError``: not all processes see the same folder.
 
-    Source: ``docs/spec/checkpoint.md``. ``docs/buckets.md`` lists where a bucket cannot fence a file: ``NotFenced``.
+    Source: ``docs/spec/checkpoint.md``. ``docs/buckets.md`` lists where a bucket cannot fence a file:
+    ``NotFencedWarning``.
 
     Example:
         >>> import os, tempfile
@@ -116,8 +117,9 @@ def save_async(
         timeout: as for ``save``; a call that waits for a save gives up if it shows no progress for so long.
 
     Raises:
-        Unsupported: a leaf cannot be stored; the error names all such leaves.
-        Timeout: there is no room, because the saves in flight show no progress; or other processes did not arrive.
+        UnsupportedError: a leaf cannot be stored; the error names all such leaves.
+        TimedOutError: there is no room, because the saves in flight show no progress; or other processes did not
+            arrive.
         TreeringError: an earlier save to the path failed, with an error that was not raised yet; it has that class.
 
     Example:
@@ -196,11 +198,13 @@ def load(
         timeout: seconds to wait for other processes in a joint load; default: ``TREERING_TIMEOUT_S``, else 600.
 
     Raises:
-        NotFound: the path does not exist; also a ``FileNotFoundError``.
-        Mismatch: ``like``, ``only``, ``at``, ``shardings`` or ``key_map`` do not fit; the error names every difference.
-        Corrupt: the bytes are not those that were saved; the error names leaf, file and byte range.
-        Format, StoreFailed: another tool or a newer treering wrote it; the system refused.
-        Timeout, ProcessFailed, NotShared: other processes did not arrive, failed, or see another folder.
+        NotFoundError: the path does not exist; also a ``FileNotFoundError``.
+        MismatchError: ``like``, ``only``, ``at``, ``shardings`` or ``key_map`` do not fit; the error names every
+            difference.
+        CorruptError: the bytes are not those that were saved; the error names leaf, file and byte range.
+        FormatError, StoreError: another tool or a newer treering wrote it; the system refused.
+        TimedOutError, ProcessFailedError, NotSharedError: other processes did not arrive, failed, or see another
+            folder.
 
     Example:
         >>> import os, tempfile, jax, jax.numpy as jnp
@@ -229,7 +233,7 @@ def open(path: str | os.PathLike[str], *, key_map: KeyMap | None = None) -> Chec
         key_map: the ``KeyMap`` that makes the tree of the stored one.
 
     Raises:
-        NotFound, Mismatch, Corrupt, Format, StoreFailed: as ``load``.
+        NotFoundError, MismatchError, CorruptError, FormatError, StoreError: as ``load``.
 
     Example:
         >>> import os, tempfile
@@ -266,7 +270,7 @@ def abstract(
         key_map: as for ``open``.
 
     Raises:
-        NotFound, Mismatch, Corrupt, Format, StoreFailed: as ``load``.
+        NotFoundError, MismatchError, CorruptError, FormatError, StoreError: as ``load``.
 
     Example:
         >>> import os, tempfile, jax.numpy as jnp
@@ -315,10 +319,10 @@ def export(
         progress: as for ``save``.
 
     Raises:
-        Unsupported: the form cannot hold something that ``lose`` does not name; the error lists it with its kind, and
-            nothing was written. Or another process holds a part of an array, or this one is not process 0.
-        Mismatch: ``key_map`` does not fit, or leaves that are copies by it differ; the error names the leaves.
-        Exists, Busy, StoreFailed: as ``save``.
+        UnsupportedError: the form cannot hold something that ``lose`` does not name; the error lists it with its kind,
+            and nothing was written. Or another process holds a part of an array, or this one is not process 0.
+        MismatchError: ``key_map`` does not fit, or leaves that are copies by it differ; the error names the leaves.
+        ExistsError, BusyError, StoreError: as ``save``.
 
     Example:
         >>> import os, tempfile
@@ -377,11 +381,12 @@ def convert(
         progress: as for ``save``.
 
     Raises:
-        Unsupported: the target cannot hold something that ``lose`` does not name; the error lists it with its kind, and
-            nothing was written. Or the source is a run, and the target is none.
-        NotFound, Mismatch, Corrupt, Format, StoreFailed: as ``load``.
-        Exists, Busy: as ``save``; also Exists where the target is another run, or has a step that was made of another
-            save or with other options, which ``overwrite`` replaces; also Busy where the source was replaced meanwhile.
+        UnsupportedError: the target cannot hold something that ``lose`` does not name; the error lists it with its
+            kind, and nothing was written. Or the source is a run, and the target is none.
+        NotFoundError, MismatchError, CorruptError, FormatError, StoreError: as ``load``.
+        ExistsError, BusyError: as ``save``; also ExistsError where the target is another run, or has a step that was
+            made of another save or with other options, which ``overwrite`` replaces; also BusyError where the source
+            was replaced meanwhile.
 
     Example:
         >>> import os, tempfile

@@ -1,19 +1,19 @@
 """The errors of treering, sorted by what a caller would do about them.
 
     TreeringError
-    ├── NotFound       nothing is stored there: check the path       (FileNotFoundError)
-    ├── Exists         the path exists: pass overwrite=True          (FileExistsError)
-    ├── Busy           another process is saving: try again later    (OSError)
-    ├── Mismatch       data and target disagree: change the target   (ValueError)
-    ├── Corrupt        the bytes are damaged: use another copy       (ValueError)
-    ├── Format         another form or version: use another reader   (ValueError)
-    ├── Unsupported    cannot be stored or placed: change the tree   (TypeError, ValueError)
-    ├── Timeout        other processes did not arrive: check them    (TimeoutError)
-    ├── StoreFailed    the system refused: free space, fix rights    (OSError)
-    │   └── NotShared  the processes see different folders           (OSError)
-    ├── MissingExtra   an optional package is missing: install it    (ImportError)
-    ├── ProcessFailed  another process failed: its error says why    (RuntimeError)
-    └── Cancelled      a save in flight was cancelled: save again
+    ├── NotFoundError       nothing is stored there: check the path       (FileNotFoundError)
+    ├── ExistsError         the path exists: pass overwrite=True          (FileExistsError)
+    ├── BusyError           another process is saving: try again later    (OSError)
+    ├── MismatchError       data and target disagree: change the target   (ValueError)
+    ├── CorruptError        the bytes are damaged: use another copy       (ValueError)
+    ├── FormatError         another form or version: use another reader   (ValueError)
+    ├── UnsupportedError    cannot be stored or placed: change the tree   (TypeError, ValueError)
+    ├── TimedOutError       other processes did not arrive: check them    (TimeoutError)
+    ├── StoreError          the system refused: free space, fix rights    (OSError)
+    │   └── NotSharedError  the processes see different folders           (OSError)
+    ├── MissingExtraError   an optional package is missing: install it    (ImportError)
+    ├── ProcessFailedError  another process failed: its error says why    (RuntimeError)
+    └── CancelledError      a save in flight was cancelled: save again
 
 Each is also of the builtin class that a program written for
 ``flax.serialization`` expects. If flax raises a further class for one case
@@ -21,22 +21,31 @@ Each is also of the builtin class that a program written for
 adds that class, so ``except`` clauses keep working.
 
 A message names the leaf, what was wanted, what was found and what to do.
+
+The names of before, without ``Error`` and ``Warning`` at their ends, still lead to these classes, with a
+``DeprecationWarning``: an ``except`` clause that named a missing class would fail while it handles an error.
 """
 
 from __future__ import annotations
 
 import errno
 import os
+import warnings
+from typing import TYPE_CHECKING
 
 from treering._printable import cut_middle, cut_names, hide_secrets, printable, show_path
 
 __all__ = [
-    "Busy", "Cancelled", "Corrupt", "Exists", "Format", "KeptOnHost", "LeavesInitialised", "Mismatch", "MissingExtra",
-    "NotFound", "NotSharded", "NotShared", "ProcessFailed", "StaticFieldsDiffer", "StoreFailed", "Timeout",
-    "TreeringError", "UnknownMetric", "Unsupported",
+    "BusyError", "CancelledError", "CorruptError", "ExistsError", "FormatError", "IsDirectoryError",
+    "KeptOnHostWarning", "LeavesInitialisedWarning", "MismatchError", "MissingExtraError", "NotDirectoryError",
+    "NotFencedWarning", "NotFoundError", "NotRemovedWarning", "NotShardedWarning", "NotSharedError",
+    "PermissionDeniedError", "ProcessFailedError", "RulesUnmatchedWarning", "StaticFieldsDifferWarning",
+    "StepsNotSavedWarning", "StoreError", "TimedOutError", "TreeringError", "UnknownMetricWarning",
+    "UnsupportedError",
 ]  # fmt: skip
 
 _LONGEST_PATH = 400
+_OTHER_NAMES = {"Timeout": "TimedOutError", "StoreFailed": "StoreError"}
 
 
 def _shown_path(path: tuple[str, ...]) -> str:
@@ -56,7 +65,7 @@ class TreeringError(Exception):
 
     Example:
         >>> import treering.errors
-        >>> error = treering.errors.Corrupt("the array is cut short", path=("a", "b"), offset=12)
+        >>> error = treering.errors.CorruptError("the array is cut short", path=("a", "b"), offset=12)
         >>> print(error)
         the array is cut short (at leaf 'a/b', byte 12)
         >>> isinstance(error, ValueError)
@@ -95,11 +104,11 @@ def _rebuild(cls: type[TreeringError], message: str, state: dict[str, object]) -
     return error
 
 
-class NotFound(TreeringError, FileNotFoundError):
+class NotFoundError(TreeringError, FileNotFoundError):
     """Nothing is stored at the path. Check the path; nothing was created."""
 
 
-class Mismatch(TreeringError, ValueError):
+class MismatchError(TreeringError, ValueError):
     """The stored tree and the target disagree in structure, shape or dtype.
 
     Attributes:
@@ -109,24 +118,24 @@ class Mismatch(TreeringError, ValueError):
     differences: tuple[str, ...] = ()
 
 
-class Corrupt(TreeringError, ValueError):
+class CorruptError(TreeringError, ValueError):
     """The bytes are truncated, overlong, or damaged. Use another copy."""
 
 
-class Format(TreeringError, ValueError):
+class FormatError(TreeringError, ValueError):
     """The bytes are not in a form this version reads: another tool, or a newer version."""
 
 
-class Unsupported(TreeringError, TypeError, ValueError):
+class UnsupportedError(TreeringError, TypeError, ValueError):
     """treering cannot store or place this value without changing it, so nothing was done."""
 
 
-class StoreFailed(TreeringError, OSError):
+class StoreError(TreeringError, OSError):
     """The operating system refused a read or a write; ``errno`` and ``filename`` say which.
 
     Example:
         >>> import errno
-        >>> error = StoreFailed.of(OSError(errno.ENOSPC, "No space left on device"), "a.msgpack", "write")
+        >>> error = StoreError.of(OSError(errno.ENOSPC, "No space left on device"), "a.msgpack", "write")
         >>> error.errno == errno.ENOSPC
         True
         >>> print(error)
@@ -137,17 +146,17 @@ class StoreFailed(TreeringError, OSError):
     def of(cls, cause: OSError, path: str | os.PathLike[str], action: str, *, hint: str | None = None) -> TreeringError:
         """Wrap ``cause``; it stays an instance of the builtin class that ``cause`` has.
 
-        A missing file becomes ``NotFound``; EACCES and EPERM are also ``PermissionError``, EISDIR is also
+        A missing file becomes ``NotFoundError``; EACCES and EPERM are also ``PermissionError``, EISDIR is also
         ``IsADirectoryError``, ENOTDIR is also ``NotADirectoryError``.
         """
         shown = show_path(os.fspath(path))
         reason = hide_secrets(cause.strerror or str(cause))
         by_errno: dict[int | None, type[TreeringError]] = {
-            errno.ENOENT: NotFound,
-            errno.EACCES: PermissionDenied,
-            errno.EPERM: PermissionDenied,
-            errno.EISDIR: IsDirectory,
-            errno.ENOTDIR: NotDirectory,
+            errno.ENOENT: NotFoundError,
+            errno.EACCES: PermissionDeniedError,
+            errno.EPERM: PermissionDeniedError,
+            errno.EISDIR: IsDirectoryError,
+            errno.ENOTDIR: NotDirectoryError,
         }
         error = by_errno.get(cause.errno, cls)(f"could not {action} {shown!r}: {reason}", hint=hint)
         if isinstance(error, OSError):
@@ -155,15 +164,15 @@ class StoreFailed(TreeringError, OSError):
         return error
 
 
-class Exists(TreeringError, FileExistsError):
+class ExistsError(TreeringError, FileExistsError):
     """The path exists already; it was not changed."""
 
 
-class Busy(TreeringError, OSError):
+class BusyError(TreeringError, OSError):
     """Another process is saving to the path. Try again when it is done; nothing was changed."""
 
 
-class Timeout(TreeringError, TimeoutError):
+class TimedOutError(TreeringError, TimeoutError):
     """Other processes of the job did not arrive or answer in time. Find out what happened to them.
 
     Attributes:
@@ -175,7 +184,7 @@ class Timeout(TreeringError, TimeoutError):
         self.missing = missing
 
 
-class ProcessFailed(TreeringError, RuntimeError):
+class ProcessFailedError(TreeringError, RuntimeError):
     """Another process of the job failed, so no process saved or loaded anything.
 
     Attributes:
@@ -185,15 +194,15 @@ class ProcessFailed(TreeringError, RuntimeError):
     processes: tuple[int, ...] = ()
 
 
-class MissingExtra(TreeringError, ImportError):  # type: ignore[misc]  # path is a key path, never that of a module
+class MissingExtraError(TreeringError, ImportError):  # type: ignore[misc]  # path is a key path, never that of a module
     """A package that only some paths need is not installed; the hint has the command."""
 
 
-class Cancelled(TreeringError):
+class CancelledError(TreeringError):
     """A save in flight was cancelled before its commit, here or on another process. Its path is unchanged."""
 
 
-class NotShared(StoreFailed):
+class NotSharedError(StoreError):
     """The path is not one folder for all processes of the job. Use a file system that all of them share.
 
     Attributes:
@@ -203,49 +212,60 @@ class NotShared(StoreFailed):
     processes: tuple[int, ...] = ()
 
 
-class PermissionDenied(StoreFailed, PermissionError):
+class PermissionDeniedError(StoreError, PermissionError):
     """EACCES or EPERM."""
 
 
-class IsDirectory(StoreFailed, IsADirectoryError):
+class IsDirectoryError(StoreError, IsADirectoryError):
     """EISDIR: a folder where a file is expected."""
 
 
-class NotDirectory(StoreFailed, NotADirectoryError):
+class NotDirectoryError(StoreError, NotADirectoryError):
     """ENOTDIR: a file where a folder is expected."""
 
 
-class StaticFieldsDiffer(UserWarning):
+class StaticFieldsDifferWarning(UserWarning):
     """Static fields or functions of ``like`` differ from those that were saved; those of ``like`` were taken."""
 
 
-class KeptOnHost(UserWarning):
+class KeptOnHostWarning(UserWarning):
     """Arrays that were meant for devices stayed numpy, because jax as configured cannot hold their dtype."""
 
 
-class LeavesInitialised(UserWarning):
+class LeavesInitialisedWarning(UserWarning):
     """``Run.load_or_init`` found a step without some leaves of ``init_fn``'s tree, and initialised those."""
 
 
-class UnknownMetric(UserWarning):
+class UnknownMetricWarning(UserWarning):
     """A rule of a run names a metric that no step has, so it keeps all steps."""
 
 
-class StepsNotSaved(UserWarning):
+class StepsNotSavedWarning(UserWarning):
     """A run ended, and steps that a training loop offered since the last save are not in it."""
 
 
-class NotSharded(UserWarning):
+class NotShardedWarning(UserWarning):
     """Arrays stay where they are: the sharding tree does not fit them."""
 
 
-class NotFenced(UserWarning):
+class NotFencedWarning(UserWarning):
     """A late request of an earlier save may undo that of this single file, for nothing in the bucket can refuse it."""
 
 
-class NotRemoved(UserWarning):
+class NotRemovedWarning(UserWarning):
     """Data that nothing needs stay in a bucket, because the credentials may not remove them; reported once."""
 
 
-class RulesUnmatched(UserWarning):
+class RulesUnmatchedWarning(UserWarning):
     """A partition rule matches no key, or only a catch-all matches some leaves; reported once."""
+
+
+if not TYPE_CHECKING:  # a type checker is to refuse the old names
+
+    def __getattr__(name: str) -> type[TreeringError | UserWarning]:
+        new = next((one for one in (_OTHER_NAMES.get(name), f"{name}Error", f"{name}Warning") if one in __all__), None)
+        if new is None:
+            raise AttributeError(f"module 'treering.errors' has no attribute {name!r}")
+        warnings.warn(f"treering.errors.{name} is called {new} now", DeprecationWarning, stacklevel=2)
+        found: type[TreeringError | UserWarning] = globals()[new]
+        return found

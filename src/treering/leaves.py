@@ -63,11 +63,12 @@ def tree_serialize_leaves(
         timeout: seconds to wait at one point for other processes. Default: ``TREERING_TIMEOUT_S``, else 600.
 
     Raises:
-        Unsupported: a leaf, key, prefix, path or argument that is not possible.
-        Mismatch: a leaf would lie in or around one of another prefix, or the processes save different trees.
-        Exists: files that no index lists lie in the place of leaves. Busy: another process is saving there.
-        Corrupt: the index is damaged; `index_leaves` rebuilds it. StoreFailed: the system refused; an ``OSError``.
-        Timeout, ProcessFailed: others did not arrive, or failed; it names them. NotShared: they see other folders.
+        UnsupportedError: a leaf, key, prefix, path or argument that is not possible.
+        MismatchError: a leaf would lie in or around one of another prefix, or the processes save different trees.
+        ExistsError: files that no index lists lie in the place of leaves. BusyError: another process is saving there.
+        CorruptError: the index is damaged; `index_leaves` rebuilds it. StoreError: the system refused; an ``OSError``.
+        TimedOutError, ProcessFailedError: others did not arrive, or failed; it names them. NotSharedError: they see
+            other folders.
 
     Source: ``docs/spec/leaves.md``; eformer.serialization.tree_serialize_leaves.
 
@@ -99,13 +100,14 @@ def index_leaves(checkpoint_dir: str | os.PathLike[str]) -> None:
         checkpoint_dir: the directory. In a bucket nothing is rebuilt: copy the directory to a disk for that.
 
     Raises:
-        NotFound: there is no such directory, or nothing in it that could be indexed.
-        Corrupt: the record of some saves, or of their arrays, is lost or damaged; the error names them. Everything else
-            is indexed.
-        Format: the existing index is of another format.
-        Mismatch: two trees were saved into one another's folders; the error names both leaves, and nothing is indexed.
-        Busy: another process is saving there.
-        StoreFailed: the system refused; an ``OSError``.
+        NotFoundError: there is no such directory, or nothing in it that could be indexed.
+        CorruptError: the record of some saves, or of their arrays, is lost or damaged; the error names them.
+            Everything else is indexed.
+        FormatError: the existing index is of another format.
+        MismatchError: two trees were saved into one another's folders; the error names both leaves, and nothing is
+            indexed.
+        BusyError: another process is saving there.
+        StoreError: the system refused; an ``OSError``.
 
     Source: ``docs/spec/leaves.md``.
 

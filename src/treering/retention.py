@@ -16,7 +16,7 @@ from typing import Literal
 
 from treering._store.run_folder import HIGHEST_STEP
 from treering._values.human import interval_text, parse_every, require_count
-from treering.errors import Unsupported
+from treering.errors import UnsupportedError
 
 __all__ = [
     "AnyRule", "KeepBest", "KeepEvery", "KeepLast", "KeepSteps", "Policy", "StepFacts", "Verdict", "best_steps",
@@ -231,7 +231,7 @@ class KeepSteps(Policy):
         for step in steps:
             if type(step) is not int or not 0 <= step <= HIGHEST_STEP:
                 hint = "steps are ints from 0 to 2**63 - 1, as in KeepSteps(100, 5000)"
-                raise Unsupported(f"{step!r:.100} is not a step", hint=hint)
+                raise UnsupportedError(f"{step!r:.100} is not a step", hint=hint)
         object.__setattr__(self, "steps", tuple(sorted(set(steps))))
 
     def kept(self, facts: Sequence[StepFacts]) -> dict[int, tuple[str, ...]]:
@@ -251,7 +251,7 @@ def best_steps(facts: Sequence[StepFacts], metric: str, mode: Literal["min", "ma
         mode: whether the smallest or the largest value is best.
 
     Raises:
-        Unsupported: there is no such mode, or the metric is not a name.
+        UnsupportedError: there is no such mode, or the metric is not a name.
 
     Example:
         >>> losses = {1: 0.5, 2: 0.25, 3: 0.5}
@@ -319,6 +319,6 @@ def _by_rule(rule: Policy, steps: Sequence[int]) -> dict[int, tuple[str, ...]]:
 
 def _require_metric(metric: object, mode: object) -> None:
     if not isinstance(metric, str) or not metric:
-        raise Unsupported(f"metric is {metric!r:.100}, but must be the name of a metric")
+        raise UnsupportedError(f"metric is {metric!r:.100}, but must be the name of a metric")
     if mode not in ("min", "max"):
-        raise Unsupported(f'mode is {mode!r:.100}, but must be "min" or "max"')
+        raise UnsupportedError(f'mode is {mode!r:.100}, but must be "min" or "max"')

@@ -122,8 +122,8 @@ class Run:
             progress: as for ``treering.save_async``.
 
         Raises:
-            Exists: the step or a later one exists; also a ``FileExistsError``.
-            Unsupported: something cannot be stored, or is not a step, metric or metadata; nothing was written.
+            ExistsError: the step or a later one exists; also a ``FileExistsError``.
+            UnsupportedError: something cannot be stored, or is not a step, metric or metadata; nothing was written.
             TreeringError: an earlier save of this run failed; this one was not begun.
 
         Example:
@@ -153,7 +153,7 @@ class Run:
             signum: the signal, such as ``signal.SIGTERM``.
 
         Raises:
-            Unsupported: this is not the main thread, or the signal cannot be caught.
+            UnsupportedError: this is not the main thread, or the signal cannot be caught.
 
         Example:
             >>> import os, tempfile
@@ -211,7 +211,7 @@ class Run:
             progress: called as ``progress(done, total)``, in bytes; True shows a bar on a terminal.
 
         Raises:
-            NotFound: there is no such step; the error lists the steps that exist.
+            NotFoundError: there is no such step; the error lists the steps that exist.
             TreeringError: as ``treering.load``; or an earlier save of this run failed.
 
         Example:
@@ -256,10 +256,10 @@ class Run:
 
         Returns:
             The step, or None if nothing was saved, and the tree; ``initialised`` names the leaves that were not
-            loaded. If a step lacks leaves, a warning (``treering.errors.LeavesInitialised``) names them too.
+            loaded. If a step lacks leaves, a warning (``treering.errors.LeavesInitialisedWarning``) names them too.
 
         Raises:
-            Mismatch: stored leaves differ in shape or dtype, or ``init_fn`` lacks them; the error names all.
+            MismatchError: stored leaves differ in shape or dtype, or ``init_fn`` lacks them; the error names all.
             TreeringError: as ``load``.
 
         Example:
@@ -303,7 +303,7 @@ class Run:
             mode: whether the smallest or the largest value is best.
 
         Raises:
-            NotFound: the run has steps, but none with this metric; the error suggests the nearest name.
+            NotFoundError: the run has steps, but none with this metric; the error suggests the nearest name.
 
         Example:
             >>> import os, tempfile
@@ -313,7 +313,7 @@ class Run:
             >>> run.best("los")
             Traceback (most recent call last):
             ...
-            treering.errors.NotFound: no step of the run '...' has the metric 'los'; did you mean 'loss'?
+            treering.errors.NotFoundError: no step of the run '...' has the metric 'los'; did you mean 'loss'?
         """
         from treering._runs.load_step import best_step
 
@@ -323,7 +323,7 @@ class Run:
         """Return the metrics of a step.
 
         Raises:
-            NotFound: there is no such step; the error lists the steps that exist.
+            NotFoundError: there is no such step; the error lists the steps that exist.
         """
         from treering._runs.load_step import metrics_of
 
@@ -357,8 +357,8 @@ class Run:
         """Remove one step, whatever ``keep`` says. This waits for saves in flight; only files of treering are removed.
 
         Raises:
-            NotFound: there is no such step; the error lists the steps that exist.
-            Busy: another process is saving to it.
+            NotFoundError: there is no such step; the error lists the steps that exist.
+            BusyError: another process is saving to it.
 
         Example:
             >>> import os, tempfile
@@ -383,9 +383,9 @@ class Run:
             save_every: when the new run saves; None: as in this run.
 
         Raises:
-            NotFound: there is no such step; the error lists the steps that exist.
-            Exists: there is a run at ``path``.
-            Unsupported: ``path`` lies in this run.
+            NotFoundError: there is no such step; the error lists the steps that exist.
+            ExistsError: there is a run at ``path``.
+            UnsupportedError: ``path`` lies in this run.
 
         Example:
             >>> import os, tempfile
@@ -414,7 +414,7 @@ class Run:
             timeout: seconds to wait; None: without limit.
 
         Raises:
-            Timeout: it takes longer.
+            TimedOutError: it takes longer.
             TreeringError: a save of this run failed.
         """
         self._state.wait(timeout)

@@ -44,7 +44,7 @@ def msgpack_serialize(pytree: Any, in_place: bool = False) -> bytes:
         in_place: True keeps every dict's order, False sorts keys as jax does. ``pytree`` is never changed.
 
     Raises:
-        Unsupported: a leaf that could not be read back, with its path.
+        UnsupportedError: a leaf that could not be read back, with its path.
 
     Source: flax.serialization.msgpack_serialize.
 
@@ -65,8 +65,8 @@ def msgpack_restore(encoded_pytree: Readable) -> Any:
         encoded_pytree: bytes or a read-only buffer, used in place; a writable buffer is copied first.
 
     Raises:
-        Corrupt: truncated, trailing bytes, contradicting lengths, duplicate keys, absurd nesting.
-        Format: an unknown dtype or ext code, or gzip.
+        CorruptError: truncated, trailing bytes, contradicting lengths, duplicate keys, absurd nesting.
+        FormatError: an unknown dtype or ext code, or gzip.
 
     Source: flax.serialization.msgpack_restore.
 
@@ -84,7 +84,7 @@ def to_bytes(target: Any) -> bytes:
         target: any pytree. Arrays of every numpy and ml_dtypes dtype; big-endian ones are converted.
 
     Raises:
-        Unsupported: a leaf that could not be read back, with its path.
+        UnsupportedError: a leaf that could not be read back, with its path.
 
     Source: flax.serialization.to_bytes.
 
@@ -121,9 +121,9 @@ def from_bytes(
         shardings: a Sharding, or a prefix tree of Shardings, for the arrays.
 
     Raises:
-        Corrupt, Format: the bytes; see ``msgpack_restore``.
-        Mismatch: the structure (or, with ``strict``, shapes and dtypes) does not fit ``target``.
-        Unsupported: an array that jax cannot hold without a cast.
+        CorruptError, FormatError: the bytes; see ``msgpack_restore``.
+        MismatchError: the structure (or, with ``strict``, shapes and dtypes) does not fit ``target``.
+        UnsupportedError: an array that jax cannot hold without a cast.
 
     Source: flax.serialization.from_bytes.
 
@@ -135,7 +135,7 @@ def from_bytes(
         >>> from_bytes({"w": np.zeros(2)}, data, strict=True)
         Traceback (most recent call last):
             ...
-        treering.errors.Mismatch: 1 difference between the target and the data:
+        treering.errors.MismatchError: 1 difference between the target and the data:
           w: wanted float64[2], found int64[3]
     """
     return restore_into(target, unpack(encoded_bytes), strict=strict, to_jax=to_jax, shardings=shardings)
@@ -153,8 +153,8 @@ def save_to_file(target: Any, filepath: PathOrFile) -> None:
         filepath: a path, or an open binary file (written from its position; not atomic).
 
     Raises:
-        Unsupported: a leaf that could not be read back; nothing was written.
-        StoreFailed: the disk refused; the old file is intact.
+        UnsupportedError: a leaf that could not be read back; nothing was written.
+        StoreError: the disk refused; the old file is intact.
 
     Source: eformer.pytree.save_to_file.
 
@@ -197,9 +197,9 @@ def load_from_file(
             rename, as ``save_to_file`` does, is safe.
 
     Raises:
-        NotFound: no such file.
-        StoreFailed: the system refused to read it.
-        Corrupt, Format, Mismatch, Unsupported: as in ``from_bytes``.
+        NotFoundError: no such file.
+        StoreError: the system refused to read it.
+        CorruptError, FormatError, MismatchError, UnsupportedError: as in ``from_bytes``.
 
     Source: eformer.pytree.load_from_file.
 
@@ -231,7 +231,7 @@ def decompress_bytes(data: Readable, *, max_bytes: int | None = None) -> bytes:
         max_bytes: refuse to decompress to more; by default 32 MiB and 50 times the input.
 
     Raises:
-        Corrupt: damaged (also ``gzip.BadGzipFile``), truncated (also ``EOFError``), or above ``max_bytes``.
+        CorruptError: damaged (also ``gzip.BadGzipFile``), truncated (also ``EOFError``), or above ``max_bytes``.
 
     Source: eformer.pytree.decompress_bytes; RFC 1952.
 
@@ -239,7 +239,7 @@ def decompress_bytes(data: Readable, *, max_bytes: int | None = None) -> bytes:
         >>> import treering.errors
         >>> try:
         ...     decompress_bytes(b"no gzip")
-        ... except treering.errors.Corrupt as error:
+        ... except treering.errors.CorruptError as error:
         ...     print(error)
         the gzip data is damaged: ...
     """

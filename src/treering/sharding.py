@@ -44,7 +44,7 @@ def match_partition_rules(
         strict: replicate arrays without axes, whatever the rules say, and cut a spec to the axes of the array.
             Otherwise the rules' values are returned unchanged, and ``min_size`` is ignored.
         report: called with a ``RulesReport``: rules that match no name, and leaves that only a catch-all such as ``.*``
-            matches. Without it a ``RulesUnmatched`` warning reports these, once for the same rules.
+            matches. Without it a ``RulesUnmatchedWarning`` warning reports these, once for the same rules.
 
     Raises:
         ValueError: no rule matches a leaf; the error names the first such leaf, and how many more there are.

@@ -21,7 +21,7 @@ from tests.on_disk import INDEX, block_checksums, digest, signed_again
 from tests.properties.strategies import quick
 from tests.system_calls import spans_read
 from treering._arrays import buffers, incoming
-from treering.errors import Corrupt
+from treering.errors import CorruptError
 
 SHAPE = (96, 160, 144)
 """More than two slabs and than what two threads read, in one chunk or in eight."""
@@ -140,9 +140,9 @@ def test_every_block_is_checked(tmp_path: Path) -> None:
         damaged[4096 + at] ^= 128
         data.write_bytes(damaged)
         with treering.open(tmp_path / "c") as ckpt:
-            with pytest.raises(Corrupt, match="'w'"):
+            with pytest.raises(CorruptError, match="'w'"):
                 ckpt["w"][at]
-            with pytest.raises(Corrupt, match="'w'"):
+            with pytest.raises(CorruptError, match="'w'"):
                 ckpt["w"][...]
 
 
@@ -178,7 +178,7 @@ def test_a_long_text_that_is_none(tmp_path: Path) -> None:
         assert document.count(old) == 1
         document = document.replace(old, new)
     index.write_bytes(signed_again(document))
-    with pytest.raises(Corrupt, match="UTF-8") as caught:
+    with pytest.raises(CorruptError, match="UTF-8") as caught:
         treering.load(tmp_path / "c")
     assert caught.value.offset == 2
     assert caught.value.path == ("text",)

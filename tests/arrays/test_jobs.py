@@ -12,7 +12,7 @@ import pytest
 
 import treering
 from tests import faults
-from treering.errors import Corrupt
+from treering.errors import CorruptError
 from treering.leaves import tree_serialize_leaves
 
 MIB = 1 << 20
@@ -61,7 +61,7 @@ def test_the_first_error_stops_the_rest(tmp_path: Path, monkeypatch: pytest.Monk
 
     monkeypatch.setattr(os, "preadv", counted)
     threads = threading.active_count()
-    with pytest.raises(Corrupt, match="'w' is damaged"):
+    with pytest.raises(CorruptError, match="'w' is damaged"):
         treering.load(tmp_path / "c")
     assert 0 < sum(ran) < 24 * MIB
     assert threading.active_count() == threads
@@ -117,6 +117,6 @@ def test_an_error_of_a_small_leaf_leaves_large_ones_unread(tmp_path: Path, reads
     (chunk,) = tmp_path.rglob("n000/0")
     chunk.write_bytes(chunk.read_bytes()[:-1])
     reads.clear()
-    with pytest.raises(Corrupt, match="n000"):
+    with pytest.raises(CorruptError, match="n000"):
         treering.load(tmp_path)
     assert len([large for large, _ in reads if large]) < 32

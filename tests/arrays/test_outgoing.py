@@ -22,7 +22,7 @@ from treering._tree.flatten import flatten
 from treering._values.boxes import find_cover_error
 from treering._values.checksums import block_bytes, block_checksums, block_count
 from treering._values.processes import Processes
-from treering.errors import Unsupported
+from treering.errors import UnsupportedError
 
 CUBE = np.arange(60 * 70 * 50, dtype="i4").reshape(60, 70, 50)
 
@@ -120,13 +120,13 @@ def test_long_texts_lie_in_files(leaf: Any, stored: bool) -> None:
 def test_a_deleted_array_is_named() -> None:
     gone = jnp.ones(3)
     gone.delete()
-    with pytest.raises(Unsupported, match="deleted") as caught:
+    with pytest.raises(UnsupportedError, match="deleted") as caught:
         describe_leaves(flatten({"a": {"b": gone}}))
     assert caught.value.path == ("a", "b")
 
 
 def test_a_traced_array_is_refused_inside_jit() -> None:
-    with pytest.raises(Unsupported, match="traced"):
+    with pytest.raises(UnsupportedError, match="traced"):
         jax.jit(lambda x: describe_leaves(flatten({"a": x})) and x)(jnp.ones(2))
 
 

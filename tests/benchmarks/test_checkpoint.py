@@ -15,7 +15,7 @@ from benchmarks.checkpoint import BENCHMARK
 from benchmarks.checkpoint_peers import unchecked, without_checksums
 from benchmarks.files import bytes_read, contents, forget
 from benchmarks.measure import interleave
-from treering.errors import Corrupt
+from treering.errors import CorruptError
 
 pytestmark = pytest.mark.benchmark
 
@@ -86,7 +86,7 @@ def test_without_checksums_none_are_made_and_unchecked_none_are_compared(tmp_pat
     with without_checksums():
         treering.save(tmp_path / "blind", tree)
     for key in tree:
-        with pytest.raises(Corrupt):
+        with pytest.raises(CorruptError):
             treering.load(tmp_path / "blind", only=key)
 
     treering.save(tmp_path / "flipped", tree)
@@ -94,11 +94,11 @@ def test_without_checksums_none_are_made_and_unchecked_none_are_compared(tmp_pat
     content = bytearray(data.read_bytes())
     content[-4000] ^= 1
     data.write_bytes(content)
-    with pytest.raises(Corrupt):
+    with pytest.raises(CorruptError):
         treering.load(tmp_path / "flipped")
     with unchecked():
         assert not np.array_equal(treering.load(tmp_path / "flipped")["a"], tree["a"])
-    with pytest.raises(Corrupt):
+    with pytest.raises(CorruptError):
         treering.load(tmp_path / "flipped")
 
 

@@ -18,7 +18,7 @@ from tests.leaves.saved import put
 from tests.trees import assert_unchanged
 from torture.bucket_servers import BucketServer
 from treering._store.resolve import located, store_at
-from treering.errors import Busy
+from treering.errors import BusyError
 from treering.leaves import index_leaves, tree_deserialize_leaves, tree_serialize_leaves
 
 pytestmark = pytest.mark.bucket
@@ -110,7 +110,7 @@ def test_of_savers_at_once_none_is_lost(path: str, prefix_of: Callable[[int], st
         try:
             tree_serialize_leaves(path, {"m": jnp.full(3, saver)}, prefix=prefix_of(saver))
             saved.append(saver)
-        except Busy:
+        except BusyError:
             refused.append(saver)
 
     threads = [threading.Thread(target=save, args=(saver,)) for saver in range(6)]

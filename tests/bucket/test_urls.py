@@ -13,7 +13,7 @@ import treering
 from torture.bucket_servers import BucketServer
 from treering._store import resolve
 from treering._store.objects import connect, obstore_stores
-from treering.errors import NotFenced, StoreFailed, TreeringError
+from treering.errors import NotFencedWarning, StoreError, TreeringError
 
 pytestmark = pytest.mark.bucket
 TREE: dict[str, Any] = {"w": np.arange(6_000_000, dtype=np.float32), "step": 7}
@@ -67,7 +67,7 @@ def test_a_file_of_few_headers_is_told_where_versions_recur(
     server: BucketServer, prefix: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = f"{enter(server, monkeypatch)}/{prefix}/a.msgpack"
-    with pytest.warns(NotFenced, match="few arrays") if path.startswith("s3:") else contextlib.nullcontext():
+    with pytest.warns(NotFencedWarning, match="few arrays") if path.startswith("s3:") else contextlib.nullcontext():
         treering.save(path, {"step": 1}, overwrite=True)
 
 
@@ -75,7 +75,7 @@ def test_a_single_file_tells_of_a_server_that_ignores_conditions(
     rclone: BucketServer, prefix: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = f"{enter(rclone, monkeypatch)}/{prefix}/a.safetensors"
-    with pytest.warns(NotFenced, match="the server does not heed conditions"):
+    with pytest.warns(NotFencedWarning, match="the server does not heed conditions"):
         treering.save(path, {"w": TREE["w"][:3]}, overwrite=True)
     assert treering.load(path)["w"].tolist() == [0, 1, 2]
 
@@ -118,7 +118,7 @@ def test_what_refuses_says_why(seaweed: BucketServer, prefix: str, monkeypatch: 
         lambda: treering.save("s3://no-such-bucket/a", {"step": 1}),
         lambda: treering.load("s3://no-such-bucket/a"),
     ):
-        with pytest.raises(StoreFailed, match=r"s3://no-such-bucket.*does not exist.*make it first"):
+        with pytest.raises(StoreError, match=r"s3://no-such-bucket.*does not exist.*make it first"):
             call()
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "wrong")
     for call in (lambda: treering.save(f"{url}b", {"step": 1}), lambda: treering.load(url)):

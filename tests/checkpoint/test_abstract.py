@@ -17,7 +17,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 import treering
 from tests import meshes
 from tests.system_calls import spans_read
-from treering.errors import Mismatch, NotFound
+from treering.errors import MismatchError, NotFoundError
 from treering.leaves import tree_serialize_leaves
 from treering.serialization import save_to_file, to_compressed_bytes
 
@@ -115,8 +115,8 @@ def test_shardings_that_this_job_cannot_have_are_none(tmp_path: Path, monkeypatc
 
 
 def test_what_is_not_there_is_said(tmp_path: Path) -> None:
-    with pytest.raises(NotFound):
+    with pytest.raises(NotFoundError):
         treering.abstract(tmp_path / "ckpt")
     treering.save(tmp_path / "ckpt", ARRAYS)
-    with pytest.raises(Mismatch, match="did you mean 'big'"):
+    with pytest.raises(MismatchError, match="did you mean 'big'"):
         treering.abstract(tmp_path / "ckpt", only="bog")

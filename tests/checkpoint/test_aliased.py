@@ -24,7 +24,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 import treering
 from tests import meshes
-from treering.errors import Unsupported
+from treering.errors import UnsupportedError
 from treering.leaves import tree_serialize_leaves
 
 ITEMS = 192 << 10
@@ -144,7 +144,7 @@ def saved_while_written(path: Path, save: Save, count: int = ITEMS) -> None:
     with counting(owned) as last:
         try:
             save(path, tree)
-        except Unsupported as error:
+        except UnsupportedError as error:
             # Of a safetensors file the checksums stand before the data.
             if path.suffix != ".safetensors" or path.exists() or error.path is None or error.path[0] not in tree:
                 raise

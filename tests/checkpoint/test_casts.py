@@ -15,7 +15,7 @@ import treering
 from tests.command import ended
 from treering import KeyMap, KeyRule
 from treering._arrays.incoming import StoredArrays
-from treering.errors import Mismatch, NotFound, TreeringError, Unsupported
+from treering.errors import MismatchError, NotFoundError, TreeringError, UnsupportedError
 
 OTHER_KINDS = [
     ([300.0], "float32", "int8"),
@@ -92,14 +92,14 @@ def test_another_kind_is_refused_before_a_byte_is_read(
 ) -> None:
     tree = saved(tmp_path, values, before)
     monkeypatch.setattr(StoredArrays, "read", None)
-    with pytest.raises(Mismatch, match=f"wanted {after}".replace("[", r"\[")):
+    with pytest.raises(MismatchError, match=f"wanted {after}".replace("[", r"\[")):
         treering.load(tmp_path / "a", {"w": np.zeros(len(values), after)}, cast=True)
     names = KeyMap([KeyRule("w", "w", cast=(before, after))])
     for call in MAPS.values():
-        with pytest.raises(Mismatch, match=r"casts from .*, which holds another kind of number"):
+        with pytest.raises(MismatchError, match=r"casts from .*, which holds another kind of number"):
             call(tmp_path, tree, names)
     for name in ("convert", "hf") if "float" not in after else ():
-        with pytest.raises(Unsupported, match="dtype"):
+        with pytest.raises(UnsupportedError, match="dtype"):
             DTYPES[name](tmp_path, tree, after)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a"]
 
@@ -107,11 +107,11 @@ def test_another_kind_is_refused_before_a_byte_is_read(
 @pytest.mark.parametrize(("values", "before", "after"), LOST_VALUES)
 def test_a_value_that_does_not_fit_is_refused(values: list[Any], before: str, after: str, tmp_path: Path) -> None:
     tree = saved(tmp_path, values, before)
-    with pytest.raises(Mismatch, match="does not fit"):
+    with pytest.raises(MismatchError, match="does not fit"):
         treering.load(tmp_path / "a", {"w": np.zeros(len(values), dtype_of(after))}, cast=True)
     names = KeyMap([KeyRule("w", "w", cast=(before, after))])
     for call in MAPS.values():
-        with pytest.raises(Mismatch, match="does not fit"):
+        with pytest.raises(MismatchError, match="does not fit"):
             call(tmp_path, tree, names)
     for name, each in DTYPES.items() if "float" in after else ():
         if name == "command":
@@ -120,7 +120,7 @@ def test_a_value_that_does_not_fit_is_refused(values: list[Any], before: str, af
             with pytest.raises(TreeringError, match="does not fit"):
                 each(tmp_path, tree, after)
     for name in ("b", "hf"):
-        with pytest.raises(NotFound):
+        with pytest.raises(NotFoundError):
             treering.load(tmp_path / name)
 
 

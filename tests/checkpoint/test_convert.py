@@ -25,7 +25,7 @@ from treering._checkpoint import forms
 from treering._checkpoint.targets import LOSSES
 from treering._foreign import write_flax, write_npz
 from treering._store import resolve
-from treering.errors import Busy, Corrupt, Exists, Mismatch, Unsupported
+from treering.errors import BusyError, CorruptError, ExistsError, MismatchError, UnsupportedError
 
 ARRAYS: dict[str, Any] = {
     "w": np.arange(200_000, dtype=np.float32).reshape(400, 500),
@@ -79,7 +79,7 @@ def test_every_array_is_the_same_in_every_form(
     assert treering.verify(tmp_path / target).findings == ()
     if target not in ("b", "leaves"):
         assert_same_arrays(_read_as_peers_do(tmp_path / target), ARRAYS)
-    with pytest.raises(Exists):
+    with pytest.raises(ExistsError):
         treering.convert(source, tmp_path / target, to=TARGETS[target], lose="metadata")
 
 
@@ -116,7 +116,7 @@ def test_a_part_through_a_map_in_another_dtype(tmp_path: Path) -> None:
     treering.convert(tmp_path / "b", tmp_path / "c.safetensors", at="h")
     assert list(treering.load(tmp_path / "c.safetensors")) == ["w"]
     treering.save(tmp_path / "big", {"w": np.array([1e30])})
-    with pytest.raises(Mismatch, match="1e\\+30 does not fit float16"):
+    with pytest.raises(MismatchError, match="1e\\+30 does not fit float16"):
         treering.convert(tmp_path / "big", tmp_path / "d", dtype="float16")
 
 
@@ -138,12 +138,12 @@ def test_an_array_without_axes_is_cast_and_mapped(tmp_path: Path) -> None:
 
 def test_what_the_form_cannot_hold_is_listed_before_anything_is_written(tmp_path: Path) -> None:
     treering.save(tmp_path / "a", {"w": np.ones(3), "step": 7, "name": "n", "rng": jax.random.key(0)})
-    with pytest.raises(Unsupported) as caught:
+    with pytest.raises(UnsupportedError) as caught:
         treering.convert(tmp_path / "a", tmp_path / "b.safetensors")
     assert all(f"leaf '{key}'" in str(caught.value) for key in ("step", "name", "rng"))
     assert not (tmp_path / "b.safetensors").exists()
     treering.save(tmp_path / "c", {"w": np.ones(3)}, metadata={"format": "x"})
-    with pytest.raises(Unsupported, match="the member 'format' of the metadata"):
+    with pytest.raises(UnsupportedError, match="the member 'format' of the metadata"):
         treering.convert(tmp_path / "c", tmp_path / "b.safetensors")
     treering.convert(tmp_path / "c", tmp_path / "b.safetensors", lose="metadata")
     with treering.open(tmp_path / "b.safetensors") as opened:
@@ -192,7 +192,7 @@ def test_what_is_lost_is_named_and_accepted(tmp_path: Path) -> None:
         "hf": "keys metadata none objects scalars strings structure",
         "leaves": "metadata",
     }.items():
-        with pytest.raises(Unsupported, match="cannot hold") as caught:
+        with pytest.raises(UnsupportedError, match="cannot hold") as caught:
             treering.convert(tmp_path / "s", tmp_path / target, to=TARGETS[target])
         assert [kind for kind in LOSSES if f"'{kind}' (" in str(caught.value)] == kinds.split()
         assert not list(tmp_path.glob(f"{target}*"))
@@ -218,13 +218,13 @@ def test_what_is_lost_is_named_and_accepted(tmp_path: Path) -> None:
     assert "f" not in state
     assert treering.load(tmp_path / "leaves", only="step") == {"step": 7}
     globs = ["opt/**", "odd", "p/half", "flag", "[ab]", "metadata", "**"]
-    with pytest.raises(Unsupported, match=r"leaf 'rate': a float\n"):
+    with pytest.raises(UnsupportedError, match=r"leaf 'rate': a float\n"):
         treering.convert(tmp_path / "s", tmp_path / "c.npz", lose=globs[:-1])
     treering.convert(tmp_path / "s", tmp_path / "c.npz", lose=globs)
-    with pytest.raises(Unsupported, match="nothing would be left"):
+    with pytest.raises(UnsupportedError, match="nothing would be left"):
         treering.convert(tmp_path / "s", tmp_path / "d.npz", only="step", lose=["scalars", "metadata"])
     treering.save(tmp_path / "huge", {"n": 1 << 70, "m": 3})
-    with pytest.raises(Unsupported, match=r"leaf 'n': an int of more than 64 bits"):
+    with pytest.raises(UnsupportedError, match=r"leaf 'n': an int of more than 64 bits"):
         treering.convert(tmp_path / "huge", tmp_path / "huge.msgpack")
 
 
@@ -252,7 +252,7 @@ def test_a_result_that_is_not_what_was_read_is_an_error(
 
     for module in ("_checkpoint.save_files", "_foreign.write_huggingface"):
         monkeypatch.setattr(f"treering.{module}.write_file", damage)
-    with pytest.raises(Corrupt, match=r"leaf 'w'.* not the one that was read|other checksum .*leaf 'w'"):
+    with pytest.raises(CorruptError, match=r"leaf 'w'.* not the one that was read|other checksum .*leaf 'w'"):
         treering.convert(tmp_path / "a", tmp_path / target, to=TARGETS[target])
 
 
@@ -293,7 +293,7 @@ def test_the_rest_keeps_its_keys(tmp_path: Path) -> None:
     found = treering.load(tmp_path / "b")
     assert (found["model"]["kernel"].tolist(), found["p"].keys(), found["step"]) == ([1, 1], {"b"}, 7)
     assert names.inverse().inverse() == names
-    with pytest.raises(Unsupported, match="copy= and rest= exclude each other"):
+    with pytest.raises(UnsupportedError, match="copy= and rest= exclude each other"):
         KeyRule("a", "b", copy=True, rest=True)
 
 
@@ -311,14 +311,14 @@ def test_wrong_arguments_are_refused(tmp_path: Path) -> None:
         ("b", {"key_map": "a"}, "key_map= is a treering.KeyMap"),
         ("a", {"overwrite": True}, "is, or lies in, the source"),
     ]:
-        with pytest.raises(Unsupported, match=problem):
+        with pytest.raises(UnsupportedError, match=problem):
             treering.convert(path, tmp_path / target, **given)  # type: ignore[arg-type]
     treering.save(tmp_path / "b", {})
-    with pytest.raises(Exists):
+    with pytest.raises(ExistsError):
         treering.convert(path, tmp_path / "b")
     with treering.Run(tmp_path / "run") as run:
         run.save(1, {"w": np.ones(3)})
-    with pytest.raises(Unsupported, match="is a run, and"):
+    with pytest.raises(UnsupportedError, match="is a run, and"):
         treering.convert(tmp_path / "run", tmp_path / "d.safetensors")
 
 
@@ -328,7 +328,7 @@ def test_a_damaged_source_is_not_converted(tmp_path: Path) -> None:
     raw = bytearray(data.read_bytes())
     raw[len(raw) // 2] ^= 1
     data.write_bytes(raw)
-    with pytest.raises(Corrupt, match="leaf 'w' is damaged"):
+    with pytest.raises(CorruptError, match="leaf 'w' is damaged"):
         treering.convert(tmp_path / "a", tmp_path / "b")
     assert not (tmp_path / "b" / "treering.json").exists()
 
@@ -343,7 +343,7 @@ def test_a_source_that_is_replaced_meanwhile_is_busy(tmp_path: Path, monkeypatch
         return source
 
     monkeypatch.setattr("treering._checkpoint.convert.stream_source", replaced)
-    with pytest.raises(Busy, match="was replaced while it was being converted"):
+    with pytest.raises(BusyError, match="was replaced while it was being converted"):
         treering.convert(path, tmp_path / "b")
     assert not (tmp_path / "b" / "treering.json").exists()
 

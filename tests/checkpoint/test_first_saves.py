@@ -22,7 +22,7 @@ from tests.store.objects.memory_bucket import CountingBucket
 from treering._foreign import write_huggingface
 from treering._store.objects import store as root
 from treering._store.resolve import is_folder, is_taken
-from treering.errors import Busy, Exists
+from treering.errors import BusyError, ExistsError
 
 TREE = {"a": np.arange(40_000, dtype=np.float32), "b": np.arange(6, dtype=np.int32)}
 OTHER = {name: array + 1 for name, array in TREE.items()}
@@ -82,7 +82,7 @@ def test_one_of_two_first_saves_is_refused(name: str, write: Write, place: Any) 
             came.append(True)
             write(path, OTHER, None)
 
-    with pytest.raises(Exists, match=f"{name}' was saved by another writer meanwhile"):
+    with pytest.raises(ExistsError, match=f"{name}' was saved by another writer meanwhile"):
         write(path, TREE, come_between)
     assert came
     loaded = treering.load(path)
@@ -103,7 +103,7 @@ def test_a_folder_of_hugging_face_is_refused_too(place: Any) -> None:
             came.append(True)
             treering.convert(source, path, to="hf")
 
-    with pytest.raises(Exists, match=r"model\.safetensors' was saved by another writer meanwhile"):
+    with pytest.raises(ExistsError, match=r"model\.safetensors' was saved by another writer meanwhile"):
         treering.convert(source, path, to="hf", progress=come_between)
     assert np.array_equal(treering.load(path)["a"], TREE["a"])
 
@@ -123,7 +123,7 @@ def test_a_model_in_one_file_and_one_in_shards_are_not_both_saved(sizes: tuple[A
     write = write_huggingface._require_no_weights
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(write_huggingface, "_require_no_weights", lambda store: None if came else write(store))
-        with pytest.raises(Exists, match=r"wrote 'model\.safetensors.*meanwhile"):
+        with pytest.raises(ExistsError, match=r"wrote 'model\.safetensors.*meanwhile"):
             treering.export(path, TREE, to="hf", max_file_size=sizes[0], progress=come_between)
     assert all(np.array_equal(treering.load(path)[name], array) for name, array in OTHER.items())
     assert treering.verify(path).ok
@@ -181,7 +181,7 @@ def test_one_of_two_that_write_at_once_returns(form: str, place: Any) -> None:
 
         try:
             FORMS[form](place, number, wait)
-        except (Exists, Busy):
+        except (ExistsError, BusyError):
             both.abort()
             return "told"
         return "saved"
@@ -201,7 +201,7 @@ def test_where_files_have_one_name_only(reason: int, tmp_path: Path, monkeypatch
 
     faults.fail(monkeypatch, os, "link", reason)
     path = tmp_path / "a.msgpack"
-    with pytest.raises(Exists, match="meanwhile"):
+    with pytest.raises(ExistsError, match="meanwhile"):
         treering.save(path, TREE, progress=lambda done, total: path.write_bytes(b"first"))
     assert path.read_bytes() == b"first"
     treering.save(tmp_path / "b.msgpack", TREE)

@@ -19,7 +19,7 @@ import pytest
 import treering as tr
 from tests.folders import copy_to_memory
 from treering._runs.copy_run import copy_path
-from treering.errors import Exists, Format, TreeringError
+from treering.errors import ExistsError, FormatError, TreeringError
 from treering.leaves import tree_deserialize_leaves, tree_serialize_leaves
 
 FIRST, SECOND = {"a": np.zeros(3)}, {"b": np.ones(4)}
@@ -100,7 +100,7 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 def test_what_treering_writes_second_is_refused(first: str, second: str, place: str) -> None:
     WRITE[first](place, FIRST)
     before = _read(place)
-    with pytest.raises((Exists, Format)) as caught:
+    with pytest.raises((ExistsError, FormatError)) as caught:
         WRITE[second](place, SECOND)
     assert place in str(caught.value)
     _require_same(_read(place), before)
@@ -134,7 +134,7 @@ def test_what_others_write_second_is_not_taken_for_the_first(first: str, second:
         assert "b" in tr.load(place)  # in a bucket that look would take a request for each load of a run
     else:
         for read in (tr.load, tr.verify, tr.inspect, tr.open):
-            with pytest.raises(Format, match="a folder holds one form alone"):
+            with pytest.raises(FormatError, match="a folder holds one form alone"):
                 read(place)
 
 
@@ -151,10 +151,10 @@ def test_leaves_may_have_the_names_of_other_forms(place: str) -> None:
         tree_serialize_leaves(place, tree)
         _require_same(tr.load(place), tree)
         assert tr.verify(place).ok
-    with pytest.raises(Format, match="is a leaves directory"):
+    with pytest.raises(FormatError, match="is a leaves directory"):
         _run(place, SECOND)
     if not place.startswith("memory:"):  # in a bucket, leaves lie elsewhere
-        with pytest.raises(Exists):
+        with pytest.raises(ExistsError):
             tr.save(f"{place}/step_00000003", SECOND)
     _require_same(tr.load(place), tree)
 

@@ -17,7 +17,7 @@ from jax.sharding import NamedSharding, PartitionSpec, SingleDeviceSharding
 import treering as tr
 from tests import meshes
 from tests.checkpoint.documents import rewrite
-from treering.errors import Mismatch, Unsupported
+from treering.errors import MismatchError, UnsupportedError
 from treering.leaves import tree_serialize_leaves
 from treering.serialization import from_bytes, to_bytes
 
@@ -41,7 +41,9 @@ def test_a_mesh_or_a_sharding_is_no_tree(path: Path, tmp_path: Path) -> None:
     }
     for given, meant in misplaced.items():
         for call in (lambda given=given: tr.load(path, given), lambda given=given: run.load(7, given)):
-            with pytest.raises(Unsupported, match=rf"`like` is a \w+, not a tree of arrays; did you mean {meant}=\?"):
+            with pytest.raises(
+                UnsupportedError, match=rf"`like` is a \w+, not a tree of arrays; did you mean {meant}=\?"
+            ):
                 call()
 
 
@@ -61,18 +63,18 @@ def test_a_branch_of_an_opened_checkpoint_says_how_it_is_loaded(path: Path) -> N
 
 def test_what_only_the_checkpoint_has_can_be_left_out(path: Path) -> None:
     like: dict[str, Any] = {"params": {"w": np.zeros(2)}, "step": 0}
-    with pytest.raises(Mismatch, match=r'extra="ignore" ignores leaves that only the checkpoint has') as caught:
+    with pytest.raises(MismatchError, match=r'extra="ignore" ignores leaves that only the checkpoint has') as caught:
         tr.load(path, like)
     assert len(caught.value.differences) == 2
     found = tr.load(path, like, extra="ignore")
     assert found["params"]["w"].tolist() == [1.0, 1.0]
     assert found["step"] == 7
-    with pytest.raises(Mismatch, match="1 difference") as caught:
+    with pytest.raises(MismatchError, match="1 difference") as caught:
         tr.load(path, {**like, "new": 1}, extra="ignore")
     assert tr.load(path, {**like, "new": 1}, extra="ignore", missing="keep")["new"] == 1
-    with pytest.raises(Unsupported, match=r'extra=.yes. is neither "error" nor "ignore"'):
+    with pytest.raises(UnsupportedError, match=r'extra=.yes. is neither "error" nor "ignore"'):
         tr.load(path, like, extra="yes")  # type: ignore[call-overload]
-    with pytest.raises(Unsupported, match="and there is none"):
+    with pytest.raises(UnsupportedError, match="and there is none"):
         tr.load(path, extra="ignore")
 
 
@@ -126,14 +128,14 @@ def test_scalars_in_metadata_are_numbers(how: str, tmp_path: Path) -> None:
     ids=repr,
 )
 def test_what_is_no_finite_number_is_refused_by_its_place(value: Any, tmp_path: Path) -> None:
-    with pytest.raises(Unsupported, match=r"metadata\['a'\]\[0\] is "):
+    with pytest.raises(UnsupportedError, match=r"metadata\['a'\]\[0\] is "):
         tr.save(tmp_path / "a", TREE, metadata={"a": [value]})
 
 
 def test_metadata_that_holds_itself_is_refused(tmp_path: Path) -> None:
     own: dict[str, Any] = {}
     own["a"] = own["b"] = own
-    with pytest.raises(Unsupported, match="holds itself"):
+    with pytest.raises(UnsupportedError, match="holds itself"):
         tr.save(tmp_path / "a", TREE, metadata=own)
 
 
@@ -164,17 +166,17 @@ def test_a_wrong_argument_is_named_with_what_was_meant(path: Path, like: Any, ar
 @pytest.mark.parametrize("keep", ["error", "keep"])
 def test_no_hint_names_what_was_given_already(path: Path, keep: Any) -> None:
     like = {**TREE, "new": jax.ShapeDtypeStruct((2,), np.float32)}
-    with pytest.raises(Mismatch) as caught:
+    with pytest.raises(MismatchError) as caught:
         tr.load(path, like, missing=keep)
     assert ("missing=" in str(caught.value)) is (keep == "error")
-    with pytest.raises(Mismatch) as caught:
+    with pytest.raises(MismatchError) as caught:
         tr.load(path, {"params": {"w": np.ones(3)}}, extra="ignore")
     assert "extra=" not in str(caught.value)
 
 
 def test_a_kept_leaf_that_was_renamed_is_named(path: Path) -> None:
     like = {**TREE, "params": {"w2": np.ones(2), "b": np.ones(2)}}
-    with pytest.raises(Mismatch) as caught:
+    with pytest.raises(MismatchError) as caught:
         tr.load(path, like, missing="keep")
     assert caught.value.differences == (
         "params/w: unexpected, the checkpoint has float64[2] (is it 'params/w2' of `like`?)",
@@ -208,9 +210,11 @@ def test_keys_of_an_implementation_without_a_name_are_refused(name: str, tmp_pat
         "run": lambda: tr.Run(tmp_path / "a").save(1, tree, force=True),
     }
     for call in calls.values():
-        with pytest.raises(Unsupported, match=r"key<mi> cannot be given back"):
+        with pytest.raises(UnsupportedError, match=r"key<mi> cannot be given back"):
             call()
-    with pytest.raises(Unsupported, match=r"of the dtype key<mi> cannot be given back.*'rng'.*jax\.random\.key_data"):
+    with pytest.raises(
+        UnsupportedError, match=r"of the dtype key<mi> cannot be given back.*'rng'.*jax\.random\.key_data"
+    ):
         tr.save(tmp_path / "a", tree)
     assert set(tmp_path.rglob("*")) == before
 
@@ -230,18 +234,20 @@ def test_the_target_says_of_which_implementation_the_keys_of_msgpack_are(tmp_pat
             assert np.array_equal(jax.random.key_data(found["rng"]), jax.random.key_data(rng))
     other = {"rng": _keys_of("threefry2x32")}
     tr.save(tmp_path / "b.msgpack", other)
-    with pytest.raises(Mismatch, match="wanted key<threefry2x32>"):
+    with pytest.raises(MismatchError, match="wanted key<threefry2x32>"):
         tr.load(tmp_path / "b.msgpack", other)
-    with pytest.raises(Mismatch, match="jax knows another implementation by its name"):
+    with pytest.raises(MismatchError, match="jax knows another implementation by its name"):
         from_bytes(other, to_bytes(other))
 
 
 def test_keys_of_an_implementation_that_another_program_has(tmp_path: Path) -> None:
     tr.save(tmp_path / "a", {"rng": jax.random.key(3)})
     rewrite(tmp_path / "a", lambda document: document["types"][0].update(impl="theirs"))
-    with pytest.raises(Unsupported, match=r"this jax has no keys 'theirs' of uint32\[2\] \(at leaf 'rng'\); register"):
+    with pytest.raises(
+        UnsupportedError, match=r"this jax has no keys 'theirs' of uint32\[2\] \(at leaf 'rng'\); register"
+    ):
         tr.load(tmp_path / "a")
-    with pytest.raises(Mismatch, match=r"wanted key<threefry2x32>\[\], found key<theirs>"):
+    with pytest.raises(MismatchError, match=r"wanted key<threefry2x32>\[\], found key<theirs>"):
         tr.load(tmp_path / "a", {"rng": jax.random.key(0)})
     assert tr.verify(tmp_path / "a").ok
     with tr.open(tmp_path / "a") as opened:

@@ -13,7 +13,7 @@ import pytest
 
 import treering
 from tests.checkpoint.documents import Document, document_of, rewrite, sample, signed, signed_text
-from treering.errors import Corrupt, Format, NotFound, TreeringError, Unsupported
+from treering.errors import CorruptError, FormatError, NotFoundError, TreeringError, UnsupportedError
 
 Change = Callable[[Document], None]
 
@@ -261,7 +261,7 @@ def refused(folder: Path) -> TreeringError:
         with pytest.raises(TreeringError) as reading:
             read(folder)
         assert type(reading.value) is type(parsing.value)
-    if isinstance(parsing.value, Corrupt):
+    if isinstance(parsing.value, CorruptError):
         found = treering.verify(folder)
         assert not found.ok
         assert found.findings[0].file == "treering.json"
@@ -279,7 +279,7 @@ def test_lies_in_an_index(ckpt: Path, name: str) -> None:
     assert treering.verify(ckpt)
     rewrite(ckpt, CASES[name])
     error = refused(ckpt)
-    assert isinstance(error, Corrupt | Format | Unsupported)
+    assert isinstance(error, CorruptError | FormatError | UnsupportedError)
     assert len(str(error)) < 1500
 
 
@@ -308,7 +308,7 @@ def refused_or_the_same(ckpt: Path, place: str, value: Any) -> None:
     if place == "processes" and type(value) is int and value > 0:
         treering.load(ckpt)
     else:
-        assert isinstance(refused(ckpt), Corrupt)
+        assert isinstance(refused(ckpt), CorruptError)
 
 
 @pytest.mark.parametrize("value", [None, 1, 1.5, True, "x", [], {}, [[]], [{}], [None], {"a": 1}], ids=repr)
@@ -350,7 +350,7 @@ def test_members_of_another_type(ckpt: Path, name: str, value: Any) -> None:
 )
 def test_texts_that_are_no_strict_json(ckpt: Path, body: str) -> None:
     (ckpt / "treering.json").write_bytes(signed_text(body))
-    assert isinstance(refused(ckpt), Corrupt)
+    assert isinstance(refused(ckpt), CorruptError)
 
 
 def test_letters_beyond_ascii_are_no_index(ckpt: Path) -> None:
@@ -364,10 +364,10 @@ def test_letters_beyond_ascii_are_no_index(ckpt: Path) -> None:
 def test_a_newer_version_says_so(ckpt: Path, version: str) -> None:
     (ckpt / "treering.json").write_bytes(signed_text('"quite": "different"}', version))
     error = refused(ckpt)
-    assert isinstance(error, Format)
+    assert isinstance(error, FormatError)
     assert "newer treering" in str(error)
     (ckpt / "treering.json").write_bytes(f'{{"treering": {version}, "whatever": 1}}'.encode())
-    assert isinstance(refused(ckpt), Format)
+    assert isinstance(refused(ckpt), FormatError)
 
 
 @pytest.mark.parametrize(
@@ -375,13 +375,13 @@ def test_a_newer_version_says_so(ckpt: Path, version: str) -> None:
 )
 def test_files_that_are_no_index(ckpt: Path, data: bytes) -> None:
     (ckpt / "treering.json").write_bytes(data)
-    assert isinstance(refused(ckpt), Corrupt)
+    assert isinstance(refused(ckpt), CorruptError)
 
 
 def test_a_version_that_was_hit_is_damage_and_no_newer_version(ckpt: Path) -> None:
     path = ckpt / "treering.json"
     path.write_bytes(path.read_bytes().replace(b'{"treering": 1,', b'{"treering": 3,', 1))
-    assert isinstance(refused(ckpt), Corrupt)
+    assert isinstance(refused(ckpt), CorruptError)
 
 
 # ---------------------------------------------------------------------------------------------------------- file system
@@ -396,7 +396,7 @@ def test_a_link_for_an_index(ckpt: Path, tmp_path: Path) -> None:
     (ckpt / "treering.json").rename(tmp_path / "elsewhere.json")
     (ckpt / "treering.json").symlink_to(tmp_path / "elsewhere.json")
     assert not treering.verify(ckpt).ok
-    with pytest.raises(Format, match="link"):
+    with pytest.raises(FormatError, match="link"):
         treering.load(ckpt)
 
 
@@ -407,7 +407,7 @@ def test_a_link_for_a_data_file(ckpt: Path, tmp_path: Path) -> None:
     found = treering.verify(ckpt)
     assert not found.ok
     assert "link" in str(found)
-    with pytest.raises(Format, match="link"):
+    with pytest.raises(FormatError, match="link"):
         treering.load(ckpt)
 
 
@@ -430,8 +430,8 @@ def test_a_folder_for_a_data_file(ckpt: Path) -> None:
 
 
 def test_a_missing_folder_is_not_found(tmp_path: Path) -> None:
-    with pytest.raises(NotFound):
+    with pytest.raises(NotFoundError):
         treering.verify(tmp_path / "nowhere")
     (tmp_path / "empty").mkdir()
-    with pytest.raises(NotFound):
+    with pytest.raises(NotFoundError):
         treering.verify(tmp_path / "empty")

@@ -21,7 +21,7 @@ import treering as tr
 from tests import meshes
 from tests.caches import clear_caches
 from treering import leaves, serialization, sharding, tree
-from treering.errors import LeavesInitialised, Mismatch, NotSharded, Unsupported
+from treering.errors import LeavesInitialisedWarning, MismatchError, NotShardedWarning, UnsupportedError
 
 AXES = ("x", "y")
 MESHES = {
@@ -168,7 +168,7 @@ def initialised(s: Scene, to: Path) -> Any:
     with tr.Run(to / "run") as run:
         first = run.load_or_init(fresh)
         run.save(3, {"rows": s.tree["rows"]})
-    with tr.Run(to / "run") as run, pytest.warns(LeavesInitialised):
+    with tr.Run(to / "run") as run, pytest.warns(LeavesInitialisedWarning):
         return [first[0], jax.tree.map(np.asarray, [first[1], run.load_or_init(fresh)[1]])]
 
 
@@ -368,7 +368,7 @@ def test_a_spec_of_like_is_meant_for_the_mesh_that_is_given(saved: Path) -> None
         assert found["w"].sharding == NamedSharding(AUTO, SPEC)
         assert found["b"].sharding == NamedSharding(AUTO, P())
     other = meshes.line(2, axis="d")
-    with pytest.raises(Mismatch, match=r"w: float32\[8, 2\]: the mesh has no axis 'x'"):
+    with pytest.raises(MismatchError, match=r"w: float32\[8, 2\]: the mesh has no axis 'x'"):
         tr.load(saved, like(ON_ABSTRACT), mesh=other)
 
 
@@ -379,26 +379,31 @@ def test_the_current_mesh_is_the_mesh_of_specs_and_of_abstract_shardings(saved: 
         assert tr.load(saved, only="w", shardings={"w": ON_ABSTRACT})["w"].sharding == NamedSharding(mesh, SPEC)
         assert tr.load(saved, only="w", shardings=P("y"))["w"].sharding == NamedSharding(mesh, P("y"))
     turned = Mesh(mesh.devices.T, AXES)
-    with jax.set_mesh(turned), pytest.raises(Mismatch, match=r"w: float32.*'x': 4, 'y': 2.*current one has.*'x': 2"):
+    with (
+        jax.set_mesh(turned),
+        pytest.raises(MismatchError, match=r"w: float32.*'x': 4, 'y': 2.*current one has.*'x': 2"),
+    ):
         tr.load(saved, like(ON_ABSTRACT))
 
 
 def test_a_sharding_that_no_array_can_have_is_refused_by_its_leaf(saved: Path, tmp_path: Path) -> None:
-    with pytest.raises(Unsupported, match=r"abstract mesh of \{'x': 4, 'y': 2\}, which has no devices \(at leaf 'w'\)"):
+    with pytest.raises(
+        UnsupportedError, match=r"abstract mesh of \{'x': 4, 'y': 2\}, which has no devices \(at leaf 'w'\)"
+    ):
         tr.load(saved, like(ON_ABSTRACT))
-    with pytest.raises(Unsupported, match=r"\(at leaf 'w'\)"):
+    with pytest.raises(UnsupportedError, match=r"\(at leaf 'w'\)"):
         tr.load(saved, shardings={"w": ON_ABSTRACT, "b": None})
     for asked in ({"like": like(UNREDUCED)}, {"shardings": {"w": UNREDUCED, "b": None}}):
-        with pytest.raises(Mismatch, match=r"w: float32\[8, 2\]: .*partial sums"):
+        with pytest.raises(MismatchError, match=r"w: float32\[8, 2\]: .*partial sums"):
             tr.load(saved, **asked)
     tree_ = {"w": jnp.ones((8, 2)), "b": jnp.ones(8)}
     leaves.tree_serialize_leaves(tmp_path / "l", tree_)
-    for given, error in ((ON_ABSTRACT, Unsupported), (UNREDUCED, Mismatch)):
+    for given, error in ((ON_ABSTRACT, UnsupportedError), (UNREDUCED, MismatchError)):
         with pytest.raises(error, match="w"):
             leaves.tree_deserialize_leaves(tmp_path / "l", target=like(given))
         with pytest.raises(error, match=r"'w'|w: float32"):
             serialization.from_bytes(tree_, serialization.to_bytes(tree_), shardings={"w": given, "b": None})
-        with pytest.warns(NotSharded, match="w"):
+        with pytest.warns(NotShardedWarning, match="w"):
             sharding.apply_sharding_tree(tree_, {"w": given, "b": None})
     with jax.set_mesh(MESHES["Explicit"]):
         found = leaves.tree_deserialize_leaves(tmp_path / "l", target=like(ON_ABSTRACT))
@@ -418,7 +423,7 @@ def test_an_array_of_partial_sums_is_not_saved(tmp_path: Path) -> None:
             lambda tree: leaves.tree_serialize_leaves(tmp_path / "l", tree),
             serialization.to_bytes,
         ):
-            with pytest.raises(Unsupported, match=r"partial sums.*'w'|'?w'?: .*partial sums"):
+            with pytest.raises(UnsupportedError, match=r"partial sums.*'w'|'?w'?: .*partial sums"):
                 save({"w": sums})
 
 
@@ -433,5 +438,5 @@ def test_a_first_save_while_a_function_is_traced(tmp_path: Path) -> None:
     assert float(jax.jit(traced)(1.0)[0]) == 2.0
     inside = jax.shard_map(traced, mesh=AUTO, in_specs=P("x"), out_specs=P("x"))
     tr.save(tmp_path / "a", {"w": jnp.ones(8)}, overwrite=True)
-    with contextlib.suppress(tr.errors.Exists):
+    with contextlib.suppress(tr.errors.ExistsError):
         inside(jnp.ones(32))

@@ -17,7 +17,7 @@ from tests import meshes
 from tests.checkpoint.in_background import PATIENCE, Gate, gate, wait_until_ended, write_by_threads
 from tests.checkpoint.together import PATIENT, Together, fail_snapshots, job_of
 from treering.checkpoint import save_async
-from treering.errors import Cancelled, Exists, Mismatch, Timeout, TreeringError, Unsupported
+from treering.errors import CancelledError, ExistsError, MismatchError, TimedOutError, TreeringError, UnsupportedError
 
 
 @pytest.fixture(params=[2, 4])
@@ -119,12 +119,12 @@ def test_one_after_the_other(tmp_path: Path, together: Together) -> None:
 def test_an_error_in_the_background_is_everybodys(tmp_path: Path, together: Together) -> None:
     treering.save(tmp_path / "x", {"x": 1})
     done = together.save(tmp_path / "x", lambda process: tree(), save=waited)
-    assert [type(error) for error in done] == [Exists] * together.count
+    assert [type(error) for error in done] == [ExistsError] * together.count
 
 
 def test_trees_that_differ(tmp_path: Path, two: Together) -> None:
     done = two.save(tmp_path / "x", lambda process: tree(numpy=np.arange(7 + process)), save=waited)
-    assert [type(error) for error in done] == [Mismatch, Mismatch]
+    assert [type(error) for error in done] == [MismatchError, MismatchError]
 
 
 @pytest.mark.parametrize("bad", [0, 1])
@@ -137,7 +137,7 @@ def test_what_one_cannot_save_is_told_to_the_others(tmp_path: Path, two: Togethe
         wishes_of=this,
     )
     assert seen == [1 - bad]  # the other one raised at once
-    assert [type(error) for error in done] == [Unsupported, Unsupported]
+    assert [type(error) for error in done] == [UnsupportedError, UnsupportedError]
     assert f"process {bad} (" in str(done[1 - bad])
     assert not (tmp_path / "x").exists()
     assert two.save(tmp_path / "x", lambda process: tree(), save=waited) == [None, None]
@@ -177,7 +177,7 @@ def test_an_earlier_error_that_one_was_not_told_stops_all(tmp_path: Path, two: T
         waited(tmp_path / "taken", tree, overwrite=True)
 
     done = two.save(tmp_path / "taken", lambda process: tree(), save=save, wishes_of=this)
-    assert [type(error) for error in done] == [Exists, Exists]
+    assert [type(error) for error in done] == [ExistsError, ExistsError]
     assert "the earlier save to" in str(done[0])
     assert "the earlier save to" in str(done[1])
     assert treering.load(tmp_path / "taken") == {"x": 1}
@@ -203,7 +203,7 @@ def test_one_calls_off(tmp_path: Path, together: Together, who: int) -> None:
             save=begun(cancel),
             wishes_of=lambda process: {"this": process, "progress": gates[process]},
         )
-    assert [type(error) for error in done] == [Cancelled] * together.count
+    assert [type(error) for error in done] == [CancelledError] * together.count
     assert all(f"process {who} (" in str(error) for process, error in enumerate(done) if process != who)
     assert not (tmp_path / "x").exists()
     assert together.save(tmp_path / "x", lambda process: tree(), save=waited) == [None] * together.count
@@ -217,7 +217,7 @@ def test_one_calls_off_while_it_waits_for_another(tmp_path: Path, two: Together,
             if process == who and who == 0:
                 assert closed.reached.wait(PATIENCE)  # the other one is at work, and this one waits for it
                 assert pending.cancel()
-                assert isinstance(pending.exception(PATIENCE), Cancelled)
+                assert isinstance(pending.exception(PATIENCE), CancelledError)
                 closed.open()
             elif process == who:
                 assert pending.cancel() in (False, True)
@@ -230,15 +230,15 @@ def test_one_calls_off_while_it_waits_for_another(tmp_path: Path, two: Together,
             wishes_of=lambda process: {"this": process, **({"progress": closed} if process != who else {})},
         )
     if who == 0:
-        assert [type(error) for error in done] == [Cancelled, Cancelled]
+        assert [type(error) for error in done] == [CancelledError, CancelledError]
     else:  # it may have handed in its part before
-        assert done == [None, None] or {type(error) for error in done} == {Cancelled}
+        assert done == [None, None] or {type(error) for error in done} == {CancelledError}
 
 
 @pytest.mark.parametrize("comes", [0, 1])
 def test_one_that_does_not_come(tmp_path: Path, two: Together, comes: int) -> None:
     two.timeout = 1
     done = two.save(tmp_path / "x", lambda process: tree(), who=range(comes, comes + 1), save=waited, timeout=1)
-    assert isinstance(done[comes], Timeout)
+    assert isinstance(done[comes], TimedOutError)
     assert f"process {1 - comes}" in str(done[comes])
     assert not (tmp_path / "x" / "treering.json").exists()

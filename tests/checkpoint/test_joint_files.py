@@ -17,7 +17,7 @@ from jax.sharding import PartitionSpec as P
 import treering
 from tests import faults
 from tests.checkpoint.together import Together, end_files_at, four
-from treering.errors import ProcessFailed
+from treering.errors import ProcessFailedError
 
 __all__ = ["four"]
 
@@ -125,8 +125,8 @@ def test_checksums_for_other_chunks_are_refused(
     outcomes = four.save(tmp_path / "x", tree_of)
     assert len(changed) == 1
     error = outcomes[0]
-    assert isinstance(error, ProcessFailed)
+    assert isinstance(error, ProcessFailedError)
     assert "process 2 sent checksums for other chunks" in str(error)
     assert error.processes == (2,)
-    assert [type(outcome) for outcome in outcomes] == [ProcessFailed] * 4
+    assert [type(outcome) for outcome in outcomes] == [ProcessFailedError] * 4
     assert not (tmp_path / "x" / "treering.json").exists()

@@ -30,16 +30,16 @@ from treering._values import timing
 from treering._values.processes import Processes
 from treering._values.timing import Timing
 from treering.errors import (
-    Busy,
-    Corrupt,
-    Exists,
-    Mismatch,
-    NotFound,
-    NotShared,
-    ProcessFailed,
-    StoreFailed,
-    Timeout,
-    Unsupported,
+    BusyError,
+    CorruptError,
+    ExistsError,
+    MismatchError,
+    NotFoundError,
+    NotSharedError,
+    ProcessFailedError,
+    StoreError,
+    TimedOutError,
+    UnsupportedError,
 )
 from treering.leaves import tree_deserialize_leaves, tree_serialize_leaves
 
@@ -131,7 +131,7 @@ def test_what_takes_long_to_read_is_compared_first(
     monkeypatch.setattr(joint_load, "_READ_FIRST_BYTES", WIDE.nbytes)
     spans = spans_read(monkeypatch)
     loading.others = lambda meeting, said: [{**said, "plan": "other"}, said, said]
-    with pytest.raises(Mismatch, match="process 1 wants other leaves"):
+    with pytest.raises(MismatchError, match="process 1 wants other leaves"):
         tr.load(saved / "ckpt", only="w", mesh=MESH)
     assert spans == []
     loading.others = lambda meeting, said: [said, said, said]
@@ -169,7 +169,7 @@ def test_another_state_that_is_found_after_reading_is_opened_again(
 ) -> None:
     """An error of this process is none where it read another tree than the others."""
     loading.others = lambda meeting, said: [said, {**said, "state": "newer"} if meeting == 1 else said, said]
-    failures = iter([StoreFailed("a stale file")] if fails else [])
+    failures = iter([StoreError("a stale file")] if fails else [])
 
     def reading(*given: Any) -> None:
         for error in failures:
@@ -184,23 +184,23 @@ def test_an_error_after_which_the_trees_are_alike_is_told(
     loading: Loading, saved: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def failing_read(*given: Any) -> list[Any]:
-        raise StoreFailed("the disk is gone")
+        raise StoreError("the disk is gone")
 
     monkeypatch.setattr(joint_load.LoadGroup, "read_batches", failing_read)
-    with pytest.raises(StoreFailed, match="the disk is gone"):
+    with pytest.raises(StoreError, match="the disk is gone"):
         tr.load(saved / "ckpt", mesh=MESH)
     assert [sorted(said) for said in loading.meetings] == [COMPARED, ["failure"]]
     # Whatever the others say: each process raises its own error.
     loading.meetings.clear()
-    loading.others = from_meeting(1, failing(Corrupt("block 3 of 'w' is damaged")))
-    with pytest.raises(StoreFailed, match="the disk is gone"):
+    loading.others = from_meeting(1, failing(CorruptError("block 3 of 'w' is damaged")))
+    with pytest.raises(StoreError, match="the disk is gone"):
         tr.load(saved / "ckpt", mesh=MESH)
     assert [sorted(said) for said in loading.meetings] == [COMPARED]
     # But not where they do not have its folder: of that all hear alike.
-    loading.others = from_meeting(1, failing(NotFound("nothing is there")))
-    with pytest.raises(NotShared, match="process 2 did not find what the others found") as caught:
+    loading.others = from_meeting(1, failing(NotFoundError("nothing is there")))
+    with pytest.raises(NotSharedError, match="process 2 did not find what the others found") as caught:
         tr.load(saved / "ckpt", mesh=MESH)
-    assert isinstance(caught.value.__cause__, StoreFailed)
+    assert isinstance(caught.value.__cause__, StoreError)
 
 
 @pytest.mark.parametrize(
@@ -247,7 +247,7 @@ def test_no_exchange_begins_where_others_may_have_given_up(
     for times in ([0.0, 4.6], [0.0, 0.0, 0.0, 4.6]):
         clock = iter(times)
         before = count_given_up()
-        with pytest.raises(Timeout, match="did not synchronise within 5 s"):
+        with pytest.raises(TimedOutError, match="did not synchronise within 5 s"):
             tr.load(saved / "ckpt", only="w", shardings=COLUMNS, timeout=5)
         assert count_given_up() == before + 1
     assert len(loading.exchanges) == 1
@@ -336,8 +336,10 @@ def test_leaves_batch_by_batch(loading: Loading, saved: Path) -> None:
 
 @pytest.mark.parametrize("meeting", [1, 2, 3, 4])
 def test_who_fails_is_named_by_all(loading: Loading, saved: Path, meeting: int) -> None:
-    loading.others = from_meeting(meeting, failing(Corrupt("block 3 of 'w' is damaged", hint="use another copy")))
-    with pytest.raises(Corrupt, match=r"could not load '.*ckpt': process 2: block 3 of 'w' is damaged; use another"):
+    loading.others = from_meeting(meeting, failing(CorruptError("block 3 of 'w' is damaged", hint="use another copy")))
+    with pytest.raises(
+        CorruptError, match=r"could not load '.*ckpt': process 2: block 3 of 'w' is damaged; use another"
+    ):
         tr.load(saved / "ckpt", shardings=where)
     assert len(loading.meetings) == meeting
     assert not any("failure" in said for said in loading.meetings)
@@ -345,14 +347,14 @@ def test_who_fails_is_named_by_all(loading: Loading, saved: Path, meeting: int) 
 
 def test_an_error_of_another_class_is_a_failed_process(loading: Loading, saved: Path) -> None:
     loading.others = from_meeting(2, failing(MemoryError("no room")))
-    with pytest.raises(ProcessFailed, match="process 2: MemoryError: no room") as caught:
+    with pytest.raises(ProcessFailedError, match="process 2: MemoryError: no room") as caught:
         tr.load(saved / "ckpt", shardings=where)
     assert caught.value.processes == (2,)
 
 
 def test_other_wishes_are_a_mismatch(loading: Loading, saved: Path) -> None:
     loading.others = lambda meeting, said: [{**said, "plan": "other"} if "plan" in said else said, said, said]
-    with pytest.raises(Mismatch, match="process 1 wants other leaves"):
+    with pytest.raises(MismatchError, match="process 1 wants other leaves"):
         tr.load(saved / "ckpt", shardings=where)
     assert len(loading.meetings) == 1
 
@@ -365,7 +367,7 @@ def test_another_state_is_opened_again(loading: Loading, saved: Path) -> None:
 
 def test_states_that_stay_different_are_different_folders(loading: Loading, saved: Path) -> None:
     loading.others = lambda meeting, said: [said, {**said, "state": "mine"}, {**said, "state": "mine"}]
-    with pytest.raises(NotShared, match="processes 2 and 3 found another state") as caught:
+    with pytest.raises(NotSharedError, match="processes 2 and 3 found another state") as caught:
         tr.load(saved / "ckpt", shardings=where)
     assert caught.value.processes == (2, 3)
     assert len(loading.meetings) == 16
@@ -376,7 +378,7 @@ def test_all_tries_end_within_the_time_to_wait(loading: Loading, saved: Path, mo
     monkeypatch.setattr(timing, "current", Timing())
     monkeypatch.setattr(joint_load, "time", SimpleNamespace(sleep=pauses.append))
     loading.others = lambda meeting, said: [said, {**said, "state": "mine"}, said]
-    with pytest.raises(NotShared):
+    with pytest.raises(NotSharedError):
         tr.load(saved / "ckpt", shardings=where, timeout=4)
     assert len(loading.meetings) == 16
     assert 3 < sum(pauses) < 4
@@ -390,22 +392,22 @@ def test_what_was_replaced_for_one_is_read_again_by_all(loading: Loading, saved:
 
 def test_after_callbacks_nothing_is_read_again(loading: Loading, saved: Path) -> None:
     loading.others = lambda meeting, said: [said, {"again": True} if meeting == 3 else said, said]
-    with pytest.raises(Busy, match="was replaced"):
+    with pytest.raises(BusyError, match="was replaced"):
         tree_deserialize_leaves(saved / "leaves", shardings=where, callback=lambda array, key: array, chunk_size=1)
     assert len(loading.meetings) == 3
 
 
 def test_who_does_not_come_is_not_waited_for_twice(loading: Loading, saved: Path) -> None:
-    loading.late = Timeout("process 3 did not come")
-    with pytest.raises(Timeout, match="process 3"):
+    loading.late = TimedOutError("process 3 did not come")
+    with pytest.raises(TimedOutError, match="process 3"):
         tr.load(saved / "ckpt", shardings=where, timeout=3)
     assert loading.timeouts == [3.0]
 
 
 def test_a_broken_exchange_is_not_talked_about(loading: Loading, saved: Path) -> None:
     """The others are in the midst of it: they would take the meeting for a part of it, or never come."""
-    loading.broken = ProcessFailed("process 1 broke off")
-    with pytest.raises(ProcessFailed, match="process 1 broke off"):
+    loading.broken = ProcessFailedError("process 1 broke off")
+    with pytest.raises(ProcessFailedError, match="process 1 broke off"):
         tr.load(saved / "ckpt", shardings=where)
     assert len(loading.meetings) == 4
 
@@ -419,7 +421,7 @@ def test_damage_here_is_told(loading: Loading, tmp_path: Path) -> None:
     content = bytearray(data.read_bytes())
     content[-5] ^= 1
     data.write_bytes(content)
-    with pytest.raises(Corrupt, match="leaf 'w' is damaged"):
+    with pytest.raises(CorruptError, match="leaf 'w' is damaged"):
         tr.load(tmp_path / "ckpt", shardings=where)
     assert "leaf 'w' is damaged" in loading.meetings[-1]["failure"]["message"]
     assert len(loading.meetings) == 2
@@ -437,24 +439,24 @@ def test_damage_here_is_told(loading: Loading, tmp_path: Path) -> None:
     ids=["mesh", "sharding", "tree", "like", "rules"],
 )
 def test_who_fails_before_it_knows_the_tree_tells_too(loading: Loading, tmp_path: Path, said: dict[str, Any]) -> None:
-    with pytest.raises(NotFound, match="nothing here"):
+    with pytest.raises(NotFoundError, match="nothing here"):
         tr.load(tmp_path / "nothing here", **said)
     assert [list(one) for one in loading.meetings] == [["failure"]]
-    assert loading.meetings[0]["failure"]["class"] == "NotFound"
+    assert loading.meetings[0]["failure"]["class"] == "NotFoundError"
 
 
 @pytest.mark.parametrize("said", [{}, {"shardings": jax.devices()[0]}, {"shardings": where}, {"like": {"w": WIDE}}])
 def test_who_fails_alone_tells_nobody(loading: Loading, tmp_path: Path, said: dict[str, Any]) -> None:
-    with pytest.raises(NotFound):
+    with pytest.raises(NotFoundError):
         tr.load(tmp_path / "nothing here", **said)
     assert loading.meetings == []
 
 
 def test_a_target_that_does_not_fit_is_told(loading: Loading, saved: Path) -> None:
     like = {"w": jax.ShapeDtypeStruct((3, 3), np.float32, sharding=EVERYWHERE)}
-    with pytest.raises(Mismatch, match="differences"):
+    with pytest.raises(MismatchError, match="differences"):
         tr.load(saved / "ckpt", like)
-    assert loading.meetings[-1]["failure"]["class"] == "Mismatch"
+    assert loading.meetings[-1]["failure"]["class"] == "MismatchError"
 
 
 def test_a_callback_that_fails_is_told(loading: Loading, saved: Path) -> None:
@@ -481,26 +483,26 @@ def test_an_interrupt_is_told_to_nobody_and_counted(loading: Loading, saved: Pat
 
 def test_nothing_found_by_some_is_no_not_found(loading: Loading, saved: Path, tmp_path: Path) -> None:
     """Whoever hears NotFound begins a new run, and saves it over what the others found."""
-    loading.others = from_meeting(1, failing(NotFound("nothing is there")))
-    with pytest.raises(NotShared, match="process 2 did not find what the others found") as caught:
+    loading.others = from_meeting(1, failing(NotFoundError("nothing is there")))
+    with pytest.raises(NotSharedError, match="process 2 did not find what the others found") as caught:
         tr.load(saved / "ckpt", shardings=where)
     assert caught.value.processes == (2,)
     loading.others = lambda meeting, said: [{"state": "one", "plan": "one"}] * 3
-    with pytest.raises(NotShared, match="process 0 did not find what the others found") as caught:
+    with pytest.raises(NotSharedError, match="process 0 did not find what the others found") as caught:
         tr.load(tmp_path / "nothing here", mesh=MESH)
-    assert isinstance(caught.value.__cause__, NotFound)
+    assert isinstance(caught.value.__cause__, NotFoundError)
 
 
 def test_the_own_error_is_raised_whatever_the_others_say(loading: Loading, tmp_path: Path) -> None:
-    loading.others = from_meeting(1, failing(Exists("something other")))
-    with pytest.raises(NotFound):
+    loading.others = from_meeting(1, failing(ExistsError("something other")))
+    with pytest.raises(NotFoundError):
         tr.load(tmp_path / "nothing here", mesh=MESH)
 
 
 @pytest.mark.parametrize("message", ["x" * 5000, "\N{SNOWMAN}" * 1000, "\U0001f332" * 1000, 'a"\\' * 500, "short"])
 @pytest.mark.parametrize("hint", [None, "h" * 600])
 def test_any_error_fits_into_what_a_process_says(loading: Loading, saved: Path, message: str, hint: str | None) -> None:
-    for error in (Mismatch(message, hint=hint), RuntimeError(message)):
+    for error in (MismatchError(message, hint=hint), RuntimeError(message)):
 
         def fail(array: Any, key: str, error: Exception = error) -> Any:
             raise error
@@ -511,7 +513,7 @@ def test_any_error_fits_into_what_a_process_says(loading: Loading, saved: Path, 
 
 
 def test_a_timeout_that_makes_no_sense_is_refused_before_anything_is_opened(tmp_path: Path) -> None:
-    with pytest.raises(Unsupported, match="timeout is 0"):
+    with pytest.raises(UnsupportedError, match="timeout is 0"):
         tr.load(tmp_path / "nothing", timeout=0)
-    with pytest.raises(Unsupported, match="timeout is -1"):
+    with pytest.raises(UnsupportedError, match="timeout is -1"):
         tree_deserialize_leaves(tmp_path / "nothing", timeout=-1)

@@ -24,7 +24,16 @@ from tests.compat import independent_reader
 from tests.on_disk import attempt_of_journal, is_data_of, is_message
 from tests.system_calls import fail_sync
 from tests.trees import assert_unchanged
-from treering.errors import Busy, Exists, Format, Mismatch, ProcessFailed, StoreFailed, Timeout, Unsupported
+from treering.errors import (
+    BusyError,
+    ExistsError,
+    FormatError,
+    MismatchError,
+    ProcessFailedError,
+    StoreError,
+    TimedOutError,
+    UnsupportedError,
+)
 
 __all__ = ["together", "two"]
 
@@ -241,7 +250,7 @@ def test_what_exists_is_refused_on_all(together: Together, tmp_path: Path) -> No
     treering.save(path, {"a": 1})
     before = names(path)
     outcomes = together.save(path, lambda process: {"a": 2})
-    assert kinds(outcomes) == [Exists] * together.count
+    assert kinds(outcomes) == [ExistsError] * together.count
     assert "process 0" in str(outcomes[1])
     assert names(path) == before
     assert treering.load(path) == {"a": 1}
@@ -262,7 +271,7 @@ def test_a_link_in_the_place_of_a_step_is_refused_on_all(together: Together, lea
     place.symlink_to(target)
     modified = target.stat().st_mtime_ns if target.exists() else None
     errors = together.save(place, lambda _: mixed(), overwrite=True)
-    assert all(isinstance(error, Format) for error in errors), errors
+    assert all(isinstance(error, FormatError) for error in errors), errors
     assert all("is a link in the place of a step, and is not followed" in str(error) for error in errors)
     place.unlink()
     assert sorted(tmp_path.rglob("*")) == before
@@ -274,7 +283,7 @@ def test_another_tree_is_refused_by_name(together: Together, tmp_path: Path) -> 
     outcomes = together.save(
         tmp_path / "ckpt", lambda process: {"a": 1, "b": {"w": numbers(2, 3 if process == last else 2)}}
     )
-    assert kinds(outcomes) == [Mismatch] * together.count
+    assert kinds(outcomes) == [MismatchError] * together.count
     assert "leaf 'b/w'" in str(outcomes[last])
     assert "numpy float32 [2, 3]" in str(outcomes[last])
     assert f"process {last}" in str(outcomes[0])
@@ -284,7 +293,7 @@ def test_another_tree_is_refused_by_name(together: Together, tmp_path: Path) -> 
 
 def test_more_leaves_are_refused_by_number(together: Together, tmp_path: Path) -> None:
     outcomes = together.save(tmp_path / "ckpt", lambda process: {"a": 1} if process == 1 else {"a": 1, "b": 2})
-    assert kinds(outcomes) == [Mismatch] * together.count
+    assert kinds(outcomes) == [MismatchError] * together.count
     assert "process 0 has 2 leaves, this process 1" in str(outcomes[1])
 
 
@@ -292,7 +301,7 @@ def test_more_leaves_are_refused_by_number(together: Together, tmp_path: Path) -
 def test_other_containers_are_refused(together: Together, tmp_path: Path, first: Any, last: Any) -> None:
     odd = together.count - 1
     outcomes = together.save(tmp_path / "ckpt", lambda process: {"a": last if process == odd else first, "b": 3})
-    assert kinds(outcomes) == [Mismatch] * together.count
+    assert kinds(outcomes) == [MismatchError] * together.count
     assert "the containers of the tree are not those of process 0" in str(outcomes[odd])
     assert f"process {odd}" in str(outcomes[0])
     assert names(tmp_path / "ckpt") == []
@@ -307,7 +316,7 @@ def test_equal_finds_the_leaf_and_the_process(together: Together, tmp_path: Path
         return {"same": local, "step": 5 + (process == last), "w": numbers(8) + (process == 1), "f": jax.nn.relu}
 
     outcomes = together.save(path, tree_of, host_local="equal")
-    assert kinds(outcomes) == [Mismatch] * together.count
+    assert kinds(outcomes) == [MismatchError] * together.count
     for outcome in outcomes:
         assert f"leaf 'step' differs on process {last}" in str(outcome)
         assert "leaf 'w' differs on process 1" in str(outcome)
@@ -322,14 +331,14 @@ def test_equal_has_to_be_said_by_all(together: Together, tmp_path: Path) -> None
         lambda process: {"a": 1},
         wishes_of=lambda process: {"host_local": "first" if process == 1 else "equal"},
     )
-    assert kinds(outcomes) == [Mismatch] * together.count
+    assert kinds(outcomes) == [MismatchError] * together.count
     assert "process 1 did not pass" in str(outcomes[0])
 
 
 @pytest.mark.parametrize("failing", [0, 1])
 @pytest.mark.parametrize(
     ("error", "expected"),
-    [(OSError(errno.ENOSPC, "No space left on device"), StoreFailed), (ValueError("a bug"), ProcessFailed)],
+    [(OSError(errno.ENOSPC, "No space left on device"), StoreError), (ValueError("a bug"), ProcessFailedError)],
     ids=["the disk", "a bug"],
 )
 def test_an_error_in_the_work_of_one_reaches_all(
@@ -351,11 +360,11 @@ def test_an_error_in_the_work_of_one_reaches_all(
         wishes_of=lambda process: {"progress": fail} if process == failing else {},
     )
     own = outcomes.pop(failing)
-    assert isinstance(own, StoreFailed if expected is StoreFailed else ValueError)
+    assert isinstance(own, StoreError if expected is StoreError else ValueError)
     for outcome in outcomes:
         assert isinstance(outcome, expected)
         assert f"process {failing}" in str(outcome)
-        assert ("No space left" if expected is StoreFailed else "a bug") in str(outcome)
+        assert ("No space left" if expected is StoreError else "a bug") in str(outcome)
     assert names(path) == before
     assert treering.load(path) == {"old": 1}
 
@@ -369,7 +378,7 @@ def test_an_array_that_is_gone_on_one_process_is_told_to_all(together: Together,
         return {"w": array}
 
     outcomes = together.save(tmp_path / "ckpt", tree_of)
-    assert kinds(outcomes) == [Unsupported] * together.count
+    assert kinds(outcomes) == [UnsupportedError] * together.count
     assert all("deleted" in str(outcome) and "'w'" in str(outcome) for outcome in outcomes)
     assert names(tmp_path / "ckpt") == []
 
@@ -377,7 +386,7 @@ def test_an_array_that_is_gone_on_one_process_is_told_to_all(together: Together,
 @pytest.mark.parametrize("failing", [0, 1])
 def test_a_leaf_that_no_file_holds_is_told_to_all(together: Together, failing: int, tmp_path: Path) -> None:
     outcomes = together.save(tmp_path / "ckpt", lambda process: {"bad": {1, 2} if process == failing else 1})
-    assert kinds(outcomes) == [Unsupported] * together.count
+    assert kinds(outcomes) == [UnsupportedError] * together.count
     assert all("a set cannot be saved" in str(outcome) and "'bad'" in str(outcome) for outcome in outcomes)
     assert not (tmp_path / "ckpt").exists()
 
@@ -388,7 +397,7 @@ def test_a_comparison_that_one_process_asked_for_is_not_left_out(together: Toget
         lambda process: {"rng": numbers(3) + process},
         wishes_of=lambda process: {"host_local": "equal" if process == 1 else "first"},
     )
-    assert kinds(outcomes) == [Mismatch] * together.count
+    assert kinds(outcomes) == [MismatchError] * together.count
     assert all('process 1 passed host_local="equal"' in str(outcome) for outcome in outcomes)
     assert names(tmp_path / "ckpt") == []
 
@@ -399,13 +408,13 @@ def test_metadata_that_is_no_dict_is_told_to_all(together: Together, tmp_path: P
     outcomes = together.save(
         tmp_path / "ckpt", lambda process: {"a": 1}, wishes_of=lambda process: {} if process else {"metadata": ["x"]}
     )
-    assert kinds(outcomes) == [Unsupported] * together.count
+    assert kinds(outcomes) == [UnsupportedError] * together.count
     assert all("metadata is a list" in str(outcome) for outcome in outcomes)
 
 
 def test_metadata_that_is_no_json_is_told_to_all(together: Together, tmp_path: Path) -> None:
     outcomes = together.save(tmp_path / "ckpt", lambda process: {"a": 1}, metadata={"a": {1}})
-    assert kinds(outcomes) == [Unsupported] * together.count
+    assert kinds(outcomes) == [UnsupportedError] * together.count
     assert not (tmp_path / "ckpt").exists()
 
 
@@ -415,7 +424,7 @@ def test_a_commit_that_fails_is_told_to_all(
     with monkeypatch.context() as patch:
         fail_sync(patch, ".treering.json.")
         outcomes = together.save(tmp_path / "ckpt", lambda process: mixed())
-    assert kinds(outcomes) == [StoreFailed] * together.count
+    assert kinds(outcomes) == [StoreError] * together.count
     assert names(tmp_path / "ckpt") == []
 
 
@@ -448,9 +457,9 @@ def test_who_does_not_come_is_named_and_swept_by_the_next_save(
     tree = mixed()
     together.timeout = 1.0
     outcomes = together.save(path, lambda process: tree, who=range(last), overwrite=overwrite)
-    assert kinds(outcomes[:last]) == [Timeout] * last
+    assert kinds(outcomes[:last]) == [TimedOutError] * last
     for outcome in outcomes[:last]:
-        assert isinstance(outcome, Timeout)
+        assert isinstance(outcome, TimedOutError)
         assert outcome.missing == (last,)
         assert f"process {last}" in str(outcome)
     if overwrite:
@@ -474,7 +483,7 @@ def test_process_0_missing_is_named(two: Together, tmp_path: Path) -> None:
     two.timeout = 1.0
     outcomes = two.save(tmp_path / "ckpt", lambda process: {"w": 1}, who=range(1, two.count))
     for outcome in outcomes[1:]:
-        assert isinstance(outcome, Timeout)
+        assert isinstance(outcome, TimedOutError)
         assert outcome.missing == (0,)
     # What stays is the word for process 0, and stands in the way of no first save.
     assert all(is_message(entry.name) for entry in (tmp_path / "ckpt").iterdir())
@@ -488,11 +497,11 @@ def test_process_0_hears_of_its_later_calls_that_they_are_given_up(two: Together
     two.timeout = 0.2
     for _ in range(3):
         _, gave_up = two.save(path, lambda process: tree, who=range(1, 2), overwrite=True)
-        assert isinstance(gave_up, Timeout)
+        assert isinstance(gave_up, TimedOutError)
     two.numbers = itertools.count(2)
     for _ in range(3):
         heard, _ = two.save(path, lambda process: tree, who=range(1), overwrite=True)
-        assert isinstance(heard, Timeout)
+        assert isinstance(heard, TimedOutError)
         assert "process 0 did not arrive" in str(heard)  # as process 1 said, not that process 1 did not come
         assert heard.missing == (1,)
     two.timeout = 60.0
@@ -516,7 +525,7 @@ def test_of_two_jobs_one_wins(together: Together, tmp_path: Path) -> None:
         thread.join()
     (winner,) = [number for number in range(2) if found[number] == [None] * together.count]
     for outcome in found[1 - winner]:
-        assert isinstance(outcome, Busy | Exists)
+        assert isinstance(outcome, BusyError | ExistsError)
     assert treering.load(path, only="who") == {"who": winner}
 
     def leftovers() -> list[str]:
@@ -540,6 +549,6 @@ def test_saved_alone_where_other_processes_are(tmp_path: Path, monkeypatch: pyte
     "wrong", [{"processes": "some"}, {"host_local": "last"}, {"timeout": 0}, {"timeout": "soon"}], ids=str
 )
 def test_arguments_are_looked_at(wrong: dict[str, Any], tmp_path: Path) -> None:
-    with pytest.raises(Unsupported, match=next(iter(wrong))):
+    with pytest.raises(UnsupportedError, match=next(iter(wrong))):
         treering.save(tmp_path / "ckpt", {"a": 1}, **wrong)
     assert not (tmp_path / "ckpt").exists()

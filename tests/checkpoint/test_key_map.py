@@ -16,7 +16,7 @@ from tests import faults
 from treering import KeyMap, KeyRule
 from treering._arrays import mapped_source
 from treering._arrays.incoming import StoredArrays
-from treering.errors import Corrupt, Mismatch, Unsupported
+from treering.errors import CorruptError, MismatchError, UnsupportedError
 
 NAMES = KeyMap([
     KeyRule("model.embed.weight", "embed/embedding"),
@@ -73,7 +73,9 @@ def test_the_other_arguments_speak_of_the_new_tree(path: Path) -> None:
     _same(treering.load(path, only="**/mlp/*", key_map=NAMES), {"layers": {"mlp": wanted["layers"]["mlp"]}})
     found = treering.load(path, {"kernel": kernel}, at="layers/qk", key_map=NAMES)
     _same(found, {"kernel": wanted["layers"]["qk"]["kernel"]})
-    with pytest.raises(Mismatch, match=r"kernel: wanted float32\[3,8,11\], found float32\[3,8,12\]|kernel: wanted"):
+    with pytest.raises(
+        MismatchError, match=r"kernel: wanted float32\[3,8,11\], found float32\[3,8,12\]|kernel: wanted"
+    ):
         treering.load(path, {"kernel": jax.ShapeDtypeStruct((3, 8, 11), jnp.float32)}, at="layers/qk", key_map=NAMES)
 
 
@@ -139,21 +141,24 @@ def test_keys_and_python_values_get_other_keys(tmp_path: Path) -> None:
 def test_a_cast_changes_no_number_by_more_than_rounding(tmp_path: Path) -> None:
     treering.save(tmp_path / "a", {"w": np.array([1.0, 1e30], np.float32)})
     with pytest.raises(
-        Mismatch, match=r"1e\+30 does not fit float16 \(at leaf 'v'\); the key map, or dtype=, casts it"
+        MismatchError, match=r"1e\+30 does not fit float16 \(at leaf 'v'\); the key map, or dtype=, casts it"
     ):
         treering.load(tmp_path / "a", key_map=KeyMap([KeyRule("w", "v", cast=("float32", "float16"))]))
 
 
 def test_a_map_that_does_not_fit_is_refused_before_anything_is_read(path: Path) -> None:
     short = KeyMap(NAMES.rules[1:])
-    with pytest.raises(Mismatch) as caught:
+    with pytest.raises(MismatchError) as caught:
         treering.load(path, key_map=short)
     assert caught.value.differences == (
         "model.embed.weight: no rule names it; did you mean 'model.layers.{i}.mlp.weight'?",
     )
-    with pytest.raises(Mismatch, match="no rule names it"):
+    with pytest.raises(MismatchError, match="no rule names it"):
         treering.open(path, key_map=short)
-    with pytest.raises(Unsupported, match=r"key_map= is a treering\.KeyMap, found 'map.toml'; KeyMap.read reads"):
+    with pytest.raises(
+        UnsupportedError,
+        match=r"key_map= is a KeyMap, or a dict of wanted to stored keys, found 'map.toml'; KeyMap.read reads",
+    ):
         treering.load(path, key_map="map.toml")  # type: ignore[call-overload]
 
 
@@ -164,5 +169,5 @@ def test_damage_is_named_by_the_stored_key(tmp_path: Path) -> None:
     raw = bytearray(data.read_bytes())
     raw[len(raw) // 2] ^= 1
     data.write_bytes(raw)
-    with pytest.raises(Corrupt, match=r"leaf 'model\.layers\.\w+"):
+    with pytest.raises(CorruptError, match=r"leaf 'model\.layers\.\w+"):
         treering.load(path, key_map=NAMES)

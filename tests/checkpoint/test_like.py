@@ -23,7 +23,7 @@ import treering
 from tests import meshes
 from tests.system_calls import spans_read
 from tests.trees import assert_same, assert_same_structure
-from treering.errors import Mismatch, StaticFieldsDiffer, TreeringError, Unsupported
+from treering.errors import MismatchError, StaticFieldsDifferWarning, TreeringError, UnsupportedError
 
 IMPLS = ("threefry2x32", "rbg", "unsafe_rbg")
 
@@ -38,7 +38,7 @@ def abstract(tree: Any) -> Any:
 
 
 def differences(path: Path, like: Any, **options: Any) -> tuple[str, ...]:
-    with pytest.raises(Mismatch) as caught:
+    with pytest.raises(MismatchError) as caught:
         treering.load(path, like, **options)
     for line in caught.value.differences[:20]:
         assert line in str(caught.value)
@@ -165,7 +165,7 @@ def test_all_differences_at_once(path: Path) -> None:
 
 def test_a_thousand_differences_are_all_there_and_the_message_is_short(path: Path) -> None:
     treering.save(path, {f"a{n}": n for n in range(1000)})
-    with pytest.raises(Mismatch) as caught:
+    with pytest.raises(MismatchError) as caught:
         treering.load(path, {f"b{n}": n for n in range(1000)})
     assert len(caught.value.differences) == 2000
     assert len(str(caught.value)) < 10_000
@@ -175,7 +175,7 @@ def test_a_thousand_differences_are_all_there_and_the_message_is_short(path: Pat
 
 def test_the_error_of_differences_can_be_sent_to_another_process(path: Path) -> None:
     treering.save(path, {"a": 1})
-    with pytest.raises(Mismatch) as caught:
+    with pytest.raises(MismatchError) as caught:
         treering.load(path, {"b": 1})
     again = pickle.loads(pickle.dumps(caught.value))
     assert (str(again), again.differences) == (str(caught.value), caught.value.differences)
@@ -308,7 +308,7 @@ def test_cast_turns_no_shape(path: Path) -> None:
 
 def test_a_difference_that_cast_would_mend_says_so(path: Path) -> None:
     treering.save(path, {"x": np.ones(2, "f4")})
-    with pytest.raises(Mismatch, match="cast=True"):
+    with pytest.raises(MismatchError, match="cast=True"):
         treering.load(path, {"x": np.ones(2, "f8")})
 
 
@@ -341,7 +341,7 @@ def test_cast_of_a_number_into_a_jax_array(path: Path) -> None:
 )
 def test_a_number_that_does_not_fit_is_not_cut(saved: int, like: Any, path: Path) -> None:
     treering.save(path, {"n": saved})
-    with pytest.raises(Mismatch, match=r"n: wanted uint8\[\], found int|does not fit int.*\(at leaf 'n'\)"):
+    with pytest.raises(MismatchError, match=r"n: wanted uint8\[\], found int|does not fit int.*\(at leaf 'n'\)"):
         treering.load(path, {"n": like}, cast=True)
 
 
@@ -371,7 +371,7 @@ def test_a_number_that_does_not_fit_is_not_cut(saved: int, like: Any, path: Path
 )
 def test_a_cast_changes_no_value_beyond_rounding(saved: Any, like: Any, error: str, path: Path) -> None:
     treering.save(path, {"deep": {"n": saved}})
-    with pytest.raises(Mismatch, match=rf"{error}.*\(at leaf 'deep/n'\)"):
+    with pytest.raises(MismatchError, match=rf"{error}.*\(at leaf 'deep/n'\)"):
         treering.load(path, {"deep": {"n": like}}, cast=True)
 
 
@@ -382,7 +382,7 @@ def test_an_index_of_a_value_counts_from_the_start_of_the_leaf(path: Path) -> No
     mesh = meshes.grid(4, 2)
     spec = jax.sharding.PartitionSpec("x", "y")
     like = jax.ShapeDtypeStruct((16, 4), "float32", sharding=jax.sharding.NamedSharding(mesh, spec))
-    with pytest.raises(Mismatch, match=r"1e\+200 at index \[13, 2\]"):
+    with pytest.raises(MismatchError, match=r"1e\+200 at index \[13, 2\]"):
         treering.load(path, {"w": like}, cast=True)
 
 
@@ -480,7 +480,7 @@ def test_leaves_are_found_under_other_names(path: Path) -> None:
     like = {"new": {"w": 0, "b": 0}, "y": 0, "tuple": (0, {"deeper": 0})}
     rename = {"new": "old", "y": "x", "tuple": "list", "tuple/1/deeper": "list/1/deep"}
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", StaticFieldsDiffer)
+        warnings.simplefilter("ignore", StaticFieldsDifferWarning)
         found = treering.load(path, like, key_map=rename)
     assert found == {"new": {"w": 1, "b": 2}, "y": 3, "tuple": (4, {"deeper": 5})}
 
@@ -517,7 +517,7 @@ def test_all_of_like_lies_below_a_branch(path: Path) -> None:
 @pytest.mark.parametrize("rename", [{"nothing": "a"}, {"a/b": "a"}, {"a": "nothing"}], ids=str)
 def test_a_renaming_that_leads_nowhere_is_an_error(rename: dict[str, str], path: Path) -> None:
     treering.save(path, {"a": 1})
-    with pytest.raises(Mismatch, match=r"nothing|a/b"):
+    with pytest.raises(MismatchError, match=r"nothing|a/b"):
         treering.load(path, {"a": 0}, key_map=rename)
 
 
@@ -526,13 +526,13 @@ def test_a_renaming_that_leads_nowhere_is_an_error(rename: dict[str, str], path:
 )
 def test_what_needs_like_says_so(options: dict[str, Any], path: Path) -> None:
     treering.save(path, {"a": 1})
-    with pytest.raises(Unsupported, match=r"like|missing"):
+    with pytest.raises(UnsupportedError, match=r"like|missing"):
         treering.load(path, **options)
 
 
 def test_an_unknown_missing_is_refused(path: Path) -> None:
     treering.save(path, {"a": 1})
-    with pytest.raises(Unsupported, match="ignore"):
+    with pytest.raises(UnsupportedError, match="ignore"):
         treering.load(path, {"a": 1}, missing="ignore")  # type: ignore[call-overload]
 
 
@@ -553,7 +553,7 @@ def test_functions_come_from_like(path: Path) -> None:
 
 def test_another_function_is_a_warning_that_names_both(path: Path) -> None:
     treering.save(path, Activation(jax.nn.relu, jnp.ones(2)))
-    with pytest.warns(StaticFieldsDiffer, match=r"function.*relu.*gelu") as caught:
+    with pytest.warns(StaticFieldsDifferWarning, match=r"function.*relu.*gelu") as caught:
         found = treering.load(path, Activation(jax.nn.gelu, jnp.zeros(2)))
     assert found.function is jax.nn.gelu
     assert [Path(warning.filename).name for warning in caught] == [Path(__file__).name]
@@ -581,7 +581,7 @@ class State:
 
 def test_a_static_field_that_differs_is_a_warning(path: Path) -> None:
     treering.save(path, {"s": State(jnp.ones(2), 0.25)})
-    with pytest.warns(StaticFieldsDiffer, match=re.escape("rate of ")) as caught:
+    with pytest.warns(StaticFieldsDifferWarning, match=re.escape("rate of ")) as caught:
         found = treering.load(path, {"s": State(jnp.zeros(2))})
     assert len(caught) == 1
     assert "0.25" in str(caught[0].message)
@@ -592,8 +592,8 @@ def test_a_static_field_that_differs_is_a_warning(path: Path) -> None:
 def test_warnings_may_be_made_errors(path: Path) -> None:
     treering.save(path, {"s": State(jnp.ones(2), 0.25)})
     with warnings.catch_warnings():
-        warnings.simplefilter("error", StaticFieldsDiffer)
-        with pytest.raises(StaticFieldsDiffer):
+        warnings.simplefilter("error", StaticFieldsDifferWarning)
+        with pytest.raises(StaticFieldsDifferWarning):
             treering.load(path, {"s": State(jnp.zeros(2))})
 
 
@@ -618,7 +618,7 @@ def test_a_model_and_its_optimizer(path: Path) -> None:
 def test_one_tree_for_another_container(path: Path) -> None:
     """Keys decide; another container of the same keys is a warning."""
     treering.save(path, {"t": (1, 2), "d": {"0": 3, "1": 4}})
-    with pytest.warns(StaticFieldsDiffer, match="t: saved as tuple, like has list"):
+    with pytest.warns(StaticFieldsDifferWarning, match="t: saved as tuple, like has list"):
         found = treering.load(path, {"t": [0, 0], "d": {0: 0, 1: 0}})
     assert found == {"t": [1, 2], "d": {0: 3, 1: 4}}
 

@@ -19,7 +19,7 @@ from tests.on_disk import signed_again
 from tests.trees import Pair, assert_same, assert_same_structure
 from treering._arrays.incoming import StoredArrays
 from treering._checkpoint import read_leaves
-from treering.errors import Corrupt, Format, NotFound, TreeringError
+from treering.errors import CorruptError, FormatError, NotFoundError, TreeringError
 
 TREE: dict[Any, Any] = {
     "large": np.arange(200_000, dtype="f8"),
@@ -166,7 +166,7 @@ def test_nothing_there(tmp_path: Path) -> None:
     for name in ("none", "none.safetensors", "none.msgpack"):
         with pytest.raises(FileNotFoundError, match=r"none") as caught:
             treering.load(tmp_path / name)
-        assert isinstance(caught.value, NotFound)
+        assert isinstance(caught.value, NotFoundError)
     with pytest.raises(FileNotFoundError):
         treering.load(tmp_path)
     assert list(tmp_path.iterdir()) == []
@@ -181,7 +181,7 @@ def test_a_folder_without_an_index_is_no_checkpoint(path: Path) -> None:
 def test_a_newer_version_says_so(path: Path) -> None:
     text = (path / "treering.json").read_bytes().replace(b'"treering": 1', b'"treering": 2', 1)
     (path / "treering.json").write_bytes(signed_again(text))
-    with pytest.raises(Format, match="newer"):
+    with pytest.raises(FormatError, match="newer"):
         treering.load(path)
 
 
@@ -200,10 +200,10 @@ def test_lost_and_short_files_are_named(path: Path) -> None:
     for damaged in (content[:-1], content[: len(content) // 2], content[:100], b"", content + b"\0"):
         data.write_bytes(damaged)
         for mapped in (False, True):
-            with pytest.raises(Corrupt, match=data.name):
+            with pytest.raises(CorruptError, match=data.name):
                 treering.load(path, mapped=mapped)
     data.unlink()
-    with pytest.raises(Corrupt, match=data.name):
+    with pytest.raises(CorruptError, match=data.name):
         treering.load(path)
 
 
@@ -227,7 +227,7 @@ def test_a_flipped_bit_is_an_error_with_leaf_file_and_bytes(path: Path, mapped: 
             damaged = bytearray(content)
             damaged[at] ^= 1 << (at % 8)
             data.write_bytes(damaged)
-            with pytest.raises(Corrupt) as caught:
+            with pytest.raises(CorruptError) as caught:
                 treering.load(path, mapped=mapped)
             assert repr(key) in str(caught.value)
             assert data.name in str(caught.value)
@@ -252,7 +252,7 @@ def test_damage_in_what_is_not_wanted_does_not_matter(path: Path) -> None:
     damaged[chunks.offset[number]] ^= 1
     data.write_bytes(damaged)
     assert_same(treering.load(path, only="large")["large"], TREE["large"])
-    with pytest.raises(Corrupt):
+    with pytest.raises(CorruptError):
         treering.load(path, at="jax")
 
 

@@ -15,7 +15,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 import treering
 from tests import faults
-from treering.errors import Corrupt, KeptOnHost, Mismatch, StaticFieldsDiffer, Unsupported
+from treering.errors import CorruptError, KeptOnHostWarning, MismatchError, StaticFieldsDifferWarning, UnsupportedError
 from treering.leaves import tree_deserialize_leaves, tree_serialize_leaves
 
 
@@ -42,32 +42,34 @@ def mesh() -> jax.sharding.Mesh:
     ],
 )
 def test_a_spec_that_does_not_fit(path: Path, mesh: jax.sharding.Mesh, spec: PartitionSpec, said: str) -> None:
-    with pytest.raises(Mismatch) as caught:
+    with pytest.raises(MismatchError) as caught:
         treering.load(path, only=["w", "b"], shardings=spec, mesh=mesh)
     assert said in str(caught.value)
     assert len(str(caught.value)) < 400
 
 
 def test_what_is_no_sharding(path: Path, mesh: jax.sharding.Mesh) -> None:
-    with pytest.raises(Unsupported, match=r"a Mesh is not a sharding.*pass mesh="):
+    with pytest.raises(UnsupportedError, match=r"a Mesh is not a sharding.*pass mesh="):
         treering.load(path, shardings=mesh)
     bad: Any = (4, 2)
-    with pytest.raises(Unsupported, match=r"mesh is a tuple, not a jax\.sharding\.Mesh"):
+    with pytest.raises(UnsupportedError, match=r"mesh is a tuple, not a jax\.sharding\.Mesh"):
         treering.load(path, mesh=bad)
-    with pytest.raises(Unsupported, match="needs a mesh"):
+    with pytest.raises(UnsupportedError, match="needs a mesh"):
         treering.load(path, shardings=PartitionSpec())
-    with pytest.raises(Unsupported, match=r"is not a partition rule; write \(pattern, PartitionSpec\)"):
+    with pytest.raises(UnsupportedError, match=r"is not a partition rule; write \(pattern, PartitionSpec\)"):
         treering.load(path, shardings=[("w", PartitionSpec(), None)], mesh=mesh)
-    with pytest.raises(Mismatch, match=r"b: no partition rule matches; \(.\.\*., PartitionSpec\(\)\) as the last rule"):
+    with pytest.raises(
+        MismatchError, match=r"b: no partition rule matches; \(.\.\*., PartitionSpec\(\)\) as the last rule"
+    ):
         treering.load(path, only=["w", "b"], shardings=[("w", PartitionSpec())], mesh=mesh)
-    with pytest.raises(Mismatch, match=r"shardings has 'ww', which the tree does not have; did you mean 'w'\?"):
+    with pytest.raises(MismatchError, match=r"shardings has 'ww', which the tree does not have; did you mean 'w'\?"):
         treering.load(path, shardings={"ww": PartitionSpec()}, mesh=mesh)
 
 
 @pytest.mark.parametrize("spec", [PartitionSpec(None, "data", "model"), PartitionSpec(None, None, None)])
 def test_a_rule_with_more_axes_than_the_array(path: Path, mesh: jax.sharding.Mesh, spec: PartitionSpec) -> None:
     # jax refuses it as well; it was cut to the axes there are, and the array was divided in another way than wanted.
-    with pytest.raises(Mismatch, match=r"w: float32.* more entries than axes"):
+    with pytest.raises(MismatchError, match=r"w: float32.* more entries than axes"):
         treering.load(path, only=["w", "step"], shardings=[(".*", spec)], mesh=mesh)
     fitting = [("w", PartitionSpec(None, "data")), (".*", spec)]
     assert treering.load(path, only=["w", "step"], shardings=fitting, mesh=mesh)["w"].sharding.spec[1] == "data"
@@ -84,27 +86,27 @@ def test_a_rule_with_more_axes_than_the_array(path: Path, mesh: jax.sharding.Mes
     ],
 )
 def test_arguments_of_the_wrong_kind(path: Path, arguments: dict[str, Any], said: str) -> None:
-    with pytest.raises(Unsupported, match=said):
+    with pytest.raises(UnsupportedError, match=said):
         treering.load(path, **arguments)
 
 
 def test_a_tree_in_the_place_of_the_path(path: Path) -> None:
     tree: Any = {"w": 1}
     for call in (lambda: treering.save(tree, path), lambda: treering.load(tree), lambda: treering.open(tree)):
-        with pytest.raises(Unsupported, match=r"the first argument is the path.*found a dict"):
+        with pytest.raises(UnsupportedError, match=r"the first argument is the path.*found a dict"):
             call()
 
 
 @pytest.mark.parametrize("metadata", [[1], "xy", 5, False, 0])
 def test_metadata_is_a_dict(tmp_path: Path, metadata: Any) -> None:
-    with pytest.raises(Unsupported, match="not a dict of JSON"):
+    with pytest.raises(UnsupportedError, match="not a dict of JSON"):
         treering.save(tmp_path / "c", {"a": 1}, metadata=metadata)
     assert not (tmp_path / "c").exists()
 
 
 @pytest.mark.parametrize("name", ["m.npz", "m.PT", "m.h5", "m.pkl"])
 def test_no_folder_is_called_like_a_file_of_others(tmp_path: Path, name: str) -> None:
-    with pytest.raises(Unsupported, match="treering writes no"):
+    with pytest.raises(UnsupportedError, match="treering writes no"):
         treering.save(tmp_path / name, {"a": 1})
     assert list(tmp_path.iterdir()) == []
 
@@ -119,11 +121,11 @@ def test_what_is_left_of_a_checkpoint_can_be_had(path: Path) -> None:
     (data,) = path.glob("data-*")
     data.unlink()
     assert treering.load(path, only="step") == {"step": 3}
-    with pytest.raises(Corrupt, match=r"is missing in .*and with it 'w' and 2 more leaves"):
+    with pytest.raises(CorruptError, match=r"is missing in .*and with it 'w' and 2 more leaves"):
         treering.load(path)
     with treering.open(path) as checkpoint:
         assert checkpoint["step"] == 3
-        with pytest.raises(Corrupt, match="is missing"):
+        with pytest.raises(CorruptError, match="is missing"):
             checkpoint["n"][:1]
 
 
@@ -141,17 +143,19 @@ def test_an_array_that_is_larger_than_memory_is_named(
     faults.fail(
         monkeypatch, np, "empty", MemoryError("no"), when=lambda shape, *more, **options: np.prod(shape) > 1 << 20
     )
-    with pytest.raises(Unsupported, match=r"there is not enough memory for 2\.00 MiB \(at leaf 'deep/w'") as caught:
+    with pytest.raises(
+        UnsupportedError, match=r"there is not enough memory for 2\.00 MiB \(at leaf 'deep/w'"
+    ) as caught:
         treering.load(tmp_path / form)
     assert isinstance(caught.value, MemoryError)
 
 
 def test_ints_are_never_wrapped_by_cast(tmp_path: Path) -> None:
     treering.save(tmp_path / "c", {"a": np.array([2**40, 1])})
-    with pytest.raises(Mismatch, match=r"value 1099511627776 at index \[0\] does not fit int32 \(at leaf 'a'\)"):
+    with pytest.raises(MismatchError, match=r"value 1099511627776 at index \[0\] does not fit int32 \(at leaf 'a'\)"):
         treering.load(tmp_path / "c", {"a": np.zeros(2, np.int32)}, cast=True)
     treering.save(tmp_path / "d", {"a": np.array([2**63 + 1], np.uint64)})
-    with pytest.raises(Mismatch, match="does not fit int64"):
+    with pytest.raises(MismatchError, match="does not fit int64"):
         treering.load(tmp_path / "d", {"a": np.zeros(1, np.int64)}, cast=True)
 
 
@@ -162,7 +166,7 @@ def test_wide_arrays_that_jax_cannot_hold_are_named(tmp_path: Path, mesh: jax.sh
     finally:
         jax.config.update("jax_enable_x64", False)
     everywhere = NamedSharding(mesh, PartitionSpec())
-    with pytest.warns(KeptOnHost, match=r"jax_enable_x64 is off(.|\n)*wide \(float64\)"):
+    with pytest.warns(KeptOnHostWarning, match=r"jax_enable_x64 is off(.|\n)*wide \(float64\)"):
         result = treering.load(tmp_path / "c", shardings=everywhere)
     assert isinstance(result["wide"], np.ndarray)
     assert result["wide"].dtype == np.float64
@@ -172,24 +176,24 @@ def test_wide_arrays_that_jax_cannot_hold_are_named(tmp_path: Path, mesh: jax.sh
 
 def test_another_function_in_like_is_said(path: Path) -> None:
     treering.save(path, {"f": jnp.sin}, overwrite=True)
-    with pytest.warns(StaticFieldsDiffer, match=r"f: saved as jax\.numpy\.sin, like has jax\.numpy\.cos"):
+    with pytest.warns(StaticFieldsDifferWarning, match=r"f: saved as jax\.numpy\.sin, like has jax\.numpy\.cos"):
         result = treering.load(path, {"f": jnp.cos})
     assert result == {"f": jnp.cos}
 
 
 def test_a_hint_stands_where_it_helps(path: Path) -> None:
-    with pytest.raises(Mismatch) as caught:
+    with pytest.raises(MismatchError) as caught:
         treering.load(path, {"step": jnp.int32(0)}, only="step")
     assert "cast=True" in str(caught.value)
     treering.save(path, {"key": jax.random.key(0)}, overwrite=True)
-    with pytest.raises(Mismatch) as caught:
+    with pytest.raises(MismatchError) as caught:
         treering.load(path, {"key": jax.random.PRNGKey(0)})
     assert "cast=True" not in str(caught.value)
 
 
 def test_a_type_has_its_article() -> None:
     for wrong, named in ((3, "an int"), (None, "None"), ([], "a list")):
-        with pytest.raises(Unsupported, match=f"the path, a str or os.PathLike; found {named}$"):
+        with pytest.raises(UnsupportedError, match=f"the path, a str or os.PathLike; found {named}$"):
             treering.load(wrong)  # type: ignore[call-overload]
     sources = Path(inspect.getfile(treering)).parent.rglob("*.py")
     assert not [path.name for path in sources if "a {type(" in path.read_text(encoding="utf-8")]
@@ -198,7 +202,7 @@ def test_a_type_has_its_article() -> None:
 def test_a_damaged_index_is_named_once(path: Path) -> None:
     index = path / "treering.json"
     index.write_bytes(index.read_bytes()[:100])
-    with pytest.raises(Corrupt) as caught:
+    with pytest.raises(CorruptError) as caught:
         treering.load(path)
     assert str(caught.value).startswith(f"{str(index)!r} is damaged: its digest is not that of its bytes;")
     finding = "treering.json is damaged (its digest is not that of its bytes)"
@@ -234,7 +238,7 @@ def test_every_call_refuses_a_spec_with_more_axes_than_the_array(
         functools.partial(run.load_or_init, lambda: tree),
     ]
     for shardings, load in itertools.product(doors, calls):
-        with pytest.raises(Mismatch, match=r"(w: float32\[8, 8\]|s: float32\[\])"):
+        with pytest.raises(MismatchError, match=r"(w: float32\[8, 8\]|s: float32\[\])"):
             load(shardings=shardings, mesh=mesh)
     # What has no axes is replicated by rules, as eformer and others do.
     found = treering.load(tmp_path / form, shardings=[(".*", PartitionSpec("data"))], mesh=mesh)

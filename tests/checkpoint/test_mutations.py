@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 import treering
 from tests.checkpoint.documents import Document, document_of, sample, signed, signed_text
 from tests.properties.strategies import quick
-from treering.errors import Mismatch, TreeringError, Unsupported
+from treering.errors import MismatchError, TreeringError, UnsupportedError
 
 
 @pytest.fixture(scope="module")
@@ -101,7 +101,7 @@ def outcome(folder: Path) -> tuple[bool, bool | None]:
     loads, whole = True, None
     try:
         treering.load(folder)
-    except (Unsupported, Mismatch):
+    except (UnsupportedError, MismatchError):
         return True, None  # sound, but nothing that this machine has a form for
     except TreeringError:
         loads = False
@@ -142,7 +142,7 @@ def test_changed_members(
 def unsupported(folder: Path) -> bool:
     try:
         treering.load(folder)
-    except (Unsupported, Mismatch):
+    except (UnsupportedError, MismatchError):
         return True
     except TreeringError:
         return False

@@ -21,7 +21,7 @@ from tests import meshes
 from tests.folders import open_descriptors
 from tests.system_calls import spans_read
 from tests.trees import assert_same
-from treering.errors import Corrupt, NotFound, TreeringError
+from treering.errors import CorruptError, NotFoundError, TreeringError
 from treering.leaves import tree_serialize_leaves
 
 BIG = np.arange(400 * 1000, dtype="f4").reshape(400, 1000)
@@ -97,7 +97,7 @@ def test_what_is_not_there(path: Path) -> None:
             ckpt["python"]
     with pytest.raises(FileNotFoundError) as missing:
         treering.open(path / "nothing")
-    assert isinstance(missing.value, NotFound)
+    assert isinstance(missing.value, NotFoundError)
 
 
 def test_repr_for_people(path: Path, tmp_path: Path) -> None:
@@ -309,7 +309,7 @@ def test_damage_is_found_where_it_is_read(tmp_path: Path) -> None:
     with treering.open(tmp_path / "c") as ckpt:
         assert_same(ckpt["fine"][...], np.ones(3))
         assert_same(ckpt["w"][:100], BIG[:100])
-        with pytest.raises(Corrupt, match="'w'") as caught:
+        with pytest.raises(CorruptError, match="'w'") as caught:
             ckpt["w"][250]
         assert data.name in str(caught.value)
         assert_same(ckpt["w"][300:], BIG[300:])

@@ -11,7 +11,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 import treering
 from tests import faults
-from treering.errors import Unsupported
+from treering.errors import UnsupportedError
 from treering.serialization import from_bytes, to_bytes
 
 
@@ -73,7 +73,7 @@ def test_an_array_that_changes_between_two_readings_is_no_file(tmp_path: Path) -
             changing[-1] += 1
 
     tree = {"a": np.zeros(1 << 20, np.uint16), "w": changing}
-    with pytest.raises(Unsupported, match="changed while it was being saved"):
+    with pytest.raises(UnsupportedError, match="changed while it was being saved"):
         treering.save(path, tree, overwrite=True, progress=touch)
     assert path.read_bytes() == before
     assert [entry.name for entry in tmp_path.iterdir()] == ["a.safetensors"]

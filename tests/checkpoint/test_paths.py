@@ -15,7 +15,7 @@ import pytest
 import treering as tr
 from tests.command import copy_path, inside
 from treering import leaves, serialization, sharding
-from treering.errors import NotFound, StoreFailed, TreeringError, Unsupported
+from treering.errors import NotFoundError, StoreError, TreeringError, UnsupportedError
 
 TREE = {"x": np.ones(3, np.float32)}
 WRITE: dict[str, Callable[[str], Any]] = {
@@ -90,14 +90,14 @@ def test_a_current_folder_that_is_gone(place: Path, call: str) -> None:
     gone.mkdir()
     os.chdir(gone)
     gone.rmdir()
-    with pytest.raises((NotFound, StoreFailed), match="'x"):
+    with pytest.raises((NotFoundError, StoreError), match="'x"):
         CALLS[call]("x")
 
 
 @pytest.mark.parametrize("call", WRITE)
 @pytest.mark.parametrize("path", ["~/x", "~someone/x", "~"])
 def test_nothing_is_made_below_a_folder_called_tilde(place: Path, call: str, path: str) -> None:
-    with pytest.raises(Unsupported, match=r"'~' is not expanded here; os\.path\.expanduser does it"):
+    with pytest.raises(UnsupportedError, match=r"'~' is not expanded here; os\.path\.expanduser does it"):
         WRITE[call](path)
     assert not list(place.iterdir())
 
@@ -157,7 +157,7 @@ def test_a_save_under_a_umask_that_leaves_no_rights_is_no_end_of_saving() -> Non
         leaves.tree_serialize_leaves(path, TREE)
         old = os.umask(0o777)
         try:
-            with pytest.raises(StoreFailed, match="Permission denied"):
+            with pytest.raises(StoreError, match="Permission denied"):
                 leaves.tree_serialize_leaves(path, TREE)
         finally:
             os.umask(old)
@@ -198,7 +198,7 @@ def test_nothing_is_written_into_its_own_source(place: Path, into: str, target: 
     (place / "other").mkdir()
     (place / "link").symlink_to("run/step_00000001")
     before = sorted(place.rglob("*"))
-    with pytest.raises(Unsupported, match="is, or lies in, the source; choose another path"):
+    with pytest.raises(UnsupportedError, match="is, or lies in, the source; choose another path"):
         INTO[into]("run", target)
     assert sorted(place.rglob("*")) == before
 
@@ -207,9 +207,9 @@ def test_a_run_is_not_copied_onto_itself(place: Path) -> None:
     with tr.Run("run") as run:
         run.save(1, TREE)
     for target in ("run", "./run/", str(place / "run")):
-        with pytest.raises(Unsupported, match="is, or lies in, the source"):
+        with pytest.raises(UnsupportedError, match="is, or lies in, the source"):
             copy_path("run", target, overwrite=True)
-        with pytest.raises(Unsupported, match="is, or lies in, the source"):
+        with pytest.raises(UnsupportedError, match="is, or lies in, the source"):
             tr.convert("run", target, overwrite=True)
 
 
@@ -223,7 +223,7 @@ def test_the_root_of_the_file_system_is_no_target(place: Path, path: str) -> Non
         lambda: tr.convert("checkpoint", path),
         lambda: leaves.tree_serialize_leaves(path, TREE),
     ):
-        with pytest.raises(Unsupported, match=told):
+        with pytest.raises(UnsupportedError, match=told):
             writes()
     assert "is the root of the file system" in inside("cp", "checkpoint", path, code=2)[1]
     assert [entry.name for entry in place.iterdir()] == ["checkpoint"]
@@ -234,7 +234,7 @@ def test_the_root_of_the_file_system_is_no_target(place: Path, path: str) -> Non
 def test_what_was_saved_is_found_by_the_same_text(place: Path, write: str, path: str) -> None:
     try:
         WRITE[write](path)
-    except Unsupported:
+    except UnsupportedError:
         assert path == "s3:"
         assert not list(place.iterdir())
         return

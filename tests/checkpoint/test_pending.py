@@ -12,7 +12,7 @@ import treering
 from tests.checkpoint.in_background import PATIENCE, Elsewhere, gate, nothing_left
 from tests.system_calls import CommitGate, commit_gate
 from treering.checkpoint import save_async
-from treering.errors import Cancelled, Exists, StoreFailed, Timeout, TreeringError
+from treering.errors import CancelledError, ExistsError, StoreError, TimedOutError, TreeringError
 
 __all__ = ["commit_gate", "nothing_left"]
 
@@ -26,7 +26,7 @@ def test_a_save_that_goes_well(tmp_path: Path) -> None:
         assert not pending.done()
         assert repr(pending) == f"<PendingSave '{tmp_path / 'x'}': writing>"
         for wait in (pending.result, pending.exception):
-            with pytest.raises(Timeout, match=r"is not done within 0\.05 s; it goes on"):
+            with pytest.raises(TimedOutError, match=r"is not done within 0\.05 s; it goes on"):
                 wait(0.05)
         closed.open()
         pending.result(PATIENCE)
@@ -40,10 +40,10 @@ def test_a_save_that_goes_well(tmp_path: Path) -> None:
 def test_a_save_that_fails(tmp_path: Path) -> None:
     treering.save(tmp_path / "x", {"x": 1})
     pending = save_async(tmp_path / "x", {"x": 2})
-    assert isinstance(pending.exception(PATIENCE), Exists)
+    assert isinstance(pending.exception(PATIENCE), ExistsError)
     assert "failed: Exists(" in repr(pending)
     assert pending.cancel() is False
-    with pytest.raises(Exists):
+    with pytest.raises(ExistsError):
         pending.result()
 
 
@@ -61,7 +61,7 @@ def test_a_save_that_is_called_off_while_it_waits(tmp_path: Path, form: str, *, 
         pending = save_async(path, {"x": np.ones(3)}, overwrite=True)
         assert pending.cancel()
         assert repr(pending).endswith(": cancelled>")
-    with pytest.raises(Cancelled, match=f"the save to '{path}' was cancelled; nothing changed there"):
+    with pytest.raises(CancelledError, match=f"the save to '{path}' was cancelled; nothing changed there"):
         pending.result(PATIENCE)
     assert pending.cancel()
     first.result(PATIENCE)
@@ -79,7 +79,7 @@ def test_a_save_that_is_called_off_while_it_is_written(tmp_path: Path, form: str
         pending = save_async(path, {"x": np.ones(3)}, overwrite=True, progress=closed)
         assert closed.reached.wait(PATIENCE)
         assert pending.cancel()
-    assert isinstance(pending.exception(PATIENCE), Cancelled)
+    assert isinstance(pending.exception(PATIENCE), CancelledError)
     np.testing.assert_array_equal(treering.load(path)["x"], np.zeros(3))
     before = {entry.name for entry in (path if path.is_dir() else tmp_path).iterdir()}
     treering.save(path, {"x": np.zeros(3)}, overwrite=True)
@@ -109,7 +109,7 @@ def test_a_save_that_is_called_off_after_its_last_byte_is_not_committed(tmp_path
     with gate() as closed:
         save_async(tmp_path / "first", {"x": np.zeros(3)}, progress=closed)
         pending = save_async(tmp_path / "x", {"x": np.zeros(3)}, progress=progress)
-    assert isinstance(pending.exception(PATIENCE), Cancelled)
+    assert isinstance(pending.exception(PATIENCE), CancelledError)
     assert told == [(24, 24)]
     assert not (tmp_path / "x").exists()
 
@@ -122,7 +122,7 @@ def test_another_error_than_the_cancel_is_told(tmp_path: Path) -> None:
     with gate() as closed:
         save_async(tmp_path / "first", {"x": np.zeros(3)}, progress=closed)
         pending = save_async(tmp_path / "x", {"x": np.zeros(3)}, progress=progress)
-    with pytest.raises(StoreFailed, match=r"the earlier save to .* failed: .*full"):
+    with pytest.raises(StoreError, match=r"the earlier save to .* failed: .*full"):
         treering.load(tmp_path / "x")
 
 

@@ -17,7 +17,7 @@ from jax.sharding import PartitionSpec as P
 import treering
 from tests.system_calls import spans_read
 from tests.trees import assert_same
-from treering.errors import KeptOnHost, Mismatch, TreeringError, Unsupported
+from treering.errors import KeptOnHostWarning, MismatchError, TreeringError, UnsupportedError
 from treering.sharding import match_partition_rules
 
 ARRAY = np.arange(8 * 16 * 4, dtype=np.float32).reshape(8, 16, 4)
@@ -165,7 +165,7 @@ def test_one_for_all(tree_path: Path) -> None:
 
 
 def test_a_spec_needs_a_mesh(tree_path: Path) -> None:
-    with pytest.raises(Unsupported, match="mesh"):
+    with pytest.raises(UnsupportedError, match="mesh"):
         treering.load(tree_path, only="norm/0", shardings=P("x"))
     found = treering.load(tree_path, only="norm/0", shardings=P("x"), mesh=MESH)
     assert found["norm"][0].sharding == NamedSharding(MESH, P("x"))
@@ -198,7 +198,7 @@ def test_rules_as_a_tree_of_specs(tree_path: Path) -> None:
 
 
 def test_a_leaf_without_a_rule_is_named(tree_path: Path) -> None:
-    with pytest.raises(Mismatch, match="norm/0") as caught:
+    with pytest.raises(MismatchError, match="norm/0") as caught:
         treering.load(tree_path, shardings=[("dense", P())], mesh=MESH)
     assert [line.split(":")[0] for line in caught.value.differences] == ["norm/0", "host"]
 
@@ -229,7 +229,7 @@ def test_shardings_of_the_tree_itself(tree_path: Path) -> None:
     ids=str,
 )
 def test_a_tree_that_does_not_fit(shardings: Any, tree_path: Path) -> None:
-    with pytest.raises(Mismatch, match="shardings"):
+    with pytest.raises(MismatchError, match="shardings"):
         treering.load(tree_path, shardings=shardings)
 
 
@@ -265,11 +265,11 @@ def test_an_error_in_the_function_is_the_users(tree_path: Path) -> None:
 
 def test_all_misfits_at_once(path: Path) -> None:
     treering.save(path, {"a": jnp.ones(7), "b": jnp.ones((8, 2)), "c": jnp.ones(9), "d": jnp.ones(())})
-    with pytest.raises(Mismatch) as caught:
+    with pytest.raises(MismatchError) as caught:
         treering.load(path, shardings=NamedSharding(MESH, P("x")))
     assert [line.split(":")[0] for line in caught.value.differences] == ["a", "c", "d"]
     assert "7" in str(caught.value)
-    with pytest.raises(Mismatch, match="no axis 'z'"):
+    with pytest.raises(MismatchError, match="no axis 'z'"):
         treering.load(path, only="b", shardings=P("z"), mesh=MESH)
 
 
@@ -301,7 +301,7 @@ def test_wide_arrays_stay_on_the_host_and_say_so(path: Path) -> None:
     found = treering.load(path)
     assert [type(found[key]).__name__ for key in "wn"] == ["ndarray", "ndarray"]
     assert_same(found["w"], np.arange(8.0))
-    with pytest.warns(KeptOnHost, match=r"w \(float64\)"):
+    with pytest.warns(KeptOnHostWarning, match=r"w \(float64\)"):
         found = treering.load(path, shardings=NamedSharding(MESH, P("x")))
     assert_same(found["w"], np.arange(8.0))
     assert isinstance(found["i"], jax.Array)

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 import treering as tr
-from treering.errors import Unsupported
+from treering.errors import UnsupportedError
 
 TREE = {"w": np.arange(1 << 14, dtype=np.float32)}
 
@@ -95,7 +95,7 @@ def test_every_function_that_takes_progress_is_called_here() -> None:
 def test_a_bar_is_for_terminals_alone(name: str, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     terminal, pipe = Terminal(), io.StringIO()
     monkeypatch.setattr(sys, "stderr", pipe)
-    with pytest.raises(Unsupported, match="progress= is True or a function"):
+    with pytest.raises(UnsupportedError, match="progress= is True or a function"):
         CALLS[name](path, progress="yes")
     CALLS[name](path, progress=True)
     assert pipe.getvalue() == ""

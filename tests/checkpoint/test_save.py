@@ -25,7 +25,7 @@ from tests.compat.golden_files import dtype_named
 from tests.folders import listing, open_descriptors
 from tests.properties.strategies import EXTENDED_DTYPES, NUMPY_DTYPES
 from tests.trees import assert_same
-from treering.errors import Busy, Exists, NotFound, StoreFailed, TreeringError, Unsupported
+from treering.errors import BusyError, ExistsError, NotFoundError, StoreError, TreeringError, UnsupportedError
 
 TREE: dict[str, Any] = {"w": np.arange(50_000, dtype="f4"), "step": 1}
 NAMES = ("ckpt", "ckpt.msgpack", "ckpt.safetensors")
@@ -148,7 +148,7 @@ else:
     assert isinstance(found["f"], jax.Array) and found["f"].dtype == "float32"
     try:
         treering.load(path, dict(found, f=jnp.zeros(5)))
-    except treering.errors.Mismatch as error:
+    except treering.errors.MismatchError as error:
         assert error.differences == ("f: wanted float32[5], found float64[5]",), error
     else:
         raise SystemExit("was cast")
@@ -180,7 +180,7 @@ def test_what_is_there_stays_unless_said(name: str, tmp_path: Path) -> None:
     before = listing(tmp_path)
     with pytest.raises(FileExistsError, match="overwrite=True") as caught:
         treering.save(path, other)
-    assert isinstance(caught.value, Exists)
+    assert isinstance(caught.value, ExistsError)
     assert listing(tmp_path) == before
     treering.save(path, other, overwrite=True)
     assert_same(treering.load(path), other)
@@ -234,7 +234,7 @@ def test_a_file_or_folder_in_the_way(name: str, tmp_path: Path) -> None:
         path.write_text("x")
     before = listing(tmp_path)
     for overwrite in (False, True):
-        with pytest.raises((Exists, StoreFailed)):
+        with pytest.raises((ExistsError, StoreError)):
             treering.save(path, {"w": np.arange(3)}, overwrite=overwrite)
         assert listing(tmp_path) == before
 
@@ -242,7 +242,7 @@ def test_a_file_or_folder_in_the_way(name: str, tmp_path: Path) -> None:
 def test_a_file_where_a_folder_is_needed(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("x")
     for name in NAMES:
-        with pytest.raises(StoreFailed):
+        with pytest.raises(StoreError):
             treering.save(tmp_path / "file" / name, {"w": np.arange(3)})
     assert listing(tmp_path) == {"file": b"x"}
 
@@ -297,9 +297,9 @@ def test_urls_make_no_folders(url: str, tmp_path: Path, monkeypatch: pytest.Monk
         given.append(pathlib.PurePosixPath(url))  # which makes one slash of the two
     for path in given:
         for door in (lambda path=path: treering.save(path, TREE), lambda path=path: treering.load(path)):
-            with pytest.raises(Unsupported, match="URL"):
+            with pytest.raises(UnsupportedError, match="URL"):
                 door()
-        with pytest.raises(Unsupported, match="URL"):
+        with pytest.raises(UnsupportedError, match="URL"):
             treering.open(path)
     assert listing(tmp_path) == {}
 
@@ -332,14 +332,14 @@ def test_a_refused_tree_leaves_nothing_behind(name: str, tmp_path: Path) -> None
     for key, leaf in bad.items():
         with pytest.raises(TreeringError, match=key) as caught:
             treering.save(tmp_path / "new" / name, {"fine": np.ones(2), key: {"inner": leaf}})
-        assert isinstance(caught.value, Unsupported)
+        assert isinstance(caught.value, UnsupportedError)
         assert isinstance(caught.value, TypeError)
-        assert isinstance(pickle.loads(pickle.dumps(caught.value)), Unsupported)
+        assert isinstance(pickle.loads(pickle.dumps(caught.value)), UnsupportedError)
     assert listing(tmp_path) == {}
 
 
 def test_all_refused_leaves_are_named(tmp_path: Path) -> None:
-    with pytest.raises(Unsupported) as caught:
+    with pytest.raises(UnsupportedError) as caught:
         treering.save(tmp_path / "c", {"a": {1}, "b": [np.zeros(2, object)], "c": jax.ShapeDtypeStruct((), "f4")})
     for key in ("a:", "b/0:", "c:"):
         assert key in str(caught.value)
@@ -493,7 +493,7 @@ def test_of_savers_at_once_one_wins(tmp_path: Path) -> None:
         try:
             treering.save(tmp_path / "c", {"w": np.full(300_000, number), "n": number})
             outcomes.append(number)
-        except (Exists, Busy) as error:
+        except (ExistsError, BusyError) as error:
             outcomes.append(error)
 
     threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
@@ -541,11 +541,11 @@ def test_descriptors_are_given_back_after_errors(tmp_path: Path) -> None:
     broken[-5] ^= 1
     before = open_descriptors()
     for _ in range(3):
-        with pytest.raises(Exists):
+        with pytest.raises(ExistsError):
             treering.save(tmp_path / "c", TREE)
-        with pytest.raises(Unsupported):
+        with pytest.raises(UnsupportedError):
             treering.save(tmp_path / "d", {"a": {1}})
-        with pytest.raises(NotFound):
+        with pytest.raises(NotFoundError):
             treering.load(tmp_path / "nothing")
         with pytest.raises(TreeringError):
             treering.load(tmp_path / "c", {"w": 1})

@@ -24,7 +24,16 @@ from tests.checkpoint.in_background import (
 from tests.system_calls import CommitGate, commit_gate
 from torture.interrupted import Strike
 from treering.checkpoint import save_async
-from treering.errors import Corrupt, Exists, Mismatch, NotFound, StoreFailed, Timeout, TreeringError, Unsupported
+from treering.errors import (
+    CorruptError,
+    ExistsError,
+    MismatchError,
+    NotFoundError,
+    StoreError,
+    TimedOutError,
+    TreeringError,
+    UnsupportedError,
+)
 
 __all__ = ["commit_gate", "nothing_left"]
 
@@ -138,7 +147,7 @@ def test_progress_is_told_from_the_thread_that_writes(tmp_path: Path, form: str)
 
 @pytest.mark.parametrize("form", FORMS)
 def test_what_cannot_be_saved_is_refused_at_once(tmp_path: Path, form: str) -> None:
-    with pytest.raises(Unsupported, match="bad"):
+    with pytest.raises(UnsupportedError, match="bad"):
         save_async(tmp_path / form, {"bad": object(), "good": np.zeros(3)})
     assert count_in_flight(tmp_path / form) == 0
     assert list(tmp_path.iterdir()) == []
@@ -148,14 +157,14 @@ def test_what_cannot_be_saved_is_refused_at_once(tmp_path: Path, form: str) -> N
     "wrong", [{"metadata": {"x": object()}}, {"metadata": 3}, {"timeout": -1}, {"processes": "some"}]
 )
 def test_arguments_that_mean_nothing_are_refused_at_once(tmp_path: Path, wrong: dict[str, Any]) -> None:
-    with pytest.raises(Unsupported):
+    with pytest.raises(UnsupportedError):
         save_async(tmp_path / "x", {"x": 1}, **wrong)
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_limit_that_is_no_number(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TREERING_ASYNC_BYTES", "half")
-    with pytest.raises(Unsupported, match="TREERING_ASYNC_BYTES is 'half'"):
+    with pytest.raises(UnsupportedError, match="TREERING_ASYNC_BYTES is 'half'"):
         save_async(tmp_path / "x", {"x": 1})
 
 
@@ -180,9 +189,9 @@ def taken(tmp_path: Path) -> Path:
 def test_an_error_is_raised_by_result(taken: Path) -> None:
     pending = save_async(taken, {"x": 2})
     for _ in range(2):
-        with pytest.raises(Exists, match="is at"):
+        with pytest.raises(ExistsError, match="is at"):
             pending.result(PATIENCE)
-    assert isinstance(pending.exception(), Exists)
+    assert isinstance(pending.exception(), ExistsError)
     assert treering.load(taken) == {"x": 1}
 
 
@@ -201,7 +210,7 @@ def test_an_error_that_nobody_asked_for_is_raised_by_the_next_call(tmp_path: Pat
         "load": lambda: treering.load(link),
         "open": lambda: treering.open(link),
     }
-    with pytest.raises(Exists, match=f"the earlier save to '{path}' failed: ") as told:
+    with pytest.raises(ExistsError, match=f"the earlier save to '{path}' failed: ") as told:
         calls[call]()
     assert told.value.__cause__ is fail_with.exception()
     np.testing.assert_array_equal(treering.load(path)["x"], np.ones(3))  # told once, and nothing changed
@@ -209,7 +218,7 @@ def test_an_error_that_nobody_asked_for_is_raised_by_the_next_call(tmp_path: Pat
 
 def test_an_error_that_was_told_is_not_raised_again(taken: Path) -> None:
     pending = fail(taken)
-    assert isinstance(pending.exception(), Exists)
+    assert isinstance(pending.exception(), ExistsError)
     assert treering.load(taken) == {"x": 1}
 
 
@@ -217,7 +226,7 @@ def test_an_error_does_not_concern_other_paths(tmp_path: Path, taken: Path) -> N
     fail(taken)
     treering.save(tmp_path / "other", {"x": 1})
     save_async(tmp_path / "another", {"x": 1}).result(PATIENCE)
-    with pytest.raises(Exists, match="the earlier save to"):
+    with pytest.raises(ExistsError, match="the earlier save to"):
         treering.load(taken)
 
 
@@ -228,14 +237,15 @@ def test_several_errors_of_a_run_are_told_together(tmp_path: Path, commit_gate: 
     run.save(2, {"x": 2})
     commit_gate.opened.set()
     wait_until_ended(run.path)
-    with pytest.raises(StoreFailed, match=r"the earlier save to .*step_00000001' failed: ") as told:
+    with pytest.raises(StoreError, match=r"the earlier save to .*step_00000001' failed: ") as told:
         run.load()
     (note,) = told.value.__notes__
     assert re.match("the earlier save to '.*step_00000002' failed as well: StoreFailed: ", note)
 
 
 @pytest.mark.parametrize(
-    ("raised", "kind"), [(KeyError("x"), TreeringError), (OSError(28, "full"), StoreFailed), (Corrupt("c"), Corrupt)]
+    ("raised", "kind"),
+    [(KeyError("x"), TreeringError), (OSError(28, "full"), StoreError), (CorruptError("c"), CorruptError)],
 )
 def test_errors_of_any_class_are_told(tmp_path: Path, raised: Exception, kind: type[Exception]) -> None:
     def progress(done: int, total: int) -> None:
@@ -252,12 +262,12 @@ def test_errors_of_any_class_are_told(tmp_path: Path, raised: Exception, kind: t
 
 def test_an_error_keeps_its_differences(tmp_path: Path) -> None:
     def progress(done: int, total: int) -> None:
-        error = Mismatch("the first difference")
+        error = MismatchError("the first difference")
         error.differences = ("one",)
         raise error
 
     save_async(tmp_path / "x", {"x": np.zeros(3)}, progress=progress)
-    with pytest.raises(Mismatch, match="the earlier save to") as told:
+    with pytest.raises(MismatchError, match="the earlier save to") as told:
         treering.load(tmp_path / "x")
     assert told.value.differences == ("one",)
 
@@ -279,7 +289,7 @@ def test_nothing_is_held_when_a_save_is_over(tmp_path: Path, form: str, *, fails
         save_async(tmp_path / "first", {"x": np.zeros(3)}, progress=closed)
         pending = save_async(path, {"x": np.zeros(12_345)})
         assert count_held(12_345) == (0 if form == "tree.msgpack" else 1)
-    assert isinstance(pending.exception(PATIENCE), Exists) is fails
+    assert isinstance(pending.exception(PATIENCE), ExistsError) is fails
     save_async(tmp_path / "next", {"x": 1}).result(PATIENCE)  # the thread is done with the other one for sure
     assert count_held(12_345) == 0
 
@@ -316,7 +326,7 @@ def test_room_is_not_waited_for_for_ever(tmp_path: Path) -> None:
     with gate() as closed:
         first = save_async(tmp_path / "0", {"x": np.zeros(3)}, progress=closed, timeout=1)
         save_async(tmp_path / "1", {"x": np.zeros(3)}, timeout=1)
-        with pytest.raises(Timeout, match="no room beside the saves in flight"):
+        with pytest.raises(TimedOutError, match="no room beside the saves in flight"):
             save_async(tmp_path / "2", {"x": np.zeros(3)}, timeout=1)
         assert not first.done()
         closed.open()
@@ -363,7 +373,7 @@ def test_without_a_thread_it_is_saved_before_it_returns(taken: Path, monkeypatch
     pending = save_async(taken.parent / "x", {"x": 1})
     assert pending.done()
     pending.result()
-    with pytest.raises(Exists):
+    with pytest.raises(ExistsError):
         save_async(taken, {"x": 1})
 
 
@@ -371,7 +381,7 @@ def test_the_thread_that_writes_does_not_wait_for_itself(tmp_path: Path) -> None
     said: list[Any] = []
 
     def progress(done: int, total: int) -> None:
-        with pytest.raises(NotFound):
+        with pytest.raises(NotFoundError):
             treering.load(tmp_path / "x")
         with pytest.raises(TreeringError, match="cannot wait"):
             held[0].result()

@@ -13,7 +13,7 @@ import pytest
 import treering
 from tests.system_calls import spans_read
 from tests.trees import Point, assert_same
-from treering.errors import Format, Mismatch
+from treering.errors import FormatError, MismatchError
 
 TREE: dict[Any, Any] = {
     "params": {
@@ -79,7 +79,7 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 )
 def test_only(only: Any, want: Any, path: Path) -> None:
     if want is None:
-        with pytest.raises(Mismatch, match="nothing in the checkpoint matches"):
+        with pytest.raises(MismatchError, match="nothing in the checkpoint matches"):
             treering.load(path, only=only)
     else:
         assert_same(treering.load(path, only=only), want)
@@ -113,26 +113,26 @@ def test_at(at: str, want: Any, path: Path) -> None:
 
 @pytest.mark.parametrize("at", ["nothing", "params/", "/", "para", "params/layers/3", "params/dense/kernel/0", "a/b"])
 def test_nothing_lies_there(at: str, path: Path) -> None:
-    with pytest.raises(Mismatch, match="nothing lies at"):
+    with pytest.raises(MismatchError, match="nothing lies at"):
         treering.load(path, at=at)
 
 
 @pytest.mark.parametrize("text", ["a~3", "~", "a/~"])
 def test_a_tilde_alone_is_no_key_text(text: str, path: Path) -> None:
     if text != "~":  # a part that is empty, which this tree does not have at its root
-        with pytest.raises(Format, match="~"):
+        with pytest.raises(FormatError, match="~"):
             treering.load(path, at=text)
-        with pytest.raises(Format, match="~"):
+        with pytest.raises(FormatError, match="~"):
             treering.load(path, only=text)
     else:
-        with pytest.raises(Mismatch):
+        with pytest.raises(MismatchError):
             treering.load(path, at=text)
 
 
 def test_a_near_key_is_suggested(path: Path) -> None:
-    with pytest.raises(Mismatch, match="did you mean 'params/dense'"):
+    with pytest.raises(MismatchError, match="did you mean 'params/dense'"):
         treering.load(path, at="params/densee")
-    with pytest.raises(Mismatch, match="did you mean 'params/dense/kernel'"):
+    with pytest.raises(MismatchError, match="did you mean 'params/dense/kernel'"):
         treering.load(path, only="params/dense/kernl")
 
 
@@ -159,14 +159,14 @@ TAKES = "only= takes the checkpoint's keys, not those of `like`"
     ],
 )
 def test_the_hint_is_about_what_was_asked(only: str, at: str | None, said: str, path: Path) -> None:
-    with pytest.raises(Mismatch) as caught:
+    with pytest.raises(MismatchError) as caught:
         treering.load(path, only=only, at=at)
     assert str(caught.value).endswith(said)
 
 
 def test_what_the_hint_proposes_loads(path: Path) -> None:
     like = {"dense": {"kernel": 0, "bias": 0}}
-    with pytest.raises(Mismatch, match="only='params/dense/\\*\\*' with key_map="):
+    with pytest.raises(MismatchError, match="only='params/dense/\\*\\*' with key_map="):
         treering.load(path, like, only="dense/**")
     found = treering.load(path, like, only="params/dense/**", key_map={"dense": "params/dense"})
     assert found == {"dense": {"kernel": 1, "bias": 2}}
@@ -182,12 +182,12 @@ def test_a_star_in_a_key_is_selected_by_its_escape(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("only", [[], ()])
 def test_no_glob_at_all_is_refused(only: Any, path: Path) -> None:
-    with pytest.raises(Mismatch, match="no glob"):
+    with pytest.raises(MismatchError, match="no glob"):
         treering.load(path, only=only)
 
 
 def test_every_glob_must_match(path: Path) -> None:
-    with pytest.raises(Mismatch, match="'opt/9'"):
+    with pytest.raises(MismatchError, match="'opt/9'"):
         treering.load(path, only=["step", "opt/9", "params"])
 
 
@@ -196,7 +196,7 @@ def test_globs_begin_below_at(path: Path) -> None:
     assert treering.load(path, at="params/layers", only="*/bias") == {0: {"bias": 4}, 1: {"bias": 6}}
     assert treering.load(path, at="params/layers/0", only=["kernel", "bias"]) == {"kernel": 3, "bias": 4}
     assert treering.load(path, at="step", only="**") == 11
-    with pytest.raises(Mismatch):
+    with pytest.raises(MismatchError):
         treering.load(path, at="params", only="params/dense")
 
 
@@ -212,9 +212,9 @@ def test_with_like(path: Path) -> None:
     assert treering.load(path, like, only="params/dense") == {"params": {"dense": {"kernel": 1, "bias": 2}}}
     assert treering.load(path, like["params"], at="params", only="dense") == {"dense": {"kernel": 1, "bias": 2}}
     assert treering.load(path, 0, at="step") == 11
-    with pytest.raises(Mismatch, match="unexpected"):
+    with pytest.raises(MismatchError, match="unexpected"):
         treering.load(path, {"dense": {"kernel": 0}}, at="params", only="dense")
-    with pytest.raises(Mismatch, match="step: missing"):
+    with pytest.raises(MismatchError, match="step: missing"):
         treering.load(path, {"step": 0}, only="params")
 
 
@@ -229,9 +229,9 @@ def test_trees_without_keys(tree: Any, tmp_path: Path) -> None:
     for only in ("", "**", None):
         for at in ("", None):
             assert_same(treering.load(tmp_path / "c", only=only, at=at), tree)
-    with pytest.raises(Mismatch):
+    with pytest.raises(MismatchError):
         treering.load(tmp_path / "c", only="a")
-    with pytest.raises(Mismatch):
+    with pytest.raises(MismatchError):
         treering.load(tmp_path / "c", at="a")
 
 

@@ -16,7 +16,7 @@ from jax.sharding import PartitionSpec as P
 
 import treering
 from tests.checkpoint.together import Together, four
-from treering.errors import Mismatch
+from treering.errors import MismatchError
 
 __all__ = ["four"]
 
@@ -77,7 +77,7 @@ def test_what_makes_a_difference(name: str, four: Together, tmp_path: Path) -> N
     for trees in (DIFFERENT[name], DIFFERENT[name][::-1]):
         for other in (1, 3):
             outcomes = four.save(tmp_path / "x", lambda process: trees[process == other])  # noqa: B023 - used at once
-            assert [type(outcome) for outcome in outcomes] == [Mismatch] * 4
+            assert [type(outcome) for outcome in outcomes] == [MismatchError] * 4
             assert all("tree" in str(outcome) for outcome in outcomes)
     assert not (tmp_path / "x").exists()
 
@@ -87,7 +87,7 @@ def test_the_first_differences_are_named_with_what_they_are_here(four: Together,
     theirs = {f"k{n:02}": ROWS for n in range(15)} | {"same": 2}
     outcomes = four.save(tmp_path / "x", lambda process: mine if process else theirs)
     # One that hears of another's refusal first has no list of its own.
-    outcome = next(outcome for outcome in outcomes if isinstance(outcome, Mismatch) and outcome.differences)
+    outcome = next(outcome for outcome in outcomes if isinstance(outcome, MismatchError) and outcome.differences)
     text = str(outcome)
     assert "'k00' differs from that of process 0; here it is jax float32 [8, 8], held: [0:1,0:8] by process 0" in text
     assert "and 5 more" in text
@@ -136,8 +136,8 @@ def test_what_each_holds_alone_is_compared_by_every_bit(four: Together, tmp_path
         }
 
     outcomes = four.save(tmp_path / "x", lambda process: (first if process < 2 else other)(process), host_local="equal")
-    assert [type(outcome) for outcome in outcomes] == [Mismatch] * 4
-    assert isinstance(outcomes[0], Mismatch)
+    assert [type(outcome) for outcome in outcomes] == [MismatchError] * 4
+    assert isinstance(outcomes[0], MismatchError)
     found = outcomes[0].differences
     assert [line.split("'")[1] for line in found] == ["same", "cut", "int", "float", "text", "key"]
     assert all(line.endswith("differs on processes 2 and 3") for line in found)

@@ -19,7 +19,7 @@ import treering
 from tests import meshes
 from tests.trees import Pair, assert_same
 from treering import serialization
-from treering.errors import Corrupt, Mismatch, TreeringError, Unsupported
+from treering.errors import CorruptError, MismatchError, TreeringError, UnsupportedError
 
 ARRAYS: dict[str, Any] = {
     "b": {"kernel": np.arange(12, dtype="f4").reshape(3, 4), "bias": np.zeros(4, ml_dtypes.bfloat16)},
@@ -80,13 +80,13 @@ def test_typed_keys_in_files_that_know_none(mapped: bool, tmp_path: Path) -> Non
     treering.save(tmp_path / "c.msgpack", tree)
     assert_same(treering.load(tmp_path / "c.msgpack", tree, mapped=mapped), tree, restored=False)
     other = {"k": jax.random.key(5), "w": np.ones(2)}
-    with pytest.raises(Mismatch, match="k:"):
+    with pytest.raises(MismatchError, match="k:"):
         treering.load(tmp_path / "c.msgpack", other)
 
 
 def test_what_safetensors_cannot_hold_is_named(tmp_path: Path) -> None:
     tree = {"w": np.ones(2), "step": 3, "deep": {"name": "x"}, "q": np.ones(2, ml_dtypes.int4)}
-    with pytest.raises(Unsupported) as caught:
+    with pytest.raises(UnsupportedError) as caught:
         treering.save(tmp_path / "c.safetensors", tree)
     for key in ("step", "deep/name"):
         assert key in str(caught.value)
@@ -97,7 +97,7 @@ def test_what_msgpack_cannot_hold_is_named(tmp_path: Path) -> None:
     for tree in ({"a": {"f": jax.nn.relu}}, {"a": {"f": {1, 2}}}, {"a": {"f": 2**70}}):
         with pytest.raises(TreeringError, match="f"):
             treering.save(tmp_path / "c.msgpack", tree)
-    with pytest.raises(Unsupported, match="metadata"):
+    with pytest.raises(UnsupportedError, match="metadata"):
         treering.save(tmp_path / "c.msgpack", {"w": 1}, metadata={"a": 1})
     assert list(tmp_path.iterdir()) == []
 
@@ -164,11 +164,11 @@ def test_damage_in_a_safetensors_file_of_ours(mapped: bool, tmp_path: Path) -> N
         damaged = bytearray(content)
         damaged[at] ^= 16
         path.write_bytes(damaged)
-        with pytest.raises(Corrupt, match=key):
+        with pytest.raises(CorruptError, match=key):
             treering.load(path, mapped=mapped)
     for end in (-1, header, 50):
         path.write_bytes(content[:end])
-        with pytest.raises(Corrupt):
+        with pytest.raises(CorruptError):
             treering.load(path, mapped=mapped)
     wrong = []
     for at in range(0, header, 17):

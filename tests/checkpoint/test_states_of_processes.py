@@ -16,7 +16,7 @@ from tests.store.objects.memory_bucket import MemoryBucket
 from treering._checkpoint.save import save_tree
 from treering._checkpoint.save_options import SaveOptions
 from treering._store.objects import connect
-from treering.errors import Mismatch, NotFound
+from treering.errors import MismatchError, NotFoundError
 
 __all__ = ["two"]
 
@@ -38,7 +38,7 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Any]:
 
 
 def _require_nothing(path: Path) -> None:
-    with pytest.raises(NotFound):
+    with pytest.raises(NotFoundError):
         treering.load(path)
 
 
@@ -48,7 +48,7 @@ def test_states_that_differ_are_refused_and_other_leaves_are_process_0s(two: Tog
 
     outcomes = two.save(place / "a", differing, save=_save)
     for outcome in outcomes:
-        assert isinstance(outcome, Mismatch)
+        assert isinstance(outcome, MismatchError)
         assert "leaf 'data/next' differs on process 1" in str(outcome)
         assert "a step holds the state of an iterator once" in str(outcome)
         assert "database" not in str(outcome)
@@ -98,7 +98,7 @@ def test_states_of_any_kind_are_refused_with_what_to_do(two: Together, place: An
 
     outcomes = two.save(place / "a", tree_of, save=_save)
     for outcome in outcomes:
-        assert isinstance(outcome, Mismatch)
+        assert isinstance(outcome, MismatchError)
         assert "data" in str(outcome) or "containers" in str(outcome)
         assert "a step holds the state of an iterator once" in str(outcome)
     _require_nothing(place / "a")
@@ -110,5 +110,5 @@ def test_other_differences_have_no_advice_about_iterators(two: Together, place: 
         lambda process: {"data": 7, "w": [1, 1.5][process]},
     ):
         for outcome in two.save(place / "a", tree_of, save=_save):
-            assert isinstance(outcome, Mismatch)
+            assert isinstance(outcome, MismatchError)
             assert "iterator" not in str(outcome)

@@ -20,7 +20,7 @@ from flax import nnx
 
 import treering
 from tests.on_disk import signed_again
-from treering.errors import StaticFieldsDiffer, Unsupported
+from treering.errors import StaticFieldsDifferWarning, UnsupportedError
 
 pytestmark = pytest.mark.filterwarnings("ignore:A JAX array is being set as static")
 
@@ -88,7 +88,7 @@ def told(path: Path, like: Any) -> list[str]:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         treering.load(path, like)
-    return [str(each.message) for each in caught if each.category is StaticFieldsDiffer]
+    return [str(each.message) for each in caught if each.category is StaticFieldsDifferWarning]
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -125,7 +125,7 @@ def test_stand_ins_keep_the_digests(name: str, path: Path) -> None:
 
 def test_leaves_directories_have_them_too(path: Path) -> None:
     treering.leaves.tree_serialize_leaves(path, {"x": Held(np.ones(2), table(0))})
-    with pytest.warns(StaticFieldsDiffer, match="with the same text"):
+    with pytest.warns(StaticFieldsDifferWarning, match="with the same text"):
         treering.leaves.tree_deserialize_leaves(path, target={"x": Held(np.ones(2), table(1))})
 
 
@@ -200,6 +200,6 @@ def nested(x: Any, inner: Any = (with_default,)) -> Any:
     [(with_default, "w="), (with_keyword, "w="), (with_attribute, ".weights"), (nested, "inner=.w=")],
 )
 def test_arrays_in_defaults_and_attributes_are_refused(function: Any, place: str, path: Path) -> None:
-    with pytest.raises(Unsupported, match=f"holds arrays where jax cannot see them, in '{place}'"):
+    with pytest.raises(UnsupportedError, match=f"holds arrays where jax cannot see them, in '{place}'"):
         treering.save(path, {"f": function})
     assert not path.exists()

@@ -27,7 +27,7 @@ from flax.training.train_state import TrainState
 import treering
 from tests.properties.strategies import Box, Chexed, Pair, Plain, Point, add
 from tests.trees import assert_same, assert_same_structure
-from treering.errors import Mismatch, StaticFieldsDiffer, Unsupported
+from treering.errors import MismatchError, StaticFieldsDifferWarning, UnsupportedError
 from treering.leaves import tree_serialize_leaves
 from treering.serialization import from_bytes, to_bytes, to_compressed_bytes
 
@@ -140,7 +140,7 @@ def test_each_part_fits_into_like(name: str, path: Path) -> None:
 
 def test_of_a_part_what_differs_is_said(path: Path) -> None:
     treering.save(path, Point(1, 2, "saved"))
-    with pytest.warns(StaticFieldsDiffer, match="label of .*: saved 'saved', like has 'like'"):
+    with pytest.warns(StaticFieldsDifferWarning, match="label of .*: saved 'saved', like has 'like'"):
         assert treering.load(path, Point(0, 5, "like"), only="x", missing="keep") == Point(1, 5, "like")
 
 
@@ -219,14 +219,14 @@ def test_the_same_functions_and_fields_say_nothing(path: Path) -> None:
 
 def test_another_function_is_said_and_that_of_like_is_taken(path: Path) -> None:
     treering.save(path, mlp(0, jax.nn.relu))
-    with pytest.warns(StaticFieldsDiffer, match=r"activation.*relu.*gelu"):
+    with pytest.warns(StaticFieldsDifferWarning, match=r"activation.*relu.*gelu"):
         result = treering.load(path, mlp(0, jax.nn.gelu))
     assert result.activation is jax.nn.gelu
 
 
 def test_another_static_field_is_said_and_that_of_like_is_taken(path: Path) -> None:
     treering.save(path, {"a": [Point(1, 2, "saved")]})
-    with pytest.warns(StaticFieldsDiffer, match=r"a/0: label .*'saved'.*'like'") as caught:
+    with pytest.warns(StaticFieldsDifferWarning, match=r"a/0: label .*'saved'.*'like'") as caught:
         result = treering.load(path, {"a": [Point(0, 0, "like")]})
     assert result == {"a": [Point(1, 2, "like")]}
     assert caught[0].filename == __file__
@@ -234,14 +234,14 @@ def test_another_static_field_is_said_and_that_of_like_is_taken(path: Path) -> N
 
 def test_another_class_is_said(path: Path) -> None:
     treering.save(path, {"p": [1, 2]})
-    with pytest.warns(StaticFieldsDiffer, match="p: saved as list, like has tuple"):
+    with pytest.warns(StaticFieldsDifferWarning, match="p: saved as list, like has tuple"):
         assert treering.load(path, {"p": (0, 0)}) == {"p": (1, 2)}
 
 
 def test_a_setting_comes_from_like_and_a_change_is_said(path: Path) -> None:
     treering.save(path, {"color": Color.RED})
     assert treering.load(path, {"color": Color.RED}) == {"color": Color.RED}
-    with pytest.warns(StaticFieldsDiffer, match="color"):
+    with pytest.warns(StaticFieldsDifferWarning, match="color"):
         assert treering.load(path, {"color": Color.BLUE}) == {"color": Color.BLUE}
 
 
@@ -360,7 +360,7 @@ def test_what_cannot_be_saved_is_named_and_nothing_is_written(bad: Any, path: Pa
     if callable(bad):  # a function is noted by name
         treering.save(path, tree)
         return
-    with pytest.raises(Unsupported) as caught:
+    with pytest.raises(UnsupportedError) as caught:
         treering.save(path, tree)
     assert caught.value.path == ("bad", "0")
     assert not path.exists()
@@ -369,7 +369,7 @@ def test_what_cannot_be_saved_is_named_and_nothing_is_written(bad: Any, path: Pa
 def test_a_refused_overwrite_leaves_the_old_one(path: Path) -> None:
     treering.save(path, {"w": 1})
     before = sorted(entry.name for entry in path.iterdir())
-    with pytest.raises(Unsupported):
+    with pytest.raises(UnsupportedError):
         treering.save(path, {"w": {1}}, overwrite=True)
     assert sorted(entry.name for entry in path.iterdir()) == before
     assert treering.load(path) == {"w": 1}
@@ -380,7 +380,7 @@ def test_a_traced_tree_is_refused(path: Path) -> None:
         treering.save(path, {"x": x})
         return x
 
-    with pytest.raises(Unsupported, match="jit"):
+    with pytest.raises(UnsupportedError, match="jit"):
         jax.jit(step)(jnp.ones(2))
     assert not path.exists()
 
@@ -388,7 +388,7 @@ def test_a_traced_tree_is_refused(path: Path) -> None:
 def test_a_deleted_array_is_refused_by_name(path: Path) -> None:
     array = jnp.ones(2)
     array.delete()
-    with pytest.raises(Unsupported, match="deleted") as caught:
+    with pytest.raises(UnsupportedError, match="deleted") as caught:
         treering.save(path, {"a": [array]})
     assert caught.value.path == ("a", "0")
     assert not path.exists()
@@ -419,7 +419,7 @@ def test_a_tree_of_no_leaves(tree: Any, path: Path) -> None:
 
 def test_none_is_no_namedtuple_without_fields(path: Path) -> None:
     treering.save(path, {"a": None, "w": np.arange(3)})
-    with pytest.raises(Mismatch, match="a: unexpected"):
+    with pytest.raises(MismatchError, match="a: unexpected"):
         treering.load(path, {"a": optax.EmptyState(), "w": np.arange(3)})
 
 
@@ -487,10 +487,10 @@ def test_msgpack_says_how_to_save_what_only_a_folder_keeps(tmp_path: Path, tree:
     )  # fmt: skip
     for save in saves:
         with pytest.raises(
-            Unsupported, match=r"save keeps it in a folder; .* as eqx.filter\(tree, eqx.is_array\) does"
+            UnsupportedError, match=r"save keeps it in a folder; .* as eqx.filter\(tree, eqx.is_array\) does"
         ):
             save()
-    with pytest.raises(Unsupported, match="save to a folder instead"):
+    with pytest.raises(UnsupportedError, match="save to a folder instead"):
         treering.save(tmp_path / "a.safetensors", tree)
     arrays = eqx.filter(tree, eqx.is_array)
     found = eqx.combine(from_bytes(arrays, to_bytes(arrays)), eqx.filter(tree, eqx.is_array, inverse=True))
@@ -502,7 +502,7 @@ def test_msgpack_says_how_to_save_what_only_a_folder_keeps(tmp_path: Path, tree:
 def test_other_forms_name_what_layers_share(tmp_path: Path, name: str) -> None:
     treering.save(tmp_path / "tied", {"model": _tied(0)})
     with pytest.raises(
-        Unsupported, match=r"(?s)leaf 'model/pytree/1/weight': .*'objects' \(functions and other objects"
+        UnsupportedError, match=r"(?s)leaf 'model/pytree/1/weight': .*'objects' \(functions and other objects"
     ):
         treering.convert(tmp_path / "tied", tmp_path / name)
     treering.convert(tmp_path / "tied", tmp_path / name, lose=["objects", "structure", "none"])

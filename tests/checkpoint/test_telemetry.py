@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import pytest
 
 import treering as tr
-from treering.errors import NotFound
+from treering.errors import NotFoundError
 from treering.leaves import tree_deserialize_leaves, tree_serialize_leaves
 from treering.serialization import load_from_file, save_to_file
 
@@ -65,13 +65,14 @@ def test_a_load_is_one_line_and_one_event(tmp_path: Path, heard: list[str], capl
         tr.load(tmp_path / "a")
         load_from_file(TREE, tmp_path / "b")
         tree_deserialize_leaves(tmp_path / "c")
-        with pytest.raises(NotFound):
+        with pytest.raises(NotFoundError):
             tr.load(tmp_path / "d")
     assert heard[:3] == ["load/plan", "load/read", "load"]
     assert heard.count("load") == 3
     said = [record.getMessage().partition(" after ")[0].partition(" in ")[0] for record in caplog.records]
     assert said == [
-        f"load {str(tmp_path / name)!r}: {end}" for name, end in zip("abcd", ["done"] * 3 + ["NotFound"], strict=True)
+        f"load {str(tmp_path / name)!r}: {end}"
+        for name, end in zip("abcd", ["done"] * 3 + ["NotFoundError"], strict=True)
     ]
 
 

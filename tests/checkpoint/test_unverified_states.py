@@ -28,7 +28,7 @@ from treering._arrays.source import Source
 from treering._checkpoint import copy_checkpoint, joint_load, read_leaves, save_folder
 from treering._checkpoint.source import read_pieces
 from treering._foreign.folder_files import FolderFiles
-from treering.errors import Busy, Corrupt, NotShared
+from treering.errors import BusyError, CorruptError, NotSharedError
 from treering.serialization import to_bytes
 
 __all__ = ["loading"]
@@ -183,7 +183,7 @@ def test_copies_are_alike_and_other_states_are_not(name: str, loading: Loading, 
 def test_states_of_hosts_that_share_nothing(name: str, loading: Loading, tmp_path: Path) -> None:
     WRITERS[name](tmp_path / name, 0)
     loading.others = lambda meeting, said: [said, said, {**said, "state": "another"} if "state" in said else said]
-    with pytest.raises(NotShared, match="process 3 found another state"):
+    with pytest.raises(NotSharedError, match="process 3 found another state"):
         tr.load(tmp_path / name, mesh=MESH, shardings=lambda *_: SPEC)
 
 
@@ -256,7 +256,7 @@ def test_all_that_every_process_reads_counts_on_hosts_that_share_nothing(loading
     assert said[0] == said[1]
     assert len({read for _, read in said}) == 3
     loading.others = lambda meeting, said: [said, said, said | {"read": "another"} if "read" in said else said]
-    with pytest.raises(NotShared, match="process 3 read other numbers of it than process 0"):
+    with pytest.raises(NotSharedError, match="process 3 read other numbers of it than process 0"):
         tr.load(path, mesh=MESH, shardings=lambda *_: jax.sharding.PartitionSpec())
 
 
@@ -293,7 +293,7 @@ def test_a_handle_of_a_file_that_is_written_into_is_busy(written_into: tuple[Pat
         view = next(iter(opened.values()))
         np.testing.assert_array_equal(view[:5], WIDE[:5])
         write()
-        with pytest.raises(Busy, match=r"was (written into|saved again) after it was opened"):
+        with pytest.raises(BusyError, match=r"was (written into|saved again) after it was opened"):
             np.asarray(view)
 
 
@@ -317,7 +317,7 @@ def test_a_copy_of_a_file_that_is_written_into_is_busy(
         write()
 
     monkeypatch.setattr(copy_checkpoint, "read_pieces", write_between)
-    with pytest.raises(Busy, match="was written into while it was being copied"):
+    with pytest.raises(BusyError, match="was written into while it was being copied"):
         copy_path(str(path), str(tmp_path / f"copy-{path.name}"), overwrite=False)
     assert [found.name for found in tmp_path.iterdir() if found.is_file()] == [path.name]
 
@@ -338,7 +338,7 @@ def test_what_is_written_anew_while_it_is_converted_is_busy(
         tr.convert(path, tmp_path / "converted")
         assert _generation_of(tr.load(tmp_path / "converted")) == 0
         return
-    with pytest.raises(Busy, match="replaced while"):
+    with pytest.raises(BusyError, match="replaced while"):
         tr.convert(path, tmp_path / "converted")
     assert not (tmp_path / "converted" / "treering.json").exists()
 
@@ -351,7 +351,7 @@ def test_a_file_that_is_opened_again_has_to_be_the_same(tmp_path: Path, monkeypa
         assert files.read("a", 0, 5) == b"first"
         shutil.copy(tmp_path / "a", tmp_path / "b")
         (tmp_path / "b").replace(tmp_path / "a")
-        with pytest.raises(Corrupt, match="was replaced while the tree was being read"):
+        with pytest.raises(CorruptError, match="was replaced while the tree was being read"):
             files.read("a", 0, 5)
 
 

@@ -21,7 +21,7 @@ import treering
 from tests import faults
 from tests.checkpoint.documents import document_of, rewrite, sample
 from treering import serialization, verify
-from treering.errors import Corrupt, Format, NotFound, TreeringError
+from treering.errors import CorruptError, FormatError, NotFoundError, TreeringError
 from treering.leaves import tree_serialize_leaves
 
 BLOCK = 65536
@@ -94,7 +94,7 @@ def test_a_damaged_block(ckpt: Path) -> None:
     assert (finding.key, finding.file) == ("large", data_file(ckpt).name)
     assert (finding.start, finding.stop) == (start + 3 * BLOCK, start + 4 * BLOCK)
     assert str(finding) == f"leaf 'large' is damaged: bytes {finding.start} to {finding.stop} of {finding.file}"
-    with pytest.raises(Corrupt) as error:
+    with pytest.raises(CorruptError) as error:
         treering.load(ckpt)
     for part in ("'large'", str(finding.start), str(finding.stop), finding.file, "checksum", "treering verify"):
         assert part in str(error.value)
@@ -127,7 +127,7 @@ def test_a_damaged_part_of_a_divided_leaf(tmp_path: Path) -> None:
     (finding,) = verify(ckpt).findings
     assert (finding.key, finding.start) == ("divided", offset)
     assert finding.stop == offset + nbytes
-    with pytest.raises(Corrupt, match="'divided'"):
+    with pytest.raises(CorruptError, match="'divided'"):
         treering.load(ckpt)
 
 
@@ -353,7 +353,7 @@ def test_a_safetensors_file_of_another_writer(tmp_path: Path) -> None:
 
 
 def test_a_data_file_alone_is_no_checkpoint(ckpt: Path) -> None:
-    with pytest.raises(Format, match="part of a checkpoint"):
+    with pytest.raises(FormatError, match="part of a checkpoint"):
         verify(data_file(ckpt))
 
 
@@ -387,7 +387,7 @@ def test_gzip_has_a_checksum_of_its_own(tmp_path: Path) -> None:
 @pytest.mark.parametrize("make", [lambda path: None, lambda path: path.mkdir()], ids=["nothing", "an empty folder"])
 def test_nothing_to_verify(tmp_path: Path, make: Callable[[Path], None]) -> None:
     make(tmp_path / "a")
-    with pytest.raises(NotFound):
+    with pytest.raises(NotFoundError):
         verify(tmp_path / "a")
 
 

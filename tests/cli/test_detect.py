@@ -17,7 +17,7 @@ import treering
 from tests.cli.trees import in_every_form
 from tests.command import here
 from treering import serialization
-from treering.errors import Corrupt, Format, NotFound, StoreFailed, Unsupported
+from treering.errors import CorruptError, FormatError, NotFoundError, StoreError, UnsupportedError
 
 FORMS = {
     "checkpoint": "checkpoint",
@@ -39,7 +39,7 @@ def form_of(path: str | Path) -> str:
     """Return the form that treering takes this for; a damaged one shows it by what its reader says."""
     try:
         return treering.inspect(path).form
-    except (Corrupt, NotFound) as error:
+    except (CorruptError, NotFoundError) as error:
         (form,) = [form for form, words in REFUSALS.items() if re.search(words, str(error))]
         return form
 
@@ -76,11 +76,11 @@ def test_a_damaged_file_goes_to_the_reader_of_its_suffix(tmp_path: Path, content
 def test_other_forms_are_named(tmp_path: Path, content: bytes, wanted: str) -> None:
     path = tmp_path / "file"
     path.write_bytes(content)
-    with pytest.raises(Format, match=wanted):
+    with pytest.raises(FormatError, match=wanted):
         treering.inspect(path)
     # Inside gzip nothing is told apart but what holds no array.
     path.write_bytes(gzip.compress(content))
-    found = (Corrupt, "bytes follow") if content[0] & 0x80 else (Format, "in no form")
+    found = (CorruptError, "bytes follow") if content[0] & 0x80 else (FormatError, "in no form")
     with pytest.raises(found[0], match=found[1]):
         treering.inspect(path)
 
@@ -115,7 +115,7 @@ def test_a_bare_number_or_text_is_no_checkpoint(tmp_path: Path, verb: str) -> No
             if verb in ("cat", "ls"):
                 assert "is in no form that treering reads" in VERBS[verb](tmp_path / name).stderr
                 continue
-            with pytest.raises(Format, match="is in no form that treering reads"):
+            with pytest.raises(FormatError, match="is in no form that treering reads"):
                 VERBS[verb](tmp_path / name)
 
 
@@ -126,14 +126,14 @@ def test_a_bare_number_in_a_file_that_is_called_msgpack_loads(tmp_path: Path) ->
 
 
 def test_the_index_alone_leads_to_its_folder(tmp_path: Path) -> None:
-    with pytest.raises(Format, match="pass the folder"):
+    with pytest.raises(FormatError, match="pass the folder"):
         treering.inspect(in_every_form(tmp_path)["checkpoint"] / "treering.json")
 
 
 @pytest.mark.parametrize("name", ["manifest.ocdbt", "_CHECKPOINT_METADATA", ".zarray"])
 def test_folders_of_others_are_named(tmp_path: Path, name: str) -> None:
     (tmp_path / name).write_bytes(b"")
-    with pytest.raises(NotFound, match="there is no checkpoint"):
+    with pytest.raises(NotFoundError, match="there is no checkpoint"):
         treering.inspect(tmp_path)
 
 
@@ -154,9 +154,9 @@ def test_inside_of_leaves_the_directory_is_named(tmp_path: Path) -> None:
     index = tmp_path / "tensorstore_index.json"
     index.write_bytes(b'{\n  "format": "tensorstore"}')
     for inside in ("model", "model/w"):
-        with pytest.raises(NotFound, match="inside of a leaves directory"):
+        with pytest.raises(NotFoundError, match="inside of a leaves directory"):
             treering.inspect(tmp_path / inside)
-    with pytest.raises(Format) as caught:
+    with pytest.raises(FormatError) as caught:
         treering.inspect(index)
     assert caught.value.hint == "pass the folder that it is in"
     (tmp_path / "checkpoint").mkdir()
@@ -176,9 +176,9 @@ def test_links_lead_to_no_leaves(tmp_path: Path) -> None:
 def test_what_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
         treering.inspect(tmp_path / "nope")
-    with pytest.raises(StoreFailed):
+    with pytest.raises(StoreError):
         treering.inspect(tmp_path / "a\0b")
-    with pytest.raises(Unsupported, match="URL"):
+    with pytest.raises(UnsupportedError, match="URL"):
         treering.inspect("hf://bucket/checkpoint")
     assert not list(tmp_path.iterdir())
 
@@ -209,10 +209,10 @@ def test_what_is_of_no_form_is_not_called_damaged(tmp_path: Path, content: bytes
     path = tmp_path / "file.txt"
     path.write_bytes(content)
     for refusing in (treering.load, treering.open, treering.inspect, treering.verify):
-        with pytest.raises(Format, match="in no form that treering reads") as caught:
+        with pytest.raises(FormatError, match="in no form that treering reads") as caught:
             refusing(path)
         assert caught.value.hint == hint
-    with pytest.raises(Corrupt):
+    with pytest.raises(CorruptError):
         serialization.load_from_file(None, path)
 
 
@@ -228,38 +228,38 @@ def test_every_value_of_msgpack_alone_is_msgpack_where_it_is_called_so(tmp_path:
     if isinstance(value, list | dict):
         assert form_of(other) == "msgpack"
     else:
-        with pytest.raises(Format, match="in no form"):
+        with pytest.raises(FormatError, match="in no form"):
             treering.inspect(other)
     # Cut short it is damaged, not of another form.
     path.write_bytes(path.read_bytes()[:-1])
-    with pytest.raises(Corrupt):
+    with pytest.raises(CorruptError):
         treering.inspect(path)
 
 
 def test_a_wrong_path_names_the_nearest_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(in_every_form(tmp_path)["checkpoint"].parent)
     for refusing in (treering.load, treering.open, treering.inspect, treering.verify):
-        with pytest.raises(NotFound, match="did you mean 'checkpoint'"):
+        with pytest.raises(NotFoundError, match="did you mean 'checkpoint'"):
             refusing("chekpoint")
-    with pytest.raises(NotFound, match="did you mean 'checkpoint'"):
+    with pytest.raises(NotFoundError, match="did you mean 'checkpoint'"):
         treering.inspect("Checkpiont/step_1/more")
-    with pytest.raises(NotFound, match=f"did you mean '{tmp_path}/state.msgpack'"):
+    with pytest.raises(NotFoundError, match=f"did you mean '{tmp_path}/state.msgpack'"):
         treering.inspect(tmp_path / "stat.msgpack")
-    with pytest.raises(NotFound) as caught:
+    with pytest.raises(NotFoundError) as caught:
         treering.inspect("zzzzzz")
     assert caught.value.hint is None
 
 
 @pytest.mark.parametrize("path", ["~/checkpoint", "~", "~somebody/x"])
 def test_a_tilde_is_not_expanded(path: str) -> None:
-    with pytest.raises(NotFound, match=r"os\.path\.expanduser"):
+    with pytest.raises(NotFoundError, match=r"os\.path\.expanduser"):
         treering.load(path)
 
 
 @pytest.mark.parametrize("path", ["", b"checkpoint"])
 def test_what_is_no_path(path: Any) -> None:
     for refusing in (treering.load, treering.open, treering.inspect, treering.verify):
-        with pytest.raises(Unsupported, match=r"is not the name of a checkpoint|is the path"):
+        with pytest.raises(UnsupportedError, match=r"is not the name of a checkpoint|is the path"):
             refusing(path)
 
 
@@ -267,6 +267,6 @@ def test_a_tree_in_the_place_of_a_path_is_not_printed() -> None:
     tree: Any = {"a": list(range(1000))}
     for refusing in (treering.inspect, treering.verify, lambda path: treering.diff(path, path)):
         with pytest.raises(
-            Unsupported, match=r"^a dict is not the name of a checkpoint or file; pass the path of one, as text$"
+            UnsupportedError, match=r"^a dict is not the name of a checkpoint or file; pass the path of one, as text$"
         ):
             refusing(tree)

@@ -16,7 +16,7 @@ import treering as package
 from tests import meshes
 from tests.cli.trees import Adam, in_every_form, saved, state
 from tests.command import here, treering
-from treering.errors import Corrupt, NotFound
+from treering.errors import CorruptError, NotFoundError
 
 
 def between(folder: Path, a: Any, b: Any, **options: Any) -> Any:
@@ -167,7 +167,7 @@ def test_progress_ends_at_the_whole(tmp_path: Path) -> None:
 
 def test_errors_are_the_usual_ones(tmp_path: Path) -> None:
     path = saved(tmp_path / "a")
-    with pytest.raises(NotFound):
+    with pytest.raises(NotFoundError):
         package.diff(path, tmp_path / "nope")
     data = next(path.glob("data-*"))
     content = bytearray(data.read_bytes())
@@ -175,7 +175,7 @@ def test_errors_are_the_usual_ones(tmp_path: Path) -> None:
     data.write_bytes(content)
     other = saved(tmp_path / "b")
     assert not package.diff(path, other)
-    with pytest.raises(Corrupt):
+    with pytest.raises(CorruptError):
         package.diff(path, other, values=True)
 
 

@@ -34,7 +34,7 @@ from treering._store.posix import descriptors
 from treering._store.posix.store import entry_of, seen_locks
 from treering._values.checkpoint_names import decision_name, heartbeat_name, journal_of, prepare_name, vote_name
 from treering._values.processes import Processes
-from treering.errors import StoreFailed
+from treering.errors import StoreError
 
 A, B, JOB = "0123456789abcdef", "fedcba9876543210", "00000000000000aa"
 HERE = platform.node()
@@ -350,7 +350,7 @@ def test_the_processes_of_a_joint_save_are_told_apart(tmp_path: Path) -> None:
             1: VoteMessage(stage=VoteStage.PREPARING, who="node1, pid 11"),
             2: VoteMessage(stage=VoteStage.FAILED, who="node2, pid 12", failure=Failure.of(OSError("no space left"))),
             3: VoteMessage(
-                stage=VoteStage.FAILED, who="node3, pid 13", failure=Failure.of(StoreFailed("no space left"))
+                stage=VoteStage.FAILED, who="node3, pid 13", failure=Failure.of(StoreError("no space left"))
             ),
         },
         count=5,
@@ -368,7 +368,7 @@ def test_the_processes_of_a_joint_save_are_told_apart(tmp_path: Path) -> None:
         (4, "missing", None),
     ]
     assert attempt["processes"][2]["problem"] == "OSError: no space left"
-    assert attempt["processes"][3]["problem"] == "StoreFailed: no space left"
+    assert attempt["processes"][3]["problem"] == "StoreError: no space left"
     said = text(path, 1)
     assert f"attempt {A}: unknown, save 7 of its job" in said
     assert "  process 2: failed   node2, pid 12" in said

@@ -15,7 +15,7 @@ import treering as package
 from tests import faults
 from tests.cli.trees import saved
 from tests.command import HEAVY, ended, here, imported_by, treering
-from treering.errors import Corrupt, NotFound, StoreFailed, TreeringError, Unsupported
+from treering.errors import CorruptError, NotFoundError, StoreError, TreeringError, UnsupportedError
 
 VERBS = ("cat", "diff", "du", "inspect", "ls", "verify")
 
@@ -96,10 +96,10 @@ def end_with(monkeypatch: pytest.MonkeyPatch, error: BaseException, code: int) -
 @pytest.mark.parametrize(
     ("error", "code"),
     [
-        (Corrupt("broken", path=("a",), offset=3, hint="take another"), 1),
-        (NotFound("gone", hint="take another"), 2),
-        (Unsupported("odd", hint="take another"), 2),
-        (StoreFailed.of(PermissionError(13, "Permission denied"), "x", "read", hint="take another"), 2),
+        (CorruptError("broken", path=("a",), offset=3, hint="take another"), 1),
+        (NotFoundError("gone", hint="take another"), 2),
+        (UnsupportedError("odd", hint="take another"), 2),
+        (StoreError.of(PermissionError(13, "Permission denied"), "x", "read", hint="take another"), 2),
     ],
 )
 def test_every_error_is_two_lines(monkeypatch: pytest.MonkeyPatch, error: TreeringError, code: int) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 import treering as tr
 from tests.command import inside
-from treering.errors import NotFound
+from treering.errors import NotFoundError
 
 
 @pytest.fixture
@@ -24,7 +24,7 @@ def test_one_step_is_removed(run: Path) -> None:
     assert "removed step 2 of" in inside("rm", str(run), "2", code=0)[0]
     assert tr.Run(run).steps() == [1, 3]
     assert tr.verify(run).ok
-    with pytest.raises(NotFound, match=r"no step 2; it has steps 1 and 3"):
+    with pytest.raises(NotFoundError, match=r"no step 2; it has steps 1 and 3"):
         tr.Run(run).delete(2)
     tr.Run(run).delete(3)
     assert tr.Run(run).latest() == 1

@@ -29,7 +29,7 @@ from treering._codec.key_document import (
 from treering._codec.signed import SignedForm
 from treering._format.document import data_name, encode_index, parse_index, read_names
 from treering._format.index import LeafType
-from treering.errors import Corrupt, Format, Unsupported
+from treering.errors import CorruptError, FormatError, UnsupportedError
 
 F32 = LeafType(kind="numpy", dtype="float32", shape=(4,))
 OLD, OLDER = "a" * 16, "b" * 16
@@ -59,7 +59,7 @@ def test_a_placeholder_is_192_bytes_that_say_nothing_is_there() -> None:
     assert data != placeholder()
     assert attempts_in(data) == ("",)
     assert superseded_in(data) == []
-    with pytest.raises(Format, match=r"version 3.*newer treering"):
+    with pytest.raises(FormatError, match=r"version 3.*newer treering"):
         parse_index(data)
 
 
@@ -152,20 +152,20 @@ def test_a_fenced_document_says_the_same_and_is_another(make: Callable[[], bytes
 
 def test_a_fence_that_stands_elsewhere_is_left_alone() -> None:
     lines = encode_index(PLAIN).partition(b"\n")[2].removesuffix(b"}\n")
-    with pytest.raises(Unsupported, match="'fence'"):
+    with pytest.raises(UnsupportedError, match="'fence'"):
         fenced(INDEX_FORM.sign(lines + b',\n"fence": "' + b"0" * 32 + b'"}\n'))
 
 
 @pytest.mark.parametrize(
     ("data", "error"),
     [
-        (encode_index(PLAIN)[:-3], Corrupt),
-        (encode_index(PLAIN).replace(b"float32", b"float64"), Corrupt),
-        (b"", Corrupt),
-        (placeholder().replace(b'"nonce": "', b'"nonce": "g'), Corrupt),
-        (placeholder()[:-1], Corrupt),
-        (SignedForm("treering", 4, "treering.json", hint="").encode([("a", 1)]), Format),
-        (SignedForm("treering", 2, "treering.json", hint="").encode([("a", 1)]), Format),
+        (encode_index(PLAIN)[:-3], CorruptError),
+        (encode_index(PLAIN).replace(b"float32", b"float64"), CorruptError),
+        (b"", CorruptError),
+        (placeholder().replace(b'"nonce": "', b'"nonce": "g'), CorruptError),
+        (placeholder()[:-1], CorruptError),
+        (SignedForm("treering", 4, "treering.json", hint="").encode([("a", 1)]), FormatError),
+        (SignedForm("treering", 2, "treering.json", hint="").encode([("a", 1)]), FormatError),
     ],
 )
 def test_what_is_damaged_or_newer_is_neither_read_nor_fenced(data: bytes, error: type[Exception]) -> None:
@@ -199,15 +199,15 @@ NAME = data_name(OLD, 0, 1)
     ],
 )
 def test_a_list_that_contradicts_itself_is_damage(node: Any, problem: str) -> None:
-    with pytest.raises(Corrupt, match=problem):
+    with pytest.raises(CorruptError, match=problem):
         superseded_in(tombstone_with([node]))
 
 
 def test_a_list_has_each_attempt_once_and_a_bound() -> None:
     node: dict[str, Any] = {"attempt": OLD, "since": None, "files": []}
-    with pytest.raises(Corrupt, match="an attempt twice"):
+    with pytest.raises(CorruptError, match="an attempt twice"):
         superseded_in(tombstone_with([node, node]))
-    with pytest.raises(Corrupt, match=r"65,?537 attempts"):
+    with pytest.raises(CorruptError, match=r"65,?537 attempts"):
         superseded_in(tombstone_with([None] * (MOST_SUPERSEDED + 1)))
 
 
@@ -221,13 +221,13 @@ def test_a_list_has_each_attempt_once_and_a_bound() -> None:
     ],
 )
 def test_a_tombstone_of_another_form_is_damage(data: bytes, problem: str) -> None:
-    with pytest.raises(Corrupt, match=problem):
+    with pytest.raises(CorruptError, match=problem):
         attempts_in(data)
 
 
 def test_live_data_are_never_among_what_waits() -> None:
     index = dataclasses.replace(WAITING, superseded=(Superseded(ATTEMPT, None, [data_name(ATTEMPT, 0, 1)]),))
-    with pytest.raises(Corrupt, match="in the list of superseded data"):
+    with pytest.raises(CorruptError, match="in the list of superseded data"):
         parse_index(encode_index(index))
 
 

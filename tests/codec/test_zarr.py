@@ -31,7 +31,7 @@ from treering._codec.zarr import (
 from treering._codec.zarr_chunks import require_known_compressor
 from treering._values.boxes import find_cover_error, shape_of
 from treering._values.dtypes import lookup
-from treering.errors import Corrupt, Format, Unsupported
+from treering.errors import CorruptError, FormatError, UnsupportedError
 
 ZSTD = '{"id":"zstd","level":1}'
 
@@ -119,7 +119,7 @@ def test_the_table_of_dtypes_is_tensorstores(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["float128", "complex256", "object", "str", "nonsense"])
 def test_dtypes_without_a_form_are_refused(name: str) -> None:
-    with pytest.raises(Unsupported, match=name):
+    with pytest.raises(UnsupportedError, match=name):
         stored_dtype(name)
 
 
@@ -265,29 +265,29 @@ def test_byte_orders(text: str, name: str, big_endian: bool) -> None:
     ids=lambda text: ascii(text[:150]),
 )
 def test_damaged_documents(text: bytes) -> None:
-    with pytest.raises(Corrupt, match=r"\.zarray"):
+    with pytest.raises(CorruptError, match=r"\.zarray"):
         parse_zarray(text)
 
 
 @pytest.mark.parametrize(
     ("text", "kind", "words"),
     [
-        (text_with(zarr_format=3), Format, "version 3"),
-        (text_with(filters=[{"id": "delta"}]), Unsupported, "filters"),
-        (text_with(dtype="|S4"), Unsupported, "S4"),
-        (text_with(dtype="|V4"), Unsupported, "V4"),
-        (text_with(dtype="<U4"), Unsupported, "U4"),
-        (text_with(dtype="|O"), Unsupported, "O"),
-        (text_with(dtype="<M8[ns]"), Unsupported, "M8"),
-        (text_with(dtype="i4"), Unsupported, "i4"),
-        (text_with(dtype="|i4"), Unsupported, "i4"),
-        (text_with(dtype=">bfloat16"), Unsupported, "bfloat16"),
-        (text_with(dtype="float32"), Unsupported, "float32"),
-        (text_with(dtype=[["x", "<i4"], ["y", "<f4"]]), Unsupported, "fields"),
-        (text_with(shape=[1] * 33, chunks=[1] * 33), Unsupported, "33 axes"),
-        (text_with(shape=[1, 1], chunks=[1 << 20, 1 << 20]), Unsupported, "padding"),
-        (text_with(shape=[3, 1 << 40], chunks=[1 << 40, 1]), Unsupported, "padding"),
-        (text_with(compressor={"id": "x", "y": ["z" * 5000]}), Unsupported, "any codec needs"),
+        (text_with(zarr_format=3), FormatError, "version 3"),
+        (text_with(filters=[{"id": "delta"}]), UnsupportedError, "filters"),
+        (text_with(dtype="|S4"), UnsupportedError, "S4"),
+        (text_with(dtype="|V4"), UnsupportedError, "V4"),
+        (text_with(dtype="<U4"), UnsupportedError, "U4"),
+        (text_with(dtype="|O"), UnsupportedError, "O"),
+        (text_with(dtype="<M8[ns]"), UnsupportedError, "M8"),
+        (text_with(dtype="i4"), UnsupportedError, "i4"),
+        (text_with(dtype="|i4"), UnsupportedError, "i4"),
+        (text_with(dtype=">bfloat16"), UnsupportedError, "bfloat16"),
+        (text_with(dtype="float32"), UnsupportedError, "float32"),
+        (text_with(dtype=[["x", "<i4"], ["y", "<f4"]]), UnsupportedError, "fields"),
+        (text_with(shape=[1] * 33, chunks=[1] * 33), UnsupportedError, "33 axes"),
+        (text_with(shape=[1, 1], chunks=[1 << 20, 1 << 20]), UnsupportedError, "padding"),
+        (text_with(shape=[3, 1 << 40], chunks=[1 << 40, 1]), UnsupportedError, "padding"),
+        (text_with(compressor={"id": "x", "y": ["z" * 5000]}), UnsupportedError, "any codec needs"),
     ],
     ids=lambda value: ascii(value)[:150],
 )
@@ -309,13 +309,13 @@ def test_a_packed_chunk_unpacks_to_little_more_than_the_shape_holds(codec: str |
         if times <= (2 if codec else 8):
             assert parse_zarray(text).shape == (1 << 22, 2)
         else:
-            with pytest.raises(Unsupported, match="padding"):
+            with pytest.raises(UnsupportedError, match="padding"):
                 parse_zarray(text)
 
 
 @pytest.mark.parametrize("config", [None, "zstd", {}, {"id": ""}, {"id": 1}, {"id": "a", 1: 2}, {"id": "a", "b": (1,)}])
 def test_compressors_that_are_no_configuration(config: Any) -> None:
-    with pytest.raises(Unsupported, match="compressor"):
+    with pytest.raises(UnsupportedError, match="compressor"):
         check_compressor(config)
 
 
@@ -427,7 +427,7 @@ def test_tensorstore_agrees_about_compressors(config: dict[str, Any]) -> None:
     try:
         store: Any = tensorstore.open(spec, create=True, context=tensorstore.Context()).result()
     except ValueError:
-        with pytest.raises(Unsupported, match=config["id"]):
+        with pytest.raises(UnsupportedError, match=config["id"]):
             require_known_compressor(config)
     else:
         known = require_known_compressor(config)
@@ -437,11 +437,11 @@ def test_tensorstore_agrees_about_compressors(config: dict[str, Any]) -> None:
 
 def test_levels_are_whole_numbers() -> None:
     for level in (True, 1.0, None):
-        with pytest.raises(Unsupported, match="level"):
+        with pytest.raises(UnsupportedError, match="level"):
             require_known_compressor({"id": "zstd", "level": level})
 
 
 def test_the_message_about_a_compressor_is_short() -> None:
-    with pytest.raises(Unsupported) as caught:
+    with pytest.raises(UnsupportedError) as caught:
         require_known_compressor({"id": "none"})
     assert str(caught.value) == 'the compressor {"id":"none"} is unknown to TensorStore: "none" is not registered'

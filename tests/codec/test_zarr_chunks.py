@@ -25,7 +25,7 @@ from treering._codec import zstd
 from treering._codec.zarr import ZarrArray, chunk_bytes, zarray_bytes
 from treering._codec.zarr_chunks import check_chunk_file, decode, encode
 from treering._values.dtypes import lookup, numpy_dtype
-from treering.errors import Corrupt, TreeringError, Unsupported
+from treering.errors import CorruptError, TreeringError, UnsupportedError
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -176,7 +176,7 @@ def test_true_is_one() -> None:
     data = encode(array, np.array([0, 2, 255], np.uint8).view(np.bool))
     assert read_by_tensorstore(array, data).tolist() == [False, True, True]
     assert decoded(array, data).view(np.uint8).tolist() == [0, 1, 1]
-    with pytest.raises(Corrupt, match="neither 0 nor 1"):
+    with pytest.raises(CorruptError, match="neither 0 nor 1"):
         decoded(array, zstandard.compress(b"\0\2\1"))
 
 
@@ -198,10 +198,10 @@ def test_a_file_of_any_other_length_is_refused(codec: str, way: str, monkeypatch
     data = encode(array, items_of(array))
     assert same(decoded(array, data), items_of(array))
     for size in range(len(data)):
-        with pytest.raises(Corrupt):
+        with pytest.raises(CorruptError):
             decoded(array, data[:size])
     for more in (b"\0", b"x" * 40, data):
-        with pytest.raises(Corrupt):
+        with pytest.raises(CorruptError):
             decoded(array, data + more)
 
 
@@ -220,7 +220,7 @@ def test_a_flipped_byte_never_comes_back_as_data(codec: str, way: str, monkeypat
             try:
                 found = decoded(array, bytes(damaged))
             except TreeringError as error:
-                assert isinstance(error, Corrupt)  # noqa: PT017
+                assert isinstance(error, CorruptError)  # noqa: PT017
                 refused += 1
             else:
                 assert same(found, items), place  # a time in a header, for instance
@@ -238,7 +238,7 @@ def test_several_streams_and_other_sizes_are_refused(
 ) -> None:
     every_codec_path(monkeypatch, way)
     array = array_of((100,), "uint8", codec)
-    with pytest.raises(Corrupt):
+    with pytest.raises(CorruptError):
         decoded(array, b"".join(pack(b"x" * size) for size in pieces))
 
 
@@ -254,7 +254,7 @@ def test_zstd_frames_that_do_not_say_their_size(size: int, way: str, monkeypatch
         assert decoded(array, data).tobytes() == b"x" * 100
         assert read_by_tensorstore(array, data).tobytes() == b"x" * 100
     else:
-        with pytest.raises(Corrupt):
+        with pytest.raises(CorruptError):
             decoded(array, data)
 
 
@@ -275,7 +275,7 @@ def test_zstd_frames_that_do_not_say_their_size(size: int, way: str, monkeypatch
 )
 def test_what_is_no_zstd(data: bytes, way: str, monkeypatch: pytest.MonkeyPatch) -> None:
     every_codec_path(monkeypatch, way)
-    with pytest.raises(Corrupt):
+    with pytest.raises(CorruptError):
         decoded(array_of((100,), "uint8", "zstd"), data)
 
 
@@ -309,7 +309,7 @@ def test_bombs_take_no_memory(name: str, way: str, monkeypatch: pytest.MonkeyPat
     decoder = np.empty(100, np.uint8)
     tracemalloc.start()
     try:
-        with pytest.raises(Corrupt):
+        with pytest.raises(CorruptError):
             decode(array, io.BytesIO(data).read, len(data), decoder)
         assert tracemalloc.get_traced_memory()[1] < 4 << 20
     finally:
@@ -319,9 +319,9 @@ def test_bombs_take_no_memory(name: str, way: str, monkeypatch: pytest.MonkeyPat
 @pytest.mark.parametrize("codec", ["zstd", "gzip", "bz2", "blosc"])
 def test_what_a_file_cannot_hold_is_refused_before_memory_is_asked_for(codec: str) -> None:
     array = array_of((1 << 40,), "uint8", codec)
-    with pytest.raises(Corrupt, match="holds"):
+    with pytest.raises(CorruptError, match="holds"):
         check_chunk_file(array, 1 << 15)
-    with pytest.raises(Corrupt, match="holds"):
+    with pytest.raises(CorruptError, match="holds"):
         check_chunk_file(array, 0)
 
 
@@ -358,9 +358,9 @@ def test_blosc_that_says_another_size() -> None:
     for place in (4, 12):
         lie = bytearray(data)
         lie[place] += 1
-        with pytest.raises(Corrupt):
+        with pytest.raises(CorruptError):
             decoded(array, bytes(lie))
-    with pytest.raises(Corrupt, match="damaged"):
+    with pytest.raises(CorruptError, match="damaged"):
         decoded(array, b"\x09" + data[1:])
 
 
@@ -368,7 +368,7 @@ def test_a_read_that_gives_less_is_damage() -> None:
     for codec in CODECS:
         array = array_of((100,), "uint8", codec)
         data = encode(array, items_of(array))
-        with pytest.raises(Corrupt, match="cut short"):
+        with pytest.raises(CorruptError, match="cut short"):
             decode(array, io.BytesIO(data[:-1]).read, len(data), np.empty(100, np.uint8))
 
 
@@ -393,7 +393,7 @@ def test_a_failed_chunk_leaves_nothing_behind_for_the_next_one() -> None:
     items = items_of(array)
     data = encode(array, items)
     for _ in range(3):
-        with pytest.raises(Corrupt):
+        with pytest.raises(CorruptError):
             decoded(array, data[:-5])
         assert same(decoded(array, data), items)
 
@@ -401,13 +401,13 @@ def test_a_failed_chunk_leaves_nothing_behind_for_the_next_one() -> None:
 @pytest.mark.parametrize("compressor", ['{"id":"lz4"}', '{"id":"zstd","level":99}', '{"id":"blosc","cname":"none"}'])
 def test_unknown_compressors_are_named(compressor: str) -> None:
     array = ZarrArray(shape=(4,), chunks=(4,), dtype="uint8", compressor=compressor)
-    with pytest.raises(Unsupported, match=json.loads(compressor)["id"]):
+    with pytest.raises(UnsupportedError, match=json.loads(compressor)["id"]):
         encode(array, np.zeros(4, np.uint8))
 
 
 def test_a_codec_that_cannot_be_undone_is_named() -> None:
     array = ZarrArray(shape=(4,), chunks=(4,), dtype="uint8", compressor='{"id":"lzma"}')
-    with pytest.raises(Unsupported, match="lzma"):
+    with pytest.raises(UnsupportedError, match="lzma"):
         decoded(array, b"1234")
 
 

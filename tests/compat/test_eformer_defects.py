@@ -26,7 +26,7 @@ from tests import clocks, meshes
 from tests.compat.golden_files import EFORMER
 from tests.trees import assert_unchanged
 from treering import serialization
-from treering.errors import Corrupt, Mismatch, NotFound, NotSharded, Unsupported
+from treering.errors import CorruptError, MismatchError, NotFoundError, NotShardedWarning, UnsupportedError
 from treering.leaves import index_leaves, leaf_key_paths, tree_deserialize_leaves, tree_serialize_leaves
 from treering.sharding import (
     apply_sharding_tree,
@@ -135,7 +135,7 @@ def test_04_the_index_is_written_after_the_data(path: Path) -> None:
 def test_05_a_missing_chunk_is_an_error(path: Path) -> None:
     tree_serialize_leaves(path, {"a": jax.device_put(jnp.arange(8.0), ROWS)})
     (path / "a" / "3").unlink()
-    with pytest.raises(Corrupt, match="'a'"):
+    with pytest.raises(CorruptError, match="'a'"):
         tree_deserialize_leaves(path)
     assert not tr.verify(path)
 
@@ -145,7 +145,7 @@ def test_06_a_flipped_byte_is_an_error(path: Path) -> None:
     data = bytearray((path / "a" / "0").read_bytes())
     data[2000] ^= 0xFF
     (path / "a" / "0").write_bytes(data)
-    with pytest.raises(Corrupt, match="a/0"):
+    with pytest.raises(CorruptError, match="a/0"):
         tree_deserialize_leaves(path)
     [finding] = tr.verify(path).findings
     assert finding.key == "a"
@@ -155,7 +155,7 @@ def test_07_wide_arrays_are_never_narrowed(path: Path) -> None:
     with jax.enable_x64(True):
         tree = {"i": jnp.asarray([2**40 + 1]), "f": jnp.asarray([1e300])}
         tree_serialize_leaves(path, tree)
-    with pytest.raises(Unsupported, match=r"i \(int64\)"):
+    with pytest.raises(UnsupportedError, match=r"i \(int64\)"):
         tree_deserialize_leaves(path, ONE)
     found = tree_deserialize_leaves(path, ONE, x64="numpy")
     assert (int(found["i"][0]), float(found["f"][0])) == (2**40 + 1, 1e300)
@@ -173,7 +173,7 @@ def test_08_keys_that_look_alike_stay_apart(path: Path) -> None:
 def test_09_prefixes_cannot_lie_over_one_another(path: Path) -> None:
     tree_serialize_leaves(path, {"ema": {"w": jnp.ones(1)}}, prefix="model")
     for tree, prefix in (({"w": jnp.zeros(1)}, "model/ema"), ({"model": {"ema": {"w": jnp.zeros(1)}}}, None)):
-        with pytest.raises(Mismatch, match="ema/w"):
+        with pytest.raises(MismatchError, match="ema/w"):
             tree_serialize_leaves(path, tree, prefix=prefix)
     assert exact(path, "model")["ema"]["w"][0] == 1
     tree_serialize_leaves(path, {"w": jnp.zeros(1)}, prefix="a/b")
@@ -186,7 +186,7 @@ def test_10_no_key_or_prefix_leads_out_of_the_folder(path: Path, tmp_path: Path)
     tree = {f"{outside}/evil": jnp.ones(1), "../x": jnp.ones(1), "..": {"..": jnp.ones(1)}, "/y": jnp.ones(1)}
     tree_serialize_leaves(path, tree)
     assert_unchanged(exact(path), tree)
-    with pytest.raises(Unsupported, match="not a path of folders"):
+    with pytest.raises(UnsupportedError, match="not a path of folders"):
         tree_serialize_leaves(path, {"w": jnp.ones(1)}, prefix=f"{outside}/evil")
     assert not list(outside.iterdir())
     assert {entry.name for entry in tmp_path.iterdir()} == {"ckpt", "outside"}
@@ -200,7 +200,7 @@ def test_11_a_hostile_index_reads_nothing_outside(path: Path, tmp_path: Path) ->
     for outside in (str(secret), "../out/s", "a/../../out/s"):
         index["arrays"][0]["path"] = outside
         (path / INDEX).write_text(json.dumps(index), encoding="utf-8")
-        with pytest.raises(Corrupt, match="leads out"):
+        with pytest.raises(CorruptError, match="leads out"):
             tree_deserialize_leaves(path)
     (path / "link").symlink_to(secret)
     index["arrays"][0]["path"] = "link"
@@ -219,7 +219,7 @@ def test_12_a_prefix_beside_the_oldest_index_loses_nothing(path: Path) -> None:
 
 def test_13_one_bad_leaf_and_a_list_do_not_stop_the_others() -> None:
     arrays = {"a": jnp.ones(8), "s": jnp.float32(1), "l": [jnp.ones(8)]}
-    with pytest.warns(NotSharded, match="s: "):
+    with pytest.warns(NotShardedWarning, match="s: "):
         placed = apply_sharding_tree(arrays, {"a": ROWS, "s": ROWS, "l": [ROWS]})
     assert placed["a"].sharding == placed["l"][0].sharding == ROWS
     assert placed["s"] is arrays["s"]
@@ -237,7 +237,7 @@ def test_14_nested_shardings_count(path: Path) -> None:
         assert tree_deserialize_leaves(path, ROW, shardings=shardings)["x"]["a"].sharding == ROWS
     both = create_sharding_tree_from_index(path, GRID, None, P("dp"))
     assert tree_deserialize_leaves(path, GRID, shardings=both)["x"]["a"].sharding == NamedSharding(GRID, P("dp"))
-    with pytest.raises(Mismatch, match=r"'x\.b' \(did you mean 'x\.a'\?\)"):
+    with pytest.raises(MismatchError, match=r"'x\.b' \(did you mean 'x\.a'\?\)"):
         tree_deserialize_leaves(path, ROW, shardings={"x": {"b": ROWS}})
 
 
@@ -248,13 +248,13 @@ def test_16_big_endian_arrays_keep_their_values() -> None:
 
 def test_17_a_strict_target_is_compared() -> None:
     data = serialization.to_bytes({"w": np.zeros(5, np.int32), "more": 1})
-    with pytest.raises(Mismatch) as caught:
+    with pytest.raises(MismatchError) as caught:
         serialization.from_bytes({"w": np.zeros((2, 2), np.float32)}, data, strict=True)
     assert len(caught.value.differences) == 2
 
 
 def test_18_a_key_that_means_chunks_is_refused() -> None:
-    with pytest.raises(Unsupported, match="__msgpack_chunked_array__"):
+    with pytest.raises(UnsupportedError, match="__msgpack_chunked_array__"):
         serialization.to_bytes({"__msgpack_chunked_array__": True})
 
 
@@ -345,7 +345,7 @@ def test_31_containers_come_back_as_they_were(path: Path) -> None:
 
 
 def test_32_a_missing_index_is_an_error_and_can_be_made(path: Path) -> None:
-    with pytest.raises(NotFound):
+    with pytest.raises(NotFoundError):
         tree_deserialize_leaves(path)
     tree_serialize_leaves(path, {"w": jnp.ones(2)}, write_index=False)
     with pytest.raises(FileNotFoundError, match="index_leaves"):
@@ -366,7 +366,7 @@ def test_33_what_the_new_tree_lacks_is_gone(path: Path) -> None:
 
 def test_34_a_first_save_that_is_killed_is_no_tree(path: Path) -> None:
     kill_a_save(path)
-    with pytest.raises(NotFound):
+    with pytest.raises(NotFoundError):
         tree_deserialize_leaves(path)
     tree_serialize_leaves(path, {"w": jnp.ones(2)})
     assert list(exact(path)) == ["w"]
@@ -438,7 +438,7 @@ def test_40_a_prefix_with_a_slash_is_taken_off_the_keys(path: Path) -> None:
 def test_41_a_mesh_has_devices(path: Path) -> None:
     tree_serialize_leaves(path, {"w": jnp.ones(8)})
     abstract = jax.sharding.AbstractMesh((8,), ("d",))
-    with pytest.raises(Unsupported, match="mesh is an AbstractMesh, not a jax"):
+    with pytest.raises(UnsupportedError, match="mesh is an AbstractMesh, not a jax"):
         tree_deserialize_leaves(path, abstract, shardings={"w": ROWS})  # type: ignore[call-overload]
     assert tree_deserialize_leaves(path, shardings={"w": ROWS})["w"].sharding == ROWS
 

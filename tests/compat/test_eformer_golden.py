@@ -18,7 +18,7 @@ import treering as tr
 from tests import meshes
 from tests.compat.golden_files import EFORMER, dtype_named
 from tests.trees import assert_same
-from treering.errors import KeptOnHost, Mismatch, Unsupported
+from treering.errors import KeptOnHostWarning, MismatchError, UnsupportedError
 from treering.leaves import tree_deserialize_leaves, tree_serialize_leaves
 from treering.sharding import apply_sharding_tree, create_sharding_tree_from_index, validate_sharding_tree
 
@@ -88,11 +88,11 @@ def test_a_tree_made_from_its_index_goes_into_the_loader(mesh: Mesh, name: str, 
 
 def test_a_tree_of_two_prefixes_is_called_by_one_of_them() -> None:
     for load in (tree_deserialize_leaves, create_sharding_tree_from_index):
-        with pytest.raises(Mismatch, match="only trees with prefixes: 'model', 'optimizer'"):
+        with pytest.raises(MismatchError, match="only trees with prefixes: 'model', 'optimizer'"):
             load(EFORMER / "prefixed")
-        with pytest.raises(Mismatch, match="no prefix 'modle'; there are 'model', 'optimizer'"):
+        with pytest.raises(MismatchError, match="no prefix 'modle'; there are 'model', 'optimizer'"):
             load(EFORMER / "prefixed", prefix="modle")
-        with pytest.raises(Mismatch, match="its tree has none"):
+        with pytest.raises(MismatchError, match="its tree has none"):
             load(EFORMER / "index_v1", prefix="model")
 
 
@@ -119,7 +119,7 @@ def test_chunks_of_any_grid_load_into_any_sharding(form: str) -> None:
 
 
 def test_wide_arrays_are_refused_or_numpy_without_x64() -> None:
-    with pytest.raises(Unsupported, match=r"c \(complex128\), f \(float64\), i \(int64\)"):
+    with pytest.raises(UnsupportedError, match=r"c \(complex128\), f \(float64\), i \(int64\)"):
         tree_deserialize_leaves(EFORMER / "x64")
     loaded = tree_deserialize_leaves(EFORMER / "x64", x64="numpy")
     for key, want in expected("x64", None).items():
@@ -138,7 +138,7 @@ def test_a_target_gives_structure_and_lists() -> None:
     assert [np.asarray(layer).tolist() for layer in loaded["layers"]] == [
         want[f"layers/{n}"].tolist() for n in range(12)
     ]
-    with pytest.raises(Mismatch) as caught:
+    with pytest.raises(MismatchError) as caught:
         tree_deserialize_leaves(EFORMER / "plain", target={**target, "step": jnp.zeros(3), "more": jnp.zeros(2)})
     assert len(caught.value.differences) == 2
 
@@ -163,7 +163,7 @@ def _branch(tree: Any, prefix: str | None) -> Any:
 def test_load_leaves_wide_arrays_as_numpy_without_x64() -> None:
     loaded = tr.load(EFORMER / "x64")
     assert {key: leaf.dtype.name for key, leaf in loaded.items()} == {"c": "complex128", "f": "float64", "i": "int64"}
-    with pytest.warns(KeptOnHost, match="f"):
+    with pytest.warns(KeptOnHostWarning, match="f"):
         tr.load(EFORMER / "x64", mesh=ROW)
 
 

@@ -16,7 +16,7 @@ from tests.compat.golden_files import flax_file, flax_names
 from tests.compat.wire import array_ext, ext, keyed, packed
 from tests.trees import assert_same
 from treering import serialization
-from treering.errors import Corrupt, Format, TreeringError
+from treering.errors import CorruptError, FormatError, TreeringError
 
 SMALL = flax.serialization.to_bytes({"a": np.arange(6, dtype=np.float32).reshape(2, 3), "n": 3, "t": [True, "x"]})
 
@@ -34,7 +34,7 @@ def test_cut_short_at_any_byte_is_corrupt_with_an_offset(name: str) -> None:
     data = flax_file(name).data
     for size in range(len(data)):
         error = refused(data[:size])
-        assert isinstance(error, Corrupt)
+        assert isinstance(error, CorruptError)
         assert error.offset is not None
         assert 0 <= error.offset <= size
 
@@ -42,7 +42,7 @@ def test_cut_short_at_any_byte_is_corrupt_with_an_offset(name: str) -> None:
 def test_empty_input_is_corrupt() -> None:
     with pytest.raises(ValueError, match="incomplete input"):
         flax.serialization.msgpack_restore(b"")
-    assert isinstance(refused(b""), Corrupt)
+    assert isinstance(refused(b""), CorruptError)
 
 
 def test_a_flipped_bit_gives_a_result_or_an_error_of_ours() -> None:
@@ -277,7 +277,7 @@ def test_an_unknown_dtype_name_is_also_flax_s_type_error() -> None:
     with pytest.raises(TypeError):
         flax.serialization.msgpack_restore(data)
     error = refused(data, TypeError)
-    assert isinstance(error, Format)
+    assert isinstance(error, FormatError)
     assert "float7" in str(error)
 
 
@@ -364,7 +364,7 @@ def test_an_extension_as_a_key_is_a_result_or_an_error_of_ours(key: bytes) -> No
 def test_a_container_header_that_claims_more_than_there_is_is_corrupt(head: str, claim: int) -> None:
     size = struct.pack(">H", 0xFFFF) if head in {"dc", "de"} else struct.pack(">I", claim)
     error = refused(keyed("k", bytes.fromhex(head) + size + b"\x01" * 10))
-    assert isinstance(error, Corrupt)
+    assert isinstance(error, CorruptError)
     assert error.path is not None
     assert error.path[0] == "k"
 
@@ -373,7 +373,7 @@ def test_a_container_header_that_claims_more_than_there_is_is_corrupt(head: str,
 def test_a_text_bin_or_ext_header_that_claims_more_than_there_is_is_corrupt(head: str) -> None:
     size = b"\xff\xff\xff\xff" if head in {"c6", "db", "c9"} else b"\xff\xff"
     error = refused(keyed("k", bytes.fromhex(head) + size + b"\x01" * 10))
-    assert isinstance(error, Corrupt)
+    assert isinstance(error, CorruptError)
     assert error.path == ("k",)
 
 
@@ -428,7 +428,7 @@ def test_input_that_is_no_bytes_is_flax_s_type_error(data: Any) -> None:
 def test_gzip_that_is_cut_short_is_corrupt_and_an_eof_error() -> None:
     whole = gzip.compress(SMALL)
     for size in range(1, len(whole)):
-        with pytest.raises(Corrupt) as caught:
+        with pytest.raises(CorruptError) as caught:
             serialization.decompress_bytes(whole[:size])
         assert isinstance(caught.value, EOFError | gzip.BadGzipFile)
     with pytest.raises(EOFError):
@@ -442,7 +442,7 @@ def test_gzip_with_a_damaged_byte_is_corrupt_and_bad_gzip_or_still_the_same() ->
         damaged[place] ^= 0x40
         try:
             assert serialization.decompress_bytes(bytes(damaged)) == SMALL
-        except Corrupt as error:
+        except CorruptError as error:
             assert isinstance(error, gzip.BadGzipFile | EOFError)  # noqa: PT017
 
 

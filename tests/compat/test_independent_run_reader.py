@@ -15,7 +15,7 @@ from tests.command import inside
 from tests.compat import independent_run_reader as referee
 from tests.on_disk import signed, step_path, with_note
 from tests.system_calls import refuse_removals
-from treering.errors import StoreFailed
+from treering.errors import StoreError
 
 PAGE = Path(__file__).parents[2] / "docs" / "spec" / "run.md"
 
@@ -72,7 +72,7 @@ def test_the_referee_knows_what_was_left_behind(tmp_path: Path, monkeypatch: pyt
     damaged = step_path(path, 9) / "treering.json"
     damaged.write_bytes(b"damaged")
     refuse_removals(monkeypatch)
-    with pytest.raises(StoreFailed, match="the program is gone"):
+    with pytest.raises(StoreError, match="the program is gone"):
         run.save(7, {"w": np.arange(5.0)}, rollback=True).result(60)
     assert list(referee.indexes(path)) == tr.Run(path).steps() == [7]
     save(path, 10)

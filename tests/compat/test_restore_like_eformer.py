@@ -26,7 +26,7 @@ from tests.compat.restoring import Prepare, prepare
 from tests.compat.test_eformer_golden import SPECS, assert_holds, expected
 from tests.trees import assert_same_arrays, assert_same_structure, leaves_by_path
 from treering import KeyMap, KeyRule
-from treering.errors import Corrupt, Mismatch
+from treering.errors import CorruptError, MismatchError
 
 __all__ = ["prepare"]
 
@@ -70,7 +70,7 @@ def test_prefixes_are_branches_and_each_loads_alone(prepare: Prepare) -> None:
     for prefix in tree:
         assert_holds(tree[prefix], "prefixed", prefix)
         assert_holds(treering.load(path, at=prefix), "prefixed", prefix)
-    with pytest.raises(Mismatch, match="modle"):
+    with pytest.raises(MismatchError, match="modle"):
         treering.load(path, at="modle")
 
 
@@ -115,7 +115,7 @@ def test_lists_come_back_into_a_target(prepare: Prepare) -> None:
     found = treering.load(path, target)
     for number, layer in enumerate(found["layers"]):
         assert_same_arrays(layer, wanted[f"layers/{number}"])
-    with pytest.raises(Mismatch) as caught:
+    with pytest.raises(MismatchError) as caught:
         treering.load(path, {**target, "step": jnp.zeros(3), "more": jnp.zeros(2)})
     assert len(caught.value.differences) == 2
 
@@ -171,8 +171,8 @@ def test_a_chunk_that_is_missing_or_damaged_is_an_error(prepare: Prepare, tmp_pa
     data = bytearray(chunk.read_bytes())
     data[len(data) // 2] ^= 0xFF
     chunk.write_bytes(data)
-    with pytest.raises(Corrupt, match="model/w"):
+    with pytest.raises(CorruptError, match="model/w"):
         treering.load(prepare(folder))
     chunk.unlink()
-    with pytest.raises(Corrupt, match="model/w"):
+    with pytest.raises(CorruptError, match="model/w"):
         treering.load(prepare(folder))

@@ -26,7 +26,7 @@ import treering
 from tests import meshes
 from tests.compat.restoring import Prepare, prepare
 from tests.trees import Pair, assert_same_structure, fingerprint
-from treering.errors import Mismatch, Unsupported
+from treering.errors import MismatchError, UnsupportedError
 
 __all__ = ["prepare"]
 
@@ -125,7 +125,7 @@ def test_arrays_of_many_dtypes(dtype: str, prepare: Prepare, tmp_path: Path) -> 
 
 def test_what_does_not_fit_is_named_all_at_once(prepare: Prepare, tmp_path: Path) -> None:
     path = prepare(_write(tmp_path / "a.msgpack", {"a": np.ones(2), "t": (np.ones(1), np.ones(1)), "old": np.ones(3)}))
-    with pytest.raises(Mismatch) as caught:
+    with pytest.raises(MismatchError) as caught:
         treering.load(path, {"a": np.ones(3), "t": (np.ones(1),), "new": np.ones(3)})
     text = str(caught.value)
     for part in ("a: wanted", "new: missing", "old: unexpected", "t/1: unexpected"):
@@ -206,5 +206,5 @@ def test_steps_that_are_no_whole_numbers(backend: str, prepare: Prepare, tmp_pat
         checkpoints.save_checkpoint(folder, {"w": jnp.full(3, float(step))}, step, prefix="best_", keep=5)
     assert treering.load(prepare(folder / "best_0.5"))["w"].tolist() == [0.5] * 3
     if backend == "orbax":
-        with pytest.raises(Unsupported, match=r"the step 'best_.*' is not a whole number.*pass the path"):
+        with pytest.raises(UnsupportedError, match=r"the step 'best_.*' is not a whole number.*pass the path"):
             treering.load(folder)

@@ -17,7 +17,7 @@ import treering
 from tests import meshes
 from tests.compat.restoring import Prepare, prepare
 from treering import KeyMap, KeyRule
-from treering.errors import Corrupt, Mismatch, Unsupported
+from treering.errors import CorruptError, MismatchError, UnsupportedError
 
 __all__ = ["prepare"]
 
@@ -114,7 +114,7 @@ def test_text_is_text_and_objects_are_never_unpickled(prepare: Prepare, tmp_path
     np.savez(tmp_path / "a.npz", note="run 7, größe", w=np.ones(2))
     assert treering.load(prepare(tmp_path / "a.npz"))["note"] == "run 7, größe"
     np.savez(tmp_path / "b.npz", w=np.ones(2), objects=np.array([{}, 1], dtype=object))
-    with pytest.raises(Unsupported, match=r"objects\.npy.*pickled"):
+    with pytest.raises(UnsupportedError, match=r"objects\.npy.*pickled"):
         treering.load(prepare(tmp_path / "b.npz"))
 
 
@@ -125,7 +125,7 @@ def test_a_file_that_ends_too_early_is_damaged(prepare: Prepare, tmp_path: Path)
     with zipfile.ZipFile(tmp_path / "b.npz", "w") as archive:
         archive.writestr("w.npy", buffer.getvalue()[:-1])
     for name in ("a.npy", "b.npz"):
-        with pytest.raises(Corrupt):
+        with pytest.raises(CorruptError):
             treering.load(prepare(tmp_path / name))
 
 
@@ -142,5 +142,5 @@ def test_a_model_saved_as_a_flat_dict_goes_into_its_tree(prepare: Prepare, tmp_p
     _assert_same(found["dense"]["kernel"], params["dense"]["kernel"])
     renamed = {f"dense/{name}": f"dense.{name}" for name in params["dense"]}
     _assert_same(treering.load(path, params, key_map=renamed)["dense"]["bias"], params["dense"]["bias"])
-    with pytest.raises(Mismatch, match=r"dense/bias: missing"):
+    with pytest.raises(MismatchError, match=r"dense/bias: missing"):
         treering.load(path, params)

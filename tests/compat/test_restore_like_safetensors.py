@@ -20,7 +20,7 @@ from tests import meshes
 from tests.compat.model_weights import write_folder
 from tests.compat.restoring import Prepare, prepare
 from tests.trees import assert_same_arrays
-from treering.errors import Mismatch, TreeringError
+from treering.errors import MismatchError, TreeringError
 
 __all__ = ["prepare"]
 
@@ -122,14 +122,14 @@ def test_what_its_flax_functions_wrote(prepare: Prepare, tmp_path: Path) -> None
 def test_a_strict_load_names_what_is_missing_and_what_is_left_over(prepare: Prepare, tmp_path: Path) -> None:
     path = prepare(_save(tmp_path / "a.safetensors", {"a": np.ones(2), "b": np.ones(2)}))
     like = {"a": np.zeros(2), "c": np.full(2, 5.0)}
-    with pytest.raises(Mismatch) as caught:
+    with pytest.raises(MismatchError) as caught:
         treering.load(path, like)
     assert "c: missing" in str(caught.value)
     assert "b: unexpected" in str(caught.value)
     found = treering.load(path, like, missing="keep", extra="ignore")
     assert_same_arrays(found["a"], np.ones(2))
     assert_same_arrays(found["c"], like["c"])
-    with pytest.raises(Mismatch, match=r"a: wanted float64\[3\], found float64\[2\]"):
+    with pytest.raises(MismatchError, match=r"a: wanted float64\[3\], found float64\[2\]"):
         treering.load(path, {"a": np.zeros(3), "b": np.zeros(2)})
 
 

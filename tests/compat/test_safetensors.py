@@ -28,7 +28,7 @@ from jax.sharding import PartitionSpec as P
 import treering
 from tests.on_disk import signed_again
 from tests.properties.strategies import EXTENDED_DTYPES, NUMPY_DTYPES, quick
-from treering.errors import Corrupt, Format, TreeringError, Unsupported
+from treering.errors import CorruptError, FormatError, TreeringError, UnsupportedError
 
 DTYPES = {
     "bool": "BOOL",
@@ -148,9 +148,9 @@ def test_readers_of_torch_models_find_what_they_look_for(tmp_path: Path) -> None
 
 @pytest.mark.parametrize("name", ["format", "treering", "treering.index"])
 def test_names_of_the_file_itself_are_refused_as_metadata(tmp_path: Path, name: str) -> None:
-    with pytest.raises(Unsupported, match=f"member '{name}'"):
+    with pytest.raises(UnsupportedError, match=f"member '{name}'"):
         treering.save(tmp_path / "m.safetensors", {"w": np.ones(3)}, metadata={name: "np"})
-    with pytest.raises(Unsupported, match=f"member '{name}'"):
+    with pytest.raises(UnsupportedError, match=f"member '{name}'"):
         treering.save_async(tmp_path / "m.safetensors", {"w": np.ones(3)}, metadata={name: "np"}).result()
     assert not list(tmp_path.iterdir())
     treering.save(tmp_path / "folder", {"w": np.ones(3)}, metadata={name: "np"})
@@ -170,7 +170,7 @@ def test_a_newer_version_of_single_files_is_called_newer(tmp_path: Path) -> None
     def newer(text: str) -> str:
         return signed_again(text.replace('"treering": 2', '"treering": 3', 1).encode()).decode()
 
-    with pytest.raises(Format, match="is of version 3; this treering reads version 2"):
+    with pytest.raises(FormatError, match="is of version 3; this treering reads version 2"):
         loaded(with_index(path.read_bytes(), newer))
 
 
@@ -180,7 +180,7 @@ def test_a_folder_of_version_2_is_newer_still(tmp_path: Path) -> None:
     header = json.loads(content[8 : 8 + struct.unpack("<Q", content[:8])[0]])
     (tmp_path / "ckpt").mkdir()
     (tmp_path / "ckpt" / "treering.json").write_text(header["__metadata__"]["treering.index"], encoding="ascii")
-    with pytest.raises(Format, match="is of version 2; this treering reads version 1"):
+    with pytest.raises(FormatError, match="is of version 2; this treering reads version 1"):
         treering.open(tmp_path / "ckpt")
 
 
@@ -238,7 +238,7 @@ def test_what_it_cannot_hold_is_refused_by_name_and_nothing_is_written(tmp_path:
         "time": np.zeros(2, "datetime64[s]"),
         "function": jax.nn.relu,
     }
-    with pytest.raises(Unsupported) as error:
+    with pytest.raises(UnsupportedError) as error:
         treering.save(tmp_path / "a.safetensors", tree)
     for name in ("int", "text", "key", "wide", "narrow", "time", "function"):
         assert f"'{name}'" in str(error.value)
@@ -360,16 +360,16 @@ def test_hostile_headers(tmp_path: Path, name: str) -> None:
     header, data = HOSTILE[name]
     path = tmp_path / "a.safetensors"
     path.write_bytes(file_of(header, data))
-    with pytest.raises((Corrupt, Unsupported)) as error:
+    with pytest.raises((CorruptError, UnsupportedError)) as error:
         treering.open(path)
     assert len(str(error.value)) < 1000
     for read in (treering.load, treering.inspect):
         with pytest.raises(type(error.value)):
             read(path)
-    if isinstance(error.value, Corrupt):
+    if isinstance(error.value, CorruptError):
         assert not treering.verify(path).ok
     else:
-        with pytest.raises(Unsupported):
+        with pytest.raises(UnsupportedError):
             treering.verify(path)
 
 
@@ -380,7 +380,7 @@ def test_files_that_end_too_early(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "a.safetensors"
     path.write_bytes(content)
     for read in (treering.open, treering.load):
-        with pytest.raises(Corrupt):
+        with pytest.raises(CorruptError):
             read(path)
     assert not treering.verify(path).ok
 
@@ -389,7 +389,7 @@ def test_a_header_is_as_large_as_readers_take_at_most(tmp_path: Path) -> None:
     path = tmp_path / "a.safetensors"
     path.write_bytes(struct.pack("<Q", 100_000_001))
     os.truncate(path, 200_000_000)  # without a byte on the disk
-    with pytest.raises(Corrupt, match="100000001"):
+    with pytest.raises(CorruptError, match="100000001"):
         treering.open(path)
 
 
@@ -457,7 +457,7 @@ def test_a_changed_byte_of_a_header_is_refused_or_meant(content: bytes, data: st
 def test_a_part_of_a_checkpoint_is_no_file_of_its_own(tmp_path: Path) -> None:
     treering.save(tmp_path / "ckpt", {"w": np.ones(3)})
     (path,) = (tmp_path / "ckpt").glob("data-*")
-    with pytest.raises(Format, match="part of a checkpoint"):
+    with pytest.raises(FormatError, match="part of a checkpoint"):
         treering.load(path)
 
 

@@ -24,7 +24,7 @@ from treering._coordination.operations import (
 from treering._coordination.participant import participate
 from treering._values.processes import Processes
 from treering._values.timing import Timing
-from treering.errors import Mismatch
+from treering.errors import MismatchError
 
 JOB = "0123456789abcdef"
 SIGNATURE = b"signature"
@@ -48,7 +48,7 @@ def call_of(this: int, count: int, *, number: int = 1, timeout: float = 60.0, fa
 
 def check(signature: bytes) -> None:
     if signature != SIGNATURE:
-        raise Mismatch("leaf 'a' differs")
+        raise MismatchError("leaf 'a' differs")
 
 
 @dataclasses.dataclass

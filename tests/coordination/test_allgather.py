@@ -24,7 +24,7 @@ from treering._store.crew import Latch
 from treering._values import timing
 from treering._values.checkpoint_names import heartbeat_name
 from treering._values.processes import Processes
-from treering.errors import Mismatch, ProcessFailed, Timeout
+from treering.errors import MismatchError, ProcessFailedError, TimedOutError
 
 ALONE = Processes(this=0, count=1)
 OF_THREE = Processes(this=1, count=3)
@@ -83,8 +83,8 @@ def waiting(came: threading.Event) -> Callable[[], str]:
     return lambda: "met" if came.wait(60) else "never"
 
 
-def refused(notes: Any, came: threading.Event, timeout: float = 0.5) -> Timeout:
-    with pytest.raises(Timeout) as raised:
+def refused(notes: Any, came: threading.Event, timeout: float = 0.5) -> TimedOutError:
+    with pytest.raises(TimedOutError) as raised:
         run_in_order(waiting(came), OF_THREE, timeout=timeout, board=notes, doing="save 'x'")
     return raised.value
 
@@ -121,7 +121,7 @@ def test_a_connection_that_breaks_names_those_that_are_gone(code: str, monkeypat
     def fail() -> None:
         raise ValueError(code)
 
-    with pytest.raises(ProcessFailed, match=r"could not save 'x': process 0 broke off \(" + code) as raised:
+    with pytest.raises(ProcessFailedError, match=r"could not save 'x': process 0 broke off \(" + code) as raised:
         run_in_order(fail, OF_THREE, timeout=60, board=Memory(Counting(2)), doing="save 'x'")
     assert raised.value.processes == (0,)
 
@@ -132,7 +132,7 @@ def test_jax_that_gives_up_first_is_a_timeout(monkeypatch: pytest.MonkeyPatch) -
     def fail() -> None:
         raise ValueError("UNKNOWN: Gloo context initialization failed: DEADLINE_EXCEEDED: GetKeyValue() timed out")
 
-    with pytest.raises(Timeout, match="process 2 did not arrive before jax gave up") as raised:
+    with pytest.raises(TimedOutError, match="process 2 did not arrive before jax gave up") as raised:
         run_in_order(fail, OF_THREE, timeout=60, board=Memory(Counting(0)), doing="save 'x'")
     assert raised.value.missing == (2,)
 
@@ -204,9 +204,9 @@ def test_what_was_left_behind_ends_before_anything_else_begins(absent: threading
         absent.wait(60)
         order.append("first")
 
-    with pytest.raises(Timeout):
+    with pytest.raises(TimedOutError):
         run_in_order(first, OF_THREE, timeout=0.2, board=None, doing="x")
-    with pytest.raises(Timeout):
+    with pytest.raises(TimedOutError):
         run_in_order(lambda: order.append("never"), OF_THREE, timeout=0.2, board=None, doing="x")
     absent.set()
     run_in_order(lambda: order.append("last"), OF_THREE, timeout=60, board=None, doing="x")
@@ -226,7 +226,7 @@ def test_another_thread_waits_for_its_turn(absent: threading.Event) -> None:
     )
     other.start()
     assert begun.wait(60)
-    with pytest.raises(Timeout):
+    with pytest.raises(TimedOutError):
         run_in_order(list, OF_THREE, timeout=0.2, board=None, doing="x")
     absent.set()
     other.join()
@@ -265,7 +265,7 @@ def rows(*given_up: int, label: bytes = b"load 'x'") -> Callable[[bytes], list[b
 
 def test_processes_at_different_calls_are_told_and_meet_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(allgather, "allgather", rows(2, 0, 2))
-    with pytest.raises(Timeout, match="process 1 arrived at a call that the others had given up"):
+    with pytest.raises(TimedOutError, match="process 1 arrived at a call that the others had given up"):
         allgather_with_deadline(b"abc", OF_THREE, timeout=60, board=None, doing="load 'x'")
     assert allgather._order.given_up == 2
     monkeypatch.setattr(allgather, "allgather", rows(2, 2, 2))
@@ -282,7 +282,7 @@ def test_calls_that_differ_are_told_and_counted_as_met(monkeypatch: pytest.Monke
         r"could not load '/mnt/a/x': the calls differ: processes 0 and 1 came to load 'x', process 2 came to remove"
         r" steps of 'x'; all processes must make the same calls in the same order"
     )
-    with pytest.raises(Mismatch, match=f"^{wanted}$"):
+    with pytest.raises(MismatchError, match=f"^{wanted}$"):
         load()
     assert allgather._order.given_up == 0
     monkeypatch.setattr(allgather, "allgather", rows(0, 0, 0))
@@ -296,7 +296,9 @@ def test_many_calls_that_differ_are_not_all_named(monkeypatch: pytest.MonkeyPatc
         return [header(0, len(at), 3) + at + b"abc" for at in (b"load '%d'" % number for number in range(300))]
 
     monkeypatch.setattr(allgather, "allgather", gathered)
-    with pytest.raises(Mismatch, match=r"process 3 came to load '3', others came to 296 other calls; all") as raised:
+    with pytest.raises(
+        MismatchError, match=r"process 3 came to load '3', others came to 296 other calls; all"
+    ) as raised:
         allgather_with_deadline(b"abc", Processes(this=1, count=300), timeout=60, board=None, doing="load '1'")
     assert len(str(raised.value)) < 400
 
@@ -310,7 +312,7 @@ def test_a_long_name_counts_to_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(allgather, "allgather", gathered)
     load(f"load '{'a' * 600}'")
-    with pytest.raises(Mismatch, match=r"^could not load 'a+b': the calls differ"):
+    with pytest.raises(MismatchError, match=r"^could not load 'a+b': the calls differ"):
         load(f"load '{'a' * 599}b'")
 
 
@@ -325,14 +327,14 @@ def test_a_call_that_met_another_one_after_its_deadline_is_made_up_for(
         return [*rows(0, 0)(row), row]
 
     monkeypatch.setattr(allgather, "allgather", late)
-    with pytest.raises(Timeout):
+    with pytest.raises(TimedOutError):
         load("remove steps of 'x'", timeout=0.2)
     assert allgather._order.given_up == 1
     absent.set()
     label = again.encode()
     monkeypatch.setattr(allgather, "allgather", lambda row: [allgather._HEADER.pack(0, len(label), 1) + label + b"+"])
     if again == "load 'x'":
-        with pytest.raises(Mismatch, match="the calls differ"):
+        with pytest.raises(MismatchError, match="the calls differ"):
             load(again)
     assert load(again) == [b"+"]
     assert allgather._order.given_up == 0
@@ -361,11 +363,11 @@ def test_where_no_folder_is_who_makes_it_has_not_come(tmp_path: Path, monkeypatc
     def fail() -> None:
         raise ValueError("UNKNOWN: Gloo AllGather failed")
 
-    with pytest.raises(ProcessFailed, match="process 0 broke off") as failed:
+    with pytest.raises(ProcessFailedError, match="process 0 broke off") as failed:
         run_in_order(fail, OF_THREE, timeout=60, board=notes, doing="save 'x'", maker=0)
     assert failed.value.processes == (0,)
     absent = threading.Event()
-    with pytest.raises(Timeout, match=r"process 0 did not arrive within 0\.2 s") as late:
+    with pytest.raises(TimedOutError, match=r"process 0 did not arrive within 0\.2 s") as late:
         run_in_order(absent.wait, OF_THREE, timeout=0.2, board=notes, doing="save 'x'", maker=0)
     absent.set()
     assert late.value.missing == (0,)
@@ -394,14 +396,14 @@ def test_who_knew_first_and_left_is_not_the_one_who_is_gone(tmp_path: Path) -> N
     assert signs.silent_after(0.2) == (0, 2)
 
 
-def broken_for(this: int, notes: Any, monkeypatch: pytest.MonkeyPatch) -> ProcessFailed:
+def broken_for(this: int, notes: Any, monkeypatch: pytest.MonkeyPatch) -> ProcessFailedError:
     """What one of three processes raises, whose connection breaks; it is at its first call."""
 
     def fail() -> None:
         raise ValueError("UNKNOWN: Gloo AllGather failed")
 
     monkeypatch.setattr(allgather, "_order", allgather._CollectiveOrder())
-    with pytest.raises(ProcessFailed) as failed:
+    with pytest.raises(ProcessFailedError) as failed:
         run_in_order(fail, Processes(this=this, count=3), timeout=60, board=notes, doing="save 'x'")
     return failed.value
 

@@ -25,13 +25,13 @@ from treering._values import timing
 from treering._values.checkpoint_names import arrival_name, heartbeat_name, is_message, vote_name
 from treering._values.processes import Processes
 from treering.errors import (
-    Mismatch,
-    NotDirectory,
-    NotFound,
-    NotShared,
-    PermissionDenied,
-    StoreFailed,
-    Timeout,
+    MismatchError,
+    NotDirectoryError,
+    NotFoundError,
+    NotSharedError,
+    PermissionDeniedError,
+    StoreError,
+    TimedOutError,
     TreeringError,
 )
 from treering.leaves import tree_serialize_leaves
@@ -79,7 +79,7 @@ def names_in(folder: Path) -> list[str]:
 
 
 def never() -> None:
-    raise Timeout("could not save: process 2 did not come")
+    raise TimedOutError("could not save: process 2 did not come")
 
 
 def test_process_0_names_the_job_and_shows_the_folder(tmp_path: Path, others: Others) -> None:
@@ -148,7 +148,9 @@ def test_who_waits_elsewhere_finds_a_save_that_it_has_not_begun_and_counts_it(
         waiting = look(PathMessageBoard(path if this == 2 else path.parent), "gc")
         waiting()
         waiting()
-        with pytest.raises(Mismatch, match=f"process {saver} came to save 'step_00000007', process {this} came to gc"):
+        with pytest.raises(
+            MismatchError, match=f"process {saver} came to save 'step_00000007', process {this} came to gc"
+        ):
             waiting()
         # It is counted, so nothing is missed any more.
         for _ in range(5):
@@ -183,7 +185,7 @@ def test_who_sees_no_mark_says_so(tmp_path: Path, others: Others) -> None:
     (tmp_path / heartbeat_name(0)).write_bytes(b"the mark of another job")
     others.rows = [[JOB.encode(), None, b""], [b"", None, b"unseen"]]
     error = refusal(tmp_path, FOLLOWER, 0.1)
-    assert isinstance(error, NotShared)
+    assert isinstance(error, NotSharedError)
     assert error.processes == (1, 2)
     assert f"could not save {str(tmp_path)!r}: processes 1 and 2 do not see" in str(error)
 
@@ -194,7 +196,7 @@ def test_a_folder_that_is_not_shared_is_removed_where_it_was_made(tmp_path: Path
     if there:
         path.mkdir(parents=True)
     others.rows = [[None, b"", b""], [None, b"unseen", b""]]
-    assert isinstance(refusal(path, LEADER), NotShared)
+    assert isinstance(refusal(path, LEADER), NotSharedError)
     assert (tmp_path / "a").exists() == there
     # The name is agreed on; the folder is looked at again.
     others.rows = [[None, b"", b""]]
@@ -206,22 +208,22 @@ def test_process_0_that_cannot_write_tells_the_others(tmp_path: Path, others: Ot
     (tmp_path / "file").write_bytes(b"")
     path = tmp_path / "file" / "ckpt"
     others.rows = [[None, b"", b""]]
-    assert isinstance(refusal(path, LEADER), NotDirectory)
+    assert isinstance(refusal(path, LEADER), NotDirectoryError)
     said = others.brought[0]
     assert len(said) <= allgather.PAYLOAD_BYTES
     others.rows = [[said, None, b""]]
     job_handshake._latest_job.cache_clear()
     error = refusal(path, FOLLOWER)
-    assert isinstance(error, NotDirectory)
+    assert isinstance(error, NotDirectoryError)
     assert str(error).startswith(f"process 0 could not save {str(path)!r}: could not write")
     # A second call, when the name is known: it is told when all come together.
     others.rows = [[said[16:], None, b"unseen"]]
-    assert isinstance(refusal(path, FOLLOWER, 0.1), NotDirectory)
+    assert isinstance(refusal(path, FOLLOWER, 0.1), NotDirectoryError)
 
 
 def test_an_error_fits_into_what_can_be_brought() -> None:
-    long = StoreFailed("ä" * 5000, hint="h" * 5000)
-    for failure in (long, PermissionDenied("no", hint="ask"), ValueError("ä" * 90)):
+    long = StoreError("ä" * 5000, hint="h" * 5000)
+    for failure in (long, PermissionDeniedError("no", hint="ask"), ValueError("ä" * 90)):
         told = Failure.of(failure)
         fitting = told.fit(100)
         assert len(json_text(fitting.to_node())) <= 100 or not fitting.message.removesuffix("...")
@@ -241,14 +243,14 @@ def test_process_0_that_gives_up_leaves_word_for_those_that_come_late(tmp_path: 
     others.doing = lambda: None
     others.rows = [[name, None, b""]]
     error = refusal(tmp_path, FOLLOWER)
-    assert isinstance(error, Timeout)
+    assert isinstance(error, TimedOutError)
     assert "process 0 had given up" in str(error)
     # It does not meet the others for the second time: they are not there.
     assert len(others.brought) == 2
     assert allgather._order.given_up == 1
     # That word is not meant for its next call, to which process 0 may be on its way.
     others.rows = [[b"", None, b"unseen"]]
-    assert isinstance(refusal(tmp_path, FOLLOWER, 0.1), NotShared)
+    assert isinstance(refusal(tmp_path, FOLLOWER, 0.1), NotSharedError)
 
 
 def given_up(path: Path, others: Others) -> bytes:
@@ -268,7 +270,7 @@ def test_the_others_that_give_up_leave_word_for_process_0(tmp_path: Path, others
     assert (path / heartbeat_name(1)).read_bytes() == b"call 1 is given up " + name + b" 1"
     others.rows = [[None, name, b"f" * 16]]
     error = refusal(path, LEADER)
-    assert isinstance(error, Timeout)
+    assert isinstance(error, TimedOutError)
     assert error.missing == (1,)
     assert str(error).startswith(f"could not save {str(path)!r}: process 1 had given up before this process arrived")
     # As many as process 1, which takes no part in a second meeting.
@@ -298,7 +300,7 @@ def test_process_0_hears_only_those_of_its_job_that_are_past_its_call(
     others.rows = [[None, b"e" * 16, name], [None, b"", b""]]
     if heard:
         error = refusal(tmp_path, LEADER)
-        assert isinstance(error, Timeout)
+        assert isinstance(error, TimedOutError)
         assert error.missing == (2,)
     else:
         assert call(tmp_path, LEADER).number == 1
@@ -326,7 +328,9 @@ def test_a_sign_of_life_stays_between_the_meetings(tmp_path: Path, others: Other
 def test_what_is_left_where_process_0_never_came_is_in_nobody_s_way(form: str, tmp_path: Path, others: Others) -> None:
     path, tree = tmp_path / "run" / "step_00000001", {"w": jnp.arange(3.0)}
     given_up(path, others)
-    part = VoteMessage(stage=VoteStage.FAILED, who="host, pid 1", failure=Failure.of(Timeout("process 0 did not come")))
+    part = VoteMessage(
+        stage=VoteStage.FAILED, who="host, pid 1", failure=Failure.of(TimedOutError("process 0 did not come"))
+    )
     (path / vote_name(derive_attempt(JOB, 2), 1)).write_bytes(part.encode())
     if form == "job":
         others.rows = [[None, b"e" * 16, b"f" * 16], [None, b"", b""]]
@@ -341,7 +345,7 @@ def test_what_is_left_where_process_0_never_came_is_in_nobody_s_way(form: str, t
     elif form == "leaves":
         tree_serialize_leaves(str(path), tree)
     else:
-        with pytest.raises(NotFound):
+        with pytest.raises(NotFoundError):
             treering.load(path)
         treering.save(path, tree)
     assert not any(is_message(entry.name) for entry in path.iterdir())
@@ -387,7 +391,7 @@ def test_late_agreement_is_kept(tmp_path: Path, others: Others) -> None:
     others.rows = [[None, b"", b""], [None, b"", b""]]
     others.doing = lambda: came.wait(60)
     error = refusal(tmp_path, LEADER, 0.3)
-    assert isinstance(error, Timeout)
+    assert isinstance(error, TimedOutError)
     assert error.missing == (1, 2)
     came.set()
     second = call(tmp_path, LEADER)

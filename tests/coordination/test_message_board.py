@@ -28,15 +28,15 @@ from treering._values.checkpoint_names import (
     vote_name,
 )
 from treering.errors import (
-    Corrupt,
-    Exists,
-    IsDirectory,
-    Mismatch,
-    NotShared,
-    PermissionDenied,
-    ProcessFailed,
-    StoreFailed,
-    Timeout,
+    CorruptError,
+    ExistsError,
+    IsDirectoryError,
+    MismatchError,
+    NotSharedError,
+    PermissionDeniedError,
+    ProcessFailedError,
+    StoreError,
+    TimedOutError,
     TreeringError,
 )
 
@@ -283,13 +283,13 @@ def test_a_note_of_a_job_that_cannot_be_read() -> None:
 @pytest.mark.parametrize(
     "error",
     [
-        Exists("differs from that of process 0", hint="pass overwrite=True"),
-        Mismatch("leaf differs", path=("a", "b")),
-        StoreFailed.of(OSError(errno.ENOSPC, "No space"), "x", "write"),
-        StoreFailed.of(OSError(errno.EACCES, "No"), "x", "write"),
-        StoreFailed.of(OSError(errno.EISDIR, "No"), "x", "write"),
-        NotShared("elsewhere"),
-        Corrupt("damaged", offset=7),
+        ExistsError("differs from that of process 0", hint="pass overwrite=True"),
+        MismatchError("leaf differs", path=("a", "b")),
+        StoreError.of(OSError(errno.ENOSPC, "No space"), "x", "write"),
+        StoreError.of(OSError(errno.EACCES, "No"), "x", "write"),
+        StoreError.of(OSError(errno.EISDIR, "No"), "x", "write"),
+        NotSharedError("elsewhere"),
+        CorruptError("damaged", offset=7),
     ],
 )
 def test_an_error_travels(error: TreeringError) -> None:
@@ -304,34 +304,34 @@ def test_an_error_travels(error: TreeringError) -> None:
 
 
 def test_those_that_are_missing_travel() -> None:
-    error = Timeout("waited")
+    error = TimedOutError("waited")
     error.missing = (2, 5)
     again = Failure.of(error).to_error("no", (0,))
-    assert isinstance(again, Timeout)
+    assert isinstance(again, TimedOutError)
     assert again.missing == (2, 5)
 
 
 def test_classes_of_others_become_what_a_caller_can_catch() -> None:
-    class Special(Exists, KeyError):
+    class Special(ExistsError, KeyError):
         pass
 
-    assert Failure.of(Special("x")).name == "Exists"
-    assert Failure.of(PermissionDenied("x")).name == "PermissionDenied"
-    assert Failure.of(IsDirectory("x")).name == "IsDirectory"
+    assert Failure.of(Special("x")).name == "ExistsError"
+    assert Failure.of(PermissionDeniedError("x")).name == "PermissionDeniedError"
+    assert Failure.of(IsDirectoryError("x")).name == "IsDirectoryError"
     failed = Failure.of(MemoryError()).attribute_to("process 3").to_error("no", (3,))
-    assert type(failed) is ProcessFailed
+    assert type(failed) is ProcessFailedError
     assert (str(failed), failed.processes) == ("no: process 3: MemoryError", (3,))
 
-    namesake = type("Exists", (Exception,), {})
+    namesake = type("ExistsError", (Exception,), {})
     assert str(Failure.of(namesake("x")).to_error("no", (3,))) == "no: Exists: x"
-    assert type(Failure.of(namesake("x")).to_error("no", (3,))) is ProcessFailed
+    assert type(Failure.of(namesake("x")).to_error("no", (3,))) is ProcessFailedError
 
 
 def test_an_endless_message_is_cut() -> None:
     assert (
         len(
             VoteMessage(
-                stage=VoteStage.FAILED, who="h", failure=Failure.of(Corrupt("x" * 10**6, hint="y" * 10**6))
+                stage=VoteStage.FAILED, who="h", failure=Failure.of(CorruptError("x" * 10**6, hint="y" * 10**6))
             ).encode()
         )
         < 10**4
@@ -339,9 +339,9 @@ def test_an_endless_message_is_cut() -> None:
 
 
 GOOD_PART = VoteMessage(stage=VoteStage.PREPARED, who="host, pid 7", payload=b"abc").encode()
-GOOD_VERDICT = DecisionMessage(who="host", failure=Failure.of(Exists("x")), processes=(1,)).encode()
+GOOD_VERDICT = DecisionMessage(who="host", failure=Failure.of(ExistsError("x")), processes=(1,)).encode()
 GOOD_BEGIN = begin(ATTEMPT)
-GOOD_SUM = SumMessage(payloads={1: b"abc"}, failures={2: Failure.of(Exists("x"))}).encode()
+GOOD_SUM = SumMessage(payloads={1: b"abc"}, failures={2: Failure.of(ExistsError("x"))}).encode()
 
 
 @pytest.mark.parametrize(
@@ -382,7 +382,7 @@ def test_a_damaged_note_is_never_believed(read: type, good: bytes, old: bytes, n
     damaged = good.replace(old, new) if old else good
     if damaged == good and old:
         pytest.fail("nothing was damaged")
-    with pytest.raises(Corrupt):
+    with pytest.raises(CorruptError):
         read(damaged)
 
 
@@ -394,5 +394,5 @@ def test_every_shortened_note_is_damaged() -> None:
         (SumMessage.decode, GOOD_SUM),
     ):
         for length in range(len(good)):
-            with pytest.raises(Corrupt):
+            with pytest.raises(CorruptError):
                 read(good[:length])

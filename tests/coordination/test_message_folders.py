@@ -19,7 +19,7 @@ from treering._store.objects.requests import Answer, Delete, Request
 from treering._store.objects.store import ObjectStore
 from treering._store.posix.store import PosixStore
 from treering._values.checkpoint_names import decision_name, departure_name, folder_of_message, vote_name
-from treering.errors import Exists
+from treering.errors import ExistsError
 from treering.testing import FaultyStore
 
 ATTEMPT, OTHER = "fedcba9876543210", "00000000000000ff"
@@ -192,7 +192,7 @@ def test_what_only_has_such_a_name_is_not_ours(tmp_path: Path, content: str | No
     else:
         (tmp_path / folder_of(FAR)).mkdir()
         (tmp_path / folder_of(FAR) / content).write_bytes(b"")
-    with pytest.raises(Exists, match=f"it is not empty and holds no checkpoint \\('{folder_of(FAR)}' is there"):
+    with pytest.raises(ExistsError, match=f"it is not empty and holds no checkpoint \\('{folder_of(FAR)}' is there"):
         tr.save(tmp_path, {"w": 1.0})
     assert (tmp_path / folder_of(FAR)).exists()
 

@@ -31,7 +31,7 @@ from treering._coordination.participant import participate
 from treering._store.posix.folder import Folder
 from treering._store.posix.store import PosixStore
 from treering._values.checkpoint_names import decision_name, heartbeat_name, is_message, vote_name
-from treering.errors import StoreFailed, Timeout
+from treering.errors import StoreError, TimedOutError
 from treering.testing import FaultyStore, MemoryStore
 
 NAME = heartbeat_name(1)
@@ -131,7 +131,7 @@ def test_troubled_stores_only_make_it_slower(seed: int) -> None:
 
 def test_a_process_that_never_comes(tmp_path: Path) -> None:
     recorder = Recorder()
-    with Folder(str(tmp_path)) as folder, pytest.raises(Timeout, match=r"process 1 did not arrive within 0\.2 s"):
+    with Folder(str(tmp_path)) as folder, pytest.raises(TimedOutError, match=r"process 1 did not arrive within 0\.2 s"):
         run_protocol(
             coordinate(call_of(0, 2, timeout=0.2), SIGNATURE), FolderMessageBoard(PosixStore.over(folder)), recorder
         )
@@ -147,11 +147,11 @@ def test_process_0_hears_at_once_that_the_others_gave_up_before_it_made_the_fold
         steps = participate(call_of(this, 3, timeout=0.2), check)
         return lambda: run_protocol(steps, joined[this - 1].board, Recorder(), make=joined[this - 1].make)
 
-    assert all(isinstance(error, Timeout) for error in together(given_up(1), given_up(2)))
+    assert all(isinstance(error, TimedOutError) for error in together(given_up(1), given_up(2)))
     recorder, begun = Recorder(), time.monotonic()
     with (
         CheckpointFolder(path, overwrite=False, names_in=lambda index: [], attempt=derive_attempt(JOB, 1)) as folder,
-        pytest.raises(Timeout, match="process 0 did not arrive within") as error,
+        pytest.raises(TimedOutError, match="process 0 did not arrive within") as error,
     ):
         run_protocol(coordinate(call_of(0, 3), SIGNATURE), folder.board, recorder)
     assert error.value.missing == (1,)
@@ -197,7 +197,7 @@ def test_each_operation_is_done_and_answered() -> None:
 
 
 @pytest.mark.parametrize("operation", [PrepareData(), Commit(()), Rollback(), Sleep(1.0), Remove((NAME,))])
-@pytest.mark.parametrize("error", [StoreFailed("no space"), KeyboardInterrupt(), OSError(errno.EIO, "broken")])
+@pytest.mark.parametrize("error", [StoreError("no space"), KeyboardInterrupt(), OSError(errno.EIO, "broken")])
 def test_what_an_operation_raises_goes_into_the_steps(
     operation: object, error: BaseException, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -244,12 +244,12 @@ def test_a_note_that_cannot_be_read_is_not_there_yet_and_then_the_cause() -> Non
 
     broken, time = Broken(), Time()
     steps = participate(call_of(1, 2, timeout=9.0), check)
-    with pytest.raises(Timeout, match="process 0 did not arrive within 9 s") as caught:
+    with pytest.raises(TimedOutError, match="process 0 did not arrive within 9 s") as caught:
         run_protocol(steps, broken, Recorder(), clock=time.clock, sleep=time.sleep)
     assert isinstance(caught.value.__cause__, OSError)
     assert str(caught.value.__cause__) == "[Errno 5] broken"
     broken.fails = False
-    with pytest.raises(Timeout) as caught:
+    with pytest.raises(TimedOutError) as caught:
         run_protocol(
             participate(call_of(1, 2, timeout=9.0), check), broken, Recorder(), clock=time.clock, sleep=time.sleep
         )
@@ -262,7 +262,7 @@ def test_a_folder_that_takes_no_notes(tmp_path: Path) -> None:
             raise OSError(errno.ENOSPC, "No space left on device")
 
     time, recorder = Time(), Recorder()
-    with pytest.raises(StoreFailed, match="could not save 'ckpt': No space left on device") as caught:
+    with pytest.raises(StoreError, match="could not save 'ckpt': No space left on device") as caught:
         run_protocol(coordinate(call_of(0, 2), SIGNATURE), Full(), recorder, clock=time.clock, sleep=time.sleep)
     assert caught.value.errno == errno.ENOSPC
     assert recorder.did == []

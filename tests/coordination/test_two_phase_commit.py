@@ -24,13 +24,22 @@ from treering._coordination.operations import (
     derive_attempt,
 )
 from treering._values.checkpoint_names import arrival_name, decision_name, departure_name, prepare_name, vote_name
-from treering.errors import Busy, Exists, Mismatch, ProcessFailed, StoreFailed, Timeout, TreeringError, Unsupported
+from treering.errors import (
+    BusyError,
+    ExistsError,
+    MismatchError,
+    ProcessFailedError,
+    StoreError,
+    TimedOutError,
+    TreeringError,
+    UnsupportedError,
+)
 
 ATTEMPT = derive_attempt(JOB, 1)
 
 
 def no_space() -> NoReturn:
-    error = StoreFailed("could not write 'data': no space left", hint="free some space")
+    error = StoreError("could not write 'data': no space left", hint="free some space")
     error.errno = errno.ENOSPC
     raise error
 
@@ -129,7 +138,7 @@ def test_those_who_did_not_come_are_named_to_all() -> None:
     meeting.follow(4, 5, timeout=20.0)
     errors = meeting.run()
     for error in errors.values():
-        assert isinstance(error, Timeout)
+        assert isinstance(error, TimedOutError)
         assert error.missing == (2, 3)
         assert "could not save 'ckpt': processes 2 and 3 did not arrive within 20 s; nothing was saved" in str(error)
         assert "not be shared" in (error.hint or "")
@@ -140,7 +149,7 @@ def test_those_who_did_not_come_are_named_to_all() -> None:
     assert 20 <= meeting.now < 27
     meeting.follow(2, 5)
     late = meeting.run()[2]
-    assert isinstance(late, Timeout)
+    assert isinstance(late, TimedOutError)
     assert late.missing == (2, 3)
     assert meeting.who("prepare") == [0, 1, 4]
 
@@ -159,7 +168,7 @@ def test_process_0_never_comes() -> None:
     meeting = Meeting()
     meeting.follow(1, 2, timeout=20.0)
     error = meeting.run()[1]
-    assert isinstance(error, Timeout)
+    assert isinstance(error, TimedOutError)
     assert error.missing == (0,)
     assert "process 0 did not arrive within 20 s; nothing was saved, and the path is unchanged" in str(error)
     assert meeting.who("prepare") == meeting.who("roll back") == []
@@ -175,7 +184,7 @@ def test_process_0_dies_before_it_has_written() -> None:
     meeting.lead(2, before=die_before(PrepareData))
     meeting.follow(1, 2, timeout=20.0)
     error = meeting.run()[1]
-    assert isinstance(error, Timeout)
+    assert isinstance(error, TimedOutError)
     assert error.missing == (0,)
     assert "process 0 (host 0, pid 70) has not finished its part within 20 s" in str(error)
     assert "not known" in str(error)
@@ -220,7 +229,7 @@ def test_an_error_of_another_is_raised_by_all_as_what_it_is() -> None:
     assert str(errors[2]) == "could not write 'data': no space left; free some space"
     for this in (0, 1):
         error = errors[this]
-        assert type(error) is StoreFailed
+        assert type(error) is StoreError
         assert error.errno == errno.ENOSPC
         assert error.message == (
             "could not save 'ckpt': process 2 (host 2, pid 72): could not write 'data': no space left"
@@ -256,7 +265,7 @@ def test_an_error_that_is_none_of_ours() -> None:
     assert type(errors[1]) is ZeroDivisionError
     for this in (0, 2):
         error = errors[this]
-        assert type(error) is ProcessFailed
+        assert type(error) is ProcessFailedError
         assert error.processes == (1,)
         assert str(error) == "could not save 'ckpt': process 1 (host 1, pid 71): ZeroDivisionError: oh"
 
@@ -279,7 +288,7 @@ def test_an_error_of_process_0() -> None:
     errors = meeting.run()
     assert str(errors[0]) == "could not write 'data': no space left; free some space"
     for this in (1, 2):
-        assert type(errors[this]) is StoreFailed
+        assert type(errors[this]) is StoreError
         assert "process 0 (host 0, pid 70): could not write" in message(errors[this])
     assert meeting.who("prepare") == meeting.who("roll back") == [0]
     assert meeting.notes == {}
@@ -287,18 +296,18 @@ def test_an_error_of_process_0() -> None:
 
 def test_trees_that_differ() -> None:
     def check(signature: bytes) -> None:
-        raise Mismatch(f"leaf 'a' differs ({signature.decode()})")
+        raise MismatchError(f"leaf 'a' differs ({signature.decode()})")
 
     meeting = Meeting()
     meeting.lead(2)
     meeting.follow(1, 2, check=check)
     errors = meeting.run()
-    assert [type(error) for error in errors.values()] == [Mismatch, Mismatch]
+    assert [type(error) for error in errors.values()] == [MismatchError, MismatchError]
     assert "process 1 (host 1, pid 71): leaf 'a' differs (signature)" in message(errors[0])
     assert meeting.who("prepare") == [0]
 
 
-@pytest.mark.parametrize("error", [Exists("it is there"), Busy("another job"), Unsupported("no")])
+@pytest.mark.parametrize("error", [ExistsError("it is there"), BusyError("another job"), UnsupportedError("no")])
 def test_process_0_could_not_enter(error: TreeringError) -> None:
     meeting = Meeting()
     meeting.add(0, refuse(call_of(0, 3), error))
@@ -315,9 +324,9 @@ def test_process_0_could_not_enter(error: TreeringError) -> None:
 
 def test_who_comes_much_later_is_told_as_well() -> None:
     meeting = Meeting()
-    meeting.add(0, refuse(call_of(0, 2), Exists("it is there")))
+    meeting.add(0, refuse(call_of(0, 2), ExistsError("it is there")))
     meeting.follow(1, 2, at=500.0)
-    assert type(meeting.run()[1]) is Exists
+    assert type(meeting.run()[1]) is ExistsError
 
 
 def test_the_commit_failed_and_may_have_happened() -> None:
@@ -330,7 +339,7 @@ def test_the_commit_failed_and_may_have_happened() -> None:
     meeting.follow(1, 3)
     meeting.follow(2, 3)
     errors = meeting.run()
-    assert {type(error) for error in errors.values()} == {StoreFailed}
+    assert {type(error) for error in errors.values()} == {StoreError}
     # Only process 0 can look whether it happened.
     assert meeting.who("roll back") == [0]
 
@@ -347,7 +356,7 @@ def test_an_interrupt_in_a_process_is_told_to_the_others(kind: type) -> None:
     errors = meeting.run()
     assert type(errors[1]) is KeyboardInterrupt
     for this in (0, 2):
-        assert type(errors[this]) is ProcessFailed
+        assert type(errors[this]) is ProcessFailedError
         assert "process 1 (host 1, pid 71): KeyboardInterrupt" in message(errors[this])
     assert meeting.who("commit") == []
 
@@ -402,7 +411,7 @@ def test_a_part_that_could_not_be_put_is_not_withdrawn() -> None:
     meeting.lead(2, at=1e-4)
     errors = meeting.run()
     error = errors[1]
-    assert type(error) is StoreFailed
+    assert type(error) is StoreError
     assert error.errno == errno.EIO
     assert str(error) == (
         "could not save 'ckpt': lost; this process had voted, so whether it was saved is not known here"
@@ -455,11 +464,11 @@ def test_who_comes_late_to_a_path_hears_what_became_of_its_own_save() -> None:
     """Process 0 has given it up, and saves there again: that is no first save."""
     meeting = Meeting()
     meeting.lead(2, number=7, timeout=20.0, call={"fresh": True})
-    assert isinstance(meeting.run()[0], Timeout)
+    assert isinstance(meeting.run()[0], TimedOutError)
     meeting.add(0, coordinate(call_of(0, 2, number=8), b""), at=meeting.now, before=die_before(PrepareData))
     meeting.follow(1, 2, number=7, at=meeting.now, call={"fresh": True})
     error = meeting.run()[1]
-    assert isinstance(error, Timeout)
+    assert isinstance(error, TimedOutError)
     assert error.missing == (1,)
 
 
@@ -496,7 +505,7 @@ def test_a_note_of_an_earlier_call_is_not_taken_for_this_one() -> None:
     meeting.lead(2, number=1, before=die_before(PrepareData))
     meeting.follow(1, 2, number=2, timeout=20.0)
     error = meeting.run()[1]
-    assert isinstance(error, Timeout)
+    assert isinstance(error, TimedOutError)
     assert not isinstance(error, OutOfStep)
 
 
@@ -508,7 +517,7 @@ def test_a_damaged_note_is_waited_out_and_then_named() -> None:
     meeting.notes[vote_name(ATTEMPT, 1)] = b'{"stage":"written"'
     meeting.lead(2, timeout=20.0)
     error = meeting.run()[0]
-    assert isinstance(error, Timeout)
+    assert isinstance(error, TimedOutError)
     assert "the message of process 1 cannot be read (the message of a process is not JSON" in str(error)
     meeting = Meeting()
     meeting.notes[prepare_name(JOB)] = b"\xff"

@@ -19,7 +19,7 @@ from treering._values.checkpoint_names import (
     sum_name,
     vote_name,
 )
-from treering.errors import ProcessFailed, StoreFailed, Timeout
+from treering.errors import ProcessFailedError, StoreError, TimedOutError
 
 ATTEMPT = derive_attempt(JOB, 1)
 
@@ -35,7 +35,7 @@ def save(meeting: Meeting, count: int, fan_in: int = 2, *, without: tuple[int, .
 
 
 def no_space() -> NoReturn:
-    raise StoreFailed("no space left")
+    raise StoreError("no space left")
 
 
 def die_at(kind: type[Any], needle: str = "") -> dict[str, Any]:
@@ -108,7 +108,7 @@ def test_those_who_did_not_come_are_named_wherever_they_are_in_the_tree() -> Non
     save(meeting, 12, without=(4, 9, 1))  # 1 collects for 4, and 4 for 9
     errors = meeting.run()
     for error in errors.values():
-        assert isinstance(error, Timeout)
+        assert isinstance(error, TimedOutError)
         assert error.missing == (1, 4, 9)
         assert "processes 1, 4 and 9 did not arrive within 20 s" in str(error)
     assert sorted(meeting.who("roll back")) == sorted(set(errors) - {0})
@@ -118,7 +118,7 @@ def test_a_failure_far_down_is_told_to_all_at_once() -> None:
     meeting = Meeting()
     save(meeting, 12, at_9={"prepare": no_space})
     errors = meeting.run()
-    assert {type(error) for error in errors.values()} == {StoreFailed}
+    assert {type(error) for error in errors.values()} == {StoreError}
     assert all("process 9 (host 9, pid 79): no space left" in str(errors[this]) for this in errors if this != 9)
     assert meeting.notes == {}
     assert meeting.now < 1
@@ -150,7 +150,7 @@ def test_a_process_that_dies_while_it_works_is_named_and_those_below_are_not() -
     errors = meeting.run()
     assert isinstance(errors.pop(1), Killed)
     for error in errors.values():
-        assert isinstance(error, Timeout)
+        assert isinstance(error, TimedOutError)
         assert error.missing == (1,)
         assert "process 1 (host 1, pid 71) has not finished its part within 20 s" in str(error)
 
@@ -164,7 +164,7 @@ def test_an_interrupt_after_the_votes_were_handed_on_leaves_the_decision_to_thos
     save(meeting, 12, at_1={"before": before}, at_2={"at": 2.0}, at_9={"at": 0.01})
     errors = meeting.run()
     assert isinstance(errors.pop(1), KeyboardInterrupt)
-    assert {type(error) for error in errors.values()} <= {type(None), ProcessFailed}
+    assert {type(error) for error in errors.values()} <= {type(None), ProcessFailedError}
     assert len({type(error) for error in errors.values()}) == 1
 
 
@@ -173,7 +173,7 @@ def test_a_sum_that_speaks_for_others_is_not_believed() -> None:
     save(meeting, 4, without=(1, 3))
     meeting.notes[sum_name(ATTEMPT, 1)] = SumMessage(payloads={1: b"", 2: b"", 3: b""}).encode()
     error = meeting.run()[0]
-    assert isinstance(error, Timeout)
+    assert isinstance(error, TimedOutError)
     assert error.missing == (1, 3)
 
 
@@ -213,7 +213,7 @@ def test_a_vote_that_cannot_be_read_below_an_empty_sum_is_waited_for_until_the_d
     meeting = Meeting()
     save(meeting, 12, at_all={"call": {"most_payloads": 1}}, at_0={"before": before})
     errors = meeting.run()
-    assert all(isinstance(error, Timeout) and error.missing == (4,) for error in errors.values())
+    assert all(isinstance(error, TimedOutError) and error.missing == (4,) for error in errors.values())
     assert "the message of process 4 cannot be read" in str(errors[0])
     assert max(meeting.reads.values()) < 3000
 
@@ -277,7 +277,7 @@ def test_many_that_have_not_finished_are_counted() -> None:
     dead: dict[str, Any] = {f"at_{this}": die_at(PrepareData) for this in range(1, 60)}
     save(meeting, 60, 32, **dead)
     error = meeting.run()[0]
-    assert isinstance(error, Timeout)
+    assert isinstance(error, TimedOutError)
     assert error.missing == tuple(range(1, 60))
     assert "process 20 (host 20, pid 720) has not finished its part within 20 s" in str(error)
     assert "nor did processes 21-59 hand in a vote; nothing was saved" in str(error)

@@ -23,7 +23,7 @@ from torture.judging import next_save, told
 from torture.leaves_scenes import NO_DESCRIPTORS, SYNC_TOGETHER, LeavesScene
 from torture.run_scenes import RunScene
 from torture.scenes import OLD, SETTINGS, Scene, fingerprint, state
-from treering.errors import NotFound
+from treering.errors import NotFoundError
 from treering.leaves import index_leaves, tree_deserialize_leaves, tree_serialize_leaves
 from treering.serialization import save_to_file
 
@@ -120,7 +120,7 @@ class JointCheckpoint(CheckpointScene):
     def found(self, path: Path) -> str | None:
         try:
             return _fingerprint(treering.load(path)) if treering.verify(path) else "damaged"
-        except NotFound:
+        except NotFoundError:
             return None
 
 
@@ -139,7 +139,7 @@ class JointLeaves(LeavesScene):
     def found(self, path: Path) -> str | None:
         try:
             return _fingerprint(tree_deserialize_leaves(path)) if treering.verify(path) else "damaged"
-        except NotFound:
+        except NotFoundError:
             return None
 
 

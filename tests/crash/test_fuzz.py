@@ -14,7 +14,7 @@ import pytest
 import treering
 from torture import doors, foreign_doors, foreign_images, foreign_mutate, mutate, seeds, wire
 from torture.foreign_writers import Liar
-from treering.errors import Corrupt
+from treering.errors import CorruptError
 from treering.serialization import to_bytes
 
 pytestmark = pytest.mark.slow
@@ -47,8 +47,8 @@ def spend_time() -> None:
     ("enter", "outcome", "violation"),
     [
         (lambda: {"a": [np.zeros(3)]}, "accepted", None),
-        (lie(Corrupt("damaged")), "Corrupt", None),
-        (lie(Corrupt("x " * 2500)), "Corrupt", "a message of 5000 characters"),
+        (lie(CorruptError("damaged")), "CorruptError", None),
+        (lie(CorruptError("x " * 2500)), "CorruptError", "a message of 5000 characters"),
         (lie(KeyError("a")), "KeyError", "KeyError: 'a'"),
         (lie(RecursionError("deep")), "RecursionError", "RecursionError: deep"),
         (lambda: bytes(8 << 30), "MemoryError", "MemoryError: "),  # more than what a test before left free

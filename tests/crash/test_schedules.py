@@ -27,9 +27,9 @@ def test_a_slice_of_the_schedules_keeps_the_rules_and_visits_every_end() -> None
         "timed out, outcome unknown",
         "overtaken",
         "refused",
-        "StoreFailed",
-        "ProcessFailed",
-        "Mismatch",
+        "StoreError",
+        "ProcessFailedError",
+        "MismatchError",
         "KeyboardInterrupt",
     }
     assert ends | {"killed", "paused", "interrupted", "restarted"} <= set(found.counts)

@@ -18,7 +18,7 @@ from safetensors.numpy import load_file, save_file
 import treering
 from treering._checkpoint.detect import ForeignReader, _detect_file, _is_called, find_foreign
 from treering._store.resolve import is_folder
-from treering.errors import Format, Unsupported
+from treering.errors import FormatError, UnsupportedError
 from treering.testing import ReaderContract, WriterContract
 
 PAGE = Path(__file__).parents[2] / "docs" / "plug-points.md"
@@ -185,10 +185,10 @@ def test_a_plug_in_reads_and_writes_with_every_verb(plug_in: Path, tmp_path: Pat
     assert treering.diff(tmp_path / "a", tmp_path / "a.tiny", values=True).differences == ()
     treering.convert(tmp_path / "a.tiny", tmp_path / "b.safetensors")
     np.testing.assert_array_equal(load_file(tmp_path / "b.safetensors")["a"], ARRAYS["a"])
-    with pytest.raises(Unsupported, match=r"its paths end in '\.tiny'"):
+    with pytest.raises(UnsupportedError, match=r"its paths end in '\.tiny'"):
         treering.convert(tmp_path / "a", tmp_path / "a.npz", to="tiny")
     treering.save(tmp_path / "c", {"step": 3})
-    with pytest.raises(Unsupported, match="leaf 'step': no array"):
+    with pytest.raises(UnsupportedError, match="leaf 'step': no array"):
         treering.convert(tmp_path / "c", tmp_path / "c.tiny", to="tiny")
 
 
@@ -223,7 +223,7 @@ def test_the_example_passes_the_contracts(plug_in: Path, tmp_path_factory: pytes
 def test_a_plug_in_that_fails_is_named(plug_in: Path, tmp_path: Path) -> None:
     (plug_in / "tiny_format.py").write_text("def recognise(place):\n    return place.nothing\n")
     (tmp_path / "x.unknown").write_bytes(b"some text\n")
-    with pytest.raises(Unsupported, match="the reader 'tiny', tiny_format, failed at"):
+    with pytest.raises(UnsupportedError, match="the reader 'tiny', tiny_format, failed at"):
         treering.load(tmp_path / "x.unknown")
 
 
@@ -247,8 +247,8 @@ def test_nothing_of_ours_looks_for_plug_ins(tmp_path: Path, monkeypatch: pytest.
 
 def test_without_plug_ins_what_is_unknown_stays_unknown(tmp_path: Path) -> None:
     (tmp_path / "x.unknown").write_bytes(b"some text\n")
-    with pytest.raises(Format, match="in no form that treering reads"):
+    with pytest.raises(FormatError, match="in no form that treering reads"):
         treering.load(tmp_path / "x.unknown")
     treering.save(tmp_path / "a", ARRAYS)
-    with pytest.raises(Unsupported, match="to='tiny' is not a form that can be written"):
+    with pytest.raises(UnsupportedError, match="to='tiny' is not a form that can be written"):
         treering.convert(tmp_path / "a", tmp_path / "a.tiny", to="tiny")

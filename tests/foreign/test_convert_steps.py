@@ -14,7 +14,7 @@ import pytest
 import treering as tr
 from tests.command import inside
 from tests.folders import copy_to_memory
-from treering.errors import Corrupt, Exists, NotFound, TreeringError, Unsupported
+from treering.errors import CorruptError, ExistsError, NotFoundError, TreeringError, UnsupportedError
 
 GOLDEN = Path(__file__).parent / "golden" / "orbax" / "manager"
 
@@ -60,10 +60,10 @@ def test_later_steps_are_added_and_removed_ones_stay(root: Path, tmp_path: Path)
     tr.convert(root, new, dtype="float16")
     run = tr.Run(new)
     assert (run.steps(), run.load(10)["w"].dtype, run.load(20)["w"].dtype) == ([10, 20], "float16", "float16")
-    with pytest.raises(Exists, match="with other options"):
+    with pytest.raises(ExistsError, match="with other options"):
         tr.convert(root, new)
     elsewhere = Path(shutil.copytree(root, tmp_path / "elsewhere"))
-    with pytest.raises(Exists, match="its step 10 is none of the steps of"):
+    with pytest.raises(ExistsError, match="its step 10 is none of the steps of"):
         tr.convert(elsewhere, new, dtype="float16")
     shutil.move(tmp_path / "10", elsewhere / "10")
     tr.convert(elsewhere, new, dtype="float16")
@@ -83,25 +83,25 @@ def test_damage_and_loss_are_errors_that_name_the_step(root: Path, tmp_path: Pat
     manifest.write_bytes(data)
     (root / "10" / "dataset").mkdir()
     (root / "10" / "dataset" / "process_0-of-2.json").write_text("{}")
-    with pytest.raises(Unsupported, match=r"(?s)^step 10 of .*: .*the item 'dataset' has the states of"):
+    with pytest.raises(UnsupportedError, match=r"(?s)^step 10 of .*: .*the item 'dataset' has the states of"):
         tr.convert(root, new)
     told = "the item 'dataset' has the states of iterators of 2 processes, and a step has room for one"
     assert f"note: step 10: {told}" in inside("log", str(root), code=0)[0]
     err = inside("convert", str(root), str(new), code=2)[1]
     assert told in err
     assert "accept it by --lose 'items' (such items of a step are left out)" in err
-    with pytest.raises(Unsupported, match=r"accept it by lose= with 'items' \(such items"):
+    with pytest.raises(UnsupportedError, match=r"accept it by lose= with 'items' \(such items"):
         tr.convert(root, new)
     for lose in ("items", "dataset"):
-        with pytest.raises(Unsupported, match="dataset"):
+        with pytest.raises(UnsupportedError, match="dataset"):
             tr.convert(root, tmp_path / lose, lose="scalars")
         tr.convert(root, tmp_path / lose, lose=lose)
         tr.convert(root, tmp_path / lose)
         assert tr.Run(tmp_path / lose).steps() == [10, 20]
-    with pytest.raises(Unsupported, match=r"does not read its items dataset.*pass the path of an item"):
+    with pytest.raises(UnsupportedError, match=r"does not read its items dataset.*pass the path of an item"):
         tr.load(root / "10")
     for call in (tr.inspect, tr.open, tr.abstract):
-        with pytest.raises(Unsupported, match="dataset"):
+        with pytest.raises(UnsupportedError, match="dataset"):
             call(root / "10")
     assert tr.load(root / "10" / "state")["w"].tolist() == [10, 10, 10]
     (root / "10" / "dataset" / "process_0-of-2.json").rename(root / "10" / "dataset" / "process_0-of-1.json")
@@ -109,7 +109,7 @@ def test_damage_and_loss_are_errors_that_name_the_step(root: Path, tmp_path: Pat
     shutil.rmtree(root / "10" / "dataset")
     config = root / "10" / "config" / "metadata"
     config.write_text('{"limit": Infinity}')
-    with pytest.raises(Unsupported, match=r"(?s)^step 10 of .*: .*the item 'config' cannot be read: .*Infinity"):
+    with pytest.raises(UnsupportedError, match=r"(?s)^step 10 of .*: .*the item 'config' cannot be read: .*Infinity"):
         tr.convert(root, new)
     config.write_text('{"limit": 1}')
     tr.convert(root, new)
@@ -144,10 +144,10 @@ def test_steps_by_any_name_and_without_a_time(root: Path, tmp_path: Path) -> Non
     assert tr.Run(tmp_path / "run").steps() == [10]
     assert _metadata(tmp_path / "run" / "step_00000010")["treering"]["saved"] == "2023-11-14T22:13:20.000000Z"
     os.utime(step / "_CHECKPOINT_METADATA", (1.7e9, 1.8e9))
-    with pytest.raises(Exists, match="was made of another save of the step"):
+    with pytest.raises(ExistsError, match="was made of another save of the step"):
         tr.convert(root, tmp_path / "run")
     shutil.copytree(step, root / "10")
-    with pytest.raises(Unsupported, match="the steps '10' and 'ckpt_00000010' have one number"):
+    with pytest.raises(UnsupportedError, match="the steps '10' and 'ckpt_00000010' have one number"):
         tr.convert(root, tmp_path / "run")
 
 
@@ -160,11 +160,11 @@ def test_a_link_out_of_the_root_is_a_step_that_cannot_be_converted(root: Path, t
 
 
 def test_a_file_holds_one_step(root: Path, tmp_path: Path) -> None:
-    with pytest.raises(Unsupported, match=r"is a run, and .* would hold one step; convert one of its steps"):
+    with pytest.raises(UnsupportedError, match=r"is a run, and .* would hold one step; convert one of its steps"):
         tr.convert(root, tmp_path / "all.safetensors")
     tr.convert(root / "10", tmp_path / "one.safetensors", only="w")
     assert tr.load(tmp_path / "one.safetensors")["w"].tolist() == [10, 10, 10]
-    with pytest.raises(NotFound):
+    with pytest.raises(NotFoundError):
         tr.convert(tmp_path / "nowhere", tmp_path / "new")
 
 
@@ -208,7 +208,7 @@ def test_an_older_step_is_not_taken_for_the_latest_one(root: Path) -> None:
     for name in ("state", "config", "metrics"):
         shutil.rmtree(root / "20" / name)
     for verb in (tr.load, tr.inspect, tr.abstract, tr.open):
-        with pytest.raises(Corrupt, match="the latest step '20' has no item that treering reads"):
+        with pytest.raises(CorruptError, match="the latest step '20' has no item that treering reads"):
             verb(root)
     assert tr.load(root / "10")["w"].tolist() == [10, 10, 10]
 
@@ -260,11 +260,11 @@ def test_an_item_that_was_lost_is_named_at_every_door(
         (step_of_items / "_CHECKPOINT_METADATA").write_text(json.dumps(node))
     for path in (step_of_items, root):
         for verb in _API:
-            with pytest.raises(Unsupported, match=f"does not read its items {item};"):
+            with pytest.raises(UnsupportedError, match=f"does not read its items {item};"):
                 verb(path)
         for arguments in _LOOKS:
             assert f"does not read its items {item}\n" in inside(arguments[0], str(path), *arguments[1:], code=2)[1]
-        with pytest.raises(Unsupported, match=item):
+        with pytest.raises(UnsupportedError, match=item):
             tr.convert(path, tmp_path / f"from {path.name}")
     named = f"step 20: the item '{item}' is lost, or its metadata are, or it is of an unknown kind"
     for listing in ("ls", "log"):
@@ -281,7 +281,7 @@ def test_a_step_of_an_old_orbax_that_lost_its_tree_is_not_passed_over(root: Path
         path = root / "20" / name
         (shutil.rmtree if path.is_dir() else os.unlink)(path)
     for verb in (tr.load, tr.inspect, tr.abstract, tr.open):
-        with pytest.raises(Corrupt, match="the latest step '20' has no item that treering reads"):
+        with pytest.raises(CorruptError, match="the latest step '20' has no item that treering reads"):
             verb(root)
 
 

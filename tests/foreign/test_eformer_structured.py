@@ -26,7 +26,7 @@ import pytest
 import treering
 from treering import OpaqueLeaf
 from treering._leaves.documents.foreign import _read_pickle
-from treering.errors import Corrupt, TreeringError
+from treering.errors import CorruptError, TreeringError
 
 GOLDEN = Path(__file__).parent / "golden" / "eformer_structured"
 
@@ -105,7 +105,7 @@ def test_a_structure_file_of_another_save_says_nothing(folder: Path) -> None:
 )
 def test_a_damaged_structure_file_is_an_error(folder: Path, name: str, make: Callable[[Any], Any]) -> None:
     change(folder, **{name: make(json.loads((folder / "model_structure.json").read_bytes())[name])})
-    with pytest.raises(Corrupt):
+    with pytest.raises(CorruptError):
         treering.load(folder)
 
 
@@ -117,7 +117,7 @@ def test_what_is_cut_off_or_a_link_is_an_error(folder: Path, tmp_path: Path) -> 
         treering.load(folder)
     file.unlink()
     file.write_bytes(moved.read_bytes()[:-30])
-    with pytest.raises(Corrupt, match=r"model_structure\.json"):
+    with pytest.raises(CorruptError, match=r"model_structure\.json"):
         treering.load(folder)
 
 
@@ -156,6 +156,6 @@ def test_a_value_is_the_one_that_was_pickled_or_unknown(value: Any, protocol: in
 def test_any_bytes_are_a_value_or_unknown(data: bytes) -> None:
     try:
         kind, _ = _read_pickle(base64.b64encode(data).decode())
-    except Corrupt:
+    except CorruptError:
         return
     assert kind in {"none", "bool", "int", "float", "str", "opaque"}

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import treering
-from treering.errors import Corrupt, TreeringError, Unsupported
+from treering.errors import CorruptError, TreeringError, UnsupportedError
 
 
 def _npy(place: Path, header: bytes, data: bytes = b"") -> Path:
@@ -70,7 +70,7 @@ def test_entries_of_an_archive_on_top_of_each_other(tmp_path: Path) -> None:
     body = b"PK\3\4\x14\0" + head + b"0.npy" + data
     end = struct.pack("<4sHHHHLLH", b"PK\5\6", 0, 0, 3, 3, len(directory), len(body), 0)
     (tmp_path / "a.npz").write_bytes(body + directory + end)
-    with pytest.raises(Corrupt, match=r"'0\.npy' and '1\.npy' lie on top of each other"):
+    with pytest.raises(CorruptError, match=r"'0\.npy' and '1\.npy' lie on top of each other"):
         treering.load(tmp_path / "a.npz")
 
 
@@ -78,5 +78,5 @@ def test_an_array_in_more_chunks_than_any_has(tmp_path: Path) -> None:
     place = _item(tmp_path / "item", {"shape": [1 << 24], "chunks": [1]}, sparse=True)
     assert treering.abstract(place)["w"].shape == (1 << 24,)
     for door in (treering.load, treering.verify, lambda path: treering.convert(path, tmp_path / "other")):
-        with pytest.raises(Unsupported, match="lies in 16777216 chunks"):
+        with pytest.raises(UnsupportedError, match="lies in 16777216 chunks"):
             door(place)

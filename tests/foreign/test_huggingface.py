@@ -19,7 +19,7 @@ from tests.system_calls import spans_read
 from treering._arrays.incoming import ReadRequest
 from treering._checkpoint.forms import read_source
 from treering._values.boxes import box_of_slices
-from treering.errors import Corrupt, Format, NotFound, TreeringError
+from treering.errors import CorruptError, FormatError, NotFoundError, TreeringError
 
 __all__ = ["loading"]
 
@@ -145,7 +145,7 @@ def test_a_snapshot_of_the_hub_is_read_and_no_other_link(folder: Path, tmp_path:
     for target in ("/etc/passwd", folder / shard_name(0), "../../../blobs/" + "0" * 64):
         (snapshot / shard_name(0)).unlink()
         (snapshot / shard_name(0)).symlink_to(target)
-        with pytest.raises(Format, match=shard_name(0)):
+        with pytest.raises(FormatError, match=shard_name(0)):
             treering.load(snapshot)
 
 
@@ -154,7 +154,7 @@ def test_tied_names_need_no_bytes(folder: Path) -> None:
     assert_whole(treering.load(folder))
     assert "tied to others, and in no file: lm_head.weight" in str(treering.inspect(folder))
     (folder / "config.json").unlink()
-    with pytest.raises(Corrupt, match=r"names the tensor 'lm_head.weight' in 'model-00001"):
+    with pytest.raises(CorruptError, match=r"names the tensor 'lm_head.weight' in 'model-00001"):
         treering.load(folder)
     save_file(SHARDS[0], folder / shard_name(0), metadata={"lm_head.weight": "model.embed_tokens.weight"})
     assert_whole(treering.load(folder))
@@ -174,30 +174,32 @@ def test_a_name_that_is_listed_twice_is_where_the_files_say(folder: Path) -> Non
 
 def test_index_and_files_that_differ_are_named(folder: Path) -> None:
     write_index(folder, weights_of() | {"b": shard_name(1), "c": shard_name(1)})
-    with pytest.raises(Corrupt, match=r"names the tensor 'b' and 1 more in 'model-00002.*does not hold it.*download"):
+    with pytest.raises(
+        CorruptError, match=r"names the tensor 'b' and 1 more in 'model-00002.*does not hold it.*download"
+    ):
         treering.load(folder)
     write_index(folder, {name: file for name, file in weights_of().items() if name != "model.norm.weight"})
     with pytest.raises(
-        Corrupt, match=r"'model-00001-of-00002.safetensors' holds the tensor 'model.norm.weight', which"
+        CorruptError, match=r"'model-00001-of-00002.safetensors' holds the tensor 'model.norm.weight', which"
     ):
         treering.load(folder)
     write_index(folder, weights_of())
     (folder / shard_name(1)).unlink()
-    with pytest.raises(Corrupt, match=r"'model-00002.*is missing in.*the tensor 'model.layers.0.* and 1 more"):
+    with pytest.raises(CorruptError, match=r"'model-00002.*is missing in.*the tensor 'model.layers.0.* and 1 more"):
         treering.load(folder)
 
 
 @pytest.mark.parametrize("name", ["../a.safetensors", "/a.safetensors", "a/b.safetensors", "config.json", 7, "..", ""])
 def test_a_name_that_leads_elsewhere_is_refused(folder: Path, name: Any) -> None:
     write_index(folder, weights_of() | {"b": name})
-    with pytest.raises(Corrupt, match="no safetensors file beside it"):
+    with pytest.raises(CorruptError, match="no safetensors file beside it"):
         treering.load(folder)
 
 
 def test_several_indexes_and_none(folder: Path) -> None:
     (folder / "model.safetensors.index.json").replace(folder / "a.safetensors.index.json")
     write_index(folder, weights_of(), "b.safetensors.index.json")
-    with pytest.raises(NotFound, match=r"2 indexes: a\.safe.*b\.safe.*; pass the path of one"):
+    with pytest.raises(NotFoundError, match=r"2 indexes: a\.safe.*b\.safe.*; pass the path of one"):
         treering.load(folder)
     assert_whole(treering.load(folder / "b.safetensors.index.json"))
 
@@ -207,7 +209,7 @@ def test_several_indexes_and_none(folder: Path) -> None:
 )
 def test_an_index_that_is_none_is_damage(folder: Path, index: bytes) -> None:
     (folder / "model.safetensors.index.json").write_bytes(index)
-    with pytest.raises(Corrupt):
+    with pytest.raises(CorruptError):
         treering.load(folder)
 
 

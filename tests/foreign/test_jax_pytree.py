@@ -21,7 +21,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import treering
 from tests.folders import copy_to_memory
-from treering.errors import Corrupt, TreeringError, Unsupported
+from treering.errors import CorruptError, TreeringError, UnsupportedError
 
 GOLDEN = Path(__file__).parent / "golden" / "jax"
 LEAF, _NONE, _TUPLE, _LIST, DICT, _CUSTOM = range(6)
@@ -233,7 +233,7 @@ def test_a_class_whose_data_is_no_list_of_names_keeps_it(tmp_path: Path) -> None
     ],
 )
 def test_trees_that_make_no_sense(tmp_path: Path, tree: Node, problem: str) -> None:
-    with pytest.raises((Corrupt, Unsupported), match=problem):
+    with pytest.raises((CorruptError, UnsupportedError), match=problem):
         treering.load(saved_as_jax(tmp_path / "a", tree, [None]))
 
 
@@ -246,7 +246,7 @@ def test_a_tree_that_is_too_deep(tmp_path: Path, depth: int) -> None:
     if depth == 1024:
         assert len(treering.inspect(place).leaves) == 1
     else:
-        with pytest.raises(Corrupt, match="more than 1024 containers deep"):
+        with pytest.raises(CorruptError, match="more than 1024 containers deep"):
             treering.load(place)
 
 
@@ -254,15 +254,15 @@ def test_few_bytes_that_would_take_any_memory(tmp_path: Path) -> None:
     data = _flatbuffer(Node(_LIST, (Node(LEAF), Node(LEAF))))
     start = data.index(struct.pack("<I", 2), 30) + 4
     struct.pack_into("<I", data, start + 4, struct.unpack_from("<I", data, start)[0] - 4)
-    with pytest.raises(Corrupt, match="two nodes refer to one"):
+    with pytest.raises(CorruptError, match="two nodes refer to one"):
         treering.load(saved_as_jax(tmp_path / "shared", bytes(data), [None, None]))
     names = (b"a" * 5000, b"b" * 5000)
     data = _flatbuffer(Node(DICT, (Node(LEAF), Node(LEAF)), names))
     struct.pack_into("<I", data, data.index(struct.pack("<I", 5000) + b"a"), 9000)
-    with pytest.raises(Corrupt, match="is longer than it can be"):
+    with pytest.raises(CorruptError, match="is longer than it can be"):
         treering.load(saved_as_jax(tmp_path / "overlapping", bytes(data), [None, None]))
     below = Node(_LIST, (Node(LEAF),) * 2000)
-    with pytest.raises(Corrupt, match="its keys take far more memory than it has bytes"):
+    with pytest.raises(CorruptError, match="its keys take far more memory than it has bytes"):
         treering.load(saved_as_jax(tmp_path / "keys", Node(DICT, (below,), (b"k" * (2 << 20),)), [None] * 2000))
 
 
@@ -317,17 +317,17 @@ def test_damage_is_an_error_of_ours(golden: Path) -> None:
 def test_documents_that_make_no_sense(golden: Path, members: dict[str, Any], problem: str) -> None:
     document = json.loads((golden / "pytreedef.json").read_text())
     (golden / "pytreedef.json").write_text(json.dumps(document | members))
-    with pytest.raises(Corrupt, match=problem):
+    with pytest.raises(CorruptError, match=problem):
         treering.load(golden)
 
 
 def test_a_database_that_is_lost_and_links_out_of_the_folder(golden: Path) -> None:
     (golden / "array_store").rename(golden.parent / "outside")
-    with pytest.raises(Corrupt, match=r"its array is missing.*at leaf 'b'"):
+    with pytest.raises(CorruptError, match=r"its array is missing.*at leaf 'b'"):
         treering.load(golden)
     (golden / "array_store").symlink_to(golden.parent / "outside")
-    with pytest.raises(Corrupt, match="link that leads out"):
+    with pytest.raises(CorruptError, match="link that leads out"):
         treering.load(golden)
     (golden / "pytreedef.json").write_bytes(b"")
-    with pytest.raises(Corrupt, match=r"pytreedef\.json is not JSON"):
+    with pytest.raises(CorruptError, match=r"pytreedef\.json is not JSON"):
         treering.load(golden)

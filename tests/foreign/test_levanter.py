@@ -19,7 +19,7 @@ import treering
 from tests import meshes
 from tests.folders import copy_to_memory
 from tests.trees import assert_same_arrays, leaves_by_path
-from treering.errors import Corrupt, NotFound, TreeringError, Unsupported
+from treering.errors import CorruptError, NotFoundError, TreeringError, UnsupportedError
 
 FORMS = ["plain", "OCDBT", "inventory"]
 
@@ -147,16 +147,16 @@ def test_a_root_is_its_latest_committed_step(written: Path, tmp_path: Path) -> N
     _commit(tmp_path / "epoch-2", 400)
     assert treering.inspect(tmp_path).metadata["step"] == 400
     (tmp_path / "step-10" / "metadata.json").write_text('{"step": 1')
-    with pytest.raises(Corrupt, match=r"step-10/metadata\.json is not JSON"):
+    with pytest.raises(CorruptError, match=r"step-10/metadata\.json is not JSON"):
         treering.load(tmp_path)
 
 
 def test_what_was_not_committed_is_no_checkpoint(tmp_path: Path) -> None:
     _save(tmp_path / "step-1", {"w": jnp.ones(3)}, "OCDBT", committed=False)
     for path in (tmp_path / "step-1", tmp_path):
-        with pytest.raises(NotFound):
+        with pytest.raises(NotFoundError):
             treering.load(path)
-    with pytest.raises(NotFound, match="unfinished save"):
+    with pytest.raises(NotFoundError, match="unfinished save"):
         treering.load(tmp_path / "step-1")
 
 
@@ -175,7 +175,7 @@ def test_folders_of_other_programs_are_theirs(tmp_path: Path) -> None:
     for metadata in ('{"step": 3}', '{"step": -1, "timestamp": ""}', '{"step": true, "timestamp": ""}', "[]", "{"):
         (tmp_path / "other").mkdir(exist_ok=True)
         (tmp_path / "other" / "metadata.json").write_text(metadata)
-        with pytest.raises(NotFound):
+        with pytest.raises(NotFoundError):
             treering.load(tmp_path / "other")
 
 
@@ -207,7 +207,7 @@ def test_a_list_of_arrays_counts_and_what_an_earlier_save_left_does_not(inventor
 def test_lists_of_arrays_that_make_no_sense(inventory: Path, change: dict[str, Any], problem: str) -> None:
     node = json.loads((inventory / "manifest.json").read_text())
     (inventory / "manifest.json").write_text(json.dumps(node | change))
-    with pytest.raises((Corrupt, Unsupported), match=problem):
+    with pytest.raises((CorruptError, UnsupportedError), match=problem):
         treering.load(inventory)
 
 
@@ -216,7 +216,7 @@ def test_a_bare_leaf_and_one_that_does_not_fit_beside_the_others(tmp_path: Path)
         place = _save(tmp_path / form, {"": jnp.arange(3)}, form)
         assert treering.load(place).tolist() == [0, 1, 2]
     place = _save(tmp_path / "clash", {"a": jnp.ones(1), "a/b": jnp.ones(1)}, "OCDBT")
-    with pytest.raises(Corrupt, match="does not fit beside the others"):
+    with pytest.raises(CorruptError, match="does not fit beside the others"):
         treering.load(place)
 
 
@@ -224,7 +224,7 @@ def test_links_lead_nowhere_else(written: Path, tmp_path: Path) -> None:
     place = Path(shutil.copytree(written / "plain", tmp_path / "step-7"))
     (place / "model").rename(tmp_path / "outside")
     (place / "model").symlink_to(tmp_path / "outside")
-    with pytest.raises(Corrupt, match="link that leads out"):
+    with pytest.raises(CorruptError, match="link that leads out"):
         treering.load(place)
     (place / "model").unlink()
     (place / "model").symlink_to(".")
@@ -232,7 +232,7 @@ def test_links_lead_nowhere_else(written: Path, tmp_path: Path) -> None:
         treering.load(place)
     (tmp_path / "root").mkdir()
     (tmp_path / "root" / "step-3").symlink_to(written / "plain")
-    with pytest.raises(Corrupt, match="link that leads out"):
+    with pytest.raises(CorruptError, match="link that leads out"):
         treering.load(tmp_path / "root")
 
 
@@ -273,5 +273,5 @@ def test_a_whole_root_becomes_a_run(written: Path, tmp_path: Path) -> None:
     with pytest.raises(TreeringError, match="has no step or no time"):
         treering.convert(tmp_path / "root", tmp_path / "again")
     _commit(tmp_path / "root" / "step-10", 15)
-    with pytest.raises(Unsupported, match="'step-10' and 'step-15' are of the same step"):
+    with pytest.raises(UnsupportedError, match="'step-10' and 'step-15' are of the same step"):
         treering.convert(tmp_path / "root", tmp_path / "other")

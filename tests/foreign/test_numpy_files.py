@@ -16,7 +16,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 import treering
 from tests import meshes
-from treering.errors import Corrupt, Format, TreeringError, Unsupported
+from treering.errors import CorruptError, FormatError, TreeringError, UnsupportedError
 
 _ARRAYS: dict[str, Any] = {
     "raw": np.arange(12, dtype=np.float32).reshape(3, 4),
@@ -95,7 +95,7 @@ def test_any_archive_of_numpys(tmp_path_factory: pytest.TempPathFactory, tree: d
 
 def test_pickled_objects_are_never_unpickled(tmp_path: Path) -> None:
     np.savez(tmp_path / "a.npz", w=np.array([{}], dtype=object))
-    with pytest.raises(Unsupported, match=r"'w\.npy' holds pickled Python objects.*never unpickles"):
+    with pytest.raises(UnsupportedError, match=r"'w\.npy' holds pickled Python objects.*never unpickles"):
         treering.load(tmp_path / "a.npz")
 
 
@@ -105,13 +105,13 @@ def test_the_others_of_an_archive_with_pickled_objects_are_read(tmp_path: Path) 
     assert treering.load(path, only="w")["w"].tolist() == [0, 1, 2]
     with treering.open(path) as opened:
         assert opened["w"][1:].tolist() == [1, 2]
-        with pytest.raises(Unsupported, match="pickled"):
+        with pytest.raises(UnsupportedError, match="pickled"):
             opened["o"][:]
     treering.convert(path, tmp_path / "out", only="w")
     assert treering.load(tmp_path / "out")["w"].tolist() == [0, 1, 2]
     assert "'o.npy' holds pickled Python objects, so that only its number of bytes" in str(treering.inspect(path))
     for whole in (treering.load, treering.verify):
-        with pytest.raises(Unsupported, match=r"'o.npy' holds pickled.*only= reads the others"):
+        with pytest.raises(UnsupportedError, match=r"'o.npy' holds pickled.*only= reads the others"):
             whole(path)
 
 
@@ -123,21 +123,21 @@ def test_a_file_of_equinox_is_named(tmp_path: Path, first: Any) -> None:
     (tmp_path / "head.eqx").write_bytes(b'{"width": 3}\n' + (tmp_path / "model.eqx").read_bytes())
     for name in ("model.eqx", "head.eqx"):
         for verb in (treering.load, treering.inspect, treering.abstract, treering.open):
-            with pytest.raises(Format, match=r"file of equinox.*tree_deserialise_leaves"):
+            with pytest.raises(FormatError, match=r"file of equinox.*tree_deserialise_leaves"):
                 verb(tmp_path / name)
 
 
 def test_what_has_no_form_here_is_named(tmp_path: Path) -> None:
     for dtype in ("V2", "i4,f8", "M8[s]"):
         np.savez(tmp_path / "a.npz", w=np.zeros(3, dtype))
-        with pytest.raises(Unsupported, match=r"'w\.npy'"):
+        with pytest.raises(UnsupportedError, match=r"'w\.npy'"):
             treering.load(tmp_path / "a.npz")
 
 
 def test_a_zip_of_something_else_is_no_npz(tmp_path: Path) -> None:
     with zipfile.ZipFile(tmp_path / "model.pt", "w") as file:
         file.writestr("archive/data.pkl", b"\x80\x02")
-    with pytest.raises(Format, match="PyTorch"):
+    with pytest.raises(FormatError, match="PyTorch"):
         treering.load(tmp_path / "model.pt")
 
 
@@ -168,7 +168,7 @@ def test_the_directory_of_an_archive_is_compared_with_its_entries(tmp_path: Path
     else:
         data[data.index(b"(2, 0)") + 1] ^= 1
     path.write_bytes(data)
-    with pytest.raises(Corrupt):
+    with pytest.raises(CorruptError):
         treering.load(path)
     assert not treering.verify(path)
 
@@ -179,7 +179,7 @@ def test_a_deflated_array_that_was_changed_is_damaged(tmp_path: Path) -> None:
     data = bytearray((tmp_path / "a.npz").read_bytes())
     data[5000] ^= 1
     (tmp_path / "a.npz").write_bytes(data)
-    with pytest.raises(Corrupt):
+    with pytest.raises(CorruptError):
         treering.load(tmp_path / "a.npz")
     assert not treering.verify(tmp_path / "a.npz").ok
 
@@ -195,7 +195,7 @@ def test_an_array_larger_than_its_entry_is_refused_before_memory_is_taken(tmp_pa
         else:
             with zipfile.ZipFile(path, "w") as file:
                 file.writestr("w.npy", data)
-        with pytest.raises(Corrupt, match="takes 16000000000000 bytes"):
+        with pytest.raises(CorruptError, match="takes 16000000000000 bytes"):
             treering.load(path)
 
 
@@ -218,15 +218,15 @@ def test_a_flipped_bit_is_damage_to_every_verb(tmp_path: Path, name: str, compre
     data = bytearray(path.read_bytes())
     data[end - 1 if not compressed else end - 8] ^= 1
     path.write_bytes(data)
-    with pytest.raises(Corrupt):
+    with pytest.raises(CorruptError):
         treering.load(path, only=name)
     assert not treering.verify(path).ok
-    with pytest.raises(Corrupt):
+    with pytest.raises(CorruptError):
         treering.convert(path, tmp_path / "out")
     assert not (tmp_path / "out" / "treering.json").exists()
     if name == "large":
         rows = NamedSharding(meshes.line(4), PartitionSpec("x"))
-        with pytest.raises(Corrupt, match="large"):
+        with pytest.raises(CorruptError, match="large"):
             treering.load(path, only=name, shardings=rows)
 
 

@@ -13,7 +13,7 @@ import tensorstore
 from treering._codec.crc32c import crc32c
 from treering._foreign.folder_files import FolderFiles
 from treering._foreign.ocdbt import Stretch, Value, read_database
-from treering.errors import Corrupt, NotFound, TreeringError, Unsupported
+from treering.errors import CorruptError, NotFoundError, TreeringError, UnsupportedError
 
 _HEX = "0123456789abcdef" * 2
 
@@ -91,7 +91,7 @@ def test_the_latest_version_counts_and_an_empty_one_is_empty(tmp_path: Path) -> 
 
 
 def test_a_folder_without_a_manifest_is_no_database(tmp_path: Path) -> None:
-    with pytest.raises(NotFound, match=r"manifest\.ocdbt"):
+    with pytest.raises(NotFoundError, match=r"manifest\.ocdbt"):
         _read(tmp_path)
 
 
@@ -104,7 +104,7 @@ def test_every_flip_and_every_cut_is_seen(tmp_path: Path) -> None:
         for at in range(len(data)):
             for damaged in (data[:at], data[:at] + bytes([data[at] ^ 1 << at % 8]) + data[at + 1 :]):
                 file.write_bytes(damaged)
-                with pytest.raises((Corrupt, Unsupported)):
+                with pytest.raises((CorruptError, UnsupportedError)):
                     _read(tmp_path)
         file.write_bytes(data)
 
@@ -128,7 +128,7 @@ def test_a_node_with_any_byte_changed_and_a_new_checksum_is_read_or_refused(tmp_
 def test_a_node_is_looked_for_in_data_files_alone(tmp_path: Path, path: bytes) -> None:
     node = _leaf([b"a"], [b"x"])
     _place(tmp_path, node, _manifest(node, path=path))
-    with pytest.raises(Corrupt, match="is not the name of a data file"):
+    with pytest.raises(CorruptError, match="is not the name of a data file"):
         _read(tmp_path)
 
 
@@ -138,7 +138,7 @@ def test_a_link_out_of_the_folder_is_not_followed(tmp_path: Path) -> None:
     (tmp_path / "inside").mkdir()
     (tmp_path / "inside" / "manifest.ocdbt").write_bytes(_manifest(node))
     (tmp_path / "inside" / "d").symlink_to(outside / "d")
-    with pytest.raises(Corrupt, match="link that leads out"):
+    with pytest.raises(CorruptError, match="link that leads out"):
         _read(tmp_path / "inside")
 
 
@@ -149,14 +149,14 @@ def test_nodes_that_refer_to_each_other_again_and_again_are_refused(tmp_path: Pa
     rows = _varints(0, 1, 1, 1, 0, 0) + b"ab" + _varints(0, 0, 0, 0, 50, 50, 1, 1, 1, 1, 0, 0)
     node = _framed(0x0CDB20DE, b"\1" + table + _varint(2) + rows)
     _place(tmp_path, node, _manifest(node, height=1))
-    with pytest.raises(Corrupt):
+    with pytest.raises(CorruptError):
         _read(tmp_path)
     leaf = _leaf([b"a"], [b"x"])
     rows = _varints(0, 1, 1, 1, 1) + b"ab" + _varints(0, 0, 0, 0, len(leaf), len(leaf), 1, 1, 1, 1, 0, 0)
     parent = _framed(0x0CDB20DE, b"\1" + table + _varint(2) + rows)
     (tmp_path / "d" / _HEX).write_bytes(leaf + parent)
     (tmp_path / "manifest.ocdbt").write_bytes(_manifest(parent, height=1, offset=len(leaf)))
-    with pytest.raises(Corrupt, match="two nodes refer to"):
+    with pytest.raises(CorruptError, match="two nodes refer to"):
         _read(tmp_path)
 
 
@@ -168,20 +168,20 @@ def test_keys_that_unfold_to_far_more_than_was_read_are_refused(tmp_path: Path) 
     body = b"\0\0" + _varint(count) + shared + own + bytes(long) + b"a" * (count - 1) + bytes(2 * count)
     node = _framed(0x0CDB20DE, body)
     _place(tmp_path, node, _manifest(node))
-    with pytest.raises(Corrupt, match="far more memory"):
+    with pytest.raises(CorruptError, match="far more memory"):
         _read(tmp_path)
 
 
 def test_newer_versions_and_other_kinds_are_named(tmp_path: Path) -> None:
     node = _leaf([b"a"], [b"x"])
     _place(tmp_path, _framed(0x0CDB20DE, node[14:-4], version=3), _manifest(node))
-    with pytest.raises(Unsupported, match="version 3"):
+    with pytest.raises(UnsupportedError, match="version 3"):
         _read(tmp_path)
     (tmp_path / "d" / _HEX).write_bytes(_framed(0x0CDB20DE, node[14:-4], compression=9))
-    with pytest.raises(Unsupported, match="method 9"):
+    with pytest.raises(UnsupportedError, match="method 9"):
         _read(tmp_path)
     numbered = bytearray(_manifest(node)[14:-4])
     numbered[16] = 1
     (tmp_path / "manifest.ocdbt").write_bytes(_framed(0x0CDB3A2A, bytes(numbered)))
-    with pytest.raises(Unsupported, match="numbered"):
+    with pytest.raises(UnsupportedError, match="numbered"):
         _read(tmp_path)

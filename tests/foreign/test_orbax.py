@@ -17,7 +17,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 import treering
 from tests import meshes
 from tests.folders import copy_to_memory
-from treering.errors import Corrupt, NotFound, TreeringError, Unsupported
+from treering.errors import CorruptError, NotFoundError, TreeringError, UnsupportedError
 
 GOLDEN = Path(__file__).parent / "golden" / "orbax"
 ITEMS = ["ocdbt_zarr2", "ocdbt_zarr3", "plain_zarr2", "plain_zarr3", "v1_state"]
@@ -122,7 +122,7 @@ def test_a_root_is_its_latest_step_and_lists_the_others(golden: Path) -> None:
     (root / "20").rename(root / "30.orbax-checkpoint-tmp")
     shutil.rmtree(root / "metadata")
     assert treering.load(root)["n"] == 10
-    with pytest.raises(Corrupt, match="was not committed"):
+    with pytest.raises(CorruptError, match="was not committed"):
         treering.load(root / "30.orbax-checkpoint-tmp")
 
 
@@ -152,14 +152,14 @@ def test_in_memory_as_on_disk(tmp_path: Path) -> None:
 
 def test_a_missing_chunk_is_zero_only_where_orbax_left_zeros_out(item: Path) -> None:
     (item / "params.big" / "0.0").unlink()
-    with pytest.raises(Corrupt, match=r"chunk 0 of 1 is missing.*params/big"):
+    with pytest.raises(CorruptError, match=r"chunk 0 of 1 is missing.*params/big"):
         treering.load(item)
     assert [finding.key for finding in treering.verify(item).findings] == ["params/big"]
     _change(item, store_array_data_equal_to_fill_value=False)
     assert not np.asarray(treering.load(item)["params"]["big"]).any()
     document = item / "params.big" / ".zarray"
     document.write_bytes(document.read_bytes().replace(b'"fill_value":null', b'"fill_value":1.5'))
-    with pytest.raises(Corrupt, match="is missing"):
+    with pytest.raises(CorruptError, match="is missing"):
         treering.load(item)
 
 
@@ -169,7 +169,7 @@ def test_strings_tuples_and_a_bare_leaf(item: Path) -> None:
         return {"key_metadata": keys, "value_metadata": {"value_type": kind, "skip_deserialize": skipped}}
 
     _change(item, tree_metadata={"1": entry("string", "name"), "2": entry("Tuple", "none", skipped=True)})
-    with pytest.raises(Corrupt, match="name"):
+    with pytest.raises(CorruptError, match="name"):
         treering.load(item)
     (item / "_strings.json").write_text('{"name": "hällo"}')
     assert treering.load(item) == {"name": "hällo", "none": ()}
@@ -178,14 +178,14 @@ def test_strings_tuples_and_a_bare_leaf(item: Path) -> None:
     _change(item, tree_metadata={})
     assert treering.load(item) == {}
     _change(item, tree_metadata={"1": entry("Secret", "a", skipped=True)})
-    with pytest.raises(Unsupported, match="Secret"):
+    with pytest.raises(UnsupportedError, match="Secret"):
         treering.load(item)
 
 
 def test_a_database_that_is_lost_is_damage_where_there_were_arrays(golden: Path) -> None:
     place = golden / "ocdbt_zarr2"
     (place / "manifest.ocdbt").unlink()
-    with pytest.raises(Corrupt, match="the array 'lr' is missing"):
+    with pytest.raises(CorruptError, match="the array 'lr' is missing"):
         treering.load(place)
     leaf = {"key_metadata": [{"key": "n", "key_type": 2}], "value_metadata": {"value_type": "None"}}
     _change(place, tree_metadata={"n": leaf})
@@ -196,7 +196,7 @@ def test_two_leaves_of_one_name_are_refused_and_no_others(item: Path) -> None:
     node = json.loads((item / "_METADATA").read_bytes())["tree_metadata"]
     twin = {"key_metadata": [{"key": "opt.0", "key_type": 2}], "value_metadata": {"value_type": "jax.Array"}}
     _change(item, tree_metadata=node | {"('opt.0',)": twin})
-    with pytest.raises(Corrupt, match=r"two leaves have the name 'opt\.0'"):
+    with pytest.raises(CorruptError, match=r"two leaves have the name 'opt\.0'"):
         treering.load(item)
     assert treering.load(item, only="step") == {"step": 7}
 
@@ -206,14 +206,14 @@ def test_no_name_leads_out_of_the_folder(item: Path, key: str) -> None:
     shutil.copytree(item / "opt.0", item.parent.parent / "outside", dirs_exist_ok=True)
     twin = {"key_metadata": [{"key": key, "key_type": 2}], "value_metadata": {"value_type": "jax.Array"}}
     _change(item, tree_metadata={"x": twin})
-    with pytest.raises(Corrupt, match="leads out of the folder"):
+    with pytest.raises(CorruptError, match="leads out of the folder"):
         treering.load(item)
 
 
 def test_no_link_leads_out_of_the_folder(item: Path) -> None:
     (item / "opt.0").rename(item.parent / "outside")
     (item / "opt.0").symlink_to(item.parent / "outside")
-    with pytest.raises(Corrupt, match="link that leads out"):
+    with pytest.raises(CorruptError, match="link that leads out"):
         treering.load(item)
 
 
@@ -221,11 +221,11 @@ def test_a_step_that_is_a_link_out_is_refused_and_not_passed_over(golden: Path) 
     root = golden / "manager"
     (root / "20").rename(golden / "outside")
     (root / "20").symlink_to(golden / "outside")
-    with pytest.raises(Corrupt, match="link that leads out"):
+    with pytest.raises(CorruptError, match="link that leads out"):
         treering.load(root)
     shutil.rmtree(root / "10")
     shutil.rmtree(root / "metadata")
-    with pytest.raises(NotFound):
+    with pytest.raises(NotFoundError):
         treering.load(root)
 
 
@@ -274,11 +274,11 @@ def test_damage_is_an_error_of_ours(golden: Path, name: str) -> None:
 
 def test_an_empty_folder_and_a_marker_alone_are_no_checkpoint(tmp_path: Path) -> None:
     (tmp_path / "7").mkdir()
-    with pytest.raises(NotFound):
+    with pytest.raises(NotFoundError):
         treering.load(tmp_path)
     (tmp_path / "_CHECKPOINT_METADATA").touch()
-    with pytest.raises(NotFound, match="an Orbax checkpoint"):
+    with pytest.raises(NotFoundError, match="an Orbax checkpoint"):
         treering.load(tmp_path)
     (tmp_path / "_METADATA").touch()
-    with pytest.raises(Corrupt, match="_METADATA is not JSON"):
+    with pytest.raises(CorruptError, match="_METADATA is not JSON"):
         treering.load(tmp_path)

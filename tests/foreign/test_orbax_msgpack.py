@@ -14,7 +14,7 @@ import pytest
 import treering
 from tests.compat.wire import array_ext, chunked, ext, keyed, packed
 from treering import serialization
-from treering.errors import Corrupt, NotFound, TreeringError, Unsupported
+from treering.errors import CorruptError, NotFoundError, TreeringError, UnsupportedError
 
 GOLDEN = Path(__file__).parent / "golden" / "orbax"
 INLINE = np.arange(6, dtype=np.float32).reshape(2, 3)
@@ -73,13 +73,13 @@ def test_tuples_and_long_names(arrays: Path) -> None:
 def test_an_array_in_parts_is_refused_by_name(arrays: Path) -> None:
     parts = chunked({"0": 2, "1": 3}, [array_ext([4], "int8", b"\1\2\3\4"), array_ext([2], "int8", b"\5\6")])
     (arrays / "checkpoint").write_bytes(keyed("w", parts))
-    with pytest.raises(Unsupported, match="in several parts"):
+    with pytest.raises(UnsupportedError, match="in several parts"):
         treering.load(arrays)
 
 
 def test_a_placeholder_that_is_longer_than_a_short_text_names_an_array_too(arrays: Path) -> None:
     (arrays / "checkpoint").write_bytes(packed({"far": "PLACEHOLDER://" + "n" * 400}))
-    with pytest.raises((Corrupt, TreeringError), match=r"far"):
+    with pytest.raises((CorruptError, TreeringError), match=r"far"):
         treering.load(arrays)
 
 
@@ -90,7 +90,7 @@ def test_beside_a_document_the_file_gives_the_values_that_are_nowhere_else(tmp_p
     value = {"value_type": "jax.Array", "skip_deserialize": True}
     node["tree_metadata"]["('inline',)"] = {"key_metadata": keys, "value_metadata": value}
     (place / "_METADATA").write_text(json.dumps(node))
-    with pytest.raises(Unsupported, match="no data"):
+    with pytest.raises(UnsupportedError, match="no data"):
         treering.load(place)
     old = {"inline": INLINE, "step": "PLACEHOLDER://step", "unknown": 3}
     (place / "checkpoint").write_bytes(serialization.msgpack_serialize(old))
@@ -117,21 +117,21 @@ def test_a_step_of_a_root_and_an_item_of_a_step(arrays: Path, tmp_path: Path) ->
 )
 def test_other_files_of_that_name_make_no_item(tmp_path: Path, data: bytes) -> None:
     (tmp_path / "checkpoint").write_bytes(data)
-    with pytest.raises(NotFound):
+    with pytest.raises(NotFoundError):
         treering.load(tmp_path)
 
 
 @pytest.mark.parametrize("name", ["../outside", "/etc", "a\0b", "opt.7", "opt.0/.."])
 def test_names_that_lead_to_no_array(arrays: Path, name: str) -> None:
     (arrays / "checkpoint").write_bytes(packed({"w": f"PLACEHOLDER://{name}"}))
-    with pytest.raises(Corrupt, match=r"leads out of the folder|is missing"):
+    with pytest.raises(CorruptError, match=r"leads out of the folder|is missing"):
         treering.load(arrays)
 
 
 def test_two_leaves_with_one_array_are_refused_when_they_are_read(arrays: Path) -> None:
     (arrays / "checkpoint").write_bytes(packed({"a": "PLACEHOLDER://opt.0", "b": "PLACEHOLDER://opt.0", "c": 1}))
     assert treering.load(arrays, only="c") == {"c": 1}
-    with pytest.raises(Corrupt, match="two leaves have the name"):
+    with pytest.raises(CorruptError, match="two leaves have the name"):
         treering.load(arrays)
 
 

@@ -15,7 +15,7 @@ import tensorstore
 import treering
 from treering._foreign import grid_arrays
 from treering._foreign.orbax_item import read_containers
-from treering.errors import Corrupt, Mismatch, TreeringError, Unsupported
+from treering.errors import CorruptError, MismatchError, TreeringError, UnsupportedError
 
 GOLDEN = Path(__file__).parent / "golden" / "orbax"
 LEAF = {"category": "custom", "clazz": "ValueMetadataEntry", "data": {"value_type": "jax.Array"}}
@@ -92,17 +92,17 @@ def test_with_a_target_nothing_changes(item: Path) -> None:
     ids=str,
 )
 def test_records_that_are_not_those_of_the_leaves(item: Path, tree: Any) -> None:
-    with pytest.raises(Corrupt):
+    with pytest.raises(CorruptError):
         treering.load(_rich(item, tree, _entry(("opt", 2), ("0", 1))))
 
 
 def test_hostile_records() -> None:
     with pytest.raises(TreeringError):
         read_containers("[" * 100_000)
-    with pytest.raises(Corrupt, match="not JSON"):
+    with pytest.raises(CorruptError, match="not JSON"):
         read_containers("{")
     wide = '{"a":' * 900 + "[" + ",".join(["{}"] * 60_000) + "]" + "}" * 900
-    with pytest.raises((Unsupported, Corrupt)):
+    with pytest.raises((UnsupportedError, CorruptError)):
         read_containers(wide)
 
 
@@ -157,7 +157,7 @@ def test_raw_files_that_were_cut_or_lost(tmp_path: Path) -> None:
     (place / "grid" / "1.2").write_bytes(b"1")
     (place / "whole" / "0.0").unlink()
     for name, problem in (("grid", "a chunk has 600 bytes, the file has 1"), ("whole", "chunk 0 of 1 is missing")):
-        with pytest.raises(Corrupt, match=problem):
+        with pytest.raises(CorruptError, match=problem):
             treering.load(place, only=name)
     assert treering.load(place, only="tiny")["tiny"].tolist() == [0, 1, 2, 3]
     store = _raw_item(tmp_path / "store", ARRAYS, CHUNKS, ocdbt=True)
@@ -188,5 +188,5 @@ def test_none_is_an_empty_namedtuple_of_the_target(item: Path) -> None:
     found = treering.load(item, {"opt": (np.zeros(2, "f4"), _Empty())})
     assert found["opt"][1] == _Empty()
     assert treering.load(item, {"opt": (np.zeros(2, "f4"), None)})["opt"][1] is None
-    with pytest.raises(Mismatch, match="opt/1"):
+    with pytest.raises(MismatchError, match="opt/1"):
         treering.load(item, {"opt": (np.zeros(2, "f4"), {})})

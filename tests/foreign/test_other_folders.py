@@ -13,7 +13,7 @@ import pytest
 from safetensors.numpy import save_file
 
 import treering
-from treering.errors import Format, NotFound, TreeringError
+from treering.errors import FormatError, NotFoundError, TreeringError
 
 _TREE: dict[str, Any] = {"a": np.arange(6, dtype=np.float32)}
 _VERBS: tuple[Callable[[Path], Any], ...] = (
@@ -61,9 +61,9 @@ def test_it_says_what_it_is_and_what_to_pass(tmp_path: Path, name: str) -> None:
     files, what, passed = _FOLDERS[name]
     _write(tmp_path, *files)
     for verb in _VERBS:
-        with pytest.raises(NotFound, match=f"it is .*{what}.*; pass the path of .*'{passed}"):
+        with pytest.raises(NotFoundError, match=f"it is .*{what}.*; pass the path of .*'{passed}"):
             verb(tmp_path)
-    with pytest.raises(NotFound, match=what):
+    with pytest.raises(NotFoundError, match=what):
         treering.convert(tmp_path, tmp_path / "out")
     whole = next(path for path in tmp_path.rglob("*") if path.as_posix().endswith(passed) or passed in path.name)
     np.testing.assert_array_equal(treering.load(whole)["a"], _TREE["a"])
@@ -71,7 +71,7 @@ def test_it_says_what_it_is_and_what_to_pass(tmp_path: Path, name: str) -> None:
 
 def test_a_cache_of_the_hub_is_named(tmp_path: Path) -> None:
     _write(tmp_path, "models--org--name/snapshots/abc/model.safetensors")
-    with pytest.raises(NotFound, match="it is a cache of the Hugging Face hub; pass the path of a snapshot"):
+    with pytest.raises(NotFoundError, match="it is a cache of the Hugging Face hub; pass the path of a snapshot"):
         treering.load(tmp_path)
 
 
@@ -146,7 +146,7 @@ def test_absolute_links_lead_into_the_own_blobs_alone(blob: Path, tmp_path: Path
     snapshot = blob.parents[1] / "snapshots" / "abc"
     for target in (other, f"{blob.parent}/../../other/blobs/{blob.name}", tmp_path / blob.name):
         (snapshot / "model.safetensors").symlink_to(target)
-        with pytest.raises(Format, match="is a link"):
+        with pytest.raises(FormatError, match="is a link"):
             treering.load(snapshot)
         (snapshot / "model.safetensors").unlink()
 

@@ -18,7 +18,7 @@ from safetensors import safe_open
 from safetensors.flax import load_file
 
 import treering
-from treering.errors import Exists, Mismatch, TreeringError, Unsupported
+from treering.errors import ExistsError, MismatchError, TreeringError, UnsupportedError
 
 WIDE = np.arange(512 * 256, dtype=np.float32).reshape(512, 256)
 
@@ -102,7 +102,7 @@ def test_a_cast_that_does_not_fit_is_refused_and_leaves_nothing(tmp_path: Path) 
     large = WIDE * 0
     large[300, 7] = 1e6
     for size in ("5GB", 1000):
-        with pytest.raises(Mismatch, match=r"the value 1e\+06 does not fit float16 \(at leaf 'b/w'\)"):
+        with pytest.raises(MismatchError, match=r"the value 1e\+06 does not fit float16 \(at leaf 'b/w'\)"):
             treering.export(
                 tmp_path / "m", {"a": WIDE * 0, "b": {"w": large}}, to="hf", dtype="float16", max_file_size=size
             )
@@ -116,7 +116,7 @@ def test_a_cast_that_does_not_fit_is_refused_and_leaves_nothing(tmp_path: Path) 
 def test_a_folder_that_holds_weights_is_refused(tmp_path: Path, name: str, overwrite: bool) -> None:
     (tmp_path / "config.json").write_text("{}", encoding="utf-8")
     (tmp_path / name).write_bytes(b"")
-    with pytest.raises(Exists, match=f"holds weights: {name}.*fixed names.*another folder"):
+    with pytest.raises(ExistsError, match=f"holds weights: {name}.*fixed names.*another folder"):
         treering.export(tmp_path, {"w": WIDE}, to="hf", overwrite=overwrite)
     (tmp_path / name).unlink()
     treering.export(tmp_path, {"w": WIDE}, to="hf", overwrite=overwrite)
@@ -129,7 +129,7 @@ def test_what_it_cannot_hold_is_said_at_once(tmp_path: Path) -> None:
         "a": {"b": WIDE}, "a.b": WIDE, "none": None, "text": "t", "key": jax.random.key(0), "deep": [{}],
         "four": partial, "int": {3: WIDE}, "wide": np.zeros(2, np.complex128),
     }  # fmt: skip
-    with pytest.raises(Unsupported) as caught:
+    with pytest.raises(UnsupportedError) as caught:
         treering.export(tmp_path / "m", given, to="hf")
     for part in (
         "leaf 'a.b': 'a/b' has the name 'a.b' too",
@@ -142,7 +142,7 @@ def test_what_it_cannot_hold_is_said_at_once(tmp_path: Path) -> None:
         "an array of complex128",
     ):
         assert part in str(caught.value), part
-    with pytest.raises(Unsupported, match="'' is no name"):
+    with pytest.raises(UnsupportedError, match="'' is no name"):
         treering.export(tmp_path / "m", WIDE, to="hf")
     assert not (tmp_path / "m").exists()
 
@@ -159,9 +159,9 @@ def test_what_it_cannot_hold_is_said_at_once(tmp_path: Path) -> None:
     ],
 )
 def test_options_without_a_meaning_are_refused(tmp_path: Path, options: dict[str, Any], match: str) -> None:
-    with pytest.raises(Unsupported, match=match):
+    with pytest.raises(UnsupportedError, match=match):
         treering.export(tmp_path / "m", {"w": WIDE}, **options)
-    with pytest.raises(Unsupported, match="is not a path of the form hf"):
+    with pytest.raises(UnsupportedError, match="is not a path of the form hf"):
         treering.export(tmp_path / "m.safetensors", {"w": WIDE}, to="hf")
 
 
@@ -187,7 +187,7 @@ def test_in_memory_too() -> None:
     path = "memory://test_write_huggingface/model"
     treering.export(path, {"a": WIDE, "b": {"c": WIDE}}, to="hf", max_file_size=1000)
     same(treering.load(path, only="b.c")["b.c"], WIDE)
-    with pytest.raises(Exists):
+    with pytest.raises(ExistsError):
         treering.export(path, {"a": WIDE}, to="hf")
 
 

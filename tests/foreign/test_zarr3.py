@@ -14,7 +14,7 @@ import tensorstore
 
 import treering
 from treering._foreign.zarr3 import parse_zarr_json
-from treering.errors import Corrupt, Format, TreeringError, Unsupported
+from treering.errors import CorruptError, FormatError, TreeringError, UnsupportedError
 
 _LITTLE: dict[str, Any] = {"name": "bytes", "configuration": {"endian": "little"}}
 _BIG: dict[str, Any] = {"name": "bytes", "configuration": {"endian": "big"}}
@@ -125,14 +125,14 @@ def test_what_was_never_written_is_zero_where_that_was_left_out(tmp_path: Path, 
     _write(tmp_path, _ITEMS, codecs)
     store = tensorstore.open({"driver": "zarr3", "kvstore": f"file://{tmp_path}/w/"}).result()
     store[:4, :6] = 0
-    with pytest.raises(Corrupt, match="is missing"):
+    with pytest.raises(CorruptError, match="is missing"):
         treering.load(tmp_path)
     _item(tmp_path, absent=True)
     wanted = _ITEMS.copy()
     wanted[:4, :6] = 0
     np.testing.assert_array_equal(treering.load(tmp_path)["w"], wanted)
     _documents(tmp_path, {"fill_value": 1.0})
-    with pytest.raises(Corrupt, match="is missing"):
+    with pytest.raises(CorruptError, match="is missing"):
         treering.load(tmp_path)
 
 
@@ -143,7 +143,7 @@ def test_a_changed_chunk_is_damaged(tmp_path: Path, name: str) -> None:
     data = bytearray(file.read_bytes())
     for at in (-1, len(data) // 2):
         file.write_bytes(bytes(data[:at]) + bytes([data[at] ^ 1]) + bytes(data[at:][1:]))
-        with pytest.raises(Corrupt):
+        with pytest.raises(CorruptError):
             treering.load(tmp_path)
 
 
@@ -174,36 +174,40 @@ _DOCUMENT: dict[str, Any] = {
 @pytest.mark.parametrize(
     ("change", "error", "problem"),
     [
-        ({"zarr_format": 2}, Format, "version 2"),
-        ({"node_type": "group"}, Corrupt, "group"),
-        ({"data_type": "r8"}, Unsupported, "r8"),
-        ({"data_type": {"name": "string"}}, Unsupported, "dtype"),
-        ({"data_type": "datetime64[ns]"}, Unsupported, "datetime64"),
-        ({"shape": [4, -6]}, Corrupt, "length"),
-        ({"shape": [1 << 40, 1 << 40]}, Corrupt, "larger than any memory"),
-        ({"shape": [1, 1] * 40}, Corrupt, "axes"),
-        ({"shape": [4]}, Corrupt, "chunks of"),
-        ({"chunk_grid": {"name": "rectilinear"}}, Unsupported, "rectilinear"),
-        ({"chunk_grid": {"name": "regular", "configuration": {"chunk_shape": [0, 6]}}}, Corrupt, "chunks of"),
-        ({"chunk_grid": {"name": "regular", "configuration": {"chunk_shape": [1 << 20, 99]}}}, Unsupported, "padding"),
-        ({"chunk_key_encoding": {"name": "hashed"}}, Unsupported, "hashed"),
-        ({"chunk_key_encoding": {"name": "v2", "configuration": {"separator": "../"}}}, Corrupt, "separator"),
-        ({"codecs": []}, Unsupported, "codec"),
-        ({"codecs": [_LITTLE, {"name": "numcodecs.lzma"}]}, Unsupported, "lzma"),
-        ({"codecs": [_LITTLE, _CRC, _GZIP]}, Unsupported, "gzip"),
-        ({"codecs": [{"name": "bytes", "configuration": {"endian": "middle"}}]}, Corrupt, "middle"),
-        ({"codecs": [{"name": "transpose", "configuration": {"order": [1, 1]}}, _LITTLE]}, Unsupported, "order"),
-        ({"codecs": [_sharded(_sharded(_LITTLE))]}, Unsupported, "sharding_indexed"),
-        ({"codecs": [_sharded(_LITTLE, place="middle")]}, Corrupt, "middle"),
+        ({"zarr_format": 2}, FormatError, "version 2"),
+        ({"node_type": "group"}, CorruptError, "group"),
+        ({"data_type": "r8"}, UnsupportedError, "r8"),
+        ({"data_type": {"name": "string"}}, UnsupportedError, "dtype"),
+        ({"data_type": "datetime64[ns]"}, UnsupportedError, "datetime64"),
+        ({"shape": [4, -6]}, CorruptError, "length"),
+        ({"shape": [1 << 40, 1 << 40]}, CorruptError, "larger than any memory"),
+        ({"shape": [1, 1] * 40}, CorruptError, "axes"),
+        ({"shape": [4]}, CorruptError, "chunks of"),
+        ({"chunk_grid": {"name": "rectilinear"}}, UnsupportedError, "rectilinear"),
+        ({"chunk_grid": {"name": "regular", "configuration": {"chunk_shape": [0, 6]}}}, CorruptError, "chunks of"),
+        (
+            {"chunk_grid": {"name": "regular", "configuration": {"chunk_shape": [1 << 20, 99]}}},
+            UnsupportedError,
+            "padding",
+        ),
+        ({"chunk_key_encoding": {"name": "hashed"}}, UnsupportedError, "hashed"),
+        ({"chunk_key_encoding": {"name": "v2", "configuration": {"separator": "../"}}}, CorruptError, "separator"),
+        ({"codecs": []}, UnsupportedError, "codec"),
+        ({"codecs": [_LITTLE, {"name": "numcodecs.lzma"}]}, UnsupportedError, "lzma"),
+        ({"codecs": [_LITTLE, _CRC, _GZIP]}, UnsupportedError, "gzip"),
+        ({"codecs": [{"name": "bytes", "configuration": {"endian": "middle"}}]}, CorruptError, "middle"),
+        ({"codecs": [{"name": "transpose", "configuration": {"order": [1, 1]}}, _LITTLE]}, UnsupportedError, "order"),
+        ({"codecs": [_sharded(_sharded(_LITTLE))]}, UnsupportedError, "sharding_indexed"),
+        ({"codecs": [_sharded(_LITTLE, place="middle")]}, CorruptError, "middle"),
         (
             {
                 "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": [3, 6]}},
                 "codecs": [_sharded(_LITTLE)],
             },
-            Corrupt,
+            CorruptError,
             "whole",
         ),
-        ({"storage_transformers": [{}]}, Unsupported, "transformers"),
+        ({"storage_transformers": [{}]}, UnsupportedError, "transformers"),
     ],
 )
 def test_what_has_no_reader_is_named(change: dict[str, Any], error: type[TreeringError], problem: str) -> None:

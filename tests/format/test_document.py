@@ -21,7 +21,7 @@ from treering._format.index import Index, LeafType, damage_error, file_digest, f
 from treering._format.safetensors import check_single_file, parse_safetensors, single_file
 from treering._values.checkpoint_names import is_data
 from treering._values.checksums import digest
-from treering.errors import Corrupt, TreeringError, Unsupported
+from treering.errors import CorruptError, TreeringError, UnsupportedError
 
 F32 = LeafType(kind="numpy", dtype="float32", shape=(20_000,))
 
@@ -42,11 +42,11 @@ def test_every_byte_is_under_the_digest(index: Index, data: st.DataObject) -> No
     good = encode_index(index)
     place = data.draw(st.integers(0, len(good) - 1))
     bad = good[:place] + bytes([good[place] ^ data.draw(st.integers(1, 255))]) + good[place + 1 :]
-    with pytest.raises(Corrupt):
+    with pytest.raises(CorruptError):
         parse_index(bad)
-    with pytest.raises(Corrupt):
+    with pytest.raises(CorruptError):
         parse_index(good[:place])
-    with pytest.raises(Corrupt):
+    with pytest.raises(CorruptError):
         parse_index(good + b"\n")
 
 
@@ -80,7 +80,7 @@ def test_who_wrote_a_file_is_told_only_where_several_did() -> None:
     several = dataclasses.replace(index, files=files, processes=3)
     assert json.loads(encode_index(several))["files"][0]["process"] == 2
     assert parse_index(encode_index(several)) == several
-    with pytest.raises(Corrupt, match="processes"):
+    with pytest.raises(CorruptError, match="processes"):
         parse_index(encode_index(dataclasses.replace(several, processes=2)))
 
 
@@ -94,7 +94,7 @@ def test_names_of_files_are_those_that_the_store_knows() -> None:
 
 def test_what_metadata_cannot_be_is_refused_before_anything_is_written() -> None:
     index = index_of(["a"], [F32], [0], [[(0, None)]])
-    with pytest.raises(Unsupported, match=r"metadata\['a'\] is a tuple"):
+    with pytest.raises(UnsupportedError, match=r"metadata\['a'\] is a tuple"):
         encode_index(dataclasses.replace(index, metadata={"a": (1,)}))
 
 
@@ -206,7 +206,7 @@ def test_single_files_come_back_and_every_bit_of_the_header_counts(index: Index,
     safetensors.deserialize(content)
     place = data.draw(st.integers(0, len(header) - 1))
     bad = content[:place] + bytes([content[place] ^ data.draw(st.integers(1, 255))]) + content[place + 1 :]
-    with pytest.raises(Corrupt):
+    with pytest.raises(CorruptError):
         parsed(bad)
 
 
@@ -218,7 +218,7 @@ def test_half_a_character_in_the_index_is_damage() -> None:
     assert wanted in header
     bad = header.replace(wanted, wanted[:-1] + rb"\ud83c")[: len(header)]  # the header ends in spaces
     content = bad + bytes(3)
-    with pytest.raises(Corrupt):
+    with pytest.raises(CorruptError):
         parse_safetensors(len(content), lambda offset, count: content[offset : offset + count])
 
 
@@ -235,7 +235,7 @@ def test_single_files_of_many_sizes(leaves: int) -> None:
 
 def test_all_that_a_single_file_cannot_hold_is_listed_up_to_twenty() -> None:
     kinds = [LeafType(kind="int")]
-    with pytest.raises(Unsupported) as error:
+    with pytest.raises(UnsupportedError) as error:
         check_single_file([f"n{number}" for number in range(25)], kinds, [0] * 25)
     assert "leaf 'n19': an int" in str(error.value)
     assert "'n20'" not in str(error.value)

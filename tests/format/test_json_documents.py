@@ -36,7 +36,7 @@ from treering._codec.signed import SignedForm
 from treering._format.columns import check_chunks, decode_checksums, encode_checksums, read_free_json
 from treering._format.document import parse_index
 from treering._format.index import Chunks, LeafType
-from treering.errors import Corrupt, Format, TreeringError, Unsupported
+from treering.errors import CorruptError, FormatError, TreeringError, UnsupportedError
 
 JSON = st.recursive(
     st.one_of(st.none(), st.booleans(), st.integers(), st.floats(allow_nan=False, allow_infinity=False), st.text()),
@@ -100,7 +100,7 @@ def holding_itself() -> Any:
     ids=range(17),
 )
 def test_what_would_come_back_as_something_else_is_refused(value: Any, words: str) -> None:
-    with pytest.raises(Unsupported) as error:
+    with pytest.raises(UnsupportedError) as error:
         check_json(value, "it")
     assert words in str(error.value)
     assert len(str(error.value)) < 500
@@ -138,12 +138,12 @@ def test_the_same_list_twice_is_no_circle() -> None:
     ],
 )
 def test_no_json(text: str) -> None:
-    with pytest.raises(Corrupt, match="it is not JSON"):
+    with pytest.raises(CorruptError, match="it is not JSON"):
         parse_json(text, "it")
 
 
 def test_members_that_stand_twice_are_named() -> None:
-    with pytest.raises(Corrupt, match="'b' is twice"):
+    with pytest.raises(CorruptError, match="'b' is twice"):
         parse_json('[{"a": {"b": 1, "c": 2, "b": 1}}]', "it")
 
 
@@ -159,7 +159,7 @@ def test_members_that_stand_twice_are_named() -> None:
     ],
 )
 def test_members_of_another_type(node: Any, name: str, kind: type) -> None:
-    with pytest.raises(Corrupt, match="it"):
+    with pytest.raises(CorruptError, match="it"):
         member(node, name, kind, "it")
 
 
@@ -207,7 +207,7 @@ def test_an_index_of_such_keys_is_refused_at_once(tmp_path: Path) -> None:
         document["values"] = [None] * len(keys)
         data = signed(document)
         start = time.process_time()
-        with pytest.raises(Corrupt, match="have one hash"):
+        with pytest.raises(CorruptError, match="have one hash"):
             parse_index(data)
         assert time.process_time() - start < 3
 
@@ -226,13 +226,13 @@ def test_leaves_that_are_cut_at_places_of_one_hash_are_refused_at_once() -> None
     index = index_of(keys, [LeafType(kind="jax", dtype="int8", shape=(0,))], [0] * len(keys), [])
     long = LeafType(kind="jax", dtype="int8", shape=(parts + 3 * modulus,))
     begun = time.process_time()
-    with pytest.raises(Corrupt, match="ways to cut leaves have one hash"):
+    with pytest.raises(CorruptError, match="ways to cut leaves have one hash"):
         check_chunks(dataclasses.replace(index, types=[long], chunks=Chunks(**columns)))
     assert time.process_time() - begun < 1
 
 
 def test_what_could_not_be_loaded_is_not_saved(tmp_path: Path) -> None:
-    with pytest.raises(Unsupported, match="have one hash"):
+    with pytest.raises(UnsupportedError, match="have one hash"):
         treering.save(tmp_path / "ckpt", dict.fromkeys(INTS[:100], 1))
     assert not (tmp_path / "ckpt" / "treering.json").exists()
     treering.save(tmp_path / "ckpt", dict.fromkeys(INTS[:64], 1))
@@ -262,7 +262,7 @@ def test_every_byte_counts(place: int) -> None:
 def test_another_version_is_whole_but_not_read() -> None:
     newer = SignedForm(member="note", version=3, name="the note", hint="").encode([("a", 1)])
     assert FORM.is_whole(newer)
-    with pytest.raises(Format, match="the note is of version 3; this treering reads version 2"):
+    with pytest.raises(FormatError, match="the note is of version 3; this treering reads version 2"):
         FORM.read(newer, lambda document: document)
     other = SignedForm(member="letter", version=2, name="the letter", hint="").encode([])
     assert not FORM.is_whole(other)
@@ -271,10 +271,10 @@ def test_another_version_is_whole_but_not_read() -> None:
 @pytest.mark.parametrize(
     ("error", "shown"),
     [
-        (Corrupt("too short"), "the note contradicts itself: too short; write it again"),
-        (Corrupt("the note is odd", hint="smile"), "the note is odd; smile"),
-        (Format("of a new kind"), "the note: of a new kind"),
-        (Unsupported("of a new kind"), "the note: of a new kind"),
+        (CorruptError("too short"), "the note contradicts itself: too short; write it again"),
+        (CorruptError("the note is odd", hint="smile"), "the note is odd; smile"),
+        (FormatError("of a new kind"), "the note: of a new kind"),
+        (UnsupportedError("of a new kind"), "the note: of a new kind"),
     ],
     ids=range(4),
 )
@@ -292,8 +292,8 @@ def test_parts() -> None:
     assert decode_checksums(encode_checksums(table)) == table
     assert check_texts(["a"], "the list") == ["a"]
     for broken in (lambda: check_texts(["a", 1], "the list"), lambda: check_name(re.compile("a"), "b", "it")):
-        with pytest.raises(Corrupt):
+        with pytest.raises(CorruptError):
             broken()
     assert read_free_json({"a": {"b": [1]}}, "a", "it") == {"b": [1]}
-    with pytest.raises(Corrupt):
+    with pytest.raises(CorruptError):
         read_free_json({"a": [1]}, "a", "it")

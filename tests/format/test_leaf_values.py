@@ -14,7 +14,7 @@ from tests.properties.strategies import quick
 from treering._codec.documents import json_text, parse_json
 from treering._format.index import ForeignKey, OpaqueLeaf
 from treering._format.leaf_values import decode_key, decode_value, encode_key, encode_value
-from treering.errors import Corrupt, Format, Unsupported
+from treering.errors import CorruptError, FormatError, UnsupportedError
 
 ANY_TEXT = st.text(st.characters())  # with halves of surrogate pairs
 FLOATS = st.one_of(
@@ -100,7 +100,7 @@ def test_anything_else_is_refused_or_has_one_meaning(kind: str, node: Any) -> No
     ):
         try:
             value = decode()
-        except (Corrupt, Format):
+        except (CorruptError, FormatError):
             continue
         again = encode(value)
         assert bits(decode_value(kind, again, "it") if encode is not encode_key else decode_key(again, "it")) == bits(
@@ -144,7 +144,7 @@ def test_numbers_that_every_reader_keeps_stand_there_as_numbers() -> None:
     ],
 )
 def test_forms_that_no_writer_has(kind: str, node: Any) -> None:
-    with pytest.raises(Corrupt, match="it"):
+    with pytest.raises(CorruptError, match="it"):
         decode_value(kind, node, "it")
 
 
@@ -152,9 +152,9 @@ def test_keys_that_are_too_much() -> None:
     deep: Any = ()
     for _ in range(40):
         deep = (deep,)
-    with pytest.raises(Unsupported, match="32 levels"):
+    with pytest.raises(UnsupportedError, match="32 levels"):
         encode_key(deep)
-    with pytest.raises(Unsupported, match="bits"):
+    with pytest.raises(UnsupportedError, match="bits"):
         encode_key(2**5000)
-    with pytest.raises(Unsupported, match="set"):
+    with pytest.raises(UnsupportedError, match="set"):
         encode_key(frozenset())

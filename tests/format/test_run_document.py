@@ -32,7 +32,7 @@ from treering._format.run_document import (
 )
 from treering._store.run_folder import HIGHEST_STEP
 from treering._values.checksums import digest
-from treering.errors import Corrupt, Format, Unsupported
+from treering.errors import CorruptError, FormatError, UnsupportedError
 
 RECORD = StepRecord(
     step=1200,
@@ -103,13 +103,13 @@ def test_what_is_not_finite_is_text() -> None:
 
 
 def test_the_users_metadata_may_not_have_the_runs_member() -> None:
-    with pytest.raises(Unsupported, match="'treering'"):
+    with pytest.raises(UnsupportedError, match="'treering'"):
         add_note({"treering": None}, StepNote(step=0, saved=0.0))
 
 
 @pytest.mark.parametrize("saved", [math.nan, math.inf, 1e18, -1e18])
 def test_a_time_that_is_none_is_refused(saved: float) -> None:
-    with pytest.raises(Unsupported, match="as a time"):
+    with pytest.raises(UnsupportedError, match="as a time"):
         add_note({}, StepNote(step=0, saved=saved))
 
 
@@ -182,13 +182,13 @@ def node(**change: Any) -> dict[str, Any]:
     ids=range(22),
 )
 def test_a_document_that_contradicts_itself_is_corrupt(data: bytes) -> None:
-    with pytest.raises(Corrupt, match=r"run\.json"):
+    with pytest.raises(CorruptError, match=r"run\.json"):
         parse_run(data)
 
 
 def test_a_newer_document_is_said_to_be_one() -> None:
     newer = dataclasses.replace(FORM, version=2).encode([("keep", None), ("steps", [])])
-    with pytest.raises(Format, match="newer"):
+    with pytest.raises(FormatError, match="newer"):
         parse_run(newer)
 
 
@@ -242,12 +242,12 @@ def test_the_members_that_do_not_grow_are_found_on_their_lines() -> None:
     ids=range(16),
 )
 def test_a_damaged_index_is_corrupt_at_a_glance_too(data: bytes) -> None:
-    with pytest.raises(Corrupt):
+    with pytest.raises(CorruptError):
         read_summary(data)
 
 
 def test_a_newer_index_is_said_to_be_one() -> None:
-    with pytest.raises(Format, match="newer"):
+    with pytest.raises(FormatError, match="newer"):
         read_summary(index(ATTEMPT, FILES, REPLACES, METADATA, version=2))
 
 
@@ -318,17 +318,17 @@ def test_a_signed_list_is_read() -> None:
     ],
 )
 def test_a_list_that_contradicts_itself_is_damaged(changed: dict[str, Any]) -> None:
-    with pytest.raises(Corrupt, match=r"\.run\.json\.left"):
+    with pytest.raises(CorruptError, match=r"\.run\.json\.left"):
         parse_superseded(signed_list(list_node(**changed)))
 
 
 def test_a_list_that_was_not_written_to_its_end_is_damaged() -> None:
     data = encode_superseded(SUPERSEDED)
     for end in range(len(data)):
-        with pytest.raises(Corrupt):
+        with pytest.raises(CorruptError):
             parse_superseded(data[:end])
 
 
 def test_a_newer_list_is_refused() -> None:
-    with pytest.raises(Format, match="is of version 2"):
+    with pytest.raises(FormatError, match="is of version 2"):
         parse_superseded(signed_list(list_node(), version=2))

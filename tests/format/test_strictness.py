@@ -26,7 +26,7 @@ from treering._format.index import LeafType
 from treering._format.leaf_values import decode_type
 from treering._format.safetensors import parse_safetensors, single_file
 from treering._values.checksums import block_checksums, digest
-from treering.errors import Corrupt, Format, TreeringError, Unsupported
+from treering.errors import CorruptError, FormatError, TreeringError, UnsupportedError
 
 
 @pytest.mark.parametrize(
@@ -52,7 +52,7 @@ def test_the_data_of_keys(impl: str, dtype: str, shape: list[int], good: bool) -
     if good:
         assert decode_type(node, 0).impl == impl
     else:
-        with pytest.raises(Corrupt, match="keys of"):
+        with pytest.raises(CorruptError, match="keys of"):
             decode_type(node, 0)
 
 
@@ -66,7 +66,7 @@ def test_keys_of_jax_are_as_the_table_says(tmp_path: Path, impl: str) -> None:
 
 def test_a_numpy_scalar_has_no_axes() -> None:
     assert decode_type({"kind": "numpy scalar", "dtype": "int8", "shape": []}, 0).shape == ()
-    with pytest.raises(Corrupt, match="numpy scalar"):
+    with pytest.raises(CorruptError, match="numpy scalar"):
         decode_type({"kind": "numpy scalar", "dtype": "int8", "shape": [1]}, 0)
 
 
@@ -108,9 +108,9 @@ def set_dtype(found: Document) -> None:
 def test_what_is_newer_is_no_damage(change: Callable[[Document], None]) -> None:
     found = document()
     change(found)
-    with pytest.raises(Unsupported if change is set_dtype else Format) as caught:
+    with pytest.raises(UnsupportedError if change is set_dtype else FormatError) as caught:
         parse_index(signed(found))
-    assert not isinstance(caught.value, Corrupt)
+    assert not isinstance(caught.value, CorruptError)
     assert str(caught.value).startswith("treering.json: ")
     assert str(caught.value).endswith("; use a newer treering")
 
@@ -131,7 +131,7 @@ def test_keys_of_one_container(keys: list[Any]) -> None:
     found = document()
     empty = {"node": "dict", "keys": []}
     found["structure"] = [{"node": "dict", "keys": ["a", "more"]}, 1, {"node": "dict", "keys": keys}, empty, empty]
-    with pytest.raises(Corrupt, match=r"same name|holds the text"):
+    with pytest.raises(CorruptError, match=r"same name|holds the text"):
         parse_index(signed(found))
     found["structure"][2]["keys"] = ["x", {"tuple": [{"int": "1"}]}]
     assert len(parse_index(signed(found)).structure) == 5
@@ -155,7 +155,7 @@ def test_a_single_file_holds_arrays_and_none_only(kind: LeafType) -> None:
     index = index_of(["a"], [kind], [0], [rows], values={} if kind.stored else {0: 7}, single=True)
     moved, header = single_file(index)
     content = header + bytes(moved.files[0].nbytes - len(header))
-    with pytest.raises(Corrupt, match="which no safetensors file holds"):
+    with pytest.raises(CorruptError, match="which no safetensors file holds"):
         parse_safetensors(len(content), lambda offset, n: content[offset : offset + n])
 
 
@@ -164,7 +164,7 @@ def test_a_single_file_holds_no_parts() -> None:
     index = index_of(["a"], [kind], [0], [[(0, ((0, 1),)), (0, ((1, 2),))]], single=True)
     moved, header = single_file(index)
     content = header + bytes(moved.files[0].nbytes - len(header))
-    with pytest.raises(Corrupt, match="in parts"):
+    with pytest.raises(CorruptError, match="in parts"):
         parse_safetensors(len(content), lambda offset, n: content[offset : offset + n])
 
 

@@ -31,7 +31,7 @@ from treering._format.structure_text import (
 from treering._tree.flatten import flatten
 from treering._tree.likeness import apply_renames
 from treering._values.keys import join_key, split_key
-from treering.errors import Corrupt, TreeringError, Unsupported
+from treering.errors import CorruptError, TreeringError, UnsupportedError
 
 NAMES = st.text(st.sampled_from("ab~/\ud800é0"), max_size=3)
 DICT_KEYS = st.one_of(NAMES, st.integers(), st.booleans(), st.none(), st.builds(ForeignKey, st.just("m.C"), NAMES))
@@ -105,7 +105,7 @@ def test_other_keys_and_structures_are_refused(pair: tuple[list[Token], list[str
             other_tokens.append(data.draw(st.sampled_from(more)))
         case _:
             other_tokens.pop()
-    with pytest.raises(Corrupt):
+    with pytest.raises(CorruptError):
         check_keys(other_tokens, other_keys)
 
 
@@ -127,17 +127,17 @@ def chain(levels: int) -> list[Any]:
 
 def test_levels_have_an_end() -> None:
     check_keys(chain(MAX_LEVELS), ["/".join("0" * MAX_LEVELS)])
-    with pytest.raises(Corrupt, match="1024"):
+    with pytest.raises(CorruptError, match="1024"):
         check_keys(chain(MAX_LEVELS + 1), ["/".join("0" * (MAX_LEVELS + 1))])
 
 
 def test_keys_of_one_text_are_refused_wherever_they_are() -> None:
     two = Container(node="dict", keys=(5, "5"))
-    with pytest.raises(Corrupt, match="same key"):
+    with pytest.raises(CorruptError, match="same key"):
         check_keys([two, 2], ["5", "5"])
-    with pytest.raises(Corrupt, match="same name"):
+    with pytest.raises(CorruptError, match="same name"):
         decode_structure([{"node": "dict", "keys": ["a", "a"]}, 2], 2)
-    with pytest.raises(Corrupt, match="same name"):
+    with pytest.raises(CorruptError, match="same name"):
         decode_structure([{"node": "dict", "keys": [{"int": "1"}, {"bool": True}]}, 2], 2)
 
 
@@ -232,7 +232,7 @@ def test_selection_and_structure_agree() -> None:
 
 @pytest.mark.parametrize("key", [frozenset({1}), (1, frozenset({2})), Pair(frozenset(), 1)], ids=repr)
 def test_a_set_is_no_key(key: Any) -> None:
-    with pytest.raises(Unsupported, match=r"dict key is a frozenset: a set has no order.*sorted tuple") as caught:
+    with pytest.raises(UnsupportedError, match=r"dict key is a frozenset: a set has no order.*sorted tuple") as caught:
         flatten({"a": {key: 1}})
     assert caught.value.path == ("a",)
 
@@ -241,7 +241,7 @@ def test_an_endless_tuple_is_no_key() -> None:
     key: Any = frozenset
     for _ in range(5_000):
         key = (key,)
-    with pytest.raises(Unsupported, match="no text"):
+    with pytest.raises(UnsupportedError, match="no text"):
         flatten({key: 1})
 
 

@@ -12,7 +12,7 @@ import pytest
 import treering
 from tests import faults
 from treering import KeyMap, KeyRule
-from treering.errors import Mismatch, Unsupported
+from treering.errors import MismatchError, UnsupportedError
 
 HEADS = 2
 MAP = KeyMap([
@@ -43,9 +43,9 @@ def test_an_abstract_tree_is_that_of_the_mapped_one(tmp_path: Path) -> None:
     }
     assert list(treering.abstract(tmp_path / "a", key_map=MAP, only="q")) == ["q"]
     assert_mapped(treering.load(tmp_path / "a", found, key_map=MAP))
-    with pytest.raises(Mismatch, match="step: no rule names it"):
+    with pytest.raises(MismatchError, match="step: no rule names it"):
         treering.abstract(tmp_path / "a", key_map=KeyMap(MAP.rules[:2]))
-    with pytest.raises(Unsupported, match=r"key_map= is a treering\.KeyMap"):
+    with pytest.raises(UnsupportedError, match=r"key_map= is a treering\.KeyMap"):
         treering.abstract(tmp_path / "a", key_map="map.toml")  # type: ignore[arg-type]
 
 
@@ -54,7 +54,7 @@ def test_a_run_loads_its_steps_through_a_map(tmp_path: Path) -> None:
         run.save(1, STORED)
         assert_mapped(run.load(key_map=MAP))
         assert_mapped(run.load(1, treering.abstract(tmp_path / "run", key_map=MAP), key_map=MAP))
-        with pytest.raises(Mismatch, match="step: no rule names it"):
+        with pytest.raises(MismatchError, match="step: no rule names it"):
             run.load(key_map=KeyMap(MAP.rules[:2]))
 
 
@@ -87,7 +87,7 @@ def test_heads_are_read_in_one_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 )
 def test_what_does_not_fit_is_named(options: dict[str, Any], problem: str, tmp_path: Path) -> None:
     treering.save(tmp_path / "a", {"w": QUERIES[0]})
-    with pytest.raises(Mismatch) as caught:
+    with pytest.raises(MismatchError) as caught:
         treering.load(tmp_path / "a", key_map=KeyMap([KeyRule("w", "w", **options)]))
     assert problem in str(caught.value)
 
@@ -95,5 +95,5 @@ def test_what_does_not_fit_is_named(options: dict[str, Any], problem: str, tmp_p
 @pytest.mark.parametrize("name", ["unflatten", "flatten"])
 @pytest.mark.parametrize("given", [(0,), (-1, 2), (0, 0), (0, True), 3, (0, 2, 2)])
 def test_a_pair_that_is_none_is_refused(name: str, given: Any) -> None:
-    with pytest.raises(Unsupported, match=f"{name}=.* is not a pair of an axis"):
+    with pytest.raises(UnsupportedError, match=f"{name}=.* is not a pair of an axis"):
         KeyRule("w", "w", **{name: given})

@@ -10,7 +10,7 @@ import pytest
 
 from treering import KeyMap, KeyRule
 from treering._keymap.key_rule import MapLeaf, cut_leaf
-from treering.errors import Format, Mismatch, NotFound, Unsupported
+from treering.errors import FormatError, MismatchError, NotFoundError, UnsupportedError
 
 
 @pytest.mark.parametrize(
@@ -38,7 +38,7 @@ from treering.errors import Format, Mismatch, NotFound, Unsupported
     ],
 )
 def test_a_rule_that_contradicts_itself_is_refused(given: dict[str, Any], problem: str) -> None:
-    with pytest.raises(Unsupported) as caught:
+    with pytest.raises(UnsupportedError) as caught:
         KeyRule(**given)
     assert problem in str(caught.value)
 
@@ -66,12 +66,12 @@ def test_what_is_left_out_does_not_come_back() -> None:
 
 
 def test_only_rules_make_a_map() -> None:
-    with pytest.raises(Unsupported, match="made of KeyRule, found"):
+    with pytest.raises(UnsupportedError, match="made of KeyRule, found"):
         KeyMap([("a", "b")])  # type: ignore[list-item]
 
 
 def _findings(rules: list[KeyRule], *leaves: MapLeaf) -> tuple[str, ...]:
-    with pytest.raises(Mismatch, match="the key map does not fit the leaves") as caught:
+    with pytest.raises(MismatchError, match="the key map does not fit the leaves") as caught:
         KeyMap(rules).plan(leaves)
     return caught.value.differences
 
@@ -205,7 +205,7 @@ def test_a_file_is_the_same_map(tmp_path: Path) -> None:
         KeyRule("wte.weight", "head/kernel", copy=True),
         KeyRule("rotary.{n**}", None),
     ])  # fmt: skip
-    with pytest.raises(NotFound):
+    with pytest.raises(NotFoundError):
         KeyMap.read(tmp_path / "nothing.toml")
 
 
@@ -230,7 +230,7 @@ def test_a_file_is_the_same_map(tmp_path: Path) -> None:
 def test_a_file_that_is_wrong_is_refused(text: str, problem: str, tmp_path: Path) -> None:
     path = tmp_path / "map.toml"
     path.write_text(text, encoding="utf-8")
-    with pytest.raises(Format) as caught:
+    with pytest.raises(FormatError) as caught:
         KeyMap.read(path)
     assert problem in str(caught.value)
     assert "map.toml' is not a key map: " in str(caught.value)
@@ -250,7 +250,7 @@ def test_a_key_of_many_parts_takes_no_memory(text: str, tmp_path: Path) -> None:
     path = tmp_path / "map.toml"
     path.write_text(text)
     tracemalloc.start()
-    with pytest.raises(Format, match="a key of more parts than any rule needs"):
+    with pytest.raises(FormatError, match="a key of more parts than any rule needs"):
         KeyMap.read(path)
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
@@ -267,10 +267,10 @@ def test_texts_and_comments_are_no_keys(tmp_path: Path) -> None:
 def test_a_file_of_any_bytes_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "map.toml"
     path.write_bytes(b"\xff\xfe")
-    with pytest.raises(Format, match="it is not TOML"):
+    with pytest.raises(FormatError, match="it is not TOML"):
         KeyMap.read(path)
     path.write_bytes(b"#" * (1 << 20) + b"#")
-    with pytest.raises(Format, match="at most 1048576 bytes"):
+    with pytest.raises(FormatError, match="at most 1048576 bytes"):
         KeyMap.read(path)
 
 

@@ -13,7 +13,7 @@ import treering
 from tests import meshes
 from tests.compat.model_weights import CONFIGS, key_map_of, scanned, weights_of, write_folder
 from tests.trees import leaves_by_path
-from treering.errors import Mismatch
+from treering.errors import MismatchError
 
 
 def _assert_same_bits(found: Any, wanted: dict[str, np.ndarray]) -> None:
@@ -70,5 +70,5 @@ def test_what_old_files_have_besides_is_left_out(tmp_path: Path) -> None:
 @pytest.mark.parametrize("model", CONFIGS)
 def test_a_tensor_of_another_model_is_named(model: str, tmp_path: Path) -> None:
     folder = write_folder(tmp_path / "model", {**weights_of(model), "classifier.weight": np.ones((2, 32))})
-    with pytest.raises(Mismatch, match=r"classifier\.weight: no rule names it"):
+    with pytest.raises(MismatchError, match=r"classifier\.weight: no rule names it"):
         treering.load(folder, key_map=key_map_of(model))

@@ -9,7 +9,7 @@ import hypothesis.strategies as st
 import pytest
 
 from treering._keymap.key_rule import KeyPattern
-from treering.errors import Unsupported
+from treering.errors import UnsupportedError
 
 
 @pytest.mark.parametrize(
@@ -38,7 +38,7 @@ def test_match(pattern: str, key: str, captures: dict[str, str] | None) -> None:
 
 @pytest.mark.parametrize("text", ["{", "}", "a{}b", "{1}", "{a}{b}", "{a}.{a}", "{a***}", "{a!r}", 3])
 def test_what_is_not_a_pattern_is_refused(text: str) -> None:
-    with pytest.raises(Unsupported, match="pattern"):
+    with pytest.raises(UnsupportedError, match="pattern"):
         KeyPattern(text)
 
 

@@ -17,7 +17,7 @@ from tests import meshes
 from tests.trees import assert_same_arrays
 from treering import KeyMap, KeyRule
 from treering._values.processes import Processes
-from treering.errors import Mismatch, Unsupported
+from treering.errors import MismatchError, UnsupportedError
 
 LAYERS, HEADS, SIZE, WIDTH = 3, 2, 4, 6
 MAP = KeyMap([
@@ -118,13 +118,13 @@ def test_every_leaf_that_no_rule_names_is_listed_and_nothing_is_written(tmp_path
     tree = make_tree()
     tree["layers"]["attn"]["q"]["bias"] = tensor(LAYERS, HEADS, SIZE)
     tree["norm"]["scale"] = tensor(3)
-    with pytest.raises(Mismatch) as caught:
+    with pytest.raises(MismatchError) as caught:
         treering.export(tmp_path / "a", tree, key_map=MAP)
     assert [line.split(":")[0] for line in caught.value.differences] == ["layers/attn/q/bias", "norm/scale"]
     assert "no rule names it" in str(caught.value)
     del tree["layers"]["attn"]["q"]["bias"], tree["norm"]["scale"]
     tree["layers"]["attn"]["q"]["kernel"] = tensor(LAYERS, WIDTH, HEADS + 1, SIZE)
-    with pytest.raises(Mismatch, match=r"layers/attn/q/kernel: .* flattens axis 0 of the length 2"):
+    with pytest.raises(MismatchError, match=r"layers/attn/q/kernel: .* flattens axis 0 of the length 2"):
         treering.export(tmp_path / "a", tree, key_map=MAP)
     assert not (tmp_path / "a").exists()
 
@@ -143,21 +143,21 @@ def test_a_copy_that_is_none_any_more_is_refused(tmp_path: Path) -> None:
     treering.export(tmp_path / "a", tree, key_map=tied)
     assert_same_arrays(treering.load(tmp_path / "a", key_map=tied), tree)
     for wrong in ({"head": tree["head"] + 1}, {"again": True}):
-        with pytest.raises(Mismatch, match=f"{next(iter(wrong))}: it is not what the key map makes"):
+        with pytest.raises(MismatchError, match=f"{next(iter(wrong))}: it is not what the key map makes"):
             treering.export(tmp_path / "b", tree | wrong, key_map=tied)
     assert not (tmp_path / "b").exists()
 
 
 def test_what_cannot_be_is_refused_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(Unsupported, match=r"key_map= is a treering\.KeyMap"):
+    with pytest.raises(UnsupportedError, match=r"key_map= is a treering\.KeyMap"):
         treering.export(tmp_path / "a", make_tree(), key_map={})  # type: ignore[arg-type]
-    with pytest.raises(Mismatch, match="does not fit float16"):
+    with pytest.raises(MismatchError, match="does not fit float16"):
         treering.export(tmp_path / "a", make_tree() | {"norm": {"bias": np.array([1e9], np.float32)}}, key_map=MAP)
-    with pytest.raises(Unsupported, match="cannot hold"):
+    with pytest.raises(UnsupportedError, match="cannot hold"):
         treering.export(tmp_path / "a.safetensors", {"step": 1}, key_map=KeyMap([KeyRule("{k}", "{k}")]))
     assert not list(tmp_path.iterdir())
     monkeypatch.setattr("treering._checkpoint.convert.this_processes", lambda _: Processes(this=1, count=2))
-    with pytest.raises(Unsupported, match="process 0 does, alone"):
+    with pytest.raises(UnsupportedError, match="process 0 does, alone"):
         treering.export(tmp_path / "a", make_tree(), key_map=MAP)
     monkeypatch.setattr("treering._checkpoint.convert.this_processes", lambda _: Processes(this=0, count=2))
     treering.export(tmp_path / "a", make_tree(), key_map=MAP)

@@ -17,7 +17,7 @@ import treering as tr
 from tests import meshes
 from tests.leaves.saved import put
 from torture.scenes import fingerprint
-from treering.errors import Busy, Corrupt, Mismatch
+from treering.errors import BusyError, CorruptError, MismatchError
 from treering.leaves import tree_serialize_leaves
 
 GOLDEN = Path(__file__).parents[1] / "compat" / "golden" / "eformer"
@@ -78,7 +78,7 @@ def test_parts(saved: Path) -> None:
     assert same(tr.load(saved, at="model/layers/0"), model()["layers"][0])
     assert list(tr.load(saved, only="ema/**")) == ["ema"]
     assert tr.load(saved, only=["**/step", "lr"]) == {"ema": {"step": 7}, "lr": 0.5}
-    with pytest.raises(Mismatch, match="modle"):
+    with pytest.raises(MismatchError, match="modle"):
         tr.load(saved, at="modle")
 
 
@@ -86,7 +86,7 @@ def test_like(saved: Path) -> None:
     like = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), model())
     assert same(tr.load(saved, like, at="model"), model())
     like["b"] = jax.ShapeDtypeStruct((4,), jnp.bfloat16)
-    with pytest.raises(Mismatch, match=r"b: wanted bfloat16\[4\], found bfloat16\[3\]") as caught:
+    with pytest.raises(MismatchError, match=r"b: wanted bfloat16\[4\], found bfloat16\[3\]") as caught:
         tr.load(saved, like | {"extra": 1}, at="model")
     assert len(caught.value.differences) == 2
     renamed: dict[str, Any] = {"m": W, "step": 0}
@@ -130,7 +130,7 @@ def test_a_save_meanwhile_is_told(saved: Path) -> None:
     with tr.open(saved) as ckpt:
         view = ckpt["ema/w"]
         tree_serialize_leaves(saved, {"w": W[:4]}, prefix="ema")
-        with pytest.raises(Busy, match="saved again"):
+        with pytest.raises(BusyError, match="saved again"):
             view[...]
         # What was not replaced is read as before.
         np.testing.assert_array_equal(ckpt["model/layers/0/w"][...], W)
@@ -170,7 +170,7 @@ def test_64_bits_of_another_program_stay_64_bits() -> None:
 
 def test_damage_in_one_prefix_leaves_the_others(saved: Path) -> None:
     (saved / "model" / "b" / "0").write_bytes(bytes(6))
-    with pytest.raises(Corrupt, match="model/b"):
+    with pytest.raises(CorruptError, match="model/b"):
         tr.load(saved)
     assert tr.load(saved, at="ema/step") == 7
     assert [finding.key for finding in tr.verify(saved).findings] == ["model/b"]

@@ -19,7 +19,7 @@ from treering._store.objects import claim, requests
 from treering._store.objects import store as objects
 from treering._store.objects.requests import Answer, Put, Request, Status
 from treering._store.resolve import located
-from treering.errors import Busy, StoreFailed, TreeringError
+from treering.errors import BusyError, StoreError, TreeringError
 from treering.leaves import index_leaves, tree_deserialize_leaves, tree_serialize_leaves
 
 PATH = "memory://a/leaves"
@@ -105,7 +105,7 @@ def test_every_request_of_a_save(fault: Any, bucket: FaultyBucket) -> None:
         try:
             tree_serialize_leaves(PATH, NEW, prefix="model")
             state = "new"
-        except (Busy, StoreFailed) as error:
+        except (BusyError, StoreError) as error:
             state = "unknown" if "may be in place" in str(error) else "old"
         ended.add(state)
         done = bucket.fault is not None
@@ -133,7 +133,7 @@ def test_every_request_of_a_save_that_is_indexed_later(fault: Any, bucket: Fault
             state = "left"
             index_leaves(PATH)
             state = "new"
-        except (Busy, StoreFailed) as error:
+        except (BusyError, StoreError) as error:
             state = "unknown" if "may be in place" in str(error) else state
         ended.add(state)
         done = bucket.fault is not None
@@ -186,7 +186,7 @@ def test_a_request_that_arrives_late_changes_nothing(bucket: FaultyBucket) -> No
     tree_serialize_leaves(PATH, OLD, prefix="model")
     for place in range(16):
         bucket.arm(place, keep)
-        with contextlib.suppress(Busy, StoreFailed):
+        with contextlib.suppress(BusyError, StoreError):
             tree_serialize_leaves(PATH, NEW, prefix="model")
         bucket.arm(-1, None)
         tree_serialize_leaves(PATH, OLD, prefix="model")

@@ -16,7 +16,7 @@ from jax.sharding import PartitionSpec as P
 
 from tests import meshes
 from tests.trees import assert_same
-from treering.errors import Corrupt, Unsupported
+from treering.errors import CorruptError, UnsupportedError
 from treering.leaves import tree_deserialize_leaves, tree_serialize_leaves
 
 LINE = meshes.line(axis="d")
@@ -84,7 +84,7 @@ def test_bytes_are_checked_before_the_manager_reads_them(saved: Path) -> None:
     data[5] ^= 1
     (saved / "w" / "0.0").write_bytes(data)
     reader = Reader(saved)
-    with pytest.raises(Corrupt, match="w"):
+    with pytest.raises(CorruptError, match="w"):
         tree_deserialize_leaves(saved, LINE, reader)
     assert reader.asked == []
 
@@ -98,7 +98,7 @@ def test_what_is_another_array_is_refused_by_name(change: Any, saved: Path) -> N
             arrays = super().deserialize_with_paths(shardings, paths)
             return [change(arrays[0]), *arrays[1:]]
 
-    with pytest.raises(Unsupported, match=r"the manager gave .* for float32\[8, 8\] \(at leaf 'w'\)"):
+    with pytest.raises(UnsupportedError, match=r"the manager gave .* for float32\[8, 8\] \(at leaf 'w'\)"):
         tree_deserialize_leaves(saved, LINE, Wrong(saved))
 
 

@@ -13,7 +13,7 @@ import pytest
 
 from tests.leaves.saved import INDEX
 from tests.trees import Point, assert_same
-from treering.errors import Corrupt, Format, Mismatch, NotFound, TreeringError, Unsupported
+from treering.errors import CorruptError, FormatError, MismatchError, NotFoundError, TreeringError, UnsupportedError
 from treering.leaves import index_leaves, tree_deserialize_leaves, tree_serialize_leaves
 
 TREE: dict[Any, Any] = {
@@ -137,7 +137,7 @@ def wide(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_64_bit_arrays_without_x64_are_an_error_that_names_them(wide: Path) -> None:
     with pytest.raises(
-        Unsupported, match=r"i \(int64\), f \(float64\), and treering casts nothing.*x64=\"numpy\""
+        UnsupportedError, match=r"i \(int64\), f \(float64\), and treering casts nothing.*x64=\"numpy\""
     ) as caught:
         tree_deserialize_leaves(wide)
     assert "small" not in str(caught.value)
@@ -153,7 +153,7 @@ def test_64_bit_arrays_as_numpy_on_request(wide: Path) -> None:
 
 def test_a_64_bit_numpy_leaf_that_is_to_go_on_devices_is_named_too(wide: Path) -> None:
     device = {"n": jax.devices()[1], "small": jax.devices()[1]}
-    with pytest.raises(Unsupported, match=r"n \(int64\)"):
+    with pytest.raises(UnsupportedError, match=r"n \(int64\)"):
         tree_deserialize_leaves(wide, shardings=device)
     found = tree_deserialize_leaves(wide, shardings=device, x64="numpy")
     assert_same(found["n"], np.arange(2))
@@ -172,21 +172,23 @@ def test_64_bit_arrays_with_x64_are_jax_arrays(wide: Path) -> None:
 
 
 def test_an_unknown_prefix_lists_those_that_are_there(saved: Path) -> None:
-    with pytest.raises(Mismatch, match=r"no prefix 'modle'; there are 'model', 'optimizer.mu'; did you mean 'model'"):
+    with pytest.raises(
+        MismatchError, match=r"no prefix 'modle'; there are 'model', 'optimizer.mu'; did you mean 'model'"
+    ):
         tree_deserialize_leaves(saved, prefix="modle")
-    assert issubclass(Mismatch, ValueError)
+    assert issubclass(MismatchError, ValueError)
 
 
 def test_no_prefix_where_all_trees_have_one_lists_them(tmp_path: Path) -> None:
     tree_serialize_leaves(tmp_path, {"w": jnp.ones(2)}, prefix="a")
     tree_serialize_leaves(tmp_path, {"w": jnp.ones(2)}, prefix="b")
-    with pytest.raises(Mismatch, match=r"only trees with prefixes: 'a', 'b'; for example prefix='a'"):
+    with pytest.raises(MismatchError, match=r"only trees with prefixes: 'a', 'b'; for example prefix='a'"):
         tree_deserialize_leaves(tmp_path)
 
 
 def test_a_prefix_where_the_only_tree_has_none(tmp_path: Path) -> None:
     tree_serialize_leaves(tmp_path, {"w": jnp.ones(2)})
-    with pytest.raises(Mismatch, match="no prefix 'a': its tree has none"):
+    with pytest.raises(MismatchError, match="no prefix 'a': its tree has none"):
         tree_deserialize_leaves(tmp_path, prefix="a")
 
 
@@ -194,16 +196,16 @@ def test_a_prefix_where_the_only_tree_has_none(tmp_path: Path) -> None:
 def test_a_save_that_waits_for_its_index_is_told_of(listed: str | None, tmp_path: Path) -> None:
     tree_serialize_leaves(tmp_path, {"w": jnp.ones(2)}, prefix=listed)
     tree_serialize_leaves(tmp_path, {"w": jnp.ones(2)}, prefix="new", write_index=False)
-    with pytest.raises(Mismatch, match=r"waits for treering\.leaves\.index_leaves"):
+    with pytest.raises(MismatchError, match=r"waits for treering\.leaves\.index_leaves"):
         tree_deserialize_leaves(tmp_path, prefix="new")
     index_leaves(tmp_path)
-    with pytest.raises(Mismatch) as caught:
+    with pytest.raises(MismatchError) as caught:
         tree_deserialize_leaves(tmp_path, prefix="old")
     assert "index_leaves" not in str(caught.value)
 
 
 def test_nothing_there_is_an_error_that_says_what_is(tmp_path: Path) -> None:
-    with pytest.raises(NotFound) as caught:
+    with pytest.raises(NotFoundError) as caught:
         tree_deserialize_leaves(tmp_path / "absent")
     assert isinstance(caught.value, FileNotFoundError)
     with pytest.raises(FileNotFoundError, match="empty"):
@@ -216,12 +218,12 @@ def test_nothing_there_is_an_error_that_says_what_is(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("index", "error", "words"),
     [
-        ("{", Corrupt, "tensorstore_index.json"),
-        ("[]", Corrupt, "tensorstore_index.json"),
-        ('{"format": "zarr3", "arrays": []}', Format, "zarr3"),
-        ('{"arrays": []}', Format, "format"),
-        ('{"format": "tensorstore", "arrays": [{"shape": [1]}]}', Corrupt, "path"),
-        ('{"format": "tensorstore", "arrays": {}}', Corrupt, "arrays"),
+        ("{", CorruptError, "tensorstore_index.json"),
+        ("[]", CorruptError, "tensorstore_index.json"),
+        ('{"format": "zarr3", "arrays": []}', FormatError, "zarr3"),
+        ('{"arrays": []}', FormatError, "format"),
+        ('{"format": "tensorstore", "arrays": [{"shape": [1]}]}', CorruptError, "path"),
+        ('{"format": "tensorstore", "arrays": {}}', CorruptError, "arrays"),
     ],
 )
 def test_an_index_that_is_none(index: str, error: type[TreeringError], words: str, tmp_path: Path) -> None:
@@ -245,13 +247,13 @@ def test_an_index_that_is_none(index: str, error: type[TreeringError], words: st
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
 )
 def test_arguments_that_make_no_sense_are_named(arguments: dict[str, Any], words: str, saved: Path) -> None:
-    with pytest.raises(Unsupported, match=words) as caught:
+    with pytest.raises(UnsupportedError, match=words) as caught:
         tree_deserialize_leaves(saved, **arguments)
     assert isinstance(caught.value, TypeError)
 
 
 def test_a_tree_in_place_of_the_path_is_refused() -> None:
-    with pytest.raises(Unsupported, match="path"):
+    with pytest.raises(UnsupportedError, match="path"):
         tree_deserialize_leaves({"w": 1})  # type: ignore[call-overload]
 
 
@@ -276,7 +278,7 @@ def damaged_copy(saved: Path, tmp_path: Path, name: str, data: bytes | None) -> 
 @pytest.mark.parametrize("name", ["layers/1/w/0.0", "layers/1/w/.zarray", "pair/0/0", "point/x/0"])
 def test_a_lost_file_is_an_error_that_names_leaf_and_file(name: str, saved: Path, tmp_path: Path) -> None:
     path = damaged_copy(saved, tmp_path, name, None)
-    with pytest.raises(Corrupt, match="missing") as caught:
+    with pytest.raises(CorruptError, match="missing") as caught:
         tree_deserialize_leaves(path)
     assert name in str(caught.value)
     assert_same(tree_deserialize_leaves(path, prefix="model"), {"w": jnp.arange(3)}, restored=False)
@@ -288,7 +290,7 @@ def test_a_flipped_bit_and_a_short_file_are_errors(name: str, saved: Path, tmp_p
     flipped = bytes([data[0] ^ 1, *data[1:]])
     for number, changed in enumerate((flipped, data[:-1], data + b"\0", b"")):
         path = damaged_copy(saved, tmp_path / str(number), name, changed)
-        with pytest.raises(Corrupt) as caught:
+        with pytest.raises(CorruptError) as caught:
             tree_deserialize_leaves(path)
         assert name.rsplit("/", 1)[0] in str(caught.value)
 
@@ -299,7 +301,7 @@ def test_a_record_that_was_changed_is_damage_and_no_other_programs_tree(saved: P
     for changed in (record.replace("layers", "layerz"), record[:-3], "{}", ""):
         index["treering"][""]["record"] = changed
         path = damaged_copy(saved, tmp_path / str(len(changed)), INDEX, json.dumps(index).encode())
-        with pytest.raises(Corrupt):
+        with pytest.raises(CorruptError):
             tree_deserialize_leaves(path)
         assert tree_deserialize_leaves(path, prefix="model")["w"].shape == (3,), "another branch is whole"
 
@@ -308,7 +310,7 @@ def test_a_lost_record_is_damage(saved: Path, tmp_path: Path) -> None:
     index = json.loads((saved / INDEX).read_text())
     del index["treering"][""]
     path = damaged_copy(saved, tmp_path, INDEX, json.dumps(index).encode())
-    with pytest.raises(Corrupt, match="lost the record of its tree"):
+    with pytest.raises(CorruptError, match="lost the record of its tree"):
         tree_deserialize_leaves(path)
 
 
@@ -324,5 +326,5 @@ def test_entries_that_are_not_those_of_the_record_are_damage(saved: Path, tmp_pa
         else:
             entries.clear()
         path = damaged_copy(saved, tmp_path / str(number), INDEX, json.dumps(changed).encode())
-        with pytest.raises(Corrupt):
+        with pytest.raises(CorruptError):
             tree_deserialize_leaves(path)

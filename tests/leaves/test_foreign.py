@@ -20,7 +20,7 @@ import treering
 from tests import meshes
 from tests.leaves.saved import INDEX, index_at
 from tests.trees import assert_same
-from treering.errors import Corrupt, Format, Mismatch, TreeringError, Unsupported
+from treering.errors import CorruptError, FormatError, MismatchError, TreeringError, UnsupportedError
 from treering.leaves import tree_deserialize_leaves, tree_serialize_leaves
 
 GOLDEN = Path(__file__).parents[1] / "compat" / "golden" / "eformer"
@@ -110,7 +110,7 @@ def test_entries_need_only_their_path_and_others_say_nothing(plain: Path) -> Non
 def test_the_oldest_index_has_no_prefixes(tmp_path: Path) -> None:
     shutil.copytree(GOLDEN / "index_v1", tmp_path / "old")
     assert sorted(tree_deserialize_leaves(tmp_path / "old")) == ["a", "b"]
-    with pytest.raises(Mismatch, match="no prefix 'a': its tree has none"):
+    with pytest.raises(MismatchError, match="no prefix 'a': its tree has none"):
         tree_deserialize_leaves(tmp_path / "old", prefix="a")
 
 
@@ -129,7 +129,7 @@ def test_a_prefix_with_a_slash_is_taken_off_the_keys(tmp_path: Path) -> None:
 def test_a_missing_chunk_is_no_zeros(sharded: Path) -> None:
     (sharded / "s" / "vec" / "2").unlink()
     for arguments in ({}, {"mesh": LINE}, {"callback": lambda array, _: array}):
-        with pytest.raises(Corrupt, match="s/vec/2") as caught:
+        with pytest.raises(CorruptError, match="s/vec/2") as caught:
             tree_deserialize_leaves(sharded, prefix=None, **arguments)
         assert "s/vec" in str(caught.value)
 
@@ -140,7 +140,7 @@ def test_a_short_chunk_is_an_error(keep: int, sharded: Path) -> None:
         chunk = sharded / "s" / name
         data = chunk.read_bytes()
         chunk.write_bytes(data[:keep])
-        with pytest.raises(Corrupt, match="s/"):
+        with pytest.raises(CorruptError, match="s/"):
             tree_deserialize_leaves(sharded)
         chunk.write_bytes(data)
     tree_deserialize_leaves(sharded)
@@ -150,24 +150,24 @@ def test_a_short_chunk_is_an_error(keep: int, sharded: Path) -> None:
 def test_a_raw_chunk_of_another_size_is_an_error(nbytes: int, tmp_path: Path) -> None:
     written(tmp_path, {"w": np.arange(16, dtype="f4")}, chunks=[8], compressor=None)
     (tmp_path / "w" / "1").write_bytes(bytes(nbytes))
-    with pytest.raises(Corrupt, match="w/1"):
+    with pytest.raises(CorruptError, match="w/1"):
         tree_deserialize_leaves(tmp_path)
 
 
 def test_a_missing_zarray_names_the_leaf(plain: Path) -> None:
     (plain / "layers" / "3" / ".zarray").unlink()
-    with pytest.raises(Corrupt, match=r"layers/3/.zarray is missing.*at leaf 'layers/3'"):
+    with pytest.raises(CorruptError, match=r"layers/3/.zarray is missing.*at leaf 'layers/3'"):
         tree_deserialize_leaves(plain)
 
 
 @pytest.mark.parametrize(
     ("change", "error"),
     [
-        (b"{", Corrupt),
-        (b"[]", Corrupt),
-        (b"", Corrupt),
-        (b'{"zarr_format": 3}', Format),
-        (b"{" + b" " * (2 << 20), Corrupt),
+        (b"{", CorruptError),
+        (b"[]", CorruptError),
+        (b"", CorruptError),
+        (b'{"zarr_format": 3}', FormatError),
+        (b"{" + b" " * (2 << 20), CorruptError),
     ],
     ids=["cut", "list", "empty", "three", "huge"],
 )
@@ -180,7 +180,7 @@ def test_a_zarray_that_is_none_names_the_leaf(change: bytes, error: type[Treerin
 def test_filters_are_refused(plain: Path) -> None:
     document = json.loads((plain / "step" / ".zarray").read_text())
     (plain / "step" / ".zarray").write_text(json.dumps(document | {"filters": [{"id": "delta"}]}))
-    with pytest.raises(Unsupported, match=r"filters.*step"):
+    with pytest.raises(UnsupportedError, match=r"filters.*step"):
         tree_deserialize_leaves(plain)
 
 
@@ -189,7 +189,7 @@ def test_keys_that_met_in_one_folder_are_told(tmp_path: Path) -> None:
     index = index_at(tmp_path)
     index["arrays"] *= 2
     (tmp_path / INDEX).write_text(json.dumps(index))
-    with pytest.raises(Corrupt, match="two keys were saved"):
+    with pytest.raises(CorruptError, match="two keys were saved"):
         tree_deserialize_leaves(tmp_path)
 
 
@@ -206,7 +206,7 @@ def test_an_index_leads_nowhere_else(path: str, tmp_path: Path) -> None:
     written(inside, {"a": np.ones(2, "f4")})
     entry = path.replace("/etc", str(tmp_path / "out" / "w")).replace("out", "out/w")
     (inside / INDEX).write_text(json.dumps({"format": "tensorstore", "arrays": [{"path": entry}]}))
-    with pytest.raises(Corrupt, match=r"leads out|none"):
+    with pytest.raises(CorruptError, match=r"leads out|none"):
         tree_deserialize_leaves(inside)
 
 
@@ -277,7 +277,7 @@ def test_one_array_of_another_program_among_ours_is_damage(name: str, tmp_path: 
     tree_serialize_leaves(tmp_path, {"w": jnp.ones(4), "b": jnp.ones(4)})
     rewritten(tmp_path, name, np.full(4, 7, "f4"))
     assert verified(tmp_path) == {None: True}
-    with pytest.raises(Corrupt, match=f"{name}/.zarray"):
+    with pytest.raises(CorruptError, match=f"{name}/.zarray"):
         tree_deserialize_leaves(tmp_path)
 
 
@@ -286,6 +286,6 @@ def test_branches_are_judged_each_by_itself(plain: Path) -> None:
     assert verified(plain) == {None: False, "ours": True}
     assert tree_deserialize_leaves(plain, prefix="ours")["n"] == 3
     (plain / "step" / "0").unlink()
-    with pytest.raises(Corrupt, match="step"):
+    with pytest.raises(CorruptError, match="step"):
         tree_deserialize_leaves(plain)
     assert tree_deserialize_leaves(plain, prefix="ours")["n"] == 3

@@ -18,7 +18,7 @@ from jax.sharding import PartitionSpec as P
 from tests.folders import listing
 from tests.leaves.saved import INDEX, arrays_at, index_at, put, stored, visible
 from tests.trees import assert_same
-from treering.errors import Corrupt, Format, Mismatch, NotFound, StoreFailed
+from treering.errors import CorruptError, FormatError, MismatchError, NotFoundError, StoreError
 from treering.leaves import index_leaves, tree_serialize_leaves
 
 GOLDEN = Path(__file__).parents[1] / "compat" / "golden" / "eformer"
@@ -46,7 +46,7 @@ def test_a_save_without_an_index_is_taken_up(prefix: str | None, codec: Any, tmp
     left(tmp_path / "d", TREE, prefix, compressor=codec, commit_callback=lambda: seen.append(True))
     assert seen == [True]
     assert not (tmp_path / "d" / INDEX).exists()
-    with pytest.raises(NotFound, match="index_leaves"):
+    with pytest.raises(NotFoundError, match="index_leaves"):
         stored(tmp_path / "d", prefix)
     index_leaves(tmp_path / "d")
     assert_same(stored(tmp_path / "d", prefix), TREE, restored=False)
@@ -106,7 +106,7 @@ def test_a_save_with_an_index_replaces_one_without(tmp_path: Path) -> None:
 )
 def test_a_save_without_an_index_is_not_buried_by_one_of_another_prefix(tree: Any, tmp_path: Path) -> None:
     left(tmp_path / "d", {"a": {"w": jnp.zeros(2)}}, "m")
-    with pytest.raises(Mismatch, match="prefix 'm' that was saved without an index"):
+    with pytest.raises(MismatchError, match="prefix 'm' that was saved without an index"):
         tree_serialize_leaves(tmp_path / "d", tree)
     index_leaves(tmp_path / "d")
     assert_same(stored(tmp_path / "d", "m"), {"a": {"w": jnp.zeros(2)}}, restored=False)
@@ -178,7 +178,7 @@ def test_an_index_is_made_anew_with_every_checksum(lose: Callable[[Path], None],
         assert_same(stored(tmp_path / "d", prefix), tree, restored=False)
         assert arrays_at(tmp_path / "d", prefix) == listed[prefix]
     flip_last_byte(tmp_path / "d/v/0" if "v/0" in whole else tmp_path / "d/model/v/0")
-    with pytest.raises(Corrupt):
+    with pytest.raises(CorruptError):
         stored(tmp_path / "d", "model")
     # And saving goes on.
     tree_serialize_leaves(tmp_path / "d", OTHER, prefix="model")
@@ -195,7 +195,7 @@ def test_who_meets_a_damaged_record_is_told_what_mends_it(tmp_path: Path) -> Non
     index = tmp_path / "d" / INDEX
     index.write_text(index.read_text().replace("numpy", "mumpy", 1))
     for work in (lambda: stored(tmp_path / "d", "a"), lambda: tree_serialize_leaves(tmp_path / "d", {}, prefix="a")):
-        with pytest.raises(Corrupt, match="index_leaves"):
+        with pytest.raises(CorruptError, match="index_leaves"):
             work()
     index_leaves(tmp_path / "d")
     assert_same(stored(tmp_path / "d", "a"), TREE, restored=False)
@@ -255,9 +255,9 @@ def test_leaves_directories_inside_are_neither_listed_nor_replaced(tmp_path: Pat
     shutil.copytree(GOLDEN / "plain", tmp_path / "runs" / "theirs")
     tree_serialize_leaves(tmp_path / "runs" / "ours", TREE)
     before = listing(tmp_path / "runs")
-    with pytest.raises(NotFound, match="there are leaves directories in it: 'ours', 'theirs'"):
+    with pytest.raises(NotFoundError, match="there are leaves directories in it: 'ours', 'theirs'"):
         stored(tmp_path / "runs")
-    with pytest.raises(NotFound, match=r"nothing in .* can be indexed"):
+    with pytest.raises(NotFoundError, match=r"nothing in .* can be indexed"):
         index_leaves(tmp_path / "runs")
     assert listing(tmp_path / "runs") == before
     shutil.copytree(GOLDEN / "plain" / "params", tmp_path / "runs" / "params")
@@ -313,7 +313,7 @@ def test_arrays_whose_record_is_lost_are_named_and_everything_else_is_indexed(tm
     tree_serialize_leaves(tmp_path / "d", OTHER, prefix="two")
     (tmp_path / "d" / INDEX).unlink()
     shutil.rmtree(tmp_path / "d" / ".treering" / attempt)
-    with pytest.raises(Corrupt, match="'one/lost'"):
+    with pytest.raises(CorruptError, match="'one/lost'"):
         index_leaves(tmp_path / "d")
     assert set(index_at(tmp_path / "d")["prefixes"]) == {"two"}
     assert_same(stored(tmp_path / "d", "two"), OTHER, restored=False)
@@ -329,7 +329,7 @@ def test_a_tree_that_has_lost_a_leaf_is_not_taken_for_whole(damage: Callable[[Pa
     tree_serialize_leaves(tmp_path / "d", OTHER, prefix="two")
     (tmp_path / "d" / INDEX).unlink()
     damage(tmp_path / "d/one/v/.zarray")
-    with pytest.raises(Corrupt, match="'one/w/deeper'"):
+    with pytest.raises(CorruptError, match="'one/w/deeper'"):
         index_leaves(tmp_path / "d")
     assert set(index_at(tmp_path / "d")["prefixes"]) == {"two"}
 
@@ -338,33 +338,33 @@ def test_a_waiting_save_whose_record_is_damaged_is_named(tmp_path: Path) -> None
     left(tmp_path / "d", TREE, "one")
     (attempt,) = attempts_at(tmp_path / "d")
     flip_last_byte(tmp_path / "d/.treering" / attempt / "record.json")
-    with pytest.raises(Corrupt, match=attempt):
+    with pytest.raises(CorruptError, match=attempt):
         index_leaves(tmp_path / "d")
     assert not (tmp_path / "d" / INDEX).exists()
     left(tmp_path / "d", OTHER, "two")
     for _ in range(2):
-        with pytest.raises(Corrupt, match=attempt):
+        with pytest.raises(CorruptError, match=attempt):
             index_leaves(tmp_path / "d")
         assert_same(stored(tmp_path / "d", "two"), OTHER, restored=False)
 
 
 def test_nothing_to_index_is_an_error_that_makes_nothing(tmp_path: Path) -> None:
-    with pytest.raises(NotFound):
+    with pytest.raises(NotFoundError):
         index_leaves(tmp_path / "nothing")
     (tmp_path / "d").mkdir()
     (tmp_path / "d" / "mine.txt").write_text("x")
-    with pytest.raises(NotFound, match="nothing"):
+    with pytest.raises(NotFoundError, match="nothing"):
         index_leaves(tmp_path / "d")
     assert not (tmp_path / "nothing").exists()
     assert visible(tmp_path / "d") == {"mine.txt"}
-    with pytest.raises(StoreFailed):
+    with pytest.raises(StoreError):
         index_leaves(tmp_path / "d" / "mine.txt")
 
 
 def test_an_index_of_another_format_is_not_replaced(tmp_path: Path) -> None:
     left(tmp_path / "d", TREE)
     (tmp_path / "d" / INDEX).write_text('{"format": "other"}')
-    with pytest.raises(Format):
+    with pytest.raises(FormatError):
         index_leaves(tmp_path / "d")
     assert (tmp_path / "d" / INDEX).read_text() == '{"format": "other"}'
 

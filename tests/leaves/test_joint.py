@@ -22,7 +22,7 @@ from tests.leaves.saved import index_at, put, stored, visible
 from tests.on_disk import is_message
 from tests.store.platforms import before_syncfs
 from tests.trees import assert_same_arrays
-from treering.errors import Exists, Mismatch, ProcessFailed, StoreFailed, Timeout, Unsupported
+from treering.errors import ExistsError, MismatchError, ProcessFailedError, StoreError, TimedOutError, UnsupportedError
 from treering.leaves import index_leaves, tree_serialize_leaves
 
 
@@ -187,7 +187,7 @@ def test_differences_are_reported_on_request(job: Job, tmp_path: Path) -> None:
     last = job.count - 1
     other = {**tree, "host": np.full(5, 9, "u1"), "step": 8}
     errors = job.save(tmp_path, {**tree, "step": 6}, trees={last: {**other, "step": 8}}, host_local="equal")
-    all_failed(errors, Mismatch, f"leaf 'host' differs on process {last}.*leaf 'step' differs")
+    all_failed(errors, MismatchError, f"leaf 'host' differs on process {last}.*leaf 'step' differs")
     assert (visible(tmp_path), stored(tmp_path)["step"]) == before
 
 
@@ -197,10 +197,10 @@ def test_other_trees_and_other_arguments_are_refused(job: Job, tmp_path: Path) -
     before = listing(tmp_path)
     last = job.count - 1
     other = {**tree, "rows": put(jnp.zeros((4, 8)), P())}
-    all_failed(job.save(tmp_path, tree, trees={last: other}), Mismatch, r"leaf 'rows'.*\[4, 8\]")
-    all_failed(job.save(tmp_path, tree, trees={last: {"w": 1}}), Mismatch, "leaves, this process 1")
+    all_failed(job.save(tmp_path, tree, trees={last: other}), MismatchError, r"leaf 'rows'.*\[4, 8\]")
+    all_failed(job.save(tmp_path, tree, trees={last: {"w": 1}}), MismatchError, "leaves, this process 1")
     asked = {last: {"chunk_bytes": 8}}
-    all_failed(job.save(tmp_path, tree, asked=asked), Mismatch, "different arguments.*chunk_bytes")
+    all_failed(job.save(tmp_path, tree, asked=asked), MismatchError, "different arguments.*chunk_bytes")
     assert listing(tmp_path) == before
 
 
@@ -210,7 +210,7 @@ def test_what_one_process_cannot_save_all_are_told(job: Job, tmp_path: Path) -> 
     gone.delete()
     for this in (0, job.count - 1):
         errors = job.save(tmp_path / "new", tree, trees={this: {**tree, "own": gone}})
-        all_failed(errors, Unsupported, r"deleted.*leaf 'own'")
+        all_failed(errors, UnsupportedError, r"deleted.*leaf 'own'")
         others = [str(error) for other, error in errors.items() if other != this]
         assert all(f"process {this}" in text for text in others)
     assert not (tmp_path / "new").exists()
@@ -221,7 +221,7 @@ def test_parts_that_are_no_grid(pair: Job, tmp_path: Path) -> None:
     """No process holds a whole chunk: that is refused, with the name of the leaf, by all."""
     pair.hold((((0, 2),), (0,)), (((2, 8),), (1,)))
     errors = pair.save(tmp_path / "ckpt", {"w": put(jnp.arange(8), P("x"))})
-    all_failed(errors, Unsupported, r"no grid.*leaf 'w'.*treering\.save")
+    all_failed(errors, UnsupportedError, r"no grid.*leaf 'w'.*treering\.save")
     assert not (tmp_path / "ckpt").exists()
 
 
@@ -240,7 +240,7 @@ def test_a_process_that_cannot_write(job: Job, tmp_path: Path, monkeypatch: pyte
 
     with monkeypatch.context() as patch:
         before_syncfs(patch, fail)
-        all_failed(job.save(tmp_path, tree), (StoreFailed, ProcessFailed), "Input/output error")
+        all_failed(job.save(tmp_path, tree), (StoreError, ProcessFailedError), "Input/output error")
     assert listing(tmp_path) == before
     all_well(job.save(tmp_path, tree))
     assert treering.verify(tmp_path).ok
@@ -256,7 +256,7 @@ def test_process_0_cannot_write(job: Job, tmp_path: Path, monkeypatch: pytest.Mo
             raise OSError(28, "No space left on device")
 
     before_syncfs(monkeypatch, fail)
-    all_failed(job.save(tmp_path, tree), (StoreFailed, ProcessFailed, OSError), "No space left")
+    all_failed(job.save(tmp_path, tree), (StoreError, ProcessFailedError, OSError), "No space left")
     assert listing(tmp_path) == before
 
 
@@ -265,7 +265,7 @@ def test_files_of_others_in_the_way_of_any_process(job: Job, tmp_path: Path) -> 
     tree = {"rows": put(jnp.arange(64.0).reshape(8, 8), P("x"))}
     (tmp_path / "rows").mkdir()
     (tmp_path / "rows" / "7.0").write_bytes(b"mine")
-    all_failed(job.save(tmp_path, tree), Exists, r"rows.7\.0")
+    all_failed(job.save(tmp_path, tree), ExistsError, r"rows.7\.0")
     assert visible(tmp_path) == {"rows/7.0"}
     assert (tmp_path / "rows" / "7.0").read_bytes() == b"mine"
 
@@ -273,7 +273,7 @@ def test_files_of_others_in_the_way_of_any_process(job: Job, tmp_path: Path) -> 
 def test_a_checkpoint_is_there(job: Job, tmp_path: Path) -> None:
     treering.save(tmp_path / "ckpt", {"w": np.ones(3)})
     before = listing(tmp_path)
-    all_failed(job.save(tmp_path / "ckpt", tree_of()), Exists, "checkpoint of treering.save")
+    all_failed(job.save(tmp_path / "ckpt", tree_of()), ExistsError, "checkpoint of treering.save")
     assert listing(tmp_path) == before
 
 
@@ -282,9 +282,9 @@ def test_who_does_not_come_is_named(pair: Job, tmp_path: Path) -> None:
     tree = tree_of()
     all_well(pair.save(tmp_path, {"w": tree["rows"]}))
     errors = pair.save(tmp_path, tree, absent=(1,), timeout=1)
-    all_failed(errors, Timeout, "process 1")
+    all_failed(errors, TimedOutError, "process 1")
     error = errors[0]
-    assert isinstance(error, Timeout)
+    assert isinstance(error, TimedOutError)
     assert error.missing == (1,)
     assert set(stored(tmp_path)) == {"w"}
     left = tmp_path / ".treering" / pair.attempt
@@ -299,7 +299,7 @@ def test_who_does_not_come_is_named(pair: Job, tmp_path: Path) -> None:
 
 def test_process_0_does_not_come(pair: Job, tmp_path: Path) -> None:
     tree_serialize_leaves(tmp_path, {"w": jnp.ones(3)})
-    all_failed(pair.save(tmp_path, tree_of(), absent=(0,), timeout=1), Timeout, "process 0")
+    all_failed(pair.save(tmp_path, tree_of(), absent=(0,), timeout=1), TimedOutError, "process 0")
     assert set(stored(tmp_path)) == {"w"}
     # What processes say to each other disturbs nobody, and whoever saves next removes it.
     attempt = pair.attempt
@@ -317,11 +317,11 @@ def test_process_0_does_not_come(pair: Job, tmp_path: Path) -> None:
 def test_process_0_hears_of_its_later_calls_that_they_are_given_up(pair: Job, tmp_path: Path) -> None:
     tree = {"w": tree_of()["rows"]}
     for _ in range(2):
-        all_failed(pair.save(tmp_path / "new", tree, absent=(0,), timeout=0.2), Timeout, "process 0")
+        all_failed(pair.save(tmp_path / "new", tree, absent=(0,), timeout=0.2), TimedOutError, "process 0")
     pair.calls = 0
     for _ in range(2):
         error = pair.save(tmp_path / "new", tree, absent=(1,), timeout=0.2)[0]
-        assert isinstance(error, Timeout)
+        assert isinstance(error, TimedOutError)
         assert "process 0 did not arrive" in str(error), error  # as process 1 said, not that process 1 did not come
     all_well(pair.save(tmp_path / "new", tree))
     assert notes_at(tmp_path / "new") == []
@@ -340,7 +340,7 @@ def test_staged_files_that_another_saver_swept(pair: Job, tmp_path: Path, monkey
         return found
 
     monkeypatch.setattr(os, "fstatvfs", removed)
-    all_failed(pair.save(tmp_path, tree_of()), (StoreFailed, ProcessFailed), "was removed while it was written")
+    all_failed(pair.save(tmp_path, tree_of()), (StoreError, ProcessFailedError), "was removed while it was written")
 
 
 def test_the_record_says_what_lies_there(pair: Job, tmp_path: Path) -> None:

@@ -44,7 +44,7 @@ def test_jax_s_own_manager(tmp_path: Path) -> None:
     }
     assert compressors["rows"] is not None
     assert compressors["own"] is None
-    assert first["taken"].startswith("Exists:")
+    assert first["taken"].startswith("ExistsError:")
     assert second["taken"] != "nothing"
     assert visible(tmp_path / "taken") == {"rows/2.0"}
     assert not list((tmp_path / "taken").glob(".treering/*/record.json"))

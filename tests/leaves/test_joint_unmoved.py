@@ -18,7 +18,7 @@ from tests.store.objects.in_memory import TestBucket, install
 from tests.trees import assert_same_arrays
 from treering._store.objects.requests import Answer, Put, Request, Status
 from treering._store.resolve import located
-from treering.errors import Busy, Mismatch, ProcessFailed, StoreFailed, Timeout, Unsupported
+from treering.errors import BusyError, MismatchError, ProcessFailedError, StoreError, TimedOutError, UnsupportedError
 from treering.leaves import tree_serialize_leaves
 
 INDEX = "a/leaves/tensorstore_index.json"
@@ -95,7 +95,9 @@ def test_a_save_in_between_makes_it_busy_on_all(pair: Job, bucket: TestBucket, p
             won.append(None)
             tree_serialize_leaves(PATH, {"m": jnp.zeros(3)}, prefix=prefix)
 
-    all_failed(pair.save(PATH, tree, progress=save_another), (Busy, ProcessFailed), "another save changed the index")
+    all_failed(
+        pair.save(PATH, tree, progress=save_another), (BusyError, ProcessFailedError), "another save changed the index"
+    )
     assert_same_arrays(stored(PATH, prefix), {"m": jnp.zeros(3)})
     assert not files(bucket, pair.attempt)
     all_well(pair.save(PATH, tree))
@@ -110,7 +112,7 @@ def test_a_process_that_cannot_write(this: int, pair: Job, bucket: TestBucket, m
     # Process 0 has the first rows.
     names = ("/rows/0.0",) if this == 0 else ("/rows/7.0",)
     bucket.denied = lambda request: isinstance(request, Put) and request.name.endswith(names)
-    all_failed(pair.save(PATH, tree), (StoreFailed, ProcessFailed), "AccessDenied")
+    all_failed(pair.save(PATH, tree), (StoreError, ProcessFailedError), "AccessDenied")
     assert bucket.names() == before
     bucket.denied = lambda _: False
     all_well(pair.save(PATH, tree))
@@ -121,10 +123,10 @@ def test_other_trees_and_arguments_are_refused(pair: Job, bucket: TestBucket) ->
     tree = tree_of()
     all_well(pair.save(PATH, OTHER))
     before = bucket.names()
-    all_failed(pair.save(PATH, tree, trees={1: {"w": 1}}), Mismatch, "leaves, this process 1")
-    all_failed(pair.save(PATH, tree, asked={1: {"chunk_bytes": 8}}), Mismatch, "different arguments")
+    all_failed(pair.save(PATH, tree, trees={1: {"w": 1}}), MismatchError, "leaves, this process 1")
+    all_failed(pair.save(PATH, tree, asked={1: {"chunk_bytes": 8}}), MismatchError, "different arguments")
     different = {1: {**tree, "step": 8}}
-    all_failed(pair.save(PATH, tree, trees=different, host_local="equal"), Mismatch, "leaf 'step' differs")
+    all_failed(pair.save(PATH, tree, trees=different, host_local="equal"), MismatchError, "leaf 'step' differs")
     assert bucket.names() == before
 
 
@@ -132,7 +134,7 @@ def test_what_is_left_when_a_process_does_not_come(pair: Job, bucket: TestBucket
     """Others may still be writing, so files and marker stay; the next save proves that they can go."""
     tree = {"rows": put(jnp.arange(64.0).reshape(8, 8), P("x"))}
     all_well(pair.save(PATH, OTHER))
-    all_failed(pair.save(PATH, tree, absent=(1,), timeout=1), Timeout, "process 1")
+    all_failed(pair.save(PATH, tree, absent=(1,), timeout=1), TimedOutError, "process 1")
     left = files(bucket, f"{pair.attempt}/")
     assert "marker" in left
     assert "record.json" not in left
@@ -146,7 +148,7 @@ def test_what_is_left_when_a_process_does_not_come(pair: Job, bucket: TestBucket
 
 
 def test_process_0_does_not_come(pair: Job, bucket: TestBucket) -> None:
-    all_failed(pair.save(PATH, tree_of(), absent=(0,), timeout=0.5), Timeout, "process 0")
+    all_failed(pair.save(PATH, tree_of(), absent=(0,), timeout=0.5), TimedOutError, "process 0")
     assert files(bucket) == []
     all_well(pair.save(PATH, OTHER))
     assert others(bucket) == [INDEX]
@@ -170,7 +172,7 @@ def test_where_nothing_tells_what_became_of_the_commit_all_stays(
         lossy.setattr(claim, "patience", lambda *_: lambda: True)
         lossy.setattr(bucket, "perform", lose_request)
         errors = pair.save(PATH, tree)
-    all_failed(errors, (StoreFailed, ProcessFailed), "may be in place")
+    all_failed(errors, (StoreError, ProcessFailedError), "may yet be in place")
     assert {"marker", "record.json", "leaves/rows/0.0", "leaves/rows/7.0"} <= set(files(bucket, f"{pair.attempt}/"))
     assert_same_arrays(stored(PATH), OTHER)
     # The next save proves that it can never be committed.
@@ -182,7 +184,7 @@ def test_where_nothing_tells_what_became_of_the_commit_all_stays(
 def test_in_the_memory_of_each_process_it_is_refused(this: int, monkeypatch: pytest.MonkeyPatch) -> None:
     be_process(monkeypatch, this, 2)
     path = "memory://joint-leaves/a"
-    with pytest.raises(Unsupported, match="another place in each process"):
+    with pytest.raises(UnsupportedError, match="another place in each process"):
         tree_serialize_leaves(path, OTHER)
     tree_serialize_leaves(path, OTHER, processes="this")
     assert_same_arrays(stored(located(path)), OTHER)

@@ -14,7 +14,7 @@ import pytest
 from tests.trees import Pair
 from treering._leaves.key_paths import is_array_like, join_key, leaf_key_paths
 from treering._tree.state_dict import structure_text
-from treering.errors import Unsupported
+from treering.errors import UnsupportedError
 
 
 @jax.tree_util.register_dataclass
@@ -140,7 +140,7 @@ def test_what_is_leaf_and_the_nodes_raise_is_not_hidden() -> None:
         raise TypeError("broken")
 
     jax.tree_util.register_pytree_node(Broken, flatten, lambda _, items: Broken(*items))
-    with pytest.raises(Unsupported, match="broken"):
+    with pytest.raises(UnsupportedError, match="broken"):
         leaf_key_paths({"a": Broken(1)})
 
 

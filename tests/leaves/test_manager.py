@@ -22,7 +22,7 @@ from jax.sharding import PartitionSpec as P
 from tests.folders import listing
 from tests.leaves.saved import INDEX, arrays_at, index_at, put, stored, visible
 from tests.trees import assert_same
-from treering.errors import Corrupt, Mismatch, Unsupported
+from treering.errors import CorruptError, MismatchError, UnsupportedError
 from treering.leaves import tree_serialize_leaves
 
 TREE: dict[str, Any] = {
@@ -291,7 +291,7 @@ def test_jaxs_manager_that_fails_lets_the_next_save_through(
     tree_serialize_leaves(tmp_path / "d", {"model": {"w": jnp.ones(1)}}, manager, prefix=None, write_index=False)
     manager.wait_until_finished()
     tree_serialize_leaves(tmp_path / "d", {"x": jnp.ones(3)}, manager, prefix="w")  # inside a leaf
-    with pytest.raises(Mismatch, match="'w'"):
+    with pytest.raises(MismatchError, match="'w'"):
         manager.wait_until_finished()
     assert_same(stored(tmp_path / "d"), old, restored=False)
     tree_serialize_leaves(tmp_path / "d", {"x": jnp.ones(3)}, manager, prefix="v")
@@ -304,7 +304,7 @@ def test_an_error_of_an_earlier_save_reaches_the_caller_of_the_next(
 ) -> None:
     tree_serialize_leaves(tmp_path / "d", {"w": jnp.zeros(3)})
     tree_serialize_leaves(tmp_path / "d", {"x": jnp.ones(3)}, manager, prefix="w")
-    with pytest.raises(Mismatch):
+    with pytest.raises(MismatchError):
         tree_serialize_leaves(tmp_path / "d", {"x": jnp.ones(3)}, manager, prefix="v")
     assert set(arrays_at(tmp_path / "d")) == {"w"}
 
@@ -320,11 +320,11 @@ def _spoil(path: str, name: str, data: bytes | None) -> None:
 @pytest.mark.parametrize(
     ("spoil", "kind", "says"),
     [
-        (lambda path: _spoil(path, "0", None), Corrupt, "no chunk '0'"),
-        (lambda path: _spoil(path, "0", b"short"), Corrupt, "the file has 5"),
-        (lambda path: _spoil(path, ".zarray", None), Unsupported, "zarr v2"),
-        (lambda path: _spoil(path, ".zarray", b"{"), Corrupt, "zarray"),
-        (lambda path: _spoil(path, "mine.txt", b"x"), Unsupported, "mine.txt"),
+        (lambda path: _spoil(path, "0", None), CorruptError, "no chunk '0'"),
+        (lambda path: _spoil(path, "0", b"short"), CorruptError, "the file has 5"),
+        (lambda path: _spoil(path, ".zarray", None), UnsupportedError, "zarr v2"),
+        (lambda path: _spoil(path, ".zarray", b"{"), CorruptError, "zarray"),
+        (lambda path: _spoil(path, "mine.txt", b"x"), UnsupportedError, "mine.txt"),
     ],
     ids=["no chunk", "short chunk", "no zarray", "bad zarray", "more"],
 )
@@ -362,20 +362,20 @@ def test_another_array_than_the_leaf_is_refused(metadata: dict[str, Any], tmp_pa
 
     manager = Slow(write)
     tree_serialize_leaves(tmp_path / "d", {"a": {"w": jnp.ones((3, 4))}}, manager)
-    with pytest.raises((Corrupt, Unsupported), match="leaf 'a/w'"):
+    with pytest.raises((CorruptError, UnsupportedError), match="leaf 'a/w'"):
         manager.wait_until_finished()
     assert visible(tmp_path / "d") == set()
 
 
 def test_a_manager_without_the_methods_is_refused_before_anything_is_made(tmp_path: Path) -> None:
-    with pytest.raises(Unsupported, match="serialize_with_paths"):
+    with pytest.raises(UnsupportedError, match="serialize_with_paths"):
         tree_serialize_leaves(tmp_path / "d", TREE, object())
     assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("option", [{"compressor": {"id": "zstd"}}, {"chunk_bytes": 9}, {"progress": print}], ids=str)
 def test_what_a_manager_cannot_be_told_is_refused(option: dict[str, Any], tmp_path: Path) -> None:
-    with pytest.raises(Unsupported, match=next(iter(option))):
+    with pytest.raises(UnsupportedError, match=next(iter(option))):
         tree_serialize_leaves(tmp_path / "d", TREE, Slow(), **option)
     assert list(tmp_path.iterdir()) == []
 

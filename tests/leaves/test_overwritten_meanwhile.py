@@ -20,7 +20,7 @@ from tests import faults
 from tests.leaves.saved import INDEX, index_at
 from tests.system_calls import act_before_reading
 from tests.trees import assert_same
-from treering.errors import Busy, Corrupt, NotFound, StoreFailed
+from treering.errors import BusyError, CorruptError, NotFoundError, StoreError
 from treering.leaves import tree_deserialize_leaves, tree_serialize_leaves
 
 GOLDEN = Path(__file__).parents[1] / "compat" / "golden" / "eformer"
@@ -74,14 +74,14 @@ def test_damage_is_damage_when_nobody_saved(tmp_path: Path, monkeypatch: pytest.
     act_before_reading(
         monkeypatch, [(tmp_path / "large" / "0.0").unlink, lambda: pytest.fail("nothing has changed: no second try")]
     )
-    with pytest.raises(Corrupt, match=r"large/0\.0"):
+    with pytest.raises(CorruptError, match=r"large/0\.0"):
         exact(tmp_path)
 
 
 def test_a_directory_that_goes_away_is_damage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tree_serialize_leaves(tmp_path / "d", tree(0))
     act_before_reading(monkeypatch, [lambda: shutil.rmtree(tmp_path / "d")])
-    with pytest.raises((Corrupt, NotFound)):
+    with pytest.raises((CorruptError, NotFoundError)):
         exact(tmp_path / "d")
 
 
@@ -90,7 +90,7 @@ def test_without_end_it_gives_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     tree_serialize_leaves(tmp_path, tree(0))
     later = iter(range(1, 110))
     act_before_reading(monkeypatch, [lambda: tree_serialize_leaves(tmp_path, tree(next(later)))] * 109)
-    with pytest.raises(Busy, match="replaced 100 times"):
+    with pytest.raises(BusyError, match="replaced 100 times"):
         exact(tmp_path)
 
 
@@ -127,7 +127,7 @@ def test_a_callback_is_not_called_for_two_trees(tmp_path: Path) -> None:
         calls.append(key)
         tree_serialize_leaves(tmp_path, tree(2))
 
-    with pytest.raises(Busy, match="after `callback` had been called"):
+    with pytest.raises(BusyError, match="after `callback` had been called"):
         exact(tmp_path, chunk_size=1, callback=saves)
     assert calls == ["large"]
     assert exact(tmp_path)["n"] == 2
@@ -149,7 +149,7 @@ def test_an_unverified_tree_replaced_after_the_callbacks(tmp_path: Path) -> None
         if key == "step":
             tree_serialize_leaves(path, tree(1))
 
-    with pytest.raises(Busy):
+    with pytest.raises(BusyError):
         tree_deserialize_leaves(path, callback=saves)
 
 
@@ -189,7 +189,7 @@ def test_a_tree_is_whole_however_many_of_its_files_are_moved(prefix: str | None,
         if beside:  # a folder that holds somebody's file cannot be replaced as a whole
             for zarray in path.rglob(".zarray"):
                 (zarray.parent / "note.txt").write_text("mine")
-        with dying_after(moves), contextlib.suppress(StoreFailed):
+        with dying_after(moves), contextlib.suppress(StoreError):
             tree_serialize_leaves(path, tree(2), prefix=prefix)
         moving = "moving" in index_at(path)["treering"][prefix or ""]
         unfinished += moving
@@ -208,7 +208,7 @@ def test_a_tree_is_whole_however_many_of_its_files_are_moved(prefix: str | None,
 @pytest.mark.parametrize("loader", LOADERS)
 def test_files_that_move_while_they_are_read(loader: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tree_serialize_leaves(tmp_path, tree(1))
-    with dying_after(1), pytest.raises(StoreFailed):
+    with dying_after(1), pytest.raises(StoreError):
         tree_serialize_leaves(tmp_path, tree(2))
     # Another tree's saver moves them between the look at the index and the reading.
     act_before_reading(monkeypatch, [lambda: tree_serialize_leaves(tmp_path, {"w": 1}, prefix="other")])

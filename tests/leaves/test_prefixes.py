@@ -16,7 +16,7 @@ import tensorstore as ts
 from tests.folders import listing
 from tests.leaves.saved import INDEX, arrays_at, index_at, stored, visible
 from tests.trees import assert_same
-from treering.errors import Mismatch, Unsupported
+from treering.errors import MismatchError, UnsupportedError
 from treering.leaves import tree_serialize_leaves
 
 GOLDEN = Path(__file__).parents[1] / "compat" / "golden" / "eformer"
@@ -73,7 +73,7 @@ BAD = [
 @pytest.mark.parametrize("prefix", BAD, ids=repr)
 @pytest.mark.parametrize("tree", [{"w": jnp.ones(2)}, {}], ids=["array", "empty"])
 def test_a_prefix_that_is_no_folder_is_refused_and_makes_nothing(prefix: Any, tree: Any, tmp_path: Path) -> None:
-    with pytest.raises(Unsupported, match="prefix"):
+    with pytest.raises(UnsupportedError, match="prefix"):
         tree_serialize_leaves(tmp_path / "d", tree, prefix=prefix)
     assert list(tmp_path.iterdir()) == []
 
@@ -98,7 +98,7 @@ def test_trees_that_would_lie_in_one_another_are_refused(case: Any, tmp_path: Pa
         path = tmp_path / repr(first)
         tree_serialize_leaves(path, one, prefix=first)
         before = listing(path)
-        with pytest.raises(Mismatch) as caught:
+        with pytest.raises(MismatchError) as caught:
             tree_serialize_leaves(path, other, prefix=second)
         assert set(arrays_at(path, first)) & set(caught.value.message.split("'"))  # both leaves are named
         assert listing(path) == before

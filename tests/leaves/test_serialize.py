@@ -22,7 +22,7 @@ from tests.folders import listing
 from tests.leaves.saved import INDEX, arrays_at, index_at, put, stored, visible
 from tests.properties.strategies import EXTENDED_DTYPES, NUMPY_DTYPES
 from tests.trees import Point, assert_same
-from treering.errors import Corrupt, Exists, Format, StoreFailed, TreeringError, Unsupported
+from treering.errors import CorruptError, ExistsError, FormatError, StoreError, TreeringError, UnsupportedError
 from treering.leaves import tree_serialize_leaves
 
 TREE: dict[str, Any] = {"w": np.arange(50_000, dtype="f4"), "b": jnp.ones(3), "step": 1}
@@ -88,15 +88,15 @@ def test_every_narrow_dtype_of_jax_survives_in_shards(name: str, tmp_path: Path)
 def test_what_zarr_has_no_form_for_is_refused_by_name_before_anything_is_made(tmp_path: Path) -> None:
     if np.dtype(np.longdouble).itemsize != 16:
         pytest.skip("no long double here")
-    with pytest.raises(Unsupported, match=r"float128.*'a/b'"):
+    with pytest.raises(UnsupportedError, match=r"float128.*'a/b'"):
         tree_serialize_leaves(tmp_path / "d", {"a": {"b": np.zeros(2, np.longdouble)}})
-    with pytest.raises(Unsupported, match="w"):
+    with pytest.raises(UnsupportedError, match="w"):
         tree_serialize_leaves(tmp_path / "d", {"w": np.array([object()])})
-    with pytest.raises(Unsupported, match=r"33 axes.*'w'"):
+    with pytest.raises(UnsupportedError, match=r"33 axes.*'w'"):
         tree_serialize_leaves(tmp_path / "d", {"w": np.zeros((1,) * 33)})
     deleted = jnp.ones(3)
     deleted.delete()
-    with pytest.raises(Unsupported, match="deleted"):
+    with pytest.raises(UnsupportedError, match="deleted"):
         tree_serialize_leaves(tmp_path / "d", {"ok": jnp.ones(2), "w": deleted})
     assert list(tmp_path.iterdir()) == []
 
@@ -233,7 +233,7 @@ def test_any_compressor_on_request(codec: dict[str, Any], tmp_path: Path) -> Non
 def test_a_compressor_that_nobody_knows_is_refused_and_nothing_changes(codec: Any, tmp_path: Path) -> None:
     tree_serialize_leaves(tmp_path / "d", TREE)
     before = listing(tmp_path)
-    with pytest.raises(Unsupported):
+    with pytest.raises(UnsupportedError):
         tree_serialize_leaves(tmp_path / "d", {"w": np.ones(3)}, compressor=codec)
     assert listing(tmp_path) == before
 
@@ -253,7 +253,7 @@ def test_chunks_are_cut_to_their_limit(limit: int, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("limit", [0, -1, 1.5, True, "1"], ids=repr)
 def test_a_limit_that_is_none_is_refused(limit: Any, tmp_path: Path) -> None:
-    with pytest.raises(Unsupported, match="chunk_bytes"):
+    with pytest.raises(UnsupportedError, match="chunk_bytes"):
         tree_serialize_leaves(tmp_path / "d", TREE, chunk_bytes=limit)
     assert list(tmp_path.iterdir()) == []
 
@@ -288,9 +288,9 @@ def test_no_key_collides_or_leads_out(tree: Any, prefix: str | None, tmp_path: P
 
 
 def test_a_key_that_is_too_long_for_a_folder_is_refused_by_name(tmp_path: Path) -> None:
-    with pytest.raises(Unsupported, match="300 bytes"):
+    with pytest.raises(UnsupportedError, match="300 bytes"):
         tree_serialize_leaves(tmp_path / "d", {"ok": jnp.ones(2), "x" * 300: jnp.ones(2)})
-    with pytest.raises(Unsupported, match="255"):
+    with pytest.raises(UnsupportedError, match="255"):
         tree_serialize_leaves(tmp_path / "d", {"." * 100: jnp.ones(2)})
     assert list(tmp_path.iterdir()) == []
     # Without an array no folder is needed.
@@ -347,7 +347,7 @@ def test_the_files_of_the_user_stay(tmp_path: Path) -> None:
 def test_files_of_others_in_the_way_are_refused_and_stay(name: str, tmp_path: Path) -> None:
     (tmp_path / "d" / name).parent.mkdir(parents=True)
     (tmp_path / "d" / name).write_text("mine")
-    with pytest.raises(Exists):
+    with pytest.raises(ExistsError):
         tree_serialize_leaves(tmp_path / "d", TREE)
     assert visible(tmp_path / "d") == {name}
     assert (tmp_path / "d" / name).read_text() == "mine"
@@ -358,11 +358,11 @@ def test_a_damaged_or_foreign_index_is_not_replaced(tmp_path: Path) -> None:
     index = tmp_path / "d" / INDEX
     whole = index.read_text()
     for text, kind in [
-        (whole[:-10], Corrupt),
-        (whole.replace("xxh3-128:", "xxh3-128:0"), Corrupt),
-        ("", Corrupt),
-        ('{"format": "zarr3"}', Format),
-        ("[]", Corrupt),
+        (whole[:-10], CorruptError),
+        (whole.replace("xxh3-128:", "xxh3-128:0"), CorruptError),
+        ("", CorruptError),
+        ('{"format": "zarr3"}', FormatError),
+        ("[]", CorruptError),
     ]:
         index.write_text(text)
         before = listing(tmp_path)
@@ -397,7 +397,7 @@ def test_the_callback_does_not_run_when_the_save_fails(tmp_path: Path) -> None:
     seen: list[int] = []
     (tmp_path / "d/w").mkdir(parents=True)
     (tmp_path / "d/w/0").write_text("mine")
-    with pytest.raises(Exists):
+    with pytest.raises(ExistsError):
         tree_serialize_leaves(tmp_path / "d", TREE, commit_callback=lambda: seen.append(1))
     assert seen == []
 
@@ -431,14 +431,14 @@ def test_what_is_no_local_path_is_refused_and_makes_nothing(
     path: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(Unsupported):
+    with pytest.raises(UnsupportedError):
         tree_serialize_leaves(path, TREE)
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_file_at_the_path_is_an_error_and_stays(tmp_path: Path) -> None:
     (tmp_path / "d").write_text("mine")
-    with pytest.raises(StoreFailed):
+    with pytest.raises(StoreError):
         tree_serialize_leaves(tmp_path / "d", TREE)
     assert (tmp_path / "d").read_text() == "mine"
 
@@ -474,7 +474,7 @@ def test_no_descriptor_is_left_open(tmp_path: Path) -> None:
     tree_serialize_leaves(tmp_path / "d", TREE)
     before = len(list(proc.iterdir()))
     tree_serialize_leaves(tmp_path / "d", {"w": {"x": jnp.ones(3)}})
-    with pytest.raises(Unsupported):
+    with pytest.raises(UnsupportedError):
         tree_serialize_leaves(tmp_path / "d", TREE, compressor={"id": "nothing like it"})
     assert len(list(proc.iterdir())) == before
 
@@ -482,6 +482,6 @@ def test_no_descriptor_is_left_open(tmp_path: Path) -> None:
 def test_a_folder_that_holds_a_checkpoint_is_refused(tmp_path: Path) -> None:
     treering.save(tmp_path / "ckpt", TREE)
     before = listing(tmp_path / "ckpt")
-    with pytest.raises(Exists, match=r"a checkpoint of treering.save is at .*; save to a directory of its own"):
+    with pytest.raises(ExistsError, match=r"a checkpoint of treering.save is at .*; save to a directory of its own"):
         tree_serialize_leaves(tmp_path / "ckpt", TREE)
     assert listing(tmp_path / "ckpt") == before

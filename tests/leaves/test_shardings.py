@@ -15,7 +15,7 @@ from jax.sharding import PartitionSpec as P
 
 from tests import meshes
 from tests.trees import assert_same
-from treering.errors import Mismatch, Unsupported
+from treering.errors import MismatchError, UnsupportedError
 from treering.leaves import tree_deserialize_leaves, tree_serialize_leaves
 from treering.sharding import create_sharding_tree_from_index
 
@@ -74,7 +74,9 @@ def test_one_axis_replicates(saved: Path) -> None:
 
 
 def test_several_axes_without_a_sharding_name_the_keys(saved: Path) -> None:
-    with pytest.raises(Mismatch, match=r"'dp', 'tp'.*dense/kernel, dense/bias, norm/0, norm/1, layer\.0;") as caught:
+    with pytest.raises(
+        MismatchError, match=r"'dp', 'tp'.*dense/kernel, dense/bias, norm/0, norm/1, layer\.0;"
+    ) as caught:
         tree_deserialize_leaves(saved, GRID)
     assert caught.value.differences == ("dense/kernel", "dense/bias", "norm/0", "norm/1", "layer.0")
     with pytest.raises(ValueError, match=r"norm/1, layer\.0;"):
@@ -117,7 +119,7 @@ def test_a_rule_for_a_numpy_leaf_puts_it_on_devices(saved: Path) -> None:
 
 def test_arrays_without_a_rule_are_all_named(saved: Path) -> None:
     with pytest.raises(
-        Mismatch, match=r"Partition rule not found for param: dense/bias, and for 2 more: norm/0, layer\.0"
+        MismatchError, match=r"Partition rule not found for param: dense/bias, and for 2 more: norm/0, layer\.0"
     ):
         tree_deserialize_leaves(saved, GRID, partition_rules=[("kernel", P("dp"))])
 
@@ -128,12 +130,12 @@ def test_rules_win_over_shardings_for_every_array(saved: Path) -> None:
 
 
 def test_rules_need_a_mesh(saved: Path) -> None:
-    with pytest.raises(Unsupported, match="mesh"):
+    with pytest.raises(UnsupportedError, match="mesh"):
         tree_deserialize_leaves(saved, partition_rules=[(".*", P("d"))])
 
 
 def test_a_shape_that_cannot_be_divided_so_is_named(saved: Path) -> None:
-    with pytest.raises(Mismatch, match=r"table: float32\[3\]: axis 0 of length 3 is not divisible by 8"):
+    with pytest.raises(MismatchError, match=r"table: float32\[3\]: axis 0 of length 3 is not divisible by 8"):
         tree_deserialize_leaves(saved, LINE, partition_rules=[(".*", P("d"))])
 
 
@@ -200,7 +202,7 @@ def test_a_key_with_a_dot_is_found_by_its_text(saved: Path) -> None:
     ids=["mistyped", "a mistyped branch", "slashes", "with the prefix", "below a leaf", "past the end", "empty"],
 )
 def test_a_key_that_fits_no_leaf_is_named(shardings: Any, words: str, saved: Path) -> None:
-    with pytest.raises(Mismatch, match=words):
+    with pytest.raises(MismatchError, match=words):
         tree_deserialize_leaves(saved, LINE, prefix="model", shardings=shardings)
 
 
@@ -214,17 +216,17 @@ def test_a_bare_array_takes_a_bare_sharding_or_the_empty_key(tmp_path: Path) -> 
     "given", ["d", 3, LINE, {"dense.kernel": "d"}, {"dense.kernel": 3}, lambda _key, _aval: "d"], ids=range(6)
 )
 def test_what_is_no_sharding_is_refused(given: Any, saved: Path) -> None:
-    with pytest.raises(Unsupported, match="not a sharding"):
+    with pytest.raises(UnsupportedError, match="not a sharding"):
         tree_deserialize_leaves(saved, LINE, shardings=given)
 
 
 def test_rules_in_place_of_shardings_are_refused_with_a_hint(saved: Path) -> None:
-    with pytest.raises(Unsupported, match="partition_rules="):
+    with pytest.raises(UnsupportedError, match="partition_rules="):
         tree_deserialize_leaves(saved, LINE, shardings=[(".*", P("d"))])
 
 
 def test_a_spec_needs_a_mesh(saved: Path) -> None:
-    with pytest.raises(Unsupported, match="mesh"):
+    with pytest.raises(UnsupportedError, match="mesh"):
         tree_deserialize_leaves(saved, shardings={"norm.0": P("d")})
 
 

@@ -17,7 +17,7 @@ from treering._leaves.plan import balanced_chunk, shared_chunk_shape
 from treering._leaves.shares import WriterPlan, plan_writers
 from treering._plan.save import LeafLayout, level_loads
 from treering._values.boxes import Box, intersection, size_of
-from treering.errors import Unsupported
+from treering.errors import UnsupportedError
 
 plans = settings(derandomize=True, max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
@@ -149,7 +149,7 @@ def test_whoever_asks_gets_the_same_plan() -> None:
 
 def test_parts_that_are_no_grid_are_refused_where_nobody_holds_a_chunk() -> None:
     uneven = LeafLayout(nbytes_per_item=4, shape=(6,), boxes=((((0, 2),), (0,)), (((2, 6),), (1,))))
-    with pytest.raises(Unsupported, match=r"no grid.*leaf 'a/b'.*treering\.save") as caught:
+    with pytest.raises(UnsupportedError, match=r"no grid.*leaf 'a/b'.*treering\.save") as caught:
         plan_writers([uneven], [(6,)], 2, ["a/b"])
     assert caught.value.path == ("a", "b")
     # The same with somebody who holds both.
@@ -159,7 +159,7 @@ def test_parts_that_are_no_grid_are_refused_where_nobody_holds_a_chunk() -> None
 
 
 def test_a_process_that_is_none_is_refused() -> None:
-    with pytest.raises(Unsupported, match="there are 2 processes"):
+    with pytest.raises(UnsupportedError, match="there are 2 processes"):
         plan_writers([replicated((4,), 4, 3)], [(4,)], 2, ["a"])
 
 
@@ -179,5 +179,5 @@ def test_any_owners(case: tuple[int, list[LeafLayout]]) -> None:
     if held:
         check(layouts, processes, 256)
     else:
-        with pytest.raises(Unsupported, match="no grid"):
+        with pytest.raises(UnsupportedError, match="no grid"):
             plan_writers(layouts, chunks, processes, [str(leaf) for leaf in range(len(layouts))])

@@ -16,7 +16,7 @@ from jax.sharding import PartitionSpec as P
 
 from tests import meshes
 from tests.trees import assert_same
-from treering.errors import Mismatch, StaticFieldsDiffer
+from treering.errors import MismatchError, StaticFieldsDifferWarning
 from treering.leaves import tree_deserialize_leaves, tree_serialize_leaves
 
 GOLDEN = Path(__file__).parents[1] / "compat" / "golden" / "eformer"
@@ -63,7 +63,7 @@ def test_the_containers_are_those_of_the_target(prefix: str | None, saved: Path)
 
 def test_every_difference_is_told_at_once(saved: Path) -> None:
     wanted = State(params=[{"w": jnp.arange(9.0), "c": 1}, Layer(jnp.ones((8, 2), "i4"), "a")], step=3)
-    with pytest.raises(Mismatch, match="4 differences between `target` and the checkpoint") as caught:
+    with pytest.raises(MismatchError, match="4 differences between `target` and the checkpoint") as caught:
         tree_deserialize_leaves(saved, target=wanted)
     assert [line.split(":")[0] for line in caught.value.differences] == [
         "params/0/w",
@@ -76,7 +76,7 @@ def test_every_difference_is_told_at_once(saved: Path) -> None:
 
 def test_static_fields_that_differ_are_a_warning_at_the_callers_line(saved: Path) -> None:
     wanted = State(params=[{"w": jnp.arange(8.0), "b": None}, Layer(jnp.ones((8, 2)), "other")], step=3)
-    with pytest.warns(StaticFieldsDiffer, match="'a'") as caught:
+    with pytest.warns(StaticFieldsDifferWarning, match="'a'") as caught:
         found = tree_deserialize_leaves(saved, target=wanted)
     assert found.params[1].name == "other"
     assert caught[0].filename == __file__
@@ -100,7 +100,7 @@ def test_shardings_of_the_target_count_where_nothing_else_is_said(saved: Path) -
 
 
 def test_a_target_that_lies_on_one_device_freely_says_nothing(saved: Path) -> None:
-    with pytest.raises(Mismatch, match=r"params.0.w, params.1.w"):
+    with pytest.raises(MismatchError, match=r"params.0.w, params.1.w"):
         tree_deserialize_leaves(saved, GRID, target=tree())
 
 
@@ -118,7 +118,7 @@ def test_a_tree_of_eformers_comes_back_into_its_lists(tmp_path: Path) -> None:
     assert type(found["layers"]) is list
     assert_same(found, wanted, restored=False)
     del wanted["step"]
-    with pytest.raises(Mismatch, match="step: unexpected"):
+    with pytest.raises(MismatchError, match="step: unexpected"):
         tree_deserialize_leaves(tmp_path / "plain", target=wanted)
 
 

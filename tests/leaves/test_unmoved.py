@@ -21,7 +21,15 @@ from treering._store.objects import claim
 from treering._store.objects import store as objects
 from treering._store.objects.requests import Answer, Delete, ObjectVersion, Put, Request, Status
 from treering._store.resolve import store_at
-from treering.errors import Busy, Corrupt, Exists, Mismatch, NotFound, StoreFailed, Unsupported
+from treering.errors import (
+    BusyError,
+    CorruptError,
+    ExistsError,
+    MismatchError,
+    NotFoundError,
+    StoreError,
+    UnsupportedError,
+)
 from treering.leaves import index_leaves, tree_deserialize_leaves, tree_serialize_leaves
 
 INDEX = "tensorstore_index.json"
@@ -143,7 +151,7 @@ def test_many_and_large_leaves(path: str) -> None:
 
 def test_leaves_of_prefixes_may_not_lie_in_each_other(path: str) -> None:
     tree_serialize_leaves(path, {"b": OTHER}, prefix="a")
-    with pytest.raises(Mismatch, match="the same, or one lies in the other"):
+    with pytest.raises(MismatchError, match="the same, or one lies in the other"):
         tree_serialize_leaves(path, OTHER, prefix="a.b")
     assert_unchanged(exact(path, "a"), {"b": OTHER})
     assert len(attempts(path)) == 1
@@ -171,7 +179,7 @@ def test_a_first_save_that_fails_leaves_an_index_without_trees(stored: str) -> N
     assert names(stored) == {INDEX}
     index = index_of(stored)
     assert (index["format"], index["prefixes"]) == ("tensorstore", {})
-    with pytest.raises(NotFound, match="no leaves directory"):
+    with pytest.raises(NotFoundError, match="no leaves directory"):
         tree_deserialize_leaves(stored)
     tree_serialize_leaves(stored, TREE)
     assert_unchanged(exact(stored), TREE)
@@ -179,13 +187,13 @@ def test_a_first_save_that_fails_leaves_an_index_without_trees(stored: str) -> N
 
 def test_a_checkpoint_is_not_saved_over(path: str) -> None:
     tr.save(path, OTHER)
-    with pytest.raises(Exists):
+    with pytest.raises(ExistsError):
         tree_serialize_leaves(path, TREE)
     assert_unchanged(tr.load(path), OTHER)
 
 
 def test_a_manager_that_would_write_is_refused(path: str) -> None:
-    with pytest.raises(Unsupported, match=r"manager.*save_async"):
+    with pytest.raises(UnsupportedError, match=r"manager.*save_async"):
         tree_serialize_leaves(path, OTHER, object())
     assert not names(path)
 
@@ -216,11 +224,11 @@ def test_damage_is_found(path: str) -> None:
     tree_serialize_leaves(path, TREE)
     name = next(name for name in names(path) if name.endswith("w/0.0"))
     store_at(path).replace(name, b"\1" * 24)
-    with pytest.raises(Corrupt, match="params/w"):
+    with pytest.raises(CorruptError, match="params/w"):
         tree_deserialize_leaves(path)
     assert [finding.key for finding in tr.verify(path).findings] == ["params/w"]
     store_at(path).remove(name)
-    with pytest.raises(Corrupt, match="is missing"):
+    with pytest.raises(CorruptError, match="is missing"):
         tree_deserialize_leaves(path)
 
 
@@ -241,10 +249,10 @@ def test_an_index_that_contradicts_itself_is_damaged(change: Callable[[Any], Non
     index = index_of(path)
     change(index)
     store_at(path).replace(INDEX, json.dumps(index).encode())
-    with pytest.raises(Corrupt):
+    with pytest.raises(CorruptError):
         tree_deserialize_leaves(path)
     before = names(path)
-    with pytest.raises(Corrupt):
+    with pytest.raises(CorruptError):
         tree_serialize_leaves(path, TREE)
     assert names(path) == before
 
@@ -254,7 +262,7 @@ def test_an_entry_in_the_folder_of_another_attempt_is_damage(path: str) -> None:
     index = index_of(path)
     index["arrays"][0]["path"] = ".treering/0123456789abcdef/leaves/m"
     store_at(path).replace(INDEX, json.dumps(index).encode())
-    with pytest.raises(Corrupt, match="entry 0"):
+    with pytest.raises(CorruptError, match="entry 0"):
         tree_deserialize_leaves(path)
 
 
@@ -271,7 +279,7 @@ def test_of_two_savers_one_wins_and_the_other_is_told(path: str, prefix: str) ->
             tree_serialize_leaves(path, OTHER, prefix=prefix)
             won.append(attempt_of(path, prefix))
 
-    with pytest.raises(Busy, match="another save changed the index"):
+    with pytest.raises(BusyError, match="another save changed the index"):
         tree_serialize_leaves(path, TREE, prefix="model", progress=save_another)
     assert_unchanged(exact(path, prefix), OTHER)
     if prefix != "model":
@@ -318,7 +326,7 @@ def test_where_nothing_tells_what_became_of_it_all_stays(
 
     with monkeypatch.context() as lossy:
         lossy.setattr(bucket, "perform", lose_request)
-        with pytest.raises(StoreFailed, match="may be in place"):
+        with pytest.raises(StoreError, match="may yet be in place"):
             tree_serialize_leaves(stored, TREE)
     assert_unchanged(exact(stored), OTHER)
     assert [name for name in names(stored) if name.endswith("params/w/0.0")]
@@ -335,7 +343,7 @@ def test_an_endpoint_that_ignores_conditions_is_refused(bucket: MemoryBucket, mo
             return super().perform(request)
 
     use_for_memory(monkeypatch, Ignorant(), grace=3600)
-    with pytest.raises(StoreFailed, match="does not heed conditions"):
+    with pytest.raises(StoreError, match="does not heed conditions"):
         tree_serialize_leaves("memory://a/leaves", TREE)
     assert names("memory://a/leaves") == {INDEX}
 
@@ -362,7 +370,7 @@ def test_superseded_leaves_wait_for_readers_then_go(bucket: MemoryBucket, monkey
         # Of whichever prefix the next save is.
         tree_serialize_leaves(path, OTHER, prefix="opt")
         assert attempts(path) == {second, attempt_of(path, "opt")}
-        with pytest.raises(Busy, match="saved again after it was opened"):
+        with pytest.raises(BusyError, match="saved again after it was opened"):
             opened["note"][:]
     tree_serialize_leaves(path, OTHER, prefix="opt")
     assert "superseded" not in index_of(path)["treering"][""]

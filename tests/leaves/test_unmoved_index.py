@@ -18,7 +18,7 @@ from tests.trees import assert_same_arrays
 from treering._leaves.branches import list_leaves
 from treering._store.objects.requests import Answer, Put, Request, Status
 from treering._store.resolve import located, store_at
-from treering.errors import Busy, Corrupt, Mismatch, NotFound
+from treering.errors import BusyError, CorruptError, MismatchError, NotFoundError
 from treering.leaves import index_leaves, tree_serialize_leaves
 
 INDEX = "a/leaves/tensorstore_index.json"
@@ -53,7 +53,7 @@ def attempts(bucket: TestBucket) -> set[str]:
 def test_a_first_save_without_an_index_is_taken_up(bucket: TestBucket) -> None:
     leave(1)
     assert index_of(bucket)["prefixes"] == {}
-    with pytest.raises(NotFound, match="index_leaves"):
+    with pytest.raises(NotFoundError, match="index_leaves"):
         stored(PATH)
     index_leaves(str(PATH) + "/")
     assert_same_arrays(stored(PATH), m(1))
@@ -72,7 +72,7 @@ def test_the_old_tree_is_there_until_the_newest_is_indexed(bucket: TestBucket) -
     leave(3, "new")
     for prefix in (None, "model"):
         assert_same_arrays(stored(PATH, prefix), m(0))
-    with pytest.raises(Mismatch, match=r"no prefix 'new'.*waits for treering\.leaves\.index_leaves"):
+    with pytest.raises(MismatchError, match=r"no prefix 'new'.*waits for treering\.leaves\.index_leaves"):
         stored(PATH, "new")
     assert any("5 saves are not in the index" in note for note in list_leaves(PATH).notes)
     index_leaves(PATH)
@@ -106,11 +106,11 @@ def test_saves_of_other_prefixes_keep_what_waits_and_one_of_the_same_replaces_it
 
 def test_trees_that_no_index_could_list_together_are_refused(bucket: TestBucket) -> None:
     leave(1, "a")
-    with pytest.raises(Mismatch, match="saved without an index"):
+    with pytest.raises(MismatchError, match="saved without an index"):
         save(1, "a.m")
     leave(1, "a.m")
     before = bucket.data(INDEX)
-    with pytest.raises(Mismatch, match="one lies in the other"):
+    with pytest.raises(MismatchError, match="one lies in the other"):
         index_leaves(PATH)
     assert bucket.data(INDEX) == before
 
@@ -135,7 +135,7 @@ def test_a_save_in_between_makes_either_busy(bucket: TestBucket, monkeypatch: py
 
     for change in (lambda: leave(5), lambda: index_leaves(PATH)):
         monkeypatch.setattr(bucket, "perform", save_another)
-        with pytest.raises(Busy, match="another save changed the index"):
+        with pytest.raises(BusyError, match="another save changed the index"):
             change()
         leave(4)
     index_leaves(PATH)
@@ -169,7 +169,7 @@ def test_a_waiting_save_whose_record_is_damaged_is_named(bucket: TestBucket) -> 
     index = index_of(bucket)
     index["unindexed"][0] = index["unindexed"][0].replace("int32", "int64").replace("float32", "float64")
     bucket.perform(Put(INDEX, json.dumps(index).encode()))
-    with pytest.raises(Corrupt, match=r"record\.json.*everything else is indexed"):
+    with pytest.raises(CorruptError, match=r"record\.json.*everything else is indexed"):
         index_leaves(PATH)
     assert_same_arrays(stored(PATH, "model"), m(2))
     # What is damaged goes on being named, so nothing of it is removed.
@@ -181,16 +181,16 @@ def test_a_waiting_save_whose_record_is_damaged_is_named(bucket: TestBucket) -> 
     assert len(attempts(bucket)) >= 4
     index["unindexed"] = [3]
     bucket.perform(Put(INDEX, json.dumps(index).encode()))
-    with pytest.raises(Corrupt, match="copy the directory there"):
+    with pytest.raises(CorruptError, match="copy the directory there"):
         index_leaves(PATH)
 
 
 def test_what_only_a_disk_can_mend_is_told(bucket: TestBucket) -> None:
-    with pytest.raises(NotFound, match="copy the directory there"):
+    with pytest.raises(NotFoundError, match="copy the directory there"):
         index_leaves(PATH)
     assert not bucket.names()
     tr.save(PATH, m(0))
-    with pytest.raises(NotFound, match="that is a checkpoint"):
+    with pytest.raises(NotFoundError, match="that is a checkpoint"):
         index_leaves(PATH)
     bucket._objects.clear()
     save(0)
@@ -198,7 +198,7 @@ def test_what_only_a_disk_can_mend_is_told(bucket: TestBucket) -> None:
     index["treering"][""]["record"] = index["treering"][""]["record"].replace("attempt", "attempd")
     for data in (json.dumps(index).encode(), b"{"):
         bucket.perform(Put(INDEX, data))
-        with pytest.raises(Corrupt, match="copy the directory there"):
+        with pytest.raises(CorruptError, match="copy the directory there"):
             index_leaves(PATH)
         assert bucket.data(INDEX) == data
 

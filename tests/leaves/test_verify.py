@@ -18,7 +18,7 @@ from jax.sharding import PartitionSpec
 import treering as tr
 from tests import on_disk
 from tests.leaves.saved import INDEX, index_at, put
-from treering.errors import Corrupt, Format, TreeringError, Unsupported
+from treering.errors import CorruptError, FormatError, TreeringError, UnsupportedError
 from treering.leaves import tree_serialize_leaves
 
 GOLDEN = Path(__file__).parents[1] / "compat" / "golden" / "eformer"
@@ -154,7 +154,7 @@ def test_an_index_that_is_none(path: Path) -> None:
     assert (finding.key, finding.file) == (None, INDEX)
     (path / INDEX).write_bytes(b'{"format": "zarr"}')
     for refusing in (tr.load, tr.verify, tr.inspect, tr.open):
-        with pytest.raises(Format):
+        with pytest.raises(FormatError):
             refusing(path)
     (path / INDEX).rename(path / "other")
     (path / INDEX).symlink_to("other")
@@ -232,7 +232,7 @@ def test_a_damaged_text_is_found_beside_its_checksum(tmp_path: Path) -> None:
     (finding,) = tr.verify(path).findings
     assert (finding.key, finding.file, finding.start) == ("t", "t/0", 4000)
     assert "not UTF-8" in str(finding)
-    with pytest.raises(Corrupt, match="'t'"):
+    with pytest.raises(CorruptError, match="'t'"):
         tr.load(path)
 
 
@@ -282,7 +282,7 @@ def test_a_zarray_of_another_program(tmp_path: Path) -> None:
     assert refusal(path)
     zarray.write_bytes(text.replace(b'"id":"zstd"', b'"id":"snap"'))
     for refusing in (tr.load, tr.verify):
-        with pytest.raises(Unsupported, match="snap"):
+        with pytest.raises(UnsupportedError, match="snap"):
             refusing(path)
 
 

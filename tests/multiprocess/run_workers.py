@@ -15,7 +15,7 @@ import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
 import treering as tr
-from treering.errors import LeavesInitialised, Mismatch
+from treering.errors import LeavesInitialisedWarning, MismatchError
 
 __all__ = ["all_of_it", "ends_for_good"]
 
@@ -74,7 +74,7 @@ def resumes(path: str) -> Any:
     mesh = jax.make_mesh((jax.device_count(),), ("x",))
     rows, everywhere = NamedSharding(mesh, ROWS), NamedSharding(mesh, PartitionSpec())
     wanted = {"w": rows, "count": everywhere, "new": rows}
-    with warnings.catch_warnings(action="ignore", category=LeavesInitialised):
+    with warnings.catch_warnings(action="ignore", category=LeavesInitialisedWarning):
         resumed = tr.Run(path).load_or_init(lambda: {**_fresh(), "new": jnp.arange(8)}, shardings=wanted)
     step, tree = resumed
     for name, sharding in wanted.items():
@@ -118,7 +118,7 @@ def saves_iterators(folder: str) -> tuple[str, list[int], int]:
     with tr.Run(folder, timeout=60) as run:
         try:
             run.save(1, {"data": {"train": Count(jax.process_index())}, "mine": jax.process_index()}).result()
-        except Mismatch as error:
+        except MismatchError as error:
             told = str(error)
         run.save(2, {"data": {"train": Count(5)}, "mine": jax.process_index()}).result()
         back: Any = run.load(like={"data": {"train": Count(0)}, "mine": 0})

@@ -19,7 +19,7 @@ from tests.multiprocess.meetings import told
 from tests.multiprocess.refusals import tree
 from tests.system_calls import hide_names, refuse_removals
 from treering._runs import load_or_init, load_step
-from treering.errors import NotFound
+from treering.errors import NotFoundError
 
 _GENEROUS = 60.0
 
@@ -163,7 +163,7 @@ def loads_beside_a_trainer(folder: str, victim: int) -> dict[str, dict[str, Any]
 
 
 def _find_nothing(*_: Any, **__: Any) -> Any:
-    raise NotFound("nothing is there")
+    raise NotFoundError("nothing is there")
 
 
 def _train_while_reading(patch: pytest.MonkeyPatch, run: tr.Run, newest: int, *, is_here: bool) -> None:

@@ -105,10 +105,10 @@ def test_what_one_cannot_save_all_hear_of(tmp_path: Path) -> None:
     every = results(run_job(refused, 2, devices=1, arguments=[str(tmp_path)], timeout=120))
     for number, (first, odd, good, again, older, replaced, end) in enumerate(every):
         assert "error" not in first, first
-        assert odd["error"] in {"Unsupported", "ProcessFailed", "Mismatch"}, odd
+        assert odd["error"] in {"UnsupportedError", "ProcessFailedError", "MismatchError"}, odd
         assert "odd" in odd["message"] or "process 1" in odd["message"], (number, odd)
         assert "error" not in good, good
-        assert (again.get("error"), older.get("error")) == ("Exists", "Exists"), (number, again, older)
+        assert (again.get("error"), older.get("error")) == ("ExistsError", "ExistsError"), (number, again, older)
         assert "error" not in replaced, replaced
         assert end["result"] == [[1, 2], 20.0], end
 
@@ -122,8 +122,8 @@ def test_the_next_save_raises_what_nobody_asked_for(tmp_path: Path) -> None:
         zero, one = results(job.wait(120))
     first, waited, later, *rest = zero
     assert "error" not in first
-    assert (waited["error"], waited["seconds"] < 10) == ("Timeout", True), waited
-    assert later["error"] == "Timeout", later
+    assert (waited["error"], waited["seconds"] < 10) == ("TimedOutError", True), waited
+    assert later["error"] == "TimedOutError", later
     assert later["missing"] == [1], later
     assert "step_00000002" in later["message"], later
     assert "error" not in one[0]
@@ -199,7 +199,7 @@ def check_answer(said: dict[str, Any], number: int, victim: int, *, new: bool, w
     if "error" not in said:
         assert new, told
         return
-    assert said["error"] in {"Timeout", "ProcessFailed"}, told
+    assert said["error"] in {"TimedOutError", "ProcessFailedError"}, told
     assert said.get("missing", said.get("processes")) == [victim], told
     assert f"process {victim}" in said["message"], told
     assert said["seconds"] < 3.1 * _DEADLINE + 15, told

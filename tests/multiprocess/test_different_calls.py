@@ -23,5 +23,5 @@ def test_calls_that_differ_are_told_to_all_and_end_no_later_one(tmp_path: Path) 
         for step, (name, (apart, *after)) in enumerate(found.items(), 1):
             assert [one.get("result") for one in after] == [step, step, min(step, 2), step], (number, name, after)
             zero, one = wanted[name]
-            assert apart["error"] == "Mismatch", (number, name, apart)
+            assert apart["error"] == "MismatchError", (number, name, apart)
             assert f"process 0 came to {zero}, process 1 came to {one}; all" in apart["message"], (number, apart)

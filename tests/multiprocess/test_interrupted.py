@@ -17,7 +17,7 @@ def test_what_ends_a_save_before_it_is_counted_ends_no_later_one(tmp_path: Path,
         for name in ("argument", "argument of a run"):
             first, second = found.pop(name)
             # Of a step that is no number, no process knows where it would have been saved.
-            wanted = "Timeout" if number != victim and name == "argument of a run" else "Unsupported"
+            wanted = "TimedOutError" if number != victim and name == "argument of a run" else "UnsupportedError"
             assert first["error"] == wanted, (number, name, first)
             assert "error" not in second, (number, name, second)
             if number != victim and name == "argument":
@@ -27,7 +27,7 @@ def test_what_ends_a_save_before_it_is_counted_ends_no_later_one(tmp_path: Path,
         for name, (before, during, after) in found.items():
             assert "error" not in before, (number, name, before)
             # Whoever looks late finds process 0 in the next save.
-            errors = {"KeyboardInterrupt"} if number == victim else {"ProcessFailed", "Timeout"}
+            errors = {"KeyboardInterrupt"} if number == victim else {"ProcessFailedError", "TimedOutError"}
             assert during["error"] in errors, (number, name, during)
             assert during["seconds"] < 30, (number, name, during)  # of 60
             assert "error" not in after, (number, name, after)
@@ -35,7 +35,7 @@ def test_what_ends_a_save_before_it_is_counted_ends_no_later_one(tmp_path: Path,
 
 def test_an_interrupt_of_the_first_save_is_got_over(tmp_path: Path) -> None:
     zero, one = results(run_job(interrupts_the_first_save, 2, devices=1, arguments=[str(tmp_path)], timeout=120))
-    assert (zero[0]["error"], one[0]["error"]) == ("Timeout", "KeyboardInterrupt")
+    assert (zero[0]["error"], one[0]["error"]) == ("TimedOutError", "KeyboardInterrupt")
     # The first answers may still be to the call that was given up; then all are at the same call again.
     for found in (zero, one):
         assert "error" not in found[-1], found

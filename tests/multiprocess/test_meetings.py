@@ -38,11 +38,11 @@ def test_calls_are_counted_and_a_folder_that_not_all_see_is_told(tmp_path: Path)
         (tmp_path / str(number)).mkdir()
     every = results(run_job(calls, 4, devices=1, arguments=[str(tmp_path)]))
     for number, (apart, partly, refused, first, second, third) in enumerate(every):
-        assert (apart["error"], apart["processes"]) == ("NotShared", [1, 2, 3])
+        assert (apart["error"], apart["processes"]) == ("NotSharedError", [1, 2, 3])
         assert "processes 1-3 do not see what process 0 writes" in apart["message"]
         assert f"{tmp_path}/{number}/ckpt" in apart["message"]
-        assert (partly["error"], partly["processes"]) == ("NotShared", [1, 3])
-        assert refused["error"] == "NotDirectory"
+        assert (partly["error"], partly["processes"]) == ("NotSharedError", [1, 3])
+        assert refused["error"] == "NotDirectoryError"
         assert str(tmp_path / "file") in refused["message"]
         assert ("process 0" in refused["message"]) == (number > 0)
         job, _, _, _ = first["result"]
@@ -71,10 +71,10 @@ def test_who_comes_late_to_the_first_call_is_named_and_the_next_call_works(tmp_p
             job.tell(number)
         every = results(job.wait())
     for first, _, _ in every[:2]:
-        assert (first["error"], first["missing"]) == ("Timeout", [2]), first
+        assert (first["error"], first["missing"]) == ("TimedOutError", [2]), first
         assert "process 2 did not arrive within 8 s" in first["message"]
     late = every[2][0]
-    assert late["error"] == "Timeout"
+    assert late["error"] == "TimedOutError"
     assert "process 0 had given up" in late["message"]
     assert late["seconds"] < 10
     for second, third in [found[1:] for found in every]:
@@ -112,9 +112,9 @@ def test_process_0_that_comes_to_the_first_save_when_all_have_given_up_hears_of_
             job.tell(number)
         every = results(job.wait(150))
     for first, _ in every[1:]:
-        assert (first["error"], first["missing"]) == ("Timeout", [0]), first
+        assert (first["error"], first["missing"]) == ("TimedOutError", [0]), first
     late = every[0][0]
-    assert (late["error"], late["missing"]) == ("Timeout", list(others)), late
+    assert (late["error"], late["missing"]) == ("TimedOutError", list(others)), late
     named = {2: "process 1 ", 3: "processes 1 and 2 "}.get(count, f"processes 1-{count - 1} ")
     assert named in late["message"], late
     assert late["seconds"] < 20, late  # of 60
@@ -142,7 +142,7 @@ def test_who_is_killed_is_named(tmp_path: Path) -> None:
         outcomes = job.wait()
     for number in (0, 2):
         second = outcomes[number].result["second"]
-        assert second["error"] in {"Timeout", "ProcessFailed"}
+        assert second["error"] in {"TimedOutError", "ProcessFailedError"}
         assert second.get("missing", second.get("processes")) == [1], second
         assert second["seconds"] < 20
         assert "process 1" in second["message"]

@@ -24,14 +24,14 @@ def test_a_missed_save_ends_no_later_one(tmp_path: Path, victim: int) -> None:
     for number, found in enumerate(every):
         for name, (missed, saved, loaded, saved_again, loaded_again) in found.items():
             if name == "nothing":
-                assert missed.get("error") == (None if number == victim else "Timeout"), (number, missed)
+                assert missed.get("error") == (None if number == victim else "TimedOutError"), (number, missed)
             else:
-                assert missed["error"] == "Mismatch", (number, name, missed)
+                assert missed["error"] == "MismatchError", (number, name, missed)
                 assert f"process {1 - victim} came to save 'step_" in missed["message"], (number, name, missed)
                 assert f"process {victim} came to {_CALLS[name]}" in missed["message"], (number, name, missed)
                 assert missed["seconds"] < 30, (number, name, missed)  # of 60
             assert "error" not in saved, (number, name, saved)
             assert "error" not in saved_again, (number, name, saved_again)
             # The first call that meets finds what the other one had left when it gave up.
-            assert loaded.get("error") in {None, "Mismatch", "Timeout"}, (number, name, loaded)
+            assert loaded.get("error") in {None, "MismatchError", "TimedOutError"}, (number, name, loaded)
             assert loaded_again["result"] == loaded_again["step"], (number, name, loaded_again)

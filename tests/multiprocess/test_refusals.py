@@ -42,8 +42,8 @@ def _check_the_rest(number: int, said: dict[str, Any]) -> None:
     assert said["mine"] == [number] * 3
     assert said["host"] == 0
     assert said["last"] == [5, 5.0]
-    assert (said["nonsense"]["error"], "timeout" in said["nonsense"]["message"]) == ("Unsupported", True)
-    assert said["this, of all"]["error"] == "Unsupported", said["this, of all"]
+    assert (said["nonsense"]["error"], "timeout" in said["nonsense"]["message"]) == ("UnsupportedError", True)
+    assert said["this, of all"]["error"] == "UnsupportedError", said["this, of all"]
     done = [tuple(pair) for pair in said["done"]]
     assert done == sorted(done)
     assert all(done and pair[1] == done[-1][0] for pair in done)
@@ -57,13 +57,13 @@ def _check_refusals(number: int, said: dict[str, Any], form: str) -> None:
         assert said[case]["seconds"] < 50, (number, case, said[case])
 
     if form == "ckpt":
-        has("exists", "Exists", "overwrite=True")
-    has("other sharding", "Mismatch", "w")
-    has("other shape", "Mismatch", "extra")
-    has("more leaves", "Mismatch")
-    has("unsupported in 1", "Unsupported", "when", "date")
-    has("unsupported in 0", "Unsupported", "when", "date")
-    has("differs", "Mismatch", "noise", "2 and 3")
+        has("exists", "ExistsError", "overwrite=True")
+    has("other sharding", "MismatchError", "w")
+    has("other shape", "MismatchError", "extra")
+    has("more leaves", "MismatchError")
+    has("unsupported in 1", "UnsupportedError", "when", "date")
+    has("unsupported in 0", "UnsupportedError", "when", "date")
+    has("differs", "MismatchError", "noise", "2 and 3")
     if number != 1:
         assert "process 1" in said["unsupported in 1"]["message"]
     if number != 0:
@@ -87,9 +87,9 @@ def test_damage_that_some_meet_is_raised_by_all(tmp_path: Path) -> None:
         for number, said in enumerate(every):
             whole, bad, elsewhere, other, again = said[form]
             assert "error" not in whole, whole
-            assert bad.get("error") == "Corrupt", bad
-            assert elsewhere.get("error") == "NotShared", (number, elsewhere)
-            assert other.get("error") == "Mismatch", (number, other)
+            assert bad.get("error") == "CorruptError", bad
+            assert elsewhere.get("error") == "NotSharedError", (number, elsewhere)
+            assert other.get("error") == "MismatchError", (number, other)
             assert f"load '{form} not there'" in other["message"], other
             assert again.get("result") == whole["result"], again
             assert bad["seconds"] < 50
@@ -120,7 +120,7 @@ def test_who_does_not_come_is_named_and_the_next_save_works(tmp_path: Path) -> N
         for number, both in enumerate(every):
             said = both[form]
             assert "error" not in said["first"], said
-            assert said["without"]["error"] == "Timeout", said
+            assert said["without"]["error"] == "TimedOutError", said
             assert said["without"]["seconds"] < 20
             assert said["without"]["missing"] == [2], (number, said)
             assert "process 2" in said["without"]["message"]
@@ -148,7 +148,7 @@ def test_of_two_jobs_at_one_path_one_wins(tmp_path: Path) -> None:
         assert all(len(end) == 1 for end in ends), ends
         assert [end for end in ends if end == {"won"}], (ends, found)
         assert len([end for end in ends if end == {"won"}]) == 1, ends
-        assert {*ends[0], *ends[1]} <= {"won", "Exists", "Busy"}, found
+        assert {*ends[0], *ends[1]} <= {"won", "ExistsError", "BusyError"}, found
         winner = 1 + (ends[1] == {"won"})
         assert tr.load(tmp_path / str(one))["step"] == winner
         assert tr.verify(tmp_path / str(one)).ok

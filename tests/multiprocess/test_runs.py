@@ -20,25 +20,25 @@ from tests.multiprocess.runs import (
 def check_what_all_found(zero: dict[str, Any], one: dict[str, Any]) -> None:
     """Judge what two processes found that went through a run."""
     for found in (zero, one):
-        assert found["nothing there"]["error"] == "NotFound"
+        assert found["nothing there"]["error"] == "NotFoundError"
         for name in ("begin", "once more", "and again"):
             assert "error" not in found[name], (name, found[name])
-        assert found["older"]["error"] == "Exists"
+        assert found["older"]["error"] == "ExistsError"
         assert "older than its latest step, 3" in found["older"]["message"]
         assert found["latest"].get("result") == 3, found["latest"]
         assert found["position"] == 30
-        assert found["missing"]["error"] == "NotFound"
+        assert found["missing"]["error"] == "NotFoundError"
         assert found["verdicts"].get("result") == [[1, False], [2, False], [3, True]], found["verdicts"]
         assert found["steps"]["result"] == [3]
         assert found["branch"].get("result") == [3], found["branch"]
-        assert found["branch again"]["error"] == "Exists"
+        assert found["branch again"]["error"] == "ExistsError"
         assert found["from the branch"].get("result") == [3, ["new"], [1.0] * 4, 3], found["from the branch"]
         assert all(said["seconds"] < 30 for said in found.values() if isinstance(said, dict)), found
     assert one["broken on 1"]["error"] == "ZeroDivisionError"
-    assert zero["broken on 1"]["error"] == "ProcessFailed"
+    assert zero["broken on 1"]["error"] == "ProcessFailedError"
     assert "process 1" in zero["broken on 1"]["message"]
     assert "the pipe burst" in zero["broken on 1"]["message"]
-    assert one["odd metric on 1"]["error"] == zero["odd metric on 1"]["error"] == "Unsupported"
+    assert one["odd metric on 1"]["error"] == zero["odd metric on 1"]["error"] == "UnsupportedError"
 
 
 def test_all_go_through_a_run(tmp_path: Path) -> None:
@@ -53,9 +53,9 @@ def test_what_only_process_0_knows_all_are_told(tmp_path: Path) -> None:
     for found in (zero, one):
         good, load, again, late, once_more, steps = found
         assert "error" not in good, good
-        assert (load["error"], "the program is gone" in load["message"]) == ("StoreFailed", True), load
+        assert (load["error"], "the program is gone" in load["message"]) == ("StoreError", True), load
         assert again.get("result") == 2, again
-        assert (late["error"], "the program is gone" in late["message"]) == ("StoreFailed", True), late
+        assert (late["error"], "the program is gone" in late["message"]) == ("StoreError", True), late
         assert "error" not in once_more, once_more
         assert steps["result"] == [4]
     assert "process 0" in one[1]["message"]
@@ -66,7 +66,7 @@ def test_where_one_begins_again_on_a_newer_step_all_do(tmp_path: Path, victim: i
     zero, one = results(run_job(loads_beside_a_trainer, 2, devices=1, arguments=[str(tmp_path), victim], timeout=120))
     for found in (zero, one):
         apart = found.pop("found by some")
-        assert (apart["error"], apart.get("processes")) == ("NotShared", [victim]), apart
+        assert (apart["error"], apart.get("processes")) == ("NotSharedError", [victim]), apart
         assert [said.get("result") for said in found.values()] == [3, 5, 7, 9, 11], found
         assert [said["position"] for said in found.values()] == [0, 5, 7, 9, 11], found
 

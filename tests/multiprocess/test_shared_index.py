@@ -25,9 +25,9 @@ def test_one_process_reads_the_index_for_all(tmp_path: Path) -> None:
         assert of(case, "files") == [1] * 4
     assert of("some are not sure", "indexes") == [2, 1, 1, 1]
     for case in ("another folder", "no folder"):
-        assert of(case, "error") == ["NotShared"] * 4, by_case[case]
+        assert of(case, "error") == ["NotSharedError"] * 4, by_case[case]
         assert of(case, "processes") == [[1]] * 4
-    assert of("a file is lost", "error") == ["Corrupt"] * 4, by_case["a file is lost"]
+    assert of("a file is lost", "error") == ["CorruptError"] * 4, by_case["a file is lost"]
     assert all("-00001" in str(one["message"]) for one in by_case["a file is lost"])
     # Whoever does not find the files of the index reads the one that is there.
     assert of("replaced", "result") == [5] * 4, by_case["replaced"]

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tests.plan.layouts import all_parts, any_layouts, grid_boxes, mesh_layout, mesh_layouts, replicated
 from treering._plan.save import LeafLayout, PlannedPart, SavePlan, level_loads, plan_save, pour
 from treering._values.boxes import Box, boxes_of_range, contains, find_cover_error, size_of, whole
-from treering.errors import Unsupported
+from treering.errors import UnsupportedError
 
 plans = settings(derandomize=True, max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 # Pieces of fewer than 256 bytes are not cut off, so what is written may be less than twice that too long.
@@ -202,7 +202,7 @@ def test_leaves_that_lie_alike_are_planned_together() -> None:
 def test_layouts_that_make_no_sense_are_refused(
     boxes: tuple[tuple[tuple[tuple[int, int], ...], tuple[int, ...]], ...], said: str
 ) -> None:
-    with pytest.raises(Unsupported, match=said):
+    with pytest.raises(UnsupportedError, match=said):
         plan_save([LeafLayout(nbytes_per_item=4, shape=(4,), boxes=boxes)], 2)
 
 

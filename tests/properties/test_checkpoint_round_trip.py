@@ -159,7 +159,7 @@ def test_one_safetensors_file_holds_it_all_or_says_what_it_cannot(tree: Any) -> 
     with fresh(".safetensors") as path:
         try:
             treering.save(path, tree)
-        except treering.errors.Unsupported:
+        except treering.errors.UnsupportedError:
             assert not path.exists()
             return
         assert_stored(treering.load(path), tree)
@@ -275,7 +275,7 @@ def test_a_sharded_array_in_one_safetensors_file(case: tuple[jax.Array, NamedSha
         wanted = NamedSharding(wanted.mesh, PartitionSpec())
     with fresh(".safetensors") as path:
         if array.dtype.name in ("int4", "uint4"):
-            with pytest.raises(treering.errors.Unsupported, match=array.dtype.name):
+            with pytest.raises(treering.errors.UnsupportedError, match=array.dtype.name):
                 treering.save(path, {"w": array})
             return
         treering.save(path, {"w": array})

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from tests.leaves.saved import stored
 from tests.properties.strategies import quick
 from tests.properties.test_checkpoint_round_trip import assert_stored, more_trees
-from treering.errors import Unsupported
+from treering.errors import UnsupportedError
 from treering.leaves import index_leaves, tree_serialize_leaves
 from treering.tree import tree_map_with_path
 
@@ -46,7 +46,7 @@ def test_a_tree_goes_round(trees: list[Any], prefix: str | None, way: dict[str, 
         tree_serialize_leaves(path, beside, prefix="beside")
         for tree in trees:
             if not zarr_holds(tree):
-                with pytest.raises(Unsupported, match="zarr v2"):
+                with pytest.raises(UnsupportedError, match="zarr v2"):
                     tree_serialize_leaves(path, tree, prefix=prefix, **way)
                 continue
             tree_serialize_leaves(path, tree, prefix=prefix, **way)

@@ -24,7 +24,7 @@ from treering._checkpoint import plan_cache
 from treering._checkpoint.plan_cache import TreePlan, forget, plan_tree
 from treering._format.structure import StandIn
 from treering._values.processes import Processes
-from treering.errors import TreeringError, Unsupported
+from treering.errors import TreeringError, UnsupportedError
 
 ATTEMPT = "0123456789abcdef"
 
@@ -304,7 +304,7 @@ def test_an_array_that_was_deleted_meanwhile_is_refused_by_name() -> None:
     tree = {"a": jnp.zeros(3), "b": jnp.ones(3)}
     plan_tree(tree)
     tree["b"].delete()
-    with pytest.raises(Unsupported, match="the array has been deleted"):
+    with pytest.raises(UnsupportedError, match="the array has been deleted"):
         plan_tree(tree)
 
 
@@ -331,7 +331,7 @@ def test_a_function_that_closes_over_an_array_since_then_is_refused() -> None:
 
     plan_tree([function])
     held = jnp.zeros(3)
-    with pytest.raises(Unsupported, match="holds arrays where jax cannot see them"):
+    with pytest.raises(UnsupportedError, match="holds arrays where jax cannot see them"):
         plan_tree([function])
 
 

@@ -23,13 +23,13 @@ from tests.checkpoint.in_background import wait_until_ended
 from tests.run.failing_calls import refused
 from tests.run.naive import METRICS, metric_values, policies, stays
 from tests.run.test_cadence import cadences
-from treering.errors import Exists, LeavesInitialised, NotFound, TreeringError
+from treering.errors import ExistsError, LeavesInitialisedWarning, NotFoundError, TreeringError
 from treering.retention import StepFacts, best_steps
 
 # Rules may go by a metric that no step has.
 pytestmark = [
-    pytest.mark.filterwarnings("ignore::treering.errors.UnknownMetric"),
-    pytest.mark.filterwarnings("ignore::treering.errors.LeavesInitialised"),
+    pytest.mark.filterwarnings("ignore::treering.errors.UnknownMetricWarning"),
+    pytest.mark.filterwarnings("ignore::treering.errors.LeavesInitialisedWarning"),
 ]
 
 START: Final = 1_700_000_000.0
@@ -117,7 +117,7 @@ class RunMachine(RuleBasedStateMachine):
         step = data.draw(st.integers(0, max(self.model)))
         _, saved, _ = self._due(step, seconds, force=True)
         assert saved
-        with pytest.raises(Exists, match=r"there already|older than its latest step"):
+        with pytest.raises(ExistsError, match=r"there already|older than its latest step"):
             self.run.save(step, self._tree(), force=True)
         self._take_back()
 
@@ -171,7 +171,7 @@ class RunMachine(RuleBasedStateMachine):
                 if best or not facts:
                     assert self.run.best(metric, mode) == next(iter(best), None)
                 else:
-                    with pytest.raises(NotFound, match=f"the metric '{metric}'|'{metric}' is nan"):
+                    with pytest.raises(NotFoundError, match=f"the metric '{metric}'|'{metric}' is nan"):
                         self.run.best(metric, mode)
         for step, saved in self.model.items():
             np.testing.assert_equal(self.run.metrics(step), dict(saved.facts.metrics))
@@ -192,7 +192,7 @@ class RunMachine(RuleBasedStateMachine):
         """The error names what is."""
         if step not in self.model:
             self.run.wait(WAIT)
-            with pytest.raises(NotFound, match=f"no step {step}; it has") as caught:
+            with pytest.raises(NotFoundError, match=f"no step {step}; it has") as caught:
                 self.run.load(step)
             assert not self.model or str(max(self.model)) in str(caught.value)
 
@@ -204,7 +204,7 @@ class RunMachine(RuleBasedStateMachine):
             return {"w": jnp.zeros(300, jnp.int32), "step": 0, "new": jnp.full(2, 7)}
 
         there = max(self.model, default=None)
-        with pytest.warns(LeavesInitialised, match="new") if there is not None else contextlib.nullcontext():
+        with pytest.warns(LeavesInitialisedWarning, match="new") if there is not None else contextlib.nullcontext():
             step, tree = resumed = self.run.load_or_init(fresh)
         assert step == there
         assert tree["new"].tolist() == [7, 7]

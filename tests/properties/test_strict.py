@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from tests.properties.strategies import quick
 from treering import serialization
-from treering.errors import Mismatch
+from treering.errors import MismatchError
 
 _LEAVES = st.one_of(
     st.builds(np.zeros, st.sampled_from([(2,), (3, 4), ()]), st.sampled_from(["float32", "int8"])),
@@ -80,7 +80,7 @@ def test_every_edit_is_reported_once_and_nothing_else(target: dict[str, Any], da
     if not edits:
         serialization.from_bytes(target, saved, strict=True)
         return
-    with pytest.raises(Mismatch) as caught:
+    with pytest.raises(MismatchError) as caught:
         serialization.from_bytes(target, saved, strict=True)
     differences = list(caught.value.differences)
     for edit in edits:
@@ -104,6 +104,6 @@ def test_strict_passes_only_where_the_structure_is_the_same(target: dict[str, An
     if told(target) == told(saved):
         serialization.from_bytes(target, data, strict=True)
     else:
-        with pytest.raises(Mismatch) as caught:
+        with pytest.raises(MismatchError) as caught:
             serialization.from_bytes(target, data, strict=True)
         assert caught.value.differences

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 import treering
 from treering import KeyMap, KeyRule
 from treering._keymap.key_rule import MapLeaf
-from treering.errors import Mismatch
+from treering.errors import MismatchError
 
 ROUND = {f"{a}_{b}_{c}": np.full(2, n, np.float32) for n, (a, b, c) in enumerate(map(list, ("abc", "cab", "bca")))}
 _MOST_KEYS = 12
@@ -68,7 +68,7 @@ def test_a_leaf_comes_back_as_itself_or_the_map_is_refused(drawn: tuple[KeyMap, 
     for names, plan in ((rules, rules.plan), (rules.inverse(), rules.plan_save)):
         try:
             there = plan(leaves)
-        except Mismatch:
+        except MismatchError:
             continue
         for leaf in there.leaves:
             back = [_other_name(rule, leaf.key) for rule in names.inverse().rules if not rule.rest]
@@ -88,11 +88,11 @@ def test_every_door_refuses_what_would_change_places(tmp_path: Path) -> None:
     before = set(tmp_path.rglob("*"))
     for names in (KeyMap([SWAP]), KeyMap([SWAP]).inverse(), KeyMap.read(tmp_path / "swap.toml")):
         for call in DOORS:
-            with pytest.raises(Mismatch, match="a_b_c: another leaf comes back as it"):
+            with pytest.raises(MismatchError, match="a_b_c: another leaf comes back as it"):
                 call(tmp_path, names)
         assert set(tmp_path.rglob("*")) == before
     two = {key: ROUND[key] for key in ("a_b_c", "c_a_b")}
-    with pytest.raises(Mismatch):
+    with pytest.raises(MismatchError):
         treering.export(tmp_path / "b", two, key_map=KeyMap([SWAP]))
     swapped = {"a_b": ROUND["a_b_c"], "b_a": ROUND["c_a_b"]}
     treering.export(tmp_path / "b", swapped, key_map=KeyMap([SWAP]))

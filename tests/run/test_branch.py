@@ -16,7 +16,7 @@ from tests import faults
 from tests.command import inside
 from tests.on_disk import note_step, step_path, with_note
 from treering import verify
-from treering.errors import Corrupt, Exists, NotFound, StoreFailed, TreeringError
+from treering.errors import CorruptError, ExistsError, NotFoundError, StoreError, TreeringError
 
 
 def save(path: Path, step: int, **note: Any) -> None:
@@ -135,16 +135,16 @@ def test_damage_is_not_copied_to_another_store(run: Path) -> None:
     data = bytearray(file.read_bytes())
     data[4096] ^= 1
     file.write_bytes(bytes(data))
-    with tr.Run(run) as open_run, pytest.raises(Corrupt, match="is damaged"):
+    with tr.Run(run) as open_run, pytest.raises(CorruptError, match="is damaged"):
         open_run.branch(10, "memory://damaged-branch")
     with tr.Run("memory://damaged-branch") as other:
         assert other.steps() == []
 
 
 def test_a_missing_step_names_those_that_are_there(run: Path, tmp_path: Path) -> None:
-    with pytest.raises(NotFound, match="no step 15; it has steps 10 and 20"):
+    with pytest.raises(NotFoundError, match="no step 15; it has steps 10 and 20"):
         branch(run, tmp_path / "new", 15)
-    with pytest.raises(NotFound, match="nowhere"):
+    with pytest.raises(NotFoundError, match="nowhere"):
         branch(tmp_path / "nowhere", tmp_path / "new")
     assert not (tmp_path / "new").exists()
 
@@ -152,7 +152,7 @@ def test_a_missing_step_names_those_that_are_there(run: Path, tmp_path: Path) ->
 def test_over_a_run_there_is_no_branch(run: Path, tmp_path: Path) -> None:
     save(step_path(tmp_path / "new", 3), 3)
     for new in (tmp_path / "new", run):
-        with pytest.raises(Exists, match="is already a run"):
+        with pytest.raises(ExistsError, match="is already a run"):
             branch(run, new)
     assert steps_of(tmp_path / "new") == [3]
 
@@ -192,7 +192,7 @@ def test_a_step_that_goes_meanwhile(run: Path, tmp_path: Path, monkeypatch: pyte
             remove(run, 10)
 
     faults.before(monkeypatch, os, "open", late)
-    with pytest.raises(NotFound, match=r"no step 10; .* 20"):
+    with pytest.raises(NotFoundError, match=r"no step 10; .* 20"):
         branch(run, tmp_path / "new")
     assert not (tmp_path / "new").exists()
 
@@ -227,7 +227,7 @@ def test_every_error_leaves_no_run_or_a_whole_one(run: Path, tmp_path: Path, mon
 
             for name in calls:
                 patch.setattr(os, name, failing(getattr(os, name)))
-            with contextlib.suppress(StoreFailed, NotFound):
+            with contextlib.suppress(StoreError, NotFoundError):
                 branch(run, new)
         if left > 0:
             break
@@ -245,5 +245,5 @@ def test_every_error_leaves_no_run_or_a_whole_one(run: Path, tmp_path: Path, mon
 def test_an_index_of_another_hand_is_refused(run: Path, tmp_path: Path) -> None:
     index = step_path(run, 10) / "treering.json"
     index.write_bytes(index.read_bytes().replace(b'"by":"me"', b'"by":"it"'))
-    with pytest.raises(Corrupt, match="digest"):
+    with pytest.raises(CorruptError, match="digest"):
         branch(run, tmp_path / "new")

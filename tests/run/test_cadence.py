@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from treering.cadence import Cadence, Decision, LastSave, SaveEvery
-from treering.errors import Unsupported
+from treering.errors import UnsupportedError
 
 START = LastSave(step=0, time=0.0)
 
@@ -127,7 +127,7 @@ def test_the_shortest_interval_is_known() -> None:
     ],
 )
 def test_what_makes_no_sense_is_refused(make: Any, told: str) -> None:
-    with pytest.raises(Unsupported, match=told):
+    with pytest.raises(UnsupportedError, match=told):
         make()
 
 

@@ -18,7 +18,15 @@ import treering as tr
 from tests.command import inside
 from tests.on_disk import step_path
 from treering._checkpoint.convert import convert_path
-from treering.errors import Busy, Corrupt, Exists, Format, Mismatch, NotFound, Unsupported
+from treering.errors import (
+    BusyError,
+    CorruptError,
+    ExistsError,
+    FormatError,
+    MismatchError,
+    NotFoundError,
+    UnsupportedError,
+)
 
 
 def _tree(step: int) -> dict[str, Any]:
@@ -95,7 +103,7 @@ def test_a_later_call_adds_the_steps_that_are_new(run: Path, tmp_path: Path) -> 
     assert _attempts(new)[:3] == attempts
     with tr.Run(new) as own:
         own.save(50, _tree(50))
-    with pytest.raises(Exists, match=r"is another run: its step 50 is none of the steps of .*; convert to"):
+    with pytest.raises(ExistsError, match=r"is another run: its step 50 is none of the steps of .*; convert to"):
         tr.convert(run, new)
 
 
@@ -108,7 +116,9 @@ def test_the_options_are_about_each_step_and_are_no_others_later(run: Path, tmp_
         tree = tr.load(step_path(new, step))
         assert {key: leaf.dtype.name for key, leaf in tree.items()} == {"w": "bfloat16"}
     attempts = _attempts(new)
-    with pytest.raises(Exists, match=r"step 10 of .*/step_00000010' was made of another save .* or with other options"):
+    with pytest.raises(
+        ExistsError, match=r"step 10 of .*/step_00000010' was made of another save .* or with other options"
+    ):
         tr.convert(run, new)
     assert _attempts(new) == attempts
     tr.convert(run, new, overwrite=True)
@@ -124,26 +134,26 @@ def test_a_step_that_was_saved_again_is_not_mixed_with_the_old_one(run: Path, tm
     new = tmp_path / "new"
     tr.convert(run, new)
     _save(run, 30, rollback=True)
-    with pytest.raises(Exists, match=r"step 30 of .* was made of another save of the step"):
+    with pytest.raises(ExistsError, match=r"step 30 of .* was made of another save of the step"):
         tr.convert(run, new)
     tr.convert(run, new, overwrite=True)
     assert _note(new, 30)["saved"] == _note(run, 30)["saved"]
     _save(run, 20, rollback=True)
-    with pytest.raises(Exists, match=r"its step 30 is none of the steps of"):
+    with pytest.raises(ExistsError, match=r"its step 30 is none of the steps of"):
         tr.convert(run, new, overwrite=True)
     assert tr.Run(new).steps() == [10, 20, 30]
 
 
 def test_what_is_no_new_run_is_refused(run: Path, tmp_path: Path) -> None:
     cases: list[tuple[str, dict[str, Any], type[Exception], str]] = [
-        ("run", {}, Unsupported, "is, or lies in, the source"),
-        ("run/new", {"overwrite": True}, Unsupported, "is, or lies in, the source"),
-        ("new.safetensors", {}, Unsupported, "is a run, and .* would hold one step; convert one of its steps"),
-        ("new", {"to": "hf"}, Unsupported, "is a run, and .* would hold one step"),
-        ("run/step_00000010", {"overwrite": True}, Unsupported, "lies in, the source"),
-        ("ckpt", {"overwrite": True}, Format, "is a checkpoint, not a run"),
-        ("other", {"overwrite": True}, Exists, "is another run: its step 5 is none of"),
-        ("of another", {"overwrite": True}, Exists, "its step 7 is none of"),
+        ("run", {}, UnsupportedError, "is, or lies in, the source"),
+        ("run/new", {"overwrite": True}, UnsupportedError, "is, or lies in, the source"),
+        ("new.safetensors", {}, UnsupportedError, "is a run, and .* would hold one step; convert one of its steps"),
+        ("new", {"to": "hf"}, UnsupportedError, "is a run, and .* would hold one step"),
+        ("run/step_00000010", {"overwrite": True}, UnsupportedError, "lies in, the source"),
+        ("ckpt", {"overwrite": True}, FormatError, "is a checkpoint, not a run"),
+        ("other", {"overwrite": True}, ExistsError, "is another run: its step 5 is none of"),
+        ("of another", {"overwrite": True}, ExistsError, "its step 7 is none of"),
     ]
     tr.save(tmp_path / "ckpt", {"w": 1})
     _save(tmp_path / "other", 5)
@@ -157,25 +167,25 @@ def test_what_is_no_new_run_is_refused(run: Path, tmp_path: Path) -> None:
     with tr.Run(tmp_path / "empty") as empty:
         empty.save(1, {})
     (step_path(tmp_path / "empty", 1) / "treering.json").unlink()
-    with pytest.raises(NotFound, match="no step"):
+    with pytest.raises(NotFoundError, match="no step"):
         tr.convert(tmp_path / "empty", tmp_path / "new")
 
 
 def test_a_step_that_cannot_be_converted_is_named_and_keeps_no_other(run: Path, tmp_path: Path) -> None:
     new = tmp_path / "new"
     repairs = [_flip(step_path(run, 10)), _flip(step_path(run, 20))]
-    with pytest.raises(Corrupt, match=r"^steps 10 and 20 of .* could not be converted; step 10: leaf 'params/w'"):
+    with pytest.raises(CorruptError, match=r"^steps 10 and 20 of .* could not be converted; step 10: leaf 'params/w'"):
         tr.convert(run, new)
     assert tr.Run(new).steps() == [30]
     attempts = _attempts(new)
     repairs.pop()()
-    with pytest.raises(Corrupt, match=r"^step 10 of .*run' could not be converted: leaf 'params/w'"):
+    with pytest.raises(CorruptError, match=r"^step 10 of .*run' could not be converted: leaf 'params/w'"):
         tr.convert(run, new)
     repairs.pop()()
     tr.convert(run, new)
     assert tr.Run(new).steps() == [10, 20, 30]
     assert _attempts(new)[2:] == attempts
-    with pytest.raises(Mismatch, match=r"^steps 10, 20 and 30 of .* could not be converted; step 10: .*'nothing'"):
+    with pytest.raises(MismatchError, match=r"^steps 10, 20 and 30 of .* could not be converted; step 10: .*'nothing'"):
         tr.convert(run, tmp_path / "none", at="nothing")
 
 
@@ -190,7 +200,9 @@ def test_a_step_that_goes_meanwhile_is_left_out_and_one_that_is_replaced_is_not_
         convert_path(source, *others)
 
     monkeypatch.setattr("treering._runs.convert_run.convert_path", first_changed)
-    with pytest.raises(Busy, match=r"^step 30 of .* was not converted: .* was replaced while it was being converted"):
+    with pytest.raises(
+        BusyError, match=r"^step 30 of .* was not converted: .* was replaced while it was being converted"
+    ):
         tr.convert(run, tmp_path / "new")
     change.append((step_path(run, 30) / "treering.json").unlink)
     tr.convert(run, tmp_path / "new")

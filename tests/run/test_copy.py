@@ -19,7 +19,7 @@ from treering._checkpoint import copy_checkpoint
 from treering._checkpoint.source import check_data_file
 from treering._store.objects import connect
 from treering._store.objects.requests import Delete
-from treering.errors import Busy, Corrupt, Exists, NotFound, Unsupported
+from treering.errors import BusyError, CorruptError, ExistsError, NotFoundError, UnsupportedError
 
 TREE: dict[str, Any] = {
     "w": np.arange(300_000, dtype=np.float32),
@@ -67,7 +67,7 @@ def test_a_checkpoint_there_and_back(place: str, tmp_path: Path, monkeypatch: py
 def test_a_copy_replaces_nothing_that_it_may_not(place: str, tmp_path: Path) -> None:
     treering.save(tmp_path / "a", TREE)
     treering.save(f"{place}/b", {"w": 1})
-    with pytest.raises(Exists):
+    with pytest.raises(ExistsError):
         copy_path(str(tmp_path / "a"), f"{place}/b", overwrite=False)
     assert treering.load(f"{place}/b") == {"w": 1}
     copy_path(str(tmp_path / "a"), f"{place}/b", overwrite=True)
@@ -109,12 +109,12 @@ def test_damage_is_not_copied(place: str, tmp_path: Path) -> None:
         data = bytearray(file.read_bytes())
         data[-100] ^= 1
         file.write_bytes(data)
-    with pytest.raises(Corrupt, match="is damaged"):
+    with pytest.raises(CorruptError, match="is damaged"):
         copy_path(str(tmp_path / "a"), f"{place}/b", overwrite=False)
-    with pytest.raises(Corrupt, match="is damaged"):
+    with pytest.raises(CorruptError, match="is damaged"):
         copy_path(str(tmp_path / "a.safetensors"), f"{place}/b.safetensors", overwrite=False)
     for name in ("b", "b.safetensors"):
-        with pytest.raises(NotFound):
+        with pytest.raises(NotFoundError):
             treering.load(f"{place}/{name}")
 
 
@@ -143,7 +143,7 @@ def test_a_run_step_by_step(place: str, tmp_path: Path) -> None:
         assert run.load()["step"] == 3
     with treering.Run(tmp_path / "other") as run:
         run.save(2, {"w": 1})
-    with pytest.raises(Exists, match="is another step"):
+    with pytest.raises(ExistsError, match="is another step"):
         copy_path(str(tmp_path / "other"), f"{place}/run", overwrite=False)
 
 
@@ -159,11 +159,11 @@ def test_a_checkpoint_that_goes_while_it_is_copied_is_busy(tmp_path: Path, monke
         bucket.perform(Delete((f"run/step_00000001/{index.files[0].name}",)))
 
     monkeypatch.setattr(copy_checkpoint, "check_data_file", lose)
-    with pytest.raises(Busy, match="removed while it was being copied"):
+    with pytest.raises(BusyError, match="removed while it was being copied"):
         copy_path(source, str(tmp_path / "copy"), overwrite=False)
     assert not (tmp_path / "copy").exists()
     monkeypatch.undo()
-    with pytest.raises(NotFound):
+    with pytest.raises(NotFoundError):
         copy_path(source, str(tmp_path / "copy"), overwrite=False)
 
 
@@ -177,5 +177,5 @@ def test_from_a_web_server(tmp_path: Path) -> None:
 
 def test_a_leaves_directory_is_not_copied(tmp_path: Path) -> None:
     treering.leaves.tree_serialize_leaves(tmp_path / "leaves", {"w": TREE["w"]})
-    with pytest.raises(Unsupported, match="leaves directory"):
+    with pytest.raises(UnsupportedError, match="leaves directory"):
         copy_path(str(tmp_path / "leaves"), str(tmp_path / "b"), overwrite=False)

@@ -306,7 +306,7 @@ def test_an_iterator_that_was_added_to_the_loop_begins_at_its_start(tmp_path: Pa
         run.save(1, {"state": fresh()})
         run.wait()
         data = Batches(ROWS, 12, seed=1)
-        with pytest.warns(tr.errors.LeavesInitialised, match="data"):
+        with pytest.warns(tr.errors.LeavesInitialisedWarning, match="data"):
             resumed = run.load_or_init(lambda: {"state": fresh(), "data": data})
     assert resumed.initialised == ("data",)
     assert resumed.tree["data"] is data
@@ -319,7 +319,7 @@ def test_an_iterator_is_left_as_it_is_where_the_state_beside_it_does_not_fit(tmp
     data = Batches(ROWS, 12, seed=1)
     first = data.get_state()
     other = fresh() | {"ema": jnp.zeros(3)}
-    with tr.Run(tmp_path / "run") as run, pytest.raises(tr.errors.Mismatch, match="state/ema: missing"):
+    with tr.Run(tmp_path / "run") as run, pytest.raises(tr.errors.MismatchError, match="state/ema: missing"):
         run.load(like={"state": other, "data": data})
     assert data.get_state()["random"] == first["random"]
     assert np.array_equal(data.order, first["order"])

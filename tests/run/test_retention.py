@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from tests.run.naive import facts_lists, kept_by, policies, stays
 from treering import retention
-from treering.errors import Unsupported
+from treering.errors import UnsupportedError
 from treering.retention import KeepBest, KeepEvery, KeepLast, KeepSteps, Policy, StepFacts, best_steps, retained
 
 NAMES = {name: getattr(retention, name) for name in ("KeepBest", "KeepEvery", "KeepLast", "KeepSteps")}
@@ -181,7 +181,7 @@ def test_texts_are_what_one_would_write() -> None:
     ],
 )
 def test_what_makes_no_sense_is_refused(make: Any, told: str) -> None:
-    with pytest.raises(Unsupported, match=told):
+    with pytest.raises(UnsupportedError, match=told):
         make()
 
 

@@ -24,7 +24,14 @@ from tests.folders import names
 from tests.on_disk import step_path
 from tests.system_calls import CommitGate, commit_gate, refuse_removals
 from treering._runs import save_step
-from treering.errors import Exists, NotFound, StepsNotSaved, StoreFailed, Timeout, Unsupported
+from treering.errors import (
+    ExistsError,
+    NotFoundError,
+    StepsNotSavedWarning,
+    StoreError,
+    TimedOutError,
+    UnsupportedError,
+)
 
 __all__ = ["commit_gate"]
 
@@ -48,7 +55,7 @@ def wait_for_the_end(run: tr.Run) -> None:
 def test_a_new_run_makes_nothing(tmp_path: Path) -> None:
     run = tr.Run(tmp_path / "deep" / "run", keep=tr.KeepLast(1))
     assert (run.steps(), run.latest(), run.best("loss"), run.gc()) == ([], None, None, [])
-    with pytest.raises(NotFound, match="no step yet"):
+    with pytest.raises(NotFoundError, match="no step yet"):
         run.load()
     run.wait()
     run.close()
@@ -82,7 +89,7 @@ def test_a_save_that_is_only_begun_is_not_saved(run: tr.Run, commit_gate: Commit
     commit_gate.error = OSError(errno.ENOSPC, "no room")
     failed = run.save(2, {"w": np.zeros(1000)})
     assert failed.pending is not None
-    assert isinstance(failed.pending.exception(60), StoreFailed)
+    assert isinstance(failed.pending.exception(60), StoreError)
     assert (bool(failed), failed.saved) == (True, False)
 
 
@@ -105,7 +112,9 @@ def test_a_save_that_ends_between_two_looks_is_seen(
 
     for name in ("in_flight", "_names_in"):
         monkeypatch.setattr(save_step, name, end_after(getattr(save_step, name)))
-    with pytest.raises(Exists, match="step 1 of the run"):  # at once, and not as the error of a save in the background
+    with pytest.raises(
+        ExistsError, match="step 1 of the run"
+    ):  # at once, and not as the error of a save in the background
         run.save(1, {"step": 2})
 
 
@@ -117,7 +126,7 @@ def test_to_ask_whether_it_is_saved_takes_no_error_away(run: tr.Run, commit_gate
     while not failed.pending.done():
         assert not failed.saved
     assert not failed.saved
-    with pytest.raises(StoreFailed, match="no room"):
+    with pytest.raises(StoreError, match="no room"):
         run.wait()
 
 
@@ -209,7 +218,7 @@ def test_metrics_that_json_has_no_number_for(run: tr.Run, text: str) -> None:
     ],
 )
 def test_what_cannot_be_saved_is_refused_at_once(run: tr.Run, arguments: dict[str, Any], said: str) -> None:
-    with pytest.raises(Unsupported, match=said):
+    with pytest.raises(UnsupportedError, match=said):
         run.save(**{"step": 1, "tree": TREE, **arguments})
     run.wait()
     assert not run.path.exists()
@@ -224,7 +233,7 @@ def test_steps_are_ints_of_any_make(run: tr.Run, step: Any) -> None:
 
 @pytest.mark.parametrize("arguments", [{"keep": 3}, {"save_every": 100}, {"keep": "KeepLast(3)"}, {"timeout": 0}])
 def test_what_a_run_cannot_be_made_with(tmp_path: Path, arguments: dict[str, Any]) -> None:
-    with pytest.raises(Unsupported):
+    with pytest.raises(UnsupportedError):
         tr.Run(tmp_path / "run", **arguments)
 
 
@@ -244,7 +253,7 @@ def test_the_folder_of_the_program_may_change(tmp_path: Path, monkeypatch: pytes
 
 def test_a_step_that_is_there_is_an_error(run: tr.Run) -> None:
     run.save(1, TREE).result(60)
-    with pytest.raises(Exists, match=r"step 1 of the run .* is there already; a loop .* begins at 2;"):
+    with pytest.raises(ExistsError, match=r"step 1 of the run .* is there already; a loop .* begins at 2;"):
         run.save(1, {"w": 2})
     assert run.load(1)["step"] == 0
 
@@ -252,7 +261,7 @@ def test_a_step_that_is_there_is_an_error(run: tr.Run) -> None:
 def test_a_step_that_is_being_saved_is_an_error_once_it_is_there(run: tr.Run, commit_gate: CommitGate) -> None:
     commit_gate.opened.set()
     run.save(1, TREE)
-    with pytest.raises(Exists, match="is there already"):
+    with pytest.raises(ExistsError, match="is there already"):
         run.save(1, TREE)
 
 
@@ -260,7 +269,7 @@ def test_a_step_whose_save_fails_is_not_there(run: tr.Run, commit_gate: CommitGa
     commit_gate.error = OSError(errno.ENOSPC, "no room")
     commit_gate.opened.set()
     run.save(1, TREE)
-    with pytest.raises(StoreFailed, match="no room"):
+    with pytest.raises(StoreError, match="no room"):
         run.save(1, TREE)
     commit_gate.error = None
     run.save(1, TREE)
@@ -273,7 +282,7 @@ def test_an_older_step_is_an_error_that_names_the_latest(run: tr.Run, again: boo
     if again:  # also in a program that has not saved yet
         run.wait(60)
     other = tr.Run(run.path) if again else run
-    with pytest.raises(Exists, match=r"step 20 .* older than its latest step, 30; run.branch\(step, path\)"):
+    with pytest.raises(ExistsError, match=r"step 20 .* older than its latest step, 30; run.branch\(step, path\)"):
         other.save(20, TREE)
     run.wait(60)
     assert run.steps() == [10, 30]
@@ -282,7 +291,7 @@ def test_an_older_step_is_an_error_that_names_the_latest(run: tr.Run, again: boo
 def test_what_others_saved_meanwhile_counts(run: tr.Run) -> None:
     run.save(10, TREE)
     tr.Run(run.path).save(30, TREE)
-    with pytest.raises(Exists, match="older than its latest step, 30"):
+    with pytest.raises(ExistsError, match="older than its latest step, 30"):
         run.save(20, TREE)
     # A folder without an index is no step.
     (run.path / "step_00000050").mkdir()
@@ -317,7 +326,7 @@ def test_the_later_steps_stay_until_the_older_one_is_there(run: tr.Run, commit_g
     run.wait(60)
     commit_gate.error = OSError(errno.ENOSPC, "no room")
     run.save(10, TREE, rollback=True)
-    with pytest.raises(StoreFailed, match="no room"):
+    with pytest.raises(StoreError, match="no room"):
         run.wait(60)
     assert run.steps() == [10, 20]
     assert [run.load(step)["step"] for step in (10, 20)] == [10, 20]
@@ -332,10 +341,10 @@ def test_a_step_after_an_overwrite_that_failed_is_older_than_what_is_there(
     run.wait(60)
     commit_gate.error = OSError(errno.ENOSPC, "no room")
     run.save(10, TREE, rollback=True)
-    with pytest.raises(StoreFailed, match="no room"):
+    with pytest.raises(StoreError, match="no room"):
         run.save(11, TREE)
     commit_gate.error = None
-    with pytest.raises(Exists, match="older than its latest step, 20"):
+    with pytest.raises(ExistsError, match="older than its latest step, 20"):
         run.save(11, TREE)
     run.save(10, TREE, rollback=True)
     run.save(11, TREE)
@@ -347,7 +356,7 @@ def test_a_step_that_failed_can_be_saved_again(run: tr.Run, commit_gate: CommitG
     commit_gate.error = OSError(errno.ENOSPC, "no room")
     saved = run.save(1, TREE)
     commit_gate.opened.set()
-    with pytest.raises(StoreFailed, match="no room"):
+    with pytest.raises(StoreError, match="no room"):
         saved.result(60)
     commit_gate.error = None
     run.save(1, TREE).result(60)
@@ -358,7 +367,7 @@ def test_a_file_is_no_run(tmp_path: Path) -> None:
     (tmp_path / "run").write_text("mine")
     run = tr.Run(tmp_path / "run")
     for ask in (run.steps, run.load, lambda: run.save(1, TREE)):
-        with pytest.raises(StoreFailed):
+        with pytest.raises(StoreError):
             ask()
     assert (tmp_path / "run").read_text() == "mine"
 
@@ -368,7 +377,7 @@ def test_a_folder_of_a_users_is_no_step(run: tr.Run) -> None:
     folder.mkdir(parents=True)
     (folder / "notes.txt").write_text("mine")
     assert run.steps() == []
-    with pytest.raises(Exists):
+    with pytest.raises(ExistsError):
         run.save(1, TREE).result(60)
     assert names(folder) == ["notes.txt"]
 
@@ -381,7 +390,7 @@ def test_an_error_that_nobody_asked_for_is_raised_by_the_next_save(run: tr.Run, 
     commit_gate.opened.set()
     run.save(1, TREE)
     wait_for_the_end(run)
-    with pytest.raises(StoreFailed, match=r"the earlier save to .*step_00000001' failed: .*no room"):
+    with pytest.raises(StoreError, match=r"the earlier save to .*step_00000001' failed: .*no room"):
         run.save(2, TREE)
     commit_gate.error = None
     run.save(3, TREE)
@@ -395,7 +404,7 @@ def test_an_error_is_raised_also_where_the_next_step_is_not_saved(tmp_path: Path
     run = tr.Run(tmp_path / "run", save_every=tr.SaveEvery(steps=10))
     run.save(10, TREE)
     wait_for_the_end(run)
-    with pytest.raises(StoreFailed, match="no room"):
+    with pytest.raises(StoreError, match="no room"):
         run.save(11, TREE)
     commit_gate.error = None
     assert run.save(12, TREE).reason == "SaveEvery(steps=10): 10 was not saved"  # which is made up for
@@ -419,7 +428,7 @@ def test_an_error_is_raised_by_whatever_comes_next(tmp_path: Path, commit_gate: 
         "gc": lambda: run.gc(dry_run=False),
         "branch": lambda: run.branch(1, tmp_path / "other"),
     }
-    with pytest.raises(StoreFailed, match="no room"):
+    with pytest.raises(StoreError, match="no room"):
         asks[ask]()
     assert not (tmp_path / "other").exists()
     run.wait()  # who was told is not told again
@@ -431,7 +440,7 @@ def test_what_fails_after_the_commit_is_told_and_the_step_stays(run: tr.Run, mon
     refuse_removals(monkeypatch)
     run.save(1, TREE)
     with pytest.raises(
-        StoreFailed, match=r"step_00000001' is committed; a later part of it failed: .*the program is gone"
+        StoreError, match=r"step_00000001' is committed; a later part of it failed: .*the program is gone"
     ):
         run.wait(60)
     assert run.steps() == [0, 1]
@@ -459,7 +468,7 @@ def test_the_rest_is_done_after_the_commit_and_only_then(
     assert seen == [(0, "treering-saves", False)]
     commit_gate.error = OSError(errno.ENOSPC, "no room")
     run.save(2, TREE)
-    with pytest.raises(StoreFailed, match="no room"):
+    with pytest.raises(StoreError, match="no room"):
         run.wait(60)
     assert len(seen) == 1
     assert run.steps() == [1]
@@ -467,7 +476,7 @@ def test_the_rest_is_done_after_the_commit_and_only_then(
 
 def test_waiting_has_an_end(run: tr.Run, commit_gate: CommitGate) -> None:
     run.save(1, TREE)
-    with pytest.raises(Timeout, match="not done"):
+    with pytest.raises(TimedOutError, match="not done"):
         run.wait(0.05)
     commit_gate.opened.set()
     run.wait(60)
@@ -490,7 +499,7 @@ def test_a_block_waits_at_its_end(tmp_path: Path, commit_gate: CommitGate) -> No
 def test_a_block_raises_what_failed(tmp_path: Path, commit_gate: CommitGate) -> None:
     commit_gate.error = OSError(errno.ENOSPC, "no room")
     commit_gate.opened.set()
-    with pytest.raises(StoreFailed, match="no room"), tr.Run(tmp_path / "run") as run:
+    with pytest.raises(StoreError, match="no room"), tr.Run(tmp_path / "run") as run:
         run.save(1, TREE)
 
 
@@ -540,9 +549,9 @@ def test_a_branch_is_a_run_of_its_own(tmp_path: Path) -> None:
         assert (run.steps(), other.steps()) == ([1, 2, 3], [2, 3])
         assert (run.load(3)["step"], other.load(3)["step"], other.metrics(2)) == (3, 33, {"loss": 2.0})
         assert run.branch(2, tmp_path / "c", keep=tr.KeepLast(1)).keep == tr.KeepLast(1)
-        with pytest.raises(Exists):
+        with pytest.raises(ExistsError):
             run.branch(1, tmp_path / "b")
-        with pytest.raises(NotFound, match="it has steps 1, 2 and 3"):
+        with pytest.raises(NotFoundError, match="it has steps 1, 2 and 3"):
             run.branch(7, tmp_path / "d")
         assert not (tmp_path / "d").exists()
 
@@ -593,7 +602,7 @@ def test_a_signal_is_not_lost_where_its_save_fails(
     with tr.Run(tmp_path / "run", save_every=tr.SaveEvery(steps=100)) as run:
         run.save_on_signal(signal.SIGUSR1)
         signal.raise_signal(signal.SIGUSR1)
-        with pytest.raises(StoreFailed, match="no room"):
+        with pytest.raises(StoreError, match="no room"):
             run.save(1, TREE)
         assert came == []
         commit_gate.error = None
@@ -619,7 +628,7 @@ def _train(path: Path, *, last: bool = False, fails: bool = False) -> None:
 
 
 def test_a_tail_that_is_not_saved_is_told_at_the_end(tmp_path: Path) -> None:
-    with pytest.warns(StepsNotSaved, match=r"21 to 26; run\.save\(26, tree, force=True\)"):
+    with pytest.warns(StepsNotSavedWarning, match=r"21 to 26; run\.save\(26, tree, force=True\)"):
         _train(tmp_path / "a")
     _train(tmp_path / "b", last=True)
     assert tr.Run(tmp_path / "b").latest() == 26

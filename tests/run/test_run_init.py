@@ -16,7 +16,7 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 import treering as tr
 from tests.on_disk import step_path
-from treering.errors import Corrupt, LeavesInitialised, Mismatch, Unsupported
+from treering.errors import CorruptError, LeavesInitialisedWarning, MismatchError, UnsupportedError
 
 
 class Made:
@@ -43,7 +43,7 @@ def resumed(path: Path | None, init_fn: Any, *, shardings: Any = None, mesh: Any
     """Resume a run that has one step, or none."""
     run = tr.Run(Path(tempfile.gettempdir(), "no run is here") if path is None else path)
     with warnings.catch_warnings(record=True) as told:
-        warnings.simplefilter("always", LeavesInitialised)
+        warnings.simplefilter("always", LeavesInitialisedWarning)
         found = run.load_or_init(init_fn, shardings=shardings, mesh=mesh)
     named = [line.strip() for one in told for line in str(one.message).splitlines()[1:]]
     assert named == (list(found.initialised) if found.step is not None else [])
@@ -131,7 +131,7 @@ def test_explicit_axes_say_where_an_array_goes(tmp_path: Path) -> None:
 def test_all_that_does_not_fit_is_told_at_once(tmp_path: Path) -> None:
     tr.save(step_path(tmp_path / "a", 1), {"w": jnp.ones((2, 3)), "b": jnp.ones(3), "old": jnp.ones(1)})
     init_fn = lambda: {"w": jnp.zeros((3, 2)), "b": jnp.zeros(3, jnp.bfloat16), "new": jnp.zeros(9)}  # noqa: E731
-    with pytest.raises(Mismatch) as caught:
+    with pytest.raises(MismatchError) as caught:
         resumed(tmp_path / "a", init_fn)
     assert caught.value.differences == (
         "w: wanted float32[3, 2], found float32[2, 3]",
@@ -146,12 +146,12 @@ def test_all_that_does_not_fit_is_told_at_once(tmp_path: Path) -> None:
 
 def test_a_leaf_that_was_renamed_is_named(tmp_path: Path) -> None:
     tr.save(step_path(tmp_path / "a", 1), {"dense": {"w": jnp.ones((2, 3))}})
-    with pytest.raises(Mismatch) as caught:
+    with pytest.raises(MismatchError) as caught:
         resumed(tmp_path / "a", lambda: {"dense1": {"w": jnp.zeros((2, 3))}})
     assert caught.value.differences == (
         "dense/w: unexpected, the checkpoint has float32[2, 3] (is it 'dense1/w' of `init_fn`?)",
     )
-    assert "with run.load(like=...): rename={wanted: saved} maps renamed leaves" in str(caught.value)
+    assert "with run.load(like=...): key_map={wanted: saved} maps renamed leaves" in str(caught.value)
 
 
 class State(NamedTuple):
@@ -236,20 +236,20 @@ def test_no_tracer_is_left_behind(tmp_path: Path) -> None:
     ],
 )
 def test_what_is_no_init_fn_is_refused(init_fn: Any, told: str) -> None:
-    with pytest.raises(Unsupported, match=told):
+    with pytest.raises(UnsupportedError, match=told):
         resumed(None, init_fn)
 
 
 def test_shardings_that_do_not_fit_are_told_before_anything_is_read(tmp_path: Path) -> None:
-    with pytest.raises(Mismatch, match=r"a: float32.* not divisible by 4"):
+    with pytest.raises(MismatchError, match=r"a: float32.* not divisible by 4"):
         resumed(tmp_path / "nothing there", lambda: {"a": jnp.zeros(3)}, shardings=PartitionSpec("x"), mesh=mesh_of(4))
-    with pytest.raises(Mismatch, match="shardings has 'b'"):
+    with pytest.raises(MismatchError, match="shardings has 'b'"):
         resumed(None, lambda: {"a": jnp.zeros(3)}, shardings={"a": None, "b": None})
 
 
 def test_a_function_that_makes_another_tree_each_time_is_refused() -> None:
     names = iter(["a", "b"])
-    with pytest.raises(Mismatch, match="another tree each time"):
+    with pytest.raises(MismatchError, match="another tree each time"):
         resumed(None, lambda: {next(names): jnp.zeros(2)})
 
 
@@ -262,5 +262,5 @@ def test_errors_of_the_function_and_of_the_checkpoint_pass(tmp_path: Path) -> No
     tr.save(step_path(tmp_path / "a", 1), {"w": jnp.ones(1000)})
     (data,) = step_path(tmp_path / "a", 1).glob("*.safetensors")
     data.write_bytes(data.read_bytes()[:-8] + b"\x01" * 8)
-    with pytest.raises(Corrupt):
+    with pytest.raises(CorruptError):
         resumed(tmp_path / "a", lambda: {"w": jnp.zeros(1000)})

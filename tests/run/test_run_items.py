@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import treering as tr
-from treering.errors import Corrupt, Mismatch, Unsupported
+from treering.errors import CorruptError, MismatchError, UnsupportedError
 
 
 class Data:
@@ -136,16 +136,16 @@ def test_a_part_beside_an_object(run: tr.Run) -> None:
     data = Data(3)
     loaded = run.load(like={"data": data, "state": {"w": jnp.zeros(3, int)}}, only=["state/**", "data"])
     assert (list(loaded), data.position) == (["data", "state"], 3)
-    with pytest.raises(Mismatch, match="config/rate: unexpected"):
+    with pytest.raises(MismatchError, match="config/rate: unexpected"):
         run.load(like={"data": Data(), "state": {"w": jnp.zeros(3, int)}})
 
 
 def test_a_part_of_a_state_is_refused(run: tr.Run) -> None:
     saved(run)
     data = Data(3)
-    with pytest.raises(Mismatch, match="only= selects a part of 'data'"):
+    with pytest.raises(MismatchError, match="only= selects a part of 'data'"):
         run.load(like={"data": data}, only=["data/order"])
-    with pytest.raises(Mismatch, match="only= selects a part of the tree"):
+    with pytest.raises(MismatchError, match="only= selects a part of the tree"):
         run.load(like=data, only=["data/**"])
     assert data.times_set == 0
 
@@ -174,7 +174,7 @@ def test_a_renamed_object(run: tr.Run) -> None:
 def test_an_object_that_was_not_saved(run: tr.Run) -> None:
     run.save(1, {"w": 1.5}).result(60)
     data = Data()
-    with pytest.raises(Mismatch, match="nothing lies at 'data'"):
+    with pytest.raises(MismatchError, match="nothing lies at 'data'"):
         run.load(like={"w": 0.0, "data": data})
     loaded = run.load(like={"w": 0.0, "data": data}, missing="keep")
     assert (loaded, data.times_set) == ({"w": 1.5, "data": data}, 0)
@@ -200,13 +200,13 @@ def test_a_state_that_is_empty_is_a_state(run: tr.Run) -> None:
 def test_nothing_is_set_unless_all_fits(run: tr.Run) -> None:
     saved(run)
     data = Data(2)
-    with pytest.raises(Mismatch, match="state/w"):
+    with pytest.raises(MismatchError, match="state/w"):
         run.load(like={**items(0, data), "state": {"w": jnp.zeros(4)}})
     file = next((run.path / "step_00000001").glob("*.safetensors"))
     content = bytearray(file.read_bytes())
     content[-1] ^= 1
     file.write_bytes(content)
-    with pytest.raises(Corrupt):
+    with pytest.raises(CorruptError):
         run.load(like=items(0, data))
     assert data.times_set == 0
 
@@ -227,7 +227,7 @@ def test_what_an_object_raises_reaches_the_caller(run: tr.Run) -> None:
 
 
 def test_all_items_or_none(run: tr.Run) -> None:
-    with pytest.raises(Unsupported, match="config/f"):
+    with pytest.raises(UnsupportedError, match="config/f"):
         run.save(1, {"state": {"w": jnp.zeros(3)}, "data": Data(), "config": {"f": object()}})
     run.wait()
     assert not run.path.exists()
@@ -242,7 +242,7 @@ def test_objects_in_dicts_at_any_depth_take_their_states_back(run: tr.Run) -> No
     assert loaded["loaders"] == like["loaders"]
     assert (list(loaded), list(loaded["loaders"])) == (["w", "loaders"], ["eval", "a/b"])
     assert (fresh["train"].random(), fresh["eval"].random()) == (train.random(), other.random())
-    with pytest.raises(Mismatch, match="loaders/test"):
+    with pytest.raises(MismatchError, match="loaders/test"):
         run.load(like={**like, "loaders": {**like["loaders"], "test": left}})
     resumed: Any
     latest, resumed = run.load_or_init(lambda: {"loaders": {"a/b": {"train": left}, "eval": other}, "w": np.ones(2)})
@@ -251,7 +251,7 @@ def test_objects_in_dicts_at_any_depth_take_their_states_back(run: tr.Run) -> No
 
 
 def test_classes_and_objects_in_lists_are_no_items(run: tr.Run) -> None:
-    with pytest.raises(Unsupported, match="deeper/0"):
+    with pytest.raises(UnsupportedError, match="deeper/0"):
         run.save(1, {"deeper": [Data()]})
     assert not isinstance(random.Random(), tr.Stateful)
     assert isinstance(np.random.RandomState(), tr.Stateful)
@@ -300,8 +300,10 @@ def test_an_iterator_that_other_containers_hold_is_refused_with_where_it_may_be(
     holder: Callable[[Any], Any], tmp_path: Path
 ) -> None:
     with tr.Run(tmp_path / "run") as run:
-        with pytest.raises(Unsupported, match=r"keeps its state to itself \(at leaf 'loaders/.*only dicts lead to it"):
+        with pytest.raises(
+            UnsupportedError, match=r"keeps its state to itself \(at leaf 'loaders/.*only dicts lead to it"
+        ):
             run.save(1, {"loaders": holder(Data())})
         run.save(1, {"loaders": {"train": {"of": Data()}}})
-    with pytest.raises(Unsupported, match=r"treering\.Run saves its state"):
+    with pytest.raises(UnsupportedError, match=r"treering\.Run saves its state"):
         tr.save(tmp_path / "checkpoint", {"data": Data()})

@@ -24,7 +24,7 @@ from treering._runs.run_state import RunState
 from treering._runs.steps import facts_of, note_records, records_of, step_path, steps_of
 from treering._store.posix.folder import Folder
 from treering._store.run_folder import RunFolder
-from treering.errors import Exists
+from treering.errors import ExistsError
 from treering.retention import KeepBest, KeepEvery, KeepLast, KeepSteps, Policy, StepFacts, removable, retained
 
 TREE = {"w": np.arange(10.0)}
@@ -258,14 +258,14 @@ def test_two_programs_and_a_hand_lose_no_step_that_stays(deeds: list[tuple[str, 
             there = facts_of(mine.path)
             match deed:
                 case "saved by hand":
-                    with contextlib.suppress(Exists):
+                    with contextlib.suppress(ExistsError):
                         put(mine.path, StepFacts(step=step, saved=1.0))
                 case "index gone":
                     (place / "treering.json").unlink(missing_ok=True)
                 case "gone":
                     shutil.rmtree(place, ignore_errors=True)
                 case _:
-                    with contextlib.suppress(Exists):
+                    with contextlib.suppress(ExistsError):
                         (mine if deed == "mine saves" else other).save(step, TREE).result()
                         assert stays(keep, [*there, StepFacts(step=step, saved=2e9)]) <= set(mine.steps())
 

@@ -18,7 +18,7 @@ from tests.on_disk import INDEX, RUN_DOCUMENT, signed, step_path
 from tests.system_calls import act_before_indexes
 from treering._runs import convert_run, copy_run
 from treering._runs.steps import steps_in
-from treering.errors import Corrupt, NotFound
+from treering.errors import CorruptError, NotFoundError
 
 
 def open_step(run: Path) -> int:
@@ -98,7 +98,7 @@ def test_what_is_missing_for_good_is_told(
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
 
     opened = act_before_indexes(monkeypatch, refuse)
-    with pytest.raises(NotFound, match="step_00000002"):
+    with pytest.raises(NotFoundError, match="step_00000002"):
         read(run)
     assert opened == ["step_00000002"]
 
@@ -108,7 +108,7 @@ def test_damage_is_told_at_once(run: Path, read: Callable[[Path], int], monkeypa
     index = step_path(run, 2) / INDEX
     index.write_bytes(index.read_bytes()[:-20])
     opened = act_before_indexes(monkeypatch, lambda: None)
-    with pytest.raises(Corrupt, match="is damaged"):
+    with pytest.raises(CorruptError, match="is damaged"):
         read(run)
     assert opened == ["step_00000002"]
 
@@ -116,5 +116,5 @@ def test_damage_is_told_at_once(run: Path, read: Callable[[Path], int], monkeypa
 @readers
 def test_a_run_without_steps(tmp_path: Path, read: Callable[[Path], int]) -> None:
     (tmp_path / RUN_DOCUMENT).write_bytes(signed("treering_run", '"keep": null, "save_every": null, "steps": []}\n'))
-    with pytest.raises(NotFound, match="has no step yet"):
+    with pytest.raises(NotFoundError, match="has no step yet"):
         read(tmp_path)

@@ -17,7 +17,7 @@ from tests.command import inside
 from tests.folders import names
 from tests.on_disk import LEFT_DOCUMENT, attempt_of, signed, step_path
 from tests.system_calls import refuse_removals
-from treering.errors import Format, NotFound, StoreFailed
+from treering.errors import FormatError, NotFoundError, StoreError
 from treering.retention import KeepLast
 
 
@@ -44,7 +44,7 @@ def cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
     with monkeypatch.context() as patch:
         refuse_removals(patch)
-        with pytest.raises(StoreFailed, match="the program is gone"):
+        with pytest.raises(StoreError, match="the program is gone"):
             tr.Run(path).save(20, {"step": 21}, rollback=True).result(60)
     assert {"step_00000030", "step_00000040", LEFT_DOCUMENT} <= set(names(path))
     return path
@@ -57,11 +57,11 @@ def test_the_latest_step_is_of_the_new_branch(cut: Path) -> None:
     assert tr.load(cut) == {"step": 21}
     step, tree = run.load_or_init(lambda: {"step": 0})
     assert (step, tree) == (20, {"step": 21})
-    with pytest.raises(NotFound, match=r"has no step 40; it has steps 10 and 20"):
+    with pytest.raises(NotFoundError, match=r"has no step 40; it has steps 10 and 20"):
         run.load(40)
-    with pytest.raises(NotFound, match="has no step 30"):
+    with pytest.raises(NotFoundError, match="has no step 30"):
         run.branch(30, cut.with_name("new"))
-    with pytest.raises(NotFound, match="has no step 30"):
+    with pytest.raises(NotFoundError, match="has no step 30"):
         run.metrics(30)
     assert tr.verify(cut)
 
@@ -139,7 +139,7 @@ def test_a_save_that_fails_takes_its_list_along(tmp_path: Path, monkeypatch: pyt
     listed: list[bool] = []
     with monkeypatch.context() as patch:
         let_fail(patch, where, lambda: listed.append(LEFT_DOCUMENT in names(path)))
-        with pytest.raises(StoreFailed, match="no room"):
+        with pytest.raises(StoreError, match="no room"):
             tr.Run(path).save(20, {"w": np.arange(9), "step": 21}, rollback=True).result(60)
     assert listed[0]
     assert set(names(path)) == {"run.json", *(f"step_{step:08d}" for step in (10, 20, 30, 40))}
@@ -152,7 +152,7 @@ def test_nobody_drops_the_list_of_another_save(tmp_path: Path, monkeypatch: pyte
     other = {"step": 10, "mark": "0" * 16, "left": [{"step": 20, "attempt": attempt_of(step_path(path, 20))}]}
     with monkeypatch.context() as patch:
         let_fail(patch, "data-", lambda: write_left(path, **other))
-        with pytest.raises(StoreFailed, match="no room"):
+        with pytest.raises(StoreError, match="no room"):
             tr.Run(path).save(20, {"w": np.arange(9)}, rollback=True).result(60)
     assert json.loads((path / LEFT_DOCUMENT).read_bytes())["mark"] == "0" * 16
     assert steps_of(path) == [10, 20, 30, 40]
@@ -167,7 +167,7 @@ def test_one_that_was_not_written_to_its_end_means_nothing(cut: Path) -> None:
 def test_a_newer_list_is_not_passed_over(cut: Path) -> None:
     document = cut / LEFT_DOCUMENT
     document.write_bytes(b'{"treering_left": 2, "new": 1}\n')
-    with pytest.raises(Format, match=r"run/\.run\.json\.left.* version 2"):
+    with pytest.raises(FormatError, match=r"run/\.run\.json\.left.* version 2"):
         steps_of(cut)
 
 
@@ -177,7 +177,7 @@ def test_a_damaged_step_is_left_behind_too(tmp_path: Path, monkeypatch: pytest.M
     index = step_path(path, 30) / "treering.json"
     index.write_bytes(b"damaged")
     refuse_removals(monkeypatch)
-    with pytest.raises(StoreFailed):
+    with pytest.raises(StoreError):
         tr.Run(path).save(20, {"step": 21}, rollback=True).result(60)
     assert steps_of(path) == [10, 20]
     assert tr.verify(path).ok
@@ -191,12 +191,12 @@ def test_a_damaged_step_is_left_behind_too(tmp_path: Path, monkeypatch: pytest.M
 def test_the_step_that_hides_others_stays_while_they_do(cut: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
         refuse_removals(patch)
-        with pytest.raises(StoreFailed):
+        with pytest.raises(StoreError):
             tr.Run(cut, keep=KeepLast(1) | tr.KeepSteps(10)).gc(dry_run=False)
     assert steps_of(cut) == [10, 20]
     with monkeypatch.context() as patch, tr.Run(cut, keep=KeepLast(1)) as run:
         refuse_removals(patch, *(attempt_of(step_path(cut, step)) for step in (30, 40)))
-        with pytest.raises(StoreFailed):
+        with pytest.raises(StoreError):
             run.save(50, {"step": 50}).result(60)
         assert steps_of(cut) == [20, 50]  # 20 should have gone
     tr.Run(cut, keep=KeepLast(1)).gc(dry_run=False)
@@ -207,7 +207,7 @@ def test_what_cannot_be_written_down_leaves_nothing_behind(tmp_path: Path, monke
     path = tmp_path / "run"
     fill(path)
     (path / LEFT_DOCUMENT).mkdir()
-    with pytest.raises(StoreFailed, match=r"\.run\.json\.left"):
+    with pytest.raises(StoreError, match=r"\.run\.json\.left"):
         tr.Run(path).save(20, {"step": 21}, rollback=True)
     assert steps_of(path) == [10, 20, 30, 40]
     assert tr.Run(path).load(20) == {"step": 20}

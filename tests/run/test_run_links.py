@@ -9,7 +9,7 @@ import pytest
 import treering as tr
 from tests.command import copy_path, inside
 from tests.on_disk import step_path
-from treering.errors import Exists, Format, NotFound
+from treering.errors import ExistsError, FormatError, NotFoundError
 from treering.leaves import tree_serialize_leaves
 
 TREE = {"w": np.arange(3.0)}
@@ -90,7 +90,7 @@ def test_no_write_goes_through_a_link(write: Callable[[Path], object], leads_to:
     step_path(tmp_path / "run", 9).symlink_to(place[leads_to])
     told = "step_00000009' is a link in the place of a step, and is not followed|step_00000009' holds weights"
     told += "|a checkpoint of treering.save is at|step_00000009' is a file; the copy would be a folder"
-    with pytest.raises((Format, Exists), match=told):
+    with pytest.raises((FormatError, ExistsError), match=told):
         write(tmp_path / "run")
     assert step_path(tmp_path / "run", 9).is_symlink()
     assert tr.load(step_path(original, 9))["w"].tolist() == [0.0, 1.0, 2.0]
@@ -106,7 +106,7 @@ def test_a_link_is_no_step_to_a_run(tmp_path: Path) -> None:
     run = tr.Run(tmp_path / "run")
     assert run.steps() == [3]
     assert run.load()["w"].tolist() == [0.0, 1.0, 2.0]
-    with pytest.raises(NotFound, match="has no step 9; it has step 3"):
+    with pytest.raises(NotFoundError, match="has no step 9; it has step 3"):
         run.load(9)
 
 
@@ -127,7 +127,7 @@ def test_no_removal_goes_through_a_link(tmp_path: Path) -> None:
         run.save(3, TREE)
     step_path(tmp_path / "run", 9).symlink_to(step_path(tmp_path / "original", 9))
     last = tr.Run(tmp_path / "run", keep=tr.KeepLast(1))
-    with pytest.raises(NotFound, match="has no step 9; it has step 3"):
+    with pytest.raises(NotFoundError, match="has no step 9; it has step 3"):
         last.delete(9)
     assert "has no step 9" in inside("rm", str(tmp_path / "run"), "9", code=2)[1]
     last.save(3, OTHER, rollback=True)  # goes back to an earlier step than that of the link

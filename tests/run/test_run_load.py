@@ -17,7 +17,7 @@ import pytest
 
 import treering as tr
 from tests.system_calls import CommitGate, act_before_indexes, commit_gate
-from treering.errors import Corrupt, LeavesInitialised, Mismatch, NotFound, Unsupported
+from treering.errors import CorruptError, LeavesInitialisedWarning, MismatchError, NotFoundError, UnsupportedError
 
 __all__ = ["commit_gate"]
 
@@ -50,16 +50,16 @@ def test_all_that_load_can_is_here(tmp_path: Path) -> None:
     assert run.load(2, shardings=device)["params"]["w"].devices() == {device}
     mesh = jax.make_mesh((len(jax.devices()),), ("x",))
     assert run.load(2, mesh=mesh)["params"]["w"].sharding.mesh == mesh
-    with pytest.raises(Unsupported, match="there is none"):
+    with pytest.raises(UnsupportedError, match="there is none"):
         run.load(1, cast=True)
-    with pytest.raises(Unsupported, match="'x' is not a step"):
+    with pytest.raises(UnsupportedError, match="'x' is not a step"):
         run.load("x")  # type: ignore[call-overload]
 
 
 def test_a_missing_step_names_those_that_are_there(tmp_path: Path) -> None:
     run = filled(tmp_path / "run", 10)
     for ask in (run.load, run.metrics):
-        with pytest.raises(NotFound, match=r"the run '.*run' has no step 7; it has step 10$"):
+        with pytest.raises(NotFoundError, match=r"the run '.*run' has no step 7; it has step 10$"):
             ask(7)
     with pytest.raises(FileNotFoundError, match="has no step 7; it has no step yet"):
         tr.Run(tmp_path / "other").load(7)
@@ -67,7 +67,7 @@ def test_a_missing_step_names_those_that_are_there(tmp_path: Path) -> None:
         (run.path / f"step_{step:08d}").mkdir()
         for file in (run.path / "step_00000010").iterdir():
             (run.path / f"step_{step:08d}" / file.name).hardlink_to(file)
-    with pytest.raises(NotFound, match=r"it has steps 10, 11, 12, \.\.\., 25, 26, 27, 28 and 29 \(20 in all\)"):
+    with pytest.raises(NotFoundError, match=r"it has steps 10, 11, 12, \.\.\., 25, 26, 27, 28 and 29 \(20 in all\)"):
         run.load(1000)
 
 
@@ -77,7 +77,7 @@ def test_a_step_that_is_damaged_is_not_passed_over(tmp_path: Path) -> None:
     index.write_bytes(index.read_bytes()[:-20])
     assert run.latest() == 2
     for ask in (run.load, lambda: run.metrics(2)):
-        with pytest.raises(Corrupt, match="step_00000002"):
+        with pytest.raises(CorruptError, match="step_00000002"):
             ask()
     assert run.load(1)["step"] == 1
 
@@ -121,7 +121,7 @@ def test_a_latest_step_that_is_not_found_is_not_looked_for_without_end(
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
 
     looked = act_before_indexes(monkeypatch, lead_nowhere)
-    with pytest.raises(NotFound):
+    with pytest.raises(NotFoundError):
         run.load()
     assert looked == ["step_00000001"]
 
@@ -149,11 +149,11 @@ def test_the_first_time_all_is_initialised(tmp_path: Path) -> None:
 def test_what_is_new_is_initialised(tmp_path: Path) -> None:
     with tr.Run(tmp_path / "run") as run:
         run.save(4, fresh())
-    with pytest.warns(LeavesInitialised, match=r"(?s)^step 4 of .*/run' does not have .*:\n  new$") as caught:
+    with pytest.warns(LeavesInitialisedWarning, match=r"(?s)^step 4 of .*/run' does not have .*:\n  new$") as caught:
         resumed = run.load_or_init(lambda: {**fresh(), "new": jnp.ones(2)})
     assert caught[0].filename == __file__
     assert (resumed.step, resumed.initialised, resumed.tree["new"].tolist()) == (4, ("new",), [1.0, 1.0])
-    with pytest.raises(Mismatch, match="params/w"):
+    with pytest.raises(MismatchError, match="params/w"):
         run.load_or_init(lambda: {**fresh(), "params": {"w": jnp.zeros(4, int)}})
 
 
@@ -161,13 +161,13 @@ def test_what_a_step_has_too_much_can_be_left_out(tmp_path: Path) -> None:
     with tr.Run(tmp_path / "run") as run:
         run.save(4, {**fresh(), "old": jnp.ones(2)})
     less = {"step": jnp.zeros((), int)}
-    with pytest.raises(Mismatch, match=r'old: unexpected[^$]*extra="ignore"'):
+    with pytest.raises(MismatchError, match=r'old: unexpected[^$]*extra="ignore"'):
         run.load_or_init(fresh)
     assert set(run.load_or_init(fresh, extra="ignore").tree) == {"params", "step"}
     assert run.load(4, less, extra="ignore").keys() == less.keys()
     wrong: Any = "keep"
     for call in (lambda: run.load(4, less, extra=wrong), lambda: run.load_or_init(fresh, extra=wrong)):
-        with pytest.raises(Unsupported, match=r'extra=.keep. is neither "error" nor "ignore"'):
+        with pytest.raises(UnsupportedError, match=r'extra=.keep. is neither "error" nor "ignore"'):
             call()
 
 
@@ -184,7 +184,7 @@ def test_what_init_fn_does_not_have_is_named(tmp_path: Path) -> None:
     with tr.Run(tmp_path / "run") as run:
         run.save(4, fresh())
     for init_fn in (lambda: None, dict, tuple):
-        with pytest.raises(Mismatch, match="params/w: unexpected"):
+        with pytest.raises(MismatchError, match="params/w: unexpected"):
             run.load_or_init(init_fn)
 
 

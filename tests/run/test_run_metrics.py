@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import treering as tr
-from treering.errors import NotFound, UnknownMetric
+from treering.errors import NotFoundError, UnknownMetricWarning
 
 TREE = {"w": np.arange(3.0)}
 
@@ -34,7 +34,7 @@ def test_best_of_what_no_step_has_is_an_error(
 ) -> None:
     run = filled(tmp_path / "run", *metrics)
     for mode in ("min", "max"):
-        with pytest.raises(NotFound, match=said):
+        with pytest.raises(NotFoundError, match=said):
             run.load(run.best(asked, mode))
     run.close()
 
@@ -47,7 +47,7 @@ def test_best_of_a_run_without_steps_is_none(tmp_path: Path) -> None:
 def test_a_rule_with_a_misspelt_metric_warns_once(tmp_path: Path, keep: tr.retention.Policy) -> None:
     with tr.Run(tmp_path / "run", keep=keep) as run:
         run.save(1, TREE, metrics={"loss": 0.5}).result()
-        with pytest.warns(UnknownMetric, match="'los'; did you mean 'loss'") as caught:
+        with pytest.warns(UnknownMetricWarning, match="'los'; did you mean 'loss'") as caught:
             run.save(2, TREE, metrics={"loss": 0.5})
         assert caught[0].filename == __file__
         run.save(3, TREE, metrics={"loss": 0.5})
@@ -57,11 +57,11 @@ def test_a_rule_with_a_misspelt_metric_warns_once(tmp_path: Path, keep: tr.reten
 
 def test_one_save_is_enough(tmp_path: Path) -> None:
     run = tr.Run(tmp_path / "run", keep=tr.KeepBest("los"))
-    with pytest.warns(UnknownMetric, match="no step has the metric of KeepBest"), run:
+    with pytest.warns(UnknownMetricWarning, match="no step has the metric of KeepBest"), run:
         run.save(1, TREE)
     run = tr.Run(tmp_path / "other", keep=tr.KeepBest("los"))
     run.save(1, TREE)
-    with pytest.warns(UnknownMetric):
+    with pytest.warns(UnknownMetricWarning):
         run.close()
 
 

@@ -10,7 +10,7 @@ import pytest
 
 import treering as tr
 from tests.on_disk import step_path
-from treering.errors import Format
+from treering.errors import FormatError
 
 TREE = {"w": np.arange(3.0)}
 
@@ -71,7 +71,7 @@ def test_all_that_a_run_has_is_in_the_table() -> None:
 def test_a_checkpoint_is_no_run_for_any_call(tmp_path: Path, call: str) -> None:
     tr.save(tmp_path / "ckpt", TREE)
     there = sorted(tmp_path.rglob("*"))
-    with pytest.raises(Format, match=r"ckpt' is a checkpoint, not a run; treering\.load"):
+    with pytest.raises(FormatError, match=r"ckpt' is a checkpoint, not a run; treering\.load"):
         CALLS[call](tr.Run(tmp_path / "ckpt"))
     assert sorted(tmp_path.rglob("*")) == there
 
@@ -81,7 +81,7 @@ def test_another_librarys_steps_are_refused_by_any_call(tmp_path: Path, call: st
     made(tmp_path / "run", OTHERS["manager"] + OTHERS["single"])
     there = sorted(tmp_path.rglob("*"))
     with pytest.raises(
-        Format, match=r"numbered steps.*'1000', '2000'; '2000' is an O.*; use another folder for the run"
+        FormatError, match=r"numbered steps.*'1000', '2000'; '2000' is an O.*; use another folder for the run"
     ):
         CALLS[call](tr.Run(tmp_path / "run"))
     assert sorted(tmp_path.rglob("*")) == there
@@ -90,7 +90,7 @@ def test_another_librarys_steps_are_refused_by_any_call(tmp_path: Path, call: st
 @pytest.mark.parametrize("kind", OTHERS)
 def test_it_is_named(tmp_path: Path, kind: str) -> None:
     made(tmp_path / "run", OTHERS[kind])
-    with pytest.raises(Format, match=f"is (an|a) .*{NAMED.get(kind, 'O(rbax|CDBT)')}"):
+    with pytest.raises(FormatError, match=f"is (an|a) .*{NAMED.get(kind, 'O(rbax|CDBT)')}"):
         tr.Run(tmp_path / "run").load_or_init(lambda: TREE)
 
 
@@ -98,7 +98,7 @@ def test_checkpoints_of_ours_with_other_names_are_refused(tmp_path: Path) -> Non
     for step in (900, 1000):
         tr.save(tmp_path / "run" / str(step), TREE)
     with pytest.raises(
-        Format, match=r"'1000' is a checkpoint of treering; name the folders .* 'step_00001000' for '1000'"
+        FormatError, match=r"'1000' is a checkpoint of treering; name the folders .* 'step_00001000' for '1000'"
     ):
         tr.Run(tmp_path / "run").latest()
     for step in (900, 1000):

@@ -12,7 +12,7 @@ import pytest
 import treering as tr
 from tests.command import here
 from tests.jobs import be_process
-from treering.errors import Timeout
+from treering.errors import TimedOutError
 
 TREE = {"w": np.arange(3.0)}
 
@@ -46,7 +46,7 @@ def test_others_wait_until_process_0_has_removed_what_has_to_go(how: str, follow
 
 def test_removals_that_do_not_come_are_a_timeout_that_names_process_0(follower: tr.Run) -> None:
     with pytest.raises(
-        Timeout, match=r"process 0 has not removed steps 1 and 2 of '.*/run', which `keep` does not keep"
+        TimedOutError, match=r"process 0 has not removed steps 1 and 2 of '.*/run', which `keep` does not keep"
     ) as error:
         follower.wait(0.1)
     assert error.value.missing == (0,)

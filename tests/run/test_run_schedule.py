@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from tests.run.schedules import Job
 from tests.run.test_cadence import cadences
 from treering.cadence import SaveEvery
-from treering.errors import Mismatch
+from treering.errors import MismatchError
 
 ALONE_AND_TOGETHER = pytest.mark.parametrize("count", [1, 3])
 
@@ -158,7 +158,7 @@ def test_going_back_to_an_older_step_does_not_skip_meetings(patch: pytest.Monkey
 
 def test_processes_at_different_steps_are_told_so(patch: pytest.MonkeyPatch) -> None:
     run = Job(patch, SaveEvery(interval=10), 3)
-    with pytest.raises(Mismatch, match=r"save step 7 of 'runs/a': .*step 7 .*step 8 of 'a'; all processes"):
+    with pytest.raises(MismatchError, match=r"save step 7 of 'runs/a': .*step 7 .*step 8 of 'a'; all processes"):
         run.offer(7, 7, 8)
 
 

@@ -20,7 +20,7 @@ from jax.experimental import multihost_utils
 
 from tests import faults
 from treering._runs.schedule import Signals
-from treering.errors import Unsupported
+from treering.errors import UnsupportedError
 
 ROOT = Path(__file__).parents[2]
 
@@ -225,14 +225,14 @@ def test_another_thread_lets_a_signal_go_too(heard: list[int]) -> None:
 def test_what_cannot_be_waited_for_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     signals = Signals()
     for signum, told in [(signal.SIGKILL, "SIGKILL cannot be"), (4000, "signal 4000 cannot be")]:
-        with pytest.raises(Unsupported, match=told):
+        with pytest.raises(UnsupportedError, match=told):
             signals.watch(signum)
     refused: list[Exception] = []
 
     def watch() -> None:
         try:
             signals.watch(signal.SIGUSR1)
-        except Unsupported as error:
+        except UnsupportedError as error:
             refused.append(error)
 
     thread = threading.Thread(target=watch)
@@ -240,7 +240,7 @@ def test_what_cannot_be_waited_for_is_refused(monkeypatch: pytest.MonkeyPatch) -
     thread.join()
     assert "main thread" in str(refused[0])
     monkeypatch.setattr(signal, "getsignal", lambda signum: None)
-    with pytest.raises(Unsupported, match="Python could not restore"):
+    with pytest.raises(UnsupportedError, match="Python could not restore"):
         signals.watch(signal.SIGUSR1)
     assert not signals.watching
 

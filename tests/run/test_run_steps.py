@@ -34,7 +34,7 @@ from treering._runs.steps import (
 )
 from treering._store.posix.folder import Folder
 from treering._store.run_folder import RunFolder
-from treering.errors import Busy, Corrupt, Format, NotFound, StoreFailed
+from treering.errors import BusyError, CorruptError, FormatError, NotFoundError, StoreError
 from treering.retention import KeepBest, KeepLast, Policy, StepFacts
 
 
@@ -109,7 +109,7 @@ class TestFacts:
     def test_a_file_is_no_run(self, tmp_path: Path) -> None:
         (tmp_path / "file").write_bytes(b"")
         for ask in (steps_of, facts_of):
-            with pytest.raises(StoreFailed, match="file"):
+            with pytest.raises(StoreError, match="file"):
                 ask(tmp_path / "file")
 
     @pytest.mark.parametrize("content", [None, b"", b"{", b'{"treering_run": 2,\n}', b"\xff" * 1000])
@@ -176,7 +176,7 @@ class TestFacts:
         (run / "run.json").unlink()
         records = records_of(run)
         assert [record.step for record in records.steps] == [10, 30]
-        assert isinstance(records.unreadable[20], Corrupt)
+        assert isinstance(records.unreadable[20], CorruptError)
         assert "step_00000020" in str(records.unreadable[20])
         assert steps_of(run) == [10, 20, 30]
         assert [verdict.step for verdict in collect(run, KeepLast(1), dry_run=False)] == [10, 30]
@@ -184,7 +184,7 @@ class TestFacts:
 
     def test_a_step_that_cannot_be_read_now_is_an_error(self, run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         faults.fail(monkeypatch, Folder, "open", errno.EIO, when=lambda folder, name, flags: name == "treering.json")
-        with pytest.raises(StoreFailed, match="step_00000010"):
+        with pytest.raises(StoreError, match="step_00000010"):
             facts_of(run)
 
 
@@ -219,7 +219,7 @@ class TestTheDocument:
         (tmp_path / "precious").write_bytes(b"mine")
         document.symlink_to(tmp_path / "precious")
         assert facts_of(run) == wanted
-        with pytest.raises(Format, match=r"run\.json"):
+        with pytest.raises(FormatError, match=r"run\.json"):
             note_step(run, 30)
         assert (tmp_path / "precious").read_bytes() == b"mine"
 
@@ -263,7 +263,7 @@ class TestCollecting:
             assert lock.take()
             collect(run, KeepLast(1), dry_run=False)
             assert steps_of(run) == [10, 30]
-            with pytest.raises(Busy, match="step_00000010"):
+            with pytest.raises(BusyError, match="step_00000010"):
                 remove_steps(run, [10])
             lock.give_back()
         collect(run, KeepLast(1), dry_run=False)
@@ -278,7 +278,7 @@ class TestCollecting:
                 errno.EIO,
                 when=lambda folder, name: folder.path.endswith("10") and name.startswith("data-"),
             )
-            with pytest.raises(StoreFailed, match="step_00000010"):
+            with pytest.raises(StoreError, match="step_00000010"):
                 collect(run, KeepLast(1), dry_run=False)
         assert steps_of(run) == [30]
         assert [record.step for record in parse_run((run / "run.json").read_bytes()).steps] == [30]
@@ -314,7 +314,7 @@ class TestAfterAStep:
     ) -> None:
         save(run, 40)
         faults.fail(monkeypatch, Folder, "replace", errno.EROFS)
-        with pytest.raises(StoreFailed, match="step_00000010"):
+        with pytest.raises(StoreError, match="step_00000010"):
             after(run, 40, KeepLast(1))
         assert steps_of(run) == [10, 20, 30, 40]
         assert records_of(run).steps[-1].seconds == 0.5
@@ -323,7 +323,7 @@ class TestAfterAStep:
         save(run, 40)
         (run / "run.json").unlink()
         (run / "run.json").mkdir()
-        with pytest.raises(Format, match=r"run\.json"):
+        with pytest.raises(FormatError, match=r"run\.json"):
             after(run, 40, KeepLast(1))
         assert steps_of(run) == [40]
 
@@ -357,7 +357,7 @@ class TestReading:
     def test_a_run_without_steps_says_so(self, run: Path) -> None:
         remove_steps(run, [10, 20, 30])
         assert detect(run) is Form.RUN
-        with pytest.raises(NotFound, match="no step"):
+        with pytest.raises(NotFoundError, match="no step"):
             tr.load(run)
 
     def test_a_step_that_goes_while_it_is_opened(self, run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -375,7 +375,7 @@ class TestReading:
         (tmp_path / "mine" / "run.json").write_text('{"command": "jog"}')
         (tmp_path / "mine" / "step_00000001").mkdir()
         assert detect(tmp_path / "mine") is Form.CHECKPOINT
-        with pytest.raises(NotFound, match="no checkpoint"):
+        with pytest.raises(NotFoundError, match="no checkpoint"):
             tr.load(tmp_path / "mine")
 
 

@@ -13,7 +13,7 @@ import pytest
 
 from tests.trees import assert_same
 from treering import serialization
-from treering.errors import Corrupt, Mismatch, NotFound, StoreFailed, TreeringError
+from treering.errors import CorruptError, MismatchError, NotFoundError, StoreError, TreeringError
 
 TREE = {"w": np.arange(5000, dtype=np.float32), "step": 3}
 OLD = {"w": np.zeros(3, np.float32), "step": 1}
@@ -131,7 +131,7 @@ def test_a_failure_of_the_disk_leaves_the_old_file_and_nothing_beside(
     monkeypatch.setattr(os, "fdatasync", fail if step == "fsync" else os.fdatasync)
     with pytest.raises(OSError, match="Input/output error") as caught:
         serialization.save_to_file(TREE, path)
-    assert isinstance(caught.value, StoreFailed)
+    assert isinstance(caught.value, StoreError)
     assert caught.value.errno == 5
     monkeypatch.undo()
     assert_same(serialization.load_from_file(None, path), OLD)
@@ -224,7 +224,7 @@ def test_mapped_arrays_are_read_only(tmp_path: Path) -> None:
 def test_a_missing_file_is_file_not_found(mapped: bool, tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match="absent") as caught:
         serialization.load_from_file(None, tmp_path / "absent", mapped=mapped)
-    assert isinstance(caught.value, NotFound)
+    assert isinstance(caught.value, NotFoundError)
     assert os.listdir(tmp_path) == []  # noqa: PTH208
 
 
@@ -255,7 +255,7 @@ def test_a_file_where_a_folder_should_be_is_an_error_of_ours(tmp_path: Path) -> 
 def test_a_file_cut_short_is_corrupt(keep: int, mapped: bool, tmp_path: Path) -> None:
     path = tmp_path / "state"
     path.write_bytes(serialization.to_bytes(TREE)[:keep])
-    with pytest.raises(Corrupt) as caught:
+    with pytest.raises(CorruptError) as caught:
         serialization.load_from_file(None, path, mapped=mapped)
     assert isinstance(caught.value, ValueError)
 
@@ -264,7 +264,7 @@ def test_a_file_cut_short_is_corrupt(keep: int, mapped: bool, tmp_path: Path) ->
 def test_trailing_bytes_in_a_file_are_corrupt(mapped: bool, tmp_path: Path) -> None:
     path = tmp_path / "state"
     path.write_bytes(serialization.to_bytes(TREE) + b"\x00")
-    with pytest.raises(Corrupt):
+    with pytest.raises(CorruptError):
         serialization.load_from_file(None, path, mapped=mapped)
 
 
@@ -273,7 +273,7 @@ def test_strict_is_told_by_files_too(mapped: bool, tmp_path: Path) -> None:
     path = tmp_path / "state"
     serialization.save_to_file(TREE, path)
     serialization.load_from_file(TREE, path, strict=True, mapped=mapped)
-    with pytest.raises(Mismatch) as caught:
+    with pytest.raises(MismatchError) as caught:
         serialization.load_from_file(OLD | {"more": 1}, path, strict=True, mapped=mapped)
     assert len(caught.value.differences) == 2
 

@@ -41,5 +41,5 @@ def test_false_claims_cost_nothing(measured: list[dict[str, Any]]) -> None:
     claims = [run for run in measured if run["name"] in CLAIMS]
     assert len(claims) == 2 * len(CLAIMS)
     for run in claims:
-        assert run["outcome"].startswith("Corrupt")
+        assert run["outcome"].startswith("CorruptError")
         assert run["grown"] < 4 * run["size"] + 8 * MIB

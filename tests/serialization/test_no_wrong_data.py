@@ -19,7 +19,7 @@ import pytest
 
 from tests import limits
 from treering import serialization
-from treering.errors import Corrupt, Mismatch, TreeringError, Unsupported
+from treering.errors import CorruptError, MismatchError, TreeringError, UnsupportedError
 
 CHUNKED = "__msgpack_chunked_array__"
 
@@ -35,9 +35,9 @@ def test_a_chunk_that_is_itself_chunked_is_refused(tmp_path: Path) -> None:
     outer = {CHUNKED: True, "shape": {"0": 2}, "chunks": {"0": inner}}
     data = flax.serialization.msgpack_serialize({"a": outer}, in_place=True)
     (tmp_path / "state").write_bytes(data)
-    with pytest.raises(Corrupt, match="itself chunked"):
+    with pytest.raises(CorruptError, match="itself chunked"):
         serialization.msgpack_restore(data)
-    with pytest.raises(Corrupt, match="itself chunked"):
+    with pytest.raises(CorruptError, match="itself chunked"):
         serialization.load_from_file(None, tmp_path / "state")
 
 
@@ -58,7 +58,7 @@ def test_keys_made_to_collide_are_refused_in_good_time() -> None:
     keys = {complex(-1000003 * n, n): None for n in range(900)}
     assert serialization.msgpack_restore(serialization.msgpack_serialize(keys, in_place=True)) == keys
     pairs = b"".join(b"\xc7\x13\x02" + msgpack.packb((float(-1000003 * n), float(n))) + b"\xc0" for n in range(20_000))
-    with pytest.raises(Corrupt, match="map keys"):
+    with pytest.raises(CorruptError, match="map keys"):
         serialization.msgpack_restore(b"\xde\x4e\x20" + pairs)
 
 
@@ -135,7 +135,7 @@ class _Module(eqx.Module):
 
 @pytest.mark.parametrize("inner", [_Stateful(), functools.partial(np.add, np.ones(3))])
 def test_an_object_that_can_be_called_and_may_hold_state_is_refused(inner: Any) -> None:
-    with pytest.raises(Unsupported, match="inner"):
+    with pytest.raises(UnsupportedError, match="inner"):
         serialization.to_bytes(_Module(inner))
     assert serialization.validate_serializable(_Module(inner))[0] is False
 
@@ -148,25 +148,25 @@ def test_functions_below_a_class_come_from_the_target(inner: Any) -> None:
 
 
 def test_a_traced_value_is_refused_by_name() -> None:
-    with pytest.raises(Unsupported, match="traced"):
+    with pytest.raises(UnsupportedError, match="traced"):
         jax.jit(lambda x: serialization.to_bytes({"a": x}))(1.0)
 
 
 def test_classes_are_no_arrays() -> None:
     assert serialization.get_serialization_info({"a": np.float32})["memory_bytes"] == 0
-    with pytest.raises(Mismatch, match="a type"):
+    with pytest.raises(MismatchError, match="a type"):
         serialization.from_bytes({"a": np.float32}, serialization.to_bytes({"a": np.ones(2)}), strict=True)
 
 
 @pytest.mark.parametrize("shape", [(0, 2**61), (0, 2**62, 2**62), (2**63 - 1, 0)])
 def test_an_empty_array_of_an_impossible_shape_is_refused(shape: tuple[int, ...]) -> None:
     inner = msgpack.packb((shape, "float64", b""))
-    with pytest.raises(Corrupt, match="impossible"):
+    with pytest.raises(CorruptError, match="impossible"):
         serialization.msgpack_restore(msgpack.packb({"a": msgpack.ExtType(1, inner)}))
 
 
 def test_a_key_without_text_is_refused() -> None:
-    with pytest.raises(Unsupported, match="has no text"):
+    with pytest.raises(UnsupportedError, match="has no text"):
         serialization.to_bytes({10**5000: 1})
 
 
@@ -184,23 +184,23 @@ def test_paths_that_can_be_read_and_written_are_paths(tmp_path: Path) -> None:
 @pytest.mark.parametrize("path", ["", "folder/", 3, b"state"])
 def test_what_names_no_file_is_refused(path: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(Unsupported):
+    with pytest.raises(UnsupportedError):
         serialization.save_to_file({"a": 1}, path)
-    with pytest.raises(Unsupported):
+    with pytest.raises(UnsupportedError):
         serialization.load_from_file(None, path)
     assert not list(tmp_path.iterdir())
 
 
 def test_text_files_are_refused(tmp_path: Path) -> None:
     (tmp_path / "state").write_bytes(serialization.to_bytes({"a": np.full(9, 255, np.uint8)}))
-    with (tmp_path / "state").open() as file, pytest.raises(Unsupported, match="binary"):
+    with (tmp_path / "state").open() as file, pytest.raises(UnsupportedError, match="binary"):
         serialization.load_from_file(None, file)  # type: ignore[call-overload]
-    with tempfile.NamedTemporaryFile("w") as file, pytest.raises(Unsupported, match="binary"):
+    with tempfile.NamedTemporaryFile("w") as file, pytest.raises(UnsupportedError, match="binary"):
         serialization.save_to_file({"a": 1}, file)
 
 
 def test_an_open_file_is_not_mapped() -> None:
-    with pytest.raises(Unsupported, match="mapped"):
+    with pytest.raises(UnsupportedError, match="mapped"):
         serialization.load_from_file(None, io.BytesIO(b"\x80"), mapped=True)
 
 
@@ -208,7 +208,7 @@ def test_many_renamed_leaves_are_reported_in_good_time() -> None:
     target = {f"old_{n}": np.zeros(1) for n in range(3000)}
     data = serialization.to_bytes({f"new_{n}": np.zeros(1) for n in range(1000)})
     start = time.process_time()
-    with pytest.raises(Mismatch) as caught:
+    with pytest.raises(MismatchError) as caught:
         serialization.from_bytes(target, data, strict=True)
     assert len(caught.value.differences) == 4000
     assert time.process_time() - start < 5
@@ -216,7 +216,7 @@ def test_many_renamed_leaves_are_reported_in_good_time() -> None:
 
 def test_names_from_a_file_cannot_move_the_cursor() -> None:
     data = serialization.to_bytes({"\x1b[2Jx\n" + "y" * 10_000: 1})
-    with pytest.raises(Mismatch) as caught:
+    with pytest.raises(MismatchError) as caught:
         serialization.from_bytes({}, data, strict=True)
     assert "\x1b" not in str(caught.value)
     assert len(str(caught.value)) < 1000
@@ -225,7 +225,7 @@ def test_names_from_a_file_cannot_move_the_cursor() -> None:
 def test_a_sharding_for_what_is_not_there_is_refused() -> None:
     device = jax.sharding.SingleDeviceSharding(jax.devices()[0])
     data = serialization.to_bytes({"a": np.ones(2, np.float32)})
-    with pytest.raises(Mismatch, match="aa"):
+    with pytest.raises(MismatchError, match="aa"):
         serialization.from_bytes({"a": 0}, data, shardings={"a": device, "aa": device})
 
 

@@ -16,7 +16,7 @@ from tests import faults
 from tests.folders import names
 from tests.limits import write_past_the_cache
 from tests.store.platforms import without_fcntl
-from treering.errors import StoreFailed
+from treering.errors import StoreError
 from treering.serialization import save_to_file, to_bytes
 
 MIB = 1 << 20
@@ -116,7 +116,7 @@ def test_a_write_protected_file_stays(tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.setattr(os, "access", lambda path, mode: False)
     with pytest.raises(PermissionError, match="write-protected") as caught:
         save_to_file(NEW, path)
-    assert isinstance(caught.value, StoreFailed)
+    assert isinstance(caught.value, StoreError)
     assert path.read_bytes() == b"old"
     assert names(tmp_path) == ["a.bin"]
 
@@ -143,7 +143,7 @@ def test_a_link_to_nothing_gets_a_target(tmp_path: Path) -> None:
 def test_a_circle_of_links_is_refused(tmp_path: Path) -> None:
     (tmp_path / "a").symlink_to("b")
     (tmp_path / "b").symlink_to("a")
-    with pytest.raises(StoreFailed, match="cannot be followed"):
+    with pytest.raises(StoreError, match="cannot be followed"):
         save_to_file(NEW, tmp_path / "a")
     assert names(tmp_path) == ["a", "b"]
 
@@ -154,7 +154,7 @@ def test_a_link_that_cannot_be_read_is_not_replaced(tmp_path: Path, monkeypatch:
 
     with monkeypatch.context() as patch:
         faults.fail(patch, os, "readlink", errno.EIO)
-        with pytest.raises(StoreFailed, match=re.escape(str(tmp_path / "latest.bin"))):
+        with pytest.raises(StoreError, match=re.escape(str(tmp_path / "latest.bin"))):
             save_to_file(NEW, tmp_path / "latest.bin")
     assert (tmp_path / "latest.bin").is_symlink()
     assert (tmp_path / "real.bin").read_bytes() == b"old"
@@ -163,13 +163,13 @@ def test_a_link_that_cannot_be_read_is_not_replaced(tmp_path: Path, monkeypatch:
 def test_a_folder_is_refused(tmp_path: Path) -> None:
     with pytest.raises(IsADirectoryError, match="pass the name of a file") as caught:
         save_to_file(NEW, tmp_path)
-    assert isinstance(caught.value, StoreFailed)
+    assert isinstance(caught.value, StoreError)
     assert names(tmp_path) == []
 
 
 def test_a_pipe_is_refused_and_nobody_waits(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
-    with pytest.raises(StoreFailed, match="not a file"):
+    with pytest.raises(StoreError, match="not a file"):
         save_to_file(NEW, tmp_path / "pipe")
     assert stat.S_ISFIFO((tmp_path / "pipe").stat().st_mode)
 
@@ -179,15 +179,15 @@ def test_a_file_in_the_place_of_a_folder_is_refused(tmp_path: Path) -> None:
     for path in (tmp_path / "a" / "b.bin", tmp_path / "a" / "b" / "c.bin"):
         with pytest.raises(NotADirectoryError) as caught:
             save_to_file(NEW, path)
-        assert isinstance(caught.value, StoreFailed)
+        assert isinstance(caught.value, StoreError)
     assert (tmp_path / "a").read_bytes() == b"old"
 
 
 def test_names_that_are_no_names(tmp_path: Path) -> None:
     for name in ("a\0b", "\ud800"):
-        with pytest.raises(StoreFailed, match="cannot be the name of a file"):
+        with pytest.raises(StoreError, match="cannot be the name of a file"):
             save_to_file(NEW, tmp_path / name)
-    with pytest.raises(StoreFailed, match="too long"):
+    with pytest.raises(StoreError, match="too long"):
         save_to_file(NEW, tmp_path / ("n" * 256))
     assert names(tmp_path) == []
 
@@ -226,7 +226,7 @@ def test_a_disk_that_is_clearly_too_small_is_seen_before_writing(
     monkeypatch.setattr(os, "fstatvfs", lambda descriptor: full)
     faults.fail(monkeypatch, os, "write", AssertionError())
     with pytest.raises(
-        StoreFailed, match=r"needed, \d+ bytes.* are free; free some space; the path is unchanged"
+        StoreError, match=r"needed, \d+ bytes.* are free; free some space; the path is unchanged"
     ) as caught:
         save_to_file(NEW, path)
     assert caught.value.errno == 28
@@ -256,7 +256,7 @@ def test_a_failed_sync_of_the_folder_says_that_the_new_content_is_visible(
             raise OSError(5, "Input/output error")
 
     faults.before(monkeypatch, os, "fsync", fsync)
-    with pytest.raises(StoreFailed, match=r"could not make durable.*new content is in place") as caught:
+    with pytest.raises(StoreError, match=r"could not make durable.*new content is in place") as caught:
         save_to_file(NEW, path)
     assert asked == [False, True]
     assert caught.value.errno == 5
@@ -277,7 +277,7 @@ def test_a_failed_sync_of_the_file_fails_the_save_and_is_not_asked_again(
         raise OSError(5, "Input/output error")
 
     monkeypatch.setattr(os, "fsync", fsync)
-    with pytest.raises(StoreFailed, match="could not write"):
+    with pytest.raises(StoreError, match="could not write"):
         save_to_file(NEW, path)
     assert len(asked) == 1
     assert path.read_bytes() == b"old"
@@ -305,7 +305,7 @@ def test_a_platform_without_locks(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         assert path.read_bytes() == to_bytes(content)
     with monkeypatch.context() as patch:
         patch.setattr(os, "fsync", fail)
-        with pytest.raises(StoreFailed):
+        with pytest.raises(StoreError):
             save_to_file(NEW, path)
     assert path.read_bytes() == to_bytes(b"newer")
     assert names(tmp_path) == [left.name, "a.bin"]
@@ -317,7 +317,7 @@ def test_descriptors_are_given_back(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         way(monkeypatch)
         for content in (NEW, noise(3 * MIB)):
             save_to_file(content, tmp_path / "a.bin")
-            with monkeypatch.context() as patch, contextlib.suppress(StoreFailed):
+            with monkeypatch.context() as patch, contextlib.suppress(StoreError):
                 patch.setattr(os, "fsync", fail)
                 save_to_file(content, tmp_path / "a.bin")
                 pytest.fail("it did not fail")

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from tests import faults
-from treering.errors import NotFound, StoreFailed, Unsupported
+from treering.errors import NotFoundError, StoreError, UnsupportedError
 from treering.serialization import save_to_file, to_bytes
 
 TREE = {
@@ -63,7 +63,7 @@ def test_a_pipe_is_not_synced() -> None:
 def test_a_pipe_that_is_full_and_does_not_wait() -> None:
     reader, writer = os.pipe()
     os.set_blocking(writer, False)
-    full = pytest.raises(StoreFailed, match="accepts no more bytes")
+    full = pytest.raises(StoreError, match="accepts no more bytes")
     with os.fdopen(reader, "rb"), os.fdopen(writer, "wb", buffering=0) as start, full:
         save_to_file({"w": np.zeros(1 << 20)}, start)
 
@@ -88,20 +88,20 @@ def test_objects_of_the_callers_own() -> None:
     least = Least()
     save_to_file(TREE, least)  # type: ignore[arg-type]
     assert b"".join(least.parts) == CONTENT
-    with pytest.raises(StoreFailed, match="could not write '<NamedByNumber>': Input/output error"):
+    with pytest.raises(StoreError, match="could not write '<NamedByNumber>': Input/output error"):
         save_to_file(TREE, NamedByNumber())  # type: ignore[arg-type]
 
 
 def test_text_is_refused_before_anything_is_written() -> None:
     file = io.StringIO()
-    with pytest.raises(Unsupported, match="'wb'"):
+    with pytest.raises(UnsupportedError, match="'wb'"):
         save_to_file(TREE, file)  # type: ignore[arg-type]
     assert file.getvalue() == ""
 
 
 def test_errors_name_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     faults.fail(monkeypatch, os, "fsync", errno.EIO)
-    with (tmp_path / "a.bin").open("wb") as file, pytest.raises(StoreFailed, match=r"a\.bin") as caught:
+    with (tmp_path / "a.bin").open("wb") as file, pytest.raises(StoreError, match=r"a\.bin") as caught:
         save_to_file(TREE, file)
     assert caught.value.errno == 5
 
@@ -109,13 +109,13 @@ def test_errors_name_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 def test_an_error_of_treering_passes() -> None:
     class Gone(io.BytesIO):
         def write(self, data: Any) -> int:
-            raise NotFound("the source is gone")
+            raise NotFoundError("the source is gone")
 
-    with pytest.raises(NotFound, match=r"^the source is gone$"):
+    with pytest.raises(NotFoundError, match=r"^the source is gone$"):
         save_to_file(TREE, Gone())
 
 
 def test_a_file_that_is_only_read(tmp_path: Path) -> None:
     (tmp_path / "a.bin").write_bytes(b"old")
-    with (tmp_path / "a.bin").open("rb") as file, pytest.raises(StoreFailed):
+    with (tmp_path / "a.bin").open("rb") as file, pytest.raises(StoreError):
         save_to_file(TREE, file)

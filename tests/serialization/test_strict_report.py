@@ -11,11 +11,11 @@ import pytest
 
 from tests.properties.strategies import Layer, Pair, Plain, Point
 from treering import serialization
-from treering.errors import Mismatch
+from treering.errors import MismatchError
 
 
 def differences(target: Any, saved: Any) -> list[str]:
-    with pytest.raises(Mismatch) as caught:
+    with pytest.raises(MismatchError) as caught:
         serialization.from_bytes(target, serialization.to_bytes(saved), strict=True)
     assert isinstance(caught.value, ValueError)
     for line in caught.value.differences[:10]:
@@ -98,7 +98,7 @@ def test_a_near_match_is_suggested() -> None:
 def test_a_thousand_differences_are_all_kept_and_the_message_stays_short() -> None:
     target = {f"k{number}": np.zeros(number + 1) for number in range(1000)}
     saved = {f"k{number}": np.zeros(number + 2) for number in range(1000)}
-    with pytest.raises(Mismatch) as caught:
+    with pytest.raises(MismatchError) as caught:
         serialization.from_bytes(target, serialization.to_bytes(saved), strict=True)
     assert len(caught.value.differences) == 1000
     assert len(str(caught.value)) < 5000
@@ -112,7 +112,7 @@ def test_strict_without_a_target_accepts_nothing_by_accident() -> None:
 def test_an_error_travels_between_processes() -> None:
     import pickle
 
-    with pytest.raises(Mismatch) as caught:
+    with pytest.raises(MismatchError) as caught:
         serialization.from_bytes({"a": 1}, serialization.to_bytes({"a": "text"}), strict=True)
     again = pickle.loads(pickle.dumps(caught.value))
     assert str(again) == str(caught.value)

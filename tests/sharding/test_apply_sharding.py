@@ -17,7 +17,7 @@ from jax.sharding import PartitionSpec as P
 
 from tests import meshes
 from tests.trees import Pair
-from treering.errors import NotSharded, Unsupported
+from treering.errors import NotShardedWarning, UnsupportedError
 from treering.sharding import apply_sharding_tree, make_itsharded, validate_sharding_tree
 
 MESH = meshes.line(axis="d")
@@ -73,7 +73,7 @@ def test_a_partial_is_a_function_too() -> None:
     assert apply_sharding_tree({"a": eight()}, {"a": place}, MESH)["a"].sharding == ROWS
 
 
-@pytest.mark.parametrize("failure", [ValueError, TypeError, ZeroDivisionError, Unsupported])
+@pytest.mark.parametrize("failure", [ValueError, TypeError, ZeroDivisionError, UnsupportedError])
 def test_what_a_function_raises_is_not_hidden(failure: type[Exception]) -> None:
     def place(array: Any) -> Any:
         raise failure("mine")
@@ -145,7 +145,7 @@ def test_a_bare_array_takes_a_bare_sharding() -> None:
 )
 def test_trees_that_differ_warn_and_nothing_moves(places: Any, line: str) -> None:
     arrays = {"a": eight(), "b": eight()}
-    with pytest.warns(NotSharded, match=line) as warned:
+    with pytest.warns(NotShardedWarning, match=line) as warned:
         assert apply_sharding_tree(arrays, places, MESH) is arrays
     assert warned[0].filename == __file__
 
@@ -165,7 +165,7 @@ def test_trees_that_differ_warn_and_nothing_moves(places: Any, line: str) -> Non
 )
 def test_one_bad_leaf_harms_no_other(array: Any, place: Any, line: str) -> None:
     arrays = {"good": eight(), "bad": array, "also": eight()}
-    with pytest.warns(NotSharded, match=line):
+    with pytest.warns(NotShardedWarning, match=line):
         placed = apply_sharding_tree(arrays, {"good": ROWS, "bad": place, "also": lambda _: ROWS}, MESH)
     assert placed["bad"] is array
     if isinstance(place, list):  # that is another tree
@@ -176,7 +176,7 @@ def test_one_bad_leaf_harms_no_other(array: Any, place: Any, line: str) -> None:
 
 def test_a_spec_needs_a_mesh() -> None:
     array = eight()
-    with pytest.warns(NotSharded, match=r"a: .*needs a mesh"):
+    with pytest.warns(NotShardedWarning, match=r"a: .*needs a mesh"):
         assert apply_sharding_tree({"a": array}, {"a": P("d")})["a"] is array
 
 
@@ -186,7 +186,7 @@ def test_a_spec_needs_a_mesh() -> None:
 def test_wide_numpy_is_refused_by_name_and_not_cast() -> None:
     arrays = {"a": np.arange(8) * 2**40, "b": [np.float64(1e300), np.zeros(8, np.complex128)], "c": np.ones(8, "f4")}
     places = {"a": ROWS, "b": [None, lambda x: ROWS], "c": ROWS}
-    with pytest.raises(Unsupported, match=r"a \(int64\), b/0 \(float64\), b/1 \(complex128\)") as caught:
+    with pytest.raises(UnsupportedError, match=r"a \(int64\), b/0 \(float64\), b/1 \(complex128\)") as caught:
         apply_sharding_tree(arrays, places, MESH)
     assert isinstance(caught.value, ValueError)
     assert "'c" not in str(caught.value)
@@ -225,7 +225,7 @@ def test_typed_keys_shard() -> None:
 
 
 def test_what_is_no_mesh_is_refused() -> None:
-    with pytest.raises(Unsupported, match="mesh is a str"):
+    with pytest.raises(UnsupportedError, match="mesh is a str"):
         apply_sharding_tree({}, {}, "mesh")  # type: ignore[arg-type]
 
 
@@ -294,7 +294,7 @@ def test_arrays_are_replicated_wherever_they_were(sharding: Any, mesh: Mesh) -> 
 
 @pytest.mark.parametrize("mesh", [None, "mesh"])
 def test_make_itsharded_needs_a_mesh(mesh: Any) -> None:
-    with pytest.raises(Unsupported, match="mesh is"):
+    with pytest.raises(UnsupportedError, match="mesh is"):
         make_itsharded({}, mesh)
 
 

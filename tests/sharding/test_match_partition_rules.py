@@ -16,7 +16,7 @@ from flax import nnx
 from flax.core import freeze
 from jax.sharding import PartitionSpec as P
 
-from treering.errors import Mismatch, TreeringError, Unsupported
+from treering.errors import MismatchError, TreeringError, UnsupportedError
 from treering.sharding import match_partition_rules
 
 
@@ -29,7 +29,7 @@ EVERYTHING = [(".*", P("x"))]
 
 def names_of(tree: Any) -> list[str]:
     """Return the names that rules see: no rule fits, so all are named."""
-    with pytest.raises(Mismatch) as caught:
+    with pytest.raises(MismatchError) as caught:
         match_partition_rules([("$^.", P())], tree, strict=False)
     return list(caught.value.differences)
 
@@ -152,12 +152,14 @@ def test_a_tuple_stays_one_unless_it_is_cut() -> None:
 def test_no_rule(strict: bool) -> None:
     with pytest.raises(ValueError, match="not found") as caught:
         match_partition_rules([("b", P())], {"a": {"w": shaped(4)}}, strict=strict)
-    assert isinstance(caught.value, Mismatch)
+    assert isinstance(caught.value, MismatchError)
     assert str(caught.value) == "Partition rule not found for param: a/w"
 
 
 def test_no_rule_for_many_says_so() -> None:
-    with pytest.raises(Mismatch, match=r"^Partition rule not found for param: 0, and for 19 more: 1, 2, .*, \.\.\.$"):
+    with pytest.raises(
+        MismatchError, match=r"^Partition rule not found for param: 0, and for 19 more: 1, 2, .*, \.\.\.$"
+    ):
         match_partition_rules([], [shaped(4)] * 20)
     with pytest.raises(ValueError, match=r"not found for param: a$"):
         match_partition_rules([], {"a": 3}, strict=False)
@@ -185,7 +187,7 @@ def test_a_bad_pattern_is_told_when_it_is_reached() -> None:
 
 @pytest.mark.parametrize("rule", [3, ("a",), ("a", P(), P()), (3, P()), (b"a", P())])
 def test_what_is_no_rule_is_refused(rule: Any) -> None:
-    with pytest.raises(Unsupported, match="partition rule"):
+    with pytest.raises(UnsupportedError, match="partition rule"):
         match_partition_rules([rule], {"a": shaped(4)})
 
 

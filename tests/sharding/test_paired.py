@@ -15,7 +15,7 @@ from jax.sharding import PartitionSpec as P
 
 from tests import meshes
 from tests.trees import Pair
-from treering.errors import NotSharded
+from treering.errors import NotShardedWarning
 from treering.sharding import apply_sharding_tree, validate_sharding_tree
 
 
@@ -87,7 +87,7 @@ def differences(tree: Any, places: Any) -> list[str]:
         warnings.simplefilter("always")
         assert apply_sharding_tree(tree, places) is tree
     (warning,) = caught
-    assert warning.category is NotSharded
+    assert warning.category is NotShardedWarning
     first, *lines = str(warning.message).split("\n  ")
     assert first == "arrays and sharding tree differ, so nothing was sharded:"
     return lines

@@ -14,7 +14,7 @@ from jax.sharding import PartitionSpec as P
 
 import treering
 from tests import meshes
-from treering.errors import Mismatch, RulesUnmatched
+from treering.errors import MismatchError, RulesUnmatchedWarning
 from treering.leaves import tree_deserialize_leaves, tree_serialize_leaves
 from treering.sharding import RulesReport, match_partition_rules
 
@@ -46,7 +46,7 @@ DOORS = [by_match, by_load, by_leaves]
 @pytest.mark.parametrize("door", DOORS)
 def test_rules_that_fit_nothing_are_told_once(door: Callable[[Any, Path], Any], tmp_path: Path) -> None:
     rules = [(f"kernel$|{door.__name__}$", P("d")), ("nowhere", P("d")), (".*", P())]
-    with pytest.warns(RulesUnmatched) as told:
+    with pytest.warns(RulesUnmatchedWarning) as told:
         door(rules, tmp_path / "a")
     text = str(told[0].message)
     assert "'nowhere' matches no key" in text
@@ -106,7 +106,7 @@ def test_errors_show_what_rules_match(key: str, tmp_path: Path) -> None:
     tree = {"dense": {"kernel": {"value": jnp.ones((4, 2))}}, "a/b": {"c": jnp.ones((4, 2))}}
     tree_serialize_leaves(tmp_path / "a", tree)
     for rules in (None, [("nothing", P())]):
-        with pytest.raises(Mismatch) as caught:
+        with pytest.raises(MismatchError) as caught:
             tree_deserialize_leaves(tmp_path / "a", two, partition_rules=rules)
         assert key in caught.value.differences
         match_partition_rules([(f"^{name}$", P()) for name in caught.value.differences], tree)

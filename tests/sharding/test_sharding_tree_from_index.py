@@ -15,7 +15,7 @@ from jax.sharding import PartitionSpec as P
 
 from tests import meshes
 from tests.trees import Pair
-from treering.errors import Corrupt, Format, Mismatch, NotFound, Unsupported
+from treering.errors import CorruptError, FormatError, MismatchError, NotFoundError, UnsupportedError
 from treering.leaves import tree_deserialize_leaves, tree_serialize_leaves
 from treering.sharding import apply_sharding_tree, create_sharding_tree_from_index, validate_sharding_tree
 
@@ -170,7 +170,7 @@ def test_prefixes_are_found_and_others_named(tmp_path: Path) -> None:
     assert create_sharding_tree_from_index(folder, MESH, "runs.opt") == {"mu": EVERYWHERE}
     with pytest.raises(ValueError, match=r"'nope'; there are 'model', 'runs.opt'"):
         create_sharding_tree_from_index(folder, prefix="nope")
-    with pytest.raises(Mismatch, match=r"only trees with prefixes: 'model', 'runs.opt'"):
+    with pytest.raises(MismatchError, match=r"only trees with prefixes: 'model', 'runs.opt'"):
         create_sharding_tree_from_index(folder)
 
 
@@ -189,36 +189,36 @@ def test_every_version_of_the_index_is_read(saved: Path, version: str | None) ->
 def test_an_index_of_nothing_is_no_tree(tmp_path: Path) -> None:
     index = tmp_path / "tensorstore_index.json"
     index.write_text('{"format": "tensorstore", "version": "2.0", "prefixes": {}}', encoding="utf-8")
-    with pytest.raises(Mismatch, match="lists no tree"):
+    with pytest.raises(MismatchError, match="lists no tree"):
         create_sharding_tree_from_index(tmp_path)
     index.write_text('{"format": "something", "version": "2.0"}', encoding="utf-8")
-    with pytest.raises(Format, match="something"):
+    with pytest.raises(FormatError, match="something"):
         create_sharding_tree_from_index(tmp_path)
     index.write_text('{"format": "tensor', encoding="utf-8")
-    with pytest.raises(Corrupt):
+    with pytest.raises(CorruptError):
         create_sharding_tree_from_index(tmp_path)
 
 
 def test_a_missing_index_is_not_found(tmp_path: Path) -> None:
     for folder in (tmp_path, tmp_path / "nowhere"):
-        with pytest.raises(NotFound) as caught:
+        with pytest.raises(NotFoundError) as caught:
             create_sharding_tree_from_index(folder)
         assert isinstance(caught.value, FileNotFoundError)
 
 
 @pytest.mark.parametrize("default", ["d", 3, {"w": EVERYWHERE}, ("d",)], ids=repr)
 def test_what_is_no_sharding_is_refused(saved: Path, default: Any) -> None:
-    with pytest.raises(Unsupported, match="default_sharding is a"):
+    with pytest.raises(UnsupportedError, match="default_sharding is a"):
         create_sharding_tree_from_index(saved, MESH, default_sharding=default)
 
 
 def test_a_spec_of_other_axes_than_the_mesh_is_refused(saved: Path) -> None:
-    with pytest.raises(Mismatch, match=r"default_sharding does not fit the mesh.*nope"):
+    with pytest.raises(MismatchError, match=r"default_sharding does not fit the mesh.*nope"):
         create_sharding_tree_from_index(saved, MESH, default_sharding=P("nope"))
 
 
 def test_a_spec_without_a_mesh_is_refused(saved: Path) -> None:
     with pytest.raises(ValueError, match="needs a mesh; pass mesh="):
         create_sharding_tree_from_index(saved, default_sharding=P("d"))
-    with pytest.raises(Unsupported, match="mesh is a str"):
+    with pytest.raises(UnsupportedError, match="mesh is a str"):
         create_sharding_tree_from_index(saved, "d")  # type: ignore[arg-type]

@@ -11,7 +11,7 @@ from treering._coordination.message_board import MessageBoard
 from treering._runs.removal import remove_step, tidy_step
 from treering._store.open_folder import OpenFolder
 from treering._store.run_folder import RunFolder
-from treering.errors import Corrupt
+from treering.errors import CorruptError
 
 
 def names_in(index: bytes) -> Sequence[str]:
@@ -19,7 +19,7 @@ def names_in(index: bytes) -> Sequence[str]:
     try:
         files, replaces = json.loads(index)
     except ValueError as error:
-        raise Corrupt(f"no index: {error}") from error
+        raise CorruptError(f"no index: {error}") from error
     return [*files, *replaces]
 
 

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from tests.store.checkpoints import folder_at, load, save, write
-from treering.errors import Busy, Exists, NotFound
+from treering.errors import BusyError, ExistsError, NotFoundError
 
 SAVERS = 4
 
@@ -51,7 +51,7 @@ def saver(path: Path, number: int, *, overwrite: bool) -> str:
             if source.random() < 0.3:
                 return "gave up"
             saving.commit(index)
-    except (Busy, Exists) as error:
+    except (BusyError, ExistsError) as error:
         return type(error).__name__
     return "won"
 
@@ -91,7 +91,7 @@ def reading(path: Path, versions: int) -> tuple[int, list[bytes]]:
     while True:
         try:
             found = load(path)
-        except NotFound as error:
+        except NotFoundError as error:
             if Path(error.filename).name.startswith("data-"):  # replaced between the index and the files: read again
                 continue
             raise

@@ -20,7 +20,7 @@ from tests.store.checkpoints import data_names, folder_at, journal_name, load, n
 from tests.store.platforms import PLATFORMS, without_locks
 from treering._store.objects.store import ObjectStore
 from treering._store.resolve import located, store_at
-from treering.errors import Busy, Exists, NotDirectory, NotFound, StoreFailed
+from treering.errors import BusyError, ExistsError, NotDirectoryError, NotFoundError, StoreError
 
 
 class Stop(Exception):
@@ -59,7 +59,7 @@ class TestEverywhere:
     def test_without_overwrite_nothing_changes(self, tmp_path: Path) -> None:
         save(tmp_path / "a", b"old")
         before = names(tmp_path / "a")
-        with pytest.raises(Exists, match=r"already; pass overwrite=True") as caught, folder_at(tmp_path / "a"):
+        with pytest.raises(ExistsError, match=r"already; pass overwrite=True") as caught, folder_at(tmp_path / "a"):
             pass
         assert caught.value.errno == errno.EEXIST
         assert caught.value.filename == str(tmp_path / "a")
@@ -92,9 +92,9 @@ class TestEverywhere:
         path = tmp_path / "a"
         with folder_at(path) as saving:
             index = write(saving, b"one")
-            with pytest.raises(Busy, match="another process is saving to this checkpoint"):
+            with pytest.raises(BusyError, match="another process is saving to this checkpoint"):
                 save(path, b"two")
-            with pytest.raises(Busy):
+            with pytest.raises(BusyError):
                 save(path, b"two", overwrite=True)
             saving.commit(index)
         assert load(path) == b"one"
@@ -154,7 +154,7 @@ class TestEverywhere:
     @pytest.mark.parametrize("name", ["notes.txt", ".hidden", "data-0123456789abcdef-00000-of-00001.safetensors"])
     def test_a_foreign_folder_is_refused(self, tmp_path: Path, name: str, overwrite: bool) -> None:
         (tmp_path / name).write_bytes(b"mine")
-        with pytest.raises(Exists, match=r"is not empty and holds no checkpoint \('.*" + name[1:]):
+        with pytest.raises(ExistsError, match=r"is not empty and holds no checkpoint \('.*" + name[1:]):
             save(tmp_path, b"new", overwrite=overwrite)
         assert names(tmp_path) == [name]
 
@@ -170,7 +170,7 @@ class TestEverywhere:
     @pytest.mark.parametrize("below", ["", "below"])
     def test_a_file_at_the_path_is_refused(self, tmp_path: Path, below: str) -> None:
         (tmp_path / "a").write_bytes(b"mine")
-        with pytest.raises(NotDirectory, match="file"):
+        with pytest.raises(NotDirectoryError, match="file"):
             save(tmp_path / "a" / below, b"new", overwrite=True)
         assert (tmp_path / "a").read_bytes() == b"mine"
 
@@ -195,7 +195,7 @@ class TestEverywhere:
         index.parent.mkdir()
         (tmp_path / "far.json").write_bytes(b"[[], []]")
         index.symlink_to("../far.json") if what == "link" else index.mkdir()
-        with pytest.raises(Exists, match="not a file of its own"):
+        with pytest.raises(ExistsError, match="not a file of its own"):
             save(tmp_path / "a", b"new", overwrite=True)
         assert names(tmp_path / "a") == ["treering.json"]
         assert (tmp_path / "far.json").read_bytes() == b"[[], []]"
@@ -207,7 +207,7 @@ class TestEverywhere:
                     saving.write_file(name, [b""], 0)
 
     def test_another_size_than_announced_is_an_error(self, tmp_path: Path) -> None:
-        with pytest.raises(StoreFailed, match="3 bytes, 4 were announced"), folder_at(tmp_path / "a") as saving:
+        with pytest.raises(StoreError, match="3 bytes, 4 were announced"), folder_at(tmp_path / "a") as saving:
             saving.write_file(data_names(saving.attempt)[0], [b"abc"], 4)
         assert names(tmp_path) == []
 
@@ -265,7 +265,7 @@ def test_a_failed_last_sync_says_that_the_content_is_in_place(
     with folder_at(path, overwrite=overwrite) as saving:
         index = write(saving, b"new")
         faults.fail(monkeypatch, os, "fsync", errno.EIO, when=after(3))
-        with pytest.raises(StoreFailed, match="the new content is in place, but a power cut may undo it") as caught:
+        with pytest.raises(StoreError, match="the new content is in place, but a power cut may undo it") as caught:
             saving.commit(index)
     monkeypatch.undo()
     assert caught.value.filename == str(path)
@@ -294,7 +294,7 @@ def test_a_failed_sync_is_not_asked_again(
         return fail()
 
     faults.fail(monkeypatch, os, "fsync", errno.EIO, when=when)
-    with pytest.raises(StoreFailed) as caught:
+    with pytest.raises(StoreError) as caught:
         save(path, b"new", overwrite=overwrite)
     assert caught.value.errno == errno.EIO
     assert len(calls) == at
@@ -333,7 +333,7 @@ def test_data_that_cannot_be_removed_keeps_the_journal_that_proves_it(
 def test_a_power_cut_between_the_two_steps_of_a_commit(tmp_path: Path) -> None:
     first = save(tmp_path, b"old")
     os.link(tmp_path / "treering.json", tmp_path / journal_name(first))
-    with pytest.raises(Exists):
+    with pytest.raises(ExistsError):
         save(tmp_path, b"new")
     assert load(tmp_path) == b"old"
     with contextlib.suppress(Stop), folder_at(tmp_path, overwrite=True):
@@ -348,7 +348,7 @@ def test_the_journal_of_a_living_writer_on_another_machine_is_respected(tmp_path
         index = write(far, b"far")
         # Its lock of the folder is not seen here: network file systems lock folders for one machine only.
         far._store.unlock()
-        with pytest.raises(Busy, match="another process is saving"):
+        with pytest.raises(BusyError, match="another process is saving"):
             save(tmp_path, b"near", overwrite=True)
         far.commit(index)
     assert load(tmp_path) == b"far"
@@ -359,7 +359,7 @@ def test_of_two_first_savers_without_a_common_lock_one_wins(tmp_path: Path) -> N
     with folder_at(path) as one:
         index = write(one, b"one")
         (path / "treering.json").write_bytes(b"[[], []]")  # the other was faster
-        with pytest.raises(Exists, match="overwrite=True"):
+        with pytest.raises(ExistsError, match="overwrite=True"):
             one.commit(index)
     assert names(path) == ["treering.json"]
 
@@ -369,7 +369,7 @@ def test_a_saver_whose_journal_was_swept_commits_nothing(tmp_path: Path) -> None
     with folder_at(tmp_path, overwrite=True) as saving:
         index = write(saving, b"new")
         (tmp_path / journal_name(saving.attempt)).unlink()
-        with pytest.raises(Busy, match="removed the new files"):
+        with pytest.raises(BusyError, match="removed the new files"):
             saving.commit(index)
     assert load(tmp_path) == b"old"
 
@@ -382,7 +382,7 @@ def test_a_folder_that_is_moved_away_is_not_committed(tmp_path: Path, replaced: 
         path.rename(tmp_path / "b")
         if replaced:
             save(path, b"other")
-        with pytest.raises(Busy, match="moved or removed the folder"):
+        with pytest.raises(BusyError, match="moved or removed the folder"):
             saving.commit(index)
     assert names(tmp_path / "b") == []
     assert not replaced or load(path) == b"other"
@@ -428,7 +428,7 @@ def test_a_folder_that_always_vanishes_is_an_error(tmp_path: Path, monkeypatch: 
             path.rmdir()
 
     monkeypatch.setattr(fcntl, "flock", flock)
-    with pytest.raises(Busy, match="disappears repeatedly"):
+    with pytest.raises(BusyError, match="disappears repeatedly"):
         save(path, b"new")
     assert names(tmp_path) == []
 
@@ -457,7 +457,7 @@ def test_without_locks_the_lock_file_of_a_crash_is_named(tmp_path: Path, monkeyp
     without_locks(monkeypatch)
     save(tmp_path, b"old")
     (tmp_path / ".treering.lock").write_bytes(b"")
-    with pytest.raises(Busy, match=r"another process is saving .*; remove '.treering.lock' there if none is"):
+    with pytest.raises(BusyError, match=r"another process is saving .*; remove '.treering.lock' there if none is"):
         save(tmp_path, b"new", overwrite=True)
     assert load(tmp_path) == b"old"
     (tmp_path / ".treering.lock").unlink()
@@ -499,7 +499,7 @@ def test_a_folder_that_may_not_be_written_is_refused_before_work(
 
 
 def test_too_little_space_is_refused_before_work(tmp_path: Path) -> None:
-    with pytest.raises(StoreFailed, match=r"needed.*; free some space$") as caught, folder_at(tmp_path / "a") as saving:
+    with pytest.raises(StoreError, match=r"needed.*; free some space$") as caught, folder_at(tmp_path / "a") as saving:
         saving.require_space(1 << 60)
     assert caught.value.errno == errno.ENOSPC
     assert names(tmp_path) == []
@@ -508,7 +508,7 @@ def test_too_little_space_is_refused_before_work(tmp_path: Path) -> None:
 def test_no_room_is_told_in_units_and_says_that_the_old_checkpoint_stays(tmp_path: Path) -> None:
     save(tmp_path / "a", b"old")
     wanted = r"1152921504606846976 bytes \(1.00 EiB\) are needed, .*; free some space; the path is unchanged"
-    with pytest.raises(StoreFailed, match=wanted), folder_at(tmp_path / "a", overwrite=True) as saving:
+    with pytest.raises(StoreError, match=wanted), folder_at(tmp_path / "a", overwrite=True) as saving:
         saving.require_space(1 << 60)
     assert load(tmp_path / "a") == b"old"
 
@@ -518,7 +518,7 @@ def test_a_read_only_file_system_is_told_apart(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setattr(os, "access", lambda *_, **__: False)
     room = SimpleNamespace(f_flag=os.ST_RDONLY, f_blocks=1 << 40, f_bfree=1 << 40, f_frsize=1)
     monkeypatch.setattr(os, "fstatvfs", lambda _: room)
-    with pytest.raises(StoreFailed, match="Read-only file system; use a folder on a file system that") as caught:
+    with pytest.raises(StoreError, match="Read-only file system; use a folder on a file system that") as caught:
         save(tmp_path, b"new", overwrite=True)
     assert caught.value.errno == errno.EROFS
     assert load(tmp_path) == b"old"
@@ -526,14 +526,14 @@ def test_a_read_only_file_system_is_told_apart(tmp_path: Path, monkeypatch: pyte
 
 @pytest.mark.parametrize("path", ["a\0b", "a" * 300, "\ud800"])
 def test_impossible_names(path: str) -> None:
-    with pytest.raises(StoreFailed):
+    with pytest.raises(StoreError):
         save(Path(path), b"new")
 
 
 def test_a_link_that_leads_in_a_circle_is_refused(tmp_path: Path) -> None:
     (tmp_path / "a").symlink_to("b")
     (tmp_path / "b").symlink_to("a")
-    with pytest.raises(StoreFailed, match="cannot be followed"):
+    with pytest.raises(StoreError, match="cannot be followed"):
         save(tmp_path / "a", b"new")
 
 
@@ -541,9 +541,9 @@ def test_an_index_that_vanishes_after_the_look_is_no_damaged_one(tmp_path: Path)
     save(tmp_path, b"old")
 
     def gone(index: bytes) -> list[str]:
-        raise NotFound("not there")
+        raise NotFoundError("not there")
 
-    with pytest.raises(NotFound), folder_at(tmp_path, overwrite=True, names_in=gone):
+    with pytest.raises(NotFoundError), folder_at(tmp_path, overwrite=True, names_in=gone):
         pass
     assert load(tmp_path) == b"old"
 
@@ -562,7 +562,7 @@ def test_no_descriptor_is_left(tmp_path: Path) -> None:
     save(tmp_path / "a", b"old")
     save(tmp_path / "a", b"new", overwrite=True)
     for _ in range(3):
-        with pytest.raises(Exists):
+        with pytest.raises(ExistsError):
             save(tmp_path / "a", b"new")
         with contextlib.suppress(Stop), folder_at(tmp_path / "b"):
             raise Stop

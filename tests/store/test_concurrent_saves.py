@@ -21,4 +21,4 @@ def test_savers_and_readers_at_once(tmp_path: Path, locks: str) -> None:
     assert found["mixed"] == []
     assert found["whole"] > 0
     # The net was cast: they met.
-    assert {"won", "Busy", "gave up"} <= set(found["outcomes"]) <= {"won", "Busy", "gave up", "Exists"}
+    assert {"won", "BusyError", "gave up"} <= set(found["outcomes"]) <= {"won", "BusyError", "gave up", "ExistsError"}

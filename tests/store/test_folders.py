@@ -14,11 +14,11 @@ from tests.folders import open_descriptors
 from tests.store.checkpoints import data_names, load, save, steps_of
 from tests.store.platforms import without_dir_fd, without_nofollow, without_open_folders
 from treering._store import open_folder
-from treering._store.failures import DataFileMissing
+from treering._store.failures import DataFileMissingError
 from treering._store.open_folder import OpenFolder
 from treering._store.posix.folder import Folder
 from treering._store.run_folder import HIGHEST_STEP, RunFolder, step_name, step_of_name
-from treering.errors import Corrupt, Format, NotDirectory, NotFound, StoreFailed
+from treering.errors import CorruptError, FormatError, NotDirectoryError, NotFoundError, StoreError
 
 HASH = "ab" * 20
 
@@ -80,17 +80,17 @@ class TestEverywhere:
         target.resolve().parent.mkdir(exist_ok=True, parents=True)
         target.resolve().write_bytes(b"[[], []]")
         (path / "treering.json").symlink_to(leads_to)
-        with OpenFolder(path) as opened, pytest.raises(Format, match=r"treering.json' is a link.*cp -L"):
+        with OpenFolder(path) as opened, pytest.raises(FormatError, match=r"treering.json' is a link.*cp -L"):
             opened.read_index()
         name = data_names(HASH[:16])[0]
         (path / "treering.json").rename(path / name)
-        with OpenFolder(path) as opened, pytest.raises(Format, match=f"{name}' is a link"):
+        with OpenFolder(path) as opened, pytest.raises(FormatError, match=f"{name}' is a link"):
             opened.open_files([name])
 
     def test_a_link_to_blobs_outside_of_a_snapshot_is_refused(self, tmp_path: Path) -> None:
         snapshot = hub_snapshot(tmp_path / "repository")
         (tmp_path / "repository" / "snapshots").rename(tmp_path / "repository" / "elsewhere")
-        with pytest.raises(Format, match="is a link"):
+        with pytest.raises(FormatError, match="is a link"):
             load(tmp_path / "repository" / "elsewhere" / snapshot.name)
 
     @pytest.mark.parametrize("what", ["blobs", "blob"])
@@ -99,19 +99,19 @@ class TestEverywhere:
         linked = tmp_path / "blobs" if what == "blobs" else (snapshot / "treering.json").resolve()
         linked.rename(tmp_path / "far")
         linked.symlink_to(tmp_path / "far")
-        with pytest.raises(Format, match="is a link"):
+        with pytest.raises(FormatError, match="is a link"):
             load(snapshot)
 
     @pytest.mark.parametrize("name", ["", ".", "..", "a/b", "/etc/passwd", "../a", "a\\b", "c:a", "a\0"])
     def test_names_that_lead_elsewhere_are_refused(self, tmp_path: Path, name: str) -> None:
         (tmp_path / "a").write_bytes(b"")
-        with OpenFolder(tmp_path) as opened, pytest.raises(Corrupt, match="names a file outside of it"):
+        with OpenFolder(tmp_path) as opened, pytest.raises(CorruptError, match="names a file outside of it"):
             opened.open_files([name])
 
     def test_a_missing_file_is_told_apart(self, tmp_path: Path) -> None:
         first, second = data_names(save(tmp_path, b"old"))
         (tmp_path / second).unlink()
-        with OpenFolder(tmp_path) as opened, pytest.raises(DataFileMissing, match="is missing in") as caught:
+        with OpenFolder(tmp_path) as opened, pytest.raises(DataFileMissingError, match="is missing in") as caught:
             opened.open_files([first, second])
         assert caught.value.name == second
         assert caught.value.filename == str(tmp_path / second)
@@ -121,18 +121,18 @@ class TestEverywhere:
     def test_without_an_index_the_hint_says_what_is_there(self, tmp_path: Path, content: list[str]) -> None:
         for name in content:
             (tmp_path / name).write_bytes(b"")
-        with OpenFolder(tmp_path) as opened, pytest.raises(NotFound, match="there is no checkpoint in") as caught:
+        with OpenFolder(tmp_path) as opened, pytest.raises(NotFoundError, match="there is no checkpoint in") as caught:
             opened.read_index()
         assert (caught.value.hint or "").startswith("it holds" if content else "it is empty")
         assert len(content) < 9 or " and 4 more" in (caught.value.hint or "")
 
     def test_checkpoints_below_and_unfinished_saves_are_pointed_out(self, tmp_path: Path) -> None:
         save(tmp_path / "step_00000100", b"one")
-        with OpenFolder(tmp_path) as opened, pytest.raises(NotFound, match="checkpoints in it: 'step_00000100'"):
+        with OpenFolder(tmp_path) as opened, pytest.raises(NotFoundError, match="checkpoints in it: 'step_00000100'"):
             opened.read_index()
         (tmp_path / "a").mkdir()
         (tmp_path / "a" / ".treering.json.0123456789abcdef.treering-tmp").write_bytes(b"")
-        with OpenFolder(tmp_path / "a") as opened, pytest.raises(NotFound, match="a save that is running"):
+        with OpenFolder(tmp_path / "a") as opened, pytest.raises(NotFoundError, match="a save that is running"):
             opened.read_index()
 
 
@@ -143,7 +143,7 @@ def test_files_once_open_stay_whole_during_an_overwrite(tmp_path: Path) -> None:
         files = opened.open_files(json.loads(opened.read_index())[0])
         save(path, b"something other", overwrite=True)
         assert b"".join(file.read(0, file.size) for file in files.values()) == b"treering"
-        with pytest.raises(DataFileMissing):
+        with pytest.raises(DataFileMissingError):
             opened.open_files(files)
         # The newer index names files that are there.
         newer = opened.open_files(json.loads(opened.read_index())[0])
@@ -170,18 +170,18 @@ def test_a_reader_takes_no_lock(tmp_path: Path) -> None:
 
 
 def test_nothing_and_a_file_at_the_path(tmp_path: Path) -> None:
-    with pytest.raises(NotFound) as caught:
+    with pytest.raises(NotFoundError) as caught:
         OpenFolder(tmp_path / "a")
     assert caught.value.filename == str(tmp_path / "a")
     (tmp_path / "a").write_bytes(b"")
-    with pytest.raises(NotDirectory, match="it is a file"):
+    with pytest.raises(NotDirectoryError, match="it is a file"):
         OpenFolder(tmp_path / "a")
 
 
 def test_an_index_is_not_endless(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(open_folder, "LARGEST_DOCUMENT", 7)
     (tmp_path / "treering.json").write_bytes(b"12345678")
-    with OpenFolder(tmp_path) as opened, pytest.raises(Format, match="8 bytes: no index is that large"):
+    with OpenFolder(tmp_path) as opened, pytest.raises(FormatError, match="8 bytes: no index is that large"):
         opened.read_index()
 
 
@@ -189,7 +189,7 @@ def test_a_pipe_or_a_folder_in_the_place_of_a_file(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "treering.json")
     (tmp_path / "data").mkdir()
     with OpenFolder(tmp_path) as opened:
-        with pytest.raises(StoreFailed, match="not a file"):
+        with pytest.raises(StoreError, match="not a file"):
             opened.read_index()
         with pytest.raises(IsADirectoryError):
             opened.open_files(["data"])
@@ -199,7 +199,7 @@ def test_all_or_none_are_open(tmp_path: Path) -> None:
     first, _ = data_names(save(tmp_path, b"old"))
     before = open_descriptors()
     with OpenFolder(tmp_path) as opened:
-        with pytest.raises(DataFileMissing):
+        with pytest.raises(DataFileMissingError):
             opened.open_files([first, "nothing"])
         assert open_descriptors() == before + 1
         files = opened.open_files([first, first])
@@ -210,7 +210,7 @@ def test_all_or_none_are_open(tmp_path: Path) -> None:
 
 def test_what_is_there_cannot_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     faults.fail(monkeypatch, os, "listdir", errno.EIO)
-    with OpenFolder(tmp_path) as opened, pytest.raises(NotFound, match="the content cannot be read"):
+    with OpenFolder(tmp_path) as opened, pytest.raises(NotFoundError, match="the content cannot be read"):
         opened.read_index()
 
 
@@ -293,10 +293,10 @@ def test_a_hub_snapshot_is_a_run_too(tmp_path: Path) -> None:
 
 
 def test_nothing_and_a_file_are_no_runs(tmp_path: Path) -> None:
-    with pytest.raises(NotFound, match="nowhere"):
+    with pytest.raises(NotFoundError, match="nowhere"):
         RunFolder(tmp_path / "nowhere")
     (tmp_path / "file").write_bytes(b"")
-    with pytest.raises(StoreFailed, match="file"):
+    with pytest.raises(StoreError, match="file"):
         RunFolder(tmp_path / "file")
 
 
@@ -308,7 +308,7 @@ def test_a_step_that_cannot_be_looked_at_is_an_error(tmp_path: Path, monkeypatch
         faults.fail(
             monkeypatch, os, "stat", errno.EIO, when=lambda path, **keywords: str(path).endswith("treering.json")
         )
-        with pytest.raises(StoreFailed, match="Input/output error"):
+        with pytest.raises(StoreError, match="Input/output error"):
             run.steps()
 
 
@@ -349,7 +349,7 @@ class TestTheDocument:
             (run / "run.json").symlink_to(precious)
         with RunFolder(run) as opened:
             assert opened.read_document() is None
-            with pytest.raises(Format, match=r"run\.json"):
+            with pytest.raises(FormatError, match=r"run\.json"):
                 opened.replace_document(b"ours")
         assert precious.exists() == (what == "link")
         assert what != "link" or precious.read_bytes() == b"mine"
@@ -367,7 +367,7 @@ class TestTheDocument:
         with RunFolder(tmp_path) as run:
             run.replace_document(b"old")
             faults.fail(monkeypatch, os, "write", errno.ENOSPC)
-            with pytest.raises(StoreFailed, match=r"run\.json.*No space left"):
+            with pytest.raises(StoreError, match=r"run\.json.*No space left"):
                 run.replace_document(b"new")
             assert run.read_document() == b"old"
         assert [path.name for path in tmp_path.iterdir()] == ["run.json"]

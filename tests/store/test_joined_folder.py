@@ -10,7 +10,7 @@ import pytest
 from tests.folders import names, open_descriptors
 from tests.on_disk import decision_name, heartbeat_name, prepare_name, vote_name
 from tests.store.checkpoints import folder_at, join, journal_name, refuse, save, write
-from treering.errors import Busy, NotFound, StoreFailed
+from treering.errors import BusyError, NotFoundError, StoreError
 
 ATTEMPT = "0123456789abcdef"
 OTHER = "fedcba9876543210"
@@ -62,7 +62,7 @@ def test_who_withdraws_removes_only_its_own(tmp_path: Path) -> None:
 def test_no_file_is_written_twice(tmp_path: Path) -> None:
     (tmp_path / SECOND).write_bytes(b"of somebody")
     with join(tmp_path, ATTEMPT) as joined:
-        with pytest.raises(StoreFailed):
+        with pytest.raises(StoreError):
             joined.write_file(SECOND, [b"ring"], 4)
         joined.withdraw()
     assert (tmp_path / SECOND).read_bytes() == b"of somebody"
@@ -71,7 +71,7 @@ def test_no_file_is_written_twice(tmp_path: Path) -> None:
 def test_a_folder_that_is_gone_is_an_error_of_ours(tmp_path: Path) -> None:
     with join(tmp_path / "none", ATTEMPT) as joined:
         for deed in (lambda: joined.require_space(1), joined.make_durable):
-            with pytest.raises(NotFound):
+            with pytest.raises(NotFoundError):
                 deed()
         joined.withdraw()
     assert names(tmp_path) == []
@@ -111,7 +111,7 @@ def test_a_living_attempt_is_spared(tmp_path: Path) -> None:
     path = tmp_path / "ckpt"
     with folder_at(path, attempt=ATTEMPT) as leader:
         leader.board.put(prepare_name(OTHER), b"begin")
-        with pytest.raises(Busy), folder_at(path):
+        with pytest.raises(BusyError), folder_at(path):
             pass
         assert leader.board.get(prepare_name(OTHER)) == b"begin"
         leader.commit(b"[[],[]]")
@@ -158,7 +158,7 @@ def test_who_is_refused_leaves_a_folder_that_was_there(tmp_path: Path) -> None:
         pass
     assert tmp_path.is_dir()
     (tmp_path / "file").write_bytes(b"")
-    with pytest.raises(StoreFailed), refuse(tmp_path / "file"):
+    with pytest.raises(StoreError), refuse(tmp_path / "file"):
         pass
 
 

@@ -11,7 +11,7 @@ import pytest
 
 import treering
 from treering._store.posix import folder
-from treering.errors import Unsupported
+from treering.errors import UnsupportedError
 
 
 @pytest.fixture
@@ -56,7 +56,7 @@ def test_saving_to_a_mounted_bucket_is_refused(
         lambda: treering.save(target, {"w": np.zeros(2)}),
         lambda: treering.save_async(target, {"w": np.zeros(2)}).result(),
     ):
-        with pytest.raises(Unsupported, match=r"in a bucket that .* shows as a folder") as caught:
+        with pytest.raises(UnsupportedError, match=r"in a bucket that .* shows as a folder") as caught:
             save()
         assert repr(url) in str(caught.value)
     assert not target.parent.exists()
@@ -66,9 +66,9 @@ def test_saving_to_a_mounted_bucket_is_refused(
 def test_single_files_and_runs_are_refused_too(mounted: Callable[[str], None], tmp_path: Path) -> None:
     mounted("/ POINT rw - fuse.gcsfuse models")
     for name in ("a.msgpack", "a.safetensors"):
-        with pytest.raises(Unsupported, match=r"save to .gs://models."):
+        with pytest.raises(UnsupportedError, match=r"save to .gs://models."):
             treering.save(str(tmp_path / name), {"w": np.zeros(2, np.float32)})
-    with pytest.raises(Unsupported, match="gs://models/run"), treering.Run(tmp_path / "run") as run:
+    with pytest.raises(UnsupportedError, match="gs://models/run"), treering.Run(tmp_path / "run") as run:
         run.save(1, {"w": np.zeros(2)})
 
 

@@ -23,7 +23,7 @@ from treering._store import crew
 from treering._store.pieces import Buffer
 from treering._store.posix import descriptors, writing
 from treering._store.posix.writing import replace_file
-from treering.errors import NotFound, StoreFailed
+from treering.errors import NotFoundError, StoreError
 
 MIB = 1 << 20
 CONTENT = random.Random(0).randbytes(21 * MIB + 33)
@@ -70,7 +70,7 @@ def test_an_error_of_a_thread_is_the_callers(
     (tmp_path / "a.bin").write_bytes(b"old")
     faults.before(monkeypatch, os, "pwrite", fail)
     threads = threading.active_count()
-    with pytest.raises(StoreFailed, match=r"a\.bin") as caught:
+    with pytest.raises(StoreError, match=r"a\.bin") as caught:
         save_direct(tmp_path / "a.bin")
     assert caught.value.errno == reason
     assert threading.active_count() == threads
@@ -87,7 +87,7 @@ def test_after_an_error_the_source_is_not_asked_to_the_end(tmp_path: Path, monke
             yield bytes(MIB)
 
     faults.fail(monkeypatch, os, "pwrite", errno.EIO)
-    with pytest.raises(StoreFailed):
+    with pytest.raises(StoreError):
         replace_file(tmp_path / "a.bin", buffers(), 1000 * MIB)
     assert len(asked) <= 2 * (writing.BLOCKS + 2)
 
@@ -101,11 +101,11 @@ def test_an_error_that_is_no_os_error_arrives_too(tmp_path: Path, monkeypatch: p
 
 def test_a_write_that_takes_nothing_is_no_endless_loop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "pwrite", lambda descriptor, data, offset: 0)
-    with pytest.raises(StoreFailed, match="accepts no more bytes"):
+    with pytest.raises(StoreError, match="accepts no more bytes"):
         save_direct(tmp_path / "a.bin")
     limits.write_past_the_cache(monkeypatch, above=1 << 62)
     monkeypatch.setattr(os, "write", lambda descriptor, data: 0)
-    with pytest.raises(StoreFailed, match="accepts no more bytes"):
+    with pytest.raises(StoreError, match="accepts no more bytes"):
         save_direct(tmp_path / "a.bin")
     assert names(tmp_path) == []
 
@@ -134,7 +134,7 @@ def test_a_file_system_that_takes_the_flag_and_refuses_the_write(
 
 def test_another_error_of_the_flag_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     faults.fail(monkeypatch, fcntl, "fcntl", errno.EIO)
-    with pytest.raises(StoreFailed, match="Input/output"):
+    with pytest.raises(StoreError, match="Input/output"):
         save_direct(tmp_path / "a.bin")
     assert names(tmp_path) == []
 
@@ -170,7 +170,7 @@ def test_what_reserving_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
 
     monkeypatch.setattr(ctypes, "CDLL", Library)
     if fatal:
-        with pytest.raises(StoreFailed, match="free some space"):
+        with pytest.raises(StoreError, match="free some space"):
             save_direct(tmp_path / "a.bin")
         assert names(tmp_path) == []
     else:
@@ -200,7 +200,7 @@ def test_without_threads_errors_arrive_too(tmp_path: Path, monkeypatch: pytest.M
 
     monkeypatch.setattr(writing, "THREADS", 0)
     faults.before(monkeypatch, os, "pwrite", fail)
-    with pytest.raises(StoreFailed, match="Input/output"):
+    with pytest.raises(StoreError, match="Input/output"):
         save_direct(tmp_path / "a.bin")
 
 
@@ -313,7 +313,7 @@ def test_a_disk_that_fails_early_fails_the_save(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr(writing, "_RUN_BYTES", MIB)
 
     faults.fail(monkeypatch, descriptors, "start_writeback", errno.EIO)
-    with pytest.raises(StoreFailed, match="Input/output error"):
+    with pytest.raises(StoreError, match="Input/output error"):
         writing.replace_file(tmp_path / "a", [bytes(4 * MIB)], 4 * MIB)
     assert (tmp_path / "a").read_bytes() == b"old"
     assert [path.name for path in tmp_path.iterdir()] == ["a"]
@@ -395,7 +395,7 @@ def test_buffers_of_every_kind(tmp_path: Path) -> None:
 def test_another_size_than_announced_changes_nothing(tmp_path: Path, announced: int) -> None:
     path = tmp_path / "a.bin"
     path.write_bytes(b"old")
-    with pytest.raises(StoreFailed, match=r"buffers hold .*announced") as caught:
+    with pytest.raises(StoreError, match=r"buffers hold .*announced") as caught:
         replace_file(path, [noise(5 * MIB)], announced)
     assert caught.value.filename == str(path)
     assert path.read_bytes() == b"old"
@@ -403,7 +403,9 @@ def test_another_size_than_announced_changes_nothing(tmp_path: Path, announced: 
 
 
 @pytest.mark.usefixtures("way")
-@pytest.mark.parametrize("error", [KeyboardInterrupt(), NotFound("the source is gone"), ValueError("no such leaf")])
+@pytest.mark.parametrize(
+    "error", [KeyboardInterrupt(), NotFoundError("the source is gone"), ValueError("no such leaf")]
+)
 def test_an_error_of_the_source_passes_and_changes_nothing(tmp_path: Path, error: BaseException) -> None:
     path = tmp_path / "a.bin"
     path.write_bytes(b"old")

@@ -16,7 +16,7 @@ from treering._store.posix import reading
 from treering._store.posix.folder import Folder
 from treering._store.posix.open_descriptor import OpenDescriptor
 from treering._store.posix.reading import LocalFile
-from treering.errors import Corrupt, NotFound, StoreFailed
+from treering.errors import CorruptError, NotFoundError, StoreError
 
 CONTENT = random.Random(0).randbytes(200_000)
 
@@ -51,11 +51,11 @@ def test_reading_by_position(path: Path) -> None:
 )
 def test_bytes_that_are_not_there(path: Path, offset: int, count: int) -> None:
     with LocalFile(path) as file:
-        with pytest.raises(Corrupt, match="cut short") as caught:
+        with pytest.raises(CorruptError, match="cut short") as caught:
             file.read(offset, count)
         assert caught.value.offset is not None
         if count == 1:
-            with pytest.raises(Corrupt, match="cut short"):
+            with pytest.raises(CorruptError, match="cut short"):
                 file.read_into([(0, memoryview(bytearray(5))), (offset, memoryview(bytearray(1)))])
 
 
@@ -122,14 +122,14 @@ def test_buffers_that_follow_each_other_are_one_call(path: Path, monkeypatch: py
 def test_a_file_that_shrinks_while_open(path: Path) -> None:
     with LocalFile(path) as file:
         os.truncate(path, 5000)
-        with pytest.raises(Corrupt, match="cut short") as caught:
+        with pytest.raises(CorruptError, match="cut short") as caught:
             file.read(4000, 2000)
         assert caught.value.offset == 5000
-        with pytest.raises(Corrupt, match="cut short") as caught:
+        with pytest.raises(CorruptError, match="cut short") as caught:
             file.read_into([(0, memoryview(bytearray(100_000)))])
         assert caught.value.offset is not None
         assert caught.value.offset >= 5000
-        with pytest.raises(Corrupt, match="cut short") as caught:
+        with pytest.raises(CorruptError, match="cut short") as caught:
             file.map()
         assert caught.value.offset == 5000
 
@@ -141,7 +141,7 @@ def test_an_error_of_the_disk(path: Path, monkeypatch: pytest.MonkeyPatch) -> No
             if hasattr(os, name):
                 faults.fail(monkeypatch, os, name, errno.EIO)
         for ask in (lambda: file.read(0, 5), lambda: file.read_into([(0, memoryview(bytearray(9000)))])):
-            with pytest.raises(StoreFailed, match=r"could not read.*a\.bin") as caught:
+            with pytest.raises(StoreError, match=r"could not read.*a\.bin") as caught:
                 ask()
             assert caught.value.errno == errno.EIO
         monkeypatch.undo()
@@ -164,7 +164,7 @@ def test_mapping(path: Path) -> None:
 
 def test_an_error_of_mapping(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     faults.fail(monkeypatch, mmap, "mmap", errno.ENOMEM)
-    with LocalFile(path) as file, pytest.raises(StoreFailed, match="could not map"):
+    with LocalFile(path) as file, pytest.raises(StoreError, match="could not map"):
         file.map()
 
 
@@ -174,23 +174,23 @@ def test_an_empty_file(tmp_path: Path) -> None:
         assert file.size == 0
         assert file.read(0, 0) == b""
         file.read_into([])
-        with pytest.raises(Corrupt, match="empty"):
+        with pytest.raises(CorruptError, match="empty"):
             file.map()
 
 
 def test_what_is_no_file(tmp_path: Path) -> None:
-    with pytest.raises(NotFound, match=r"could not read.*missing"):
+    with pytest.raises(NotFoundError, match=r"could not read.*missing"):
         LocalFile(tmp_path / "missing")
     with pytest.raises(IsADirectoryError) as caught:
         LocalFile(tmp_path)
-    assert isinstance(caught.value, StoreFailed)
+    assert isinstance(caught.value, StoreError)
     os.mkfifo(tmp_path / "pipe")
-    with pytest.raises(StoreFailed, match="not a file"):
+    with pytest.raises(StoreError, match="not a file"):
         LocalFile(tmp_path / "pipe")
     (tmp_path / "file").touch()
     with pytest.raises(NotADirectoryError):
         LocalFile(tmp_path / "file" / "a.bin")
-    with pytest.raises(StoreFailed, match="cannot be the name"):
+    with pytest.raises(StoreError, match="cannot be the name"):
         LocalFile(tmp_path / "a\0b")
 
 

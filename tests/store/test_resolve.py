@@ -12,7 +12,7 @@ from treering._checkpoint import save
 from treering._checkpoint.save_options import SaveOptions
 from treering._store.resolve import located
 from treering._values.processes import Processes
-from treering.errors import Unsupported
+from treering.errors import UnsupportedError
 
 TREE = {"w": np.arange(4)}
 
@@ -31,7 +31,7 @@ def test_a_file_url_is_a_path_on_disk(name: str, tmp_path: Path) -> None:
 def test_forms_of_file_urls() -> None:
     assert located("file://localhost/a/b") == located("file:/a/b") == located("FILE:///a/b") == Path("/a/b")
     for url in ("file://host/a", "file://host"):
-        with pytest.raises(Unsupported, match="file:///PATH"):
+        with pytest.raises(UnsupportedError, match="file:///PATH"):
             located(url)
 
 
@@ -43,7 +43,7 @@ def test_a_joint_save_into_memory_is_refused(door: object, monkeypatch: pytest.M
         return plan(tree, options, settle)[0], Processes(this=1, count=2)  # type: ignore[arg-type]
 
     monkeypatch.setattr(save, "plan_together", of_two)
-    with pytest.raises(Unsupported, match="another place in each process"):
+    with pytest.raises(UnsupportedError, match="another place in each process"):
         door("memory://joint/a", TREE)  # type: ignore[operator]
-    with pytest.raises(treering.errors.NotFound):
+    with pytest.raises(treering.errors.NotFoundError):
         treering.load("memory://joint/a")

@@ -11,7 +11,7 @@ import pytest
 
 from tests import faults
 from tests.folders import names
-from treering.errors import StoreFailed
+from treering.errors import StoreError
 from treering.serialization import save_to_file, to_bytes
 
 NEW, NEWER = {"a": "new"}, {"a": "newer"}
@@ -129,7 +129,7 @@ def test_a_sweeper_between_creation_and_lock_costs_one_more_attempt(
 
 def test_a_sweeper_that_never_tires_is_an_error_at_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     faults.fail(monkeypatch, fcntl, "flock", errno.EAGAIN)
-    with pytest.raises(StoreFailed, match="keep removing"):
+    with pytest.raises(StoreError, match="keep removing"):
         save_to_file(NEW, tmp_path / "a.bin")
     assert names(tmp_path) == []
 
@@ -144,7 +144,7 @@ def test_a_file_system_without_locks_sweeps_nothing(tmp_path: Path, monkeypatch:
 
 def test_a_lock_that_fails_for_another_reason_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     faults.fail(monkeypatch, fcntl, "flock", errno.EIO)
-    with pytest.raises(StoreFailed, match="Input/output"):
+    with pytest.raises(StoreError, match="Input/output"):
         save_to_file(NEW, tmp_path / "a.bin")
     assert names(tmp_path) == []
 

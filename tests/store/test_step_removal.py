@@ -26,7 +26,7 @@ from tests.store.checkpoints import (
 )
 from tests.store.platforms import without_locks
 from tests.store.removal_points import payload
-from treering.errors import Busy, Corrupt, StoreFailed
+from treering.errors import BusyError, CorruptError, StoreError
 
 ROOT = Path(__file__).parents[2]
 
@@ -89,7 +89,7 @@ class TestNotesOfSavesByManyProcesses:
         assert set(names(run)) == {"step_00000010"}
 
     def test_while_somebody_saves_there_they_stay(self, run: Path) -> None:
-        with locked(run / "step_00000020"), pytest.raises(Busy):
+        with locked(run / "step_00000020"), pytest.raises(BusyError):
             tidy(run, 20, newest=False)
         assert set(names(run / "step_00000020")) >= {*NOTES, FAR}
 
@@ -161,7 +161,7 @@ class TestRemoving:
             os.mkfifo(index)
         else:
             index.mkdir()
-        with pytest.raises((StoreFailed, Corrupt, ValueError)):
+        with pytest.raises((StoreError, CorruptError, ValueError)):
             remove(run, 20)
         assert len(names(run / "step_00000020")) == 3
         assert (tmp_path / "index").exists()
@@ -175,7 +175,7 @@ class TestRemoving:
             return attempt_of(index)
 
         before = set(names(folder))
-        with pytest.raises(Corrupt):
+        with pytest.raises(CorruptError):
             remove(run, 20, attempt_of_all)
         assert set(names(folder)) == before
 
@@ -184,7 +184,7 @@ class TestRemoving:
         assert load(run / "step_00000020") == payload(20)
 
     def test_while_somebody_saves_to_it_a_step_stays(self, run: Path) -> None:
-        with folder_at(run / "step_00000020", overwrite=True), pytest.raises(Busy, match="step_00000020"):
+        with folder_at(run / "step_00000020", overwrite=True), pytest.raises(BusyError, match="step_00000020"):
             remove(run, 20)
         assert load(run / "step_00000020") == payload(20)
 
@@ -287,7 +287,7 @@ class TestFinishing:
     def test_what_a_living_save_writes_is_not(self, run: Path) -> None:
         with folder_at(run / "step_00000030") as saving:
             saving.write_file(data_names(saving.attempt)[0], [b"half"], 4)
-            with pytest.raises(Busy):
+            with pytest.raises(BusyError):
                 tidy(run)
             assert len(names(run / "step_00000030")) == 2
 
@@ -310,7 +310,7 @@ def test_without_locks_of_folders_a_file_is_the_lock(run: Path, monkeypatch: pyt
     without_locks(monkeypatch)
     tombstone(run / "step_00000010")
     (run / "step_00000010" / ".treering.lock").write_bytes(b"")
-    with pytest.raises(Busy):
+    with pytest.raises(BusyError):
         tidy(run)
     (run / "step_00000010" / ".treering.lock").unlink()
     tidy(run)
@@ -321,7 +321,7 @@ def test_without_locks_of_folders_a_file_is_the_lock(run: Path, monkeypatch: pyt
 def test_an_error_says_which_step_it_was(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
         faults.fail(patch, os, "unlink", errno.EACCES, when=lambda name, **options: name.endswith(".safetensors"))
-        with pytest.raises(StoreFailed, match=r"step_00000020.*Permission denied"):
+        with pytest.raises(StoreError, match=r"step_00000020.*Permission denied"):
             remove(run, 20)
     assert steps_of(run) == [10]
     tidy(run)

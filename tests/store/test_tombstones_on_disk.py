@@ -15,7 +15,7 @@ from treering._codec.key_document import Superseded, encode_tombstone, placehold
 from treering._inspect.inspect import inspect
 from treering._store.open_folder import find_index, find_index_at, index_document
 from treering._store.resolve import opened_store
-from treering.errors import NotFound
+from treering.errors import NotFoundError
 
 ATTEMPT = "0123456789abcdef"
 DATA = f"data-{ATTEMPT}-00000-of-00001.safetensors"
@@ -50,7 +50,7 @@ READING: dict[str, Callable[[Path], object]] = {
 
 @pytest.mark.parametrize("verb", sorted(READING))
 def test_no_verb_reads_it(removed: Path, verb: str) -> None:
-    with pytest.raises(NotFound):
+    with pytest.raises(NotFoundError):
         READING[verb](removed)
 
 
@@ -71,7 +71,7 @@ def test_a_run_has_no_such_step(removed: Path) -> None:
     with tr.Run(removed.parent) as run:
         assert run.steps() == []
         assert run.latest() is None
-        with pytest.raises(NotFound):
+        with pytest.raises(NotFoundError):
             run.load(step=3)
         run.save(2, TREE).result()
         assert run.steps() == [2]
@@ -93,13 +93,13 @@ def test_a_save_replaces_it_as_if_nothing_were_there(removed: Path) -> None:
     tr.save(removed, TREE)
     np.testing.assert_array_equal(tr.load(removed)["w"], TREE["w"])
     assert len(list(removed.iterdir())) == 2
-    with pytest.raises(tr.errors.Exists):
+    with pytest.raises(tr.errors.ExistsError):
         tr.save(removed, TREE)
 
 
 def test_a_save_beside_what_others_put_there_is_refused(removed: Path) -> None:
     (removed / "notes.txt").write_text("mine")
-    with pytest.raises(tr.errors.Exists, match="not empty"):
+    with pytest.raises(tr.errors.ExistsError, match="not empty"):
         tr.save(removed, TREE)
 
 

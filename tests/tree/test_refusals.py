@@ -26,7 +26,7 @@ import pytest
 
 from tests.properties.strategies import Point, add
 from treering._tree.flatten import flatten, flatten_like
-from treering.errors import Unsupported
+from treering.errors import UnsupportedError
 from treering.serialization import register_serialization_state, to_bytes
 
 
@@ -152,12 +152,12 @@ register_serialization_state(Numbered, lambda _: {1: 2}, lambda target, _: targe
     ids=lambda value: type(value).__name__,
 )
 def test_it_is_refused_where_it_stands(leaf: Any, words: str) -> None:
-    with pytest.raises(Unsupported, match=words) as caught:
+    with pytest.raises(UnsupportedError, match=words) as caught:
         flatten({"a": [0, leaf]})
     assert caught.value.path == ("a", "1")
     assert isinstance(caught.value, TypeError)
     assert isinstance(caught.value, ValueError)
-    with pytest.raises(Unsupported, match=words):
+    with pytest.raises(UnsupportedError, match=words):
         flatten(leaf)
 
 
@@ -180,14 +180,14 @@ def test_settings_are_of_the_target() -> None:
 
 def test_what_lies_below_a_class_is_refused_too_and_what_is_static_is_text() -> None:
     path = pathlib.PurePosixPath("a")
-    with pytest.raises(Unsupported, match=r"str\(x\)") as caught:
+    with pytest.raises(UnsupportedError, match=r"str\(x\)") as caught:
         flatten({"p": Point([path], 2)})
     assert caught.value.path == ("p", "x", "0")
     assert flatten(Point(1, 2, path)).kinds == ["int", "int"]  # type: ignore[arg-type]
 
 
 def test_all_of_them_are_named_at_once() -> None:
-    with pytest.raises(Unsupported) as caught:
+    with pytest.raises(UnsupportedError) as caught:
         flatten({"a": {1}, "b": [np.ones(2), np.array([None])], "c": {"d": Text("x"), "e": 5}})
     message = str(caught.value)
     assert message.startswith("3 leaves cannot be saved:")
@@ -197,13 +197,13 @@ def test_all_of_them_are_named_at_once() -> None:
 
 
 def test_many_are_counted() -> None:
-    with pytest.raises(Unsupported, match="and 80 more") as caught:
+    with pytest.raises(UnsupportedError, match="and 80 more") as caught:
         flatten([{1}] * 100)
     assert str(caught.value).count("\n") == 21
 
 
 def test_a_name_cannot_move_the_cursor() -> None:
-    with pytest.raises(Unsupported) as caught:
+    with pytest.raises(UnsupportedError) as caught:
         flatten({"\x1b[2J": {1}, "b": {1}})
     assert "\x1b" not in str(caught.value)
 
@@ -223,7 +223,7 @@ def test_a_name_cannot_move_the_cursor() -> None:
 def test_keys_that_are_alike_as_text_are_refused_naming_both(tree: Any) -> None:
     first, second = tree
     for walk in (flatten, flatten_like):
-        with pytest.raises(Unsupported, match="have the same text") as caught:
+        with pytest.raises(UnsupportedError, match="have the same text") as caught:
             walk({"x": tree})
         assert repr(first) in str(caught.value)
         assert repr(second) in str(caught.value)
@@ -231,7 +231,7 @@ def test_keys_that_are_alike_as_text_are_refused_naming_both(tree: Any) -> None:
 
 
 def test_a_key_without_text_is_refused() -> None:
-    with pytest.raises(Unsupported, match="text"):
+    with pytest.raises(UnsupportedError, match="text"):
         flatten({10**5000: 0})
 
 
@@ -243,7 +243,7 @@ def test_too_deep_is_refused() -> None:
     tree: Any = 7
     for _ in range(1025):
         tree = {"a": tree}
-    with pytest.raises(Unsupported, match=r"1024 containers deep.*hold itself"):
+    with pytest.raises(UnsupportedError, match=r"1024 containers deep.*hold itself"):
         flatten(tree)
 
 
@@ -251,7 +251,7 @@ def test_a_tree_that_holds_itself_is_refused() -> None:
     tree: list[Any] = [1, 2]
     tree += [tree, tree]
     for walk in (flatten, flatten_like):
-        with pytest.raises(Unsupported, match="hold itself"):
+        with pytest.raises(UnsupportedError, match="hold itself"):
             walk(tree)
 
 
@@ -260,7 +260,7 @@ def test_a_traced_array_is_refused_by_name() -> None:
         flatten({"a": x})
         return x
 
-    with pytest.raises(Unsupported, match="outside of jit"):
+    with pytest.raises(UnsupportedError, match="outside of jit"):
         jax.jit(save)(jnp.ones(2))
     assert flatten({"a": jnp.ones(2)}).kinds == ["jax"]
 
@@ -277,7 +277,7 @@ def test_a_dataclass_with_an_array_beside_its_fields_is_refused() -> None:
     tree = Normed(np.ones(2))
     assert flatten(tree).keys == ["w"]
     assert tree.norm is not None
-    with pytest.raises(Unsupported, match="'norm'"):
+    with pytest.raises(UnsupportedError, match="'norm'"):
         flatten(tree)
 
 
@@ -291,13 +291,13 @@ def test_a_node_that_jax_cannot_open_is_refused_where_it_stands() -> None:
         def tree_unflatten(cls, *_: Any) -> Any:
             return cls()
 
-    with pytest.raises(Unsupported, match="Broken") as caught:
+    with pytest.raises(UnsupportedError, match="Broken") as caught:
         flatten({"a": Broken()})
     assert caught.value.path == ("a",)
 
 
 def test_what_stands_beside_it_is_not_lost() -> None:
-    with pytest.raises(Unsupported, match="x/1"):
+    with pytest.raises(UnsupportedError, match="x/1"):
         flatten(Point([1, {1}], 2))
 
 
@@ -324,7 +324,7 @@ class ConfigDict:
     ids=["float0", "strings", "objects", "fields", "ConfigDict", "ConfigDict of arrays"],
 )
 def test_a_hint_fits_what_is_refused(leaf: Any, hint: str) -> None:
-    with pytest.raises(Unsupported, match=hint):
+    with pytest.raises(UnsupportedError, match=hint):
         flatten({"a": leaf})
-    with pytest.raises(Unsupported, match=hint):
+    with pytest.raises(UnsupportedError, match=hint):
         to_bytes({"a": leaf})

@@ -26,7 +26,7 @@ from treering._format.index import Container, ForeignKey, OpaqueLeaf, Token
 from treering._format.structure import _MAKERS, StandIn, build, class_name, iter_runs, register_node
 from treering._tree.flatten import flatten
 from treering._tree.unflatten import static_differences
-from treering.errors import Format, Unsupported
+from treering.errors import FormatError, UnsupportedError
 
 
 def there_and_back(tree: Any) -> Any:
@@ -129,7 +129,7 @@ def test_a_flood_of_namedtuples_is_refused() -> None:
     heads: list[Token] = [Container(node="list", keys=tuple(range(5000)))]
     for number in range(5000):
         heads += [Container(node="namedtuple", keys=("a",), class_name=f"m.Flood{number}"), 1]
-    with pytest.raises(Unsupported, match="4096"):
+    with pytest.raises(UnsupportedError, match="4096"):
         build(heads, [0] * 5000)
 
 
@@ -250,20 +250,20 @@ def test_make_says_how() -> None:
 
 @pytest.mark.usefixtures("registry")
 def test_a_class_that_cannot_be_made_says_what_to_do() -> None:
-    with pytest.raises(Unsupported, match="make="):
+    with pytest.raises(UnsupportedError, match="make="):
         register_node(Box)
     register_node(Derived)
-    with pytest.raises(Unsupported, match=r"norm.*make="):
+    with pytest.raises(UnsupportedError, match=r"norm.*make="):
         there_and_back(Derived(1))
     register_node(eqx.nn.Linear)
-    with pytest.raises(Unsupported, match="Linear cannot be constructed"):
+    with pytest.raises(UnsupportedError, match="Linear cannot be constructed"):
         there_and_back(eqx.nn.Linear(2, 3, key=jax.random.key(0)))
 
 
 @pytest.mark.usefixtures("registry")
 def test_a_static_field_of_which_only_the_text_is_there_is_not_given_to_a_class() -> None:
     register_node(Point)
-    with pytest.raises(Unsupported, match=r"only the text of label.*like="):
+    with pytest.raises(UnsupportedError, match=r"only the text of label.*like="):
         there_and_back(Point(1, 2, abs))  # type: ignore[arg-type]
 
 
@@ -307,29 +307,29 @@ _EMPTY = Container(node="dict", keys=())
     ids=str,
 )
 def test_tokens_that_are_no_tree_are_refused(tokens: list[Token], leaves: int) -> None:
-    with pytest.raises(Format):
+    with pytest.raises(FormatError):
         build(tokens, list(range(leaves)))
-    with pytest.raises(Format):
+    with pytest.raises(FormatError):
         keys_of(tokens)
 
 
 def test_another_number_of_leaves_is_refused() -> None:
     for count in (1, 3):
-        with pytest.raises(Format):
+        with pytest.raises(FormatError):
             build([_PAIR, 2], list(range(count)))
 
 
 @pytest.mark.parametrize("count", [0, -1])
 def test_a_run_of_no_leaves_is_refused(count: int) -> None:
-    with pytest.raises(Format):
+    with pytest.raises(FormatError):
         keys_of([_PAIR, count, 2])
-    with pytest.raises(Format):
+    with pytest.raises(FormatError):
         build([_PAIR, count, 2], [1, 2])
 
 
 def test_keys_that_are_equal_are_refused() -> None:
     for keys in ((1, True), ("a", "a"), (0.0, -0.0)):
-        with pytest.raises(Format, match="equal"):
+        with pytest.raises(FormatError, match="equal"):
             build([Container(node="dict", keys=keys), 2], [1, 2])
 
 
@@ -340,9 +340,9 @@ def test_keys_beside_the_fields_that_are_not_theirs_are_a_static_field() -> None
 
 def test_a_structure_that_is_too_deep_is_refused() -> None:
     chain: list[Token] = [Container(node="list", keys=(0,))] * 1025
-    with pytest.raises(Format, match="1024"):
+    with pytest.raises(FormatError, match="1024"):
         build([*chain, 1], [7])
-    with pytest.raises(Format, match="1024"):
+    with pytest.raises(FormatError, match="1024"):
         keys_of([*chain, 1])
     assert keys_of([*chain[1:], 1]) == ["/".join("0" * 1024)]
     assert build([*chain[1:], 1], [7]) is not None

@@ -179,9 +179,9 @@ def registration() -> None:
 def failures(data: bytes) -> None:
     try:
         serialization.msgpack_restore(data)
-    except errors.Mismatch as error:
+    except errors.MismatchError as error:
         assert_type(error.differences, tuple[str, ...])
-    except errors.StoreFailed as error:
+    except errors.StoreError as error:
         assert_type(error.errno, int | None)
     except errors.TreeringError as error:
         assert_type(error.path, tuple[str, ...] | None)

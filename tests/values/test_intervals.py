@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from treering._values.human import interval_of, interval_text
-from treering.errors import Unsupported
+from treering.errors import UnsupportedError
 
 
 @given(st.timedeltas(min_value=timedelta(microseconds=1)))
@@ -44,5 +44,5 @@ def test_seconds_and_a_timedelta_are_the_same() -> None:
     "given", [0, -1, True, "10", None, float("nan"), float("inf"), 1e300, timedelta(), timedelta(seconds=-1), 1e-9]
 )
 def test_what_is_no_stretch_is_refused_by_its_name(given: Any) -> None:
-    with pytest.raises(Unsupported, match="interval"):
+    with pytest.raises(UnsupportedError, match="interval"):
         interval_of(given, "interval")

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from treering._values.keys import GlobSet, escape_part, join_key, split_key, unescape_part
-from treering.errors import Format
+from treering.errors import FormatError
 
 parts = st.text(alphabet="ab~/01*é", max_size=5)
 paths = st.lists(parts, max_size=5).map(tuple)
@@ -35,9 +35,9 @@ def test_different_paths_have_different_key_texts(one: tuple[str, ...], other: t
 
 @pytest.mark.parametrize("text", ["a~", "~3", "a/~/b", "~~0", "~2~"])
 def test_a_lone_tilde_is_refused(text: str) -> None:
-    with pytest.raises(Format, match="stands alone"):
+    with pytest.raises(FormatError, match="stands alone"):
         split_key(text)
-    with pytest.raises(Format, match="stands alone"):
+    with pytest.raises(FormatError, match="stands alone"):
         GlobSet([f"{text}/*"])
 
 
@@ -80,7 +80,7 @@ def test_a_key_text_whose_stars_are_escaped_matches_itself_alone(path: tuple[str
 
 
 def test_the_escape_of_a_star_is_for_globs_alone() -> None:
-    with pytest.raises(Format, match="stands alone"):
+    with pytest.raises(FormatError, match="stands alone"):
         split_key("a~2b")
 
 

@@ -4,7 +4,7 @@ import pytest
 
 from treering._values.processes import Processes, format_processes, timeout_seconds
 from treering._values.timing import DEFAULT_TIMEOUT
-from treering.errors import Unsupported
+from treering.errors import UnsupportedError
 
 
 @pytest.mark.parametrize(
@@ -41,7 +41,7 @@ def test_the_argument_wins_over_the_environment() -> None:
 
 @pytest.mark.parametrize("wrong", [0, -1, float("nan"), float("inf"), True, "soon"])
 def test_what_is_no_time_is_refused_by_its_name(wrong: object) -> None:
-    with pytest.raises(Unsupported, match=r"timeout is .*positive number of seconds"):
+    with pytest.raises(UnsupportedError, match=r"timeout is .*positive number of seconds"):
         timeout_seconds(wrong, {})  # type: ignore[arg-type]
-    with pytest.raises(Unsupported, match="TREERING_TIMEOUT_S is"):
+    with pytest.raises(UnsupportedError, match="TREERING_TIMEOUT_S is"):
         timeout_seconds(None, {"TREERING_TIMEOUT_S": "-3"})

@@ -13,7 +13,7 @@ import pytest
 import treering
 from tests.cli.trees import in_every_form, saved, state
 from tests.command import treering as command
-from treering.errors import NotFound
+from treering.errors import NotFoundError
 
 
 def test_what_is_known_of_a_checkpoint(tmp_path: Path) -> None:
@@ -134,5 +134,5 @@ def test_a_msgpack_file_says_nothing_about_itself(tmp_path: Path) -> None:
 
 
 def test_what_is_not_there(tmp_path: Path) -> None:
-    with pytest.raises(NotFound, match="no checkpoint"):
+    with pytest.raises(NotFoundError, match="no checkpoint"):
         treering.inspect(tmp_path)

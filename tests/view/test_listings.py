@@ -22,7 +22,7 @@ from treering._values.human import bytes_text
 from treering._view.listings import html_text, json_lines, leaf_members, notes_of, origin_members
 from treering._view.rows import branch_kind, lay_out, leaves_of
 from treering._view.tree_text import UNICODE, tree_lines
-from treering.errors import Corrupt
+from treering.errors import CorruptError
 
 INT = LeafType(kind="int")
 ARRAY = LeafType(kind="jax", dtype="bfloat16", shape=(2, 3), sharding="P('x')")
@@ -123,7 +123,7 @@ def test_one_leaf_is_the_root() -> None:
     ],
 )
 def test_a_structure_that_does_not_fit_is_damage(structure: list[Token], count: int) -> None:
-    with pytest.raises(Corrupt):
+    with pytest.raises(CorruptError):
         listing(structure, [INT] * count)
 
 

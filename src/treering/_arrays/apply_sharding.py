@@ -20,7 +20,7 @@ from treering._tree.state_dict import TooDeep, map_with_path
 from treering._values.human import join_first
 from treering._values.keys import Trail, join_key, unwind
 from treering._values.telemetry import warn_of
-from treering.errors import Mismatch, NotSharded, TreeringError, Unsupported
+from treering.errors import MismatchError, NotShardedWarning, TreeringError, UnsupportedError
 
 _ARRAYS: Final = (jax.Array, np.ndarray, np.generic)
 _WIDE: Final = frozenset({"int64", "uint64", "float64", "complex128"})
@@ -43,11 +43,13 @@ def apply_sharding_tree(arrays: Any, sharding_tree: Any, mesh: Mesh | None = Non
         mesh: the default is replicated on it; without one it is this process's first device.
 
     Raises:
-        Unsupported: a 64-bit numpy array would have to be cast, because jax_enable_x64 is off; all of them are named.
+        UnsupportedError: a 64-bit numpy array would have to be cast, because jax_enable_x64 is off; all of them are
+            named.
         Exception: whatever a function in ``sharding_tree`` raises.
 
     Warns:
-        NotSharded: the trees differ, and all arrays are returned as they are; or some cannot be laid out as wanted.
+        NotShardedWarning: the trees differ, and all arrays are returned as they are; or some cannot be laid out as
+            wanted.
 
     Source: eformer.serialization.sharding_utils.apply_sharding_tree.
 
@@ -64,14 +66,14 @@ def apply_sharding_tree(arrays: Any, sharding_tree: Any, mesh: Mesh | None = Non
         return arrays
     pairs, unlike = pair_leaves(arrays, sharding_tree)
     if unlike:
-        warn_of("arrays and sharding tree differ, so nothing was sharded", unlike, NotSharded)
+        warn_of("arrays and sharding tree differ, so nothing was sharded", unlike, NotShardedWarning)
         return arrays
     steps = [_step(join_key(path), leaf, place, mesh) for path, leaf, place in pairs]
     _require_width(steps)
     # One after the other: the host copy of one numpy array at a time.
     results = iter([_put(step) for step in steps])
     if stayed := [f"{step.key or '.'}: {step.trouble}" for step in steps if step.trouble]:
-        warn_of("these arrays cannot have their shardings, and stay as they are", stayed, NotSharded)
+        warn_of("these arrays cannot have their shardings, and stay as they are", stayed, NotShardedWarning)
     return map_with_path(lambda _path, _leaf: next(results), arrays, None)
 
 
@@ -100,9 +102,9 @@ def _step(key: str, leaf: Any, place: Any, mesh: Mesh | None) -> _Step:
         return _Step(key, leaf, trouble=f"{kind_of(place)} is not a sharding")
     try:
         found = resolve_shardings(place, mesh, {key: aval_of(leaf.shape, leaf.dtype)}, [key])
-    except Mismatch as error:
+    except MismatchError as error:
         return _Step(key, leaf, trouble="; ".join(error.differences).removeprefix(f"{key or '.'}: "))
-    except Unsupported as error:
+    except UnsupportedError as error:
         error.path = None  # the line names the leaf
         return _Step(key, leaf, trouble=str(error))
     return _Step(key, leaf, sharding=found[key])
@@ -118,7 +120,7 @@ def _require_width(steps: list[_Step]) -> None:
     ]
     if wide:
         what = f"jax_enable_x64 is off, and these numpy arrays would be cast: {join_first(wide, _SHOWN)}"
-        raise Unsupported(what, hint="enable x64, or cast them yourself")
+        raise UnsupportedError(what, hint="enable x64, or cast them yourself")
 
 
 def _put(step: _Step) -> Any:
@@ -165,7 +167,7 @@ def make_itsharded(xs: Any, mesh: Mesh) -> Any:
     Everything else stays: numpy arrays, numbers, None, and arrays of which other processes hold a part.
 
     Raises:
-        Unsupported: this is no mesh.
+        UnsupportedError: this is no mesh.
 
     Source: eformer.serialization.sharding_utils.make_itsharded.
 
@@ -179,7 +181,7 @@ def make_itsharded(xs: Any, mesh: Mesh) -> Any:
     """
     require_mesh(mesh)
     if mesh is None:
-        raise Unsupported("mesh is None, and replicated needs devices", hint="a jax.sharding.Mesh")
+        raise UnsupportedError("mesh is None, and replicated needs devices", hint="a jax.sharding.Mesh")
     everywhere = NamedSharding(mesh, spec_of())
 
     def moved(_path: tuple[str, ...], x: Any) -> Any:

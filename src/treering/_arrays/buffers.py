@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from treering._values.human import bytes_text
-from treering.errors import Corrupt, Unsupported
+from treering.errors import CorruptError, UnsupportedError
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -34,7 +34,7 @@ _ROOM_BYTES: Final = 64 * 1024
 _SMALL_BYTES: Final = 64 << 10
 
 
-class NoMemory(Unsupported, MemoryError):
+class NoMemory(UnsupportedError, MemoryError):
     """An array is larger than the memory that the system gives; numpy raises MemoryError."""
 
 
@@ -42,7 +42,7 @@ def aligned_bytes(nbytes: int) -> NDArray[np.uint8]:
     """Return ``nbytes`` of unset memory that starts at a multiple of 64 bytes, from 4 MiB on at one of 2 MiB.
 
     Raises:
-        Unsupported: the system has no such memory; also a ``MemoryError``.
+        UnsupportedError: the system has no such memory; also a ``MemoryError``.
 
     Example:
         >>> aligned_bytes(3).ctypes.data % 64
@@ -118,7 +118,7 @@ def on_host(array: NDArray[Any], kind: str, *, own: bool = True) -> Any:
         own: copy a small array: those were read together, and one that is kept shall not keep its neighbours.
 
     Raises:
-        Corrupt: a text is no UTF-8.
+        CorruptError: a text is no UTF-8.
 
     Example:
         >>> import numpy as np
@@ -129,7 +129,7 @@ def on_host(array: NDArray[Any], kind: str, *, own: bool = True) -> Any:
         try:
             return array.tobytes().decode("utf-8", "surrogatepass")
         except UnicodeDecodeError as error:
-            raise Corrupt(f"a text is not UTF-8: {error.reason}", offset=error.start) from error
+            raise CorruptError(f"a text is not UTF-8: {error.reason}", offset=error.start) from error
     if kind == "bytes":
         return array.tobytes()
     if kind == "bytearray":

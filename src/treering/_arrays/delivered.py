@@ -19,7 +19,7 @@ from treering._tree.likeness import Fit
 from treering._values.boxes import Box, box_of_slices, whole
 from treering._values.casts import NotKept, cast_array, cast_number
 from treering._values.keys import split_key
-from treering.errors import Corrupt, Mismatch, Unsupported
+from treering.errors import CorruptError, MismatchError, UnsupportedError
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -76,7 +76,7 @@ def convert_value(value: Any, fit: Fit, sharding: jax.sharding.Sharding | None, 
     """Return a Python value as what it becomes: itself, another number, or an array without axes.
 
     Raises:
-        Mismatch: it does not fit there; ``key`` names the leaf.
+        MismatchError: it does not fit there; ``key`` names the leaf.
     """
     wanted = fit.dtype if fit.python is None else np.dtype(fit.python)
     if wanted is None:
@@ -134,7 +134,7 @@ def finish(leaf: Any, delivery: Delivery) -> Any:
     except (TypeError, ValueError) as error:
         what = f"this jax has no keys {delivery.fit.impl!r} of {leaf.dtype.name}{list(leaf.shape)}"
         hint = "register the implementation, or read the numbers with treering.open"
-        raise Unsupported(what, path=split_key(delivery.key), hint=hint) from error
+        raise UnsupportedError(what, path=split_key(delivery.key), hint=hint) from error
 
 
 def take_parts(delivery: Delivery) -> PartedLeaf:
@@ -176,7 +176,7 @@ def _cast(array: NDArray[Any], dtype: np.dtype[Any], box: Box) -> NDArray[Any]:
 def _keep_on_host(array: NDArray[Any], delivery: Delivery, *, mapped: bool) -> Any:
     try:
         leaf = on_host(array, delivery.fit.kind, own=not mapped)
-    except Corrupt as error:
+    except CorruptError as error:
         error.path = split_key(delivery.key)
         raise
     if mapped and isinstance(leaf, np.ndarray):
@@ -184,9 +184,9 @@ def _keep_on_host(array: NDArray[Any], delivery: Delivery, *, mapped: bool) -> A
     return leaf
 
 
-def _mismatch(error: NotKept, dtype: str, key: str) -> Mismatch:
+def _mismatch(error: NotKept, dtype: str, key: str) -> MismatchError:
     hint = "cast=True rounds floats, and changes no other number"
-    return Mismatch(f"{error} does not fit {dtype}", path=split_key(key), hint=hint)
+    return MismatchError(f"{error} does not fit {dtype}", path=split_key(key), hint=hint)
 
 
 def device_put(arrays: Any, sharding: Any) -> Any:

@@ -119,7 +119,7 @@ def state_digest(source: Source) -> str:
     the numbers, all those of small arrays: two hosts may have copies of one file, which are of different times.
 
     Raises:
-        Corrupt, NotFound, StoreFailed: as reading does.
+        CorruptError, NotFoundError, StoreError: as reading does.
     """
     index = source.index
     head = repr((index.attempt, index.types, [(file.name, file.nbytes, file.digest) for file in index.files]))

@@ -18,7 +18,7 @@ from treering._codec.documents import MAX_NESTING
 from treering._codec.msgpack.write import ArrayLike, Piece
 from treering._values.boxes import Box, box_of_slices, boxes_of_range, intersection, relative, shape_of, slices
 from treering._values.processes import Processes
-from treering.errors import Unsupported
+from treering.errors import UnsupportedError
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -38,13 +38,15 @@ def adopt(value: object) -> ArrayLike | None:
     """Return ``value`` if it is a jax array that this process holds whole, None if it is no array.
 
     Raises:
-        Unsupported: some of its shards belong to other processes, or it was deleted (donated).
+        UnsupportedError: some of its shards belong to other processes, or it was deleted (donated).
     """
     if not isinstance(value, jax.Array):
         return None
     require_alive(value)
     if not value.is_fully_addressable:
-        raise Unsupported("the array is not fully addressable: other processes hold some of its shards", hint=TOGETHER)
+        raise UnsupportedError(
+            "the array is not fully addressable: other processes hold some of its shards", hint=TOGETHER
+        )
     return value
 
 
@@ -52,15 +54,15 @@ def require_alive(value: jax.Array) -> None:
     """Refuse an array that has no bytes, or has them no more.
 
     Raises:
-        Unsupported: it is a tracer, is unreduced, or was deleted (donated).
+        UnsupportedError: it is a tracer, is unreduced, or was deleted (donated).
     """
     if isinstance(value, jax.core.Tracer):
-        raise Unsupported("a traced value has no bytes yet", hint="save outside of jit, grad and vmap")
+        raise UnsupportedError("a traced value has no bytes yet", hint="save outside of jit, grad and vmap")
     if getattr(getattr(value.sharding, "spec", None), "unreduced", None):
-        raise Unsupported("the array is unreduced: its devices hold partial sums", hint="reshard it before")
+        raise UnsupportedError("the array is unreduced: its devices hold partial sums", hint="reshard it before")
     if value.is_deleted():
         what = "the array has been deleted, probably because it was donated to a jitted function"
-        raise Unsupported(what, hint="save it before")
+        raise UnsupportedError(what, hint="save it before")
 
 
 def jax_holds(dtype: np.dtype[Any]) -> bool:

@@ -28,7 +28,7 @@ from treering._values.boxes import Box
 from treering._values.checksums import block_checksums
 from treering._values.dtypes import lookup, numpy_dtype
 from treering._values.keys import naming_leaf
-from treering.errors import Format
+from treering.errors import FormatError
 
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
@@ -169,7 +169,7 @@ class StoredArrays:
         """Check that every data file is there, of its size, with an intact header; its data is checked when it is read.
 
         Raises:
-            Corrupt: one is not.
+            CorruptError: one is not.
         """
         for number in self._checked:
             self._check_header(number)
@@ -178,8 +178,8 @@ class StoredArrays:
         """Fill ``arrays`` of every request.
 
         Raises:
-            Corrupt: bytes do not have their checksums, or are not there.
-            StoreFailed: the system refuses.
+            CorruptError: bytes do not have their checksums, or are not there.
+            StoreError: the system refuses.
         """
         work = self.plan_reads(requests)
         run_all(work, Tally(work.nbytes, progress), threads=self._threads)
@@ -189,7 +189,7 @@ class StoredArrays:
         """Return what is to be done to fill ``arrays`` of every request; large ones have their memory already.
 
         Raises:
-            Corrupt: a file that it takes is lost, or its header is damaged.
+            CorruptError: a file that it takes is lost, or its header is damaged.
         """
         work = Work()
         small: list[tuple[int, ReadRequest]] = []
@@ -405,7 +405,7 @@ def allocate_rooms(wanted: Sequence[tuple[ReadRequest, np.dtype[Any]]], keys: Se
 def dtype_in(index: Index, leaf: int) -> np.dtype[Any]:
     """Return the dtype of what is stored of a leaf."""
     if (known := lookup(index.type_of(leaf).dtype or "")) is None:
-        raise Format(f"unknown dtype {index.type_of(leaf).dtype}")
+        raise FormatError(f"unknown dtype {index.type_of(leaf).dtype}")
     return numpy_dtype(known)
 
 

@@ -25,7 +25,7 @@ from treering._values.casts import NotKept, cast_array
 from treering._values.dtypes import lookup, numpy_dtype
 from treering._values.human import build_mismatch
 from treering._values.keys import naming_leaf, split_key
-from treering.errors import Mismatch, Unsupported
+from treering.errors import MismatchError, UnsupportedError
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -40,7 +40,7 @@ def map_source(source: Source, key_map: KeyMap) -> Source:
     """Return an opened tree with the keys, shapes and dtypes that a map gives its leaves, in nested dicts.
 
     Raises:
-        Mismatch: the map does not fit; the error has every finding.
+        MismatchError: the map does not fit; the error has every finding.
     """
     return _apply(source, key_map.plan(_map_leaves(source.index)))
 
@@ -54,7 +54,7 @@ def unmap_source(source: Source, key_map: KeyMap) -> Source:
     """Return a tree with the leaves that it is stored as, so that `map_source` with the same map gives it again.
 
     Raises:
-        Mismatch: the map does not fit, or two leaves that are copies of one by the map differ.
+        MismatchError: the map does not fit, or two leaves that are copies of one by the map differ.
     """
     plan = key_map.plan_save(_map_leaves(source.index))
     stored = _apply(source, plan)
@@ -67,12 +67,12 @@ def cast_floats(source: Source, dtype: Any) -> Source:
     """Return an opened tree in which all arrays of floats have one dtype, which is a name or what numpy takes for one.
 
     Raises:
-        Unsupported: it is not a dtype of floats.
+        UnsupportedError: it is not a dtype of floats.
     """
     with contextlib.suppress(TypeError):
         dtype = dtype if isinstance(dtype, str) else np.dtype(dtype).name
     if not isinstance(dtype, str) or lookup(dtype) is None or not dtype.startswith(_FLOATS):
-        raise Unsupported(f"dtype={dtype!r:.100} is not a dtype of floats", hint="for example bfloat16 or float32")
+        raise UnsupportedError(f"dtype={dtype!r:.100} is not a dtype of floats", hint="for example bfloat16 or float32")
     index = source.index
     leaves = []
     for number, key in enumerate(index.keys):
@@ -192,8 +192,8 @@ class MappedArrays:
         """Fill ``arrays`` of every request.
 
         Raises:
-            Mismatch: a cast would change a number by more than rounding.
-            Corrupt, StoreFailed: as those of the stored leaves.
+            MismatchError: a cast would change a number by more than rounding.
+            CorruptError, StoreError: as those of the stored leaves.
         """
         straight: list[tuple[ReadRequest, ReadRequest]] = []
         copies: list[_Copy] = []
@@ -257,7 +257,7 @@ class MappedArrays:
                 into[...] = view if view.dtype == into.dtype else cast_array(view, into.dtype)
             except NotKept as error:
                 text = f"the value {error.value!s} does not fit {copy.target.dtype.name}"
-                raise Mismatch(text, path=split_key(copy.key), hint="the key map, or dtype=, casts it") from None
+                raise MismatchError(text, path=split_key(copy.key), hint="the key map, or dtype=, casts it") from None
 
 
 def largest_block(arrays: Arrays, leaf: int) -> int | None:

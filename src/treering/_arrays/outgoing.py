@@ -32,7 +32,7 @@ from treering._values.checksums import block_checksums, block_count
 from treering._values.dtypes import check_writable
 from treering._values.keys import split_key
 from treering._values.processes import Processes, format_processes
-from treering.errors import ProcessFailed, TreeringError, Unsupported
+from treering.errors import ProcessFailedError, TreeringError, UnsupportedError
 
 ALONE: Final = Processes(this=0, count=1)
 """A process that saves what it holds, without others."""
@@ -109,7 +109,8 @@ def describe_leaves(flat: Flattened, processes: Processes = ALONE) -> DescribedL
         processes: those that save it together. One that saves alone has to hold all of every leaf.
 
     Raises:
-        Unsupported: a leaf cannot be stored: deleted, traced, of a dtype that no file has, held by other processes.
+        UnsupportedError: a leaf cannot be stored: deleted, traced, of a dtype that no file has, held by other
+            processes.
     """
     describe = Describer(processes)
     leaf_types: list[int] = []
@@ -180,7 +181,7 @@ class Describer:
         """Return the number of a leaf's type, its boxes that are here, and who holds each if it lies over processes.
 
         Raises:
-            Unsupported: it is deleted, traced, of a dtype that no file has, or other processes hold parts of it.
+            UnsupportedError: it is deleted, traced, of a dtype that no file has, or other processes hold parts of it.
         """
         if kind in ("jax", "key"):
             return self._jax(kind, leaf)
@@ -212,7 +213,7 @@ class Describer:
         if self._processes.count == 1:
             if leaf.is_fully_addressable:
                 return None
-            raise Unsupported("other processes hold some of the array's shards", hint=TOGETHER)
+            raise UnsupportedError("other processes hold some of the array's shards", hint=TOGETHER)
         key = (leaf.sharding, leaf.shape)
         if key not in self._held:
             alone = all(process_of(device) == self._processes.this for device in leaf.sharding.device_set)
@@ -441,7 +442,7 @@ def merge_checksums(layout: SaveLayout, parts: Sequence[array[int]]) -> array[in
     """Return the checksums of all chunks, given those that each process found, in the order of its own chunks.
 
     Raises:
-        ProcessFailed: a process handed in another number of checksums than its part has blocks.
+        ProcessFailedError: a process handed in another number of checksums than its part has blocks.
     """
     chunks = layout.chunks
     table = array("Q")
@@ -453,7 +454,9 @@ def merge_checksums(layout: SaveLayout, parts: Sequence[array[int]]) -> array[in
         table += parts[process][start:stop]
     if wrong := [process for process, part in enumerate(parts) if len(part) != taken[process]]:
         hint = "run the same version of treering on all processes, with the same tree"
-        error = ProcessFailed(f"{format_processes(wrong)} sent checksums for other chunks than planned here", hint=hint)
+        error = ProcessFailedError(
+            f"{format_processes(wrong)} sent checksums for other chunks than planned here", hint=hint
+        )
         error.processes = tuple(wrong)
         raise error
     return table

@@ -148,7 +148,7 @@ class Source:
             joint: whether several processes read it, each by the path.
 
         Raises:
-            StoreFailed: the store refuses to say.
+            StoreError: the store refuses to say.
         """
         if self.index.verified or self.is_current():
             return True

@@ -101,7 +101,8 @@ def tree_source(flat: Flattened) -> Source:
     """Return a tree in memory, of which this process holds every array, as one that is open; nothing is copied yet.
 
     Raises:
-        Unsupported: a leaf cannot be stored: deleted, traced, of a dtype that no file has, held by other processes.
+        UnsupportedError: a leaf cannot be stored: deleted, traced, of a dtype that no file has, held by other
+            processes.
     """
     leaves = describe_leaves(flat)
     index = Index(

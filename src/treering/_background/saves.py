@@ -20,7 +20,7 @@ from typing import Final
 from treering._background.writer import PendingSave, SaveJob, Writer
 from treering._coordination.messages import Failure
 from treering._store.resolve import settled
-from treering.errors import Mismatch, Timeout, TreeringError
+from treering.errors import MismatchError, TimedOutError, TreeringError
 
 
 def reword(error: BaseException, said: str) -> TreeringError:
@@ -40,7 +40,7 @@ def reword(error: BaseException, said: str) -> TreeringError:
         late = TreeringError(f"{said}: {error}")
     elif isinstance(error, TreeringError):
         late = Failure.of(error).to_error(said, getattr(error, "processes", ()))
-        if isinstance(late, Mismatch) and isinstance(error, Mismatch):
+        if isinstance(late, MismatchError) and isinstance(error, MismatchError):
             late.differences = error.differences
         if isinstance(late, OSError) and isinstance(error, OSError):
             late.errno, late.strerror, late.filename = error.errno, error.strerror, error.filename
@@ -93,7 +93,7 @@ def wait_for(path: str | os.PathLike[str], timeout: float | None = None) -> None
         timeout: how many seconds to wait; None for as long as there is progress.
 
     Raises:
-        Timeout: it did not end in that time, or shows no progress any more.
+        TimedOutError: it did not end in that time, or shows no progress any more.
     """
     if _current["writer"].jobs:
         _current["writer"].wait(settled(path), timeout)
@@ -113,7 +113,7 @@ def settle(path: str | os.PathLike[str]) -> None:
     """Wait for the saves to a path that are in flight; raise what one of them failed at, unless that was told.
 
     Raises:
-        Timeout: one shows no progress any more.
+        TimedOutError: one shows no progress any more.
         TreeringError: an earlier save failed; the message names it.
     """
     wait_for(path)
@@ -197,7 +197,7 @@ def _wait(saves: Writer) -> str | None:
     while True:
         try:
             saves.wait(None, None)
-        except Timeout:
+        except TimedOutError:
             return "it makes no more progress"
         except KeyboardInterrupt:
             return "the program was interrupted"

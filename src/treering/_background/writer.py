@@ -26,20 +26,20 @@ from treering._arrays.jobs import Progress
 from treering._printable import show_path
 from treering._store.crew import Waiters
 from treering._values import timing
-from treering.errors import Cancelled, Timeout, TreeringError, Unsupported
+from treering.errors import CancelledError, TimedOutError, TreeringError, UnsupportedError
 
 
 class Watch:
     """What a save tells while it goes on, and where it hears that it was called off; here by a caller that waits."""
 
     def move(self) -> None:
-        """Note that something was done; raises ``Cancelled`` if it was called off."""
+        """Note that something was done; raises ``CancelledError`` if it was called off."""
 
     def claim(self) -> None:
-        """Take the last step before the commit; raises ``Cancelled`` if it was called off."""
+        """Take the last step before the commit; raises ``CancelledError`` if it was called off."""
 
     def pause(self, seconds: float) -> None:
-        """Sleep while other processes are waited for; raises ``Cancelled`` if it was called off."""
+        """Sleep while other processes are waited for; raises ``CancelledError`` if it was called off."""
         time.sleep(seconds)
 
 
@@ -129,7 +129,7 @@ class SaveJob(Watch):
         """Note that something was done.
 
         Raises:
-            Cancelled: it was called off; raised once, for the steps that tell others of it move as well.
+            CancelledError: it was called off; raised once, for the steps that tell others of it move as well.
         """
         self.moved_at = time.monotonic()
         if self.cancelled and not self._raised:
@@ -139,7 +139,7 @@ class SaveJob(Watch):
         """Take the last step before the commit; from now on nobody can call it off.
 
         Raises:
-            Cancelled: it was called off before.
+            CancelledError: it was called off before.
         """
         with self._lock:
             if self.cancelled:
@@ -151,7 +151,7 @@ class SaveJob(Watch):
         """Sleep, as one who waits for other processes does; their steps have deadlines of their own.
 
         Raises:
-            Cancelled: it was called off.
+            CancelledError: it was called off.
         """
         self.move()
         time.sleep(seconds)
@@ -170,7 +170,7 @@ class SaveJob(Watch):
         """Note how it ended."""
         with self._lock:
             self.error = error
-            self.told = self.told or (self.cancelled and isinstance(error, Cancelled))
+            self.told = self.told or (self.cancelled and isinstance(error, CancelledError))
             self.stage = SaveStage.ENDED
         _here.writes = False
         self.moved_at = time.monotonic()
@@ -204,7 +204,7 @@ class SaveJob(Watch):
 
     def _raise_cancelled(self) -> NoReturn:
         self._raised = True
-        raise Cancelled(f"the save to {self.shown!r} was cancelled", hint="nothing changed there")
+        raise CancelledError(f"the save to {self.shown!r} was cancelled", hint="nothing changed there")
 
     def require_own(self) -> None:
         """Refuse to answer in another process: a fork copied this, and nothing moves it here.
@@ -252,8 +252,8 @@ class PendingSave:
             timeout: how many seconds to wait; None for as long as it takes.
 
         Raises:
-            Timeout: it is not done in that time; it goes on.
-            Cancelled: it was called off.
+            TimedOutError: it is not done in that time; it goes on.
+            CancelledError: it was called off.
             TreeringError: what ``save`` raises.
         """
         if (error := self.exception(timeout)) is not None:
@@ -266,11 +266,11 @@ class PendingSave:
             timeout: how many seconds to wait; None for as long as it takes.
 
         Raises:
-            Timeout: it is not done in that time; it goes on.
+            TimedOutError: it is not done in that time; it goes on.
         """
         job = self._job
         if not job.wait(timeout):
-            raise Timeout(f"the save to {job.shown!r} is not done within {timeout:g} s", hint="it goes on")
+            raise TimedOutError(f"the save to {job.shown!r} is not done within {timeout:g} s", hint="it goes on")
         job.told = True
         return job.error
 
@@ -285,11 +285,11 @@ class PendingSave:
     def cancel(self) -> bool:
         """Call it off, if it is not committed yet; without waiting.
 
-        In a job of processes the others are told, and fail with ``Cancelled`` or ``ProcessFailed``.
+        In a job of processes the others are told, and fail with ``CancelledError`` or ``ProcessFailedError``.
 
         Returns:
-            True where it comes to nothing. What stood at the path stays, and `result` raises ``Cancelled``. False where
-            it is committed, or being committed, or has failed.
+            True where it comes to nothing. What stood at the path stays, and `result` raises ``CancelledError``. False
+            where it is committed, or being committed, or has failed.
         """
         return self._job.cancel()
 
@@ -302,7 +302,7 @@ def async_bytes(environment: Mapping[str, str] = os.environ) -> int:
     """Return the limit: ``TREERING_ASYNC_BYTES``, else half of the machine's memory.
 
     Raises:
-        Unsupported: it is no number of bytes.
+        UnsupportedError: it is no number of bytes.
 
     Example:
         >>> async_bytes({"TREERING_ASYNC_BYTES": "1000000"}), async_bytes({}) > 0
@@ -310,7 +310,7 @@ def async_bytes(environment: Mapping[str, str] = os.environ) -> int:
     """
     if text := environment.get(_VARIABLE):
         if not (text.isascii() and text.isdigit()):
-            raise Unsupported(f"{_VARIABLE} is {text!r:.100}, but must be a number of bytes")
+            raise UnsupportedError(f"{_VARIABLE} is {text!r:.100}, but must be a number of bytes")
         return int(text)
     try:
         return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
@@ -478,14 +478,14 @@ class Writer:
         """Wait until nothing is in flight to a path, or of a run; None for all. The thread that writes does not wait.
 
         Raises:
-            Timeout: it did not end within ``timeout`` seconds, or shows no progress any more.
+            TimedOutError: it did not end within ``timeout`` seconds, or shows no progress any more.
         """
         end = math.inf if timeout is None else time.monotonic() + timeout
         while not writes_here() and (jobs := self.of(path)):
             what = f"the save to {jobs[0].shown!r} is not done"
             self._require_progress(what)
             if (left := end - time.monotonic()) <= 0:
-                raise Timeout(f"{what} within {timeout:g} s", hint="it goes on")
+                raise TimedOutError(f"{what} within {timeout:g} s", hint="it goes on")
             self._changed.wait(lambda: not self.of(path), min(left, timing.current.writer_pause))
 
     def _stalled(self) -> bool:
@@ -497,7 +497,7 @@ class Writer:
     def _require_progress(self, what: str) -> None:
         jobs = self.jobs
         if jobs and self._stalled():
-            raise Timeout(f"{what}: nothing was written for the {jobs[0].timeout:g} s of its timeout")
+            raise TimedOutError(f"{what}: nothing was written for the {jobs[0].timeout:g} s of its timeout")
 
 
 def _release_frames(error: BaseException) -> None:

@@ -41,7 +41,7 @@ from treering._store.resolve import require_outside, require_path, settled
 from treering._tree.flatten import flatten
 from treering._values.telemetry import report
 from treering._view.progress import Progress, showing
-from treering.errors import Busy, Corrupt, NotFound, Unsupported
+from treering.errors import BusyError, CorruptError, NotFoundError, UnsupportedError
 
 _OF_FILES: Final = ("format", "total_size")
 """Members that say how a file of another program was written."""
@@ -73,7 +73,7 @@ def save_options(
     """Return how the result of a conversion is saved; raises as ``SaveOptions.of`` does."""
     require_path(target)
     if max_file_size is not None and to != "hf":
-        raise Unsupported("max_file_size= needs a form that has it", hint="to='hf', a Hugging Face folder, has it")
+        raise UnsupportedError("max_file_size= needs a form that has it", hint="to='hf', a Hugging Face folder, has it")
     others = () if to in (None, *FORMS) else (Path(target).suffix.lower(),)
     return SaveOptions.of(
         target, metadata=metadata, overwrite=overwrite, progress=progress, processes="this", timeout=None,
@@ -92,7 +92,7 @@ def convert_path(source: str | os.PathLike[str], save: SaveOptions, options: Con
     with showing(save.progress), contextlib.ExitStack() as files:
         with asking(once=True):
             if is_run(source):
-                raise Unsupported(f"{os.fspath(source)!r} is a run", hint="convert its steps, one at a time")
+                raise UnsupportedError(f"{os.fspath(source)!r} is a run", hint="convert its steps, one at a time")
             opened = stream_source(source, files)
         mapped = opened if options.key_map is None else map_source(opened, options.key_map)
         metadata = dict(options.describe(opened.index)) if options.describe else _metadata_of(opened.index)
@@ -100,25 +100,25 @@ def convert_path(source: str | os.PathLike[str], save: SaveOptions, options: Con
         watch = _StillThere(opened, os.fspath(source))
         try:
             written = _write(mapped, writer, save, options, watch)
-        except (Corrupt, NotFound):
+        except (CorruptError, NotFoundError):
             watch.claim()  # what was replaced is neither damaged nor lost
             raise
     if written is not None:
         _require_equal(save, written)
     elif (found_damage := verify_bytes(save.path, None)).findings:
-        raise Corrupt(f"{save.shown!r} was written and does not verify: {found_damage.findings[0].problem}")
+        raise CorruptError(f"{save.shown!r} was written and does not verify: {found_damage.findings[0].problem}")
 
 
 def export_tree(tree: Any, save: SaveOptions, options: ConvertOptions) -> None:
     """Save a tree in memory; ``treering.export`` says more.
 
     Raises:
-        Unsupported: this is not process 0 of its job, or the form cannot hold the tree.
+        UnsupportedError: this is not process 0 of its job, or the form cannot hold the tree.
     """
     check_key_map(options.key_map)
     if (this := this_processes(()).this) != 0:
         hint = "call it under `if jax.process_index() == 0:`"
-        raise Unsupported(f"process {this} cannot export {save.shown!r}: process 0 does, alone", hint=hint)
+        raise UnsupportedError(f"process {this} cannot export {save.shown!r}: process 0 does, alone", hint=hint)
     writer = find_writer(save.path, save.shown, options.to)
     settle(save.path)
     source = tree_source(flatten(tree))
@@ -154,7 +154,7 @@ class _StillThere(Watch):
     def claim(self) -> None:
         """Look once more, before the result gets its name."""
         if not self._source.is_consistent(joint=False):
-            raise Busy(f"{self._shown!r} was replaced while it was being converted", hint="convert it again")
+            raise BusyError(f"{self._shown!r} was replaced while it was being converted", hint="convert it again")
 
 
 def _metadata_of(index: Index) -> dict[str, Any]:
@@ -166,7 +166,7 @@ def _lose(part: Selection, metadata: Mapping[str, Any], losses: frozenset[Loss])
     """Return a part of a tree, and the metadata, without what is left out."""
     if dropped := left_out(losses):
         if len(dropped) == len(part.keys):
-            raise Unsupported("nothing would be left of the tree", hint="choose another form")
+            raise UnsupportedError("nothing would be left of the tree", hint="choose another form")
         part = drop_leaves(part, dropped)
     members = {loss.name for loss in losses if loss.kind == "metadata"}
     return part, {name: value for name, value in metadata.items() if name not in members}
@@ -188,7 +188,7 @@ def _require_equal(save: SaveOptions, written: Mapping[str, Any]) -> None:
     """Read the result, and compare each leaf with what was read of the source.
 
     Raises:
-        Corrupt: they are not the same.
+        CorruptError: they are not the same.
     """
     with contextlib.ExitStack() as files:
         found = stream_source(save.path, files)
@@ -198,7 +198,7 @@ def _require_equal(save: SaveOptions, written: Mapping[str, Any]) -> None:
             if not _is_equal(found, numbers[key], written[key]):
                 wrong.append(key)
     if wrong:
-        raise Corrupt(f"{save.shown!r} was written, and its leaf {wrong[0]!r:.200} is not the one that was read")
+        raise CorruptError(f"{save.shown!r} was written, and its leaf {wrong[0]!r:.200} is not the one that was read")
 
 
 def _is_equal(found: Source, leaf: int, wanted: Any) -> bool:

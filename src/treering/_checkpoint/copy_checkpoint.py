@@ -21,7 +21,7 @@ from treering._store.failures import naming_file
 from treering._store.open_folder import OpenFolder
 from treering._store.opened_files import OpenedFiles
 from treering._store.resolve import is_taken, located, open_file, write_file
-from treering.errors import Busy, Corrupt, Exists, NotFound
+from treering.errors import BusyError, CorruptError, ExistsError, NotFoundError
 
 _PIECE_BYTES: Final = 16 << 20
 """Less than twice so much of a file is in memory."""
@@ -37,10 +37,10 @@ def copy_checkpoint(source: Path, target: Path, *, overwrite: bool, progress: Pr
         progress: called with the bytes that are copied.
 
     Raises:
-        NotFound: there is no checkpoint.
-        Corrupt: a byte of it is not the one that was saved; nothing is at the target then.
-        Busy: it was replaced or removed meanwhile, and its data are gone; or as for a save.
-        Exists, StoreFailed: as for a save.
+        NotFoundError: there is no checkpoint.
+        CorruptError: a byte of it is not the one that was saved; nothing is at the target then.
+        BusyError: it was replaced or removed meanwhile, and its data are gone; or as for a save.
+        ExistsError, StoreError: as for a save.
     """
     with OpenFolder(source) as folder:
         data = folder.read_index()
@@ -86,18 +86,18 @@ def _telling_loss(source: Store, attempt: str) -> Iterator[None]:
     """Say Busy of data that are gone, or damaged, because their attempt is not the checkpoint there any more."""
     try:
         yield
-    except (Corrupt, NotFound) as error:
+    except (CorruptError, NotFoundError) as error:
         if is_attempt_there(located(source.path), attempt):
             raise
         what = f"{os.fspath(source.path)!r} was replaced or removed while it was being copied"
-        raise Busy(what, hint="try again") from error
+        raise BusyError(what, hint="try again") from error
 
 
 def checked_pieces(index: Index, number: int, file: Reader) -> Iterator[bytes]:
     """Yield the bytes of a data file behind its header, each block compared with its checksum.
 
     Raises:
-        Corrupt: a block is not what was saved.
+        CorruptError: a block is not what was saved.
     """
     starts = index.chunks.first_blocks()
     for span in spans_of_file(index, number, _PIECE_BYTES):
@@ -122,14 +122,14 @@ def copy_file(
     """Copy a single file as it is; the blocks of one with checksums are compared with them: safetensors has some.
 
     Raises:
-        NotFound: nothing is at the source.
-        Exists: something is at the target.
-        Corrupt: a byte is not the one that was saved; nothing has changed at the target then.
-        Busy: it has no checksums, and somebody wrote into it meanwhile; nothing has changed at the target then.
-        StoreFailed: a store refuses.
+        NotFoundError: nothing is at the source.
+        ExistsError: something is at the target.
+        CorruptError: a byte is not the one that was saved; nothing has changed at the target then.
+        BusyError: it has no checksums, and somebody wrote into it meanwhile; nothing has changed at the target then.
+        StoreError: a store refuses.
     """
     if not overwrite and is_taken(target):
-        raise Exists(f"{os.fspath(target)!r} exists", hint="--overwrite replaces it")
+        raise ExistsError(f"{os.fspath(target)!r} exists", hint="--overwrite replaces it")
     with open_file(source) as file:
         with naming_file(source):
             index = parse_safetensors(file.size, file.read) if is_safetensors else None
@@ -146,8 +146,8 @@ def _unchanged_pieces(file: Reader) -> Iterator[bytes]:
     """Yield the bytes of a file without checksums.
 
     Raises:
-        Busy: somebody has written into it meanwhile.
+        BusyError: somebody has written into it meanwhile.
     """
     yield from read_pieces(file, file.size)
     if OpenedFiles(file).is_written_into():
-        raise Busy(f"{os.fspath(file.path)!r} was written into while it was being copied", hint="try again")
+        raise BusyError(f"{os.fspath(file.path)!r} was written into while it was being copied", hint="try again")

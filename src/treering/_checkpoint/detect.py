@@ -23,7 +23,16 @@ from treering._store.open_folder import find_index_at
 from treering._store.resolve import absolute, find_at, is_folder, is_on_disk, is_seen, located, open_file, root_of
 from treering._store.run_folder import RUN_DOCUMENT, WEIGHTS, RunFolder, refuse_linked, step_of_name
 from treering._values.human import near
-from treering.errors import Corrupt, Exists, Format, NotFound, PermissionDenied, StoreFailed, TreeringError, Unsupported
+from treering.errors import (
+    CorruptError,
+    ExistsError,
+    FormatError,
+    NotFoundError,
+    PermissionDeniedError,
+    StoreError,
+    TreeringError,
+    UnsupportedError,
+)
 
 READ_HERE: Final = (
     "treering reads its checkpoints, leaves directories, safetensors, Hugging Face folders, the checkpoints of Orbax, "
@@ -242,11 +251,11 @@ def detect(path: str | os.PathLike[str]) -> Form | ForeignForm:
     r"""Tell which form stands at ``path``. The content decides; its name does only where the content says nothing.
 
     Raises:
-        NotFound: nothing is there, or a folder of some other well-known form. Every other folder is taken for a
+        NotFoundError: nothing is there, or a folder of some other well-known form. Every other folder is taken for a
             checkpoint, which it is if it has an index; one with arrays and no index of any kind for leaves.
-        Format: a file of some other form, which the message names where it is well known.
-        Unsupported: a URL, or no path at all.
-        StoreFailed: not readable.
+        FormatError: a file of some other form, which the message names where it is well known.
+        UnsupportedError: a URL, or no path at all.
+        StoreError: not readable.
 
     Example:
         >>> import pathlib, tempfile
@@ -259,7 +268,7 @@ def detect(path: str | os.PathLike[str]) -> Form | ForeignForm:
     shown = os.fspath(given) if isinstance(given, os.PathLike) else given
     if not isinstance(shown, str) or not shown:
         what = "''" if shown == "" else kind_of(shown)  # a tree may be of any size
-        raise Unsupported(f"{what} is not the name of a checkpoint or file", hint="pass the path of one, as text")
+        raise UnsupportedError(f"{what} is not the name of a checkpoint or file", hint="pass the path of one, as text")
     place = located(path)
     # First, because in a bucket each look is a request.
     with asking(once=True):
@@ -273,7 +282,7 @@ def _detect(place: Path, shown: str) -> Form | ForeignForm:
         return _folder(place)
     try:
         return _detect_file(place, shown)
-    except Format:
+    except FormatError:
         if (found := _find_plug_in(place)) is None:
             raise
         return found
@@ -285,7 +294,7 @@ def _detect_file(place: Path, shown: str) -> Form | ForeignForm:
             size = file.size
             first = file.read(0, min(size, _FIRST_BYTES))
             zipped = file.read(0, min(size, _ZIPPED_BYTES)) if first[:2] == GZIP_MAGIC else None
-    except NotFound as error:
+    except NotFoundError as error:
         error.hint = _instead_of(place) or error.hint
         raise
     if zipped is not None:
@@ -313,7 +322,7 @@ def _find_plug_in(place: Path) -> ForeignForm | None:
     """Return the form that a reader of another package sees at ``place``; asked only where none of ours sees one.
 
     Raises:
-        Unsupported: such a reader fails.
+        UnsupportedError: such a reader fails.
         TreeringError: it says what is wrong.
     """
     from importlib.metadata import entry_points
@@ -325,7 +334,7 @@ def _find_plug_in(place: Path) -> ForeignForm | None:
             raise
         except Exception as error:
             what = f"the reader {entry.name!r}, {entry.value}, failed at {os.fspath(place)!r}: {error!r}"
-            raise Unsupported(what, hint="fix it, or uninstall its package") from error
+            raise UnsupportedError(what, hint="fix it, or uninstall its package") from error
         if version is not None:
             return ForeignForm(entry.name, entry.module, version)
     return None
@@ -339,7 +348,7 @@ def _is_called(reader: ForeignReader, folder: Path) -> bool:
 
 
 def _leads_on(place: Path) -> bool:
-    with contextlib.suppress(StoreFailed):
+    with contextlib.suppress(StoreError):
         return is_folder(place)
     return False
 
@@ -353,12 +362,12 @@ def _file(shown: str, first: bytes, size: int) -> Form:
         # Damaged, and its reader says how.
         return Form.SAFETENSORS
     if shown.endswith(".eqx"):
-        raise Format(f"{shown!r} cannot be read: {EQUINOX}", hint=READ_EQUINOX)
+        raise FormatError(f"{shown!r} cannot be read: {EQUINOX}", hint=READ_EQUINOX)
     for other, magics in _OTHER_FILES.items():
         if first.startswith(magics):
             is_index = other == _INDEX_ITSELF or located(shown).name in _LEAVES
             hint = "pass the folder that it is in" if is_index else READ_HERE
-            raise Format(f"{shown!r} is {other}, not msgpack", hint=hint)
+            raise FormatError(f"{shown!r} is {other}, not msgpack", hint=hint)
     if shown.endswith(".safetensors"):
         return Form.SAFETENSORS
     # What is called .msgpack and is none is damaged, and its reader says how.
@@ -371,7 +380,7 @@ def _require_holder(shown: str, first: bytes) -> None:
     if not first or first[0] not in _HOLDERS:
         bare = "a bare value is msgpack only in a file with the suffix .msgpack"
         hint = "it is empty" if not first else "it looks like text" if _is_text(first) else bare
-        raise Format(f"{shown!r} is in no form that treering reads ({_FORMS})", hint=hint)
+        raise FormatError(f"{shown!r} is in no form that treering reads ({_FORMS})", hint=hint)
 
 
 def _is_text(first: bytes) -> bool:
@@ -408,7 +417,7 @@ def _folder(place: Path) -> Form | ForeignForm:
     foreign = find_foreign_folder(place)
     if is_run and foreign is not None:
         hint = "move the steps, or what lies beside them, to a folder of its own"
-        raise Format(f"{os.fspath(place)!r} holds steps and the form {foreign.value}, and {_ONE_FORM}", hint=hint)
+        raise FormatError(f"{os.fspath(place)!r} holds steps and the form {foreign.value}, and {_ONE_FORM}", hint=hint)
     if is_run or (foreign := foreign or _find_plug_in(place)) is not None:
         return foreign or Form.RUN
     has_arrays = on_disk and holds_arrays(place)
@@ -416,9 +425,9 @@ def _folder(place: Path) -> Form | ForeignForm:
     around = next((one for one in above if is_seen(one / _LEAVES[0])), None)
     if around is not None and (has_arrays or is_seen(place / ".zarray")):
         hint = "pass that one; a glob or at= selects this part"
-        raise NotFound(f"{os.fspath(place)!r} lies inside of a leaves directory, {os.fspath(around)!r}", hint=hint)
+        raise NotFoundError(f"{os.fspath(place)!r} lies inside of a leaves directory, {os.fspath(around)!r}", hint=hint)
     if (other := other_folder(place)) is not None:
-        raise NotFound(f"there is no checkpoint in {os.fspath(place)!r}: it is {other.what}", hint=other.hint)
+        raise NotFoundError(f"there is no checkpoint in {os.fspath(place)!r}: it is {other.what}", hint=other.hint)
     return Form.LEAVES if has_arrays else Form.CHECKPOINT
 
 
@@ -434,9 +443,9 @@ def _is_run(place: Path) -> bool:
 
     try:
         parse_run(data)
-    except (Corrupt, Format, Unsupported) as error:
+    except (CorruptError, FormatError, UnsupportedError) as error:
         # One of a newer version is a run's too.
-        return isinstance(error, Format)
+        return isinstance(error, FormatError)
     return True
 
 
@@ -457,7 +466,7 @@ def _refuse_beside_leaves(place: Path) -> None:
     """Refuse a leaves directory that holds a run or weights too; leaves may have such names, and are folders then.
 
     Raises:
-        Format: it does. What reads one of the two by its name reads it still.
+        FormatError: it does. What reads one of the two by its name reads it still.
     """
     names = list(root_of(place).names(place))
     others = dict.fromkeys(WEIGHTS, "a Hugging Face folder") | {RUN_DOCUMENT: "a run"}
@@ -466,7 +475,7 @@ def _refuse_beside_leaves(place: Path) -> None:
         found = ["a run"]
     if found:
         hint = "treering.leaves and treering.Run read what is theirs; move one of the two to a folder of its own"
-        raise Format(f"{os.fspath(place)!r} is a leaves directory and {found[0]}, and {_ONE_FORM}", hint=hint)
+        raise FormatError(f"{os.fspath(place)!r} is a leaves directory and {found[0]}, and {_ONE_FORM}", hint=hint)
 
 
 def refuse_other_form(place: Path, own: str) -> None:
@@ -477,16 +486,19 @@ def refuse_other_form(place: Path, own: str) -> None:
         own: the form that is written; its writer judges what there is of it, and a checkpoint.
 
     Raises:
-        LinkRefused: a link lies there.
-        Exists: the folder is of another form that treering reads.
-        Format: it is of two forms already.
-        StoreFailed: the store refuses.
+        LinkRefusedError: a link lies there.
+        ExistsError: the folder is of another form that treering reads.
+        FormatError: it is of two forms already.
+        StoreError: the store refuses.
     """
     refuse_linked(place)
     try:
         found = _folder(place) if is_folder(place) else Form.CHECKPOINT
-    except (NotFound, PermissionDenied):  # of a form that treering does not read; or nobody may look, only write
+    except (
+        NotFoundError,
+        PermissionDeniedError,
+    ):  # of a form that treering does not read; or nobody may look, only write
         return
     if found.value not in (own, Form.CHECKPOINT.value):
         what = {"run": "a run", "leaves": "a leaves directory"}.get(found.value, f"of the form {found.value}")
-        raise Exists(f"{os.fspath(place)!r} is {what}, and {_ONE_FORM}", hint="save to another path")
+        raise ExistsError(f"{os.fspath(place)!r} is {what}, and {_ONE_FORM}", hint="save to another path")

@@ -78,9 +78,9 @@ def open_source(
         shared: the index of the checkpoint at ``path``, if process 0 read it for all.
 
     Raises:
-        NotFound, Format, Unsupported: as ``detect`` says.
-        Corrupt: its headers contradict themselves.
-        StoreFailed: the system refuses.
+        NotFoundError, FormatError, UnsupportedError: as ``detect`` says.
+        CorruptError: its headers contradict themselves.
+        StoreError: the system refuses.
     """
     if shared is not None:
         return cast("Source", _import(_FORMS[Form.CHECKPOINT].source)(path, files, mapped=mapped, shared=shared))
@@ -102,8 +102,8 @@ def read_source(
     """Open what stands at ``path``, through a key map if there is one, for as long as the block runs.
 
     Raises:
-        Mismatch: the map does not fit.
-        NotFound, Format, Unsupported, Corrupt, StoreFailed: as `open_source`.
+        MismatchError: the map does not fit.
+        NotFoundError, FormatError, UnsupportedError, CorruptError, StoreError: as `open_source`.
     """
     with contextlib.ExitStack() as files:
         source = open_source(path, files, mapped=mapped, shared=shared)
@@ -114,7 +114,7 @@ def read_index(path: str | os.PathLike[str]) -> Index:
     """Return the index of what stands at ``path``, of a run that of its latest step; no array is read.
 
     Raises:
-        NotFound, Format, Unsupported, Corrupt, StoreFailed: as `open_source`.
+        NotFoundError, FormatError, UnsupportedError, CorruptError, StoreError: as `open_source`.
     """
     return cast("Index", _call("headers", path))
 
@@ -146,8 +146,8 @@ def verify_bytes(path: str | os.PathLike[str], progress: Progress | None) -> Ver
     """Read and check every byte of what stands at ``path``; damage is a finding.
 
     Raises:
-        NotFound, Format, Unsupported: as ``detect`` says.
-        StoreFailed: the system refuses.
+        NotFoundError, FormatError, UnsupportedError: as ``detect`` says.
+        StoreError: the system refuses.
     """
     return cast("Verification", _call("verify", path, progress))
 

@@ -42,7 +42,7 @@ class JointShare(Participant, Protocol):
         """Compare with the signature of process 0.
 
         Raises:
-            Mismatch: this process is saving something else.
+            MismatchError: this process is saving something else.
         """
 
     def enter(self, held: contextlib.ExitStack) -> MessageBoard:

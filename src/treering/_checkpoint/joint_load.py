@@ -52,7 +52,15 @@ from treering._values import timing
 from treering._values.checksums import digest
 from treering._values.processes import Processes, format_processes, timeout_seconds
 from treering._values.telemetry import report
-from treering.errors import Busy, Corrupt, Mismatch, NotFound, NotShared, Timeout, TreeringError
+from treering.errors import (
+    BusyError,
+    CorruptError,
+    MismatchError,
+    NotFoundError,
+    NotSharedError,
+    TimedOutError,
+    TreeringError,
+)
 
 S = TypeVar("S", bound=Source)
 T = TypeVar("T")
@@ -159,7 +167,7 @@ class LoadGroup:
 
         Raises:
             Reopen: the processes opened different states of the tree.
-            Mismatch: they want different things.
+            MismatchError: they want different things.
             TreeringError: another process failed, or did not come.
         """
         deliveries = list(itertools.chain.from_iterable(batches))
@@ -183,7 +191,8 @@ class LoadGroup:
         """Meet for the last time: each process has what it wanted, or all fail.
 
         Raises:
-            Reopen, Mismatch, TreeringError: as `agree`, where they have not compared yet what they opened and want.
+            Reopen, MismatchError, TreeringError: as `agree`, where they have not compared yet what they opened and
+                want.
         """
         # Others may have compared before they read, or failed while they read: they meet once more.
         if self.joined and not (self._digests and self._compare(last=True)):
@@ -204,7 +213,7 @@ class LoadGroup:
         if others := _differing(said, "plan"):
             self.over = True
             text = f"{format_processes(others)} wants other leaves, dtypes, shardings or batches than process 0"
-            raise Mismatch(f"could not {self._doing}: {text}", hint="all processes must request the same")
+            raise MismatchError(f"could not {self._doing}: {text}", hint="all processes must request the same")
         return all(one["last"] for one in said)
 
     def _compare_after(self, error: Exception) -> None:
@@ -212,12 +221,12 @@ class LoadGroup:
 
         Raises:
             Reopen: they did.
-            NotShared: some found nothing.
-            Mismatch: they make another call, or want something else.
+            NotSharedError: some found nothing.
+            MismatchError: they make another call, or want something else.
         """
         try:
             self._compare(last=False)
-        except (NotShared, Mismatch) as heard:
+        except (NotSharedError, MismatchError) as heard:
             raise heard from error
         except TreeringError:
             pass  # what becomes of the others is their concern: this process raises its own error
@@ -226,16 +235,16 @@ class LoadGroup:
         """Tell the others that this process fails, unless they know.
 
         Raises:
-            NotShared: it found nothing, and others did.
-            Mismatch: it found nothing where others make another call.
+            NotSharedError: it found nothing, and others did.
+            MismatchError: it found nothing where others make another call.
         """
         if not self.joined and self._is_shared():
             self._join_all()
         if self.joined and not self.over:
             try:
                 self._met(failure=Failure.of(error))
-            except (NotShared, Mismatch) as heard:
-                if isinstance(error, NotFound):
+            except (NotSharedError, MismatchError) as heard:
+                if isinstance(error, NotFoundError):
                     raise heard from error
             except (TreeringError, Reopen):
                 pass  # what becomes of the others is their concern: this process raises its own error
@@ -267,7 +276,7 @@ class LoadGroup:
         if any("again" in one for one in heard):
             if not self._repeats:
                 self.over = True
-            error = Busy(f"{os.fspath(self.path)!r} was replaced while it was being read", hint="load it again")
+            error = BusyError(f"{os.fspath(self.path)!r} was replaced while it was being read", hint="load it again")
             raise Reopen(error) if self._repeats else error
         return heard
 
@@ -289,21 +298,23 @@ class LoadGroup:
                 self.over = True
                 give_up()
                 what = f"the processes did not synchronise within {self._timeout:g} s"
-                raise Timeout(f"could not {self._doing}: {what}", hint="give them more time (timeout=)")
+                raise TimedOutError(f"could not {self._doing}: {what}", hint="give them more time (timeout=)")
 
     def _require_one_folder(self, heard: Sequence[dict[str, Any]]) -> None:
         """Refuse that some found nothing where others opened a tree: whoever hears NotFound may begin a new run there.
 
         Raises:
-            NotShared: they did.
+            NotSharedError: they did.
         """
-        nothing = tuple(n for n, one in enumerate(heard) if one.get("failure", {}).get("class") == NotFound.__name__)
+        nothing = tuple(
+            n for n, one in enumerate(heard) if one.get("failure", {}).get("class") == NotFoundError.__name__
+        )
         if nothing and any("state" in one for one in heard):
             raise self._not_shared(nothing, "did not find what the others found")
 
-    def _not_shared(self, processes: tuple[int, ...], what: str) -> NotShared:
+    def _not_shared(self, processes: tuple[int, ...], what: str) -> NotSharedError:
         hint = "use one folder for all processes, on a file system that they share"
-        error = NotShared(f"could not {self._doing}: {format_processes(processes)} {what}", hint=hint)
+        error = NotSharedError(f"could not {self._doing}: {format_processes(processes)} {what}", hint=hint)
         error.processes = processes
         return error
 
@@ -344,7 +355,8 @@ class LoadGroup:
         """Return the leaves of some deliveries, in their order: read here, or exchanged with the others.
 
         Raises:
-            TreeringError: as `_checkpoint.arrivals.read_batches`; Timeout and ProcessFailed where others are missing.
+            TreeringError: as `_checkpoint.arrivals.read_batches`; TimedOutError and ProcessFailedError where others
+                are missing.
         """
         if not self.joined:
             return read_batches(source, deliveries, report)
@@ -385,8 +397,8 @@ class LoadGroup:
             work: reads it; what it did is thrown away where it has to be done again.
 
         Raises:
-            Busy: the tree was replaced again and again.
-            NotShared: the processes keep finding different states of it.
+            BusyError: the tree was replaced again and again.
+            NotSharedError: the processes keep finding different states of it.
             Exception: whatever ``work`` raises on a tree that was not replaced, here or in another process.
         """
         with report("load", self.path):
@@ -416,7 +428,7 @@ class LoadGroup:
                     if done:
                         return result[0]
                     alone += 1
-            raise Busy(f"the tree was replaced {most} times while it was being read", hint="try again")
+            raise BusyError(f"the tree was replaced {most} times while it was being read", hint="try again")
 
     def _try(self, source: S, work: Callable[[S], T]) -> tuple[bool, list[T]]:
         """Return whether the tree was there to the end, and if so ``work(source)``."""
@@ -427,7 +439,7 @@ class LoadGroup:
         except Exception as error:
             if self._digests:
                 self._compare_after(error)
-            if not isinstance(error, Corrupt | NotFound):
+            if not isinstance(error, CorruptError | NotFoundError):
                 raise
             if self.over or source.is_current():
                 require_no_loss(error)

@@ -51,7 +51,7 @@ from treering._values.human import pluralize
 from treering._values.keys import split_key
 from treering._values.telemetry import phase, warn_of
 from treering._view.progress import showing
-from treering.errors import KeptOnHost, StaticFieldsDiffer, Unsupported
+from treering.errors import KeptOnHostWarning, StaticFieldsDifferWarning, UnsupportedError
 
 OF_LIKE: Final = Wording()
 """How one speaks to a user who gave ``like``."""
@@ -99,34 +99,34 @@ class LoadOptions:
         """Refuse arguments of the wrong kind by their names, before anything is opened.
 
         Raises:
-            Unsupported: one of them has no meaning.
+            UnsupportedError: one of them has no meaning.
         """
         only = self.only
         globs = only if isinstance(only, list | tuple) else () if only is None else (only,)
         if not all(isinstance(glob, str) for glob in globs):
-            raise Unsupported(f"only= is a glob or a list of globs, found {only!r:.100}")
+            raise UnsupportedError(f"only= is a glob or a list of globs, found {only!r:.100}")
         if not isinstance(self.at, str | None):
-            raise Unsupported(f"at= is one key text, found {self.at!r:.100}")
+            raise UnsupportedError(f"at= is one key text, found {self.at!r:.100}")
         pairs: Mapping[Any, Any] = self.rename
         if odd := [key for pair in pairs.items() for key in pair if not isinstance(key, str)]:
             hint = "a key is one text with its parts joined by '/'"
-            raise Unsupported(f"key_map= has the key {odd[0]!r:.100}", hint=hint)
+            raise UnsupportedError(f"key_map= has the key {odd[0]!r:.100}", hint=hint)
         given: object = self.key_map
         if not isinstance(given, Mapping | KeyMap | None):
             what = f"key_map= is a KeyMap, or a dict of wanted to stored keys, found {given!r:.100}"
-            raise Unsupported(what, hint="KeyMap.read reads a TOML file")
+            raise UnsupportedError(what, hint="KeyMap.read reads a TOML file")
         if not isinstance(self.cast, bool | np.bool_):
-            raise Unsupported(
+            raise UnsupportedError(
                 f"cast={self.cast!r:.100}, but must be True or False", hint="`like` has the wanted dtypes"
             )
         for name, value, other in (("missing", self.missing, "keep"), ("extra", self.extra, "ignore")):
             if value not in ("error", other):
-                raise Unsupported(f'{name}={value!r:.100} is neither "error" nor "{other}"')
+                raise UnsupportedError(f'{name}={value!r:.100} is neither "error" nor "{other}"')
         _require_tree(like)
         if like is None and (pairs or self.cast or self.missing == "keep" or self.extra == "ignore"):
             hint = "pass like=, for example jax.eval_shape(init)"
             what = "a dict as key_map=, cast=, missing= and extra= need `like`, and there is none"
-            raise Unsupported(what, hint=hint)
+            raise UnsupportedError(what, hint=hint)
 
     def places_array_of(self, like: Any) -> bool:
         """Tell whether there are arrays in ``like``, and all of them are placed, or the load fails."""
@@ -162,7 +162,7 @@ def select_part(source: Source, options: LoadOptions) -> Selection:
     """Return the part of a stored tree that is wanted.
 
     Raises:
-        Mismatch: nothing lies at ``at``, or nothing matches a glob.
+        MismatchError: nothing lies at ``at``, or nothing matches a glob.
     """
     if options.at is None and options.only is None:
         source.arrays.check_files()  # also those that hold nothing: all of it was asked for
@@ -205,7 +205,7 @@ def plan_load(
     """Hold a part of a stored tree against what is wanted of it.
 
     Raises:
-        Mismatch: they do not fit; every difference is named.
+        MismatchError: they do not fit; every difference is named.
     """
     index = source.index
     known = select(index.structure, index.keys, at=options.at, only=None).keys
@@ -237,9 +237,11 @@ def _require_tree(like: Any) -> None:
     """Refuse a ``like`` that was meant for another argument."""
     meant = next((name for kind, name in _MISPLACED.items() if isinstance(like, kind)), None)
     if meant is not None:
-        raise Unsupported(f"`like` is {kind_of(like)}, not a tree of arrays", hint=f"did you mean {meant}=?")
+        raise UnsupportedError(f"`like` is {kind_of(like)}, not a tree of arrays", hint=f"did you mean {meant}=?")
     if is_rules(like) and any(isinstance(rule[-1], jax.sharding.PartitionSpec) for rule in like):
-        raise Unsupported("`like` is a list of partition rules, not a tree of arrays", hint="did you mean shardings=?")
+        raise UnsupportedError(
+            "`like` is a list of partition rules, not a tree of arrays", hint="did you mean shardings=?"
+        )
 
 
 def _placements(
@@ -295,7 +297,9 @@ def _placements(
             if placed[number] is not None and match.fit.kind == "numpy":
                 matches[number] = LeafMatch(match.leaf, dataclasses.replace(match.fit, kind="jax"))
     if too_wide:
-        warn_of("jax_enable_x64 is off, so these stay numpy arrays of full width on the host", too_wide, KeptOnHost)
+        warn_of(
+            "jax_enable_x64 is off, so these stay numpy arrays of full width on the host", too_wide, KeptOnHostWarning
+        )
     return placed
 
 
@@ -340,7 +344,7 @@ def _report_static(index: Index, part: Selection, target: Flattened, matches: Se
                 lines.append(f"{key}: saved as {difference(saved, here, called)}")
     if lines:
         what = f"what no file holds comes from `{called}`, and differs from what was saved"
-        warn_of(what, lines, StaticFieldsDiffer)
+        warn_of(what, lines, StaticFieldsDifferWarning)
 
 
 def _same_token(one: Token, other: Token) -> bool:
@@ -387,7 +391,7 @@ def _abstract_leaf(index: Index, leaf: int, meshes: dict[str, Mesh | None]) -> A
         return OpaqueLeaf(kind.kind, f"{pluralize(math.prod(shape), 'bytes')}, in a data file")
     if kind.kind == "key":
         if (dtype := key_dtype(kind.impl or "")) is None:
-            error = Unsupported(f"this jax knows no PRNG keys of the implementation {kind.impl!r:.100}")
+            error = UnsupportedError(f"this jax knows no PRNG keys of the implementation {kind.impl!r:.100}")
             error.path = split_key(index.keys[leaf])
             raise error
         shape = shape[:-1]

@@ -25,7 +25,7 @@ from treering._store.api import Closable
 from treering._store.resolve import require_path
 from treering._values.boxes import whole
 from treering._values.human import bytes_text, near, pluralize
-from treering.errors import Busy, Corrupt, NotFound, TreeringError
+from treering.errors import BusyError, CorruptError, NotFoundError, TreeringError
 
 if TYPE_CHECKING:
     import numpy as np
@@ -100,7 +100,7 @@ class Checkpoint(Closable, Mapping[str, Any]):
     """A checkpoint or single file opened for reading: key text -> ``LeafView``, or the value of a Python leaf.
 
     A context manager; views work until it is closed. What a later save does to the path is not seen here, but a save
-    into a leaves directory takes away what it replaces: reading that is ``Busy`` then. So is reading a single file
+    into a leaves directory takes away what it replaces: reading that is ``BusyError`` then. So is reading a single file
     without checksums that was written into. Of folders that other programs write anew, new files may be read.
 
     Attributes:
@@ -151,15 +151,15 @@ class Checkpoint(Closable, Mapping[str, Any]):
         request = ReadRequest(number, (box,), steps=steps)
         try:
             self._source.arrays.read([request], None)
-        except (Corrupt, NotFound) as error:
+        except (CorruptError, NotFoundError) as error:
             if self._source.is_current():
                 require_no_loss(error)
                 raise
             message = f"{self._path!r} was saved again after it was opened, and {self.index.keys[number]!r} is gone"
-            raise Busy(message, hint="open it again") from error
+            raise BusyError(message, hint="open it again") from error
         opened = self._source.opened
         if opened is not None and not self.index.verified and opened.is_written_into():
-            raise Busy(f"{self._path!r} was written into after it was opened", hint="open it again")
+            raise BusyError(f"{self._path!r} was written into after it was opened", hint="open it again")
         return request.arrays[0].copy() if self._source.held else request.arrays[0]
 
     def _leaf(self, number: int) -> Any:

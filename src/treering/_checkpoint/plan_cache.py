@@ -114,7 +114,7 @@ def plan_tree(tree: Any, processes: Processes | None = None) -> TreePlan:
         processes: those that save it together; None for those of the job that jax runs.
 
     Raises:
-        Unsupported: leaves that cannot be saved; nothing was written.
+        UnsupportedError: leaves that cannot be saved; nothing was written.
 
     Example:
         >>> import numpy as np

@@ -66,9 +66,9 @@ def read_batches(
         look: looks at what was read of some of them.
 
     Raises:
-        Corrupt: bytes are damaged or not there.
-        Mismatch, Unsupported: an array does not become what is wanted of it.
-        StoreFailed: the system refuses.
+        CorruptError: bytes are damaged or not there.
+        MismatchError, UnsupportedError: an array does not become what is wanted of it.
+        StoreError: the system refuses.
     """
     total = sum(delivery.nbytes for delivery in deliveries)
     report = report or ReadProgress(None, total)
@@ -106,7 +106,7 @@ def check_batches(source: Source, deliveries: Sequence[Delivery]) -> None:
     """Read the bytes of some deliveries and let go of them again: they are those that were saved.
 
     Raises:
-        Corrupt, StoreFailed: as `read_batches`.
+        CorruptError, StoreError: as `read_batches`.
     """
     for batch, _ in split_by_bytes(deliveries, _NBYTES, BATCH_BYTES):
         source.arrays.read([delivery.request for delivery in batch], None)

@@ -106,7 +106,7 @@ def prepare_alone(tree: Any, options: SaveOptions) -> PreparedSave:
     """Prepare to save a tree into a file, or into a folder without the other processes of the job.
 
     Raises:
-        Unsupported: the form cannot hold it.
+        UnsupportedError: the form cannot hold it.
     """
     prepare = _FILES.get(options.path.suffix.lower())
     return FolderSave(plan_tree(tree, ALONE)) if prepare is None else prepare(tree, options.python_metadata())
@@ -164,7 +164,7 @@ def begin_save(
         refusal: why this process cannot save after all: raised once the others of the job are told, who wait for it.
 
     Raises:
-        Timeout: the saves in flight leave no room and show no progress.
+        TimedOutError: the saves in flight leave no room and show no progress.
         TreeringError: the tree cannot be saved, or an earlier save to the path failed and its error was not raised yet.
     """
     watch_for_end()

@@ -30,7 +30,7 @@ from treering._tree.state_dict import to_state_dict
 from treering._values.boxes import whole
 from treering._values.keys import split_key
 from treering._wire.state_bytes import encode_state
-from treering.errors import Exists, Unsupported
+from treering.errors import ExistsError, UnsupportedError
 
 _T = TypeVar("_T")
 
@@ -54,11 +54,11 @@ class MsgpackSave:
         """Return what the file will be made of.
 
         Raises:
-            Unsupported: a leaf that the form cannot hold, or metadata.
+            UnsupportedError: a leaf that the form cannot hold, or metadata.
         """
         if metadata:
             hint = "save to a folder or a .safetensors file"
-            raise Unsupported("a msgpack file cannot hold metadata", hint=hint)
+            raise UnsupportedError("a msgpack file cannot hold metadata", hint=hint)
         return cls(encode_state(to_state_dict(tree), chunk_size=CHUNK_BYTES))
 
     def snapshot(self) -> MsgpackSave:
@@ -92,7 +92,7 @@ class SafetensorsSave:
         """Return the tree, ready to be written.
 
         Raises:
-            Unsupported: leaves that the form cannot hold, by name, or metadata.
+            UnsupportedError: leaves that the form cannot hold, by name, or metadata.
         """
         flat = flatten(tree)
         leaves = describe_leaves(flat)
@@ -139,8 +139,8 @@ def write_buffers(
     file that is overwritten in a bucket is not safe from late requests, and a warning says so.
 
     Raises:
-        Exists: something is at the path.
-        StoreFailed: the store refuses.
+        ExistsError: something is at the path.
+        StoreError: the store refuses.
 
     Example:
         >>> import pathlib, tempfile
@@ -165,10 +165,10 @@ def _require_free(options: SaveOptions) -> None:
     """Refuse to replace a file without the caller's permission.
 
     Raises:
-        Exists: something is at the path.
+        ExistsError: something is at the path.
     """
     if not options.overwrite and is_taken(options.path):
-        raise Exists(f"{os.fspath(options.path)!r} exists", hint="overwrite=True replaces it")
+        raise ExistsError(f"{os.fspath(options.path)!r} exists", hint="overwrite=True replaces it")
 
 
 def claim_at_end(buffers: Iterable[_T], watch: Watch) -> Iterator[_T]:
@@ -188,7 +188,9 @@ def _read_again(
     yield header
     yield from second.data_of(0)
     if (changed := second.first_other(first)) is not None:
-        error = Unsupported("the array was changed while it was being saved", hint="save again; nothing was replaced")
+        error = UnsupportedError(
+            "the array was changed while it was being saved", hint="save again; nothing was replaced"
+        )
         error.path = split_key(keys[changed])
         raise error
 

@@ -45,7 +45,7 @@ from treering._tree.flatten import Flattened
 from treering._values.checksums import pack_checksums, unpack_checksums
 from treering._values.processes import Processes, format_processes
 from treering._values.telemetry import phase
-from treering.errors import Mismatch
+from treering.errors import MismatchError
 
 
 def write_folder(plan: TreePlan, options: SaveOptions, watch: Watch) -> None:
@@ -213,7 +213,7 @@ class _CheckpointShare:
             found = [digests for _, digests in opened]
             check_local(self._flat.keys, self._plan.leaves, found, self._options.states)
         elif strict := [process for process, (_, digests) in enumerate(opened) if digests]:
-            raise Mismatch(f'{format_processes(strict)} passed host_local="equal", and process 0 did not')
+            raise MismatchError(f'{format_processes(strict)} passed host_local="equal", and process 0 did not')
         checksums = merge_checksums(layout, [found for found, _ in opened])
         call = self._call
         index = make_index(

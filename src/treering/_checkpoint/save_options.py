@@ -16,7 +16,7 @@ from treering._printable import kind_of
 from treering._store.resolve import kept, located, new_file_path, new_folder_path, require_path
 from treering._values.processes import timeout_seconds
 from treering._view.progress import reporter
-from treering.errors import Unsupported
+from treering.errors import UnsupportedError
 
 HostLocal: TypeAlias = Literal["first", "equal"]
 """Leaves that each process holds alone come from process 0: as they are, or only if all others have the same."""
@@ -72,7 +72,7 @@ class SaveOptions:
         """Return what the arguments of ``treering.save`` say; paths with one of ``suffixes`` become a file.
 
         Raises:
-            Unsupported: one of them has no meaning.
+            UnsupportedError: one of them has no meaning.
         """
         require_path(path)
         seconds = timeout_seconds(timeout)
@@ -82,7 +82,7 @@ class SaveOptions:
         place = new_file_path(path) if is_file else new_folder_path(path)  # a folder's may end in a separator
         if (suffix := place.suffix.lower()) in _OTHER_FORMS.difference(suffixes):
             hint = "a name without it becomes a folder; .safetensors and .msgpack become one file"
-            raise Unsupported(f"{os.fspath(path)!r}: treering writes no {suffix} files", hint=hint)
+            raise UnsupportedError(f"{os.fspath(path)!r}: treering writes no {suffix} files", hint=hint)
         return cls(
             path=located(kept(place)),
             shown=os.fspath(path),
@@ -104,17 +104,17 @@ class SaveOptions:
         """Return the metadata, with Python's numbers in it.
 
         Raises:
-            Unsupported: it is no dict.
+            UnsupportedError: it is no dict.
         """
         if not isinstance(self.metadata, Mapping | None):
-            raise Unsupported(f"metadata is {kind_of(self.metadata)}, not a dict of JSON")
+            raise UnsupportedError(f"metadata is {kind_of(self.metadata)}, not a dict of JSON")
         return with_python_numbers(self.metadata or {})
 
     def json_metadata(self) -> dict[str, Any]:
         """Return the metadata as it is written.
 
         Raises:
-            Unsupported: it is no dict of JSON.
+            UnsupportedError: it is no dict of JSON.
         """
         metadata = self.python_metadata()
         check_json(metadata, "metadata")
@@ -124,7 +124,7 @@ class SaveOptions:
         """Return the same with metadata that nobody changes any more.
 
         Raises:
-            Unsupported: the metadata is no dict of JSON.
+            UnsupportedError: the metadata is no dict of JSON.
         """
         return dataclasses.replace(self, metadata=copy.deepcopy(self.json_metadata()))
 
@@ -133,7 +133,7 @@ def require_one_of(name: str, value: object, known: tuple[str, ...]) -> None:
     """Refuse an argument that is none of the values it may have.
 
     Raises:
-        Unsupported: it is none of them.
+        UnsupportedError: it is none of them.
     """
     if value not in known:
-        raise Unsupported(f"{name} is {value!r:.100}, but must be {' or '.join(map(repr, known))}")
+        raise UnsupportedError(f"{name} is {value!r:.100}, but must be {' or '.join(map(repr, known))}")

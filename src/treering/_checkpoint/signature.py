@@ -23,7 +23,7 @@ from treering._values.boxes import text_of
 from treering._values.checksums import pack_checksums, unpack_checksums
 from treering._values.human import build_mismatch, join_first, pluralize
 from treering._values.processes import format_processes
-from treering.errors import Mismatch
+from treering.errors import MismatchError
 
 _BYTES: Final = 8
 _SHOWN: Final = 10
@@ -98,7 +98,7 @@ def match_signature(
         below: the keys of states of iterators, for which there is another advice.
 
     Raises:
-        Mismatch: they differ; the first few leaves that do are named.
+        MismatchError: they differ; the first few leaves that do are named.
 
     Example:
         >>> from treering._arrays.outgoing import describe_leaves
@@ -107,7 +107,7 @@ def match_signature(
         >>> match_signature(flat, describe_leaves(flat), b"8765432187654321", 1)
         Traceback (most recent call last):
             ...
-        treering.errors.Mismatch: the tree of process 0 differs:
+        treering.errors.MismatchError: the tree of process 0 differs:
           leaf 'w' differs from that of process 0; here it is int
     """
     leaves = claim_leaves(flat, leaves, theirs, this)
@@ -121,19 +121,19 @@ def match_signature(
         # Where one of them goes on, what comes next is the first that differs.
         near = keys[max(0, differing[0] - 1) : differing[0] + 1] if differing else keys[-1:]
         hint = _OF_STATES if any(map(_is_below(below), near)) else None
-        raise Mismatch(f"the processes have different trees: {found}{first}", hint=hint)
+        raise MismatchError(f"the processes have different trees: {found}{first}", hint=hint)
     if not differing:
         nodes = [one.class_name or one.node for one in flat.tokens if isinstance(one, Container)]
         found = f"here they are, from the root on, {join_first(nodes, _SHOWN)}"
         what = f"the containers of the tree are not those of process 0, though the leaves are; {found}"
-        raise Mismatch(what, hint=_OF_STATES if below else None)
+        raise MismatchError(what, hint=_OF_STATES if below else None)
     text = "leaf {!r:.200} differs from that of process 0; here it is {}"
     lines = [text.format(keys[n], leaf_text(leaves, n)) for n in differing[:_SHOWN]]
     hint = _OF_STATES if any(_is_below(below)(keys[n]) for n in differing) else ""
     raise _mismatch("the tree of process 0 differs:", lines, len(differing), hint)
 
 
-def _mismatch(what: str, lines: Sequence[str], count: int, hint: str = "") -> Mismatch:
+def _mismatch(what: str, lines: Sequence[str], count: int, hint: str = "") -> MismatchError:
     more = [f"and {count - _SHOWN} more"] if count > _SHOWN else []
     text = "\n".join([what, *(f"  {line}" for line in [*lines[:_SHOWN], *more]), *filter(None, [hint])])
     return build_mismatch(text, lines)
@@ -186,11 +186,11 @@ def check_local(
     """Compare what `local_digests` gave on each process.
 
     Raises:
-        Mismatch: some leaf is not the same everywhere; leaves and processes are named.
+        MismatchError: some leaf is not the same everywhere; leaves and processes are named.
     """
     numbers = _local(keys, leaves, below)
     if wrong := [process for process, found in enumerate(digests) if len(found) != _BYTES * len(numbers)]:
-        raise Mismatch(f'{format_processes(wrong)} did not pass host_local="equal", as process 0 did')
+        raise MismatchError(f'{format_processes(wrong)} did not pass host_local="equal", as process 0 did')
     columns = list(map(unpack_checksums, digests))
     wanted = columns[0]
     differing: dict[int, list[int]] = {}

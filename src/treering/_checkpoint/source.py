@@ -17,12 +17,12 @@ from treering._format.findings import describe_lost, describe_size
 from treering._format.index import Index, file_digest
 from treering._format.safetensors import parse_safetensors
 from treering._store.api import Reader
-from treering._store.failures import DataFileMissing, naming_file
+from treering._store.failures import DataFileMissingError, naming_file
 from treering._store.open_folder import OpenFolder
 from treering._store.opened_files import OpenedFiles
 from treering._store.resolve import located, open_file
 from treering._values.processes import Processes
-from treering.errors import Busy, Corrupt, NotFound, TreeringError
+from treering.errors import BusyError, CorruptError, NotFoundError, TreeringError
 
 COPY_ALL: Final = "copy the whole folder, every file that treering.json names"
 """What to do where a file is lost."""
@@ -41,7 +41,7 @@ def is_attempt_there(path: Path, attempt: str, *, opened: bool = True) -> bool:
     try:
         with OpenFolder(path) as folder:
             return (opened and not folder.store.flat) or attempts_in(folder.read_index())[0] == attempt
-    except NotFound:
+    except NotFoundError:
         return False
     except TreeringError:
         return True
@@ -51,10 +51,10 @@ def require_no_loss(error: Exception) -> None:
     """Raise damage where data are missing that the index still names: not found would say that nothing is there.
 
     Raises:
-        Corrupt: they are.
+        CorruptError: they are.
     """
-    if isinstance(error, DataFileMissing):
-        raise Corrupt(error.message, hint=COPY_ALL) from error
+    if isinstance(error, DataFileMissingError):
+        raise CorruptError(error.message, hint=COPY_ALL) from error
 
 
 # Each try needs a whole overwrite between reading the index and opening the files that it names.
@@ -84,9 +84,9 @@ def open_checkpoint(
         shared: its index, if it was read for all; a process whose folder lacks the files of this index reads its own.
 
     Raises:
-        NotFound: there is no index.
-        Corrupt, Format, Unsupported: the index is damaged, or of another version.
-        StoreFailed: the system refuses.
+        NotFoundError: there is no index.
+        CorruptError, FormatError, UnsupportedError: the index is damaged, or of another version.
+        StoreError: the system refuses.
     """
     place = located(path)
     opened: Sequence[Reader | None]
@@ -117,8 +117,8 @@ def open_safetensors(path: str | os.PathLike[str], files: contextlib.ExitStack, 
     """Open a safetensors file; it stays open until ``files`` closes it.
 
     Raises:
-        Corrupt, Format, Unsupported: its header is damaged, or has a dtype that treering does not know.
-        StoreFailed: the system refuses.
+        CorruptError, FormatError, UnsupportedError: its header is damaged, or has a dtype that treering does not know.
+        StoreError: the system refuses.
     """
     file = files.enter_context(open_file(path))
     with naming_file(located(path)):
@@ -136,14 +136,14 @@ def check_data_file(index: Index, number: int, file: Reader) -> None:
     """Compare a data file's size and header with what the index says.
 
     Raises:
-        Corrupt: they differ.
+        CorruptError: they differ.
     """
     entry = index.files[number]
     if (wrong := describe_size(file.size, entry.nbytes)) is not None:
-        raise Corrupt(f"{os.fspath(file.path)!r} {wrong[1]}")
+        raise CorruptError(f"{os.fspath(file.path)!r} {wrong[1]}")
     if entry.digest is not None and file_digest(index, number, read_pieces(file, entry.header)) != entry.digest:
         hint = "use another copy; `treering verify` lists all damage"
-        raise Corrupt(f"the header of {os.fspath(file.path)!r} is damaged: bytes 0 to {entry.header}", hint=hint)
+        raise CorruptError(f"the header of {os.fspath(file.path)!r} is damaged: bytes 0 to {entry.header}", hint=hint)
 
 
 def read_pieces(file: Reader, end: int) -> Iterator[bytes]:
@@ -166,14 +166,14 @@ def _open_files(path: Path) -> tuple[Index, list[Reader | None], bool]:
             names = [file.name for file in index.files]
             try:
                 found = folder.open_files(names)
-            except DataFileMissing:
+            except DataFileMissingError:
                 if index.attempt == attempt:
                     return index, _those_there(folder, names), flat
                 # Perhaps an overwrite committed meanwhile, and its index is there now.
                 attempt = index.attempt
                 continue
             return index, [found[name] for name in names], flat
-    raise Busy(f"{os.fspath(path)!r} was replaced {_TRIES} times while it was being opened", hint="try again")
+    raise BusyError(f"{os.fspath(path)!r} was replaced {_TRIES} times while it was being opened", hint="try again")
 
 
 class _FilesOnDemand(Sequence["Reader | None"]):
@@ -206,7 +206,7 @@ class _FilesOnDemand(Sequence["Reader | None"]):
         if number not in self._opened:
             name = self._names[number]
             self._opened[number] = None
-            with contextlib.suppress(DataFileMissing):
+            with contextlib.suppress(DataFileMissingError):
                 self._opened[number] = self._files.enter_context(self._folder.open_files([name])[name])
         return self._opened[number]
 
@@ -229,12 +229,12 @@ def _those_there(folder: OpenFolder, names: Sequence[str]) -> list[Reader | None
         for name in names:
             try:
                 files.append(undo.enter_context(folder.open_files([name])[name]))
-            except DataFileMissing:
+            except DataFileMissingError:
                 files.append(None)
         undo.pop_all()
     return files
 
 
-def _lost(index: Index, number: int, path: Path) -> Corrupt:
+def _lost(index: Index, number: int, path: Path) -> CorruptError:
     what = f"{index.files[number].name!r} is missing in {os.fspath(path)!r}{describe_lost(index, number)}"
-    return Corrupt(what, hint=COPY_ALL)
+    return CorruptError(what, hint=COPY_ALL)

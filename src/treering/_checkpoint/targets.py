@@ -14,7 +14,7 @@ from treering._format.structure import iter_runs, key_text, walk
 from treering._printable import list_lines
 from treering._values.human import join_first
 from treering._values.keys import GlobSet, join_key, split_key
-from treering.errors import Unsupported
+from treering.errors import UnsupportedError
 
 if TYPE_CHECKING:
     from treering._arrays.source import Source
@@ -87,17 +87,17 @@ def find_writer(path: Path, shown: str, to: str | None) -> TargetWriter:
     """Return what writes a form to a path.
 
     Raises:
-        Unsupported: there is no such form, or the path is not one of it.
+        UnsupportedError: there is no such form, or the path is not one of it.
     """
     suffix = path.suffix.lower()
     usual = next((writer for writer in _WRITERS if writer.suffix == suffix), _WRITERS[0])
     found = usual if to is None else next((writer for writer in _WRITERS if writer.form == to), None)
     if found is None and (found := _find_plug_in(to)) is None:
-        raise Unsupported(f"to={to!r:.100} is not a form that can be written", hint=", ".join(FORMS))
+        raise UnsupportedError(f"to={to!r:.100} is not a form that can be written", hint=", ".join(FORMS))
     if found.suffix != (suffix if suffix in (found.suffix, *SUFFIXES) else ""):
         hint = f"a path that ends in {', '.join(SUFFIXES)} becomes such a file, any other a folder"
         hint = hint if found in _WRITERS else f"its paths end in {found.suffix!r}"
-        raise Unsupported(f"{shown!r} is not a path of the form {found.form}", hint=hint)
+        raise UnsupportedError(f"{shown!r} is not a path of the form {found.form}", hint=hint)
     return found
 
 
@@ -114,13 +114,13 @@ def accept_losses(form: str, losses: Sequence[Loss], lose: str | Sequence[str]) 
     """Return the losses, all of which were accepted: by their kind, or by a glob over the keys of leaves.
 
     Raises:
-        Unsupported: some were not; the message lists them.
+        UnsupportedError: some were not; the message lists them.
 
     Example:
         >>> accept_losses("npz", [Loss("scalars", "a/b", "leaf 'a/b': an int")], ["strings"])
         Traceback (most recent call last):
             ...
-        treering.errors.Unsupported: the form 'npz' cannot hold:
+        treering.errors.UnsupportedError: the form 'npz' cannot hold:
           leaf 'a/b': an int
         accept it by lose= with 'scalars' (Python numbers are left out), or globs over the keys of leaves
         >>> len(accept_losses("npz", [Loss("scalars", "a/b", "leaf 'a/b': an int")], "a"))
@@ -137,7 +137,7 @@ def accept_losses(form: str, losses: Sequence[Loss], lose: str | Sequence[str]) 
         kinds = ", ".join(f"{kind!r} ({LOSSES[kind]})" for kind in sorted({loss.kind for loss in refused}))
         listed = list_lines([loss.text for loss in refused])
         what = f"accept it by lose= with {kinds}, or globs over the keys of leaves"
-        raise Unsupported(f"the form {form!r} cannot hold:{listed}\n{what}")
+        raise UnsupportedError(f"the form {form!r} cannot hold:{listed}\n{what}")
     return frozenset(losses)
 
 

@@ -35,7 +35,16 @@ from treering._store.resolve import store_at
 from treering._store.run_folder import refuse_linked
 from treering._values import checkpoint_names
 from treering._values.checkpoint_names import INDEX, LOCK_FILE, require_data_name
-from treering.errors import Busy, Corrupt, Exists, Format, NotFound, StoreFailed, TreeringError, Unsupported
+from treering.errors import (
+    BusyError,
+    CorruptError,
+    ExistsError,
+    FormatError,
+    NotFoundError,
+    StoreError,
+    TreeringError,
+    UnsupportedError,
+)
 
 
 class AttemptFiles(Closable):
@@ -61,7 +70,7 @@ class AttemptFiles(Closable):
         """Refuse early what cannot fit.
 
         Raises:
-            StoreFailed: the file system has fewer than ``size`` bytes free, or there is no folder.
+            StoreError: the file system has fewer than ``size`` bytes free, or there is no folder.
         """
         with naming(self._shown, "write"):
             self._open_store().require_space(size)
@@ -75,7 +84,7 @@ class AttemptFiles(Closable):
             size: how many bytes the buffers hold together.
 
         Raises:
-            StoreFailed: the system refused, or the buffers hold another number of bytes.
+            StoreError: the system refused, or the buffers hold another number of bytes.
             ValueError: the name is not one of this attempt.
         """
         require_data_name(self.attempt, name)
@@ -135,7 +144,7 @@ class JoinedFolder(AttemptFiles):
         """Make the names of the written files durable; their content is.
 
         Raises:
-            StoreFailed: the system refused.
+            StoreError: the system refused.
         """
         with naming(self._shown, "write"):
             self._open_store().flush()
@@ -205,10 +214,10 @@ class CheckpointFolder(AttemptFiles):
         live: the attempts whose messages stay, beside the own one.
 
     Raises:
-        Exists: a checkpoint is there, or a folder that holds anything else.
-        Busy: another process is saving there.
-        LinkRefused: a link lies there, in the place of a step of a run.
-        StoreFailed: the system refused. Nothing has changed.
+        ExistsError: a checkpoint is there, or a folder that holds anything else.
+        BusyError: another process is saving there.
+        LinkRefusedError: a link lies there, in the place of a step of a run.
+        StoreError: the system refused. Nothing has changed.
 
     Example:
         >>> import pathlib, tempfile
@@ -278,7 +287,7 @@ class CheckpointFolder(AttemptFiles):
             False where that cannot be, on another file system for one: then its bytes have to be written.
 
         Raises:
-            StoreFailed: the system refused.
+            StoreError: the system refused.
             ValueError: the name is not one of this attempt.
         """
         require_data_name(self.attempt, name)
@@ -290,9 +299,9 @@ class CheckpointFolder(AttemptFiles):
         """Make the new files durable, make ``index`` the index, make that durable, remove the superseded files.
 
         Raises:
-            Exists: somebody else committed a first save meanwhile.
-            Busy: another process moved the folder or removed the new files.
-            StoreFailed: the system refused. Nothing has changed, except in one case that the message names: the new
+            ExistsError: somebody else committed a first save meanwhile.
+            BusyError: another process moved the folder or removed the new files.
+            StoreError: the system refused. Nothing has changed, except in one case that the message names: the new
                 content is in place but may not be durable.
         """
         store, claim = self._open_store(), self._claim
@@ -314,7 +323,7 @@ class CheckpointFolder(AttemptFiles):
             store.flush()
         except OSError as error:
             hint = "the new content is in place, but a power cut may undo it: save again when the disk works"
-            raise StoreFailed.of(error, self._shown, "make durable", hint=hint) from error
+            raise StoreError.of(error, self._shown, "make durable", hint=hint) from error
         remove_data(store, self._going)  # the index lists them: the next save tries again
 
     def _begin(self) -> None:
@@ -348,7 +357,7 @@ class CheckpointFolder(AttemptFiles):
     def _listed(self, old: Entry) -> tuple[str, ...] | None:
         """Return the names in the old index, None when it is damaged; refuse what may not be overwritten."""
         if not old.is_file:
-            raise self._refuse(f"{INDEX!r} there is not a file of its own", "save to another path", Exists)
+            raise self._refuse(f"{INDEX!r} there is not a file of its own", "save to another path", ExistsError)
         if not self._overwrite:
             raise self._exists()
         self._store.require_writable(INDEX)
@@ -369,9 +378,9 @@ class CheckpointFolder(AttemptFiles):
                 if not is_tombstone(key):
                     raise _Vanished  # another save is committed meanwhile
                 listed = listed_names(key)
-            except NotFound as error:
+            except NotFoundError as error:
                 raise _Vanished from error
-            except (Corrupt, Format, Unsupported):
+            except (CorruptError, FormatError, UnsupportedError):
                 pass  # it lists nothing that could be read
         self._require_only_leftovers(names, listed)
         return tuple(listed)
@@ -401,7 +410,7 @@ class CheckpointFolder(AttemptFiles):
             ours.update(others)
         if foreign := sorted(set(names) - ours):
             what = f"it is not empty and holds no checkpoint ({foreign[0]!r} is there)"
-            raise self._refuse(what, "save to a new or an empty folder", Exists)
+            raise self._refuse(what, "save to a new or an empty folder", ExistsError)
 
     def _sweep(self, names: list[str], listed: tuple[str, ...]) -> None:
         """Remove what dead attempts left, and what the old index had superseded; remember what this one supersedes."""
@@ -465,13 +474,15 @@ class CheckpointFolder(AttemptFiles):
             claim.close()
         return True
 
-    def _exists(self) -> Exists:
-        error = Exists(f"a checkpoint is at {self._shown!r} already", hint="pass overwrite=True to replace it")
+    def _exists(self) -> ExistsError:
+        error = ExistsError(f"a checkpoint is at {self._shown!r} already", hint="pass overwrite=True to replace it")
         return with_errno(error, errno.EEXIST, self._shown)
 
-    def _refuse(self, what: str, hint: str | None = None, kind: type[Busy | Exists] = Busy) -> Busy | Exists:
+    def _refuse(
+        self, what: str, hint: str | None = None, kind: type[BusyError | ExistsError] = BusyError
+    ) -> BusyError | ExistsError:
         error = kind(f"could not write {self._shown!r}: {what}", hint=hint)
-        return with_errno(error, errno.EBUSY if kind is Busy else errno.EEXIST, self._shown)
+        return with_errno(error, errno.EBUSY if kind is BusyError else errno.EEXIST, self._shown)
 
 
 def listed_by_tombstones(
@@ -496,7 +507,7 @@ def listed_by_tombstones(
             continue
         try:
             listed = names_in(index_document(store, name).data)
-        except (NotFound, Corrupt, Format, Unsupported):
+        except (NotFoundError, CorruptError, FormatError, UnsupportedError):
             continue
         yield name, [data for data in listed if checkpoint_names.is_data(data)]
 

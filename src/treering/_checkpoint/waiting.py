@@ -19,7 +19,7 @@ from treering._values import checkpoint_names
 from treering._values.checkpoint_names import INDEX
 from treering._values.human import bytes_text, duration_text, pluralize
 from treering._values.telemetry import warn_of
-from treering.errors import Corrupt, Format, NotRemoved, Unsupported
+from treering.errors import CorruptError, FormatError, NotRemovedWarning, UnsupportedError
 
 DAY: Final = 86400.0
 """Seconds after which no request of a saver that is gone can arrive any more: its signature is refused long before."""
@@ -29,7 +29,7 @@ _MOST_KEPT: Final = key_document.MOST_SUPERSEDED // 2 - 1
 
 _DENIED: Final = frozenset({errno.EACCES, errno.EPERM})
 _warned: Final[set[str]] = set()
-_NOT_READ: Final = (Corrupt, Format, Unsupported)
+_NOT_READ: Final = (CorruptError, FormatError, UnsupportedError)
 
 
 class Waiting(NamedTuple):
@@ -212,7 +212,7 @@ def warn_denied(path: PurePath, error: OSError, what: str = "data that nothing n
     """Warn once that what nothing needs stays where it is."""
     if what not in _warned:
         _warned.add(what)
-        warn_of(f"{what} cannot be removed, so they stay", [f"{path}: {error}"], NotRemoved)
+        warn_of(f"{what} cannot be removed, so they stay", [f"{path}: {error}"], NotRemovedWarning)
 
 
 def list_names(store: Store) -> list[str]:

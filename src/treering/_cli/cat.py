@@ -24,7 +24,7 @@ from treering._inspect.open_tree import ArrayView, OpenTree
 from treering._values.human import pluralize
 from treering._view.plain import json_text, visible
 from treering._view.rows import format_value, has_json, leaves_of, record_of
-from treering.errors import Format, NotFound, Unsupported
+from treering.errors import FormatError, NotFoundError, UnsupportedError
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -61,7 +61,7 @@ def cat(path: str, key: str, npy: bool, as_json: bool, everything: bool) -> int:
         if record.dtype is None:
             if slices is not None or npy:
                 without = "has no slices" if slices is not None else "cannot be written as .npy"
-                raise Format(f"{name!r} is not an array but a Python value ({record.kind}), and {without}")
+                raise FormatError(f"{name!r} is not an array but a Python value ({record.kind}), and {without}")
             value = leaves.text(leaf) if isinstance(leaf, LeafRecord) else leaf
             opaque = isinstance(value, OpaqueLeaf)
             text = visible(value.text, _LONGEST_TEXT) if opaque else format_value(value, sys.maxsize)
@@ -89,17 +89,17 @@ def _find_leaf(leaves: OpenTree, path: str, request: str) -> tuple[Any, str, str
     if key in known:
         return known[key], key, slices
     if "*" in key:
-        raise NotFound(f"cat takes one key, not a glob: {key!r}", hint="treering ls lists what a glob matches")
+        raise NotFoundError(f"cat takes one key, not a glob: {key!r}", hint="treering ls lists what a glob matches")
     if "[" in key and slices is None and not key.endswith("]"):
-        raise Format(f"the bracket of {key!r} is not closed", hint=f"{key + ']'!r} closes it")
+        raise FormatError(f"the bracket of {key!r} is not closed", hint=f"{key + ']'!r} closes it")
     below = [text for text in known if text.startswith(f"{key}/")] if key else list(known)
     if below:
-        raise NotFound(
+        raise NotFoundError(
             f"{key!r} is not a leaf of {path!r} but a branch of {len(below):,}", hint=f"{below[0]!r} is its first leaf"
         )
     near = difflib.get_close_matches(key, list(known)[:10_000], n=2, cutoff=0.5)
     hint = f"did you mean {' or '.join(map(repr, near))}?" if near else "treering ls names its leaves"
-    raise NotFound(f"{path!r} has no leaf {key!r}", hint=hint)
+    raise NotFoundError(f"{path!r} has no leaf {key!r}", hint=hint)
 
 
 def _write_json(
@@ -181,7 +181,9 @@ def _write_npy(view: ArrayView, parts: list[Selected]) -> None:
     from treering._inspect.diff import blocks_of
 
     if sys.stdout.isatty():
-        raise Unsupported("a .npy file cannot be shown on a terminal", hint="write it to a file: --npy > array.npy")
+        raise UnsupportedError(
+            "a .npy file cannot be shown on a terminal", hint="write it to a file: --npy > array.npy"
+        )
     dtype = view.dtype
     stored = np.dtype(np.lib.format.descr_to_dtype(np.lib.format.dtype_to_descr(dtype)))
     if stored != dtype:
@@ -225,7 +227,7 @@ def parse_slices(text: str) -> tuple[list[Part], list[Part] | None]:
     """Read slices: those before the dots, and those behind them, None where there are no dots.
 
     Raises:
-        Format: it is none.
+        FormatError: it is none.
 
     Example:
         >>> parse_slices("1, ..., ::-2")
@@ -239,7 +241,7 @@ def parse_slices(text: str) -> tuple[list[Part], list[Part] | None]:
     for item in items:
         if item.strip() == "...":
             if behind is not None:
-                raise Format(f"[{text}] has '...' twice", hint=_EXAMPLES)
+                raise FormatError(f"[{text}] has '...' twice", hint=_EXAMPLES)
             behind = []
             continue
         (before if behind is None else behind).append(_part(item.strip(), text))
@@ -250,7 +252,7 @@ def ranges_of(text: str, shape: tuple[int, ...]) -> list[Selected]:
     """Read slices and say what they select of each axis of an array.
 
     Raises:
-        Format: they are none, there are more than axes, or an integer is out of range.
+        FormatError: they are none, there are more than axes, or an integer is out of range.
 
     Example:
         >>> ranges_of(":2, -1", (5, 4, 3))
@@ -259,7 +261,9 @@ def ranges_of(text: str, shape: tuple[int, ...]) -> list[Selected]:
     before, behind = parse_slices(text)
     if (count := len(before) + len(behind or ())) > len(shape):
         axes = f"{len(shape)} {'axis' if len(shape) == 1 else 'axes'}"
-        raise Format(f"[{text}] has {pluralize(count, 'indices')}, the array has {axes}: {list(shape)}", hint=_EXAMPLES)
+        raise FormatError(
+            f"[{text}] has {pluralize(count, 'indices')}, the array has {axes}: {list(shape)}", hint=_EXAMPLES
+        )
     parts: list[Part] = [*before, *[slice(None)] * (len(shape) - count), *(behind or ())]
     return [_selected(part, length, axis) for axis, (part, length) in enumerate(zip(parts, shape, strict=True))]
 
@@ -269,10 +273,10 @@ def _part(item: str, text: str) -> Part:
         return int(item)
     bounds = [bound.strip() for bound in item.split(":")]
     if len(bounds) not in (2, 3) or not all(not bound or _INT.fullmatch(bound) for bound in bounds):
-        raise Format(f"[{text}] is not a slice: {item!r} cannot be read", hint=_EXAMPLES)
+        raise FormatError(f"[{text}] is not a slice: {item!r} cannot be read", hint=_EXAMPLES)
     start, stop, step = [int(bound) if bound else None for bound in [*bounds, ""][:3]]
     if step == 0:
-        raise Format(f"[{text}] is not a slice: a step cannot be 0", hint=_EXAMPLES)
+        raise FormatError(f"[{text}] is not a slice: a step cannot be 0", hint=_EXAMPLES)
     return slice(start, stop, step)
 
 
@@ -280,7 +284,7 @@ def _selected(part: Part, length: int, axis: int) -> Selected:
     if isinstance(part, slice):
         return range(*part.indices(length))
     if not -length <= part < length:
-        raise Format(
+        raise FormatError(
             f"index {part} is out of range: axis {axis} has {length} {'item' if length == 1 else 'items'}",
             hint=f"{-length} to {length - 1} are there" if length else "the array is empty",
         )

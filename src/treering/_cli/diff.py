@@ -10,7 +10,7 @@ from treering._inspect.diff import diff as compare
 from treering._inspect.diff import sameness
 from treering._store.resolve import is_seen
 from treering._view.plain import json_document, members_of
-from treering.errors import Corrupt
+from treering.errors import CorruptError
 
 
 @verb(
@@ -42,7 +42,7 @@ def diff(a: str, b: str, step: int | None, values: bool, as_json: bool) -> int:
         a, b = steps_at(a, [int(b), step])
     try:
         found = read_latest(a, lambda a: read_latest(b, lambda b: compare(a, b, values=values, progress=True))[1])[1]
-    except Corrupt as error:
+    except CorruptError as error:
         # Damage is no answer to this question.
         explain(str(error).removesuffix(f"; {error.hint}"), error.hint)
         return NOT_DONE

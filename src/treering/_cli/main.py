@@ -16,7 +16,7 @@ import click
 from treering import __version__
 from treering._cli.terminal import GOOD, INTERRUPTED, NO, NOT_DONE, explain
 from treering._values.human import near
-from treering.errors import Corrupt, TreeringError
+from treering.errors import CorruptError, TreeringError
 
 _VERBS = {
     "cat": ("cat", "Print one leaf, or a part of an array."),
@@ -124,7 +124,7 @@ def main(arguments: Sequence[str] | None = None, *, command: click.Command = cli
         code = INTERRUPTED
     except TreeringError as error:
         explain(*map(_with_options, (str(error).removesuffix(f"; {error.hint}"), error.hint)))
-        code = NO if isinstance(error, Corrupt) else NOT_DONE
+        code = NO if isinstance(error, CorruptError) else NOT_DONE
     except (_ReaderLeft, BrokenPipeError):
         _silence_stdout()
         code = GOOD

@@ -13,7 +13,7 @@ from treering._checkpoint.forms import is_run, list_headers
 from treering._cli.terminal import note
 from treering._values.human import bytes_text, pluralize, steps_text
 from treering._view.rows import DEEPEST, leaves_of
-from treering.errors import NotFound, Unsupported
+from treering.errors import NotFoundError, UnsupportedError
 
 if TYPE_CHECKING:
     from treering._foreign.foreign_tree import ForeignSteps
@@ -73,7 +73,7 @@ def read_latest(path: str, read: Callable[[str], T]) -> tuple[str, T]:
     A step that goes meanwhile has a newer one beside it.
 
     Raises:
-        NotFound: the run has no step yet; and as ``detect`` and ``read``.
+        NotFoundError: the run has no step yet; and as ``detect`` and ``read``.
     """
     form = detect(path)
     if form is Form.RUN:
@@ -105,15 +105,15 @@ def steps_at(path: str, steps: Sequence[int]) -> list[str]:
     """Return the paths of steps of a run, or in a folder of another program.
 
     Raises:
-        NotFound: one is not there.
-        Unsupported: it is no run; and as ``detect``.
+        NotFoundError: one is not there.
+        UnsupportedError: it is no run; and as ``detect``.
     """
     if (listing := list_steps(path)) is None:
         raise no_run(path)
     paths = {step.step: step.path for step in listing.steps}
     if lost := [step for step in steps if step not in paths]:
         hint = f"it has {steps_text(list(paths))}" if paths else "it has no step yet"
-        raise NotFound(f"the run {path!r} has no step {lost[0]}", hint=hint)
+        raise NotFoundError(f"the run {path!r} has no step {lost[0]}", hint=hint)
     return [paths[step] for step in steps]
 
 
@@ -136,12 +136,12 @@ def require_run(path: str) -> None:
     """Refuse what is no run.
 
     Raises:
-        Unsupported: it is something else; and as ``detect``.
+        UnsupportedError: it is something else; and as ``detect``.
     """
     if not is_run(path):
         raise no_run(path)
 
 
-def no_run(path: str) -> Unsupported:
+def no_run(path: str) -> UnsupportedError:
     """Return the error that a path is no run."""
-    return Unsupported(f"{path!r} is not a run", hint="a run is the folder that treering.Run saves its steps in")
+    return UnsupportedError(f"{path!r} is not a run", hint="a run is the folder that treering.Run saves its steps in")

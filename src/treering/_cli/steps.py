@@ -87,7 +87,7 @@ def gc(
     from treering._runs.reports import list_records, own_rules, policy_of, unknown_metrics
     from treering._runs.steps import records_of, steps_of
     from treering._view.run_text import gc_json, gc_lines
-    from treering.errors import NotFound
+    from treering.errors import NotFoundError
     from treering.retention import KeepBest, KeepEvery, KeepLast, KeepSteps
 
     given: list[Policy] = [KeepBest(metric, mode=mode) for metric, mode in keep_best]
@@ -100,7 +100,7 @@ def gc(
     for metric, close in unknown_metrics(chosen, records).items():
         # A slip of the hand: all would stay.
         hint = f"did you mean {close!r}?" if close else "`treering log` shows the metrics"
-        raise NotFound(f"no step of {path!r} has the metric {metric!r}", hint=hint)
+        raise NotFoundError(f"no step of {path!r} has the metric {metric!r}", hint=hint)
     verdicts = collect(located(path), own_rules(records) if chosen is None else chosen, dry_run=not yes)
     there = steps_of(located(path)) if yes else ()
     stayed = [verdict.step for verdict in verdicts if not verdict.kept and verdict.step in there]

@@ -18,7 +18,7 @@ from typing import Any, Final, NoReturn, TypeVar
 
 from treering._printable import kind_of, shorten
 from treering._values.human import pluralize
-from treering.errors import Corrupt, TreeringError, Unsupported
+from treering.errors import CorruptError, TreeringError, UnsupportedError
 
 MAX_NESTING: Final = 100
 """Lists and objects inside each other, at most, in what a user adds to a document."""
@@ -42,7 +42,7 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(found) != len(pairs):
         seen: set[str] = set()
         twice = next(name for name, _ in pairs if name in seen or seen.add(name))  # type: ignore[func-returns-value]
-        raise Corrupt(f"the member {show(twice)} is twice in one JSON object")
+        raise CorruptError(f"the member {show(twice)} is twice in one JSON object")
     return found
 
 
@@ -70,7 +70,7 @@ def parse_json(text: str, what: str, *, finite: bool = True) -> Any:
         finite: whether NaN and infinity, which Python writes, are refused.
 
     Raises:
-        Corrupt: it is no JSON, or holds a member twice, a number that is not finite, or thousands of nested lists.
+        CorruptError: it is no JSON, or holds a member twice, a number that is not finite, or thousands of nested lists.
 
     Example:
         >>> parse_json('{"a": [1, 2.5]}', "the note")
@@ -78,25 +78,25 @@ def parse_json(text: str, what: str, *, finite: bool = True) -> Any:
         >>> parse_json('{"a": 1, "a": 2}', "the note")
         Traceback (most recent call last):
         ...
-        treering.errors.Corrupt: the note: the member 'a' is twice in one JSON object
+        treering.errors.CorruptError: the note: the member 'a' is twice in one JSON object
     """
     try:
         return (_DECODER if finite else _PYTHON_DECODER).decode(text)
-    except Corrupt as error:
-        raise Corrupt(f"{what}: {error.message}") from None
+    except CorruptError as error:
+        raise CorruptError(f"{what}: {error.message}") from None
     except json.JSONDecodeError as error:
-        raise Corrupt(f"{what} is not JSON: {error.msg}", offset=error.pos) from None
+        raise CorruptError(f"{what} is not JSON: {error.msg}", offset=error.pos) from None
     except RecursionError:
-        raise Corrupt(f"{what} is nested too deep") from None
+        raise CorruptError(f"{what} is nested too deep") from None
     except ValueError as error:
-        raise Corrupt(f"{what} is not JSON: {error}") from None
+        raise CorruptError(f"{what} is not JSON: {error}") from None
 
 
 def decode_text(data: bytes, what: str, encoding: str = "UTF-8", at: int = 0) -> str:
     """Return bytes as text; ``at`` is where they begin in their file.
 
     Raises:
-        Corrupt: they are not of this encoding.
+        CorruptError: they are not of this encoding.
 
     Example:
         >>> decode_text(b"tree", "the note", "ASCII")
@@ -105,7 +105,7 @@ def decode_text(data: bytes, what: str, encoding: str = "UTF-8", at: int = 0) ->
     try:
         return data.decode(encoding)
     except UnicodeDecodeError as error:
-        raise Corrupt(f"{what} is not {encoding}", offset=at + error.start) from None
+        raise CorruptError(f"{what} is not {encoding}", offset=at + error.start) from None
 
 
 def json_text(value: Any) -> str:
@@ -122,19 +122,19 @@ def member(node: Any, name: str, kind: type[_Kind], what: str) -> _Kind:
     """Return one member of a parsed object, of exactly the type ``kind``: True is no int, 1.0 neither.
 
     Raises:
-        Corrupt: ``node`` is no object, has no such member, or one of another type.
+        CorruptError: ``node`` is no object, has no such member, or one of another type.
 
     Example:
         >>> member({"n": 3}, "n", int, "the note")
         3
     """
     if type(node) is not dict:
-        raise Corrupt(f"{what} is not a JSON object")
+        raise CorruptError(f"{what} is not a JSON object")
     if name not in node:
-        raise Corrupt(f"{what} has no member {name!r}")
+        raise CorruptError(f"{what} has no member {name!r}")
     found = node[name]
     if type(found) is not kind:
-        raise Corrupt(f"{what}: the member {name!r} is {show(found)}, but must be of type {kind.__name__}")
+        raise CorruptError(f"{what}: the member {name!r} is {show(found)}, but must be of type {kind.__name__}")
     return found
 
 
@@ -147,11 +147,11 @@ def add_hint(hint: str) -> Iterator[None]:
         ...     parse_json("[", "the note")
         Traceback (most recent call last):
         ...
-        treering.errors.Corrupt: the note is not JSON: Expecting value (at byte 1); use another copy
+        treering.errors.CorruptError: the note is not JSON: Expecting value (at byte 1); use another copy
     """
     try:
         yield
-    except Corrupt as error:
+    except CorruptError as error:
         error.hint = error.hint or hint
         raise
 
@@ -160,11 +160,11 @@ class raising_corrupt:  # noqa: N801 - a block is written with it, and a generat
     """Raise an error of this kind as damage: what was read never had such a form.
 
     Example:
-        >>> with raising_corrupt(Unsupported):
+        >>> with raising_corrupt(UnsupportedError):
         ...     check_json({"a": (1,)}, "the note")
         Traceback (most recent call last):
         ...
-        treering.errors.Corrupt: the note['a'] is a tuple, which JSON cannot hold
+        treering.errors.CorruptError: the note['a'] is a tuple, which JSON cannot hold
     """
 
     __slots__ = ("_kind",)
@@ -177,14 +177,14 @@ class raising_corrupt:  # noqa: N801 - a block is written with it, and a generat
 
     def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
         if isinstance(error, self._kind):
-            raise Corrupt(error.message, path=error.path) from None
+            raise CorruptError(error.message, path=error.path) from None
 
 
 def check_json(value: Any, what: str) -> None:
     """Require a value that comes back from JSON as it was: None, bool, int, finite float, str, and lists and dicts.
 
     Raises:
-        Unsupported: something in it is of another type (a tuple, a numpy number), a key is no str, a number is not
+        UnsupportedError: something in it is of another type (a tuple, a numpy number), a key is no str, a number is not
             finite, or it is nested more than 100 levels deep; the message says where.
 
     Example:
@@ -192,7 +192,7 @@ def check_json(value: Any, what: str) -> None:
         >>> check_json({"sizes": (1, 2)}, "metadata")
         Traceback (most recent call last):
         ...
-        treering.errors.Unsupported: metadata['sizes'] is a tuple, which JSON cannot hold; make it a list
+        treering.errors.UnsupportedError: metadata['sizes'] is a tuple, which JSON cannot hold; make it a list
     """
     root = object()
     levels: list[tuple[Any, int, Iterator[tuple[Any, Any]]]] = [(root, id(None), iter([(root, value)]))]
@@ -212,16 +212,16 @@ def check_json(value: Any, what: str) -> None:
         if type(item) is dict:
             for key in item:
                 if type(key) is not str:
-                    raise Unsupported(f"{where(step)} has the key {show(key)}; keys in JSON are str")
+                    raise UnsupportedError(f"{where(step)} has the key {show(key)}; keys in JSON are str")
             inner: Iterator[tuple[Any, Any]] = iter(item.items())
         elif type(item) is list:
             inner = iter(enumerate(item))
         else:
             if item is not None and type(item) not in (bool, str) and (problem := _find_problem(item)):
-                raise Unsupported(f"{where(step)} {problem[0]}", hint=problem[1])
+                raise UnsupportedError(f"{where(step)} {problem[0]}", hint=problem[1])
             continue
         if len(levels) > MAX_NESTING or id(item) in open_ones:
-            raise Unsupported(f"{what} is nested more than {MAX_NESTING} levels deep, or holds itself")
+            raise UnsupportedError(f"{what} is nested more than {MAX_NESTING} levels deep, or holds itself")
         open_ones.add(id(item))
         levels.append((step, id(item), inner))
 
@@ -273,17 +273,17 @@ def have_one_hash(values: Collection[Hashable]) -> bool:
     return False
 
 
-def check_hashes(values: Collection[Hashable], what: str, error: type[TreeringError] = Corrupt) -> None:
+def check_hashes(values: Collection[Hashable], what: str, error: type[TreeringError] = CorruptError) -> None:
     """Require that no more than 64 different values have one hash.
 
     Raises:
-        Corrupt: more have; or ``error``.
+        CorruptError: more have; or ``error``.
 
     Example:
         >>> check_hashes([number * (2**61 - 1) for number in range(100)], "the keys")
         Traceback (most recent call last):
         ...
-        treering.errors.Corrupt: more than 64 of the keys have one hash, which would make a dict of them quadratic
+        treering.errors.CorruptError: more than 64 of the keys have one hash, which would make a dict of them quadratic
     """
     if have_one_hash(values):
         raise error(f"more than {_MOST_OF_ONE_HASH} of {what} have one hash, which would make a dict of them quadratic")
@@ -293,10 +293,10 @@ def check_texts(nodes: list[Any], what: str) -> list[str]:
     """Return a list that has to hold nothing but text.
 
     Raises:
-        Corrupt: something else is in it.
+        CorruptError: something else is in it.
     """
     if not set(map(type, nodes)) <= {str}:
-        raise Corrupt(f"{what} holds something other than text")
+        raise CorruptError(f"{what} holds something other than text")
     return nodes
 
 
@@ -304,12 +304,12 @@ def check_name(pattern: re.Pattern[str], text: str, what: str) -> str:
     """Return a name that has to match a pattern.
 
     Raises:
-        Corrupt: it does not.
+        CorruptError: it does not.
 
     Example:
         >>> check_name(re.compile("[a-f]+"), "fade", "the attempt")
         'fade'
     """
     if not pattern.fullmatch(text):
-        raise Corrupt(f"{what} is called {text[:100]!r}, which is not a valid name")
+        raise CorruptError(f"{what} is called {text[:100]!r}, which is not a valid name")
     return text

@@ -10,7 +10,7 @@ import zlib
 from typing import Final
 
 from treering._values.human import pluralize
-from treering.errors import Corrupt
+from treering.errors import CorruptError
 
 _LEVEL: Final = 6
 GZIP_MAGIC: Final = b"\x1f\x8b"
@@ -24,11 +24,11 @@ _FREE_BYTES: Final = 32 * 2**20
 _FREE_RATIO: Final = 50
 
 
-class DamagedGzip(Corrupt, gzip.BadGzipFile):
+class DamagedGzip(CorruptError, gzip.BadGzipFile):
     """gzip.decompress raises BadGzipFile for a bad header or checksum."""
 
 
-class ShortGzip(Corrupt, EOFError):
+class ShortGzip(CorruptError, EOFError):
     """gzip.decompress raises EOFError for a file that is cut short."""
 
 
@@ -77,8 +77,8 @@ def decompress(data: bytes | memoryview, max_bytes: int | None) -> bytes:
     """Return what ``data``, one or more gzip members, holds.
 
     Raises:
-        Corrupt: no gzip, a wrong checksum or length (also gzip.BadGzipFile), cut short (also EOFError), or more than
-            ``max_bytes`` (default: 32 MiB and 50 times the input).
+        CorruptError: no gzip, a wrong checksum or length (also gzip.BadGzipFile), cut short (also EOFError), or more
+            than ``max_bytes`` (default: 32 MiB and 50 times the input).
     """
     limit = default_limit(len(data)) if max_bytes is None else max_bytes
     view = memoryview(data).cast("B")
@@ -98,7 +98,7 @@ def decompress(data: bytes | memoryview, max_bytes: int | None) -> bytes:
             if total > limit:
                 given, most = pluralize(len(view), "bytes"), pluralize(limit, "bytes")
                 problem = f"the gzip data of {given} decompresses to more than {most}"
-                raise Corrupt(problem, hint="pass max_bytes= if you trust it")
+                raise CorruptError(problem, hint="pass max_bytes= if you trust it")
             pieces.append(piece)
         if reader.eof:
             # Another member may follow, after padding with zeros as tapes have it.

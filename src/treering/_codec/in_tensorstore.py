@@ -13,7 +13,7 @@ import numpy as np
 from treering._codec.zarr import ZarrArray, zarray_bytes
 from treering._codec.zstd import ChunkReader, damaged_error, overlong_error, wrong_size_error
 from treering._values.human import pluralize
-from treering.errors import Unsupported
+from treering.errors import UnsupportedError
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -28,7 +28,7 @@ def fill_in_compressor(compressor: str) -> dict[str, Any]:
         compressor: the configuration as JSON.
 
     Raises:
-        Unsupported: TensorStore does not know this codec or this setting.
+        UnsupportedError: TensorStore does not know this codec or this setting.
 
     Example:
         >>> fill_in_compressor('{"id":"blosc","cname":"zstd"}')["clevel"]
@@ -38,7 +38,7 @@ def fill_in_compressor(compressor: str) -> dict[str, Any]:
         store = _in_memory(compressor, "uint8", 1)
     except ValueError as error:
         reason = _reason(error).rsplit("object member ", 1)[-1].split(": ", 1)[-1]
-        raise Unsupported(f"the compressor {compressor[:200]} is unknown to TensorStore: {reason}") from None
+        raise UnsupportedError(f"the compressor {compressor[:200]} is unknown to TensorStore: {reason}") from None
     full: dict[str, Any] = json.loads(store.kvstore[".zarray"])["compressor"]
     return full
 
@@ -47,7 +47,7 @@ def encode_by_tensorstore(compressor: str, items: NDArray[Any]) -> bytes:
     """Return the bytes of a chunk of flat items that lie in memory as they are to lie in the file.
 
     Raises:
-        Unsupported: the compressor takes no chunk of this size.
+        UnsupportedError: the compressor takes no chunk of this size.
     """
     # Items of the right size, which is all that a shuffle looks at; nothing uses them as numbers.
     dtype = "complex128" if items.itemsize == 16 else f"uint{8 * items.itemsize}"
@@ -56,7 +56,7 @@ def encode_by_tensorstore(compressor: str, items: NDArray[Any]) -> bytes:
     try:
         store.write(items).result()
     except ValueError as error:
-        raise Unsupported(
+        raise UnsupportedError(
             f"the compressor {compressor[:200]} takes no chunk of {pluralize(items.nbytes, 'bytes')}: {_reason(error)}",
             hint="make the chunks smaller",
         ) from None
@@ -68,7 +68,7 @@ def decode_blosc(file: ChunkReader, target: memoryview) -> None:
     """Fill ``target`` with what the blosc data in a file holds.
 
     Raises:
-        Corrupt: it is damaged, or holds less or more than ``target``.
+        CorruptError: it is damaged, or holds less or more than ``target``.
     """
     if not _BLOSC_HEADER < file.left <= len(target) + _BLOSC_HEADER:
         raise damaged_error(f"no blosc data of {pluralize(len(target), 'bytes')} takes {file.left}")

@@ -19,7 +19,7 @@ from treering._codec.documents import check_name, check_texts, json_text, member
 from treering._codec.signed import SignedForm
 from treering._values.checkpoint_names import ATTEMPT, INDEX, data_of, is_data
 from treering._values.human import pluralize
-from treering.errors import Corrupt, Format, Unsupported
+from treering.errors import CorruptError, FormatError, UnsupportedError
 
 INDEX_FORM: Final = SignedForm("treering", 1, INDEX, hint="use another copy of the checkpoint")
 """How an index is signed. Its version grows when a reader of the old one would read something wrong."""
@@ -126,7 +126,7 @@ def tombstone_of(data: bytes, modified: float) -> bytes:
     """
     try:
         return encode_tombstone(superseded_by(data, modified))
-    except (Corrupt, Format, Unsupported):
+    except (CorruptError, FormatError, UnsupportedError):
         return placeholder()
 
 
@@ -137,9 +137,9 @@ def attempts_in(data: bytes) -> tuple[str, ...]:
     """Return the attempts that a document at the key knows to have committed: its own first, "" for a tombstone.
 
     Raises:
-        Corrupt: it is damaged, or contradicts itself.
-        Format: a newer version wrote it.
-        Unsupported: there is something in it that this version does not know.
+        CorruptError: it is damaged, or contradicts itself.
+        FormatError: a newer version wrote it.
+        UnsupportedError: there is something in it that this version does not know.
 
     Example:
         >>> attempts_in(placeholder())
@@ -158,7 +158,7 @@ def superseded_in(data: bytes) -> list[Superseded]:
     """Return the data that wait, as a document at the key lists them.
 
     Raises:
-        Corrupt, Format, Unsupported: as `attempts_in` says.
+        CorruptError, FormatError, UnsupportedError: as `attempts_in` says.
 
     Example:
         >>> superseded_in(placeholder())
@@ -175,7 +175,7 @@ def superseded_by(data: bytes, modified: float) -> list[Superseded]:
         modified: when it was put there, in POSIX seconds by the clock of the store.
 
     Raises:
-        Corrupt, Format, Unsupported: as `attempts_in` says.
+        CorruptError, FormatError, UnsupportedError: as `attempts_in` says.
     """
     members = _read_members(data)
     waiting = [
@@ -215,7 +215,7 @@ def find_members(data: bytes) -> dict[str, Any] | None:
     text = b"{%b}" % b",".join(b'"%b":%b' % line for line in lines)
     try:
         members: dict[str, Any] = parse_json(text.decode("ascii"), INDEX)
-    except (Corrupt, UnicodeDecodeError):
+    except (CorruptError, UnicodeDecodeError):
         return None
     return members if len(members) == len(lines) else None  # more where a line is no single member
 
@@ -226,7 +226,7 @@ def _read_members(data: bytes) -> dict[str, Any]:
     if not is_tombstone(data):
         return INDEX_FORM.read(data, _check_index)
     if len(data) > _LARGEST_TOMBSTONE or not is_tombstone_size(len(data)):
-        raise Corrupt(f"{INDEX} is damaged: no tombstone has {pluralize(len(data), 'bytes')}")
+        raise CorruptError(f"{INDEX} is damaged: no tombstone has {pluralize(len(data), 'bytes')}")
     return TOMBSTONE_FORM.read(data, _check_tombstone)
 
 
@@ -240,7 +240,7 @@ def _check_tombstone(document: Any) -> dict[str, Any]:
     check_name(_NONCE, member(document, "nonce", str, "the tombstone"), "the nonce")
     member(document, "superseded", list, "the tombstone")
     if "files" in document:
-        raise Corrupt("it lists data files of its own")
+        raise CorruptError("it lists data files of its own")
     return dict(document)
 
 
@@ -260,23 +260,23 @@ def decode_waiting(document: dict[str, Any]) -> list[Superseded]:
     """Return what the member ``superseded`` of a parsed document says; it is optional.
 
     Raises:
-        Corrupt: it is no such list: a file is not one of its attempt, an attempt is there twice, a time is none.
+        CorruptError: it is no such list: a file is not one of its attempt, an attempt is there twice, a time is none.
 
     Example:
         >>> decode_waiting({"superseded": [{"attempt": "0123456789abcdef", "since": None, "files": ["config.json"]}]})
         Traceback (most recent call last):
         ...
-        treering.errors.Corrupt: the list of superseded data has files that are none of attempt 0123456789abcdef
+        treering.errors.CorruptError: the list of superseded data has files that are none of attempt 0123456789abcdef
     """
     if "superseded" not in document:
         return []
     what = "the list of superseded data"
     nodes = member(document, "superseded", list, INDEX)
     if len(nodes) > MOST_SUPERSEDED:
-        raise Corrupt(f"{what} has {pluralize(len(nodes), 'attempts')}, at most {MOST_SUPERSEDED} are allowed")
+        raise CorruptError(f"{what} has {pluralize(len(nodes), 'attempts')}, at most {MOST_SUPERSEDED} are allowed")
     found = [_decode_one(node, what) for node in nodes]
     if len({one.attempt for one in found}) != len(found):
-        raise Corrupt(f"{what} has an attempt twice")
+        raise CorruptError(f"{what} has an attempt twice")
     return found
 
 
@@ -284,7 +284,7 @@ def _decode_one(node: Any, what: str) -> Superseded:
     attempt = check_name(ATTEMPT, member(node, "attempt", str, what), "an attempt")
     files = check_texts(member(node, "files", list, what), what)
     if len(data_of(attempt, files)) != len(files) or len(set(files)) != len(files):
-        raise Corrupt(f"{what} has files that are none of attempt {attempt}")
+        raise CorruptError(f"{what} has files that are none of attempt {attempt}")
     if (since := node.get("since", "")) is None:
         return Superseded(attempt, None, files)
     time = math.nan
@@ -292,7 +292,7 @@ def _decode_one(node: Any, what: str) -> Superseded:
         with contextlib.suppress(OverflowError):
             time = float(since)
     if not 0 <= time < math.inf:
-        raise Corrupt(f"{what} has the time {show(since)}")
+        raise CorruptError(f"{what} has the time {show(since)}")
     return Superseded(attempt, time, files)
 
 
@@ -303,7 +303,7 @@ def fenced(data: bytes) -> bytes:
     """Return a document that says the same and is another: no attempt on this one can be committed over that one.
 
     Raises:
-        Corrupt, Format, Unsupported: as `attempts_in` says: nothing of that kind is fenced.
+        CorruptError, FormatError, UnsupportedError: as `attempts_in` says: nothing of that kind is fenced.
 
     Example:
         >>> data = placeholder()
@@ -316,6 +316,6 @@ def fenced(data: bytes) -> bytes:
     first, _, lines = data.partition(b"\n")
     old = _FENCE.match(data, len(first) + 1)
     if ("fence" in document) != (old is not None):
-        raise Unsupported(f"{INDEX} has a member 'fence' that another writer put there")
+        raise UnsupportedError(f"{INDEX} has a member 'fence' that another writer put there")
     rest = lines if old is None else data[old.end() :]
     return INDEX_FORM.sign(f'"fence": "{secrets.token_hex(16)}",\n'.encode() + rest)

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from treering._codec.documents import decode_text, parse_json
 from treering._values.leaves_names import INDEX
-from treering.errors import Corrupt
+from treering.errors import CorruptError
 
 # In the index a record is a string, so its quotes have a backslash in front.
 _ATTEMPT: Final = re.compile(rb'attempt\\?": ?\\?"([0-9a-f]{16})')
@@ -52,7 +52,7 @@ def is_empty(data: bytes) -> bool:
         return False
     try:
         document = _parse(data)
-    except Corrupt:
+    except CorruptError:
         return False
     return not (document.get("prefixes") or document.get("treering") or "arrays" in document)
 
@@ -68,7 +68,7 @@ def unindexed_attempts(data: bytes) -> frozenset[str]:
         return frozenset()
     try:
         return find_attempts(json.dumps(_parse(data).get("unindexed")).encode())
-    except Corrupt:
+    except CorruptError:
         return frozenset()
 
 
@@ -76,7 +76,7 @@ def read_attempts(data: bytes) -> tuple[str, ...]:
     """Return all attempts that an index names, behind an empty text: no attempt is the whole index's own.
 
     Raises:
-        Corrupt: it is no index.
+        CorruptError: it is no index.
 
     Example:
         >>> read_attempts(empty_index())
@@ -89,5 +89,5 @@ def read_attempts(data: bytes) -> tuple[str, ...]:
 def _parse(data: bytes) -> dict[str, Any]:
     document = parse_json(decode_text(data, INDEX), INDEX)
     if type(document) is not dict or document.get("format") != "tensorstore":
-        raise Corrupt(f"{INDEX} is no index of leaves")
+        raise CorruptError(f"{INDEX} is no index of leaves")
     return document

@@ -13,7 +13,7 @@ from typing import Any, Final, TypeVar
 
 from treering._codec.documents import add_hint, decode_text, json_text, parse_json
 from treering._values.checksums import digest
-from treering.errors import Corrupt, Format, Unsupported
+from treering.errors import CorruptError, FormatError, UnsupportedError
 
 _Read = TypeVar("_Read")
 
@@ -41,7 +41,7 @@ class SignedForm:
         >>> form.read(data.replace(b"7", b"8"), lambda document: document["number"])
         Traceback (most recent call last):
         ...
-        treering.errors.Corrupt: the note is damaged: its digest is not that of its bytes; write it again
+        treering.errors.CorruptError: the note is damaged: its digest is not that of its bytes; write it again
     """
 
     member: str
@@ -70,16 +70,16 @@ class SignedForm:
         """Return what ``read`` makes of the parsed document, once its digest is found right.
 
         Raises:
-            Corrupt: it is damaged, or ``read`` finds that it contradicts itself.
-            Format: a newer version wrote it.
-            Unsupported: ``read`` finds something in it that this version does not know.
+            CorruptError: it is damaged, or ``read`` finds that it contradicts itself.
+            FormatError: a newer version wrote it.
+            UnsupportedError: ``read`` finds something in it that this version does not know.
         """
         with add_hint(self.hint):
             document = self._parse(data)
             try:
                 return read(document)
-            except (Corrupt, Format, Unsupported) as error:
-                if not isinstance(error, Corrupt):
+            except (CorruptError, FormatError, UnsupportedError) as error:
+                if not isinstance(error, CorruptError):
                     error.message = f"{self.name}: {error.message}"
                 elif not error.message.startswith(self.name):
                     error.message = f"{self.name} contradicts itself: {error.message}"
@@ -104,10 +104,10 @@ class SignedForm:
         version = first or re.match((_OTHER_VERSION % re.escape(self.member)).encode(), data)
         if version is not None and (is_right or not first) and int(version[1]) != self.version:
             problem = f"is of version {version[1].decode()}; this treering reads version {self.version}"
-            raise Format(f"{self.name} {problem}", hint="it was written by a newer treering: use that version")
+            raise FormatError(f"{self.name} {problem}", hint="it was written by a newer treering: use that version")
         if not is_right:
             problem = "its digest is not that of its bytes" if first else "it does not begin like an index"
-            raise Corrupt(f"{self.name} is damaged: {problem}")
+            raise CorruptError(f"{self.name} is damaged: {problem}")
         return parse_json(decode_text(data, self.name, "ASCII"), self.name)
 
 

@@ -22,7 +22,7 @@ from treering._values.boxes import Box, shape_of, whole
 from treering._values.dtypes import NUMPY_SIZES, Dtype, lookup
 from treering._values.human import pluralize
 from treering._values.leaves_names import is_attempt
-from treering.errors import Corrupt, Format, Unsupported
+from treering.errors import CorruptError, FormatError, UnsupportedError
 
 _MOST_AXES: Final = 32
 _SIZE_LIMIT: Final = 1 << 63
@@ -90,9 +90,9 @@ def parse_zarray(data: bytes) -> ZarrArray:
     """Return what a ``.zarray`` says; members that zarr does not know are passed over.
 
     Raises:
-        Corrupt: it is no JSON, lacks a member, or says what cannot be.
-        Format: it is of another version of zarr.
-        Unsupported: a dtype or a filter that has no form here, or more than 32 axes.
+        CorruptError: it is no JSON, lacks a member, or says what cannot be.
+        FormatError: it is of another version of zarr.
+        UnsupportedError: a dtype or a filter that has no form here, or more than 32 axes.
 
     Example:
         >>> parse_zarray(zarray_bytes(ZarrArray(shape=(4,), chunks=(2,), dtype="bfloat16"))).chunks
@@ -105,18 +105,18 @@ def parse_zarray(data: bytes) -> ZarrArray:
 @add_hint("use another copy of the directory")
 def _parse(data: bytes) -> ZarrArray:
     if len(data) > _LONGEST_DOCUMENT:
-        raise Corrupt(f".zarray has {pluralize(len(data), 'bytes')}, more than any array needs")
+        raise CorruptError(f".zarray has {pluralize(len(data), 'bytes')}, more than any array needs")
     node = parse_json(decode_text(data, ".zarray"), ".zarray")
     if (version := member(node, "zarr_format", int, ".zarray")) != 2:
-        raise Format(f".zarray is of zarr version {show(version)}, this reads version 2")
+        raise FormatError(f".zarray is of zarr version {show(version)}, this reads version 2")
     shape = _sizes(node, "shape", 0)
     chunks = _sizes(node, "chunks", 1)
     if len(shape) != len(chunks):
-        raise Corrupt(f".zarray: the shape has {pluralize(len(shape), 'axes')} and a chunk has {len(chunks)}")
+        raise CorruptError(f".zarray: the shape has {pluralize(len(shape), 'axes')} and a chunk has {len(chunks)}")
     dtype, big_endian = _dtype(node)
     if node.get("filters") not in (None, []):
         hint = "write the array again without filters"
-        raise Unsupported(".zarray names filters, which treering cannot decode", hint=hint)
+        raise UnsupportedError(".zarray names filters, which treering cannot decode", hint=hint)
     compressor = _compressor(node)
     array = ZarrArray(
         shape=shape,
@@ -139,10 +139,10 @@ def _sizes(node: dict[str, Any], name: str, least: int) -> tuple[int, ...]:
     sizes = member(node, name, list, ".zarray")
     if len(sizes) > _MOST_AXES:
         count = pluralize(len(sizes), "axes are")
-        raise Unsupported(f".zarray: {count} more than {_MOST_AXES}, the maximum of numpy and jax")
+        raise UnsupportedError(f".zarray: {count} more than {_MOST_AXES}, the maximum of numpy and jax")
     for size in sizes:
         if type(size) is not int or not least <= size < _SIZE_LIMIT:
-            raise Corrupt(f".zarray: {show(size)} in {name!r} is not a size")
+            raise CorruptError(f".zarray: {show(size)} in {name!r} is not a size")
     return tuple(sizes)
 
 
@@ -150,38 +150,38 @@ def check_padding(array: ZarrArray) -> None:
     """Refuse chunks that are nearly all padding: they would take memory that no item needs.
 
     Raises:
-        Unsupported: they are.
+        UnsupportedError: they are.
     """
     shape, chunks = array.shape, array.chunks
     most = _MOST_PADDING if array.compressor is None else _MOST_PACKED_PADDING
     used = math.prod(map(min, shape, chunks))
     if used and math.prod(chunks) > max(_FREE_ITEMS, most * used):
         problem = f"chunks of shape {chunks} for an array of shape {shape} are nearly all padding"
-        raise Unsupported(problem, hint="write the array again with smaller chunks")
+        raise UnsupportedError(problem, hint="write the array again with smaller chunks")
 
 
 def _dtype(node: dict[str, Any]) -> tuple[str, bool]:
     if type(node.get("dtype")) is list:
-        raise Unsupported(".zarray: its items are records of several fields, which jax cannot hold")
+        raise UnsupportedError(".zarray: its items are records of several fields, which jax cannot hold")
     text = member(node, "dtype", str, ".zarray")
     if (found := _READ.get(text)) is None:
-        raise Unsupported(f".zarray: the dtype {show(text)} is not supported")
+        raise UnsupportedError(f".zarray: the dtype {show(text)} is not supported")
     return found
 
 
 def _compressor(node: dict[str, Any]) -> str | None:
     if "compressor" not in node:
-        raise Corrupt(".zarray has no member 'compressor'")
+        raise CorruptError(".zarray has no member 'compressor'")
     if (config := node["compressor"]) is None:
         return None
     if type(config) is not dict or type(config.get("id")) is not str:
-        raise Corrupt(".zarray: its compressor is not an object with an 'id'")
+        raise CorruptError(".zarray: its compressor is not an object with an 'id'")
     return check_compressor(config)
 
 
 def _choice(node: dict[str, Any], name: str, choices: tuple[str, ...]) -> str:
     if (text := member(node, name, str, ".zarray")) not in choices:
-        raise Corrupt(f".zarray: {name!r} is {show(text)}, but must be one of {', '.join(choices)}")
+        raise CorruptError(f".zarray: {name!r} is {show(text)}, but must be one of {', '.join(choices)}")
     return text
 
 
@@ -190,7 +190,7 @@ def _marker(node: dict[str, Any]) -> str | None:
         return None
     text = member(node, "treering", str, ".zarray")
     if not is_attempt(text):
-        raise Corrupt(f".zarray: the marker {show(text)} is unknown")
+        raise CorruptError(f".zarray: the marker {show(text)} is unknown")
     return text
 
 
@@ -223,7 +223,7 @@ def stored_dtype(name: str) -> str:
     """Return the dtype under which items of a dtype are stored: itself, or the unsigned int of its size.
 
     Raises:
-        Unsupported: no file may hold the dtype, or there is no int of its size.
+        UnsupportedError: no file may hold the dtype, or there is no int of its size.
 
     Example:
         >>> stored_dtype("bfloat16"), stored_dtype("uint4"), stored_dtype("datetime64[ns]")
@@ -232,7 +232,9 @@ def stored_dtype(name: str) -> str:
     if name in _WRITTEN:
         return name
     if (dtype := lookup(name)) is None or dtype.itemsize > 8:
-        raise Unsupported(f"zarr v2 cannot represent the dtype {name[:60]}", hint="convert it to float64 or complex128")
+        raise UnsupportedError(
+            f"zarr v2 cannot represent the dtype {name[:60]}", hint="convert it to float64 or complex128"
+        )
     return f"uint{8 * dtype.itemsize}"
 
 
@@ -240,21 +242,21 @@ def check_compressor(config: Mapping[str, Any]) -> str:
     """Return the configuration of a compressor as the text that stands in ``.zarray``.
 
     Raises:
-        Unsupported: it is no JSON, has no text ``id``, or is longer than any configuration is.
+        UnsupportedError: it is no JSON, has no text ``id``, or is longer than any configuration is.
 
     Example:
         >>> check_compressor({"level": 3, "id": "zstd"})
         '{"id":"zstd","level":3}'
     """
     if not isinstance(config, Mapping):
-        raise Unsupported(f"compressor is {show(config)}, but must be a mapping", hint=_EXAMPLE)
+        raise UnsupportedError(f"compressor is {show(config)}, but must be a mapping", hint=_EXAMPLE)
     node = dict(config)
     check_json(node, "compressor")
     if type(node.get("id")) is not str or not node["id"]:
-        raise Unsupported("compressor has no 'id', the name of a codec", hint=_EXAMPLE)
+        raise UnsupportedError("compressor has no 'id', the name of a codec", hint=_EXAMPLE)
     text = json.dumps(node, sort_keys=True, separators=(",", ":"))
     if len(text) > _LONGEST_COMPRESSOR:
-        raise Unsupported(f"compressor takes {pluralize(len(text), 'bytes')} as JSON, more than any codec needs")
+        raise UnsupportedError(f"compressor takes {pluralize(len(text), 'bytes')} as JSON, more than any codec needs")
     return text
 
 
@@ -337,10 +339,10 @@ def item_dtype(array: ZarrArray) -> Dtype:
     """Return the dtype of what lies in the chunks.
 
     Raises:
-        Unsupported: no file may hold it.
+        UnsupportedError: no file may hold it.
     """
     if (dtype := lookup(array.dtype)) is None:
-        raise Unsupported(f"zarr v2 cannot represent the dtype {array.dtype[:60]}")
+        raise UnsupportedError(f"zarr v2 cannot represent the dtype {array.dtype[:60]}")
     return dtype
 
 

@@ -24,7 +24,7 @@ from treering._codec.in_tensorstore import decode_blosc, encode_by_tensorstore, 
 from treering._codec.zarr import ZarrArray, check_compressor, chunk_bytes
 from treering._codec.zstd import DAMAGED, ChunkReader, cut_short_error, damaged_error, fill, overlong_error
 from treering._values.human import pluralize
-from treering.errors import Corrupt, Unsupported
+from treering.errors import CorruptError, UnsupportedError
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -44,7 +44,7 @@ def encode(array: ZarrArray, chunk: NDArray[Any]) -> bytes:
         chunk: a full chunk, C-contiguous, of items in the machine's byte order and of the size of ``array.dtype``.
 
     Raises:
-        Unsupported: the compressor is none that TensorStore knows, or takes no chunk of this size.
+        UnsupportedError: the compressor is none that TensorStore knows, or takes no chunk of this size.
 
     Example:
         >>> encode(ZarrArray(shape=(2,), chunks=(2,), dtype="int16", big_endian=True), np.array([1, 2], np.int16)).hex()
@@ -85,8 +85,8 @@ def decode(array: ZarrArray, read: Callable[[int], bytes], nbytes: int, into: ND
             ``array.dtype``. Where this raises, it holds anything.
 
     Raises:
-        Corrupt: the file is damaged, cut short, or holds less or more than a chunk.
-        Unsupported: the compressor is none that can be undone here.
+        CorruptError: the file is damaged, cut short, or holds less or more than a chunk.
+        UnsupportedError: the compressor is none that can be undone here.
 
     Example:
         >>> import io
@@ -107,7 +107,7 @@ def decode(array: ZarrArray, read: Callable[[int], bytes], nbytes: int, into: ND
     if _other_byte_order(array):
         _turn_bytes(array, into.reshape(-1))
     if array.dtype == "bool" and items.max() > 1:
-        raise Corrupt("a chunk of bools holds bytes that are neither 0 nor 1", hint=DAMAGED)
+        raise CorruptError("a chunk of bools holds bytes that are neither 0 nor 1", hint=DAMAGED)
 
 
 def _unpack(compressor: str | None, file: ChunkReader, target: memoryview) -> None:
@@ -169,7 +169,7 @@ def require_known_compressor(config: Mapping[str, Any]) -> str:
     """Return the configuration of a compressor as ``.zarray`` holds it, with what it left open filled in.
 
     Raises:
-        Unsupported: TensorStore, and so whoever reads the array with it, does not know this codec or this setting.
+        UnsupportedError: TensorStore, and so whoever reads the array with it, does not know this codec or this setting.
 
     Example:
         >>> require_known_compressor({"id": "zstd"})
@@ -177,7 +177,7 @@ def require_known_compressor(config: Mapping[str, Any]) -> str:
         >>> require_known_compressor({"id": "lz4"})
         Traceback (most recent call last):
         ...
-        treering.errors.Unsupported: the compressor {"id":"lz4"} is unknown to TensorStore: "lz4" is not registered
+        treering.errors.UnsupportedError: the compressor {"id":"lz4"} is unknown to TensorStore: "lz4" is not registered
     """
     return complete(check_compressor(config))
 
@@ -187,7 +187,7 @@ def complete(text: str) -> str:
     """Return the text of a configuration with what it left open filled in.
 
     Raises:
-        Unsupported: TensorStore does not know this codec or this setting.
+        UnsupportedError: TensorStore does not know this codec or this setting.
     """
     config = json.loads(text)
     if config["id"] not in _LEVELS:
@@ -195,7 +195,7 @@ def complete(text: str) -> str:
     usual, least, greatest = _LEVELS[config["id"]]
     level = config.get("level", usual)
     if not config.keys() <= {"id", "level"} or type(level) is not int or not least <= level <= greatest:
-        raise Unsupported(
+        raise UnsupportedError(
             f"the compressor {text[:200]} is unknown to TensorStore",
             hint=f"{config['id']} takes a 'level' from {least} to {greatest}, and nothing else",
         )
@@ -218,7 +218,7 @@ def level_of(compressor: str) -> int:
     """Return the level of a codec that has one; the usual one where the configuration leaves it open.
 
     Raises:
-        Unsupported: TensorStore does not know this setting.
+        UnsupportedError: TensorStore does not know this setting.
     """
     return int(json.loads(complete(compressor))["level"])
 
@@ -227,22 +227,24 @@ def check_chunk_file(array: ZarrArray, nbytes: int) -> None:
     """Require that a chunk file of ``nbytes`` can hold a chunk; asked before memory for the chunk is.
 
     Raises:
-        Corrupt: a raw chunk has another size; no compressor shrinks a chunk to so little.
-        Unsupported: the compressor is none that can be undone here.
+        CorruptError: a raw chunk has another size; no compressor shrinks a chunk to so little.
+        UnsupportedError: the compressor is none that can be undone here.
 
     Example:
         >>> check_chunk_file(ZarrArray(shape=(4,), chunks=(4,), dtype="uint8"), 3)
         Traceback (most recent call last):
         ...
-        treering.errors.Corrupt: a chunk has 4 bytes, the file has 3; use another copy of the file
+        treering.errors.CorruptError: a chunk has 4 bytes, the file has 3; use another copy of the file
     """
     wanted = chunk_bytes(array)
     if array.compressor is None:
         if nbytes != wanted:
-            raise Corrupt(f"a chunk has {pluralize(wanted, 'bytes')}, the file has {nbytes}", hint=DAMAGED)
+            raise CorruptError(f"a chunk has {pluralize(wanted, 'bytes')}, the file has {nbytes}", hint=DAMAGED)
         return
     if (codec := codec_of(array.compressor)) not in _RATIOS:
-        raise Unsupported(f"the chunks are compressed with {show(codec)}, which treering cannot decompress")
+        raise UnsupportedError(f"the chunks are compressed with {show(codec)}, which treering cannot decompress")
     if nbytes * _RATIOS[codec] < wanted:
         packed = pluralize(nbytes, "bytes")
-        raise Corrupt(f"a chunk has {pluralize(wanted, 'bytes')}, which no {codec} of {packed} holds", hint=DAMAGED)
+        raise CorruptError(
+            f"a chunk has {pluralize(wanted, 'bytes')}, which no {codec} of {packed} holds", hint=DAMAGED
+        )

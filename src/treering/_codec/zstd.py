@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 from typing import IO, TYPE_CHECKING, Final, cast
 
 from treering._values.human import pluralize
-from treering.errors import Corrupt
+from treering.errors import CorruptError
 
 if TYPE_CHECKING:
     import zstandard
@@ -30,7 +30,7 @@ class ChunkReader:
         >>> file.take(2)
         Traceback (most recent call last):
         ...
-        treering.errors.Corrupt: a chunk file is cut short; use another copy of the file
+        treering.errors.CorruptError: a chunk file is cut short; use another copy of the file
     """
 
     __slots__ = ("_read", "left")
@@ -43,7 +43,7 @@ class ChunkReader:
         self.left = nbytes
 
     def take(self, count: int) -> bytes:
-        """Return the next ``count`` bytes. Raises ``Corrupt`` where there are fewer."""
+        """Return the next ``count`` bytes. Raises ``CorruptError`` where there are fewer."""
         if count > self.left:
             raise cut_short_error()
         data = self._read(count)
@@ -58,7 +58,7 @@ class ChunkReader:
 
 
 def fill(target: memoryview, pieces: Iterable[bytes]) -> None:
-    """Copy pieces into memory, which they must fill exactly. Raises ``Corrupt`` where they do not.
+    """Copy pieces into memory, which they must fill exactly. Raises ``CorruptError`` where they do not.
 
     Example:
         >>> memory = bytearray(3)
@@ -76,24 +76,24 @@ def fill(target: memoryview, pieces: Iterable[bytes]) -> None:
         raise wrong_size_error(str(at), target)
 
 
-def damaged_error(reason: object) -> Corrupt:
+def damaged_error(reason: object) -> CorruptError:
     """Return the error for a file that its codec cannot undo."""
-    return Corrupt(f"a chunk file is damaged: {reason}", hint=DAMAGED)
+    return CorruptError(f"a chunk file is damaged: {reason}", hint=DAMAGED)
 
 
-def cut_short_error() -> Corrupt:
+def cut_short_error() -> CorruptError:
     """Return the error for a file that ends too early."""
-    return Corrupt("a chunk file is cut short", hint=DAMAGED)
+    return CorruptError("a chunk file is cut short", hint=DAMAGED)
 
 
-def overlong_error() -> Corrupt:
+def overlong_error() -> CorruptError:
     """Return the error for a file that goes on behind its compressed data."""
-    return Corrupt("a chunk file has extra bytes after its compressed data", hint=DAMAGED)
+    return CorruptError("a chunk file has extra bytes after its compressed data", hint=DAMAGED)
 
 
-def wrong_size_error(found: str, target: memoryview) -> Corrupt:
+def wrong_size_error(found: str, target: memoryview) -> CorruptError:
     """Return the error for compressed data that holds something else than one chunk."""
-    return Corrupt(f"a chunk file decompresses to {found} bytes, a chunk has {len(target)}", hint=DAMAGED)
+    return CorruptError(f"a chunk file decompresses to {found} bytes, a chunk has {len(target)}", hint=DAMAGED)
 
 
 _IN_ONE_GO: Final = 1 << 20
@@ -127,7 +127,7 @@ def decompress(file: ChunkReader, target: memoryview) -> None:
     """Fill ``target`` with what the one frame in a file holds.
 
     Raises:
-        Corrupt: it is damaged, cut short, followed by other bytes, or holds less or more than ``target``.
+        CorruptError: it is damaged, cut short, followed by other bytes, or holds less or more than ``target``.
 
     Example:
         >>> import io
@@ -152,7 +152,7 @@ def decompress_unsized(data: bytes, most: int) -> bytes:
     """Return what the one frame in ``data`` holds, whatever its size.
 
     Raises:
-        Corrupt: it is damaged, cut short, followed by other bytes, or holds more than ``most`` bytes.
+        CorruptError: it is damaged, cut short, followed by other bytes, or holds more than ``most`` bytes.
 
     Example:
         >>> decompress_unsized(compress(memoryview(b"tree"), 1), 4)

@@ -27,7 +27,7 @@ from treering._store.crew import Latch
 from treering._values import timing
 from treering._values.human import pluralize
 from treering._values.processes import Processes, format_processes
-from treering.errors import Mismatch, ProcessFailed, Timeout, TreeringError
+from treering.errors import MismatchError, ProcessFailedError, TimedOutError, TreeringError
 
 T = TypeVar("T")
 
@@ -108,14 +108,14 @@ class _CollectiveThread(Generic[T]):
         """Return the error of a call ``doing`` of the others, if this work met it in place of this process's call."""
         if self._error is None or self._error is not _order.missed:
             return None
-        if isinstance(self._error, Mismatch):
+        if isinstance(self._error, MismatchError):
             _order.given_up -= 1  # it has ended for all, whom this process did not count it for
         return _order.missed if _label_of(doing) in _order.missed_labels else None
 
     def met(self) -> bool:
         """Tell, once it has ended, whether the others are through with it too: where it failed here, they may wait."""
         # Of a call that some had given up, and of calls that differ, all hear alike.
-        return self._error is None or isinstance(self._error, Timeout | Mismatch)
+        return self._error is None or isinstance(self._error, TimedOutError | MismatchError)
 
     def result(self) -> T:
         """Return what came of it, once it has ended."""
@@ -137,9 +137,9 @@ def allgather_with_deadline(
         doing: what the caller is about to do, as in ``"load '/runs/7'"``.
 
     Raises:
-        Timeout: others did not come in time; ``missing`` holds those that gave no sign of life.
-        ProcessFailed: another process broke off.
-        Mismatch: others are about to do something else.
+        TimedOutError: others did not come in time; ``missing`` holds those that gave no sign of life.
+        ProcessFailedError: another process broke off.
+        MismatchError: others are about to do something else.
 
     Example:
         >>> allgather_with_deadline(b"here", Processes(this=0, count=1), timeout=10, board=None, doing="load 'x'")
@@ -153,8 +153,8 @@ def allgather_in_order(payload: bytes, processes: Processes, doing: str) -> list
     """Return what each process brought, as `allgather_with_deadline` does, but wait for the others for ever.
 
     Raises:
-        Timeout: another process is in a call that this one has given up, or the other way round.
-        Mismatch: others are about to do something else.
+        TimedOutError: another process is in a call that this one has given up, or the other way round.
+        MismatchError: others are about to do something else.
     """
     if len(payload) > PAYLOAD_BYTES:
         raise ValueError(f"a payload of {pluralize(len(payload), 'bytes')}, more than {PAYLOAD_BYTES}")
@@ -174,7 +174,7 @@ def allgather_in_order(payload: bytes, processes: Processes, doing: str) -> list
         # All raise, and all are at the same call again.
         _order.given_up = latest
         text = f"could not {doing}: {format_processes(behind)} arrived at a call that the others had given up"
-        error = Timeout(text, missing=tuple(number for number in behind if number != processes.this))
+        error = TimedOutError(text, missing=tuple(number for number in behind if number != processes.this))
     elif len(set(labels)) > 1:
         error = _different_calls(labels, doing)
     if error is None:
@@ -198,7 +198,7 @@ def _label_of(doing: str) -> bytes:
     return label[: _LABEL_BYTES - _DIGEST_DIGITS] + hashlib.sha256(label).hexdigest()[:_DIGEST_DIGITS].encode()
 
 
-def _different_calls(labels: Sequence[bytes], doing: str) -> Mismatch:
+def _different_calls(labels: Sequence[bytes], doing: str) -> MismatchError:
     """Return the error that says who is about to do what."""
     calls: dict[bytes, list[int]] = {}
     for number, label in enumerate(labels):
@@ -207,7 +207,7 @@ def _different_calls(labels: Sequence[bytes], doing: str) -> Mismatch:
     if more := texts[_CALLS_SHOWN:]:
         texts[_CALLS_SHOWN:] = [f"others came to {pluralize(len(more), 'other calls')}"]
     hint = "all processes must make the same calls in the same order"
-    return Mismatch(f"could not {doing}: the calls differ: {', '.join(texts)}", hint=hint)
+    return MismatchError(f"could not {doing}: the calls differ: {', '.join(texts)}", hint=hint)
 
 
 def look_for_saves(look: Callable[[MessageBoard, str], Callable[[], None]]) -> None:
@@ -253,9 +253,9 @@ def run_in_order(
         maker: the process that makes the folder of the messages before it comes, if one does.
 
     Raises:
-        Timeout: others did not come in time; ``missing`` holds those that gave no sign of life.
-        ProcessFailed: another process broke off.
-        Mismatch: others are about to do something else.
+        TimedOutError: others did not come in time; ``missing`` holds those that gave no sign of life.
+        ProcessFailedError: another process broke off.
+        MismatchError: others are about to do something else.
     """
     if processes.count == 1:
         return work()
@@ -314,16 +314,16 @@ def _read_result(ended: _CollectiveThread[T], signs: Heartbeat, doing: str) -> T
         if "DEADLINE_EXCEEDED" in text:
             # jax connects processes when they first need each other, and gives them 30 s on CPU.
             what = f"could not {doing}: {who} did not arrive before jax gave up ({reason})"
-            raise Timeout(what, missing=silent) from error
+            raise TimedOutError(what, missing=silent) from error
         # A process that is elsewhere, and has not heard of it, gives no sign either.
         several = f"one of {format_processes(silent)} broke off: none sent a heartbeat"
         what = several if silent[1:] else f"{who} broke off"
-        failed = ProcessFailed(f"could not {doing}: {what} ({reason})")
+        failed = ProcessFailedError(f"could not {doing}: {what} ({reason})")
         failed.processes = silent
         raise failed from error
 
 
-def _late_error(signs: Heartbeat, timeout: float, doing: str) -> Timeout:
+def _late_error(signs: Heartbeat, timeout: float, doing: str) -> TimedOutError:
     if silent := signs.silent():
         what = f"{format_processes(silent)} did not arrive within {timeout:g} s"
     elif silent is None:
@@ -333,7 +333,7 @@ def _late_error(signs: Heartbeat, timeout: float, doing: str) -> Timeout:
     else:
         what = f"the processes did not synchronise within {timeout:g} s, although all send heartbeats"
     hint = "find out what happened to them, or give them more time (timeout=)"
-    return Timeout(f"could not {doing}: {what}", hint=hint, missing=silent or ())
+    return TimedOutError(f"could not {doing}: {what}", hint=hint, missing=silent or ())
 
 
 def allgather(row: bytes) -> list[bytes]:

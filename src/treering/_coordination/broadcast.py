@@ -36,7 +36,7 @@ def broadcast(
         before: what each process does first; if it raises, all processes raise.
 
     Raises:
-        Timeout, ProcessFailed: other processes did not come, or broke off.
+        TimedOutError, ProcessFailedError: other processes did not come, or broke off.
         TreeringError: what was raised on another process; this one raises its own.
 
     Example:

@@ -14,7 +14,7 @@ from treering._coordination.operations import Call, Operation, Operations
 from treering._coordination.votes import Votes, await_departures, children_of, messages_of
 from treering._values.checkpoint_names import decision_name, prepare_name, signature_name, vote_name
 from treering._values.processes import format_processes
-from treering.errors import Timeout
+from treering.errors import TimedOutError
 
 _TIMES_SAID: Final = 5
 _MOST_REASONS: Final = 20
@@ -31,9 +31,9 @@ def coordinate(call: Call, signature: bytes) -> Operations:
         signature: what this process is saving; the others compare.
 
     Raises:
-        Timeout: others did not come, or did not end their work. Nothing was saved.
-        TreeringError: another process failed, or this one; the class is that of its error, `ProcessFailed` where it was
-            none of ours. Nothing was saved, unless the commit itself failed and says otherwise.
+        TimedOutError: others did not come, or did not end their work. Nothing was saved.
+        TreeringError: another process failed, or this one; the class is that of its error, `ProcessFailedError` where
+            it was none of ours. Nothing was saved, unless the commit itself failed and says otherwise.
     """
     try:
         yield from _put_prepare(call, signature)
@@ -138,7 +138,7 @@ def _report_missing(call: Call, votes: Votes) -> Generator[Operation, Any, opera
     if more := others[_MOST_REASONS:]:
         reasons.append(f"nor did {format_processes(more)} hand in a vote")
     message = f"{'; '.join(reasons)}; {operations.NOTHING_SAVED}"
-    failure = Failure(name=Timeout.__name__, message=message, hint=operations.LOOK, missing=missing)
+    failure = Failure(name=TimedOutError.__name__, message=message, hint=operations.LOOK, missing=missing)
     yield from _announce_failure(call, failure, missing, absent=missing)
     return operations.OutcomeKnown(failure.to_error(operations.describe_failure(call), missing), in_doubt=False)
 

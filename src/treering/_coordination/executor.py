@@ -11,7 +11,7 @@ from treering._coordination import operations
 from treering._coordination.message_board import MessageBoard
 from treering._coordination.operations import Operation, Operations
 from treering._values import timing
-from treering.errors import Timeout
+from treering.errors import TimedOutError
 
 
 class Participant(Protocol):
@@ -48,7 +48,7 @@ def run_protocol(
     of the error. A message that cannot be put is tried again for a second. ``make`` makes the folder of the messages.
 
     Raises:
-        Timeout: another process did not come.
+        TimedOutError: another process did not come.
         TreeringError: another process failed, or this one.
     """
     executor = _Executor(board, participant, make, clock, sleep)
@@ -60,8 +60,8 @@ def run_protocol(
         except StopIteration:
             return
         except operations.OutOfStep as error:  # a class that only protocols tell from others
-            raise Timeout(error.message, hint=error.hint, missing=error.missing) from None
-        except Timeout as error:
+            raise TimedOutError(error.message, hint=error.hint, missing=error.missing) from None
+        except TimedOutError as error:
             if executor.unreadable is not None and error.__cause__ is None:
                 raise error from executor.unreadable
             raise

@@ -32,7 +32,14 @@ from treering._store.run_folder import step_of_name
 from treering._values import timing
 from treering._values.checkpoint_names import arrival_name, heartbeat_name
 from treering._values.processes import Processes, format_processes
-from treering.errors import Corrupt, Mismatch, NotShared, ProcessFailed, Timeout, TreeringError
+from treering.errors import (
+    CorruptError,
+    MismatchError,
+    NotSharedError,
+    ProcessFailedError,
+    TimedOutError,
+    TreeringError,
+)
 
 T = TypeVar("T")
 
@@ -128,9 +135,9 @@ class _Job:
                 saver, path = note
                 what = f"process {saver} came to save {path.name!r}, process {this} came to {doing}"
                 hint = "all processes must make the same calls in the same order"
-                error = Mismatch(f"could not {doing}: the calls differ: {what}", hint=hint)
+                error = MismatchError(f"could not {doing}: the calls differ: {what}", hint=hint)
                 call = self.begin(settled(path), timeout=_TOLD_SECONDS, doing=f"save {os.fspath(path)!r}")
-                self.tell(path, call, Mismatch(f"the calls differ: {what}", hint=hint))
+                self.tell(path, call, MismatchError(f"the calls differ: {what}", hint=hint))
                 raise error
 
         return look
@@ -150,12 +157,12 @@ def next_sequence(path: Path, processes: Processes, *, timeout: float, doing: st
         doing: what the caller is about to do, as in ``"save '/runs/7'"``.
 
     Raises:
-        Timeout: others did not come in time.
-        ProcessFailed: another process broke off.
-        NotShared: not all processes see the same folder at the path; ``processes`` holds those that do not see what
-            process 0 writes.
-        StoreFailed: process 0 cannot write there.
-        Mismatch: others are about to do something else.
+        TimedOutError: others did not come in time.
+        ProcessFailedError: another process broke off.
+        NotSharedError: not all processes see the same folder at the path; ``processes`` holds those that do not see
+            what process 0 writes.
+        StoreError: process 0 cannot write there.
+        MismatchError: others are about to do something else.
     """
     job = _job_of(processes)
     look_for_saves(job.look_for_save)
@@ -166,7 +173,7 @@ def next_sequence(path: Path, processes: Processes, *, timeout: float, doing: st
                 meeting.agree()
                 if not job.shared:
                     meeting.compare()
-        except Mismatch:  # of other calls of the others, which have not counted it
+        except MismatchError:  # of other calls of the others, which have not counted it
             with job.lock:
                 job.ahead -= 1
             raise
@@ -226,7 +233,9 @@ def counted_save(
             call = job.begin(place, timeout=seconds, doing=doing)
             if not job.shared:
                 give_up()  # the others may wait in the meeting that the first save begins with
-            elif place is not None and not isinstance(error, Timeout | ProcessFailed | Mismatch):  # they know of those
+            elif place is not None and not isinstance(
+                error, TimedOutError | ProcessFailedError | MismatchError
+            ):  # they know of those
                 tell(place, call, error)
         raise
 
@@ -263,16 +272,18 @@ class _JobHandshake:
         if self._failed is not None:
             return
         name = heartbeat_name(self._job.processes.this)
-        if not self._is_coordinator and isinstance(error, Timeout) and error.__cause__ is not None:
+        if not self._is_coordinator and isinstance(error, TimedOutError) and error.__cause__ is not None:
             return  # jax gave up first, and this process has left a message that says so
-        if isinstance(error, Timeout) or not isinstance(error, Exception | None):
+        if isinstance(error, TimedOutError) or not isinstance(error, Exception | None):
             # Whoever comes late finds it and does not wait for this process; the next save sweeps it.
             self._sign()
             with contextlib.suppress(OSError):
                 self._store.make()
                 self._board.put(name, b"call %d is given up " % self._number)
             return
-        if isinstance(error, ProcessFailed):  # as does the message of this process, for those that hear of it later
+        if isinstance(
+            error, ProcessFailedError
+        ):  # as does the message of this process, for those that hear of it later
             return
         with contextlib.suppress(OSError):
             PathMessageBoard(self._shown).remove_all((name,))
@@ -292,7 +303,7 @@ class _JobHandshake:
         """Make sure that all processes see what process 0 writes.
 
         Raises:
-            NotShared: some do not.
+            NotSharedError: some do not.
             TreeringError: another process did not come, or process 0 cannot write.
         """
         if self._is_coordinator:
@@ -311,7 +322,9 @@ class _JobHandshake:
         if unseen := tuple(number for number, said in enumerate(others, 1) if said):
             verb = "does" if len(unseen) == 1 else "do"
             what = f"{format_processes(unseen)} {verb} not see what process 0 writes"
-            error = NotShared(f"could not {self._doing}: {what}", hint="use a file system that all processes share")
+            error = NotSharedError(
+                f"could not {self._doing}: {what}", hint="use a file system that all processes share"
+            )
             error.processes = unseen
             raise error
 
@@ -357,7 +370,7 @@ class _JobHandshake:
         """See that no other process had given up this call, when this one came to it.
 
         Raises:
-            Timeout: some had.
+            TimedOutError: some had.
         """
         gone: list[int] = []
         for number in self._job.processes.others:
@@ -370,7 +383,7 @@ class _JobHandshake:
         if gone:
             give_up()
             what = f"{format_processes(gone)} had given up before this process arrived"
-            raise Timeout(f"could not {self._doing}: {what}", missing=tuple(gone))
+            raise TimedOutError(f"could not {self._doing}: {what}", missing=tuple(gone))
 
     def _sign(self) -> None:
         """Let the messages say from here on whose they are, and of which call."""
@@ -383,7 +396,7 @@ class _JobHandshake:
         """Look for the mark of process 0; whether it is there.
 
         Raises:
-            Timeout: process 0 has given up this call.
+            TimedOutError: process 0 has given up this call.
         """
         mark = (self._job.name or "").encode()
         deadline = time.monotonic() + self._look_seconds
@@ -397,7 +410,7 @@ class _JobHandshake:
                     return True
                 if int(given_up[1]) >= self._number:  # else it is of an earlier call, and process 0 is on its way
                     give_up()
-                    raise Timeout(f"could not {self._doing}: process 0 had given up before this process arrived")
+                    raise TimedOutError(f"could not {self._doing}: process 0 had given up before this process arrived")
             if (now := time.monotonic()) >= deadline:
                 return False
             if now >= refreshed + timing.current.refresh:
@@ -474,7 +487,7 @@ def find_note(folder: Path, attempt: str, this: int) -> tuple[int, Path] | None:
         data = None
         with contextlib.suppress(OSError):
             data = PathMessageBoard(run).get(arrival_name(attempt, saver)) if saver != this else None
-        with contextlib.suppress(Corrupt, UnicodeDecodeError):
+        with contextlib.suppress(CorruptError, UnicodeDecodeError):
             if data is not None and step_of_name(name := VoteMessage.decode(data).payload.decode()) is not None:
                 return saver, run / name
     return None

@@ -27,7 +27,7 @@ from treering._values.checkpoint_names import (
     is_prepare,
 )
 from treering._values.human import pluralize
-from treering.errors import Corrupt
+from treering.errors import CorruptError
 
 
 class MessageBoard(Protocol):
@@ -184,7 +184,7 @@ class PathMessageBoard:
         """Return the messages at a path; None where there is no place yet.
 
         Raises:
-            StoreFailed: the system refuses to say.
+            StoreError: the system refuses to say.
         """
         return cls(path) if is_folder(path) else None
 
@@ -270,7 +270,7 @@ def _attempt_of(name: str, get: Callable[[str], bytes | None]) -> str | None:
     """Return the attempt that a message is of; None where it is of none, or cannot be read."""
     if not is_prepare(name):
         return attempt_of_message(name)
-    with contextlib.suppress(OSError, Corrupt):
+    with contextlib.suppress(OSError, CorruptError):
         data = get(name)
         return None if data is None else PrepareMessage.decode(data).attempt
     return None

@@ -14,7 +14,7 @@ from typing import Any, Final
 from treering import errors
 from treering._codec.documents import json_text, member, parse_json
 from treering._values.checkpoint_names import ATTEMPT
-from treering.errors import Corrupt, NotShared, ProcessFailed, Timeout, TreeringError
+from treering.errors import CorruptError, NotSharedError, ProcessFailedError, TimedOutError, TreeringError
 
 # What another process raised is raised here as the same class where a caller would do the same about it.
 _CLASSES: Final[dict[str, type[TreeringError]]] = {
@@ -44,7 +44,7 @@ class Failure:
     """Why a process, or an attempt, failed."""
 
     name: str
-    """Name of the error's class in `treering.errors`; ``ProcessFailed`` for a class that is none of ours."""
+    """Name of the error's class in `treering.errors`; ``ProcessFailedError`` for a class that is none of ours."""
     message: str
     """What it says."""
     hint: str | None = None
@@ -67,10 +67,10 @@ class Failure:
                 text = str(error).removesuffix(f"; {error.hint}") if error.hint else str(error)  # its place is in it
                 hint = error.hint[:_LONGEST_TEXT] if error.hint else None
                 number = number if type(number := getattr(error, "errno", None)) is int else None
-                missing = error.missing if isinstance(error, Timeout) else ()
+                missing = error.missing if isinstance(error, TimedOutError) else ()
                 return cls(name=known.__name__, message=text[:_LONGEST_TEXT], hint=hint, errno=number, missing=missing)
         message = ": ".join(filter(None, (type(error).__name__, str(error)[:_LONGEST_TEXT])))
-        return cls(name=ProcessFailed.__name__, message=message)
+        return cls(name=ProcessFailedError.__name__, message=message)
 
     def attribute_to(self, who: str) -> Failure:
         """Return the same with the process that it happened to, as others are told it.
@@ -89,15 +89,15 @@ class Failure:
             processes: the numbers of those that failed.
 
         Example:
-            >>> Failure.of(errors.Exists("it is there")).attribute_to("process 0").to_error("could not save 'x'", (0,))
-            Exists("could not save 'x': process 0: it is there")
+            >>> Failure.of(errors.ExistsError("it is there")).attribute_to("process 0").to_error("could not save 'x'",
+            (0,)) Exists("could not save 'x': process 0: it is there")
         """
-        error = _CLASSES.get(self.name, ProcessFailed)(f"{undone}: {self.message}", hint=self.hint)
+        error = _CLASSES.get(self.name, ProcessFailedError)(f"{undone}: {self.message}", hint=self.hint)
         if isinstance(error, OSError) and self.errno is not None:
             error.errno = self.errno
-        if isinstance(error, Timeout):
+        if isinstance(error, TimedOutError):
             error.missing = self.missing
-        if isinstance(error, ProcessFailed | NotShared):
+        if isinstance(error, ProcessFailedError | NotSharedError):
             error.processes = processes
         return error
 
@@ -125,11 +125,11 @@ class Failure:
         """Return what `node` made.
 
         Raises:
-            Corrupt: it was not made by it.
+            CorruptError: it was not made by it.
         """
         hint, number = node.get("hint"), node.get("errno")
         if type(hint) not in (str, type(None)) or type(number) not in (int, type(None)):
-            raise Corrupt(f"{what} has a hint or an errno of another type")
+            raise CorruptError(f"{what} has a hint or an errno of another type")
         name, message = member(node, "class", str, what), member(node, "message", str, what)
         return cls(name=name, message=message, hint=hint, errno=number, missing=_read_numbers(node, "missing", what))
 
@@ -171,17 +171,17 @@ class PrepareMessage:
         """Return what a message says.
 
         Raises:
-            Corrupt: it is damaged.
+            CorruptError: it is damaged.
         """
         what = "the message of process 0"
         node = _read_object(data, what, number=int, attempt=str, digest=str, who=str, processes=int)
         if not ATTEMPT.fullmatch(node["attempt"]):  # it becomes the name of a folder
-            raise Corrupt(f"{what} names no attempt")
+            raise CorruptError(f"{what} names no attempt")
         fields: dict[str, Any] = {field.name: node.get(field.name) for field in dataclasses.fields(cls)}
         fields["fresh"] = fields["fresh"] is True
         if fields["digest"]:
             if fields["signature"] is not None:
-                raise Corrupt(f"{what} holds a signature and the digest of another")
+                raise CorruptError(f"{what} holds a signature and the digest of another")
         else:
             fields["signature"] = _decode_bytes(member(node, "signature", str, what), what)
         return cls(**fields)
@@ -220,17 +220,17 @@ class VoteMessage:
         """Return what a message says.
 
         Raises:
-            Corrupt: it is damaged.
+            CorruptError: it is damaged.
         """
         what = "the message of a process"
         node = _read_object(data, what, stage=str, who=str)
         try:
             stage = VoteStage(node["stage"])
         except ValueError as error:
-            raise Corrupt(f"{what} is of no stage: {error}"[:_LONGEST_TEXT]) from None
+            raise CorruptError(f"{what} is of no stage: {error}"[:_LONGEST_TEXT]) from None
         failure = Failure.from_node(member(node, "failure", dict, what), what) if "failure" in node else None
         if (failure is None) is (stage is VoteStage.FAILED):
-            raise Corrupt(f"{what} says {stage.value!r} and not why, or why and not that")
+            raise CorruptError(f"{what} says {stage.value!r} and not why, or why and not that")
         payload = _decode_bytes(member(node, "payload", str, what), what) if "payload" in node else b""
         return cls(stage=stage, who=node["who"], payload=payload, failure=failure)
 
@@ -263,12 +263,12 @@ class SumMessage:
         """Return what a message says.
 
         Raises:
-            Corrupt: it is damaged.
+            CorruptError: it is damaged.
         """
         what = "the message of a process that collects votes"
         node = _read_object(data, what, payloads=dict, failures=dict)
         if not all(_PROCESS.fullmatch(this) for this in (*node["payloads"], *node["failures"])):
-            raise Corrupt(f"{what} names a process that is not a number")
+            raise CorruptError(f"{what} names a process that is not a number")
         payloads, failures = node["payloads"], node["failures"]
         return cls(
             payloads={int(this): _decode_bytes(member(payloads, this, str, what), what) for this in payloads},
@@ -307,13 +307,13 @@ class DecisionMessage:
         """Return what a message says.
 
         Raises:
-            Corrupt: it is damaged.
+            CorruptError: it is damaged.
         """
         what = "the decision of process 0"
         node = _read_object(data, what, who=str, committed=bool)
         if node["committed"]:
             if "failure" in node:
-                raise Corrupt(f"{what} says both that it is committed and that it failed")
+                raise CorruptError(f"{what} says both that it is committed and that it failed")
             return cls(who=node["who"])
         failure = Failure.from_node(member(node, "failure", dict, what), what)
         processes, in_doubt = _read_numbers(node, "processes", what), member(node, "kept", bool, what)
@@ -325,7 +325,7 @@ def _read_object(data: bytes, what: str, **kinds: type[Any]) -> dict[str, Any]:
     try:
         node = parse_json(data.decode("ascii"), what)
     except UnicodeDecodeError as error:
-        raise Corrupt(f"{what} is not JSON in ASCII", offset=error.start) from None
+        raise CorruptError(f"{what} is not JSON in ASCII", offset=error.start) from None
     for name, kind in kinds.items():
         member(node, name, kind, what)
     return dict(node)
@@ -334,7 +334,7 @@ def _read_object(data: bytes, what: str, **kinds: type[Any]) -> dict[str, Any]:
 def _read_numbers(node: dict[str, Any], name: str, what: str) -> tuple[int, ...]:
     numbers = member(node, name, list, what)
     if any(type(number) is not int or number < 0 for number in numbers):
-        raise Corrupt(f"{what} names a process that is not a number")
+        raise CorruptError(f"{what} names a process that is not a number")
     return tuple(numbers)
 
 
@@ -342,4 +342,4 @@ def _decode_bytes(text: str, what: str) -> bytes:
     try:
         return base64.b64decode(text, validate=True)
     except binascii.Error:
-        raise Corrupt(f"{what} holds bytes that are not base64") from None
+        raise CorruptError(f"{what} holds bytes that are not base64") from None

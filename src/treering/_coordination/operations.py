@@ -16,7 +16,7 @@ from treering._store.api import LARGEST_MESSAGE
 from treering._values import timing
 from treering._values.processes import Processes
 from treering._values.timing import Timing
-from treering.errors import Corrupt, StoreFailed, Timeout, TreeringError
+from treering.errors import CorruptError, StoreError, TimedOutError, TreeringError
 
 _Message = TypeVar("_Message", PrepareMessage, VoteMessage, SumMessage, DecisionMessage)
 
@@ -97,7 +97,7 @@ class Renumbered(Exception):
         self.number = number
 
 
-class OutOfStep(Timeout):
+class OutOfStep(TimedOutError):
     """Process 0 has gone on to a later call.
 
     Attributes:
@@ -222,13 +222,13 @@ def poll_intervals(call: Call, *, took: float = 0.0, collects: bool = False) -> 
         pause = min(pause * growth, longest)
 
 
-def decode_or_error(read: Callable[[bytes], _Message], data: bytes | None) -> _Message | Corrupt | None:
+def decode_or_error(read: Callable[[bytes], _Message], data: bytes | None) -> _Message | CorruptError | None:
     """Return what a message says; an error, not raised, where it is damaged: then it may yet be written anew."""
     if data is None:
         return None
     try:
         return read(data)
-    except Corrupt as error:
+    except CorruptError as error:
         return error
 
 
@@ -251,7 +251,7 @@ def convert_error(call: Call, error: BaseException, left: str = "") -> BaseExcep
     """Return an error of the messages as one of ours, which also says what is left; any other as it is."""
     if not isinstance(error, OSError) or isinstance(error, TreeringError):
         return error
-    refusal = StoreFailed(f"{describe_failure(call)}: {error.strerror or error}{left}")
+    refusal = StoreError(f"{describe_failure(call)}: {error.strerror or error}{left}")
     refusal.errno = error.errno
     return refusal
 

@@ -19,7 +19,7 @@ from treering._values.checkpoint_names import (
     signature_name,
     vote_name,
 )
-from treering.errors import Corrupt, Timeout
+from treering.errors import CorruptError, TimedOutError
 
 _FULL_LOOK: Final = 4
 """Every how many looks for the decision a process also looks whether process 0 has gone on."""
@@ -36,8 +36,8 @@ def participate(call: Call, check: Callable[[bytes], None]) -> Operations:
     Raises:
         Renumbered: process 0 counts this save otherwise. Nothing was done, and it can be begun anew with that number.
         OutOfStep: process 0 has gone on to a later call.
-        Timeout: process 0 or another one did not come. If this process had done its part, it may have been committed;
-            the message says so.
+        TimedOutError: process 0 or another one did not come. If this process had done its part, it may have been
+            committed; the message says so.
         TreeringError: another process failed, or this one.
     """
     this = call.processes.this
@@ -97,7 +97,7 @@ def _await_prepare(call: Call, seconds: float, missing: str) -> Generator[Operat
     Raises:
         OutcomeKnown: it could not begin, or the attempt failed meanwhile.
         OutOfStep: it has gone on.
-        Timeout: it is not there after so many seconds; ``missing`` says what that means.
+        TimedOutError: it is not there after so many seconds; ``missing`` says what that means.
     """
     pause = operations.poll_intervals(call)
     end = (yield operations.NOW) + seconds
@@ -107,12 +107,12 @@ def _await_prepare(call: Call, seconds: float, missing: str) -> Generator[Operat
         if isinstance(prepare, PrepareMessage):
             return prepare
         if now >= end:
-            damage = f"; its message cannot be read ({prepare})" if isinstance(prepare, Corrupt) else ""
+            damage = f"; its message cannot be read ({prepare})" if isinstance(prepare, CorruptError) else ""
             raise _coordinator_missing(call, f"{missing}{damage}; {operations.NOTHING_SAVED}")
         yield operations.Sleep(min(next(pause), end - now))
 
 
-def _read_prepare(call: Call) -> Generator[Operation, Any, PrepareMessage | Corrupt | None]:
+def _read_prepare(call: Call) -> Generator[Operation, Any, PrepareMessage | CorruptError | None]:
     """Return the prepare message if it is of this call; Corrupt where it cannot be read, None for another one.
 
     Raises:
@@ -135,7 +135,7 @@ def _await_signature(call: Call, prepare: PrepareMessage) -> Generator[Operation
     """Return what process 0 saves; its message was put before the prepare message.
 
     Raises:
-        Timeout: it cannot be read.
+        TimedOutError: it cannot be read.
     """
     if prepare.signature is not None:
         return prepare.signature
@@ -159,7 +159,7 @@ def _await_decision(call: Call, prepare: PrepareMessage, payload: bytes, started
     Raises:
         OutcomeKnown: it has not, and will not.
         OutOfStep: it has gone on; what became of this call is not known.
-        Timeout: it says nothing.
+        TimedOutError: it says nothing.
     """
     votes = Votes(call)
     collects = bool(votes.waiting)
@@ -254,8 +254,8 @@ def _abort(call: Call, error: BaseException, *, roll_back_data: bool) -> Operati
     yield from _leave(call, roll_back_data=roll_back_data, failure=failure)
 
 
-def _coordinator_missing(call: Call, what: str) -> Timeout:
-    return Timeout(f"{operations.describe_failure(call)}: {what}", hint=operations.LOOK, missing=(0,))
+def _coordinator_missing(call: Call, what: str) -> TimedOutError:
+    return TimedOutError(f"{operations.describe_failure(call)}: {what}", hint=operations.LOOK, missing=(0,))
 
 
 def _out_of_step(call: Call, prepare: PrepareMessage, left: str) -> operations.OutOfStep:

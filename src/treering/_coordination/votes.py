@@ -16,7 +16,7 @@ from treering._coordination import operations
 from treering._coordination.messages import Failure, SumMessage, VoteMessage, VoteStage
 from treering._coordination.operations import Call, Operation, Operations
 from treering._values.checkpoint_names import arrival_name, departure_name, sum_name, vote_name
-from treering.errors import Corrupt
+from treering.errors import CorruptError
 
 _ALL: Final = 8
 """Up to how many missing messages a process looks at all of them at once."""
@@ -43,7 +43,7 @@ class Votes:
         self._fan_in = call.timing.fan_in
         self.payloads: dict[int, bytes] = {}
         self.failures: dict[int, Failure] = {}
-        self.waiting: dict[int, VoteMessage | SumMessage | Corrupt | None] = dict.fromkeys(
+        self.waiting: dict[int, VoteMessage | SumMessage | CorruptError | None] = dict.fromkeys(
             children_of(call.processes.this, call.processes.count, self._fan_in)
         )
 
@@ -87,7 +87,7 @@ class Votes:
             self.failures |= read.failures
             self.payloads |= read.payloads
         elif read.payloads or read.failures:
-            self.waiting[process] = Corrupt("it speaks for other processes than those that hand in to it")
+            self.waiting[process] = CorruptError("it speaks for other processes than those that hand in to it")
             return False
         else:
             yield from self._look_directly(process)
@@ -127,8 +127,8 @@ def attribute(failure: Failure, process: int, who: str) -> Failure:
     A process that has given up waiting for another is the one that is missing now.
 
     Example:
-        >>> attribute(Failure(name="Timeout", message="process 0 did not arrive", missing=(0,)), 3, "host").missing
-        (3,)
+        >>> attribute(Failure(name="TimedOutError", message="process 0 did not arrive", missing=(0,)), 3,
+        "host").missing (3,)
     """
     told = failure.attribute_to(operations.describe_process(process, who))
     return dataclasses.replace(told, missing=(process,) if told.missing else ())

@@ -16,7 +16,7 @@ from treering._store.failures import naming
 from treering._store.opened_files import OpenedFiles
 from treering._store.resolve import find_at, is_on_disk, is_seen, open_file, opened_store, root_of, settled
 from treering._values.human import pluralize
-from treering.errors import Corrupt, NotFound
+from treering.errors import CorruptError, NotFoundError
 
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
@@ -33,7 +33,7 @@ class ByteRange(NamedTuple):
     size: int
     """How many there are."""
     read: Callable[[int, int], bytes]
-    """Returns so many bytes from an offset on; ``Corrupt`` where there are fewer. Any thread may call it."""
+    """Returns so many bytes from an offset on; ``CorruptError`` where there are fewer. Any thread may call it."""
     file: str | None = None
     """Name of the file in which they lie as they are, if there is one."""
     offset: int = 0
@@ -82,9 +82,9 @@ class FolderFiles:
         """Return the names in a folder, sorted; none in a file.
 
         Raises:
-            NotFound: it is not there, where the store can tell.
-            Corrupt: the name leads out of the folder.
-            StoreFailed: the store refuses.
+            NotFoundError: it is not there, where the store can tell.
+            CorruptError: the name leads out of the folder.
+            StoreError: the store refuses.
         """
         place = self._place(folder) if folder else self.place
         is_file = contextlib.suppress(NotADirectoryError)
@@ -96,22 +96,22 @@ class FolderFiles:
         """Return the bytes of a file; None where there is none.
 
         Raises:
-            Corrupt: the name leads out of the folder.
-            StoreFailed: the store refuses.
+            CorruptError: the name leads out of the folder.
+            StoreError: the store refuses.
         """
         try:
             with self.open_file(name) as file:
                 return ByteRange(file.size, functools.partial(self.read, name), name)
-        except NotFound:
+        except NotFoundError:
             return None
 
     def read(self, name: str, offset: int, count: int) -> bytes:
         """Return bytes of a file.
 
         Raises:
-            NotFound: it is not there.
-            Corrupt: it is shorter, or the name leads out of the folder.
-            StoreFailed: the store refuses.
+            NotFoundError: it is not there.
+            CorruptError: it is shorter, or the name leads out of the folder.
+            StoreError: the store refuses.
         """
         with self.open_file(name) as file:
             file.require(offset, count)
@@ -121,7 +121,7 @@ class FolderFiles:
         """Return when a file was written, in POSIX seconds; 0 where there is none.
 
         Raises:
-            StoreFailed: the store refuses.
+            StoreError: the store refuses.
         """
         found = find_at(self._place(name))
         return 0.0 if found is None else found.modified
@@ -130,13 +130,13 @@ class FolderFiles:
         """Return the value of a JSON file; None where there is none. ``finite`` is as for ``parse_json``.
 
         Raises:
-            Corrupt: it is no JSON, or too large.
-            StoreFailed: the store refuses.
+            CorruptError: it is no JSON, or too large.
+            StoreError: the store refuses.
         """
         if (found := self.find(name)) is None:
             return None
         if found.size > _LARGEST_DOCUMENT:
-            raise Corrupt(f"{name} has {pluralize(found.size, 'bytes')}, more than any tree needs")
+            raise CorruptError(f"{name} has {pluralize(found.size, 'bytes')}, more than any tree needs")
         return parse_json(decode_text(found.read(0, found.size), name), name, finite=finite)
 
     def number_of(self, found: ByteRange) -> int:
@@ -157,9 +157,9 @@ class FolderFiles:
         """Open a file; the first ones stay open.
 
         Raises:
-            NotFound: it is not there.
-            Corrupt: the name leads out of the folder, or another file had it before.
-            StoreFailed: the store refuses.
+            NotFoundError: it is not there.
+            CorruptError: the name leads out of the folder, or another file had it before.
+            StoreError: the store refuses.
         """
         if (kept := self._open.get(name)) is not None:
             yield kept
@@ -185,11 +185,11 @@ class FolderFiles:
     def _place(self, name: str) -> Path:
         parts = name.split("/")
         if "\0" in name or not {"", ".", ".."}.isdisjoint(parts):
-            raise Corrupt(f"the name {name!r:.200} leads out of the folder")
+            raise CorruptError(f"the name {name!r:.200} leads out of the folder")
         place = self.place.joinpath(*parts)
         if self._inside is not None and not settled(place).is_relative_to(self._inside):
             hint = "treering follows no link out of a checkpoint"
-            raise Corrupt(f"{name!r:.200} is a link that leads out of the folder", hint=hint)
+            raise CorruptError(f"{name!r:.200} is a link that leads out of the folder", hint=hint)
         return place
 
 

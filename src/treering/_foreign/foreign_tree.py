@@ -25,7 +25,7 @@ from treering._values.checksums import block_bytes
 from treering._values.dtypes import itemsize_of
 from treering._values.human import join_first
 from treering._values.keys import join_key
-from treering.errors import Corrupt, Unsupported
+from treering.errors import CorruptError, UnsupportedError
 
 if TYPE_CHECKING:
     from treering._arrays.incoming import DataReader
@@ -209,8 +209,8 @@ def find_steps(path: str | os.PathLike[str], form: ForeignForm) -> ForeignSteps 
     """Return the steps in a folder of a form; None where it is no folder of steps.
 
     Raises:
-        Unsupported: which steps there are is not clear.
-        StoreFailed: the store refuses.
+        UnsupportedError: which steps there are is not clear.
+        StoreError: the store refuses.
     """
     module, place = importlib.import_module(form.module), located(path)
     names = module.list_steps(place) if hasattr(module, "list_steps") else {}
@@ -221,15 +221,15 @@ def open_tree(path: str | os.PathLike[str], files: contextlib.ExitStack) -> tupl
     """Open the foreign tree at ``path`` by the module that reads its format.
 
     Raises:
-        Corrupt, Format, Unsupported: it is damaged, newer, or holds what treering cannot.
-        StoreFailed: the store refuses.
+        CorruptError, FormatError, UnsupportedError: it is damaged, newer, or holds what treering cannot.
+        StoreError: the store refuses.
     """
     form = cast("ForeignForm", detect(path))
     module = importlib.import_module(form.module)
     tree = cast("ForeignTree", module.open_foreign(located(path), files))
     if tree.unread and not PARTLY.get():
         hint = "pass the path of an item in it that treering reads"
-        raise Unsupported(f"treering does not read its items {join_first(tree.unread, _SHOWN)}", hint=hint)
+        raise UnsupportedError(f"treering does not read its items {join_first(tree.unread, _SHOWN)}", hint=hint)
     return form, tree
 
 
@@ -278,7 +278,7 @@ def verify_tree(path: str | os.PathLike[str], progress: Progress | None) -> Veri
         try:
             tree = open_tree(path, files)[1]
             source = make_source(tree, mapped=False)
-        except Corrupt as error:
+        except CorruptError as error:
             key = join_key(error.path) if error.path else None
             finding = Finding(key=key, file=shown, start=error.offset, stop=None, problem=f"is damaged: {error}")
             return Verification(path=shown, findings=(finding,), leaves=0, nbytes=0, checked=True)
@@ -305,7 +305,7 @@ def _read_together(source: Source, leaves: Sequence[int], shown: str) -> Iterato
 
     try:
         source.arrays.read([ReadRequest(leaf, [whole(source.index.type_of(leaf).shape or ())]) for leaf in leaves])
-    except Corrupt as error:
+    except CorruptError as error:
         if len(leaves) == 1:
             key, problem = source.index.keys[leaves[0]], f"is damaged: {error}"
             yield Finding(key=key, file=shown, start=None, stop=None, problem=problem)

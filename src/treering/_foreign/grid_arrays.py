@@ -23,7 +23,7 @@ from treering._values.boxes import Box, find_cover_error, intersection, relative
 from treering._values.checksums import require_crc
 from treering._values.human import pluralize
 from treering._values.keys import naming_leaf
-from treering.errors import Corrupt, Unsupported
+from treering.errors import CorruptError, UnsupportedError
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -120,8 +120,8 @@ class ForeignArrays:
         """Fill ``arrays`` of every request.
 
         Raises:
-            Corrupt: a chunk is missing, or its bytes are none.
-            StoreFailed: the store refuses.
+            CorruptError: a chunk is missing, or its bytes are none.
+            StoreError: the store refuses.
         """
         raw = [request for request in requests if request.leaf not in self._grids]
         work, own = self._stored.plan_reads(raw), Work()
@@ -188,7 +188,7 @@ class ForeignArrays:
         layout = self._grids[leaf].layout
         if (count := chunk_count(layout)) > _MOST_CHUNKS:
             with naming_leaf(self._index.keys[leaf]):
-                raise Unsupported(
+                raise UnsupportedError(
                     f"it lies in {pluralize(count, 'chunks')}, more than {_MOST_CHUNKS}", hint="write larger chunks"
                 )
         return layout
@@ -213,7 +213,7 @@ class ForeignArrays:
                 into[...] = np.zeros((), into.dtype)
             else:
                 hint = "use another copy; the others can be read with only="
-                raise Corrupt(f"chunk {chunk} of {chunk_count(grid.layout)} is missing", hint=hint)
+                raise CorruptError(f"chunk {chunk} of {chunk_count(grid.layout)} is missing", hint=hint)
 
 
 def _is_large(request: ReadRequest, dtype: np.dtype[Any]) -> bool:

@@ -23,7 +23,7 @@ from treering._store.api import Reader, Store
 from treering._store.failures import naming, naming_file
 from treering._store.resolve import is_folder, opened_store
 from treering._values.human import join_first, pluralize
-from treering.errors import Corrupt, NotFound
+from treering.errors import CorruptError, NotFoundError
 
 _INDEX: Final = ".safetensors.index.json"
 # A variant stands before the last suffix.
@@ -57,11 +57,11 @@ def open_foreign(place: Path, files: contextlib.ExitStack) -> ForeignTree:
     """Open a folder, or the index in one, as a flat dict of arrays by their names.
 
     Raises:
-        NotFound: there is no file that holds arrays.
-        Corrupt: a file is damaged or missing, or index and files do not name the same tensors.
-        Format: a file is a link that leads out of the folder, or out of the hub's cache that it is in.
-        Unsupported: an array is of a dtype that has no form here.
-        StoreFailed: the store refuses.
+        NotFoundError: there is no file that holds arrays.
+        CorruptError: a file is damaged or missing, or index and files do not name the same tensors.
+        FormatError: a file is a link that leads out of the folder, or out of the hub's cache that it is in.
+        UnsupportedError: an array is of a dtype that has no form here.
+        StoreError: the store refuses.
     """
     folder = place if is_folder(place) else place.parent
     with naming(os.fspath(folder), "read"), opened_store(folder) as store:
@@ -85,29 +85,31 @@ def _find_index(store: Store) -> str | None:
     found = sorted(name for name in store.names() if name.endswith(_INDEX))
     if len(found) > 1:
         hint = "pass the path of one of them"
-        raise NotFound(f"{os.fspath(store.path)!r} has {len(found)} indexes: {join_first(found, _SHOWN)}", hint=hint)
+        raise NotFoundError(
+            f"{os.fspath(store.path)!r} has {len(found)} indexes: {join_first(found, _SHOWN)}", hint=hint
+        )
     return found[0] if found else None
 
 
 def _read_json(store: Store, name: str, most: int) -> dict[str, Any]:
     with store.open_file(name) as file:
         if file.size > most:
-            raise Corrupt(f"{name} has {pluralize(file.size, 'bytes')}, more than {most}")
+            raise CorruptError(f"{name} has {pluralize(file.size, 'bytes')}, more than {most}")
         text = decode_text(file.read(0, file.size), name)
     try:
         found = json.loads(
             text
         )  # of a name that is there twice, the last one counts: the files say whether it is right
     except (ValueError, RecursionError) as error:
-        raise Corrupt(f"{name} is not JSON: {error}") from None
+        raise CorruptError(f"{name} is not JSON: {error}") from None
     if type(found) is not dict:
-        raise Corrupt(f"{name} is not a JSON object")
+        raise CorruptError(f"{name} is not a JSON object")
     return found
 
 
 def _read_config(store: Store) -> dict[str, Any]:
     """Return the model's configuration; nothing where there is none that can be read: the arrays do not need it."""
-    with contextlib.suppress(Corrupt, NotFound):
+    with contextlib.suppress(CorruptError, NotFoundError):
         return _read_json(store, _CONFIG, _LARGEST_CONFIG)
     return {}
 
@@ -117,7 +119,7 @@ def _read_weights(document: dict[str, Any]) -> dict[str, str]:
     weights = member(document, "weight_map", dict, "the index")
     for name, file in weights.items():
         if type(file) is not str or not _OUTSIDE.isdisjoint(file) or not file.endswith(".safetensors"):
-            raise Corrupt(
+            raise CorruptError(
                 f"it names {file!r:.200} for the tensor {name!r:.200}, which is no safetensors file beside it"
             )
     return weights
@@ -131,10 +133,10 @@ def _open_shards(
     for name in sorted(set(weights.values())):
         try:
             shards[name] = _open_shard(store, name, files)
-        except NotFound:
+        except NotFoundError:
             lost = [tensor for tensor, file in weights.items() if file == name]
             what = f"{name!r} is missing in {os.fspath(store.path)!r}: {index} names it for {_some(lost)}"
-            raise Corrupt(what, hint=_DOWNLOAD) from None
+            raise CorruptError(what, hint=_DOWNLOAD) from None
     return shards
 
 
@@ -171,7 +173,9 @@ def _join(
             name = names[leaf]
             if name not in weights:
                 what = f"{shard!r} holds the tensor {name!r:.200}, which {index.name!r} does not name"
-                raise Corrupt(f"{what}, in {os.fspath(index.parent)!r}", hint=f"load the file alone, or {_DOWNLOAD}")
+                raise CorruptError(
+                    f"{what}, in {os.fspath(index.parent)!r}", hint=f"load the file alone, or {_DOWNLOAD}"
+                )
             if weights[name] != shard:
                 twice.append(name)
                 continue
@@ -179,7 +183,7 @@ def _join(
     ties = _find_ties(weights, found, shards, config)
     if lost := [name for name in weights if name not in found and name not in ties]:
         what = f"{index.name!r} names {_some(lost)} in {weights[lost[0]]!r}, which does not hold it"
-        raise Corrupt(f"{what}, in {os.fspath(index.parent)!r}", hint=_DOWNLOAD)
+        raise CorruptError(f"{what}, in {os.fspath(index.parent)!r}", hint=_DOWNLOAD)
     structure, keys = flat_dict(list(found))
     rows = [
         DataFile(name=name, nbytes=file.size, header=part.files[0].header, digest=None)

@@ -24,7 +24,7 @@ from treering._format.leaf_values import from_base64
 from treering._format.structure import ORDERED_DICT, iter_runs
 from treering._values.human import pluralize
 from treering._values.keys import naming_leaf
-from treering.errors import Corrupt, Format, Unsupported
+from treering.errors import CorruptError, FormatError, UnsupportedError
 
 _DOCUMENT: Final = "pytreedef.json"
 _TREE: Final = "__jax_pytreedef_repr"
@@ -53,9 +53,9 @@ def open_foreign(place: Path, files: contextlib.ExitStack) -> ForeignTree:
     """Open the tree of a checkpoint.
 
     Raises:
-        Corrupt: it is damaged, or lacks an array.
-        Unsupported: it holds what has no form here.
-        StoreFailed: the store refuses.
+        CorruptError: it is damaged, or lacks an array.
+        UnsupportedError: it holds what has no form here.
+        StoreError: the store refuses.
     """
     folder = FolderFiles(place, files)
     node = folder.document(_DOCUMENT)
@@ -64,7 +64,7 @@ def open_foreign(place: Path, files: contextlib.ExitStack) -> ForeignTree:
     structure, kinds = _TreeBuffer(data).read()
     if (count := kinds.count(_LEAF)) != len(described):
         problem = f"the tree has {pluralize(count, 'leaves')}, {len(described)} are described"
-        raise Corrupt(f"{_DOCUMENT}: {problem}", hint=_LOST)
+        raise CorruptError(f"{_DOCUMENT}: {problem}", hint=_LOST)
     keys = _join_keys(structure, len(data))
     values = read_database(folder, _STORE) if folder.has(_STORE + MANIFEST) else {}
     given = iter(enumerate(described))
@@ -87,7 +87,7 @@ def _leaf(files: FolderFiles, values: Mapping[str, Value], key: str, number: int
         leaf = find_jax_array(files, finder(files, _STORE, values, str(number)), zarr3=True)
         stored = f"Array({leaf.type.dtype}[{', '.join(map(str, leaf.type.shape or ()))}])"
         if described != stored:
-            raise Corrupt(f"{_DOCUMENT} describes {show(described)}, the array is {stored}", hint=_LOST)
+            raise CorruptError(f"{_DOCUMENT} describes {show(described)}, the array is {stored}", hint=_LOST)
     return leaf
 
 
@@ -95,11 +95,11 @@ def _join_keys(structure: Sequence[Token], nbytes: int) -> list[str]:
     """Return the key texts of the leaves."""
     keys: list[str] = []
     taken = 0
-    with raising_corrupt(Format):
+    with raising_corrupt(FormatError):
         for above, names in iter_runs(structure):
             taken += len(above) * len(names) + sum(map(len, names))
             if taken > _FREE_BYTES + _FREE_RATIO * nbytes:
-                raise Corrupt(f"{_DOCUMENT}: its keys take far more memory than it has bytes", hint=_LOST)
+                raise CorruptError(f"{_DOCUMENT}: its keys take far more memory than it has bytes", hint=_LOST)
             keys += [above + name for name in names]
     return keys
 
@@ -148,7 +148,7 @@ class _TreeBuffer:
                 raise self._error(f"a dict of {pluralize(count, 'children')} has the keys {names!r:.200}")
             return Container(node="dict", keys=tuple(names))
         if kind != _CUSTOM:
-            raise Unsupported(f"{_DOCUMENT}: nodes of the kind {kind} are unknown", hint="use a newer treering")
+            raise UnsupportedError(f"{_DOCUMENT}: nodes of the kind {kind} are unknown", hint="use a newer treering")
         name, aux = (self._take(at) if (at := self._field(table, field)) else b"" for field in (_CLASS, _AUX))
         return _container_of_class(decode_text(name, f"{_DOCUMENT}: the name of a class"), aux, count)
 
@@ -183,8 +183,8 @@ class _TreeBuffer:
             raise self._error(f"the text at byte {start} is longer than it can be")
         return self._data[start + 4 : start + 4 + count]
 
-    def _error(self, problem: str) -> Corrupt:
-        return Corrupt(f"{_DOCUMENT}: the tree is damaged: {problem}", hint=_LOST)
+    def _error(self, problem: str) -> CorruptError:
+        return CorruptError(f"{_DOCUMENT}: the tree is damaged: {problem}", hint=_LOST)
 
 
 def _container_of_class(name: str, aux: bytes, count: int) -> Container:
@@ -194,7 +194,7 @@ def _container_of_class(name: str, aux: bytes, count: int) -> Container:
     other classes is the program's own, and is kept as it is.
     """
     fields: Any = None
-    with contextlib.suppress(Corrupt):
+    with contextlib.suppress(CorruptError):
         fields = parse_json(decode_text(aux, name), name)
     is_ordered = name == ORDERED_DICT
     named = type(fields) is list and set(map(type, fields)) <= {str} and count == len(fields) == len(set(fields))

@@ -9,7 +9,7 @@ from typing import Any, Final, TypeAlias
 from treering._foreign.foreign_tree import ForeignLeaf
 from treering._format.index import MAX_LEVELS, Container, Token
 from treering._values.keys import join_key
-from treering.errors import Corrupt, Unsupported
+from treering.errors import CorruptError, UnsupportedError
 
 Step: TypeAlias = tuple[str, bool]
 """A key in a container, and whether that is a list, where it is an index."""
@@ -49,9 +49,9 @@ def build_tree(
         containers: the containers that are no dicts and lists.
 
     Raises:
-        Corrupt: a path leads through a leaf, two are the same, a list has other indices than 0 to n-1, or a container
-            other children than it should.
-        Unsupported: containers are nested too deep.
+        CorruptError: a path leads through a leaf, two are the same, a list has other indices than 0 to n-1, or a
+            container other children than it should.
+        UnsupportedError: containers are nested too deep.
 
     Example:
         >>> from treering._format.index import LeafType
@@ -63,7 +63,7 @@ def build_tree(
     top = _Branch(listed=False)
     for path, leaf in entries:
         if len(path) > MAX_LEVELS:
-            raise Unsupported(f"containers are nested more than {MAX_LEVELS} levels deep")
+            raise UnsupportedError(f"containers are nested more than {MAX_LEVELS} levels deep")
         here, key = top, ""
         for name, listed in path:
             below = here.children.setdefault(key, _Branch(listed))
@@ -98,7 +98,7 @@ def _flatten(root: Any, containers: Containers) -> tuple[list[Token], list[str],
             head = Container(node="list" if node.listed else "dict", keys=places)
             if (known := containers.get(trail)) is not None:
                 if sorted(known.keys) != sorted(places):
-                    raise Corrupt(
+                    raise CorruptError(
                         f"the {known.node} {join_key(trail)!r:.200} has other children than are recorded of it"
                     )
                 head, names = known, [str(place) for place in known.keys]
@@ -112,12 +112,12 @@ def _ordered(branch: _Branch, trail: Sequence[str]) -> list[str]:
         return list(branch.children)
     names = [str(number) for number in range(len(branch.children))]
     if missing := [name for name in names if name not in branch.children]:
-        raise Corrupt(f"the list {join_key(trail)!r:.200} has no item {missing[0]}")
+        raise CorruptError(f"the list {join_key(trail)!r:.200} has no item {missing[0]}")
     return names
 
 
-def _clash(path: Sequence[Step]) -> Corrupt:
-    return Corrupt(f"the leaf {join_key([name for name, _ in path])!r:.200} does not fit beside the others")
+def _clash(path: Sequence[Step]) -> CorruptError:
+    return CorruptError(f"the leaf {join_key([name for name, _ in path])!r:.200} does not fit beside the others")
 
 
 def most_steps(nbytes: int) -> int:

@@ -26,7 +26,7 @@ from treering._foreign.zarr3 import DOCUMENT
 from treering._foreign.zarr_leaves import ZARR2, find_jax_array, finder
 from treering._format.index import LIMIT, Container
 from treering._values.keys import join_key, naming_leaf
-from treering.errors import Corrupt, Unsupported
+from treering.errors import CorruptError, UnsupportedError
 
 _METADATA: Final = "metadata.json"
 _INVENTORY: Final = "manifest.json"
@@ -45,7 +45,7 @@ def recognise(place: Path) -> str | None:
         files = FolderFiles(place, stack)
         try:
             found = _look(files)
-        except Corrupt:
+        except CorruptError:
             return "Levanter, damaged" if files.has(MANIFEST) or any(map(_STEP.fullmatch, files.names())) else None
         if found is None:
             return None
@@ -58,13 +58,13 @@ def open_foreign(place: Path, files: contextlib.ExitStack) -> ForeignTree:
     """Open the tree of a checkpoint, of a root that of its latest step.
 
     Raises:
-        Corrupt: it is damaged, or lacks an array.
-        Unsupported: it is of a newer version, or holds what has no form here.
-        StoreFailed: the store refuses.
+        CorruptError: it is damaged, or lacks an array.
+        UnsupportedError: it is of a newer version, or holds what has no form here.
+        StoreError: the store refuses.
     """
     folder = FolderFiles(place, files)
     if (found := _look(folder)) is None:
-        raise Corrupt("there is no committed checkpoint of Levanter in it", hint=_LOST)
+        raise CorruptError("there is no committed checkpoint of Levanter in it", hint=_LOST)
     base, metadata, notes = found
     values = read_database(folder, base) if folder.has(base + MANIFEST) else None
     listed: Mapping[str, Any] | None = _read_inventory(folder, base)
@@ -76,7 +76,7 @@ def open_foreign(place: Path, files: contextlib.ExitStack) -> ForeignTree:
         with naming_leaf(join_key(path)):
             entries.append(([(part, False) for part in path], _leaf(folder, base, values, name, entry)))
     if not entries:
-        raise Corrupt("there is no array in it", hint=_LOST)
+        raise CorruptError("there is no array in it", hint=_LOST)
     return folder_tree(folder, *build_tree(entries), metadata=metadata, notes=notes)
 
 
@@ -84,8 +84,8 @@ def list_steps(place: Path) -> dict[int, str]:
     """Return the committed steps of a root by the numbers in their documents, ascending; nothing where it is no root.
 
     Raises:
-        Unsupported: two steps have one number.
-        StoreFailed: the store refuses.
+        UnsupportedError: two steps have one number.
+        StoreError: the store refuses.
     """
     found: dict[int, str] = {}
     with contextlib.ExitStack() as stack:
@@ -93,11 +93,11 @@ def list_steps(place: Path) -> dict[int, str]:
         for match in filter(None, map(_STEP.fullmatch, [] if files.has(_METADATA) else files.names())):
             try:
                 metadata = _read_metadata(files, f"{match[0]}/")
-            except Corrupt:
+            except CorruptError:
                 metadata = {"step": int(match[2])}  # `describe_step` says what is wrong with it
             if metadata is not None and found.setdefault(metadata["step"], match[0]) != match[0]:
                 problem = f"{found[metadata['step']]!r} and {match[0]!r} are of the same step"
-                raise Unsupported(problem, hint="move one of them out of the folder")
+                raise UnsupportedError(problem, hint="move one of them out of the folder")
     return dict(sorted(found.items()))
 
 
@@ -105,15 +105,15 @@ def describe_step(place: Path, name: str) -> ForeignStep:
     """Return what is known of a step of a root beside its tree.
 
     Raises:
-        Corrupt: it is damaged.
-        StoreFailed: the store refuses.
+        CorruptError: it is damaged.
+        StoreError: the store refuses.
     """
     with contextlib.ExitStack() as stack:
         metadata = _read_metadata(FolderFiles(place, stack), f"{name}/")
     try:
         saved = datetime.datetime.fromisoformat((metadata or {})["timestamp"]).timestamp()
     except (KeyError, ValueError, OverflowError):
-        raise Corrupt(f"{name}/{_METADATA} has no step or no time", hint=_LOST) from None
+        raise CorruptError(f"{name}/{_METADATA} has no step or no time", hint=_LOST) from None
     return ForeignStep(saved, repr(metadata), {}, {}, {})
 
 
@@ -167,7 +167,7 @@ def _read_inventory(files: FolderFiles, folder: str) -> dict[str, Any] | None:
         return None
     if (version := member(node, "format_version", int, _INVENTORY)) > _VERSION:
         problem = f"{_INVENTORY} is of the version {show(version)}, this reads {_VERSION}"
-        raise Unsupported(problem, hint="use a newer treering")
+        raise UnsupportedError(problem, hint="use a newer treering")
     entries = member(node, "arrays", list, _INVENTORY)
     return {member(entry, "path", str, _INVENTORY).rstrip("/"): entry for entry in entries}
 
@@ -190,7 +190,7 @@ def _walk(files: FolderFiles, folder: str) -> Iterator[str]:
         waiting.extend(f"{here}{name}/" for name in reversed(names))
         seen += 1
         if seen + len(waiting) > _MOST_FOLDERS:
-            raise Unsupported(f"it has more than {_MOST_FOLDERS} folders")
+            raise UnsupportedError(f"it has more than {_MOST_FOLDERS} folders")
 
 
 def _leaf(files: FolderFiles, folder: str, values: Mapping[str, Value] | None, name: str, entry: Any) -> ForeignLeaf:
@@ -199,5 +199,5 @@ def _leaf(files: FolderFiles, folder: str, values: Mapping[str, Value] | None, n
     dtype, shape = leaf.type.dtype, list(leaf.type.shape or ())
     if entry is not None and (entry.get("dtype"), entry.get("shape")) != (dtype, shape):
         problem = f"{_INVENTORY} says another dtype or shape than its array has, {dtype} {shape}"
-        raise Corrupt(problem, hint=_LOST)
+        raise CorruptError(problem, hint=_LOST)
     return leaf

@@ -32,7 +32,7 @@ from treering._store.resolve import open_file
 from treering._values.checksums import require_crc
 from treering._values.dtypes import NUMPY_SIZES
 from treering._values.human import pluralize
-from treering.errors import Corrupt, Format, Unsupported
+from treering.errors import CorruptError, FormatError, UnsupportedError
 
 if TYPE_CHECKING:
     from treering._foreign.grid_arrays import GridLeaf
@@ -82,7 +82,7 @@ def recognise(place: Path) -> str | None:
             return f"npy {first[6]}.{first[7]}" if len(first) == 8 else "npy"  # noqa: PLR2004
         try:
             entries = _list_entries(file)
-        except Corrupt:
+        except CorruptError:
             return "npz" if place.suffix == ".npz" else None
     names = [entry.filename for entry in entries]
     is_archive = all(name.endswith(_SUFFIX) for name in names) and (names or place.suffix == ".npz")
@@ -93,11 +93,11 @@ def open_foreign(place: Path, files: contextlib.ExitStack) -> ForeignTree:
     """Open a file of either kind: a bare array, or a flat dict of arrays by their names.
 
     Raises:
-        Corrupt: it is damaged.
-        Format: it is a file of equinox, with several arrays one behind the other.
-        Unsupported: the bare array holds pickled objects, or is of a dtype that has no form here; never unpickled. In
-            an archive such an array is refused when it is read.
-        StoreFailed: the store refuses.
+        CorruptError: it is damaged.
+        FormatError: it is a file of equinox, with several arrays one behind the other.
+        UnsupportedError: the bare array holds pickled objects, or is of a dtype that has no form here; never
+            unpickled. In an archive such an array is refused when it is read.
+        StoreError: the store refuses.
     """
     file = files.enter_context(open_file(place))
     data = DataFile(name="", nbytes=file.size, header=0, digest=None)
@@ -109,7 +109,7 @@ def open_foreign(place: Path, files: contextlib.ExitStack) -> ForeignTree:
         entries = _list_entries(file)
         names = [entry.filename.removesuffix(_SUFFIX) for entry in entries]
         if len(set(names)) < len(names):
-            raise Corrupt("two arrays of the archive have one name")
+            raise CorruptError("two arrays of the archive have one name")
         _check_apart(entries)
         structure, keys = flat_dict(names)
         leaves = _leaves_of(file, entries, notes)
@@ -125,14 +125,14 @@ def open_foreign(place: Path, files: contextlib.ExitStack) -> ForeignTree:
 def _bare_leaf(file: Reader) -> ForeignLeaf:
     try:
         return _raw_leaf(file, 0, file.size)
-    except Corrupt:
+    except CorruptError:
         # More than one array, one behind the other: this one ends where the next begins.
         found = _parse_header(file.read(0, min(file.size, _LONGEST_HEADER)), "the file")
         code = _CODE.fullmatch(found.dtype)
         size = found.header + int((code and code[3]) or 1) * math.prod(found.shape)
         if size >= file.size or file.read(size, min(len(_MAGIC), file.size - size)) != _MAGIC:
             raise
-    raise Format(EQUINOX, hint=READ_EQUINOX)
+    raise FormatError(EQUINOX, hint=READ_EQUINOX)
 
 
 class _Window(io.RawIOBase):
@@ -161,7 +161,7 @@ class _Window(io.RawIOBase):
         left = max(0, self._file.size - self._at)
         count = left if size < 0 else min(size, left)
         if count > _LARGEST_DIRECTORY:
-            raise Corrupt(f"the directory of the archive would have {pluralize(count, 'bytes')}")
+            raise CorruptError(f"the directory of the archive would have {pluralize(count, 'bytes')}")
         at = self._at
         self._at += count
         if at < self._tail_at:
@@ -177,9 +177,9 @@ def _read_entries(file: Reader) -> list[zipfile.ZipInfo]:
     try:
         archive = zipfile.ZipFile(window := _Window(file))
     except (zipfile.BadZipFile, NotImplementedError, ValueError, OverflowError, OSError) as error:
-        raise Corrupt(f"its directory is damaged: {error}", hint="use another copy of the file") from None
+        raise CorruptError(f"its directory is damaged: {error}", hint="use another copy of the file") from None
     if len(entries := archive.infolist()) > _MOST_ENTRIES:
-        raise Corrupt(f"it has {len(entries)} entries, more than {_MOST_ENTRIES}")
+        raise CorruptError(f"it has {len(entries)} entries, more than {_MOST_ENTRIES}")
     # zipfile does not count them, and passes over those behind an entry that says that it is longer.
     at = archive.start_dir + sum(
         _LISTED_BYTES + len(_name_bytes(entry)) + len(entry.extra) + len(entry.comment) for entry in entries
@@ -188,7 +188,9 @@ def _read_entries(file: Reader) -> list[zipfile.ZipInfo]:
     end = window.read(_LARGE_END_BYTES)
     count = end[32:40] if end.startswith(b"PK\x06\x06") else end[10:12] if end.startswith(b"PK\x05\x06") else b""
     if len(entries) != int.from_bytes(count, "little"):
-        raise Corrupt("its directory is damaged: it does not list all entries", hint="use another copy of the file")
+        raise CorruptError(
+            "its directory is damaged: it does not list all entries", hint="use another copy of the file"
+        )
     return entries
 
 
@@ -198,7 +200,7 @@ def _check_apart(entries: list[zipfile.ZipInfo]) -> None:
     for one, other in itertools.pairwise(in_order):
         if one.header_offset + _LOCAL_BYTES + one.compress_size > other.header_offset:
             problem = f"the entries {one.filename!r:.200} and {other.filename!r:.200} lie on top of each other"
-            raise Corrupt(problem, offset=other.header_offset)
+            raise CorruptError(problem, offset=other.header_offset)
 
 
 def _leaves_of(file: Reader, entries: list[zipfile.ZipInfo], notes: list[str]) -> list[ForeignLeaf]:
@@ -220,11 +222,11 @@ def _try_leaf(file: Reader, entry: zipfile.ZipInfo, first: bytes, notes: list[st
     """Describe the array of an entry; of one that has no form here its bytes, which are refused when they are read."""
     try:
         return _leaf_of(file, entry, first or file.read(entry.header_offset, _start_bytes(file, entry)))
-    except Unsupported as error:
-        problem = Unsupported(error.message, hint=f"{error.hint or _AGAIN}; only= reads the others")
+    except UnsupportedError as error:
+        problem = UnsupportedError(error.message, hint=f"{error.hint or _AGAIN}; only= reads the others")
 
     def refuse(_: int) -> bytes:
-        raise Unsupported(problem.message, hint=problem.hint)
+        raise UnsupportedError(problem.message, hint=problem.hint)
 
     notes.append(f"{problem.message}, so that only its number of bytes is shown, and it cannot be read")
     size = (max(1, min(entry.compress_size, file.size)),)
@@ -240,9 +242,9 @@ def _leaf_of(file: Reader, entry: zipfile.ZipInfo, first: bytes) -> ForeignLeaf:
     at = entry.header_offset + _LOCAL_BYTES + length + extra
     is_named = local[_LOCAL_BYTES:] == _name_bytes(entry) and not (flags ^ entry.flag_bits) & _IN_UTF_8
     if local[:4] != b"PK\x03\x04" or not is_named or length != len(local) - _LOCAL_BYTES:
-        raise Corrupt(f"{what} does not begin where the directory says", offset=entry.header_offset)
+        raise CorruptError(f"{what} does not begin where the directory says", offset=entry.header_offset)
     if entry.flag_bits & 1:
-        raise Unsupported(f"{what} is encrypted")
+        raise UnsupportedError(f"{what} is encrypted")
     file.require(at, entry.compress_size)
     match entry.compress_type:
         case zipfile.ZIP_STORED:
@@ -250,7 +252,7 @@ def _leaf_of(file: Reader, entry: zipfile.ZipInfo, first: bytes) -> ForeignLeaf:
         case zipfile.ZIP_DEFLATED:
             return _deflated_leaf(file, at, entry, what, first[at - entry.header_offset :])
         case other:
-            raise Unsupported(f"{what} is compressed by method {other}, not by deflate", hint=_AGAIN)
+            raise UnsupportedError(f"{what} is compressed by method {other}, not by deflate", hint=_AGAIN)
 
 
 def _name_bytes(entry: zipfile.ZipInfo) -> bytes:
@@ -291,9 +293,9 @@ def _deflated_leaf(file: Reader, at: int, entry: zipfile.ZipInfo, what: str, fir
             packed = start or file.read(at, entry.compress_size)
             data = zlib.decompressobj(-zlib.MAX_WBITS).decompress(packed, most)
         except zlib.error as error:
-            raise Corrupt(f"{what} cannot be unpacked: {error}", hint="use another copy of the file") from None
+            raise CorruptError(f"{what} cannot be unpacked: {error}", hint="use another copy of the file") from None
         if most > entry.file_size and len(data) != entry.file_size:
-            raise Corrupt(f"{what} unpacks to {pluralize(len(data), 'bytes')}, {entry.file_size} were written")
+            raise CorruptError(f"{what} unpacks to {pluralize(len(data), 'bytes')}, {entry.file_size} were written")
         return data
 
     most = min(entry.file_size, _LONGEST_HEADER)
@@ -327,12 +329,12 @@ def _parse_header(data: bytes, what: str) -> _Array:
     """Return what the header of an ``.npy`` says, by its one grammar: nothing is evaluated."""
     size = {1: 2, 2: 4, 3: 4}.get(data[6] if len(data) > 8 else 0)  # noqa: PLR2004
     if not data.startswith(_MAGIC) or size is None:
-        raise Corrupt(f"{what} is no .npy of version 1 to 3")
+        raise CorruptError(f"{what} is no .npy of version 1 to 3")
     start = 8 + size
     length = int.from_bytes(data[8:start], "little")
     found = _HEADER.fullmatch(data[start : start + length]) if start + length <= len(data) else None
     if found is None:
-        raise Corrupt(f"{what}: its header is not the one that numpy writes")
+        raise CorruptError(f"{what}: its header is not the one that numpy writes")
     shape = [int(text) for text in found[3].replace(b" ", b"").split(b",") if text]
     return _Array(found[1].decode("latin-1").strip("'"), found[2] == b"True", tuple(shape), start + length)
 
@@ -342,7 +344,7 @@ def _layout(found: _Array, nbytes: int, what: str) -> ZarrArray:
     code = _CODE.fullmatch(found.dtype)
     order, kind, size = code.groups() if code is not None else ("", "", None)
     if kind == "O":
-        raise Unsupported(f"{what} holds pickled Python objects", hint="treering never unpickles; save arrays")
+        raise UnsupportedError(f"{what} holds pickled Python objects", hint="treering never unpickles; save arrays")
     dtype = "bool" if kind in {"?", "b"} and size in {None, "1"} else f"{_KINDS.get(kind, '?')}{8 * int(size or 0)}"
     if dtype not in NUMPY_SIZES:
         hint = (
@@ -350,7 +352,7 @@ def _layout(found: _Array, nbytes: int, what: str) -> ZarrArray:
             if kind == "V"
             else None
         )
-        raise Unsupported(f"{what} is of the dtype {found.dtype:.60}, which has no form here", hint=hint)
+        raise UnsupportedError(f"{what} is of the dtype {found.dtype:.60}, which has no form here", hint=hint)
     shape = check_shape(list(found.shape), dtype, what)
     layout = ZarrArray(
         shape=shape,
@@ -360,7 +362,9 @@ def _layout(found: _Array, nbytes: int, what: str) -> ZarrArray:
         order="F" if found.fortran and len(shape) > 1 else "C",
     )
     if (wanted := NUMPY_SIZES[dtype] * math.prod(shape)) != nbytes:
-        raise Corrupt(f"{what}: an array of {dtype} {list(shape)} takes {pluralize(wanted, 'bytes')}, it has {nbytes}")
+        raise CorruptError(
+            f"{what}: an array of {dtype} {list(shape)} takes {pluralize(wanted, 'bytes')}, it has {nbytes}"
+        )
     return layout
 
 
@@ -371,12 +375,12 @@ def _text_of(found: _Array, fetch: Callable[[], bytes], nbytes: int, what: str) 
         return None
     kind, width = _TEXT[code[2]]
     if nbytes != width * int(code[3] or 0):
-        raise Corrupt(f"{what}: a text of {found.dtype} does not have {pluralize(nbytes, 'bytes')}")
+        raise CorruptError(f"{what}: a text of {found.dtype} does not have {pluralize(nbytes, 'bytes')}")
     data = fetch()
     if kind == "bytes":
         return ForeignLeaf(LeafType(kind=kind), data.rstrip(b"\0"))
     try:
         text = data.decode("utf-32-be" if code[1] == ">" else "utf-32-le").rstrip("\0")
     except UnicodeDecodeError:
-        raise Corrupt(f"{what} is not text") from None
+        raise CorruptError(f"{what} is not text") from None
     return ForeignLeaf(LeafType(kind=kind), text)

@@ -17,7 +17,7 @@ from treering._codec.crc32c import crc32c
 from treering._codec.documents import decode_text
 from treering._foreign.folder_files import FolderFiles
 from treering._values.human import pluralize
-from treering.errors import Corrupt, Unsupported
+from treering.errors import CorruptError, UnsupportedError
 
 MANIFEST: Final = "manifest.ocdbt"
 """The file that makes a folder a database."""
@@ -77,10 +77,10 @@ def read_database(files: FolderFiles, folder: str = "") -> Mapping[str, Value]:
         folder: empty, or the folder's name below that, with a ``/`` at its end.
 
     Raises:
-        NotFound: there is no manifest.
-        Corrupt: a node has another checksum than it was written with, or says what cannot be.
-        Unsupported: it is of a version or a kind that has no reader here.
-        StoreFailed: the store refuses.
+        NotFoundError: there is no manifest.
+        CorruptError: a node has another checksum than it was written with, or says what cannot be.
+        UnsupportedError: it is of a version or a kind that has no reader here.
+        StoreError: the store refuses.
     """
     reader = _Database(files, folder)
     waiting = reader.find_root()
@@ -109,7 +109,7 @@ class _Database:
         body = self._unwrap(manifest.read(0, min(manifest.size, _LARGEST_NODE)), _MANIFEST_MAGIC, name)
         body.take(16)
         if body.take(1) != b"\0":
-            raise Unsupported(f"{name}: its manifests are numbered files", hint="Orbax writes one manifest")
+            raise UnsupportedError(f"{name}: its manifests are numbered files", hint="Orbax writes one manifest")
         body.varint()
         self._largest = min(body.varint(), _LARGEST_NODE)
         arity = body.take(1)[0]
@@ -133,9 +133,9 @@ class _Database:
         file, offset, length, height, prefix = node
         name = self.folder + file.path.decode("ascii")
         if length > 2 * self._largest:
-            raise Unsupported(f"{name}: a node of {pluralize(length, 'bytes')} is too large")
+            raise UnsupportedError(f"{name}: a node of {pluralize(length, 'bytes')} is too large")
         if (file.path, offset) in self._seen:
-            raise Corrupt(f"{name}: two nodes refer to the node at byte {offset}", hint=_DAMAGED)
+            raise CorruptError(f"{name}: two nodes refer to the node at byte {offset}", hint=_DAMAGED)
         self._seen.add((file.path, offset))
         body = self._unwrap(self.files.read(name, offset, length), _NODE_MAGIC, f"{name}, the node at byte {offset}")
         if body.take(1)[0] != height:
@@ -183,13 +183,13 @@ class _Database:
         size = len(data)
         stored = int.from_bytes(data[-_FOOTER:], "little")
         if size < _FRAME_BYTES or int.from_bytes(data[:4], "big") != magic:
-            raise Corrupt(f"{what} is no part of an OCDBT database", hint=_DAMAGED)
+            raise CorruptError(f"{what} is no part of an OCDBT database", hint=_DAMAGED)
         if int.from_bytes(data[4:12], "little") != size or crc32c(memoryview(data)[:-_FOOTER]) != stored:
-            raise Corrupt(f"{what} has another length or checksum than it was written with", hint=_DAMAGED)
+            raise CorruptError(f"{what} has another length or checksum than it was written with", hint=_DAMAGED)
         self._read += size
         body = _Body(data[:-_FOOTER], what, 12)
         if version := body.varint():
-            raise Unsupported(f"{what} is of version {version} of OCDBT, this reads version 0")
+            raise UnsupportedError(f"{what} is of version {version} of OCDBT, this reads version 0")
         match body.varint():
             case 0:
                 return body
@@ -197,7 +197,7 @@ class _Database:
                 most = min(self._largest, _FREE_BYTES + _FREE_RATIO * size)
                 return _Body(zstd.decompress_unsized(body.take(body.left), most), what)
             case other:
-                raise Unsupported(f"{what} is compressed by method {other}, not by zstd")
+                raise UnsupportedError(f"{what} is compressed by method {other}, not by zstd")
 
     def _take(self, nbytes: int, body: _Body) -> None:
         self._taken += nbytes
@@ -218,8 +218,8 @@ class _Body:
         """Bytes that were not taken yet."""
         return len(self._data) - self._at
 
-    def error(self, problem: str) -> Corrupt:
-        return Corrupt(f"{self.what}: {problem}", hint=_DAMAGED)
+    def error(self, problem: str) -> CorruptError:
+        return CorruptError(f"{self.what}: {problem}", hint=_DAMAGED)
 
     def take(self, count: int) -> bytes:
         if count > self.left:

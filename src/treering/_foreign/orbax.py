@@ -23,7 +23,7 @@ from treering._foreign.orbax_msgpack import MSGPACK, find_msgpack
 from treering._format.index import LeafType
 from treering._store.resolve import is_on_disk
 from treering._values.human import pluralize
-from treering.errors import Corrupt, TreeringError, Unsupported
+from treering.errors import CorruptError, TreeringError, UnsupportedError
 
 _OF_LOADER: Final = "last_seen_indices"
 
@@ -111,16 +111,16 @@ def open_foreign(place: Path, files: contextlib.ExitStack) -> ForeignTree:
     """Open the tree of a checkpoint, of a root that of its latest step.
 
     Raises:
-        Corrupt: it is damaged, or was not committed.
-        Unsupported: it holds what has no form here.
-        StoreFailed: the store refuses.
+        CorruptError: it is damaged, or was not committed.
+        UnsupportedError: it holds what has no form here.
+        StoreError: the store refuses.
     """
     if _UNCOMMITTED.fullmatch(place.name):
         hint = "Orbax gives it its name once all is written; a crash leaves it behind"
-        raise Corrupt(f"{place.name!r} is a save by Orbax that was not committed", hint=hint)
+        raise CorruptError(f"{place.name!r} is a save by Orbax that was not committed", hint=hint)
     folder = FolderFiles(place, files)
     if (found := _look(folder)) is None:
-        raise Corrupt("there is no item of Orbax in it", hint="use another copy of the checkpoint")
+        raise CorruptError("there is no item of Orbax in it", hint="use another copy of the checkpoint")
     items = {name: read_item(folder, at) for name, at in found.trees.items()}
     notes = [note for item in items.values() for note in item.notes]
     notes += [f"{name} is the data of a random key" for name, at in found.trees.items() if at.endswith(_RANDOM_KEYS)]
@@ -150,7 +150,7 @@ def list_steps(place: Path) -> dict[int, str]:
     """Return the committed steps of a root by their numbers, ascending; nothing where it is no root.
 
     Raises:
-        Unsupported: two steps have one number, or one is not a whole number.
+        UnsupportedError: two steps have one number, or one is not a whole number.
     """
     with contextlib.ExitStack() as stack:
         files = FolderFiles(place, stack)
@@ -158,12 +158,12 @@ def list_steps(place: Path) -> dict[int, str]:
         found: dict[int, str] = {}
         for number, name in _numbered(files, names) if _look_at(files, "", names) is None else ():
             # What is a link out of it may be a step, and `describe_step` says what is wrong with it.
-            with contextlib.suppress(Corrupt):
+            with contextlib.suppress(CorruptError):
                 if _MARKS.isdisjoint(files.list_names(name)):
                     continue
             if found.setdefault(number, name) != name:
                 problem = f"the steps {found[number]!r} and {name!r} have one number"
-                raise Unsupported(problem, hint="move one of them out of the folder")
+                raise UnsupportedError(problem, hint="move one of them out of the folder")
         _require_whole(files, found.values())
     return found
 
@@ -172,21 +172,21 @@ def describe_step(place: Path, name: str) -> ForeignStep:
     """Return what is known of a step of a root beside its tree.
 
     Raises:
-        Corrupt: it is damaged.
-        StoreFailed: the store refuses.
+        CorruptError: it is damaged.
+        StoreError: the store refuses.
     """
     folder = f"{name}/"
     with contextlib.ExitStack() as stack:
         files = FolderFiles(place, stack)
         names = files.list_names(name)
         if (found := _look_at(files, folder, names)) is None:
-            raise Corrupt("it has no item that treering reads", hint="use another copy of the step")
+            raise CorruptError("it has no item that treering reads", hint="use another copy of the step")
         losses = {item: _name_unknown(item, files.names(folder + item)) for item in _find_unknown(files, found)}
         read: dict[str, Any] = {}
         for item, path in found.documents.items():
             try:
                 read[item] = files.document(path, finite=item != _METRICS)
-            except Corrupt as error:
+            except CorruptError as error:
                 losses[item] = f"the item {item!r} cannot be read: {error.message}"
         noted, root = files.document(folder + STEP_METADATA), files.document(_ROOT_METADATA)
         times: list[Any] = [noted.get(time) if type(noted) is dict else None for time in _TIMES]
@@ -216,18 +216,18 @@ def _look(files: FolderFiles) -> _Checkpoint | None:
     if (found := _look_at(files, "", names)) is not None:
         return found
     steps = _numbered(files, names)
-    refused: Corrupt | None = None
+    refused: CorruptError | None = None
     for _, name in reversed(steps):
         try:
             inside = files.names(name)
             found = _look_at(files, f"{name}/", inside)
-        except Corrupt as error:
+        except CorruptError as error:
             # A link out of it: of no matter in a folder of anything else, and never a reason to take an older step.
             refused = refused or error
             continue
         if found is None and not _MARKS.isdisjoint(inside):
             hint = "pass the path of another step, or use another copy of it"
-            lost = Corrupt(f"the latest step {name!r:.200} has no item that treering reads", hint=hint)
+            lost = CorruptError(f"the latest step {name!r:.200} has no item that treering reads", hint=hint)
             if not _STEP_MARKS.isdisjoint(inside):
                 raise refused or lost
             refused = refused or lost
@@ -253,10 +253,10 @@ def _numbered(files: FolderFiles, names: list[str]) -> list[tuple[int, str]]:
 
 def _require_whole(files: FolderFiles, steps: Iterable[str]) -> None:
     for step in filter(_NOT_WHOLE.fullmatch, steps):
-        with contextlib.suppress(Corrupt):  # a link out of the folder
+        with contextlib.suppress(CorruptError):  # a link out of the folder
             if METADATA in files.names(step):
                 what = f"the step {step!r} is not a whole number, so that the latest one is not known"
-                raise Unsupported(what, hint="pass the path of a step")
+                raise UnsupportedError(what, hint="pass the path of a step")
 
 
 def _look_at(files: FolderFiles, folder: str, names: list[str]) -> _Checkpoint | None:
@@ -286,7 +286,9 @@ def _find_unknown(files: FolderFiles, found: _Checkpoint) -> list[str]:
     if "" in found.trees:
         return []
     saved: dict[str, Any] = {}
-    with contextlib.suppress(Corrupt):  # it has none, or is damaged, which is noted where its other members are read
+    with contextlib.suppress(
+        CorruptError
+    ):  # it has none, or is damaged, which is noted where its other members are read
         saved = member(files.document(found.folder + STEP_METADATA), "item_handlers", dict, STEP_METADATA)
     names = {*saved, *files.names(found.folder.rstrip("/"))} - {*found.trees, *found.documents, *_NO_ITEMS}
     return [

@@ -19,7 +19,7 @@ from treering._foreign.orbax_msgpack import Path, find_msgpack, read_msgpack_tre
 from treering._foreign.zarr_leaves import ZarrLeaf, find_array, finder
 from treering._format.index import MAX_LEVELS, Container, LeafType
 from treering._format.leaf_values import decode_type, from_base64
-from treering.errors import Corrupt, TreeringError, Unsupported
+from treering.errors import CorruptError, TreeringError, UnsupportedError
 
 METADATA: Final = "_METADATA"
 """The file that makes a folder an item with a tree."""
@@ -69,7 +69,7 @@ class _Arrays(NamedTuple):
         for zarr3 in (False, True) if self.zarr3 is None else (self.zarr3,):
             if (found := find_array(find, zarr3=zarr3)) is not None:
                 return found._replace(located=self.values is not None and found.is_apart)
-        raise Corrupt(f"the array {name!r:.200} is missing", hint=_LOST)
+        raise CorruptError(f"the array {name!r:.200} is missing", hint=_LOST)
 
 
 def read_item(files: FolderFiles, folder: str = "") -> OrbaxItem:
@@ -80,9 +80,9 @@ def read_item(files: FolderFiles, folder: str = "") -> OrbaxItem:
         folder: empty, or the folder's name below that, with a ``/`` at its end.
 
     Raises:
-        Corrupt: it is damaged.
-        Unsupported: it has what has no form here.
-        StoreFailed: the store refuses.
+        CorruptError: it is damaged.
+        UnsupportedError: it has what has no form here.
+        StoreError: the store refuses.
     """
     node = files.document(folder + METADATA)
     old: list[tuple[Path, ForeignLeaf | Container | str]] = []
@@ -138,7 +138,7 @@ def _row_of(entry: Any) -> _Row:
     for part in member(entry, "key_metadata", list, METADATA):
         kind = member(part, "key_type", int, METADATA)
         if kind not in _KEY_TYPES:
-            raise Unsupported(f"{METADATA}: the key type {show(kind)} is unknown", hint="use a newer treering")
+            raise UnsupportedError(f"{METADATA}: the key type {show(kind)} is unknown", hint="use a newer treering")
         path.append((str(member(part, "key", str, METADATA)), kind == _SEQUENCE))
     what = member(entry, "value_metadata", dict, METADATA)
     name = ".".join([key for key, _ in path])
@@ -162,7 +162,7 @@ def _leaf(arrays: _Arrays, name: str, kind: str, *, skipped: Any, shared: bool) 
             node = member(node, part, dict, "_strings.json")
         return ForeignLeaf(LeafType(kind="str"), member(node, last, str, "_strings.json"))
     if skipped:
-        raise Unsupported(f"a leaf of the type {show(kind)} has no data", hint="use a newer treering")
+        raise UnsupportedError(f"a leaf of the type {show(kind)} has no data", hint="use a newer treering")
     array = arrays.array(name)
     if shared:
         array = array._replace(fetch=functools.partial(_refuse, name))
@@ -184,7 +184,7 @@ def _type_of(kind: str, dtype: str, shape: tuple[int, ...], sharding: str | None
 
 def _refuse(name: str, _: int) -> bytes:
     problem = f"two leaves have the name {name!r:.200}, and Orbax stored one array for both"
-    raise Corrupt(problem, hint="load the others with only=; this one cannot be told apart")
+    raise CorruptError(problem, hint="load the others with only=; this one cannot be told apart")
 
 
 def _read_key_impls(files: FolderFiles, folder: str) -> dict[str, str]:
@@ -204,18 +204,18 @@ def _read_shardings(files: FolderFiles, folder: str, notes: list[str]) -> dict[s
     """Return how arrays lay on devices, as text for people; nothing depends on it."""
     try:
         return dict(_show_shardings(files.document(folder + "_sharding") or {}))
-    except Corrupt as error:
+    except CorruptError as error:
         notes.append(f"the shardings that were recorded cannot be read: {error.message}")
         return {}
 
 
 def _show_shardings(node: Any) -> Iterator[tuple[str, str]]:
     if type(node) is not dict:
-        raise Corrupt("_sharding is no object")
+        raise CorruptError("_sharding is no object")
     known: dict[str, str | None] = {}  # thousands of leaves have few between them
     for key, text in node.items():
         if type(text) is not str:
-            raise Corrupt("_sharding holds what is no text")
+            raise CorruptError("_sharding holds what is no text")
         if text not in known:
             known[text] = _show_sharding(parse_json(text, "a sharding"))
         if (shown := known[text]) is not None:
@@ -241,8 +241,8 @@ def read_containers(text: str) -> Containers:
         text: the tree, as JSON inside of JSON.
 
     Raises:
-        Corrupt: it is no such tree.
-        Unsupported: containers are nested too deep.
+        CorruptError: it is no such tree.
+        UnsupportedError: containers are nested too deep.
 
     Example:
         >>> leaf = '{"category": "custom", "clazz": "ValueMetadataEntry", "data": {}}'
@@ -257,11 +257,11 @@ def read_containers(text: str) -> Containers:
         path, node = waiting.pop()
         left -= len(path)
         if len(path) > MAX_LEVELS or left < 0:
-            raise Unsupported(f"{_WHAT}: containers are nested too deep")
+            raise UnsupportedError(f"{_WHAT}: containers are nested too deep")
         if type(node) is list:
             children = [(str(number), child) for number, child in enumerate(node)]
         elif type(node) is not dict:
-            raise Corrupt(f"{_WHAT} holds what is neither a container nor a leaf")
+            raise CorruptError(f"{_WHAT} holds what is neither a container nor a leaf")
         elif node.get("category") == "namedtuple":
             entries = member(node, "entries", list, _WHAT)
             children = [(member(entry, "key", str, _WHAT), entry.get("value")) for entry in entries]

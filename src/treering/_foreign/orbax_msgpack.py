@@ -13,7 +13,7 @@ from treering._foreign.leaf_paths import EMPTY, Containers, Step, most_steps
 from treering._format.index import LARGE_VALUE, MAX_LEVELS, Container, LeafType
 from treering._format.listing import LeafRecord, list_msgpack
 from treering._printable import kind_of
-from treering.errors import Unsupported
+from treering.errors import UnsupportedError
 
 MSGPACK: Final = "checkpoint"
 """The file."""
@@ -31,8 +31,8 @@ def find_msgpack(files: FolderFiles, folder: str) -> ByteRange | None:
     """Return the file of an item, by its first byte; None where there is none.
 
     Raises:
-        Corrupt: it is a link that leads out of the folder.
-        StoreFailed: the store refuses.
+        CorruptError: it is a link that leads out of the folder.
+        StoreError: the store refuses.
     """
     try:
         found = files.find(folder + MSGPACK)
@@ -45,9 +45,9 @@ def read_msgpack_tree(files: FolderFiles, found: ByteRange) -> tuple[list[tuple[
     """Return the leaves in the file by their paths, and its tuples; a text is the name of an array that lies beside it.
 
     Raises:
-        Corrupt, Format: it is damaged.
-        Unsupported: it holds what has no form here.
-        StoreFailed: the store refuses.
+        CorruptError, FormatError: it is damaged.
+        UnsupportedError: it holds what has no form here.
+        StoreError: the store refuses.
     """
     root = list_msgpack(found.read(0, min(found.size, WINDOW_BYTES)), found.size, found.read).root
     leaves: list[tuple[Path, _Leaf]] = []
@@ -58,7 +58,7 @@ def read_msgpack_tree(files: FolderFiles, found: ByteRange) -> tuple[list[tuple[
         path, node = waiting.pop()
         left -= len(path)
         if len(path) > MAX_LEVELS or left < 0:
-            raise Unsupported(f"{found.file}: containers are nested too deep")
+            raise UnsupportedError(f"{found.file}: containers are nested too deep")
         if not node or not isinstance(node, dict | list | tuple):
             leaves.append((path, _leaf(node, files, found)))
             continue
@@ -81,11 +81,13 @@ def _leaf(node: Any, files: FolderFiles, found: ByteRange) -> _Leaf:
         return match[1]
     if not isinstance(node, LeafRecord):
         if (kind := _PYTHON.get(type(node))) is None:
-            raise Unsupported(f"{found.file} holds {kind_of(node)}, which has no form here")
+            raise UnsupportedError(f"{found.file} holds {kind_of(node)}, which has no form here")
         return ForeignLeaf(LeafType(kind=kind), node)
     shape = (node.nbytes,) if node.shape is None else node.shape
     kind = "numpy" if node.kind == "array" else node.kind
     leaf = LeafType(kind=kind, dtype=node.dtype or "uint8", shape=shape)
     if node.parts:
-        raise Unsupported(f"{found.file} holds an array in several parts", hint="load it with Orbax, and save it again")
+        raise UnsupportedError(
+            f"{found.file} holds an array in several parts", hint="load it with Orbax, and save it again"
+        )
     return ForeignLeaf(leaf, pieces=[(None, files.number_of(found), node.offset or 0)])

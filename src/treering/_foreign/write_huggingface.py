@@ -42,7 +42,7 @@ from treering._values.dtypes import itemsize_of
 from treering._values.human import join_first, pluralize
 from treering._values.keys import join_key, split_key
 from treering._values.telemetry import phase
-from treering.errors import Exists, StoreFailed, Unsupported
+from treering.errors import ExistsError, StoreError, UnsupportedError
 
 _ALONE: Final = "model.safetensors"
 _INDEX: Final = "model.safetensors.index.json"
@@ -120,7 +120,7 @@ def _parse_size(given: int | str | None) -> int:
     if found is not None:
         size = int(found[1]) * (1024 if found[3] else 1000) ** " KMGT".index(found[2].upper().rjust(1))
     if size < 1:
-        raise Unsupported(f"max_file_size is {given!r:.100}", hint='pass bytes, or a text such as "5GB"')
+        raise UnsupportedError(f"max_file_size is {given!r:.100}", hint='pass bytes, or a text such as "5GB"')
     return size
 
 
@@ -168,7 +168,7 @@ def _header(model: _Model, rows: Sequence[tuple[int, None, int, int]], note: Map
     header = frame(header_text(model.names, model.leaves.types, model.leaves.leaf_types, rows, note))
     if len(header) - 8 > LARGEST_HEADER:
         hint = "pass a smaller max_file_size"
-        raise Unsupported(f"a header of {pluralize(len(header), 'bytes')} is too large for readers", hint=hint)
+        raise UnsupportedError(f"a header of {pluralize(len(header), 'bytes')} is too large for readers", hint=hint)
     return header
 
 
@@ -189,7 +189,7 @@ def _new_folder(options: SaveOptions) -> Iterator[Store]:
     """Open the folder, which holds no weights yet; what was made of it goes again if the block fails.
 
     Raises:
-        Exists: it holds weights.
+        ExistsError: it holds weights.
     """
     refuse_other_form(options.path, "hf")
     with naming(os.fspath(options.path), "write"), store_at(options.path) as store:
@@ -207,7 +207,7 @@ def _require_no_weights(store: Store) -> None:
     if held := sorted(filter(_WEIGHTS.fullmatch, store.names())):
         why = "such files have fixed names, so no save could replace them as a whole, with overwrite=True neither"
         what = f"{os.fspath(store.path)!r} holds weights: {join_first(held, _SHOWN)}"
-        raise Exists(what, hint=f"{why}; save to another folder, or remove them")
+        raise ExistsError(what, hint=f"{why}; save to another folder, or remove them")
 
 
 def _write_shards(store: Store, shards: Mapping[str, tuple[Iterator[bytes | memoryview], int]], index: Any) -> None:
@@ -247,12 +247,10 @@ def _require_done(outcome: Outcome, store: Store) -> None:
     if outcome is Outcome.LOST:
         raise _found_another(store, _INDEX)
     if outcome is Outcome.UNKNOWN:
-        raise StoreFailed(
-            f"whether {_INDEX!r} was written to {os.fspath(store.path)!r} is not known", hint="look there"
-        )
+        raise StoreError(f"whether {_INDEX!r} was written to {os.fspath(store.path)!r} is not known", hint="look there")
 
 
-def _found_another(store: Store, name: str) -> Exists:
-    return Exists(
+def _found_another(store: Store, name: str) -> ExistsError:
+    return ExistsError(
         f"another program wrote {name!r} to {os.fspath(store.path)!r} meanwhile", hint="save to another folder"
     )

@@ -22,7 +22,7 @@ from treering._codec.zstd import DAMAGED
 from treering._foreign.folder_files import ByteRange, Fetch
 from treering._format.leaf_values import check_shape
 from treering._values.human import pluralize
-from treering.errors import Corrupt, Format, Unsupported
+from treering.errors import CorruptError, FormatError, UnsupportedError
 
 DOCUMENT: Final = "zarr.json"
 """The file that makes a folder a zarr 3 array."""
@@ -107,24 +107,24 @@ def parse_zarr_json(data: bytes) -> Zarr3Array:
     """Return what a ``zarr.json`` says.
 
     Raises:
-        Corrupt: it is no JSON, lacks a member, or says what cannot be.
-        Format: it is of another version of zarr.
-        Unsupported: a codec, a grid or a dtype that has no reader here.
+        CorruptError: it is no JSON, lacks a member, or says what cannot be.
+        FormatError: it is of another version of zarr.
+        UnsupportedError: a codec, a grid or a dtype that has no reader here.
     """
     if len(data) > _LONGEST_DOCUMENT:
-        raise Corrupt(f"{DOCUMENT} has {pluralize(len(data), 'bytes')}, more than any array needs")
+        raise CorruptError(f"{DOCUMENT} has {pluralize(len(data), 'bytes')}, more than any array needs")
     node = parse_json(decode_text(data, DOCUMENT), DOCUMENT)
     if (version := member(node, "zarr_format", int, DOCUMENT)) != 3:  # noqa: PLR2004
-        raise Format(f"{DOCUMENT} is of zarr version {show(version)}, this reads version 3")
+        raise FormatError(f"{DOCUMENT} is of zarr version {show(version)}, this reads version 3")
     if (kind := member(node, "node_type", str, DOCUMENT)) != "array":
-        raise Corrupt(f"{DOCUMENT} is of a {show(kind)}, not of an array")
+        raise CorruptError(f"{DOCUMENT} is of a {show(kind)}, not of an array")
     if node.get("storage_transformers"):
-        raise Unsupported(f"{DOCUMENT} names storage transformers", hint=_AGAIN)
+        raise UnsupportedError(f"{DOCUMENT} names storage transformers", hint=_AGAIN)
     dtype = _dtype(node)
     shape = check_shape(member(node, "shape", list, DOCUMENT), dtype, DOCUMENT)
     name, settings = _named(node.get("chunk_grid"), "chunk_grid")
     if name != "regular":
-        raise Unsupported(f"{DOCUMENT}: the grid {show(name)} is not supported", hint=_AGAIN)
+        raise UnsupportedError(f"{DOCUMENT}: the grid {show(name)} is not supported", hint=_AGAIN)
     outer = chunks = _chunk_shape(settings, shape)
     codecs = member(node, "codecs", list, DOCUMENT)
     shard = None
@@ -132,7 +132,7 @@ def parse_zarr_json(data: bytes) -> Zarr3Array:
         settings = _named(codecs[0], "codecs")[1]
         chunks = _chunk_shape(settings, shape)
         if any(whole % part for whole, part in zip(outer, chunks, strict=True)):
-            raise Corrupt(f"{DOCUMENT}: shards of {outer} do not hold whole chunks of {chunks}")
+            raise CorruptError(f"{DOCUMENT}: shards of {outer} do not hold whole chunks of {chunks}")
         shard = _shard(settings, outer)
         codecs = member(settings, "codecs", list, DOCUMENT)
     chain = _chain(codecs, len(shape))
@@ -156,9 +156,9 @@ def _dtype(node: Any) -> str:
         try:
             if stored_dtype(text) == text:
                 return text
-        except Unsupported:
+        except UnsupportedError:
             pass
-    raise Unsupported(f"{DOCUMENT}: the dtype {show(text)} is not supported")
+    raise UnsupportedError(f"{DOCUMENT}: the dtype {show(text)} is not supported")
 
 
 def _named(node: Any, what: str) -> tuple[str, dict[str, Any]]:
@@ -173,16 +173,16 @@ def _named(node: Any, what: str) -> tuple[str, dict[str, Any]]:
 def _chunk_shape(settings: dict[str, Any], shape: tuple[int, ...]) -> tuple[int, ...]:
     chunks = check_shape(member(settings, "chunk_shape", list, DOCUMENT), "bool", DOCUMENT)
     if len(chunks) != len(shape) or 0 in chunks:
-        raise Corrupt(f"{DOCUMENT}: chunks of {chunks} are none of an array of {shape}")
+        raise CorruptError(f"{DOCUMENT}: chunks of {chunks} are none of an array of {shape}")
     return chunks
 
 
 def _shard(settings: dict[str, Any], shape: tuple[int, ...]) -> _Shard:
     chain = _chain(member(settings, "index_codecs", list, DOCUMENT), 1)
     if chain.compressor is not None:
-        raise Unsupported(f"{DOCUMENT}: the index of its shards is compressed", hint=_AGAIN)
+        raise UnsupportedError(f"{DOCUMENT}: the index of its shards is compressed", hint=_AGAIN)
     if (place := settings.get("index_location", "end")) not in ("start", "end"):
-        raise Corrupt(f"{DOCUMENT}: an index of shards at {show(place)}")
+        raise CorruptError(f"{DOCUMENT}: an index of shards at {show(place)}")
     return _Shard(shape, chain, place == "end")
 
 
@@ -195,12 +195,12 @@ def _chain(codecs: list[Any], axes: int) -> _Chain:
         if chain.order == "C" and order in ("F", [*range(axes)][::-1]):
             chain = chain._replace(order="F" if axes > 1 else "C")
         elif order not in ("C", [*range(axes)]):
-            raise Unsupported(f"{DOCUMENT}: its axes are stored in the order {show(order)}", hint=_AGAIN)
+            raise UnsupportedError(f"{DOCUMENT}: its axes are stored in the order {show(order)}", hint=_AGAIN)
     if not left or left[0][0] != "bytes":
         found = left[0][0] if left else None
-        raise Unsupported(f"{DOCUMENT}: the codec {show(found)} is not supported", hint=_AGAIN)
+        raise UnsupportedError(f"{DOCUMENT}: the codec {show(found)} is not supported", hint=_AGAIN)
     if (endian := left.pop(0)[1].get("endian", "little")) not in ("little", "big"):
-        raise Corrupt(f"{DOCUMENT}: bytes in the order {show(endian)}")
+        raise CorruptError(f"{DOCUMENT}: bytes in the order {show(endian)}")
     chain = chain._replace(big_endian=endian == "big")
     if left and left[0][0] in _COMPRESSORS:
         chain = chain._replace(compressor=json.dumps({"id": _COMPRESSORS[left.pop(0)[0]]}))
@@ -208,7 +208,7 @@ def _chain(codecs: list[Any], axes: int) -> _Chain:
         left.pop(0)
         chain = chain._replace(checked=True)
     if left:
-        raise Unsupported(f"{DOCUMENT}: the codec {show(left[0][0])} is not supported in this place", hint=_AGAIN)
+        raise UnsupportedError(f"{DOCUMENT}: the codec {show(left[0][0])} is not supported in this place", hint=_AGAIN)
     return chain
 
 
@@ -216,10 +216,10 @@ def _key_encoding(node: dict[str, Any]) -> tuple[str, str]:
     """Return what the names of files begin with, and what stands between their numbers."""
     name, settings = _named(node.get("chunk_key_encoding"), "chunk_key_encoding")
     if name not in ("default", "v2"):
-        raise Unsupported(f"{DOCUMENT}: the key encoding {show(name)} is not supported", hint=_AGAIN)
+        raise UnsupportedError(f"{DOCUMENT}: the key encoding {show(name)} is not supported", hint=_AGAIN)
     separator = settings.get("separator", "/" if name == "default" else ".")
     if separator not in ("/", "."):
-        raise Corrupt(f"{DOCUMENT}: names with the separator {show(separator)}")
+        raise CorruptError(f"{DOCUMENT}: names with the separator {show(separator)}")
     return f"c{separator}" if name == "default" else "", separator
 
 
@@ -239,11 +239,11 @@ def check_stored(layout: ZarrArray, found: ByteRange) -> ByteRange:
     """Return the bytes of a chunk, unless they are far more than it can be.
 
     Raises:
-        Corrupt: they are.
+        CorruptError: they are.
     """
     if found.size > 2 * chunk_bytes(layout) + _SLACK:
         wanted = pluralize(chunk_bytes(layout), "bytes")
-        raise Corrupt(f"a chunk of {wanted} is stored as {found.size}", hint=DAMAGED)
+        raise CorruptError(f"a chunk of {wanted} is stored as {found.size}", hint=DAMAGED)
     return found
 
 
@@ -262,7 +262,7 @@ def _check(data: bytes, *, checked: bool, what: str) -> bytes:
         return data
     body = data[:-_CHECKSUM]
     if len(data) < _CHECKSUM or crc32c(body) != int.from_bytes(data[-_CHECKSUM:], "little"):
-        raise Corrupt(f"{what} has another checksum than it was written with", hint=DAMAGED)
+        raise CorruptError(f"{what} has another checksum than it was written with", hint=DAMAGED)
     return body
 
 
@@ -293,7 +293,7 @@ class _ShardReader:
         if offset == nbytes == _ABSENT:
             return None
         if offset + nbytes > found.size:
-            raise Corrupt(f"a chunk of the shard {self._zarr.file_name(file)!r} lies behind its end", hint=DAMAGED)
+            raise CorruptError(f"a chunk of the shard {self._zarr.file_name(file)!r} lies behind its end", hint=DAMAGED)
         part = ByteRange(nbytes, lambda start, count: found.read(offset + start, count))
         return _check_chunk(self._zarr, part, "a chunk of a shard")
 
@@ -302,7 +302,7 @@ class _ShardReader:
         if (found := self._find(name)) is None:
             return None
         if (size := self._shard.index_bytes(self._zarr.layout)) > found.size:
-            raise Corrupt(f"the shard {name!r} is shorter than its index", hint=DAMAGED)
+            raise CorruptError(f"the shard {name!r} is shorter than its index", hint=DAMAGED)
         data = found.read(found.size - size if self._shard.at_end else 0, size)
         index = array(
             "Q", _check(data, checked=self._shard.index_chain.checked, what=f"the index of the shard {name!r}")

@@ -20,7 +20,7 @@ from treering._foreign.zarr3 import DOCUMENT, Find, check_stored, parse_zarr_jso
 from treering._format.index import LeafType
 from treering._values.boxes import Box
 from treering._values.human import pluralize
-from treering.errors import Corrupt
+from treering.errors import CorruptError
 
 if TYPE_CHECKING:
     from treering._foreign.grid_arrays import GridLeaf
@@ -87,9 +87,9 @@ class ZarrLeaf(NamedTuple):
         elif len(data) == len(items):
             items[:] = data
         else:
-            raise Corrupt(f"a number is stored as {pluralize(len(data), 'bytes')}")
+            raise CorruptError(f"a number is stored as {pluralize(len(data), 'bytes')}")
         if kind == "bool" and items[0] > 1:
-            raise Corrupt("a bool is neither 0 nor 1")
+            raise CorruptError("a bool is neither 0 nor 1")
         return ForeignLeaf(LeafType(kind=kind), struct.unpack(form, items)[0])
 
 
@@ -101,8 +101,8 @@ def find_array(find: Find, *, zarr3: bool) -> ZarrLeaf | None:
         zarr3: whether it is of version 3, not 2.
 
     Raises:
-        Corrupt, Format, Unsupported: as the document's reader says.
-        StoreFailed: the store refuses.
+        CorruptError, FormatError, UnsupportedError: as the document's reader says.
+        StoreError: the store refuses.
     """
     if (document := find(DOCUMENT if zarr3 else ZARR2)) is None:
         return None
@@ -125,10 +125,11 @@ def find_jax_array(files: FolderFiles, find: Find, *, zarr3: bool) -> ForeignLea
     """Return an array as jax writes it, which stores no chunk of zeros; ``zarr3`` is the version to look for first.
 
     Raises:
-        Corrupt, Format, Unsupported, StoreFailed: as `find_array`; ``Corrupt`` also where there is none.
+        CorruptError, FormatError, UnsupportedError, StoreError: as `find_array`; ``CorruptError`` also where there is
+            none.
     """
     if (found := find_array(find, zarr3=zarr3) or find_array(find, zarr3=not zarr3)) is None:
-        raise Corrupt("its array is missing", hint="use another copy of the checkpoint")
+        raise CorruptError("its array is missing", hint="use another copy of the checkpoint")
     kind = LeafType(kind="jax", dtype=found.layout.dtype, shape=found.layout.shape)
     return found.leaf(kind, absent_is_zero=True, data=files)
 
@@ -158,7 +159,7 @@ def _find_value(files: FolderFiles, values: Mapping[str, Value], prefix: str, fi
 
 def _cut(data: bytes, offset: int, count: int) -> bytes:
     if offset + count > len(data):
-        raise Corrupt("a value ends too early", hint="use another copy of the checkpoint")
+        raise CorruptError("a value ends too early", hint="use another copy of the checkpoint")
     return data[offset : offset + count]
 
 

@@ -20,7 +20,7 @@ from treering._values.boxes import Box, find_cover_error, size_of, text_of
 from treering._values.checksums import LARGEST_BLOCK, SMALLEST_BLOCK, pack_checksums, unpack_checksums
 from treering._values.dtypes import itemsize_of
 from treering._values.human import pluralize
-from treering.errors import Corrupt, Format, Unsupported
+from treering.errors import CorruptError, FormatError, UnsupportedError
 
 _COLUMNS: Final = ("leaf", "file", "offset", "nbytes", "block")
 _BLOCKS: Final = frozenset(1 << bits for bits in range(SMALLEST_BLOCK.bit_length() - 1, LARGEST_BLOCK.bit_length()))
@@ -38,35 +38,35 @@ def check_ints(column: list[Any], limit: int, what: str) -> None:
     """Require that a list holds integers from 0 up to, but not including, ``limit``.
 
     Raises:
-        Corrupt: something else is in it.
+        CorruptError: something else is in it.
 
     Example:
         >>> check_ints([0, 3], 4, "the column")
         >>> check_ints([0, True], 4, "the column")
         Traceback (most recent call last):
         ...
-        treering.errors.Corrupt: the column holds something other than whole numbers
+        treering.errors.CorruptError: the column holds something other than whole numbers
     """
     if not set(map(type, column)) <= {int}:
-        raise Corrupt(f"{what} holds something other than whole numbers")
+        raise CorruptError(f"{what} holds something other than whole numbers")
     if column and (min(column) < 0 or max(column) >= limit):
-        raise Corrupt(f"{what} holds a number that is not from 0 to {limit - 1}")
+        raise CorruptError(f"{what} holds a number that is not from 0 to {limit - 1}")
 
 
 def decode_chunks(node: Any, leaves: int, files: int) -> Chunks:
     """Return the columns of chunks; `check_chunks` says whether they fit the rest.
 
     Raises:
-        Corrupt: the columns are no columns of whole numbers, or of unequal length.
-        Format: the bytes lie there in a coded form, which a newer version wrote.
+        CorruptError: the columns are no columns of whole numbers, or of unequal length.
+        FormatError: the bytes lie there in a coded form, which a newer version wrote.
     """
     what = "the table of chunks"
     if type(node) is dict and node.get("codec") is not None:
-        raise Format(f"the chunks are packed with the codec {show(node['codec'])}", hint="use a newer treering")
+        raise FormatError(f"the chunks are packed with the codec {show(node['codec'])}", hint="use a newer treering")
     columns = {name: member(node, name, list, what) for name in _COLUMNS}
     boxes = member(node, "box", list, what)
     if len({len(column) for column in (*columns.values(), boxes)}) != 1:
-        raise Corrupt("the columns of the table of chunks are of unequal length")
+        raise CorruptError("the columns of the table of chunks are of unequal length")
     limits = {"leaf": leaves, "file": files}
     for name, column in columns.items():
         check_ints(column, limits.get(name, LIMIT), f"the column {name!r} of the chunks")
@@ -82,14 +82,14 @@ def _decode_box(node: Any, number: int) -> Box:
     try:
         return tuple([(start, stop) for start, stop in node])
     except (TypeError, ValueError):
-        raise Corrupt(f"the box of chunk {number} is not a list of pairs") from None
+        raise CorruptError(f"the box of chunk {number} is not a list of pairs") from None
 
 
 def check_chunks(index: Index) -> None:
     """Require that every byte of the files and every item of the leaves is accounted for exactly once.
 
     Raises:
-        Corrupt: a chunk is of the wrong size, chunks overlap or leave a gap in a file or a leaf, or the number of
+        CorruptError: a chunk is of the wrong size, chunks overlap or leave a gap in a file or a leaf, or the number of
             checksums is not that of the blocks; the message names the leaf, or the file and the bytes.
     """
     chunks = index.chunks
@@ -99,11 +99,11 @@ def check_chunks(index: Index) -> None:
         _check_parts(index, expected)
     _check_sizes(index)
     if not set(chunks.block) <= _BLOCKS:
-        raise Corrupt(f"a block of the chunks is not a power of two from {SMALLEST_BLOCK} to {LARGEST_BLOCK}")
+        raise CorruptError(f"a block of the chunks is not a power of two from {SMALLEST_BLOCK} to {LARGEST_BLOCK}")
     _check_tiles(index)
     if index.verified and (blocks := chunks.first_blocks()[-1]) != len(index.checksums):
         found = pluralize(len(index.checksums), "checksums")
-        raise Corrupt(f"the chunks have {pluralize(blocks, 'blocks')}, there are {found}")
+        raise CorruptError(f"the chunks have {pluralize(blocks, 'blocks')}, there are {found}")
 
 
 def _check_parts(index: Index, expected: list[int]) -> None:
@@ -112,8 +112,10 @@ def _check_parts(index: Index, expected: list[int]) -> None:
         return
     wrong = next((pair for pair in itertools.zip_longest(found, expected) if pair[0] != pair[1]), (None, None))
     if wrong[1] is not None and wrong[1] not in set(found):
-        raise Corrupt(f"leaf {index.keys[wrong[1]]!r:.200} lies in no file")
-    raise Corrupt(f"the chunks of leaf {index.keys[wrong[0] or 0]!r:.200} are in the place of those of another leaf")
+        raise CorruptError(f"leaf {index.keys[wrong[1]]!r:.200} lies in no file")
+    raise CorruptError(
+        f"the chunks of leaf {index.keys[wrong[0] or 0]!r:.200} are in the place of those of another leaf"
+    )
 
 
 def _check_sizes(index: Index) -> None:
@@ -144,14 +146,14 @@ def _check_leaf(index: Index, leaf: int, numbers: range) -> None:
     for number, box in zip(numbers, boxes, strict=True):
         if len(box) != len(kind.shape or ()):
             axes = pluralize(len(box), "axes")
-            raise Corrupt(f"a box of leaf {index.keys[leaf]!r:.200} has {axes}, its shape {kind.shape}")
+            raise CorruptError(f"a box of leaf {index.keys[leaf]!r:.200} has {axes}, its shape {kind.shape}")
         wanted = size_of(box) * itemsize_of(kind.dtype)
         if any(stop < start for start, stop in box) or wanted != chunks.nbytes[number]:
             place = f"[{text_of(box)}]" if chunks.box[number] is not None else ""
             found = f"its chunk in file {chunks.file[number]} has {chunks.nbytes[number]}"
-            raise Corrupt(f"leaf {index.keys[leaf]!r:.200}{place} takes {pluralize(wanted, 'bytes')}, {found}")
+            raise CorruptError(f"leaf {index.keys[leaf]!r:.200}{place} takes {pluralize(wanted, 'bytes')}, {found}")
     if (wrong := find_cover_error(kind.shape or (), boxes)) is not None:
-        raise Corrupt(f"the parts of leaf {index.keys[leaf]!r:.200} do not cover it: {wrong}")
+        raise CorruptError(f"the parts of leaf {index.keys[leaf]!r:.200} do not cover it: {wrong}")
 
 
 def _check_tiles(index: Index) -> None:
@@ -174,9 +176,9 @@ def _check_tiles(index: Index) -> None:
         edges, closing = [file.header, *sorted(stops)], [*sorted(begins), file.nbytes]
         if edges != closing:
             stop, start = next(pair for pair in zip(edges, closing, strict=True) if pair[0] != pair[1])
-            raise Corrupt(_tiling_problem(index, file, min(stop, start), max(stop, start), gap=stop < start))
+            raise CorruptError(_tiling_problem(index, file, min(stop, start), max(stop, start), gap=stop < start))
         for offset in sorted(empty[number].difference(edges)) if empty[number] else ():
-            raise Corrupt(f"an empty array lies inside another one, at byte {offset} of file {number}")
+            raise CorruptError(f"an empty array lies inside another one, at byte {offset} of file {number}")
 
 
 def _tiling_problem(index: Index, file: DataFile, first: int, last: int, *, gap: bool) -> str:
@@ -195,10 +197,10 @@ def read_free_json(document: dict[str, Any], name: str, what: str) -> dict[str, 
     """Return a member that is an object of people's own, no deeper than a walk over it can go.
 
     Raises:
-        Corrupt: it is no object, or deeper.
+        CorruptError: it is no object, or deeper.
     """
     found = member(document, name, dict, what)
-    with raising_corrupt(Unsupported):
+    with raising_corrupt(UnsupportedError):
         check_json(found, name)
     return found
 
@@ -217,15 +219,15 @@ def decode_checksums(node: Any) -> array[int]:
     """Return the table that `encode_checksums` wrote.
 
     Raises:
-        Corrupt: it is no table of numbers of 8 bytes.
-        Format: it is of an algorithm that this version does not know.
+        CorruptError: it is no table of numbers of 8 bytes.
+        FormatError: it is of an algorithm that this version does not know.
     """
     what = "the table of checksums"
     if (algorithm := member(node, "algorithm", str, what)) != _CHECKSUM:
-        raise Format(f"{what} is of the unknown algorithm {algorithm[:60]!r}", hint="use a newer treering")
+        raise FormatError(f"{what} is of the unknown algorithm {algorithm[:60]!r}", hint="use a newer treering")
     table = from_base64(member(node, "table", str, what), what)
     if len(table) % 8:
-        raise Corrupt(f"{what} has {pluralize(len(table), 'bytes')}, not 8 for each")
+        raise CorruptError(f"{what} has {pluralize(len(table), 'bytes')}, not 8 for each")
     return unpack_checksums(table)
 
 
@@ -233,7 +235,7 @@ def encode_tree(tree: TreeColumns) -> Iterator[tuple[str, Any]]:
     """Yield the members of a tree.
 
     Raises:
-        Unsupported: a key or static field of the structure has no form in a document.
+        UnsupportedError: a key or static field of the structure has no form in a document.
     """
     yield "structure", structure_text.encode_structure(tree.structure)
     yield "types", [encode_type(kind) for kind in tree.types]
@@ -256,9 +258,9 @@ def decode_tree(document: Any, what: str) -> TreeColumns:
         what: what it is, for messages.
 
     Raises:
-        Corrupt: its members do not fit each other; the message names the leaf.
-        Format: a kind of leaf, container or key is unknown: a newer version wrote it.
-        Unsupported: it has a dtype that this version does not know.
+        CorruptError: its members do not fit each other; the message names the leaf.
+        FormatError: a kind of leaf, container or key is unknown: a newer version wrote it.
+        UnsupportedError: it has a dtype that this version does not know.
     """
     leaves = member(document, "leaves", dict, what)
     keys = check_texts(member(leaves, "key", list, "leaves"), "the column of keys")
@@ -267,7 +269,7 @@ def decode_tree(document: Any, what: str) -> TreeColumns:
     check_hashes([kind.shape for kind in types], "the shapes of the types")
     check_ints(leaf_types, len(types), "the column of leaf types")
     if len(leaf_types) != len(keys):
-        raise Corrupt(f"there are {pluralize(len(keys), 'keys')} and {pluralize(len(leaf_types), 'leaf types')}")
+        raise CorruptError(f"there are {pluralize(len(keys), 'keys')} and {pluralize(len(leaf_types), 'leaf types')}")
     if "~u" in "".join(keys):
         keys = [structure_text.unescape_surrogates(key) for key in keys]
     structure = structure_text.decode_structure(member(document, "structure", list, what), len(keys))
@@ -276,7 +278,7 @@ def decode_tree(document: Any, what: str) -> TreeColumns:
     nodes = member(document, "values", list, what)
     if len(unstored) != len(nodes):
         count = pluralize(len(unstored), "leaves lie")
-        raise Corrupt(f"{count} in no file, there are {pluralize(len(nodes), 'values')}")
+        raise CorruptError(f"{count} in no file, there are {pluralize(len(nodes), 'values')}")
     pairs = zip(unstored, nodes, strict=True)
     values = {leaf: decode_value(kind, node, f"the value of leaf {keys[leaf]!r:.200}") for (leaf, kind), node in pairs}
     return TreeColumns(structure=structure, keys=keys, types=types, leaf_types=leaf_types, values=values)

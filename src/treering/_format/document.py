@@ -21,7 +21,7 @@ from treering._codec.signed import DIGEST
 from treering._format import columns
 from treering._format.index import LIMIT, DataFile, Index
 from treering._values.checkpoint_names import ATTEMPT
-from treering.errors import Corrupt
+from treering.errors import CorruptError
 
 INDEX_NAME: Final = "treering.json"
 """Name of the document in the checkpoint's folder."""
@@ -64,7 +64,7 @@ def encode_index(index: Index, *, embedded: bool = False) -> bytes:
         embedded: whether it is to lie in the very file that has the data.
 
     Raises:
-        Unsupported: the metadata, or a key or static field of the structure, has no form in it.
+        UnsupportedError: the metadata, or a key or static field of the structure, has no form in it.
     """
     return (_EMBEDDED_FORM if embedded else INDEX_FORM).encode(_members(index))
 
@@ -107,9 +107,10 @@ def parse_index(data: bytes, *, embedded: bool = False) -> Index:
         embedded: whether it lies in the very file that has the data; then that file has no name in it.
 
     Raises:
-        Corrupt: it is damaged, or contradicts itself; the message names the leaf, or the file and the bytes.
-        Format: a newer version wrote it: its version, or a kind of leaf, container, key, codec or checksum is unknown.
-        Unsupported: it has a dtype that this version does not know.
+        CorruptError: it is damaged, or contradicts itself; the message names the leaf, or the file and the bytes.
+        FormatError: a newer version wrote it: its version, or a kind of leaf, container, key, codec or checksum is
+            unknown.
+        UnsupportedError: it has a dtype that this version does not know.
     """
     form = _EMBEDDED_FORM if embedded and not is_first_version(data) else INDEX_FORM
     return form.read(data, functools.partial(_index, embedded=embedded))
@@ -121,7 +122,7 @@ def _index(document: Any, *, embedded: bool) -> Index:
     files = [_file(node, embedded=embedded) for node in member(document, "files", list, what)]
     names = {file.name for file in files}
     if len(names) != len(files) or (embedded and len(files) != 1):
-        raise Corrupt("two data files have the same name")
+        raise CorruptError("two data files have the same name")
     index = Index(
         attempt=check_name(ATTEMPT, member(document, "attempt", str, what), "the attempt"),
         written=columns.read_free_json(document, "written", what),
@@ -138,10 +139,10 @@ def _index(document: Any, *, embedded: bool) -> Index:
         structured=member(document, "structured", bool, what) if "structured" in document else True,
     )
     if any(not names.isdisjoint(waiting.files) for waiting in index.superseded):
-        raise Corrupt("one of its data files is in the list of superseded data")
+        raise CorruptError("one of its data files is in the list of superseded data")
     writers = {0, *(file.process for file in files if file.process is not None)}
     if not 0 <= min(writers) <= max(writers) < index.processes or not names.isdisjoint(index.replaces):
-        raise Corrupt("its processes and files cannot be those of a checkpoint")
+        raise CorruptError("its processes and files cannot be those of a checkpoint")
     columns.check_chunks(index)
     return index
 
@@ -158,10 +159,12 @@ def _file(node: Any, *, embedded: bool) -> DataFile:
         check_name(_DATA_NAME, name, "a data file")
         checksum = check_name(DIGEST, member(node, "digest", str, what), "a digest")
     elif name or node.get("digest") is not None:
-        raise Corrupt(f"{what} names another file, {name[:100]!r}")
+        raise CorruptError(f"{what} names another file, {name[:100]!r}")
     nbytes, header = member(node, "nbytes", int, what), member(node, "header", int, what)
     if not 0 < header <= nbytes < LIMIT or header % _ALIGNMENT:
-        raise Corrupt(f"{name or 'the file'} cannot have {show(nbytes)} bytes of which {show(header)} are its header")
+        raise CorruptError(
+            f"{name or 'the file'} cannot have {show(nbytes)} bytes of which {show(header)} are its header"
+        )
     process = member(node, "process", int, what) if "process" in node else None
     return DataFile(name=name, nbytes=nbytes, header=header, digest=checksum, process=process)
 
@@ -194,9 +197,9 @@ def read_summary(data: bytes) -> IndexSummary:
     """Return what an index says of its checkpoint as a whole; its digest is checked, its leaves are not looked at.
 
     Raises:
-        Corrupt: it is damaged.
-        Format: a newer version wrote it.
-        Unsupported: it has a dtype that this version does not know.
+        CorruptError: it is damaged.
+        FormatError: a newer version wrote it.
+        UnsupportedError: it has a dtype that this version does not know.
     """
     digest = read_digest(data)
     if (members := find_members(data)) is None:
@@ -213,7 +216,7 @@ def read_summary(data: bytes) -> IndexSummary:
         attempt = check_name(ATTEMPT, member(members, "attempt", str, INDEX_NAME), "the attempt")
         metadata = columns.read_free_json(members, "metadata", INDEX_NAME)
         if min(sizes, default=0) < 0 or sum(sizes) >= LIMIT:
-            raise Corrupt(f"{INDEX_NAME} has data files of sizes that no file has")
+            raise CorruptError(f"{INDEX_NAME} has data files of sizes that no file has")
     nbytes = sum(sizes) + len(data)
     return IndexSummary(attempt=attempt, digest=digest or "", names=tuple(names), nbytes=nbytes, metadata=metadata)
 
@@ -222,6 +225,6 @@ def read_names(data: bytes) -> tuple[str, ...]:
     """Return the data files that an index mentions: its own, and those that it superseded.
 
     Raises:
-        Corrupt, Format, Unsupported: as `read_summary` says.
+        CorruptError, FormatError, UnsupportedError: as `read_summary` says.
     """
     return read_summary(data).names

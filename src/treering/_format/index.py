@@ -17,7 +17,7 @@ from treering._codec.key_document import Superseded
 from treering._values.boxes import Box, text_of, whole
 from treering._values.checksums import SMALLEST_BLOCK, block_checksums, block_count, digest, pack_checksums
 from treering._values.dtypes import itemsize_of
-from treering.errors import Corrupt
+from treering.errors import CorruptError
 
 ARRAY_KINDS: Final = frozenset({"jax", "numpy", "numpy scalar", "key"})
 """Kinds of leaves that are arrays; "key" is a typed PRNG key, stored as its uint32 data."""
@@ -323,7 +323,7 @@ def format_chunk(index: Index, chunk: int) -> str:
     return repr(key) if box is None else f"{key!r}[{text_of(box)}]"
 
 
-def damage_error(index: Index, chunk: int, block: int, found: int) -> Corrupt:
+def damage_error(index: Index, chunk: int, block: int, found: int) -> CorruptError:
     """Return the error for a block whose bytes are not those that were saved.
 
     Args:
@@ -339,4 +339,4 @@ def damage_error(index: Index, chunk: int, block: int, found: int) -> Corrupt:
     wanted = index.checksums[chunks.first_blocks()[chunk] + block]
     name = index.files[chunks.file[chunk]].name or "the file"
     damaged, sums = f"is damaged: bytes {start} to {stop} of {name}", f"{found:016x} instead of {wanted:016x}"
-    return Corrupt(f"leaf {format_chunk(index, chunk)} {damaged} have the checksum {sums}", hint=DAMAGE_HINT)
+    return CorruptError(f"leaf {format_chunk(index, chunk)} {damaged} have the checksum {sums}", hint=DAMAGE_HINT)

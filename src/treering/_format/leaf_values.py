@@ -17,7 +17,7 @@ from treering._codec.documents import member, show
 from treering._format.index import ARRAY_KINDS, LIMIT, PYTHON_KINDS, ForeignKey, LeafType, OpaqueLeaf
 from treering._values.dtypes import lookup
 from treering._values.human import pluralize
-from treering.errors import Corrupt, Format, Unsupported
+from treering.errors import CorruptError, FormatError, UnsupportedError
 
 _Named = TypeVar("_Named", ForeignKey, OpaqueLeaf)
 
@@ -54,7 +54,7 @@ def from_base64(text: str, what: str) -> bytes:
     """Return the bytes of a base64 text.
 
     Raises:
-        Corrupt: it is not base64.
+        CorruptError: it is not base64.
 
     Example:
         >>> from_base64("dHJlZQ==", "the note")
@@ -63,7 +63,7 @@ def from_base64(text: str, what: str) -> bytes:
     try:
         return base64.b64decode(text, validate=True)
     except ValueError as error:
-        raise Corrupt(f"{what} is not base64: {error}") from None
+        raise CorruptError(f"{what} is not base64: {error}") from None
 
 
 def encode_value(kind: str, value: Any) -> Any:
@@ -98,7 +98,7 @@ def decode_value(kind: str, node: Any, what: str) -> Any:
     """Return the Python leaf that `encode_value` wrote.
 
     Raises:
-        Corrupt: ``node`` is no form of this kind.
+        CorruptError: ``node`` is no form of this kind.
 
     Example:
         >>> decode_value("int", "0x1000000000000000", "leaf 'n'") == 2**60
@@ -123,7 +123,7 @@ def decode_value(kind: str, node: Any, what: str) -> Any:
         case "opaque", _:
             return _decode_named(OpaqueLeaf, node, what)
     if found is None:
-        raise Corrupt(f"{what} is no {kind}")
+        raise CorruptError(f"{what} is no {kind}")
     return found
 
 
@@ -131,7 +131,7 @@ def encode_key(key: Any, levels: int = _KEY_LEVELS) -> Any:
     """Return a dict key, or the value of a static field, as JSON.
 
     Raises:
-        Unsupported: a tuple nested more than 32 levels deep, or an int of more than 4,096 bits.
+        UnsupportedError: a tuple nested more than 32 levels deep, or an int of more than 4,096 bits.
 
     Example:
         >>> encode_key("a"), encode_key(5), encode_key((1.5, None))
@@ -144,7 +144,7 @@ def encode_key(key: Any, levels: int = _KEY_LEVELS) -> Any:
         return {"none" if key is None else "bool": key}
     if kind is int:
         if key.bit_length() > _KEY_BITS:
-            raise Unsupported(f"a key of {pluralize(key.bit_length(), 'bits')} cannot be stored")
+            raise UnsupportedError(f"a key of {pluralize(key.bit_length(), 'bits')} cannot be stored")
         return {"int": str(key) if -_EXACT_INT < key < _EXACT_INT else hex(key)}
     if kind is float:
         return {"float": key.hex() if math.isfinite(key) else _float_form(key)}
@@ -152,19 +152,19 @@ def encode_key(key: Any, levels: int = _KEY_LEVELS) -> Any:
         return {"bytes": to_base64(key)}
     if kind is tuple:
         if not levels:
-            raise Unsupported(f"a key of tuples nested more than {_KEY_LEVELS} levels deep cannot be stored")
+            raise UnsupportedError(f"a key of tuples nested more than {_KEY_LEVELS} levels deep cannot be stored")
         return {"tuple": [encode_key(item, levels - 1) for item in key]}
     if kind is ForeignKey:
         return {"text": _text_form(key.text), "class": key.class_name} | _digest_member(key)
-    raise Unsupported(f"a key or static field of type {kind.__name__} cannot be stored")
+    raise UnsupportedError(f"a key or static field of type {kind.__name__} cannot be stored")
 
 
 def decode_key(node: Any, what: str, levels: int = _KEY_LEVELS) -> Any:
     """Return the key that `encode_key` wrote.
 
     Raises:
-        Corrupt: ``node`` is no form of a key.
-        Format: it is of a form that this version does not know.
+        CorruptError: ``node`` is no form of a key.
+        FormatError: it is of a form that this version does not know.
 
     Example:
         >>> decode_key({"tuple": [{"int": "5"}, "a"]}, "a key")
@@ -173,11 +173,11 @@ def decode_key(node: Any, what: str, levels: int = _KEY_LEVELS) -> Any:
     if type(node) is str:
         return node
     if type(node) is not dict or not node:
-        raise Corrupt(f"{what} is neither text nor an object that says its type")
+        raise CorruptError(f"{what} is neither text nor an object that says its type")
     if "text" in node:
         return _decode_named(ForeignKey, node, what)
     if not (known := [form for form in node if form in _KEY_FORMS]):
-        raise Format(f"{what} is of the unknown form {next(iter(node))[:60]!r}", hint="use a newer treering")
+        raise FormatError(f"{what} is of the unknown form {next(iter(node))[:60]!r}", hint="use a newer treering")
     return _typed_key(known, node[known[-1]], what, levels)
 
 
@@ -207,7 +207,7 @@ def _typed_key(forms: list[str], content: Any, what: str, levels: int) -> Any:
         case ["tuple"], list() if levels:
             return tuple(decode_key(item, what, levels - 1) for item in content)
     if found is None:
-        raise Corrupt(f"{what} is {show(content)}, which is not a form of {forms[-1]}")
+        raise CorruptError(f"{what} is {show(content)}, which is not a form of {forms[-1]}")
     return found
 
 
@@ -226,7 +226,7 @@ def _text_of(node: Any, what: str) -> str:
     try:
         return data.decode("utf-8", "surrogatepass")
     except UnicodeDecodeError:
-        raise Corrupt(f"{what} is not UTF-8") from None
+        raise CorruptError(f"{what} is not UTF-8") from None
 
 
 def _int_of(node: Any) -> int | None:
@@ -274,9 +274,9 @@ def decode_type(node: Any, number: int) -> LeafType:
     """Return the type that `encode_type` wrote.
 
     Raises:
-        Corrupt: its members do not fit each other, or the shape is absurd.
-        Format: a kind of leaf that this version does not know.
-        Unsupported: a dtype that this version does not know.
+        CorruptError: its members do not fit each other, or the shape is absurd.
+        FormatError: a kind of leaf that this version does not know.
+        UnsupportedError: a dtype that this version does not know.
 
     Example:
         >>> decode_type({"kind": "none"}, 0).stored
@@ -284,15 +284,15 @@ def decode_type(node: Any, number: int) -> LeafType:
     """
     what = f"type {number} of the leaves"
     if (kind := member(node, "kind", str, what)) not in ARRAY_KINDS and kind not in PYTHON_KINDS:
-        raise Format(f"{what} is of the unknown kind {kind[:60]!r}", hint="use a newer treering")
+        raise FormatError(f"{what} is of the unknown kind {kind[:60]!r}", hint="use a newer treering")
     if "dtype" not in node and "shape" not in node and kind not in ARRAY_KINDS:
         return LeafType(kind=kind)
     dtype = member(node, "dtype", str, what)
     shape = check_shape(member(node, "shape", list, what), dtype, what)
     if kind in PYTHON_KINDS and (kind not in _LARGE or dtype != "uint8" or len(shape) != 1):
-        raise Corrupt(f"{what}, {kind}, cannot lie in a file as {dtype} {list(shape)}")
+        raise CorruptError(f"{what}, {kind}, cannot lie in a file as {dtype} {list(shape)}")
     if kind == "numpy scalar" and shape:
-        raise Corrupt(f"{what}, a numpy scalar, has the shape {list(shape)}")
+        raise CorruptError(f"{what}, a numpy scalar, has the shape {list(shape)}")
     impl = member(node, "impl", str, what) if kind == "key" else None
     if impl is not None:
         _check_key_data(impl, dtype, shape, what)
@@ -304,15 +304,16 @@ def _check_key_data(impl: str, dtype: str, shape: tuple[int, ...], what: str) ->
     """Refuse what no program makes a PRNG key of; implementations that are not jax's own may have any unsigned ints."""
     items = _KEY_ITEMS.get(impl)
     if dtype not in _KEY_DTYPES or (items is not None and (dtype != "uint32" or shape[-1:] != (items,))):
-        raise Corrupt(f"{what}, keys of {impl[:60]!r}, cannot lie in a file as {dtype} {list(shape)}")
+        raise CorruptError(f"{what}, keys of {impl[:60]!r}, cannot lie in a file as {dtype} {list(shape)}")
 
 
 def check_shape(lengths: list[Any], dtype: str, what: str) -> tuple[int, ...]:
     """Return a shape as a tuple, if an array of it could be.
 
     Raises:
-        Corrupt: a length is no whole number from 0 on, there are more than 64, or the array would take 2**63 bytes.
-        Unsupported: the dtype is unknown.
+        CorruptError: a length is no whole number from 0 on, there are more than 64, or the array would take 2**63
+            bytes.
+        UnsupportedError: the dtype is unknown.
 
     Example:
         >>> check_shape([2, 3], "float32", "the array")
@@ -320,14 +321,14 @@ def check_shape(lengths: list[Any], dtype: str, what: str) -> tuple[int, ...]:
     """
     if (known := lookup(dtype)) is None:
         problem = f"{what} has the dtype {dtype[:60]!r}, which this version does not know"
-        raise Unsupported(problem, hint="use a newer treering")
+        raise UnsupportedError(problem, hint="use a newer treering")
     if len(lengths) > _MOST_AXES:
-        raise Corrupt(f"{what} has {pluralize(len(lengths), 'axes')}, an array has at most {_MOST_AXES}")
+        raise CorruptError(f"{what} has {pluralize(len(lengths), 'axes')}, an array has at most {_MOST_AXES}")
     if not set(map(type, lengths)) <= {int} or min(lengths, default=0) < 0:
-        raise Corrupt(f"{what} has a length of an axis that is not a whole number from 0 on")
+        raise CorruptError(f"{what} has a length of an axis that is not a whole number from 0 on")
     # numpy asks this of an array without items too, with the axes of length 0 left out.
     if known.itemsize * math.prod(filter(None, lengths)) >= LIMIT:
-        raise Corrupt(f"{what} has the shape {str(lengths)[:200]}, larger than any memory")
+        raise CorruptError(f"{what} has the shape {str(lengths)[:200]}, larger than any memory")
     return tuple(lengths)
 
 

@@ -12,7 +12,7 @@ from treering._codec.msgpack.scan import Scanner
 from treering._format.index import ARRAY_KINDS, Container, Index, OpaqueLeaf, leaf_bytes
 from treering._format.structure import assemble, zip_children
 from treering._values.dtypes import Dtype
-from treering.errors import Format
+from treering.errors import FormatError
 
 _COUNTED: Final = (ARRAY_KINDS | {"array"}) - {"numpy scalar"}
 
@@ -235,10 +235,10 @@ def list_index(
             not shown.
 
     Raises:
-        Corrupt: the structure and the leaves do not fit together.
+        CorruptError: the structure and the leaves do not fit together.
     """
     leaves = list(_place_leaves(index, places) if places else _leaves(index))
-    with raising_corrupt(Format):
+    with raising_corrupt(FormatError):
         root = assemble(index.structure, leaves, _node)
     return Listing(
         form=form,
@@ -372,7 +372,7 @@ def list_msgpack(first: bytes, size: int, fetch: Callable[[int, int], bytes]) ->
         fetch: ``fetch(offset, n)`` returns ``n`` bytes.
 
     Raises:
-        Corrupt, Format: as reading the file would.
+        CorruptError, FormatError: as reading the file would.
 
     Example:
         >>> data = b"\x81\xa1a\x01"

@@ -19,7 +19,7 @@ from treering._codec.documents import check_json, check_name, json_text, member,
 from treering._codec.signed import DIGEST, SignedForm
 from treering._store.run_folder import HIGHEST_STEP, LEFT_DOCUMENT, RUN_DOCUMENT
 from treering._values.checkpoint_names import ATTEMPT
-from treering.errors import Corrupt, Unsupported
+from treering.errors import CorruptError, UnsupportedError
 
 MEMBER: Final = "treering"
 """The member of a step's metadata that holds the note; a user's metadata has no such member."""
@@ -107,7 +107,7 @@ def add_note(metadata: Mapping[str, Any], note: StepNote) -> dict[str, Any]:
     """Return a step's metadata: the user's, with the note.
 
     Raises:
-        Unsupported: the user's has the note's member, or the time is no time.
+        UnsupportedError: the user's has the note's member, or the time is no time.
 
     Example:
         >>> node = add_note({"git": "abc"}, StepNote(step=3, saved=0.5, metrics={"loss": float("nan")}))["treering"]
@@ -115,7 +115,7 @@ def add_note(metadata: Mapping[str, Any], note: StepNote) -> dict[str, Any]:
         ('1970-01-01T00:00:00.500000Z', {'loss': 'nan'})
     """
     if MEMBER in metadata:
-        raise Unsupported(f"the metadata of a step must not have the member {MEMBER!r}, which the run reserves")
+        raise UnsupportedError(f"the metadata of a step must not have the member {MEMBER!r}, which the run reserves")
     node = _encode_members(note)
     if note.branch is not None:
         node["branch"] = dataclasses.asdict(note.branch)
@@ -138,7 +138,7 @@ def find_note(metadata: Mapping[str, Any]) -> StepNote | None:
     """
     try:
         return _note(metadata.get(MEMBER))
-    except Corrupt:
+    except CorruptError:
         return None
 
 
@@ -188,7 +188,7 @@ def encode_run(document: RunDocument, texts: Iterable[str] | None = None) -> byt
         texts: the `record_text` of each step, where they are known already; the document's own steps are not read then.
 
     Raises:
-        Unsupported: something in it has no form in JSON.
+        UnsupportedError: something in it has no form in JSON.
     """
     steps = ",".join(map(record_text, document.steps) if texts is None else texts)
     members = (("keep", json_text(document.keep)), ("save_every", json_text(document.save_every)))
@@ -199,7 +199,7 @@ def record_text(record: StepRecord) -> str:
     """Return what ``run.json`` says of one step, as JSON.
 
     Raises:
-        Unsupported: something in it has no form in JSON.
+        UnsupportedError: something in it has no form in JSON.
     """
     node = _encode_members(record)
     node["index_digest"] = node.pop("digest")
@@ -211,8 +211,8 @@ def parse_run(data: bytes) -> RunDocument:
     """Return what a ``run.json`` says.
 
     Raises:
-        Corrupt: it is damaged, or contradicts itself.
-        Format: a newer version wrote it.
+        CorruptError: it is damaged, or contradicts itself.
+        FormatError: a newer version wrote it.
 
     Example:
         >>> print(encode_run(RunDocument(keep="KeepLast(3)")).decode(), end="")
@@ -229,7 +229,7 @@ def parse_run(data: bytes) -> RunDocument:
 def _document(document: Any) -> RunDocument:
     steps = tuple(map(_record, member(document, "steps", list, RUN_DOCUMENT)))
     if any(later.step <= record.step for record, later in itertools.pairwise(steps)):
-        raise Corrupt("its steps do not ascend")
+        raise CorruptError("its steps do not ascend")
     return RunDocument(_text(document, "keep"), _text(document, "save_every"), steps)
 
 
@@ -248,7 +248,7 @@ def _record(node: Any) -> StepRecord:
     what = "the record of a step"
     seconds = node.get("seconds") if type(node) is dict else None
     if seconds is not None and (type(seconds) not in (int, float) or not 0 <= seconds < _LIMIT):
-        raise Corrupt(f"{what}: {show(seconds)} is not a number of seconds")
+        raise CorruptError(f"{what}: {show(seconds)} is not a number of seconds")
     return StepRecord(
         step=read_step(node, what),
         attempt=check_name(ATTEMPT, member(node, "attempt", str, what), "the attempt"),
@@ -269,7 +269,7 @@ def read_step(node: Any, what: str) -> int:
     """Return the member ``step`` of an object that ``what`` names in errors.
 
     Raises:
-        Corrupt: it has none, or it is no step.
+        CorruptError: it has none, or it is no step.
 
     Example:
         >>> read_step({"step": 7}, "the note")
@@ -281,7 +281,7 @@ def read_step(node: Any, what: str) -> int:
 def _count(node: Any, name: str, what: str, highest: int) -> int:
     found = member(node, name, int, what)
     if not 0 <= found <= highest:
-        raise Corrupt(f"{what}: {show(found)} cannot be its {name!r}")
+        raise CorruptError(f"{what}: {show(found)} cannot be its {name!r}")
     return found
 
 
@@ -294,9 +294,9 @@ def _metrics(node: dict[str, Any]) -> dict[str, float]:
             try:
                 metrics[name] = float(value)
             except OverflowError:
-                raise Corrupt(f"the metric {show(name)} is too large for a number") from None
+                raise CorruptError(f"the metric {show(name)} is too large for a number") from None
         else:
-            raise Corrupt(f"the metric {show(name)} is {show(value)}, which is not a number")
+            raise CorruptError(f"the metric {show(name)} is {show(value)}, which is not a number")
     return metrics
 
 
@@ -304,7 +304,7 @@ def _time_text(seconds: float) -> str:
     try:
         moment = datetime.datetime.fromtimestamp(seconds, datetime.UTC)
     except (ValueError, OverflowError, OSError) as error:
-        raise Unsupported(f"{seconds!r} seconds cannot be written as a time ({error})") from None
+        raise UnsupportedError(f"{seconds!r} seconds cannot be written as a time ({error})") from None
     return moment.replace(tzinfo=None).isoformat(timespec="microseconds") + "Z"
 
 
@@ -312,7 +312,7 @@ def _time(text: str) -> float:
     with contextlib.suppress(ValueError, OverflowError):
         if _TIME.fullmatch(text):
             return datetime.datetime.fromisoformat(text).timestamp()
-    raise Corrupt(f"{show(text)} is not a time")
+    raise CorruptError(f"{show(text)} is not a time")
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -346,8 +346,8 @@ def parse_superseded(data: bytes) -> SupersededSteps:
     """Return what a ``.run.json.left`` says.
 
     Raises:
-        Corrupt: it is damaged, or was not written to its end.
-        Format: a newer version wrote it.
+        CorruptError: it is damaged, or was not written to its end.
+        FormatError: a newer version wrote it.
 
     Example:
         >>> document = SupersededSteps(step=3, mark="0" * 16, left={5: "f" * 16, 7: None})
@@ -361,7 +361,7 @@ def _left_document(document: Any) -> SupersededSteps:
     step = read_step(document, LEFT_DOCUMENT)
     left = dict(map(_left, member(document, "left", list, LEFT_DOCUMENT)))
     if min(left, default=step + 1) <= step:
-        raise Corrupt("it leaves steps behind that are not later")
+        raise CorruptError("it leaves steps behind that are not later")
     mark = check_name(ATTEMPT, member(document, "mark", str, LEFT_DOCUMENT), "the mark")
     return SupersededSteps(step=step, mark=mark, left=left)
 

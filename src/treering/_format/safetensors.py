@@ -21,7 +21,7 @@ from treering._format.index import LIMIT, Chunks, Container, DataFile, Index, Le
 from treering._format.leaf_values import check_shape
 from treering._values.checksums import block_bytes
 from treering._values.human import pluralize
-from treering.errors import Corrupt, Format, Unsupported
+from treering.errors import CorruptError, FormatError, UnsupportedError
 
 LARGEST_HEADER: Final = 100_000_000
 """More bytes of header are read by no safetensors reader."""
@@ -50,13 +50,13 @@ def check_single_file(keys: Sequence[str], types: Sequence[LeafType], leaf_types
     """Require that every leaf has a form in a safetensors file: an array of a dtype that it knows, or None.
 
     Raises:
-        Unsupported: some have none; the message names them all, or the first 20.
+        UnsupportedError: some have none; the message names them all, or the first 20.
 
     Example:
         >>> check_single_file(["a", "b"], [LeafType(kind="none"), LeafType(kind="str")], [0, 1])
         Traceback (most recent call last):
         ...
-        treering.errors.Unsupported: a safetensors file cannot hold:
+        treering.errors.UnsupportedError: a safetensors file cannot hold:
           leaf 'b': a str
         save to a folder instead, which can hold them all
     """
@@ -66,7 +66,9 @@ def check_single_file(keys: Sequence[str], types: Sequence[LeafType], leaf_types
         more = len(problems) - _SHOWN_PROBLEMS
         lines = [*problems[:_SHOWN_PROBLEMS], *([f"and {more} more"] if more > 0 else [])]
         listed = "".join(f"\n  {line}" for line in lines)
-        raise Unsupported(f"a safetensors file cannot hold:{listed}\nsave to a folder instead, which can hold them all")
+        raise UnsupportedError(
+            f"a safetensors file cannot hold:{listed}\nsave to a folder instead, which can hold them all"
+        )
 
 
 def why_not_stored(kind: LeafType) -> str | None:
@@ -81,16 +83,19 @@ def check_single_metadata(metadata: Mapping[str, Any]) -> None:
     """Require that the names in the metadata are not those that a single file has itself.
 
     Raises:
-        Unsupported: one is.
+        UnsupportedError: one is.
 
     Example:
         >>> check_single_metadata({"format": "np"})
         Traceback (most recent call last):
         ...
-        treering.errors.Unsupported: metadata of a safetensors file has the member 'format'; the file reserves that name
+        treering.errors.UnsupportedError: metadata of a safetensors file has the member 'format'; the file reserves
+            that name
     """
     for name in filter(metadata.__contains__, RESERVED):
-        raise Unsupported(f"metadata of a safetensors file has the member {name!r}", hint="the file reserves that name")
+        raise UnsupportedError(
+            f"metadata of a safetensors file has the member {name!r}", hint="the file reserves that name"
+        )
 
 
 def single_file(index: Index) -> tuple[Index, bytes]:
@@ -101,7 +106,7 @@ def single_file(index: Index) -> tuple[Index, bytes]:
             here all of them are moved to where the data will start.
 
     Raises:
-        Unsupported: the header is larger than readers take.
+        UnsupportedError: the header is larger than readers take.
 
     Example:
         >>> from treering._format.headers import lay_out_files
@@ -124,7 +129,7 @@ def single_file(index: Index) -> tuple[Index, bytes]:
     size = round_up(8 + len(_single_header(_move(index, guess))))
     if size - 8 > LARGEST_HEADER:
         problem = f"a header of {pluralize(size, 'bytes')} is too large for safetensors readers"
-        raise Unsupported(f"{problem} (at most {LARGEST_HEADER})", hint="save to a folder instead")
+        raise UnsupportedError(f"{problem} (at most {LARGEST_HEADER})", hint="save to a folder instead")
     moved = _move(index, size)
     return moved, frame(_single_header(moved), size)
 
@@ -164,28 +169,28 @@ def parse_safetensors(size: int, fetch: Callable[[int, int], bytes]) -> Index:
         fetch: ``fetch(offset, n)`` returns ``n`` bytes.
 
     Raises:
-        Corrupt: the header is damaged, contradicts itself, or its arrays do not tile the file.
-        Format: the file is a part of a checkpoint.
-        Unsupported: an array is of a dtype that has no form in memory here.
+        CorruptError: the header is damaged, contradicts itself, or its arrays do not tile the file.
+        FormatError: the file is a part of a checkpoint.
+        UnsupportedError: an array is of a dtype that has no form in memory here.
     """
     if size < 8:  # noqa: PLR2004
-        raise Corrupt(f"a safetensors file has at least 8 bytes, this one {size}", offset=size)
+        raise CorruptError(f"a safetensors file has at least 8 bytes, this one {size}", offset=size)
     if (length := int.from_bytes(fetch(0, 8), "little")) > min(size - 8, LARGEST_HEADER):
-        raise Corrupt(f"a header of {pluralize(length, 'bytes')} cannot be in a file of {size}", offset=0)
+        raise CorruptError(f"a header of {pluralize(length, 'bytes')} cannot be in a file of {size}", offset=0)
     raw = fetch(8, length)
     text = decode_text(raw, "the header", at=8)
     if not text.startswith("{"):
-        raise Corrupt("the header does not begin with '{'", offset=8)
+        raise CorruptError("the header does not begin with '{'", offset=8)
     header = parse_json(text, "the header")
     note = header.pop("__metadata__", None)
     note = {} if note is None else note
     if type(note) is not dict or not set(map(type, note.values())) <= {str}:
-        raise Corrupt("'__metadata__' in the header holds something other than text")
+        raise CorruptError("'__metadata__' in the header holds something other than text")
     # Other programs may have a note of this name, but not with one of these texts.
     if _INDEX not in note and note.get(_NOTE) not in (_NOTE_TEXT, DATA_NOTE):
         return _foreign(header, note, size, 8 + length)
     if note.get(_NOTE) == DATA_NOTE:
-        raise Format("this file holds a part of a checkpoint", hint="pass the folder that it belongs to")
+        raise FormatError("this file holds a part of a checkpoint", hint="pass the folder that it belongs to")
     return _ours(member(note, _INDEX, str, "'__metadata__' in the header"), size, raw)
 
 
@@ -193,29 +198,29 @@ def _ours(text: str, size: int, raw: bytes) -> Index:
     try:
         document = text.encode("utf-8")
     except UnicodeEncodeError:  # half of a pair of surrogates, which JSON can spell
-        raise Corrupt("the index in the header is not text") from None
+        raise CorruptError("the index in the header is not text") from None
     index = parse_index(document, embedded=True)
     if not is_first_version(document) and any(map(index.metadata.__contains__, RESERVED)):
-        raise Corrupt("the metadata has a member that is the file's own")
+        raise CorruptError("the metadata has a member that is the file's own")
     for number, kind in enumerate(index.types):
         if (why := why_not_stored(kind)) is not None:
-            raise Corrupt(f"type {number} of the leaves is {why}, which no safetensors file holds")
+            raise CorruptError(f"type {number} of the leaves is {why}, which no safetensors file holds")
     if any(box is not None for box in index.chunks.box):
-        raise Corrupt("an array lies there in parts, in the one file")
+        raise CorruptError("an array lies there in parts, in the one file")
     file = index.files[0]
     if file.nbytes != size:
         ends = map(operator.add, index.chunks.offset, index.chunks.nbytes)
         lost = [format_chunk(index, chunk) for chunk, end in enumerate(ends) if end > size]
         more = f" and {len(lost) - 1} more" if len(lost) > 1 else ""
         which = f": leaf {lost[0]}{more} cannot be whole" if lost else ""
-        raise Corrupt(f"{pluralize(file.nbytes, 'bytes were')} written, {size} are there{which}", offset=size)
+        raise CorruptError(f"{pluralize(file.nbytes, 'bytes were')} written, {size} are there{which}", offset=size)
     if file.header != 8 + len(raw):
-        raise Corrupt(f"the header has {pluralize(8 + len(raw), 'bytes')}, {file.header} were written", offset=0)
+        raise CorruptError(f"the header has {pluralize(8 + len(raw), 'bytes')}, {file.header} were written", offset=0)
     wanted = frame(_header_around(index, document), file.header)[8:]
     if wanted != raw:
         differing = (place for place, (one, other) in enumerate(zip(wanted, raw, strict=False)) if one != other)
         place = next(differing, min(len(wanted), len(raw)))
-        raise Corrupt("the header is not the one that belongs to its index", offset=8 + place)
+        raise CorruptError("the header is not the one that belongs to its index", offset=8 + place)
     return index
 
 
@@ -235,14 +240,16 @@ def _foreign(header: Mapping[str, Any], note: Mapping[str, str], size: int, base
             types.append(kind)
         start, stop = _range(entry, what)
         if stop - start != known[1]:
-            raise Corrupt(f"{what}: {dtype} {list(shape)} takes {pluralize(known[1], 'bytes')}, it has {stop - start}")
+            raise CorruptError(
+                f"{what}: {dtype} {list(shape)} takes {pluralize(known[1], 'bytes')}, it has {stop - start}"
+            )
         leaf_types.append(known[0])
         offsets.append(base + start)
         sizes.append(known[1])
     check_hashes([kind.shape for kind in types], "the shapes in the header")
     names = tuple(header)
     if any(map(_SURROGATE.search, names)):
-        raise Corrupt("a name in the header is not text: it holds half a surrogate pair")
+        raise CorruptError("a name in the header is not text: it holds half a surrogate pair")
     count, blocks = len(names), list(map(block_bytes, sizes))
     chunks = Chunks(
         leaf=list(range(count)), box=[None] * count, file=[0] * count, offset=offsets, nbytes=sizes, block=blocks
@@ -266,12 +273,12 @@ def _foreign(header: Mapping[str, Any], note: Mapping[str, str], size: int, base
 def _describe(entry: Any, what: str) -> tuple[str, tuple[int, ...]]:
     name, shape = member(entry, "dtype", str, what), member(entry, "shape", list, what)
     if not set(map(type, shape)) <= {int}:  # before anything looks it up: 1.0 and True are as good as 1 there
-        raise Corrupt(f"{what}: its shape holds something other than whole numbers")
+        raise CorruptError(f"{what}: its shape holds something other than whole numbers")
     if (dtype := _NAMES.get(name)) is not None:
         return dtype, tuple(shape)
     if name in _PACKED:
-        raise Unsupported(f"{what} has the dtype {name}, several items to a byte, which numpy and jax cannot hold")
-    raise Unsupported(f"{what} has the dtype {name[:60]!r}, which this version does not know")
+        raise UnsupportedError(f"{what} has the dtype {name}, several items to a byte, which numpy and jax cannot hold")
+    raise UnsupportedError(f"{what} has the dtype {name[:60]!r}, which this version does not know")
 
 
 def _range(entry: dict[str, Any], what: str) -> tuple[int, int]:
@@ -280,7 +287,7 @@ def _range(entry: dict[str, Any], what: str) -> tuple[int, int]:
         case [int(start), int(stop)] if 0 <= start <= stop < LIMIT and bool not in map(type, offsets):
             return start, stop
         case _:
-            raise Corrupt(f"{what}: its data_offsets are not two bytes of the file")
+            raise CorruptError(f"{what}: its data_offsets are not two bytes of the file")
 
 
 def _keys(names: Sequence[str]) -> list[str]:

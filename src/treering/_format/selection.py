@@ -13,7 +13,7 @@ from treering._format.index import Container, Token
 from treering._format.structure import KEYS, key_text, node_keys, walk
 from treering._values.human import near
 from treering._values.keys import GlobSet, split_key
-from treering.errors import Mismatch
+from treering.errors import MismatchError
 
 _COMPARED: Final = 2000
 
@@ -38,8 +38,8 @@ def select(
     A container that loses children keeps its class and is marked as thinned.
 
     Raises:
-        Mismatch: nothing lies at ``at``, or nothing matches a glob.
-        Format: ``at`` or a glob is no key text.
+        MismatchError: nothing lies at ``at``, or nothing matches a glob.
+        FormatError: ``at`` or a glob is no key text.
 
     Example:
         >>> part = select([Container(node="list", keys=(0, 1)), 2], ["0", "1"], at=None, only="1")
@@ -53,12 +53,12 @@ def select(
         return whole
     globs = [only] if isinstance(only, str) else list(only)
     if not globs:
-        raise Mismatch("only= holds no glob, so it selects nothing", hint="omit it to load everything")
+        raise MismatchError("only= holds no glob, so it selects nothing", hint="omit it to load everything")
     part, hit = _thin(whole, globs)
     if len(hit) < len(globs):
         missed = globs[min(set(range(len(globs))) - hit)]
         branches = _branches(whole.keys)
-        raise Mismatch(
+        raise MismatchError(
             f"nothing in the checkpoint matches {missed!r}{_near(missed, branches)}",
             hint=_about_globs(missed, branches, below=bool(at)),
         )
@@ -107,7 +107,7 @@ def _below(whole: Selection, at: str) -> Selection:
     count = len(split_key(at))
     part, hit = _thin(whole, [at.replace("*", "~2")], first=True)
     if not hit:
-        raise Mismatch(f"nothing lies at {at!r} in the checkpoint{_near(at, _branches(whole.keys))}")
+        raise MismatchError(f"nothing lies at {at!r} in the checkpoint{_near(at, _branches(whole.keys))}")
     # Each container on the way has one child left. An empty part alone, above or below, is written "~".
     start = len(at) + (at != "~")
     keys = ["" if key == at else key[start:] or "~" for key in part.keys]

@@ -19,7 +19,7 @@ from treering._format.index import MAX_LEVELS, Container, ForeignKey, Token
 from treering._printable import printable
 from treering._values.human import pluralize
 from treering._values.keys import escape_part, join_key
-from treering.errors import Format, Unsupported
+from treering.errors import FormatError, UnsupportedError
 
 Nested: TypeAlias = "dict[str, int | Nested]"
 """Numbers of leaves in nested dicts, below a root of one key, so that a leaf may be the whole tree."""
@@ -29,7 +29,7 @@ def nest_paths(paths: Iterable[tuple[str, ...]]) -> tuple[list[Token], list[int]
     """Return dicts around leaves at these paths, and the numbers of the paths in the order of the tree.
 
     Raises:
-        Format: a path is there twice, or inside another one, or has more than 1,024 parts.
+        FormatError: a path is there twice, or inside another one, or has more than 1,024 parts.
 
     Example:
         >>> structure, order = nest_paths([("a", "w"), ("b",), ("a", "b")])
@@ -39,16 +39,16 @@ def nest_paths(paths: Iterable[tuple[str, ...]]) -> tuple[list[Token], list[int]
     root: Nested = {}
     for number, path in enumerate(paths):
         if len(path) >= MAX_LEVELS:
-            raise Format(f"{join_key(path)!r:.200} is more than {MAX_LEVELS} containers deep")
+            raise FormatError(f"{join_key(path)!r:.200} is more than {MAX_LEVELS} containers deep")
         node = root
         *above, last = ("", *path)
         for part in above:
             inner = node.setdefault(part, {})
             if isinstance(inner, int):
-                raise Format(f"{join_key(path)!r:.200} lies inside another leaf")
+                raise FormatError(f"{join_key(path)!r:.200} lies inside another leaf")
             node = inner
         if node.setdefault(last, number) != number:
-            raise Format(f"there are two leaves at {join_key(path)!r:.200}, or others inside it")
+            raise FormatError(f"there are two leaves at {join_key(path)!r:.200}, or others inside it")
     return flatten_nested(root)
 
 
@@ -174,7 +174,7 @@ def register_node(cls: type, make: Make | None = None) -> type:
             recorded fields. Without it ``cls(**fields, **static)`` is called.
 
     Raises:
-        Unsupported: ``cls`` is neither a dataclass nor a namedtuple, and there is no ``make``.
+        UnsupportedError: ``cls`` is neither a dataclass nor a namedtuple, and there is no ``make``.
 
     Example:
         >>> import dataclasses
@@ -189,7 +189,7 @@ def register_node(cls: type, make: Make | None = None) -> type:
     """
     if make is None:
         if not (dataclasses.is_dataclass(cls) or (issubclass(cls, tuple) and hasattr(cls, "_fields"))):
-            raise Unsupported(
+            raise UnsupportedError(
                 f"{class_name(cls)} is neither a dataclass nor a namedtuple, so treering cannot construct it",
                 hint="pass make=, a function of two dicts: the children by name and the static fields by name",
             )
@@ -211,14 +211,14 @@ def class_name(cls: type) -> str:
 def _make_of_fields(cls: type, fields: dict[Any, Any], static: dict[str, Any]) -> Any:
     if foreign := [name for name, value in static.items() if isinstance(value, ForeignKey)]:
         names = ", ".join(map(printable, foreign))
-        raise Unsupported(f"the checkpoint has only the text of {names} of {class_name(cls)}", hint=_WITHOUT_CLASS)
+        raise UnsupportedError(f"the checkpoint has only the text of {names} of {class_name(cls)}", hint=_WITHOUT_CLASS)
     values = {str(name): value for name, value in (fields | static).items()}
     try:
         inspect.signature(cls).bind(**values)
     except TypeError as error:
         names = ", ".join(map(printable, values)) or "nothing"
         problem = f"{class_name(cls)} cannot be constructed from {names}: {printable(str(error))}"
-        raise Unsupported(problem, hint=_WITHOUT_CLASS) from error
+        raise UnsupportedError(problem, hint=_WITHOUT_CLASS) from error
     return cls(**values)
 
 
@@ -243,7 +243,7 @@ def walk(tokens: Iterable[Token]) -> Iterator[tuple[int, int, Token]]:
         container, or how many leaves the run has.
 
     Raises:
-        Format: the tokens end early or go on too long, or there are more than 1,024 levels.
+        FormatError: the tokens end early or go on too long, or there are more than 1,024 levels.
 
     Example:
         >>> head = Container(node="dict", keys=("a", "b"))
@@ -254,13 +254,13 @@ def walk(tokens: Iterable[Token]) -> Iterator[tuple[int, int, Token]]:
     for token in tokens:
         left = 1 if isinstance(token, Container) else token
         if left < 1:
-            raise Format(f"a run of {pluralize(left, 'leaves')} stands in the structure")
+            raise FormatError(f"a run of {pluralize(left, 'leaves')} stands in the structure")
         while left:
             while sizes and done[-1] == sizes[-1]:
                 sizes.pop()
                 done.pop()
             if not sizes:
-                raise Format("the structure continues after its end")
+                raise FormatError("the structure continues after its end")
             place = done[-1]
             count = min(left, sizes[-1] - place)
             done[-1] += count
@@ -268,11 +268,11 @@ def walk(tokens: Iterable[Token]) -> Iterator[tuple[int, int, Token]]:
             yield len(sizes) - 1, place, token if isinstance(token, Container) else count
         if isinstance(token, Container):
             if len(sizes) > MAX_LEVELS:
-                raise Format(f"the structure is more than {MAX_LEVELS} containers deep")
+                raise FormatError(f"the structure is more than {MAX_LEVELS} containers deep")
             sizes.append(len(token.keys))
             done.append(0)
     if done != sizes:
-        raise Format("the structure ends early")
+        raise FormatError("the structure ends early")
 
 
 def iter_runs(tokens: Sequence[Token]) -> Iterator[tuple[str, list[str]]]:
@@ -281,7 +281,7 @@ def iter_runs(tokens: Sequence[Token]) -> Iterator[tuple[str, list[str]]]:
     A hostile structure may have key texts that fill any memory; so they are not put together here.
 
     Raises:
-        Format: as `walk` says.
+        FormatError: as `walk` says.
 
     Example:
         >>> list(iter_runs([Container(node="dict", keys=("a", 3)), 1, Container(node="list", keys=(0, 1)), 2]))
@@ -311,8 +311,8 @@ def build(tokens: Iterable[Token], leaves: Sequence[Any]) -> Any:
     """Return the tree that ``tokens`` describe around ``leaves``, as far as this program knows its classes.
 
     Raises:
-        Format: tokens and leaves do not belong together, or two keys of a dict are equal.
-        Unsupported: a registered class cannot be made of what the checkpoint has, or there are more than 4,096
+        FormatError: tokens and leaves do not belong together, or two keys of a dict are equal.
+        UnsupportedError: a registered class cannot be made of what the checkpoint has, or there are more than 4,096
             different namedtuples.
 
     Example:
@@ -326,7 +326,7 @@ def assemble(tokens: Iterable[Token], leaves: Sequence[Any], make: Callable[[Con
     """Return the tree that ``tokens`` describe around ``leaves``, of the nodes that ``make`` makes of their children.
 
     Raises:
-        Format: tokens and leaves do not belong together.
+        FormatError: tokens and leaves do not belong together.
     """
     taken = 0
     root: list[Any] = []
@@ -347,9 +347,9 @@ def assemble(tokens: Iterable[Token], leaves: Sequence[Any], make: Callable[[Con
         children[-1].extend(leaves[taken : taken + token])
         taken += token
         if taken > len(leaves):
-            raise Format(f"the structure has {pluralize(taken, 'leaves')} or more, there are {len(leaves)}")
+            raise FormatError(f"the structure has {pluralize(taken, 'leaves')} or more, there are {len(leaves)}")
     if taken != len(leaves):
-        raise Format(f"the structure ends after {taken} of {pluralize(len(leaves), 'leaves')}")
+        raise FormatError(f"the structure ends after {taken} of {pluralize(len(leaves), 'leaves')}")
     close(0)
     return root[0]
 
@@ -374,10 +374,10 @@ def _node(container: Container, children: list[Any], made: dict[Any, type | None
 
 
 def zip_children(keys: tuple[Any, ...], children: list[Any]) -> dict[Any, Any]:
-    """Return the children of a container by their keys. Raises ``Format`` where two keys are equal."""
+    """Return the children of a container by their keys. Raises ``FormatError`` where two keys are equal."""
     fields = dict(zip(keys, children, strict=True))
     if len(fields) != len(keys):
-        raise Format(f"two keys of a container are equal among {keys!r:.200}")
+        raise FormatError(f"two keys of a container are equal among {keys!r:.200}")
     return fields
 
 
@@ -386,7 +386,7 @@ def _namedtuple(name: str, fields: tuple[Any, ...], made: dict[Any, type | None]
     if (name, fields) not in made:
         if len(made) >= _MOST_NAMEDTUPLES:
             problem = f"the structure has more than {_MOST_NAMEDTUPLES} different namedtuples"
-            raise Unsupported(problem, hint="load with like=")
+            raise UnsupportedError(problem, hint="load with like=")
         made[name, fields] = _make_namedtuple(name, fields)
     return made[name, fields]
 

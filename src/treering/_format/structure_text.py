@@ -11,7 +11,7 @@ from treering._format.index import Container, ForeignKey, Token
 from treering._format.leaf_values import decode_key, encode_key
 from treering._format.structure import KEYS, iter_runs, key_text
 from treering._values.human import pluralize
-from treering.errors import Corrupt, Format, TreeringError, Unsupported
+from treering.errors import CorruptError, FormatError, TreeringError, UnsupportedError
 
 _SURROGATE: Final = re.compile("[\ud800-\udfff]")
 _SHOWN: Final = 200
@@ -45,7 +45,7 @@ def encode_structure(structure: Sequence[Token]) -> list[Any]:
     """Return the tokens as JSON: numbers of leaves, and an object for each container.
 
     Raises:
-        Unsupported: a key or static field has no form in the document.
+        UnsupportedError: a key or static field has no form in the document.
 
     Example:
         >>> encode_structure([Container(node="dict", keys=("a", "b")), 2])
@@ -65,7 +65,7 @@ def _encode(container: Container) -> dict[str, Any]:
             node |= {"class": container.class_name, "fields": _encode_keys(container.keys)}
             if container.node == "other":
                 node["static"] = {name: encode_key(value) for name, value in container.static}
-                _check_static(container.static, Unsupported, f"a {container.class_name}")
+                _check_static(container.static, UnsupportedError, f"a {container.class_name}")
     return node
 
 
@@ -74,7 +74,7 @@ def _encode_keys(keys: Sequence[Any]) -> list[Any]:
     if all(type(key) is str and key.isascii() for key in keys):
         return list(keys)
     encoded = [encode_key(key) for key in keys]
-    check_hashes(keys, "the keys of a container", Unsupported)
+    check_hashes(keys, "the keys of a container", UnsupportedError)
     return encoded
 
 
@@ -92,8 +92,8 @@ def decode_structure(nodes: list[Any], leaves: int) -> list[Token]:
         leaves: how many leaves there are; no more children than leaves and containers are believed in.
 
     Raises:
-        Corrupt: a token makes no sense, or the numbers of leaves do not add up.
-        Format: a container of a kind that this version does not know.
+        CorruptError: a token makes no sense, or the numbers of leaves do not add up.
+        FormatError: a container of a kind that this version does not know.
 
     Example:
         >>> decode_structure([{"node": "list", "length": 2}, 2], 2)
@@ -107,7 +107,7 @@ def decode_structure(nodes: list[Any], leaves: int) -> list[Token]:
     for number, node in enumerate(nodes):
         if type(node) is int:
             if not 0 < node <= leaves:
-                raise Corrupt(f"token {number} of the structure counts {show(node)} leaves, of {leaves} in all")
+                raise CorruptError(f"token {number} of the structure counts {show(node)} leaves, of {leaves} in all")
             in_runs += node
             tokens.append(node)
             continue
@@ -118,9 +118,11 @@ def decode_structure(nodes: list[Any], leaves: int) -> list[Token]:
         children += len(container.keys)
         tokens.append(container)
     if in_runs != leaves:
-        raise Corrupt(f"the structure has {pluralize(in_runs, 'leaves')}, there are {pluralize(leaves, 'keys')}")
+        raise CorruptError(f"the structure has {pluralize(in_runs, 'leaves')}, there are {pluralize(leaves, 'keys')}")
     if children != found + leaves - 1:
-        raise Corrupt(f"the containers have {pluralize(children, 'children')}, there are {found + leaves - 1} of them")
+        raise CorruptError(
+            f"the containers have {pluralize(children, 'children')}, there are {found + leaves - 1} of them"
+        )
     return tokens
 
 
@@ -140,16 +142,16 @@ def _decode(node: Any, what: str, most: int) -> Container:
         case "list" | "tuple":
             length = member(node, "length", int, what)
             if not 0 <= length <= most:
-                raise Corrupt(f"{what} is a {kind} of {show(length)} items; the tree has {most} for it")
+                raise CorruptError(f"{what} is a {kind} of {show(length)} items; the tree has {most} for it")
             return Container(node=kind, keys=tuple(range(length)))
         case "namedtuple" | "other":
             fields, name = _decode_keys(node, "fields", what), member(node, "class", str, what)
             nodes = member(node, "static", dict, what) if kind == "other" else {}
             static = tuple((name, decode_key(value, f"{what}, {name!r},")) for name, value in nodes.items())
-            _check_static(static, Corrupt, what)
+            _check_static(static, CorruptError, what)
             return Container(node=kind, keys=fields, class_name=name, static=static)
         case _:
-            raise Format(f"{what} is a container of the unknown kind {kind[:60]!r}", hint="use a newer treering")
+            raise FormatError(f"{what} is a container of the unknown kind {kind[:60]!r}", hint="use a newer treering")
 
 
 def _decode_keys(node: dict[str, Any], name: str, what: str) -> tuple[Any, ...]:
@@ -161,9 +163,11 @@ def _decode_keys(node: dict[str, Any], name: str, what: str) -> tuple[Any, ...]:
         check_hashes(found, f"the keys of {what}")
     texts = found if keys == list(found) else tuple(map(key_text, found))
     if len(set(found)) != len(found) or len(set(texts)) != len(texts):
-        raise Corrupt(f"{what} has two children of the same name")
+        raise CorruptError(f"{what} has two children of the same name")
     if any(type(key) is tuple and _holds_text(key) for key in found):
-        raise Corrupt(f"{what} has a tuple for a key that holds the text of an object; such a tuple is text itself")
+        raise CorruptError(
+            f"{what} has a tuple for a key that holds the text of an object; such a tuple is text itself"
+        )
     return found
 
 
@@ -178,18 +182,18 @@ def check_keys(structure: Sequence[Token], keys: Sequence[str]) -> None:
     """Require that the key texts are those that the structure gives.
 
     Raises:
-        Corrupt: they are not, or the structure is not one tree or more than 1,024 levels deep, or two leaves have one
-            key.
+        CorruptError: they are not, or the structure is not one tree or more than 1,024 levels deep, or two leaves have
+            one key.
 
     Example:
         >>> check_keys([Container(node="dict", keys=("a", "b")), 2], ["a", "b"])
         >>> check_keys([Container(node="dict", keys=("a", "b")), 2], ["a", "c"])
         Traceback (most recent call last):
         ...
-        treering.errors.Corrupt: leaf 1 has the key 'c', the structure says 'b'
+        treering.errors.CorruptError: leaf 1 has the key 'c', the structure says 'b'
     """
     leaf = 0
-    with raising_corrupt(Format):
+    with raising_corrupt(FormatError):
         for above, names in iter_runs(structure):
             there = keys[leaf : leaf + len(names)]
             # The keys that are there bound what is made to compare them with.
@@ -198,15 +202,15 @@ def check_keys(structure: Sequence[Token], keys: Sequence[str]) -> None:
                 continue
             for name in names:
                 if leaf == len(keys):
-                    raise Corrupt(f"the structure has more leaves than the {pluralize(leaf, 'keys')}")
+                    raise CorruptError(f"the structure has more leaves than the {pluralize(leaf, 'keys')}")
                 if keys[leaf] != above + name:
                     shown, said = _short(keys[leaf]), _short(above + name)
-                    raise Corrupt(f"leaf {leaf} has the key {shown}, the structure says {said}")
+                    raise CorruptError(f"leaf {leaf} has the key {shown}, the structure says {said}")
                 leaf += 1
     if leaf != len(keys):
-        raise Corrupt(f"the structure has {pluralize(leaf, 'leaves')}, there are {pluralize(len(keys), 'keys')}")
+        raise CorruptError(f"the structure has {pluralize(leaf, 'leaves')}, there are {pluralize(len(keys), 'keys')}")
     if len(set(keys)) != len(keys):
-        raise Corrupt("two leaves have the same key")
+        raise CorruptError("two leaves have the same key")
 
 
 def _short(key: str) -> str:

@@ -17,7 +17,7 @@ from typing import Final
 from treering._checkpoint.waiting import describe_waiting, listed_names
 from treering._coordination.messages import DecisionMessage, PrepareMessage, VoteMessage
 from treering._store.api import LARGEST_MESSAGE, Entry, Locks, Store
-from treering._store.failures import LinkRefused, naming
+from treering._store.failures import LinkRefusedError, naming
 from treering._store.leaves_folder.attempts import list_attempts
 from treering._store.objects.protocol import read_marker
 from treering._store.open_folder import is_removed, key_content
@@ -25,7 +25,7 @@ from treering._store.posix.folder_tree import FOLDER, FolderTree, Parts
 from treering._store.posix.store import PosixStore, entry_of
 from treering._store.resolve import located, opened_store
 from treering._values import checkpoint_names, leaves_names
-from treering.errors import Corrupt, Format, NotFound, Unsupported
+from treering.errors import CorruptError, FormatError, NotFoundError, UnsupportedError
 
 # The number of its process, where a note's name has one.
 _OF_TREE: Final = re.compile(r"-(?:sum-\d+|signature)\Z")
@@ -102,8 +102,8 @@ def looked_at(path: str) -> FolderScan:
     """Look at the folder at a path.
 
     Raises:
-        NotFound: nothing is there.
-        StoreFailed: a file is there, or the system refuses.
+        NotFoundError: nothing is there.
+        StoreError: a file is there, or the system refuses.
 
     Example:
         >>> import tempfile
@@ -138,7 +138,7 @@ def _with_waiting(store: Store, scan: FolderScan) -> FolderScan:
     waiting: list[str] = []
     waits, removed = None, is_removed(store, index)
     # What cannot be read lists nothing; the reader of the index says what is wrong with it.
-    with contextlib.suppress(LinkRefused, Corrupt, Format, Unsupported, NotFound):
+    with contextlib.suppress(LinkRefusedError, CorruptError, FormatError, UnsupportedError, NotFoundError):
         key = key_content(store).data
         waiting = listed_names(key)
         waits = describe_waiting(store, key)
@@ -192,7 +192,7 @@ def _staged(store: Store, path: str, locks: Locks) -> tuple[dict[str, Leftovers]
             for attempt in list_attempts(tree):
                 with contextlib.suppress(FileNotFoundError):  # it ended meanwhile
                     found[attempt] = _staged_one(tree, attempt, locks)
-        except (LinkRefused, OSError) as error:
+        except (LinkRefusedError, OSError) as error:
             return {}, str(error)
     return found, None
 
@@ -228,7 +228,7 @@ def _staged_one(tree: FolderTree, attempt: str, locks: Locks) -> Leftovers:
     waiting: list[Parts] = [top]
     while waiting:
         here = waiting.pop()
-        with contextlib.suppress(FileNotFoundError, NotADirectoryError, LinkRefused):  # it is changing
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError, LinkRefusedError):  # it is changing
             for name, kind in tree.scan(here).items():
                 within = here[len(top)] if len(here) > len(top) else name
                 if kind == FOLDER:
@@ -245,7 +245,7 @@ def _notes(store: Store, names: Sequence[str]) -> Iterator[NoteFile]:
     """Walk through the notes and read them; those that are being written are left out."""
     for name in names:
         if checkpoint_names.is_message_folder(name):
-            with contextlib.suppress(OSError, LinkRefused), store.below(name) as below:
+            with contextlib.suppress(OSError, LinkRefusedError), store.below(name) as below:
                 yield from _notes(below, [one for one in below.names() if checkpoint_names.is_message(one)])
         if (kind := _NOTE.fullmatch(name)) is None or not checkpoint_names.is_message(name):
             continue
@@ -254,7 +254,7 @@ def _notes(store: Store, names: Sequence[str]) -> Iterator[NoteFile]:
             continue
         said: PrepareMessage | VoteMessage | DecisionMessage | None = None
         # No message, a link or a damaged one says nothing. Readers that wait touch the folder; this one must not.
-        with contextlib.suppress(OSError, Corrupt, LinkRefused), store.open_file(name) as file:
+        with contextlib.suppress(OSError, CorruptError, LinkRefusedError), store.open_file(name) as file:
             said = _said(name, file.read(0, file.size)) if file.size <= LARGEST_MESSAGE else None
         process = int(kind[1]) if kind[1] else None
         attempt = said.attempt if isinstance(said, PrepareMessage) else checkpoint_names.attempt_of_message(name)

@@ -83,9 +83,9 @@ def diff(
         progress: called as ``progress(done, total)`` with bytes of arrays. True shows a bar on a terminal.
 
     Raises:
-        NotFound, StoreFailed: one of them cannot be read.
-        Corrupt: one of them is damaged.
-        Format: one of them has another form.
+        NotFoundError, StoreError: one of them cannot be read.
+        CorruptError: one of them is damaged.
+        FormatError: one of them has another form.
 
     Example:
         >>> from treering import serialization

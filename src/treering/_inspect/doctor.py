@@ -22,7 +22,7 @@ from treering._leaves.branches import judge_branch
 from treering._leaves.documents.index import LEAVES_INDEX, parse_leaves_index
 from treering._leaves.documents.record import OpenBranch
 from treering._leaves.documents.update import unfinished_update
-from treering._store.failures import LinkRefused, naming_file
+from treering._store.failures import LinkRefusedError, naming_file
 from treering._store.leaves_folder.open_leaves import OpenLeaves
 from treering._store.leaves_places import open_leaves
 from treering._store.open_folder import OpenFolder, shown_names
@@ -31,9 +31,9 @@ from treering._values import checkpoint_names, leaves_names, timing
 from treering._values.checkpoint_names import INDEX
 from treering._values.human import duration_text, pluralize
 from treering._values.leaves_names import ZARRAY
-from treering.errors import Corrupt, Format, NotFound, StoreFailed, TreeringError, Unsupported
+from treering.errors import CorruptError, FormatError, NotFoundError, StoreError, TreeringError, UnsupportedError
 
-_BROKEN: Final = (Corrupt, Format, Unsupported)
+_BROKEN: Final = (CorruptError, FormatError, UnsupportedError)
 
 State = tuple[Committed | None, Known, list[str]]
 """What is committed, what its index names, and what is wrong."""
@@ -43,7 +43,7 @@ def checkpoint_state(path: str) -> State:
     """Look at the checkpoint in a folder, which has an index.
 
     Raises:
-        StoreFailed: the system refuses to read the index.
+        StoreError: the system refuses to read the index.
     """
     with OpenFolder(located(path)) as folder:
         try:
@@ -67,9 +67,9 @@ def _checkpoint_problems(folder: OpenFolder, index: Index) -> Iterator[str]:
                 if opened.size != file.nbytes:
                     size = f"{pluralize(opened.size, 'bytes')} instead of {file.nbytes}"
                     yield f"{file.name}{whose} has {size}; use another copy"
-        except NotFound:
+        except NotFoundError:
             yield f"{file.name}{whose} is missing; use another copy of the checkpoint"
-        except (LinkRefused, Corrupt, StoreFailed) as error:
+        except (LinkRefusedError, CorruptError, StoreError) as error:
             yield str(error)
 
 
@@ -77,7 +77,7 @@ def leaves_state(path: str) -> State:
     """Look at a leaves directory, which has an index.
 
     Raises:
-        StoreFailed: the system refuses to read the index.
+        StoreError: the system refuses to read the index.
     """
     with open_leaves(path) as folder:
         try:
@@ -125,9 +125,9 @@ def _problem(folder: OpenLeaves, branch: OpenBranch, place: tuple[str, str], nby
     try:
         with folder.open(*place, branch.attempt) as opened:
             return None if opened.size == nbytes else f"has {pluralize(opened.size, 'bytes')} instead of {nbytes}"
-    except NotFound:
+    except NotFoundError:
         return "is missing"
-    except (LinkRefused, Corrupt, StoreFailed) as error:
+    except (LinkRefusedError, CorruptError, StoreError) as error:
         return f"cannot be opened ({error})"
 
 
@@ -146,9 +146,9 @@ def diagnose(path: str | os.PathLike[str]) -> Diagnosis:
     Nothing is locked, written or removed, so a saver that is at work does not notice.
 
     Raises:
-        NotFound: nothing is there, or a folder with nothing of treering's in it.
-        Unsupported: it is a file.
-        StoreFailed: the system refuses.
+        NotFoundError: nothing is there, or a folder with nothing of treering's in it.
+        UnsupportedError: it is a file.
+        StoreError: the system refuses.
 
     Example:
         >>> import os
@@ -160,7 +160,7 @@ def diagnose(path: str | os.PathLike[str]) -> Diagnosis:
     if not is_seen(shown):
         detect(shown)  # says what was probably meant
     if (found := find_at(shown)) is not None and found.is_file:
-        raise Unsupported(f"{shown!r} is a file; doctor looks at folders", hint="treering verify checks files")
+        raise UnsupportedError(f"{shown!r} is a file; doctor looks at folders", hint="treering verify checks files")
     before = looked_at(shown)
     for _ in range(_TRIES):
         diagnosis = _diagnose_once(shown, before)
@@ -203,7 +203,9 @@ def _diagnose_once(path: str, looked: FolderScan) -> Diagnosis:
     ):
         if leaves_names.ATTEMPTS not in names:
             detect(path)  # says what it is, where it is well known
-            raise NotFound(f"there are no files of treering in {path!r}", hint=f"it holds {shown_names(sorted(names))}")
+            raise NotFoundError(
+                f"there are no files of treering in {path!r}", hint=f"it holds {shown_names(sorted(names))}"
+            )
         notes.append("nothing was saved here")
     else:
         notes.append("nothing is committed here")

@@ -18,7 +18,7 @@ from treering._store.posix.store import started
 from treering._values import leaves_names, timing
 from treering._values.checkpoint_names import attempt_of_tombstone, process_of_data
 from treering._values.processes import format_processes
-from treering.errors import ProcessFailed
+from treering.errors import ProcessFailedError
 
 _ORDER: Final = (Life.IN_FLIGHT, Life.UNKNOWN, Life.DEAD, Life.OVER)
 _SWEPT: Final = "the next save removes it: nothing to do"
@@ -300,7 +300,7 @@ def _states(said: _Notes, remains: Leftovers, now: float) -> Iterator[ProcessSta
 
 def _problem(failure: Failure) -> str:
     # Of an error that is none of treering's the message names the class.
-    return failure.message if failure.name == ProcessFailed.__name__ else f"{failure.name}: {failure.message}"
+    return failure.message if failure.name == ProcessFailedError.__name__ else f"{failure.name}: {failure.message}"
 
 
 # ----------------------------------------------------------------------------------------------------------- liveness

@@ -94,10 +94,10 @@ def inspect(path: str | os.PathLike[str]) -> Inspection:
             meant, or a file.
 
     Raises:
-        NotFound: nothing is there, or a folder that is neither.
-        Corrupt: the headers are damaged.
-        Format: another form, or a newer version.
-        StoreFailed: not readable.
+        NotFoundError: nothing is there, or a folder that is neither.
+        CorruptError: the headers are damaged.
+        FormatError: another form, or a newer version.
+        StoreError: not readable.
 
     Example:
         >>> from treering import serialization

@@ -16,7 +16,7 @@ from treering._codec.gzip import GZIP_MAGIC, decompress
 from treering._format.listing import LeafRecord, Listing, list_index, list_msgpack
 from treering._store.api import Reader
 from treering._store.resolve import open_file
-from treering.errors import Corrupt
+from treering.errors import CorruptError
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -54,7 +54,7 @@ def open_msgpack(path: str | os.PathLike[str]) -> Iterator[OpenTree]:
             try:
                 return data.decode("utf-8") if record.kind == "str" else data
             except UnicodeDecodeError as error:
-                raise Corrupt("the text is not UTF-8", offset=(record.offset or 0) + error.start) from None
+                raise CorruptError("the text is not UTF-8", offset=(record.offset or 0) + error.start) from None
 
         yield OpenTree(listing, lambda record: MsgpackArray(record, fetch), text)
 
@@ -98,8 +98,8 @@ def read_msgpack(file: Reader) -> tuple[Listing, Fetch]:
     """List a msgpack file, and return what reads from it; one in gzip form is unpacked in memory first.
 
     Raises:
-        Corrupt, Format: it is damaged.
-        StoreFailed: the system refuses.
+        CorruptError, FormatError: it is damaged.
+        StoreError: the system refuses.
     """
     from treering._codec.msgpack.window import WINDOW_BYTES
 

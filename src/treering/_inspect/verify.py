@@ -26,13 +26,13 @@ from treering._inspect.open_tree import read_msgpack
 from treering._inspect.verify_leaves import describe_broken, differing_runs, differing_span, require_damage
 from treering._store.api import Reader
 from treering._store.crew import FirstError, work_together
-from treering._store.failures import DataFileMissing, LinkRefused
+from treering._store.failures import DataFileMissingError, LinkRefusedError
 from treering._store.open_folder import OpenFolder
 from treering._store.resolve import located, open_file
 from treering._values.keys import join_key
 from treering._view.progress import Progress, reporter, showing
 from treering._view.rows import leaves_of
-from treering.errors import Busy, Corrupt, NotFound, StoreFailed
+from treering.errors import BusyError, CorruptError, NotFoundError, StoreError
 
 # Each needs that data go whose grace was over.
 _TRIES_IN_BUCKETS: Final = 4
@@ -61,9 +61,9 @@ def verify(path: str | os.PathLike[str], *, progress: Progress | bool | None = N
         The outcome. It is true where nothing is wrong; its ``findings`` name leaf, file and bytes.
 
     Raises:
-        NotFound: nothing is there.
-        Format, Unsupported: it is of a form, a version or a dtype that this version does not read.
-        StoreFailed: the system refuses to read the folder, the index or the file.
+        NotFoundError: nothing is there.
+        FormatError, UnsupportedError: it is of a form, a version or a dtype that this version does not read.
+        StoreError: the system refuses to read the folder, the index or the file.
 
     Example:
         >>> from treering import serialization
@@ -97,7 +97,7 @@ def verify_run(path: str | os.PathLike[str], progress: Progress | None) -> Verif
 
         try:
             found = verify_checkpoint(folder, report)
-        except NotFound:
+        except NotFoundError:
             # The training may have removed it meanwhile, which is not damage.
             if step in steps_of(place):
                 raise
@@ -121,15 +121,15 @@ def verify_checkpoint(path: str | os.PathLike[str], progress: Progress | None) -
         with contextlib.ExitStack() as held:
             try:
                 index, files, findings = _open_files(located(path), held)
-            except (Corrupt, LinkRefused) as error:
+            except (CorruptError, LinkRefusedError) as error:
                 return _report_broken(os.fspath(path), INDEX_NAME, error)
             # In a bucket data may go while they are read. Are they not superseded, the next look finds them missing.
-            with contextlib.suppress(DataFileMissing):
+            with contextlib.suppress(DataFileMissingError):
                 found = _verify_open(os.fspath(path), index, files, findings, progress)
                 if found.ok or is_attempt_there(located(path), index.attempt):
                     return found
     what = f"{os.fspath(path)!r} was replaced {_TRIES_IN_BUCKETS} times while it was being verified"
-    raise Busy(what, hint="try again")
+    raise BusyError(what, hint="try again")
 
 
 def _verify_open(
@@ -168,10 +168,10 @@ def _open_all(
     for number, entry in enumerate(index.files):
         try:
             files.append(held.enter_context(folder.open_files([entry.name])[entry.name]))
-        except (Corrupt, LinkRefused, StoreFailed, NotFound) as error:
+        except (CorruptError, LinkRefusedError, StoreError, NotFoundError) as error:
             require_damage(error)
-            why = str(error) if isinstance(error, LinkRefused) else error.message
-            gone, lost = isinstance(error, DataFileMissing), describe_lost(index, number)
+            why = str(error) if isinstance(error, LinkRefusedError) else error.message
+            gone, lost = isinstance(error, DataFileMissingError), describe_lost(index, number)
             problem = f"is missing{lost}" if gone else f"cannot be read{lost} ({why})"
             findings.append(Finding(key=None, file=entry.name, start=0, stop=entry.nbytes, problem=problem))
             files.append(None)
@@ -189,7 +189,7 @@ def _check_file(index: Index, number: int, file: Reader | None) -> Iterator[Find
         yield Finding(key=None, file=entry.name, start=start, stop=stop, problem=problem)
     try:
         header = file.read(0, entry.header)
-    except (Corrupt, StoreFailed) as error:
+    except (CorruptError, StoreError) as error:
         require_damage(error)
         problem = f"has a header that cannot be read ({error.message})"
         yield Finding(key=None, file=entry.name, start=0, stop=entry.header, problem=problem)
@@ -236,13 +236,13 @@ def _check_span(index: Index, starts: Sequence[int], file: Reader, span: Sequenc
     blocks = index.chunks.block
     try:
         data = memoryview(file.read(*span_range(index, span)))
-    except (Corrupt, StoreFailed) as error:
+    except (CorruptError, StoreError) as error:
         require_damage(error)
         # Once more in smaller parts, down to one block, so that only what is lost is named.
         chunk, start, stop = span[0]
         size, parts = blocks[chunk], span
         if len(span) == 1 and stop - start <= size:
-            lost = isinstance(error, Corrupt)
+            lost = isinstance(error, CorruptError)
             problem = "is lost: the file ends before it" if lost else f"cannot be read ({error.message})"
             return [BadBlock(chunk, start, stop, problem)]
         if len(span) == 1:
@@ -296,7 +296,7 @@ def _first_bad_text(index: Index, files: Sequence[Reader | None], parts: list[in
                 decoder.decode(b"" if file is None else file.read(chunks.offset[chunk] + start, stop - start), last)
             except UnicodeDecodeError:
                 return BadBlock(chunk, start, stop, "is not UTF-8, as text must be")
-            except (Corrupt, StoreFailed):
+            except (CorruptError, StoreError):
                 return None  # that it cannot be read was found before
     return None
 
@@ -304,7 +304,9 @@ def _first_bad_text(index: Index, files: Sequence[Reader | None], parts: list[in
 # --------------------------------------------------------------------------------------------------------- single files
 
 
-def _report_broken(path: str, file: str, error: Corrupt | LinkRefused, *, checked: bool = True) -> Verification:
+def _report_broken(
+    path: str, file: str, error: CorruptError | LinkRefusedError, *, checked: bool = True
+) -> Verification:
     """Return the outcome where nothing but that can be said."""
     key = join_key(error.path) if error.path else None
     finding = dataclasses.replace(describe_broken(file, error), key=key)
@@ -317,7 +319,7 @@ def verify_safetensors(path: str | os.PathLike[str], progress: Progress | None) 
     with open_file(located(path)) as file:
         try:
             index = parse_safetensors(file.size, file.read)
-        except Corrupt as error:
+        except CorruptError as error:
             return _report_broken(shown, shown, error)
         leaves = len(index.keys)
         if not index.verified:
@@ -336,7 +338,7 @@ def verify_msgpack(path: str | os.PathLike[str], progress: Progress | None) -> V
         zipped = file.read(0, min(file.size, len(GZIP_MAGIC))) == GZIP_MAGIC
         try:
             listing, _ = read_msgpack(file)
-        except Corrupt as error:
+        except CorruptError as error:
             return _report_broken(shown, shown, error, checked=zipped)
         leaves = sum(1 for _ in leaves_of(listing.root))
         if not zipped:

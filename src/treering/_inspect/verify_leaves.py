@@ -22,7 +22,7 @@ from treering._leaves.branches import TRIES, describe_state, is_unchanged, judge
 from treering._leaves.documents.index import LEAVES_INDEX, IndexBranch, parse_leaves_index
 from treering._leaves.documents.record import OpenBranch, first_checksums, stored_leaves
 from treering._leaves.source import LeavesSource
-from treering._store.failures import DataFileMissing, LinkRefused
+from treering._store.failures import DataFileMissingError, LinkRefusedError
 from treering._store.leaves_folder.open_leaves import OpenLeaves
 from treering._store.leaves_places import open_leaves
 from treering._values import boxes as box_sums
@@ -30,7 +30,7 @@ from treering._values.boxes import Box
 from treering._values.checksums import SMALLEST_BLOCK, block_bytes, block_checksums, block_count
 from treering._values.human import join_first
 from treering._values.leaves_names import ZARRAY
-from treering.errors import Corrupt, StoreFailed
+from treering.errors import CorruptError, StoreError
 
 _PIECE_BYTES: Final = 8 << 20
 # Stands for the .zarray where findings are put in order: before every chunk.
@@ -88,26 +88,26 @@ class Findings:
         return (finding for _, finding in sorted(self._found, key=lambda pair: pair[0]))
 
 
-def cannot_be_read(error: Corrupt | LinkRefused | StoreFailed, file: str = "chunk file") -> str:
+def cannot_be_read(error: CorruptError | LinkRefusedError | StoreError, file: str = "chunk file") -> str:
     """Say of a file of a leaf why it cannot be read, as the end of a sentence.
 
     Example:
-        >>> cannot_be_read(Corrupt("the file is cut short"))
+        >>> cannot_be_read(CorruptError("the file is cut short"))
         'has a chunk file that cannot be read (the file is cut short)'
     """
-    return f"has a {file} that cannot be read ({error if isinstance(error, LinkRefused) else error.message})"
+    return f"has a {file} that cannot be read ({error if isinstance(error, LinkRefusedError) else error.message})"
 
 
 def require_damage(error: Exception) -> None:
     """Raise what says that reading was refused or not possible now, and nothing of the bytes.
 
     Raises:
-        StoreFailed: there is no permission or connection, or too much is open.
+        StoreError: there is no permission or connection, or too much is open.
 
     Example:
-        >>> require_damage(Corrupt("the file is cut short"))
+        >>> require_damage(CorruptError("the file is cut short"))
     """
-    if isinstance(error, StoreFailed) and error.errno in _NO_DAMAGE:
+    if isinstance(error, StoreError) and error.errno in _NO_DAMAGE:
         raise error
 
 
@@ -127,7 +127,7 @@ class ChunkCheck:
         names = [(ZARRAY, len(wanted)), (chunk_name(leaf.zarr, 0), size)]
         try:
             zarray, data = self.folder.read_small(leaf.folder, names, leaf.branch.attempt)
-        except (DataFileMissing, Corrupt, LinkRefused, StoreFailed):
+        except (DataFileMissingError, CorruptError, LinkRefusedError, StoreError):
             zarray = data = b""
         checksum = leaf.branch.record.checksums[leaf.first : leaf.first + 1]
         if zarray != wanted or len(data) != size or block_checksums(memoryview(data), size) != checksum:
@@ -156,10 +156,10 @@ class ChunkCheck:
             if found == wanted:
                 return 0
             span, problem = differing_span(found, wanted), f"has a damaged {ZARRAY}"
-        except (Corrupt, LinkRefused, StoreFailed) as error:
+        except (CorruptError, LinkRefusedError, StoreError) as error:
             require_damage(error)
             problem = cannot_be_read(error, ZARRAY)
-        except DataFileMissing:
+        except DataFileMissingError:
             pass
         self.findings.add(leaf, _BEFORE, span, problem)
         return 0
@@ -180,21 +180,21 @@ class ChunkCheck:
             for first, last in differing_runs(found, checksums[checksum : checksum + len(found)]):
                 span = (start + first * block, min(start + last * block, end))
                 self.findings.add(leaf, number, span, "is damaged")
-        except DataFileMissing:
+        except DataFileMissingError:
             if not start:
                 self.findings.add(leaf, number, (0, size), "lacks a chunk file")
-        except (Corrupt, LinkRefused, StoreFailed) as error:
+        except (CorruptError, LinkRefusedError, StoreError) as error:
             require_damage(error)
             self.findings.add(leaf, number, (start, stop), cannot_be_read(error))
         return stop - start
 
 
-def describe_broken(file: str, error: Corrupt | LinkRefused, *prefixes: str) -> Finding:
+def describe_broken(file: str, error: CorruptError | LinkRefusedError, *prefixes: str) -> Finding:
     """Say what is wrong with a file as a whole; its name, which the finding has, and the prefixes are left out."""
     reason = error.message
     for known in (*prefixes, f"{file} is damaged: "):
         reason = reason.removeprefix(known)
-    problem = f"is damaged ({reason})" if isinstance(error, Corrupt) else f"cannot be read ({error})"
+    problem = f"is damaged ({reason})" if isinstance(error, CorruptError) else f"cannot be read ({error})"
     return Finding(key=None, file=file, start=error.offset, stop=None, problem=problem)
 
 
@@ -233,17 +233,18 @@ def verify_leaves(path: str | os.PathLike[str], progress: Progress | None) -> Ve
     """Check the index, every record, ``.zarray`` and chunk file; `treering.verify` says more.
 
     Raises:
-        NotFound: there is no index.
-        Format, Unsupported: the index or a record is of another format, a newer version, or has an unknown dtype.
-        Busy: the directory was saved anew again and again.
-        StoreFailed: the system refuses to read the directory or the index.
+        NotFoundError: there is no index.
+        FormatError, UnsupportedError: the index or a record is of another format, a newer version, or has an unknown
+            dtype.
+        BusyError: the directory was saved anew again and again.
+        StoreError: the system refuses to read the directory or the index.
     """
     shown = os.fspath(path)
     with open_leaves(path) as folder:
         for _ in range(TRIES):
             try:
                 read = list(parse_leaves_index(folder.read_index()).branches.values())
-            except (Corrupt, LinkRefused) as error:
+            except (CorruptError, LinkRefusedError) as error:
                 return _broken(folder, shown, error)
             found = _checked(folder, shown, read, progress)
             # What is missing or has other bytes may be what a save replaced meanwhile.
@@ -252,11 +253,11 @@ def verify_leaves(path: str | os.PathLike[str], progress: Progress | None) -> Ve
         raise replaced_too_often(folder)
 
 
-def _broken(folder: OpenLeaves, path: str, error: Corrupt | LinkRefused) -> Verification:
+def _broken(folder: OpenLeaves, path: str, error: CorruptError | LinkRefusedError) -> Verification:
     return Verification(path=path, findings=(_index_finding(folder, error),), leaves=0, nbytes=0, checked=True)
 
 
-def _index_finding(folder: OpenLeaves, error: Corrupt | LinkRefused) -> Finding:
+def _index_finding(folder: OpenLeaves, error: CorruptError | LinkRefusedError) -> Finding:
     """Say what is wrong with the index, without its name, which the finding has."""
     shown = repr(os.fspath(folder.path / LEAVES_INDEX))
     return describe_broken(LEAVES_INDEX, error, f"{shown}: ", f"{shown} is damaged: ")
@@ -269,11 +270,11 @@ def _checked(folder: OpenLeaves, path: str, read: Sequence[IndexBranch], progres
     for branch in read:
         try:
             branches.append(judge_branch(folder, branch))
-        except Corrupt as error:
+        except CorruptError as error:
             broken.append(_branch_finding(folder, error))
     try:
         source = LeavesSource(folder, branches, read)
-    except Corrupt as error:
+    except CorruptError as error:
         return _broken(folder, path, error)
     findings = Findings()
     leaves = list(_stored(source))
@@ -292,7 +293,7 @@ def _checked(folder: OpenLeaves, path: str, read: Sequence[IndexBranch], progres
     )
 
 
-def _branch_finding(folder: OpenLeaves, error: Corrupt) -> Finding:
+def _branch_finding(folder: OpenLeaves, error: CorruptError) -> Finding:
     """Say what is wrong with a branch as a whole: with its record, or with a ``.zarray`` of another program."""
     if error.path is None:
         return _index_finding(folder, error)
@@ -345,7 +346,7 @@ def _check_reading(source: LeavesSource, leaf: LeafFiles, findings: Findings) ->
         findings: what is wrong is added here.
 
     Raises:
-        Unsupported: a compressor that cannot be undone here.
+        UnsupportedError: a compressor that cannot be undone here.
     """
     told_all = leaf.branch.verified and leaf.zarr.plain
     if (told_all or _read_chunks(source, leaf, findings)) and source.index.type_of(leaf.leaf).kind == "str":
@@ -378,9 +379,9 @@ def _problem(source: LeavesSource, leaf: LeafFiles, boxes: Sequence[Box], number
         if number is not None and not leaf.branch.verified:
             source.folder.open(leaf.folder, chunk_name(leaf.zarr, number), leaf.branch.attempt).close()
         source.arrays.read([ReadRequest(leaf.leaf, boxes)], None)
-    except DataFileMissing:
+    except DataFileMissingError:
         return "lacks a chunk file"
-    except (Corrupt, LinkRefused, StoreFailed) as error:
+    except (CorruptError, LinkRefusedError, StoreError) as error:
         require_damage(error)
         return cannot_be_read(error)
     return None
@@ -413,7 +414,7 @@ def _size_of(source: LeavesSource, leaf: LeafFiles, number: int) -> int:
     try:
         with source.folder.open(leaf.folder, chunk_name(leaf.zarr, number), leaf.branch.attempt) as file:
             return file.size
-    except (DataFileMissing, Corrupt, LinkRefused, StoreFailed):
+    except (DataFileMissingError, CorruptError, LinkRefusedError, StoreError):
         return 0
 
 

@@ -28,7 +28,7 @@ from treering._store.resolve import open_file
 from treering._values.boxes import Box, pick_overlap, whole
 from treering._values.human import build_mismatch, near
 from treering._values.keys import split_key
-from treering.errors import Format, Unsupported
+from treering.errors import FormatError, UnsupportedError
 
 if TYPE_CHECKING:
     from treering._keymap.key_rule import KeyPattern
@@ -324,7 +324,7 @@ class _Planner:
         for key in known:
             try:
                 split_key(key)
-            except Format as error:
+            except FormatError as error:
                 self._note(key, f"it is not a key: {error}")
                 continue
             above = list(itertools.accumulate(key.split("/"), "{}/{}".format))[:-1] if len(known) > 1 else []
@@ -377,7 +377,7 @@ class KeyMap:
         rules: the same, as a tuple.
 
     Raises:
-        Unsupported: one is not a ``KeyRule``.
+        UnsupportedError: one is not a ``KeyRule``.
 
     Example:
         >>> names = KeyMap([
@@ -392,9 +392,9 @@ class KeyMap:
         self.rules = tuple(rules)
         given: tuple[Any, ...] = self.rules
         if odd := [rule for rule in given if not isinstance(rule, KeyRule)]:
-            raise Unsupported(f"a key map is made of KeyRule, found {odd[0]!r:.100}")
+            raise UnsupportedError(f"a key map is made of KeyRule, found {odd[0]!r:.100}")
         if len(self.rules) > MOST_RULES:
-            raise Unsupported(f"a key map has at most {MOST_RULES} rules, found {len(self.rules)}")
+            raise UnsupportedError(f"a key map has at most {MOST_RULES} rules, found {len(self.rules)}")
 
     @classmethod
     def read(cls, path: str | os.PathLike[str]) -> KeyMap:
@@ -404,8 +404,8 @@ class KeyMap:
         the place of ``to``.
 
         Raises:
-            NotFound: there is no such file.
-            Format: it is not TOML, or a rule is wrong; the error names the rule and its line.
+            NotFoundError: there is no such file.
+            FormatError: it is not TOML, or a rule is wrong; the error names the rule and its line.
         """
         return cls(read_rules(path))
 
@@ -417,7 +417,7 @@ class KeyMap:
         """Return what each new leaf is made of, for these stored leaves.
 
         Raises:
-            Mismatch: map and leaves do not fit; the error has every finding.
+            MismatchError: map and leaves do not fit; the error has every finding.
         """
         return plan_map(self.rules, leaves)
 
@@ -425,7 +425,7 @@ class KeyMap:
         """Return what each stored leaf is made of, for a tree of these leaves, which `plan` makes of the stored ones.
 
         Raises:
-            Mismatch: map and leaves do not fit; the error has every finding.
+            MismatchError: map and leaves do not fit; the error has every finding.
         """
         return plan_map(self.inverse().rules, leaves, self.rules)
 
@@ -443,10 +443,12 @@ def check_key_map(given: object) -> None:
     """Refuse what is not a key map.
 
     Raises:
-        Unsupported: it is something else than a map or None.
+        UnsupportedError: it is something else than a map or None.
     """
     if not isinstance(given, KeyMap | None):
-        raise Unsupported(f"key_map= is a treering.KeyMap, found {given!r:.100}", hint="KeyMap.read reads a TOML file")
+        raise UnsupportedError(
+            f"key_map= is a treering.KeyMap, found {given!r:.100}", hint="KeyMap.read reads a TOML file"
+        )
 
 
 _LARGEST_FILE: Final = 1 << 20
@@ -467,24 +469,26 @@ def read_rules(path: str | os.PathLike[str]) -> list[KeyRule]:
     """Return the rules of a file.
 
     Raises:
-        NotFound, StoreFailed: it is not there, or cannot be read.
-        Format: it is not such a file.
+        NotFoundError, StoreError: it is not there, or cannot be read.
+        FormatError: it is not such a file.
     """
     with open_file(path) as file:
         if file.size > _LARGEST_FILE:
-            raise Format(f"{os.fspath(path)!r} is too large for a key map, which has at most {_LARGEST_FILE} bytes")
+            raise FormatError(
+                f"{os.fspath(path)!r} is too large for a key map, which has at most {_LARGEST_FILE} bytes"
+            )
         data = file.read(0, file.size)
     try:
         return parse_rules(data)
-    except Format as error:
-        raise Format(f"{os.fspath(path)!r} is not a key map: {error}") from error
+    except FormatError as error:
+        raise FormatError(f"{os.fspath(path)!r} is not a key map: {error}") from error
 
 
 def parse_rules(data: bytes) -> list[KeyRule]:
     r"""Return the rules of a document.
 
     Raises:
-        Format: it is not TOML, or a rule is wrong; the error names the rule and its line.
+        FormatError: it is not TOML, or a rule is wrong; the error names the rule and its line.
 
     Example:
         >>> parse_rules(b'[[rule]]\nfrom = "wte.weight"\nto = "embed"\n')
@@ -495,14 +499,14 @@ def parse_rules(data: bytes) -> list[KeyRule]:
         has_long_key = _LONG_KEY.search(_ASIDE.sub("_", text)) is not None
         document = {} if has_long_key else tomllib.loads(text)
     except ValueError as error:  # also a number of more digits than Python reads
-        raise Format(f"it is not TOML: {error}") from error
+        raise FormatError(f"it is not TOML: {error}") from error
     except RecursionError:
-        raise Format("it is not TOML that a key map needs: it is nested too deep") from None
+        raise FormatError("it is not TOML that a key map needs: it is nested too deep") from None
     if has_long_key:
-        raise Format("it has a key of more parts than any rule needs")
+        raise FormatError("it has a key of more parts than any rule needs")
     rules = document.get("rule")
     if document.keys() != {"rule"} or not isinstance(rules, list) or not 0 < len(rules) <= MOST_RULES:
-        raise Format(f"it has the members {sorted(document)!r:.200}", hint="it is made of [[rule]] tables alone")
+        raise FormatError(f"it has the members {sorted(document)!r:.200}", hint="it is made of [[rule]] tables alone")
     heads = [text.count("\n", 0, found.start()) + 1 for found in _HEAD.finditer(text)]
     lines = heads if len(heads) == len(rules) else [0] * len(rules)
     return [_read_rule(rule, number, line) for number, (rule, line) in enumerate(zip(rules, lines, strict=True), 1)]
@@ -511,16 +515,16 @@ def parse_rules(data: bytes) -> list[KeyRule]:
 def _read_rule(rule: Any, number: int, line: int) -> KeyRule:
     place = f"rule {number}, line {line}" if line else f"rule {number}"
     if not isinstance(rule, dict):
-        raise Format(f"{place}: it is not a table")
+        raise FormatError(f"{place}: it is not a table")
     for name in rule:
         if name not in _NAMES:
             close = near(name, _NAMES)
-            raise Format(f"{place}: unknown member {name!r:.100}{f'; did you mean {close!r}?' if close else ''}")
+            raise FormatError(f"{place}: unknown member {name!r:.100}{f'; did you mean {close!r}?' if close else ''}")
     given = {_NAMES[name]: value for name, value in rule.items()}
     drop = given.pop("drop", False)
     if "source" not in given or drop not in (True, False) or drop == ("target" in given):
-        raise Format(f"{place}: it needs `from`, and either `to` or `drop = true`")
+        raise FormatError(f"{place}: it needs `from`, and either `to` or `drop = true`")
     try:
         return KeyRule(given.pop("source"), given.pop("target", None), **given, place=place)
-    except Unsupported as error:
-        raise Format(str(error)) from error
+    except UnsupportedError as error:
+        raise FormatError(str(error)) from error

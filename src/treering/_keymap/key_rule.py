@@ -15,7 +15,7 @@ from typing import Any, Final, NamedTuple
 from treering._values.boxes import Box, whole
 from treering._values.dtypes import is_kind_kept, lookup
 from treering._values.human import pluralize
-from treering.errors import Unsupported
+from treering.errors import UnsupportedError
 
 
 class MapLeaf(NamedTuple):
@@ -215,7 +215,7 @@ class KeyRule:
         rest: take only leaves that no other rule takes: ``KeyRule("{key**}", "{key**}", rest=True)`` keeps them.
 
     Raises:
-        Unsupported: the parts of the rule contradict each other.
+        UnsupportedError: the parts of the rule contradict each other.
 
     Example:
         >>> KeyRule("h.{i}.mlp.weight", "h/mlp/kernel", stack={"i": 0}, transpose=(1, 0)).inverse()
@@ -248,10 +248,10 @@ class KeyRule:
             object.__setattr__(self, name, dict(given) if isinstance(given, Mapping) else given)
         try:
             problem = self._find_problem()
-        except Unsupported as error:
+        except UnsupportedError as error:
             problem = str(error)
         if problem:
-            raise Unsupported(f"{self.text}: {problem}")
+            raise UnsupportedError(f"{self.text}: {problem}")
 
     @property
     def text(self) -> str:
@@ -364,7 +364,7 @@ def invert_rules(rules: Iterable[KeyRule]) -> tuple[KeyRule, ...]:
 def _patterns(given: Any) -> tuple[KeyPattern, ...]:
     texts = given if isinstance(given, tuple) else (given,)
     if not texts:
-        raise Unsupported("it has no pattern")
+        raise UnsupportedError("it has no pattern")
     return tuple(map(KeyPattern, texts))
 
 
@@ -404,7 +404,7 @@ class KeyPattern:
         captures: the names in it.
 
     Raises:
-        Unsupported: it is not such a text.
+        UnsupportedError: it is not such a text.
 
     Example:
         >>> pattern = KeyPattern("model.layers.{i}.{name}_proj.weight")
@@ -418,7 +418,7 @@ class KeyPattern:
 
     def __init__(self, text: str) -> None:
         if not isinstance(text, str):
-            raise Unsupported(f"a pattern is a text, found {text!r:.100}")
+            raise UnsupportedError(f"a pattern is a text, found {text!r:.100}")
         self.text = text
         self._pieces: list[tuple[str, str, str]] = []
         """Each capture, its class, and the text behind it; the first of them is the text before all captures."""
@@ -430,15 +430,17 @@ class KeyPattern:
                 literal += found[1][0]
             elif found[2]:
                 if not literal and name:
-                    raise Unsupported(f"nothing lies between {{{name}}} and {found[0]} in the pattern {text!r:.200}")
+                    raise UnsupportedError(
+                        f"nothing lies between {{{name}}} and {found[0]} in the pattern {text!r:.200}"
+                    )
                 self._pieces.append((name, kind, literal))
                 name, kind, literal = found[2], found[3], ""
             else:
-                raise Unsupported(f"a brace stands alone in the pattern {text!r:.200}", hint="write '{{' for '{'")
+                raise UnsupportedError(f"a brace stands alone in the pattern {text!r:.200}", hint="write '{{' for '{'")
         self._pieces.append((name, kind, literal + text[start:]))
         names = [piece[0] for piece in self._pieces[1:]]
         if len(set(names)) < len(names) or len(names) > _MOST_CAPTURES:
-            raise Unsupported(f"the pattern {text!r:.200} has a capture twice, or more than {_MOST_CAPTURES}")
+            raise UnsupportedError(f"the pattern {text!r:.200} has a capture twice, or more than {_MOST_CAPTURES}")
         self.captures = frozenset(names)
         # Atomic groups: what was found is not tried again in another way.
         *middle, last = [f"(?P<{n}>{_CLASSES[k]}+?){re.escape(t)}" for n, k, t in self._pieces[1:]] or [""]

@@ -21,13 +21,21 @@ from treering._leaves.documents.index import LEAVES_INDEX, IndexBranch, LeavesIn
 from treering._leaves.documents.join import join_records
 from treering._leaves.documents.record import LeavesRecord, OpenBranch, arrays_of
 from treering._printable import kind_of
-from treering._store.failures import DataFileMissing, LinkRefused, naming_file
+from treering._store.failures import DataFileMissingError, LinkRefusedError, naming_file
 from treering._store.leaves_folder.moves import marker_of
 from treering._store.leaves_folder.open_leaves import OpenLeaves
 from treering._store.leaves_places import open_leaves
 from treering._values.human import join_first, near, pluralize
 from treering._values.leaves_names import ZARRAY
-from treering.errors import Busy, Corrupt, Format, Mismatch, NotFound, StoreFailed, Unsupported
+from treering.errors import (
+    BusyError,
+    CorruptError,
+    FormatError,
+    MismatchError,
+    NotFoundError,
+    StoreError,
+    UnsupportedError,
+)
 
 # Each try needs a whole save between reading the index and reading what it names.
 TRIES: Final = 100
@@ -61,16 +69,16 @@ def read_branches(folder: OpenLeaves, *, prefix: Prefix = ALL) -> tuple[list[Ope
         prefix: which branch; ``ALL`` for every one.
 
     Raises:
-        NotFound: there is no index; the hint says what is there instead.
-        Mismatch: no branch has this prefix; those that are there are named.
-        Corrupt: the index, a record or a ``.zarray`` is damaged.
-        Format: an index of another format, or a newer version wrote it.
+        NotFoundError: there is no index; the hint says what is there instead.
+        MismatchError: no branch has this prefix; those that are there are named.
+        CorruptError: the index, a record or a ``.zarray`` is damaged.
+        FormatError: an index of another format, or a newer version wrote it.
     """
     for _ in range(TRIES):
         read = _select(_read_index(folder), prefix, folder)
         try:
             return [judge_branch(folder, branch) for branch in read], read
-        except (Corrupt, NotFound):
+        except (CorruptError, NotFoundError):
             # Perhaps a save replaced the branch meanwhile; then its index is there now.
             if is_unchanged(folder, read):
                 raise
@@ -81,14 +89,14 @@ def is_unchanged(folder: OpenLeaves, read: Sequence[IndexBranch]) -> bool:
     """Tell whether the index still says the same of branches that were read from it; also where it is lost now."""
     try:
         now = _read_index(folder).branches
-    except (NotFound, Corrupt, Format, Unsupported):
+    except (NotFoundError, CorruptError, FormatError, UnsupportedError):
         return True
     return all(now.get(branch.prefix) == branch for branch in read)
 
 
-def replaced_too_often(folder: OpenLeaves) -> Busy:
+def replaced_too_often(folder: OpenLeaves) -> BusyError:
     """Return the error for a directory that is overwritten again and again while it is read."""
-    return Busy(f"{str(folder.path)!r} was replaced {TRIES} times while it was being read", hint="try again")
+    return BusyError(f"{str(folder.path)!r} was replaced {TRIES} times while it was being read", hint="try again")
 
 
 def _read_index(folder: OpenLeaves) -> LeavesIndex:
@@ -101,7 +109,7 @@ def _select(index: LeavesIndex, prefix: Prefix, folder: OpenLeaves) -> list[Inde
     if isinstance(prefix, _Every):
         return list(index.branches.values())
     if not isinstance(prefix, str | None):
-        raise Unsupported(f"prefix is {kind_of(prefix)}, but must be a str or None")
+        raise UnsupportedError(f"prefix is {kind_of(prefix)}, but must be a str or None")
     branch = index.branches.get(prefix or None)
     if branch is not None:
         return [branch]
@@ -119,7 +127,7 @@ def _select(index: LeavesIndex, prefix: Prefix, folder: OpenLeaves) -> list[Inde
         what, hint = f"{where} has no prefix {prefix!r:.200}; there are {shown}", f"did you mean {close!r}?"
         hint = hint if close else None
     waiting = "; a save that it does not list waits for treering.leaves.index_leaves" if folder.pending() else ""
-    raise Mismatch(what + waiting, hint=hint)
+    raise MismatchError(what + waiting, hint=hint)
 
 
 # ------------------------------------------------------------------------------------------------------------ judgement
@@ -127,7 +135,7 @@ def _select(index: LeavesIndex, prefix: Prefix, folder: OpenLeaves) -> list[Inde
 
 def judge_branch(folder: OpenLeaves, branch: IndexBranch) -> OpenBranch:
     """Return one branch of an open directory, judged as `read_branches` says; raises as that does."""
-    trouble: Corrupt | Format | Unsupported | None = None
+    trouble: CorruptError | FormatError | UnsupportedError | None = None
     try:
         with naming_file(folder.path / LEAVES_INDEX):
             record = record_of(branch)
@@ -135,7 +143,7 @@ def judge_branch(folder: OpenLeaves, branch: IndexBranch) -> OpenBranch:
             attempt = record.attempt if branch.moving is not None or branch.stays else None
             if not _is_replaced(folder, record, attempt):
                 return OpenBranch(record=record, arrays=arrays_of(record), attempt=attempt, verified=True)
-    except (Corrupt, Format, Unsupported) as error:
+    except (CorruptError, FormatError, UnsupportedError) as error:
         if not branch.entries:
             raise
         trouble = error
@@ -150,7 +158,7 @@ def _is_replaced(folder: OpenLeaves, record: LeavesRecord, attempt: str | None) 
     for name in record.folders:
         try:
             data = read_zarray(folder, name, attempt)
-        except (NotFound, Corrupt, LinkRefused, StoreFailed):
+        except (NotFoundError, CorruptError, LinkRefusedError, StoreError):
             return False
         # One with our attempt anywhere in it is ours, and damaged where that is no marker any more.
         if marker_of(data) is not None or record.attempt.encode() in data:
@@ -162,13 +170,13 @@ def _read_foreign(folder: OpenLeaves, branch: IndexBranch, trouble: Exception | 
     """Return a branch that another program wrote.
 
     Raises:
-        Corrupt: it is ours after all, or damaged.
+        CorruptError: it is ours after all, or damaged.
     """
     arrays = []
     for path, _ in branch.entries:
         try:
             array = parse_zarray(read_zarray(folder, path, None))
-        except (NotFound, Corrupt, Format, Unsupported) as error:
+        except (NotFoundError, CorruptError, FormatError, UnsupportedError) as error:
             raise trouble or _locate_error(error, path) from error
         if array.marker is not None:
             raise trouble or _recordless_error(folder, branch)
@@ -183,33 +191,35 @@ def read_zarray(folder: OpenLeaves, name: str, attempt: str | None) -> bytes:
     """Return the bytes of the ``.zarray`` in a leaf's folder.
 
     Raises:
-        DataFileMissing: it is not there.
-        Corrupt: it is larger than any, or ``name`` leads out of the directory.
-        LinkRefused: it, or a folder on the way, is a link.
+        DataFileMissingError: it is not there.
+        CorruptError: it is larger than any, or ``name`` leads out of the directory.
+        LinkRefusedError: it, or a folder on the way, is a link.
     """
-    with contextlib.suppress(DataFileMissing):
+    with contextlib.suppress(DataFileMissingError):
         (data,) = folder.read_small(name, [(ZARRAY, _USUAL_ZARRAY)], attempt)
         if len(data) <= _USUAL_ZARRAY:
             return data
     with folder.open(name, ZARRAY, attempt) as file:
         if file.size > _LARGEST_ZARRAY:
-            raise Corrupt(f"{str(file.path)!r} has {pluralize(file.size, 'bytes')}, more than any array needs")
+            raise CorruptError(f"{str(file.path)!r} has {pluralize(file.size, 'bytes')}, more than any array needs")
         return file.read(0, file.size)
 
 
-def _locate_error(error: NotFound | Corrupt | Format | Unsupported, path: str) -> Corrupt | Format | Unsupported:
+def _locate_error(
+    error: NotFoundError | CorruptError | FormatError | UnsupportedError, path: str
+) -> CorruptError | FormatError | UnsupportedError:
     """Return the error with the leaf's name; a file that the index lists and that is not there is damage."""
     where = tuple(path.split("/")) if path else None
-    if isinstance(error, NotFound):
+    if isinstance(error, NotFoundError):
         what = f"{path or '.'}/.zarray is missing, and {LEAVES_INDEX!r} lists that array"
-        return Corrupt(what, path=where, hint="copy the whole directory, or save it again")
+        return CorruptError(what, path=where, hint="copy the whole directory, or save it again")
     error.path = error.path or where
     return error
 
 
-def _recordless_error(folder: OpenLeaves, branch: IndexBranch) -> Corrupt:
+def _recordless_error(folder: OpenLeaves, branch: IndexBranch) -> CorruptError:
     what = "its tree" if branch.prefix is None else f"the tree with the prefix {branch.prefix!r}"
-    return Corrupt(
+    return CorruptError(
         f"{str(folder.path / LEAVES_INDEX)!r} has lost the record of {what}, which treering wrote",
         hint="treering.leaves.index_leaves finds its copy under .treering; if that is lost too, use a backup",
     )
@@ -219,9 +229,10 @@ def list_leaves(path: str | os.PathLike[str]) -> Listing:
     """Return the listing of a leaves directory from its index, and of other programs' arrays from their ``.zarray``.
 
     Raises:
-        NotFound: there is no index.
-        Corrupt, Format, Unsupported: the index, a record or a ``.zarray`` is damaged, of another format, or newer.
-        StoreFailed: the system refuses.
+        NotFoundError: there is no index.
+        CorruptError, FormatError, UnsupportedError: the index, a record or a ``.zarray`` is damaged, of another
+            format, or newer.
+        StoreError: the system refuses.
     """
     with open_leaves(path) as folder:
         branches, read = read_branches(folder)
@@ -266,7 +277,7 @@ def describe_state(folder: OpenLeaves, read: Sequence[IndexBranch]) -> list[str]
         notes.append(f"{what}; the next save does, and until then other programs do not see it whole")
     try:
         waiting = len(folder.pending())
-    except (LinkRefused, StoreFailed) as error:
+    except (LinkRefusedError, StoreError) as error:
         # No reader needs what lies there.
         return [*notes, f"saves without an index cannot be listed: {error}"]
     if waiting:
@@ -313,5 +324,5 @@ def _sizes_there(folder: OpenLeaves, name: str, array: ZarrArray) -> Iterator[in
         try:
             with folder.open(name, chunk_name(array, number), None) as file:
                 yield file.size
-        except NotFound:
+        except NotFoundError:
             return

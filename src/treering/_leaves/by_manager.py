@@ -37,7 +37,7 @@ from treering._values.checksums import block_bytes, block_checksums, block_count
 from treering._values.keys import naming_leaf, split_key
 from treering._values.leaves_names import ZARRAY
 from treering._values.telemetry import report
-from treering.errors import Corrupt, Unsupported
+from treering.errors import CorruptError, UnsupportedError
 
 
 def serialize_by_manager(path: Path, flat: Flattened, manager: ArrayManager, options: LeavesSaveOptions) -> None:
@@ -80,7 +80,7 @@ def check_manager(manager: object) -> None:
     """Refuse what has not the methods of a manager."""
     for name in ("serialize_with_paths", "wait_until_finished"):
         if not callable(getattr(manager, name, None)):
-            raise Unsupported(f"the manager, {kind_of(manager)}, has no method {name!r}")
+            raise UnsupportedError(f"the manager, {kind_of(manager)}, has no method {name!r}")
 
 
 def managed_leaves(plan: PlannedLeaves) -> dict[int, str]:
@@ -185,9 +185,9 @@ class ManagerReader:
         """Return leaves that it takes, in their order. Their bytes are read twice: the first time to check them.
 
         Raises:
-            Corrupt: bytes are damaged or not there, or the tree was replaced before the manager had read it.
-            Unsupported: the manager gave something else.
-            StoreFailed: the system refuses.
+            CorruptError: bytes are damaged or not there, or the tree was replaced before the manager had read it.
+            UnsupportedError: the manager gave something else.
+            StoreError: the system refuses.
         """
         source = self._source
         check_batches(source, deliveries)
@@ -196,11 +196,11 @@ class ManagerReader:
         paths = [os.fspath(root / folder) for folder in folders]
         arrays = list(self._manager.deserialize_with_paths([delivery.sharding for delivery in deliveries], paths))
         if not source.is_current():
-            raise Corrupt(f"{str(root)!r} was replaced while a manager read it")
+            raise CorruptError(f"{str(root)!r} was replaced while a manager read it")
         for delivery, found in zip(deliveries, arrays, strict=True):
             dtype = source.arrays.dtype_of(delivery.request.leaf)
             if found.shape != delivery.shape or np.dtype(found.dtype) != dtype:
-                raise Unsupported(
+                raise UnsupportedError(
                     f"the manager gave {found.dtype}{list(found.shape)} for {dtype.name}{list(delivery.shape)}",
                     path=split_key(delivery.key),
                     hint="omit the manager",
@@ -218,20 +218,22 @@ def _read_back(staged: StagedLeaves, folder: str, leaf_type: LeafType) -> tuple[
         What its ``.zarray`` says, the bytes of each chunk file, and the checksums of the blocks, chunk after chunk.
 
     Raises:
-        Unsupported: it is no zarr v2 array, or of a form in which leaves are not stored.
-        Corrupt: it is not the leaf's array, or a chunk is missing or short.
-        StoreFailed: the system refuses.
+        UnsupportedError: it is no zarr v2 array, or of a form in which leaves are not stored.
+        CorruptError: it is not the leaf's array, or a chunk is missing or short.
+        StoreError: the system refuses.
     """
     names = set(staged.names(folder))
     if ZARRAY not in names:
-        raise Unsupported("the manager wrote no zarr v2 array: there is no .zarray", hint="use one that writes zarr v2")
+        raise UnsupportedError(
+            "the manager wrote no zarr v2 array: there is no .zarray", hint="use one that writes zarr v2"
+        )
     with staged.open(folder, ZARRAY) as file:
         found = zarr.parse_zarray(file.read(0, file.size))
     _check_form(found, leaf_type)
     sizes, checksums = [], array("Q")
     for name in zarr.chunk_names(found):
         if name not in names:
-            raise Corrupt(f"the manager wrote no chunk {name!r}")
+            raise CorruptError(f"the manager wrote no chunk {name!r}")
         with staged.open(folder, name) as file:
             check_chunk_file(found, file.size)
             sizes.append(file.size)
@@ -240,15 +242,17 @@ def _read_back(staged: StagedLeaves, folder: str, leaf_type: LeafType) -> tuple[
                 checksums += block_checksums(piece, block_bytes(file.size))
     if len(names) > len(sizes) + 1:
         extra = min(names.difference(zarr.chunk_names(found), [ZARRAY]))
-        raise Unsupported(f"the manager wrote {extra!r}, which is not a part of a zarr v2 array")
+        raise UnsupportedError(f"the manager wrote {extra!r}, which is not a part of a zarr v2 array")
     return found, sizes, checksums
 
 
 def _check_form(found: zarr.ZarrArray, leaf_type: LeafType) -> None:
     if (found.dtype, found.shape) != (zarr.stored_dtype(leaf_type.dtype or ""), leaf_type.shape):
         wanted = f"{leaf_type.dtype}{list(leaf_type.shape or ())}"
-        raise Corrupt(f"the manager was given {wanted} and wrote {found.dtype}{list(found.shape)}")
+        raise CorruptError(f"the manager was given {wanted} and wrote {found.dtype}{list(found.shape)}")
     if (found.order, found.separator, found.big_endian) != ("C", ".", False):
-        raise Unsupported('the manager wrote an array in order F, big endian, or with "/" in the names of its chunks')
+        raise UnsupportedError(
+            'the manager wrote an array in order F, big endian, or with "/" in the names of its chunks'
+        )
     if any(chunk > max(length, 1) for chunk, length in zip(found.chunks, found.shape, strict=True)):
-        raise Unsupported(f"the manager wrote chunks of {list(found.chunks)}, larger than the array")
+        raise UnsupportedError(f"the manager wrote chunks of {list(found.chunks)}, larger than the array")

@@ -26,7 +26,7 @@ from treering._leaves.documents.update import (
     update_for,
     update_in_attempts,
 )
-from treering._store.failures import LinkRefused, naming_file, taken_meanwhile
+from treering._store.failures import LinkRefusedError, naming_file, taken_meanwhile
 from treering._store.leaves_folder.commit import commit_pending
 from treering._store.leaves_folder.leaves_folder import LeavesFolder
 from treering._store.leaves_folder.moves import Update, marker_of
@@ -35,7 +35,7 @@ from treering._store.leaves_folder.staged_leaves import StagedLeaves
 from treering._store.leaves_places import begin_leaves_save, open_leaves
 from treering._store.resolve import is_on_disk
 from treering._values.human import join_first
-from treering.errors import Corrupt, Format, NotFound, Unsupported
+from treering.errors import CorruptError, FormatError, NotFoundError, UnsupportedError
 
 
 def begin_save(path: Path, attempt: str | None = None, *, live: Collection[str] = ()) -> LeavesSave:
@@ -56,11 +56,11 @@ def commit_record(
         new: whether the index may list nothing yet.
 
     Raises:
-        Mismatch: a leaf would lie in or around the folder of another branch's leaf, or of one that no index lists yet;
-            nothing was changed.
-        Exists: files of others lie where leaves belong, or the index lists some already; nothing was changed.
-        Corrupt: the index that is there is damaged; nothing was changed.
-        Busy: another process is saving there.
+        MismatchError: a leaf would lie in or around the folder of another branch's leaf, or of one that no index lists
+            yet; nothing was changed.
+        ExistsError: files of others lie where leaves belong, or the index lists some already; nothing was changed.
+        CorruptError: the index that is there is damaged; nothing was changed.
+        BusyError: another process is saving there.
     """
     document = encode_record(record)
     if isinstance(staged, StagedLeaves) and not write_index:
@@ -102,7 +102,7 @@ def plan_update(
     What those have at their key paths is cleared, each by the save of the same prefix.
 
     Raises:
-        Corrupt, Format, Mismatch: as `update_for`.
+        CorruptError, FormatError, MismatchError: as `update_for`.
     """
     lying: dict[str | None, list[str]] = {}
     for record in dropped:
@@ -119,7 +119,7 @@ def read_records(folder: LeavesFolder) -> dict[str, LeavesRecord]:
     """
     found = {}
     for attempt, document in folder.records().items():
-        with contextlib.suppress(Corrupt, Format, Unsupported):
+        with contextlib.suppress(CorruptError, FormatError, UnsupportedError):
             record = parse_record(document)
             if record.attempt == attempt:
                 found[attempt] = record
@@ -136,7 +136,7 @@ def read_marker(folder: LeavesFolder, name: str, attempt: str | None) -> str | N
     """
     try:
         return marker_of(read_zarray(folder, name, attempt))
-    except (NotFound, Corrupt, LinkRefused):
+    except (NotFoundError, CorruptError, LinkRefusedError):
         return None
 
 
@@ -151,7 +151,7 @@ def index_directory(path: Path) -> None:
     else:
         _index_unmoved(path, lost)
     if lost:
-        raise Corrupt(
+        raise CorruptError(
             f"{str(path)!r} has saves whose record is lost or cannot be read, so that their content is unknown; they"
             f" are not in the index: {join_first(list(map(repr, lost)), _SHOWN)}",
             hint="use another copy of the directory; everything else is indexed",
@@ -165,8 +165,8 @@ def _index_unmoved(path: Path, lost: list[str]) -> None:
             if not folder.pending():
                 read_branches(folder)  # what is damaged is told
                 return
-        except (Corrupt, NotFound) as error:
-            if isinstance(error, Corrupt) or error.hint is None:
+        except (CorruptError, NotFoundError) as error:
+            if isinstance(error, CorruptError) or error.hint is None:
                 error.hint = "only on a disk can it be rebuilt: copy the directory there, index it, and copy it back"
             raise
     with begin_save(path) as saving:
@@ -208,21 +208,21 @@ def _read(path: Path, old: bytes | None) -> leaves_index.LeavesIndex | None:
     """Return the index; None where there is none, or one that is damaged beyond reading.
 
     Raises:
-        Format: it is the index of another format.
+        FormatError: it is the index of another format.
     """
     try:
         with naming_file(path / leaves_index.LEAVES_INDEX):
             return None if old is None else leaves_index.parse_leaves_index(old)
-    except Corrupt:
+    except CorruptError:
         return None
 
 
 def _is_unreadable(folder: LeavesFolder, branch: leaves_index.IndexBranch) -> bool:
     try:
         # Perhaps a newer treering wrote it: then it is not damaged, and is not replaced.
-        with contextlib.suppress(Format, Unsupported):
+        with contextlib.suppress(FormatError, UnsupportedError):
             judge_branch(folder, branch)
-    except Corrupt:
+    except CorruptError:
         return True
     return False
 
@@ -246,7 +246,7 @@ def _rebuild(folder: LeavesFolder, records: list[LeavesRecord], lost: list[str])
     """Return an index of what lies there: the newest whole save of each prefix, and arrays that no save wrote.
 
     Raises:
-        NotFound: there is nothing to be indexed.
+        NotFoundError: there is nothing to be indexed.
     """
     newest = _select_newest(_select_whole(folder, records))
     chosen = {record.attempt for record in newest.values()}
@@ -262,7 +262,7 @@ def _rebuild(folder: LeavesFolder, records: list[LeavesRecord], lost: list[str])
         return Update(moving=base, settled=base, moves=())
     if lost:
         return None
-    raise NotFound(
+    raise NotFoundError(
         f"nothing in {str(folder.path)!r} can be indexed: there is no complete save of treering and no zarr v2 array"
     )
 
@@ -275,7 +275,7 @@ def _find_arrays(folder: LeavesFolder, known: Collection[str]) -> dict[str, Zarr
     found = {}
     for name in folder.array_folders():
         if name not in known:
-            with contextlib.suppress(NotFound, Corrupt, Format, LinkRefused, Unsupported):
+            with contextlib.suppress(NotFoundError, CorruptError, FormatError, LinkRefusedError, UnsupportedError):
                 found[name] = parse_zarray(read_zarray(folder, name, None))
     return found
 

@@ -34,7 +34,7 @@ from treering._tree.likeness import Fit, LeafMatch, Wording, array_dtype, aval_s
 from treering._tree.placement import Shardings, aval_of, sharding_of
 from treering._tree.rules import RulesReport
 from treering._values.human import join_first
-from treering.errors import Busy, Corrupt, NotFound, Unsupported
+from treering.errors import BusyError, CorruptError, NotFoundError, UnsupportedError
 
 if TYPE_CHECKING:
     import jax
@@ -95,10 +95,12 @@ def tree_deserialize_leaves(
         timeout: seconds to wait for other processes where arrays lie over several; else ``TREERING_TIMEOUT_S``, or 600.
 
     Raises:
-        Mismatch: no such prefix, no rule or sharding for an array, or ``target`` differs; all of it is named.
-        Unsupported: arrays that jax cannot hold, or an argument that makes no sense; also a ``TypeError``.
-        Corrupt, Format, Busy: bytes are not those that were saved; another format; a save came after ``callback``.
-        NotFound, NotShared, Timeout, ProcessFailed: no directory or index; others see another, do not come, or failed.
+        MismatchError: no such prefix, no rule or sharding for an array, or ``target`` differs; all of it is named.
+        UnsupportedError: arrays that jax cannot hold, or an argument that makes no sense; also a ``TypeError``.
+        CorruptError, FormatError, BusyError: bytes are not those that were saved; another format; a save came after
+            ``callback``.
+        NotFoundError, NotSharedError, TimedOutError, ProcessFailedError: no directory or index; others see another, do
+            not come, or failed.
 
     Source: eformer.serialization.tree_deserialize_leaves.
 
@@ -128,7 +130,7 @@ def _batch(chunk_size: Any) -> int:
     try:
         return 0 if chunk_size is None else max(operator.index(chunk_size), 0)
     except TypeError as error:
-        raise Unsupported(f"chunk_size={chunk_size!r:.100} is not a whole number of arrays") from error
+        raise UnsupportedError(f"chunk_size={chunk_size!r:.100} is not a whole number of arrays") from error
 
 
 @contextlib.contextmanager
@@ -168,9 +170,9 @@ class DeserializeOptions:
     def __post_init__(self) -> None:
         """Refuse arguments that make no sense, before anything is opened."""
         if self.manager is not None and not callable(getattr(self.manager, "wait_until_finished", None)):
-            raise Unsupported(f"manager is {kind_of(self.manager)}, which has no method wait_until_finished()")
+            raise UnsupportedError(f"manager is {kind_of(self.manager)}, which has no method wait_until_finished()")
         if self.callback is not None and not callable(self.callback):
-            raise Unsupported(f"callback is {kind_of(self.callback)}, not a function of (array, key)")
+            raise UnsupportedError(f"callback is {kind_of(self.callback)}, not a function of (array, key)")
         require_one_of("structure", self.structure, ("dicts", "exact"))
         require_one_of("x64", self.x64, ("error", "numpy"))
 
@@ -179,10 +181,10 @@ def load_tree(source: LeavesSource, options: DeserializeOptions) -> Any:
     """Return the tree of an opened branch.
 
     Raises:
-        Mismatch, Unsupported: it cannot be had as it is wanted.
-        Corrupt: bytes are damaged or not there.
-        Busy: the branch was replaced after the callback had been called.
-        StoreFailed: the system refuses.
+        MismatchError, UnsupportedError: it cannot be had as it is wanted.
+        CorruptError: bytes are damaged or not there.
+        BusyError: the branch was replaced after the callback had been called.
+        StoreError: the system refuses.
     """
     index = source.index
     source.arrays.check_files()
@@ -245,7 +247,7 @@ def _require_held(wide: Mapping[str, np.dtype[Any]]) -> None:
     """Refuse arrays that jax would make narrower."""
     if wide:
         shown = [f"{to_dotted(key) or '.'} ({dtype.name})" for key, dtype in wide.items()]
-        raise Unsupported(
+        raise UnsupportedError(
             f"jax as configured cannot hold {join_first(shown, _SHOWN)}, and treering casts nothing",
             hint='set jax_enable_x64 for 64-bit numbers, or x64="numpy" for numpy arrays',
         )
@@ -282,7 +284,7 @@ def _leaves(
                     leaf = options.callback(leaf, to_dotted(delivery.key))
                 result[delivery.number] = leaf
                 del leaf
-    except (Corrupt, NotFound) as error:
+    except (CorruptError, NotFoundError) as error:
         if called and not source.is_current():
             raise _replaced_error(source) from error
         raise
@@ -295,8 +297,8 @@ def _is_array(index: Index, delivery: Delivery) -> bool:
     return index.type_of(delivery.request.leaf).kind in ARRAY_KINDS
 
 
-def _replaced_error(source: LeavesSource) -> Busy:
-    return Busy(
+def _replaced_error(source: LeavesSource) -> BusyError:
+    return BusyError(
         f"{str(source.folder.path)!r} was replaced while it was being read, after `callback` had been called",
         hint="load it again",
     )

@@ -25,7 +25,7 @@ from treering._values.boxes import Box, shape_of, size_of
 from treering._values.dtypes import itemsize_of
 from treering._values.human import pluralize
 from treering._values.keys import naming_leaf
-from treering.errors import Unsupported
+from treering.errors import UnsupportedError
 
 _MOST_TRIES: Final = 1 << 12
 # With chunks of a tenth of a share at most, the busiest has at most 1.10 shares.
@@ -122,11 +122,11 @@ def plan_leaves(
         processes: how many processes save it together.
 
     Raises:
-        Unsupported: a leaf, a key, the prefix, the compressor or the limit of chunks.
+        UnsupportedError: a leaf, a key, the prefix, the compressor or the limit of chunks.
     """
     prefix = options.prefix
     if not isinstance(prefix, str | None):
-        raise Unsupported(f"a prefix is a str, found {kind_of(prefix)}")
+        raise UnsupportedError(f"a prefix is a str, found {kind_of(prefix)}")
     if prefix:
         prefix_folder(prefix)
     numbers: dict[ChunkLayout, int] = {}
@@ -165,7 +165,7 @@ def _plan_layouts(
     """Yield the layout of each stored leaf; leaves of one type that are cut alike have the same one."""
     limit = options.chunk_bytes
     if limit is not None and (type(limit) is not int or limit < 1):
-        raise Unsupported(f"chunk_bytes is {limit!r:.100}, but must be a number of bytes of at least 1")
+        raise UnsupportedError(f"chunk_bytes is {limit!r:.100}, but must be a number of bytes of at least 1")
     codec = None if options.compressor is None else require_known_compressor(options.compressor)
     # Chunks that several processes could write are small enough for them to share the work.
     balanced = limit
@@ -183,7 +183,7 @@ def _plan_layouts(
                 itemsize = itemsize_of(stored_dtype(leaves.types[kind].dtype or ""))
                 if len(shape) > MOST_AXES:
                     axes = pluralize(len(shape), "axes")
-                    raise Unsupported(f"an array of {axes}; those of zarr v2 have at most {MOST_AXES}")
+                    raise UnsupportedError(f"an array of {axes}; those of zarr v2 have at most {MOST_AXES}")
             if held is None:
                 chunks = chunk_shape(shape, boxes, itemsize, limit)
             else:

@@ -39,7 +39,7 @@ from treering._tree.flatten import Flattened, flatten
 from treering._values.processes import Processes
 from treering._values.telemetry import report
 from treering._view.progress import showing
-from treering.errors import Mismatch, Unsupported
+from treering.errors import MismatchError, UnsupportedError
 
 
 def serialize(path: str | os.PathLike[str], tree: Any, options: LeavesSaveOptions) -> None:
@@ -52,11 +52,11 @@ def serialize(path: str | os.PathLike[str], tree: Any, options: LeavesSaveOption
     for name in ("compressor", "chunk_bytes", "progress") if manager is not None else ():
         if getattr(options, name) is not None:
             hint = "omit it or the manager"
-            raise Unsupported(f"{name} is for saves by treering itself, not by a manager", hint=hint)
+            raise UnsupportedError(f"{name} is for saves by treering itself, not by a manager", hint=hint)
     if manager is not None and not is_on_disk(place):
         what = "a manager writes with requests of its own, which treering cannot make safe in a bucket"
         hint = "omit the manager; treering.save_async saves to a bucket in the background"
-        raise Unsupported(f"{what}; it is for folders on disk", hint=hint)
+        raise UnsupportedError(f"{what}; it is for folders on disk", hint=hint)
     flat, job = _flatten(tree, ALONE if options.processes == "this" else None)
     with showing(options.progress):
         if job.count > 1:
@@ -70,7 +70,9 @@ def serialize(path: str | os.PathLike[str], tree: Any, options: LeavesSaveOption
                 serialize_alone(place, flat, describe_leaves(flat), options)
         elif this_processes(flat.leaves).count > 1:
             hint = "omit the manager, or save on all processes"
-            raise Unsupported("a manager works with all processes of a job, but this save is of one process", hint=hint)
+            raise UnsupportedError(
+                "a manager works with all processes of a job, but this save is of one process", hint=hint
+            )
         else:
             serialize_by_manager(place, flat, manager, options)
 
@@ -175,7 +177,7 @@ class _LeavesShare:
     def check(self, signature: bytes) -> None:
         if signature[:_DIGEST_BYTES] != self._options.digest():
             hint = "prefix, write_index, compressor, chunk_bytes and host_local must be the same on all processes"
-            raise Mismatch("the processes passed different arguments", hint=hint)
+            raise MismatchError("the processes passed different arguments", hint=hint)
         leaves = match_signature(self._flat, self._leaves, signature[_DIGEST_BYTES:], self._call.processes.this)
         if leaves is not self._leaves:
             self._plan(leaves)

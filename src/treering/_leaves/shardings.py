@@ -28,7 +28,7 @@ from treering._tree.rules import Rules, RulesReport, fit_spec, no_rule_error, sp
 from treering._tree.state_dict import map_with_path
 from treering._values.human import build_mismatch, join_first, near
 from treering._values.keys import split_key
-from treering.errors import Mismatch, Unsupported
+from treering.errors import MismatchError, UnsupportedError
 
 _SHOWN: Final = 20
 
@@ -67,9 +67,9 @@ def leaf_shardings(
         known: every key of the tree; shardings of others are mistyped.
 
     Raises:
-        Mismatch: no rule fits an array, a mesh of several axes has no sharding for it, its shape cannot be divided so,
-            or shardings names what is not there; each with all such names.
-        Unsupported: this is no mesh, rule or sharding.
+        MismatchError: no rule fits an array, a mesh of several axes has no sharding for it, its shape cannot be
+            divided so, or shardings names what is not there; each with all such names.
+        UnsupportedError: this is no mesh, rule or sharding.
     """
     require_mesh(said.mesh)
     if said.partition_rules is not None:
@@ -153,7 +153,7 @@ def _choice(shardings: Any, known: Sequence[str]) -> Choice:
     if shardings is None:
         return lambda _key, _aval: None
     if is_rules(shardings):
-        raise Unsupported("shardings= holds partition rules", hint="pass them as partition_rules=")
+        raise UnsupportedError("shardings= holds partition rules", hint="pass them as partition_rules=")
     found: dict[tuple[str, ...], Any] = {}
     map_with_path(found.__setitem__, shardings, _says_where)
     _require_known(found, known)
@@ -219,10 +219,10 @@ def create_sharding_tree_from_index(
             array was saved as numpy and may stay so.
 
     Raises:
-        NotFound: there is no directory or no index.
-        Mismatch: no tree has this prefix, those there are named; a partition spec has axes that the mesh lacks.
-        Unsupported: a partition spec without mesh, or what is no sharding.
-        Corrupt, Format: the index is damaged, or not one that this version reads.
+        NotFoundError: there is no directory or no index.
+        MismatchError: no tree has this prefix, those there are named; a partition spec has axes that the mesh lacks.
+        UnsupportedError: a partition spec without mesh, or what is no sharding.
+        CorruptError, FormatError: the index is damaged, or not one that this version reads.
 
     Source: eformer.serialization.sharding_utils.create_sharding_tree_from_index.
 
@@ -256,17 +256,17 @@ def _place_of(default: Any, mesh: Mesh | None) -> Callable[[str, LeafType], Any]
         return lambda _path, kind: everywhere if kind.kind in ("jax", "key") else None
     if isinstance(default, PartitionSpec):
         if mesh is None:
-            raise Unsupported(f"default_sharding is {default}, which needs a mesh", hint="pass mesh=")
+            raise UnsupportedError(f"default_sharding is {default}, which needs a mesh", hint="pass mesh=")
         try:
             default = NamedSharding(mesh, default)
         except ValueError as error:  # an axis that the mesh does not have, or one twice
-            raise Mismatch(f"default_sharding does not fit the mesh: {error}") from None
+            raise MismatchError(f"default_sharding does not fit the mesh: {error}") from None
     if is_placement(default):
         return lambda _path, kind: _cut(default, len(_shape(kind)))
     if callable(default):
         return lambda path, kind: default({"path": path, "shape": list(_shape(kind)), "dtype": kind.dtype})
     hint = "a Sharding, PartitionSpec, Device, function or None"
-    raise Unsupported(f"default_sharding is {kind_of(default)}", hint=hint)
+    raise UnsupportedError(f"default_sharding is {kind_of(default)}", hint=hint)
 
 
 def _shape(kind: LeafType) -> tuple[int, ...]:

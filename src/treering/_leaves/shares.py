@@ -22,7 +22,7 @@ from treering._values.boxes import intersection, shape_of, size_of, whole
 from treering._values.checksums import block_count, pack_checksums, unpack_checksums
 from treering._values.keys import split_key
 from treering._values.processes import format_processes
-from treering.errors import ProcessFailed, Unsupported
+from treering.errors import ProcessFailedError, UnsupportedError
 
 _COUNTS: Final = struct.Struct("<QQ")
 
@@ -36,7 +36,7 @@ class LeafShares:
         processes: how many there are.
 
     Raises:
-        Unsupported: nobody holds a whole chunk of some leaf.
+        UnsupportedError: nobody holds a whole chunk of some leaf.
     """
 
     def __init__(self, plan: PlannedLeaves, arrays: Sequence[ZarrArray], processes: int) -> None:
@@ -89,7 +89,7 @@ class LeafShares:
             parts: for each process, sizes of its compressed chunk files and the checksums of its blocks.
 
         Raises:
-            ProcessFailed: a process handed in another number of them than its share has.
+            ProcessFailedError: a process handed in another number of them than its share has.
         """
         found: dict[int, list[tuple[int, int, array[int]]]] = {number: [] for number in self._arrays}
         for process, (sizes, checksums) in enumerate(parts):
@@ -106,7 +106,7 @@ class LeafShares:
                     at += count
             if (sized, at) != (len(sizes), len(checksums)):
                 what = "did not write what the plan of process 0 assigned to it"
-                error = ProcessFailed(f"{format_processes([process])} {what}")
+                error = ProcessFailedError(f"{format_processes([process])} {what}")
                 error.processes = (process,)
                 raise error
         every: list[int] = []
@@ -195,7 +195,7 @@ def plan_writers(
         keys: key texts of the leaves, for errors.
 
     Raises:
-        Unsupported: no process holds a chunk of some leaf alone.
+        UnsupportedError: no process holds a chunk of some leaf alone.
 
     Example:
         >>> both = LeafLayout(nbytes_per_item=4, shape=(1024,), boxes=((((0, 1024),), (0, 1)),))
@@ -225,7 +225,7 @@ def _held_chunks(layout: LeafLayout, chunk: tuple[int, ...], key: str) -> Iterat
     """Yield the chunks of a leaf, each with the processes that hold it."""
     for number, owners in enumerate(_holders(layout, chunk)):
         if not owners:
-            raise Unsupported(
+            raise UnsupportedError(
                 f"an array of shape {layout.shape} lies with several processes in parts that form no grid, so that none"
                 " of them holds a whole chunk",
                 path=split_key(key),

@@ -80,10 +80,10 @@ def open_source(
         prefix: which branch is the tree, as for `LeavesSource`.
 
     Raises:
-        NotFound: there is no directory or no index.
-        Mismatch: no branch has this prefix.
-        Corrupt, Format, Unsupported: the index or a record is damaged, of another format, or newer.
-        StoreFailed: the system refuses.
+        NotFoundError: there is no directory or no index.
+        MismatchError: no branch has this prefix.
+        CorruptError, FormatError, UnsupportedError: the index or a record is damaged, of another format, or newer.
+        StoreError: the system refuses.
     """
     folder = files.enter_context(open_leaves(path))
     branches, read = read_branches(folder, prefix=prefix)

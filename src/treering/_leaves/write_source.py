@@ -21,7 +21,7 @@ from treering._leaves.plan import LeavesSaveOptions
 from treering._leaves.serialize import serialize_alone
 from treering._store.resolve import find_at
 from treering._values.human import pluralize
-from treering.errors import Exists, Unsupported
+from treering.errors import ExistsError, UnsupportedError
 
 
 def find_losses(source: Source, part: Selection, metadata: Mapping[str, Any]) -> Iterator[Loss]:
@@ -33,7 +33,7 @@ def find_losses(source: Source, part: Selection, metadata: Mapping[str, Any]) ->
 def write(source: Source, part: Selection, save: SaveOptions, watch: Watch) -> None:
     """Write the directory, whose record has checksums of its own."""
     if not save.overwrite and find_at(save.path / LEAVES_INDEX) is not None:
-        raise Exists(f"{save.shown!r} is a leaves directory", hint="overwrite=True replaces its leaves")
+        raise ExistsError(f"{save.shown!r} is a leaves directory", hint="overwrite=True replaces its leaves")
     refuse_other_form(save.path, "leaves")
     options = LeavesSaveOptions(progress=save.progress)
     flat, leaves = flatten_source(source, part), describe_source(source, part)
@@ -45,7 +45,7 @@ def _refuse(kind: LeafType) -> str | None:
         return None
     try:
         stored_dtype(kind.dtype or "")
-    except Unsupported:
+    except UnsupportedError:
         return f"an array of {kind.dtype}"
     axes = len(kind.shape or ())
     return f"an array of {pluralize(axes, 'axes')}" if axes > MOST_AXES else None

@@ -18,7 +18,7 @@ from typing import Final, Generic, TypeAlias, TypeVar
 
 from treering._values.boxes import Box, boxes_of_range, find_cover_error, shape_of, size_of, whole
 from treering._values.human import pluralize
-from treering.errors import Unsupported
+from treering.errors import UnsupportedError
 
 # Pieces smaller than these are not cut off: each costs an entry in the index.
 _SMALLEST_PIECE: Final = 256
@@ -186,7 +186,7 @@ def plan_save(layouts: Sequence[LeafLayout], processes: int) -> SavePlan:
     without items is one part of one process.
 
     Raises:
-        Unsupported: boxes do not tile their leaf, or name a process that is none.
+        UnsupportedError: boxes do not tile their leaf, or name a process that is none.
 
     Example:
         >>> both = LeafLayout(nbytes_per_item=4, shape=(1024,), boxes=((((0, 1024),), (0, 1)),))
@@ -224,7 +224,7 @@ def group_alike(
         cuts: how each leaf is cut, where leaves that lie alike are cut differently.
 
     Raises:
-        Unsupported: a part lies with a process that is none.
+        UnsupportedError: a part lies with a process that is none.
     """
     kinds: dict[object, AlikeLeaves[Part]] = {}
     for leaf, layout in enumerate(layouts):
@@ -237,7 +237,7 @@ def group_alike(
             for part, owners in parts_of(leaf):
                 if not owners or not 0 <= owners[0] <= owners[-1] < processes:
                     there = pluralize(processes, "processes")
-                    raise Unsupported(f"a part of an array lies with the processes {owners}; there are {there}")
+                    raise UnsupportedError(f"a part of an array lies with the processes {owners}; there are {there}")
                 if len(owners) == 1:
                     kind.alone.setdefault(owners[0], []).append(part)
                 else:
@@ -264,7 +264,7 @@ def _boxes_of(layout: LeafLayout) -> list[tuple[Box, tuple[int, ...]]]:
         holders = [min(owners) for _, owners in layout.boxes if owners]
         boxes = [(whole(layout.shape), (min(holders, default=0),))]
     if (wrong := find_cover_error(layout.shape, [box for box, _ in boxes])) is not None:
-        raise Unsupported(f"the parts of an array of shape {layout.shape} do not cover it: {wrong}")
+        raise UnsupportedError(f"the parts of an array of shape {layout.shape} do not cover it: {wrong}")
     return boxes
 
 

@@ -28,10 +28,19 @@ from treering._store.resolve import kept, located, require_outside, require_path
 from treering._store.run_folder import RunFolder
 from treering._values.checksums import digest
 from treering._values.human import steps_text
-from treering.errors import Busy, Corrupt, Exists, Format, Mismatch, NotFound, TreeringError, Unsupported
+from treering.errors import (
+    BusyError,
+    CorruptError,
+    ExistsError,
+    FormatError,
+    MismatchError,
+    NotFoundError,
+    TreeringError,
+    UnsupportedError,
+)
 
 # Errors of one step, after which the others are converted all the same.
-_OF_ONE_STEP: Final = (Corrupt, Format, Mismatch, Unsupported)
+_OF_ONE_STEP: Final = (CorruptError, FormatError, MismatchError, UnsupportedError)
 # Options that do not change what is in a step: all that is lost of one has to be accepted.
 _OF_THE_CALL: Final = frozenset({"to", "lose", "describe"})
 
@@ -83,13 +92,13 @@ def convert_any(source: str | os.PathLike[str], save: SaveOptions, options: Conv
 def _look_at(run: RunFolder, step: int) -> _SourceStep:
     path = step_path(run.path, step)
     if (data := run.read_index(step)) is None:
-        raise NotFound(f"{os.fspath(path)!r} was removed")
+        raise NotFoundError(f"{os.fspath(path)!r} was removed")
     with naming_file(path / INDEX_NAME):
         found = read_summary(data)
 
     def describe(index: Index) -> Mapping[str, Any]:
         if index.attempt != found.attempt:
-            raise Busy(f"{os.fspath(path)!r} was replaced while it was being converted", hint="convert it again")
+            raise BusyError(f"{os.fspath(path)!r} was replaced while it was being converted", hint="convert it again")
         return remove_note(index.metadata)
 
     note = dataclasses.replace(note_of(found.metadata, step, run.modified(step) or 0.0), step=step, mark=None)
@@ -126,17 +135,17 @@ def _convert_steps(
     """Convert the steps that the run at ``save.path`` does not have yet; ``rules`` go into its ``run.json``.
 
     Raises:
-        Unsupported: the target is no run, or lies in the source.
-        Exists: it is another run, or a step of it was made in another way.
+        UnsupportedError: the target is no run, or lies in the source.
+        ExistsError: it is another run, or a step of it was made in another way.
         TreeringError: a step could not be converted; the message names it.
     """
     shown, place = os.fspath(source), settled(source)
     if find_writer(save.path, save.shown, options.to).form != "treering":
         hint = f"convert one of its steps: its folder is the source, below {shown!r}"
-        raise Unsupported(f"{shown!r} is a run, and {save.shown!r} would hold one step", hint=hint)
+        raise UnsupportedError(f"{shown!r} is a run, and {save.shown!r} would hold one step", hint=hint)
     require_outside(source, save.path, save.shown)
     if not (numbers := steps.numbers()):
-        raise NotFound(f"the run {shown!r} has no step yet")
+        raise NotFoundError(f"the run {shown!r} has no step yet")
     there = read_run(save.path, lambda run: _read_digests(run, os.fspath(place), numbers), dict[int, str]())
     failed: dict[int, TreeringError] = {}
     converted = 0
@@ -148,7 +157,7 @@ def _convert_steps(
             except _OF_ONE_STEP as error:
                 failed[step] = error
             except TreeringError as error:
-                if not isinstance(error, Busy | NotFound) or step in steps.numbers():
+                if not isinstance(error, BusyError | NotFoundError) or step in steps.numbers():
                     raise reword(error, f"step {step} of {shown!r} was not converted") from error
         if converted or failed:  # else all have gone, and there are newer ones
             break
@@ -163,7 +172,7 @@ def _read_digests(run: RunFolder, place: str, numbers: Sequence[int]) -> dict[in
     """Return the digests of what the steps of a run were made of.
 
     Raises:
-        Exists: a step of it does not come from ``place``, or was left behind there by a save of an earlier one.
+        ExistsError: a step of it does not come from ``place``, or was left behind there by a save of an earlier one.
     """
     found: dict[int, str] = {}
     for step in steps_in(run):
@@ -174,7 +183,7 @@ def _read_digests(run: RunFolder, place: str, numbers: Sequence[int]) -> dict[in
         origin = None if note is None else note.converted
         if origin is None or (step not in numbers and (origin.path != place or step > numbers[-1])):
             problem = f"{os.fspath(run.path)!r} is another run: its step {step} is none of the steps of {place!r}"
-            raise Exists(problem, hint="convert to another path")
+            raise ExistsError(problem, hint="convert to another path")
         found[step] = origin.digest
     return found
 
@@ -197,7 +206,7 @@ def _convert_step(
     path = step_path(save.path, found.note.step)
     if there is not None and not save.overwrite:
         problem = f"{os.fspath(path)!r} was made of another save of the step, or with other options"
-        raise Exists(problem, hint="convert to another path; overwrite=True replaces it")
+        raise ExistsError(problem, hint="convert to another path; overwrite=True replaces it")
     accept_losses("treering", found.losses, options.lose)
     note = dataclasses.replace(found.note, converted=Conversion(place, found.note.step, made_of))
     save = dataclasses.replace(save, path=path, shown=os.fspath(path), overwrite=there is not None)

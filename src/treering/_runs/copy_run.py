@@ -31,7 +31,7 @@ from treering._store.resolve import (
     store_at,
 )
 from treering._store.run_folder import RunFolder
-from treering.errors import Busy, Exists, NotFound, TreeringError, Unsupported
+from treering.errors import BusyError, ExistsError, NotFoundError, TreeringError, UnsupportedError
 
 
 def branch_step(path: Path, step: int, new: Path, *, keep: str | None, save_every: str | None) -> None:
@@ -48,18 +48,20 @@ def branch_step(path: Path, step: int, new: Path, *, keep: str | None, save_ever
         save_every: text of its policy of saving.
 
     Raises:
-        NotFound: there is no such step; the message names those there are.
-        Exists: there is a run at ``new`` already.
-        Unsupported: ``new`` lies in the run.
-        Corrupt: the step's index is damaged, or a data file has another size or header than it says.
-        Busy: another process branches to the same path.
-        StoreFailed: the system refused; no run was begun, unless it is ``run.json`` that is named.
+        NotFoundError: there is no such step; the message names those there are.
+        ExistsError: there is a run at ``new`` already.
+        UnsupportedError: ``new`` lies in the run.
+        CorruptError: the step's index is damaged, or a data file has another size or header than it says.
+        BusyError: another process branches to the same path.
+        StoreError: the system refused; no run was begun, unless it is ``run.json`` that is named.
     """
     there = steps_of(new)
     if there:
-        raise Exists(f"{os.fspath(new)!r} is already a run: it has the step {there[-1]}", hint="branch to a new path")
+        raise ExistsError(
+            f"{os.fspath(new)!r} is already a run: it has the step {there[-1]}", hint="branch to a new path"
+        )
     require_outside(path, new, os.fspath(new))
-    with contextlib.suppress(NotFound), RunFolder(new) as begun:
+    with contextlib.suppress(NotFoundError), RunFolder(new) as begun:
         # A branch that was killed here used the same attempt.
         tidy_step(begun, step, read_names)
     with open_run(path) as run:
@@ -69,7 +71,7 @@ def branch_step(path: Path, step: int, new: Path, *, keep: str | None, save_ever
         try:
             with source:
                 _copy(path, step, source, written, step_path(new, step))
-        except (Busy, NotFound) as error:
+        except (BusyError, NotFoundError) as error:
             if run.modified(step) is None:  # removed meanwhile
                 raise missing_step(path, step, steps_in(run)) from error
             raise
@@ -112,8 +114,8 @@ def copy_path(source: str, target: str, *, overwrite: bool, progress: Progress |
         progress: called with the bytes of each checkpoint or file that are copied.
 
     Raises:
-        Unsupported: the source is a leaves directory, or the target cannot be written.
-        Exists: something is at the target.
+        UnsupportedError: the source is a leaves directory, or the target cannot be written.
+        ExistsError: something is at the target.
         TreeringError: as `copy_checkpoint` and `copy_file`.
     """
     place, to = located(kept(source)), kept(target)
@@ -121,7 +123,9 @@ def copy_path(source: str, target: str, *, overwrite: bool, progress: Progress |
     require_outside(place, to, target)
     if form is Form.LEAVES or (isinstance(form, ForeignForm) and is_folder(place)):
         what = "a leaves directory" if form is Form.LEAVES else f"of the form {form.value}"
-        raise Unsupported(f"{source!r} is {what}", hint="treering convert writes it anew, in a form that --to names")
+        raise UnsupportedError(
+            f"{source!r} is {what}", hint="treering convert writes it anew, in a form that --to names"
+        )
     if form is Form.CHECKPOINT:
         copy_checkpoint(place, _new_folder(to, target), overwrite=overwrite, progress=progress)
     elif form is Form.RUN:
@@ -136,7 +140,7 @@ def _new_folder(to: str | os.PathLike[str], target: str) -> Path:
     path = new_folder_path(to)
     if is_taken(path) and not is_folder(path):
         # In a bucket a folder may have the name of an object, and readers would find the object.
-        raise Exists(f"{target!r} is a file; the copy would be a folder", hint="copy to another path")
+        raise ExistsError(f"{target!r} is a file; the copy would be a folder", hint="copy to another path")
     return path
 
 
@@ -146,8 +150,8 @@ def copy_run(source: Path, target: Path, *, overwrite: bool, progress: Progress 
     Begun again after an interrupt, it goes on where it was. A step that is removed meanwhile is left out.
 
     Raises:
-        NotFound: the run has no step.
-        Exists: the other run has such a step, which is no copy of it.
+        NotFoundError: the run has no step.
+        ExistsError: the other run has such a step, which is no copy of it.
         TreeringError: as `copy_checkpoint`.
     """
     there = set(steps_of(target))
@@ -156,12 +160,12 @@ def copy_run(source: Path, target: Path, *, overwrite: bool, progress: Progress 
         copied = 0
         for _ in tries(source):
             if not (steps := steps_in(run)):
-                raise NotFound(f"the run {os.fspath(source)!r} has no step yet")
+                raise NotFoundError(f"the run {os.fspath(source)!r} has no step yet")
             for step in steps:
                 try:
                     _copy_step(run, step, target, there=step in there, overwrite=overwrite, progress=progress)
                     copied += 1
-                except (Busy, NotFound):
+                except (BusyError, NotFoundError):
                     if run.modified(step) is not None:
                         raise
             if copied:  # else all have gone, and there are newer ones
@@ -175,7 +179,7 @@ def _copy_step(
     run: RunFolder, step: int, target: Path, *, there: bool, overwrite: bool, progress: Progress | None
 ) -> None:
     if (opened := run.open_step(step)) is None:
-        raise NotFound(f"step {step} of {os.fspath(run.path)!r} was removed")
+        raise NotFoundError(f"step {step} of {os.fspath(run.path)!r} was removed")
     with opened:
         with naming_file(step_path(run.path, step) / INDEX_NAME):
             index = parse_index(index_document(opened).data)
@@ -183,7 +187,7 @@ def _copy_step(
         if there and _is_copy(copy, index.attempt):
             return
         if there and not overwrite:
-            raise Exists(f"{os.fspath(copy)!r} is another step", hint="copy to another run, or pass --overwrite")
+            raise ExistsError(f"{os.fspath(copy)!r} is another step", hint="copy to another run, or pass --overwrite")
         copy_opened(opened, index, copy, overwrite=overwrite, progress=progress)
 
 

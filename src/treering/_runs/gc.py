@@ -22,7 +22,7 @@ from treering._runs.removal import (
 )
 from treering._runs.steps import judge, note_records, open_run, read_run, records_in, records_of
 from treering._store.run_folder import RunFolder
-from treering.errors import Busy, NotFound, TreeringError
+from treering.errors import BusyError, NotFoundError, TreeringError
 from treering.retention import Policy, Verdict
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ def collect(path: Path, keep: Policy | None, *, dry_run: bool) -> list[Verdict]:
         What becomes of each step, ascending.
 
     Raises:
-        StoreFailed: the system refused. The other steps are done all the same; what is left is for the next call.
+        StoreError: the system refused. The other steps are done all the same; what is left is for the next call.
     """
     return judge(records_of(path), keep) if dry_run else read_run(path, lambda run: _collect(run, keep), [])
 
@@ -73,8 +73,8 @@ def collect_after(
         more_follow: whether another save of the run is waiting, which will note this step too.
 
     Raises:
-        StoreFailed: as `collect` does.
-        LinkRefused: ``run.json`` is a link.
+        StoreError: as `collect` does.
+        LinkRefusedError: ``run.json`` is a link.
     """
     errors: list[TreeringError] = []
     known = state.known
@@ -98,7 +98,7 @@ def collect_after(
         if run.grace:
             known.leave(removed, run.grace)
         known.expect(_tidy(run, known.untidy(), step, errors, by_age=known.by_age))
-    _raise_first(error for error in errors if not isinstance(error, Busy))  # the next call comes by again
+    _raise_first(error for error in errors if not isinstance(error, BusyError))  # the next call comes by again
 
 
 def remove_steps(path: Path, steps: Iterable[int], *, by_age: bool = False) -> None:
@@ -108,11 +108,11 @@ def remove_steps(path: Path, steps: Iterable[int], *, by_age: bool = False) -> N
     what is left over in a bucket is judged by its age too.
 
     Raises:
-        Busy: another process is saving to one of them.
-        StoreFailed: the system refused. The other steps are gone all the same.
+        BusyError: another process is saving to one of them.
+        StoreError: the system refused. The other steps are gone all the same.
     """
     errors: list[TreeringError] = []
-    with contextlib.suppress(NotFound), open_run(path) as run:
+    with contextlib.suppress(NotFoundError), open_run(path) as run:
         errors += _clear(run, dict.fromkeys(sorted(steps)), by_age=by_age)
         with collect_errors(errors):
             note_records(run, records_in(run))
@@ -128,7 +128,7 @@ def _collect(run: RunFolder, keep: Policy | None) -> list[Verdict]:
     with collect_errors(errors):
         note_records(run, records)
         run.drop_tombstones(DAY)
-    _raise_first(error for error in errors if not isinstance(error, Busy))  # the next call comes by again
+    _raise_first(error for error in errors if not isinstance(error, BusyError))  # the next call comes by again
     return verdicts
 
 
@@ -159,7 +159,7 @@ def _tidy(
     """Finish in the folders of steps what others did not; return those where something waits, with the seconds left."""
     waits = {}
     for step in steps:
-        with collect_errors(errors), contextlib.suppress(Busy):  # a process that saves there has tidied first
+        with collect_errors(errors), contextlib.suppress(BusyError):  # a process that saves there has tidied first
             seconds = tidy_step(run, step, read_names, newest=step >= newest, by_age=by_age)
             if seconds is not None:
                 waits[step] = seconds

@@ -22,7 +22,7 @@ from treering._store.run_folder import HIGHEST_STEP
 from treering._tree.flatten import flatten_like
 from treering._tree.likeness import Wording
 from treering._values.keys import escape_part
-from treering.errors import Mismatch, Unsupported
+from treering.errors import MismatchError, UnsupportedError
 
 Place: TypeAlias = tuple[Any, ...]
 """The keys of the dicts that lead to an object; empty for the tree itself."""
@@ -122,7 +122,7 @@ def load_items(
     """Load a part of a step: into ``like`` what has a place there, as it was saved what its objects take back.
 
     Raises:
-        Mismatch: they do not fit; or ``only`` leaves out a part of such a state.
+        MismatchError: they do not fit; or ``only`` leaves out a part of such a state.
     """
     part = select_part(source, options)
     objects = stateful_items(like)
@@ -171,7 +171,7 @@ def _below(key: str, stored: str) -> bool:
 def _has(part: Selection, stored: str) -> bool:
     try:
         select(part.structure, part.keys, at=stored, only=None)
-    except Mismatch:
+    except MismatchError:
         return False
     return True
 
@@ -187,7 +187,7 @@ def _whole(source: Source, part: Selection, stored: str, options: LoadOptions) -
     """Return the branch of an item's state.
 
     Raises:
-        Mismatch: it is not there, or ``only`` keeps a part of it.
+        MismatchError: it is not there, or ``only`` keeps a part of it.
     """
     found = select(part.structure, part.keys, at=stored, only=None)
     index = source.index
@@ -195,7 +195,7 @@ def _whole(source: Source, part: Selection, stored: str, options: LoadOptions) -
     all_of_it = select(index.structure, index.keys, at=at, only=None)
     if len(found.keys) != len(all_of_it.keys):
         what = f"only= selects a part of {repr(at) if at else 'the tree'}, whose state is restored as a whole"
-        raise Mismatch(what, hint="select all of it, or omit the object from `like`")
+        raise MismatchError(what, hint="select all of it, or omit the object from `like`")
     return all_of_it
 
 
@@ -209,7 +209,7 @@ def require_step_number(step: Any) -> int:
     """Return a step as an int; numpy's and jax's are taken too.
 
     Raises:
-        Unsupported: it is no number of a step.
+        UnsupportedError: it is no number of a step.
 
     Example:
         >>> require_step_number(np.int32(7))
@@ -221,10 +221,10 @@ def require_step_number(step: Any) -> int:
     except TypeError:
         if not isinstance(step, str | float | None):
             hint = "the step is the first argument: run.save(step, tree), run.load(step, like=tree)"
-            raise Unsupported(f"{kind_of(step)} is not a step", hint=hint) from None
+            raise UnsupportedError(f"{kind_of(step)} is not a step", hint=hint) from None
         number = -1
     if isinstance(step, bool | np.bool_) or not 0 <= number <= HIGHEST_STEP:
-        raise Unsupported(f"{step!r:.100} is not a step", hint=hint)
+        raise UnsupportedError(f"{step!r:.100} is not a step", hint=hint)
     return number
 
 
@@ -242,7 +242,7 @@ def step_metadata(
         mark: that of the list of the steps which it leaves behind, if it does.
 
     Raises:
-        Unsupported: something is of another type, or cannot be noted.
+        UnsupportedError: something is of another type, or cannot be noted.
 
     Example:
         >>> noted = step_metadata(7, 0.0, metrics={"loss": np.float32(0.5)}, metadata=None, temporary=False)
@@ -250,18 +250,18 @@ def step_metadata(
         {'loss': 0.5}
     """
     if not isinstance(metadata, Mapping | None):
-        raise Unsupported(f"metadata is {kind_of(metadata)}, not a dict of JSON")
+        raise UnsupportedError(f"metadata is {kind_of(metadata)}, not a dict of JSON")
     note = StepNote(step=step, saved=saved, metrics=_numbers(metrics), temporary=temporary, mark=mark)
     return add_note(metadata or {}, note)
 
 
 def _numbers(metrics: _Given) -> dict[str, float]:
     if not isinstance(metrics, Mapping | None):
-        raise Unsupported(f"metrics is {kind_of(metrics)}, not a dict of numbers")
+        raise UnsupportedError(f"metrics is {kind_of(metrics)}, not a dict of numbers")
     given: Mapping[Any, Any] = metrics or {}
     for name in given:
         if not isinstance(name, str) or not name:
-            raise Unsupported(f"the metric {name!r:.100} has no name: names are str")
+            raise UnsupportedError(f"the metric {name!r:.100} has no name: names are str")
     return {name: _number(name, value) for name, value in given.items()}
 
 
@@ -271,6 +271,6 @@ def _number(name: str, value: Any) -> float:
         try:
             return float(value)
         except (TypeError, ValueError, OverflowError) as error:
-            raise Unsupported(f"the metric {name!r:.100} is {value!r:.100}, which is not a number") from error
+            raise UnsupportedError(f"the metric {name!r:.100} is {value!r:.100}, which is not a number") from error
     hint = "metrics are numbers: int, float, or an array without axes"
-    raise Unsupported(f"the metric {name!r:.100} is {value!r:.100}", hint=hint)
+    raise UnsupportedError(f"the metric {name!r:.100} is {value!r:.100}", hint=hint)

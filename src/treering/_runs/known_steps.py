@@ -22,7 +22,7 @@ from treering._runs.removal import NOT_READ
 from treering._runs.steps import document_in, facts, is_current, read_record
 from treering._store.run_folder import RunFolder
 from treering._values import timing
-from treering.errors import PermissionDenied
+from treering.errors import PermissionDeniedError
 from treering.retention import Policy, StepFacts
 
 # So many steps that decide by being there are looked at each time; of more, those that were not seen here yet.
@@ -59,7 +59,7 @@ class KnownSteps:
         self._due: dict[int, float] = {}
         self._surveyed = -math.inf
         self.by_age = False
-        self.denied: PermissionDenied | None = None
+        self.denied: PermissionDeniedError | None = None
         self.forget()
 
     def forget(self) -> None:
@@ -96,7 +96,7 @@ class KnownSteps:
             left: steps that were left behind: their folders may be there, but they are not.
 
         Raises:
-            StoreFailed: the system refuses.
+            StoreError: the system refuses.
         """
         self._looked.clear()
         head = run.read_document_head()
@@ -117,7 +117,7 @@ class KnownSteps:
         """Return the steps whose folders are there; where a bucket denies to list them, those that are known."""
         try:
             return run.folders()
-        except PermissionDenied:
+        except PermissionDeniedError:
             if run.flat:
                 return self._records
             raise
@@ -126,7 +126,7 @@ class KnownSteps:
         """List the steps that have a tombstone, and those to tidy, where one listing tells."""
         try:
             removed, untidy = run.survey()
-        except PermissionDenied as error:
+        except PermissionDeniedError as error:
             self.denied = error
             return
         self.denied = None
@@ -138,7 +138,7 @@ class KnownSteps:
         """Return the steps that a policy does not keep, each with the digest of its index; all that decides was read.
 
         Raises:
-            StoreFailed: the system refuses.
+            StoreError: the system refuses.
         """
         checked = set(self._looked)
         while True:
@@ -189,8 +189,8 @@ class KnownSteps:
             may_wait: whether the next save may do it for this one.
 
         Raises:
-            StoreFailed: the system refuses; the old ``run.json`` is there.
-            LinkRefused: ``run.json`` is a link.
+            StoreError: the system refuses; the old ``run.json`` is there.
+            LinkRefusedError: ``run.json`` is a link.
         """
         if may_wait and time.monotonic() - self._written < timing.current.step_notes:
             return

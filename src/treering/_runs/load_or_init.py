@@ -20,7 +20,7 @@ from treering._tree.flatten import flatten_like
 from treering._tree.likeness import Wording
 from treering._tree.placement import aval_of, current_mesh, resolve_shardings, sharding_of
 from treering._tree.unflatten import unflatten
-from treering.errors import Mismatch, Unsupported
+from treering.errors import MismatchError, UnsupportedError
 
 _WORDING: Final = Wording("init_fn", "with run.load(like=...): ", takes_extra=True)
 _TRACED: Final = ("jax", "key")
@@ -42,12 +42,12 @@ def load_or_initialise(
         timeout: seconds to wait for other processes where arrays lie over several.
 
     Raises:
-        Mismatch: stored leaves have other shapes or dtypes, or ``init_fn`` does not have them; all are named.
-        Unsupported: ``init_fn`` is no function, or something is no sharding.
+        MismatchError: stored leaves have other shapes or dtypes, or ``init_fn`` does not have them; all are named.
+        UnsupportedError: ``init_fn`` is no function, or something is no sharding.
         TreeringError: as ``treering.load``.
     """
     if not callable(init_fn):
-        raise Unsupported(f"init_fn is {kind_of(init_fn)}, but must be a function without arguments")
+        raise UnsupportedError(f"init_fn is {kind_of(init_fn)}, but must be a function without arguments")
     fresh = _Fresh(init_fn, options.shardings, options.mesh)
     if path is None:
         return lambda: (fresh.complete(fresh.like, fresh.flat.keys), tuple(fresh.flat.keys))
@@ -83,7 +83,9 @@ class _Fresh:
             traced = [number for number, kind in enumerate(flat.kinds) if kind in _TRACED]
             if "abstract" in flat.kinds:
                 key = flat.keys[flat.kinds.index("abstract")]
-                raise Unsupported(f"init_fn returns a jax.ShapeDtypeStruct at {key!r}", hint="it must create the array")
+                raise UnsupportedError(
+                    f"init_fn returns a jax.ShapeDtypeStruct at {key!r}", hint="it must create the array"
+                )
             # No tracer may outlive the trace: of the tree only the containers are kept, and what jax does not trace.
             leaves = list(flat.leaves)
             for number in traced:
@@ -127,7 +129,9 @@ class _Fresh:
         def arrays() -> list[jax.Array]:
             flat = flatten_like(self._init_fn())
             if flat.keys != self.flat.keys:
-                raise Mismatch("init_fn returns another tree each time", hint="it must return the same keys each time")
+                raise MismatchError(
+                    "init_fn returns another tree each time", hint="it must return the same keys each time"
+                )
             return [flat.leaves[number] for number in numbers]
 
         places = [self.shardings[self.flat.keys[number]] for number in numbers]

@@ -28,7 +28,7 @@ from treering._values.human import near
 from treering._values.processes import format_processes
 from treering._values.telemetry import warn_of
 from treering._view.progress import showing
-from treering.errors import LeavesInitialised, NotFound, NotShared, TreeringError
+from treering.errors import LeavesInitialisedWarning, NotFoundError, NotSharedError, TreeringError
 from treering.retention import Verdict, best_steps
 
 T = TypeVar("T")
@@ -45,7 +45,7 @@ def load_step(run: RunState, step: SupportsIndex | None, like: Any, options: Loa
     def read(latest: int | None) -> Callable[[], Any]:
         if latest is None:
             hint = "load_or_init starts a run if nothing was saved"
-            raise NotFound(f"the run {run.shown!r} has no step yet", hint=hint)
+            raise NotFoundError(f"the run {run.shown!r} has no step yet", hint=hint)
         return _load(run, latest, like, options)
 
     return _of_latest(run, read)
@@ -64,7 +64,7 @@ def load_or_init(run: RunState, init_fn: Callable[[], T], options: LoadOptions) 
             tree, initialised = initialise()
             if step is not None and initialised:
                 what = f"step {step} of {run.shown!r} does not have these leaves, which `init_fn` initialised"
-                warn_of(what, initialised, LeavesInitialised)
+                warn_of(what, initialised, LeavesInitialisedWarning)
             return Resumed(step, tree, initialised)
 
         return finish
@@ -81,11 +81,11 @@ def best_step(run: RunState, metric: str, mode: Literal["min", "max"]) -> int | 
     # None would load the latest step.
     names = sorted({name for step in steps for name in step.metrics})
     if metric in names:
-        raise NotFound(f"no step of the run {run.shown!r} is best: {metric!r} is nan in all that have it")
+        raise NotFoundError(f"no step of the run {run.shown!r} is best: {metric!r} is nan in all that have it")
     close = near(metric, names)
     there = f"they have {', '.join(map(repr, names[:_SHOWN]))}" if names else "they have no metric"
     hint = f"did you mean {close!r}?" if close else there
-    raise NotFound(f"no step of the run {run.shown!r} has the metric {metric!r}", hint=hint)
+    raise NotFoundError(f"no step of the run {run.shown!r} has the metric {metric!r}", hint=hint)
 
 
 def metrics_of(run: RunState, step: SupportsIndex) -> dict[str, float]:
@@ -175,7 +175,7 @@ def _of_latest(run: RunState, read: Callable[[int | None], Callable[[], T]]) -> 
         gone = _find_gone(run, found)
         newer = run.latest() if gone else latest
         if newer in (None, latest):
-            if gone and (isinstance(found, NotFound) or not isinstance(found, Exception)):
+            if gone and (isinstance(found, NotFoundError) or not isinstance(found, Exception)):
                 _require_one_folder(run, latest, gone)
             return _value_of(found)
         latest = newer
@@ -190,7 +190,7 @@ def _value_of(found: Callable[[], T] | Exception) -> T:
 
 def _find_gone(run: RunState, found: object) -> tuple[int, ...]:
     """Return the processes that did not find the step; all call this, and where others do not come, it raises."""
-    said = b"gone" if isinstance(found, NotFound | NotShared) else b""
+    said = b"gone" if isinstance(found, NotFoundError | NotSharedError) else b""
     try:
         heard = run.gather(said, f"load the latest step of {run.shown!r}")
     except TreeringError as error:
@@ -202,12 +202,12 @@ def _require_one_folder(run: RunState, step: int, gone: tuple[int, ...]) -> None
     """Refuse that some found nothing where others read a step: whoever hears NotFound may begin a new run there.
 
     Raises:
-        NotShared: they did.
+        NotSharedError: they did.
     """
     if len(gone) < this_processes(()).count:
         what = f"{format_processes(gone)} did not find what the others found"
         hint = "use one folder for all processes, on a file system that they share"
-        error = NotShared(f"could not load step {step} of the run {run.shown!r}: {what}", hint=hint)
+        error = NotSharedError(f"could not load step {step} of the run {run.shown!r}: {what}", hint=hint)
         error.processes = gone
         raise error
 
@@ -237,6 +237,6 @@ def _open_step(run: RunState, step: int, path: Path, options: LoadOptions, group
                     raise missing_step(run.shown, step, steps_of(run.path))
             opened = read_source(path, mapped=options.mapped, key_map=options.whole_map, shared=shared)
             source = files.enter_context(opened)
-        except NotFound as error:
+        except NotFoundError as error:
             raise missing_step(run.shown, step, steps_of(run.path)) from error
         yield source

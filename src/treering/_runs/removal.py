@@ -22,13 +22,13 @@ from treering._coordination.message_board import sweep_messages
 from treering._format.document import read_names, read_summary
 from treering._format.run_document import SupersededSteps, encode_superseded, find_note, parse_superseded
 from treering._store.api import Document, Held, Outcome, Store
-from treering._store.failures import LinkRefused, naming, naming_file, with_errno
+from treering._store.failures import LinkRefusedError, naming, naming_file, with_errno
 from treering._store.open_folder import find_index, index_document, key_content
 from treering._store.run_folder import LEFT_DOCUMENT, RunFolder, step_name
 from treering._values import checkpoint_names
 from treering._values.checkpoint_names import INDEX, attempt_of_journal, data_of, is_data, is_message, is_message_folder
 from treering._values.telemetry import report
-from treering.errors import Busy, Corrupt, Format, NotFound, TreeringError, Unsupported
+from treering.errors import BusyError, CorruptError, FormatError, NotFoundError, TreeringError, UnsupportedError
 
 NamesIn: TypeAlias = Callable[[bytes], Sequence[str]]
 """Gives the names of all data files that an index mentions; its own errors mean a damaged index."""
@@ -49,9 +49,9 @@ def remove_step(run: RunFolder, step: int, names_in: NamesIn, attempt_of: Callab
         False when there is no such step, or it should not go.
 
     Raises:
-        Busy: somebody is saving to it.
-        LinkRefused: its index is a link.
-        StoreFailed: the system refused.
+        BusyError: somebody is saving to it.
+        LinkRefusedError: its index is a link.
+        StoreError: the system refused.
         TreeringError: what ``attempt_of`` raises; nothing has changed.
     """
     shown = run.path / step_name(step)
@@ -67,10 +67,12 @@ def remove_step(run: RunFolder, step: int, names_in: NamesIn, attempt_of: Callab
             if found is None:
                 return False
             if not found.is_file:
-                raise LinkRefused(f"{os.fspath(shown / INDEX)!r} is not a file of its own", hint="remove it yourself")
+                raise LinkRefusedError(
+                    f"{os.fspath(shown / INDEX)!r} is not a file of its own", hint="remove it yourself"
+                )
         try:
             index = index_document(folder)
-        except NotFound:
+        except NotFoundError:
             return False
         attempt = attempt_of(index.data)
         if attempt is None:
@@ -106,8 +108,8 @@ def tidy_step(
         Seconds until superseded data that wait there may go; None where nothing waits.
 
     Raises:
-        Busy: somebody is saving to it.
-        StoreFailed: the system refused.
+        BusyError: somebody is saving to it.
+        StoreError: the system refused.
     """
     folder = run.open_step(step)
     if folder is None:
@@ -198,20 +200,22 @@ def _is_left_over(name: str) -> bool:
     return (checkpoint_names.attempt_of_tombstone(name) or checkpoint_names.attempt_of_journal(name)) is not None
 
 
-def _busy(shown: str) -> Busy:
-    return with_errno(Busy(f"could not clear {shown!r}: another process is saving to this step"), errno.EBUSY, shown)
+def _busy(shown: str) -> BusyError:
+    return with_errno(
+        BusyError(f"could not clear {shown!r}: another process is saving to this step"), errno.EBUSY, shown
+    )
 
 
 def read_key(folder: Store, names_in: Callable[[bytes], Sequence[str]]) -> tuple[Document | None, Collection[str]]:
     """Return what is in the place of the index, None for nothing, and all names that it lists.
 
     Raises:
-        Corrupt, Format, Unsupported: it is damaged, or of a newer version.
-        StoreFailed: the store refused.
+        CorruptError, FormatError, UnsupportedError: it is damaged, or of a newer version.
+        StoreError: the store refused.
     """
     try:
         key = key_content(folder)
-    except NotFound:
+    except NotFoundError:
         return None, ()
     return key, listed_names(key.data) if is_tombstone(key.data) else names_in(key.data)
 
@@ -231,7 +235,7 @@ def sweep_by_age(folder: Store, doubtful: Collection[str], names_in: Callable[[b
         Whether the key was changed for that.
 
     Raises:
-        StoreFailed: the store refused.
+        StoreError: the store refused.
     """
     there = {entry.name: entry.modified for entry in folder.list() if "/" not in entry.name}
     now = folder.now()
@@ -264,7 +268,7 @@ def sweep_by_age(folder: Store, doubtful: Collection[str], names_in: Callable[[b
 
 _GONE: Final = "gone"
 
-NOT_READ: Final = (Corrupt, Format, Unsupported)
+NOT_READ: Final = (CorruptError, FormatError, UnsupportedError)
 """The errors of an index, or a ``run.json``, that says nothing that this version could read."""
 
 
@@ -272,8 +276,8 @@ def read_superseded(run: RunFolder) -> SupersededSteps | None:
     """Return the steps that a committed save superseded; None where there are none, as nearly always.
 
     Raises:
-        Format: a newer version wrote the list.
-        StoreFailed: the system refuses.
+        FormatError: a newer version wrote the list.
+        StoreError: the system refuses.
     """
     data = run.read_left()
     if data is None:
@@ -283,7 +287,7 @@ def read_superseded(run: RunFolder) -> SupersededSteps | None:
             document = parse_superseded(data)
         index = run.read_index(document.step)
         note = None if index is None else find_note(read_summary(index).metadata)
-    except (Corrupt, Unsupported, LinkRefused):  # not written to its end; or nothing proves the commit
+    except (CorruptError, UnsupportedError, LinkRefusedError):  # not written to its end; or nothing proves the commit
         return None
     return document if note is not None and note.mark == document.mark else None
 
@@ -292,8 +296,8 @@ def superseded_steps(run: RunFolder) -> frozenset[int]:
     """Return the superseded steps whose folders still have an index.
 
     Raises:
-        Format: a newer version wrote the list.
-        StoreFailed: the system refuses.
+        FormatError: a newer version wrote the list.
+        StoreError: the system refuses.
     """
     document = read_superseded(run)
     left = {} if document is None else document.left
@@ -304,7 +308,7 @@ def announce_superseded(path: Path, step: int, mark: str, left: Iterable[int]) -
     """Write durably which steps the save of ``step`` with this mark is going to supersede.
 
     Raises:
-        StoreFailed: the system refuses; nothing is superseded.
+        StoreError: the system refuses; nothing is superseded.
     """
     with RunFolder(path) as run:
         there = {each: attempt for each in left if (attempt := _attempt_of(run, each)) != _GONE}

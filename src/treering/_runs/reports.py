@@ -31,7 +31,7 @@ from treering._values.human import near, steps_text
 from treering._view.plain import members_of
 from treering._view.rows import leaves_of, weight_of
 from treering._view.run_text import RunListing, RunStep, log_lines
-from treering.errors import Format, NotFound, TreeringError
+from treering.errors import FormatError, NotFoundError, TreeringError
 from treering.retention import AnyRule, KeepBest, KeepEvery, KeepLast, KeepSteps, Policy, Verdict
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ def list_run(path: str | os.PathLike[str], *, shown: str | None = None) -> RunLi
         shown: what the folder is called in the listing; None: as it was given.
 
     Raises:
-        StoreFailed: the system refuses.
+        StoreError: the system refuses.
 
     Example:
         >>> import os, tempfile
@@ -63,7 +63,7 @@ def list_run(path: str | os.PathLike[str], *, shown: str | None = None) -> RunLi
     rules = None
     try:
         rules = own_rules(records)
-    except Format as error:
+    except FormatError as error:
         notes.append(f"the retention rules cannot be read: {error.message}")
     for metric, close in unknown_metrics(rules, records).items():
         meant = f" (is it {close!r}?)" if close else ""
@@ -76,7 +76,7 @@ def list_foreign_steps(path: str | os.PathLike[str], steps: ForeignSteps) -> Run
     """List the steps in a folder of another program; bytes are those of their leaves.
 
     Raises:
-        StoreFailed: the system refuses.
+        StoreError: the system refuses.
     """
     found: list[RunStep] = []
     notes = [f"format: {steps.form.version}"]
@@ -86,7 +86,7 @@ def list_foreign_steps(path: str | os.PathLike[str], steps: ForeignSteps) -> Run
             told = steps.describe(step)
             with reading_partly():
                 nbytes = sum(weight_of(leaf)[0] for _, leaf in leaves_of(list_headers(place).root))
-        except (*NOT_READ, NotFound) as error:
+        except (*NOT_READ, NotFoundError) as error:
             notes.append(f"step {step} cannot be read: {error}")
             continue
         notes += [f"step {step}: {loss}" for loss in told.losses.values()]
@@ -117,7 +117,7 @@ def run_text(run: RunState) -> str:
     """Return what ``print(run)`` prints, as ``treering log`` does; by the rules of this program, not of the last one.
 
     Raises:
-        StoreFailed: the system refuses to read the folder.
+        StoreError: the system refuses to read the folder.
     """
     records = records_of(run.path)
     if run.keep is None and run.save_every is None:  # none that saves: what the last one noted
@@ -134,7 +134,7 @@ def holds_run(path: str) -> bool:
     """Tell whether a folder is that of a run, also of one whose first save never ended.
 
     Raises:
-        StoreFailed: the system refuses.
+        StoreError: the system refuses.
 
     Example:
         >>> import os
@@ -157,8 +157,8 @@ def diagnose_run(path: str, look: Callable[[str], Diagnosis]) -> RunDiagnosis:
         look: what looks at one checkpoint's folder.
 
     Raises:
-        NotFound: nothing is there.
-        StoreFailed: the system refuses.
+        NotFoundError: nothing is there.
+        StoreError: the system refuses.
     """
     place = located(path)
     with RunFolder(place) as run:
@@ -168,7 +168,7 @@ def diagnose_run(path: str, look: Callable[[str], Diagnosis]) -> RunDiagnosis:
     records = records_of(place)
     found: list[StepDiagnosis] = []
     for step in folders:
-        with contextlib.suppress(NotFound):  # it was removed meanwhile, or holds nothing of ours
+        with contextlib.suppress(NotFoundError):  # it was removed meanwhile, or holds nothing of ours
             found.append(StepDiagnosis(step=step, found=look(str(step_path(place, step)))))
     steps, nbytes = [record.step for record in records.steps], sum(record.nbytes for record in records.steps)
     saved = records.steps[-1].saved if records.steps else None
@@ -199,7 +199,7 @@ def policy_of(text: str) -> Policy:
     """Read a rule, or several that are joined with ``|``.
 
     Raises:
-        Format: it is none, or one that this version does not know.
+        FormatError: it is none, or one that this version does not know.
 
     Example:
         >>> policy_of("KeepLast(3) | KeepBest('loss', mode='max')")
@@ -218,16 +218,16 @@ def policy_of(text: str) -> Policy:
         rules.append(_rule(parsed))
         return functools.reduce(operator.or_, reversed(rules))
     except TreeringError as error:
-        raise Format(f"{text!r:.200} is not a rule: {error.message}", hint=error.hint or _HINT) from error
+        raise FormatError(f"{text!r:.200} is not a rule: {error.message}", hint=error.hint or _HINT) from error
     except (SyntaxError, ValueError, TypeError, OverflowError, RecursionError, MemoryError) as error:
-        raise Format(f"{text!r:.200} is not a rule that this version knows", hint=_HINT) from error
+        raise FormatError(f"{text!r:.200} is not a rule that this version knows", hint=_HINT) from error
 
 
 def own_rules(records: Records) -> Policy | None:
     """Return the rules that a run noted; None where it keeps all.
 
     Raises:
-        Format: this version does not know them.
+        FormatError: this version does not know them.
     """
     return None if records.keep is None else policy_of(records.keep)
 

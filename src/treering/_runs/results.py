@@ -110,7 +110,7 @@ class StepSave:
         It returns at once where nothing is saved. `Run.wait` waits for the removals on the other processes too.
 
         Raises:
-            Timeout: it is not done in that time; it goes on.
+            TimedOutError: it is not done in that time; it goes on.
             TreeringError: it failed.
         """
         if self.pending is not None:

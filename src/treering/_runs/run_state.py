@@ -25,13 +25,13 @@ from treering._values.human import steps_text
 from treering._values.processes import timeout_seconds
 from treering._values.telemetry import warn_of
 from treering.cadence import Cadence
-from treering.errors import StepsNotSaved, Timeout, TreeringError, UnknownMetric, Unsupported
+from treering.errors import StepsNotSavedWarning, TimedOutError, TreeringError, UnknownMetricWarning, UnsupportedError
 from treering.retention import Policy
 
 T = TypeVar("T", bound=int | None)
 
 
-class ClosedRun(TreeringError, ValueError):
+class ClosedRunError(TreeringError, ValueError):
     """The run was closed; files say ``ValueError`` then."""
 
 
@@ -63,7 +63,7 @@ class RunState:
         now: the clock that a step's time is taken from, in POSIX seconds.
 
     Raises:
-        Unsupported: an argument has no meaning.
+        UnsupportedError: an argument has no meaning.
     """
 
     def __init__(
@@ -93,10 +93,10 @@ class RunState:
         """Refuse to save where nothing would wait for it.
 
         Raises:
-            ClosedRun: the run was closed.
+            ClosedRunError: the run was closed.
         """
         if self._closed:
-            raise ClosedRun(f"the run {self.shown!r} was closed", hint="save inside its `with` block")
+            raise ClosedRunError(f"the run {self.shown!r} was closed", hint="save inside its `with` block")
 
     def broadcast(self, work: Callable[[], T], doing: str, *, before: Callable[[], None] = lambda: None) -> T:
         """Return what ``work`` returns on process 0; all processes of the job call this, on the caller's thread.
@@ -107,7 +107,7 @@ class RunState:
             before: what each process does first; if it raises, all processes raise.
 
         Raises:
-            Timeout, ProcessFailed: other processes did not come, or broke off.
+            TimedOutError, ProcessFailedError: other processes did not come, or broke off.
             TreeringError: what was raised on another process; this one raises its own.
         """
         board = functools.partial(PathMessageBoard.of, self.path)
@@ -129,7 +129,7 @@ class RunState:
         """Wait until nothing of the run is in flight; raise what failed, unless that was told.
 
         Raises:
-            Timeout: it takes longer, or shows no progress any more.
+            TimedOutError: it takes longer, or shows no progress any more.
             TreeringError: a save failed.
         """
         begun = time.monotonic()
@@ -144,7 +144,7 @@ class RunState:
             self._warned = True
             meant = {name: f"; did you mean {close!r}?" if close else "" for name, close in self.unmeasured.items()}
             lines = [f"{name!r}{close}" for name, close in meant.items()]
-            warn_of("no step has the metric of KeepBest, so it keeps all", lines, UnknownMetric)
+            warn_of("no step has the metric of KeepBest, so it keeps all", lines, UnknownMetricWarning)
 
     def close(self, *, removals: bool = True, sweep: bool = False) -> None:
         """Wait, put handlers of signals back, and save no more.
@@ -184,20 +184,22 @@ class RunState:
             what = f"a run ended with steps that were offered to {self.shown!r} after its last save, and not saved"
             steps = f"{last}" if first == last else f"{first} to {last}"
             line = f"{steps}; run.save({last}, tree, force=True) saves whatever save_every says"
-            warn_of(what, [line], StepsNotSaved)
+            warn_of(what, [line], StepsNotSavedWarning)
 
     def _await_removals(self, end: float) -> None:
         """Wait until process 0 of the job has removed what has to go after the saves of this process.
 
         Raises:
-            Timeout: it has not, when the monotonic clock says ``end``.
+            TimedOutError: it has not, when the monotonic clock says ``end``.
         """
         if not self.has_saved or this_processes(()).is_coordinator:
             return
         while going := [verdict.step for verdict in collect(self.path, self.keep, dry_run=True) if not verdict.kept]:
             if time.monotonic() >= end:
                 what = f"process 0 has not removed {steps_text(going)} of {self.shown!r}, which `keep` does not keep"
-                error = Timeout(what, hint="find out what happened to it; all processes have to pass the same `keep`")
+                error = TimedOutError(
+                    what, hint="find out what happened to it; all processes have to pass the same `keep`"
+                )
                 error.missing = (0,)
                 raise error
             time.sleep(timing.current.removal_pause)
@@ -206,4 +208,4 @@ class RunState:
 def _require_rule(name: str, given: object, kind: type[Policy | Cadence], example: str) -> None:
     if given is not None and not isinstance(given, kind):
         hint = f"write {name}=treering.{example}, say"
-        raise Unsupported(f"{name} is {given!r:.100}, which is not a rule", hint=hint)
+        raise UnsupportedError(f"{name} is {given!r:.100}, which is not a rule", hint=hint)

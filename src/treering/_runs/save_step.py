@@ -32,7 +32,7 @@ from treering._store.run_folder import LEFT_DOCUMENT, RunFolder, step_name, step
 from treering._values.human import steps_text
 from treering._values.processes import Processes
 from treering.cadence import Decision
-from treering.errors import Exists, NotFound, PermissionDenied, StoreFailed
+from treering.errors import ExistsError, NotFoundError, PermissionDeniedError, StoreError
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -149,7 +149,7 @@ def order_of(run: RunState, step: int, *, rollback: bool, is_coordinator: bool) 
         is_coordinator: whether this process also removes what an earlier save has left behind and could not remove.
 
     Raises:
-        Exists: it is there, or a later one is, and ``rollback`` is False.
+        ExistsError: it is there, or a later one is, and ``rollback`` is False.
         TreeringError: what was left behind cannot be removed.
     """
     # First: a save that ends now is seen by its name afterwards.
@@ -157,7 +157,7 @@ def order_of(run: RunState, step: int, *, rollback: bool, is_coordinator: bool) 
     names = _names_in(run.path)
     if names is not None:
         if INDEX_NAME in names or not run.known_place:
-            with contextlib.suppress(NotFound), open_run(run.path):
+            with contextlib.suppress(NotFoundError), open_run(run.path):
                 run.known_place = True
         # By names alone: a look into thousands of steps would hold up the loop.
         folders = frozenset([found for found in map(step_of_name, names | flying) if found is not None])
@@ -176,11 +176,11 @@ def order_of(run: RunState, step: int, *, rollback: bool, is_coordinator: bool) 
     later = [number for number in there if number > step]
     if not rollback and step in there and not later:
         what = f"step {step} of the run {run.shown!r} is there already"
-        raise Exists(what, hint=f"a loop that resumes from it begins at {step + 1}; rollback=True replaces it")
+        raise ExistsError(what, hint=f"a loop that resumes from it begins at {step + 1}; rollback=True replaces it")
     if not rollback and later:
         here = f"rollback=True continues here, and removes the steps after {step}"
         hint = f"run.branch(step, path) continues from an older step in a new run; {here}"
-        raise Exists(f"step {step} of the run {run.shown!r} is older than its latest step, {later[-1]}", hint=hint)
+        raise ExistsError(f"step {step} of the run {run.shown!r} is older than its latest step, {later[-1]}", hint=hint)
     return Order(replaced=step in there, left=later, mark=secrets.token_hex(8) if is_coordinator and later else None)
 
 
@@ -192,11 +192,11 @@ def _names_in(path: Path) -> set[str] | None:
     try:
         with RunFolder(path) as folder:
             return set(folder.names())
-    except NotFound:
+    except NotFoundError:
         return set()
-    except PermissionDenied:
+    except PermissionDeniedError:
         return None if is_on_disk(path) else {LEFT_DOCUMENT, *map(step_name, noted_steps(path))}
-    except StoreFailed:
+    except StoreError:
         return None
 
 
@@ -206,7 +206,7 @@ def _removed_in(path: Path) -> set[int]:
         with RunFolder(path) as folder:
             removed, untidy = folder.survey()
             return removed - untidy
-    except (NotFound, StoreFailed):
+    except (NotFoundError, StoreError):
         return set()
 
 

@@ -31,7 +31,7 @@ from treering._coordination.message_board import PathMessageBoard
 from treering._values import timing
 from treering._values.processes import Processes
 from treering.cadence import Cadence, Decision, LastSave
-from treering.errors import Unsupported
+from treering.errors import UnsupportedError
 
 # Steps may become slower than they were when the next meeting was agreed on.
 _MOST_STEPS: Final = 100
@@ -82,8 +82,8 @@ class SaveSchedule:
             force: whether it is saved whatever the rules say.
 
         Raises:
-            Mismatch: the processes are at different steps.
-            Timeout, ProcessFailed: others did not come, or broke off.
+            MismatchError: the processes are at different steps.
+            TimedOutError, ProcessFailedError: others did not come, or broke off.
         """
         if self._step is None:
             self._step = step - 1 if latest is None else latest
@@ -213,7 +213,7 @@ class Signals:
         """Wait for a signal; another time for the same changes nothing.
 
         Raises:
-            Unsupported: this is not the main thread, where Python sets handlers, or no such signal can be caught.
+            UnsupportedError: this is not the main thread, where Python sets handlers, or no such signal can be caught.
         """
         try:
             before = signal.getsignal(signum)
@@ -221,10 +221,10 @@ class Signals:
                 signal.signal(signum, self._handle)
                 self._before.setdefault(signum, []).append(before)
         except (ValueError, TypeError, OSError) as error:
-            raise Unsupported(f"{signal_text(signum)} cannot be caught here: {error}") from error
+            raise UnsupportedError(f"{signal_text(signum)} cannot be caught here: {error}") from error
         if before is None:
             hint = "catch it in a handler of your own, and save with force=True"
-            raise Unsupported(f"{signal_text(signum)} has a handler that Python could not restore", hint=hint)
+            raise UnsupportedError(f"{signal_text(signum)} has a handler that Python could not restore", hint=hint)
         self._passing = False
         self._pid = os.getpid()
 

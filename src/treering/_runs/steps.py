@@ -27,7 +27,7 @@ from treering._store.run_folder import AT_ONCE, RUN_DOCUMENT, RunFolder, step_na
 from treering._values.checkpoint_names import INDEX
 from treering._values.human import steps_text
 from treering._view.plain import members_of
-from treering.errors import Format, NotFound, PermissionDenied, TreeringError
+from treering.errors import FormatError, NotFoundError, PermissionDeniedError, TreeringError
 from treering.retention import Policy, StepFacts, Verdict, retained
 
 # A number, alone or after a word such as step or checkpoint; gpt2 and era5 are not steps.
@@ -44,9 +44,9 @@ def open_run(path: Path) -> RunFolder:
     """Open a run's folder, which need not have steps yet.
 
     Raises:
-        NotFound: nothing is there.
-        Format: it is a checkpoint, or holds numbered steps of another library.
-        StoreFailed: a file is there, or the system refuses.
+        NotFoundError: nothing is there.
+        FormatError: it is a checkpoint, or holds numbered steps of another library.
+        StoreError: a file is there, or the system refuses.
     """
     run = RunFolder(path)
     with contextlib.ExitStack() as undo:
@@ -60,14 +60,14 @@ def require_run(run: RunFolder) -> None:
     """Refuse a folder that is open and is no run, nor could be one.
 
     Raises:
-        Format: it is a checkpoint, or holds numbered steps of another library.
-        StoreFailed: the system refuses.
+        FormatError: it is a checkpoint, or holds numbered steps of another library.
+        StoreError: the system refuses.
     """
     shown = os.fspath(run.path)
     names = _names_in(run)
     if (names is None or INDEX in names) and run.holds_index():
         hint = f"treering.load({shown!r}) loads it; use another folder for the run"
-        raise Format(f"{shown!r} is a checkpoint, not a run", hint=hint)
+        raise FormatError(f"{shown!r} is a checkpoint, not a run", hint=hint)
     if names is None or RUN_DOCUMENT in names or run.latest() is not None:
         return
     if (named := next((other for name, other in FOLDER_NAMES.items() if name in names), None)) is not None:
@@ -81,20 +81,20 @@ def require_run(run: RunFolder) -> None:
             hint = f"name the folders as a run does, {step_name(number)!r} for {name!r}, or use another folder"
         if other is not None:
             what = f"it holds other numbered steps, {_listed(numbered)}; {name!r} is {other}"
-            raise Format(f"{shown!r} is not a run: {what}", hint=hint)
+            raise FormatError(f"{shown!r} is not a run: {what}", hint=hint)
     if (form := find_foreign_folder(run.path)) is not None:
         raise _other_form(shown, f"of the form {form.value}")
 
 
-def _other_form(shown: str, what: str) -> Format:
-    return Format(f"{shown!r} is {what}, and a folder holds one form alone", hint="use another folder for the run")
+def _other_form(shown: str, what: str) -> FormatError:
+    return FormatError(f"{shown!r} is {what}, and a folder holds one form alone", hint="use another folder for the run")
 
 
 def _names_in(run: RunFolder) -> set[str] | None:
     """Return what lies in a run's folder; None where a bucket denies to list it."""
     try:
         return set(run.names())
-    except PermissionDenied:
+    except PermissionDeniedError:
         if run.flat:
             return None
         raise
@@ -163,12 +163,12 @@ def read_run(path: Path, read: Callable[[RunFolder], T], missing: T) -> T:
     """Return what is read in a run's folder; ``missing`` where no run is yet.
 
     Raises:
-        StoreFailed: a file is there, or the system refuses.
+        StoreError: a file is there, or the system refuses.
     """
     try:
         with open_run(path) as run:
             return read(run)
-    except NotFound:
+    except NotFoundError:
         return missing
 
 
@@ -181,8 +181,8 @@ def steps_in(run: RunFolder) -> list[int]:
     """Return the steps of a run that is open, ascending, without those that were left behind.
 
     Raises:
-        Format: a newer version wrote which steps are left behind.
-        StoreFailed: the system refuses.
+        FormatError: a newer version wrote which steps are left behind.
+        StoreError: the system refuses.
     """
     there = run.steps()
     left = superseded_steps(run)
@@ -193,8 +193,8 @@ def latest_of(path: Path) -> int | None:
     """Return the latest step; None where there is none. Earlier steps are not looked at.
 
     Raises:
-        Format: a newer version wrote which steps are left behind.
-        StoreFailed: a file is there, or the system refuses.
+        FormatError: a newer version wrote which steps are left behind.
+        StoreError: a file is there, or the system refuses.
     """
     return read_run(path, lambda run: run.latest(without=superseded_steps(run)), None)
 
@@ -203,7 +203,7 @@ def noted_steps(path: Path) -> list[int]:
     """Return the steps that ``run.json`` names: all that is known where a bucket denies to list them.
 
     Raises:
-        StoreFailed: the system refuses.
+        StoreError: the system refuses.
     """
     with RunFolder(path) as run:
         return [record.step for record in document_in(run.read_document()).steps]
@@ -213,7 +213,7 @@ def latest_known(path: Path) -> int | None:
     """Return the latest step, as `latest_of`; where a bucket denies to list them, the latest that is noted."""
     try:
         return latest_of(path)
-    except PermissionDenied:
+    except PermissionDeniedError:
         if is_on_disk(path):
             raise
         return max(noted_steps(path), default=None)
@@ -223,7 +223,7 @@ def steps_from(path: Path, step: int) -> list[int]:
     """Return the steps that are there, ascending; where a bucket denies to list them, those noted from ``step`` on."""
     try:
         return steps_of(path)
-    except PermissionDenied:
+    except PermissionDeniedError:
         if is_on_disk(path):
             raise
     noted = {each for each in noted_steps(path) if each >= step} | {step}
@@ -232,7 +232,7 @@ def steps_from(path: Path, step: int) -> list[int]:
         return sorted(each for each in noted - left if run.index_nbytes(each) is not None)
 
 
-def missing_step(path: str | os.PathLike[str], step: int, steps: Sequence[int]) -> NotFound:
+def missing_step(path: str | os.PathLike[str], step: int, steps: Sequence[int]) -> NotFoundError:
     """Return the error that a step is not there, which names those that are.
 
     Example:
@@ -240,14 +240,14 @@ def missing_step(path: str | os.PathLike[str], step: int, steps: Sequence[int]) 
         the run 'run' has no step 7; it has steps 0, 10 and 20
     """
     found = steps_text(steps) if steps else "no step yet"
-    return NotFound(f"the run {os.fspath(path)!r} has no step {step}; it has {found}")
+    return NotFoundError(f"the run {os.fspath(path)!r} has no step {step}; it has {found}")
 
 
 def facts_of(path: Path) -> list[StepFacts]:
     """Return what a policy asks of each step that can be read, ascending; none where no run is yet.
 
     Raises:
-        StoreFailed: a file is there, or the system refuses.
+        StoreError: a file is there, or the system refuses.
     """
     return [facts(record) for record in records_of(path).steps]
 
@@ -266,7 +266,7 @@ def records_of(path: Path) -> Records:
     """Return all that is known of the steps, as ``run.json`` has it where it is up to date, else as the steps say.
 
     Raises:
-        StoreFailed: a file is there, or the system refuses.
+        StoreError: a file is there, or the system refuses.
     """
     return read_run(path, records_in, Records(None, None, (), {}))
 
@@ -275,7 +275,7 @@ def records_in(run: RunFolder) -> Records:
     """Return all that is known of the steps of a run that is open.
 
     Raises:
-        StoreFailed: the system refuses.
+        StoreError: the system refuses.
     """
     document = document_in(run.read_document())
     known = {record.step: record for record in document.steps}
@@ -300,8 +300,8 @@ def note_records(run: RunFolder, records: Records) -> None:
     Where neither is, nothing is written: there may be no run.
 
     Raises:
-        StoreFailed: the system refuses; the old ``run.json`` is there.
-        LinkRefused: ``run.json`` is a link.
+        StoreError: the system refuses; the old ``run.json`` is there.
+        LinkRefusedError: ``run.json`` is a link.
     """
     there = set(steps_in(run))
     steps = [record for record in records.steps if record.step in there]
@@ -314,8 +314,8 @@ def cache_trouble(path: Path) -> str | None:
     """Say why ``run.json`` cannot be used; None where it can.
 
     Raises:
-        NotFound: there is no such folder.
-        StoreFailed: the system refuses.
+        NotFoundError: there is no such folder.
+        StoreError: the system refuses.
 
     Example:
         >>> import pathlib, tempfile
@@ -345,8 +345,8 @@ def is_current(run: RunFolder, record: StepRecord) -> bool:
     """Whether a record speaks of the index that is there, by the first line of it.
 
     Raises:
-        LinkRefused: the index is a link.
-        StoreFailed: the system refuses.
+        LinkRefusedError: the index is a link.
+        StoreError: the system refuses.
     """
     head = run.read_head(record.step)
     return head is not None and (head[0], read_digest(head[1])) == (record.index_nbytes, record.digest)
@@ -356,8 +356,8 @@ def read_record(run: RunFolder, step: int) -> StepRecord | None:
     """Return what a step's own index says; None when there is no such step.
 
     Raises:
-        Corrupt, Format, Unsupported: the index cannot be read.
-        StoreFailed: the system refuses.
+        CorruptError, FormatError, UnsupportedError: the index cannot be read.
+        StoreError: the system refuses.
     """
     if (data := run.read_index(step)) is None:
         return None
@@ -380,8 +380,8 @@ def latest_step(path: str | os.PathLike[str]) -> Path:
     """Return the path of a run's latest step.
 
     Raises:
-        NotFound: it has none yet.
-        StoreFailed: the system refuses.
+        NotFoundError: it has none yet.
+        StoreError: the system refuses.
 
     Example:
         >>> import os, tempfile
@@ -393,7 +393,7 @@ def latest_step(path: str | os.PathLike[str]) -> Path:
     """
     latest = latest_of(located(path))
     if latest is None:
-        raise NotFound(f"the run {os.fspath(path)!r} has no step yet", hint="treering doctor shows what is there")
+        raise NotFoundError(f"the run {os.fspath(path)!r} has no step yet", hint="treering doctor shows what is there")
     return step_path(located(path), latest)
 
 
@@ -401,7 +401,7 @@ def of_latest(path: str | os.PathLike[str], read: Callable[[str | os.PathLike[st
     """Read the latest step of a run; one that goes meanwhile has a newer one beside it.
 
     Raises:
-        NotFound: the run has no step; and whatever ``read`` raises.
+        NotFoundError: the run has no step; and whatever ``read`` raises.
     """
     tried = tries(path)
     while True:
@@ -409,7 +409,7 @@ def of_latest(path: str | os.PathLike[str], read: Callable[[str | os.PathLike[st
         step = latest_step(path)
         try:
             return read(step)
-        except NotFound:
+        except NotFoundError:
             if step == latest_step(path):
                 raise
 
@@ -418,8 +418,8 @@ def tries(path: str | os.PathLike[str]) -> Iterator[None]:
     """Yield a few times, for those who read steps that may all go meanwhile.
 
     Raises:
-        NotFound: they went each time.
+        NotFoundError: they went each time.
     """
     for _ in range(_TRIES):
         yield
-    raise NotFound(f"the steps of the run {os.fspath(path)!r} were removed {_TRIES} times during the read")
+    raise NotFoundError(f"the steps of the run {os.fspath(path)!r} were removed {_TRIES} times during the read")

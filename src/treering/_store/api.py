@@ -18,7 +18,7 @@ from typing import Any, Final, NamedTuple, Self, TypeAlias
 
 from treering._store.pieces import Buffer
 from treering._values.human import pluralize
-from treering.errors import Corrupt
+from treering.errors import CorruptError
 
 
 class Closable(abc.ABC):
@@ -162,18 +162,20 @@ class Reader(Closable):
     def map(self) -> mmap.mmap | bytes:
         """Return all bytes, read-only: a mapping where the store can; Corrupt where there are none."""
         if not self.size:
-            raise Corrupt(f"{os.fspath(self.path)!r} is empty", offset=0)
+            raise CorruptError(f"{os.fspath(self.path)!r} is empty", offset=0)
         return self.read(0, self.size)
 
     def require(self, offset: int, count: int) -> None:
         """Refuse to read what is not there, before any memory is asked for: the numbers may come from a hostile file.
 
         Raises:
-            Corrupt: there are fewer bytes.
+            CorruptError: there are fewer bytes.
         """
         if offset < 0 or count < 0 or offset + count > self.size:
             wanted = f"{pluralize(count, 'bytes')} from byte {offset} on are wanted, it has {self.size}"
-            raise Corrupt(f"{os.fspath(self.path)!r} is cut short: {wanted}", offset=min(max(offset, 0), self.size))
+            raise CorruptError(
+                f"{os.fspath(self.path)!r} is cut short: {wanted}", offset=min(max(offset, 0), self.size)
+            )
 
 
 class Claim(abc.ABC):
@@ -344,9 +346,9 @@ class Store(Closable):
         """Open data or a document for reading.
 
         Raises:
-            NotFound: it is not there.
-            Format: it is a link that leads elsewhere.
-            StoreFailed: the store refused.
+            NotFoundError: it is not there.
+            FormatError: it is a link that leads elsewhere.
+            StoreError: the store refused.
         """
 
     @abc.abstractmethod
@@ -354,8 +356,8 @@ class Store(Closable):
         """Return a document, at most its first ``most`` bytes; None where there is none.
 
         Raises:
-            Format: it is a link that leads elsewhere.
-            StoreFailed: the store refused.
+            FormatError: it is a link that leads elsewhere.
+            StoreError: the store refused.
         """
 
     def get(self, name: str) -> bytes | None:

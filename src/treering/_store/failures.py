@@ -12,7 +12,7 @@ from typing import TypeVar
 from treering._printable import show_path
 from treering._values.checkpoint_names import INDEX
 from treering._values.leaves_names import INDEX as LEAVES_INDEX
-from treering.errors import Corrupt, Exists, Format, NotFound, StoreFailed, TreeringError
+from treering.errors import CorruptError, ExistsError, FormatError, NotFoundError, StoreError, TreeringError
 
 _Error = TypeVar("_Error", bound=OSError)
 
@@ -30,7 +30,7 @@ _HINTS = {
 _NO_ROOM = {errno.ENOSPC, errno.EDQUOT}
 
 
-class DataFileMissing(NotFound):
+class DataFileMissingError(NotFoundError):
     """A file that the index names is not there. After an overwrite a newer index names others: read it again.
 
     Attributes:
@@ -40,15 +40,15 @@ class DataFileMissing(NotFound):
     name = ""
 
 
-class LinkRefused(Format):
+class LinkRefusedError(FormatError):
     """A file of a checkpoint is a link, which may lead anywhere. That is no damage: a plain copy can be read."""
 
 
 class naming:  # noqa: N801 - reads as a function; a generator would cost each of ten thousand leaves a microsecond
-    """Turn every ``OSError`` of the block into a ``StoreFailed`` that names ``shown``; our own errors pass.
+    """Turn every ``OSError`` of the block into a ``StoreError`` that names ``shown``; our own errors pass.
 
     Raises:
-        StoreFailed: the system refused something in the block.
+        StoreError: the system refused something in the block.
     """
 
     __slots__ = ("_action", "_shown")
@@ -66,7 +66,7 @@ class naming:  # noqa: N801 - reads as a function; a generator would cost each o
             hint = None if reading else _hint(error.errno or 0, self._shown)
             # A server's answer is told in full by the message; what led to it is of no use to a reader.
             cause = None if "://" in self._shown else error
-            raise StoreFailed.of(error, self._shown, self._action, hint=hint) from cause
+            raise StoreError.of(error, self._shown, self._action, hint=hint) from cause
 
 
 def _hint(reason: int, shown: str) -> str | None:
@@ -88,21 +88,21 @@ def with_errno(error: _Error, number: int, path: str | os.PathLike[str]) -> _Err
     """Return an error of our own with what Python's programs read in it: errno, its text, and the path.
 
     Example:
-        >>> with_errno(NotFound("there is no index"), errno.ENOENT, "ckpt").filename
+        >>> with_errno(NotFoundError("there is no index"), errno.ENOENT, "ckpt").filename
         'ckpt'
     """
     error.errno, error.strerror, error.filename = number, os.strerror(number), show_path(os.fspath(path))
     return error
 
 
-def missing_error(shown: str, name: str) -> DataFileMissing:
+def missing_error(shown: str, name: str) -> DataFileMissingError:
     """Return the error for a file that is not where it should be."""
-    error = DataFileMissing(f"{shown!r} is missing")
+    error = DataFileMissingError(f"{shown!r} is missing")
     error.name = name
     return with_errno(error, errno.ENOENT, shown)
 
 
-def taken_meanwhile(shown: str) -> Exists:
+def taken_meanwhile(shown: str) -> ExistsError:
     """Return the error for a new file whose name another writer took while it was being written.
 
     Example:
@@ -110,7 +110,7 @@ def taken_meanwhile(shown: str) -> Exists:
         "'a.msgpack' was saved by another writer meanwhile"
     """
     hint = "nothing was changed; load it, save to another path, or overwrite it"
-    return Exists(f"{shown!r} was saved by another writer meanwhile", hint=hint)
+    return ExistsError(f"{shown!r} was saved by another writer meanwhile", hint=hint)
 
 
 @contextlib.contextmanager
@@ -119,15 +119,15 @@ def naming_file(path: Path) -> Iterator[None]:
 
     Example:
         >>> with naming_file(Path("treering.json")):
-        ...     raise Corrupt("it is cut short")
+        ...     raise CorruptError("it is cut short")
         Traceback (most recent call last):
             ...
-        treering.errors.Corrupt: 'treering.json': it is cut short
+        treering.errors.CorruptError: 'treering.json': it is cut short
     """
     try:
         yield
     except TreeringError as error:
-        if isinstance(error, Corrupt | Format) and os.fspath(path) not in error.message:
+        if isinstance(error, CorruptError | FormatError) and os.fspath(path) not in error.message:
             named = error.message.startswith(f"{path.name} ")
             rest = error.message.removeprefix(path.name) if named else f": {error.message}"
             error.message = f"{show_path(os.fspath(path))!r}{rest}"

@@ -19,8 +19,8 @@ def open_leaves(path: str | os.PathLike[str]) -> OpenLeaves:
     """Open a leaves directory for reading.
 
     Raises:
-        NotFound: nothing is at the path, where the store can tell.
-        StoreFailed: a file is there, or the system refuses.
+        NotFoundError: nothing is at the path, where the store can tell.
+        StoreError: a file is there, or the system refuses.
     """
     place = located(path)
     if is_on_disk(place):
@@ -36,8 +36,8 @@ def begin_leaves_save(
     """Begin a save into a leaves directory; `StagedLeaves` says what the arguments are.
 
     Raises:
-        Exists: a checkpoint is there.
-        StoreFailed: the system refused. Nothing has changed.
+        ExistsError: a checkpoint is there.
+        StoreError: the system refused. Nothing has changed.
     """
     if is_on_disk(path):
         return StagedLeaves(path, unfinished, sweep, attempt, live)
@@ -50,7 +50,7 @@ def join_leaves_save(path: Path, attempt: str) -> JoinedWriter:
     """Join the save that process 0 has begun.
 
     Raises:
-        StoreFailed: the system refused, or nothing of that save is there.
+        StoreError: the system refused, or nothing of that save is there.
     """
     if is_on_disk(path):
         return JoinedLeaves(path, attempt)

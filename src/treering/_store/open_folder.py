@@ -11,11 +11,11 @@ from pathlib import Path
 from treering._codec.key_document import HEAD_BYTES, SMALL_TOMBSTONE, is_tombstone, is_tombstone_size
 from treering._codec.signed import is_whole
 from treering._store.api import LARGEST_DOCUMENT, Closable, Document, Entry, Reader, Store
-from treering._store.failures import DataFileMissing, LinkRefused, naming, with_errno
+from treering._store.failures import DataFileMissingError, LinkRefusedError, naming, with_errno
 from treering._store.resolve import find_at, open_file, opened_store
 from treering._values.checkpoint_names import INDEX, attempt_of_tombstone
 from treering._values.human import pluralize
-from treering.errors import Busy, Corrupt, Format, NotFound
+from treering.errors import BusyError, CorruptError, FormatError, NotFoundError
 
 _SHOWN_NAMES = 5
 _TRIES = 20
@@ -33,8 +33,8 @@ class OpenFolder(Closable):
         store: the place that was opened.
 
     Raises:
-        NotFound: nothing is at the path.
-        StoreFailed: a file is there, or the system refuses.
+        NotFoundError: nothing is at the path.
+        StoreError: a file is there, or the system refuses.
 
     Example:
         >>> import pathlib, tempfile
@@ -58,26 +58,26 @@ class OpenFolder(Closable):
         """Return the bytes of the index.
 
         Raises:
-            NotFound: there is none; the hint says what is there instead.
-            LinkRefused: it is a link.
-            Format: it is larger than any index.
-            StoreFailed: the system refuses.
+            NotFoundError: there is none; the hint says what is there instead.
+            LinkRefusedError: it is a link.
+            FormatError: it is larger than any index.
+            StoreError: the system refuses.
         """
         try:
             return index_document(self.store).data
-        except NotFound as error:
+        except NotFoundError as error:
             says = f"its {INDEX!r} says so" if isinstance(error, IndexRemoved) else f"it has no {INDEX!r}"
             message = f"there is no checkpoint in {os.fspath(self.path)!r}: {says}"
-            raise with_errno(NotFound(message, hint=self._what_is_there()), errno.ENOENT, self.path) from error
+            raise with_errno(NotFoundError(message, hint=self._what_is_there()), errno.ENOENT, self.path) from error
 
     def open_files(self, names: Iterable[str]) -> dict[str, Reader]:
         """Open files by name, all or none; the caller closes them.
 
         Raises:
-            DataFileMissing: one is not there.
-            LinkRefused: one is a link.
-            Corrupt: a name leads elsewhere.
-            StoreFailed: the system refuses.
+            DataFileMissingError: one is not there.
+            LinkRefusedError: one is a link.
+            CorruptError: a name leads elsewhere.
+            StoreError: the system refuses.
         """
         with contextlib.ExitStack() as undo:
             files = {name: undo.enter_context(self._open(name)) for name in dict.fromkeys(names)}
@@ -86,11 +86,11 @@ class OpenFolder(Closable):
 
     def _open(self, name: str) -> Reader:
         if name in _NO_NAMES or not {"/", "\\", "\0", ":"}.isdisjoint(name):
-            raise Corrupt(f"{os.fspath(self.path)!r} names a file outside of it: {name!r}")
+            raise CorruptError(f"{os.fspath(self.path)!r} names a file outside of it: {name!r}")
         try:
             return self.store.open_file(name)
-        except NotFound as error:
-            missing = DataFileMissing(f"{name!r} is missing in {os.fspath(self.path)!r}")
+        except NotFoundError as error:
+            missing = DataFileMissingError(f"{name!r} is missing in {os.fspath(self.path)!r}")
             missing.name = name
             raise with_errno(missing, errno.ENOENT, self.path / name) from error
 
@@ -119,7 +119,7 @@ class OpenFolder(Closable):
         return f"it holds {shown_names(names)}"
 
 
-class IndexRemoved(NotFound):
+class IndexRemoved(NotFoundError):
     """A tombstone is in the place of the index."""
 
 
@@ -141,7 +141,7 @@ def find_index_at(path: Path, *, follow: bool = True) -> Entry | None:
     """Return what is known of the index in the folder at a path, as `find_index` does.
 
     Raises:
-        StoreFailed: the store refuses to say.
+        StoreError: the store refuses to say.
     """
     found = find_at(path / INDEX, follow=follow)
     if found is None or not found.is_file or not is_tombstone_size(found.size):
@@ -149,9 +149,9 @@ def find_index_at(path: Path, *, follow: bool = True) -> Entry | None:
     try:
         with open_file(path / INDEX) as file:
             return None if is_tombstone(file.read(0, min(HEAD_BYTES, file.size))) else found
-    except NotFound:
+    except NotFoundError:
         return None
-    except (Corrupt, LinkRefused):  # it is changing, or none of ours: whoever reads it says so
+    except (CorruptError, LinkRefusedError):  # it is changing, or none of ours: whoever reads it says so
         return found
 
 
@@ -170,7 +170,7 @@ def is_removed(store: Store, found: Entry, place: str = "") -> bool:
         return False
     if store.flat and found.size == SMALL_TOMBSTONE:
         return True
-    with contextlib.suppress(LinkRefused):  # whoever reads it says so
+    with contextlib.suppress(LinkRefusedError):  # whoever reads it says so
         if not place:
             head = store.read(INDEX, HEAD_BYTES)
         else:
@@ -188,11 +188,11 @@ def index_document(store: Store, name: str = INDEX) -> Document:
         name: its name there; one that was removed has another.
 
     Raises:
-        NotFound: there is none, or `IndexRemoved`: there is a tombstone.
-        LinkRefused: it is a link.
-        Format: it is larger than any index.
-        Busy: it is replaced again and again.
-        StoreFailed: the system refuses.
+        NotFoundError: there is none, or `IndexRemoved`: there is a tombstone.
+        LinkRefusedError: it is a link.
+        FormatError: it is larger than any index.
+        BusyError: it is replaced again and again.
+        StoreError: the system refuses.
     """
     found = key_content(store, name)
     if is_tombstone(found.data) and is_whole(found.data):
@@ -204,17 +204,17 @@ def key_content(store: Store, name: str = INDEX) -> Document:
     """Return the index in an open store, or the tombstone in its place; raises as `index_document` does."""
     for _ in range(_TRIES):
         # In a bucket a long one is read by several requests, and may be replaced between them.
-        with contextlib.suppress(DataFileMissing), store.open_file(name) as file:
+        with contextlib.suppress(DataFileMissingError), store.open_file(name) as file:
             if file.size > LARGEST_DOCUMENT:
                 shown = os.fspath(store.path / name)
-                raise Format(f"{shown!r} has {pluralize(file.size, 'bytes')}: no index is that large")
+                raise FormatError(f"{shown!r} has {pluralize(file.size, 'bytes')}: no index is that large")
             data = file.read(0, file.size)
             if not is_whole(data):
                 room = bytearray(file.size)
                 data = bytes(room) if file.refetch([(0, memoryview(room))]) else data
             return Document(data, file.version)
     shown = os.fspath(store.path / name)
-    raise Busy(f"{shown!r} was replaced {_TRIES} times while it was being read", hint="try again")
+    raise BusyError(f"{shown!r} was replaced {_TRIES} times while it was being read", hint="try again")
 
 
 def shown_names(names: list[str]) -> str:

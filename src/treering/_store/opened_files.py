@@ -10,7 +10,7 @@ from typing import Final
 from treering._store.api import Reader, Version
 from treering._store.posix.reading import LocalFile
 from treering._store.resolve import find_at, is_on_disk, opened_store
-from treering.errors import Corrupt
+from treering.errors import CorruptError
 
 # So many requests for one file each are made before all are listed.
 _ASKED_FOR: Final = 8
@@ -35,16 +35,16 @@ class OpenedFiles:
         """Note which version of a file was opened.
 
         Raises:
-            Corrupt: it is another one than when the file was opened for the first time.
+            CorruptError: it is another one than when the file was opened for the first time.
         """
         if self._versions.setdefault(path, file.version) != file.version:
-            raise Corrupt(f"{os.fspath(path)!r} was replaced while the tree was being read", hint="read it again")
+            raise CorruptError(f"{os.fspath(path)!r} was replaced while the tree was being read", hint="read it again")
 
     def is_current(self) -> bool:
         """Tell whether each file is the one that was opened, and stands at its path; what cannot change counts as so.
 
         Raises:
-            StoreFailed: the store refuses to say.
+            StoreError: the store refuses to say.
         """
         if self._only is not None and not is_on_disk(self._only.path):
             return True  # each request is for the version that was opened

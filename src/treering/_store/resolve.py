@@ -24,7 +24,7 @@ from treering._store.objects.url import (
 from treering._store.pieces import Buffer
 from treering._store.posix.store import PosixRoot
 from treering._store.root import Root
-from treering.errors import PermissionDenied, StoreFailed, Unsupported
+from treering.errors import PermissionDeniedError, StoreError, UnsupportedError
 
 _POSIX: Final = PosixRoot()
 _DISK: Final = frozenset({None, "file"})
@@ -37,7 +37,7 @@ def located(path: str | os.PathLike[str]) -> Path:
     One that is not on disk has no methods that look at the disk.
 
     Raises:
-        Unsupported: it is a URL that names nothing that treering can use.
+        UnsupportedError: it is a URL that names nothing that treering can use.
 
     Example:
         >>> located("s3a://bucket/a/"), located("memory://a").name, located("runs/a").name
@@ -50,7 +50,7 @@ def located(path: str | os.PathLike[str]) -> Path:
         return _without_missing(path)
     if (scheme := scheme_of(text)) is None:
         if (meant := url_meant(text)) is not None and not Path(Path(text).parts[0]).exists():
-            raise Unsupported(f"{text!r} is no URL, and there is no such folder", hint=f"write {meant!r}")
+            raise UnsupportedError(f"{text!r} is no URL, and there is no such folder", hint=f"write {meant!r}")
         # A name in a folder that is called "a:" would be taken for a URL.
         place = _without_missing(Path(text))
         return place if scheme_of(f"{place}/") is None else place.absolute()
@@ -80,7 +80,7 @@ def _from_file_url(text: str) -> Path:
     host, slash, path = address[2:].partition("/") if address.startswith("//") else ("", "/", address.lstrip("/"))
     if host not in {"", "localhost"} or not slash:
         hint = "a URL of this machine is file:///PATH"
-        raise Unsupported(f"{text!r} is on another machine or has no path", hint=hint)
+        raise UnsupportedError(f"{text!r} is on another machine or has no path", hint=hint)
     return Path(url2pathname(f"/{path}"))
 
 
@@ -88,13 +88,13 @@ def file_path(path: str | os.PathLike[str]) -> Path:
     """Return the path of a file, refusing what is no URL that treering can use before a folder called so is made.
 
     Raises:
-        Unsupported: it is no text, a URL of another kind, or names no file.
+        UnsupportedError: it is no text, a URL of another kind, or names no file.
     """
     text = os.fspath(path)
     if not isinstance(text, str):
-        raise Unsupported(f"a path is a str or os.PathLike of str, found {type(text).__name__}")
+        raise UnsupportedError(f"a path is a str or os.PathLike of str, found {type(text).__name__}")
     if not text or text.endswith(("/", os.sep)):
-        raise Unsupported(f"{text!r} is not the name of a file", hint="pass the name of a file")
+        raise UnsupportedError(f"{text!r} is not the name of a file", hint="pass the name of a file")
     return located(path)
 
 
@@ -102,7 +102,7 @@ def new_file_path(path: str | os.PathLike[str]) -> Path:
     """Return the path of something to write, refusing also ``~``: a folder called so is hardly meant.
 
     Raises:
-        Unsupported: as `file_path`, or it begins with ``~``, is read-only, or is the root of the file system.
+        UnsupportedError: as `file_path`, or it begins with ``~``, is read-only, or is the root of the file system.
 
     Example:
         >>> new_file_path("runs/7").name
@@ -110,12 +110,12 @@ def new_file_path(path: str | os.PathLike[str]) -> Path:
     """
     place = file_path(path)
     if isinstance(place, WebPath):
-        raise Unsupported(f"{os.fspath(path)!r} cannot be written", hint=f"over {place.parts[0]}// {READ_ONLY}")
+        raise UnsupportedError(f"{os.fspath(path)!r} cannot be written", hint=f"over {place.parts[0]}// {READ_ONLY}")
     if place.parts[:1] and place.parts[0].startswith("~"):
         hint = "'~' is not expanded here; os.path.expanduser does it"
-        raise Unsupported(f"{os.fspath(path)!r} begins with '~'", hint=hint)
+        raise UnsupportedError(f"{os.fspath(path)!r} begins with '~'", hint=hint)
     if place.name in ("", "..") and is_on_disk(place) and (whole := settled(place)) == whole.parent:
-        raise Unsupported(
+        raise UnsupportedError(
             f"{os.fspath(place)!r} is the root of the file system", hint="pass the path of a folder in it"
         )
     return place
@@ -125,10 +125,10 @@ def require_path(path: object) -> None:
     """Refuse what is no path, such as a tree in its place.
 
     Raises:
-        Unsupported: neither a str nor an ``os.PathLike``.
+        UnsupportedError: neither a str nor an ``os.PathLike``.
     """
     if not isinstance(path, str | os.PathLike):
-        raise Unsupported(f"the first argument is the path, a str or os.PathLike; found {kind_of(path)}")
+        raise UnsupportedError(f"the first argument is the path, a str or os.PathLike; found {kind_of(path)}")
 
 
 def leaves_path(path: str | os.PathLike[str], *, new: bool = False) -> Path:
@@ -139,7 +139,7 @@ def leaves_path(path: str | os.PathLike[str], *, new: bool = False) -> Path:
         new: whether it is to be written.
 
     Raises:
-        Unsupported: as `file_path`, or as `new_folder_path` for a new one.
+        UnsupportedError: as `file_path`, or as `new_folder_path` for a new one.
 
     Example:
         >>> leaves_path("runs/a/").name
@@ -162,18 +162,18 @@ def require_shared(path: str | os.PathLike[str]) -> None:
     """Refuse a joint save into the memory of each process; all of them refuse it, so none waits.
 
     Raises:
-        Unsupported: the path is such a place.
+        UnsupportedError: the path is such a place.
     """
     if not root_of(path).is_shared:
         hint = "save to a folder or a bucket that all processes see, or pass processes='this'"
-        raise Unsupported(f"{os.fspath(path)!r} is another place in each process of the job", hint=hint)
+        raise UnsupportedError(f"{os.fspath(path)!r} is another place in each process of the job", hint=hint)
 
 
 def new_folder_path(path: str | os.PathLike[str]) -> Path:
     """Return the path of a folder to write.
 
     Raises:
-        Unsupported: it is no path, empty, a URL, or begins with ``~``.
+        UnsupportedError: it is no path, empty, a URL, or begins with ``~``.
     """
     return new_file_path(_without_end(path))
 
@@ -182,7 +182,7 @@ def absolute(path: PurePath) -> Path:
     """Return a path that holds when the program changes its current folder.
 
     Raises:
-        StoreFailed: the path is relative, and the current folder was removed.
+        StoreError: the path is relative, and the current folder was removed.
     """
     return cast("Path", root_of(path).absolute(path))
 
@@ -208,16 +208,16 @@ def require_outside(source: str | os.PathLike[str], target: str | os.PathLike[st
     """Refuse to write to a source or into it, whatever leads there.
 
     Raises:
-        Unsupported: the target, which is called ``shown``, is the source, or lies in it.
+        UnsupportedError: the target, which is called ``shown``, is the source, or lies in it.
 
     Example:
         >>> require_outside("runs/a", "runs/b/../a/copy", "runs/b/../a/copy")
         Traceback (most recent call last):
             ...
-        treering.errors.Unsupported: 'runs/b/../a/copy' is, or lies in, the source; choose another path
+        treering.errors.UnsupportedError: 'runs/b/../a/copy' is, or lies in, the source; choose another path
     """
     if settled(target).is_relative_to(settled(source)):
-        raise Unsupported(f"{shown!r} is, or lies in, the source", hint="choose another path")
+        raise UnsupportedError(f"{shown!r} is, or lies in, the source", hint="choose another path")
 
 
 def root_of(path: str | os.PathLike[str]) -> Root:
@@ -256,7 +256,7 @@ def find_at(path: str | os.PathLike[str], *, follow: bool = True) -> Entry | Non
     """Return what is at a path; None for nothing, and where there can be nothing.
 
     Raises:
-        StoreFailed: the store refuses to say.
+        StoreError: the store refuses to say.
     """
     return root_of(path).find(located(path), follow=follow)
 
@@ -265,7 +265,7 @@ def is_folder(path: str | os.PathLike[str]) -> bool:
     """Tell whether a folder is at a path, or a link to one.
 
     Raises:
-        StoreFailed: the store refuses to say.
+        StoreError: the store refuses to say.
 
     Example:
         >>> import tempfile
@@ -280,7 +280,7 @@ def is_seen(path: str | os.PathLike[str]) -> bool:
     """Tell whether anything is known to be at a path."""
     try:
         return find_at(path, follow=False) is not None
-    except StoreFailed:
+    except StoreError:
         return False
 
 
@@ -288,13 +288,13 @@ def is_taken(path: str | os.PathLike[str]) -> bool:
     """Tell whether a file that is written at a path is known to replace anything; some may write and not look.
 
     Raises:
-        StoreFailed: a bucket does not answer, so what would be replaced is not known.
+        StoreError: a bucket does not answer, so what would be replaced is not known.
     """
     root = root_of(path)
     try:
         return root.is_taken(located(path))
-    except StoreFailed as error:
-        if root.on_disk or isinstance(error, PermissionDenied):
+    except StoreError as error:
+        if root.on_disk or isinstance(error, PermissionDeniedError):
             return False
         raise
 
@@ -319,8 +319,8 @@ def open_file(path: str | os.PathLike[str]) -> Reader:
     """Open a single file.
 
     Raises:
-        NotFound: nothing is there.
-        StoreFailed: it is a folder or no file at all, or the store refuses.
+        NotFoundError: nothing is there.
+        StoreError: it is a folder or no file at all, or the store refuses.
 
     Example:
         >>> import pathlib, tempfile
@@ -351,8 +351,8 @@ def write_file(
     ``unique`` says that no other save has these bytes; else, where such a file is not safe, a warning says so.
 
     Raises:
-        Exists: it had to be new, and something is there, or came there meanwhile.
-        StoreFailed: the store refused, or the buffers hold another number of bytes.
+        ExistsError: it had to be new, and something is there, or came there meanwhile.
+        StoreError: the store refused, or the buffers hold another number of bytes.
     """
     root_of(path).write_file(located(path), buffers, size, new=new, unique=unique)
 

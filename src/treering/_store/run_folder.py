@@ -19,11 +19,11 @@ from typing import Final
 from treering._codec.key_document import HEAD_BYTES, SMALL_TOMBSTONE, is_tombstone, is_tombstone_size
 from treering._store.api import Closable, Entry, Kind, Outcome, Store, Version
 from treering._store.crew import map_together
-from treering._store.failures import LinkRefused, naming
+from treering._store.failures import LinkRefusedError, naming
 from treering._store.open_folder import find_index, index_document, is_removed
 from treering._store.resolve import find_at, is_on_disk, opened_store
 from treering._values.checkpoint_names import INDEX, is_data
-from treering.errors import NotFound, StoreFailed
+from treering.errors import NotFoundError, StoreError
 
 RUN_DOCUMENT: Final = "run.json"
 """Name of the document about all steps."""
@@ -78,7 +78,7 @@ def is_linked(path: Path) -> bool:
     """Tell whether a link lies where a path has a step of a run, which no reader of the run follows.
 
     Raises:
-        StoreFailed: the system refuses to say.
+        StoreError: the system refuses to say.
 
     Example:
         >>> import os, pathlib, tempfile
@@ -98,12 +98,12 @@ def refuse_linked(path: Path) -> None:
     """Refuse to write a step through a link, which may lead to the step of another run.
 
     Raises:
-        LinkRefused: one lies there.
-        StoreFailed: the system refuses to say.
+        LinkRefusedError: one lies there.
+        StoreError: the system refuses to say.
     """
     if is_linked(path):
         hint = "remove the link, or put a folder of its own in its place (cp -L)"
-        raise LinkRefused(f"{os.fspath(path)!r} is a link in the place of a step, and is not followed", hint=hint)
+        raise LinkRefusedError(f"{os.fspath(path)!r} is a link in the place of a step, and is not followed", hint=hint)
 
 
 def _is_emptied(left: Entry) -> bool:
@@ -122,8 +122,8 @@ class RunFolder(Closable):
         grace: seconds that superseded data stay here for readers.
 
     Raises:
-        NotFound: nothing is there.
-        StoreFailed: a file is there, or the system refuses.
+        NotFoundError: nothing is there.
+        StoreError: a file is there, or the system refuses.
 
     Example:
         >>> import pathlib, tempfile
@@ -151,7 +151,7 @@ class RunFolder(Closable):
         """Return all names in it, those of others too.
 
         Raises:
-            StoreFailed: the system refuses.
+            StoreError: the system refuses.
         """
         with naming(os.fspath(self.path), "read"):
             return self._store.names()
@@ -160,7 +160,7 @@ class RunFolder(Closable):
         """Whether the folder itself is a checkpoint.
 
         Raises:
-            StoreFailed: the system refuses.
+            StoreError: the system refuses.
         """
         with naming(os.fspath(self.path), "read"):
             return find_index(self._store) is not None
@@ -169,7 +169,7 @@ class RunFolder(Closable):
         """Return the steps whose folders are there, with an index or without, ascending.
 
         Raises:
-            StoreFailed: the system refuses.
+            StoreError: the system refuses.
         """
         with naming(os.fspath(self.path), "read"):
             return sorted([step for step in map(step_of_name, self._store.places()) if step is not None])
@@ -180,7 +180,7 @@ class RunFolder(Closable):
         They are listed in one go where that can be, and not at all elsewhere: there a removed step leaves nothing.
 
         Raises:
-            StoreFailed: the system refuses.
+            StoreError: the system refuses.
         """
         with naming(os.fspath(self.path), "read"):
             listed = self._listed()
@@ -190,7 +190,7 @@ class RunFolder(Closable):
         """Remove tombstones that list nothing and are older than so many seconds, where the store can; else they stay.
 
         Raises:
-            StoreFailed: the system refuses.
+            StoreError: the system refuses.
         """
         with naming(os.fspath(self.path), "clear"):
             alone = [(step, entries[INDEX]) for step, entries in self._listed() if entries.keys() == {INDEX}]
@@ -206,7 +206,7 @@ class RunFolder(Closable):
         """Return the steps in whose folders something may be left over, ascending; all where that takes a look at each.
 
         Raises:
-            StoreFailed: the system refuses.
+            StoreError: the system refuses.
         """
         if not self.flat:
             return self.folders()
@@ -217,7 +217,7 @@ class RunFolder(Closable):
         """Return the steps that are there, ascending.
 
         Raises:
-            StoreFailed: the system refuses; a step that cannot be looked at may be the latest.
+            StoreError: the system refuses; a step that cannot be looked at may be the latest.
         """
         with naming(os.fspath(self.path), "read"):
             if not self.flat:
@@ -234,7 +234,7 @@ class RunFolder(Closable):
             without: steps that do not count.
 
         Raises:
-            StoreFailed: the system refuses; a step that cannot be looked at may be the latest.
+            StoreError: the system refuses; a step that cannot be looked at may be the latest.
         """
         with naming(os.fspath(self.path), "read"):
             while True:
@@ -252,24 +252,24 @@ class RunFolder(Closable):
         """Open a step's folder, which the caller closes; None when there is none, or a link or file in its place.
 
         Raises:
-            StoreFailed: the system refuses.
+            StoreError: the system refuses.
         """
         try:
             return self._store.below(step_name(step))
         except OSError as error:
             if error.errno in _NO_FOLDER:
                 return None
-            raise StoreFailed.of(error, self.path / step_name(step), "read") from error
+            raise StoreError.of(error, self.path / step_name(step), "read") from error
 
     def read_head(self, step: int) -> tuple[int, bytes] | None:
         """Return the size of a step's index, and its first bytes, the first line in it; None when it is gone.
 
         Raises:
-            LinkRefused: the index is a link.
-            StoreFailed: the system refuses.
+            LinkRefusedError: the index is a link.
+            StoreError: the system refuses.
         """
         if (folder := self.open_step(step)) is not None:
-            with folder, contextlib.suppress(NotFound), folder.open_file(INDEX) as file:
+            with folder, contextlib.suppress(NotFoundError), folder.open_file(INDEX) as file:
                 head = file.read(0, min(file.size, HEAD_BYTES))
                 return None if is_tombstone(head) else (file.size, head)
         return None
@@ -278,12 +278,12 @@ class RunFolder(Closable):
         """Return the bytes of a step's index; None when it is gone.
 
         Raises:
-            LinkRefused: it is a link.
-            Format: it is larger than any index.
-            StoreFailed: the system refuses.
+            LinkRefusedError: it is a link.
+            FormatError: it is larger than any index.
+            StoreError: the system refuses.
         """
         if (folder := self.open_step(step)) is not None:
-            with folder, contextlib.suppress(NotFound):
+            with folder, contextlib.suppress(NotFoundError):
                 return index_document(folder).data
         return None
 
@@ -303,7 +303,7 @@ class RunFolder(Closable):
         """Return the bytes of ``run.json``; None when it is not there, or is nothing that a run would have written.
 
         Raises:
-            StoreFailed: the system refuses.
+            StoreError: the system refuses.
         """
         return self._read(RUN_DOCUMENT)
 
@@ -311,7 +311,7 @@ class RunFolder(Closable):
         """Return the first bytes of ``run.json``, the first line in it, as `read_document` returns all of it.
 
         Raises:
-            StoreFailed: the system refuses.
+            StoreError: the system refuses.
         """
         return self._read(RUN_DOCUMENT, HEAD_BYTES)
 
@@ -319,7 +319,7 @@ class RunFolder(Closable):
         """Whether anything is called ``.run.json.left``, and is not empty.
 
         Raises:
-            StoreFailed: the system refuses.
+            StoreError: the system refuses.
         """
         with naming(os.fspath(self.path), "read"):
             found = self._store.find(LEFT_DOCUMENT)
@@ -329,7 +329,7 @@ class RunFolder(Closable):
         """Return the bytes of ``.run.json.left``, as `read_document` those of ``run.json``; None where it is empty.
 
         Raises:
-            StoreFailed: the system refuses.
+            StoreError: the system refuses.
         """
         data = self._read(LEFT_DOCUMENT)
         return None if data is None or len(data) in _EMPTIED else data
@@ -340,7 +340,7 @@ class RunFolder(Closable):
         One that is not written to its end is known by its digest: it needs no other name meanwhile.
 
         Raises:
-            StoreFailed: the system refuses.
+            StoreError: the system refuses.
         """
         with naming(os.fspath(self.path / LEFT_DOCUMENT), "write"):
             found = self._store.find(LEFT_DOCUMENT)
@@ -363,7 +363,7 @@ class RunFolder(Closable):
         """Remove ``.run.json.left``, or empty it where a late request could bring it back; gone already is as well.
 
         Raises:
-            StoreFailed: the system refuses.
+            StoreError: the system refuses.
         """
         with naming(os.fspath(self.path / LEFT_DOCUMENT), "remove"):
             if not self.flat:
@@ -385,14 +385,14 @@ class RunFolder(Closable):
             sweep: whether to look through the folder for what dead writers of it left.
 
         Raises:
-            LinkRefused: a link or no file is called so.
-            StoreFailed: the system refuses; nothing has changed.
+            LinkRefusedError: a link or no file is called so.
+            StoreError: the system refuses; nothing has changed.
         """
         path = self.path / RUN_DOCUMENT
         with naming(os.fspath(path), "write"):
             found = None if self.flat else self._store.find(RUN_DOCUMENT)
             if found is not None and not found.is_file:
-                raise LinkRefused(f"{os.fspath(path)!r} is not a file of its own", hint="remove it")
+                raise LinkRefusedError(f"{os.fspath(path)!r} is not a file of its own", hint="remove it")
             # In a bucket by the version that was read here, which need not be asked for; if it still is that one.
             known, self._noted = self._noted, None
             if known is None or self._store.replace(RUN_DOCUMENT, data, known) is not Outcome.DONE:
@@ -405,7 +405,7 @@ class RunFolder(Closable):
             return None
         # Users do not know the list of steps that were left; a link: it was replaced meanwhile.
         shown = self.path if name == LEFT_DOCUMENT else self.path / name
-        with contextlib.suppress(LinkRefused), naming(os.fspath(shown), "read"):
+        with contextlib.suppress(LinkRefusedError), naming(os.fspath(shown), "read"):
             document = self._store.read(name, most)
             if self.flat and name == RUN_DOCUMENT:
                 self._noted = None if document is None else document.version
@@ -416,7 +416,7 @@ class RunFolder(Closable):
         if (found := self._find(step)) is None or found.kind is not Kind.LINK:
             return found is not None and found.is_file
         # A snapshot of a hub has links for files; which of them are followed, opening knows.
-        with contextlib.suppress(LinkRefused):
+        with contextlib.suppress(LinkRefusedError):
             return self.read_head(step) is not None
         return False
 

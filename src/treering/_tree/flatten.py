@@ -21,7 +21,7 @@ from treering._tree.state_dict import shown_key, to_state_dict
 from treering._tree.static_values import key_value, opaque_of, static_value
 from treering._values.human import pluralize
 from treering._values.keys import escape_part, split_key
-from treering.errors import Unsupported
+from treering.errors import UnsupportedError
 
 _STATE: Final = "state"
 Rebuild = Callable[[list[Any]], Any]
@@ -61,7 +61,7 @@ def flatten(tree: Any) -> Flattened:
     Functions, dtypes, enums, meshes and shardings, which a ``like`` gives again, are "opaque" leaves.
 
     Raises:
-        Unsupported: one or more leaves that could not be given back; all of them are named, with what to do.
+        UnsupportedError: one or more leaves that could not be given back; all of them are named, with what to do.
             Dict keys that are alike as text. More than 1,024 levels.
 
     Example:
@@ -78,7 +78,7 @@ def flatten_like(like: Any) -> Flattened:
     """Return a target in the same form: nothing is refused as a leaf, and abstract arrays are of kind "abstract".
 
     Raises:
-        Unsupported: dict keys that are alike as text, or more than 1,024 levels.
+        UnsupportedError: dict keys that are alike as text, or more than 1,024 levels.
 
     Example:
         >>> import jax
@@ -94,7 +94,7 @@ class _FlattenWalk:
 
     kind_of: KindOf
     flat: Flattened = dataclasses.field(default_factory=Flattened)
-    refused: list[tuple[str, Unsupported]] = dataclasses.field(default_factory=list)
+    refused: list[tuple[str, UnsupportedError]] = dataclasses.field(default_factory=list)
     counted: int = 0
 
     def over(self, tree: Any) -> Flattened:
@@ -119,7 +119,7 @@ class _FlattenWalk:
                     levels.append((inner, f"{prefix}{part}/"))
                     if len(levels) > MAX_LEVELS:
                         deep = f"the tree is more than {MAX_LEVELS} containers deep"
-                        raise Unsupported(deep, path=split_key(key), hint="it may hold itself")
+                        raise UnsupportedError(deep, path=split_key(key), hint="it may hold itself")
                     break
             else:
                 levels.pop()
@@ -140,7 +140,7 @@ class _FlattenWalk:
                 return zip(map(key_text, node.container.keys), node.children, strict=True)
             if kind is None or kind == "numpy":
                 kind = self.kind_of(x)
-        except Unsupported as error:
+        except UnsupportedError as error:
             self.refused.append((key, error))
             return None
         self.flat.keys.append(key)
@@ -157,10 +157,10 @@ class _FlattenWalk:
     def _raise_refused(self) -> None:
         if len(self.refused) == 1:
             ((key, error),) = self.refused
-            raise Unsupported(error.message, path=split_key(key), hint=error.hint) from error
+            raise UnsupportedError(error.message, path=split_key(key), hint=error.hint) from error
         if self.refused:
             lines = [f"{shown_key(key) or '.'}: {error}" for key, error in self.refused]
-            raise Unsupported(f"{pluralize(len(lines), 'leaves')} cannot be saved:{list_lines(lines)}")
+            raise UnsupportedError(f"{pluralize(len(lines), 'leaves')} cannot be saved:{list_lines(lines)}")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -183,7 +183,7 @@ def open_node(x: Any) -> OpenNode | None:
     registered, by their fields.
 
     Raises:
-        Unsupported: keys that are alike as text, or a node that jax cannot open.
+        UnsupportedError: keys that are alike as text, or a node that jax cannot open.
     """
     kind = type(x)
     if kind is jax.ShapeDtypeStruct:
@@ -216,7 +216,7 @@ def _keys(keys: Iterable[Any]) -> tuple[Any, ...]:
     """Return dict keys as a file holds them.
 
     Raises:
-        Unsupported: two are alike as text, or one has no text.
+        UnsupportedError: two are alike as text, or one has no text.
     """
     found = tuple(keys)
     if all(type(key) is str for key in found):
@@ -227,12 +227,12 @@ def _keys(keys: Iterable[Any]) -> tuple[Any, ...]:
             value = key_value(key)
             text = key_text(value)
         except (ValueError, RecursionError) as error:  # an int of more digits than Python prints, endless tuples
-            if isinstance(error, Unsupported):
+            if isinstance(error, UnsupportedError):
                 raise
-            raise Unsupported(f"a dict key has no text: {error}") from error
+            raise UnsupportedError(f"a dict key has no text: {error}") from error
         if text in held:
             alike = f"the dict keys {held[text][0]!r:.200} and {key!r:.200} have the same text"
-            raise Unsupported(alike, hint="rename one of them")
+            raise UnsupportedError(alike, hint="rename one of them")
         held[text] = key, value
     return tuple(value for _, value in held.values())
 
@@ -283,14 +283,14 @@ def _open_dataclass(x: Any) -> OpenNode | None:
     """Open a dataclass that nobody registered; None where its fields are not what its instances store.
 
     Raises:
-        Unsupported: an array lies in an attribute that is no field; ``like`` would give an old one back.
+        UnsupportedError: an array lies in an attribute that is no field; ``like`` would give an old one back.
     """
     fields = _field_values(x)
     if any(isinstance(getattr(type(x), name, None), property) for name in fields):
         return None
     if (place := hidden_array(x, fields)) is not None:
         text = f"a {class_name(type(x))} holds an array in {place!r}, which is not a field of it"
-        raise Unsupported(text, hint="make it a field, or register the class as a pytree node")
+        raise UnsupportedError(text, hint="make it a field, or register the class as a pytree node")
 
     def rebuild(children: list[Any]) -> Any:
         result = copy.copy(x)

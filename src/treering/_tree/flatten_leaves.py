@@ -26,7 +26,7 @@ from treering._format.structure import class_name
 from treering._printable import kind_of, way_to_save
 from treering._tree.registry import has_shape_and_dtype, is_code, is_typed_key, key_dtype
 from treering._values.dtypes import check_writable
-from treering.errors import Unsupported
+from treering.errors import UnsupportedError
 
 _PLAIN: Final = (str, int, float, complex, bytes, bytearray)
 KINDS: Final[dict[type, str]] = {kind: kind.__name__ for kind in (bool, *_PLAIN)}
@@ -38,7 +38,7 @@ WRITABLE: Final[set[np.dtype[Any]]] = set()
 
 
 KindOf = Callable[[Any], str]
-"""Returns the kind of a leaf, or raises ``Unsupported``."""
+"""Returns the kind of a leaf, or raises ``UnsupportedError``."""
 
 # Settings: a program that makes ``like`` makes them too, and their text is all that they are.
 _PLACES: Final = (jax.Device, sharding.AbstractMesh, sharding.Mesh, sharding.PartitionSpec, sharding.Sharding)
@@ -80,7 +80,7 @@ def kind_to_save(x: Any) -> str:
     """Return the kind of a leaf that is to be saved.
 
     Raises:
-        Unsupported: it could not be given back as it is, not even with the help of ``like``.
+        UnsupportedError: it could not be given back as it is, not even with the help of ``like``.
 
     Example:
         >>> kind_to_save(np.float32(1)), kind_to_save(abs)
@@ -88,24 +88,25 @@ def kind_to_save(x: Any) -> str:
         >>> kind_to_save({1, 2})
         Traceback (most recent call last):
             ...
-        treering.errors.Unsupported: a set cannot be saved; it has no order to save its items in: make it a sorted list
+        treering.errors.UnsupportedError: a set cannot be saved; it has no order to save its items in: make it a sorted
+            list
     """
     if isinstance(x, np.generic | np.ndarray):
         return _numpy_kind(x)
     if isinstance(x, jax.core.Tracer):
-        raise Unsupported("a traced value has no bytes yet", hint="save outside of jit, grad and vmap")
+        raise UnsupportedError("a traced value has no bytes yet", hint="save outside of jit, grad and vmap")
     if isinstance(x, jax.Array):
         if (kind := _jax_kind(x)) == "key" and not _is_named(jax.random.key_impl(x), x.dtype):
             what = f"keys of the dtype {x.dtype} cannot be given back: jax does not know the implementation by its name"
-            raise Unsupported(what, hint="save jax.random.key_data(x), and make keys of it with wrap_key_data")
+            raise UnsupportedError(what, hint="save jax.random.key_data(x), and make keys of it with wrap_key_data")
         return kind
     if isinstance(x, jax.ShapeDtypeStruct):
-        raise Unsupported("a jax.ShapeDtypeStruct holds no data", hint="save the array itself")
+        raise UnsupportedError("a jax.ShapeDtypeStruct holds no data", hint="save the array itself")
     if isinstance(x, SETTINGS):
         return "opaque"
     for kinds, hint in _HINTS:
         if isinstance(x, kinds):
-            raise Unsupported(f"{kind_of(x)} cannot be saved", hint=hint)
+            raise UnsupportedError(f"{kind_of(x)} cannot be saved", hint=hint)
     _check_opaque(x)
     return "opaque"
 
@@ -142,7 +143,7 @@ def _numpy_kind(x: Any) -> str:
         return "numpy scalar"
     if type(x) not in (np.ndarray, np.memmap):
         text = f"a {class_name(type(x))} holds more than its numbers and would come back as a plain array"
-        raise Unsupported(text, hint="save np.asarray(x), and the rest beside it")
+        raise UnsupportedError(text, hint="save np.asarray(x), and the rest beside it")
     WRITABLE.add(x.dtype)
     return "numpy"
 
@@ -151,25 +152,25 @@ def _check_opaque(x: Any) -> None:
     """Refuse an object that is more than code: its state would be lost.
 
     Raises:
-        Unsupported: it holds arrays, or it is nothing that can be called.
+        UnsupportedError: it holds arrays, or it is nothing that can be called.
     """
     kind = class_name(type(x))
     if isinstance(x, type):
         return
     if _is_array(x):
-        raise Unsupported(f"a {kind} is not an array of numpy or jax", hint="save np.asarray(x)")
+        raise UnsupportedError(f"a {kind} is not an array of numpy or jax", hint="save np.asarray(x)")
     if hasattr(x, "get_state") and hasattr(x, "set_state"):
-        raise Unsupported(f"a {kind} keeps its state to itself", hint=_STATE)
+        raise UnsupportedError(f"a {kind} keeps its state to itself", hint=_STATE)
     # jit and the like are C, and hold the function that they were made of.
     if (place := hidden_array(getattr(x, "__wrapped__", None) if _is_closed(x) else x)) is not None:
         hint = _PARTIAL if isinstance(x, _OPEN_CODE) else way_to_save(x, _REGISTER)
-        raise Unsupported(f"a {kind} holds arrays where jax cannot see them, in {place!r}", hint=hint)
+        raise UnsupportedError(f"a {kind} holds arrays where jax cannot see them, in {place!r}", hint=hint)
     # The dtype of typed PRNG keys is no numpy dtype.
     if is_code(x) or callable(x) or isinstance(x, type(jax.eval_shape(jax.random.key, 0).dtype)) or _is_placeholder(x):
         return
     article = "an" if kind[:1].lower() in "aeio" else "a"
     what = f"{article} {kind} is not an array, number or text, and a file cannot hold it"
-    raise Unsupported(what, hint=way_to_save(x, _LEAVE_OUT))
+    raise UnsupportedError(what, hint=way_to_save(x, _LEAVE_OUT))
 
 
 class _Placeholder:

@@ -19,7 +19,7 @@ from treering._tree.unflatten import containers_of
 from treering._values.dtypes import is_kind_kept, lookup, number_rank, numpy_dtype
 from treering._values.human import build_mismatch, pluralize
 from treering._values.keys import join_key, split_key
-from treering.errors import Mismatch
+from treering.errors import MismatchError
 
 _PYTHON: Final[dict[str, type]] = {"bool": bool, "int": int, "float": float, "complex": complex}
 _PYTHON_DTYPES: Final = {"float128": np.dtype(float), "complex256": np.dtype(complex)}
@@ -213,7 +213,7 @@ def match_leaves(
         wording: how the differences are told.
 
     Raises:
-        Mismatch: with one line for each difference.
+        MismatchError: with one line for each difference.
     """
     stored = dict(zip(selection.keys, selection.leaves, strict=True))
     sources = apply_renames(target.keys, rename or {})
@@ -264,7 +264,7 @@ def apply_renames(keys: Sequence[str], rename: Mapping[str, str]) -> dict[str, s
     """Return wanted key -> stored key for every key that a renaming covers; the longest one wins.
 
     Raises:
-        Mismatch: a renaming covers no key.
+        MismatchError: a renaming covers no key.
 
     Example:
         >>> apply_renames(["a/w", "a/b", "c"], {"a": "x", "a/w": "k"})
@@ -288,7 +288,7 @@ def apply_renames(keys: Sequence[str], rename: Mapping[str, str]) -> dict[str, s
         what, hint = "`like` has no such key", "it maps wanted keys to saved keys"
         if min(idle) in shadowed:
             what, hint = "longer entries cover all that is below it in `like`", "remove the entry"
-        raise Mismatch(f"rename has {min(idle)!r}, but {what}", hint=hint)
+        raise MismatchError(f"rename has {min(idle)!r}, but {what}", hint=hint)
     return result
 
 

@@ -17,7 +17,7 @@ from treering._tree.rules import Rules, fit_spec, spec_of
 from treering._tree.state_dict import map_with_path
 from treering._values.human import build_mismatch, near, pluralize
 from treering._values.keys import split_key
-from treering.errors import Mismatch, Unsupported
+from treering.errors import MismatchError, UnsupportedError
 
 Choice: TypeAlias = Callable[[str, jax.ShapeDtypeStruct], Any]
 """Says of a key and its array where it goes: ``Sharding``, ``Device``, ``PartitionSpec``; None: the default device."""
@@ -47,14 +47,14 @@ def resolve_shardings(
         own: key text -> where the leaf of the target lies.
 
     Raises:
-        Mismatch: a leaf has no sharding or no rule, or its shape cannot be divided so; all of them at once.
-        Unsupported: this is no sharding.
+        MismatchError: a leaf has no sharding or no rule, or its shape cannot be divided so; all of them at once.
+        UnsupportedError: this is no sharding.
     """
     require_mesh(mesh)
     rules = Rules(shardings) if is_rules(shardings) else None
     try:
         chosen = choose_shardings(_choice(rules or shardings, mesh, known, own), mesh, avals)
-    except Mismatch as error:
+    except MismatchError as error:
         if shardings is None and mesh is not None:
             error.hint = "the specs are those of the target; shardings=PartitionSpec() replicates on the mesh"
         if any(line.endswith(_NO_RULE) for line in error.differences):
@@ -69,10 +69,10 @@ def require_mesh(mesh: Any) -> None:
     """Refuse what is no mesh of devices.
 
     Raises:
-        Unsupported: it is none.
+        UnsupportedError: it is none.
     """
     if not isinstance(mesh, jax.sharding.Mesh | None):
-        raise Unsupported(f"mesh is {kind_of(mesh)}, not a jax.sharding.Mesh of devices")
+        raise UnsupportedError(f"mesh is {kind_of(mesh)}, not a jax.sharding.Mesh of devices")
 
 
 def choose_shardings(
@@ -81,8 +81,8 @@ def choose_shardings(
     """Return the sharding that is chosen for every leaf in ``avals``, if it fits the leaf; None is the default device.
 
     Raises:
-        Mismatch: shapes cannot be divided so; all of them at once.
-        Unsupported: this is no sharding.
+        MismatchError: shapes cannot be divided so; all of them at once.
+        UnsupportedError: this is no sharding.
     """
     result: dict[str, Sharding | None] = {}
     wrong: list[str] = []
@@ -95,7 +95,7 @@ def choose_shardings(
             if alike not in known:
                 known[alike] = _sharding(given, mesh, aval)
             result[key] = known[alike]
-        except Unsupported as error:
+        except UnsupportedError as error:
             error.path = error.path or split_key(key)
             raise
         except _NoFit as misfit:
@@ -202,7 +202,7 @@ def _require_known(found: Mapping[tuple[str, ...], Any], known: Sequence[str]) -
         if path not in heads:
             meant = near("/".join(path), ["/".join(head) for head in heads])
             hint = f"did you mean {meant!r}?" if meant else None
-            raise Mismatch(f"shardings has {'/'.join(path)!r:.200}, which the tree does not have", hint=hint)
+            raise MismatchError(f"shardings has {'/'.join(path)!r:.200}, which the tree does not have", hint=hint)
 
 
 def _sharding(given: Any, mesh: jax.sharding.Mesh | None, aval: jax.ShapeDtypeStruct) -> Sharding | None:
@@ -214,7 +214,7 @@ def _sharding(given: Any, mesh: jax.sharding.Mesh | None, aval: jax.ShapeDtypeSt
         return jax.sharding.SingleDeviceSharding(given)
     if not isinstance(given, Sharding):
         hint = "pass mesh=" if isinstance(given, jax.sharding.Mesh) else "a Sharding, Device or PartitionSpec"
-        raise Unsupported(f"{kind_of(given)} is not a sharding", hint=hint)
+        raise UnsupportedError(f"{kind_of(given)} is not a sharding", hint=hint)
     if isinstance(given, NamedSharding):
         given = _concrete(given, mesh, aval)
         if not is_concrete(given):
@@ -232,7 +232,7 @@ def _on_mesh(spec: PartitionSpec, mesh: jax.sharding.Mesh | None, aval: jax.Shap
     mesh = current_mesh() if mesh is None else mesh
     if mesh is None:
         hint = "pass mesh=, use jax.set_mesh, or pass NamedSharding(mesh, spec)"
-        raise Unsupported(f"{spec} needs a mesh", hint=hint)
+        raise UnsupportedError(f"{spec} needs a mesh", hint=hint)
     for name in [name for part in spec for name in _names(part)]:
         if name not in mesh.axis_names:
             meant = near(str(name), map(str, mesh.axis_names))
@@ -252,7 +252,7 @@ def _concrete(given: NamedSharding, mesh: jax.sharding.Mesh | None, aval: jax.Sh
     if mesh is None:
         if (mesh := current_mesh()) is None:
             text = f"{given.spec} is for an abstract mesh of {axes}, which has no devices"
-            raise Unsupported(text, hint="pass mesh=, or use jax.set_mesh")
+            raise UnsupportedError(text, hint="pass mesh=, or use jax.set_mesh")
         if dict(mesh.shape) != axes:
             raise _NoFit(f"{_text(aval)}: {given.spec} is for a mesh of {axes}, the current one has {dict(mesh.shape)}")
     return _on_mesh(given.spec, mesh, aval)

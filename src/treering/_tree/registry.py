@@ -18,7 +18,7 @@ import jax
 import numpy as np
 
 from treering._printable import kind_of
-from treering.errors import TreeringError, Unsupported
+from treering.errors import TreeringError, UnsupportedError
 
 
 class AlreadyRegistered(TreeringError, ValueError):
@@ -214,7 +214,7 @@ def open_pytree_node(x: Any) -> Node | None:
     """Open ``x`` by one level where jax knows its type as a pytree node; None for a leaf.
 
     Raises:
-        Unsupported: two children have the same key text.
+        UnsupportedError: two children have the same key text.
     """
     if (remake := _dict_maker(x)) is not None:
         return Node(children=key_by_text(x), kind="mapping", rebuild=lambda found: remake(zip(x, found, strict=True)))
@@ -223,7 +223,7 @@ def open_pytree_node(x: Any) -> Node | None:
     try:
         pairs, treedef = jax.tree_util.tree_flatten_with_path(x, is_leaf=lambda _: next(answers, True))
     except (TypeError, ValueError) as error:
-        raise Unsupported(f"jax cannot open {kind_of(x)}: {error}") from error
+        raise UnsupportedError(f"jax cannot open {kind_of(x)}: {error}") from error
     if len(pairs) == 1 and not pairs[0][0]:
         if isinstance(x, np.generic) or (isinstance(x, jax.Array) and not is_typed_key(x)):
             LEAF_TYPES.add(type(x))
@@ -231,7 +231,7 @@ def open_pytree_node(x: Any) -> Node | None:
     keys = [_key_text(path[0]) for path, _ in pairs]
     children = dict(zip(keys, (child for _, child in pairs), strict=True))
     if len(children) != len(keys):
-        raise Unsupported(f"two children of {kind_of(x)} have the same key text among {keys}")
+        raise UnsupportedError(f"two children of {kind_of(x)} have the same key text among {keys}")
 
     if isinstance(x, Mapping):
         own_order = [str(key) for key in x]  # which jax's sorted flattening loses
@@ -263,14 +263,14 @@ def key_by_text(xs: Mapping[Any, Any]) -> dict[str, Any]:
     """Return the mapping with the text of its keys.
 
     Raises:
-        Unsupported: keys that are alike as text.
+        UnsupportedError: keys that are alike as text.
     """
     texts = {_text(key): value for key, value in xs.items()}
     if len(texts) != len(xs):
         counts = collections.Counter(map(_text, xs))
         clash = sorted(repr(key) for key in xs if counts[_text(key)] > 1)
         alike = ", ".join(clash)[:400]
-        raise Unsupported(f"Dict keys do not have a unique string representation: {alike} have the same text")
+        raise UnsupportedError(f"Dict keys do not have a unique string representation: {alike} have the same text")
     return texts
 
 
@@ -278,7 +278,7 @@ def _text(key: Any) -> str:
     try:
         return str(key)
     except ValueError as error:  # an int of more digits than Python prints
-        raise Unsupported(f"a dict key has no text: {error}") from error
+        raise UnsupportedError(f"a dict key has no text: {error}") from error
 
 
 def _key_text(entry: Any) -> str:

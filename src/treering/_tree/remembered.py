@@ -21,7 +21,7 @@ from treering._tree.flatten import Flattened, open_node
 from treering._tree.flatten_leaves import KINDS, kind_to_save
 from treering._tree.registry import is_namedtuple
 from treering._tree.static_values import opaque_of
-from treering.errors import Unsupported
+from treering.errors import UnsupportedError
 
 # Keys that are the same in a file where their classes and they themselves are equal; 0.0 and -0.0 are not.
 _PLAIN_KEYS: Final = frozenset({str, int, bool, type(None), bytes})
@@ -81,7 +81,7 @@ class KnownStructure:
         try:
             found = self._found(tree)
             return found if found is not None and self._same_objects(found) else None
-        except Unsupported:
+        except UnsupportedError:
             return None  # ``flatten`` says what cannot be saved, and where it is
 
     def _found(self, tree: Any) -> list[Any] | None:

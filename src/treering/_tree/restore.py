@@ -18,7 +18,7 @@ from treering._printable import printable, shorten
 from treering._tree import registry
 from treering._tree.registry import LEAF_TYPES, REGISTRY, Node, is_code, is_namedtuple, is_typed_key, open_pytree_node
 from treering._values.human import pluralize
-from treering.errors import Mismatch
+from treering.errors import MismatchError
 
 _LONGEST_NAMES: Final = 2000
 
@@ -38,7 +38,7 @@ class _CurrentPath(threading.local):
 _place = _CurrentPath()
 
 
-class StructureMismatch(Mismatch):
+class StructureMismatch(MismatchError):
     """The message already says the path, in flax's words."""
 
     def __str__(self) -> str:
@@ -80,7 +80,7 @@ def from_state_dict(target: Any, state: Any, name: str = ".") -> Any:
         name: what to call the root in error messages.
 
     Raises:
-        Mismatch: missing or unknown keys, another number of items, or a leaf where a container belongs.
+        MismatchError: missing or unknown keys, another number of items, or a leaf where a container belongs.
 
     Source: flax.serialization.from_state_dict.
 

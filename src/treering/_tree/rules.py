@@ -14,7 +14,7 @@ from jax.sharding import PartitionSpec
 from treering._printable import kind_of, printable
 from treering._values.human import build_mismatch, join_first
 from treering._values.telemetry import warn_of
-from treering.errors import Mismatch, RulesUnmatched, TreeringError, Unsupported
+from treering.errors import MismatchError, RulesUnmatchedWarning, TreeringError, UnsupportedError
 
 _SHOWN: Final = 10
 _MOST_TOLD: Final = 1000
@@ -33,7 +33,7 @@ def rule_pairs(rules: Iterable[Any]) -> list[tuple[Any, Any]]:
     """Return the rules as pairs of a pattern and a spec.
 
     Raises:
-        Unsupported: one is no such pair.
+        UnsupportedError: one is no such pair.
     """
     pairs = []
     for rule in rules:
@@ -41,9 +41,9 @@ def rule_pairs(rules: Iterable[Any]) -> list[tuple[Any, Any]]:
             pattern, spec = rule
         except (TypeError, ValueError) as error:
             text = f"{rule!r:.100} is not a partition rule"
-            raise Unsupported(text, hint="write (pattern, PartitionSpec)") from error
+            raise UnsupportedError(text, hint="write (pattern, PartitionSpec)") from error
         if not isinstance(pattern, str | re.Pattern):
-            raise Unsupported(f"the pattern of a partition rule is {kind_of(pattern)}", hint="str or re.Pattern")
+            raise UnsupportedError(f"the pattern of a partition rule is {kind_of(pattern)}", hint="str or re.Pattern")
         pairs.append((pattern, spec))
     return pairs
 
@@ -138,7 +138,7 @@ class Rules:
             if len(_told) >= _MOST_TOLD:
                 _told.clear()
             _told.add(key)
-            warn_of("partition rules and keys do not match", [*lines, *found.hints], RulesUnmatched)
+            warn_of("partition rules and keys do not match", [*lines, *found.hints], RulesUnmatchedWarning)
 
 
 def _matches_any(pattern: str | re.Pattern[str], names: Iterable[str]) -> bool:
@@ -152,7 +152,7 @@ def _text(pattern: str | re.Pattern[str]) -> str:
     return pattern if isinstance(pattern, str) else pattern.pattern
 
 
-def no_rule_error(names: Sequence[str]) -> Mismatch:
+def no_rule_error(names: Sequence[str]) -> MismatchError:
     """Return the error for leaves that no rule fits, in eformer's words; every one is in its ``differences``."""
     names = list(map(printable, names))
     message = f"Partition rule not found for param: {names[0]}"
@@ -171,7 +171,7 @@ def fit_spec(name: str, rule: tuple[Any, Any], shape: tuple[int, ...], smallest:
     pattern, spec = rule
     if not isinstance(spec, PartitionSpec | tuple):
         found = f"has {kind_of(spec)}, no PartitionSpec, for param: {printable(name)}"
-        raise Unsupported(f"the partition rule {_text(pattern)!r} {found}", hint="PartitionSpec() replicates")
+        raise UnsupportedError(f"the partition rule {_text(pattern)!r} {found}", hint="PartitionSpec() replicates")
     if math.prod(shape) < smallest:
         return spec_of()
     return spec if len(spec) <= len(shape) else spec_of(*tuple(spec)[: len(shape)])

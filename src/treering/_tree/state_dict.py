@@ -19,18 +19,18 @@ from treering._tree import registry
 from treering._tree.registry import LEAF_TYPES, REGISTRY, is_code, is_namedtuple, is_typed_key, open_pytree_node
 from treering._values.human import build_mismatch, near, pluralize
 from treering._values.keys import Trail, unwind
-from treering.errors import TreeringError, Unsupported
+from treering.errors import TreeringError, UnsupportedError
 
 _LONGEST_KEY: Final = 400
 _COMPARED: Final = 1000  # names that are compared for likeness, which takes time with the square
 _PYTHON_LEAVES: Final = (bool, int, float, complex, str, bytes)
 
 
-class TooDeep(Unsupported):
+class TooDeep(UnsupportedError):
     """Deeper than a file may be."""
 
 
-class NotStringKey(Unsupported, AssertionError):
+class NotStringKey(UnsupportedError, AssertionError):
     """flax asserts that a handler's keys are str."""
 
 
@@ -43,7 +43,7 @@ def to_state_dict(target: Any) -> Any:
     Arrays are not copied.
 
     Raises:
-        Unsupported: keys that are alike as text, a handler's key that is no str, more than 131,072 levels.
+        UnsupportedError: keys that are alike as text, a handler's key that is no str, more than 131,072 levels.
 
     Source: flax.serialization.to_state_dict.
 
@@ -134,14 +134,14 @@ def require_match(target: Any, state: Any) -> None:
     """Raise where ``state`` would change structure, shape or dtype of ``target``.
 
     Raises:
-        Mismatch: with ``differences``, one line for each.
+        MismatchError: with ``differences``, one line for each.
 
     Example:
         >>> import numpy as np
         >>> require_match({"w": np.zeros(2)}, {"w": np.zeros(3), "b": 1})
         Traceback (most recent call last):
             ...
-        treering.errors.Mismatch: 2 differences between the target and the data:
+        treering.errors.MismatchError: 2 differences between the target and the data:
           b: unexpected, the data has int
           w: wanted float64[2], found float64[3]
     """
@@ -237,7 +237,7 @@ def _open_node(x: Any) -> tuple[dict[Any, Any], Callable[[list[Any]], Any]] | No
         return x, lambda mapped: dict(zip(x, mapped, strict=True))
     try:
         node = open_pytree_node(x)
-    except Unsupported:
+    except UnsupportedError:
         if not isinstance(x, Mapping):
             raise
         # Keys that are alike as text, which only a state dict cannot hold.

@@ -37,7 +37,7 @@ from treering._printable import kind_of
 from treering._tree.flatten_leaves import SETTINGS
 from treering._tree.registry import is_code, is_namedtuple, is_typed_key, open_pytree_node
 from treering._values.dtypes import SUB_BYTE
-from treering.errors import Unsupported
+from treering.errors import UnsupportedError
 
 ADDRESS: Final = re.compile(r" (?:object )?at 0x[0-9a-fA-F]+|\b0x[0-9a-fA-F]{8,}\b")
 """What the repr of an object has of this process alone."""
@@ -190,7 +190,7 @@ class _Digests:
             names = [field.name for field in dataclasses.fields(x) if field.compare and hasattr(x, field.name)]
             return self._parts(x, [each for name in names for each in (name, getattr(x, name))])
         node = None
-        with contextlib.suppress(Unsupported):
+        with contextlib.suppress(UnsupportedError):
             node = None if isinstance(x, Iterator) else open_pytree_node(x)
         if isinstance(x, Mapping) and (node is None or node.aux is None):
             return _hash_parts(class_name(type(x)), *sorted(self._pairs(x)))
@@ -282,7 +282,7 @@ def key_value(key: object) -> Any:
     A tuple that holds something that is not plain is not plain either.
 
     Raises:
-        Unsupported: it is a set, or a tuple that holds one.
+        UnsupportedError: it is a set, or a tuple that holds one.
         ValueError: an int of more digits than Python prints.
 
     Example:
@@ -306,7 +306,7 @@ def key_value(key: object) -> Any:
 def _refuse_sets(key: object) -> None:
     if isinstance(key, AbstractSet):
         text = f"a dict key is {kind_of(key)}: a set has no order, so its text differs between processes"
-        raise Unsupported(text, hint="make it a sorted tuple")
+        raise UnsupportedError(text, hint="make it a sorted tuple")
     if isinstance(key, tuple):
         for item in key:
             _refuse_sets(item)

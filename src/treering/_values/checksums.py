@@ -14,7 +14,7 @@ from typing import Final
 
 import xxhash
 
-from treering.errors import Corrupt
+from treering.errors import CorruptError
 
 LARGEST_BLOCK: Final = 1 << 20
 SMALLEST_BLOCK: Final = 64 << 10
@@ -97,7 +97,7 @@ def require_crc(found: int, wanted: int, what: str) -> None:
     """Require bytes to have the CRC-32 that they were written with.
 
     Raises:
-        Corrupt: they have another one.
+        CorruptError: they have another one.
     """
     if found != wanted:
-        raise Corrupt(f"{what} has another checksum than it was written with", hint="use another copy of the file")
+        raise CorruptError(f"{what} has another checksum than it was written with", hint="use another copy of the file")

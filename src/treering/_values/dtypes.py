@@ -14,7 +14,7 @@ import re
 import sys
 from typing import TYPE_CHECKING, Any
 
-from treering.errors import Unsupported
+from treering.errors import UnsupportedError
 
 if TYPE_CHECKING:
     import numpy as np
@@ -115,7 +115,7 @@ def numpy_dtype(dtype: Dtype) -> np.dtype[Any]:
     """Return the little-endian numpy dtype for ``dtype``.
 
     Raises:
-        Unsupported: this machine or this ml_dtypes version has no such type.
+        UnsupportedError: this machine or this ml_dtypes version has no such type.
     """
     import numpy as np
 
@@ -124,18 +124,18 @@ def numpy_dtype(dtype: Dtype) -> np.dtype[Any]:
 
         if (scalar_type := getattr(ml_dtypes, dtype.name, None)) is None:
             text = f"dtype {dtype.name} is unknown to ml_dtypes {ml_dtypes.__version__}"
-            raise Unsupported(text, hint="install a newer ml_dtypes")
+            raise UnsupportedError(text, hint="install a newer ml_dtypes")
         extended: np.dtype[Any] = np.dtype(scalar_type)
         return extended
     if dtype.name in _LONG_DOUBLES:
         layout = (np.dtype(np.longdouble).itemsize, int(np.finfo(np.longdouble).nmant))
         if layout != _X87_LAYOUT:
             text = f"dtype {dtype.name} in a file is the x86-64 long double, which this machine does not have"
-            raise Unsupported(text, hint="convert it to float64 on the machine that wrote it")
+            raise UnsupportedError(text, hint="convert it to float64 on the machine that wrote it")
     try:
         found = np.dtype(dtype.name)
     except (TypeError, ValueError, OverflowError) as error:  # a time unit that this numpy refuses
-        raise Unsupported(f"numpy {np.__version__} does not know the dtype {dtype.name}") from error
+        raise UnsupportedError(f"numpy {np.__version__} does not know the dtype {dtype.name}") from error
     return found.newbyteorder("<") if sys.byteorder == "big" else found
 
 
@@ -150,14 +150,14 @@ def check_writable(dtype: np.dtype[Any]) -> Dtype:
     """Return the ``Dtype`` that a file will name for ``dtype``, whatever its byte order.
 
     Raises:
-        Unsupported: object, structured, string or void dtypes, and any whose name would not lead back to it.
+        UnsupportedError: object, structured, string or void dtypes, and any whose name would not lead back to it.
     """
     if dtype.hasobject or dtype.names is not None or dtype.subdtype is not None:
         text = f"Object and structured dtypes not supported for serialization of ndarrays, found {dtype}"
-        raise Unsupported(text, hint=_hint_for(dtype))
+        raise UnsupportedError(text, hint=_hint_for(dtype))
     if (known := lookup(dtype.name)) is None or known.itemsize != dtype.itemsize:
         text = f"dtype {dtype} ({dtype.name}) could be written but not read back"
-        raise Unsupported(text, hint=_AS_LEAVES)
+        raise UnsupportedError(text, hint=_AS_LEAVES)
     if numpy_dtype(known) != dtype.newbyteorder("="):
-        raise Unsupported(f"dtype {dtype} would come back as {numpy_dtype(known)}")
+        raise UnsupportedError(f"dtype {dtype} would come back as {numpy_dtype(known)}")
     return known

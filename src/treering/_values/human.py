@@ -15,7 +15,7 @@ from itertools import islice
 from typing import Final
 
 from treering._printable import printable
-from treering.errors import Mismatch, Unsupported
+from treering.errors import MismatchError, UnsupportedError
 
 _SIZES = ("B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB")
 _COUNTS = ("", " K", " M", " B", " T")
@@ -172,14 +172,14 @@ def steps_text(steps: Sequence[int]) -> str:
     return f"steps {', '.join(texts[:-1])} and {texts[-1]}{in_all}"
 
 
-def build_mismatch(message: str, differences: Iterable[str], hint: str | None = None) -> Mismatch:
+def build_mismatch(message: str, differences: Iterable[str], hint: str | None = None) -> MismatchError:
     """Return the error for several differences, each of which is in its ``differences``.
 
     Example:
         >>> build_mismatch("the trees differ", ["w: missing"]).differences
         ('w: missing',)
     """
-    error = Mismatch(message, hint=hint)
+    error = MismatchError(message, hint=hint)
     error.differences = tuple(map(printable, differences))
     return error
 
@@ -195,7 +195,7 @@ def interval_of(given: datetime.timedelta | float, name: str) -> datetime.timede
         name: of the argument, for the message.
 
     Raises:
-        Unsupported: it is no such stretch.
+        UnsupportedError: it is no such stretch.
 
     Example:
         >>> interval_of(90, "interval")
@@ -206,9 +206,9 @@ def interval_of(given: datetime.timedelta | float, name: str) -> datetime.timede
         try:
             interval = datetime.timedelta(seconds=given)
         except (OverflowError, ValueError):  # more than timedelta holds, or nan
-            raise Unsupported(f"{name}={given!r} is not a number of seconds") from None
+            raise UnsupportedError(f"{name}={given!r} is not a number of seconds") from None
     if not isinstance(interval, datetime.timedelta) or interval <= datetime.timedelta():
-        raise Unsupported(f"{name} is {given!r:.100}, but must be a timedelta or seconds, more than 0")
+        raise UnsupportedError(f"{name} is {given!r:.100}, but must be a timedelta or seconds, more than 0")
     return interval
 
 
@@ -240,10 +240,10 @@ def parse_every(rule: object, steps: int | None, interval: datetime.timedelta | 
         both: what two rules do that are joined.
 
     Raises:
-        Unsupported: it is none or both of them, or one that is not possible.
+        UnsupportedError: it is none or both of them, or one that is not possible.
     """
     if (steps is None) == (interval is None):
-        raise Unsupported(f"{type(rule).__name__} takes steps= or interval=", hint=f"join two with | to {both}")
+        raise UnsupportedError(f"{type(rule).__name__} takes steps= or interval=", hint=f"join two with | to {both}")
     if steps is not None:
         require_count(steps, "steps")
     object.__setattr__(rule, "steps", steps)
@@ -254,7 +254,7 @@ def require_count(given: object, name: str) -> None:
     """Refuse what is no int from 1 on.
 
     Raises:
-        Unsupported: it is none.
+        UnsupportedError: it is none.
     """
     if type(given) is not int or given < 1:
-        raise Unsupported(f"{name} is {given!r:.100}, but must be an int, 1 or more")
+        raise UnsupportedError(f"{name} is {given!r:.100}, but must be an int, 1 or more")

@@ -12,7 +12,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterable, Iterator
 
-from treering.errors import Format, TreeringError
+from treering.errors import FormatError, TreeringError
 
 _LONE_EMPTY_PART = "~"
 _STAR = "~2"
@@ -33,14 +33,16 @@ def escape_part(part: str) -> str:
 def unescape_part(text: str) -> str:
     """Read one part of a key text; the inverse of `escape_part`.
 
-    Raises ``Format`` where a ``~`` stands alone.
+    Raises ``FormatError`` where a ``~`` stands alone.
 
     Example:
         >>> unescape_part("a~1b~0c")
         'a/b~c'
     """
     if text.count("~") != text.count("~0") + text.count("~1"):
-        raise Format(f"{text!r} is not a part of a key: a '~' stands alone", hint="write '~0' for '~' and '~1' for '/'")
+        raise FormatError(
+            f"{text!r} is not a part of a key: a '~' stands alone", hint="write '~0' for '~' and '~1' for '/'"
+        )
     return text.replace("~1", "/").replace("~0", "~")
 
 
@@ -60,7 +62,7 @@ def join_key(path: Iterable[str]) -> str:
 def split_key(key: str) -> tuple[str, ...]:
     """Read key text back into the path; the inverse of `join_key`.
 
-    Raises ``Format`` where a ``~`` stands alone.
+    Raises ``FormatError`` where a ``~`` stands alone.
 
     Example:
         >>> split_key("params/a~1b/kernel")
@@ -79,10 +81,10 @@ def naming_leaf(key: str) -> Iterator[None]:
 
     Example:
         >>> with naming_leaf("params/w"):
-        ...     raise Format("its dtype is unknown")
+        ...     raise FormatError("its dtype is unknown")
         Traceback (most recent call last):
             ...
-        treering.errors.Format: its dtype is unknown (at leaf 'params/w')
+        treering.errors.FormatError: its dtype is unknown (at leaf 'params/w')
     """
     try:
         yield
@@ -103,7 +105,7 @@ class GlobSet:
         globs: key texts with stars, in which ``~2`` is a star that the key itself has.
 
     Raises:
-        Format: a ``~`` stands alone.
+        FormatError: a ``~`` stands alone.
 
     Example:
         >>> globs = GlobSet(["params/a", "**/b", "params", "a~2/**"])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 from treering._values.checkpoint_names import ATTEMPT
-from treering.errors import Corrupt
+from treering.errors import CorruptError
 
 INDEX = "tensorstore_index.json"
 """The index; what it names is what was saved."""
@@ -80,7 +80,7 @@ def parts_of(folder: str) -> tuple[str, ...]:
     """Return the parts of the folder of a leaf; none for the directory itself.
 
     Raises:
-        Corrupt: it leads elsewhere, or among the staged files.
+        CorruptError: it leads elsewhere, or among the staged files.
 
     Example:
         >>> parts_of("layer/w"), parts_of("")
@@ -90,5 +90,5 @@ def parts_of(folder: str) -> tuple[str, ...]:
         return ()
     parts = tuple(folder.split("/"))
     if not _NO_PARTS.isdisjoint(parts) or not _NEVER.isdisjoint(folder) or parts[0] == ATTEMPTS:
-        raise Corrupt(f"{folder!r} is not a folder of a leaf")
+        raise CorruptError(f"{folder!r} is not a folder of a leaf")
     return parts

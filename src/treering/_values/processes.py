@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from typing import Final
 
 from treering._values.timing import DEFAULT_TIMEOUT
-from treering.errors import Unsupported
+from treering.errors import UnsupportedError
 
 _VARIABLE: Final = "TREERING_TIMEOUT_S"
 _SHOWN: Final = 20
@@ -66,7 +66,7 @@ def timeout_seconds(timeout: float | None, environment: Mapping[str, str] = os.e
     """Return how many seconds to wait for other processes: as asked, else ``TREERING_TIMEOUT_S``, else 600.
 
     Raises:
-        Unsupported: it is no positive number of seconds.
+        UnsupportedError: it is no positive number of seconds.
 
     Example:
         >>> timeout_seconds(2), timeout_seconds(None, {"TREERING_TIMEOUT_S": "90"}), timeout_seconds(None, {})
@@ -79,5 +79,5 @@ def timeout_seconds(timeout: float | None, environment: Mapping[str, str] = os.e
     except ValueError:
         seconds = math.nan
     if not 0 < seconds < math.inf:
-        raise Unsupported(f"{name} is {given!r:.100}, but must be a positive number of seconds")
+        raise UnsupportedError(f"{name} is {given!r:.100}, but must be a positive number of seconds")
     return seconds

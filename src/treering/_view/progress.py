@@ -12,7 +12,7 @@ from typing import Any, Final, Self, TypeAlias
 
 from treering._values import timing
 from treering._values.human import bytes_text, duration_text, rate_text
-from treering.errors import Unsupported
+from treering.errors import UnsupportedError
 
 Progress: TypeAlias = Callable[[int, int], object]
 """Called as ``progress(done, total)``, in bytes."""
@@ -29,7 +29,7 @@ def reporter(progress: Progress | bool | None, verb: str) -> Progress | None:
         verb: what is being done, such as "saving".
 
     Raises:
-        Unsupported: it is something else.
+        UnsupportedError: it is something else.
 
     Example:
         >>> reporter(True, "saving").line(1, 2, 0.5)[:31]
@@ -42,7 +42,7 @@ def reporter(progress: Progress | bool | None, verb: str) -> Progress | None:
     if progress is None or progress is False:
         return None
     if not callable(progress):
-        raise Unsupported(f"progress= is True or a function of (done, total), found {progress!r:.100}")
+        raise UnsupportedError(f"progress= is True or a function of (done, total), found {progress!r:.100}")
     return progress
 
 

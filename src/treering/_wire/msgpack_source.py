@@ -27,7 +27,7 @@ from treering._values.boxes import Box, boxes_of_range, size_of
 from treering._values.checksums import block_bytes
 from treering._values.dtypes import Dtype, itemsize_of, numpy_dtype
 from treering._values.keys import Trail, join_key, unwind
-from treering.errors import Corrupt, Format
+from treering.errors import CorruptError, FormatError
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -126,12 +126,12 @@ def open_msgpack(path: str | os.PathLike[str], files: contextlib.ExitStack, *, m
     """Read a msgpack file, or one in gzip form.
 
     Raises:
-        Corrupt, Format, StoreFailed: it is damaged; the system refuses.
+        CorruptError, FormatError, StoreError: it is damaged; the system refuses.
     """
     file = files.enter_context(open_file(path))
     try:
         state = _read(file, mapped=mapped)
-    except (Corrupt, Format) as error:
+    except (CorruptError, FormatError) as error:
         error.message = f"{show_path(os.fspath(path))!r}: {error.message}"
         raise
     structure, keys, leaves = _flatten(state)
@@ -145,12 +145,12 @@ def stream_msgpack(path: str | os.PathLike[str], files: contextlib.ExitStack) ->
     """Open a msgpack file to read its arrays by range; ``files`` closes it.
 
     Raises:
-        Corrupt, Format, StoreFailed: it is damaged; the system refuses.
+        CorruptError, FormatError, StoreError: it is damaged; the system refuses.
     """
     file = files.enter_context(open_file(path))
     try:
         root = list_msgpack(file.read(0, min(file.size, WINDOW_BYTES)), file.size, file.read).root
-    except (Corrupt, Format) as error:
+    except (CorruptError, FormatError) as error:
         error.message = f"{show_path(os.fspath(path))!r}: {error.message}"
         raise
     index = index_records(root)

@@ -13,7 +13,7 @@ from treering._tree.placement import aval_of, is_concrete, resolve_shardings
 from treering._tree.restore import from_state_dict
 from treering._tree.state_dict import require_match, to_state_dict
 from treering._values.keys import Trail, join_key, unwind
-from treering.errors import Mismatch, Unsupported
+from treering.errors import MismatchError, UnsupportedError
 
 # An array in a container: the container, its key there, where it goes, and its key path.
 _Slot = tuple[Any, Any, Any, Trail]
@@ -34,8 +34,8 @@ def place(state: Any, target: Any, shardings: Any) -> Any:
         shardings: None for the default device, one Sharding or Device, or a prefix tree of them (None = default).
 
     Raises:
-        Unsupported: a 64-bit array while jax has x64 off, or a dtype that jax does not have; nothing is cast.
-        Mismatch: ``shardings`` is no prefix of the tree, or does not divide an array.
+        UnsupportedError: a 64-bit array while jax has x64 off, or a dtype that jax does not have; nothing is cast.
+        MismatchError: ``shardings`` is no prefix of the tree, or does not divide an array.
     """
     prefix = to_state_dict(shardings)
     wanted = to_state_dict(target) if isinstance(prefix, dict) and target is not None else state
@@ -73,7 +73,9 @@ def _require_wanted(prefix: Any, wanted: Any, trail: Trail) -> None:
     if isinstance(prefix, dict) and isinstance(wanted, dict):
         stray = [key for key in prefix if key not in wanted]
         if stray:
-            raise Mismatch(f"shardings has {stray[0]!r:.200}, which the tree does not have", path=unwind(trail) or None)
+            raise MismatchError(
+                f"shardings has {stray[0]!r:.200}, which the tree does not have", path=unwind(trail) or None
+            )
 
 
 def _part_of(prefix: Any, wanted: Any, key: str, trail: Trail) -> tuple[Any, Any] | None:
@@ -86,7 +88,7 @@ def _part_of(prefix: Any, wanted: Any, key: str, trail: Trail) -> tuple[Any, Any
     if isinstance(wanted, dict) and key not in wanted:
         return None
     hint = "None there means the default device"
-    raise Mismatch(f"{_NO_PREFIX}: it has no entry for this leaf", path=unwind(trail), hint=hint)
+    raise MismatchError(f"{_NO_PREFIX}: it has no entry for this leaf", path=unwind(trail), hint=hint)
 
 
 def _put_all(slots: list[_Slot]) -> None:
@@ -95,11 +97,11 @@ def _put_all(slots: list[_Slot]) -> None:
     shardings = []
     for array, (_, _, sharding, trail) in zip(arrays, slots, strict=True):
         if isinstance(sharding, dict):
-            raise Mismatch(f"{_NO_PREFIX}: it continues below this array", path=unwind(trail))
+            raise MismatchError(f"{_NO_PREFIX}: it continues below this array", path=unwind(trail))
         if not jax_holds(array.dtype):
             what = f"jax cannot hold {array.dtype.name} as configured, and treering casts nothing"
             hint = "set jax_enable_x64 for 64-bit numbers, or load without to_jax and convert"
-            raise Unsupported(what, path=unwind(trail), hint=hint)
+            raise UnsupportedError(what, path=unwind(trail), hint=hint)
         shardings.append(_with_devices(array, sharding, trail))
     try:
         # None inside a list of shardings would be no leaf for jax, so equal ones are given once.
@@ -117,7 +119,7 @@ def _with_devices(array: np.ndarray[Any, Any], sharding: Any, trail: Trail) -> A
     """Return the sharding; one of an abstract mesh on the current mesh of devices.
 
     Raises:
-        Mismatch, Unsupported: there is none, or an array cannot be laid out so.
+        MismatchError, UnsupportedError: there is none, or an array cannot be laid out so.
     """
     if not isinstance(sharding, jax.sharding.NamedSharding) or is_concrete(sharding):
         return sharding
@@ -131,7 +133,7 @@ def _put(array: np.ndarray[Any, Any], sharding: Any, trail: Trail) -> Any:
         return device_put(array, sharding)
     except (ValueError, TypeError, NotImplementedError) as error:
         what = f"an array of shape {array.shape} cannot be placed on {sharding}: {error}"
-        raise Mismatch(what, path=unwind(trail)) from error
+        raise MismatchError(what, path=unwind(trail)) from error
 
 
 def restore_into(target: Any, state: Any, *, strict: bool, to_jax: bool, shardings: Any) -> Any:

@@ -36,7 +36,7 @@ from treering._values.keys import Trail, unwind
 from treering._values.telemetry import report
 from treering._wire.msgpack_source import read_state
 from treering._wire.restore import restore_into
-from treering.errors import Corrupt, Format, TreeringError, Unsupported
+from treering.errors import CorruptError, FormatError, TreeringError, UnsupportedError
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -73,7 +73,7 @@ def refuse_gzip(first: bytes) -> None:
     """Tell a gzip file from a damaged msgpack one."""
     if first[:2] == b"\x1f\x8b":
         hint = "read it with from_compressed_bytes or decompress_bytes"
-        raise Format("this is gzip, not bare msgpack", offset=0, hint=hint)
+        raise FormatError("this is gzip, not bare msgpack", offset=0, hint=hint)
 
 
 def unserializable(pytree: Any, *, chunk_size: int) -> list[str]:
@@ -199,7 +199,7 @@ def load(target: Any, filepath: PathOrFile, *, strict: bool, to_jax: bool, shard
     """Read a file into ``target``'s structure."""
     if not isinstance(filepath, str | os.PathLike):
         if mapped:
-            raise Unsupported("an open file cannot be mapped", hint="pass its path")
+            raise UnsupportedError("an open file cannot be mapped", hint="pass its path")
         return restore_into(target, unpack(_read_open(filepath)), strict=strict, to_jax=to_jax, shardings=shardings)
     path = file_path(filepath)
     with report("load", path):
@@ -209,14 +209,14 @@ def load(target: Any, filepath: PathOrFile, *, strict: bool, to_jax: bool, shard
                 refuse_gzip(first)
                 check = functools.partial(require_match, target) if strict else None
                 state = read_state(file, first, mapped=mapped, check=check, sealed=True)
-        except (Corrupt, Format) as error:
+        except (CorruptError, FormatError) as error:
             error.message = f"{show_path(str(path))!r}: {error.message}"
             raise
         return restore_into(target, state, strict=strict and mapped, to_jax=to_jax, shardings=shardings)
 
 
-def _neither(given: object) -> Unsupported:
-    return Unsupported(f"a file is a path or an open binary file, not {type(given).__name__}")
+def _neither(given: object) -> UnsupportedError:
+    return UnsupportedError(f"a file is a path or an open binary file, not {type(given).__name__}")
 
 
 def _read_open(file: BinaryIO) -> bytes | bytearray | memoryview:
@@ -225,5 +225,5 @@ def _read_open(file: BinaryIO) -> bytes | bytearray | memoryview:
         raise _neither(file)
     data = b"" if isinstance(given, io.TextIOBase) else file.read()
     if isinstance(given, io.TextIOBase) or not isinstance(data, bytes | bytearray | memoryview):
-        raise Unsupported("the file is open for text", hint='open it in binary mode, "rb"')
+        raise UnsupportedError("the file is open for text", hint='open it in binary mode, "rb"')
     return data

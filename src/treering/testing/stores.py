@@ -13,7 +13,7 @@ from treering._codec.key_document import INDEX_FORM, is_tombstone
 from treering._coordination.message_board import MessageBoard
 from treering._store.api import Claim, Held, Kind, Outcome, Store
 from treering._values.checkpoint_names import heartbeat_name, vote_name
-from treering.errors import Corrupt, NotFound
+from treering.errors import CorruptError, NotFoundError
 
 _LARGE = 3 << 20
 _REPLACED_SIZE = 50_000
@@ -173,9 +173,9 @@ class StoreContract(MessageBoardContract):
             _require_same(bytes(room), data[5:30_005] + data[60_000:])
             _require_same(bytes(file.map()), data)
             for start, count in ((-1, 1), (0, -1), (0, 100_001), (100_000, 1), (1 << 60, 1 << 60)):
-                _require_refused(functools.partial(file.read, start, count), Corrupt)
-            _require_refused(lambda: file.read_into([(99_999, memoryview(bytearray(2)))]), Corrupt)
-        _require_refused(lambda: store.open_file("nothing"), NotFound)
+                _require_refused(functools.partial(file.read, start, count), CorruptError)
+            _require_refused(lambda: file.read_into([(99_999, memoryview(bytearray(2)))]), CorruptError)
+        _require_refused(lambda: store.open_file("nothing"), NotFoundError)
 
     def test_what_is_open_stays_whole(self) -> None:
         """A reader keeps what it has opened, whatever becomes of the name."""

@@ -17,7 +17,7 @@ from jax.sharding import Mesh
 
 import treering
 from tests.compat.eformer import peer
-from treering.errors import Corrupt
+from treering.errors import CorruptError
 from treering.leaves import tree_deserialize_leaves, tree_serialize_leaves
 
 meshes = st.sampled_from(peer.MESHES)
@@ -110,7 +110,7 @@ def test_eformer_over_our_prefix_is_never_taken_for_ours(tmp_path: Path) -> None
     tree_serialize_leaves(tmp_path, {"w": jnp.ones(4), "b": jnp.ones(2)}, prefix="model", compressor=packed)
     tree_serialize_leaves(tmp_path, {"w": jnp.arange(4)}, prefix="other")
     peer.save(tmp_path, {"w": jnp.zeros(4)}, prefix="model")
-    with pytest.raises(Corrupt, match="another program saved over"):
+    with pytest.raises(CorruptError, match="another program saved over"):
         tree_deserialize_leaves(tmp_path, prefix="model")
     assert not treering.verify(tmp_path).ok
     assert tree_deserialize_leaves(tmp_path, prefix="other")["w"].tolist() == [0, 1, 2, 3]

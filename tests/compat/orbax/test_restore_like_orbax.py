@@ -20,7 +20,7 @@ from orbax.checkpoint._src.metadata.pytree_metadata_options import PyTreeMetadat
 import treering
 from tests.compat.restoring import Prepare, prepare
 from tests.trees import assert_same_arrays
-from treering.errors import Corrupt, Mismatch
+from treering.errors import CorruptError, MismatchError
 
 __all__ = ["prepare"]
 
@@ -84,17 +84,17 @@ def test_another_dtype_is_cast_where_it_is_asked_for(prepare: Prepare, tmp_path:
     path = prepare(_save(tmp_path / "item", {"w": jnp.arange(6.0) / 3}))
     like = {"w": jax.ShapeDtypeStruct((6,), jnp.bfloat16)}
     np.testing.assert_array_equal(treering.load(path, like, cast=True)["w"], (jnp.arange(6.0) / 3).astype(jnp.bfloat16))
-    with pytest.raises(Mismatch, match="bfloat16"):  # Orbax casts it all the same
+    with pytest.raises(MismatchError, match="bfloat16"):  # Orbax casts it all the same
         treering.load(path, like)
 
 
 def test_other_shapes_and_other_keys_are_refused_by_name(prepare: Prepare, tmp_path: Path) -> None:
     path = prepare(_save(tmp_path / "item", {"a": jnp.ones(3), "b": {"c": jnp.zeros((2, 2))}}))
-    with pytest.raises(Mismatch, match="b/c"):
+    with pytest.raises(MismatchError, match="b/c"):
         treering.load(path, {"a": jnp.ones(3), "b": {"c": jnp.zeros((2, 3))}})
-    with pytest.raises(Mismatch, match="b/d"):
+    with pytest.raises(MismatchError, match="b/d"):
         treering.load(path, {"a": jnp.ones(3), "b": {"c": jnp.zeros((2, 2)), "d": jnp.ones(1)}})
-    with pytest.raises(Mismatch, match="b/c"):
+    with pytest.raises(MismatchError, match="b/c"):
         treering.load(path, {"a": jnp.ones(3)})
 
 
@@ -180,7 +180,7 @@ def test_steps_items_and_metrics_of_a_manager(prepare: Prepare, tmp_path: Path) 
             assert dict(opened.metadata) == {"config": {"n": step}, "metrics": {"loss": 1 / step}}
     shutil.copytree(root / "2", root / "4.orbax-checkpoint-tmp")
     assert treering.load(root)["w"].tolist() == [3, 3]
-    with pytest.raises(Corrupt, match="not committed"):
+    with pytest.raises(CorruptError, match="not committed"):
         treering.load(root / "4.orbax-checkpoint-tmp")
 
 

@@ -27,7 +27,7 @@ from tests.compat.golden_files import dtype_named
 from tests.leaves.folder.directories import fail_moves
 from tests.leaves.saved import INDEX
 from tests.properties.strategies import EXTENDED_DTYPES, NUMPY_DTYPES, quick
-from treering.errors import Corrupt, Format, StoreFailed, Unsupported
+from treering.errors import CorruptError, FormatError, StoreError, UnsupportedError
 from treering.leaves import tree_serialize_leaves
 
 CODECS: list[dict[str, Any] | None] = [
@@ -115,7 +115,7 @@ def test_every_dtype_comes_back_bit_for_bit(tmp_path: Path, name: str, codec: di
     tree = {"w": items, "one": items[0, 0, 0].reshape(()), "none": items[:0]}
     try:
         tree_serialize_leaves(tmp_path, tree, compressor=codec)
-    except Unsupported:
+    except UnsupportedError:
         assert dtype.itemsize > 16 or name == "float128"
         return
     with treering.open(tmp_path) as opened:
@@ -274,7 +274,7 @@ def test_a_damaged_chunk_file_is_named_with_its_leaf(
         flipped = content[:middle] + bytes([content[middle] ^ 1]) + content[middle + 1 :]
         file.write_bytes({"short": content[:-1], "long": content + b"\0", "empty": b"", "flipped": flipped}[harm])
     for ask in (read, lambda path, key: treering.load(path, only=key)):
-        with pytest.raises(Corrupt, match=f"leaf '{key}' is damaged.*{key}/0"):
+        with pytest.raises(CorruptError, match=f"leaf '{key}' is damaged.*{key}/0"):
             ask(tmp_path, key)
     other = "large" if key == "small" else "small"
     assert np.array_equal(read(tmp_path, other), DAMAGED[other])
@@ -291,9 +291,9 @@ def test_a_damaged_document_is_named_with_its_leaf(tmp_path: Path, key: str, har
         file.unlink()
     else:
         file.write_bytes(content[:-1] if harm == "short" else content.replace(b"<f8", b"<i8"))
-    with pytest.raises(Corrupt, match=rf"leaf '{key}' is damaged.*{key}/\.zarray"):
+    with pytest.raises(CorruptError, match=rf"leaf '{key}' is damaged.*{key}/\.zarray"):
         treering.load(tmp_path, mapped=mapped)
-    with pytest.raises(Corrupt, match=rf"leaf '{key}' is damaged.*{key}/\.zarray"):
+    with pytest.raises(CorruptError, match=rf"leaf '{key}' is damaged.*{key}/\.zarray"):
         read(tmp_path, key)
 
 
@@ -303,7 +303,7 @@ def test_every_block_of_a_mapped_leaf_is_checked(tmp_path: Path) -> None:
     content = bytearray(file.read_bytes())
     content[-1] ^= 1
     file.write_bytes(content)
-    with pytest.raises(Corrupt, match="leaf 'large' is damaged"):
+    with pytest.raises(CorruptError, match="leaf 'large' is damaged"):
         treering.load(tmp_path, mapped=True)
 
 
@@ -312,7 +312,7 @@ def test_damage_where_nobody_reads_does_no_harm(tmp_path: Path) -> None:
     tree_serialize_leaves(tmp_path, {"w": array}, chunk_bytes=128 << 10)
     (tmp_path / "w" / "7.0").unlink()
     assert np.array_equal(read(tmp_path, "w", np.s_[:50]), array[:50])
-    with pytest.raises(Corrupt, match=r"w/7\.0"):
+    with pytest.raises(CorruptError, match=r"w/7\.0"):
         read(tmp_path, "w")
 
 
@@ -323,7 +323,7 @@ def test_links_are_refused(tmp_path: Path, codec: dict[str, Any] | None, name: s
     file = tmp_path / "a" / "large" / name
     file.rename(tmp_path / "elsewhere")
     file.symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(Format, match="link"):
+    with pytest.raises(FormatError, match="link"):
         read(tmp_path / "a", "large")
 
 
@@ -362,10 +362,10 @@ def test_another_writers_lost_or_emptied_chunk(tmp_path: Path, codec: dict[str, 
     content = file.read_bytes()
     for harm in (b"", content[:-1], content + b"\0"):
         file.write_bytes(harm)
-        with pytest.raises(Corrupt, match=rf"leaf 'w' is damaged.*w/1{separator}1{separator}0"):
+        with pytest.raises(CorruptError, match=rf"leaf 'w' is damaged.*w/1{separator}1{separator}0"):
             read(tmp_path, "w")
     file.unlink()
-    with pytest.raises(Corrupt, match=rf"w/1{separator}1{separator}0.* is missing"):
+    with pytest.raises(CorruptError, match=rf"w/1{separator}1{separator}0.* is missing"):
         read(tmp_path, "w")
 
 
@@ -377,7 +377,7 @@ def test_a_claim_without_files_takes_no_memory(tmp_path: Path) -> None:
         (tmp_path / "w" / ".zarray").write_text(
             document.replace('"chunks":[2,4]', f'"chunks":[{chunks}]').replace('"shape":[4,4]', f'"shape":[{shape}]')
         )
-        with pytest.raises(Corrupt, match="leaf 'w' is damaged"):
+        with pytest.raises(CorruptError, match="leaf 'w' is damaged"):
             read(tmp_path, "w")
 
 
@@ -400,7 +400,7 @@ def test_checksums_hold_beside_a_branch_without_any(tmp_path: Path, ours_first: 
             content = bytearray(file.read_bytes())
             content[5] ^= 1
             file.write_bytes(content)
-            with pytest.raises(Corrupt, match=f"'ours/{key}'"):
+            with pytest.raises(CorruptError, match=f"'ours/{key}'"):
                 opened[f"ours/{key}"][...]
 
 
@@ -426,7 +426,7 @@ def test_files_are_found_in_either_place(
     """As of a save that is committed, and dies while it moves its files."""
     with monkeypatch.context() as patch:
         fail_moves(patch, OSError(errno.EIO, os.strerror(errno.EIO)))
-        with pytest.raises(StoreFailed, match="the new content is in place"):
+        with pytest.raises(StoreError, match="the new content is in place"):
             tree_serialize_leaves(tmp_path, DAMAGED, compressor=codec)
     (staged,) = tmp_path.glob(".treering/*/leaves")
     with treering.open(tmp_path) as opened:
@@ -443,5 +443,5 @@ def test_files_are_found_in_either_place(
     (attempt / "leaves" / "small").mkdir(parents=True)
     for name in moved:
         (tmp_path / "b" / "small" / name).rename(attempt / "leaves" / "small" / name)
-    with pytest.raises(Corrupt, match="is missing"):
+    with pytest.raises(CorruptError, match="is missing"):
         read(tmp_path / "b", "small")

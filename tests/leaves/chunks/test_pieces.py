@@ -34,7 +34,7 @@ from treering._leaves.chunks.files import OpenChunks
 from treering._leaves.chunks.write import LeafPieces, to_stored
 from treering._store.posix.reading import LocalFile
 from treering._values.boxes import shape_of, slices, whole
-from treering.errors import Corrupt
+from treering.errors import CorruptError
 from treering.leaves import tree_serialize_leaves
 
 SHAPE = (12, 10)
@@ -259,7 +259,7 @@ def test_compressed_bytes_are_checked_before_they_are_undone(tmp_path: Path, mon
         opened["w"][...]
         assert fed == [content]
         file.write_bytes(content[:1_000_000] + bytes([content[1_000_000] ^ 1]) + content[1_000_001:])
-        with pytest.raises(Corrupt, match=r"bytes 983040 to 1048576 have the checksum"):
+        with pytest.raises(CorruptError, match=r"bytes 983040 to 1048576 have the checksum"):
             opened["w"][...]
     assert len(fed) == 1
 
@@ -276,5 +276,5 @@ def test_chunks_in_folders_of_their_own_are_counted_before_they_are_noted(
     faults.fail(monkeypatch, arrays, "find_chunks", AssertionError("a table of all chunks that are claimed"))
     with treering.open(tmp_path) as opened:
         view = opened["w"]
-        with pytest.raises(Corrupt, match=r"leaf 'w' is damaged: w/1/1/0 is missing"):
+        with pytest.raises(CorruptError, match=r"leaf 'w' is damaged: w/1/1/0 is missing"):
             view[...]

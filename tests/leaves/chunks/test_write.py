@@ -26,7 +26,7 @@ from tests.folders import names
 from tests.leaves.saved import arrays_at, put
 from tests.on_disk import block_checksums
 from tests.properties.strategies import EXTENDED_DTYPES, NUMPY_DTYPES
-from treering.errors import StoreFailed, Unsupported
+from treering.errors import StoreError, UnsupportedError
 from treering.leaves import tree_serialize_leaves
 
 CODECS: list[dict[str, Any] | None] = [
@@ -83,7 +83,7 @@ def test_the_bytes_of_every_dtype(tmp_path: Path, name: str) -> None:
     items.view(np.uint8)[..., :1] = 1
     try:
         tree_serialize_leaves(tmp_path, {"w": items, "one": items[0, 0, 0], "none": items[:0]})
-    except Unsupported as error:
+    except UnsupportedError as error:
         assert dtype.itemsize > 16 or name == "float128"
         assert error.path == ("w",)  # noqa: PT017 - both ways are right, each for its dtypes
         return
@@ -220,7 +220,7 @@ def test_the_first_error_ends_the_writing(tmp_path: Path, monkeypatch: pytest.Mo
     tree = {f"w{number}": numbers(1000, 1000) for number in range(5)}
     with monkeypatch.context() as patch:
         watch_writes(patch, refuse)
-        with pytest.raises(StoreFailed, match="Input/output error"):
+        with pytest.raises(StoreError, match="Input/output error"):
             tree_serialize_leaves(tmp_path / "d", tree)
     assert threading.active_count() == threads
     assert not (tmp_path / "d").exists()

@@ -15,7 +15,7 @@ from treering._format.structure import build
 from treering._leaves.documents.foreign import foreign_record
 from treering._leaves.documents.index import Entry, parse_leaves_index
 from treering._leaves.documents.record import UNMARKED, LeavesRecord, arrays_of, first_checksums
-from treering.errors import Corrupt, TreeringError, Unsupported
+from treering.errors import CorruptError, TreeringError, UnsupportedError
 
 GOLDEN = Path(__file__).parents[2] / "compat" / "golden" / "eformer"
 SMALL = ZarrArray(shape=(2,), chunks=(2,), dtype="int8")
@@ -109,15 +109,15 @@ def test_golden_directories(name: str) -> None:
     ids=json.dumps,
 )
 def test_two_arrays_in_one_folder(paths: tuple[str, ...]) -> None:
-    with pytest.raises(Corrupt, match="is lost: save them again under other keys"):
+    with pytest.raises(CorruptError, match="is lost: save them again under other keys"):
         record_at(*paths)
 
 
 @pytest.mark.parametrize(
     ("array", "error"),
     [
-        (ZarrArray(shape=(1 << 40, 1 << 40), chunks=(1, 1), dtype="float32"), Corrupt),
-        (ZarrArray(shape=(1 << 61,), chunks=(1,), dtype="float64"), Corrupt),
+        (ZarrArray(shape=(1 << 40, 1 << 40), chunks=(1, 1), dtype="float32"), CorruptError),
+        (ZarrArray(shape=(1 << 61,), chunks=(1,), dtype="float64"), CorruptError),
     ],
     ids=["square", "line"],
 )
@@ -130,7 +130,7 @@ def test_arrays_larger_than_any_memory_are_named(array: ZarrArray, error: type[T
 def test_deep_paths() -> None:
     deep = "/".join("x" * 1000)
     assert tree_of(record_at(deep)) is not None
-    with pytest.raises(Unsupported, match="folders deep"):
+    with pytest.raises(UnsupportedError, match="folders deep"):
         record_at("/".join("x" * 2000))
 
 

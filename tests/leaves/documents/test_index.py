@@ -27,7 +27,7 @@ from treering._leaves.documents.index import (
     record_of,
 )
 from treering._leaves.documents.record import LeavesRecord, encode_record
-from treering.errors import Corrupt, Format, TreeringError
+from treering.errors import CorruptError, FormatError, TreeringError
 
 GOLDEN = Path(__file__).parents[2] / "compat" / "golden" / "eformer"
 Document = dict[str, Any]
@@ -207,7 +207,7 @@ def entry_changes() -> dict[str, Callable[[list[Document]], object]]:
 def test_entries_that_are_not_those_of_the_record(name: str) -> None:
     document = json.loads(encode_leaves_index(index_of(branch_of(flat({"w": (F32, None), "x": (F32, None)})))))
     entry_changes()[name](document["arrays"])
-    with pytest.raises(Corrupt, match=r"tensorstore_index\.json: the tree without prefix: (entry|\d array)"):
+    with pytest.raises(CorruptError, match=r"tensorstore_index\.json: the tree without prefix: (entry|\d array)"):
         record_of(parse_leaves_index(written(document)).branches[None])
 
 
@@ -221,7 +221,7 @@ def test_a_record_in_the_wrong_place() -> None:
     document = json.loads(encode_leaves_index(index_of(branch_of(RECORD))))
     document["prefixes"] = {"p": document.pop("arrays")}
     document["treering"] = {"p": document["treering"][""]}
-    with pytest.raises(Corrupt, match="prefix 'p': the record is that of prefix None"):
+    with pytest.raises(CorruptError, match="prefix 'p': the record is that of prefix None"):
         record_of(parse_leaves_index(written(document)).branches["p"])
 
 
@@ -230,13 +230,13 @@ def test_a_lost_list_is_seen() -> None:
     del document["arrays"]
     branch = parse_leaves_index(written(document)).branches[None]
     assert list(branch.entries) == []
-    with pytest.raises(Corrupt, match="0 arrays are listed, the record has 1"):
+    with pytest.raises(CorruptError, match="0 arrays are listed, the record has 1"):
         record_of(branch)
 
 
 def test_a_branch_without_anything_has_lost_its_record() -> None:
     index = parse_leaves_index(b'{"format": "tensorstore", "prefixes": {"p": []}}')
-    with pytest.raises(Corrupt, match="prefix 'p' has neither arrays nor a record"):
+    with pytest.raises(CorruptError, match="prefix 'p' has neither arrays nor a record"):
         record_of(index.branches["p"])
 
 
@@ -258,7 +258,7 @@ def test_paths_that_lead_out(path: str, others: int) -> None:
     nodes = [{"path": f"a/{number}", "shape": [], "dtype": "int8"} for number in range(others)]
     nodes.insert(others // 2, {"path": path, "shape": [], "dtype": "int8"})
     for document in ({"arrays": nodes}, {"prefixes": {"model": nodes}}):
-        with pytest.raises(Corrupt, match="leads out of the directory"):
+        with pytest.raises(CorruptError, match="leads out of the directory"):
             parse_leaves_index(written({"format": "tensorstore"} | document))
 
 
@@ -271,28 +271,28 @@ def test_odd_paths_of_other_programs(path: str) -> None:
 @pytest.mark.parametrize(
     ("document", "error", "message"),
     [
-        ({"format": "zarr", "arrays": []}, Format, "of the format 'zarr'"),
-        ({"arrays": []}, Format, "of the format None"),
-        ({"format": ["tensorstore"]}, Format, "of the format a list"),
-        ([], Corrupt, "not a JSON object"),
-        ({"format": "tensorstore", "arrays": {}}, Corrupt, "'arrays'"),
-        ({"format": "tensorstore", "arrays": [7]}, Corrupt, "not a JSON object"),
-        ({"format": "tensorstore", "arrays": [{"shape": []}]}, Corrupt, "no member 'path'"),
-        ({"format": "tensorstore", "arrays": [{"path": 5}]}, Corrupt, "'path'"),
-        ({"format": "tensorstore", "prefixes": None}, Corrupt, "'prefixes'"),
-        ({"format": "tensorstore", "prefixes": {"p": {}}}, Corrupt, "no list of arrays"),
-        ({"format": "tensorstore", "prefixes": {"": []}}, Corrupt, "or is none"),
-        ({"format": "tensorstore", "treering": []}, Corrupt, "'treering'"),
-        ({"format": "tensorstore", "treering": {"": "x"}}, Corrupt, "not a JSON object"),
-        ({"format": "tensorstore", "treering": {"": {"record": 5}}}, Corrupt, "'record'"),
-        ({"format": "tensorstore", "treering": {"": {"record": "é"}}}, Corrupt, "not ASCII"),
-        ({"format": "tensorstore", "treering": {"": {"record": "", "moving": []}}}, Corrupt, "'moving'"),
-        ({"format": "tensorstore", "treering": {"": {"record": "", "moving": {}}}}, Corrupt, "'cleared'"),
-        ({"format": "tensorstore", "by": nested(200)}, Corrupt, "nested"),
-        ({"format": "tensorstore", "arrays": [{"path": "a", "shape": nested(200)}]}, Corrupt, "nested"),
-        ({"format": "tensorstore", "arrays": [{"path": "a", "x": nested(200)}]}, Corrupt, "nested"),
-        ({"format": "tensorstore", "arrays": [W | {"dtype": nested(200)}]}, Corrupt, "nested"),
-        ({"format": "tensorstore", "treering": {"": {"record": "", "x": nested(200)}}}, Corrupt, "nested"),
+        ({"format": "zarr", "arrays": []}, FormatError, "of the format 'zarr'"),
+        ({"arrays": []}, FormatError, "of the format None"),
+        ({"format": ["tensorstore"]}, FormatError, "of the format a list"),
+        ([], CorruptError, "not a JSON object"),
+        ({"format": "tensorstore", "arrays": {}}, CorruptError, "'arrays'"),
+        ({"format": "tensorstore", "arrays": [7]}, CorruptError, "not a JSON object"),
+        ({"format": "tensorstore", "arrays": [{"shape": []}]}, CorruptError, "no member 'path'"),
+        ({"format": "tensorstore", "arrays": [{"path": 5}]}, CorruptError, "'path'"),
+        ({"format": "tensorstore", "prefixes": None}, CorruptError, "'prefixes'"),
+        ({"format": "tensorstore", "prefixes": {"p": {}}}, CorruptError, "no list of arrays"),
+        ({"format": "tensorstore", "prefixes": {"": []}}, CorruptError, "or is none"),
+        ({"format": "tensorstore", "treering": []}, CorruptError, "'treering'"),
+        ({"format": "tensorstore", "treering": {"": "x"}}, CorruptError, "not a JSON object"),
+        ({"format": "tensorstore", "treering": {"": {"record": 5}}}, CorruptError, "'record'"),
+        ({"format": "tensorstore", "treering": {"": {"record": "é"}}}, CorruptError, "not ASCII"),
+        ({"format": "tensorstore", "treering": {"": {"record": "", "moving": []}}}, CorruptError, "'moving'"),
+        ({"format": "tensorstore", "treering": {"": {"record": "", "moving": {}}}}, CorruptError, "'cleared'"),
+        ({"format": "tensorstore", "by": nested(200)}, CorruptError, "nested"),
+        ({"format": "tensorstore", "arrays": [{"path": "a", "shape": nested(200)}]}, CorruptError, "nested"),
+        ({"format": "tensorstore", "arrays": [{"path": "a", "x": nested(200)}]}, CorruptError, "nested"),
+        ({"format": "tensorstore", "arrays": [W | {"dtype": nested(200)}]}, CorruptError, "nested"),
+        ({"format": "tensorstore", "treering": {"": {"record": "", "x": nested(200)}}}, CorruptError, "nested"),
     ],
     ids=range(22),
 )
@@ -321,7 +321,7 @@ def test_what_no_program_wrote(document: Any, error: type[TreeringError], messag
     ids=range(11),
 )
 def test_what_is_no_json(data: bytes) -> None:
-    with pytest.raises(Corrupt, match=r"^tensorstore_index\.json"):
+    with pytest.raises(CorruptError, match=r"^tensorstore_index\.json"):
         parse_leaves_index(data)
 
 
@@ -329,7 +329,7 @@ def test_what_is_no_json(data: bytes) -> None:
 def test_nothing_outside_is_ever_cleared(folder: str) -> None:
     document = json.loads(encode_leaves_index(index_of(branch_of(RECORD, ("w",)))))
     document["treering"][""]["moving"]["cleared"] = [folder]
-    with pytest.raises(Corrupt, match="is to clear something that is not a folder"):
+    with pytest.raises(CorruptError, match="is to clear something that is not a folder"):
         parse_leaves_index(written(document))
 
 
@@ -337,7 +337,7 @@ def test_a_damaged_list_of_folders_to_clear_is_seen() -> None:
     document = json.loads(encode_leaves_index(index_of(branch_of(RECORD, ("w", "x")))))
     for cleared in (["w"], ["w", "y"], ["x", "w"], []):
         document["treering"][""]["moving"]["cleared"] = cleared
-        with pytest.raises(Corrupt, match="is to clear is damaged"):
+        with pytest.raises(CorruptError, match="is to clear is damaged"):
             parse_leaves_index(written(document))
 
 

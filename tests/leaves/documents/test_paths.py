@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from treering._leaves.documents.paths import escape, find_overlap, folder_of, parts_of_folder, prefix_folder, unescape
 from treering._values.keys import join_key
-from treering.errors import Corrupt, Format, Unsupported
+from treering.errors import CorruptError, FormatError, UnsupportedError
 
 any_character = st.characters(exclude_categories=())
 parts = st.one_of(st.text(any_character, max_size=8), st.text(alphabet="a%-.2E0/\\~:é\ud800\udc00\x00", max_size=8))
@@ -92,14 +92,14 @@ def test_folders_by_example(prefix: str | None, path: tuple[str, ...], folder: s
 
 
 def test_a_key_text_has_to_be_one() -> None:
-    with pytest.raises(Format, match="stands alone"):
+    with pytest.raises(FormatError, match="stands alone"):
         folder_of(None, "a~/b")
 
 
 @pytest.mark.parametrize("part", ["a" * 255, "é" * 127, "." * 85], ids=["ascii", "two bytes", "escaped"])
 def test_the_longest_names_can_be_made(part: str, tmp_path: Path) -> None:
     (tmp_path / folder_of(None, join_key((part,)))).mkdir()
-    with pytest.raises(Unsupported, match="bytes long") as caught:
+    with pytest.raises(UnsupportedError, match="bytes long") as caught:
         folder_of("model", join_key(("x", part + part[0], "y")))
     assert caught.value.path == ("x", part + part[0], "y")
 
@@ -114,7 +114,7 @@ def test_many_short_parts_are_no_long_name() -> None:
     ids=ascii,
 )
 def test_prefixes_that_are_no_path_are_refused(prefix: str) -> None:
-    with pytest.raises(Unsupported, match="the prefix"):
+    with pytest.raises(UnsupportedError, match="the prefix"):
         prefix_folder(prefix)
     with pytest.raises(ValueError, match="the prefix"):
         folder_of(prefix, "w")
@@ -143,7 +143,7 @@ def test_what_a_folder_says(folder: str, prefix: str | None, path: tuple[str, ..
 
 @pytest.mark.parametrize("folder", ["", "/etc", "a/../b", "..", "a//b", "a/", "./a", "a/.", "a\0b"], ids=ascii)
 def test_folders_outside_are_refused(folder: str) -> None:
-    with pytest.raises(Corrupt, match="leads out"):
+    with pytest.raises(CorruptError, match="leads out"):
         parts_of_folder(folder, None)
 
 

@@ -28,7 +28,7 @@ from treering._leaves.documents.record import (
     parse_record,
     stored_leaves,
 )
-from treering.errors import Corrupt, Format, TreeringError, Unsupported
+from treering.errors import CorruptError, FormatError, TreeringError, UnsupportedError
 
 Document = dict[str, Any]
 RAGGED = ChunkLayout(chunks=(3, 6))
@@ -54,7 +54,7 @@ def test_every_byte_is_under_the_digest(record: LeavesRecord, data: st.DataObjec
     place = data.draw(st.integers(0, len(good) - 1))
     bad = good[:place] + bytes([good[place] ^ data.draw(st.integers(1, 255))]) + good[place + 1 :]
     for damaged in (bad, good[:place], good + b"\n"):
-        with pytest.raises(Corrupt, match=r"^the record"):
+        with pytest.raises(CorruptError, match=r"^the record"):
             parse_record(damaged)
         assert attempt_of(damaged) is None
 
@@ -126,7 +126,7 @@ def test_a_made_up_record_has_no_marker_and_is_never_read() -> None:
     record = dataclasses.replace(RECORD, attempt=UNMARKED)
     assert {found.marker for found in arrays_of(record)} == {None}
     assert first_checksums(record) == [0, 0, 0, 0]
-    with pytest.raises(Corrupt, match="not one of a save"):
+    with pytest.raises(CorruptError, match="not one of a save"):
         parse_record(encode_record(record))
 
 
@@ -220,7 +220,7 @@ CASES: dict[str, tuple[Callable[[Document], None], str]] = {
 @pytest.mark.parametrize("name", CASES)
 def test_what_contradicts_itself(name: str) -> None:
     change, message = CASES[name]
-    with pytest.raises(Corrupt, match=message) as caught:
+    with pytest.raises(CorruptError, match=message) as caught:
         parse_record(changed(encode_record(RECORD), change))
     assert str(caught.value).startswith("the record")
     assert "use another copy of the directory" in str(caught.value)
@@ -229,23 +229,23 @@ def test_what_contradicts_itself(name: str) -> None:
 @pytest.mark.parametrize(
     ("change", "error"),
     [
-        (setting("checksums", {"algorithm": "blake3", "table": ""}), Format),
-        (kind(kind="sparse"), Format),
-        (kind(dtype="float5"), Unsupported),
+        (setting("checksums", {"algorithm": "blake3", "table": ""}), FormatError),
+        (kind(kind="sparse"), FormatError),
+        (kind(dtype="float5"), UnsupportedError),
     ],
     ids=["algorithm", "kind", "dtype"],
 )
 def test_what_is_newer_is_no_damage(change: Callable[[Document], None], error: type[TreeringError]) -> None:
     with pytest.raises(error, match="use a newer treering") as caught:
         parse_record(changed(encode_record(RECORD), change))
-    assert not isinstance(caught.value, Corrupt)
+    assert not isinstance(caught.value, CorruptError)
 
 
 def test_a_newer_version_says_so() -> None:
     newer = encode_record(RECORD).replace(b'leaves": 1,', b'leaves": 2,')
-    with pytest.raises(Corrupt):  # the digest is over the version too
+    with pytest.raises(CorruptError):  # the digest is over the version too
         parse_record(newer)
-    with pytest.raises(Format, match="version 2; this treering reads version 1"):
+    with pytest.raises(FormatError, match="version 2; this treering reads version 1"):
         parse_record(b'{"treering leaves": 2, "something": "else"}')
 
 
@@ -255,7 +255,7 @@ def test_a_newer_version_says_so() -> None:
     ids=["NaN", "twice", "nested", "infinite", "not ASCII", "a list", "nothing"],
 )
 def test_what_is_no_json_of_ours(body: str) -> None:
-    with pytest.raises(Corrupt):
+    with pytest.raises(CorruptError):
         parse_record(signed_text(body))
 
 
@@ -288,5 +288,5 @@ def test_a_key_too_long_for_a_folder_is_refused() -> None:
         record, structure=[Container(node="dict", keys=(long,)), 1], keys=[long], types=[E], leaf_types=[0], values={},
         layouts=[ChunkLayout(chunks=(1, 3))], leaf_layouts=[0], checksums=array("Q"),
     )  # fmt: skip
-    with pytest.raises(Corrupt, match="file systems"):
+    with pytest.raises(CorruptError, match="file systems"):
         parse_record(encode_record(record))

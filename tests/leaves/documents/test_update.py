@@ -17,7 +17,7 @@ from treering._leaves.documents.index import encode_leaves_index, entries_of, pa
 from treering._leaves.documents.record import ChunkLayout, LeavesRecord, arrays_of, encode_record
 from treering._leaves.documents.update import unfinished_update, update_for
 from treering._store.leaves_folder.moves import Move, marker_of
-from treering.errors import Corrupt, Format, Mismatch
+from treering.errors import CorruptError, FormatError, MismatchError
 
 FIRST, SECOND, THIRD = (digit * 16 for digit in "123")
 TEXT = LeafType(kind="str", dtype="uint8", shape=(5000,))
@@ -75,7 +75,7 @@ def test_several_records_at_once() -> None:
     assert unfinished_update(update.moving) == update
     assert parse_leaves_index(update.settled).branches.keys() == {"a", "b"}
     clash = [flat({"b": (F32, None)}, prefix="a"), flat({"w": (F32, None)}, prefix="a.b")]
-    with pytest.raises(Mismatch):
+    with pytest.raises(MismatchError):
         update_for(None, clash)
 
 
@@ -113,7 +113,7 @@ def test_an_array_that_two_branches_list_stays_for_the_other() -> None:
     update = update_for(written(old), [record])
     assert unfinished_update(update.moving) == update
     assert update.moves == (Move(attempt=FIRST, cleared=("model/v",)),)
-    with pytest.raises(Mismatch, match="'model/w' of prefix 'model' and 'model/w' of the tree without prefix"):
+    with pytest.raises(MismatchError, match="'model/w' of prefix 'model' and 'model/w' of the tree without prefix"):
         update_for(written(old), [flat({"w": (F32, None)}, prefix="model", attempt=FIRST)])
 
 
@@ -150,7 +150,7 @@ def test_leaves_of_two_branches_never_meet(
 ) -> None:
     there = flat({other_leaf: (F32, None)}, prefix=other_prefix, attempt=FIRST)
     record = flat({"z": (F32, None), leaf: (F32, None)}, prefix=prefix, attempt=SECOND)
-    with pytest.raises(Mismatch, match="the same, or one lies in the other") as caught:
+    with pytest.raises(MismatchError, match="the same, or one lies in the other") as caught:
         update_for(saved(there), [record])
     assert any(repr(folder) in str(caught.value) for folder in record.folders)
     assert repr(there.folders[0]) in str(caught.value)
@@ -158,13 +158,13 @@ def test_leaves_of_two_branches_never_meet(
 
 def test_long_texts_meet_nobody_either() -> None:
     there = flat({"s": (TEXT, None)}, prefix="a", attempt=FIRST)
-    with pytest.raises(Mismatch, match=r"a/s/w.*a/s"):
+    with pytest.raises(MismatchError, match=r"a/s/w.*a/s"):
         update_for(saved(there), [flat({"w": (F32, None)}, prefix="a.s")])
 
 
 def test_a_bare_array_of_another_program_fills_the_directory() -> None:
     old = {"format": "tensorstore", "arrays": [{"path": "."}]}
-    with pytest.raises(Mismatch, match=r"'p/w' of prefix 'p' and '\.' of the tree without prefix"):
+    with pytest.raises(MismatchError, match=r"'p/w' of prefix 'p' and '\.' of the tree without prefix"):
         update_for(written(old), [flat({"w": (F32, None)}, prefix="p")])
 
 
@@ -186,12 +186,12 @@ def test_other_branches_of_another_program_that_meet_each_other_do_not_matter() 
 
 @pytest.mark.parametrize("data", [b"", b"{", b"[]", b'{"format": "tensorstore", "arrays": 5}'], ids=range(4))
 def test_a_damaged_index_is_not_replaced(data: bytes) -> None:
-    with pytest.raises(Corrupt):
+    with pytest.raises(CorruptError):
         update_for(data, [flat({"w": (F32, None)})])
 
 
 def test_the_index_of_another_format_is_not_replaced() -> None:
-    with pytest.raises(Format):
+    with pytest.raises(FormatError):
         update_for(b'{"format": "something"}', [flat({"w": (F32, None)})])
 
 
@@ -204,7 +204,7 @@ def damaged(data: bytes, prefix: str) -> bytes:
 
 def test_a_branch_whose_record_is_damaged_is_not_replaced_in_silence() -> None:
     index = damaged(saved(flat({"w": (F32, None)}, prefix="a"), flat({"w": (F32, None)}, prefix="b")), "a")
-    with pytest.raises(Corrupt, match="prefix 'a', which is to be replaced: the record is damaged"):
+    with pytest.raises(CorruptError, match="prefix 'a', which is to be replaced: the record is damaged"):
         update_for(index, [flat({"v": (F32, None)}, prefix="a")])
     # It is in nobody else's way.
     settled = json.loads(update_for(index, [flat({"v": (F32, None)}, prefix="b")]).settled)
@@ -216,7 +216,7 @@ def test_a_branch_that_a_newer_version_wrote_is_not_replaced() -> None:
     newer = changed(encode_record(record), lambda document: document["types"][0].update(kind="sparse"))
     document = json.loads(saved(record))
     document["treering"][""]["record"] = newer.decode()
-    with pytest.raises(Format, match="use a newer treering"):
+    with pytest.raises(FormatError, match="use a newer treering"):
         update_for(written(document), [record])
 
 
@@ -225,7 +225,7 @@ def test_nothing_is_saved_beside_files_whose_record_is_lost() -> None:
     branch = index.branches["a"]
     bad = dataclasses.replace(branch, record=(branch.record or b"").replace(b"tests", b"pests"))
     data = encode_leaves_index(dataclasses.replace(index, branches={"a": bad}))
-    with pytest.raises(Corrupt, match="its files are not all in their places"):
+    with pytest.raises(CorruptError, match="its files are not all in their places"):
         update_for(data, [flat({"w": (F32, None)}, prefix="b")])
 
 

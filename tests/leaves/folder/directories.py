@@ -15,7 +15,7 @@ import pytest
 from tests import faults
 from treering._codec.zarr import ZarrArray, chunk_names, parse_zarray, zarray_bytes
 from treering._coordination.message_board import sweep_messages
-from treering._store.failures import DataFileMissing
+from treering._store.failures import DataFileMissingError
 from treering._store.leaves_folder import moves
 from treering._store.leaves_folder.commit import commit_pending
 from treering._store.leaves_folder.leaves_folder import LeavesFolder
@@ -172,7 +172,7 @@ def load(path: Path, prefix: str = "") -> dict[str, bytes] | None:
             found, missing = None, None
             try:
                 found = whole(directory, branch)
-            except DataFileMissing as error:
+            except DataFileMissingError as error:
                 missing = error
             # Nothing is cleared or moved before the index says so: what was read under the same index is of one save.
             now = branches_of(directory.read_index()).get(prefix) or {}

@@ -21,7 +21,7 @@ from torture.faults import Kind
 from torture.judging import NEW
 from torture.points import Report, sweep
 from torture.scenes import OLD, Scene
-from treering.errors import NotFound
+from treering.errors import NotFoundError
 
 OTHER = {"other/a": b"mine", "other/b/c": b"all mine"}
 USERS = {"README": b"by hand", "a/notes.txt": b"by hand", "b/1/mine": b"by hand"}
@@ -89,7 +89,7 @@ class LeavesScene(Scene):
                     tree = directories.whole(directory, branch)
             else:
                 tree = directories.load(path)
-        except NotFound:
+        except NotFoundError:
             if any(path.rglob("tensorstore_index.json")):
                 raise
         return None if tree is None else _digest(tree)

@@ -22,7 +22,7 @@ from tests.leaves.folder.directories import (
     update_for,
 )
 from tests.store.platforms import without_syncfs
-from treering.errors import Exists, NotFound, StoreFailed
+from treering.errors import ExistsError, NotFoundError, StoreError
 
 ATTEMPT = "0123456789abcdef"
 OLD = {"layer/w": b"0123456789", "b": b"abcd"}
@@ -89,7 +89,7 @@ def test_places_of_what_others_write_are_looked_at(tmp_path: Path) -> None:
         (tmp_path / "c").mkdir()
         (tmp_path / "c" / "0").write_bytes(b"mine")
         joined.write_small("c", [("0", b"abcd")])
-        with pytest.raises(Exists, match=r"c.0"):
+        with pytest.raises(ExistsError, match=r"c.0"):
             leader.commit(b"{}", update_for({"": (ATTEMPT, {"c": ["0"]})}))
     assert (tmp_path / "c" / "0").read_bytes() == b"mine"
 
@@ -109,7 +109,7 @@ def test_withdrawing_after_everything_was_removed(tmp_path: Path) -> None:
         write(joined)
         leader.close()
         joined.withdraw()
-        with pytest.raises(StoreFailed, match="was removed while it was written"):
+        with pytest.raises(StoreError, match="was removed while it was written"):
             joined.make_durable()
     assert not staged(tmp_path).exists()
 
@@ -161,7 +161,7 @@ def test_the_folder_may_come_later_than_the_note(tmp_path: Path) -> None:
 
 def test_no_folder_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     wait_at_most(monkeypatch, staged_folder=0.05)
-    with pytest.raises(StoreFailed, match="process 0 gave up or died"):
+    with pytest.raises(StoreError, match="process 0 gave up or died"):
         join(tmp_path, ATTEMPT)
     with pytest.raises(FileNotFoundError):
         join(tmp_path / "none", ATTEMPT)
@@ -186,10 +186,10 @@ def test_notes_of_the_dead_are_swept_and_those_of_the_living_stay(tmp_path: Path
 
 def test_notes_are_not_what_a_folder_holds(tmp_path: Path) -> None:
     (tmp_path / ".treering-waiting-00001").write_bytes(b"{}")
-    with open_leaves(tmp_path) as directory, pytest.raises(NotFound, match="it is empty"):
+    with open_leaves(tmp_path) as directory, pytest.raises(NotFoundError, match="it is empty"):
         directory.read_index()
     (tmp_path / "data").write_bytes(b"")
-    with open_leaves(tmp_path) as directory, pytest.raises(NotFound, match="it holds 'data'"):
+    with open_leaves(tmp_path) as directory, pytest.raises(NotFoundError, match="it holds 'data'"):
         directory.read_index()
 
 

@@ -26,7 +26,7 @@ from tests.leaves.folder.directories import (
     write,
 )
 from tests.store.platforms import without_dir_fd
-from treering._store.failures import DataFileMissing, LinkRefused
+from treering._store.failures import DataFileMissingError, LinkRefusedError
 from treering._store.leaves_folder.commit import commit_pending
 from treering._store.leaves_folder.leaves_folder import LeavesFolder
 from treering._store.leaves_folder.moves import Update
@@ -35,7 +35,7 @@ from treering._store.posix import descriptors
 from treering._store.posix.folder import Folder
 from treering._store.posix.folder_tree import FolderTree
 from treering._values.leaves_names import attempt_folder
-from treering.errors import Corrupt, NotDirectory, NotFound, StoreFailed
+from treering.errors import CorruptError, NotDirectoryError, NotFoundError, StoreError
 
 ATTEMPT = "0123456789abcdef"
 
@@ -59,7 +59,7 @@ def test_staged_files_come_first_and_key_paths_second(tmp_path: Path) -> None:
         assert content(directory, "a/b", "0", ATTEMPT) == b"staged"
         assert content(directory, "a/b", "1", ATTEMPT) == b"moved"
         assert directory.names("a/b", ATTEMPT) == ["0", "1"]
-        with pytest.raises(DataFileMissing, match="is missing") as caught:
+        with pytest.raises(DataFileMissingError, match="is missing") as caught:
             directory.open("a/b", "2", ATTEMPT)
         assert (caught.value.name, caught.value.filename) == ("2", str(tmp_path / "a" / "b" / "2"))
         assert directory.names("c", ATTEMPT) == []
@@ -80,7 +80,7 @@ def test_a_leaf_that_became_a_branch_misses_its_files(tmp_path: Path) -> None:
     put(tmp_path, "b", b"1")
     with LeavesFolder(tmp_path) as directory:
         for folder, name in (("a", "0"), ("b", "0"), ("b/c", "0")):
-            with pytest.raises(DataFileMissing):
+            with pytest.raises(DataFileMissingError):
                 directory.open(folder, name, None)
 
 
@@ -93,15 +93,15 @@ def test_a_chunk_in_a_folder_of_its_own(tmp_path: Path) -> None:
 @pytest.mark.parametrize("text", ["..", "a/../b", "/etc", "a//b", ".", "a/", "\0", ".treering", ".treering/x"])
 def test_texts_that_lead_elsewhere(tmp_path: Path, text: str) -> None:
     with LeavesFolder(tmp_path) as directory:
-        with pytest.raises(Corrupt, match="not a folder of a leaf"):
+        with pytest.raises(CorruptError, match="not a folder of a leaf"):
             directory.open(text, "0", None)
-        with pytest.raises(Corrupt, match="not a folder of a leaf"):
+        with pytest.raises(CorruptError, match="not a folder of a leaf"):
             directory.open("a", text, None)
-        with pytest.raises(Corrupt, match="not a folder of a leaf"):
+        with pytest.raises(CorruptError, match="not a folder of a leaf"):
             directory.names(text, None)
-        with pytest.raises(Corrupt, match="not an attempt"):
+        with pytest.raises(CorruptError, match="not an attempt"):
             directory.open("a", "0", text)
-        with pytest.raises(Corrupt, match="without a name"):
+        with pytest.raises(CorruptError, match="without a name"):
             directory.open("a", "", None)
 
 
@@ -113,14 +113,14 @@ def test_links_are_refused(tmp_path: Path, link: str) -> None:
     (path / link).rename(far)
     (path / link).symlink_to(far)
     attempt = ATTEMPT if link.startswith(".treering") else None
-    with LeavesFolder(path) as directory, pytest.raises(LinkRefused, match=r"is a link, which may lead anywhere"):
+    with LeavesFolder(path) as directory, pytest.raises(LinkRefusedError, match=r"is a link, which may lead anywhere"):
         directory.open("a/b", "0", attempt)
 
 
 def test_other_things_are_no_files(tmp_path: Path) -> None:
     (tmp_path / "a").mkdir()
     os.mkfifo(tmp_path / "a" / "0")
-    with LeavesFolder(tmp_path) as directory, pytest.raises(StoreFailed, match="a pipe") as caught:
+    with LeavesFolder(tmp_path) as directory, pytest.raises(StoreError, match="a pipe") as caught:
         directory.open("a", "0", None)
     assert caught.value.errno == errno.EINVAL
 
@@ -167,7 +167,7 @@ def test_array_folders(tmp_path: Path) -> None:
 
 def test_what_is_there_instead_of_an_index(tmp_path: Path) -> None:
     def told() -> str:
-        with LeavesFolder(tmp_path) as directory, pytest.raises(NotFound) as caught:
+        with LeavesFolder(tmp_path) as directory, pytest.raises(NotFoundError) as caught:
             directory.read_index()
         assert caught.value.filename == str(tmp_path / INDEX)
         assert isinstance(caught.value, FileNotFoundError)
@@ -187,21 +187,21 @@ def test_what_is_there_instead_of_an_index(tmp_path: Path) -> None:
 def test_an_index_that_is_no_file(tmp_path: Path) -> None:
     (tmp_path / "far.json").write_bytes(b"{}")
     (tmp_path / INDEX).symlink_to("far.json")
-    with LeavesFolder(tmp_path) as directory, pytest.raises(LinkRefused, match="is a link"):
+    with LeavesFolder(tmp_path) as directory, pytest.raises(LinkRefusedError, match="is a link"):
         directory.read_index()
     (tmp_path / INDEX).unlink()
     (tmp_path / INDEX).mkdir()
-    with LeavesFolder(tmp_path) as directory, pytest.raises(StoreFailed, match="Is a directory"):
+    with LeavesFolder(tmp_path) as directory, pytest.raises(StoreError, match="Is a directory"):
         directory.read_index()
 
 
 def test_nothing_or_a_file_at_the_path(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"")
-    with pytest.raises(NotFound):
+    with pytest.raises(NotFoundError):
         LeavesFolder(tmp_path / "nothing")
-    with pytest.raises(NotDirectory):
+    with pytest.raises(NotDirectoryError):
         LeavesFolder(tmp_path / "file")
-    with pytest.raises(NotFound):
+    with pytest.raises(NotFoundError):
         commit_pending(tmp_path / "nothing", unfinished, lambda index: None)
     assert not (tmp_path / "nothing").exists()
 
@@ -288,7 +288,7 @@ def test_staged_files_come_first_and_both_of_one_place(leaves: Path) -> None:
 
 @pytest.mark.parametrize("way", ["a/n9", "b", "a/n1/0"])
 def test_what_is_not_there_is_named(leaves: Path, way: str) -> None:
-    with LeavesFolder(leaves) as directory, pytest.raises(DataFileMissing, match="1"):
+    with LeavesFolder(leaves) as directory, pytest.raises(DataFileMissingError, match="1"):
         directory.read_small(way, [("1", 5)], None)
 
 
@@ -297,12 +297,12 @@ def test_links_to_small_files_are_refused(leaves: Path) -> None:
     (leaves / "b").symlink_to(leaves / "a")
     with LeavesFolder(leaves) as directory:
         for way, name in (("a/n0", "1"), ("b/n0", "0"), ("b", "0")):
-            with pytest.raises(LinkRefused, match="link"):
+            with pytest.raises(LinkRefusedError, match="link"):
                 directory.read_small(way, [(name, 5)], None)
 
 
 def test_a_folder_in_the_place_of_a_file(leaves: Path) -> None:
-    with LeavesFolder(leaves) as directory, pytest.raises(DataFileMissing, match="n1"):
+    with LeavesFolder(leaves) as directory, pytest.raises(DataFileMissingError, match="n1"):
         directory.read_small("a", [("n1", 5)], None)
 
 
@@ -315,7 +315,7 @@ def test_a_pipe_is_not_waited_for(leaves: Path) -> None:
 def test_no_way_leads_out(leaves: Path) -> None:
     with LeavesFolder(leaves) as directory:
         for way in ("../a", "a/../a", "/a", ".treering/x"):
-            with pytest.raises(Corrupt):
+            with pytest.raises(CorruptError):
                 directory.read_small(way, [("0", 5)], None)
 
 
@@ -324,7 +324,7 @@ def test_nothing_stays_open(leaves: Path) -> None:
     with LeavesFolder(leaves) as directory:
         for number in range(3):
             directory.read_small(f"a/n{number}", [("0", 9), (".zarray", 9)], None)
-            with pytest.raises(DataFileMissing):
+            with pytest.raises(DataFileMissingError):
                 directory.read_small(f"a/n{number}", [("0", 9), ("1", 9)], None)
     assert len(list(Path("/dev/fd").iterdir())) == before
 

@@ -31,7 +31,7 @@ from tests.leaves.folder.directories import (
     write,
 )
 from tests.store import platforms
-from treering.errors import Busy, Exists, Format, NotDirectory, StoreFailed, Unsupported
+from treering.errors import BusyError, ExistsError, FormatError, NotDirectoryError, StoreError, UnsupportedError
 
 DEAD = "0123456789abcdef"
 OLD = {"a/b": b"treering", "a/c": b"x", "d": b""}
@@ -168,7 +168,7 @@ class TestEverywhere:
         (tmp_path / in_the_way).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / in_the_way).write_bytes(b"mine")
         before = everything(tmp_path, records=True)
-        with pytest.raises(Exists, match="where a leaf would go") as caught:
+        with pytest.raises(ExistsError, match="where a leaf would go") as caught:
             save(tmp_path, NEW)
         assert str(caught.value.filename).startswith(str(tmp_path))
         assert everything(tmp_path, records=True) == before
@@ -216,11 +216,11 @@ def test_links_inside_are_refused(
         far.mkdir()
     link.symlink_to(far)
     before = everything(tmp_path, records=True)
-    with pytest.raises(Format, match=r"is a link, which may lead anywhere; put a file or folder of its own"):
+    with pytest.raises(FormatError, match=r"is a link, which may lead anywhere; put a file or folder of its own"):
         save(path, NEW)
     assert everything(tmp_path, records=True) == before
     if old and place != "attempts":
-        with pytest.raises(Format, match="is a link"):
+        with pytest.raises(FormatError, match="is a link"):
             load(path)
     link.unlink()
     if old:
@@ -287,7 +287,7 @@ def test_a_failing_sync_is_a_failed_save_and_not_asked_again(
     with stage(tmp_path) as saving:
         leaves = write(saving, NEW)
         monkeypatch.setattr(os, "fsync", fail) if portable else platforms.before_syncfs(monkeypatch, fail)
-        with pytest.raises(StoreFailed) as caught:
+        with pytest.raises(StoreError) as caught:
             saving.commit(b"", update_for({"": (saving.attempt, leaves)}))
     assert (caught.value.errno, caught.value.filename, len(calls)) == (errno.EIO, str(tmp_path), 1)
     assert everything(tmp_path, records=True) == before
@@ -317,7 +317,7 @@ def test_many_files_are_synced_one_by_one_where_there_is_no_syncfs(
 def test_the_disk_is_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     save(tmp_path, OLD)
     before = everything(tmp_path, records=True)
-    with stage(tmp_path) as saving, pytest.raises(StoreFailed, match="are needed") as caught:
+    with stage(tmp_path) as saving, pytest.raises(StoreError, match="are needed") as caught:
         saving.require_space(1 << 60)
     assert caught.value.errno == errno.ENOSPC
     with stage(tmp_path) as saving, monkeypatch.context() as patch:
@@ -327,7 +327,7 @@ def test_the_disk_is_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
             lambda: saving.write_file("b", "0", [b"1"], 1),
             lambda: saving.leave(b"record"),
         ):
-            with pytest.raises(StoreFailed, match="free some space; the path is unchanged") as caught:
+            with pytest.raises(StoreError, match="free some space; the path is unchanged") as caught:
                 add()
             assert caught.value.errno == errno.ENOSPC
     assert everything(tmp_path, records=True) == before
@@ -337,7 +337,7 @@ def test_the_disk_is_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
 def test_a_directory_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reason: int) -> None:
     save(tmp_path, OLD)
     faults.fail(monkeypatch, os, "mkdir", reason)
-    with pytest.raises(StoreFailed) as caught:
+    with pytest.raises(StoreError) as caught:
         save(tmp_path, NEW)
     assert (caught.value.errno, caught.value.filename) == (reason, str(tmp_path))
     assert load(tmp_path) == OLD
@@ -346,7 +346,7 @@ def test_a_directory_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.
 @pytest.mark.parametrize("below", ["", "below"])
 def test_a_file_at_the_path_is_refused(tmp_path: Path, below: str) -> None:
     (tmp_path / "a").write_bytes(b"mine")
-    with pytest.raises(NotDirectory):
+    with pytest.raises(NotDirectoryError):
         save(tmp_path / "a" / below, OLD)
     assert (tmp_path / "a").read_bytes() == b"mine"
 
@@ -356,10 +356,10 @@ def test_names_and_paths_that_are_too_long(tmp_path: Path) -> None:
     whole = {"n" * 255 + "/" + "m" * 255: b"1"}
     save(tmp_path, whole)
     assert load(tmp_path) == whole
-    with pytest.raises(StoreFailed) as caught:
+    with pytest.raises(StoreError) as caught:
         save(tmp_path, {"n" * 256: b"1"})
     assert caught.value.errno == errno.ENAMETOOLONG
-    with pytest.raises(Unsupported, match="longer path than a system takes"):
+    with pytest.raises(UnsupportedError, match="longer path than a system takes"):
         save(tmp_path, {"n/" * 2000 + "n": b"1"})
     assert load(tmp_path) == whole
     deep = {"n/" * 1800 + "n": b"1"}
@@ -392,7 +392,7 @@ def test_others_are_waited_for_but_not_for_ever(tmp_path: Path, monkeypatch: pyt
     entered.wait()
     with monkeypatch.context() as patch:
         wait_at_most(patch, directory_lock=0.0)
-        with pytest.raises(Busy, match="other processes keep saving there") as caught:
+        with pytest.raises(BusyError, match="other processes keep saving there") as caught:
             save(tmp_path, NEW)
     assert (caught.value.errno, caught.value.filename) == (errno.EBUSY, str(tmp_path))
     threading.Timer(0.05, go_on.set).start()
@@ -406,7 +406,7 @@ def test_a_directory_that_was_moved_away(tmp_path: Path) -> None:
     with stage(tmp_path / "a") as saving:
         leaves = write(saving, NEW)
         (tmp_path / "a").rename(tmp_path / "b")
-        with pytest.raises(Busy, match="moved or removed"):
+        with pytest.raises(BusyError, match="moved or removed"):
             saving.commit(b"", update_for({"": (saving.attempt, leaves)}))
     assert load(tmp_path / "b") == OLD
     assert names(tmp_path) == ["b"]
@@ -439,7 +439,7 @@ def test_a_refused_save_that_finished_a_dead_one_leaves_nothing(
     save(tmp_path, OLD)
     with monkeypatch.context() as patch:
         fail_moves(patch, OSError(errno.EIO, os.strerror(errno.EIO)))
-        with pytest.raises(StoreFailed, match="the new content is in place"):
+        with pytest.raises(StoreError, match="the new content is in place"):
             save(tmp_path, NEW)
     with stage(tmp_path) as saving:
         write(saving, {"m/a": b"1"})
@@ -461,7 +461,7 @@ def test_names_that_a_system_takes_for_the_same_are_refused(tmp_path: Path, monk
     save(tmp_path, {"Model/w": b"1"}, prefix="Model")
     save(tmp_path, {"a/W": b"1", "a/x": b"1"}, prefix="a")
     monkeypatch.setattr(os, "stat", folding)
-    with pytest.raises(Exists, match="the same name in other letters") as caught:
+    with pytest.raises(ExistsError, match="the same name in other letters") as caught:
         save(tmp_path, {"model/w": b"2"}, prefix="model")
     assert caught.value.filename == str(tmp_path / "model")
     # What is replaced is not in the way.

@@ -38,7 +38,7 @@ from treering._store.objects.requests import Absent, Answer, Delete, Get, Head, 
 from treering._store.objects.store import ObjectRoot
 from treering._store.objects.url import bucket_path
 from treering._values.telemetry import TRAFFIC
-from treering.errors import NotFenced, StoreFailed, Unsupported
+from treering.errors import NotFencedWarning, StoreError, UnsupportedError
 
 Ask = Callable[..., Any]
 
@@ -371,7 +371,7 @@ def test_an_upload_that_failed_is_not_taken_for_done_by_an_older_object_of_its_s
     files.write_file(path, [b"treering"], 8)
     with monkeypatch.context() as patched:
         fail(patched, "put", GenericError(says("500 Internal Server Error")))
-        with pytest.raises(StoreFailed, match="500"):
+        with pytest.raises(StoreError, match="500"):
             files.write_file(path, [b"gnireert"], 8)
     assert client.perform(Get("model.safetensors")).data == b"treering"
 
@@ -385,7 +385,7 @@ def test_no_answer_does_not_say_that_nothing_is_there(
     for call in ("head", "list_with_delimiter_async"):
         with monkeypatch.context() as patched:
             fail(patched, call, *[PASSING[1]] * 100)
-            with pytest.raises(StoreFailed, match="could not read 's3://bucket/a': s3://bucket does not answer"):
+            with pytest.raises(StoreError, match="could not read 's3://bucket/a': s3://bucket does not answer"):
                 places.find(path)
     assert places.find(path) is not None
 
@@ -409,7 +409,7 @@ def test_a_late_request_does_not_undo_the_file_that_was_saved_after_it(
         patched.setattr(obstore, "put", put)
         if denied:
             fail(patched, "head", *[PermissionDeniedError(says("403 Forbidden"))] * 2)
-        with pytest.warns(NotFenced, match="without a condition") if denied else contextlib.nullcontext():
+        with pytest.warns(NotFencedWarning, match="without a condition") if denied else contextlib.nullcontext():
             files.write_file(path, [b"first"], 5)
             files.write_file(path, [b"second"], 6, unique=True)
     if not denied:
@@ -520,7 +520,7 @@ def test_a_denied_conditional_delete_is_made_once() -> None:
 
 @pytest.mark.parametrize("text", ["0", "-1", "many"])
 def test_the_number_of_requests_is_a_number(text: str) -> None:
-    with pytest.raises(Unsupported, match="TREERING_BUCKET_REQUESTS is"):
+    with pytest.raises(UnsupportedError, match="TREERING_BUCKET_REQUESTS is"):
         requests_at_once({"TREERING_BUCKET_REQUESTS": text})
 
 

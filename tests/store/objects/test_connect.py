@@ -22,7 +22,7 @@ from treering._store.objects.client import ObstoreClient
 from treering._store.objects.store import GRACE
 from treering._store.objects.url import bucket_path
 from treering._store.resolve import store_at
-from treering.errors import MissingExtra, NotFound, TreeringError, Unsupported
+from treering.errors import MissingExtraError, NotFoundError, TreeringError, UnsupportedError
 
 stores: Any = pytest.importorskip("obstore.store")
 
@@ -87,7 +87,7 @@ def test_the_environment_is_read(keys: None, monkeypatch: pytest.MonkeyPatch, tm
     with serving(tmp_path) as files:
         monkeypatch.setenv("AWS_ENDPOINT_URL", files.url)
         monkeypatch.setenv("AWS_ALLOW_HTTP", "true")
-        with pytest.raises(NotFound):
+        with pytest.raises(NotFoundError):
             treering.load("s3://b/a b.msgpack")
     assert "/b/a%20b.msgpack" in [path for path, _ in files.asked]
 
@@ -142,12 +142,12 @@ def test_options_of_s3() -> None:
 
 @pytest.mark.parametrize("url", ["127.0.0.1:9", "", "http://", "ftp://host", "https://a b"])
 def test_what_is_no_url_of_a_server_is_refused_by_name(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(Unsupported, match=re.escape(f"endpoint is {url!r}, which is no URL of a server")):
+    with pytest.raises(UnsupportedError, match=re.escape(f"endpoint is {url!r}, which is no URL of a server")):
         treering.at("s3://b", endpoint=url)
     for name in ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT"):
         with monkeypatch.context() as patched:
             patched.setenv(name, url)
-            with pytest.raises(Unsupported, match=re.escape(f"{name} is {url!r}")) as found:
+            with pytest.raises(UnsupportedError, match=re.escape(f"{name} is {url!r}")) as found:
                 treering.load("s3://b/a")
             assert "http://HOST:PORT" in str(found.value)
 
@@ -159,11 +159,11 @@ def test_options_of_other_clouds(monkeypatch: pytest.MonkeyPatch) -> None:
     config = store_of("abfss://c@acc.dfs.core.windows.net/x").config
     assert (config["account_name"], config["container_name"]) == ("acc", "c")
     treering.at("az://c", anonymous=True)
-    with pytest.raises(Unsupported, match="AZURE_STORAGE_ACCOUNT_NAME"):
+    with pytest.raises(UnsupportedError, match="AZURE_STORAGE_ACCOUNT_NAME"):
         store_of("az://c/x")
     monkeypatch.setenv("AZURE_STORAGE_ACCOUNT_NAME", "acc")
     assert store_of("az://c/x").config["container_name"] == "c"
-    with pytest.raises(Unsupported, match="kms_key is an option of s3://"):
+    with pytest.raises(UnsupportedError, match="kms_key is an option of s3://"):
         treering.at("gs://c", kms_key="k")
 
 
@@ -171,7 +171,7 @@ def test_a_bucket_has_one_set_of_options() -> None:
     treering.at("s3://b/a", region="eu-west-1", anonymous=True)
     assert str(treering.at("s3://b/c")) == "s3://b/c"
     assert str(treering.at("s3://b", region="eu-west-1", anonymous=True)) == "s3://b"
-    with pytest.raises(Unsupported, match="'s3://b' has other options already"):
+    with pytest.raises(UnsupportedError, match="'s3://b' has other options already"):
         treering.at("s3://b/a", region="eu-west-3", anonymous=True)
 
 
@@ -183,13 +183,13 @@ def test_stores_of_obstore() -> None:
     azure = stores.AzureStore("c", account_name="acc", skip_signature=True)
     assert str(treering.at(azure, "x")) == "abfss://c@acc.dfs.core.windows.net/x"
     assert str(treering.at(stores.GCSStore("g", skip_signature=True))) == "gs://g"
-    with pytest.raises(Unsupported, match="has its own region"):
+    with pytest.raises(UnsupportedError, match="has its own region"):
         treering.at(stores.S3Store("d", skip_signature=True), region="eu-west-1")
-    with pytest.raises(Unsupported, match="no place in a bucket"):
+    with pytest.raises(UnsupportedError, match="no place in a bucket"):
         treering.at(stores.MemoryStore())
-    with pytest.raises(Unsupported, match="no place in a bucket"):
+    with pytest.raises(UnsupportedError, match="no place in a bucket"):
         treering.at(3)
-    with pytest.raises(Unsupported, match="cannot use"):
+    with pytest.raises(UnsupportedError, match="cannot use"):
         treering.at("runs/a")
 
 
@@ -202,7 +202,7 @@ def test_options_of_a_given_client() -> None:
 
 def test_without_obstore(monkeypatch: pytest.MonkeyPatch, keys: None) -> None:
     monkeypatch.setitem(sys.modules, "obstore.store", None)
-    with pytest.raises(MissingExtra, match="obstore is not installed") as caught:
+    with pytest.raises(MissingExtraError, match="obstore is not installed") as caught:
         treering.load("s3://b/a")
     assert caught.value.hint == "pip install 'treering[cloud]'"
     assert isinstance(caught.value, ImportError)

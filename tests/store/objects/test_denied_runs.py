@@ -10,7 +10,7 @@ import treering
 from tests.store.objects.in_memory import DAY, TestBucket, install
 from tests.store.objects.memory_bucket import MemoryBucket
 from treering._store.objects.requests import Answer, Delete, Get, List, Request
-from treering.errors import Exists, NotRemoved, PermissionDenied, StoreFailed
+from treering.errors import ExistsError, NotRemovedWarning, PermissionDeniedError, StoreError
 
 
 class DenyingBucket(MemoryBucket):
@@ -32,7 +32,7 @@ def test_what_may_not_be_read_is_named_as_users_know_it(name: str, told: str) ->
         for step in (1, 2):
             run.save(step, {"step": step}).result()
     bucket.denied = f"/{name}"
-    with pytest.raises(StoreFailed, match=f"could not read 's3://[0-9a-f]*{told}: denied"):
+    with pytest.raises(StoreError, match=f"could not read 's3://[0-9a-f]*{told}: denied"):
         treering.Run(path, keep=treering.KeepLast(1)).gc(dry_run=False)
     bucket.denied = ""
     assert treering.Run(path).steps() == [1, 2]
@@ -56,11 +56,11 @@ def test_a_step_is_saved_and_loaded_by_its_number_where_nothing_may_be_listed(bu
             run.save(step, {"step": step}, metrics={"loss": 1 / step}).result()
         assert run.load(4) == {"step": 4}
         assert treering.load("memory://run/step_00000003") == {"step": 3}
-        with pytest.raises(Exists, match="step 4 of the run"):
+        with pytest.raises(ExistsError, match="step 4 of the run"):
             run.save(4, {"step": 0})
-        with pytest.raises(Exists, match="older than its latest step, 4"):
+        with pytest.raises(ExistsError, match="older than its latest step, 4"):
             run.save(3, {"step": 0})
-        with pytest.raises(PermissionDenied, match=r"step_00000007.*without the right to list"):
+        with pytest.raises(PermissionDeniedError, match=r"step_00000007.*without the right to list"):
             run.load(7)  # whether it is absent is not known: a bucket says the same of what may not be read
     with treering.Run("memory://new") as run:
         run.save(1, {"step": 1}).result()
@@ -77,7 +77,7 @@ def test_going_back_works_where_nothing_may_be_listed(bucket: TestBucket) -> Non
         saved = run.save(2, {"step": 20}, rollback=True)
         assert "it removes the later step 3" in saved.reason
         saved.result()
-        with pytest.raises(PermissionDenied):
+        with pytest.raises(PermissionDeniedError):
             run.load(3)
         assert run.load(2) == {"step": 20}
     bucket.denied = lambda _: False
@@ -87,10 +87,10 @@ def test_going_back_works_where_nothing_may_be_listed(bucket: TestBucket) -> Non
 def test_what_needs_a_list_says_which_right_it_needs(bucket: TestBucket) -> None:
     run = treering.Run("memory://run", keep=treering.KeepLast(1))
     for ask in (run.steps, run.latest, run.load, run.gc, lambda: run.gc(dry_run=False), lambda: run.metrics(1)):
-        with pytest.raises(PermissionDenied, match=r"'memory://run'.*without the right to list") as denied:
+        with pytest.raises(PermissionDeniedError, match=r"'memory://run'.*without the right to list") as denied:
             ask()
         assert "one step by its number" in str(denied.value)
-    with pytest.warns(NotRemoved, match="steps that `keep` does not keep cannot be removed"):
+    with pytest.warns(NotRemovedWarning, match="steps that `keep` does not keep cannot be removed"):
         run.save(3, {"step": 3}).result()
     run.save(4, {"step": 4}).result()  # warnings are errors in tests
     bucket.denied = lambda _: False
@@ -108,7 +108,7 @@ def test_a_run_is_saved_where_nothing_may_be_removed(bucket: TestBucket) -> None
         assert run.steps() == [4]
     kept = bucket.data("run/step_00000004/treering.json")
     bucket.wait(2 * DAY)
-    with pytest.warns(NotRemoved, match="data that nothing needs"):
+    with pytest.warns(NotRemovedWarning, match="data that nothing needs"):
         treering.Run("memory://run").save(5, tree).result()
     assert bucket.data("run/step_00000004/treering.json") == kept  # its marker stays, and is no reason for a fence
     bucket.denied = lambda _: False

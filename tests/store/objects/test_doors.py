@@ -17,7 +17,7 @@ from tests.store.objects.memory_bucket import MemoryBucket
 from treering import serialization
 from treering._store.objects import connect
 from treering._store.objects.requests import Get, List, Put
-from treering.errors import Exists, NotFound
+from treering.errors import ExistsError, NotFoundError
 
 TREE = {"w": np.arange(30, dtype=np.float32).reshape(3, 10), "step": 7}
 NUMBERS = itertools.count()
@@ -65,7 +65,7 @@ def test_a_checkpoint_comes_back_from_every_place(below: str, url: str, bucket: 
     assert all(name.startswith(f"{prefix}/" if prefix else "") for name in names_in(bucket))
     assert f"{prefix}/treering.json".removeprefix("/") in names_in(bucket)
     assert_tree(treering.load(path))
-    with pytest.raises(Exists):
+    with pytest.raises(ExistsError):
         treering.save(path, TREE)
     treering.save(path, TREE | {"step": 8}, overwrite=True)
     assert_tree(treering.load(path), 8)
@@ -111,7 +111,7 @@ def test_single_files(suffix: str, url: str, bucket: MemoryBucket) -> None:
     path, tree = f"{url}/a/state{suffix}", {"w": TREE["w"]}
     treering.save(path, tree)
     assert names_in(bucket) == [f"a/state{suffix}"]
-    with pytest.raises(Exists):
+    with pytest.raises(ExistsError):
         treering.save(path, tree)
     treering.save(path, tree, overwrite=True)
     np.testing.assert_array_equal(treering.load(path)["w"], TREE["w"])
@@ -179,7 +179,7 @@ def test_every_verb(url: str, capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_what_is_not_there(url: str) -> None:
     treering.save(f"{url}/ckpt", TREE)
-    with pytest.raises(NotFound, match=r"did you mean 's3://doors-[0-9]*/ckpt'"):
+    with pytest.raises(NotFoundError, match=r"did you mean 's3://doors-[0-9]*/ckpt'"):
         treering.load(f"{url}/ckptt")
 
 

@@ -19,7 +19,7 @@ from treering._store.objects import connect, obstore_stores
 from treering._store.objects.client import ObstoreClient
 from treering._store.objects.foreign_names import how_to_remove
 from treering._store.objects.requests import List
-from treering.errors import StoreFailed
+from treering.errors import StoreError
 
 KEYS = [
     "run//x",
@@ -99,7 +99,7 @@ def test_they_are_told_once(fake: GcsFake, caplog: pytest.LogCaptureFixture) -> 
 @pytest.mark.parametrize("key", ["run//x", "run/../x", "run/a\tb"])
 def test_where_no_listing_can_be_signed_the_key_and_the_command_are_told(key: str, fake: GcsFake) -> None:
     fake.put(f"bucket/{key}", b"")
-    with pytest.raises(StoreFailed, match="another program's object under a name that cannot be read") as caught:
+    with pytest.raises(StoreError, match="another program's object under a name that cannot be read") as caught:
         tr.Run("gs://bucket/run").steps()
     there = {"run//x": "run//", "run/../x": "run/../"}.get(key, key)
     assert how_to_remove("gs://bucket", there) in str(caught.value)

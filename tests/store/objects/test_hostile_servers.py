@@ -28,7 +28,7 @@ from treering._store.objects.https import WebClient, sends_on_to
 from treering._store.objects.repetition import RepeatingClient
 from treering._store.objects.requests import Answer
 from treering._store.objects.url import bucket_path
-from treering.errors import NotFound, PermissionDenied, StoreFailed, TreeringError, Unsupported
+from treering.errors import NotFoundError, PermissionDeniedError, StoreError, TreeringError, UnsupportedError
 
 Serve = Callable[[int, dict[str, str], bytes], str]
 
@@ -139,7 +139,7 @@ def steps_of(url: str) -> list[int]:
 def test_a_level_whose_token_never_moves_ends(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(obstore_requests, "_LONGEST_LISTING", 0.5)
     url = serve(200, {"Content-Length": str(len(_ENDLESS))}, _ENDLESS)
-    with pytest.raises(StoreFailed, match="lists more and more names, without an end"):
+    with pytest.raises(StoreError, match="lists more and more names, without an end"):
         steps_of(url)
 
 
@@ -173,10 +173,10 @@ def test_an_endpoint_that_sends_requests_on_to_another_host_is_refused(
     for name in ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT", "AWS_ENDPOINT_URL"):
         monkeypatch.delenv(name, raising=False)
     given = tr.at(f"s3://led-{secrets.token_hex(4)}", endpoint=url)
-    with pytest.raises(Unsupported, match="sends requests on to 'localhost'"):
+    with pytest.raises(UnsupportedError, match="sends requests on to 'localhost'"):
         tr.load(given / "a")
     monkeypatch.setenv("AWS_ENDPOINT_URL", url)
-    with pytest.raises(Unsupported, match="sends requests on to 'localhost'"):
+    with pytest.raises(UnsupportedError, match="sends requests on to 'localhost'"):
         tr.load(f"s3://led-{secrets.token_hex(4)}/a")
 
 
@@ -208,11 +208,11 @@ def test_an_endpoint_that_redirects_later_gets_no_request_to_another_host(
                 monkeypatch.setenv(f"AWS_{name}", value)
             place = f"s3://led-{secrets.token_hex(4)}"
         path = tr.at(place, "a", endpoint=None if given else url)
-        with pytest.raises(NotFound):
+        with pytest.raises(NotFoundError):
             tr.load(path)
         serve(307, {"Content-Length": "0", "Location": f"http://localhost:{other.server_address[1]}/stolen"}, b"")
         for call in (tr.load, tr.inspect, lambda path: tr.Run(path).steps(), lambda path: tr.save(path, {"w": 1})):
-            with pytest.raises(StoreFailed, match="sends requests on to another host"):
+            with pytest.raises(StoreError, match="sends requests on to another host"):
                 call(path)
         other.shutdown()
     assert asked == []
@@ -227,10 +227,10 @@ def test_the_endpoint_of_a_call_counts_more_than_those_of_the_environment(
         monkeypatch.setenv(name, "http://127.0.0.1:9\n")
     monkeypatch.setenv("AWS_ALLOW_HTTP", "true")
     url = serve(404, {"Content-Length": "0"}, b"")
-    with pytest.raises(NotFound):
+    with pytest.raises(NotFoundError):
         tr.load(tr.at(f"s3://said-{secrets.token_hex(4)}/a", endpoint=url))
     monkeypatch.setenv("AWS_ENDPOINT_URL_S3", f"{url}\n")
-    with pytest.raises(NotFound):
+    with pytest.raises(NotFoundError):
         tr.load(f"s3://said-{secrets.token_hex(4)}/a")
 
 
@@ -264,7 +264,7 @@ def test_a_panic_of_the_client_is_told_as_an_error() -> None:
     ],
 )  # fmt: skip
 def test_options_without_sense_are_refused_by_name(options: dict[str, Any]) -> None:
-    with pytest.raises(Unsupported, match=next(iter(options))):
+    with pytest.raises(UnsupportedError, match=next(iter(options))):
         tr.at("s3://bucket-of-odd-options/a", **options)
 
 
@@ -280,7 +280,7 @@ def test_a_secret_that_ends_in_a_line_feed_is_stripped(monkeypatch: pytest.Monke
     assert all(value == value.strip() for value in said.values()), said.keys()
     assert {"key", "secret", "eu-central-1"} <= set(said.values())
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "sec\nret")
-    with pytest.raises(Unsupported, match="AWS_SECRET_ACCESS_KEY has a line break") as caught:
+    with pytest.raises(UnsupportedError, match="AWS_SECRET_ACCESS_KEY has a line break") as caught:
         connect(bucket_path("s3://bucket-of-broken-secrets"))
     assert "sec" not in str(caught.value).replace("SECRET", "")
 
@@ -310,7 +310,9 @@ def test_a_wrong_secret_ends_in_one_short_error(
     monkeypatch.setenv("AWS_ALLOW_HTTP", "true")
     monkeypatch.setenv("AWS_ENDPOINT_URL", serve(403, {"Content-Length": str(len(body))}, body))
     place = f"s3://bucket-of-a-wrong-secret-{zlib.crc32(request.node.name.encode())}/a"
-    with pytest.raises(PermissionDenied, match="denies it to these credentials; check them and their rights") as caught:
+    with pytest.raises(
+        PermissionDeniedError, match="denies it to these credentials; check them and their rights"
+    ) as caught:
         DENIED[call](place)
     told = "".join(traceback.format_exception(caught.value))
     assert "direct cause" not in told

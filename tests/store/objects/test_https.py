@@ -17,7 +17,7 @@ import treering
 from tests.command import ended
 from tests.store.objects.web_server import WebFiles, serving
 from treering._store.objects import https, repetition
-from treering.errors import NotFound, StoreFailed, TreeringError, Unsupported
+from treering.errors import NotFoundError, StoreError, TreeringError, UnsupportedError
 from treering.serialization import load_from_file, save_to_file
 
 TREE: dict[str, Any] = {"w": np.arange(200_000, dtype=np.float32), "b": {"c": np.ones((3, 4), np.int8)}, "step": 7}
@@ -69,7 +69,7 @@ def test_single_files(name: str, files: WebFiles, tmp_path: Path) -> None:
 def test_files_of_the_serialization_door(files: WebFiles, tmp_path: Path) -> None:
     save_to_file({"w": TREE["w"]}, tmp_path / "state")
     np.testing.assert_array_equal(load_from_file({"w": TREE["w"]}, f"{files.url}/state")["w"], TREE["w"])
-    with pytest.raises(Unsupported, match="read-only"):
+    with pytest.raises(UnsupportedError, match="read-only"):
         save_to_file({"w": TREE["w"]}, f"{files.url}/other")
 
 
@@ -82,7 +82,7 @@ def test_a_presigned_url_is_of_one_file(files: WebFiles, tmp_path: Path) -> None
     with pytest.raises(TreeringError, match="never of a folder") as caught:
         treering.load(f"{files.url}/ckpt")
     assert isinstance(caught.value, PermissionError)
-    with pytest.raises(NotFound, match="a presigned URL is of one file"):
+    with pytest.raises(NotFoundError, match="a presigned URL is of one file"):
         treering.load(f"{files.url}/ckpt?{files.secret}")
 
 
@@ -93,14 +93,14 @@ def test_nothing_is_written(files: WebFiles, tmp_path: Path) -> None:
         lambda: treering.save_async(f"{files.url}/new", TREE),
         lambda: treering.Run(f"{files.url}/new"),
     ):
-        with pytest.raises(Unsupported, match=r"cannot be written.*s3://"):
+        with pytest.raises(UnsupportedError, match=r"cannot be written.*s3://"):
             save()
     assert files.asked == []
     assert list(tmp_path.iterdir()) == []
 
 
 def test_what_is_not_there(files: WebFiles) -> None:
-    with pytest.raises(NotFound, match=r"'.*/nothing'"):
+    with pytest.raises(NotFoundError, match=r"'.*/nothing'"):
         treering.load(f"{files.url}/nothing")
 
 
@@ -108,7 +108,7 @@ def test_a_server_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(https, "_PATIENCE", 0.3)
     with serving(Path("/nonexistent")) as files:
         gone = files.url
-    with pytest.raises(StoreFailed, match="does not answer"):
+    with pytest.raises(StoreError, match="does not answer"):
         treering.load(f"{gone}/a.msgpack")
 
 
@@ -119,7 +119,7 @@ def test_passing_troubles_are_passed_over(files: WebFiles, tmp_path: Path, monke
     assert_tree(treering.load(f"{files.url}/ckpt"))
     files.cut = 1_000_000
     monkeypatch.setattr(https, "_PATIENCE", 0.3)
-    with pytest.raises(StoreFailed, match="cut its answer short"):
+    with pytest.raises(StoreError, match="cut its answer short"):
         treering.load(f"{files.url}/ckpt")
 
 
@@ -128,7 +128,7 @@ def test_a_server_without_ranges_is_refused_for_what_is_large(files: WebFiles, t
     treering.save(tmp_path / "small", {"step": 7})
     files.ranges = False
     assert treering.load(f"{files.url}/small") == {"step": 7}
-    with pytest.raises(StoreFailed, match="ignores ranges"):
+    with pytest.raises(StoreError, match="ignores ranges"):
         treering.load(f"{files.url}/ckpt")
 
 
@@ -152,7 +152,7 @@ def test_a_file_that_is_replaced_meanwhile_is_never_mixed(files: WebFiles, tmp_p
     ],
 )
 def test_urls_that_are_refused(url: str, why: str) -> None:
-    with pytest.raises(Unsupported, match=why) as caught:
+    with pytest.raises(UnsupportedError, match=why) as caught:
         treering.load(url)
     assert "secret" not in str(caught.value)
 
@@ -180,9 +180,9 @@ def test_a_body_that_drips_ends(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_no_message_has_the_signature_of_a_url(files: WebFiles, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO", "treering")
-    with pytest.raises(NotFound) as caught:
+    with pytest.raises(NotFoundError) as caught:
         treering.load(f"{files.url}/a.safetensors?X-Amz-Signature=1f")
-    with pytest.raises(Unsupported) as refused:
+    with pytest.raises(UnsupportedError) as refused:
         treering.load("http://host/a.safetensors?X-Amz-Signature=1f")
     texts = [str(caught.value), str(refused.value), *caplog.messages]
     assert len(texts) > 2
@@ -191,5 +191,7 @@ def test_no_message_has_the_signature_of_a_url(files: WebFiles, caplog: pytest.L
 
 def test_the_top_of_a_server_is_named_once(files: WebFiles) -> None:
     for url in (files.url, f"{files.url}/"):
-        with pytest.raises(NotFound, match=f"there is no checkpoint at the top of '{files.url}'; nothing is listed"):
+        with pytest.raises(
+            NotFoundError, match=f"there is no checkpoint at the top of '{files.url}'; nothing is listed"
+        ):
             treering.load(url)

@@ -19,7 +19,7 @@ from tests.store.objects.memory_bucket import MemoryBucket
 from treering import serialization
 from treering._store.objects import store
 from treering._store.objects.requests import Answer, Put, Request, Status
-from treering.errors import NotFenced, StoreFailed
+from treering.errors import NotFencedWarning, StoreError
 
 A = {f"layer {number}": np.full((2, 3), number, np.float32) for number in range(6)}
 B = {name: array + 1 for name, array in A.items()}
@@ -78,7 +78,7 @@ def save_to_file(path: str, tree: Any) -> None:
 def bucket(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Md5Bucket]:
     monkeypatch.setenv("TREERING_SOURCES", str(tmp_path))
     with warnings.catch_warnings():
-        warnings.simplefilter("error", NotFenced)
+        warnings.simplefilter("error", NotFencedWarning)
         yield Md5Bucket()
 
 
@@ -108,7 +108,7 @@ def test_a_copy_keeps_its_bytes_and_says_that_it_is_not_fenced(tmp_path: Path, b
     treering.save(tmp_path / "a.msgpack", A)
     path = f"{treering.at(bucket)}/a.msgpack"
     copy_path(str(tmp_path / "a.msgpack"), path, overwrite=False)
-    with pytest.warns(NotFenced, match="a request of an earlier save that comes late"):
+    with pytest.warns(NotFencedWarning, match="a request of an earlier save that comes late"):
         copy_path(str(tmp_path / "a.msgpack"), path, overwrite=True)
     assert bucket._objects["a.msgpack"].data == (tmp_path / "a.msgpack").read_bytes()
 
@@ -117,7 +117,7 @@ def test_a_copy_keeps_its_bytes_and_says_that_it_is_not_fenced(tmp_path: Path, b
 def test_a_file_of_few_headers_says_that_it_is_not_fenced(tree: Any, bucket: Md5Bucket) -> None:
     path = f"{treering.at(bucket)}/a.msgpack"
     treering.save(path, tree)
-    with pytest.warns(NotFenced, match=r"a\.msgpack: few arrays in msgpack"):
+    with pytest.warns(NotFencedWarning, match=r"a\.msgpack: few arrays in msgpack"):
         treering.save(path, tree, overwrite=True)
 
 
@@ -130,7 +130,7 @@ def test_a_version_that_does_not_say_the_content_needs_no_nonce() -> None:
 def test_a_server_that_heeds_no_conditions_is_told(bucket: Md5Bucket) -> None:
     bucket.heeds = False
     path = f"{treering.at(bucket)}/a.msgpack"
-    with pytest.warns(NotFenced, match="the server does not heed conditions"):
+    with pytest.warns(NotFencedWarning, match="the server does not heed conditions"):
         treering.save(path, A)
     assert treering.load(path).keys() == A.keys()
 
@@ -140,7 +140,7 @@ def test_a_save_without_an_answer_says_that_it_may_yet_be_done(bucket: Md5Bucket
     treering.save(path, A)
     bucket.patience = 0.0
     bucket.holds = True
-    with pytest.raises(StoreFailed, match="may have been put, or may yet be"):
+    with pytest.raises(StoreError, match="may have been put, or may yet be"):
         treering.save(path, B, overwrite=True)
     treering.save(path, A, overwrite=True)
     assert bucket.arrive() is Status.REFUSED
@@ -164,7 +164,7 @@ def test_another_save_that_came_between_is_replaced_and_no_bytes_are_put_twice(
         return answer
 
     monkeypatch.setattr(bucket, "perform", come_between)
-    with pytest.raises(StoreFailed, match="may have been put, or may yet be"):
+    with pytest.raises(StoreError, match="may have been put, or may yet be"):
         treering.save(path, B, overwrite=True)
     assert np.array_equal(treering.load(path)["layer 1"], A["layer 1"])
 
@@ -201,5 +201,5 @@ def test_parts_that_may_yet_be_completed_are_told(monkeypatch: pytest.MonkeyPatc
         "put",
         GenericError("Generic S3 error: Error performing POST - status code: 500 Internal Server Error"),
     )
-    with pytest.raises(StoreFailed, match="if its upload was not aborted, may yet be"):
+    with pytest.raises(StoreError, match="if its upload was not aborted, may yet be"):
         treering.save(path, A)

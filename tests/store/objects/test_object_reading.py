@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from tests.store.objects.memory_bucket import MemoryBucket
-from treering._store.failures import DataFileMissing
+from treering._store.failures import DataFileMissingError
 from treering._store.objects.reading import FIRST_BYTES, ObjectReader, plan_spans
 from treering._store.objects.requests import Answer, Delete, Get, ObjectVersion, Put, Request, Status
-from treering.errors import Corrupt, NotFound, StoreFailed
+from treering.errors import CorruptError, NotFoundError, StoreError
 
 MIB = 1 << 20
 
@@ -70,20 +70,20 @@ def test_what_was_replaced_is_opened_anew_by_the_caller(change: Request) -> None
     bucket, file = open_object(bytes(FIRST_BYTES + 9))
     bucket.perform(change)
     assert file.read(0, 10) == bytes(10)
-    with pytest.raises(DataFileMissing, match="'a' was replaced or removed while it was read") as caught:
+    with pytest.raises(DataFileMissingError, match="'a' was replaced or removed while it was read") as caught:
         file.read(FIRST_BYTES, 9)
     assert (caught.value.name, caught.value.filename) == ("a", "a")
 
 
 def test_what_is_not_there_or_denied_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     bucket, file = open_object(b"")
-    with pytest.raises(Corrupt, match="is empty"):
+    with pytest.raises(CorruptError, match="is empty"):
         file.map()
-    with pytest.raises(NotFound, match="could not read 'runs/b'"):
+    with pytest.raises(NotFoundError, match="could not read 'runs/b'"):
         ObjectReader(bucket, "b", PurePath("runs/b"))
     silent = Answer(Status.NO_ANSWER, reason="503")
     monkeypatch.setattr(bucket, "perform", lambda _: silent)
-    with pytest.raises(StoreFailed, match="503"):
+    with pytest.raises(StoreError, match="503"):
         ObjectReader(bucket, "a", PurePath("a"))
 
 

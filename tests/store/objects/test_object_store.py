@@ -18,7 +18,7 @@ from treering._store.objects.client import ObstoreClient
 from treering._store.objects.requests import Answer, Delete, Get, ObjectVersion, Put, Request, Status
 from treering._store.objects.store import ObjectRoot, ObjectStore
 from treering._values.checkpoint_names import journal_of
-from treering.errors import StoreFailed
+from treering.errors import StoreError
 from treering.testing import StoreContract
 
 
@@ -167,7 +167,7 @@ def test_a_bucket_that_cannot_compare_keeps_its_tombstones() -> None:
 
 
 def test_a_refusal_names_the_bucket_and_no_folder() -> None:
-    with pytest.raises(StoreFailed) as caught, naming("s3://bucket/a", "write"):
+    with pytest.raises(StoreError) as caught, naming("s3://bucket/a", "write"):
         raise PermissionError(errno.EACCES, "s3://bucket denies it to these credentials")
     assert str(caught.value) == "could not write 's3://bucket/a': s3://bucket denies it to these credentials"
     assert isinstance(caught.value, PermissionError)

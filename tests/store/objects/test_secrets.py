@@ -17,7 +17,7 @@ from treering._store.failures import naming, with_errno
 from treering._store.objects.https import WebClient
 from treering._store.objects.requests import Get
 from treering._store.objects.url import bucket_path, web_path
-from treering.errors import NotFound, StoreFailed, TreeringError, Unsupported
+from treering.errors import NotFoundError, StoreError, TreeringError, UnsupportedError
 
 _SECRET = st.text("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789%+-_.~/=&", min_size=12, max_size=40)
 _SCHEMES = st.sampled_from(["https", "HTTP", "s3", "az", "abfss"])
@@ -36,7 +36,7 @@ def test_queries_and_logins_are_hidden(scheme: str, secret: str, before: str) ->
 def test_a_query_that_no_text_could_hide_is_refused(secret: str, odd: str, at: int) -> None:
     query = f"{secret[:at]}{odd}{secret[at:]}"
     for text in (f"https://host/a?sig={query}", f"az://container/a?sig={query}"):
-        with pytest.raises(Unsupported) as caught:
+        with pytest.raises(UnsupportedError) as caught:
             (web_path if text.startswith("https") else bucket_path)(text)
         for told in (str(caught.value), repr(caught.value), str(caught.value.args)):
             assert len(secret) - at < 12 or secret[at:] not in told
@@ -61,7 +61,7 @@ def test_the_request_that_failed_first_is_named_without_its_query(monkeypatch: p
     client._patience, client._reached = 0.0, True
     answer = client.perform(Get("a?X-Amz-Signature=1f2e3d"))
     assert answer.reason == "GET 'https://host/a?X-Amz-Signature=1f2e3d' failed first: reset"
-    error = StoreFailed.of(OSError(errno.EIO, answer.reason), "https://host/a", "read")
+    error = StoreError.of(OSError(errno.EIO, answer.reason), "https://host/a", "read")
     assert "1f2e3d" not in _all_of(error)
 
 
@@ -72,10 +72,10 @@ def _all_of(error: Any) -> str:
 def test_no_attribute_of_an_error_has_a_signature() -> None:
     url = "https://host/a.safetensors?X-Amz-Signature=1f2e3d"
     errors: list[TreeringError] = [
-        StoreFailed.of(OSError(errno.EIO, f"refused at {url}"), url, "read"),
-        with_errno(NotFound(f"{url!r} is missing"), errno.ENOENT, url),
+        StoreError.of(OSError(errno.EIO, f"refused at {url}"), url, "read"),
+        with_errno(NotFoundError(f"{url!r} is missing"), errno.ENOENT, url),
     ]
-    with pytest.raises(StoreFailed) as caught, naming(url, "read"):
+    with pytest.raises(StoreError) as caught, naming(url, "read"):
         raise OSError(errno.EIO, f"refused at {url}")
     assert caught.value.__cause__ is None
     for error in [*errors, caught.value]:
@@ -86,6 +86,6 @@ def test_no_attribute_of_an_error_has_a_signature() -> None:
 def test_a_login_in_the_endpoint_is_refused_and_not_shown(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     monkeypatch.setenv(name, "http://me:hidden@127.0.0.1:9")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "k")
-    with pytest.raises(Unsupported, match=f"{name} has a login before its host, '127.0.0.1'") as caught:
+    with pytest.raises(UnsupportedError, match=f"{name} has a login before its host, '127.0.0.1'") as caught:
         tr.load("s3://bucket-with-login/a")
     assert "hidden" not in repr(caught.value)

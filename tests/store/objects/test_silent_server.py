@@ -15,7 +15,7 @@ import treering as tr
 from treering._store.objects.client import ObstoreClient
 from treering._store.objects.obstore_stores import StoreVariants
 from treering._store.objects.requests import Answer, Delete, Get, Head, Put, Request, Status
-from treering.errors import StoreFailed
+from treering.errors import StoreError
 from treering.leaves import tree_serialize_leaves
 
 obstore = pytest.importorskip("obstore")
@@ -65,7 +65,7 @@ def test_a_save_tells_it_after_one_patience(
     path = tr.at(client) / "a"
     tr.save("memory://imports", {"w": np.zeros(1)}, overwrite=True)
     begun = time.monotonic()
-    with pytest.raises(StoreFailed) as caught:
+    with pytest.raises(StoreError) as caught:
         tr.save(path, {"w": np.zeros(size, np.float32)})
     took = time.monotonic() - begun
     assert took < 1.5 * PATIENCE, caught.value
@@ -117,7 +117,7 @@ def test_the_request_that_hangs_is_named_where_others_are_answered(case: str, mo
         return real(store, asked, *more, **options)
 
     monkeypatch.setattr(obstore, verb, hang)
-    with pytest.raises(StoreFailed) as caught:
+    with pytest.raises(StoreError) as caught:
         call(path)
     assert told in str(caught.value)
     assert "refuses" not in str(caught.value)

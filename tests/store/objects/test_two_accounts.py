@@ -13,7 +13,7 @@ import treering
 from torture.bucket_servers import BucketServer
 from torture.gcs_fake import GcsFake
 from treering._store.objects import connect, obstore_stores
-from treering.errors import NotFound
+from treering.errors import NotFoundError
 
 pytest.importorskip("obstore")
 TREE: dict[str, Any] = {"w": np.arange(2_000_000, dtype=np.float32), "b": np.ones(3)}
@@ -38,7 +38,7 @@ class _Two:
         self.enter(number)
         try:
             found = treering.load(path)
-        except NotFound:
+        except NotFoundError:
             return False
         assert np.array_equal(found["w"], TREE["w"])
         return True

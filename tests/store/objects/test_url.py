@@ -12,7 +12,7 @@ import pytest
 
 import treering
 from treering._store.objects.url import BucketPath, bucket_path, scheme_of
-from treering.errors import Unsupported
+from treering.errors import UnsupportedError
 
 MEANT = {
     "s3://b": ("s3://b", ""),
@@ -65,7 +65,7 @@ def test_a_url_means_a_bucket_and_a_key(url: str) -> None:
 
 @pytest.mark.parametrize("url", REFUSED)
 def test_a_url_that_means_nothing_is_refused(url: str) -> None:
-    with pytest.raises(Unsupported) as caught:
+    with pytest.raises(UnsupportedError) as caught:
         bucket_path(url)
     assert REFUSED[url] in str(caught.value)
     assert "secret" not in str(caught.value)
@@ -105,7 +105,7 @@ def test_what_is_almost_a_url_makes_no_folder(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     for call in (lambda: treering.save(text, {"a": 1}), lambda: treering.load(text)):
-        with pytest.raises(Unsupported, match=f"write '{meant}'"):
+        with pytest.raises(UnsupportedError, match=f"write '{meant}'"):
             call()
     assert list(tmp_path.iterdir()) == []
     Path("s3").mkdir()

@@ -23,7 +23,15 @@ from treering._inspect.doctor import diagnose
 from treering._store.objects import reading
 from treering._store.objects.requests import Answer, Delete, Get, Head, List, Put, Request, Status
 from treering._values.checkpoint_names import is_data, journal_of
-from treering.errors import Busy, Corrupt, Exists, NotFound, NotRemoved, PermissionDenied, StoreFailed
+from treering.errors import (
+    BusyError,
+    CorruptError,
+    ExistsError,
+    NotFoundError,
+    NotRemovedWarning,
+    PermissionDeniedError,
+    StoreError,
+)
 
 PATH = "memory://ckpt"
 KEY = "ckpt/treering.json"
@@ -104,7 +112,7 @@ def test_a_save_over_a_tombstone_takes_over_what_it_lists(bucket: TestBucket) ->
     found = store.find("treering.json")
     assert found is not None
     assert store.retire("treering.json", "", found.version).name == "DONE"
-    with pytest.raises(NotFound, match="says so"):
+    with pytest.raises(NotFoundError, match="says so"):
         tr.load(PATH)
     bucket.wait(10)
     tr.save(PATH, tree(2))  # what was removed need not be overwritten
@@ -112,7 +120,7 @@ def test_a_save_over_a_tombstone_takes_over_what_it_lists(bucket: TestBucket) ->
     assert [(one.attempt, list(one.files)) for one in new.superseded] == [(index.attempt, [index.files[0].name])]
     assert new.superseded[0].since is not None
     assert new.replaces == [index.files[0].name]
-    with pytest.raises(Exists):
+    with pytest.raises(ExistsError):
         tr.save(PATH, tree(3))
     assert load() == 2
 
@@ -138,7 +146,7 @@ def test_saving_works_where_nothing_may_be_listed_or_deleted(
     for number in range(2):
         tr.save(PATH, tree(number), overwrite=number > 0)
         bucket.wait(HOUR + 1)
-    with pytest.warns(NotRemoved, match="cannot be removed"):
+    with pytest.warns(NotRemovedWarning, match="cannot be removed"):
         tr.save(PATH, tree(2), overwrite=True)
     for number in (3, 4):  # warnings are errors in tests
         bucket.wait(HOUR + 1)
@@ -498,7 +506,7 @@ def test_a_load_whose_data_are_gone_reads_the_newer_ones(bucket: TestBucket, mon
 def test_a_load_that_is_overtaken_each_time_is_busy(bucket: TestBucket, monkeypatch: pytest.MonkeyPatch) -> None:
     tr.save(PATH, large(1))
     read = at_reading(monkeypatch, lambda: overwrite_and_forget(bucket, 2))
-    with pytest.raises(Busy, match="replaced 4 times"):
+    with pytest.raises(BusyError, match="replaced 4 times"):
         load()
     assert len(read) == 4
 
@@ -514,7 +522,7 @@ def test_a_load_whose_checkpoint_is_removed_finds_nothing(bucket: TestBucket, mo
         store.remove(data_in(bucket)[0].removeprefix("ckpt/"))
 
     at_reading(monkeypatch, remove)
-    with pytest.raises(NotFound, match="no checkpoint"):
+    with pytest.raises(NotFoundError, match="no checkpoint"):
         load()
 
 
@@ -529,7 +537,7 @@ def test_data_that_the_index_names_and_that_are_gone_are_damage(
         store.remove(name.removeprefix("ckpt/"))
     else:
         at_reading(monkeypatch, lambda: store.remove(name.removeprefix("ckpt/")))
-    with pytest.raises(Corrupt, match=r"is missing|was replaced or removed"):
+    with pytest.raises(CorruptError, match=r"is missing|was replaced or removed"):
         load()
     found = tr.verify(PATH)
     assert not found
@@ -543,7 +551,7 @@ def test_a_lazy_read_of_what_is_gone_is_busy(bucket: TestBucket) -> None:
         assert float(opened["w"][0]) == 1
         bucket.wait(2 * HOUR)
         tr.save(PATH, large(3), overwrite=True)
-        with pytest.raises(Busy, match="saved again"):
+        with pytest.raises(BusyError, match="saved again"):
             opened["w"][200_000:200_010]
 
 
@@ -582,7 +590,7 @@ def test_what_waits_is_told_where_listings_are_denied(bucket: TestBucket) -> Non
     bucket.denied = lambda request: isinstance(request, List)
     assert "superseded data stay here: 1 file" in str(tr.inspect(PATH))
     bucket.denied = lambda request: isinstance(request, List | Head)
-    with pytest.raises(PermissionDenied, match="could not read 'memory://"):
+    with pytest.raises(PermissionDeniedError, match="could not read 'memory://"):
         tr.inspect(PATH)
 
 
@@ -638,7 +646,7 @@ def test_a_failed_read_of_one_tombstone_fails_the_listing(bucket: TestBucket) ->
             run.save(step, tree(step)).result()
         run.wait()
         bucket.denied = lambda request: isinstance(request, Get) and "step_00000001/" in request.name
-        with pytest.raises(StoreFailed):
+        with pytest.raises(StoreError):
             run.steps()
 
 
@@ -686,6 +694,6 @@ def test_a_file_is_not_replaced_where_it_is_not_known_whether_one_is_there(
         return silent.pop() if silent and isinstance(request, Head) else real(request)
 
     monkeypatch.setattr(bucket, "perform", forget_once)
-    with pytest.raises(StoreFailed, match="does not answer"):
+    with pytest.raises(StoreError, match="does not answer"):
         tr.save(path, tree(2))
     assert tr.load(path)["w"][0] == 1

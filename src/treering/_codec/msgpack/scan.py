@@ -33,13 +33,13 @@ from treering._codec.msgpack.window import (
 )
 from treering._values.dtypes import Dtype, lookup
 from treering._values.human import pluralize
-from treering.errors import Corrupt, Format, TreeringError
+from treering.errors import CorruptError, FormatError, TreeringError
 
 _LONGEST_DIM: Final = 2**63 - 1
 _MOST_ITEMS: Final = 2**58  # times the largest item, 32 bytes, still a signed 64-bit number
 
 
-class UnknownDtype(Format, TypeError):
+class UnknownDtype(FormatError, TypeError):
     """flax raises TypeError for a dtype name that numpy does not know."""
 
 
@@ -47,45 +47,47 @@ def array_payload(window: Window, start: int, nbytes: int) -> tuple[tuple[int, .
     """Return shape, dtype, and where the array's bytes start, of the payload of ``nbytes`` at ``start``.
 
     Raises:
-        Corrupt: it is no [shape, dtype, bytes], or the three disagree with one another or with ``nbytes``.
-        Format: a dtype name that no file may hold.
+        CorruptError: it is no [shape, dtype, bytes], or the three disagree with one another or with ``nbytes``.
+        FormatError: a dtype name that no file may hold.
     """
     data = window.data
     if data[start] != 0x93:
-        raise Corrupt("an array's payload is not [shape, dtype, bytes]")
+        raise CorruptError("an array's payload is not [shape, dtype, bytes]")
     shape, at = _shape(window, start + 1)
     if not (0xA0 <= data[at] <= 0xBF or data[at] == 0xD9):
-        raise Corrupt("an array's dtype name is not a str")
+        raise CorruptError("an array's dtype name is not a str")
     begin, length, _ = window.blob_header(at)
     name, at = data[begin : begin + length], begin + length
     if (dtype := lookup(name.decode("ascii", "backslashreplace"))) is None:
         raise UnknownDtype(f"the dtype name {name[:64]!r} is not one that a file may hold")
     if not 0xC4 <= data[at] <= 0xC6:
-        raise Corrupt("an array's bytes are not a bin")
+        raise CorruptError("an array's bytes are not a bin")
     at, length, _ = window.blob_header(at)
     if (wanted := math.prod(shape) * dtype.itemsize) != length:
         needed = pluralize(wanted, "bytes")
-        raise Corrupt(f"an array of shape {shape} and dtype {dtype.name} needs {needed}, its header claims {length}")
+        raise CorruptError(
+            f"an array of shape {shape} and dtype {dtype.name} needs {needed}, its header claims {length}"
+        )
     if at + length != start + nbytes:
-        raise Corrupt(f"an array's payload of {pluralize(nbytes, 'bytes')} holds {at - start} + {length}")
+        raise CorruptError(f"an array's payload of {pluralize(nbytes, 'bytes')} holds {at - start} + {length}")
     return shape, dtype, at
 
 
 def _shape(window: Window, at: int) -> tuple[tuple[int, ...], int]:
     first = window.data[at]
     if not (0x90 <= first <= 0x9F or first == 0xDC):
-        raise Corrupt("an array's shape is not a list of lengths")
+        raise CorruptError("an array's shape is not a list of lengths")
     _, ndim, at = window.container_header(at)
     if ndim > MAX_NDIM:
-        raise Corrupt(f"an array claims {pluralize(ndim, 'axes')}; {MAX_NDIM} is the most")
+        raise CorruptError(f"an array claims {pluralize(ndim, 'axes')}; {MAX_NDIM} is the most")
     shape: list[int] = []
     for _ in range(ndim):
         dim, at = window.number(at)
         if type(dim) is not int or not 0 <= dim <= _LONGEST_DIM:
-            raise Corrupt(f"an array claims an axis of length {dim}")
+            raise CorruptError(f"an array claims an axis of length {dim}")
         shape.append(dim)
     if not possible(shape):
-        raise Corrupt(f"an empty array claims the impossible shape {tuple(shape)}")
+        raise CorruptError(f"an empty array claims the impossible shape {tuple(shape)}")
     return tuple(shape), at
 
 
@@ -94,7 +96,7 @@ def possible(shape: Sequence[int]) -> bool:
     return 0 not in shape or math.prod(dim or 1 for dim in shape) <= _MOST_ITEMS
 
 
-class NotChunked(Corrupt, KeyError):
+class NotChunked(CorruptError, KeyError):
     """flax raises KeyError where a chunk map lacks its shape."""
 
 
@@ -104,28 +106,30 @@ def chunked_array(container: dict[Any, Any]) -> tuple[tuple[int, ...], list[Any]
     The flat pieces are in order, at least one, of one dtype; their lengths add up to the shape.
 
     Raises:
-        Corrupt: other keys, gaps in the numbering, pieces that are no flat arrays of one dtype, or a wrong total.
+        CorruptError: other keys, gaps in the numbering, pieces that are no flat arrays of one dtype, or a wrong total.
     """
     if set(container) != {CHUNK_MARKER, "shape", "chunks"} or container[CHUNK_MARKER] is not True:
         raise NotChunked(f"a map with the key {CHUNK_MARKER!r} is not a chunked array")
     shape = tuple(_numbered(container["shape"], "shape"))
     if len(shape) > MAX_NDIM or not all(type(length) is int and length >= 0 for length in shape) or not possible(shape):
-        raise Corrupt(f"a chunked array claims the shape {shape!r:.200}")
+        raise CorruptError(f"a chunked array claims the shape {shape!r:.200}")
     parts = _numbered(container["chunks"], "chunks")
     shapes = [getattr(part, "shape", None) for part in parts]
     if not all(isinstance(each, tuple) and len(each) == 1 for each in shapes):
-        raise Corrupt("a piece of a chunked array is not a flat array")
+        raise CorruptError("a piece of a chunked array is not a flat array")
     if not parts or any(part.dtype != parts[0].dtype for part in parts):
-        raise Corrupt("a chunked array's pieces are missing or differ in dtype")
+        raise CorruptError("a chunked array's pieces are missing or differ in dtype")
     needed, found = math.prod(shape), sum(part.shape[0] for part in parts)
     if found != needed:
-        raise Corrupt(f"a chunked array of shape {shape} needs {pluralize(needed, 'items')}, its pieces hold {found}")
+        raise CorruptError(
+            f"a chunked array of shape {shape} needs {pluralize(needed, 'items')}, its pieces hold {found}"
+        )
     return shape, parts
 
 
 def _numbered(container: Any, role: str) -> list[Any]:
     if not isinstance(container, dict) or list(container) != [str(number) for number in range(len(container))]:
-        raise Corrupt(f"a chunked array's {role} are not numbered from 0 on")
+        raise CorruptError(f"a chunked array's {role} are not numbered from 0 on")
     return list(container.values())
 
 
@@ -160,7 +164,7 @@ class LeafBuilder(Protocol):
         """Return the leaf for a str or bytes; ``read`` fetches it when it is wanted."""
 
 
-class UnhashableKey(Corrupt, TypeError):
+class UnhashableKey(CorruptError, TypeError):
     """flax raises TypeError for a map key that cannot be hashed."""
 
 
@@ -237,17 +241,17 @@ class Scanner:
         """Return the tree.
 
         Raises:
-            Corrupt: lengths, counts or shapes that contradict the bytes, duplicate keys, trailing bytes.
-            Format: an ext code or dtype name that this version does not know.
+            CorruptError: lengths, counts or shapes that contradict the bytes, duplicate keys, trailing bytes.
+            FormatError: an ext code or dtype name that this version does not know.
         """
         try:
             return self._run()
         except (IndexError, struct.error):
             count = pluralize(self._window.size, "bytes")
             problem = f"the data is cut short: it ends after {count}" if self._window.size else "the input is empty"
-            raise self._locate(Corrupt(problem)) from None
+            raise self._locate(CorruptError(problem)) from None
         except UnicodeDecodeError as error:
-            raise self._locate(Corrupt(f"a str is not valid UTF-8: {error.reason}")) from None
+            raise self._locate(CorruptError(f"a str is not valid UTF-8: {error.reason}")) from None
         except TreeringError as error:
             raise self._locate(error) from error.__cause__
 
@@ -334,13 +338,15 @@ class Scanner:
         left = window.size - window.base - window.next
         if total * (1 + is_map) > left:
             kind = "map" if is_map else "array"
-            raise Corrupt(f"a {kind} claims {pluralize(total, 'items')}, but only {pluralize(left, 'bytes follow')}")
+            raise CorruptError(
+                f"a {kind} claims {pluralize(total, 'items')}, but only {pluralize(left, 'bytes follow')}"
+            )
         if len(self._frames) > MAX_DEPTH:
-            raise Corrupt(f"the file nests more than {MAX_DEPTH} containers")
+            raise CorruptError(f"the file nests more than {MAX_DEPTH} containers")
         self._allowance -= _CONTAINER_BYTES[is_map]
         if self._allowance < 0:
             problem = "hold so many nested containers that they would fill many times that in memory"
-            raise Corrupt(f"the {window.size} bytes {problem}")
+            raise CorruptError(f"the {window.size} bytes {problem}")
         frame = _OpenContainer(is_map, {} if is_map else [], total, total, offset, is_map)
         self._frames.append(frame)
         return frame
@@ -350,7 +356,7 @@ class Scanner:
         window = self._window
         first = window.data[start]
         if not (0x90 <= first <= 0x9F or 0xDC <= first <= 0xDD):
-            raise Corrupt("the payload of a tuple (ext 4) is not an array")
+            raise CorruptError("the payload of a tuple (ext 4) is not an array")
         window.next = start
         self._open().tuple_end = window.base + end
 
@@ -360,21 +366,21 @@ class Scanner:
         if len(self._frames) == 1:
             self._at = offset
             if offset != self._window.size:
-                raise Corrupt(f"{pluralize(self._window.size - offset, 'bytes follow')} the end of the tree")
+                raise CorruptError(f"{pluralize(self._window.size - offset, 'bytes follow')} the end of the tree")
             return container[0]
         if frame.is_map:
             parent = self._frames[-2]
             if CHUNK_MARKER in container:
                 self._at, frame.key = frame.offset, _NO_KEY
                 if frame.chunks_of_chunks:
-                    raise Corrupt("a piece of a chunked array is itself chunked")
+                    raise CorruptError("a piece of a chunked array is itself chunked")
                 parent.holds_chunked = True
                 return self._leaves.join_chunks(*chunked_array(container))
             if frame.holds_chunked and parent.key == "chunks":
                 parent.chunks_of_chunks = True
         elif frame.tuple_end is not None:
             if offset != frame.tuple_end:
-                raise Corrupt(f"a tuple (ext 4) should end at byte {frame.tuple_end}, its items end at {offset}")
+                raise CorruptError(f"a tuple (ext 4) should end at byte {frame.tuple_end}, its items end at {offset}")
             return tuple(container)
         return container
 
@@ -401,7 +407,7 @@ class Scanner:
             window.need(start, nbytes)
             self._rare_keys += 1
             if self._rare_keys > _MOST_RARE_KEYS:
-                raise Corrupt(f"more than {_MOST_RARE_KEYS} map keys are complex, numpy scalars or time stamps")
+                raise CorruptError(f"more than {_MOST_RARE_KEYS} map keys are complex, numpy scalars or time stamps")
             if code in (EXT_ARRAY, EXT_TUPLE):
                 raise UnhashableKey(f"an array or a tuple (ext code {code}) is in the place of a map key")
             key = self._rare_ext(code, start, nbytes)
@@ -410,7 +416,7 @@ class Scanner:
             key, at = window.number(at)
         frame.key, window.next = key, at
         if key in frame.container:
-            raise Corrupt(f"the key {key!r:.80} is twice in one map")
+            raise CorruptError(f"the key {key!r:.80} is twice in one map")
 
     def _take_blob(self, frame: _OpenContainer) -> None:
         """Take a str or bytes leaf."""
@@ -444,7 +450,7 @@ class Scanner:
     def _scalar(self, start: int, nbytes: int) -> object:
         shape, dtype, begin = array_payload(self._window, start, nbytes)
         if shape:
-            raise Corrupt(f"a numpy scalar claims the shape {shape}")
+            raise CorruptError(f"a numpy scalar claims the shape {shape}")
         data = self._window.read(begin, dtype.itemsize)
         return self._leaves.scalar(shape, self._leaves.prepare(dtype), self._window.base + begin, data)
 
@@ -458,10 +464,10 @@ class Scanner:
             try:
                 return msgpack.Timestamp.from_bytes(self._window.read(start, nbytes))
             except ValueError as error:
-                raise Corrupt(f"a time stamp does not hold a time: {error}") from None
+                raise CorruptError(f"a time stamp does not hold a time: {error}") from None
         known = "1 (array), 2 (complex), 3 (numpy scalar), 4 (tuple), -1 (time)"
         hint = "read the file with the tool that wrote it"
-        raise Format(f"ext code {code} is unknown; known are {known}", hint=hint)
+        raise FormatError(f"ext code {code} is unknown; known are {known}", hint=hint)
 
     # ---- failures
 

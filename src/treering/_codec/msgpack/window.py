@@ -14,7 +14,7 @@ from typing import Final
 import msgpack
 
 from treering._values.human import pluralize
-from treering.errors import Corrupt, Unsupported
+from treering.errors import CorruptError, UnsupportedError
 
 EXT_ARRAY: Final = 1
 EXT_COMPLEX: Final = 2
@@ -73,7 +73,7 @@ def array_header(code: int, shape: tuple[int, ...], dtype_name: str, itemsize: i
     an array is written as header, then its C-order little-endian bytes.
 
     Raises:
-        Unsupported: the payload exceeds what one msgpack ext can hold.
+        UnsupportedError: the payload exceeds what one msgpack ext can hold.
 
     Example:
         >>> array_header(EXT_ARRAY, (1, 2), "float32", 4)
@@ -84,7 +84,7 @@ def array_header(code: int, shape: tuple[int, ...], dtype_name: str, itemsize: i
     if nbytes <= LONGEST_PAYLOAD:
         inner += _sized_header(0xC4, nbytes)
     if (payload := len(inner) + nbytes) > LONGEST_PAYLOAD:
-        raise Unsupported(
+        raise UnsupportedError(
             f"an array of {pluralize(nbytes, 'bytes')} does not fit into one msgpack item of {LONGEST_PAYLOAD} bytes",
             hint="put it into a dict, so that it is written in chunks (MAX_CHUNK_SIZE)",
         )
@@ -162,7 +162,7 @@ class Window:
         end = self.base + at + nbytes
         if end > self.size:
             count = pluralize(self.size, "bytes")
-            raise Corrupt(f"the data is cut short: it ends after {count}; at least {end} were needed")
+            raise CorruptError(f"the data is cut short: it ends after {count}; at least {end} were needed")
 
     def unsigned(self, at: int, width: int) -> int:
         """Return the big-endian number of ``width`` bytes."""
@@ -183,7 +183,7 @@ class Window:
         if first in (0xC2, 0xC3):
             return first == 0xC3, at + 1
         if (form := _NUMBERS.get(first)) is None:
-            raise Corrupt(f"byte 0x{first:02x} starts no msgpack item")
+            raise CorruptError(f"byte 0x{first:02x} starts no msgpack item")
         return form.unpack_from(self.data, at + 1)[0], at + 1 + form.size
 
     def blob_header(self, at: int) -> tuple[int, int, bool]:
@@ -218,6 +218,6 @@ class Window:
         """Return the complex number in an ext payload."""
         payload = self.read(start, nbytes) if nbytes == 19 else b""
         if payload[:2] != b"\x92\xcb" or payload[10:11] != b"\xcb":
-            raise Corrupt("a complex number (ext 2) is not a pair of float64")
+            raise CorruptError("a complex number (ext 2) is not a pair of float64")
         real, imag = struct.unpack(">dxd", payload[2:])
         return complex(real, imag)

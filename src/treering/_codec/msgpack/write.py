@@ -28,7 +28,7 @@ from treering._codec.msgpack.window import (
 from treering._printable import kind_of, way_to_pack
 from treering._values.dtypes import check_writable
 from treering._values.human import pluralize
-from treering.errors import TreeringError, Unsupported
+from treering.errors import TreeringError, UnsupportedError
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -71,7 +71,7 @@ Piece = bytes | Block
 _PACKED_TYPES: Final = frozenset({type(None), bool, int, float, str, bytes, bytearray, memoryview, msgpack.Timestamp})
 
 
-class IntTooLarge(Unsupported, OverflowError):
+class IntTooLarge(UnsupportedError, OverflowError):
     """flax raises OverflowError for an int beyond 64 bits."""
 
 
@@ -112,7 +112,7 @@ class Encoder:
             tree: dicts and lists around leaves; dict keys are scalars, in the order in which they shall stand.
 
         Raises:
-            Unsupported: a leaf or key that could not be read back, with its path; also TypeError or OverflowError
+            UnsupportedError: a leaf or key that could not be read back, with its path; also TypeError or OverflowError
                 as flax would raise.
         """
         try:
@@ -155,7 +155,7 @@ class Encoder:
     def _pack_key(self, key: object) -> bytes:
         if key == CHUNK_MARKER:
             problem = "marks a chunked array in this format and cannot be a key"
-            raise Unsupported(f"the key {CHUNK_MARKER!r} {problem}", hint="rename it")
+            raise UnsupportedError(f"the key {CHUNK_MARKER!r} {problem}", hint="rename it")
         if type(key) is str:
             packed = self._keys[key] = _pack(key)
             return packed
@@ -165,12 +165,12 @@ class Encoder:
             return complex_leaf(key)
         if isinstance(key, np.generic):
             return self._scalar(key)
-        raise Unsupported(f"can not serialize a key of type {type(key).__name__!r}")
+        raise UnsupportedError(f"can not serialize a key of type {type(key).__name__!r}")
 
     def _open(self, container: dict[object, object] | list[object], chunkable: bool) -> None:
         if len(self._frames) > MAX_DEPTH:
             hint = "it may hold itself; flatten it otherwise"
-            raise Unsupported(f"the tree is more than {MAX_DEPTH} containers deep", hint=hint)
+            raise UnsupportedError(f"the tree is more than {MAX_DEPTH} containers deep", hint=hint)
         self._at.append(self._key)
         if isinstance(container, dict):
             self.pieces.append(map_header(len(container)))
@@ -186,7 +186,7 @@ class Encoder:
             return [(key, container[key]) for key in sorted(container)]
         except TypeError as error:
             hint = "in_place=True keeps the order they have"
-            raise Unsupported(f"the keys of a dict cannot be sorted: {error}", hint=hint) from error
+            raise UnsupportedError(f"the keys of a dict cannot be sorted: {error}", hint=hint) from error
 
     def _other(self, value: object, chunkable: bool) -> None:
         """Write a leaf that is none of the common exact types."""
@@ -198,12 +198,12 @@ class Encoder:
             self.pieces.append(complex_leaf(value))
         elif isinstance(value, np.ma.MaskedArray):
             hint = "store .data and .mask as two arrays, or .filled(value)"
-            raise Unsupported("a masked array would lose its mask", hint=hint)
+            raise UnsupportedError("a masked array would lose its mask", hint=hint)
         elif isinstance(value, np.ndarray):
             self._array(value, chunkable)
         else:
             if (array := self.adopt(value)) is None:
-                raise Unsupported(f"can not serialize {type(value).__name__!r} object", hint=way_to_pack(value))
+                raise UnsupportedError(f"can not serialize {type(value).__name__!r} object", hint=way_to_pack(value))
             self._adopted.add(type(value))
             self._array(array, chunkable)
 
@@ -256,9 +256,9 @@ def _pack(value: object) -> bytes:
         problem = f"the int {_shorten(value)} does not fit into 64 bits"
         raise IntTooLarge(problem, hint="store it as a str or as an array") from error
     except UnicodeEncodeError as error:
-        raise Unsupported(f"the text {ascii(value)[:80]} is not valid Unicode") from error
+        raise UnsupportedError(f"the text {ascii(value)[:80]} is not valid Unicode") from error
     except (ValueError, BufferError) as error:
-        raise Unsupported(f"{kind_of(value)} cannot be packed: {error}") from error
+        raise UnsupportedError(f"{kind_of(value)} cannot be packed: {error}") from error
     return packed
 
 

@@ -31,7 +31,7 @@ from treering._store.leaves_folder.open_leaves import OpenLeaves
 from treering._values.boxes import picked_shape, size_of, whole
 from treering._values.checksums import block_bytes, block_checksums
 from treering._values.keys import naming_leaf
-from treering.errors import Corrupt
+from treering.errors import CorruptError
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -95,7 +95,7 @@ class BranchArrays:
         """Add what is to be done for the requests: reading small leaves to ``own``, the rest to ``shared``.
 
         Raises:
-            Corrupt: a ``.zarray``, or a large file, is missing or not the one that was saved.
+            CorruptError: a ``.zarray``, or a large file, is missing or not the one that was saved.
         """
         small: list[tuple[int, SmallFile, ReadRequest]] = []
         as_they_lie: list[ReadRequest] = []
@@ -252,8 +252,8 @@ class LeavesArrays:
         """Fill ``arrays`` of every request.
 
         Raises:
-            Corrupt: a file is missing, cut short, too long, or its bytes are not those that were saved.
-            StoreFailed: the system refuses.
+            CorruptError: a file is missing, cut short, too long, or its bytes are not those that were saved.
+            StoreError: the system refuses.
         """
         small, shared = Work(), Work()
         by_branch: dict[int, list[ReadRequest]] = {}
@@ -283,8 +283,8 @@ def read_chunk(files: BranchFiles, leaf: int, chunk: int, into: NDArray[Any]) ->
         into: contiguous memory of the shape of a full chunk.
 
     Raises:
-        Corrupt: the file is missing, or its bytes are not those that were saved, or no chunk.
-        Unsupported: a compressor that cannot be undone here.
+        CorruptError: the file is missing, or its bytes are not those that were saved, or no chunk.
+        UnsupportedError: a compressor that cannot be undone here.
     """
     zarr = files.branch.arrays[leaf]
     with files.open_chunk(leaf, chunk) as file, name_leaf(files.keys[leaf], files.shown_chunk(leaf, chunk)):
@@ -328,6 +328,6 @@ class _Content:
                 wrong = next(n for n, (a, b) in enumerate(zip(found, wanted, strict=True)) if a != b)
                 start = (first + wrong) * self._block
                 where = f"bytes {start} to {min(start + self._block, self._file.size)}"
-                raise Corrupt(f"{where} have the checksum {found[wrong]:016x} instead of {wanted[wrong]:016x}")
+                raise CorruptError(f"{where} have the checksum {found[wrong]:016x} instead of {wanted[wrong]:016x}")
         self._at += size
         return piece

@@ -21,14 +21,14 @@ from treering._format.index import DAMAGE_HINT, Index
 from treering._leaves.documents.join import LazySequence
 from treering._leaves.documents.record import OpenBranch, first_checksums
 from treering._store.api import Reader
-from treering._store.failures import DataFileMissing
+from treering._store.failures import DataFileMissingError
 from treering._store.leaves_folder.open_leaves import OpenLeaves, SmallFiles
 from treering._values.boxes import Box
 from treering._values.checksums import SMALLEST_BLOCK, block_checksums, block_count
 from treering._values.human import pluralize
 from treering._values.keys import split_key
 from treering._values.leaves_names import ZARRAY
-from treering.errors import Corrupt, TreeringError
+from treering.errors import CorruptError, TreeringError
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -69,7 +69,7 @@ class BranchFiles:
         """Compare a leaf's ``.zarray`` with what the record says, once.
 
         Raises:
-            Corrupt: it is missing, or another.
+            CorruptError: it is missing, or another.
         """
         # That of another writer was read to know the array at all.
         if self._described[leaf] or not self.branch.verified:
@@ -86,7 +86,7 @@ class BranchFiles:
         Looked at once: later on, a file that is gone is found when it is read.
 
         Raises:
-            Corrupt: it has fewer.
+            CorruptError: it has fewer.
         """
         zarr = self.branch.arrays[leaf]
         if self.branch.verified or self._counted[leaf] or chunk_count(zarr) <= 1:
@@ -153,7 +153,7 @@ class BranchFiles:
         """Open a chunk file; the caller closes it.
 
         Raises:
-            Corrupt: it is missing, or not of its size.
+            CorruptError: it is missing, or not of its size.
         """
         name = chunk_name(self.branch.arrays[leaf], chunk)
         file = self._open(leaf, name)
@@ -169,7 +169,7 @@ class BranchFiles:
         wanted = self.size_of(leaf, chunk)
         if wanted is not None and found != wanted:
             how = "cut short" if found < wanted else "too long"
-            raise Corrupt(f"it is {how}: {pluralize(wanted, 'bytes were')} written, {found} are there")
+            raise CorruptError(f"it is {how}: {pluralize(wanted, 'bytes were')} written, {found} are there")
         check_chunk_file(self.branch.arrays[leaf], found)
 
     def shown_chunk(self, leaf: int, chunk: int) -> str:
@@ -212,16 +212,16 @@ class BranchFiles:
     def _open(self, leaf: int, name: str) -> Reader:
         try:
             return self._folder.open(self.branch.record.folders[leaf], name, self.branch.attempt)
-        except DataFileMissing as error:
+        except DataFileMissingError as error:
             raise damaged_error(self.keys[leaf], f"{self._shown(leaf, name)} is missing") from error
 
     def _shown(self, leaf: int, name: str) -> str:
         return f"{self.branch.record.folders[leaf]}/{name}"
 
 
-def damaged_error(key: str, what: str) -> Corrupt:
+def damaged_error(key: str, what: str) -> CorruptError:
     """Return the error for a leaf whose files are not what they have to be."""
-    return Corrupt(f"leaf {key!r} is damaged: {what}", hint=DAMAGE_HINT)
+    return CorruptError(f"leaf {key!r} is damaged: {what}", hint=DAMAGE_HINT)
 
 
 @contextlib.contextmanager
@@ -229,7 +229,7 @@ def name_leaf(key: str, file: str) -> Iterator[None]:
     """Say which leaf, and which file of it, an error is about."""
     try:
         yield
-    except Corrupt as error:
+    except CorruptError as error:
         raise damaged_error(key, f"{file}: {error.message}") from error
     except TreeringError as error:
         error.path = split_key(key)
@@ -322,7 +322,7 @@ class ChunkFile:
         """Give the open file for as long as the block runs.
 
         Raises:
-            Corrupt: it is missing, or not of its size.
+            CorruptError: it is missing, or not of its size.
         """
         key = (id(self.files), self.place, self.chunk)
         return self.held.using(key, functools.partial(self.files.open_chunk, self.place, self.chunk))

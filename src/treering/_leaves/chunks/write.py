@@ -117,8 +117,8 @@ def write_leaves(
         those that this process writes: chunk after chunk in the order of the grid, leaf after leaf.
 
     Raises:
-        Unsupported: a compressor that cannot be used here.
-        StoreFailed: the system refuses.
+        UnsupportedError: a compressor that cannot be used here.
+        StoreError: the system refuses.
     """
     forms: dict[int, WriteForm] = {}
     small: list[WrittenLeaf] = []

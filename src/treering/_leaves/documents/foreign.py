@@ -25,11 +25,11 @@ from treering._format.structure import Nested, flatten_nested
 from treering._leaves.documents.index import LEAVES_INDEX, Entry
 from treering._leaves.documents.paths import parts_of_folder
 from treering._leaves.documents.record import ChunkLayout, LeavesRecord, OpenBranch, arrays_of
-from treering._store.failures import DataFileMissing, naming_file
+from treering._store.failures import DataFileMissingError, naming_file
 from treering._store.leaves_folder.open_leaves import OpenLeaves
 from treering._values.human import pluralize
 from treering._values.keys import join_key
-from treering.errors import Corrupt, Unsupported
+from treering.errors import CorruptError, UnsupportedError
 
 
 class OtherLeaf(NamedTuple):
@@ -57,8 +57,8 @@ def foreign_record(
         others: leaves that are no arrays.
 
     Raises:
-        Corrupt: two entries have one folder, or one lies in the other: a leaf was lost when they were written.
-        Unsupported: an array is larger than any memory, or keys are nested too deep.
+        CorruptError: two entries have one folder, or one lies in the other: a leaf was lost when they were written.
+        UnsupportedError: an array is larger than any memory, or keys are nested too deep.
 
     Example:
         >>> entries = [Entry("a/w", {}), Entry("b", {}), Entry("a/x", {})]
@@ -106,7 +106,7 @@ def foreign_record(
 def _describe(this: ZarrArray, path: tuple[str, ...]) -> tuple[LeafType, ChunkLayout]:
     try:
         shape = check_shape(list(this.shape), this.dtype, "the array")
-    except (Corrupt, Unsupported) as error:
+    except (CorruptError, UnsupportedError) as error:
         error.path = path
         raise
     layout = {field.name: getattr(this, field.name) for field in dataclasses.fields(ChunkLayout)}
@@ -122,7 +122,7 @@ def _nest(prefix: str | None, entries: Sequence[Entry]) -> tuple[Nested, list[tu
         # Below a root of one key, so that a bare array has a place.
         parts = ("", *paths[-1])
         if len(parts) > MAX_LEVELS:
-            raise Unsupported(f"the path {path[:200]!r} is more than {MAX_LEVELS} folders deep")
+            raise UnsupportedError(f"the path {path[:200]!r} is more than {MAX_LEVELS} folders deep")
         node = root
         for part in parts[:-1]:
             inner = node.setdefault(part, {})
@@ -135,8 +135,8 @@ def _nest(prefix: str | None, entries: Sequence[Entry]) -> tuple[Nested, list[tu
     return root, paths
 
 
-def _clash_error(one: str, other: str) -> Corrupt:
-    return Corrupt(
+def _clash_error(one: str, other: str) -> CorruptError:
+    return CorruptError(
         f"{LEAVES_INDEX} lists an array in {one[:200] or '.'!r} and another one in {other[:200] or '.'!r} or below",
         hint="two keys were saved to one folder, and one of the arrays is lost: save them again under other keys",
     )
@@ -157,9 +157,9 @@ def add_structure(folder: OpenLeaves, branch: OpenBranch) -> OpenBranch:
     A file that does not list the arrays of the index is one of another save, and says nothing of this one.
 
     Raises:
-        Corrupt: the file is damaged.
-        LinkRefused: it is a link.
-        StoreFailed: the system refuses.
+        CorruptError: the file is damaged.
+        LinkRefusedError: it is a link.
+        StoreError: the system refuses.
     """
     record = branch.record
     if branch.verified or record.prefix is None:
@@ -168,9 +168,9 @@ def add_structure(folder: OpenLeaves, branch: OpenBranch) -> OpenBranch:
     try:
         with folder.open(above, name, None) as file:
             if file.size > _LARGEST:
-                raise Corrupt(f"{name!r} has {pluralize(file.size, 'bytes')}, more than any tree needs")
+                raise CorruptError(f"{name!r} has {pluralize(file.size, 'bytes')}, more than any tree needs")
             data = file.read(0, file.size)
-    except DataFileMissing:
+    except DataFileMissingError:
         return branch
     with naming_file(folder.path / above / name):
         document = parse_json(decode_text(data, name), name)
@@ -189,7 +189,7 @@ def _other_leaves(document: dict[str, Any]) -> list[OtherLeaf]:
     keys, mask = _texts(document, "leaf_keys_full"), member(document, "arr_mask", list, "it")
     payload = member(document, "nonarray_payload", dict, "it")
     if len(mask) != len(keys) or not all(type(one) is bool for one in mask):
-        raise Corrupt(f"arr_mask does not say of {pluralize(len(keys), 'leaves')} which are arrays")
+        raise CorruptError(f"arr_mask does not say of {pluralize(len(keys), 'leaves')} which are arrays")
     others = []
     for number, key in enumerate(keys):
         if not mask[number]:
@@ -214,7 +214,7 @@ def _read_pickle(text: str) -> tuple[str, Any]:
     try:
         data = base64.b64decode(text, validate=True)
     except binascii.Error:
-        raise Corrupt(f"the text {text!r:.60} is not base64") from None
+        raise CorruptError(f"the text {text!r:.60} is not base64") from None
     if (found := _PICKLE.fullmatch(data)) is not None:
         form, bits = found["form"], found["data"]
         if form in _CONSTANTS and not bits:

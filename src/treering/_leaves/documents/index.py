@@ -30,7 +30,7 @@ from treering._values.checkpoint_names import ATTEMPT
 from treering._values.checksums import digest
 from treering._values.human import pluralize
 from treering._values.leaves_names import staged_leaves
-from treering.errors import Corrupt, Format, Unsupported
+from treering.errors import CorruptError, FormatError, UnsupportedError
 
 LEAVES_INDEX: Final = "tensorstore_index.json"
 """Name of the document in a leaves directory."""
@@ -108,8 +108,8 @@ def parse_leaves_index(data: bytes) -> LeavesIndex:
     The records in it are not read; `record_of` does that.
 
     Raises:
-        Corrupt: it is no JSON, an entry leads out of the directory, or our own member in it is damaged.
-        Format: it is the index of another format.
+        CorruptError: it is no JSON, an entry leads out of the directory, or our own member in it is damaged.
+        FormatError: it is the index of another format.
 
     Example:
         >>> index = parse_leaves_index(b'{"format": "tensorstore", "arrays": [{"path": "a/b"}]}')
@@ -118,7 +118,7 @@ def parse_leaves_index(data: bytes) -> LeavesIndex:
     """
     try:
         return _index(parse_json(decode_text(data, LEAVES_INDEX), LEAVES_INDEX))
-    except Corrupt as error:
+    except CorruptError as error:
         if not error.message.startswith(LEAVES_INDEX):
             error.message = f"{LEAVES_INDEX} is damaged: {error.message}"
         error.hint = error.hint or _DAMAGED
@@ -127,9 +127,9 @@ def parse_leaves_index(data: bytes) -> LeavesIndex:
 
 def _index(document: Any) -> LeavesIndex:
     if type(document) is not dict:
-        raise Corrupt("it is not a JSON object")
+        raise CorruptError("it is not a JSON object")
     if document.get("format") != "tensorstore":
-        raise Format(
+        raise FormatError(
             f"{LEAVES_INDEX} is of the format {show(document.get('format'))}; only 'tensorstore' is known",
             hint="load it with the program that wrote it",
         )
@@ -138,7 +138,7 @@ def _index(document: Any) -> LeavesIndex:
     if "prefixes" in document:
         for prefix, nodes in member(document, "prefixes", dict, "the index").items():
             if not prefix or type(nodes) is not list:
-                raise Corrupt(f"the prefix {prefix[:200]!r} has no list of arrays, or is none")
+                raise CorruptError(f"the prefix {prefix[:200]!r} has no list of arrays, or is none")
             lists[prefix] = nodes
     if "arrays" in document:
         lists[None] = member(document, "arrays", list, "the index")
@@ -153,14 +153,14 @@ def _index(document: Any) -> LeavesIndex:
         branches[branch] = dataclasses.replace(found, entries=entries)
     waiting = member(document, _UNINDEXED, list, "the index") if _UNINDEXED in document else []
     if not all(type(record) is str and record.isascii() for record in waiting):
-        raise Corrupt("a save that is not listed yet has no record")
+        raise CorruptError("a save that is not listed yet has no record")
     return LeavesIndex(branches=branches, document=document, unindexed=[record.encode("ascii") for record in waiting])
 
 
 def _check_depth(node: dict[str, Any], what: str) -> None:
     """Refuse what is unknown and nested so deep that it could not be written again."""
     if node:
-        with raising_corrupt(Unsupported):
+        with raising_corrupt(UnsupportedError):
             check_json(node, what)
 
 
@@ -176,7 +176,7 @@ def _entries(nodes: list[Any], prefix: str | None, *, stays: bool) -> list[Entry
     if nodes and (not lines.isascii() or any(text in lines for text in _SUSPECT)):
         for path in paths:
             if _UNSOUND.search(path) and path != ".":
-                raise Corrupt(f"the path {path[:200]!r} of {what} leads out of the directory, or is none")
+                raise CorruptError(f"the path {path[:200]!r} of {what} leads out of the directory, or is none")
         paths = ["" if path == "." else path for path in paths]
     return list(map(Entry, paths, nodes))
 
@@ -203,7 +203,7 @@ def _read_node(node: Any, prefix: str) -> IndexBranch:
     what = f"the record of {prefix[:200]!r}" if prefix else "the record of the tree without prefix"
     text = member(node, "record", str, what)
     if not text.isascii():
-        raise Corrupt(f"{what} is not ASCII")
+        raise CorruptError(f"{what} is not ASCII")
     record = text.encode("ascii")
     _check_depth({name: value for name, value in node.items() if name not in _OF_NODE}, what)
     stays = member(node, "stays", bool, what) if "stays" in node else False
@@ -219,7 +219,7 @@ def _read_superseded(node: Any, what: str) -> SupersededSave:
     attempt = check_name(ATTEMPT, member(node, "attempt", str, what), "an attempt that was replaced")
     since = node.get("since")
     if type(since) not in (int, float) or not 0 <= since < _LATEST:
-        raise Corrupt(f"{what} has an attempt that was replaced at {show(since)}, which is no time")
+        raise CorruptError(f"{what} has an attempt that was replaced at {show(since)}, which is no time")
     return SupersededSave(attempt, float(since))
 
 
@@ -228,9 +228,9 @@ def _read_moving(node: dict[str, Any], record: bytes, what: str) -> tuple[str, .
     _check_depth(moving, what)
     cleared = member(moving, "cleared", list, what)
     if not set(map(type, cleared)) <= {str} or any(_UNSOUND.search(folder) and folder for folder in cleared):
-        raise Corrupt(f"{what} is to clear something that is not a folder of the directory")
+        raise CorruptError(f"{what} is to clear something that is not a folder of the directory")
     if member(moving, "digest", str, what) != _moving_digest(record, cleared):
-        raise Corrupt(f"the list of folders that {what} is to clear is damaged")
+        raise CorruptError(f"the list of folders that {what} is to clear is damaged")
     return tuple(cleared)
 
 
@@ -266,19 +266,19 @@ def record_of(branch: IndexBranch) -> LeavesRecord | None:
     writes such a branch.
 
     Raises:
-        Corrupt: the record is damaged or lost, or its entries are not those of the branch.
-        Format: a newer version wrote it.
-        Unsupported: it has a dtype that this version does not know.
+        CorruptError: the record is damaged or lost, or its entries are not those of the branch.
+        FormatError: a newer version wrote it.
+        UnsupportedError: it has a dtype that this version does not know.
     """
     whose = "the tree without prefix" if branch.prefix is None else f"prefix {branch.prefix[:200]!r}"
     if branch.record is None:
         if not branch.entries:
-            raise Corrupt(f"{LEAVES_INDEX}: {whose} has neither arrays nor a record", hint=_DAMAGED)
+            raise CorruptError(f"{LEAVES_INDEX}: {whose} has neither arrays nor a record", hint=_DAMAGED)
         return None
     try:
         record = parse_record(branch.record)
         _compare(record, branch)
-    except (Corrupt, Format, Unsupported) as error:
+    except (CorruptError, FormatError, UnsupportedError) as error:
         error.message = f"{LEAVES_INDEX}: {whose}: {error.message}"
         raise
     return record
@@ -286,16 +286,18 @@ def record_of(branch: IndexBranch) -> LeavesRecord | None:
 
 def _compare(record: LeavesRecord, branch: IndexBranch) -> None:
     if record.prefix != branch.prefix:
-        raise Corrupt(f"the record is that of prefix {show(record.prefix)}", hint=_DAMAGED)
+        raise CorruptError(f"the record is that of prefix {show(record.prefix)}", hint=_DAMAGED)
     wanted, nodes = entries_of(record, stays=branch.stays), [entry.document for entry in branch.entries]
     if nodes == wanted:
         return
     for number, (want, node) in enumerate(zip(wanted, nodes, strict=False)):
         # Another program may add members, and a number may be any that is equal.
         if any(node.get(name) != value for name, value in want.items()):
-            raise Corrupt(f"entry {number} is {_shown(node)}, its record says {_shown(want)}", hint=_OTHER_LIST)
+            raise CorruptError(f"entry {number} is {_shown(node)}, its record says {_shown(want)}", hint=_OTHER_LIST)
     if len(nodes) != len(wanted):
-        raise Corrupt(f"{pluralize(len(nodes), 'arrays are')} listed, the record has {len(wanted)}", hint=_OTHER_LIST)
+        raise CorruptError(
+            f"{pluralize(len(nodes), 'arrays are')} listed, the record has {len(wanted)}", hint=_OTHER_LIST
+        )
 
 
 def _shown(node: Mapping[str, Any]) -> str:

@@ -16,7 +16,7 @@ from typing import Final
 
 from treering._values.human import pluralize
 from treering._values.keys import split_key
-from treering.errors import Corrupt, Unsupported
+from treering.errors import CorruptError, UnsupportedError
 
 # An empty part, and a bare array that has no prefix, need a name; no escape and no ordinary part looks like it.
 _EMPTY: Final = "%-"
@@ -43,8 +43,8 @@ def folder_of(prefix: str | None, key: str) -> str:
         key: key text of the leaf.
 
     Raises:
-        Unsupported: the prefix cannot be a folder, or a part takes more than 255 bytes when it is escaped.
-        Format: ``key`` is no key text.
+        UnsupportedError: the prefix cannot be a folder, or a part takes more than 255 bytes when it is escaped.
+        FormatError: ``key`` is no key text.
 
     Example:
         >>> folder_of(None, "params/dense/kernel"), folder_of("model", "layer.0/w")
@@ -60,7 +60,7 @@ def folder_of(prefix: str | None, key: str) -> str:
         folders = [escape(part) for part in parts]
         for folder in folders:
             if len(folder) > _LONGEST or len(folder.encode()) > _LONGEST:
-                raise Unsupported(
+                raise UnsupportedError(
                     f"a part of the key is {pluralize(len(folder.encode()), 'bytes')} long as the name of a folder;"
                     f" {_LONGEST} is the maximum of file systems",
                     path=parts,
@@ -75,8 +75,8 @@ def prefix_folder(prefix: str) -> str:
     """Return the folder of a prefix: its parts, split at ``.`` and ``/``, joined with ``/``.
 
     Raises:
-        Unsupported: a part is empty, or has a character that would have to be escaped; nothing is escaped here, since
-            other programs look for the prefix where it says.
+        UnsupportedError: a part is empty, or has a character that would have to be escaped; nothing is escaped here,
+            since other programs look for the prefix where it says.
 
     Example:
         >>> prefix_folder("model.ema"), prefix_folder("model/ema")
@@ -84,19 +84,19 @@ def prefix_folder(prefix: str) -> str:
         >>> prefix_folder("../model")
         Traceback (most recent call last):
         ...
-        treering.errors.Unsupported: the prefix '../model' is not a path of folders: it has an empty part
+        treering.errors.UnsupportedError: the prefix '../model' is not a path of folders: it has an empty part
     """
     parts = _PREFIX_SEPARATORS.split(prefix)
     for part in parts:
         if not part:
-            raise Unsupported(f"the prefix {prefix[:200]!r} is not a path of folders: it has an empty part")
+            raise UnsupportedError(f"the prefix {prefix[:200]!r} is not a path of folders: it has an empty part")
         if _NOT_ORDINARY.search(part):
-            raise Unsupported(
+            raise UnsupportedError(
                 f"the prefix {prefix[:200]!r} is not a path of folders: {part[:200]!r} is not a plain name",
                 hint="use letters, digits, '_' and '-', with '.' or '/' between folders",
             )
         if len(part.encode()) > _LONGEST:
-            raise Unsupported(f"a part of the prefix {prefix[:200]!r} is longer than {_LONGEST} bytes")
+            raise UnsupportedError(f"a part of the prefix {prefix[:200]!r} is longer than {_LONGEST} bytes")
     return "/".join(parts)
 
 
@@ -144,7 +144,7 @@ def parts_of_folder(folder: str, prefix: str | None) -> tuple[str, ...]:
     A folder that does not lie below its prefix keeps all its parts. ``.`` is the directory itself: the bare array.
 
     Raises:
-        Corrupt: the folder is no plain path below the directory: absolute, or with an empty part, ``.`` or ``..``.
+        CorruptError: the folder is no plain path below the directory: absolute, or with an empty part, ``.`` or ``..``.
 
     Example:
         >>> parts_of_folder("model/layer%2E0/w", "model"), parts_of_folder("model", "model")
@@ -152,13 +152,13 @@ def parts_of_folder(folder: str, prefix: str | None) -> tuple[str, ...]:
         >>> parts_of_folder("../etc", None)
         Traceback (most recent call last):
         ...
-        treering.errors.Corrupt: the folder '../etc' of a leaf leads out of the directory, or is not a path
+        treering.errors.CorruptError: the folder '../etc' of a leaf leads out of the directory, or is not a path
     """
     if folder == ".":
         return ()
     parts = folder.split("/")
     if not {"", ".", ".."}.isdisjoint(parts) or "\0" in folder:
-        raise Corrupt(f"the folder {folder[:200]!r} of a leaf leads out of the directory, or is not a path")
+        raise CorruptError(f"the folder {folder[:200]!r} of a leaf leads out of the directory, or is not a path")
     above = [part for part in _PREFIX_SEPARATORS.split(prefix) if part] if prefix else []
     if parts[: len(above)] == above:
         parts = parts[len(above) :]

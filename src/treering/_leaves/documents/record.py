@@ -24,7 +24,7 @@ from treering._leaves.documents.paths import find_overlap, folder_of, prefix_fol
 from treering._values.checkpoint_names import ATTEMPT
 from treering._values.checksums import block_count
 from treering._values.human import pluralize
-from treering.errors import Corrupt, Unsupported
+from treering.errors import CorruptError, UnsupportedError
 
 RECORD_VERSION: Final = 1
 """Version of the record. It grows when a reader of the old version would read something wrong."""
@@ -127,7 +127,7 @@ def arrays_of(record: LeavesRecord) -> list[ZarrArray]:
     """Return what the ``.zarray`` of each stored leaf says; leaves of one type and layout share the object.
 
     Raises:
-        Unsupported: zarr has no form for a dtype.
+        UnsupportedError: zarr has no form for a dtype.
     """
     marker = None if record.attempt == UNMARKED else record.attempt
     made: dict[tuple[int, int], ZarrArray] = {}
@@ -180,7 +180,7 @@ def encode_record(record: LeavesRecord) -> bytes:
     """Return the record as a document.
 
     Raises:
-        Unsupported: ``written``, or a key or static field of the structure, has no form in it.
+        UnsupportedError: ``written``, or a key or static field of the structure, has no form in it.
     """
     return _FORM.encode(_members(record))
 
@@ -214,9 +214,9 @@ def parse_record(data: bytes) -> LeavesRecord:
     """Return the record that a document holds, with everything in it checked.
 
     Raises:
-        Corrupt: it is damaged, or contradicts itself; the message names the leaf.
-        Format: a newer version wrote it: its version, or a kind of leaf, container, key or checksum is unknown.
-        Unsupported: it has a dtype that this version does not know.
+        CorruptError: it is damaged, or contradicts itself; the message names the leaf.
+        FormatError: a newer version wrote it: its version, or a kind of leaf, container, key or checksum is unknown.
+        UnsupportedError: it has a dtype that this version does not know.
     """
     return _FORM.read(data, _record)
 
@@ -226,7 +226,7 @@ def _record(document: Any) -> LeavesRecord:
     tree = columns.decode_tree(document, what)
     prefix = document.get("prefix", "")
     if prefix is not None and (type(prefix) is not str or not prefix):
-        raise Corrupt(f"its prefix is {show(prefix)}, which is none")
+        raise CorruptError(f"its prefix is {show(prefix)}, which is none")
     layouts = [_layout(node, number) for number, node in enumerate(member(document, "layouts", list, what))]
     check_hashes([layout.chunks for layout in layouts], "the chunks of the layouts")
     leaf_layouts = member(document, "layout", list, what)
@@ -236,7 +236,7 @@ def _record(document: Any) -> LeavesRecord:
     columns.check_ints(leaf_layouts, len(layouts), "the column of layouts")
     if len(leaf_layouts) != len(stored):
         there = pluralize(len(leaf_layouts), "layouts")
-        raise Corrupt(f"{pluralize(len(stored), 'leaves lie')} in files, there are {there} of them")
+        raise CorruptError(f"{pluralize(len(stored), 'leaves lie')} in files, there are {there} of them")
     record = LeavesRecord(
         prefix=prefix,
         attempt=check_name(ATTEMPT, member(document, "attempt", str, what), "the attempt"),
@@ -251,7 +251,7 @@ def _record(document: Any) -> LeavesRecord:
         structured=member(document, "structured", bool, what) if "structured" in document else True,
     )
     if record.attempt == UNMARKED:
-        raise Corrupt("its attempt is not one of a save")
+        raise CorruptError("its attempt is not one of a save")
     _check_files(record)
     return record
 
@@ -261,23 +261,23 @@ def _layout(node: Any, number: int) -> ChunkLayout:
     chunks = member(node, "chunks", list, what)
     columns.check_ints(chunks, _LIMIT, f"the chunk of {what}")
     if len(chunks) > MOST_AXES or 0 in chunks:
-        raise Corrupt(f"{what} has chunks of {pluralize(len(chunks), 'axes')} or of length 0, which no array has")
+        raise CorruptError(f"{what} has chunks of {pluralize(len(chunks), 'axes')} or of length 0, which no array has")
     compressor = node.get("compressor")
     try:
         text = None if compressor is None else check_compressor(compressor)
-    except Unsupported as error:
-        raise Corrupt(f"{what}: {error.message}") from None
+    except UnsupportedError as error:
+        raise CorruptError(f"{what}: {error.message}") from None
     return ChunkLayout(chunks=tuple(chunks), compressor=text)
 
 
 def _folders(prefix: str | None, keys: Sequence[str]) -> list[str]:
-    with raising_corrupt(Unsupported):
+    with raising_corrupt(UnsupportedError):
         if prefix is not None:
             prefix_folder(prefix)
         folders = list(map(functools.partial(folder_of, prefix), keys))
     clash = find_overlap(folders)
     if clash is not None:
-        raise Corrupt(f"two leaves lie in {clash[0]!r:.200} and {clash[1]!r:.200}, the one inside the other")
+        raise CorruptError(f"two leaves lie in {clash[0]!r:.200} and {clash[1]!r:.200}, the one inside the other")
     return folders
 
 
@@ -292,13 +292,13 @@ def _check_files(record: LeavesRecord) -> None:
         if len(chunks) != len(shape) or any(
             chunk > max(length, 1) for chunk, length in zip(chunks, shape, strict=True)
         ):
-            raise Corrupt(f"layout {layout} has chunks of {list(chunks)}, which no array of {list(shape)} has")
-    with raising_corrupt(Unsupported):
+            raise CorruptError(f"layout {layout} has chunks of {list(chunks)}, which no array of {list(shape)} has")
+    with raising_corrupt(UnsupportedError):
         arrays = arrays_of(record)
     files = sum(chunk_count(found) for found in arrays if found.compressor is not None)
     if files != len(record.sizes) or 0 in record.sizes:
-        raise Corrupt(f"the compressed leaves have {files} chunk files, there are {len(record.sizes)} sizes")
+        raise CorruptError(f"the compressed leaves have {files} chunk files, there are {len(record.sizes)} sizes")
     blocks = sum(_blocks(arrays, record.sizes))
     if blocks != len(record.checksums):
         found = pluralize(len(record.checksums), "checksums")
-        raise Corrupt(f"the chunk files have {pluralize(blocks, 'blocks')}, there are {found}")
+        raise CorruptError(f"the chunk files have {pluralize(blocks, 'blocks')}, there are {found}")

@@ -13,7 +13,7 @@ from treering._leaves.documents.paths import find_overlap
 from treering._leaves.documents.record import LeavesRecord, attempt_of, encode_record, parse_record
 from treering._store.leaves_folder.moves import Move, Update
 from treering._store.leaves_folder.open_leaves import LeftFiles
-from treering.errors import Corrupt, Format, Mismatch, TreeringError, Unsupported
+from treering.errors import CorruptError, FormatError, MismatchError, TreeringError, UnsupportedError
 
 
 def update_for(
@@ -34,9 +34,10 @@ def update_for(
         dropped: the attempts of saves without an index that these saves replace.
 
     Raises:
-        Corrupt: the present index, or what it says of a replaced branch, is damaged; nothing is replaced in silence.
-        Format: it is the index of another format, or a newer version wrote a replaced branch.
-        Mismatch: a leaf would lie in, or around, the folder of another branch's leaf; both are named.
+        CorruptError: the present index, or what it says of a replaced branch, is damaged; nothing is replaced in
+            silence.
+        FormatError: it is the index of another format, or a newer version wrote a replaced branch.
+        MismatchError: a leaf would lie in, or around, the folder of another branch's leaf; both are named.
     """
     index = leaves_index.LeavesIndex(branches={}, document={}) if old is None else leaves_index.parse_leaves_index(old)
     branches = dict(index.branches)
@@ -44,7 +45,7 @@ def update_for(
     index = dataclasses.replace(index, unindexed=[one for one in index.unindexed if attempt_of(one) not in done])
     for prefix, branch in branches.items():
         if branch.moving is not None and attempt_of(branch.record or b"") is None:
-            raise Corrupt(
+            raise CorruptError(
                 f"{leaves_index.LEAVES_INDEX}: the record of {_shown(prefix)} is damaged, and its files are not all in"
                 " their places",
                 hint="treering.leaves.index_leaves rebuilds the index from the copies under .treering",
@@ -94,7 +95,7 @@ def update_in_attempts(
         last: the attempt that changes the index and has no save of its own, by which it is known that it did.
 
     Raises:
-        Corrupt, Format, Mismatch: as `update_for`.
+        CorruptError, FormatError, MismatchError: as `update_for`.
     """
     index = leaves_index.LeavesIndex(branches={}, document={}) if old is None else leaves_index.parse_leaves_index(old)
     saved = {record.prefix: record.attempt for record in records}
@@ -127,7 +128,7 @@ def index_unindexed(old: bytes | None, remains: LeftFiles, last: str) -> Update:
     """Return the index in a bucket that lists, of each prefix, the newest save that was to be listed later.
 
     Raises:
-        Corrupt, Format, Mismatch: as `update_for`.
+        CorruptError, FormatError, MismatchError: as `update_for`.
     """
     waiting = read_unindexed(leaves_index.parse_leaves_index(old or b""))
     newest = {record.prefix: record for record in waiting}
@@ -138,7 +139,7 @@ def read_unindexed(index: leaves_index.LeavesIndex) -> list[LeavesRecord]:
     """Return the saves that are to be listed later, but for those whose record cannot be read."""
     found = []
     for record in index.unindexed:
-        with contextlib.suppress(Corrupt, Format, Unsupported):
+        with contextlib.suppress(CorruptError, FormatError, UnsupportedError):
             found.append(parse_record(record))
     return found
 
@@ -155,7 +156,7 @@ def _branch_in_attempt(
         remains: what older attempts have there.
 
     Raises:
-        Corrupt, Format: the branch that it replaces is damaged or newer.
+        CorruptError, FormatError: the branch that it replaces is damaged or newer.
     """
     superseded: list[leaves_index.SupersededSave] = []
     if before is not None:
@@ -201,7 +202,7 @@ def require_apart(record: LeavesRecord, prefix: str | None, folders: Sequence[st
     """
     clash = _clash(record.folders, folders) if folders and record.folders else None
     if clash is not None:
-        raise Mismatch(
+        raise MismatchError(
             f"the folder {clash[0]!r:.200} of {_shown(record.prefix)} and {clash[1] or '.'!r:.200} "
             f"of {_shown(prefix)}{which} are the same, or one lies in the other",
             hint="save one of them with another prefix, or into another directory",
@@ -219,7 +220,7 @@ def _folders(branch: leaves_index.IndexBranch, *, replaced: bool = False) -> lis
     if branch.record is not None:
         try:
             folders |= dict.fromkeys(parse_record(branch.record).folders)
-        except (Corrupt, Format, Unsupported) as error:
+        except (CorruptError, FormatError, UnsupportedError) as error:
             # It is not this save that damaged another one; the store refuses to move onto files of any kind.
             if replaced:
                 whose = f"{_shown(branch.prefix)}, which is to be replaced"

@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Iterable
 from typing import TypeAlias
 
 from treering._store.api import Store
-from treering._store.failures import LinkRefused
+from treering._store.failures import LinkRefusedError
 from treering._store.pieces import write_all
 from treering._store.posix import descriptors
 from treering._store.posix.folder import Folder
@@ -40,7 +40,7 @@ class AttemptFolder:
         """Make it, for an attempt that is known to others already, or for a new random one.
 
         Raises:
-            LinkRefused: ``.treering`` is a link.
+            LinkRefusedError: ``.treering`` is a link.
             OSError: the system refused; ENOENT when a saver that failed removed the directory meanwhile.
         """
         self._tree = tree
@@ -76,13 +76,13 @@ class AttemptFolder:
     def end(self) -> None:
         """Let go of it. Unless it is kept it is removed, as far as that goes; so is ``.treering`` when it is empty."""
         if not self.kept:
-            with contextlib.suppress(OSError, LinkRefused):  # what stays is swept by the next save
+            with contextlib.suppress(OSError, LinkRefusedError):  # what stays is swept by the next save
                 remove_attempt(self._tree, self.attempt)
         if self._opened is not None:
             with contextlib.suppress(OSError):
                 self._opened.close()
         if not self.kept:
-            with contextlib.suppress(OSError, LinkRefused):
+            with contextlib.suppress(OSError, LinkRefusedError):
                 self._tree.remove_empty((ATTEMPTS,))
 
     def discard(self) -> None:
@@ -105,7 +105,7 @@ def list_attempts(tree: FolderTree) -> list[str]:
     """Return the attempts that have a folder.
 
     Raises:
-        LinkRefused: ``.treering`` is a link.
+        LinkRefusedError: ``.treering`` is a link.
         OSError: the system refused.
     """
     try:
@@ -167,7 +167,7 @@ def sweep_unfinished(tree: FolderTree) -> None:
     """Remove what died before it was durable, which nobody can need: else jobs that die again and again fill the disk.
 
     Raises:
-        LinkRefused: ``.treering`` is a link.
+        LinkRefusedError: ``.treering`` is a link.
     """
     with contextlib.suppress(OSError):
         for attempt in list_attempts(tree):
@@ -189,7 +189,7 @@ def sweep_messages(tree: FolderTree, folder: Folder, own: Collection[str], sweep
             return attempt in own or has_saver(tree, attempt)
         return False
 
-    with contextlib.suppress(OSError, LinkRefused):  # what stays harms nobody, and the next save sweeps
+    with contextlib.suppress(OSError, LinkRefusedError):  # what stays harms nobody, and the next save sweeps
         ours = {FILE: is_message, FOLDER: is_message_folder}
         names = [name for name, kind in tree.scan(()).items() if kind in ours and ours[kind](name)]
         sweep(PosixStore.over(folder), names, is_live)

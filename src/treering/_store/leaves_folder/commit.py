@@ -22,15 +22,15 @@ from treering._store.posix.folder import Folder, FolderLock, resolved_folder
 from treering._store.posix.folder_tree import FOLDER, FolderTree, Parts
 from treering._values import leaves_names, timing
 from treering._values.checkpoint_names import LOCK_FILE
-from treering.errors import Busy, StoreFailed
+from treering.errors import BusyError, StoreError
 
 
 class LeavesCommit:
     """The lock of a leaves directory, a context manager. Inside, ``index`` is the present index, without moves.
 
     Raises:
-        Busy: others kept saving, or the directory is no longer at its path.
-        LinkRefused: the index is a link.
+        BusyError: others kept saving, or the directory is no longer at its path.
+        LinkRefusedError: the index is a link.
         OSError: the system refused, also to finish what a dead saver had begun.
     """
 
@@ -76,8 +76,8 @@ class LeavesCommit:
             wanted: gives the files that would be moved, as names by folder.
 
         Raises:
-            Exists: something stands where they would go. Nothing has changed.
-            StoreFailed: the new index is in place, and what the message says is not done.
+            ExistsError: something stands where they would go. Nothing has changed.
+            StoreError: the new index is in place, and what the message says is not done.
             OSError: the system refused. Nothing has changed.
         """
         change = update(self.index)
@@ -90,14 +90,14 @@ class LeavesCommit:
             self._finish(change, going)
         except OSError as error:
             hint = "the new content is in place: treering reads it, and the next save or index_leaves moves the rest"
-            raise StoreFailed.of(error, self._shown, "move all files to their key paths in", hint=hint) from error
+            raise StoreError.of(error, self._shown, "move all files to their key paths in", hint=hint) from error
         self._sweep(change.settled, change.dropped)
 
     def move_unindexed(self, wanted: Mapping[Parts, Sequence[str]]) -> None:
         """Move the own files to their key paths without an index, if nothing is there.
 
         Raises:
-            LinkRefused: a folder on the way is a link.
+            LinkRefusedError: a folder on the way is a link.
             OSError: the system refused.
         """
         if moves.TargetPaths(self._tree, moves.ReplacedFiles()).are_bare(wanted):
@@ -158,7 +158,7 @@ class LeavesCommit:
             self._tree.sync(())
         except OSError as error:
             hint = "the new content is in place, but a power cut may undo it: save again when the disk works"
-            raise StoreFailed.of(error, self._shown, "make durable", hint=hint) from error
+            raise StoreError.of(error, self._shown, "make durable", hint=hint) from error
 
     def _prepared(self, index: bytes) -> os.stat_result | None:
         """Write an index beside the one that is there, durably, and return what is known of it."""
@@ -196,8 +196,8 @@ class LeavesCommit:
             self.index is None and leaves_names.RECORD in names and leaves_names.LEAVES not in names
         )
 
-    def _busy(self, what: str, hint: str | None = None) -> Busy:
-        error = Busy(f"could not write {self._shown!r}: {what}", hint=hint)
+    def _busy(self, what: str, hint: str | None = None) -> BusyError:
+        error = BusyError(f"could not write {self._shown!r}: {what}", hint=hint)
         return with_errno(error, errno.EBUSY, self._shown)
 
 
@@ -215,11 +215,11 @@ def commit_pending(
             leaves everything as it is.
 
     Raises:
-        NotFound: there is no such directory.
-        Busy: others kept saving.
-        Exists: files that no index lists stand where staged ones would go.
-        LinkRefused: the index, or ``.treering``, is a link.
-        StoreFailed: the system refused.
+        NotFoundError: there is no such directory.
+        BusyError: others kept saving.
+        ExistsError: files that no index lists stand where staged ones would go.
+        LinkRefusedError: the index, or ``.treering``, is a link.
+        StoreError: the system refused.
     """
     shown = os.fspath(path)
     with naming(shown, "write"), contextlib.ExitStack() as held:

@@ -29,7 +29,7 @@ from treering._values.checkpoint_names import INDEX as CHECKPOINT
 from treering._values.checkpoint_names import is_message, is_message_folder
 from treering._values.human import pluralize
 from treering._values.leaves_names import INDEX
-from treering.errors import Corrupt, Format, NotFound, StoreFailed, TreeringError
+from treering.errors import CorruptError, FormatError, NotFoundError, StoreError, TreeringError
 
 # Where a save turns a leaf into a branch or the reverse, a file is met where a folder was, or a folder in its place.
 _ABSENT = (FileNotFoundError, NotADirectoryError, IsADirectoryError)
@@ -46,8 +46,8 @@ class LeavesFolder(OpenLeaves):
         path: the directory as given.
 
     Raises:
-        NotFound: nothing is at the path.
-        StoreFailed: a file is there, or the system refuses.
+        NotFoundError: nothing is at the path.
+        StoreError: a file is there, or the system refuses.
 
     Example:
         >>> import pathlib, tempfile
@@ -78,13 +78,13 @@ class LeavesFolder(OpenLeaves):
         if index is not None:
             return index
         message = f"there is no leaves directory in {self._shown!r}: it has no {leaves_names.INDEX!r}"
-        error = NotFound(message, hint=describe_folder(self._tree))
+        error = NotFoundError(message, hint=describe_folder(self._tree))
         raise with_errno(error, errno.ENOENT, os.path.join(self._shown, leaves_names.INDEX))
 
     def open(self, folder: str, name: str, attempt: str | None) -> LocalFile:
         """Open the file ``name`` of the leaf whose folder is ``folder``; the caller closes it."""
         if not name:
-            raise Corrupt(f"a file without a name is wanted of {folder!r}")
+            raise CorruptError(f"a file without a name is wanted of {folder!r}")
         *below, name = leaves_names.parts_of(name)
         return self._read(
             (*leaves_names.parts_of(folder), *below), name, attempt, lambda parts: open_below(self._tree, parts, name)
@@ -117,8 +117,8 @@ class LeavesFolder(OpenLeaves):
         given as empty: as damaged as that.
 
         Raises:
-            LinkRefused: one of them, or a folder on the way, is a link.
-            StoreFailed: the system refuses.
+            LinkRefusedError: one of them, or a folder on the way, is a link.
+            StoreError: the system refuses.
         """
         found: dict[str, bytes] = {}
         with naming(self._shown, "read"):
@@ -145,7 +145,7 @@ class LeavesFolder(OpenLeaves):
         of zarr, which no program makes for leaves.
 
         Raises:
-            StoreFailed: the system refuses.
+            StoreError: the system refuses.
         """
         with naming(self._shown, "read"):
             yield from ("/".join(parts) for parts in _folders(self._tree) if parts is not None)
@@ -163,7 +163,7 @@ class LeavesFolder(OpenLeaves):
         except TreeringError:
             raise
         except OSError as error:
-            raise StoreFailed.of(error, self._tree.shown(parts, name), "read") from error
+            raise StoreError.of(error, self._tree.shown(parts, name), "read") from error
 
     def _read_again(self, parts: Parts, read: Callable[[Parts], _Content]) -> _Content:
         try:
@@ -176,7 +176,7 @@ class LeavesFolder(OpenLeaves):
 
 def _staging(attempt: str) -> Parts:
     if not leaves_names.is_attempt(attempt):
-        raise Corrupt(f"{attempt!r} is not an attempt")
+        raise CorruptError(f"{attempt!r} is not an attempt")
     return leaves_names.staged_leaves(attempt)
 
 
@@ -235,10 +235,10 @@ def open_below(tree: FolderTree, parts: Parts, name: str) -> LocalFile:
     """Open a file; the caller closes it.
 
     Raises:
-        LinkRefused: it, or a folder on the way, is a link.
+        LinkRefusedError: it, or a folder on the way, is a link.
         FileNotFoundError: it is not there.
         NotADirectoryError: a file is on the way.
-        StoreFailed: it is no file.
+        StoreError: it is no file.
         OSError: the system refuses.
     """
     opened = tree.open(parts, name, _READING)
@@ -249,8 +249,8 @@ def index_bytes(tree: FolderTree) -> bytes | None:
     """Return the bytes of the index, None when there is none.
 
     Raises:
-        LinkRefused: it is a link.
-        Format: it is larger than any index.
+        LinkRefusedError: it is a link.
+        FormatError: it is larger than any index.
         OSError: the system refuses.
     """
     try:
@@ -259,7 +259,7 @@ def index_bytes(tree: FolderTree) -> bytes | None:
         return None
     with file:
         if file.size > LARGEST_DOCUMENT:
-            raise Format(f"{os.fspath(file.path)!r} has {pluralize(file.size, 'bytes')}: no index is that large")
+            raise FormatError(f"{os.fspath(file.path)!r} has {pluralize(file.size, 'bytes')}: no index is that large")
         return file.read(0, file.size)
 
 
@@ -277,7 +277,7 @@ def read_small_files(tree: FolderTree, parts: Parts, files: Sequence[tuple[str, 
         files: their names, each with how many bytes are wanted at most: of a longer file comes one byte more.
 
     Raises:
-        LinkRefused: one of them, or a folder on the way, is a link.
+        LinkRefusedError: one of them, or a folder on the way, is a link.
         FileNotFoundError: one of them is not there.
         NotADirectoryError: a file is on the way.
         OSError: the system refuses.

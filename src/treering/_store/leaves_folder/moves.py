@@ -15,10 +15,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NoReturn, TypeAlias
 
 from treering._codec.zarr import number_of_chunk, parse_zarray
-from treering._store.failures import LinkRefused, with_errno
+from treering._store.failures import LinkRefusedError, with_errno
 from treering._store.posix.folder_tree import FILE, FOLDER, OTHER, FolderTree, Parts
 from treering._values.leaves_names import ATTEMPTS, ZARRAY, parts_of, staged_leaves
-from treering.errors import Corrupt, Exists, TreeringError
+from treering.errors import CorruptError, ExistsError, TreeringError
 
 _OCCUPIED = frozenset({errno.ENOTEMPTY, errno.EEXIST, errno.EACCES, errno.EPERM})
 
@@ -105,7 +105,7 @@ def survey(tree: FolderTree, moves: Iterable[Move]) -> ReplacedFiles:
             if found.get(ZARRAY) != FILE:
                 continue
             text = tree.read_small(parts, ZARRAY)
-        except (FileNotFoundError, NotADirectoryError, LinkRefused, Corrupt):
+        except (FileNotFoundError, NotADirectoryError, LinkRefusedError, CorruptError):
             continue
         if marker_of(text) != attempt:
             _survey_chunks(tree, parts, text, cleared)
@@ -149,7 +149,7 @@ def clear(tree: FolderTree, cleared: ReplacedFiles) -> None:
     listed = cleared.replaced.union(cleared.files)
     emptied = {parts[:count] for parts in listed for count in range(1, len(parts) + 1)}
     for parts in sorted(emptied, key=len, reverse=True):
-        with contextlib.suppress(NotADirectoryError, LinkRefused):
+        with contextlib.suppress(NotADirectoryError, LinkRefusedError):
             tree.remove_empty(parts)
 
 
@@ -211,8 +211,8 @@ class TargetPaths:
         """Refuse what stands in the way of files, given as names by folder.
 
         Raises:
-            Exists: something does.
-            LinkRefused: a folder on the way is a link.
+            ExistsError: something does.
+            LinkRefusedError: a folder on the way is a link.
             OSError: the system refused.
         """
         for parts, names in wanted.items():
@@ -224,10 +224,10 @@ class TargetPaths:
         """Whether nothing at all is at those folders, and none of them is inside an array.
 
         Raises:
-            LinkRefused: a folder on the way is a link.
+            LinkRefusedError: a folder on the way is a link.
             OSError: the system refused.
         """
-        with contextlib.suppress(Exists):
+        with contextlib.suppress(ExistsError):
             return not any(self._is_folder(parts) for parts in wanted)
         return False
 
@@ -235,7 +235,7 @@ class TargetPaths:
         """Whether a folder is there and stays; refuse anything else on the way to it.
 
         Raises:
-            Exists: something else is on the way, or an array that stays.
+            ExistsError: something else is on the way, or an array that stays.
         """
         for count in range(len(parts)):
             above, name = parts[:count], parts[count]
@@ -301,7 +301,7 @@ class TargetPaths:
     def _refuse(self, parts: Parts, name: str, what: str) -> NoReturn:
         shown = self._tree.shown(parts, name)
         hint = "move it away, or save to another path; treering.leaves.index_leaves lists arrays that no index does"
-        error = Exists(f"{what} stands at {shown!r}, where a leaf would go", hint=hint)
+        error = ExistsError(f"{what} stands at {shown!r}, where a leaf would go", hint=hint)
         raise with_errno(error, errno.EEXIST, shown)
 
 

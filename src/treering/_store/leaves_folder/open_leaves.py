@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Protocol, Self, TypeAlias
 
 from treering._store.api import Closable, Reader, Store
-from treering._store.failures import DataFileMissing
+from treering._store.failures import DataFileMissingError
 from treering._store.leaves_folder.moves import Update
 from treering._store.pieces import Buffer
 
@@ -32,10 +32,10 @@ class OpenLeaves(Closable):
         """Return the bytes of ``tensorstore_index.json``.
 
         Raises:
-            NotFound: there is none; the hint says what is there instead.
-            LinkRefused: it is a link.
-            Format: it is larger than any index.
-            StoreFailed: the system refuses.
+            NotFoundError: there is none; the hint says what is there instead.
+            LinkRefusedError: it is a link.
+            FormatError: it is larger than any index.
+            StoreError: the system refuses.
         """
 
     @abc.abstractmethod
@@ -48,10 +48,10 @@ class OpenLeaves(Closable):
             attempt: look among the files of this attempt first, then at the key path; None: there only.
 
         Raises:
-            DataFileMissing: it is in neither place. A newer index may name others: read it again.
-            LinkRefused: it, or a folder on the way, is a link.
-            Corrupt: the text leads elsewhere than into the directory.
-            StoreFailed: the system refuses.
+            DataFileMissingError: it is in neither place. A newer index may name others: read it again.
+            LinkRefusedError: it, or a folder on the way, is a link.
+            CorruptError: the text leads elsewhere than into the directory.
+            StoreError: the system refuses.
         """
 
     @abc.abstractmethod
@@ -64,10 +64,10 @@ class OpenLeaves(Closable):
             attempt: as for `open`; all files have to be in the same one of both places.
 
         Raises:
-            DataFileMissing: one of them is in neither place, or they are moved just now: `open` finds each one.
-            LinkRefused: one of them, or a folder on the way, is a link.
-            Corrupt: the text leads elsewhere than into the directory.
-            StoreFailed: the system refuses.
+            DataFileMissingError: one of them is in neither place, or they are moved just now: `open` finds each one.
+            LinkRefusedError: one of them, or a folder on the way, is a link.
+            CorruptError: the text leads elsewhere than into the directory.
+            StoreError: the system refuses.
         """
 
     def read_each(self, wanted: Sequence[SmallFiles]) -> list[list[bytes] | None]:
@@ -75,7 +75,7 @@ class OpenLeaves(Closable):
         found: list[list[bytes] | None] = []
         for one in wanted:
             files = None
-            with contextlib.suppress(DataFileMissing):
+            with contextlib.suppress(DataFileMissingError):
                 files = self.read_small(*one)
             found.append(files)
         return found
@@ -85,9 +85,9 @@ class OpenLeaves(Closable):
         """Return all names in the folder of a leaf, of both places, sorted; none when it is in neither.
 
         Raises:
-            LinkRefused: it, or a folder on the way, is a link.
-            Corrupt: the text leads elsewhere than into the directory.
-            StoreFailed: the system refuses.
+            LinkRefusedError: it, or a folder on the way, is a link.
+            CorruptError: the text leads elsewhere than into the directory.
+            StoreError: the system refuses.
         """
 
     @abc.abstractmethod
@@ -95,8 +95,8 @@ class OpenLeaves(Closable):
         """Return the attempts that were saved without an index and that no index has taken up yet.
 
         Raises:
-            LinkRefused: a folder on the way is a link.
-            StoreFailed: the system refuses.
+            LinkRefusedError: a folder on the way is a link.
+            StoreError: the system refuses.
         """
 
 
@@ -111,30 +111,30 @@ class LeafWriter(Protocol):
         """Make the folder of a leaf and its files: for thousands of small leaves.
 
         Raises:
-            StoreFailed: the system refused.
-            Unsupported: the folder's path is longer than the system takes.
+            StoreError: the system refused.
+            UnsupportedError: the folder's path is longer than the system takes.
         """
 
     def write_file(self, folder: str, name: str, buffers: Iterable[Buffer], size: int) -> None:
         """Write one file of a leaf as the concatenation of ``buffers``; from several threads if you like.
 
         Raises:
-            StoreFailed: the system refused, or the buffers hold another number of bytes.
-            Unsupported: the folder's path is longer than the system takes.
+            StoreError: the system refused, or the buffers hold another number of bytes.
+            UnsupportedError: the folder's path is longer than the system takes.
         """
 
     def require_space(self, size: int) -> None:
         """Refuse early what cannot fit.
 
         Raises:
-            StoreFailed: fewer than ``size`` bytes are free.
+            StoreError: fewer than ``size`` bytes are free.
         """
 
     def make_durable(self) -> None:
         """Make what this process has written durable.
 
         Raises:
-            StoreFailed: the system refused.
+            StoreError: the system refused.
         """
 
 
@@ -188,7 +188,7 @@ class LeavesSave(LeafWriter, Protocol):
                 has changed.
 
         Raises:
-            Busy: others kept saving.
-            Exists: files that no index lists stand where new ones would go.
-            StoreFailed: the system refused. Nothing has changed, except when the message says otherwise.
+            BusyError: others kept saving.
+            ExistsError: files that no index lists stand where new ones would go.
+            StoreError: the system refused. Nothing has changed, except when the message says otherwise.
         """

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from treering._store.api import Closable
 from treering._store.crew import FirstError, work_together
-from treering._store.failures import LinkRefused, naming
+from treering._store.failures import LinkRefusedError, naming
 from treering._store.pieces import Buffer
 from treering._store.posix import descriptors
 from treering._store.posix.folder import Folder, resolved_folder
@@ -27,7 +27,7 @@ from treering._store.posix.store import PosixStore
 from treering._store.posix.writing import write_content
 from treering._values import timing
 from treering._values.leaves_names import ATTEMPTS, parts_of, staged_leaves
-from treering.errors import Unsupported
+from treering.errors import UnsupportedError
 
 # The disk begins with the end of such a file at once; all files are made durable together, before the commit.
 _BEGUN_EARLY = 1 << 20
@@ -68,7 +68,7 @@ class StagedFiles(Closable):
         """Refuse early what cannot fit.
 
         Raises:
-            StoreFailed: the file system has fewer than ``size`` bytes free.
+            StoreError: the file system has fewer than ``size`` bytes free.
         """
         with naming(self._shown, "write"):
             self._open_folder.require_space(size)
@@ -77,8 +77,8 @@ class StagedFiles(Closable):
         """Make the folder of a leaf and its files, in few system calls: for thousands of small leaves.
 
         Raises:
-            StoreFailed: the system refused.
-            Unsupported: the folder's path is longer than the system takes.
+            StoreError: the system refused.
+            UnsupportedError: the folder's path is longer than the system takes.
         """
         with naming(self._shown, "write"):
             parts = self._note(folder, [name for name, _ in files])
@@ -99,8 +99,8 @@ class StagedFiles(Closable):
             size: how many bytes they hold together.
 
         Raises:
-            StoreFailed: the system refused, or the buffers hold another number of bytes.
-            Unsupported: the folder's path is longer than the system takes.
+            StoreError: the system refused, or the buffers hold another number of bytes.
+            UnsupportedError: the folder's path is longer than the system takes.
         """
         with naming(self._shown, "write"):
             parts = self._note(folder, [name])
@@ -125,7 +125,7 @@ class StagedFiles(Closable):
         """Make what this process has written durable, and the names of all folders on the way to it.
 
         Raises:
-            StoreFailed: the system refused; it is not asked again.
+            StoreError: the system refused; it is not asked again.
         """
         with naming(self._shown, "write"):
             sync_written(self._open_folder, self._tree, self._staged, self._names)
@@ -143,7 +143,7 @@ class StagedFiles(Closable):
         # No character takes more than four bytes.
         if len(folder) * 4 > self._room and len(os.fsencode(folder)) > self._room:
             shown = f"{folder[:80]}[{len(folder) - 120} characters left out]{folder[-40:]}"
-            raise Unsupported(f"the folder {shown!r} of a leaf has a longer path than a system takes")
+            raise UnsupportedError(f"the folder {shown!r} of a leaf has a longer path than a system takes")
         return parts
 
 
@@ -155,8 +155,8 @@ class JoinedLeaves(StagedFiles):
         attempt: the attempt.
 
     Raises:
-        StoreFailed: the system refused, or the folder of the attempt is not there.
-        LinkRefused: ``.treering`` there is a link.
+        StoreError: the system refused, or the folder of the attempt is not there.
+        LinkRefusedError: ``.treering`` there is a link.
     """
 
     def __init__(self, path: Path, attempt: str) -> None:
@@ -173,7 +173,7 @@ class JoinedLeaves(StagedFiles):
         """Return the absolute path of a leaf's staged folder, for a manager of jax to write to.
 
         Raises:
-            Unsupported: the folder's path is longer than the system takes.
+            UnsupportedError: the folder's path is longer than the system takes.
         """
         return os.path.join(self._open_folder.path, *self._staged, *self._parts_of(folder))
 
@@ -181,7 +181,7 @@ class JoinedLeaves(StagedFiles):
         """Make what this process has written durable, and see that it lies where process 0 will look for it.
 
         Raises:
-            StoreFailed: the system refused, or the folder of the attempt was removed meanwhile: process 0 is dead or
+            StoreError: the system refused, or the folder of the attempt was removed meanwhile: process 0 is dead or
                 has given up, and another saver swept what it left.
         """
         super().make_durable()
@@ -197,7 +197,7 @@ class JoinedLeaves(StagedFiles):
         Folders are left to process 0, or to the next save: others may be about to write into them.
         """
         for parts, names in self._names.items():
-            with contextlib.suppress(OSError, LinkRefused):
+            with contextlib.suppress(OSError, LinkRefusedError):
                 self._tree.remove((*self._staged, *parts), *names)
 
     def _await_attempt(self) -> os.stat_result:

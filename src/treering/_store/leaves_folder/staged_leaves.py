@@ -11,7 +11,7 @@ import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
-from treering._store.failures import LinkRefused, missing_error, naming, with_errno
+from treering._store.failures import LinkRefusedError, missing_error, naming, with_errno
 from treering._store.leaves_folder.attempts import AttemptFolder, SweepMessages, sweep_messages, sweep_unfinished
 from treering._store.leaves_folder.commit import LeavesCommit
 from treering._store.leaves_folder.leaves_folder import open_below
@@ -22,7 +22,7 @@ from treering._store.posix.folder_tree import FolderTree, Parts
 from treering._store.posix.reading import LocalFile
 from treering._values.checkpoint_names import INDEX as CHECKPOINT
 from treering._values.leaves_names import INDEX, PENDING, RECORD, parts_of, staged_leaves
-from treering.errors import Exists, TreeringError
+from treering.errors import ExistsError, TreeringError
 
 _TRIES = 20
 
@@ -41,8 +41,8 @@ class StagedLeaves(StagedFiles):
         live: the attempts whose messages stay, beside the own one.
 
     Raises:
-        StoreFailed: the system refused. Nothing has changed.
-        LinkRefused: ``.treering`` there is a link.
+        StoreError: the system refused. Nothing has changed.
+        LinkRefusedError: ``.treering`` there is a link.
     """
 
     def __init__(
@@ -79,7 +79,7 @@ class StagedLeaves(StagedFiles):
         """Note files of a leaf that other processes write; before the commit it is seen whether their places are free.
 
         Raises:
-            Unsupported: the folder's path is longer than the system takes.
+            UnsupportedError: the folder's path is longer than the system takes.
         """
         self._expected[self._parts_of(folder)] = list(names)
 
@@ -89,7 +89,7 @@ class StagedLeaves(StagedFiles):
         Of a joint save, in which each process does that for its own files.
 
         Raises:
-            StoreFailed: the system refused; it is not asked again.
+            StoreError: the system refused; it is not asked again.
         """
         super().make_durable()
         self._durable = True
@@ -100,7 +100,7 @@ class StagedLeaves(StagedFiles):
         Without a record it is whole to nobody, and the next save there sweeps it. What was committed stays, too.
         """
         if self._folder is not None and not self._own.kept:
-            with contextlib.suppress(OSError, LinkRefused):  # then it is swept when an index forgets it
+            with contextlib.suppress(OSError, LinkRefusedError):  # then it is swept when an index forgets it
                 self._tree.remove(self._own.parts, RECORD)
             self._own.kept = True
         self.close()
@@ -109,8 +109,8 @@ class StagedLeaves(StagedFiles):
         """Return the absolute path of a leaf's staged folder, for a manager of jax to write to. Its parent is made.
 
         Raises:
-            StoreFailed: the system refused.
-            Unsupported: the folder's path is longer than the system takes.
+            StoreError: the system refused.
+            UnsupportedError: the folder's path is longer than the system takes.
         """
         with naming(self._shown, "write"):
             parts = self._note(folder, [])
@@ -122,9 +122,9 @@ class StagedLeaves(StagedFiles):
         """Open a staged file for reading; the caller closes it.
 
         Raises:
-            DataFileMissing: it is not there.
-            LinkRefused: it, or a folder on the way, is a link.
-            StoreFailed: the system refuses.
+            DataFileMissingError: it is not there.
+            LinkRefusedError: it, or a folder on the way, is a link.
+            StoreError: the system refuses.
         """
         parts = (*self._staged, *parts_of(folder), *name.split("/"))
         with naming(self._shown, "read"):
@@ -137,7 +137,7 @@ class StagedLeaves(StagedFiles):
         """Return the names in a staged folder, sorted; none when it is not there.
 
         Raises:
-            StoreFailed: the system refuses.
+            StoreError: the system refuses.
         """
         with naming(self._shown, "read"):
             try:
@@ -149,7 +149,7 @@ class StagedLeaves(StagedFiles):
         """Put ``data`` in the place of a staged file.
 
         Raises:
-            StoreFailed: the system refused.
+            StoreError: the system refused.
         """
         with naming(self._shown, "write"):
             parts = (*self._staged, *parts_of(folder))
@@ -170,10 +170,10 @@ class StagedLeaves(StagedFiles):
                 change it; what it raises is raised here, and then nothing has changed.
 
         Raises:
-            Busy: others kept saving, or the directory was moved away.
-            Exists: files that no index lists stand where new ones would go.
-            LinkRefused: the index, or a folder on the way of a leaf, is a link.
-            StoreFailed: the system refused. Nothing has changed, except when the message says that the new content is
+            BusyError: others kept saving, or the directory was moved away.
+            ExistsError: files that no index lists stand where new ones would go.
+            LinkRefusedError: the index, or a folder on the way of a leaf, is a link.
+            StoreError: the system refused. Nothing has changed, except when the message says that the new content is
                 in place: then readers get it, and the next save does what is left to do.
         """
         with naming(self._shown, "write"):
@@ -187,7 +187,7 @@ class StagedLeaves(StagedFiles):
         The files are moved to their key paths if nothing is there; else they stay staged until then.
 
         Raises:
-            StoreFailed: the system refused. Nothing has changed.
+            StoreError: the system refused. Nothing has changed.
         """
         with naming(self._shown, "write"):
             self._make_durable(record)
@@ -195,7 +195,7 @@ class StagedLeaves(StagedFiles):
             self._tree.sync(self._own.parts)
             self._own.kept = True
             # It is saved. Whatever cannot be moved now is moved when an index takes it up.
-            with contextlib.suppress(OSError, LinkRefused), self._committing() as saving, saving:
+            with contextlib.suppress(OSError, LinkRefusedError), self._committing() as saving, saving:
                 saving.move_unindexed(self._wanted())
 
     def _begin(self, target: str, attempt: str | None) -> None:
@@ -207,7 +207,7 @@ class StagedLeaves(StagedFiles):
             undo.callback(folder.close)
             if folder.find(CHECKPOINT) is not None:  # a reader would see only one of two forms
                 hint = "save to a directory of its own"
-                error = Exists(f"a checkpoint of treering.save is at {self._shown!r} already", hint=hint)
+                error = ExistsError(f"a checkpoint of treering.save is at {self._shown!r} already", hint=hint)
                 raise with_errno(error, errno.EEXIST, self._shown)
             tree = FolderTree(folder, self._shown)
             undo.callback(tree.close)

@@ -21,7 +21,7 @@ from treering._store.objects.obstore_stores import config_of, store_environment
 from treering._store.objects.requests import Client
 from treering._store.objects.store import GRACE
 from treering._store.objects.url import BucketPath, bucket_path
-from treering.errors import MissingExtra, PermissionDenied, Unsupported
+from treering.errors import MissingExtraError, PermissionDeniedError, UnsupportedError
 
 _SECONDS: Final = 1.0
 _METADATA: Final = "http://169.254.169.254"
@@ -71,7 +71,7 @@ def require_credentials(scheme: str, bucket: str, environment: Mapping[str, str]
         environment: the variables of the process.
 
     Raises:
-        PermissionDenied: there are none; the hint has the lines to set.
+        PermissionDeniedError: there are none; the hint has the lines to set.
     """
     if any(environment.get(name) for name in _ENOUGH[scheme]):
         return
@@ -81,7 +81,7 @@ def require_credentials(scheme: str, bucket: str, environment: Mapping[str, str]
         if _machine_has_role(scheme, environment):
             return
     what = f"there are no credentials for {bucket!r}: neither the environment nor this machine has any"
-    raise PermissionDenied(what, hint=_LINES[scheme])
+    raise PermissionDeniedError(what, hint=_LINES[scheme])
 
 
 def _gcloud_file(environment: Mapping[str, str]) -> Path:
@@ -194,7 +194,8 @@ def at(
         grace: seconds that superseded and removed data stay for readers that have begun. Default: 3600.
 
     Raises:
-        Unsupported: it is no place in a bucket, the cloud has no such option, or the bucket has other options already.
+        UnsupportedError: it is no place in a bucket, the cloud has no such option, or the bucket has other options
+            already.
 
     Example:
         >>> import treering
@@ -219,7 +220,7 @@ def _remember(path: BucketPath, options: BucketOptions, given: Any) -> None:
     """Let a bucket be reached so from now on.
 
     Raises:
-        Unsupported: it is reached in another way already.
+        UnsupportedError: it is reached in another way already.
     """
     with _LOCK:
         known = _BUCKETS.setdefault(path.bucket, _Bucket())
@@ -231,7 +232,7 @@ def _remember(path: BucketPath, options: BucketOptions, given: Any) -> None:
                 known.client = _new_client(path, known)
         elif known.options != options or not _same(known.given, given):
             hint = "a bucket has one set of options in a process: give all of them in the first call"
-            raise Unsupported(f"{path.bucket!r} has other options already", hint=hint)
+            raise UnsupportedError(f"{path.bucket!r} has other options already", hint=hint)
 
 
 def connect(place: PurePath) -> tuple[Client, str]:
@@ -240,9 +241,9 @@ def connect(place: PurePath) -> tuple[Client, str]:
     A path that `frozen` returned keeps its client; another one gets that of the environment as it is now.
 
     Raises:
-        MissingExtra: obstore is not installed.
-        PermissionDenied: there are no credentials.
-        Unsupported: the options make no sense.
+        MissingExtraError: obstore is not installed.
+        PermissionDeniedError: there are no credentials.
+        UnsupportedError: the options make no sense.
     """
     if isinstance(place, BucketPath) and place.client is not None:
         return place.client, place.key
@@ -259,7 +260,7 @@ def frozen(place: PurePath) -> PurePath:
     """Return a path that leads to the same server and account for ever, and so do all that are made of it.
 
     Raises:
-        MissingExtra, PermissionDenied, Unsupported: as for `connect`.
+        MissingExtraError, PermissionDeniedError, UnsupportedError: as for `connect`.
     """
     path = place if isinstance(place, BucketPath) else bucket_path(place)
     client: Any = connect(path)[0]
@@ -287,7 +288,9 @@ def _new_client(path: BucketPath, known: _Bucket) -> Client:
         store = _open(stores, path, options) if known.given is None else _without_prefix(known.given)
     except stores.BaseError as error:
         what = str(error).partition("\n")[0]
-        raise Unsupported(f"{path.bucket!r} cannot be opened so: {what}", hint=_NEEDED.get(path.parts[0])) from error
+        raise UnsupportedError(
+            f"{path.bucket!r} cannot be opened so: {what}", hint=_NEEDED.get(path.parts[0])
+        ) from error
     from treering._store.objects.client import ObstoreClient
 
     timeout = _TIMEOUT if options.timeout is None else options.timeout
@@ -299,7 +302,7 @@ def _obstore(shown: str) -> Any:
         return importlib.import_module("obstore.store")
     except ImportError as error:
         what = f"{shown!r} is a bucket, and the package obstore is not installed"
-        raise MissingExtra(what, hint="pip install 'treering[cloud]'") from error
+        raise MissingExtraError(what, hint="pip install 'treering[cloud]'") from error
 
 
 def _open(stores: Any, path: BucketPath, options: BucketOptions) -> Any:
@@ -354,20 +357,20 @@ def _path_of(place: Any) -> BucketPath:
             scheme, bucket = "abfss", f"{bucket}@{account}.dfs.core.windows.net"
         return bucket_path(f"{scheme}://{bucket}/{place.prefix or ''}")
     hint = "pass a URL, or an S3Store, GCSStore or AzureStore of obstore; memory:// and paths on disk need no options"
-    raise Unsupported(f"{kind_of(place)} is no place in a bucket", hint=hint)
+    raise UnsupportedError(f"{kind_of(place)} is no place in a bucket", hint=hint)
 
 
 def _check(path: BucketPath, options: BucketOptions, given: Any) -> None:
     """Refuse options that the cloud of a path does not have, and those that a given store has itself."""
     said = [name for name in _OF_STORES if getattr(options, name)]
     if said and given is not None:
-        raise Unsupported(f"the store that was given has its own {said[0]}", hint="pass the URL with the options")
+        raise UnsupportedError(f"the store that was given has its own {said[0]}", hint="pass the URL with the options")
     _check_endpoint("endpoint", options.endpoint)
     _check_values(options)
     for name in said:
         if name in _OF_S3 and not path.parts[0].startswith("s3"):
             hint = "set it on the bucket, or pass a store of obstore that has it"
-            raise Unsupported(f"{name} is an option of s3://, not of {path.parts[0]}//", hint=hint)
+            raise UnsupportedError(f"{name} is an option of s3://, not of {path.parts[0]}//", hint=hint)
 
 
 def _check_endpoint(name: str, url: str | None) -> None:
@@ -380,10 +383,10 @@ def _check_endpoint(name: str, url: str | None) -> None:
         parts = given if _ENDPOINT.fullmatch(url) and given.hostname and given.port != 0 else None
     if parts is None:
         hint = f"write https://HOST, or http://HOST:PORT; without {name} the server is that of the cloud"
-        raise Unsupported(f"{name} is {url!r}, which is no URL of a server", hint=hint)
+        raise UnsupportedError(f"{name} is {url!r}, which is no URL of a server", hint=hint)
     if "@" in parts.netloc:
         hint = "write it without; the credentials of a bucket are variables of their own"
-        raise Unsupported(f"{name} has a login before its host, {parts.hostname!r}", hint=hint)
+        raise UnsupportedError(f"{name} has a login before its host, {parts.hostname!r}", hint=hint)
 
 
 def _refuse_redirect(endpoint: str, bucket: str) -> None:
@@ -392,7 +395,7 @@ def _refuse_redirect(endpoint: str, bucket: str) -> None:
 
     if (host := sends_on_to(f"{endpoint.rstrip('/')}/{bucket}")) is not None:
         what = f"the endpoint {endpoint!r} sends requests on to {host!r:.200}, and credentials are for one host alone"
-        raise Unsupported(what, hint="name the endpoint of that host, if you trust it")
+        raise UnsupportedError(what, hint="name the endpoint of that host, if you trust it")
 
 
 def _check_values(options: BucketOptions) -> None:
@@ -401,25 +404,27 @@ def _check_values(options: BucketOptions) -> None:
         value = getattr(options, name)
         is_number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
         if value is not None and not (is_number and (value > 0 or (name == "grace" and value == 0))):
-            raise Unsupported(f"{name}={value!r:.100} is no number of seconds", hint=f"pass one that is {least}")
+            raise UnsupportedError(f"{name}={value!r:.100} is no number of seconds", hint=f"pass one that is {least}")
     for name in ("region", "storage_class", "kms_key"):
         value = getattr(options, name)
         if value is not None and not (isinstance(value, str) and _WORD.fullmatch(value)):
-            raise Unsupported(f"{name}={value!r:.100} is no name", hint="it has letters, digits and signs, no spaces")
+            raise UnsupportedError(
+                f"{name}={value!r:.100} is no name", hint="it has letters, digits and signs, no spaces"
+            )
 
 
 def _stripped(kind: str) -> dict[str, str]:
     """Return the variables for a cloud that end in a line feed, as mounted secrets do, without it.
 
     Raises:
-        Unsupported: one has a control character in its middle; its value is not shown.
+        UnsupportedError: one has a control character in its middle; its value is not shown.
     """
     found: dict[str, str] = {}
     for name, value in os.environ.items():
         if not name.startswith(_PREFIXES[kind]):
             continue
         if not value.strip().isprintable():
-            raise Unsupported(f"{name} has a line break or another control character in it", hint="set it anew")
+            raise UnsupportedError(f"{name} has a line break or another control character in it", hint="set it anew")
         if value != value.strip() and value.strip():
             found[name.lower()] = value.strip()
     return found

@@ -26,7 +26,7 @@ from treering._store.objects.store import ObjectRoot
 from treering._store.objects.url import READ_ONLY, web_path
 from treering._store.pieces import Buffer
 from treering._values.checkpoint_names import INDEX
-from treering.errors import NotFound
+from treering.errors import NotFoundError
 
 _ASIS: Final = "%/:?&=+,;@~!$'()*[]"
 _PARTIAL: Final = re.compile(r"bytes (\d+)-(\d+)/(\d+)")
@@ -161,10 +161,10 @@ class WebRoot(ObjectRoot):
         """Open a single file."""
         unlisted = "nothing is listed here: pass a file, or one checkpoint"
         if not connect(path)[1]:
-            raise NotFound(f"there is no checkpoint at the top of {os.fspath(path)!r}", hint=unlisted)
+            raise NotFoundError(f"there is no checkpoint at the top of {os.fspath(path)!r}", hint=unlisted)
         try:
             return super().open_file(path)
-        except NotFound as error:
+        except NotFoundError as error:
             presigned = "a presigned URL is of one file: a checkpoint needs URLs without a query"
             error.hint = presigned if "?" in path.name else unlisted
             raise

@@ -30,7 +30,7 @@ from treering._store.objects.requests import (
     Steps,
     Wait,
 )
-from treering.errors import Corrupt, Format, Unsupported
+from treering.errors import CorruptError, FormatError, UnsupportedError
 
 Expired: TypeAlias = Callable[[], bool]
 
@@ -270,7 +270,7 @@ def fence(key: str, expired: Expired) -> Steps[ObjectVersion | None]:
     found = yield from read(key, expired)
     try:
         data = placeholder() if found is None else fenced(found.data)
-    except (Corrupt, Format, Unsupported):
+    except (CorruptError, FormatError, UnsupportedError):
         return None  # damaged, or of a newer version: it stays as it is
     condition = Absent.ABSENT if found is None else found.version
     change = yield from _swap(key, data, condition, None, expired)
@@ -416,7 +416,7 @@ def _attempts(found: Content, read_attempts: ReadAttempts = attempts_in) -> tupl
     """Return the attempts that the key names, its own first; none where it is damaged or newer."""
     try:
         return read_attempts(found.data)
-    except (Corrupt, Format, Unsupported):
+    except (CorruptError, FormatError, UnsupportedError):
         return ()
 
 
@@ -424,7 +424,7 @@ def is_empty_tombstone(found: Content) -> bool:
     """Whether what stands at the key is a tombstone that lists no data; one that is damaged is none."""
     try:
         return is_tombstone(found.data) and not any(waiting.files for waiting in superseded_in(found.data))
-    except (Corrupt, Format, Unsupported):
+    except (CorruptError, FormatError, UnsupportedError):
         return False
 
 
@@ -499,12 +499,12 @@ def read_marker(data: bytes) -> ObjectVersion | None:
     """
     try:
         return _FORM.read(data, _read_base)
-    except (Corrupt, Format, Unsupported):
+    except (CorruptError, FormatError, UnsupportedError):
         return None
 
 
 def _read_base(document: Any) -> ObjectVersion:
     base = document.get("base")
     if not isinstance(base, str) or not base:
-        raise Corrupt("it names no base")
+        raise CorruptError("it names no base")
     return ObjectVersion.of_text(base)

@@ -17,9 +17,9 @@ from pathlib import PurePath
 from typing import Final, TypeAlias
 
 from treering._store.api import Reader
-from treering._store.failures import DataFileMissing, naming, with_errno
+from treering._store.failures import DataFileMissingError, naming, with_errno
 from treering._store.objects.requests import Client, Get, ObjectVersion, ask
-from treering.errors import StoreFailed
+from treering.errors import StoreError
 
 Jobs: TypeAlias = "Sequence[tuple[int, memoryview]]"
 
@@ -220,8 +220,8 @@ class ObjectReader(Reader):
     """An object open for reading. What is read is of the version that was opened, or an error.
 
     Raises:
-        NotFound: nothing is there.
-        StoreFailed: the bucket refuses.
+        NotFoundError: nothing is there.
+        StoreError: the bucket refuses.
 
     Example:
         >>> from obstore.store import MemoryStore
@@ -256,9 +256,9 @@ class ObjectReader(Reader):
         """Return ``count`` bytes from ``offset`` on.
 
         Raises:
-            Corrupt: there are fewer.
-            DataFileMissing: it was replaced or removed.
-            StoreFailed: the bucket refuses.
+            CorruptError: there are fewer.
+            DataFileMissingError: it was replaced or removed.
+            StoreError: the bucket refuses.
         """
         self.require(offset, count)
         data = bytearray(count)
@@ -269,9 +269,9 @@ class ObjectReader(Reader):
         """Fill each writable buffer with the bytes from its offset on.
 
         Raises:
-            Corrupt: there are fewer.
-            DataFileMissing: it was replaced or removed.
-            StoreFailed: the bucket refuses.
+            CorruptError: there are fewer.
+            DataFileMissingError: it was replaced or removed.
+            StoreError: the bucket refuses.
         """
         for offset, buffer in jobs:
             self.require(offset, buffer.nbytes)
@@ -292,8 +292,8 @@ class ObjectReader(Reader):
         try:
             yield
         except FileNotFoundError as error:
-            gone = DataFileMissing(f"{os.fspath(self.path)!r} was replaced or removed while it was read")
+            gone = DataFileMissingError(f"{os.fspath(self.path)!r} was replaced or removed while it was read")
             gone.name = self.path.name
             raise with_errno(gone, errno.ENOENT, self.path) from error
         except OSError as error:
-            raise StoreFailed.of(error, self.path, "read") from error
+            raise StoreError.of(error, self.path, "read") from error

@@ -22,7 +22,7 @@ from treering._store.objects.obstore_stores import was_led_away
 from treering._store.objects.reading import Span, plan_spans
 from treering._store.objects.requests import PATIENCE, Answer, ObjectVersion, Status, require_answer
 from treering._values.telemetry import LOGGER, TRAFFIC
-from treering.errors import Unsupported
+from treering.errors import UnsupportedError
 
 _STATUS: Final = re.compile(r"status code: (\d{3})|^HTTP (\d{3})\b")
 # What a server says in XML.
@@ -199,7 +199,7 @@ def requests_at_once(environment: Mapping[str, str] = os.environ) -> int:
     """Return how many requests this process makes at once: more would only wait for each other in the network.
 
     Raises:
-        Unsupported: the environment has no number of them.
+        UnsupportedError: the environment has no number of them.
 
     Example:
         >>> requests_at_once({}), requests_at_once({"TREERING_BUCKET_REQUESTS": "4"})
@@ -207,7 +207,7 @@ def requests_at_once(environment: Mapping[str, str] = os.environ) -> int:
     """
     text = environment.get("TREERING_BUCKET_REQUESTS") or "16"
     if not (text.isascii() and text.isdigit() and int(text)):
-        raise Unsupported(f"TREERING_BUCKET_REQUESTS is {text!r:.100}, but must be a number of requests")
+        raise UnsupportedError(f"TREERING_BUCKET_REQUESTS is {text!r:.100}, but must be a number of requests")
     return int(text)
 
 

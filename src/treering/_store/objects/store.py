@@ -50,7 +50,7 @@ from treering._values.checkpoint_names import attempt_of_journal, heartbeat_name
 from treering._values.leaves_names import INDEX as LEAVES_INDEX
 from treering._values.leaves_names import attempt_of_marker
 from treering._values.telemetry import warn_of
-from treering.errors import NotFenced
+from treering.errors import NotFencedWarning
 
 GRACE: Final = 3600.0
 """Seconds that superseded data stay, if nothing else is said."""
@@ -396,7 +396,7 @@ class ObjectRoot(Root):
 
 def _warn_of(path: PurePath, why: str) -> None:
     what = "a request of an earlier save that comes late may undo this one; a folder has no such limit"
-    warn_of(what, [f"{os.fspath(path)}: {why}"], NotFenced)
+    warn_of(what, [f"{os.fspath(path)}: {why}"], NotFencedWarning)
 
 
 def _holds_any(client: Client, key: str) -> bool:

@@ -9,7 +9,7 @@ from pathlib import PurePath, PurePosixPath
 from typing import Any, Final, Self
 
 from treering._printable import show_path
-from treering.errors import Unsupported
+from treering.errors import UnsupportedError
 
 # A pathlib.Path has made one slash of the two.
 _BUCKET: Final = re.compile(r"(?i:(s3a?|gcs|gs|az|abfss?)):/(/[^/]+|[^/]+)(?:/(.*))?", re.DOTALL)
@@ -160,7 +160,7 @@ def bucket_path(url: str | PurePath) -> BucketPath:
     """Return the path that the URL of something in a bucket means. Its key is what is written: ``%20`` is no space.
 
     Raises:
-        Unsupported: it is of another kind, or names no bucket, or no object can have the name.
+        UnsupportedError: it is of another kind, or names no bucket, or no object can have the name.
 
     Example:
         >>> str(bucket_path("s3a://bucket//a/b c%20#1/")), bucket_path("gs://bucket").key
@@ -174,19 +174,23 @@ def bucket_path(url: str | PurePath) -> BucketPath:
     bucket = found[2].removeprefix("/")
     if "@" in bucket and not (scheme in {"abfs", "abfss"} and _AZURE_HOST.fullmatch(bucket)):
         known = f"credentials come from the environment or from treering.at; Azure: {_AZURE}"
-        raise Unsupported(f"a URL of {scheme}:// has an '@' before its path", hint=known)
+        raise UnsupportedError(f"a URL of {scheme}:// has an '@' before its path", hint=known)
     if scheme == "abfss" and "@" not in bucket:
-        raise Unsupported(f"{text!r} has no account", hint=f"write az://CONTAINER/PATH, or {_AZURE}")
+        raise UnsupportedError(f"{text!r} has no account", hint=f"write az://CONTAINER/PATH, or {_AZURE}")
     if "@" not in bucket and not _BUCKET_NAME.fullmatch(bucket):
-        raise Unsupported(f"{text!r} names no bucket: {bucket!r} is no name of one", hint="a URL is s3://BUCKET/PATH")
+        raise UnsupportedError(
+            f"{text!r} names no bucket: {bucket!r} is no name of one", hint="a URL is s3://BUCKET/PATH"
+        )
     key = found[3] or ""
     if ".." in key.split("/"):
-        raise Unsupported(f"{text!r} has '..' in it, which nothing in a bucket follows", hint="write the path out")
+        raise UnsupportedError(f"{text!r} has '..' in it, which nothing in a bucket follows", hint="write the path out")
     if _CONTROL.search(key):
-        raise Unsupported(f"{text!r} has a control character in it", hint="give the object another name")
+        raise UnsupportedError(f"{text!r} has a control character in it", hint="give the object another name")
     if _SIGNED.search(key):
         known = "credentials come from the environment or from treering.at"
-        raise Unsupported(f"{text.partition('?')[0]!r} is followed by a signature, which no bucket reads", hint=known)
+        raise UnsupportedError(
+            f"{text.partition('?')[0]!r} is followed by a signature, which no bucket reads", hint=known
+        )
     scheme = "abfss" if "@" in bucket else _ONE_NAME.get(scheme, scheme)
     return BucketPath(f"{scheme}://{bucket}/{key}")
 
@@ -195,26 +199,28 @@ def web_path(url: str | PurePath) -> WebPath:
     """Return the path that the URL of something on a web server means; a query stays a part of its last name.
 
     Raises:
-        Unsupported: it is not encrypted and not on this machine, or has a part that no server sees.
+        UnsupportedError: it is not encrypted and not on this machine, or has a part that no server sees.
     """
     text = os.fspath(url)
     address, mark, query = text.partition("?")
     found = _WEB.fullmatch(address)
     if _NO_QUERY.search(query):  # nobody could tell where it ends, and a message would show the rest of a signature
-        raise Unsupported(f"the query of {address!r} has a space or a quote in it", hint="write %20, %27 or %22")
+        raise UnsupportedError(f"the query of {address!r} has a space or a quote in it", hint="write %20, %27 or %22")
     if found is None:
-        raise Unsupported(f"{text!r} is no URL of a file or folder", hint="a URL is https://HOST/PATH, without '#'")
+        raise UnsupportedError(
+            f"{text!r} is no URL of a file or folder", hint="a URL is https://HOST/PATH, without '#'"
+        )
     scheme, host, key = found[1].lower(), found[2].removeprefix("/"), found[3] or ""
     if scheme == "http" and not _LOOPBACK.fullmatch(host):
-        raise Unsupported(f"{text!r} is not encrypted", hint="use https://; http:// is for this machine alone")
+        raise UnsupportedError(f"{text!r} is not encrypted", hint="use https://; http:// is for this machine alone")
     if "@" in host or {"", ".", ".."} & set(key.removesuffix("/").split("/")[:-1] or ["x"]):
         what = f"the host of a {scheme}:// URL has a login, or its path an empty part or '..'"
-        raise Unsupported(what, hint="a URL is https://HOST/PATH")
+        raise UnsupportedError(what, hint="a URL is https://HOST/PATH")
     return WebPath(f"{scheme}://{host}/{key}{mark}{query.replace('/', '%2F')}")
 
 
-def _no_bucket(text: str) -> Unsupported:
+def _no_bucket(text: str) -> UnsupportedError:
     scheme = scheme_of(text) or text
     if scheme in {"s3", "s3a", "gs", "gcs", "az", "abfs", "abfss"}:
-        return Unsupported(f"{text!r} names no bucket", hint=f"a URL is {scheme}://BUCKET/PATH")
-    return Unsupported(f"{text!r} is a URL that treering cannot use", hint=_INSTEAD.get(scheme, _WORKING))
+        return UnsupportedError(f"{text!r} names no bucket", hint=f"a URL is {scheme}://BUCKET/PATH")
+    return UnsupportedError(f"{text!r} is a URL that treering cannot use", hint=_INSTEAD.get(scheme, _WORKING))

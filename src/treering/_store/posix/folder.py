@@ -20,7 +20,7 @@ from treering._store.api import Closable
 from treering._store.posix import descriptors, open_descriptor
 from treering._store.posix.open_descriptor import OpenDescriptor
 from treering._values.checkpoint_names import LOCK_FILE
-from treering.errors import Unsupported
+from treering.errors import UnsupportedError
 
 FROM_DESCRIPTOR = (
     hasattr(os, "link")
@@ -308,7 +308,7 @@ def make_folder(folder: str) -> list[str]:
 
     Raises:
         OSError: it cannot be made, or a file stands in the way.
-        Unsupported: it is in a bucket that is mounted as a folder.
+        UnsupportedError: it is in a bucket that is mounted as a folder.
     """
     missing: list[str] = []
     wanted = folder
@@ -381,7 +381,7 @@ def require_no_bucket(path: str, device: int) -> None:
     """Refuse to save to a path whose device, as ``stat`` gives it, is a mounted bucket.
 
     Raises:
-        Unsupported: it is one; the hint says which URL to use.
+        UnsupportedError: it is one; the hint says which URL to use.
 
     Example:
         >>> require_no_bucket("/", os.stat("/").st_dev)
@@ -390,7 +390,7 @@ def require_no_bucket(path: str, device: int) -> None:
         below = os.path.relpath(path, mount.point) if os.path.isabs(path) else path
         url = mount.url if below == "." else f"{mount.url}/{below}"
         what = f"{path!r} is in a bucket that {mount.program} shows as a folder: no save is safe there"
-        raise Unsupported(what, hint=f"save to {url!r}; checkpoints that are there can be loaded")
+        raise UnsupportedError(what, hint=f"save to {url!r}; checkpoints that are there can be loaded")
 
 
 @functools.lru_cache(maxsize=64)

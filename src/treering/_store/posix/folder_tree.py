@@ -15,7 +15,7 @@ import stat
 import threading
 from collections.abc import Iterator, Sequence
 
-from treering._store.failures import LinkRefused
+from treering._store.failures import LinkRefusedError
 from treering._store.pieces import write_all
 from treering._store.posix import descriptors, folder
 from treering._store.posix.folder import Folder, sync_folder
@@ -38,7 +38,7 @@ _FULL = frozenset({errno.ENOTEMPTY, errno.EEXIST})
 class FolderTree:
     """What lies below an open folder. Any thread may ask; every method may raise ``OSError``.
 
-    A folder on the way that is a link raises ``LinkRefused``, one that is a file ``NotADirectoryError``.
+    A folder on the way that is a link raises ``LinkRefusedError``, one that is a file ``NotADirectoryError``.
     """
 
     def __init__(self, root: Folder, shown: str) -> None:
@@ -67,7 +67,7 @@ class FolderTree:
         """Open a file, or a folder if the flags say so.
 
         Raises:
-            LinkRefused: it is a link.
+            LinkRefusedError: it is a link.
         """
         with self._lock:
             path, start = self._place(parts, name)
@@ -84,7 +84,7 @@ class FolderTree:
         """Return what is in a small file; nothing when it has more than a MiB.
 
         Raises:
-            LinkRefused: it is a link.
+            LinkRefusedError: it is a link.
         """
         text = b""
         # Without waiting, should it be a pipe that nobody writes to.
@@ -152,7 +152,7 @@ class FolderTree:
         """Refuse a file or folder that is a link.
 
         Raises:
-            LinkRefused: it is.
+            LinkRefusedError: it is.
         """
         with self._lock:
             path, start = self._place(parts[:-1], parts[-1])
@@ -276,7 +276,7 @@ class FolderTree:
         with contextlib.suppress(FileNotFoundError):
             if stat.S_ISLNK(os.stat(path, dir_fd=start, follow_symlinks=False).st_mode):
                 hint = "put a file or folder of its own in its place (cp -L)"
-                raise LinkRefused(f"{self.shown(parts)!r} is a link, which may lead anywhere", hint=hint)
+                raise LinkRefusedError(f"{self.shown(parts)!r} is a link, which may lead anywhere", hint=hint)
 
 
 def _opened(start: int | None, path: str, flags: int) -> OpenDescriptor:

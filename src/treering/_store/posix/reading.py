@@ -16,11 +16,11 @@ from pathlib import Path
 
 from treering._store.api import Reader, Version
 from treering._store.crew import FirstError, work_together
-from treering._store.failures import LinkRefused
+from treering._store.failures import LinkRefusedError
 from treering._store.posix.folder import Folder, require_file
 from treering._store.posix.open_descriptor import OpenDescriptor
 from treering._values.human import pluralize
-from treering.errors import Corrupt, StoreFailed
+from treering.errors import CorruptError, StoreError
 
 # How the cache of the Hugging Face hub stores a snapshot's files: content by hash, beside the snapshots.
 # https://huggingface.co/docs/huggingface_hub/guides/manage-cache
@@ -65,7 +65,7 @@ class LocalFile(Reader):
     """A local file open for reading, a context manager.
 
     Reads may come from several threads. Each returns exactly what was asked for or raises; a file that others cut
-    short while it is open is ``Corrupt`` at the byte where it ends.
+    short while it is open is ``CorruptError`` at the byte where it ends.
 
     Attributes:
         path: the path as given.
@@ -73,8 +73,8 @@ class LocalFile(Reader):
         found: what the system knew of it then.
 
     Raises:
-        NotFound: nothing is there.
-        StoreFailed: it is a folder or no file at all, or the system refuses.
+        NotFoundError: nothing is there.
+        StoreError: it is a folder or no file at all, or the system refuses.
 
     Example:
         >>> import pathlib, tempfile
@@ -96,10 +96,10 @@ class LocalFile(Reader):
             require_file(found)
         except OSError as error:
             self.close()
-            raise StoreFailed.of(error, path, "read") from error
+            raise StoreError.of(error, path, "read") from error
         except ValueError as error:  # a NUL, or half a surrogate pair
             cause = OSError(errno.EINVAL, f"this cannot be the name of a file ({error})")
-            raise StoreFailed.of(cause, path, "read") from error
+            raise StoreError.of(cause, path, "read") from error
         self.size: int = found.st_size
         self.found = found
 
@@ -126,8 +126,8 @@ class LocalFile(Reader):
         """Return the ``count`` bytes from ``offset`` on.
 
         Raises:
-            Corrupt: the file does not have them.
-            StoreFailed: the system refuses.
+            CorruptError: the file does not have them.
+            StoreError: the system refuses.
         """
         self.require(offset, count)
         part = self._read_some(offset, count)
@@ -150,8 +150,8 @@ class LocalFile(Reader):
             jobs: offsets in the file, each with a C-contiguous, writable buffer.
 
         Raises:
-            Corrupt: the file does not have them; the buffers' content is then undefined.
-            StoreFailed: the system refuses.
+            CorruptError: the file does not have them; the buffers' content is then undefined.
+            StoreError: the system refuses.
         """
         for offset, buffer in jobs:
             self.require(offset, buffer.nbytes)
@@ -178,17 +178,17 @@ class LocalFile(Reader):
         """Map the whole file, read-only. Whoever cuts the file short afterwards ends this process at the next touch.
 
         Raises:
-            Corrupt: the file is empty, or shorter than it was when it was opened.
-            StoreFailed: the system refuses.
+            CorruptError: the file is empty, or shorter than it was when it was opened.
+            StoreError: the system refuses.
         """
         if not self.size:
-            raise Corrupt(f"{os.fspath(self.path)!r} is empty", offset=0)
+            raise CorruptError(f"{os.fspath(self.path)!r} is empty", offset=0)
         try:
             return mmap.mmap(self._descriptor, self.size, access=mmap.ACCESS_READ)
         except ValueError as error:
             raise self._cut_short(os.fstat(self._descriptor).st_size) from error
         except OSError as error:
-            raise StoreFailed.of(error, self.path, "map") from error
+            raise StoreError.of(error, self.path, "map") from error
 
     def _fill(self, offset: int, views: list[memoryview]) -> None:
         while views:
@@ -211,7 +211,7 @@ class LocalFile(Reader):
                 os.lseek(self._descriptor, offset, os.SEEK_SET)
                 return os.read(self._descriptor, count)
         except OSError as error:
-            raise StoreFailed.of(error, self.path, "read") from error
+            raise StoreError.of(error, self.path, "read") from error
 
     def _read_some_into(self, offset: int, views: list[memoryview]) -> int:
         if not hasattr(os, "preadv"):
@@ -221,10 +221,10 @@ class LocalFile(Reader):
         try:
             return os.preadv(self._descriptor, views, offset)
         except OSError as error:
-            raise StoreFailed.of(error, self.path, "read") from error
+            raise StoreError.of(error, self.path, "read") from error
 
-    def _cut_short(self, offset: int) -> Corrupt:
-        return Corrupt(
+    def _cut_short(self, offset: int) -> CorruptError:
+        return CorruptError(
             f"{os.fspath(self.path)!r} is cut short: it had {pluralize(self.size, 'bytes')} when opened", offset=offset
         )
 
@@ -252,9 +252,9 @@ def open_in(folder: Folder, name: str, path: Path) -> LocalFile:
     """Open a file of an open folder for reading.
 
     Raises:
-        NotFound: it is not there.
-        LinkRefused: it is a link that leads anywhere else than into the blobs of a hub snapshot.
-        StoreFailed: the system refuses.
+        NotFoundError: it is not there.
+        LinkRefusedError: it is a link that leads anywhere else than into the blobs of a hub snapshot.
+        StoreError: the system refuses.
     """
 
     def opener(flags: int) -> OpenDescriptor:
@@ -269,10 +269,10 @@ def open_in(folder: Folder, name: str, path: Path) -> LocalFile:
 
     try:
         return LocalFile(path, opener)
-    except StoreFailed as error:
+    except StoreError as error:
         if error.errno == errno.ELOOP:
             hint = "copy the files themselves there (cp -L)"
-            raise LinkRefused(f"{os.fspath(path)!r} is a link, which may lead anywhere", hint=hint) from error
+            raise LinkRefusedError(f"{os.fspath(path)!r} is a link, which may lead anywhere", hint=hint) from error
         raise
 
 

@@ -17,7 +17,7 @@ from treering._store.failures import taken_meanwhile
 from treering._store.posix import descriptors, open_descriptor
 from treering._store.posix.folder import CAREFUL, NEW, NO_LINKS
 from treering._store.posix.open_descriptor import OpenDescriptor
-from treering.errors import StoreFailed
+from treering.errors import StoreError
 
 _SUFFIX = ".treering-tmp"
 _TOKEN_BYTES = 8
@@ -78,8 +78,8 @@ class StagedFile:
 
         Raises:
             OSError: nothing has changed.
-            Exists: it had to be new, and something is there; nothing has changed.
-            StoreFailed: the new content is in place, but may not survive a power cut.
+            ExistsError: it had to be new, and something is there; nothing has changed.
+            StoreError: the new content is in place, but may not survive a power cut.
         """
         descriptors.sync(self.descriptor)
         if descriptors.fcntl is None:  # Windows renames only what is closed
@@ -91,7 +91,7 @@ class StagedFile:
             self._file.close()
         except OSError as error:
             hint = "the new content is in place, but a power cut may undo it: save again when the disk works"
-            raise StoreFailed.of(error, self._shown, "make durable", hint=hint) from error
+            raise StoreError.of(error, self._shown, "make durable", hint=hint) from error
 
     def _rename(self) -> None:
         if self._path is None:

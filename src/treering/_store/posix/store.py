@@ -33,7 +33,7 @@ from treering._store.posix.stage import StagedFile
 from treering._store.posix.writing import replace_file, write_content
 from treering._store.root import Root
 from treering._values import timing
-from treering.errors import NotFound, StoreFailed
+from treering.errors import NotFoundError, StoreError
 
 # File systems that this machine has to itself, and whose lock table has the numbers that ``stat`` gives.
 _OF_THIS_MACHINE: Final = frozenset({"ext2", "ext3", "ext4", "xfs", "btrfs", "f2fs", "tmpfs"})
@@ -399,9 +399,9 @@ class PosixStore(Store):
         """Open a file in it.
 
         Raises:
-            NotFound: it is not there.
-            LinkRefused: it is a link that leads anywhere else than into the blobs of a hub snapshot.
-            StoreFailed: the system refuses.
+            NotFoundError: it is not there.
+            LinkRefusedError: it is a link that leads anywhere else than into the blobs of a hub snapshot.
+            StoreError: the system refuses.
         """
         return open_in(self.folder, name, self.path / name)
 
@@ -411,7 +411,7 @@ class PosixStore(Store):
             with self.open_file(name) as file:
                 data = file.read(0, min(file.size, most))
                 return Document(data, FileVersion(file.found, data))
-        except NotFound:
+        except NotFoundError:
             return None
 
     def get(self, name: str) -> bytes | None:
@@ -624,14 +624,14 @@ class PosixRoot(Root):
         """Return what is at a path; None for nothing, and where there can be nothing.
 
         Raises:
-            StoreFailed: the system refuses to say.
+            StoreError: the system refuses to say.
         """
         try:
             return entry_of(path.name, os.stat(path, follow_symlinks=follow))
         except (FileNotFoundError, NotADirectoryError, ValueError):
             return None
         except OSError as error:
-            raise StoreFailed.of(error, path, "read") from error
+            raise StoreError.of(error, path, "read") from error
 
     def names(self, path: PurePath) -> Iterator[str]:
         """Walk through the names in a folder, if there is one that can be read."""
@@ -649,13 +649,13 @@ class PosixRoot(Root):
         """Return a path that holds when the program changes its current folder.
 
         Raises:
-            StoreFailed: the path is relative, and the current folder was removed.
+            StoreError: the path is relative, and the current folder was removed.
         """
         try:
             return Path(path).absolute()
         except OSError as error:
             gone = OSError(error.errno or errno.ENOENT, "it is relative, and the current folder was removed")
-            raise StoreFailed.of(gone, path, "find", hint="change to another folder, or pass the whole path") from error
+            raise StoreError.of(gone, path, "find", hint="change to another folder, or pass the whole path") from error
 
     def settled(self, path: PurePath) -> Path:
         """Return the path without links; itself where the system cannot say."""

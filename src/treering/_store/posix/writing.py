@@ -28,7 +28,7 @@ from treering._store.pieces import Buffer, pieces, write_all
 from treering._store.posix import descriptors
 from treering._store.posix.folder import make_folder, resolved
 from treering._store.posix.stage import StagedFile
-from treering.errors import StoreFailed, TreeringError, Unsupported
+from treering.errors import StoreError, TreeringError, UnsupportedError
 
 # Below this the page cache is as fast, and one thread leaves the other cores alone.
 DIRECT_FROM = 128 << 20
@@ -91,8 +91,8 @@ def replace_file(path: Path, buffers: Iterable[Buffer], size: int, *, new: bool 
         new: whether nothing may be there, at the end either.
 
     Raises:
-        Exists: it had to be new, and something is there.
-        StoreFailed: the system refused; ``errno`` says why, ``filename`` is ``path``. Nothing has changed, except in
+        ExistsError: it had to be new, and something is there.
+        StoreError: the system refused; ``errno`` says why, ``filename`` is ``path``. Nothing has changed, except in
             one case that the message names: the new content is in place but may not be durable.
 
     Example:
@@ -122,8 +122,8 @@ def write_stream(file: BinaryIO, buffers: Iterable[Buffer]) -> None:
         buffers: C-contiguous buffers of any item type.
 
     Raises:
-        Unsupported: the file takes text.
-        StoreFailed: the file refused the bytes, or took only a part of them and blocks.
+        UnsupportedError: the file takes text.
+        StoreError: the file refused the bytes, or took only a part of them and blocks.
 
     Example:
         >>> import io
@@ -135,7 +135,7 @@ def write_stream(file: BinaryIO, buffers: Iterable[Buffer]) -> None:
     shown = _shown(file)
     given: object = file
     if isinstance(given, io.TextIOBase):
-        raise Unsupported(f"{shown!r} is open for text", hint="open it in binary mode, 'wb'")
+        raise UnsupportedError(f"{shown!r} is open for text", hint="open it in binary mode, 'wb'")
     try:
         for piece in pieces(buffers):
             _write_to(file, piece)
@@ -145,9 +145,9 @@ def write_stream(file: BinaryIO, buffers: Iterable[Buffer]) -> None:
     except TreeringError:
         raise
     except TypeError as error:
-        raise Unsupported(f"{shown!r} accepts no bytes: {error}", hint="open it in binary mode, 'wb'") from error
+        raise UnsupportedError(f"{shown!r} accepts no bytes: {error}", hint="open it in binary mode, 'wb'") from error
     except OSError as error:
-        raise StoreFailed.of(error, shown, "write") from error
+        raise StoreError.of(error, shown, "write") from error
 
 
 def _write_to(file: BinaryIO, piece: memoryview) -> None:

@@ -25,7 +25,7 @@ from treering._store.pieces import Buffer, pieces
 from treering._store.unmoved_leaves.stored_leaves import RequestQueue
 from treering._values.checkpoint_names import INDEX as CHECKPOINT
 from treering._values.leaves_names import ATTEMPTS, INDEX, MARKER, RECORD, is_attempt, parts_of, staged_leaves
-from treering.errors import Busy, Exists
+from treering.errors import BusyError, ExistsError
 
 # A file of up to this size is copied, and written while the next ones are made.
 _SMALL_BYTES: Final = 1 << 20
@@ -44,7 +44,7 @@ class JoinedAttempt(Closable):
         attempt: 16 hexadecimal digits, different for each save.
 
     Raises:
-        StoreFailed: the store refused.
+        StoreError: the store refused.
 
     Example:
         >>> from treering._store.objects.memory import MemoryStore
@@ -97,7 +97,7 @@ class JoinedAttempt(Closable):
         """Wait for everything that was written.
 
         Raises:
-            StoreFailed: the store refused something of it.
+            StoreError: the store refused something of it.
         """
         with naming(self._shown, "write"):
             self._queue.finish()
@@ -147,9 +147,9 @@ class LeavesAttempt(JoinedAttempt):
         attempt: 16 hexadecimal digits, different for each save.
 
     Raises:
-        Exists: a checkpoint is there.
-        Busy: others kept saving.
-        StoreFailed: the store refused, or does not heed conditions. Nothing has changed.
+        ExistsError: a checkpoint is there.
+        BusyError: others kept saving.
+        StoreError: the store refused, or does not heed conditions. Nothing has changed.
     """
 
     def __init__(
@@ -192,8 +192,8 @@ class LeavesAttempt(JoinedAttempt):
         """Make ``update(index)`` the index, if no other save has changed it since this one began.
 
         Raises:
-            Busy: one has. Nothing of this save stays.
-            StoreFailed: the store refused, or did not answer; the message says whether the new content may be there.
+            BusyError: one has. Nothing of this save stays.
+            StoreError: the store refused, or did not answer; the message says whether the new content may be there.
         """
         with naming(self._shown, "write"):
             self.make_durable()
@@ -222,7 +222,7 @@ class LeavesAttempt(JoinedAttempt):
         found = self.store.read(CHECKPOINT, _FIRST_LINE)
         if found is not None and not is_tombstone(found.data):  # a reader would see only one of two forms
             hint = "save to a directory of its own"
-            error = Exists(f"a checkpoint of treering.save is at {self._shown!r} already", hint=hint)
+            error = ExistsError(f"a checkpoint of treering.save is at {self._shown!r} already", hint=hint)
             raise with_errno(error, errno.EEXIST, self._shown)
 
     def _open(self, undo: contextlib.ExitStack) -> None:
@@ -303,8 +303,8 @@ class LeavesAttempt(JoinedAttempt):
         except OSError:  # that cannot be known: then everything stays
             return True
 
-    def _busy(self, what: str) -> Busy:
-        error = Busy(f"could not write {self._shown!r}: {what}", hint="save again")
+    def _busy(self, what: str) -> BusyError:
+        error = BusyError(f"could not write {self._shown!r}: {what}", hint="save again")
         return with_errno(error, errno.EBUSY, self._shown)
 
 

@@ -17,11 +17,11 @@ from typing import Final
 from treering._codec.leaves_key import is_empty, unindexed_attempts
 from treering._store.api import Document, Reader, Store
 from treering._store.crew import Crew, FirstError, map_together
-from treering._store.failures import DataFileMissing, missing_error, naming, with_errno
+from treering._store.failures import DataFileMissingError, missing_error, naming, with_errno
 from treering._store.leaves_folder.open_leaves import OpenLeaves, SmallFiles
 from treering._values import leaves_names
 from treering._values.checkpoint_names import INDEX as CHECKPOINT
-from treering.errors import Corrupt, NotFound
+from treering.errors import CorruptError, NotFoundError
 
 
 class StoredLeaves(OpenLeaves):
@@ -32,8 +32,8 @@ class StoredLeaves(OpenLeaves):
         path: the directory as given.
 
     Raises:
-        NotFound: nothing is at the path, where the store can tell.
-        StoreFailed: the store refuses.
+        NotFoundError: nothing is at the path, where the store can tell.
+        StoreError: the store refuses.
 
     Example:
         >>> from treering._store.objects.memory import MemoryStore
@@ -66,7 +66,7 @@ class StoredLeaves(OpenLeaves):
             hint = f"it holds {CHECKPOINT!r}: that is a checkpoint, which treering.load reads"
         elif found is not None and unindexed_attempts(found.data):
             hint = "treering.leaves.index_leaves lists the saves that were left without an index"
-        error = NotFound(
+        error = NotFoundError(
             f"there is no leaves directory in {self._shown!r}: it has no index that lists a tree", hint=hint
         )
         raise with_errno(error, errno.ENOENT, os.path.join(self._shown, leaves_names.INDEX))
@@ -74,11 +74,11 @@ class StoredLeaves(OpenLeaves):
     def open(self, folder: str, name: str, attempt: str | None) -> Reader:
         """Open the file ``name`` of the leaf whose folder is ``folder``; the caller closes it."""
         if not name:
-            raise Corrupt(f"a file without a name is wanted of {folder!r}")
+            raise CorruptError(f"a file without a name is wanted of {folder!r}")
         for key in _keys(folder, name, attempt):
             try:
                 return self._store.open_file(key)
-            except NotFound:
+            except NotFoundError:
                 continue
         raise missing_error(os.path.join(self._shown, folder, name), name)
 
@@ -90,7 +90,7 @@ class StoredLeaves(OpenLeaves):
         """Return what `read_small` does for each of several leaves, by many requests at once."""
 
         def fetch(one: tuple[str, str, int, str | None]) -> bytes | None:
-            with contextlib.suppress(DataFileMissing):
+            with contextlib.suppress(DataFileMissingError):
                 return self._read(*one).data
             return None
 
@@ -127,7 +127,7 @@ class StoredLeaves(OpenLeaves):
 def _keys(folder: str, name: str, attempt: str | None) -> list[str]:
     """Return where a file may be: in the folder of the attempt first, then at its key path."""
     if attempt is not None and not leaves_names.is_attempt(attempt):
-        raise Corrupt(f"{attempt!r} is not an attempt")
+        raise CorruptError(f"{attempt!r} is not an attempt")
     key = "/".join((*leaves_names.parts_of(folder), *leaves_names.parts_of(name)))
     return [key] if attempt is None else ["/".join((*leaves_names.staged_leaves(attempt), key)), key]
 
