@@ -29,6 +29,6 @@ nitpick_ignore_regex = [
     (r"py:.*", r"(jax|numpy|flax)\..*"),
     (r"py:.*", r"treering\..*\.T"),  # type variables of generic classes
     # Base classes.
-    (r"py:class", r"treering\._store\.(api\.Store|closable\.Closable|objects\.store\.ObjectStore)"),
+    (r"py:class", r"treering\._store\.(api\.(Store|Closable)|objects\.store\.ObjectStore)"),
     (r"py:class", r"treering\.(_arrays\.host\.BoxedArray|testing\.formats\.FormatContract)"),
 ]

@@ -12,6 +12,7 @@ Old versions run this module too, so it uses only public names, which all of the
 from __future__ import annotations
 
 import gzip
+import inspect
 import io
 import os
 import subprocess
@@ -36,6 +37,14 @@ from treering import serialization
 from treering.leaves import index_leaves, tree_deserialize_leaves, tree_serialize_leaves
 
 __all__ = ["GOLDEN", "MAIN", "PARTS", "Part", "main", "unpack"]
+
+# As each version calls it.
+BACK: Final[Mapping[str, Any]] = {
+    "rollback" if "rollback" in inspect.signature(tr.Run.save).parameters else "overwrite": True
+}
+NOT_FOUND: Final[type[Exception]] = getattr(
+    tr.errors, "NotFoundError" if hasattr(tr.errors, "NotFoundError") else "NotFound"
+)
 
 GOLDEN = Path(__file__).parent / "golden" / "programs"
 _ROOT: Final = Path(__file__).parents[2]
@@ -201,7 +210,7 @@ def _write_runs() -> None:
     with tr.Run("run", keep=_KEEP) as run:
         for step, loss in ((10, 0.5), (20, 0.125), (30, 0.25), (40, 0.5), (50, 0.75)):
             _save_step(run, step, loss)
-        _save_step(run, 40, 0.625, overwrite=True)
+        _save_step(run, 40, 0.625, **BACK)
         _save_step(run, 60, 0.5)
         run.wait()
         run.branch(20, "branch").close()
@@ -230,7 +239,7 @@ def _go_on_with_runs() -> None:
         _save_step(run, 70, 0.25)
     assert run.steps() == [20, 60, 70]
     with tr.Run("run", keep=_KEEP) as run:
-        _save_step(run, 60, 0.0625, overwrite=True)
+        _save_step(run, 60, 0.0625, **BACK)
     assert run.steps() == [20, 60]
     _require_step(run, 60, 0.0625)
     assert _names("run") == ["run.json", "step_00000020", "step_00000060"]
@@ -342,7 +351,7 @@ def _kill_removal() -> None:
 
 def _kill_going_back() -> None:
     _die(_NAMING, lambda name: name.endswith(".removed"))
-    tr.Run("back").save(1, {"w": np.arange(9)}, overwrite=True).result()  # type: ignore[call-arg]  # of that version
+    tr.Run("back").save(1, {"w": np.arange(9)}, **BACK).result()
     tr.Run("back").wait()
 
 
@@ -389,7 +398,7 @@ def _check_killed() -> None:
     assert Path("moving/w/0").stat().st_size == np.arange(9).nbytes
     try:
         tr.load("save")
-    except tr.errors.NotFound:
+    except NOT_FOUND:
         pass
     else:
         raise AssertionError("a save that was killed is there")

@@ -97,7 +97,7 @@ def refused(folder: str) -> list[dict[str, Any]]:
         return told(lambda: run.save(step, what, **options).result(_GENEROUS))
 
     found = [save(1, tree(1)), save(2, tree(2) | odd), save(2, tree(2)), save(2, tree(2)), save(1, tree(1))]
-    found.append(save(2, tree(20), overwrite=True))
+    found.append(save(2, tree(20), rollback=True))
     return [*found, told(lambda: [run.steps(), float(np.asarray(tr.load(base / "run" / "step_00000002")["w"])[0, 0])])]
 
 
