@@ -169,7 +169,7 @@ class SimulatedSave:
     def commit(self, count: int) -> Iterator[Request]:
         """Yield the requests that commit the data of so many processes.
 
-        They raise Exists or Busy where another saver was faster, StoreFailed where no answer came.
+        They raise ExistsError or BusyError where another saver was faster, StoreError where no answer came.
         """
         self._count = count
         yield Request(self._swap, self._lose_answer, self._swap_late)

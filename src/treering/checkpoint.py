@@ -199,12 +199,10 @@ def load(
 
     Raises:
         NotFoundError: the path does not exist; also a ``FileNotFoundError``.
-        MismatchError: ``like``, ``only``, ``at``, ``shardings`` or ``key_map`` do not fit; the error names every
-            difference.
+        MismatchError: ``like``, ``only``, ``at``, ``shardings`` or ``key_map`` do not fit; it names every difference.
         CorruptError: the bytes are not those that were saved; the error names leaf, file and byte range.
         FormatError, StoreError: another tool or a newer treering wrote it; the system refused.
-        TimedOutError, ProcessFailedError, NotSharedError: other processes did not arrive, failed, or see another
-            folder.
+        TimedOutError, ProcessFailedError, NotSharedError: other processes are late, failed, or see another folder.
 
     Example:
         >>> import os, tempfile, jax, jax.numpy as jnp
@@ -384,9 +382,8 @@ def convert(
         UnsupportedError: the target cannot hold something that ``lose`` does not name; the error lists it with its
             kind, and nothing was written. Or the source is a run, and the target is none.
         NotFoundError, MismatchError, CorruptError, FormatError, StoreError: as ``load``.
-        ExistsError, BusyError: as ``save``; also ExistsError where the target is another run, or has a step that was
-            made of another save or with other options, which ``overwrite`` replaces; also BusyError where the source
-            was replaced meanwhile.
+        ExistsError, BusyError: as ``save``; also ExistsError where the target is another run, or has a step made of
+            another save or with other options, which ``overwrite`` replaces; BusyError where the source was replaced.
 
     Example:
         >>> import os, tempfile

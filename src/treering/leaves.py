@@ -67,8 +67,7 @@ def tree_serialize_leaves(
         MismatchError: a leaf would lie in or around one of another prefix, or the processes save different trees.
         ExistsError: files that no index lists lie in the place of leaves. BusyError: another process is saving there.
         CorruptError: the index is damaged; `index_leaves` rebuilds it. StoreError: the system refused; an ``OSError``.
-        TimedOutError, ProcessFailedError: others did not arrive, or failed; it names them. NotSharedError: they see
-            other folders.
+        TimedOutError, ProcessFailedError, NotSharedError: others did not arrive, failed, or see another folder.
 
     Source: ``docs/spec/leaves.md``; eformer.serialization.tree_serialize_leaves.
 

@@ -41,7 +41,7 @@ def test_a_save_that_fails(tmp_path: Path) -> None:
     treering.save(tmp_path / "x", {"x": 1})
     pending = save_async(tmp_path / "x", {"x": 2})
     assert isinstance(pending.exception(PATIENCE), ExistsError)
-    assert "failed: Exists(" in repr(pending)
+    assert "failed: ExistsError(" in repr(pending)
     assert pending.cancel() is False
     with pytest.raises(ExistsError):
         pending.result()

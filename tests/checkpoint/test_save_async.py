@@ -240,7 +240,7 @@ def test_several_errors_of_a_run_are_told_together(tmp_path: Path, commit_gate: 
     with pytest.raises(StoreError, match=r"the earlier save to .*step_00000001' failed: ") as told:
         run.load()
     (note,) = told.value.__notes__
-    assert re.match("the earlier save to '.*step_00000002' failed as well: StoreFailed: ", note)
+    assert re.match("the earlier save to '.*step_00000002' failed as well: StoreError: ", note)
 
 
 @pytest.mark.parametrize(

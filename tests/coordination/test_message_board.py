@@ -323,7 +323,7 @@ def test_classes_of_others_become_what_a_caller_can_catch() -> None:
     assert (str(failed), failed.processes) == ("no: process 3: MemoryError", (3,))
 
     namesake = type("ExistsError", (Exception,), {})
-    assert str(Failure.of(namesake("x")).to_error("no", (3,))) == "no: Exists: x"
+    assert str(Failure.of(namesake("x")).to_error("no", (3,))) == "no: ExistsError: x"
     assert type(Failure.of(namesake("x")).to_error("no", (3,))) is ProcessFailedError
 
 

@@ -232,14 +232,14 @@ def test_an_interrupt_while_joining_waits_for_the_threads(monkeypatch: pytest.Mo
 LIMITED = """
 import pathlib, resource, sys
 from treering._store.posix import writing
-from treering.errors import StoreFailed
+from treering.errors import StoreError
 resource.setrlimit(resource.RLIMIT_FSIZE, (5 << 20, 5 << 20))
 for start in (0, 1 << 62):
     writing.DIRECT_FROM = start
     writing.FREE_SHARE = 0
     try:
         writing.replace_file(pathlib.Path(sys.argv[1]), [bytes(9 << 20)], 9 << 20)
-    except StoreFailed as error:
+    except StoreError as error:
         print(error.errno, error)
 """
 

@@ -15,7 +15,7 @@ from typing import Protocol, TypeVar
 from treering._checkpoint.transaction import JoinedFolder, refusing_board
 from treering._coordination.coordinator import coordinate, refuse
 from treering._coordination.executor import Participant, run_protocol
-from treering._coordination.job_handshake import leave_note, renumber
+from treering._coordination.job_handshake import leave_note, remove_told, renumber
 from treering._coordination.message_board import MessageBoard
 from treering._coordination.operations import Call, Renumbered
 from treering._coordination.participant import participate, withdraw
@@ -71,15 +71,18 @@ def save_jointly(
         The share of process 0, once the save has ended; None on every other process.
     """
     with leave_note(call, path, pause) as sleep:
-        if call.processes.is_coordinator:
-            return _coordinate(call, path, make_share, sleep)
+        share, number = None, call.number
         try:
-            _participate(call, path, make_share, sleep)
+            if call.processes.is_coordinator:
+                share = _coordinate(call, path, make_share, sleep)
+            else:
+                _participate(call, path, make_share, sleep)
         except Renumbered as counted:
             number = counted.number
-        else:
-            return None
-    return save_jointly(renumber(call, number), path, make_share, pause=pause)
+    if number != call.number:
+        return save_jointly(renumber(call, number), path, make_share, pause=pause)
+    remove_told(call.processes)
+    return share
 
 
 def _coordinate(call: Call, path: Path, make_share: Callable[[Call], S], pause: Callable[[float], None]) -> S:

@@ -30,7 +30,7 @@ from treering._store.failures import naming
 from treering._store.resolve import located, opened_store, settled, store_at
 from treering._store.run_folder import step_of_name
 from treering._values import timing
-from treering._values.checkpoint_names import arrival_name, heartbeat_name
+from treering._values.checkpoint_names import arrival_name, attempt_of_message, heartbeat_name
 from treering._values.processes import Processes, format_processes
 from treering.errors import (
     CorruptError,
@@ -69,6 +69,7 @@ class _Job:
         number: how many joint saves this process has begun.
         ahead: by how much more process 0 has counted; less than nothing where it has missed some.
         places: of each path that this process has saved to, the hash.
+        told: the folder and the attempt of each save that ended here before it was counted, of which messages may lie.
         tell: tells the others of a save that this process takes no part in it.
         lock: held while those are changed.
     """
@@ -83,6 +84,7 @@ class _Job:
         self.number = 0
         self.ahead = 0
         self.places: set[int] = set()
+        self.told: list[tuple[Path, str]] = []
         self.tell: Callable[[Path, Call, BaseException], None] = lambda *_: None
         self.lock = threading.Lock()
 
@@ -236,8 +238,21 @@ def counted_save(
             elif place is not None and not isinstance(
                 error, TimedOutError | ProcessFailedError | MismatchError
             ):  # they know of those
+                job.told.append((place, call.attempt))
                 tell(place, call, error)
         raise
+
+
+def remove_told(processes: Processes) -> None:
+    """Remove what this process told the others of saves that ended early: a later one has ended, so all have heard."""
+    job = _job_of(processes)
+    while job.told:
+        place, attempt = job.told.pop()
+        with contextlib.suppress(OSError, TreeringError), opened_store(place) as store:
+            names = store.names()
+            store.remove_all(mine := [name for name in names if attempt_of_message(name) == attempt])
+            if len(mine) == len(names):
+                store.drop()  # it was made for them
 
 
 class _JobHandshake:

@@ -60,7 +60,7 @@ class Failure:
 
         Example:
             >>> Failure.of(KeyError("a"))
-            Failure(name='ProcessFailed', message="KeyError: 'a'", hint=None, errno=None, missing=())
+            Failure(name='ProcessFailedError', message="KeyError: 'a'", hint=None, errno=None, missing=())
         """
         for known in type(error).__mro__:
             if isinstance(error, TreeringError) and _CLASSES.get(known.__name__) is known:
@@ -89,8 +89,8 @@ class Failure:
             processes: the numbers of those that failed.
 
         Example:
-            >>> Failure.of(errors.ExistsError("it is there")).attribute_to("process 0").to_error("could not save 'x'",
-            (0,)) Exists("could not save 'x': process 0: it is there")
+            >>> Failure.of(errors.ExistsError("it is there")).attribute_to("process 0").to_error("no", (0,))
+            ExistsError('no: process 0: it is there')
         """
         error = _CLASSES.get(self.name, ProcessFailedError)(f"{undone}: {self.message}", hint=self.hint)
         if isinstance(error, OSError) and self.errno is not None:
@@ -105,7 +105,7 @@ class Failure:
         """Return the same, or with no hint and with as much of the message as has a JSON of ``most`` bytes.
 
         Example:
-            >>> Failure.of(ValueError("no" * 1000)).fit(100).message
+            >>> Failure.of(ValueError("no" * 1000)).fit(110).message
             'ValueError: nonon...'
         """
         short, length = self, most

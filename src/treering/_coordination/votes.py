@@ -127,8 +127,9 @@ def attribute(failure: Failure, process: int, who: str) -> Failure:
     A process that has given up waiting for another is the one that is missing now.
 
     Example:
-        >>> attribute(Failure(name="TimedOutError", message="process 0 did not arrive", missing=(0,)), 3,
-        "host").missing (3,)
+        >>> late = Failure(name="TimedOutError", message="process 0 did not arrive", missing=(0,))
+        >>> attribute(late, 3, "host").missing
+        (3,)
     """
     told = failure.attribute_to(operations.describe_process(process, who))
     return dataclasses.replace(told, missing=(process,) if told.missing else ())

@@ -86,11 +86,10 @@ def check_single_metadata(metadata: Mapping[str, Any]) -> None:
         UnsupportedError: one is.
 
     Example:
-        >>> check_single_metadata({"format": "np"})
+        >>> check_single_metadata({"format": "np"})  # doctest: +ELLIPSIS
         Traceback (most recent call last):
         ...
-        treering.errors.UnsupportedError: metadata of a safetensors file has the member 'format'; the file reserves
-            that name
+        treering.errors.UnsupportedError: metadata of a safetensors file has the member 'format'; ...
     """
     for name in filter(metadata.__contains__, RESERVED):
         raise UnsupportedError(

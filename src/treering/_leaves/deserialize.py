@@ -99,8 +99,7 @@ def tree_deserialize_leaves(
         UnsupportedError: arrays that jax cannot hold, or an argument that makes no sense; also a ``TypeError``.
         CorruptError, FormatError, BusyError: bytes are not those that were saved; another format; a save came after
             ``callback``.
-        NotFoundError, NotSharedError, TimedOutError, ProcessFailedError: no directory or index; others see another, do
-            not come, or failed.
+        NotFoundError, NotSharedError, TimedOutError, ProcessFailedError: no directory; others see another, are late...
 
     Source: eformer.serialization.tree_deserialize_leaves.
 

@@ -85,11 +85,10 @@ def kind_to_save(x: Any) -> str:
     Example:
         >>> kind_to_save(np.float32(1)), kind_to_save(abs)
         ('numpy scalar', 'opaque')
-        >>> kind_to_save({1, 2})
+        >>> kind_to_save({1, 2})  # doctest: +ELLIPSIS
         Traceback (most recent call last):
             ...
-        treering.errors.UnsupportedError: a set cannot be saved; it has no order to save its items in: make it a sorted
-            list
+        treering.errors.UnsupportedError: a set cannot be saved; it has no order to save its items in: ...
     """
     if isinstance(x, np.generic | np.ndarray):
         return _numpy_kind(x)
