@@ -22,7 +22,7 @@ def test_a_slice_of_the_attacks_on_processes() -> None:
     # Two kinds of save, each of two processes, killed and paused.
     assert "8 cases" in done.stdout
     assert "  0 violations" in done.stdout
-    assert done.stdout.count("old state, Timeout") == 8
+    assert done.stdout.count("old state, TimedOutError") == 8
 
 
 @pytest.mark.parametrize(
