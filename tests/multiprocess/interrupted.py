@@ -30,8 +30,8 @@ _BEFORE_COUNTING: Final = 60
 def _interrupted(work: Callable[[], Any]) -> dict[str, Any]:
     try:
         return told(work)
-    except KeyboardInterrupt:
-        return {"error": "KeyboardInterrupt", "message": "", "seconds": 0.0}
+    except KeyboardInterrupt as error:
+        return {"error": "KeyboardInterrupt", "message": str(error), "seconds": 0.0}
 
 
 def _interrupt(*_: Any, **__: Any) -> Any:
@@ -114,7 +114,7 @@ class _Striking:
             self.lines += 1
             if self.lines == self._after:
                 sys.settrace(None)
-                raise KeyboardInterrupt
+                raise KeyboardInterrupt(f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}")
         return self._trace
 
 

@@ -17,7 +17,7 @@ from treering._coordination.coordinator import coordinate, refuse
 from treering._coordination.executor import Participant, run_protocol
 from treering._coordination.job_handshake import leave_note, remove_told, renumber
 from treering._coordination.message_board import MessageBoard
-from treering._coordination.operations import Call, Renumbered
+from treering._coordination.operations import Call, Operations, Renumbered
 from treering._coordination.participant import participate, withdraw
 from treering.errors import TreeringError
 
@@ -104,18 +104,27 @@ def _participate(
     call: Call, path: Path, make_share: Callable[[Call], JointShare], pause: Callable[[float], None]
 ) -> None:
     share: JointShare | Exception
+    begun = False
+
+    def take_part() -> Operations:
+        nonlocal begun
+        begun = True  # from here on the protocol tells the others
+        yield from participate(call, executor.check)
+
     try:
-        share = make_share(call)
-    except Exception as error:  # noqa: BLE001 - raised when the others can be told
-        share = error
-    except BaseException as error:
-        tell_of_end(path, call, error)
+        try:
+            share = make_share(call)
+        except Exception as error:  # noqa: BLE001 - raised when the others can be told
+            share = error
+        with contextlib.ExitStack() as held:
+            folder = held.enter_context(JoinedFolder(path, call.attempt))
+            executor = _ShareExecutor(share, lambda joined: joined.join(folder, held))
+            run_protocol(take_part(), folder.board, executor, make=folder.make, sleep=pause)
+            executor.share().finish()
+    except BaseException as error:  # an interrupt too: the others would wait in vain; raised again below
+        if not begun:
+            tell_of_end(path, call, error)
         raise
-    with contextlib.ExitStack() as held:
-        folder = held.enter_context(JoinedFolder(path, call.attempt))
-        executor = _ShareExecutor(share, lambda joined: joined.join(folder, held))
-        run_protocol(participate(call, executor.check), folder.board, executor, make=folder.make, sleep=pause)
-        executor.share().finish()
 
 
 def tell_of_end(path: Path, call: Call, error: BaseException) -> None:

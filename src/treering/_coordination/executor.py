@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import time
 from collections.abc import Callable, Sequence
 from typing import Protocol
@@ -52,8 +53,20 @@ def run_protocol(
         TreeringError: another process failed, or this one.
     """
     executor = _Executor(board, participant, make, clock, sleep)
-    answer: object = None
     thrown: BaseException | None = None
+    while True:
+        try:
+            _carry_out(protocol, executor, thrown)
+        except BaseException as error:  # an interrupt between two operations: the protocol decides about it too
+            if inspect.getgeneratorstate(protocol) == inspect.GEN_CLOSED:
+                raise
+            thrown = error
+        else:
+            return
+
+
+def _carry_out(protocol: Operations, executor: _Executor, thrown: BaseException | None) -> None:
+    answer: object = None
     while True:
         try:
             operation = protocol.send(answer) if thrown is None else protocol.throw(thrown)

@@ -92,13 +92,15 @@ class _Job:
         """Count a joint save to a place, if that is known, and return it, though the job may have no name yet."""
         key = hash(place)  # where two have one, the second is not known to be a first save: that is safe
         with self.lock:
-            self.number += 1
+            begun = self.number + 1
             fresh = place is not None and key not in self.places
-            self.places.add(key)
-            return Call(
-                job=self.name or "", number=self.number + self.ahead, processes=self.processes, timeout=timeout,
-                doing=doing, begun=self.number, fresh=fresh,
+            call = Call(
+                job=self.name or "", number=begun + self.ahead, processes=self.processes, timeout=timeout,
+                doing=doing, begun=begun, fresh=fresh,
             )  # fmt: skip
+            self.places.add(key)
+            self.number = begun  # last: an interrupt before it is one before the save was counted
+            return call
 
     def agree(self, failure: bytes, doing: str) -> bytes:
         """Agree on the name, if that is not done; return what process 0 failed at."""
