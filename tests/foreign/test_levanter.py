@@ -120,13 +120,6 @@ def test_it_becomes_a_checkpoint(place: Path, tmp_path: Path) -> None:
 
 
 def test_in_memory_as_on_disk(place: Path, tmp_path: Path) -> None:
-    from treering._store.objects.url import MemoryPath
-    from treering._store.resolve import write_file
-
-    for file in (path for path in place.rglob("*") if path.is_file()):
-        data = file.read_bytes()
-        name = file.relative_to(place).as_posix()
-        write_file(MemoryPath(f"memory://{tmp_path.name}/root/step-7/{name}"), [data], len(data))
     copy_to_memory(place, f"memory://{tmp_path.name}/root/step-7")
     assert_same_arrays(treering.load(f"memory://{tmp_path.name}/root/step-7"), _state(7), structure=False)
     assert_same_arrays(treering.load(f"memory://{tmp_path.name}/root"), _state(7), structure=False)

@@ -330,7 +330,7 @@ class Reservation:
     """
 
     take: Callable[[], None]
-    """Waits until there is room, and takes it; Timeout where the saves in flight show no progress any more."""
+    """Waits until there is room, and takes it; TimedOutError where the saves in flight show no progress any more."""
     give_up: Callable[[], None]
     """Gives it back."""
 

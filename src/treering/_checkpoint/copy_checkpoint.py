@@ -83,7 +83,7 @@ def copy_opened(
 
 @contextlib.contextmanager
 def _telling_loss(source: Store, attempt: str) -> Iterator[None]:
-    """Say Busy of data that are gone, or damaged, because their attempt is not the checkpoint there any more."""
+    """Raise BusyError for data that are gone, or damaged, because another checkpoint replaced theirs."""
     try:
         yield
     except (CorruptError, NotFoundError) as error:

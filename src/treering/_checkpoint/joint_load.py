@@ -301,7 +301,7 @@ class LoadGroup:
                 raise TimedOutError(f"could not {self._doing}: {what}", hint="give them more time (timeout=)")
 
     def _require_one_folder(self, heard: Sequence[dict[str, Any]]) -> None:
-        """Refuse that some found nothing where others opened a tree: whoever hears NotFound may begin a new run there.
+        """Refuse that some found nothing where others opened a tree: who hears `NotFoundError` may begin a new run.
 
         Raises:
             NotSharedError: they did.

@@ -113,7 +113,7 @@ def _await_prepare(call: Call, seconds: float, missing: str) -> Generator[Operat
 
 
 def _read_prepare(call: Call) -> Generator[Operation, Any, PrepareMessage | CorruptError | None]:
-    """Return the prepare message if it is of this call; Corrupt where it cannot be read, None for another one.
+    """Return the prepare message if it is of this call; the error where it cannot be read, None for another one.
 
     Raises:
         OutcomeKnown: the attempt failed.

@@ -65,7 +65,7 @@ class _SourceSteps(NamedTuple):
     numbers: Callable[[], Sequence[int]]
     """Returns those that are there, ascending."""
     look: Callable[[int], _SourceStep]
-    """Returns what is known of one; NotFound where it is gone."""
+    """Returns what is known of one; NotFoundError where it is gone."""
 
 
 def convert_any(source: str | os.PathLike[str], save: SaveOptions, options: ConvertOptions) -> None:

@@ -199,7 +199,7 @@ def _find_gone(run: RunState, found: object) -> tuple[int, ...]:
 
 
 def _require_one_folder(run: RunState, step: int, gone: tuple[int, ...]) -> None:
-    """Refuse that some found nothing where others read a step: whoever hears NotFound may begin a new run there.
+    """Refuse that some found nothing where others read a step: who hears `NotFoundError` may begin a new run.
 
     Raises:
         NotSharedError: they did.

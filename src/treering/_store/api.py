@@ -149,7 +149,7 @@ class Reader(Closable):
 
     @abc.abstractmethod
     def read(self, offset: int, count: int) -> bytes:
-        """Return ``count`` bytes from ``offset`` on; Corrupt where there are fewer."""
+        """Return ``count`` bytes from ``offset`` on; CorruptError where there are fewer."""
 
     @abc.abstractmethod
     def read_into(self, jobs: Sequence[tuple[int, memoryview]]) -> None:
@@ -160,7 +160,7 @@ class Reader(Closable):
         return False
 
     def map(self) -> mmap.mmap | bytes:
-        """Return all bytes, read-only: a mapping where the store can; Corrupt where there are none."""
+        """Return all bytes, read-only: a mapping where the store can; CorruptError where there are none."""
         if not self.size:
             raise CorruptError(f"{os.fspath(self.path)!r} is empty", offset=0)
         return self.read(0, self.size)

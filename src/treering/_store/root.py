@@ -33,7 +33,7 @@ class Root(abc.ABC):
         """Return the store at a path, not opened yet."""
 
     def open_file(self, path: PurePath) -> Reader:
-        """Open a single file; NotFound, StoreFailed."""
+        """Open a single file; NotFoundError, StoreError."""
         return self.place(path.parent).open_file(path.name)
 
     def write_file(
@@ -41,7 +41,7 @@ class Root(abc.ABC):
     ) -> None:
         """Make a single file, or, unless it is ``new``, replace it as a whole, durably; places above are made.
 
-        ``unique`` says that no other save has these bytes. StoreFailed; Exists where it had to be new.
+        ``unique`` says that no other save has these bytes. StoreError; ExistsError where it had to be new.
         """
         data = b"".join(map(bytes, pieces(buffers, size)))
         if self.place(path.parent).replace(path.name, data, None if new else ANY) is Outcome.LOST:
