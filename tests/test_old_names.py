@@ -10,9 +10,9 @@ import pytest
 import treering as tr
 
 CALLS: dict[str, tuple[Callable[[Path], Any], str]] = {
-    "save form": (lambda path: tr.save(path, {}, form="hf"), "no option 'form': treering.export has it"),  # type: ignore[call-arg]
-    "save dtype": (lambda path: tr.save(path, {}, dtype="float16"), "treering.export has it"),  # type: ignore[call-arg]
-    "save key_map": (lambda path: tr.save(path, {}, key_map=None), "treering.export has it"),  # type: ignore[call-arg]
+    "save form": (lambda path: tr.save(path, {}, form="hf"), "no option 'form': call treering.export"),  # type: ignore[call-arg]
+    "save dtype": (lambda path: tr.save(path, {}, dtype="float16"), "pass it to treering.export"),  # type: ignore[call-arg]
+    "save key_map": (lambda path: tr.save(path, {}, key_map=None), "pass it to treering.export"),  # type: ignore[call-arg]
     "load": (lambda path: tr.load(path, {}, rename={}), "no option 'rename': pass the dict as key_map="),  # type: ignore[call-overload]
     "convert": (lambda path: tr.convert(path, target=path), "no option 'target': it is called path"),  # type: ignore[call-arg]
     "Run.load": (lambda path: tr.Run(path).load(rename={}), "pass the dict as key_map="),  # type: ignore[call-overload]

@@ -13,6 +13,9 @@ T = TypeVar("T")
 def moved_options(**instead: str) -> Callable[[Callable[P, T]], Callable[P, T]]:
     """Let a call with an option of an earlier version raise a TypeError that says what to write instead.
 
+    Args:
+        instead: for each old option, what to do now.
+
     Example:
         >>> @moved_options(rename="pass key_map=")
         ... def load(path): return path

@@ -27,7 +27,10 @@ T = TypeVar("T")
 Progress: TypeAlias = Callable[[int, int], object]
 
 
-@moved_options(**dict.fromkeys(("form", "max_file_size", "dtype", "key_map"), "treering.export has it"))
+@moved_options(
+    form="call treering.export(path, tree, to=...)",
+    **dict.fromkeys(("max_file_size", "dtype", "key_map"), "pass it to treering.export(path, tree, ...)"),
+)
 def save(
     path: str | os.PathLike[str], tree: Any, *, metadata: Mapping[str, Any] | None = None, overwrite: bool = False,
     progress: Progress | bool | None = None, processes: Literal["all", "this"] = "all",
