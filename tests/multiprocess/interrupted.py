@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import linecache
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -93,12 +94,20 @@ def interrupts_the_first_save(folder: str) -> list[dict[str, Any]]:
     return found + [told(lambda: tr.save(path, tree(1), overwrite=True, timeout=GENEROUS)) for _ in range(3)]
 
 
+def _statement(frame: FrameType) -> str:
+    return linecache.getline(frame.f_code.co_filename, frame.f_lineno).lstrip()
+
+
 class _Striking:
-    """Interrupts the lines of treering that this thread comes to, when so many have gone by; counts them at None."""
+    """Interrupts the lines of treering that this thread comes to, when so many have gone by; counts them at None.
+
+    The end of a ``with`` block is left out: tracing would raise before its ``__exit__``, where no signal comes.
+    """
 
     def __init__(self, after: int | None) -> None:
         self.lines = 0
         self._after = after
+        self._latest: dict[FrameType, int] = {}
 
     def __enter__(self) -> Self:
         sys.settrace(self._trace)
@@ -106,11 +115,17 @@ class _Striking:
 
     def __exit__(self, *_: object) -> None:
         sys.settrace(None)
+        self._latest.clear()
+
+    def _ends_block(self, frame: FrameType) -> bool:
+        """Tell whether a frame comes back to the line of a ``with`` block that it was in."""
+        before, self._latest[frame] = self._latest.get(frame, 0), frame.f_lineno
+        return before > frame.f_lineno and _statement(frame).startswith("with ")
 
     def _trace(self, frame: FrameType, event: str, _: Any) -> Any:
         if not frame.f_code.co_filename.startswith(_SOURCE):
             return None
-        if event == "line":
+        if event == "line" and not self._ends_block(frame):
             self.lines += 1
             if self.lines == self._after:
                 sys.settrace(None)

@@ -15,9 +15,9 @@ from typing import Protocol, TypeVar
 from treering._checkpoint.transaction import JoinedFolder, refusing_board
 from treering._coordination.coordinator import coordinate, refuse
 from treering._coordination.executor import Participant, run_protocol
-from treering._coordination.job_handshake import leave_note, remove_told, renumber
+from treering._coordination.job_handshake import leave_note, release, remove_told, renumber
 from treering._coordination.message_board import MessageBoard
-from treering._coordination.operations import Call, Operations, Renumbered
+from treering._coordination.operations import Call, Renumbered
 from treering._coordination.participant import participate, withdraw
 from treering.errors import TreeringError
 
@@ -70,61 +70,64 @@ def save_jointly(
     Returns:
         The share of process 0, once the save has ended; None on every other process.
     """
-    with leave_note(call, path, pause) as sleep:
-        share, number = None, call.number
-        try:
-            if call.processes.is_coordinator:
-                share = _coordinate(call, path, make_share, sleep)
-            else:
-                _participate(call, path, make_share, sleep)
-        except Renumbered as counted:
-            number = counted.number
+    tells_others = False
+
+    def begin() -> None:
+        nonlocal tells_others
+        tells_others = True
+        release(call)
+
+    share, number = None, call.number
+    try:
+        with leave_note(call, path, pause) as sleep:
+            try:
+                if call.processes.is_coordinator:
+                    share = _coordinate(call, make_share, begin, sleep)
+                else:
+                    _participate(call, path, make_share, begin, sleep)
+            except Renumbered as counted:
+                number = counted.number
+    except BaseException as error:  # an interrupt too: the others would wait in vain; raised again below
+        if not tells_others:
+            release(call)
+            tell_of_end(path, call, error)
+        raise
     if number != call.number:
         return save_jointly(renumber(call, number), path, make_share, pause=pause)
     remove_told(call.processes)
     return share
 
 
-def _coordinate(call: Call, path: Path, make_share: Callable[[Call], S], pause: Callable[[float], None]) -> S:
+def _coordinate(
+    call: Call, make_share: Callable[[Call], S], begin: Callable[[], None], pause: Callable[[float], None]
+) -> S:
     with contextlib.ExitStack() as held, held:  # left twice, so that an interrupt cannot keep a lock
-        try:
-            share = make_share(call)
-            signature = share.signature()
-            board = share.enter(held)
-        except BaseException as error:  # an interrupt too: the others would wait in vain; raised again below
-            with contextlib.suppress(TreeringError), refusing_board(path) as board:
-                run_protocol(refuse(call, error), board, _ShareExecutor(error), sleep=pause)
-            raise
-        run_protocol(coordinate(call, signature), board, share, sleep=pause)
+        share = make_share(call)
+        signature = share.signature()
+        board = share.enter(held)
+        run_protocol(coordinate(call, signature), board, share, begin=begin, sleep=pause)
         share.finish()
     return share
 
 
 def _participate(
-    call: Call, path: Path, make_share: Callable[[Call], JointShare], pause: Callable[[float], None]
+    call: Call,
+    path: Path,
+    make_share: Callable[[Call], JointShare],
+    begin: Callable[[], None],
+    pause: Callable[[float], None],
 ) -> None:
     share: JointShare | Exception
-    begun = False
-
-    def take_part() -> Operations:
-        nonlocal begun
-        begun = True  # from here on the protocol tells the others
-        yield from participate(call, executor.check)
-
     try:
-        try:
-            share = make_share(call)
-        except Exception as error:  # noqa: BLE001 - raised when the others can be told
-            share = error
-        with contextlib.ExitStack() as held:
-            folder = held.enter_context(JoinedFolder(path, call.attempt))
-            executor = _ShareExecutor(share, lambda joined: joined.join(folder, held))
-            run_protocol(take_part(), folder.board, executor, make=folder.make, sleep=pause)
-            executor.share().finish()
-    except BaseException as error:  # an interrupt too: the others would wait in vain; raised again below
-        if not begun:
-            tell_of_end(path, call, error)
-        raise
+        share = make_share(call)
+    except Exception as error:  # noqa: BLE001 - raised when the others can be told
+        share = error
+    with contextlib.ExitStack() as held:
+        folder = held.enter_context(JoinedFolder(path, call.attempt))
+        executor = _ShareExecutor(share, lambda joined: joined.join(folder, held))
+        protocol = participate(call, executor.check)
+        run_protocol(protocol, folder.board, executor, make=folder.make, begin=begin, sleep=pause)
+        executor.share().finish()
 
 
 def tell_of_end(path: Path, call: Call, error: BaseException) -> None:

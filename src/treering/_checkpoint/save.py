@@ -24,7 +24,7 @@ from treering._checkpoint.plan_cache import TreePlan, plan_tree
 from treering._checkpoint.save_files import MsgpackSave, SafetensorsSave
 from treering._checkpoint.save_folder import begin_call, write_folder, write_share
 from treering._checkpoint.save_options import FILE_SUFFIXES, SaveOptions
-from treering._coordination.job_handshake import counted_save
+from treering._coordination.job_handshake import counted_save, release
 from treering._coordination.operations import Call
 from treering._store.resolve import absolute, new_folder_path, require_shared, settled
 from treering._store.run_folder import refuse_linked
@@ -221,14 +221,16 @@ class _Beginning:
         for this process on theirs.
         """
         options = self.options
-        call = begin_call(options, processes)
         job = self._job(0 if isinstance(plan, Exception) else plan.nbytes)
+        call = begin_call(options, processes)
         try:
+            release(call)
             prepared = FolderSave(require_value(plan), options.compares_local, call)
             if not processes.is_coordinator:  # what the others have counts for nothing
                 options = dataclasses.replace(options, metadata=None)
             return self.hand_over(prepared, options, job)
         except BaseException as error:  # an interrupt too: the others would wait in vain; raised again below
+            release(call)
             if writer().has_taken(job):  # an interrupt, after all; the save goes on
                 raise
             why = error if isinstance(error, Exception) else reword(error, f"could not {job.doing}")

@@ -39,6 +39,7 @@ def run_protocol(
     participant: Participant,
     *,
     make: Callable[[], object] = lambda: None,
+    begin: Callable[[], object] = lambda: None,
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
 ) -> None:
@@ -47,12 +48,13 @@ def run_protocol(
     What an operation raises, an interrupt too, is thrown into the generator, which tells the others before it goes on.
     A message that cannot be read counts as one that is not there yet; if that lasts until the deadline, it is the cause
     of the error. A message that cannot be put is tried again for a second. ``make`` makes the folder of the messages.
+    ``begin`` is called at the first operation: from then on the protocol tells the others how the call ends.
 
     Raises:
         TimedOutError: another process did not come.
         TreeringError: another process failed, or this one.
     """
-    executor = _Executor(board, participant, make, clock, sleep)
+    executor = _Executor(board, participant, make, begin, clock, sleep)
     thrown: BaseException | None = None
     while True:
         try:
@@ -92,13 +94,18 @@ class _Executor:
     board: MessageBoard
     participant: Participant
     make: Callable[[], object]
+    begin: Callable[[], object]
     clock: Callable[[], float]
     sleep: Callable[[float], None]
     unreadable: OSError | None = None
     """Why the last message that was asked for could not be read."""
+    has_begun: bool = False
 
     def run(self, operation: Operation) -> object:
         """Do one, and return the answer."""
+        if not self.has_begun:
+            self.begin()
+            self.has_begun = True
         match operation:
             case operations.Get(name):
                 return self._get(name)

@@ -69,6 +69,7 @@ class _Job:
         number: how many joint saves this process has begun.
         ahead: by how much more process 0 has counted; less than nothing where it has missed some.
         places: of each path that this process has saved to, the hash.
+        open: the save that was counted, until somebody else sees to it that the others hear of its end.
         told: the folder and the attempt of each save that ended here before it was counted, of which messages may lie.
         tell: tells the others of a save that this process takes no part in it.
         lock: held while those are changed.
@@ -84,6 +85,7 @@ class _Job:
         self.number = 0
         self.ahead = 0
         self.places: set[int] = set()
+        self.open: Call | None = None
         self.told: list[tuple[Path, str]] = []
         self.tell: Callable[[Path, Call, BaseException], None] = lambda *_: None
         self.lock = threading.Lock()
@@ -99,6 +101,7 @@ class _Job:
                 doing=doing, begun=begun, fresh=fresh,
             )  # fmt: skip
             self.places.add(key)
+            self.open = call if self.shared else None  # else the meeting tells the others
             self.number = begun  # last: an interrupt before it is one before the save was counted
             return call
 
@@ -141,6 +144,7 @@ class _Job:
                 hint = "all processes must make the same calls in the same order"
                 error = MismatchError(f"could not {doing}: the calls differ: {what}", hint=hint)
                 call = self.begin(settled(path), timeout=_TOLD_SECONDS, doing=f"save {os.fspath(path)!r}")
+                self.open = None
                 self.tell(path, call, MismatchError(f"the calls differ: {what}", hint=hint))
                 raise error
 
@@ -183,7 +187,15 @@ def next_sequence(path: Path, processes: Processes, *, timeout: float, doing: st
             raise
     if job.name is None:
         raise RuntimeError("the job has no name")
-    return dataclasses.replace(call, job=job.name)
+    job.open = call = dataclasses.replace(call, job=job.name)
+    return call
+
+
+def release(call: Call) -> None:
+    """Leave it to the caller to tell the others how a counted save ends: `counted_save` does so until then."""
+    job = _job_of(call.processes)
+    if job.open is not None and job.open.begun == call.begun:
+        job.open = None
 
 
 def renumber(call: Call, number: int) -> Call:
@@ -208,9 +220,10 @@ def counted_save(
     tell: Callable[[Path, Call, BaseException], None],
     saves: Callable[[], bool] = lambda: True,
 ) -> Iterator[None]:
-    """Count a joint save that ends before `next_sequence` has counted it: the others have counted theirs.
+    """Count a joint save that ends before `next_sequence` has counted it, and tell the others how it ended.
 
-    Without that all later saves of this process would have another number than those of the others.
+    The others have counted theirs: without that all later saves of this process would have another number. Once a
+    save is counted, its end is told here until `release`.
 
     Args:
         processes: those that save; where it is one alone, nothing is counted.
@@ -228,20 +241,25 @@ def counted_save(
     try:
         yield
     except BaseException as error:  # an interrupt too: no later save would meet those of the others
-        if job.number == before and saves():
-            # Where an argument has no meaning, the others mostly have an error of their own: no time is lost with it.
-            seconds = 0.0 if isinstance(error, Exception) else _TOLD_SECONDS
-            place: Path | None = None
-            with contextlib.suppress(Exception):  # it is no path, and `error` says so
-                place = settled(path())
-            call = job.begin(place, timeout=seconds, doing=doing)
-            if not job.shared:
-                give_up()  # the others may wait in the meeting that the first save begins with
-            elif place is not None and not isinstance(
-                error, TimedOutError | ProcessFailedError | MismatchError
-            ):  # they know of those
-                job.told.append((place, call.attempt))
-                tell(place, call, error)
+        was_counted = job.number != before
+        if not was_counted and not saves():
+            raise
+        # Where an argument has no meaning, the others mostly have an error of their own: no time is lost with it.
+        seconds = 0.0 if isinstance(error, Exception) else _TOLD_SECONDS
+        place: Path | None = None
+        with contextlib.suppress(Exception):  # it is no path, and `error` says so
+            place = settled(path())
+        call = job.open if was_counted else job.begin(place, timeout=seconds, doing=doing)
+        job.open = None
+        if not was_counted and not job.shared:
+            give_up()  # the others may wait in the meeting that the first save begins with
+        elif (
+            call is not None and call.begun > before and place is not None
+            and not isinstance(error, TimedOutError | ProcessFailedError | MismatchError)  # they know of those
+        ):  # fmt: skip
+            call = dataclasses.replace(call, timeout=seconds)
+            job.told.append((place, call.attempt))
+            tell(place, call, error)
         raise
 
 
