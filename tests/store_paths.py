@@ -1,4 +1,4 @@
-# ruff: noqa: PTH105, PTH108 - the calls of the system are what tests patch
+# ruff: noqa: PTH105 - the calls of the system are what tests patch
 """Paths in buckets that tests may look at as they look at those on disk."""
 
 from __future__ import annotations
@@ -18,10 +18,11 @@ import pytest
 
 from treering._codec.key_document import HEAD_BYTES, is_tombstone
 from treering._store import resolve
-from treering._store.api import Claim, Kind, Outcome, Reader, Store, Version
+from treering._store.api import Kind, Reader, Store, Version
 from treering._store.objects.reading import ObjectReader
 from treering._store.objects.requests import Client, Delete, Get, List
 from treering._store.objects.store import ObjectStore
+from treering._store.objects.transaction import ObjectTransaction
 from treering._store.objects.url import BucketPath, bucket_path
 from treering._store.resolve import find_at, open_file, store_at, write_file
 from treering._store.run_folder import LEFT_DOCUMENT
@@ -80,7 +81,7 @@ class _Looking(PurePosixPath):
             raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(self))
         if parents and not self.parent.exists():
             self.parent.mkdir(parents=True)
-        store_at(self).make()
+        store_at(self).transaction().make()
 
     def iterdir(self) -> Iterator[Self]:
         store = store_at(self)
@@ -108,7 +109,7 @@ class _Looking(PurePosixPath):
     def rmdir(self) -> None:
         if list(self.iterdir()):
             raise OSError(errno.ENOTEMPTY, os.strerror(errno.ENOTEMPTY), str(self))
-        store_at(self).drop()
+        store_at(self).transaction().drop()
 
     def rename(self, target: Self) -> Self:
         if self.is_file():
@@ -118,7 +119,7 @@ class _Looking(PurePosixPath):
             target.mkdir(exist_ok=True)
             for path in list(self.iterdir()):
                 path.rename(target / path.name)
-            store_at(self).drop()
+            store_at(self).transaction().drop()
         return target
 
     replace = rename
@@ -141,7 +142,7 @@ class _Looking(PurePosixPath):
         store = store_at(self)
         for name in list(store.names()):
             (self / name).forget()
-        store.drop()
+        store.transaction().drop()
         store_at(self.parent).remove(self.name)
 
 
@@ -223,7 +224,8 @@ def install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ObjectReader, "read_into", _read_by_the_system(ObjectReader.read_into))
     for name, announce in _ANNOUNCEMENTS.items():
         monkeypatch.setattr(ObjectStore, name, _announcing(getattr(ObjectStore, name), announce))
-    monkeypatch.setattr(ObjectStore, "claim", _announcing_commit(ObjectStore.claim))
+    for name, announce in _ANNOUNCEMENTS_OF_CHANGES.items():
+        monkeypatch.setattr(ObjectTransaction, name, _announcing(getattr(ObjectTransaction, name), announce))
     monkeypatch.setattr(os, "truncate", _on_these(os.truncate, _truncate))
     for name in ("rmtree", "copytree", "copy"):
         monkeypatch.setattr(shutil, name, _on_these(getattr(shutil, name), globals()[f"_{name}"]))
@@ -243,10 +245,30 @@ def _open_to_read(store: Store, name: str) -> None:
 _ANNOUNCEMENTS: dict[str, Callable[..., object]] = {
     "create": lambda store, name, *_: os.open(_at(store, name), os.O_CREAT | os.O_EXCL | os.O_WRONLY),
     "replace": lambda store, name, *_: os.replace(_at(store, f"{name}.new"), _at(store, name)),
-    "retire": lambda store, name, new, *_: os.replace(_at(store, name), _at(store, new)),
-    "remove": lambda store, name, *_: os.unlink(_at(store, name)),
+    "remove": lambda store, *names: list(map(os.unlink, [_at(store, name) for name in names])),
     "open_file": _open_to_read,
     "read": lambda store, name, *_: os.open(_at(store, name), os.O_RDONLY),
+}
+
+
+def _announce_begin(transaction: Any, marker: str, base: Version | None) -> None:
+    os.open(_at(transaction._store, marker), os.O_CREAT | os.O_EXCL | os.O_WRONLY)
+    transaction.announced = os.link if base is None else os.replace, marker
+
+
+def _announce_commit(transaction: Any, _: bytes) -> None:
+    change, marker = transaction.announced
+    change(_at(transaction._store, marker), _document_of(transaction))
+
+
+def _document_of(transaction: Any) -> Announced:
+    return _at(transaction._store, PurePosixPath(transaction._key).name)
+
+
+_ANNOUNCEMENTS_OF_CHANGES: dict[str, Callable[..., object]] = {
+    "begin": _announce_begin,
+    "commit": _announce_commit,
+    "retire": lambda change, new, _: os.replace(_document_of(change), _at(change._store, new)),
 }
 
 
@@ -260,35 +282,6 @@ def _announcing(real: Callable[..., Any], announce: Callable[..., object]) -> Ca
         return real(*arguments, **options)
 
     return operate
-
-
-def _announcing_commit(claim_of: Callable[..., Claim]) -> Callable[..., Claim]:
-    def claim(store: Store, marker: str, name: str, base: Version | None) -> Claim:
-        claim = claim_of(store, marker, name, base)
-        make, commit = claim.make, claim.commit
-
-        def announce_make() -> None:
-            os.open(_at(store, marker), os.O_CREAT | os.O_EXCL | os.O_WRONLY)
-            make()
-
-        def announce_commit() -> Outcome:
-            (os.link if base is None else os.replace)(_at(store, marker), _at(store, name))
-            return commit()
-
-        return cast("Claim", _ClaimSeen(claim, make=announce_make, commit=announce_commit))
-
-    return claim
-
-
-class _ClaimSeen:
-    """A claim with other ways to make and to commit it."""
-
-    def __init__(self, claim: Claim, **ways: Callable[[], Any]) -> None:
-        self._claim = claim
-        self.__dict__.update(ways)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._claim, name)
 
 
 def _read_by_the_system(real: Callable[..., None]) -> Callable[..., None]:

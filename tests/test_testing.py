@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
 
 from treering._coordination.message_board import FolderMessageBoard, MessageBoard, PathMessageBoard
 from treering._store.api import Document, Held, Outcome, Store
+from treering._store.objects.transaction import ObjectTransaction
 from treering._store.posix.folder import Folder
 from treering._store.posix.store import PosixStore
 from treering.testing import FaultyStore, MemoryStore, MessageBoardContract, StoreContract
@@ -54,7 +55,7 @@ class TestPosixStore(StoreContract):
 class TestMemoryStoreBelow(StoreContract):
     def make_store(self) -> Store:
         store = MemoryStore().at("run").at("step")
-        store.make()
+        store.transaction().make()
         return store
 
 
@@ -64,7 +65,7 @@ class TestFolderNotes(MessageBoardContract):
         with Folder(str(tmp_path)) as self.folder:
             yield
 
-    def make_store(self) -> MessageBoard:
+    def make_board(self) -> MessageBoard:
         return FolderMessageBoard(PosixStore.over(self.folder))
 
 
@@ -73,21 +74,19 @@ class TestPathNotes(MessageBoardContract):
     def _path(self, tmp_path: Path) -> None:
         self.path = tmp_path
 
-    def make_store(self) -> MessageBoard:
+    def make_board(self) -> MessageBoard:
         return PathMessageBoard(str(self.path))
 
 
 class Forgetful(MemoryStore):
-    def remove(self, name: str, expected: object = None) -> Outcome:
-        return Outcome.DONE
-
-    def remove_all(self, names: Iterable[str]) -> None:
+    def remove(self, *names: str) -> None:
         return
 
 
 class Appending(MemoryStore):
     def put(self, name: str, data: bytes) -> None:
-        super().put(name, (self.get(name) or b"") + data)
+        found = self.read(name)
+        super().put(name, (found.data if found else b"") + data)
 
 
 class InTwoSteps(MemoryStore):
@@ -97,21 +96,21 @@ class InTwoSteps(MemoryStore):
         self.seen = threading.Event()
 
     def put(self, name: str, data: bytes) -> None:
-        if len(data) > 40_000 and self.get(name):
+        if len(data) > 40_000 and self.read(name):
             super().put(name, data[:10])
             self.between.set()
             self.seen.wait(1)
         super().put(name, data)
 
-    def get(self, name: str) -> bytes | None:
+    def read(self, name: str, most: int = 1 << 40) -> Document | None:
         if self.between.is_set():
             self.seen.set()
-        return super().get(name)
+        return super().read(name, most)
 
 
 class Lying(MemoryStore):
-    def get(self, name: str) -> bytes | None:
-        return super().get(name) or b""
+    def read(self, name: str, most: int = 1 << 40) -> Document | None:
+        return super().read(name, most) or Document(b"", None)
 
 
 def all_tests_of(contract: MessageBoardContract) -> list[Callable[[], None]]:
@@ -126,13 +125,18 @@ def run_all(tests: list[Callable[[], None]]) -> None:
 @pytest.mark.parametrize("broken", [Forgetful, Appending, InTwoSteps, Lying])
 def test_the_contract_finds_a_broken_store(broken: type[MemoryStore]) -> None:
     class Contract(MessageBoardContract):
-        def make_store(self) -> MessageBoard:
-            return broken()
+        def make_board(self) -> MessageBoard:
+            return FolderMessageBoard(broken())
 
     tests = all_tests_of(Contract())
     assert len(tests) == 6
     with pytest.raises(AssertionError, match=r"the store holds|a reader got"):
         run_all(tests)
+
+
+def content(store: Store, name: str) -> bytes | None:
+    found = store.read(name)
+    return found and found.data
 
 
 def trouble(seed: int) -> list[object]:
@@ -141,7 +145,7 @@ def trouble(seed: int) -> list[object]:
     for number in range(100):
         try:
             store.put(NAME, b"%d" % number)
-            seen.append(store.get(NAME))
+            seen.append(content(store, NAME))
         except OSError as error:
             seen.append(str(error))
     return seen
@@ -158,7 +162,7 @@ def test_a_failing_call_may_be_done() -> None:
         inner = MemoryStore()
         with pytest.raises(OSError, match="lost"):
             FaultyStore(inner, seed=seed, failing=1.0).put(NAME, b"new")
-        done += inner.get(NAME) is not None
+        done += inner.find(NAME) is not None
     assert 50 < done < 150
 
 
@@ -169,7 +173,7 @@ def test_a_failing_removal_may_be_done() -> None:
         inner.put(NAME, b"old")
         with pytest.raises(OSError, match="lost"):
             FaultyStore(inner, seed=seed, failing=1.0).remove(NAME)
-        done += inner.get(NAME) is None
+        done += inner.find(NAME) is None
     assert 50 < done < 150
 
 
@@ -179,8 +183,8 @@ def test_stale_answers_are_older_ones_of_that_name() -> None:
     for data in (b"first", b"second", b"third"):
         store.put(NAME, data)
     store.remove(".treering-waiting-00002")
-    assert {store.get(NAME) for _ in range(100)} == {None, b"first", b"second", b"third"}
-    assert {store.get(".treering-waiting-00002") for _ in range(100)} == {None, b"of another"}
+    assert {content(store, NAME) for _ in range(100)} == {None, b"first", b"second", b"third"}
+    assert {content(store, ".treering-waiting-00002") for _ in range(100)} == {None, b"of another"}
 
 
 def test_slow_calls_wait_as_told() -> None:
@@ -188,7 +192,7 @@ def test_slow_calls_wait_as_told() -> None:
     store = FaultyStore(MemoryStore(), seed=4, slow=0.5, delay=3.0, sleep=waits.append)
     for _ in range(100):
         store.put(NAME, b"x")
-        store.get(NAME)
+        store.read(NAME)
         store.remove(NAME)
     assert 100 < len(waits) < 200
     assert 2 < max(waits) <= 3
@@ -200,7 +204,7 @@ def test_shares_are_kept() -> None:
     answers = 0
     for _ in range(1000):
         with contextlib.suppress(OSError):
-            store.get(NAME)
+            store.read(NAME)
             answers += 1
     assert 650 < answers < 850
 
@@ -216,11 +220,15 @@ class Cutting(MemoryStore):
         return found and found._replace(data=found.data[: 1 << 20])
 
 
-class Unproved(MemoryStore):
-    def sweep(self, marker: str, data: Sequence[str], name: str, current: object) -> Held:
-        for one in (*data, marker):
-            self.remove(one)
+class Sweeping(ObjectTransaction):
+    def sweep(self, marker: str, data: Sequence[str]) -> Held:
+        self._store.remove(*data, marker)
         return Held.NO
+
+
+class Unproved(MemoryStore):
+    def transaction(self, name: str = "treering.json") -> ObjectTransaction:
+        return Sweeping(self, self.client, "", name)
 
 
 @pytest.mark.parametrize("broken", [Forgetful, Appending, Unconditional, Cutting, Unproved])
@@ -244,19 +252,18 @@ def test_a_lost_answer_is_told_as_such() -> None:
     outcomes = [store.replace("document", b"%d" % number, None) for number in range(10)]
     assert set(outcomes) == {Outcome.UNKNOWN}
     assert inner.read("document") is not None
-    assert store.sweep("marker", [], "document", None) is Held.UNKNOWN
+    assert store.transaction("document").sweep("marker", []) is Held.UNKNOWN
     with pytest.raises(OSError, match="is lost"):
         store.find("document")
 
 
 def test_versions_decide_where_nothing_proves_life() -> None:
     store = MemoryStore()
-    asleep = store.claim("asleep", "document", None)
-    asleep.make()
+    asleep = store.transaction("document")
+    asleep.begin("asleep", None)
     store.create("data", [b"x"], 1)
     assert store.replace("document", b"one", None) is Outcome.DONE
-    assert store.remove("document") is Outcome.DONE
-    assert store.sweep("asleep", ["data"], "document", None) is Held.UNKNOWN
+    store.remove("document")
+    assert store.transaction("document").sweep("asleep", ["data"]) is Held.UNKNOWN
     # It based its attempt on an absence that has passed, though nothing is there again.
-    asleep.prepare(b"late")
-    assert asleep.commit() is Outcome.LOST
+    assert asleep.commit(b"late") is Outcome.LOST

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Sequence
 from typing import Any
 
-from torture.simulated_store import SimulatedSave, WatchedStore
+from torture.simulated_store import SimulatedSave
+from torture.versioned_store import VersionedTransaction
 from torture.virtual_processes import REAL
 from treering._coordination import participant
 from treering._coordination.coordinator import coordinate
@@ -25,7 +26,7 @@ from treering._coordination.operations import (
 )
 from treering._coordination.participant import participate
 from treering._coordination.votes import subtree_of
-from treering._store.api import Held, Version
+from treering._store.api import Held
 from treering._values.checkpoint_names import INDEX, decision_name, signature_name, sum_name, vote_name
 from treering.errors import TimedOutError
 
@@ -228,16 +229,14 @@ def remove_what_may_be_committed(save: SimulatedSave) -> None:
 
 
 def replace_whatever_is_there(save: SimulatedSave) -> None:
-    assert save._claim is not None
     found = save._store.find(INDEX)
     if found is not None:
-        save._claim._state = found.version  # type: ignore[attr-defined]
+        save._transaction._state = found.version
     SWAP(save)
 
 
-def sweep_all(store: WatchedStore, _: str, data: Sequence[str], __: str, ___: Version | None) -> Held:
-    for one in data:
-        store.remove(one)
+def sweep_all(transaction: VersionedTransaction, _: str, data: Sequence[str]) -> Held:
+    transaction.store.remove(*data)
     return Held.NO
 
 
@@ -245,5 +244,5 @@ REMOVE, SWAP = SimulatedSave._remove_own, SimulatedSave._swap
 BROKEN_SAVES = {
     "a save that may be committed yet removes its data": (SimulatedSave, "_remove_own", remove_what_may_be_committed),
     "a save replaces whatever is there": (SimulatedSave, "_swap", replace_whatever_is_there),
-    "a save takes silence for death": (WatchedStore, "sweep", sweep_all),
+    "a save takes silence for death": (VersionedTransaction, "sweep", sweep_all),
 }

@@ -16,6 +16,7 @@ from torture.simulated_folder import Violation
 from torture.simulated_store import Request, SimulatedSave, WatchedStore
 from torture.simulation import Simulation, payload_of, signature_of
 from torture.virtual_processes import Process
+from treering._coordination.message_board import FolderMessageBoard
 from treering._coordination.operations import Call, Commit, Operation, Operations, Put, Remove, Rollback
 from treering.errors import StoreError, TreeringError
 
@@ -144,7 +145,7 @@ class MemorySimulation(Simulation):
     def _read(self, name: str) -> bytes | None:
         if self._failing and self._random.random() < self._failing:
             return None
-        return self.folder.get(name)
+        return FolderMessageBoard(self.folder).get(name)
 
     def _send(self, process: Process, failing: float, do: Callable[[], object]) -> None:
         """Make a request whose answer may get lost."""

@@ -13,8 +13,8 @@ __all__ = ["points_of"]
 _PUT: Final = "treering._coordination.message_board:FolderMessageBoard.put"
 _RENAME: Final = "treering._store.posix.folder:Folder.replace"
 _REMOVE: Final = "treering._coordination.message_board:FolderMessageBoard.remove_all"
-_REMOVE_ONE: Final = "treering._store.posix.store:PosixStore.remove"
-_JOURNAL: Final = "treering._store.posix.store:Journal"
+_REMOVE_ONE: Final = "treering._store.posix.folder:Folder.remove"
+_JOURNAL: Final = "treering._store.posix.store:PosixTransaction"
 _FOLDER: Final = "treering._checkpoint.transaction:CheckpointFolder"
 _CONTENT: Final = "treering._store.posix.store:write_content"
 _STAGED: Final = "treering._store.leaves_folder.staged_leaves:StagedLeaves"
@@ -54,7 +54,7 @@ _CHECKPOINT: Final = (
     Point(name="in the middle of a file", place=_CONTENT, when="middle"),
     Point(name="a file is not durable yet", place=_CONTENT, when="after"),
     Point(name="all parts are there", place=f"{_FOLDER}.commit", when="before", of="leader"),
-    Point(name="the journal is durable", place=f"{_JOURNAL}.prepare", when="after", of="leader"),
+    Point(name="the journal is durable", place=f"{_JOURNAL}._prepare", when="after", of="leader"),
     Point(name="it is committed", place=f"{_FOLDER}.commit", when="after", of="leader", done=True),
 )
 _FIRST: Final = (Point(name="the index is there", place=f"{_JOURNAL}.commit", when="after", of="leader", done=True),)

@@ -1,7 +1,7 @@
 """The memory store under a simulation, and the saves of coordinators in it, one request at a time.
 
 The store proves of nobody that it lives or is dead: versions decide. A save here makes the requests of
-`treering._checkpoint.transaction` in their order: look, claim, sweep, compare and swap, tidy. Between any two of them
+`treering._checkpoint.transaction` in their order: look, begin, sweep, compare and swap, tidy. Between any two of them
 its process may sleep for as long as it likes.
 """
 
@@ -13,8 +13,8 @@ from typing import NamedTuple
 
 from torture.simulated_folder import Violation
 from torture.versioned_store import VersionedStore
-from treering._coordination.message_board import stale_messages
-from treering._store.api import ANY, Anything, Claim, Held, Outcome, Version
+from treering._coordination.message_board import FolderMessageBoard, stale_messages
+from treering._store.api import Held, Outcome, Version
 from treering._values.checkpoint_names import (
     INDEX,
     attempt_of_journal,
@@ -85,15 +85,16 @@ class WatchedStore(VersionedStore):
         found = self.read(INDEX)
         return None if found is None else _Index(*json.loads(found.data))
 
-    def remove(self, name: str, expected: Version | Anything = ANY) -> Outcome:
-        """Remove ``name``.
+    def remove(self, *names: str) -> None:
+        """Remove names.
 
         Raises:
-            Violation: the index names it.
+            Violation: the index names one.
         """
-        if is_data(name) and (index := self.read_index()) is not None and name in index.data:
-            raise Violation(f"{name} is removed while the index names it")
-        return super().remove(name, expected)
+        for name in filter(is_data, names):
+            if (index := self.read_index()) is not None and name in index.data:
+                raise Violation(f"{name} is removed while the index names it")
+        super().remove(*names)
 
     def add_data(self, attempt: str, process: int) -> None:
         """Write the data of a process.
@@ -154,7 +155,8 @@ class SimulatedSave:
         self._names: list[str] = []
         self._base: Version | None = None
         self._old: _Index | None = None
-        self._claim: Claim | None = None
+        self._transaction = store.transaction()
+        self._begun = False
         self._unknown = False
         self._replaces: list[str] = []
         self._count = 0
@@ -163,7 +165,7 @@ class SimulatedSave:
         """Yield the requests that begin it; Exists where something is committed and may not be replaced."""
         yield Request(self._list)
         yield Request(self._look)
-        yield Request(self._make_claim)
+        yield Request(self._begin)
         yield Request(self._sweep)
 
     def commit(self, count: int) -> Iterator[Request]:
@@ -187,11 +189,10 @@ class SimulatedSave:
             BusyError: another saver has committed, or removed the marker.
             Violation: it is committed a second time, or without all that belongs to it.
         """
-        if self._claim is None:
-            raise RuntimeError("a commit comes after the claim")
-        self._claim.prepare(self._document())
+        if not self._begun:
+            raise RuntimeError("a commit comes after the marker")
         try:
-            outcome = self._claim.commit()
+            outcome = self._transaction.commit(self._document())
         except FileNotFoundError:
             raise BusyError("another process removed the new files") from None
         if outcome is not Outcome.DONE:
@@ -240,9 +241,9 @@ class SimulatedSave:
         if self._base is not None and not self._overwrite:
             raise ExistsError("a checkpoint is there already")
 
-    def _make_claim(self) -> None:
-        self._claim = self._store.claim(journal_of(self._attempt), INDEX, self._base)
-        self._claim.make()
+    def _begin(self) -> None:
+        self._begun = True
+        self._transaction.begin(journal_of(self._attempt), self._base)
 
     def _sweep(self) -> None:
         store, names = self._store, self._names
@@ -251,11 +252,11 @@ class SimulatedSave:
             if (attempt := attempt_of_journal(marker)) is None:
                 continue
             data = [name for name in data_of(attempt, names) if name not in listed]
-            if store.sweep(marker, data, INDEX, self._base) is Held.NO:
+            if self._transaction.sweep(marker, data) is Held.NO:
                 store.swept.add(attempt)
                 store.unsaid.add(attempt)
                 store.unheard.add(attempt)
-        for name in stale_messages(names, self._is_live, store.get):
+        for name in stale_messages(names, self._is_live, FolderMessageBoard(store).get):
             store.remove(name)
             if (of := attempt_of_message(name)) is not None:
                 (store.unsaid if name == decision_name(of) else store.unheard).add(of)
@@ -271,14 +272,14 @@ class SimulatedSave:
             self._store.remove(name)
 
     def _remove_own(self) -> None:
-        claim, store = self._claim, self._store
-        if claim is None or self._unknown or claim.committed():
+        store = self._store
+        if not self._begun or self._unknown or self._transaction.committed():
             return
         own = data_of(self._attempt, store.names()) if self.alone else [data_name(self._attempt, 0)]
         for name in own:
             store.remove(name)
         if self.alone:
-            claim.withdraw()
+            self._transaction.abort()
 
 
 def data_name(attempt: str, process: int) -> str:

@@ -17,8 +17,9 @@ from collections.abc import Iterable, Sequence
 from pathlib import PurePath, PurePosixPath
 
 from treering._store import api
-from treering._store.api import ANY, Claim, Document, Entry, Held, Kind, Outcome, Reader, Store, Version
+from treering._store.api import ANY, Document, Entry, Held, Kind, Outcome, Reader, Store, Transaction, Version
 from treering._store.pieces import Buffer, pieces
+from treering._values.checkpoint_names import INDEX
 from treering.errors import StoreError
 
 
@@ -82,7 +83,6 @@ class VersionedStore(Store):
         self.path: PurePath = PurePosixPath("versioned")
         self._contents = _Contents()
         self._prefix = ""
-        self._made = False
 
     def open(self, *, quick: bool = False) -> None:  # noqa: ARG002 - as the contract has it
         """Begin to use a place.
@@ -97,29 +97,8 @@ class VersionedStore(Store):
             if self._prefix and not self._contents.is_place(self._prefix):
                 raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
 
-    def make(self) -> None:
-        """Make the place if it is missing, so that it is there before the first name in it."""
-        with self._contents.lock:
-            for above in itertools.accumulate(self._prefix.rstrip("/").split("/"), "{}/{}".format):
-                if above in self._contents.by_name:
-                    raise NotADirectoryError(errno.ENOTDIR, f"{above} is a file, not a folder")
-            if self._prefix and not self._contents.is_place(self._prefix):
-                self._contents.set(self._prefix, b"")
-                self._made = True
-
-    def unmake(self) -> bool:
-        """Remove what `make` made; False where it is still there."""
-        if self._made:
-            self._contents.pop(self._prefix)
-        return not (self._made and self._contents.is_place(self._prefix))
-
-    def drop(self) -> None:
-        """Forget the place itself, if nothing is in it."""
-        self._contents.pop(self._prefix)
-
     def close(self) -> None:
         """What was made stays."""
-        self._made = False
 
     def at(self, name: str) -> VersionedStore:
         """Return the place ``name`` in this one."""
@@ -198,77 +177,73 @@ class VersionedStore(Store):
         """Make ``data`` the content of a message."""
         self.replace(name, data)
 
-    def remove(self, name: str, expected: Version = ANY) -> Outcome:
-        """Remove ``name``, if its version is the expected one; gone already is gone."""
+    def remove(self, *names: str) -> None:
+        """Remove names; gone already is gone."""
         with self._contents.lock:
-            if expected is not ANY and self._version(name) not in (expected, None):
-                return Outcome.LOST
-            self._contents.pop(self._prefix + name)
-        return Outcome.DONE
+            for name in names:
+                self._contents.pop(self._prefix + name)
 
     def flush(self) -> None:
         """Nothing is more durable than this process."""
 
-    def claim(self, marker: str, name: str, base: Version | None) -> Claim:
+    def transaction(self, name: str = INDEX) -> VersionedTransaction:
         """Return an attempt to change the document ``name``."""
-        return _VersionedClaim(self._contents, self._prefix + marker, self._prefix + name, base)
-
-    def sweep(self, marker: str, data: Sequence[str], name: str, current: Version | None) -> Held:  # noqa: ARG002
-        """Remove what an attempt left whose base is no longer the document."""
-        begun = self.read(marker)
-        if begun is None or begun.data == _base_text(current):
-            return Held.UNKNOWN
-        for one in (*data, marker):
-            self.remove(one)
-        return Held.NO
-
-    def retire(self, name: str, new: str, expected: Version) -> Outcome:
-        """Give the document ``name``, of that version, the name ``new``."""
-        with self._contents.lock:
-            if (found := self._found(name)) is None or found.version != expected:
-                return Outcome.LOST
-            self._contents.set(self._prefix + new, found.data)
-            self._contents.pop(self._prefix + name)
-        return Outcome.DONE
+        return VersionedTransaction(self, name)
 
     def _version(self, name: str) -> int | None:
         found = self._found(name)
         return None if found is None else found.version
 
 
-class _VersionedClaim(Claim):
+class VersionedTransaction(Transaction):
     """A marker that says which version its attempt is based on, then a compare and swap."""
 
-    def __init__(self, contents: _Contents, marker: str, name: str, base: Version | None) -> None:
-        self._contents = contents
-        self._marker = marker
-        self._name = name
-        self._base = base
+    def __init__(self, store: VersionedStore, name: str) -> None:
+        self.store = store
+        self._contents, self._prefix = store._contents, store._prefix
+        self._name = self._prefix + name
+        self._marker = ""
         self._state: Version = None
-        self._data = b""
-        self._made = self._done = False
+        self._made = self._begun = self._done = False
 
     def make(self) -> None:
+        """Make the place if it is missing, so that it is there before the first name in it."""
+        with self._contents.lock:
+            for above in itertools.accumulate(self._prefix.rstrip("/").split("/"), "{}/{}".format):
+                if above in self._contents.by_name:
+                    raise NotADirectoryError(errno.ENOTDIR, f"{above} is a file, not a folder")
+            if self._prefix and not self._contents.is_place(self._prefix):
+                self._contents.set(self._prefix, b"")
+                self._made = True
+
+    def unmake(self) -> bool:
+        """Remove what `make` made; False where it is still there."""
+        if self._made:
+            self._contents.pop(self._prefix)
+        return not (self._made and self._contents.is_place(self._prefix))
+
+    def drop(self) -> None:
+        """Forget the place itself, if nothing is in it."""
+        self._contents.pop(self._prefix)
+
+    def begin(self, marker: str, base: Version | None) -> None:
         """Put the marker there.
 
         Raises:
             FileExistsError: it is there already.
         """
+        key = self._prefix + marker
         with self._contents.lock:
-            if self._marker in self._contents.by_name:
+            if key in self._contents.by_name:
                 raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST))
             found = self._contents.by_name.get(self._name)
             # Where nothing was, the number of this absence: it does not come again.
-            absent = self._base is None and found is None
-            self._state = self._contents.state(self._name) if absent else self._base
-            self._contents.set(self._marker, _base_text(self._base))
-            self._made = True
+            absent = base is None and found is None
+            self._state = self._contents.state(self._name) if absent else base
+            self._contents.set(key, _base_text(base))
+            self._marker, self._begun, self._done = key, True, False
 
-    def prepare(self, data: bytes) -> None:
-        """Keep it."""
-        self._data = data
-
-    def commit(self) -> Outcome:
+    def commit(self, data: bytes) -> Outcome:
         """Compare and swap, then remove the marker.
 
         Raises:
@@ -279,7 +254,7 @@ class _VersionedClaim(Claim):
                 raise FileNotFoundError(errno.ENOENT, "the marker of this attempt is gone")
             if self._contents.state(self._name) != self._state:
                 return Outcome.LOST
-            self._contents.set(self._name, self._data)
+            self._contents.set(self._name, data)
             self._contents.pop(self._marker)
             self._done = True
         return Outcome.DONE
@@ -288,13 +263,37 @@ class _VersionedClaim(Claim):
         """Whether the swap was made."""
         return self._done
 
-    def withdraw(self) -> None:
+    def abort(self) -> None:
         """Remove the marker."""
-        if self._made:
+        if self._begun:
             self._contents.pop(self._marker)
 
     def close(self) -> None:
         """Nothing is held open."""
+
+    def sweep(self, marker: str, data: Sequence[str]) -> Held:
+        """Remove what an attempt left whose base is no longer the document."""
+        with self._contents.lock:
+            begun = self._contents.by_name.get(self._prefix + marker)
+            found = self._contents.by_name.get(self._name)
+            if begun is None or begun.data == _base_text(found and found.version):
+                return Held.UNKNOWN
+            self.store.remove(*data, marker)
+        return Held.NO
+
+    def retire(self, new: str, expected: Version) -> Outcome:
+        """Give the document, of that version, the name ``new``."""
+        with self._contents.lock:
+            found = self._contents.by_name.get(self._name)
+            if found is None or found.version != expected:
+                return Outcome.LOST
+            self._contents.set(self._prefix + new, found.data)
+            self._contents.pop(self._name)
+        return Outcome.DONE
+
+    def remove_tombstone(self, found: Entry) -> bool:  # noqa: ARG002 - as the contract has it
+        """There are none."""
+        return False
 
 
 def _base_text(version: Version | None) -> bytes:

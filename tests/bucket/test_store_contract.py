@@ -47,7 +47,6 @@ class TestOnAzurite(_OnServer):
 
 def test_a_server_that_ignores_conditions_is_refused(rclone: BucketServer, prefix: str) -> None:
     store = ObjectStore(ObstoreClient(rclone.connect(), rclone.url), f"{prefix}/", PurePosixPath(prefix))
-    claim = store.claim(".treering.json.0123456789abcdef.treering-tmp", "treering.json", None)
     with pytest.raises(OSError, match="does not heed conditions"):
-        claim.make()
+        store.transaction().begin(".treering.json.0123456789abcdef.treering-tmp", None)
     assert store.names() == ["treering.json"]

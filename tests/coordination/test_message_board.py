@@ -160,7 +160,7 @@ def test_a_refusal_leaves_what_was_there(
 
 
 @pytest.mark.parametrize("reason", [errno.ENOENT, errno.ESTALE])
-@pytest.mark.parametrize("call", ["open", "read"])
+@pytest.mark.parametrize("call", ["open", "pread"])
 def test_a_note_that_is_replaced_while_it_is_read_is_not_there_yet(
     opened: Folder, monkeypatch: pytest.MonkeyPatch, reason: int, call: str
 ) -> None:
@@ -178,7 +178,7 @@ def test_other_refusals_of_a_read_are_errors(opened: Folder, monkeypatch: pytest
     store.put(NAME, b"old")
 
     with monkeypatch.context() as patch:
-        faults.fail(patch, os, "read", OSError(errno.EIO, "broken"))
+        faults.fail(patch, os, "pread", OSError(errno.EIO, "broken"))
         with pytest.raises(OSError, match="broken"):
             store.get(NAME)
 

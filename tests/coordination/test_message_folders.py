@@ -13,7 +13,7 @@ import treering as tr
 from tests.store.objects.memory_bucket import MemoryBucket
 from treering import leaves
 from treering._coordination.message_board import FolderMessageBoard, PathMessageBoard, sweep_messages
-from treering._store.api import Store
+from treering._store.api import Store, open_below
 from treering._store.objects.memory import MemoryStore
 from treering._store.objects.requests import Answer, Delete, Request
 from treering._store.objects.store import ObjectStore
@@ -57,7 +57,7 @@ def test_messages_of_many_processes_are_divided_among_folders(store: Store) -> N
     assert len(folders) == 3
     assert sorted(store.names()) == sorted([*messages[:256], decision_name(ATTEMPT), *folders])
     for folder in folders:
-        with store.below(folder) as below:
+        with open_below(store, folder) as below:
             assert len(below.names()) == 256
 
 

@@ -121,8 +121,9 @@ def test_threads_save_together_in_a_real_folder(tmp_path: Path) -> None:
 @pytest.mark.parametrize("seed", range(6))
 def test_troubled_stores_only_make_it_slower(seed: int) -> None:
     inner = MemoryStore()
-    stores = [
-        FaultyStore(inner, seed=seed * 10 + this, slow=0.1, stale=0.2, failing=0.2, delay=0.01) for this in range(3)
+    stores: list[MessageBoard] = [
+        FolderMessageBoard(FaultyStore(inner, seed=seed * 10 + this, slow=0.1, stale=0.2, failing=0.2, delay=0.01))
+        for this in range(3)
     ]
     recorder = [Recorder() for _ in range(3)]
     assert joint(stores, recorder) == [None] * 3
@@ -179,12 +180,14 @@ def carried_out(
     answers: list[object] = []
     time = time or Time()
     steps: Operations = one(*operations, answers)  # type: ignore[assignment]
-    run_protocol(steps, board or MemoryStore(), recorder or Recorder(), clock=time.clock, sleep=time.sleep)
+    run_protocol(
+        steps, board or FolderMessageBoard(MemoryStore()), recorder or Recorder(), clock=time.clock, sleep=time.sleep
+    )
     return answers
 
 
 def test_each_operation_is_done_and_answered() -> None:
-    recorder, time, board = Recorder(), Time(), MemoryStore()
+    recorder, time, board = Recorder(), Time(), FolderMessageBoard(MemoryStore())
     operations = [
         Put(NAME, b"x"), Get(NAME), Remove((NAME,)), Get(NAME), Now(), Sleep(3.0), Now(), PrepareData(),
         Commit((b"a", b"b")), Rollback(),
@@ -204,7 +207,7 @@ def test_what_an_operation_raises_goes_into_the_steps(
     def refuse(*_: object) -> None:
         raise error
 
-    recorder, time, board = Recorder(), Time(), MemoryStore()
+    recorder, time, board = Recorder(), Time(), FolderMessageBoard(MemoryStore())
     for place in (recorder, time, board):
         for name in ("prepare", "commit", "roll_back", "sleep", "remove_all"):
             monkeypatch.setattr(place, name, refuse, raising=False)
@@ -212,7 +215,7 @@ def test_what_an_operation_raises_goes_into_the_steps(
 
 
 def test_a_note_that_cannot_be_put_is_tried_again_for_a_second() -> None:
-    class Broken(MemoryStore):
+    class Broken(FolderMessageBoard):
         tries = 0
         fails = 3
 
@@ -222,10 +225,10 @@ def test_a_note_that_cannot_be_put_is_tried_again_for_a_second() -> None:
                 raise OSError(errno.EIO, "broken")
             super().put(name, data)
 
-    broken, time = Broken(), Time()
+    broken, time = Broken(MemoryStore()), Time()
     assert carried_out(Put(NAME, b"x"), Get(NAME), board=broken, time=time) == [None, b"x"]
     assert broken.tries == 4
-    broken, time = Broken(), Time()
+    broken, time = Broken(MemoryStore()), Time()
     broken.fails = 1000
     (error,) = carried_out(Put(NAME, b"x"), board=broken, time=time)
     assert isinstance(error, OSError)
@@ -234,7 +237,7 @@ def test_a_note_that_cannot_be_put_is_tried_again_for_a_second() -> None:
 
 
 def test_a_note_that_cannot_be_read_is_not_there_yet_and_then_the_cause() -> None:
-    class Broken(MemoryStore):
+    class Broken(FolderMessageBoard):
         fails = True
 
         def get(self, name: str) -> bytes | None:
@@ -242,7 +245,7 @@ def test_a_note_that_cannot_be_read_is_not_there_yet_and_then_the_cause() -> Non
                 raise OSError(errno.EIO, "broken")
             return super().get(name)
 
-    broken, time = Broken(), Time()
+    broken, time = Broken(MemoryStore()), Time()
     steps = participate(call_of(1, 2, timeout=9.0), check)
     with pytest.raises(TimedOutError, match="process 0 did not arrive within 9 s") as caught:
         run_protocol(steps, broken, Recorder(), clock=time.clock, sleep=time.sleep)
@@ -257,13 +260,15 @@ def test_a_note_that_cannot_be_read_is_not_there_yet_and_then_the_cause() -> Non
 
 
 def test_a_folder_that_takes_no_notes(tmp_path: Path) -> None:
-    class Full(MemoryStore):
+    class Full(FolderMessageBoard):
         def put(self, name: str, data: bytes) -> None:
             raise OSError(errno.ENOSPC, "No space left on device")
 
     time, recorder = Time(), Recorder()
     with pytest.raises(StoreError, match="could not save 'ckpt': No space left on device") as caught:
-        run_protocol(coordinate(call_of(0, 2), SIGNATURE), Full(), recorder, clock=time.clock, sleep=time.sleep)
+        run_protocol(
+            coordinate(call_of(0, 2), SIGNATURE), Full(MemoryStore()), recorder, clock=time.clock, sleep=time.sleep
+        )
     assert caught.value.errno == errno.ENOSPC
     assert recorder.did == []
     assert time.now < 20
@@ -273,7 +278,7 @@ def test_an_interrupt_while_waiting_is_told_to_the_others() -> None:
     def interrupt(seconds: float) -> None:
         raise KeyboardInterrupt
 
-    board, recorder = MemoryStore(), Recorder()
+    board, recorder = FolderMessageBoard(MemoryStore()), Recorder()
     with pytest.raises(KeyboardInterrupt):
         run_protocol(participate(call_of(1, 2), check), board, recorder, sleep=interrupt)
     note = board.get(vote_name(derive_attempt(JOB, 1), 1))

@@ -15,7 +15,7 @@ from tests.leaves.jobs_of_threads import Job
 from tests.leaves.saved import put
 from tests.store.objects.memory_bucket import MemoryBucket, use_for_memory
 from tests.trees import fingerprint
-from treering._store.objects import claim, requests
+from treering._store.objects import requests, transaction
 from treering._store.objects import store as objects
 from treering._store.objects.requests import Answer, Put, Request, Status
 from treering._store.resolve import located
@@ -81,7 +81,7 @@ def bucket(monkeypatch: pytest.MonkeyPatch) -> FaultyBucket:
     bucket = FaultyBucket()
     use_for_memory(monkeypatch, bucket)
     monkeypatch.setattr(requests, "_wait", lambda _: Answer(Status.DONE))
-    for module in (claim, objects):
+    for module in (transaction, objects):
         turns = itertools.count()
         monkeypatch.setattr(module, "patience", lambda _, turns=turns: lambda: next(turns) > 20)
     return bucket

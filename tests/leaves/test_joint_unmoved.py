@@ -157,7 +157,7 @@ def test_process_0_does_not_come(pair: Job, bucket: TestBucket) -> None:
 def test_where_nothing_tells_what_became_of_the_commit_all_stays(
     pair: Job, bucket: TestBucket, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from treering._store.objects import claim
+    from treering._store.objects import transaction
 
     tree = {"rows": put(jnp.arange(64.0).reshape(8, 8), P("x"))}
     all_well(pair.save(PATH, OTHER))
@@ -169,7 +169,7 @@ def test_where_nothing_tells_what_became_of_the_commit_all_stays(
         return real(request)
 
     with monkeypatch.context() as lossy:
-        lossy.setattr(claim, "patience", lambda *_: lambda: True)
+        lossy.setattr(transaction, "patience", lambda *_: lambda: True)
         lossy.setattr(bucket, "perform", lose_request)
         errors = pair.save(PATH, tree)
     all_failed(errors, (StoreError, ProcessFailedError), "may yet be in place")

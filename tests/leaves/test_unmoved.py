@@ -17,8 +17,8 @@ from tests.store.objects.memory_bucket import MemoryBucket, use_for_memory
 from tests.trees import assert_unchanged
 from treering._leaves.commit import begin_save
 from treering._store import resolve
-from treering._store.objects import claim
-from treering._store.objects import store as objects
+from treering._store.objects import transaction
+from treering._store.objects import transaction as objects
 from treering._store.objects.requests import Answer, Delete, ObjectVersion, Put, Request, Status
 from treering._store.resolve import store_at
 from treering.errors import (
@@ -317,7 +317,7 @@ def test_where_nothing_tells_what_became_of_it_all_stays(
 ) -> None:
     tree_serialize_leaves(stored, OTHER)
     real = bucket.perform
-    monkeypatch.setattr(claim, "patience", lambda *_: lambda: True)
+    monkeypatch.setattr(transaction, "patience", lambda *_: lambda: True)
 
     def lose_request(request: Request) -> Answer:
         if isinstance(request, Put) and request.name.endswith(INDEX):
@@ -487,7 +487,7 @@ def test_a_copy_whose_index_is_lost_is_indexed_on_disk(path: str, tmp_path: Path
 def test_a_copy_from_a_disk_is_read_and_saved_into(path: str, tmp_path: Path) -> None:
     tree_serialize_leaves(tmp_path, TREE, prefix="model")
     store = store_at(path)
-    store.make()
+    store.transaction().make()
     for file in tmp_path.rglob("*"):
         if file.is_file():
             store.create(file.relative_to(tmp_path).as_posix(), [data := file.read_bytes()], len(data))

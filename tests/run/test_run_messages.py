@@ -17,9 +17,7 @@ ATTEMPT = "0123456789abcdef"
 
 def leave_messages(run: Path, step: int) -> None:
     """Let three messages be all that is in the folder of a step; one lies in a folder of messages."""
-    store = store_at(run / step_name(step))
-    store.make()
-    store.close()
+    store_at(run / step_name(step)).transaction().make()
     board = PathMessageBoard(run / step_name(step))
     for name in (vote_name(ATTEMPT, 1), departure_name(ATTEMPT, 300), heartbeat_name(1)):
         board.put(name, b"{}")

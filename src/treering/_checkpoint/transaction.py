@@ -14,11 +14,10 @@ import contextlib
 import errno
 import os
 import secrets
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Self
 
-from treering._checkpoint.waiting import NOTHING, list_names, listed_names, remove_data, supersede
 from treering._codec.key_document import Superseded, is_tombstone
 from treering._coordination.message_board import (
     FolderMessageBoard,
@@ -27,12 +26,13 @@ from treering._coordination.message_board import (
     holds_messages,
     sweep_messages,
 )
-from treering._store.api import Claim, Closable, Entry, Held, Outcome, Store, Version
+from treering._store.api import Closable, Entry, Held, NamesIn, Outcome, Store, Transaction, Version
 from treering._store.failures import naming, with_errno
 from treering._store.open_folder import index_document, is_removed, key_content
 from treering._store.pieces import Buffer
 from treering._store.resolve import store_at
 from treering._store.run_folder import refuse_linked
+from treering._store.waiting import NOTHING, Waiting, list_names, listed_names, remove_data, supersede
 from treering._values import checkpoint_names
 from treering._values.checkpoint_names import INDEX, LOCK_FILE, require_data_name
 from treering.errors import (
@@ -62,6 +62,7 @@ class AttemptFiles(Closable):
         self.attempt = attempt
         self._shown = os.fspath(path)
         self._store = store_at(path)
+        self._transaction = self._store.transaction()
         self._opened = False
         self._old: Version | None = None
         self._written: list[str] = []
@@ -73,7 +74,8 @@ class AttemptFiles(Closable):
             StoreError: the file system has fewer than ``size`` bytes free, or there is no folder.
         """
         with naming(self._shown, "write"):
-            self._open_store().require_space(size)
+            self._open_store()
+            self._transaction.require_space(size)
 
     def write_file(self, name: str, buffers: Iterable[Buffer], size: int) -> None:
         """Write the new file ``name``, durable but for its name, as the concatenation of ``buffers``.
@@ -138,7 +140,7 @@ class JoinedFolder(AttemptFiles):
         Raises:
             OSError: the system refused.
         """
-        self._store.make()
+        self._transaction.make()
 
     def make_durable(self) -> None:
         """Make the names of the written files durable; their content is.
@@ -153,9 +155,8 @@ class JoinedFolder(AttemptFiles):
         """Remove what was written here, as far as that goes; the journal of process 0 is the proof for the rest."""
         written, self._written = self._written, []
         if self._opened:
-            for name in written:
-                with contextlib.suppress(OSError):  # the others may go all the same
-                    self._store.remove(name)
+            with contextlib.suppress(OSError):  # all were tried
+                self._store.remove(*written)
 
     def _open_store(self) -> Store:
         if not self._opened:
@@ -179,13 +180,13 @@ def refusing_board(path: Path) -> Iterator[MessageBoard]:
         >>> path.exists()
         False
     """
-    store = store_at(path)
+    transaction = store_at(path).transaction()
     with naming(os.fspath(path), "write"):
-        store.make()
+        transaction.make()
     try:
         yield PathMessageBoard(os.fspath(path))
     finally:
-        store.unmake()
+        transaction.unmake()
 
 
 _TRIES = 20
@@ -231,13 +232,7 @@ class CheckpointFolder(AttemptFiles):
     """
 
     def __init__(
-        self,
-        path: Path,
-        *,
-        overwrite: bool,
-        names_in: Callable[[bytes], Sequence[str]],
-        attempt: str | None = None,
-        live: Collection[str] = (),
+        self, path: Path, *, overwrite: bool, names_in: NamesIn, attempt: str | None = None, live: Collection[str] = ()
     ) -> None:
         super().__init__(path, secrets.token_hex(8) if attempt is None else attempt)
         self._path = path
@@ -250,14 +245,13 @@ class CheckpointFolder(AttemptFiles):
         self._overwrite = overwrite
         self._names_in = names_in
         self._live = live
-        self._claim: Claim | None = None
+        self._begun = False
         self._joint = attempt is not None
         self._alone = not self._joint
 
     def __enter__(self) -> Self:
         refuse_linked(self._path)
         with naming(self._shown, "write"):
-            self._store.resolve()
             for _ in range(_TRIES):
                 try:
                     self._begin()
@@ -293,7 +287,8 @@ class CheckpointFolder(AttemptFiles):
         require_data_name(self.attempt, name)
         with naming(self._shown, "write"):
             self._written.append(name)
-            return self._open_store().link_from(source, name)
+            self._open_store()
+            return self._transaction.link(source, name)
 
     def commit(self, index: bytes) -> None:
         """Make the new files durable, make ``index`` the index, make that durable, remove the superseded files.
@@ -304,17 +299,14 @@ class CheckpointFolder(AttemptFiles):
             StoreError: the system refused. Nothing has changed, except in one case that the message names: the new
                 content is in place but may not be durable.
         """
-        store, claim = self._open_store(), self._claim
-        if claim is None:
+        store = self._open_store()
+        if not self._begun:
             raise RuntimeError("call commit once, inside the with block")
         with naming(self._shown, "write"):
-            if not store.is_current():
-                raise self._refuse("another process moved or removed the folder")
-            claim.prepare(index)
             try:
-                outcome = claim.commit()
+                outcome = self._transaction.commit(index)
             except FileNotFoundError as error:
-                raise self._refuse("another process removed the new files") from error
+                raise self._refuse(str(error.strerror)) from error
             if outcome is Outcome.LOST:
                 raise self._exists() if self._is_first else self._refuse("another process saved there meanwhile")
             if outcome is Outcome.UNKNOWN:
@@ -330,22 +322,20 @@ class CheckpointFolder(AttemptFiles):
         """Make the place, keep others out, look at it, put the marker there, sweep."""
         store = self._store
         try:
-            store.make()
+            self._transaction.make()
             store.open()
             self._opened = True
-            if not store.lock():
+            if not self._transaction.lock():
                 hint = None if store.find(LOCK_FILE) is None else f"remove {LOCK_FILE!r} there if none is"
                 raise self._refuse("another process is saving to this checkpoint", hint)
-            if not store.is_current():
-                raise _Vanished
             names = list_names(store)
             found = store.find(INDEX)
             self._old = None if found is None else found.version
             self._modified, self._key = 0.0 if found is None else found.modified, b""
             self._is_first = found is None or is_removed(store, found)
             listed = self._listed(found) if found is not None and not self._is_first else self._removed(names, found)
-            self._claim = store.claim(checkpoint_names.journal_of(self.attempt), INDEX, self._old)
-            self._claim.make()
+            self._begun = True
+            self._transaction.begin(checkpoint_names.journal_of(self.attempt), self._old)
         except FileNotFoundError as error:
             if isinstance(error, TreeringError):
                 raise
@@ -360,7 +350,6 @@ class CheckpointFolder(AttemptFiles):
             raise self._refuse(f"{INDEX!r} there is not a file of its own", "save to another path", ExistsError)
         if not self._overwrite:
             raise self._exists()
-        self._store.require_writable(INDEX)
         try:
             return tuple(self._names_in(self._read_key()))
         except TreeringError as error:
@@ -372,7 +361,6 @@ class CheckpointFolder(AttemptFiles):
         """Return the names that a tombstone lists; refuse a folder that holds anything but leftovers."""
         listed = []
         if tombstone is not None:
-            self._store.require_writable(INDEX)
             try:
                 key = self._read_key()
                 if not is_tombstone(key):
@@ -415,7 +403,7 @@ class CheckpointFolder(AttemptFiles):
     def _sweep(self, names: list[str], listed: tuple[str, ...]) -> None:
         """Remove what dead attempts left, and what the old index had superseded; remember what this one supersedes."""
         store = self._store
-        for _, life in sweep_attempts(store, names, listed, self._old):
+        for _, life in sweep_attempts(self._transaction, names, listed):
             if life is Held.YES:
                 raise self._refuse("another process is saving to this checkpoint")
         with contextlib.suppress(OSError):  # a removal that was cut short; the next one tries again
@@ -423,13 +411,18 @@ class CheckpointFolder(AttemptFiles):
         # What is not swept may go on: its marker is there. It may also have come after the names were listed.
         sweep_messages(store, names, self._may_go_on)
         if store.grace:
-            waiting = supersede(store, self._key, self._modified, names) if self._key else NOTHING
+            waiting = self._supersede(names)
             self.superseded, self.waiting, self._going = waiting.names, waiting.kept, waiting.past
             return
         # Listed anew: where no lock keeps others out, the index may name data that came after the first listing.
         present = set(list_names(store)) if listed else set[str]()
         self.superseded = tuple(name for name in listed if name in present and checkpoint_names.is_data(name))
         self._going = self.superseded
+
+    def _supersede(self, names: Collection[str]) -> Waiting:
+        if not self._key:
+            return NOTHING
+        return supersede(self._store.grace, self._transaction.now, self._key, self._modified, names)
 
     def _may_go_on(self, attempt: str) -> bool:
         live = attempt == self.attempt or attempt in self._live
@@ -440,38 +433,30 @@ class CheckpointFolder(AttemptFiles):
 
         ``with contextlib.closing(folder), folder:`` calls it twice, so that one interrupt never leaves the lock held.
         """
-        store, claim = self._store, self._claim
-        committed = claim is not None and not self._undone(store, claim)
-        store.unlock()
+        committed = self._begun and not self._undone(self._store)
+        self._transaction.close()
         if not committed:
             # Whoever came into them meanwhile has put a file there, or meets a missing folder and begins again.
-            store.unmake()
-        store.close()
-        self._opened = False
-        self._claim = None
+            self._transaction.unmake()
+        self._store.close()
+        self._opened = self._begun = False
+        self._transaction = self._store.transaction()  # which has made nothing
 
-    def _undone(self, store: Store, claim: Claim) -> bool:
+    def _undone(self, store: Store) -> bool:
         """Remove the files of the attempt; False when it is committed, or when that cannot be known now."""
         try:
-            committed = claim.committed()
+            if self._transaction.committed():
+                return False
         except OSError:
-            committed = True
-        if committed:
-            claim.close()
             return False
         try:
             # Where others took part, perhaps one of them could not remove what it wrote.
             others = checkpoint_names.data_of(self.attempt, store.names()) if self._joint and self._alone else []
-            for name in {*self._written, *others}:
-                store.remove(name)
-        except OSError:
-            # What stays is proved to be a leftover by the marker.
-            claim.close()
+            store.remove(*{*self._written, *others})
+        except OSError:  # what stays is proved to be a leftover by the marker
             return True
         if self._alone:
-            claim.withdraw()
-        else:
-            claim.close()
+            self._transaction.abort()
         return True
 
     def _exists(self) -> ExistsError:
@@ -485,9 +470,7 @@ class CheckpointFolder(AttemptFiles):
         return with_errno(error, errno.EBUSY if kind is BusyError else errno.EEXIST, self._shown)
 
 
-def listed_by_tombstones(
-    store: Store, names: Iterable[str], names_in: Callable[[bytes], Sequence[str]]
-) -> Iterator[tuple[str, list[str]]]:
+def listed_by_tombstones(store: Store, names: Iterable[str], names_in: NamesIn) -> Iterator[tuple[str, list[str]]]:
     """Yield each tombstone that can be read, with the names that it lists, those of data files only.
 
     A tombstone that is damaged, or of a newer version, proves nothing: it stays, and so does what it may list.
@@ -513,15 +496,14 @@ def listed_by_tombstones(
 
 
 def sweep_attempts(
-    store: Store, names: Collection[str], live: Collection[str], current: Version | None
+    transaction: Transaction, names: Collection[str], live: Collection[str]
 ) -> Iterator[tuple[str, Held]]:
-    """Remove what dead attempts left, and yield each attempt of the folder with what its lock says.
+    """Remove what dead attempts left, and yield each attempt of the folder with what its marker says.
 
     Args:
-        store: the place; the caller has its lock.
+        transaction: the change of the place, whose lock it has.
         names: the names in it.
         live: names that the index lists that is there now; they stay.
-        current: the version of that index.
 
     Raises:
         OSError: the system refused.
@@ -529,12 +511,10 @@ def sweep_attempts(
     for marker in names:
         if (attempt := checkpoint_names.attempt_of_journal(marker)) is not None:
             data = [name for name in checkpoint_names.data_of(attempt, names) if name not in live]
-            yield attempt, store.sweep(marker, data, INDEX, current)
+            yield attempt, transaction.sweep(marker, data)
 
 
-def finish_removals(
-    store: Store, names: Collection[str], names_in: Callable[[bytes], Sequence[str]], live: Collection[str]
-) -> None:
+def finish_removals(store: Store, names: Collection[str], names_in: NamesIn, live: Collection[str]) -> None:
     """Remove what tombstones list, then the tombstones. The caller has the lock of the folder.
 
     Args:
@@ -553,8 +533,7 @@ def finish_removals(
     store.flush()
     for tombstone, listed in listed_by_tombstones(store, names, names_in):
         data = [name for name in listed if name in names and name not in live]
-        for name in data:
-            store.remove(name)
+        store.remove(*data)
         if data:
             # As durable as the tombstone's own end, or nobody would know any more whose they are.
             store.flush()

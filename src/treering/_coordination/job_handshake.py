@@ -270,9 +270,9 @@ def remove_told(processes: Processes) -> None:
         place, attempt = job.told.pop()
         with contextlib.suppress(OSError, TreeringError), opened_store(place) as store:
             names = store.names()
-            store.remove_all(mine := [name for name in names if attempt_of_message(name) == attempt])
+            store.remove(*(mine := [name for name in names if attempt_of_message(name) == attempt]))
             if len(mine) == len(names):
-                store.drop()  # it was made for them
+                store.transaction().drop()  # it was made for them
 
 
 class _JobHandshake:
@@ -287,7 +287,7 @@ class _JobHandshake:
         self._look_seconds = min(timeout, timing.current.handshake_look)
         self._doing = doing
         self._is_coordinator = job.processes.is_coordinator
-        self._store = store_at(path)
+        self._transaction = store_at(path).transaction()
         self._failed: TreeringError | None = None
         self._board = _SignedMessageBoard(self._shown)
         if not self._is_coordinator:
@@ -299,7 +299,7 @@ class _JobHandshake:
                 with naming(self._shown, "write"):
                     self._begin()
             except TreeringError as error:
-                self._store.unmake()
+                self._transaction.unmake()
                 self._failed = error
         return self
 
@@ -313,7 +313,7 @@ class _JobHandshake:
             # Whoever comes late finds it and does not wait for this process; the next save sweeps it.
             self._sign()
             with contextlib.suppress(OSError):
-                self._store.make()
+                self._transaction.make()
                 self._board.put(name, b"call %d is given up " % self._number)
             return
         if isinstance(
@@ -385,7 +385,7 @@ class _JobHandshake:
     def _begin(self) -> None:
         """Make the folder and leave the mark in it."""
         for tries_left in reversed(range(_TRIES)):
-            self._store.make()
+            self._transaction.make()
             try:
                 self._mark()
             except FileNotFoundError:  # another saver failed, and has removed what it had made
@@ -397,7 +397,7 @@ class _JobHandshake:
     def _remove_made(self) -> None:
         """Remove the folders that were made, once those who have seen them have taken their signs of life along."""
         for _ in range(_REMOVALS):
-            if self._store.unmake():
+            if self._transaction.unmake():
                 return
             time.sleep(timing.current.handshake_pause)
 

@@ -11,12 +11,14 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import functools
 import os
 from collections.abc import Callable, Collection, Iterable
 from typing import Protocol, Self
 
 from treering._coordination.messages import PrepareMessage
-from treering._store.api import LARGEST_MESSAGE, Store
+from treering._store.api import LARGEST_MESSAGE, Store, open_below
+from treering._store.failures import LinkRefusedError
 from treering._store.resolve import is_folder, opened_store
 from treering._values import timing
 from treering._values.checkpoint_names import (
@@ -86,11 +88,11 @@ class FolderMessageBoard:
             self._store.put(name, data)
             return
         try:
-            with self._store.below(folder) as below:
+            with open_below(self._store, folder) as below:
                 below.put(name, data)
         except FileNotFoundError:
-            self._store.make_below(folder)
-            with self._store.below(folder) as below:
+            self._store.at(folder).transaction().make()
+            with open_below(self._store, folder) as below:
                 below.put(name, data)
 
     def get(self, name: str) -> bytes | None:
@@ -100,10 +102,10 @@ class FolderMessageBoard:
             OSError: the system refused; a link, a pipe or something too large has that name.
         """
         if (folder := _folder_of(name)) is not None:
-            with contextlib.suppress(FileNotFoundError), self._store.below(folder) as below:
-                return below.get(name)
+            with contextlib.suppress(FileNotFoundError), open_below(self._store, folder) as below:
+                return _read(below, name)
         # Where the folder is not there, it cannot be here either; but a network file system is asked to look again.
-        return self._store.get(name)
+        return _read(self._store, name)
 
     def remove_all(self, names: Collection[str]) -> None:
         """Remove them.
@@ -120,13 +122,24 @@ class FolderMessageBoard:
         for folder, some in by_folder.items():
             try:
                 if folder is None:
-                    self._store.remove_all(some)
+                    self._store.remove(*some)
                 else:
                     _remove_below(self._store, folder, some)
             except OSError as error:
                 failed = failed or error
         if failed is not None:
             raise failed
+
+
+def _read(store: Store, name: str) -> bytes | None:
+    """Return a message; None where there is none. Raises as `FolderMessageBoard.get` does."""
+    try:
+        found = store.read(name, LARGEST_MESSAGE + 1)
+    except LinkRefusedError as error:
+        raise OSError(errno.ELOOP, error.message) from error
+    if found is not None and len(found.data) > LARGEST_MESSAGE:
+        raise OSError(errno.EFBIG, f"{name!r} is larger than any message")
+    return None if found is None else found.data
 
 
 def _folder_of(name: str) -> str | None:
@@ -136,9 +149,9 @@ def _folder_of(name: str) -> str | None:
 def _remove_below(store: Store, folder: str, names: Iterable[str] | None = None) -> None:
     """Remove messages from a folder of messages, all that are there if ``names`` is None; then the folder if empty."""
     with contextlib.suppress(FileNotFoundError):
-        with store.below(folder) as below:
-            below.remove_all(filter(is_message, below.names()) if names is None else names)
-        store.drop_below(folder)
+        with open_below(store, folder) as below:
+            below.remove(*(filter(is_message, below.names()) if names is None else names))
+        store.at(folder).transaction().drop()
 
 
 def holds_messages(store: Store, name: str) -> bool:
@@ -150,7 +163,7 @@ def holds_messages(store: Store, name: str) -> bool:
         False
     """
     if is_message_folder(name):
-        with contextlib.suppress(OSError), store.below(name) as below:
+        with contextlib.suppress(OSError), open_below(store, name) as below:
             return all(map(is_message, below.names()))
     return False
 
@@ -258,9 +271,9 @@ def sweep_messages(store: Store, names: Iterable[str], is_live: Callable[[str], 
         >>> store.names()
         []
     """
-    stale = stale_messages(names, is_live, store.get)
+    stale = stale_messages(names, is_live, functools.partial(_read, store))
     with contextlib.suppress(OSError):
-        store.remove_all(name for name in stale if not is_message_folder(name))
+        store.remove(*(name for name in stale if not is_message_folder(name)))
     for folder in filter(is_message_folder, stale):
         with contextlib.suppress(OSError):
             _remove_below(store, folder)

@@ -193,13 +193,14 @@ def _new_folder(options: SaveOptions) -> Iterator[Store]:
     """
     refuse_other_form(options.path, "hf")
     with naming(os.fspath(options.path), "write"), store_at(options.path) as store:
-        store.make()
+        transaction = store.transaction()
+        transaction.make()
         try:
             store.open()
             _require_no_weights(store)
             yield store
         except BaseException:  # an interrupt too; raised again below
-            store.unmake()
+            transaction.unmake()
             raise
 
 
@@ -212,7 +213,7 @@ def _require_no_weights(store: Store) -> None:
 
 def _write_shards(store: Store, shards: Mapping[str, tuple[Iterator[bytes | memoryview], int]], index: Any) -> None:
     """Write the files, and once they are durable the index; remove those that were written if one fails."""
-    store.require_space(sum(size for _, size in shards.values()))
+    store.transaction().require_space(sum(size for _, size in shards.values()))
     made: list[str] = []
     try:
         for name, (content, size) in shards.items():
@@ -232,14 +233,14 @@ def _write_shards(store: Store, shards: Mapping[str, tuple[Iterator[bytes | memo
         store.flush()
     except BaseException:  # an interrupt too; raised again below
         with contextlib.suppress(OSError):
-            store.remove_all(made)
+            store.remove(*made)
         raise
 
 
 def _require_alone(store: Store, other: str, made: Sequence[str]) -> None:
     """Take back the files that were made where another writer made a model of the other kind meanwhile."""
     if store.find(other) is not None:
-        store.remove_all(made)
+        store.remove(*made)
         raise _found_another(store, other)
 
 

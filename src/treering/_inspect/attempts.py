@@ -14,9 +14,8 @@ import stat
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Final
 
-from treering._checkpoint.waiting import describe_waiting, listed_names
 from treering._coordination.messages import DecisionMessage, PrepareMessage, VoteMessage
-from treering._store.api import LARGEST_MESSAGE, Entry, Locks, Store
+from treering._store.api import LARGEST_MESSAGE, Entry, Locks, Store, open_below
 from treering._store.failures import LinkRefusedError, naming
 from treering._store.leaves_folder.attempts import list_attempts
 from treering._store.objects.protocol import read_marker
@@ -24,6 +23,7 @@ from treering._store.open_folder import is_removed, key_content
 from treering._store.posix.folder_tree import FOLDER, FolderTree, Parts
 from treering._store.posix.store import PosixStore, entry_of
 from treering._store.resolve import located, opened_store
+from treering._store.waiting import describe_waiting, listed_names
 from treering._values import checkpoint_names, leaves_names
 from treering.errors import CorruptError, FormatError, NotFoundError, UnsupportedError
 
@@ -116,7 +116,7 @@ def looked_at(path: str) -> FolderScan:
 
 
 def _looked(store: Store, path: str) -> FolderScan:
-    locks = store.locks()
+    locks = store.transaction().locks()
     names = sorted(store.names())
     saver = locks.holder(store.find(""))
     known = {entry.name: entry for entry in store.list() if "/" not in entry.name} if store.flat else {}
@@ -245,7 +245,7 @@ def _notes(store: Store, names: Sequence[str]) -> Iterator[NoteFile]:
     """Walk through the notes and read them; those that are being written are left out."""
     for name in names:
         if checkpoint_names.is_message_folder(name):
-            with contextlib.suppress(OSError, LinkRefusedError), store.below(name) as below:
+            with contextlib.suppress(OSError, LinkRefusedError), open_below(store, name) as below:
                 yield from _notes(below, [one for one in below.names() if checkpoint_names.is_message(one)])
         if (kind := _NOTE.fullmatch(name)) is None or not checkpoint_names.is_message(name):
             continue

@@ -116,10 +116,10 @@ def inspect(path: str | os.PathLike[str]) -> Inspection:
 
 def list_checkpoint(path: str | os.PathLike[str]) -> Listing:
     """List a checkpoint; raises as `inspect` does."""
-    from treering._checkpoint.waiting import describe_waiting
     from treering._format.document import parse_index
     from treering._store.failures import naming
     from treering._store.open_folder import OpenFolder
+    from treering._store.waiting import describe_waiting
 
     with OpenFolder(located(path)) as folder:
         data = folder.read_index()

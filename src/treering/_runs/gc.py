@@ -9,7 +9,6 @@ from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from treering._checkpoint.waiting import DAY, warn_denied
 from treering._format.document import read_names, read_summary
 from treering._runs.removal import (
     attempt_in,
@@ -22,6 +21,7 @@ from treering._runs.removal import (
 )
 from treering._runs.steps import judge, note_records, open_run, read_run, records_in, records_of
 from treering._store.run_folder import RunFolder
+from treering._store.waiting import DAY, warn_denied
 from treering.errors import BusyError, NotFoundError, TreeringError
 from treering.retention import Policy, Verdict
 

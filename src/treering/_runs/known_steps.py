@@ -15,12 +15,12 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Final
 
 from treering import retention
-from treering._checkpoint.waiting import DAY
 from treering._codec.key_document import HEAD_BYTES
 from treering._format.run_document import RunDocument, StepRecord, encode_run, record_text
 from treering._runs.removal import NOT_READ
 from treering._runs.steps import document_in, facts, is_current, read_record
 from treering._store.run_folder import RunFolder
+from treering._store.waiting import DAY
 from treering._values import timing
 from treering.errors import PermissionDeniedError
 from treering.retention import Policy, StepFacts

@@ -11,27 +11,24 @@ import errno
 import functools
 import os
 import secrets
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator
 from pathlib import Path
-from typing import Final, TypeAlias
+from typing import Final
 
 from treering._checkpoint.transaction import finish_removals, sweep_attempts
-from treering._checkpoint.waiting import DAY, has_waiting_names, list_names, listed_names, remove_data, remove_waiting
-from treering._codec.key_document import is_tombstone, is_tombstone_size
+from treering._codec.key_document import is_tombstone_size
 from treering._coordination.message_board import sweep_messages
 from treering._format.document import read_names, read_summary
 from treering._format.run_document import SupersededSteps, encode_superseded, find_note, parse_superseded
-from treering._store.api import Document, Held, Outcome, Store
+from treering._store.api import Document, Held, NamesIn, Outcome, Store, Transaction
 from treering._store.failures import LinkRefusedError, naming, naming_file, with_errno
 from treering._store.open_folder import find_index, index_document, key_content
 from treering._store.run_folder import LEFT_DOCUMENT, RunFolder, step_name
+from treering._store.waiting import has_waiting_names, list_names, listed_in, remove_waiting
 from treering._values import checkpoint_names
-from treering._values.checkpoint_names import INDEX, attempt_of_journal, data_of, is_data, is_message, is_message_folder
+from treering._values.checkpoint_names import INDEX, is_data, is_message, is_message_folder
 from treering._values.telemetry import report
 from treering.errors import BusyError, CorruptError, FormatError, NotFoundError, TreeringError, UnsupportedError
-
-NamesIn: TypeAlias = Callable[[bytes], Sequence[str]]
-"""Gives the names of all data files that an index mentions; its own errors mean a damaged index."""
 
 
 def remove_step(run: RunFolder, step: int, names_in: NamesIn, attempt_of: Callable[[bytes], str | None]) -> bool:
@@ -55,14 +52,14 @@ def remove_step(run: RunFolder, step: int, names_in: NamesIn, attempt_of: Callab
         TreeringError: what ``attempt_of`` raises; nothing has changed.
     """
     shown = run.path / step_name(step)
-    opened = run.open_step(step)
-    if opened is None:
+    folder = run.open_step(step)
+    if folder is None:
         return False
-    with opened, _locked(opened, os.fspath(shown)) as folder:
-        if folder is None:
+    with folder, _locked(folder, os.fspath(shown)) as transaction:
+        if transaction is None:
             return False
         if not folder.flat:
-            _tidy(folder, names_in)
+            _tidy(folder, transaction, names_in)
             found = find_index(folder)
             if found is None:
                 return False
@@ -78,13 +75,13 @@ def remove_step(run: RunFolder, step: int, names_in: NamesIn, attempt_of: Callab
         if attempt is None:
             return False
         with report("remove", shown):
-            outcome = folder.retire(INDEX, checkpoint_names.tombstone_of(attempt), index.version)
+            outcome = transaction.retire(checkpoint_names.tombstone_of(attempt), index.version)
         if outcome is Outcome.LOST:
             return False
         if outcome is Outcome.UNKNOWN:
             raise OSError(errno.EIO, f"no answer came to PUT {INDEX!r}: the step may be removed")
         if not folder.grace:  # else its data wait, and what comes for them finds the rest
-            _tidy(folder, names_in)
+            _tidy(folder, transaction, names_in)
             # A process that saves holds the lock, or waits for it.
             sweep_messages(folder, folder.names(), lambda _: False)
     return True
@@ -118,37 +115,39 @@ def tidy_step(
         names, removed = _look_into(folder)
         if not names:
             # Without its lock, for a saver that has just made it would then be told that it is busy.
-            folder.drop()
+            folder.transaction().drop()
         there = INDEX in names
         messages = [name for name in names if is_message(name) or is_message_folder(name)]
         over = bool(messages) and not newest and (there or len(messages) == len(names))
         waits = removed or (has_waiting_names(names) if there else by_age and any(map(is_data, names)))
         if not there:
             for name in filter(is_message_folder, names):
-                folder.drop_below(name)
+                folder.at(name).transaction().drop()
         if not over and not waits and not any(map(_is_left_over, names)):
             return None
-        with _locked(folder, os.fspath(run.path / step_name(step))) as locked:
-            if locked is None:
+        with _locked(folder, os.fspath(run.path / step_name(step))) as transaction:
+            if transaction is None:
                 return None
-            seconds = _tidy(locked, names_in, names if locked.flat else None, by_age=by_age)
+            seconds = _tidy(folder, transaction, names_in, names if folder.flat else None, by_age=by_age)
             if over:
-                sweep_messages(locked, names, lambda _: False)
+                sweep_messages(folder, names, lambda _: False)
             return seconds
 
 
 @contextlib.contextmanager
-def _locked(folder: Store, shown: str) -> Iterator[Store | None]:
+def _locked(folder: Store, shown: str) -> Iterator[Transaction | None]:
     """Hold the lock of a step's folder; afterwards the folder goes if it is empty. None when it is gone."""
     with naming(shown, "clear"):
-        if not folder.lock():
-            raise _busy(shown)
-        try:
-            yield folder if folder.is_current() else None
-        finally:
-            folder.unlock()
+        with folder.transaction() as transaction:
+            try:
+                if not transaction.lock():
+                    raise _busy(shown)
+            except FileNotFoundError:
+                yield None
+                return
+            yield transaction
         if not folder.flat and not folder.names():
-            folder.drop()
+            transaction.drop()
 
 
 def _look_into(folder: Store) -> tuple[list[str], bool]:
@@ -165,9 +164,14 @@ def _look_into(folder: Store) -> tuple[list[str], bool]:
 
 
 def _tidy(
-    folder: Store, names_in: NamesIn, listed: Collection[str] | None = None, *, by_age: bool = False
+    folder: Store,
+    transaction: Transaction,
+    names_in: NamesIn,
+    listed: Collection[str] | None = None,
+    *,
+    by_age: bool = False,
 ) -> float | None:
-    """Finish removals, sweep what dead attempts left, remove what waited; the folder is locked.
+    """Finish removals, sweep what dead attempts left, remove what waited; the transaction has the lock of the folder.
 
     ``listed`` are the names in it, where they need not be listed again.
 
@@ -184,16 +188,16 @@ def _tidy(
     finish_removals(folder, names, names_in, live)
     dead: set[str] = set()
     doubtful: set[str] = set()
-    for attempt, life in sweep_attempts(folder, names, live, None if key is None else key.version):
+    for attempt, life in sweep_attempts(transaction, names, live):
         if life is Held.YES:
             raise _busy(os.fspath(folder.path))
         (dead if life is Held.NO else doubtful).add(attempt)
     if dead:
         sweep_messages(folder, names, lambda attempt: attempt not in dead)
     unproved = doubtful or any(map(is_data, names.difference(live)))
-    if by_age and folder.flat and unproved and sweep_by_age(folder, doubtful, names_in):
+    if by_age and unproved and transaction.sweep_old(doubtful, names_in):
         key = read_key(folder, names_in)[0]  # it was changed
-    return None if key is None else remove_waiting(folder, key, names)
+    return None if key is None else remove_waiting(folder, transaction, key, names)
 
 
 def _is_left_over(name: str) -> bool:
@@ -206,7 +210,7 @@ def _busy(shown: str) -> BusyError:
     )
 
 
-def read_key(folder: Store, names_in: Callable[[bytes], Sequence[str]]) -> tuple[Document | None, Collection[str]]:
+def read_key(folder: Store, names_in: NamesIn) -> tuple[Document | None, Collection[str]]:
     """Return what is in the place of the index, None for nothing, and all names that it lists.
 
     Raises:
@@ -217,53 +221,7 @@ def read_key(folder: Store, names_in: Callable[[bytes], Sequence[str]]) -> tuple
         key = key_content(folder)
     except NotFoundError:
         return None, ()
-    return key, listed_names(key.data) if is_tombstone(key.data) else names_in(key.data)
-
-
-def sweep_by_age(folder: Store, doubtful: Collection[str], names_in: Callable[[bytes], Sequence[str]]) -> bool:
-    """Sweep attempts that may yet commit, and data without a marker, that are older than a day.
-
-    Only stores where versions decide have such attempts. They are swept once the key is changed so that none of them
-    can commit; ``docs/design/buckets.md`` says why the order of the steps is it.
-
-    Args:
-        folder: the place.
-        doubtful: the attempts whose markers name the version that is there.
-        names_in: gives the names of all data files that an index mentions.
-
-    Returns:
-        Whether the key was changed for that.
-
-    Raises:
-        StoreError: the store refused.
-    """
-    there = {entry.name: entry.modified for entry in folder.list() if "/" not in entry.name}
-    now = folder.now()
-    old = {name for name, modified in there.items() if modified + DAY < now}
-    markers = {name: attempt for name in there if (attempt := attempt_of_journal(name)) is not None}
-    going = {
-        marker: data_of(attempt, there)
-        for marker, attempt in markers.items()
-        if attempt in doubtful and old.issuperset([marker, *data_of(attempt, there)])
-    }
-    explained = {name for attempt in markers.values() for name in data_of(attempt, there)}
-    lone = {name for name in old if is_data(name)} - explained
-    try:
-        if not going and lone.issubset(read_key(folder, names_in)[1]):
-            return False
-        version = folder.fence(INDEX)
-        # What it lists is read now: one of them may have committed just before.
-        key, live = read_key(folder, names_in)
-    except TreeringError as error:
-        if isinstance(error, OSError):
-            raise
-        return False
-    if version is None or key is None or key.version != version:
-        return False
-    for marker, data in going.items():
-        folder.sweep(marker, [name for name in data if name not in live], INDEX, version)
-    remove_data(folder, sorted(lone.difference(live)))
-    return True
+    return key, listed_in(key.data, names_in)
 
 
 _GONE: Final = "gone"

@@ -1,7 +1,8 @@
 """What a store is: documents and data by name under one place, on disk, in memory, or in a bucket.
 
-Everything above asks for this contract and for nothing else. What is optional has a default. ``docs/design/store.md``
-says for each method what the disk, memory, S3 and GCS do; `treering.testing.StoreContract` tests it.
+Everything above asks for this contract and for nothing else: a `Store` keeps bytes by name, and a `Transaction` changes
+what is there so that nothing is lost. What is optional has a default. ``docs/design/store.md`` says for each method
+what the disk and buckets do; `treering.testing.StoreContract` tests it.
 """
 
 from __future__ import annotations
@@ -12,11 +13,12 @@ import enum
 import mmap
 import os
 import time
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from pathlib import PurePath
 from typing import Any, Final, NamedTuple, Self, TypeAlias
 
 from treering._store.pieces import Buffer
+from treering._values.checkpoint_names import INDEX
 from treering._values.human import pluralize
 from treering.errors import CorruptError
 
@@ -178,51 +180,6 @@ class Reader(Closable):
             )
 
 
-class Claim(abc.ABC):
-    """One attempt to change a document: its marker is there until the attempt is committed or withdrawn.
-
-    As long as the marker is there, it proves that the data of its attempt are an unfinished save.
-    """
-
-    @abc.abstractmethod
-    def make(self) -> None:
-        """Put the marker there, durably.
-
-        Raises:
-            FileExistsError: it is there already.
-            OSError: the store refused.
-        """
-
-    @abc.abstractmethod
-    def prepare(self, data: bytes) -> None:
-        """Take what the document is to become, and make it as durable as it can be before the commit."""
-
-    @abc.abstractmethod
-    def commit(self) -> Outcome:
-        """Make it the document, if nothing has changed the document since the claim was made.
-
-        Raises:
-            FileNotFoundError: another writer took the marker for a leftover and removed it.
-            OSError: the store refused; ask `committed` what became of it.
-        """
-
-    @abc.abstractmethod
-    def committed(self) -> bool:
-        """Whether it has become the document.
-
-        Raises:
-            OSError: that cannot be known now.
-        """
-
-    @abc.abstractmethod
-    def withdraw(self) -> None:
-        """Remove the marker, as far as that goes; the data of the attempt are removed already."""
-
-    @abc.abstractmethod
-    def close(self) -> None:
-        """Let go of it; the marker stays where nothing was committed. May be called twice."""
-
-
 class Store(Closable):
     """Documents and data by name under one place, a context manager.
 
@@ -241,76 +198,24 @@ class Store(Closable):
     grace: float = 0.0
     flat: bool = False
 
-    # The place.
-
     @abc.abstractmethod
     def open(self, *, quick: bool = False) -> None:
         """Begin to use a place that is there; ``quick`` for those who open it again and again.
 
+        It may be closed and opened again; files that were opened from it stay open.
+
         Raises:
             FileNotFoundError: nothing is there, where the store can tell.
-            OSError: a single object is there.
+            OSError: a single object is there, or, in the place of one that `at` has returned, a link.
         """
-
-    def resolve(self) -> None:
-        """Find out where the path leads, once for all that follows.
-
-        Raises:
-            OSError: it leads to no place, or cannot be followed.
-        """
-
-    def make(self) -> None:
-        """Make the place if it is missing, durably. `open` follows."""
-
-    def unmake(self) -> bool:
-        """Remove what `make` made, as far as nothing else uses it; False where it is still there."""
-        return True
-
-    @abc.abstractmethod
-    def close(self) -> None:
-        """Let go of it; what was made stays, and files opened from it stay open. It may be opened again."""
-
-    def is_current(self) -> bool:
-        """Whether the path still leads to what was opened."""
-        return True
-
-    def lock(self) -> bool:
-        """Keep other writers out for as long as this one lives, where the store can; False when another one is in.
-
-        Nothing rests on it but the message: where a store has no locks, the claim decides who wins.
-        """
-        return True
-
-    def unlock(self) -> None:
-        """Let others in. May be called twice."""
-
-    def drop(self) -> None:
-        """Remove the place itself, if nothing is in it."""
 
     @abc.abstractmethod
     def at(self, name: str) -> Store:
         """Return the place ``name`` in this one, not opened yet."""
 
-    def below(self, name: str) -> Store:
-        """Open the place ``name`` in this one.
-
-        Raises:
-            FileNotFoundError: nothing is there, where the store can tell.
-            OSError: it is a link or a single object.
-        """
-        store = self.at(name)
-        store.open()
-        return store
-
-    def make_below(self, name: str) -> None:
-        """Make the place ``name`` in this one, with the same rights, if it is missing; not durably."""
-        self.at(name).make()
-
-    def drop_below(self, name: str) -> None:
-        """Remove the place ``name`` in this one, if nothing is in it."""
-        self.at(name).drop()
-
-    # Looking.
+    @abc.abstractmethod
+    def transaction(self, name: str = INDEX) -> Transaction:
+        """Return what changes the place so that nothing is lost: by ``name``, the document that says what is in it."""
 
     @abc.abstractmethod
     def names(self) -> list[str]:
@@ -335,11 +240,9 @@ class Store(Closable):
                 and found.kind is Kind.PLACE
                 and (f"{name}/".startswith(prefix) or prefix.startswith(f"{name}/"))
             ):
-                with self.below(name) as place:
+                with open_below(self, name) as place:
                     for entry in place.list(prefix[len(name) + 1 :]):
                         yield entry._replace(name=f"{name}/{entry.name}")
-
-    # Reading.
 
     @abc.abstractmethod
     def open_file(self, name: str) -> Reader:
@@ -353,19 +256,12 @@ class Store(Closable):
 
     @abc.abstractmethod
     def read(self, name: str, most: int = LARGEST_DOCUMENT) -> Document | None:
-        """Return a document, at most its first ``most`` bytes; None where there is none.
+        """Return a document or a message, at most its first ``most`` bytes; None where there is none.
 
         Raises:
             FormatError: it is a link that leads elsewhere.
             StoreError: the store refused.
         """
-
-    def get(self, name: str) -> bytes | None:
-        """Return a message that another process may be putting just now; None where there is none."""
-        found = self.read(name)
-        return None if found is None else found.data
-
-    # Writing.
 
     @abc.abstractmethod
     def create(self, name: str, buffers: Iterable[Buffer], size: int, *, like: Version | None = None) -> None:
@@ -406,80 +302,147 @@ class Store(Closable):
         """
 
     @abc.abstractmethod
-    def remove(self, name: str, expected: Version = ANY) -> Outcome:
-        """Remove ``name``; gone already is removed. A store that cannot compare answers LOST to every version."""
+    def remove(self, *names: str) -> None:
+        """Remove names, together where the store can; gone already is removed.
 
-    def remove_all(self, names: Iterable[str]) -> None:
-        """Remove names, together where the store can; an error is raised once all were tried."""
-        failed: OSError | None = None
-        for name in names:
-            try:
-                self.remove(name)
-            except OSError as error:
-                failed = failed or error
-        if failed is not None:
-            raise failed
+        Raises:
+            OSError: the store refused some of them; all were tried.
+        """
 
     @abc.abstractmethod
     def flush(self) -> None:
         """Make what was created, put and removed durable, names too; nothing to do where an answer is durable."""
 
-    # Attempts.
+
+def open_below(store: Store, name: str) -> Store:
+    """Open the place ``name`` in an open one; raises as `Store.open` does."""
+    place = store.at(name)
+    place.open()
+    return place
+
+
+NamesIn: TypeAlias = Callable[[bytes], Collection[str]]
+"""Gives the names of all data that a document mentions; its own errors mean a damaged one."""
+
+
+class Transaction(Closable):
+    """One change of a place that loses nothing, whatever other writers do: begin, stage, commit or abort.
+
+    An attempt to change the document of the place begins with a **marker**, which is there until it is committed or
+    aborted: it proves that the data of the attempt are an unfinished save. What proves that an attempt is dead is the
+    store's own: a lock that is free, or a version that is gone. An ``OSError`` is a refusal that changed nothing,
+    unless `committed` says otherwise.
+    """
+
+    # The place.
+
+    def make(self) -> None:
+        """Make the place if it is missing; durably, unless `Store.at` has returned it. `Store.open` follows."""
+
+    def unmake(self) -> bool:
+        """Remove what `make` made, as far as nothing else uses it; False where it is still there."""
+        return True
+
+    def drop(self) -> None:
+        """Remove the place itself, if nothing is in it."""
+
+    def lock(self) -> bool:
+        """Keep other writers out until this is closed, where the store can; False when another one is in.
+
+        Advisory: where a store has no locks, the marker decides who wins.
+
+        Raises:
+            FileNotFoundError: the path does not lead to the place any more.
+        """
+        return True
+
+    def now(self) -> float:
+        """Return the time by the clock of the store, in POSIX seconds."""
+        return time.time()
+
+    # This attempt.
 
     @abc.abstractmethod
-    def claim(self, marker: str, name: str, base: Version | None) -> Claim:
-        """Return an attempt to change the document ``name``, of which ``base`` is there; `Claim.make` begins it."""
+    def begin(self, marker: str, base: Version | None) -> None:
+        """Put the marker there, durably, of an attempt to replace the document of version ``base``; None for none.
+
+        Raises:
+            FileExistsError: it is there already.
+            FileNotFoundError: another writer came between: begin again.
+            OSError: the store refused, or the document may not be replaced.
+        """
+
+    def require_space(self, size: int) -> None:
+        """Refuse early what cannot fit, by an ``OSError``: fewer than ``size`` bytes are free."""
+
+    def link(self, source: Store, name: str) -> bool:
+        """Give data of another place the same name here without a copy; False where that cannot be."""
+        return False
 
     @abc.abstractmethod
-    def sweep(self, marker: str, data: Sequence[str], name: str, current: Version | None) -> Held:
+    def commit(self, data: bytes) -> Outcome:
+        """Make ``data`` the document, if nothing has changed it since this began; durable after `Store.flush`.
+
+        Raises:
+            FileNotFoundError: another process moved the place, or removed the marker.
+            OSError: the store refused; ask `committed` what became of it.
+        """
+
+    @abc.abstractmethod
+    def committed(self) -> bool:
+        """Whether it has become the document.
+
+        Raises:
+            OSError: that cannot be known now.
+        """
+
+    @abc.abstractmethod
+    def abort(self) -> None:
+        """Remove the marker, as far as that goes; the data of the attempt are removed already."""
+
+    @abc.abstractmethod
+    def close(self) -> None:
+        """Let go of it, and let others in; the marker stays where nothing was committed. May be called twice."""
+
+    # Other attempts.
+
+    @abc.abstractmethod
+    def sweep(self, marker: str, data: Sequence[str]) -> Held:
         """Remove what an attempt left, if it can never commit: its data first, its marker last.
 
-        What proves that is the store's own: that its writer is dead, or that its base is no longer what ``name`` is.
-        ``current`` is the version of ``name``, read after ``marker`` and ``data`` were listed; ``data`` holds nothing
-        that it lists.
+        ``marker`` and ``data`` were listed before; ``data`` holds nothing that the document lists.
 
         Returns:
             YES when its writer lives, UNKNOWN when it may yet commit: nothing was removed then. NO: what could be
             removed was.
         """
 
-    def held(self, marker: str) -> Held:
-        """Whether the writer of a marker lives."""
-        return Held.UNKNOWN
+    def sweep_old(self, doubtful: Collection[str], names_in: NamesIn) -> bool:
+        """Sweep by their age attempts that may yet commit, and data that nothing explains, where no lock decides.
+
+        Args:
+            doubtful: the attempts of which `sweep` did not know.
+            names_in: gives the data that a document lists.
+
+        Returns:
+            Whether the document was changed for that: what it says is the same.
+        """
+        return False
 
     def locks(self) -> Locks:
         """Return what is known of locks here, found out by reading alone."""
         return NO_LOCKS
 
+    # Removal.
+
     @abc.abstractmethod
-    def retire(self, name: str, new: str, expected: Version) -> Outcome:
-        """Give the document ``name``, of that version, the name ``new``, or put a tombstone there: then it is gone.
+    def retire(self, new: str, expected: Version) -> Outcome:
+        """Give the document, of that version, the name ``new``, or put a tombstone there: then it is gone.
 
         Raises:
             OSError: the store refused; nothing has changed.
         """
 
-    def fence(self, name: str) -> Version | None:
-        """Change a document but not what it says, so that no attempt on an earlier version can ever be committed.
-
-        Returns the new version; None where that did not succeed, or where locks decide.
-        """
-        return None
-
-    def now(self) -> float:
-        """Return the time by the clock of the store, in POSIX seconds."""
-        return time.time()
-
-    def require_space(self, size: int) -> None:
-        """Refuse early what cannot fit, by an ``OSError``: fewer than ``size`` bytes are free."""
-
-    def require_writable(self, name: str) -> None:
-        """Refuse a document that may not be replaced.
-
-        Raises:
-            OSError: its rights, or those of the place, say so.
-        """
-
-    def link_from(self, source: Store, name: str) -> bool:
-        """Give data of another place the same name here without a copy; False where that cannot be."""
-        return False
+    @abc.abstractmethod
+    def remove_tombstone(self, found: Entry) -> bool:
+        """Remove a tombstone that lists nothing, of that version; False where it stays, or another one is there."""

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from treering._codec.key_document import HEAD_BYTES, SMALL_TOMBSTONE, is_tombstone, is_tombstone_size
 from treering._codec.signed import is_whole
-from treering._store.api import LARGEST_DOCUMENT, Closable, Document, Entry, Reader, Store
+from treering._store.api import LARGEST_DOCUMENT, Closable, Document, Entry, Reader, Store, open_below
 from treering._store.failures import DataFileMissingError, LinkRefusedError, naming, with_errno
 from treering._store.resolve import find_at, open_file, opened_store
 from treering._values.checkpoint_names import INDEX, attempt_of_tombstone
@@ -174,7 +174,7 @@ def is_removed(store: Store, found: Entry, place: str = "") -> bool:
         if not place:
             head = store.read(INDEX, HEAD_BYTES)
         else:
-            with store.below(place) as below:
+            with open_below(store, place) as below:
                 head = below.read(INDEX, HEAD_BYTES)
         return head is None or is_tombstone(head.data)
     return False

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Final
 
 from treering._codec.key_document import HEAD_BYTES, SMALL_TOMBSTONE, is_tombstone, is_tombstone_size
-from treering._store.api import Closable, Entry, Kind, Outcome, Store, Version
+from treering._store.api import Closable, Entry, Kind, Outcome, Store, Version, open_below
 from treering._store.crew import map_together
 from treering._store.failures import LinkRefusedError, naming
 from treering._store.open_folder import find_index, index_document, is_removed
@@ -195,11 +195,11 @@ class RunFolder(Closable):
         with naming(os.fspath(self.path), "clear"):
             alone = [(step, entries[INDEX]) for step, entries in self._listed() if entries.keys() == {INDEX}]
             small = [(step, index) for step, index in alone if index.size == SMALL_TOMBSTONE]
-            now = self._store.now() if small else 0.0
+            now = self._store.transaction().now() if small else 0.0
             for step, index in small:
                 if index.modified + age < now:
-                    with self._store.below(step_name(step)) as place:
-                        if place.remove(INDEX, index.version) is not Outcome.DONE:
+                    with open_below(self._store, step_name(step)) as place:
+                        if not place.transaction().remove_tombstone(index):
                             return  # it cannot compare, so it will not remove the others either
 
     def untidy(self) -> list[int]:
@@ -255,7 +255,7 @@ class RunFolder(Closable):
             StoreError: the system refuses.
         """
         try:
-            return self._store.below(step_name(step))
+            return open_below(self._store, step_name(step))
         except OSError as error:
             if error.errno in _NO_FOLDER:
                 return None

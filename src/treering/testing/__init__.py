@@ -2,7 +2,7 @@
 
 A store keeps documents and data by name under one place: `treering._store.api.Store` is the contract, and
 ``docs/design/store.md`` says what the disk and buckets do for each method. The processes of a job talk through
-messages in it, for which ``put(name, data)``, ``get(name)`` and ``remove(name)`` are enough.
+messages in it.
 
 For tests of readers and writers of formats: what each of them must do.
 

@@ -11,17 +11,18 @@ from collections.abc import Callable, Sequence
 from pathlib import PurePath
 from typing import Any
 
-from treering._store.api import ANY, Held, Outcome, Store, Version
+from treering._store.api import LARGEST_DOCUMENT, Document, Entry, Held, Outcome, Store, Transaction, Version
+from treering._values.checkpoint_names import INDEX
 
 
-def _forward(name: str, *, about: str | None = None, troubled: str | None = None) -> Any:
+def _forward(name: str, *, about: str | None = None, troubled: str | None = None, of: type = Store) -> Any:
     """Return a method that asks the store inside, by way of the method ``troubled`` if there is one.
 
     What it is about, for messages, is its first argument, or ``about``.
     """
 
-    @functools.wraps(getattr(Store, name), updated=())  # or it would be abstract
-    def method(self: FaultyStore, *arguments: Any, **named: Any) -> Any:
+    @functools.wraps(getattr(of, name), updated=())  # or it would be abstract
+    def method(self: Any, *arguments: Any, **named: Any) -> Any:
         ask = functools.partial(getattr(self._inner, name), *arguments, **named)
         return getattr(self, troubled)(about or (arguments or tuple(named.values()))[0], ask) if troubled else ask()
 
@@ -35,7 +36,7 @@ class FaultyStore(Store):
     way. A conditional change that fails answers UNKNOWN. A stale answer is an older content of the same name, or none.
 
     Args:
-        inner: any store, or what keeps messages only.
+        inner: any store.
         seed: the same seed makes the same trouble, given the same calls.
         slow: the share of calls that take up to ``delay`` seconds longer.
         stale: the share of reads that answer with what was there before.
@@ -48,9 +49,10 @@ class FaultyStore(Store):
         >>> store = FaultyStore(MemoryStore(), seed=1, stale=1.0)
         >>> store.put(".treering-waiting-00001", b"old")
         >>> store.put(".treering-waiting-00001", b"new")
-        >>> store.get(".treering-waiting-00001") in (b"old", None)
+        >>> found = store.read(".treering-waiting-00001")
+        >>> found is None or found.data == b"old"
         True
-        >>> FaultyStore(MemoryStore(), seed=1, failing=1.0).get(".treering-waiting-00001")
+        >>> FaultyStore(MemoryStore(), seed=1, failing=1.0).read(".treering-waiting-00001")
         Traceback (most recent call last):
         ...
         OSError: [Errno 5] the answer about '.treering-waiting-00001' is lost
@@ -58,7 +60,7 @@ class FaultyStore(Store):
 
     def __init__(
         self,
-        inner: Any,
+        inner: Store,
         *,
         seed: int,
         slow: float = 0.0,
@@ -71,25 +73,22 @@ class FaultyStore(Store):
         self._random = random.Random(seed)  # noqa: S311 - no secret is made of it
         self._slow, self._stale, self._failing = slow, stale, failing
         self._delay, self._sleep = delay, sleep
-        self._older: dict[str, list[bytes | None]] = {}
+        self._older: dict[str, list[Document | None]] = {}
         self._lock = threading.Lock()
 
     @property
     def path(self) -> PurePath:  # type: ignore[override]
         """The place of the store inside."""
-        path: PurePath = self._inner.path
-        return path
+        return self._inner.path
 
-    open, make, close = map(_forward, ("open", "make", "close"))
-    lock, unlock, claim = map(_forward, ("lock", "unlock", "claim"))
-    make_below, drop_below = (_forward(name, troubled="_ask") for name in ("make_below", "drop_below"))
-    read, find, open_file = (_forward(name, troubled="_ask") for name in ("read", "find", "open_file"))
-    names = _forward("names", about="the names", troubled="_ask")
-    list = _forward("list", about="a listing", troubled="_ask")
-    places = _forward("places", about="the places", troubled="_ask")
-    flush = _forward("flush", about="a flush", troubled="_ask")
+    open, close = map(_forward, ("open", "close"))
+    find, open_file = (_forward(name, troubled="ask") for name in ("find", "open_file"))
+    names = _forward("names", about="the names", troubled="ask")
+    list = _forward("list", about="a listing", troubled="ask")
+    places = _forward("places", about="the places", troubled="ask")
+    flush = _forward("flush", about="a flush", troubled="ask")
     put, create = _forward("put", troubled="_change"), _forward("create", troubled="_change")
-    replace, retire = _forward("replace", troubled="_decide"), _forward("retire", troubled="_decide")
+    replace = _forward("replace", troubled="decide")
 
     def at(self, name: str) -> FaultyStore:
         """Return the place ``name`` in this one, with the same troubles."""
@@ -100,7 +99,11 @@ class FaultyStore(Store):
             delay=self._delay, sleep=self._sleep,
         )  # fmt: skip
 
-    def get(self, name: str) -> bytes | None:
+    def transaction(self, name: str = INDEX) -> Transaction:
+        """Return a change of the place, with the same troubles."""
+        return _FaultyTransaction(self, self._inner.transaction(name), name)
+
+    def read(self, name: str, most: int = LARGEST_DOCUMENT) -> Document | None:
         """Return the content of ``name``, None where there is none.
 
         Raises:
@@ -109,43 +112,33 @@ class FaultyStore(Store):
         self._require_answer(name)
         if self._happens(self._stale):
             with self._lock:
-                older: list[bytes | None] = [None, *self._older.get(name, ())]
+                older: list[Document | None] = [None, *self._older.get(name, ())]
                 return self._random.choice(older)
-        found: bytes | None = self._inner.get(name)
-        return found
+        return self._inner.read(name, most)
 
-    def remove(self, name: str, expected: Version = ANY) -> Outcome:
-        """Remove ``name``; gone already is gone.
+    def remove(self, *names: str) -> None:
+        """Remove names; gone already is gone.
 
         Raises:
-            OSError: trouble; it may be done. Of a version the answer is UNKNOWN.
+            OSError: trouble; it may be done.
         """
-        if expected is not ANY:
-            return self._decide(name, lambda: self._inner.remove(name, expected))
-        self._change(name, lambda: self._inner.remove(name))
-        return Outcome.DONE
+        for name in names:
+            self._change(name, functools.partial(self._inner.remove, name))
 
-    def sweep(self, marker: str, data: Sequence[str], name: str, current: Version | None) -> Held:
-        """Remove what an attempt left; UNKNOWN for trouble."""
-        try:
-            life: Held = self._ask(marker, lambda: self._inner.sweep(marker, data, name, current))
-        except OSError:
-            return Held.UNKNOWN
-        return life
-
-    def held(self, marker: str) -> Held:
-        """Whether the writer of a marker lives; UNKNOWN for trouble."""
-        return Held.UNKNOWN if self._happens(self._failing) else self._inner.held(marker)
-
-    def _decide(self, name: str, change: Callable[[], Outcome]) -> Outcome:
-        """Make a conditional change whose answer may be lost."""
+    def decide(self, name: str, change: Callable[[], Outcome]) -> Outcome:
+        """Make a conditional change whose answer may be lost: UNKNOWN then."""
         try:
             outcome: Outcome = self._change(name, change)
         except OSError:
             return Outcome.UNKNOWN
         return outcome
 
-    def _ask(self, name: str, ask: Callable[[], Any]) -> Any:
+    def ask(self, name: str, ask: Callable[[], Any]) -> Any:
+        """Return an answer.
+
+        Raises:
+            OSError: trouble.
+        """
         self._require_answer(name)
         return ask()
 
@@ -153,7 +146,7 @@ class FaultyStore(Store):
         self._dawdle()
         fails = self._happens(self._failing)
         if not fails or self._happens(0.5):
-            before = self._inner.get(name)
+            before = self._inner.read(name)
             answer = change()
             with self._lock:
                 self._older.setdefault(name, []).append(before)
@@ -175,6 +168,30 @@ class FaultyStore(Store):
     def _happens(self, share: float) -> bool:
         with self._lock:
             return share > 0.0 and self._random.random() < share
+
+
+class _FaultyTransaction(Transaction):
+    def __init__(self, store: FaultyStore, inner: Transaction, name: str) -> None:
+        self._store, self._inner, self._name = store, inner, name
+
+    make, unmake, lock, begin, commit, committed, abort, close = (
+        _forward(name, of=Transaction)
+        for name in ("make", "unmake", "lock", "begin", "commit", "committed", "abort", "close")
+    )
+
+    def sweep(self, marker: str, data: Sequence[str]) -> Held:
+        try:
+            life: Held = self._store.ask(marker, lambda: self._inner.sweep(marker, data))
+        except OSError:
+            return Held.UNKNOWN
+        return life
+
+    def retire(self, new: str, expected: Version) -> Outcome:
+        return self._store.decide(self._name, lambda: self._inner.retire(new, expected))
+
+    def remove_tombstone(self, found: Entry) -> bool:
+        removed: bool = self._store.ask(self._name, lambda: self._inner.remove_tombstone(found))
+        return removed
 
 
 def _lost(name: str) -> OSError:

@@ -9,9 +9,9 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 
-from treering._codec.key_document import INDEX_FORM, is_tombstone
-from treering._coordination.message_board import MessageBoard
-from treering._store.api import Claim, Held, Kind, Outcome, Store
+from treering._codec.key_document import INDEX_FORM, encode_tombstone, is_tombstone
+from treering._coordination.message_board import FolderMessageBoard, MessageBoard
+from treering._store.api import Held, Kind, Outcome, Store, Transaction, open_below
 from treering._values.checkpoint_names import heartbeat_name, vote_name
 from treering.errors import CorruptError, NotFoundError
 
@@ -27,80 +27,80 @@ _ONE, _TWO = heartbeat_name(1), heartbeat_name(2)
 
 
 class MessageBoardContract(abc.ABC):
-    """What a store must do for messages, as tests: name a subclass ``Test...``, and pytest runs them.
+    """What keeps messages must do, as tests: name a subclass ``Test...``, and pytest runs them.
 
     Example:
         >>> from treering.testing import MemoryStore
-        >>> class TestMemoryStore(MessageBoardContract):
-        ...     def make_store(self):
-        ...         return MemoryStore()
-        >>> TestMemoryStore().test_what_was_put_is_read()
+        >>> class TestMessagesInMemory(MessageBoardContract):
+        ...     def make_board(self):
+        ...         return FolderMessageBoard(MemoryStore())
+        >>> TestMessagesInMemory().test_what_was_put_is_read()
     """
 
     @abc.abstractmethod
-    def make_store(self) -> MessageBoard:
-        """Return an empty store."""
+    def make_board(self) -> MessageBoard:
+        """Return a board without messages."""
 
     def test_what_was_put_is_read(self) -> None:
         """Content comes back, that of each name by itself, and may be empty."""
-        store = self.make_store()
+        board = self.make_board()
         contents = {_ONE: b"one", _TWO: b"", vote_name("0" * 16, 1): bytes(range(256))}
         for name, data in contents.items():
-            store.put(name, data)
+            board.put(name, data)
         for name, data in contents.items():
-            _require_same(store.get(name), data)
+            _require_same(board.get(name), data)
 
     def test_what_was_not_put_is_not_there(self) -> None:
         """A name without content is None, not an error."""
-        store = self.make_store()
-        _require_same(store.get(_ONE), None)
-        store.put(_ONE, b"one")
-        _require_same(store.get(_TWO), None)
+        board = self.make_board()
+        _require_same(board.get(_ONE), None)
+        board.put(_ONE, b"one")
+        _require_same(board.get(_TWO), None)
 
     def test_the_last_put_counts(self) -> None:
         """Content is replaced as a whole, by shorter and by longer one."""
-        store = self.make_store()
+        board = self.make_board()
         for data in (b"one", b"a much longer one", b"x", b""):
-            store.put(_ONE, data)
-            _require_same(store.get(_ONE), data)
+            board.put(_ONE, data)
+            _require_same(board.get(_ONE), data)
 
     def test_what_was_removed_is_gone(self) -> None:
         """Removing is no error where nothing is; a name can be used again."""
-        store = self.make_store()
-        store.remove_all([_ONE])
-        store.put(_ONE, b"one")
-        store.put(_TWO, b"two")
-        store.remove_all([_ONE])
-        store.remove_all([_ONE])
-        _require_same(store.get(_ONE), None)
-        _require_same(store.get(_TWO), b"two")
-        store.put(_ONE, b"again")
-        _require_same(store.get(_ONE), b"again")
+        board = self.make_board()
+        board.remove_all([_ONE])
+        board.put(_ONE, b"one")
+        board.put(_TWO, b"two")
+        board.remove_all([_ONE])
+        board.remove_all([_ONE])
+        _require_same(board.get(_ONE), None)
+        _require_same(board.get(_TWO), b"two")
+        board.put(_ONE, b"again")
+        _require_same(board.get(_ONE), b"again")
 
     def test_large_content(self) -> None:
         """A few megabytes are one message too."""
-        store = self.make_store()
+        board = self.make_board()
         data = bytes(range(256)) * (_LARGE // 256)
-        store.put(_ONE, data)
-        _require_same(store.get(_ONE), data)
+        board.put(_ONE, data)
+        _require_same(board.get(_ONE), data)
 
     def test_replacing_is_one_step(self) -> None:
         """Who reads while another replaces gets the old content or the new one, never nothing and never a mixture."""
-        store = self.make_store()
-        store.put(_ONE, bytes(_REPLACED_SIZE))
+        board = self.make_board()
+        board.put(_ONE, bytes(_REPLACED_SIZE))
 
         def replace() -> None:
             for number in range(_TIMES_REPLACED):
-                store.put(_ONE, bytes([number % 256]) * _REPLACED_SIZE)
+                board.put(_ONE, bytes([number % 256]) * _REPLACED_SIZE)
 
         with ThreadPoolExecutor(1) as pool:
             writer = pool.submit(replace)
             while not writer.done():
-                found = store.get(_ONE) or b""
+                found = board.get(_ONE) or b""
                 if len(found) != _REPLACED_SIZE or len(set(found)) != 1:
                     raise AssertionError(f"a reader got a mixture, or nothing: {found!r:.80}")
         writer.result()
-        _require_same(store.get(_ONE), bytes([(_TIMES_REPLACED - 1) % 256]) * _REPLACED_SIZE)
+        _require_same(board.get(_ONE), bytes([(_TIMES_REPLACED - 1) % 256]) * _REPLACED_SIZE)
 
 
 class StoreContract(MessageBoardContract):
@@ -122,11 +122,15 @@ class StoreContract(MessageBoardContract):
         """Return the same place, opened by another writer; the store itself where that makes no difference."""
         return store
 
-    def _begin_claim(self) -> tuple[Store, Claim]:
+    def make_board(self) -> MessageBoard:
+        """Return the messages in an empty store."""
+        return FolderMessageBoard(self.make_store())
+
+    def _begin(self) -> tuple[Store, Transaction]:
         store = self.make_store()
-        claim = store.claim("marker", "document", None)
-        claim.make()
-        return store, claim
+        transaction = store.transaction("document")
+        transaction.begin("marker", None)
+        return store, transaction
 
     def test_any_name(self) -> None:
         """A name is any text without a slash that is not empty, ``.`` or ``..``."""
@@ -196,7 +200,7 @@ class StoreContract(MessageBoardContract):
         _require(found is not None and (found.size, found.kind) == (4, Kind.FILE), "an entry is wrong")
         _require(found is not None and abs(found.modified - begun) < _CLOCKS_DIFFER, "a time is wrong")
         _require(store.find("nothing") is None and store.find("data/x") is None, "nothing is something")
-        _require(store.read("nothing") is None and store.get("nothing") is None, "nothing has content")
+        _require(store.read("nothing") is None, "nothing has content")
         document = store.read("data", 2)
         _require_same(document.data if document else None, b"fo")
 
@@ -224,19 +228,15 @@ class StoreContract(MessageBoardContract):
         _require(store.replace("document", b"mine 1", base) is Outcome.LOST, "a late request brings back what is gone")
         _require(store.find("document") is None, "a document is back")
 
-    def test_a_version_is_removed_or_nothing(self) -> None:
-        """Removing a version leaves any other one; what is gone is removed."""
+    def test_names_are_removed(self) -> None:
+        """One or several at once, of which some may be gone already."""
         store = self.make_store()
-        store.replace("document", b"old 1")
-        old = _version(store, "document")
-        store.replace("document", b"new 2")
-        _require(store.remove("document", old) is Outcome.LOST, "another version is removed")
-        _require_content(store, "document", b"new 2")
-        if store.remove("document", _version(store, "document")) is Outcome.DONE:
-            _require(store.find("document") is None, "a document stays")
-        store.remove("document")
-        store.remove("document")
-        _require(store.find("document") is None, "a document stays")
+        for name in ("one", "two", "three"):
+            store.replace(name, b"old 1")
+        store.remove("one")
+        store.remove("one", "two", "nothing")
+        store.remove()
+        _require(store.names() == ["three"], "a name stays, or too much is gone")
 
     def test_one_of_many_wins(self) -> None:
         """Of those who replace the same version at once one is told that it is done, and it is."""
@@ -260,10 +260,8 @@ class StoreContract(MessageBoardContract):
         """Places lie in places; a listing goes through all of them by prefix."""
         store = self.make_store()
         for place in ("step 1", "step 2"):
-            made = store.at(place)
-            made.make()
-            made.close()
-            with store.below(place) as below:
+            store.at(place).transaction().make()
+            with open_below(store, place) as below:
                 below.create("data", [place.encode()], len(place))
         store.create("data", [b""], 0)
         _require(sorted(store.names()) == ["data", "step 1", "step 2"], "a name is missing")
@@ -273,80 +271,94 @@ class StoreContract(MessageBoardContract):
         for prefix, names in (("", 3), ("step", 2), ("step 1/", 1), ("step 1/data", 1), ("none", 0)):
             _require(len(list(store.list(prefix))) == names, f"the listing of {prefix!r} is wrong")
         try:
-            _require(not store.below("nothing").names(), "a place that is not there has names")
+            _require(not open_below(store, "nothing").names(), "a place that is not there has names")
         except OSError:
             return  # this store can tell
 
-    def test_a_claim_becomes_the_document(self) -> None:
+    def test_an_attempt_becomes_the_document(self) -> None:
         """The marker is there until the commit, which makes the document what was prepared."""
         store = self.make_store()
         for content in (b"first 1", b"second 2"):
-            claim = store.claim("marker", "document", _version(store, "document"))
-            claim.make()
-            _require("marker" in store.names() and store.held("marker") is not Held.NO, "the marker is not there")
-            claim.prepare(content)
-            _require(not claim.committed(), "it is committed too early")
-            _require(claim.commit() is Outcome.DONE and claim.committed(), "the commit is lost")
+            transaction = store.transaction("document")
+            transaction.begin("marker", _version(store, "document"))
+            _require("marker" in store.names(), "the marker is not there")
+            _require(not transaction.committed(), "it is committed too early")
+            _require(transaction.commit(content) is Outcome.DONE and transaction.committed(), "the commit is lost")
             store.flush()
-            claim.close()
+            transaction.close()
             _require_content(store, "document", content)
             _require(_names(store) == ["document"], "a marker stays")
 
-    def test_a_claim_is_withdrawn(self) -> None:
-        """What is withdrawn changes nothing."""
-        store, claim = self._begin_claim()
-        claim.prepare(b"first 1")
-        claim.withdraw()
-        _require(not _names(store), "something stays")
+    def test_an_attempt_is_aborted(self) -> None:
+        """What is aborted changes nothing."""
+        store, transaction = self._begin()
+        transaction.abort()
+        _require(not transaction.committed() and not _names(store), "something stays")
 
-    def test_a_claim_meets_a_document(self) -> None:
-        """What was committed since the claim was made is not replaced by it."""
-        store, claim = self._begin_claim()
+    def test_an_attempt_meets_a_document(self) -> None:
+        """What was committed since the attempt began is not replaced by it."""
+        store, transaction = self._begin()
         store.replace("document", b"another 1", None)
-        claim.prepare(b"mine 2")
-        _require(claim.commit() is Outcome.LOST and not claim.committed(), "a claim replaces what it has not seen")
-        claim.withdraw()
+        outcome = transaction.commit(b"mine 2")
+        _require(outcome is Outcome.LOST and not transaction.committed(), "it replaces what it has not seen")
+        transaction.abort()
         _require_content(store, "document", b"another 1")
         _require(store.names() == ["document"], "a marker stays")
 
     def test_one_of_two_savers_wins(self) -> None:
-        """A second saver is kept out, or one of the two claims is lost."""
+        """A second saver is kept out, or one of the two attempts is lost."""
         store = self.make_store()
         store.replace("document", b"base 0")
         other = self.open_again(store)
-        _require(store.lock(), "nobody else is there")
-        outcomes, savers = [], [store, other] if other is store or other.lock() else [store]
-        claims = [one.claim(f"marker {n}", "document", _version(one, "document")) for n, one in enumerate(savers)]
-        for claim in claims:
-            claim.make()
-        for claim in claims:
-            claim.prepare(secrets.token_bytes(8))
-            outcomes.append(claim.commit())
-            claim.close()
-        store.unlock()
+        first, second = store.transaction("document"), other.transaction("document")
+        _require(first.lock(), "nobody else is there")
+        savers = [first, second] if other is store or second.lock() else [first]
+        for number, one in enumerate(savers):
+            one.begin(f"marker {number}", _version(store, "document"))
+        outcomes = [one.commit(secrets.token_bytes(8)) for one in savers]
+        for one in (first, second):
+            one.close()
         _require(outcomes.count(Outcome.DONE) == 1, "not exactly one saver has won")
+        _require(second.lock(), "the lock is not given back")
+        second.close()
 
     def test_the_living_are_not_swept(self) -> None:
         """As long as an attempt may commit, nothing of it is removed; once it cannot, all of it is."""
-        store, claim = self._begin_claim()
+        store, transaction = self._begin()
         store.create("data", [b"x"], 1)
-        other = self.open_again(store)
-        _require(other.sweep("marker", ["data"], "document", None) is not Held.NO, "a living attempt is swept")
+        other = self.open_again(store).transaction("document")
+        _require(other.sweep("marker", ["data"]) is not Held.NO, "a living attempt is swept")
         _require(sorted(_names(store)) == ["data", "marker"], "something of a living attempt is gone")
-        claim.close()
+        transaction.close()
         store.replace("document", _ANOTHER, None)
-        current = _version(store, "document")
-        _require(other.sweep("marker", ["data"], "document", current) is Held.NO, "a dead attempt is kept")
+        _require(other.sweep("marker", ["data"]) is Held.NO, "a dead attempt is kept")
         _require(store.names() == ["document"], "something of a dead attempt stays")
 
     def test_a_document_is_retired(self) -> None:
         """It has another name from then on, and can be saved anew."""
         store = self.make_store()
         store.replace("document", b"old 1")
-        _require(store.retire("document", "tombstone", _version(store, "document")) is Outcome.DONE, "it is refused")
+        outcome = store.transaction("document").retire("tombstone", _version(store, "document"))
+        _require(outcome is Outcome.DONE, "it is refused")
         _require_content(store, "document", None)
         _require(_content(store, "tombstone") in {b"old 1", None}, "something else has its new name")
         _require(store.replace("document", b"new 2", None) is Outcome.DONE, "the name is not free")
+
+    def test_of_a_tombstone_one_version_is_removed(self) -> None:
+        """Another one stays; the store may keep this one too, for as long as a late request could bring one back."""
+        store = self.make_store()
+        transaction = store.transaction("document")
+        store.replace("document", encode_tombstone([]))
+        old = store.find("document")
+        store.replace("document", new := encode_tombstone([]))
+        found = store.find("document")
+        if old is None or found is None:
+            raise AssertionError("a document is not found")
+        _require(not transaction.remove_tombstone(old), "another version is removed")
+        left = store.read("document")
+        _require_same(left and left.data, new)
+        if transaction.remove_tombstone(found):
+            _require(store.find("document") is None, "a document stays")
 
 
 def _version(store: Store, name: str) -> object:

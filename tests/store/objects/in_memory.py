@@ -8,9 +8,9 @@ from collections.abc import Callable
 import pytest
 
 from tests.store.objects.memory_bucket import MemoryBucket, use_for_memory
-from treering._store.objects.claim import _MARKERS
 from treering._store.objects.requests import Answer, Request
-from treering._store.objects.store import _CLOCKS, GRACE, ObjectStore
+from treering._store.objects.store import GRACE, ObjectStore
+from treering._store.objects.transaction import _CLOCKS, _MARKERS
 from treering._store.objects.url import MemoryPath
 
 HOUR = 3600.0

@@ -41,7 +41,7 @@ def test_what_may_not_be_read_is_named_as_users_know_it(name: str, told: str) ->
 @pytest.fixture
 def bucket(monkeypatch: pytest.MonkeyPatch) -> TestBucket:
     """A bucket with the steps 1 and 2 of a run, which denies to list."""
-    monkeypatch.setattr("treering._checkpoint.waiting._warned", set())
+    monkeypatch.setattr("treering._store.waiting._warned", set())
     bucket = install(monkeypatch)
     with treering.Run("memory://run") as run:
         for step in (1, 2):

@@ -11,9 +11,8 @@ import pytest
 
 from tests.store.objects.memory_bucket import MemoryBucket
 from treering._codec.key_document import INDEX_FORM, placeholder
-from treering._store.api import Held, Kind, Outcome, Store, Version
+from treering._store.api import Entry, Held, Kind, Outcome, Store
 from treering._store.failures import naming
-from treering._store.objects.claim import deletes_versions
 from treering._store.objects.client import ObstoreClient
 from treering._store.objects.requests import Answer, Delete, Get, ObjectVersion, Put, Request, Status
 from treering._store.objects.store import ObjectRoot, ObjectStore
@@ -78,51 +77,53 @@ def test_a_place_is_what_others_begin_with() -> None:
 def test_the_marker_of_another_attempt_stays() -> None:
     store = ObjectStore(MemoryBucket(), "", PurePath("bucket"))
     store.put("marker", b"of another one")
-    claim = store.claim("marker", "document", None)
+    transaction = store.transaction("document")
     with pytest.raises(FileExistsError):
-        claim.make()
-    claim.withdraw()
-    assert store.get("marker") == b"of another one"
+        transaction.begin("marker", None)
+    transaction.abort()
+    assert content(store, "marker") == b"of another one"
 
 
-def test_a_claim_on_nothing_begins_again_where_another_was_faster() -> None:
+def test_an_attempt_on_nothing_begins_again_where_another_was_faster() -> None:
     store = ObjectStore(MemoryBucket(), "", PurePath("bucket"))
     store.put("document", b"an index")
-    claim = store.claim("marker", "document", None)
+    transaction = store.transaction("document")
     with pytest.raises(FileNotFoundError):
-        claim.make()
-    claim.withdraw()
+        transaction.begin("marker", None)
+    transaction.abort()
     assert store.names() == ["document"]
 
 
 def test_the_time_is_that_of_the_bucket() -> None:
     bucket = MemoryBucket(clock=lambda: 5000.0)
     store = ObjectStore(bucket, "", PurePath("bucket"))
-    assert 5000.0 <= store.now() < 5060.0
+    assert 5000.0 <= store.transaction().now() < 5060.0
     assert store.names() == []
     # A marker that was put just now saves the rest.
     bucket = MemoryBucket(clock=lambda: 7000.0)
     store = ObjectStore(bucket, "", PurePath("bucket"))
-    store.claim("marker", "document", None).make()
-    assert 7000.0 <= store.now() < 7060.0
+    store.transaction("document").begin("marker", None)
+    assert 7000.0 <= store.transaction().now() < 7060.0
 
 
 def test_a_tombstone_is_deleted_only_a_day_later_and_where_that_was_tried() -> None:
     time = [1000.0]
     store = ObjectStore(MemoryBucket(clock=lambda: time[0]), "", PurePath("bucket"))
     store.replace("treering.json", placeholder())
-    version = version_of(store)
-    assert store.remove("treering.json", version) is Outcome.LOST
-    store.claim("marker", "document", None).make()
-    assert store.remove("treering.json", version) is Outcome.LOST
+    assert not store.transaction().remove_tombstone(found_in(store))
+    store.transaction("document").begin("marker", None)
+    assert not store.transaction().remove_tombstone(found_in(store))
     later = ObjectStore(MemoryBucket(clock=lambda: time[0]), "", PurePath("bucket"))
     later.replace("treering.json", placeholder())
+    old = found_in(later)
     time[0] += 90_000
-    later.claim("marker", "document", None).make()
-    assert later.remove("treering.json", version_of(later)) is Outcome.DONE
-    assert later.remove("treering.json", version_of(later)) is Outcome.DONE
+    later.transaction("document").begin("marker", None)
+    assert later.transaction().remove_tombstone(old)
+    assert later.transaction().remove_tombstone(old)
     later.replace("treering.json", b"an index")
-    assert later.remove("treering.json", version_of(later)) is Outcome.LOST
+    assert not later.transaction().remove_tombstone(old)
+    time[0] += 90_000
+    assert not later.transaction().remove_tombstone(found_in(later))
 
 
 @pytest.mark.parametrize("happens", [True, False])
@@ -133,11 +134,11 @@ def test_an_answer_that_is_lost_is_found_out(happens: bool) -> None:
     store.put("document", b"base 0")
     assert store.replace("document", b"mine 1", store.read("document").version) is Outcome.DONE  # type: ignore[union-attr]
     assert store.replace("other", b"mine 2", None) is Outcome.DONE
-    assert [store.get(name) for name in ("data", "document", "other")] == [b"tree", b"mine 1", b"mine 2"]
-    claim = store.claim("marker", "treering.json", None)
-    claim.make()
-    claim.prepare(INDEX_FORM.encode([("attempt", "0" * 16), ("files", []), ("replaces", [])]))
-    assert claim.commit() is Outcome.DONE
+    assert [content(store, name) for name in ("data", "document", "other")] == [b"tree", b"mine 1", b"mine 2"]
+    transaction = store.transaction("treering.json")
+    transaction.begin("marker", None)
+    data = INDEX_FORM.encode([("attempt", "0" * 16), ("files", []), ("replaces", [])])
+    assert transaction.commit(data) is Outcome.DONE
     assert sorted(store.names()) == ["data", "document", "other", "treering.json"]
 
 
@@ -145,24 +146,23 @@ def test_what_stays_unknown_is_said_and_nothing_is_removed() -> None:
     bucket = MemoryBucket()
     bucket.patience = -1.0
     store = ObjectStore(bucket, "", PurePath("bucket"))
-    claim = store.claim(".treering.json.0000000000000000.treering-tmp", "treering.json", None)
-    claim.make()
-    claim.prepare(b"{}")
+    transaction = store.transaction("treering.json")
+    transaction.begin(".treering.json.0000000000000000.treering-tmp", None)
     silent = ForgetfulBucket(happens=False, times=1000)
-    claim._client = silent
-    assert claim.commit() is Outcome.UNKNOWN
-    claim._client = bucket
+    transaction._client = silent
+    assert transaction.commit(b"{}") is Outcome.UNKNOWN
+    transaction._client = bucket
     with pytest.raises(OSError, match="may yet happen"):
-        claim.committed()
+        transaction.committed()
 
 
 def test_a_bucket_that_cannot_compare_keeps_its_tombstones() -> None:
     client = ObstoreClient(obstore.store.MemoryStore(), "memory://bucket")
     store = ObjectStore(client, "", PurePath("bucket"))
-    store.claim("marker", "document", None).make()
+    store.transaction("document").begin("marker", None)
     store.replace("treering.json", placeholder())
-    assert not deletes_versions(client)
-    assert store.remove("treering.json", version_of(store)) is Outcome.LOST
+    old = found_in(store)._replace(modified=0.0)
+    assert not store.transaction().remove_tombstone(old)
     assert store.find("treering.json") is not None
 
 
@@ -179,10 +179,10 @@ def test_names_are_removed_together() -> None:
     for name in ("one", "two", "three"):
         store.put(name, b"x")
     bucket.asked.clear()
-    store.remove_all(name for name in ("one", "two", "four"))
+    store.remove("one", "two", "four")
     assert bucket.asked == [Delete(("a/one", "a/two", "a/four"))]
     assert store.names() == ["three"]
-    store.remove_all([])
+    store.remove()
     assert len(bucket.asked) == 2
 
 
@@ -216,9 +216,15 @@ class ForgetfulBucket(MemoryBucket):
         return super().perform(request)
 
 
-def version_of(store: ObjectStore) -> Version:
-    found = store.read("treering.json")
-    return ObjectVersion("gone") if found is None else found.version
+def found_in(store: ObjectStore) -> Entry:
+    found = store.find("treering.json")
+    assert found is not None
+    return found
+
+
+def content(store: ObjectStore, name: str) -> bytes | None:
+    found = store.read(name)
+    return found and found.data
 
 
 class WeakBucket(MemoryBucket):
@@ -246,11 +252,11 @@ class UnchangingBucket(MemoryBucket):
 )
 def test_an_endpoint_whose_versions_are_of_no_use_is_refused_before_any_data(bucket: MemoryBucket, says: str) -> None:
     store = ObjectStore(bucket, "a/", PurePath("a"))
-    claim = store.claim(journal_of("0" * 16), "treering.json", None)
+    transaction = store.transaction("treering.json")
     with pytest.raises(OSError, match=says) as caught:
-        claim.make()
+        transaction.begin(journal_of("0" * 16), None)
     assert caught.value.errno == errno.ENOTSUP
-    claim.withdraw()
+    transaction.abort()
     assert store.names() == ["treering.json"]
 
 
@@ -258,7 +264,7 @@ def test_a_key_that_may_not_be_read_lets_no_data_go(monkeypatch: pytest.MonkeyPa
     bucket = MemoryBucket()
     store = ObjectStore(bucket, "a/", PurePath("a"))
     marker, data = journal_of("0" * 16), f"data-{'0' * 16}-00000-of-00001.safetensors"
-    store.claim(marker, "treering.json", None).make()
+    store.transaction("treering.json").begin(marker, None)
     store.create(data, [b"x"], 1)
     real = bucket.perform
 
@@ -267,5 +273,5 @@ def test_a_key_that_may_not_be_read_lets_no_data_go(monkeypatch: pytest.MonkeyPa
         return Answer(Status.MISSING) if hidden else real(request)
 
     monkeypatch.setattr(bucket, "perform", deny)
-    assert store.sweep(marker, [data], "treering.json", None) is Held.UNKNOWN
+    assert store.transaction().sweep(marker, [data]) is Held.UNKNOWN
     assert store.read(data) is not None

@@ -14,12 +14,12 @@ import pytest
 import treering as tr
 from tests.command import ended
 from tests.store.objects.in_memory import DAY, HOUR, TestBucket, install, store_in
-from treering._checkpoint import waiting
 from treering._codec import key_document
 from treering._codec.key_document import attempts_in, encode_tombstone, is_tombstone, placeholder, superseded_in
 from treering._format.document import parse_index
 from treering._format.findings import Life
 from treering._inspect.doctor import diagnose
+from treering._store import waiting
 from treering._store.objects import reading
 from treering._store.objects.requests import Answer, Delete, Get, Head, List, Put, Request, Status
 from treering._values.checkpoint_names import is_data, journal_of
@@ -111,7 +111,7 @@ def test_a_save_over_a_tombstone_takes_over_what_it_lists(bucket: TestBucket) ->
     store = store_in(bucket, "ckpt")
     found = store.find("treering.json")
     assert found is not None
-    assert store.retire("treering.json", "", found.version).name == "DONE"
+    assert store.transaction().retire("", found.version).name == "DONE"
     with pytest.raises(NotFoundError, match="says so"):
         tr.load(PATH)
     bucket.wait(10)
@@ -141,7 +141,7 @@ def test_a_damaged_tombstone_or_index_keeps_the_data_that_it_may_list(bucket: Te
 def test_saving_works_where_nothing_may_be_listed_or_deleted(
     bucket: TestBucket, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("treering._checkpoint.waiting._warned", set())
+    monkeypatch.setattr("treering._store.waiting._warned", set())
     bucket.denied = lambda request: isinstance(request, List | Delete)
     for number in range(2):
         tr.save(PATH, tree(number), overwrite=number > 0)
@@ -273,7 +273,7 @@ def test_a_branch_in_a_bucket_has_names_of_its_own(bucket: TestBucket, tmp_path:
             step = store_in(bucket, "branch/step_00000001")
             found = step.find("treering.json")
             assert found is not None
-            step.retire("treering.json", "", found.version)
+            step.transaction().retire("", found.version)
         assert len(data_in(bucket, "branch/")) == 2
         with run.branch(1, tmp_path / "branch") as branch:
             assert float(branch.load()["w"][0]) == 1
@@ -306,8 +306,7 @@ def dead_attempt(bucket: TestBucket, place: str = "run/step_00000001") -> None:
     attempt = "d" * 16
     store = store_in(bucket, place)
     found = store.find("treering.json")
-    claim = store.claim(journal_of(attempt), "treering.json", None if found is None else found.version)
-    claim.make()
+    store.transaction().begin(journal_of(attempt), None if found is None else found.version)
     store.create(f"data-{attempt}-00000-of-00001.safetensors", [b"lost"], 4)
 
 
@@ -518,7 +517,7 @@ def test_a_load_whose_checkpoint_is_removed_finds_nothing(bucket: TestBucket, mo
     def remove() -> None:
         found = store.find("treering.json")
         assert found is not None
-        store.retire("treering.json", "", found.version)
+        store.transaction().retire("", found.version)
         store.remove(data_in(bucket)[0].removeprefix("ckpt/"))
 
     at_reading(monkeypatch, remove)
@@ -623,7 +622,7 @@ def test_the_doctor_says_that_a_checkpoint_was_removed(bucket: TestBucket) -> No
     store = store_in(bucket, "ckpt")
     found = store.find("treering.json")
     assert found is not None
-    store.retire("treering.json", "", found.version)
+    store.transaction().retire("", found.version)
     said = diagnose(PATH)
     assert said.committed is None
     assert said.ok
@@ -680,7 +679,7 @@ def test_more_never_waits_than_an_index_may_list(bucket: TestBucket, monkeypatch
 
 def test_the_time_of_a_bucket_is_told_where_nothing_may_be_removed(bucket: TestBucket) -> None:
     bucket.denied = lambda request: isinstance(request, Delete)
-    assert abs(store_in(bucket, "run").now() - bucket.time) < 1
+    assert abs(store_in(bucket, "run").transaction().now() - bucket.time) < 1
 
 
 def test_a_file_is_not_replaced_where_it_is_not_known_whether_one_is_there(

@@ -147,7 +147,7 @@ class MemoryStore(ObjectStore):
     Example:
         >>> store = MemoryStore()
         >>> store.put(".treering-waiting-00001", b"here")
-        >>> store.get(".treering-waiting-00001"), store.get(".treering-waiting-00002")
+        >>> store.read(".treering-waiting-00001").data, store.read(".treering-waiting-00002")
         (b'here', None)
     """
 

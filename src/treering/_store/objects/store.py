@@ -7,23 +7,18 @@ import contextlib
 import errno
 import hashlib
 import os
-import secrets
-import time
-import weakref
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import PurePath
 from typing import Final
 
-from treering._codec.key_document import attempts_in, is_tombstone
-from treering._codec.leaves_key import read_attempts
+from treering._codec.key_document import is_tombstone
 from treering._codec.signed import is_whole
 from treering._store import api
-from treering._store.api import ANY, Document, Entry, Held, Kind, Outcome, Store, Version
+from treering._store.api import ANY, Document, Entry, Kind, Outcome, Store, Version
 from treering._store.failures import naming, taken_meanwhile
 from treering._store.memory_pool import lasting_pieces
 from treering._store.objects import protocol
-from treering._store.objects.claim import ObjectClaim, deletes_versions, ignores_conditions, last_marker, patience
 from treering._store.objects.protocol import put_file
 from treering._store.objects.reading import ObjectReader
 from treering._store.objects.requests import (
@@ -44,11 +39,11 @@ from treering._store.objects.requests import (
     drive,
     unanswered,
 )
+from treering._store.objects.transaction import ObjectTransaction, ignores_conditions, patience, version_of
 from treering._store.pieces import Buffer
 from treering._store.root import Root
-from treering._values.checkpoint_names import attempt_of_journal, heartbeat_name
+from treering._values.checkpoint_names import INDEX
 from treering._values.leaves_names import INDEX as LEAVES_INDEX
-from treering._values.leaves_names import attempt_of_marker
 from treering._values.telemetry import warn_of
 from treering.errors import NotFencedWarning
 
@@ -59,10 +54,6 @@ WHOLE_BYTES: Final = 16 << 20
 """An object up to this size is put by one request, a larger one in parts."""
 
 _MAY_NOT_LIST: Final = "without the right to list, one checkpoint, or one step by its number, can be saved and loaded"
-_CLOCK_KEPT: Final = 86400.0
-_HIGHEST_PROCESS: Final = 99_999
-_CLOCKS: Final[weakref.WeakKeyDictionary[Client, tuple[float, float]]] = weakref.WeakKeyDictionary()
-"""The time of each bucket, and that of the monotonic clock at that moment."""
 
 
 class ObjectStore(Store):
@@ -102,6 +93,10 @@ class ObjectStore(Store):
         """Return the place ``name`` in this one."""
         return ObjectStore(self.client, f"{self._prefix}{name}/", self.path / name, grace=self.grace)
 
+    def transaction(self, name: str = INDEX) -> ObjectTransaction:
+        """Return what changes the place by compare and swap of a document."""
+        return ObjectTransaction(self, self.client, self._prefix, name)
+
     def names(self) -> list[str]:
         """Return the names in it, those of places below too."""
         answer = self._ask(List(self._prefix))
@@ -134,11 +129,6 @@ class ObjectStore(Store):
         if whole and answer.data and name != LEAVES_INDEX and not is_whole(answer.data):
             answer = self._ask(Get(self._prefix + name))  # a bit may have changed on the way
         return None if answer.found is None else Document(answer.data, answer.found.version)
-
-    def get(self, name: str) -> bytes | None:
-        """Return a message; None where there is none."""
-        found = self.read(name, api.LARGEST_MESSAGE)
-        return None if found is None else found.data
 
     def create(self, name: str, buffers: Iterable[Buffer], size: int, *, like: Version | None = None) -> None:
         """Write data: a small object by one request, on condition that nothing is there, a larger one in parts.
@@ -182,73 +172,13 @@ class ObjectStore(Store):
         """Make ``data`` the content of a message."""
         self._ask(Put(self._prefix + name, data))
 
-    def remove(self, name: str, expected: Version = ANY) -> Outcome:
-        """Remove an object; of a version only a tombstone that is a day old, where the bucket is known to compare."""
-        if expected is ANY:
-            self._ask(Delete((self._prefix + name,)))
-            return Outcome.DONE
-        if not deletes_versions(self.client):
-            return Outcome.LOST
-        key, now = self._prefix + name, self.now()
-        return drive(self.client, protocol.delete_tombstone(key, version_of(expected), now, patience(self.client)))
-
-    def remove_all(self, names: Iterable[str]) -> None:
+    def remove(self, *names: str) -> None:
         """Remove objects, up to a thousand by one request."""
         if keys := tuple(self._prefix + name for name in names):
             self._ask(Delete(keys))
 
     def flush(self) -> None:
         """What was answered is durable."""
-
-    def claim(self, marker: str, name: str, base: Version | None) -> ObjectClaim:
-        """Return an attempt to change the document ``name``."""
-        key, version = self._prefix + name, None if base is None else version_of(base)
-        attempts = _reader_of(name)
-        return ObjectClaim(
-            self.client, key, self._prefix + marker, _attempt_of(marker), version, read_attempts=attempts
-        )
-
-    def sweep(self, marker: str, data: Sequence[str], name: str, current: Version | None) -> Held:
-        """Remove what an attempt left, if the version that it is based on is no longer there."""
-        keys = [self._prefix + one for one in data]
-        key, marker_key, attempt = self._prefix + name, self._prefix + marker, _attempt_of(marker)
-        try:
-            return drive(
-                self.client,
-                protocol.sweep(key, marker_key, attempt, keys, patience(self.client), read_attempts=_reader_of(name)),
-            )
-        except PermissionError:
-            return Held.UNKNOWN  # nothing may be removed here
-
-    def retire(self, name: str, new: str, expected: Version) -> Outcome:
-        """Replace the document by a tombstone; it gets no other name."""
-        return drive(self.client, protocol.retire(self._prefix + name, version_of(expected), patience(self.client)))
-
-    def fence(self, name: str) -> ObjectVersion | None:
-        """Change the document, and nothing that it says."""
-        return drive(self.client, protocol.fence(self._prefix + name, patience(self.client)))
-
-    def now(self) -> float:
-        """Return the time of the bucket: that of an object just put, and how long that is ago."""
-        known = _CLOCKS.get(self.client)
-        if known is None or time.monotonic() - known[1] > _CLOCK_KEPT:
-            known = _CLOCKS[self.client] = self._look_at_marker() or self._look_at_clock()
-        return known[0] + time.monotonic() - known[1]
-
-    def _look_at_marker(self) -> tuple[float, float] | None:
-        """Return when a marker was put just now, by both clocks; None where none was."""
-        put = last_marker(self.client)
-        found = None if put is None else self._ask(Head(put[0])).found
-        return None if put is None or found is None else (found.modified, put[1])
-
-    def _look_at_clock(self) -> tuple[float, float]:
-        # A name that sweeps know, should it stay.
-        name = f"{heartbeat_name(_HIGHEST_PROCESS)}.{secrets.token_hex(8)}.new"
-        self.put(name, b"now")
-        moment, found = time.monotonic(), self.find(name)
-        with contextlib.suppress(PermissionError):  # what saves may have no right to remove
-            self.remove(name)
-        return time.time() if found is None else found.modified, moment
 
     def _swap(self, name: str, data: bytes, condition: Condition) -> Outcome:
         expected = condition if isinstance(condition, ObjectVersion) else None
@@ -280,22 +210,6 @@ class ObjectStore(Store):
 def entry_of(name: str, found: Listed) -> Entry:
     """Return what a bucket says of an object."""
     return Entry(name, found.size, found.modified, found.version)
-
-
-def version_of(version: Version) -> ObjectVersion:
-    """Return the version of an object; one of another store is none of a bucket's."""
-    if not isinstance(version, ObjectVersion):
-        raise TypeError(f"{version!r} is no version of an object")
-    return version
-
-
-def _attempt_of(marker: str) -> str:
-    return attempt_of_journal(marker) or attempt_of_marker(marker) or marker
-
-
-def _reader_of(name: str) -> protocol.ReadAttempts:
-    """Return what reads the attempts that a document of this name names."""
-    return read_attempts if name == LEAVES_INDEX else attempts_in
 
 
 # Some may write and not look; some servers know no conditions.

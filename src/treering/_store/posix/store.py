@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import functools
 import itertools
 import os
 import re
@@ -15,7 +16,7 @@ from pathlib import Path, PurePath
 from typing import Final
 
 from treering._store import api
-from treering._store.api import ANY, Claim, Document, Entry, Held, Kind, Locks, Outcome, Store, Version
+from treering._store.api import ANY, Document, Entry, Held, Kind, Locks, Outcome, Store, Transaction, Version
 from treering._store.pieces import Buffer, write_all
 from treering._store.posix import descriptors, open_descriptor
 from treering._store.posix.folder import (
@@ -33,7 +34,8 @@ from treering._store.posix.stage import StagedFile
 from treering._store.posix.writing import replace_file, write_content
 from treering._store.root import Root
 from treering._values import timing
-from treering.errors import NotFoundError, StoreError
+from treering._values.checkpoint_names import INDEX
+from treering.errors import StoreError
 
 # File systems that this machine has to itself, and whose lock table has the numbers that ``stat`` gives.
 _OF_THIS_MACHINE: Final = frozenset({"ext2", "ext3", "ext4", "xfs", "btrfs", "f2fs", "tmpfs"})
@@ -104,156 +106,6 @@ def started(process: int) -> float | None:
     return None
 
 
-class Journal(Claim):
-    """The journal of one attempt: its lock says that its writer lives, and it becomes the index by its name."""
-
-    def __init__(self, store: PosixStore, name: str, index: str, base: Version | None) -> None:
-        """Nothing is made yet; `make` does that.
-
-        Args:
-            store: where.
-            name: its name.
-            index: the name that it gets.
-            base: the index that it will replace, whose rights it takes over; None for none.
-        """
-        self._store, self._folder = store, store.folder
-        self._name, self._index = name, index
-        self._base = base
-        self._identity: os.stat_result | None = None
-        self._done = False
-        self._file = OpenDescriptor()
-
-    def make(self) -> None:
-        """Make and lock it; its name is durable before any data file's.
-
-        Raises:
-            OSError: the system refused, or a sweeper on another machine took it for a leftover.
-        """
-        old = stat_of(self._base)
-        self._folder.create(self._name, 0o600 if old else 0o666, into=self._file)
-        try:
-            self._lock()
-            if old:
-                descriptors.take_over(self._file.number, old)
-        except BaseException:  # an interrupt too: no journal without its writer; raised again below
-            self.withdraw()
-            raise
-        if self._base is None:
-            self._store.sync_above()
-        self._folder.sync()
-
-    def prepare(self, data: bytes) -> None:
-        """Write the index into it, durably; the names of the data are durable before the index is."""
-        write_all(self._file.number, memoryview(data))
-        descriptors.sync(self._file.number)
-        self._folder.sync()
-
-    def commit(self) -> Outcome:
-        """Link it where nothing was, else rename it over what was there."""
-        self._identity = os.fstat(self._file.number)
-        if descriptors.fcntl is None:  # Windows renames only what is closed
-            self.close()
-        try:
-            self._become_first() if self._base is None else self._rename()
-        except FileExistsError:
-            return Outcome.LOST
-        return Outcome.DONE
-
-    def committed(self) -> bool:
-        """Whether it has become the index of the folder.
-
-        Raises:
-            OSError: that cannot be known now.
-        """
-        if self._done or self._identity is None:
-            return self._done
-        found = self._folder.find(self._index)
-        return found is not None and os.path.samestat(found, self._identity)
-
-    def withdraw(self) -> None:
-        """Remove it, if it can be, and let go of it."""
-        if descriptors.fcntl is None:  # Windows removes only what is closed
-            self.close()
-        with contextlib.suppress(OSError):
-            self._folder.remove(self._name)
-        self.close()
-
-    def close(self) -> None:
-        """Let go of the file, and of its lock. May be called twice."""
-        with contextlib.suppress(OSError):  # all that matters was synced
-            self._file.close()
-
-    def _lock(self) -> None:
-        """Hold it as long as we live: folders of network file systems are locked for one machine only."""
-        if self._file.lock() is False or self._folder.find(self._name) is None:
-            raise FileNotFoundError(errno.ENOENT, "another machine removed it before it was locked")
-
-    def _become_first(self) -> None:
-        """Commit where no index is.
-
-        Raises:
-            FileExistsError: there is one now.
-            OSError: the system refused.
-        """
-        try:
-            self._folder.link(self._name, self._index)
-            self._done = True
-        except OSError as error:
-            if self.committed():  # done, and only the answer was lost
-                pass
-            elif error.errno not in NO_LINKS:
-                raise
-            elif self._folder.find(self._index) is not None:
-                raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST)) from error
-            else:
-                # Without hard links the lock alone keeps a second saver out between that look and this step.
-                self._rename()
-                return
-        with contextlib.suppress(OSError):  # as another name of the index it proves nothing any more
-            self._folder.remove(self._name)
-
-    def _rename(self) -> None:
-        try:
-            self._folder.replace(self._name, self._index)
-            self._done = True
-        except OSError:
-            if not self.committed():
-                raise
-
-
-def remove_leftover(folder: Folder, journal: str, data: Sequence[str], name: str) -> bool:
-    """Remove what a dead attempt left: its data files, then its journal, which is the proof that they may go.
-
-    What cannot be removed stays, and does not stand in the way of a save.
-
-    Args:
-        folder: where.
-        journal: the name of its journal.
-        data: those of its data files.
-        name: what the index is called.
-
-    Returns:
-        False when the attempt is not dead: its journal is locked.
-    """
-    # Opened for writing because NFS locks nothing else; without waiting, should it be a pipe.
-    flags = os.O_WRONLY | getattr(os, "O_NONBLOCK", 0)
-    with contextlib.suppress(OSError), folder.open(journal, flags) as opened:
-        if opened.lock() is False:
-            return False
-        index = folder.find(name)
-        # A power cut between the two steps of a commit leaves both names on one file: then it is no leftover.
-        if index is None or not os.path.samestat(index, os.fstat(opened.number)):
-            for one in data:
-                folder.remove(one)
-        if descriptors.fcntl is None:  # Windows removes only what is closed
-            opened.close()
-        folder.remove(journal)
-    return True
-
-
-# Without waiting, should one be a pipe that nobody writes to; files ignore that flag.
-_READING: Final = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0)
-_PIECE: Final = 1 << 20
 # The file was replaced between its being found and its being opened, in words of different file systems.
 _REPLACED: Final = frozenset({errno.ENOENT, errno.ESTALE})
 
@@ -272,6 +124,9 @@ class PosixStore(Store):
         b'treering'
     """
 
+    above: PosixStore | None = None
+    """The open folder that this one is looked up in; None for one that is known by its path."""
+
     def __init__(self, path: PurePath, clock: Callable[[], float] = time.monotonic) -> None:
         """Nothing is opened yet.
 
@@ -284,8 +139,6 @@ class PosixStore(Store):
         self._refreshed = clock()
         self._target: str | None = None
         self._opened: Folder | None = None
-        self._lock: FolderLock | None = None
-        self._made: list[str] = []
 
     @classmethod
     def over(
@@ -308,71 +161,29 @@ class PosixStore(Store):
 
         Raises:
             FileNotFoundError: there is none.
-            OSError: a file is there, or the system refuses.
+            OSError: a file is there, or, in the place of a folder in another one, a link; or the system refuses.
         """
-        self._opened = Folder(os.fspath(self.path) if quick else self._resolved())
-
-    def resolve(self) -> None:
-        """Follow the links at the path to their end."""
-        self._resolved()
-
-    def make(self) -> None:
-        """Make the folder and those above it; the name of each is durable before the next one is made."""
-        self._made = make_folder(self._resolved())
-
-    def unmake(self) -> bool:
-        """Remove the folders that were made, as far as they are empty; False where the last one is still there."""
-        remove_folders(self._made)
-        return not (self._made and os.path.lexists(self._made[-1]))
+        if self.above is None:
+            self._opened = Folder(os.fspath(self.path) if quick else self.resolved())
+        else:
+            self._opened = self.above.folder.below(self.path.name)
+            self._target = self._opened.path
 
     def close(self) -> None:
-        """Give the lock back and close the folder."""
-        self.unlock()
+        """Close the folder."""
         if self._opened is not None:
             self._opened.close()
         self._opened = None
-        self._made = []
-
-    def is_current(self) -> bool:
-        """Whether the path still leads to the open folder."""
-        return self.folder.is_there()
-
-    def lock(self) -> bool:
-        """Take the lock of the folder without waiting; False when another saver holds it."""
-        self._lock = FolderLock(self.folder)
-        return self._lock.take()
-
-    def unlock(self) -> None:
-        """Give the lock back."""
-        if self._lock is not None:
-            self._lock.give_back()
-            self._lock = None
-
-    def drop(self) -> None:
-        """Remove the folder, if it is empty."""
-        with contextlib.suppress(OSError):
-            os.rmdir(self.folder.path)
 
     def at(self, name: str) -> PosixStore:
-        """Return the folder ``name`` in it, by its path."""
-        return PosixStore(self.path / name, self._clock)
+        """Return the folder ``name`` in it, which is looked up in the open folder; a link is refused there."""
+        store = PosixStore(self.path / name, self._clock)
+        store.above = self
+        return store
 
-    def below(self, name: str) -> PosixStore:
-        """Open the folder ``name`` in it.
-
-        Raises:
-            OSError: there is none; ENOTDIR or ELOOP when it is a link or no folder.
-        """
-        return PosixStore.over(self.folder.below(name), path=self.path / name)
-
-    def make_below(self, name: str) -> None:
-        """Make the folder ``name`` in it, with the same rights, if it is missing."""
-        self.folder.make_folder(name)
-
-    def drop_below(self, name: str) -> None:
-        """Remove the folder ``name`` in it, if it is empty."""
-        with contextlib.suppress(OSError):
-            self.folder.remove_folder(name)
+    def transaction(self, name: str = INDEX) -> PosixTransaction:
+        """Return what changes the folder by way of a journal."""
+        return PosixTransaction(self, name)
 
     def names(self) -> list[str]:
         """Return all names in the folder."""
@@ -406,23 +217,14 @@ class PosixStore(Store):
         return open_in(self.folder, name, self.path / name)
 
     def read(self, name: str, most: int = api.LARGEST_DOCUMENT) -> Document | None:
-        """Return a file, at most its first ``most`` bytes; None where there is none."""
+        """Return a file, at most its first ``most`` bytes; None where there is none.
+
+        Then a network file system is asked to look again, once a second: others may wait for it.
+        """
         try:
             with self.open_file(name) as file:
                 data = file.read(0, min(file.size, most))
                 return Document(data, FileVersion(file.found, data))
-        except NotFoundError:
-            return None
-
-    def get(self, name: str) -> bytes | None:
-        """Read a message; where it is not there, a network file system is asked to look again once a second.
-
-        Raises:
-            OSError: the system refused; a link, a pipe or something too large has that name.
-        """
-        try:
-            with self.folder.open(name, _READING) as opened:
-                return _message(opened.number, name)
         except OSError as error:
             if error.errno not in _REPLACED:
                 raise
@@ -445,9 +247,9 @@ class PosixStore(Store):
             return self._put_in_place(name, data, sweep=sweep)
         if expected is None:
             return self._link_in_place(name, data)
-        return self._change(name, expected, lambda: self._put_in_place(name, data, sweep=sweep), gone=Outcome.LOST)
+        return self.change(name, expected, lambda: self._put_in_place(name, data, sweep=sweep), gone=Outcome.LOST)
 
-    def _change(self, name: str, expected: Version, change: Callable[[], object], *, gone: Outcome) -> Outcome:
+    def change(self, name: str, expected: Version, change: Callable[[], object], *, gone: Outcome) -> Outcome:
         """Change a file of the expected version, under its lock; ``gone`` is the answer where there is none."""
         try:
             current = self.folder.open(name, os.O_WRONLY | getattr(os, "O_NONBLOCK", 0))
@@ -503,68 +305,27 @@ class PosixStore(Store):
         with self._aside(name, data) as aside:
             self.folder.replace(aside, name)
 
-    def remove(self, name: str, expected: Version = ANY) -> Outcome:
-        """Remove a file; gone already is gone. Of a version, under the lock of the file."""
-        if expected is not ANY:
-            return self._change(name, expected, lambda: self.folder.remove(name), gone=Outcome.DONE)
-        self.folder.remove(name)
-        return Outcome.DONE
+    def remove(self, *names: str) -> None:
+        """Remove files one after the other; an error is raised once all were tried."""
+        failed: OSError | None = None
+        for name in names:
+            try:
+                self.folder.remove(name)
+            except OSError as error:
+                failed = failed or error
+        if failed is not None:
+            raise failed
 
     def flush(self) -> None:
         """Make the names in the folder durable."""
         self.folder.sync()
 
-    def claim(self, marker: str, name: str, base: Version | None) -> Journal:
-        """Return an attempt to change the document ``name``: its journal."""
-        return Journal(self, marker, name, base)
+    def resolved(self) -> str:
+        """Return where the path leads, links followed to their end; found out once for all that follows.
 
-    def sweep(self, marker: str, data: Sequence[str], name: str, current: Version | None) -> Held:
-        """Remove what a dead attempt left; its journal can be locked then."""
-        return Held.NO if remove_leftover(self.folder, marker, data, name) else Held.YES
-
-    def held(self, marker: str) -> Held:
-        """Whether the lock of a marker is held, where this machine shows all locks."""
-        if (found := self.find(marker)) is None:
-            return Held.NO
-        locks = self.locks()
-        return Held.YES if locks.holder(found) is not None else Held.UNKNOWN if locks.gap else Held.NO
-
-    def retire(self, name: str, new: str, expected: Version) -> Outcome:
-        """Rename it."""
-        folder = self.folder
-        # Two names of one file would both stay, whatever a rename reports.
-        folder.remove(new)
-        try:
-            folder.replace(name, new)
-        except OSError:
-            # On a network file system it may be done, and only the answer lost.
-            if (found := self.find(new)) is None or found.version != expected:
-                raise
-        return Outcome.DONE
-
-    def require_space(self, size: int) -> None:
-        """Refuse early what cannot fit on the file system."""
-        self.folder.require_space(size)
-
-    def require_writable(self, name: str) -> None:
-        """Refuse a file that this process may not write to."""
-        self.folder.require_writable(name)
-
-    def link_from(self, source: Store, name: str) -> bool:
-        """Give a file of another folder the same name here; False where there can be no such link."""
-        return isinstance(source, PosixStore) and self.folder.link_from(source.folder, name)
-
-    def locks(self) -> Locks:
-        """Return which files here are locked, found out by reading alone."""
-        return seen_locks(self.folder.descriptor)
-
-    def sync_above(self) -> None:
-        """Make the name of the folder itself durable, unless it was made here: then it is."""
-        if not self._made:
-            with contextlib.suppress(PermissionError):  # a folder above that is not ours
-                sync_parent(self._resolved())
-
-    def _resolved(self) -> str:
+        Raises:
+            OSError: it leads to no folder, or cannot be followed.
+        """
         if self._target is None:
             self._target = resolved_folder(os.fspath(self.path))
         return self._target
@@ -588,17 +349,228 @@ def entry_of(name: str, found: os.stat_result) -> Entry:
     return Entry(name, found.st_size, found.st_mtime, FileVersion(found), kind, found.st_ino)
 
 
-def _message(descriptor: int, name: str) -> bytes:
-    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-        raise OSError(errno.EINVAL, f"{name!r} is not a file")
-    pieces: list[bytes] = []
-    left = api.LARGEST_MESSAGE
-    while piece := os.read(descriptor, min(left, _PIECE) + 1):
-        left -= len(piece)
-        if left < 0:
-            raise OSError(errno.EFBIG, f"{name!r} is larger than any message")
-        pieces.append(piece)
-    return b"".join(pieces)
+class PosixTransaction(Transaction):
+    """A change of a folder. Its marker is a journal, whose lock says that its writer lives; it becomes the document.
+
+    Args:
+        store: the folder.
+        name: the document.
+    """
+
+    def __init__(self, store: PosixStore, name: str) -> None:
+        self._store = store
+        self._name = name
+        self._made: list[str] = []
+        self._lock: FolderLock | None = None
+        self._marker = ""
+        self._base: Version | None = None
+        self._identity: os.stat_result | None = None
+        self._done = False
+        self._file = OpenDescriptor()
+
+    @property
+    def _folder(self) -> Folder:
+        return self._store.folder
+
+    def make(self) -> None:
+        """Make the folder and those above it; the name of each is durable before the next one is made.
+
+        One in another open folder is made with the same rights, not durably.
+        """
+        self._made = []
+        if self._store.above is None:
+            self._made = make_folder(self._store.resolved())
+        else:
+            self._store.above.folder.make_folder(self._store.path.name)
+
+    def unmake(self) -> bool:
+        """Remove the folders that were made, as far as they are empty; False where the last one is still there."""
+        remove_folders(self._made)
+        return not (self._made and os.path.lexists(self._made[-1]))
+
+    def drop(self) -> None:
+        """Remove the folder, if it is empty."""
+        with contextlib.suppress(OSError):
+            if self._store.above is None:
+                os.rmdir(self._store.resolved())
+            else:
+                self._store.above.folder.remove_folder(self._store.path.name)
+
+    def lock(self) -> bool:
+        """Take the lock of the folder without waiting; False when another saver holds it."""
+        self._lock = FolderLock(self._folder)
+        if not self._lock.take():
+            return False
+        self._require_current()
+        return True
+
+    def begin(self, marker: str, base: Version | None) -> None:
+        """Make and lock the journal; its name is durable before any data file's.
+
+        Raises:
+            OSError: the system refused, or a sweeper on another machine took it for a leftover.
+        """
+        self._marker, self._base, self._identity, self._done = marker, base, None, False
+        if base is not None:
+            self._folder.require_writable(self._name)
+        old = stat_of(base)
+        self._folder.create(marker, 0o600 if old else 0o666, into=self._file)
+        try:
+            self._hold()
+            if old:
+                descriptors.take_over(self._file.number, old)
+        except BaseException:  # an interrupt too: no journal without its writer; raised again below
+            self.abort()
+            raise
+        if base is None and not self._made:  # the names of those that were made are durable
+            with contextlib.suppress(PermissionError):  # a folder above that is not ours
+                sync_parent(self._store.resolved())
+        self._folder.sync()
+
+    def require_space(self, size: int) -> None:
+        """Refuse early what cannot fit on the file system."""
+        self._folder.require_space(size)
+
+    def link(self, source: Store, name: str) -> bool:
+        """Give a file of another folder the same name here; False where there can be no such link."""
+        return isinstance(source, PosixStore) and self._folder.link_from(source.folder, name)
+
+    def commit(self, data: bytes) -> Outcome:
+        """Write the document into the journal, durably; then link that where nothing was, else rename it over the old.
+
+        The names of the data are durable before the document has its own.
+        """
+        self._require_current()
+        self._prepare(data)
+        self._identity = os.fstat(self._file.number)
+        if descriptors.fcntl is None:  # Windows renames only what is closed
+            self._let_go()
+        try:
+            self._become_first() if self._base is None else self._rename()
+        except FileExistsError:
+            return Outcome.LOST
+        except FileNotFoundError as error:
+            raise FileNotFoundError(errno.ENOENT, "another process removed the new files") from error
+        return Outcome.DONE
+
+    def committed(self) -> bool:
+        """Whether the journal has become the document of the folder.
+
+        Raises:
+            OSError: that cannot be known now.
+        """
+        if self._done or self._identity is None:
+            return self._done
+        found = self._folder.find(self._name)
+        return found is not None and os.path.samestat(found, self._identity)
+
+    def abort(self) -> None:
+        """Remove the journal, if it can be, and let go of it."""
+        if descriptors.fcntl is None:  # Windows removes only what is closed
+            self._let_go()
+        if self._marker:
+            with contextlib.suppress(OSError):
+                self._folder.remove(self._marker)
+        self._let_go()
+
+    def close(self) -> None:
+        """Let go of the journal and of its lock; give the lock of the folder back."""
+        self._let_go()
+        if self._lock is not None:
+            self._lock.give_back()
+            self._lock = None
+
+    def sweep(self, marker: str, data: Sequence[str]) -> Held:
+        """Remove what a dead attempt left: its data files, then its journal, which is the proof that they may go.
+
+        What cannot be removed stays, and does not stand in the way of a save.
+        """
+        folder = self._folder
+        # Opened for writing because NFS locks nothing else; without waiting, should it be a pipe.
+        flags = os.O_WRONLY | getattr(os, "O_NONBLOCK", 0)
+        with contextlib.suppress(OSError), folder.open(marker, flags) as opened:
+            if opened.lock() is False:
+                return Held.YES
+            index = folder.find(self._name)
+            # A power cut between the two steps of a commit leaves both names on one file: then it is no leftover.
+            if index is None or not os.path.samestat(index, os.fstat(opened.number)):
+                for one in data:
+                    folder.remove(one)
+            if descriptors.fcntl is None:  # Windows removes only what is closed
+                opened.close()
+            folder.remove(marker)
+        return Held.NO
+
+    def locks(self) -> Locks:
+        """Return which files here are locked, found out by reading alone."""
+        return seen_locks(self._folder.descriptor)
+
+    def retire(self, new: str, expected: Version) -> Outcome:
+        """Rename the document."""
+        # Two names of one file would both stay, whatever a rename reports.
+        self._folder.remove(new)
+        try:
+            self._folder.replace(self._name, new)
+        except OSError:
+            # On a network file system it may be done, and only the answer lost.
+            if (found := self._store.find(new)) is None or found.version != expected:
+                raise
+        return Outcome.DONE
+
+    def remove_tombstone(self, found: Entry) -> bool:
+        """Remove it under the lock of the file: no request comes late."""
+        removed = functools.partial(self._folder.remove, self._name)
+        return self._store.change(self._name, found.version, removed, gone=Outcome.DONE) is Outcome.DONE
+
+    def _hold(self) -> None:
+        """Lock the journal for as long as we live: folders of network file systems are locked for one machine only."""
+        if self._file.lock() is False or self._folder.find(self._marker) is None:
+            raise FileNotFoundError(errno.ENOENT, "another machine removed it before it was locked")
+
+    def _require_current(self) -> None:
+        if not self._folder.is_there():
+            raise FileNotFoundError(errno.ENOENT, "another process moved or removed the folder")
+
+    def _let_go(self) -> None:
+        with contextlib.suppress(OSError):  # all that matters was synced
+            self._file.close()
+
+    def _prepare(self, data: bytes) -> None:
+        write_all(self._file.number, memoryview(data))
+        descriptors.sync(self._file.number)
+        self._folder.sync()
+
+    def _become_first(self) -> None:
+        """Commit where no document is.
+
+        Raises:
+            FileExistsError: there is one now.
+            OSError: the system refused.
+        """
+        try:
+            self._folder.link(self._marker, self._name)
+            self._done = True
+        except OSError as error:
+            if self.committed():  # done, and only the answer was lost
+                pass
+            elif error.errno not in NO_LINKS:
+                raise
+            elif self._folder.find(self._name) is not None:
+                raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST)) from error
+            else:
+                # Without hard links the lock alone keeps a second saver out between that look and this step.
+                self._rename()
+                return
+        with contextlib.suppress(OSError):  # as another name of the document it proves nothing any more
+            self._folder.remove(self._marker)
+
+    def _rename(self) -> None:
+        try:
+            self._folder.replace(self._marker, self._name)
+            self._done = True
+        except OSError:
+            if not self.committed():
+                raise
 
 
 class PosixRoot(Root):

@@ -58,6 +58,7 @@ class JoinedAttempt(Closable):
 
     def __init__(self, store: Store, path: Path, attempt: str) -> None:
         self.store = store
+        self._transaction = store.transaction(INDEX)
         self.attempt = attempt
         self._shown = os.fspath(path)
         self._ended = False
@@ -77,7 +78,7 @@ class JoinedAttempt(Closable):
     def require_space(self, size: int) -> None:
         """Refuse early what cannot fit, where the store can tell."""
         with naming(self._shown, "write"):
-            self.store.require_space(size)
+            self._transaction.require_space(size)
 
     def write_small(self, folder: str, files: Sequence[tuple[str, bytes]]) -> None:
         """Put the files of a leaf there, soon."""
@@ -107,7 +108,7 @@ class JoinedAttempt(Closable):
         """Remove what was written here, as far as that goes; the marker of process 0 is the proof for the rest."""
         self._queue.close()
         with contextlib.suppress(OSError):
-            self.store.remove_all(self._written)
+            self.store.remove(*self._written)
 
     def _open(self, undo: contextlib.ExitStack) -> None:
         """Begin to use the place; ``undo`` is what has to be undone if that fails."""
@@ -169,10 +170,10 @@ class LeavesAttempt(JoinedAttempt):
             if not self._kept and not self._may_be_committed():
                 with contextlib.suppress(OSError):  # what stays is swept by a later save
                     self._remove(self.attempt)
-                    self._claim.withdraw()
-                    self.store.unmake()
+                    self._transaction.abort()
+                    self._transaction.unmake()
         finally:
-            self._claim.close()
+            self._transaction.close()
             super().close()
 
     def abandon(self) -> None:
@@ -186,7 +187,7 @@ class LeavesAttempt(JoinedAttempt):
             attempts = self._attempts_there()
             if attempts is None:
                 attempts = find_attempts(self._base.data)
-            return LeftFiles(attempts, self.store.now() if attempts else 0.0, self.store.grace)
+            return LeftFiles(attempts, self._transaction.now() if attempts else 0.0, self.store.grace)
 
     def commit(self, record: bytes, update: Callable[[bytes | None], Update]) -> None:
         """Make ``update(index)`` the index, if no other save has changed it since this one began.
@@ -201,9 +202,8 @@ class LeavesAttempt(JoinedAttempt):
                 self._create(f"{ATTEMPTS}/{self.attempt}/{RECORD}", [record], len(record))
             self.store.flush()
             change = update(self._base.data)
-            self._claim.prepare(change.moving)
             try:
-                outcome = self._claim.commit()
+                outcome = self._transaction.commit(change.moving)
             except FileNotFoundError:  # only an attempt that cannot be committed loses its marker
                 outcome = Outcome.LOST
             if outcome is Outcome.LOST:
@@ -226,13 +226,13 @@ class LeavesAttempt(JoinedAttempt):
             raise with_errno(error, errno.EEXIST, self._shown)
 
     def _open(self, undo: contextlib.ExitStack) -> None:
-        self.store.make()
-        undo.callback(self.store.unmake)
+        self._transaction.make()
+        undo.callback(self._transaction.unmake)
         self.store.open()
         undo.callback(self.store.close)
         self._require_no_checkpoint()
         self._begin()
-        undo.callback(self._claim.withdraw)
+        undo.callback(self._transaction.abort)
         with contextlib.suppress(OSError):  # what stays harms nobody, and the next save sweeps
             self._sweep_messages()
 
@@ -248,15 +248,12 @@ class LeavesAttempt(JoinedAttempt):
             if self.store.read(INDEX) != base:
                 continue
             self._base: Document = base
-            self._claim = self.store.claim(_marker_of(self.attempt), INDEX, base.version)
             try:
-                self._claim.make()
+                self._transaction.begin(_marker_of(self.attempt), base.version)
             except FileNotFoundError:  # another save was committed in between, and swept it
-                self._claim.close()
                 continue
             except BaseException:  # an interrupt too; raised again
-                self._claim.withdraw()
-                self._claim.close()
+                self._transaction.abort()
                 raise
             return
         raise self._busy("other processes keep saving there")
@@ -278,10 +275,9 @@ class LeavesAttempt(JoinedAttempt):
         named = find_attempts(change.moving)
         for attempt in (self._attempts_there() or frozenset()) - named:
             names, marker = self._names_of(attempt), _marker_of(attempt)
-            index = self.store.read(INDEX) if marker in names else None
             # Without a marker nothing proves that no index that was lost had named it.
-            if index is not None:
-                self.store.sweep(marker, [name for name in names if name != marker], INDEX, index.version)
+            if marker in names:
+                self._transaction.sweep(marker, [name for name in names if name != marker])
 
     def _sweep_messages(self) -> None:
         """Remove what processes of jobs wrote to each other there, but for attempts that may go on."""
@@ -292,14 +288,14 @@ class LeavesAttempt(JoinedAttempt):
         self._sweep_stale(self.store, self.store.names(), is_live)
 
     def _remove(self, attempt: str) -> None:
-        self.store.remove_all([name for name in self._names_of(attempt) if name != _marker_of(attempt)])
+        self.store.remove(*(name for name in self._names_of(attempt) if name != _marker_of(attempt)))
 
     def _names_of(self, attempt: str) -> list[str]:
         return [found.name for found in self.store.list(f"{ATTEMPTS}/{attempt}/")]
 
     def _may_be_committed(self) -> bool:
         try:
-            return self._claim.committed()
+            return self._transaction.committed()
         except OSError:  # that cannot be known: then everything stays
             return True
 

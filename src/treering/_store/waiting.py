@@ -8,13 +8,13 @@ from __future__ import annotations
 import contextlib
 import errno
 import time
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from pathlib import PurePath
 from typing import Final, NamedTuple
 
 from treering._codec import key_document
 from treering._codec.key_document import Superseded
-from treering._store.api import Document, Entry, Outcome, Store
+from treering._store.api import Document, Entry, NamesIn, Store, Transaction
 from treering._values import checkpoint_names
 from treering._values.checkpoint_names import INDEX
 from treering._values.human import bytes_text, duration_text, pluralize
@@ -52,32 +52,32 @@ NOTHING: Final = Waiting((), (), None)
 
 
 def judge_waiting(
-    store: Store, listed: Sequence[Superseded], modified: float | None, now: float | None = None
+    grace: float, listed: Sequence[Superseded], modified: float | None, now: Callable[[], float]
 ) -> Waiting:
-    """Tell which superseded data are past the grace of a store, by the clock of that store.
+    """Tell which superseded data are past the grace of a store.
 
     Args:
-        store: the store.
+        grace: the grace.
         listed: the data.
         modified: when those of no time ceased to be the checkpoint; None: only now.
-        now: the time, where the store is not to be asked, which may have to write for that.
+        now: returns the time by the clock of the store, which may have to write for that; asked where it matters.
     """
-    if not store.grace:
+    if not grace:
         return Waiting((), tuple(name for one in listed for name in one.files), None)
     dated = [one.since if one.since is not None else modified for one in listed]
-    if now is None:
-        now = store.now() if any(since is not None for since in dated) else 0.0
-    lefts = [store.grace if since is None else since + store.grace - now for since in dated]
+    moment = now() if any(since is not None for since in dated) else 0.0
+    lefts = [grace if since is None else since + grace - moment for since in dated]
     kept = tuple(one for one, left in zip(listed, lefts, strict=True) if left > 0)
     past = tuple(name for one, left in zip(listed, lefts, strict=True) if left <= 0 for name in one.files)
     return Waiting(kept, past, min((left for left in lefts if left > 0), default=None))
 
 
-def supersede(store: Store, old: bytes, modified: float, names: Collection[str]) -> Waiting:
+def supersede(grace: float, now: Callable[[], float], old: bytes, modified: float, names: Collection[str]) -> Waiting:
     """Return what a new index has to say of the data of the document that it replaces, in a store with a grace.
 
     Args:
-        store: the store.
+        grace: the grace of the store.
+        now: returns the time by its clock.
         old: an index or a tombstone.
         modified: when it was put there.
         names: the names in the place, listed before it was read; none where they are not known.
@@ -93,7 +93,7 @@ def supersede(store: Store, old: bytes, modified: float, names: Collection[str])
         one if one.since is None else Superseded(one.attempt, one.since, [name for name in one.files if name in there])
         for one in by
     ]
-    waiting = judge_waiting(store, found, None)
+    waiting = judge_waiting(grace, found, None, now)
     early = [name for one in waiting.kept[_MOST_KEPT:] for name in one.files]
     waiting = waiting._replace(kept=waiting.kept[:_MOST_KEPT], past=(*waiting.past, *early))
     # What waits is listed although it may have come after the names: no sweep may take it for what no document names.
@@ -103,6 +103,11 @@ def supersede(store: Store, old: bytes, modified: float, names: Collection[str])
 def listed_names(key: bytes) -> list[str]:
     """Return the data that a tombstone lists; raises as `superseded_in` does."""
     return [name for one in key_document.superseded_in(key) for name in one.files]
+
+
+def listed_in(key: bytes, names_in: NamesIn) -> Collection[str]:
+    """Return the data that an index or a tombstone lists; raises as ``names_in`` does."""
+    return listed_names(key) if key_document.is_tombstone(key) else names_in(key)
 
 
 def describe_waiting(store: Store, key: bytes) -> str | None:
@@ -123,7 +128,7 @@ def describe_waiting(store: Store, key: bytes) -> str | None:
         return None
     wanted = {INDEX, *(name for one in listed for name in one.files)}
     there = {entry.name: entry for entry in _entries_of(store, wanted)}
-    waiting = judge_waiting(store, listed, there[INDEX].modified if INDEX in there else None, time.time())
+    waiting = judge_waiting(store.grace, listed, there[INDEX].modified if INDEX in there else None, time.time)
     if not (sizes := [there[name].size for name in waiting.names if name in there]):
         return None
     what = f"superseded data stay here: {pluralize(len(sizes), 'files')}, {bytes_text(sum(sizes))}"
@@ -142,11 +147,12 @@ def _entries_of(store: Store, names: Collection[str]) -> Iterator[Entry]:
     yield from filter(None, map(store.find, names))
 
 
-def remove_waiting(store: Store, key: Document, names: Collection[str]) -> float | None:
+def remove_waiting(store: Store, transaction: Transaction, key: Document, names: Collection[str]) -> float | None:
     """Remove what an index or a tombstone lists as superseded and is past the grace; then shorten the tombstone.
 
     Args:
         store: the place.
+        transaction: the change of it.
         key: what is in the place of the index.
         names: the names in it, listed before that was read.
 
@@ -164,38 +170,27 @@ def remove_waiting(store: Store, key: Document, names: Collection[str]) -> float
     found = store.find(INDEX) if listed or removed else None
     if found is None or found.version != key.version:
         return None
-    waiting = judge_waiting(store, [one for one in listed if one.attempt != own], found.modified)
+    waiting = judge_waiting(store.grace, [one for one in listed if one.attempt != own], found.modified, transaction.now)
     if (going := [name for name in waiting.past if name in names]) and not remove_data(store, going):
         return waiting.seconds
     if removed and not waiting.kept:
-        return _shorten(store, key, listed, modified=found.modified, alone=set(names) <= {INDEX, *going})
+        # Alone it is removed, where no late request could bring an older one back; else its small form is kept.
+        alone = set(names) <= {INDEX, *going}
+        if alone and transaction.remove_tombstone(found):
+            return None
+        if len(key.data) == key_document.SMALL_TOMBSTONE:
+            return None
+        # The checkpoint that was removed is remembered: its saver may still ask what became of it.
+        last = [Superseded(one.attempt, None, ()) for one in listed if one.since is None]
+        store.replace(INDEX, key_document.encode_tombstone(last[:1]), key.version)
+        return DAY if alone and store.flat else None
     return waiting.seconds
-
-
-def _shorten(
-    store: Store, key: Document, listed: Sequence[Superseded], *, modified: float, alone: bool
-) -> float | None:
-    """Remove a tombstone whose data are gone, if nothing else is there and the store can; else keep its small form.
-
-    In a bucket it is removed when it is a day old: until then a late request could put an older one there again.
-
-    Returns:
-        Seconds until it may go; None where it is gone, or stays.
-    """
-    if alone and (not store.flat or modified + DAY < store.now()) and store.remove(INDEX, key.version) is Outcome.DONE:
-        return None
-    if len(key.data) == key_document.SMALL_TOMBSTONE:
-        return None
-    # The checkpoint that was removed is remembered: its saver may still ask what became of it.
-    last = [Superseded(one.attempt, None, ()) for one in listed if one.since is None]
-    store.replace(INDEX, key_document.encode_tombstone(last[:1]), key.version)
-    return DAY if alone and store.flat else None
 
 
 def remove_data(store: Store, names: Iterable[str]) -> bool:
     """Remove data that nothing needs; what cannot be removed is for the next one. False where something stays."""
     try:
-        store.remove_all(names)
+        store.remove(*names)
     except OSError as error:
         if is_denied(store, error):
             warn_denied(store.path, error)
