@@ -57,7 +57,7 @@ class Treering:
 
 
 class _Ours:
-    def __init__(self, pending: treering.PendingSave) -> None:
+    def __init__(self, pending: treering.checkpoint.PendingSave) -> None:
         self._pending = pending
 
     def done(self) -> bool:

@@ -239,7 +239,7 @@ def _bucket_save(folder: Path, tree: Any) -> Callable[[str], object]:
 
     from treering._store.objects.client import ObstoreClient
 
-    bucket = treering.at(ObstoreClient(MemoryStore(), f"s3://walk-{folder.name}"))
+    bucket = treering.bucket(ObstoreClient(MemoryStore(), f"s3://walk-{folder.name}"))
     return lambda name: treering.save(bucket / name, tree)
 
 

@@ -67,15 +67,15 @@ def seaweed() -> "Iterator[BucketServer]":
 @pytest.fixture(scope="session")
 def bucket_of_tests(request: pytest.FixtureRequest) -> PurePath:
     """Return the bucket in which tests save, in memory or on a real server; nothing waits there for readers."""
-    import treering
     from tests.store.objects.memory_bucket import MemoryBucket
+    from tests.store.objects.plain_urls import lead_to
     from treering._store.objects.client import ObstoreClient
 
     url = "s3://treering-tests"
     if request.config.getoption("--store") == "bucket":
-        return treering.at(MemoryBucket(url), grace=0)
+        return lead_to(MemoryBucket(url), grace=0)
     server: BucketServer = request.getfixturevalue("seaweed")
-    return treering.at(ObstoreClient(server.connect(), url), grace=0)
+    return lead_to(ObstoreClient(server.connect(), url), grace=0)
 
 
 @pytest.fixture

@@ -1,6 +1,9 @@
-"""Options that an earlier version had are refused by a TypeError that names the new one."""
+"""Names and options of an earlier version lead to the new ones, or are refused by an error that names these."""
 
 import builtins
+import dataclasses
+import importlib
+import inspect
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -8,11 +11,15 @@ from typing import Any
 import pytest
 
 import treering as tr
+from treering._checkpoint.load import LoadOptions
 
 CALLS: dict[str, tuple[Callable[[Path], Any], str]] = {
     "save form": (lambda path: tr.save(path, {}, form="hf"), "no option 'form': call treering.export"),  # type: ignore[call-arg]
     "save dtype": (lambda path: tr.save(path, {}, dtype="float16"), "pass it to treering.export"),  # type: ignore[call-arg]
     "save key_map": (lambda path: tr.save(path, {}, key_map=None), "pass it to treering.export"),  # type: ignore[call-arg]
+    "save only": (lambda path: tr.save(path, {}, only="a"), "no option 'only': it is reserved for a later version"),  # type: ignore[call-arg]
+    "save_async base": (lambda path: tr.save_async(path, {}, base="a"), "no option 'base': it is reserved for a later"),  # type: ignore[call-arg]
+    "save_async dtype": (lambda path: tr.save_async(path, {}, dtype="a"), "it is reserved for a later version"),  # type: ignore[call-arg]
     "load": (lambda path: tr.load(path, {}, rename={}), "no option 'rename': pass the dict as key_map="),  # type: ignore[call-overload]
     "convert": (lambda path: tr.convert(path, target=path), "no option 'target': it is called path"),  # type: ignore[call-arg]
     "Run.load": (lambda path: tr.Run(path).load(rename={}), "pass the dict as key_map="),  # type: ignore[call-overload]
@@ -29,6 +36,46 @@ def test_a_moved_option_is_named(call: str, tmp_path: Path) -> None:
     with pytest.raises(TypeError, match=said):
         door(tmp_path / "a")
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("call", [tr.load, tr.Run("runs/nothing").load])
+def test_load_and_run_load_take_the_same_options(call: Callable[..., Any]) -> None:
+    taken = inspect.signature(call).parameters.values()
+    options = [one.name for one in taken if one.kind is one.KEYWORD_ONLY]
+    assert options == list(tr.checkpoint.LoadKeywords.__annotations__)
+    assert len(options) <= 12
+    defaults = {field.name: field.default for field in dataclasses.fields(LoadOptions)}
+    assert all(one.default == defaults[one.name] for one in taken if one.name in options)
+    with pytest.raises(TypeError, match=r"^load\(\) got an unexpected keyword argument 'shape'$"):
+        call(like={}, shape=3)
+
+
+MOVED = {
+    "": {
+        "checkpoint": "Checkpoint ForeignKey LeafView OpaqueLeaf PendingSave StandIn register_node",
+        "retention": "KeepSteps",
+        "run": "Stateful",
+    },
+    "sharding": {"checkpoint": "Shardings"},
+    "tree": {"checkpoint": "uncompared"},
+}
+
+
+@pytest.mark.parametrize(
+    ("door", "name", "home"),
+    [(door, name, home) for door, homes in MOVED.items() for home, names in homes.items() for name in names.split()],
+)
+def test_a_moved_name_leads_to_where_it_is_now(door: str, name: str, home: str) -> None:
+    module = importlib.import_module(f"treering.{door}".rstrip("."))
+    with pytest.warns(DeprecationWarning, match=rf"{name} is treering\.{home}\.{name} now") as warned:
+        found = getattr(module, name)
+    assert found is getattr(importlib.import_module(f"treering.{home}"), name)
+    assert warned[0].filename == __file__
+    assert name not in module.__all__
+
+
+def test_the_root_has_few_names() -> None:
+    assert len(tr.__all__) <= 26
 
 
 OLD_ERRORS = {"NotFound": "NotFoundError", "Timeout": "TimedOutError", "StoreFailed": "StoreError"}

@@ -24,7 +24,7 @@ class Accounts:
     def __init__(self, servers: Sequence[BucketServer]) -> None:
         self._servers = servers
         self._lock = threading.Lock()
-        self.root: Any = treering.at(servers[0].url, grace=0, timeout=10.0)
+        self.root: Any = treering.bucket(servers[0].url, grace=0, timeout=10.0)
         """The path of the bucket, whichever server it is on."""
         self._name(0)
 

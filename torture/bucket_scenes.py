@@ -80,7 +80,7 @@ def open_bucket(server: BucketServer, name: str, *, seconds: float = 1.0, patien
 
     store = server.connect(read_timeout=f"{int(seconds * 1000)}ms")
     client = ObstoreClient(store, f"{server.kind}://{name}", timeout=seconds, patience=patience)
-    return treering.at(client, grace=0)
+    return treering.bucket(client, grace=0)
 
 
 def send_in_parts() -> None:

@@ -17,47 +17,45 @@ import time
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from treering import cadence, checkpoint, errors, leaves, retention, run, serialization, sharding, tree
-    from treering._background.writer import PendingSave
-    from treering._checkpoint.open import Checkpoint, LeafView
-    from treering._format.index import ForeignKey, OpaqueLeaf
-    from treering._format.structure import StandIn, register_node
+    from treering import cadence as cadence
+    from treering import checkpoint, errors, leaves, run, serialization, sharding, tree
+    from treering import retention as retention
     from treering._inspect.diff import diff
     from treering._inspect.inspect import inspect
     from treering._inspect.verify import verify
     from treering._keymap.key_map import KeyMap
     from treering._keymap.key_rule import KeyRule
-    from treering._store.objects.connect import at
+    from treering._store.objects.connect import bucket
     from treering.cadence import SaveEvery
     from treering.checkpoint import abstract, convert, export, load, open, save, save_async  # noqa: A004 - treering.open
-    from treering.retention import KeepBest, KeepEvery, KeepLast, KeepSteps
-    from treering.run import Run, Stateful
+    from treering.retention import KeepBest, KeepEvery, KeepLast
+    from treering.run import Run
 
 __version__ = "0.2.0"
 __all__ = [
-    "Checkpoint", "ForeignKey", "KeepBest", "KeepEvery", "KeepLast", "KeepSteps", "KeyMap", "KeyRule", "LeafView",
-    "OpaqueLeaf", "PendingSave", "Run", "SaveEvery", "StandIn", "Stateful", "__version__", "abstract", "at",
-    "cadence", "checkpoint", "convert", "diff", "errors", "export", "inspect", "leaves", "load", "open",
-    "register_node", "retention", "run", "save", "save_async", "serialization", "sharding", "tree", "verify",
+    "KeepBest", "KeepEvery", "KeepLast", "KeyMap", "KeyRule", "Run", "SaveEvery", "__version__", "abstract", "bucket",
+    "checkpoint", "convert", "diff", "errors", "export", "inspect", "leaves", "load", "open", "run", "save",
+    "save_async", "serialization", "sharding", "tree", "verify",
 ]  # fmt: skip
 
 _NAMES = {
-    "_background.writer": ("PendingSave",),
-    "_checkpoint.open": ("Checkpoint", "LeafView"),
-    "_format.index": ("ForeignKey", "OpaqueLeaf"),
-    "_format.structure": ("StandIn", "register_node"),
     "_inspect.diff": ("diff",),
     "_inspect.inspect": ("inspect",),
     "_inspect.verify": ("verify",),
     "_keymap.key_map": ("KeyMap",),
     "_keymap.key_rule": ("KeyRule",),
-    "_store.objects.connect": ("at",),
+    "_store.objects.connect": ("bucket",),
     "cadence": ("SaveEvery",),
     "checkpoint": ("abstract", "convert", "export", "load", "open", "save", "save_async"),
-    "retention": ("KeepBest", "KeepEvery", "KeepLast", "KeepSteps"),
-    "run": ("Run", "Stateful"),
+    "retention": ("KeepBest", "KeepEvery", "KeepLast"),
+    "run": ("Run",),
 }
 _HOMES = {name: f"treering.{home}" for home, names in _NAMES.items() for name in names}
+_MODULES = ("cadence", "checkpoint", "errors", "leaves", "retention", "run", "serialization", "sharding", "tree")
+_MOVED = {
+    **dict.fromkeys(("Checkpoint", "ForeignKey", "LeafView", "OpaqueLeaf", "PendingSave", "StandIn"), "checkpoint"),
+    "KeepSteps": "retention", "Stateful": "run", "register_node": "checkpoint",
+}  # fmt: skip
 _LONGEST_IMPORT = 60.0  # seconds
 
 
@@ -92,8 +90,13 @@ if not TYPE_CHECKING:  # a type checker sees the imports above, and so a mistype
     def __getattr__(name: str) -> Any:
         if name in _HOMES:
             return getattr(importlib.import_module(_HOMES[name]), name)
-        if name in __all__:
+        if name in _MODULES:
             return importlib.import_module(f"treering.{name}")
+        if name == "at":
+            instead = "it is treering.bucket(url, ...) now, whose options belong to the path that it returns"
+            raise AttributeError(f"module 'treering' has no attribute 'at': {instead}")
+        if name in _MOVED:
+            return importlib.import_module("treering._old_names").moved_name("treering", name, _MOVED[name])
         raise AttributeError(f"module 'treering' has no attribute {name!r}")
 
 

@@ -1,20 +1,41 @@
-"""Names of options that an earlier version had: a call that uses one is told the new one."""
+"""Names of an earlier version, and options that no signature says: moved, reserved, and shared by functions."""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
-from typing import ParamSpec, TypeVar
+import importlib
+import inspect
+import warnings
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Any, ParamSpec, TypeVar
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
 
-def moved_options(**instead: str) -> Callable[[Callable[P, T]], Callable[P, T]]:
+def moved_name(module: str, name: str, home: str) -> Any:
+    """Return what a module had under a name in an earlier version, with a ``DeprecationWarning``.
+
+    Args:
+        module: the full name of the module.
+        name: the name.
+        home: the public module of treering that has it now.
+    """
+    warnings.warn(f"{module}.{name} is treering.{home}.{name} now", DeprecationWarning, stacklevel=3)
+    return getattr(importlib.import_module(f"treering.{home}"), name)
+
+
+def moved_options(
+    shared: type | None = None, defaults: Mapping[str, Any] = MappingProxyType({}), /, **instead: str
+) -> Callable[[Callable[P, T]], Callable[P, T]]:
     """Let a call with an option of an earlier version raise a TypeError that says what to write instead.
 
     Args:
-        instead: for each old option, what to do now.
+        shared: a ``TypedDict`` of the options that the function takes as ``**options``; its signature shows them, and
+            others are refused.
+        defaults: of those options whose default is not None.
+        instead: for each old or reserved option, what to do now.
 
     Example:
         >>> @moved_options(rename="pass key_map=")
@@ -26,13 +47,32 @@ def moved_options(**instead: str) -> Callable[[Callable[P, T]], Callable[P, T]]:
     """
 
     def decorate(function: Callable[P, T]) -> Callable[P, T]:
+        signature = None if shared is None else _with_options(function, shared.__annotations__, defaults)
+
         @functools.wraps(function)
         def call(*args: P.args, **options: P.kwargs) -> T:
             if moved := options.keys() & instead.keys():
                 name = min(moved)
                 raise TypeError(f"{function.__name__}() has no option {name!r}: {instead[name]}")
+            if signature is not None and (unknown := options.keys() - signature.parameters.keys()):
+                raise TypeError(f"{function.__name__}() got an unexpected keyword argument {min(unknown)!r}")
             return function(*args, **options)
 
+        if signature is not None:
+            vars(call)["__signature__"] = signature
         return call
 
     return decorate
+
+
+def _with_options(
+    function: Callable[..., Any], options: Mapping[str, Any], defaults: Mapping[str, Any]
+) -> inspect.Signature:
+    """Return the signature of a function with an option for each name in place of ``**options``."""
+    signature = inspect.signature(function)
+    named = [one for one in signature.parameters.values() if one.kind is not one.VAR_KEYWORD]
+    named += [
+        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=defaults.get(name), annotation=kind)
+        for name, kind in options.items()
+    ]
+    return signature.replace(parameters=named)

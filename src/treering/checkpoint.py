@@ -1,13 +1,14 @@
-"""Checkpoints: save a tree, load all or a part of it, open it lazily.
+"""Checkpoints: save a tree, load all or a part of it, open it lazily; and the types of what these take and return.
 
-Every name here is also a name of ``treering`` itself.
+The functions are names of ``treering`` itself.
 """
 
 from __future__ import annotations
 
+import importlib
 import os
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias, TypedDict, TypeVar, Unpack, overload
 
 from treering._old_names import moved_options
 
@@ -16,20 +17,45 @@ if TYPE_CHECKING:
     from jax.typing import DTypeLike
 
     from treering._background.writer import PendingSave
-    from treering._checkpoint.open import Checkpoint
+    from treering._checkpoint.open import Checkpoint, LeafView
+    from treering._format.index import ForeignKey, OpaqueLeaf
+    from treering._format.structure import StandIn, register_node
     from treering._keymap.key_map import KeyMap
     from treering._tree.placement import Shardings
+    from treering._tree.unflatten import uncompared
 
-__all__ = ["abstract", "convert", "export", "load", "open", "save", "save_async"]
+__all__ = [
+    "Checkpoint", "ForeignKey", "LeafView", "LoadKeywords", "OpaqueLeaf", "PendingSave", "Shardings", "StandIn",
+    "abstract", "convert", "export", "load", "open", "register_node", "save", "save_async", "uncompared",
+]  # fmt: skip
 
+# What needs numpy or jax, imported when it is asked for.
+_LATER = {
+    "Checkpoint": "_checkpoint.open",
+    "ForeignKey": "_format.index",
+    "LeafView": "_checkpoint.open",
+    "OpaqueLeaf": "_format.index",
+    "PendingSave": "_background.writer",
+    "Shardings": "_tree.placement",
+    "StandIn": "_format.structure",
+    "register_node": "_format.structure",
+    "uncompared": "_tree.unflatten",
+}
 
 T = TypeVar("T")
 Progress: TypeAlias = Callable[[int, int], object]
 
 
+_RESERVED = {
+    **dict.fromkeys(("base", "only"), "it is reserved for a later version"),
+    "dtype": "it is reserved for a later version; to cast now, pass it to treering.export(path, tree, ...)",
+}
+
+
 @moved_options(
     form="call treering.export(path, tree, to=...)",
-    **dict.fromkeys(("max_file_size", "dtype", "key_map"), "pass it to treering.export(path, tree, ...)"),
+    **dict.fromkeys(("max_file_size", "key_map"), "pass it to treering.export(path, tree, ...)"),
+    **_RESERVED,
 )
 def save(
     path: str | os.PathLike[str], tree: Any, *, metadata: Mapping[str, Any] | None = None, overwrite: bool = False,
@@ -88,6 +114,7 @@ def save(
         ))  # fmt: skip
 
 
+@moved_options(**_RESERVED)
 def save_async(
     path: str | os.PathLike[str],
     tree: Any,
@@ -145,32 +172,36 @@ def save_async(
         ))  # fmt: skip
 
 
-@overload
-def load(
-    path: str | os.PathLike[str], like: None = ..., *, only: str | Sequence[str] | None = ..., at: str | None = ...,
-    shardings: Shardings = ..., mesh: jax.sharding.Mesh | None = ..., key_map: KeyMap | Mapping[str, str] | None = ...,
-    missing: Literal["error", "keep"] = ..., extra: Literal["error", "ignore"] = ..., cast: bool = ...,
-    mapped: bool = ..., progress: Progress | bool | None = ..., timeout: float | None = ...,
-) -> Any: ...  # fmt: skip
+class LoadKeywords(TypedDict, total=False):
+    """The options that ``load`` and ``Run.load`` take; ``load`` says what each one means."""
+
+    only: str | Sequence[str] | None
+    at: str | None
+    shardings: Shardings
+    mesh: jax.sharding.Mesh | None
+    key_map: KeyMap | Mapping[str, str] | None
+    missing: Literal["error", "keep"]
+    extra: Literal["error", "ignore"]
+    cast: bool
+    mapped: bool
+    progress: Progress | bool | None
+    timeout: float | None
+
+
+LOAD_DEFAULTS: Final[Mapping[str, Any]] = {"missing": "error", "extra": "error", "cast": False, "mapped": False}
+"""Defaults of these options; that of all others is None."""
 
 
 @overload
-def load(
-    path: str | os.PathLike[str], like: T, *, only: str | Sequence[str] | None = ..., at: str | None = ...,
-    shardings: Shardings = ..., mesh: jax.sharding.Mesh | None = ..., key_map: KeyMap | Mapping[str, str] | None = ...,
-    missing: Literal["error", "keep"] = ..., extra: Literal["error", "ignore"] = ..., cast: bool = ...,
-    mapped: bool = ..., progress: Progress | bool | None = ..., timeout: float | None = ...,
-) -> T: ...  # fmt: skip
+def load(path: str | os.PathLike[str], like: None = ..., **options: Unpack[LoadKeywords]) -> Any: ...
 
 
-@moved_options(rename="pass the dict as key_map=")
-def load(
-    path: str | os.PathLike[str], like: Any = None, *, only: str | Sequence[str] | None = None, at: str | None = None,
-    shardings: Shardings = None, mesh: jax.sharding.Mesh | None = None,
-    key_map: KeyMap | Mapping[str, str] | None = None, missing: Literal["error", "keep"] = "error",
-    extra: Literal["error", "ignore"] = "error", cast: bool = False, mapped: bool = False,
-    progress: Progress | bool | None = None, timeout: float | None = None,
-) -> Any:  # fmt: skip
+@overload
+def load(path: str | os.PathLike[str], like: T, **options: Unpack[LoadKeywords]) -> T: ...
+
+
+@moved_options(LoadKeywords, LOAD_DEFAULTS, rename="pass the dict as key_map=")
+def load(path: str | os.PathLike[str], like: Any = None, **options: Unpack[LoadKeywords]) -> Any:
     """Load a pytree, or a part of it, onto any devices, and check every byte.
 
     Without ``like``, dicts, lists, tuples and namedtuples come back as they were, other containers as ``StandIn`` (see
@@ -217,13 +248,8 @@ def load(
         Array(6., dtype=float32)
     """
     from treering._checkpoint.load import LoadOptions, load_tree
-    from treering._view.progress import reporter
 
-    options = LoadOptions(
-        only=only, at=at, shardings=shardings, mesh=mesh, key_map=key_map, missing=missing, extra=extra, cast=cast,
-        mapped=mapped, progress=reporter(progress, "loading"), timeout=timeout,
-    )  # fmt: skip
-    return load_tree(path, like, options)
+    return load_tree(path, like, LoadOptions.of(options))
 
 
 def open(path: str | os.PathLike[str], *, key_map: KeyMap | None = None) -> Checkpoint:  # noqa: A001 - treering.open is the name
@@ -402,3 +428,15 @@ def convert(
 
     into = save_options(path, to=to, overwrite=overwrite, progress=progress, max_file_size=max_file_size)
     convert_any(source, into, ConvertOptions(to=to, only=only, at=at, key_map=key_map, dtype=dtype, lose=lose))
+
+
+if not TYPE_CHECKING:  # a type checker sees the imports above, and so a mistyped name
+
+    def __getattr__(name: str) -> Any:
+        if name in _LATER:
+            return getattr(importlib.import_module(f"treering.{_LATER[name]}"), name)
+        raise AttributeError(f"module 'treering.checkpoint' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -2,15 +2,22 @@
 
     TreeringError
     ├── NotFoundError       nothing is stored there: check the path       (FileNotFoundError)
+    │   └── DataFileMissingError  a file that the index names is missing
     ├── ExistsError         the path exists: pass overwrite=True          (FileExistsError)
     ├── BusyError           another process is saving: try again later    (OSError)
     ├── MismatchError       data and target disagree: change the target   (ValueError)
     ├── CorruptError        the bytes are damaged: use another copy       (ValueError)
     ├── FormatError         another form or version: use another reader   (ValueError)
+    │   └── LinkRefusedError  a file is a link: copy what it leads to
     ├── UnsupportedError    cannot be stored or placed: change the tree   (TypeError, ValueError)
+    │   ├── NoMemoryError   an array is larger than the memory: load less (MemoryError)
+    │   └── TooDeepError    a tree has too many levels, or holds itself
+    ├── NoSuchLeafError     an open checkpoint has no leaf of that key    (KeyError)
+    ├── ClosedError         a run or checkpoint was closed: open it again (ValueError)
     ├── TimedOutError       other processes did not arrive: check them    (TimeoutError)
     ├── StoreError          the system refused: free space, fix rights    (OSError)
-    │   └── NotSharedError  the processes see different folders           (OSError)
+    │   ├── NotSharedError  the processes see different folders           (OSError)
+    │   └── PermissionDeniedError, IsDirectoryError, NotDirectoryError    (PermissionError ...)
     ├── MissingExtraError   an optional package is missing: install it    (ImportError)
     ├── ProcessFailedError  another process failed: its error says why    (RuntimeError)
     └── CancelledError      a save in flight was cancelled: save again
@@ -36,11 +43,12 @@ from typing import TYPE_CHECKING
 from treering._printable import cut_middle, cut_names, hide_secrets, printable, show_path
 
 __all__ = [
-    "BusyError", "CancelledError", "CorruptError", "ExistsError", "FormatError", "IsDirectoryError",
-    "KeptOnHostWarning", "LeavesInitialisedWarning", "MismatchError", "MissingExtraError", "NotDirectoryError",
-    "NotFencedWarning", "NotFoundError", "NotRemovedWarning", "NotShardedWarning", "NotSharedError",
+    "BusyError", "CancelledError", "ClosedError", "CorruptError", "DataFileMissingError", "ExistsError", "FormatError",
+    "IsDirectoryError", "KeptOnHostWarning", "LeavesInitialisedWarning", "LinkRefusedError", "MismatchError",
+    "MissingExtraError", "NoMemoryError", "NoSuchLeafError", "NotDirectoryError", "NotFencedWarning", "NotFoundError",
+     "NotRemovedWarning", "NotShardedWarning", "NotSharedError",
     "PermissionDeniedError", "ProcessFailedError", "RulesUnmatchedWarning", "StaticFieldsDifferWarning",
-    "StepsNotSavedWarning", "StoreError", "TimedOutError", "TreeringError", "UnknownMetricWarning",
+    "StepsNotSavedWarning", "StoreError", "TimedOutError", "TooDeepError", "TreeringError", "UnknownMetricWarning",
     "UnsupportedError",
 ]  # fmt: skip
 
@@ -108,6 +116,24 @@ class NotFoundError(TreeringError, FileNotFoundError):
     """Nothing is stored at the path. Check the path; nothing was created."""
 
 
+class DataFileMissingError(NotFoundError):
+    """A file that the index names is not there. After an overwrite a newer index names others: read it again.
+
+    Attributes:
+        name: the missing file.
+    """
+
+    name = ""
+
+
+class NoSuchLeafError(TreeringError, KeyError):
+    """No leaf has that key; mappings raise ``KeyError``."""
+
+
+class ClosedError(TreeringError, ValueError):
+    """The run or the checkpoint was closed; files say ``ValueError`` then."""
+
+
 class MismatchError(TreeringError, ValueError):
     """The stored tree and the target disagree in structure, shape or dtype.
 
@@ -126,8 +152,20 @@ class FormatError(TreeringError, ValueError):
     """The bytes are not in a form this version reads: another tool, or a newer version."""
 
 
+class LinkRefusedError(FormatError):
+    """A file of a checkpoint is a link, which may lead anywhere. That is no damage: a plain copy can be read."""
+
+
 class UnsupportedError(TreeringError, TypeError, ValueError):
     """treering cannot store or place this value without changing it, so nothing was done."""
+
+
+class TooDeepError(UnsupportedError):
+    """A tree has more levels than a file may have; it may hold itself."""
+
+
+class NoMemoryError(UnsupportedError, MemoryError):
+    """An array is larger than the memory that the system gives; numpy raises MemoryError."""
 
 
 class StoreError(TreeringError, OSError):

@@ -8,17 +8,17 @@ from __future__ import annotations
 import html
 import os
 import signal
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Self, SupportsIndex, TypeAlias, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Literal, Self, SupportsIndex, TypeAlias, TypeVar, Unpack, overload
 
 from treering._old_names import moved_options
 from treering._runs.results import Resumed, Stateful, StepSave
+from treering.checkpoint import LOAD_DEFAULTS, LoadKeywords
 
 if TYPE_CHECKING:
     import jax
 
-    from treering._keymap.key_map import KeyMap
     from treering._runs.run_state import RunState
     from treering._tree.placement import Shardings
     from treering.cadence import Cadence
@@ -166,31 +166,13 @@ class Run:
     # ------------------------------------------------------------------------------------------------------ loading
 
     @overload
-    def load(
-        self, step: SupportsIndex | None = ..., like: None = ..., *, only: str | Sequence[str] | None = ...,
-        at: str | None = ..., shardings: Shardings = ..., mesh: jax.sharding.Mesh | None = ...,
-        key_map: KeyMap | Mapping[str, str] | None = ..., missing: Literal["error", "keep"] = ...,
-        extra: Literal["error", "ignore"] = ..., cast: bool = ..., mapped: bool = ...,
-        progress: Progress | bool | None = ...,
-    ) -> Any: ...  # fmt: skip
+    def load(self, step: SupportsIndex | None = ..., like: None = ..., **options: Unpack[LoadKeywords]) -> Any: ...
 
     @overload
-    def load(
-        self, step: SupportsIndex | None = ..., like: T = ..., *, only: str | Sequence[str] | None = ...,
-        at: str | None = ..., shardings: Shardings = ..., mesh: jax.sharding.Mesh | None = ...,
-        key_map: KeyMap | Mapping[str, str] | None = ..., missing: Literal["error", "keep"] = ...,
-        extra: Literal["error", "ignore"] = ..., cast: bool = ..., mapped: bool = ...,
-        progress: Progress | bool | None = ...,
-    ) -> T: ...  # fmt: skip
+    def load(self, step: SupportsIndex | None = ..., like: T = ..., **options: Unpack[LoadKeywords]) -> T: ...
 
-    @moved_options(rename="pass the dict as key_map=")
-    def load(
-        self, step: SupportsIndex | None = None, like: Any = None, *, only: str | Sequence[str] | None = None,
-        at: str | None = None, shardings: Shardings = None, mesh: jax.sharding.Mesh | None = None,
-        key_map: KeyMap | Mapping[str, str] | None = None, missing: Literal["error", "keep"] = "error",
-        extra: Literal["error", "ignore"] = "error", cast: bool = False, mapped: bool = False,
-        progress: Progress | bool | None = None,
-    ) -> Any:  # fmt: skip
+    @moved_options(LoadKeywords, LOAD_DEFAULTS, rename="pass the dict as key_map=")
+    def load(self, step: SupportsIndex | None = None, like: Any = None, **options: Unpack[LoadKeywords]) -> Any:
         """Load a step, or a part of it, and check every byte.
 
         An object in ``like`` that has ``get_state()`` and ``set_state(state)``, as ``like`` itself or as a value of
@@ -198,17 +180,8 @@ class Run:
 
         Args:
             step: its number; None: the latest. In a job of many processes all call this, and process 0 decides which.
-            like: the structure, shapes and dtypes wanted; for this and all further arguments see ``treering.load``.
-            only: glob or globs over key texts.
-            at: key text of the subtree to load as if it were the whole tree.
-            shardings: the shardings of the arrays.
-            mesh: the mesh of partition specs.
-            key_map: a dict of wanted key -> stored key, or the ``KeyMap`` that makes the tree of the stored one.
-            missing: "error", or "keep" to keep what ``like`` has for leaves that are not stored.
-            extra: "error", or "ignore" to leave out stored leaves that ``like`` does not have.
-            cast: convert numbers to ``like``'s dtype.
-            mapped: let arrays be views of the files.
-            progress: called as ``progress(done, total)``, in bytes; True shows a bar on a terminal.
+            like: the structure, shapes and dtypes wanted, as for ``treering.load``.
+            options: those of ``treering.load``. Default of ``timeout``: the run's.
 
         Raises:
             NotFoundError: there is no such step; the error lists the steps that exist.
@@ -224,13 +197,8 @@ class Run:
         """
         from treering._checkpoint.load import LoadOptions
         from treering._runs.load_step import load_step
-        from treering._view.progress import reporter
 
-        options = LoadOptions(
-            only=only, at=at, shardings=shardings, mesh=mesh, key_map=key_map, missing=missing, extra=extra,
-            cast=cast, mapped=mapped, progress=reporter(progress, "loading"),
-        )  # fmt: skip
-        return load_step(self._state, step, like, options)
+        return load_step(self._state, step, like, LoadOptions.of(options))
 
     def load_or_init(
         self,
@@ -276,9 +244,8 @@ class Run:
         """
         from treering._checkpoint.load import LoadOptions
         from treering._runs.load_step import load_or_init
-        from treering._view.progress import reporter
 
-        options = LoadOptions(shardings=shardings, mesh=mesh, extra=extra, progress=reporter(progress, "loading"))
+        options = LoadOptions.of({"shardings": shardings, "mesh": mesh, "extra": extra, "progress": progress})
         return load_or_init(self._state, init_fn, options)
 
     # ------------------------------------------------------------------------------------------------ what is there

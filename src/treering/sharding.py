@@ -8,16 +8,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from treering._arrays.apply_sharding import apply_sharding_tree, make_itsharded, validate_sharding_tree
 from treering._leaves.shardings import create_sharding_tree_from_index
-from treering._tree.placement import Shardings
+from treering._old_names import moved_name
 from treering._tree.rules import Rules, RulesReport, fit_spec, no_rule_error, spec_of
 from treering._tree.state_dict import map_with_path
 
 __all__ = [
-    "RulesReport", "Shardings", "apply_sharding_tree", "create_sharding_tree_from_index", "make_itsharded",
+    "RulesReport", "apply_sharding_tree", "create_sharding_tree_from_index", "make_itsharded",
     "match_partition_rules", "validate_sharding_tree",
 ]  # fmt: skip
 
@@ -83,3 +83,11 @@ def match_partition_rules(
         raise no_rule_error(unmatched)
     known.tell(names, report)
     return specs
+
+
+if not TYPE_CHECKING:  # a type checker is to refuse the old name
+
+    def __getattr__(name: str) -> Any:
+        if name == "Shardings":
+            return moved_name("treering.sharding", name, "checkpoint")
+        raise AttributeError(f"module 'treering.sharding' has no attribute {name!r}")

@@ -1,19 +1,19 @@
-"""Functions of pytrees: their sizes, their uncompared values, and a map with paths."""
+"""Functions of pytrees: their sizes, and a map with paths."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
 
+from treering._old_names import moved_name
 from treering._tree.registry import has_shape_and_dtype, is_typed_key
 from treering._tree.state_dict import leaves_of, map_with_path
-from treering._tree.unflatten import uncompared
 
-__all__ = ["tree_bytes", "tree_map_with_path", "tree_size", "uncompared"]
+__all__ = ["tree_bytes", "tree_map_with_path", "tree_size"]
 
 
 def tree_map_with_path(
@@ -67,3 +67,11 @@ def _leaf_bytes(leaf: Any) -> int:
     if has_shape_and_dtype(leaf):
         return int(math.prod(leaf.shape) * np.dtype(leaf.dtype).itemsize)
     return int(np.asarray(leaf).nbytes) if isinstance(leaf, bool | int | float | complex) else 0
+
+
+if not TYPE_CHECKING:  # a type checker is to refuse the old name
+
+    def __getattr__(name: str) -> Any:
+        if name == "uncompared":
+            return moved_name("treering.tree", name, "checkpoint")
+        raise AttributeError(f"module 'treering.tree' has no attribute {name!r}")

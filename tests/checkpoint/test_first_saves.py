@@ -19,6 +19,7 @@ import treering
 from tests import faults
 from tests.command import copy_path
 from tests.store.objects.memory_bucket import CountingBucket
+from tests.store.objects.plain_urls import lead_to
 from treering._foreign import write_huggingface
 from treering._store.objects import store as root
 from treering._store.resolve import is_folder, is_taken
@@ -58,7 +59,7 @@ def place(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mo
         return f"memory://{tmp_path.name}"
     if request.param == "bucket in parts":
         monkeypatch.setattr(root, "WHOLE_BYTES", 1000)
-    return str(treering.at(CountingBucket()))
+    return str(lead_to(CountingBucket()))
 
 
 @pytest.mark.parametrize(

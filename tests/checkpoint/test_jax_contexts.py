@@ -20,7 +20,7 @@ from jax.sharding import PartitionSpec as P
 import treering as tr
 from tests import meshes
 from tests.caches import clear_caches
-from treering import leaves, serialization, sharding, tree
+from treering import checkpoint, leaves, serialization, sharding, tree
 from treering.errors import LeavesInitialisedWarning, MismatchError, NotShardedWarning, UnsupportedError
 
 AXES = ("x", "y")
@@ -231,7 +231,7 @@ ACTIONS: dict[str, Callable[[Scene, Path], Any]] = {
         only=["half", "step"],
     ),
     "open": opened,
-    "uncompared": lambda s, to: tree.uncompared(s.tree),
+    "uncompared": lambda s, to: checkpoint.uncompared(s.tree),
     "abstract": lambda s, to: str(tr.abstract(s.path / "a", only=["half", "scalar"])),
     "convert": lambda s, to: tr.convert(s.path / "a", to / "c", only=["half", "scalar"]),
     "export": lambda s, to: tr.export(to / "e", {"half": s.tree["half"], "rows": s.tree["rows"]}),
@@ -327,10 +327,10 @@ def test_every_public_function_does_the_same(
 
 
 def test_every_public_function_is_called_here() -> None:
-    doors = (tr, leaves, serialization, sharding, tree)
+    doors = (tr, checkpoint, leaves, serialization, sharding, tree)
     public = {name for door in doors for name in door.__all__ if inspect.isroutine(getattr(door, name))}
     words = {word for name in ACTIONS for word in name.split()}
-    assert public - words == {"register_node", "at"}  # note a class or a bucket, and ask jax nothing
+    assert public - words == {"register_node", "bucket"}  # note a class or a bucket, and ask jax nothing
 
 
 # ---------------------------------------------------------------------------------------- shardings without devices

@@ -15,7 +15,6 @@ from tests.checkpoint.together import Together, two
 from tests.store.objects.memory_bucket import MemoryBucket
 from treering._checkpoint.save import save_tree
 from treering._checkpoint.save_options import SaveOptions
-from treering._store.objects import connect
 from treering.errors import MismatchError, NotFoundError
 
 __all__ = ["two"]
@@ -32,9 +31,7 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Any]:
     if request.param == "disk":
         yield tmp_path
         return
-    bucket = MemoryBucket(f"s3://states-{tmp_path.name}")
-    yield treering.at(bucket)
-    del connect._BUCKETS[bucket.shown]
+    yield treering.bucket(MemoryBucket(f"s3://states-{tmp_path.name}"))
 
 
 def _require_nothing(path: Path) -> None:

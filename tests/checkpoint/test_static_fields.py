@@ -154,7 +154,7 @@ def test_where_a_digest_is_missing_texts_are_compared(name: str, path: Path) -> 
     assert without_digests(parsed) == parsed
     if name != "a set":  # whose text may end elsewhere
         assert told(path, {"x": CASES[name](1)}) == []
-    assert set(treering.tree.uncompared(treering.load(path)).values()) == {"it was saved without a digest"}
+    assert set(treering.checkpoint.uncompared(treering.load(path)).values()) == {"it was saved without a digest"}
 
 
 def test_digests_of_another_scheme_are_not_compared(path: Path) -> None:
@@ -164,7 +164,7 @@ def test_digests_of_another_scheme_are_not_compared(path: Path) -> None:
 
 
 def test_digests_take_no_part_in_the_equality_of_keys() -> None:
-    for kind in (treering.ForeignKey, treering.OpaqueLeaf):
+    for kind in (treering.checkpoint.ForeignKey, treering.checkpoint.OpaqueLeaf):
         one, other = kind("m.C", "text", "s:1"), kind("m.C", "text", "s:2")
         assert one == other
         assert hash(one) == hash(other)

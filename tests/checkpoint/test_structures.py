@@ -262,7 +262,7 @@ def test_without_like_python_knows_what_it_knows(path: Path) -> None:
 def test_without_like_classes_are_stand_ins_that_jax_maps_over(path: Path) -> None:
     treering.save(path, mlp(0))
     model = treering.load(path)
-    assert type(model) is treering.StandIn
+    assert type(model) is treering.checkpoint.StandIn
     assert model.class_name == "equinox.nn._mlp.MLP"
     assert (model.in_size, model.width_size) == (2, 4)
     assert model.activation.text.endswith("relu")
@@ -310,8 +310,8 @@ import sys
 import treering
 from tests.checkpoint.test_structures import Box, Config, Point, Spot, assert_same
 for cls in (Point, Config, Spot):
-    treering.register_node(cls)
-treering.register_node(Box, make=lambda fields, static: Box(fields["0"], fields["1"], static["aux"]))
+    treering.checkpoint.register_node(cls)
+treering.checkpoint.register_node(Box, make=lambda fields, static: Box(fields["0"], fields["1"], static["aux"]))
 result = treering.load(sys.argv[1])
 tree = {"p": Point(1, [2], "mine"), "c": Config(3, None), "s": Spot(1, 2), "b": Box(1, 2, "note")}
 assert (result["p"], result["c"], result["s"]) == (tree["p"], tree["c"], tree["s"])

@@ -87,7 +87,7 @@ def test_on_disk_and_as_bytes_it_is_what_flax_writes(tmp_path: Any) -> None:
     assert (tmp_path / "a.msgpack").read_bytes() == (tmp_path / "b.msgpack").read_bytes() == wanted
     assert serialization.to_bytes(tree) == wanted
     bucket = MemoryBucket("s3://nonce")
-    treering.save(f"{treering.at(bucket)}/a.msgpack", tree)
+    treering.save(treering.bucket(bucket) / "a.msgpack", tree)
     in_bucket = bucket._objects["a.msgpack"].data
     assert in_bucket != wanted
     assert jax.tree.all(jax.tree.map(np.array_equal, flax_serialization.from_bytes(tree, in_bucket), tree))

@@ -24,8 +24,8 @@ import numpy as np
 import pytest
 
 import treering
-from treering import OpaqueLeaf
 from treering._leaves.documents.foreign import _read_pickle
+from treering.checkpoint import OpaqueLeaf
 from treering.errors import CorruptError, TreeringError
 
 GOLDEN = Path(__file__).parent / "golden" / "eformer_structured"

@@ -149,7 +149,7 @@ def _in_bucket(path: Path) -> Any:
     bucket = CountingBucket()
     for file in _files_of(path):
         bucket.perform(Put(file.relative_to(path.parent).as_posix(), file.read_bytes()))
-    return tr.at(bucket) / path.name
+    return tr.bucket(bucket) / path.name
 
 
 def _require_right(found: Any) -> None:

@@ -121,7 +121,7 @@ def test_what_an_older_jax_wrote_of_every_kind_of_node() -> None:
     assert type(tree["ordered"]) is OrderedDict
     assert list(tree["ordered"]) == ["z", "a"]
     assert (type(tree["moments"]).__name__, tree["moments"]._fields) == ("Moments", ("mu", "nu"))
-    assert isinstance(tree["layer"], treering.StandIn)
+    assert isinstance(tree["layer"], treering.checkpoint.StandIn)
     assert (tree["layer"].class_name, tree["layer"].static) == ("golden.Layer", {"aux": b"\x00relu"})
     assert tree["none"] is None
     assert tree["empty"] == [{}, (), []]
@@ -209,9 +209,9 @@ def test_a_class_whose_data_is_no_list_of_names_keeps_it(tmp_path: Path) -> None
         found = treering.load(
             saved_as_jax(tmp_path / str(number), Node(_CUSTOM, two, name=b"m.C", aux=aux), [None, None])
         )
-        assert found == treering.StandIn("m.C", {"0": None, "1": None}, {"aux": aux} if aux else {})
+        assert found == treering.checkpoint.StandIn("m.C", {"0": None, "1": None}, {"aux": aux} if aux else {})
     unnamed = treering.load(saved_as_jax(tmp_path / "unnamed", Node(_CUSTOM, two), [None, None]))
-    assert unnamed == treering.StandIn("", {"0": None, "1": None})
+    assert unnamed == treering.checkpoint.StandIn("", {"0": None, "1": None})
 
 
 @pytest.mark.parametrize(

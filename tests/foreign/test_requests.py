@@ -130,7 +130,7 @@ def convert(path: Any) -> Any:
 
 def copy(path: Any) -> Any:
     with tempfile.TemporaryDirectory() as folder:
-        copy_path(str(path), f"{folder}/{path.name}", overwrite=False)
+        copy_path(path, f"{folder}/{path.name}", overwrite=False)
         return treering.load(f"{folder}/{path.name}")
 
 
@@ -162,7 +162,7 @@ def test_requests_follow_the_bytes(form: str, call: Callable[..., Any], size: st
         if file.is_file():
             bucket.perform(Put(str(file.relative_to(tmp_path)), file.read_bytes()))
     bucket.start_over()
-    path = treering.at(bucket) / form
+    path = treering.bucket(bucket) / form
     found = call(path, tree) if call in {load_like, read_a_share} else call(path)
     if found is not None:
         assert all(np.array_equal(found[key], leaf) for key, leaf in tree.items())
@@ -188,6 +188,6 @@ def test_an_archive_is_read_once_in_whatever_boxes(tmp_path: Path) -> None:
     mesh = over_mesh(4).mesh
     for spec in (("a", "b"), (None, "b"), ("b",), ()):
         bucket.start_over()
-        found = treering.load(treering.at(bucket) / "a.npz", shardings=NamedSharding(mesh, PartitionSpec(*spec)))
+        found = treering.load(treering.bucket(bucket) / "a.npz", shardings=NamedSharding(mesh, PartitionSpec(*spec)))
         assert all(np.array_equal(found[key], leaf) for key, leaf in tree.items())
         assert bucket.received <= 1.2 * sum(leaf.nbytes for leaf in tree.values()) + (2 << 20)

@@ -50,7 +50,7 @@ def loads(folder: str) -> dict[str, dict[str, Any]]:
                 key: jax.ShapeDtypeStruct(items.shape, items.dtype, sharding=wanted) for key, items in _TREE.items()
             }
             bucket.start_over()
-            tree: Any = tr.load(tr.at(bucket) / name, like, timeout=60)
+            tree: Any = tr.load(tr.bucket(bucket) / name, like, timeout=60)
             for key, items in _TREE.items():
                 for shard in tree[key].addressable_shards:
                     assert np.array_equal(shard.data, items[shard.index])

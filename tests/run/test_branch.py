@@ -44,7 +44,7 @@ def steps_of(run: Path) -> list[int]:
 
 def remove(run: Path, step: int) -> None:
     """Remove a step that is not the newest."""
-    tr.Run(run, keep=tr.KeepSteps(*set(steps_of(run)) - {step})).gc(dry_run=False)
+    tr.Run(run, keep=tr.retention.KeepSteps(*set(steps_of(run)) - {step})).gc(dry_run=False)
 
 
 def files_of(step: Path) -> list[str]:

@@ -97,7 +97,7 @@ def test_a_later_call_adds_the_steps_that_are_new(run: Path, tmp_path: Path) -> 
     tr.convert(run, new)
     attempts = _attempts(new)
     _save(run, 40)
-    tr.Run(run, keep=tr.KeepSteps(20, 30, 40)).gc(dry_run=False)
+    tr.Run(run, keep=tr.retention.KeepSteps(20, 30, 40)).gc(dry_run=False)
     tr.convert(run, new)
     assert tr.Run(new).steps() == [10, 20, 30, 40]
     assert _attempts(new)[:3] == attempts

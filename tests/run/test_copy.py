@@ -14,6 +14,7 @@ import pytest
 import treering
 from tests.command import copy_path, ended
 from tests.store.objects.memory_bucket import MemoryBucket
+from tests.store.objects.plain_urls import lead_to
 from tests.store.objects.web_server import serving
 from treering._checkpoint import copy_checkpoint
 from treering._checkpoint.source import check_data_file
@@ -40,7 +41,7 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
         yield f"memory://copies-{next(NUMBERS)}"
     else:
         bucket = MemoryBucket(f"s3://copies-{next(NUMBERS)}")
-        treering.at(bucket, grace=0)
+        lead_to(bucket, grace=0)
         yield bucket.shown
         del connect._BUCKETS[bucket.shown]
 
@@ -149,12 +150,12 @@ def test_a_run_step_by_step(place: str, tmp_path: Path) -> None:
 
 def test_a_checkpoint_that_goes_while_it_is_copied_is_busy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     bucket = MemoryBucket(f"s3://copies-{next(NUMBERS)}")
-    source = str(treering.at(bucket) / "run" / "step_00000001")
+    source: Any = treering.bucket(bucket) / "run" / "step_00000001"
     treering.save(source, TREE)
 
     def lose(index: Any, number: int, file: Any) -> None:
         check_data_file(index, number, file)
-        with treering.Run(str(treering.at(bucket) / "run"), keep=treering.KeepLast(1)) as run:
+        with treering.Run(treering.bucket(bucket) / "run", keep=treering.KeepLast(1)) as run:
             run.save(2, {"w": 1})
         bucket.perform(Delete((f"run/step_00000001/{index.files[0].name}",)))
 

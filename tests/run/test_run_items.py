@@ -253,8 +253,8 @@ def test_objects_in_dicts_at_any_depth_take_their_states_back(run: tr.Run) -> No
 def test_classes_and_objects_in_lists_are_no_items(run: tr.Run) -> None:
     with pytest.raises(UnsupportedError, match="deeper/0"):
         run.save(1, {"deeper": [Data()]})
-    assert not isinstance(random.Random(), tr.Stateful)
-    assert isinstance(np.random.RandomState(), tr.Stateful)
+    assert not isinstance(random.Random(), tr.run.Stateful)
+    assert isinstance(np.random.RandomState(), tr.run.Stateful)
     run.save(1, {"kind": Data}).result(60)  # a class is a setting: noted by name, and comes from `like`
     assert run.load(like={"kind": Data}) == {"kind": Data}
 

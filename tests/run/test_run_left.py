@@ -192,7 +192,7 @@ def test_the_step_that_hides_others_stays_while_they_do(cut: Path, monkeypatch: 
     with monkeypatch.context() as patch:
         refuse_removals(patch)
         with pytest.raises(StoreError):
-            tr.Run(cut, keep=KeepLast(1) | tr.KeepSteps(10)).gc(dry_run=False)
+            tr.Run(cut, keep=KeepLast(1) | tr.retention.KeepSteps(10)).gc(dry_run=False)
     assert steps_of(cut) == [10, 20]
     with monkeypatch.context() as patch, tr.Run(cut, keep=KeepLast(1)) as run:
         refuse_removals(patch, *(attempt_of(step_path(cut, step)) for step in (30, 40)))

@@ -31,7 +31,7 @@ def test_windows_end_anywhere(window: int, chunk: int, monkeypatch: pytest.Monke
     bucket = CountingBucket()
     bucket.perform(Put("a.msgpack", data))
     monkeypatch.setattr(msgpack_source, "_WINDOW_BYTES", window)
-    found = treering.load(treering.at(bucket) / "a.msgpack")
+    found = treering.load(treering.bucket(bucket) / "a.msgpack")
     wanted = serialization.from_bytes(None, data)
     for part in ("arrays", "scalars"):
         assert found[part].keys() == wanted[part].keys()

@@ -232,6 +232,6 @@ def local(rate: float) -> Callable[[float], float]:
 def test_a_function_counts_by_its_name_and_its_inside_is_reported() -> None:
     name = f"{__name__}.local.<locals>.scaled"
     assert value_digest(local(1.0)) == value_digest(local(2.0))
-    assert treering.tree.uncompared({"f": local(1.0), "g": [local, len]}) == {"f": f"the inside of {name}"}
-    found = treering.tree.uncompared({"a": Plain(1, 2, (local(1.0), {"x": Opaque()}))})  # type: ignore[arg-type]
+    assert treering.checkpoint.uncompared({"f": local(1.0), "g": [local, len]}) == {"f": f"the inside of {name}"}
+    found = treering.checkpoint.uncompared({"a": Plain(1, 2, (local(1.0), {"x": Opaque()}))})  # type: ignore[arg-type]
     assert found == {"a.name[0]": f"the inside of {name}", "a.name[1]": f"a {__name__}.Opaque"}

@@ -9,7 +9,7 @@ import jax
 import numpy as np
 
 import treering
-from treering import errors, leaves, retention, serialization, sharding, tree
+from treering import checkpoint, errors, leaves, retention, serialization, sharding, tree
 
 
 def bytes_and_back(state: dict[str, np.ndarray[Any, Any]], stream: BinaryIO) -> None:
@@ -63,24 +63,26 @@ class Batches:
         self.position = state["position"]
 
 
-def state_of(data: treering.Stateful) -> Any:
+def state_of(data: treering.run.Stateful) -> Any:
     return data.get_state()
 
 
 def runs(state: dict[str, Any], mesh: jax.sharding.Mesh) -> None:
     pending = treering.save_async(Path("ckpt"), state, overwrite=True, progress=lambda done, total: done == total)
-    assert_type(pending, treering.PendingSave)
+    assert_type(pending, treering.checkpoint.PendingSave)
     assert_type(pending.result(timeout=1), None)
     assert_type(pending.exception(), BaseException | None)
     assert_type((pending.done(), pending.cancel(), pending.path), tuple[bool, bool, Path])
     keep = treering.KeepLast(3) | treering.KeepEvery(steps=1000) | treering.KeepEvery(interval=timedelta(hours=1))
-    keep = keep | treering.KeepBest("loss", n=2, mode="max") | treering.KeepSteps(1, 2)
+    keep = keep | treering.KeepBest("loss", n=2, mode="max") | treering.retention.KeepSteps(1, 2)
     save_every = treering.SaveEvery(steps=1000) | treering.SaveEvery(interval=600)
     with treering.Run("runs/a", keep=keep, save_every=save_every, timeout=60) as run:
         assert_type(run, treering.Run)
         saved = run.save(1, state, metrics={"loss": 0.5}, metadata={"git": "abc"}, rollback=False, force=True)
         if saved:
-            assert_type((saved.step, saved.reason, saved.pending), tuple[int, str, treering.PendingSave | None])
+            assert_type(
+                (saved.step, saved.reason, saved.pending), tuple[int, str, treering.checkpoint.PendingSave | None]
+            )
         run.save(jax.numpy.asarray(2), {"state": state, "data": Batches()})
         run.save_on_signal(signal.SIGTERM)
         step, tree = run.load_or_init(lambda: state, shardings=None, mesh=mesh)
@@ -136,9 +138,9 @@ def what_is_loaded_has_the_type_of_what_is_asked_for(model: Model, anything: Any
 
 def items(path: str) -> None:
     with treering.open(path) as opened:
-        assert_type(opened["w"], treering.LeafView | Any)
+        assert_type(opened["w"], treering.checkpoint.LeafView | Any)
         view = opened["w"]
-        if isinstance(view, treering.LeafView):
+        if isinstance(view, treering.checkpoint.LeafView):
             assert_type(view.shape, tuple[int, ...])
 
 
@@ -150,7 +152,7 @@ def what_a_run_returns_has_a_public_name(path: str, rule: retention.Policy) -> N
     assert_type(run.load_or_init(lambda: {"w": 1.5}), treering.run.Resumed[dict[str, float]])
 
 
-def restore(path: str, shardings: sharding.Shardings = None) -> Any:
+def restore(path: str, shardings: checkpoint.Shardings = None) -> Any:
     return treering.load(path, shardings=shardings)
 
 

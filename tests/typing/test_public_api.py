@@ -46,8 +46,6 @@ def check(checker: str, *arguments: str, cwd: Path) -> None:
 @pytest.mark.parametrize(
     "function",
     [
-        treering.load,
-        treering.Run.load,
         leaves.tree_deserialize_leaves,
         serialization.from_bytes,
         serialization.from_compressed_bytes,

@@ -238,7 +238,7 @@ CALLS: list[Callable[[str, str], Any]] = [
     lambda path, _: tr.load(path, shardings={EVIL: P(EVIL)}, mesh=jax.make_mesh((2,), ("x",))),
     lambda path, _: tr.load(path, shardings=lambda key, _: P(EVIL), mesh=jax.make_mesh((2,), ("x",))),
     lambda path, _: tr.load(path, mesh=jax.make_mesh((2,), (EVIL,)), shardings=P("x")),
-    lambda path, _: tr.tree.uncompared(tr.load(path)),
+    lambda path, _: tr.checkpoint.uncompared(tr.load(path)),
 ]
 
 

@@ -16,11 +16,11 @@ from treering._printable import kind_of, shorten
 from treering._tree.placement import aval_of, is_placement, require_mesh, resolve_shardings
 from treering._tree.registry import key_by_text, open_pytree_node
 from treering._tree.rules import spec_of
-from treering._tree.state_dict import TooDeep, map_with_path
+from treering._tree.state_dict import map_with_path
 from treering._values.human import join_first
 from treering._values.keys import Trail, join_key, unwind
 from treering._values.telemetry import warn_of
-from treering.errors import MismatchError, NotShardedWarning, TreeringError, UnsupportedError
+from treering.errors import MismatchError, NotShardedWarning, TooDeepError, TreeringError, UnsupportedError
 
 _ARRAYS: Final = (jax.Array, np.ndarray, np.generic)
 _WIDE: Final = frozenset({"int64", "uint64", "float64", "complex128"})
@@ -222,7 +222,7 @@ def pair_leaves(tree: Any, places: Any) -> tuple[list[tuple[tuple[str, ...], Any
                 pairs.append((unwind(trail), x, place))
                 continue
             if depth > MAX_DEPTH:
-                raise TooDeep(f"more than {MAX_DEPTH} containers deep; it may hold itself")
+                raise TooDeepError(f"more than {MAX_DEPTH} containers deep; it may hold itself")
             alike = type(x) is type(place) or dict in (type(x), type(place))
             if children is None or below is None or not alike:
                 what, where = (kind_of(a) if b is not None else "a leaf" for a, b in ((x, children), (place, below)))

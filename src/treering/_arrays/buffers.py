@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from treering._values.human import bytes_text
-from treering.errors import CorruptError, UnsupportedError
+from treering.errors import CorruptError, NoMemoryError
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -34,10 +34,6 @@ _ROOM_BYTES: Final = 64 * 1024
 _SMALL_BYTES: Final = 64 << 10
 
 
-class NoMemory(UnsupportedError, MemoryError):
-    """An array is larger than the memory that the system gives; numpy raises MemoryError."""
-
-
 def aligned_bytes(nbytes: int) -> NDArray[np.uint8]:
     """Return ``nbytes`` of unset memory that starts at a multiple of 64 bytes, from 4 MiB on at one of 2 MiB.
 
@@ -53,7 +49,7 @@ def aligned_bytes(nbytes: int) -> NDArray[np.uint8]:
         room = np.empty(nbytes + alignment, np.uint8)
     except (MemoryError, ValueError) as error:  # ValueError: more than an address has bits
         hint = "load a part with only=, or slices of it with open"
-        raise NoMemory(f"there is not enough memory for {bytes_text(nbytes)}", hint=hint) from error
+        raise NoMemoryError(f"there is not enough memory for {bytes_text(nbytes)}", hint=hint) from error
     skip = -room.ctypes.data % alignment
     return room[skip : skip + nbytes]
 

@@ -10,7 +10,7 @@ import math
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, cast
 
 import jax
 import numpy as np
@@ -50,7 +50,7 @@ from treering._tree.unflatten import difference, static_differences, unflatten
 from treering._values.human import pluralize
 from treering._values.keys import split_key
 from treering._values.telemetry import phase, warn_of
-from treering._view.progress import showing
+from treering._view.progress import reporter, showing
 from treering.errors import KeptOnHostWarning, StaticFieldsDifferWarning, UnsupportedError
 
 OF_LIKE: Final = Wording()
@@ -84,6 +84,12 @@ class LoadOptions:
     timeout: float | None = None
     key_map: KeyMap | Mapping[str, str] | None = None
     none_is_leaf: bool = False
+
+    @classmethod
+    def of(cls, given: Mapping[str, object]) -> LoadOptions:
+        """Return what the keywords of ``treering.load`` say; a bar is shown where they ask for one."""
+        options = cast("dict[str, Any]", dict(given))
+        return cls(**options | {"progress": reporter(options.get("progress"), "loading")})
 
     @property
     def rename(self) -> Mapping[str, str]:

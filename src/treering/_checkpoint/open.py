@@ -25,7 +25,7 @@ from treering._store.api import Closable
 from treering._store.resolve import require_path
 from treering._values.boxes import whole
 from treering._values.human import bytes_text, near, pluralize
-from treering.errors import BusyError, CorruptError, NotFoundError, TreeringError
+from treering.errors import BusyError, ClosedError, CorruptError, NoSuchLeafError, NotFoundError
 
 if TYPE_CHECKING:
     import numpy as np
@@ -33,14 +33,6 @@ if TYPE_CHECKING:
 
 _SHOWN: Final = 20
 _MOST_SHOWN_BITS: Final = 14_000
-
-
-class NoSuchLeaf(TreeringError, KeyError):
-    """No leaf has that key; mappings raise ``KeyError``."""
-
-
-class ClosedCheckpoint(TreeringError, ValueError):
-    """The checkpoint was closed; files say ``ValueError`` then."""
 
 
 class LeafView:
@@ -147,7 +139,7 @@ class Checkpoint(Closable, Mapping[str, Any]):
         """Return one box of a stored leaf, or each so manyth item of it along its axes, read and checked."""
         if self._closed:
             hint = "read what you need before it is closed, inside the `with` block"
-            raise ClosedCheckpoint(f"{self._path!r} was closed, and {self.index.keys[number]!r} lies in it", hint=hint)
+            raise ClosedError(f"{self._path!r} was closed, and {self.index.keys[number]!r} lies in it", hint=hint)
         request = ReadRequest(number, (box,), steps=steps)
         try:
             self._source.arrays.read([request], None)
@@ -174,14 +166,14 @@ class Checkpoint(Closable, Mapping[str, Any]):
     def _known(self) -> dict[str, int]:
         return {key: number for number, key in enumerate(self.index.keys)}
 
-    def _no_such(self, key: object) -> NoSuchLeaf:
+    def _no_such(self, key: object) -> NoSuchLeafError:
         branch = sum(text.startswith(f"{key}/") for text in self.index.keys)
         close = near(str(key), self.index.keys)
         found = f"; did you mean {close!r}?" if close else ""
         if branch:
             found = f"; {pluralize(branch, 'leaves lie')} below it"
         hint = f"treering.load({self._path!r:.200}, at={key!r:.200}) loads the branch" if branch else None
-        return NoSuchLeaf(f"{self._path!r} has no leaf {key!r:.400}{found}", hint=hint)
+        return NoSuchLeafError(f"{self._path!r} has no leaf {key!r:.400}{found}", hint=hint)
 
     def __repr__(self) -> str:
         arrays = sum(leaf_bytes(self.index.type_of(number)) for number in range(len(self)))

@@ -127,7 +127,7 @@ class JoinedFolder(AttemptFiles):
 
     def __init__(self, path: Path, attempt: str) -> None:
         super().__init__(path, attempt)
-        self.board: MessageBoard = PathMessageBoard(self._shown)
+        self.board: MessageBoard = PathMessageBoard(path)
 
     def close(self) -> None:
         """Close the folder; what was written stays."""
@@ -184,7 +184,7 @@ def refusing_board(path: Path) -> Iterator[MessageBoard]:
     with naming(os.fspath(path), "write"):
         transaction.make()
     try:
-        yield PathMessageBoard(os.fspath(path))
+        yield PathMessageBoard(path)
     finally:
         transaction.unmake()
 

@@ -24,11 +24,11 @@ _FREE_BYTES: Final = 32 * 2**20
 _FREE_RATIO: Final = 50
 
 
-class DamagedGzip(CorruptError, gzip.BadGzipFile):
+class DamagedGzipError(CorruptError, gzip.BadGzipFile):
     """gzip.decompress raises BadGzipFile for a bad header or checksum."""
 
 
-class ShortGzip(CorruptError, EOFError):
+class ShortGzipError(CorruptError, EOFError):
     """gzip.decompress raises EOFError for a file that is cut short."""
 
 
@@ -92,7 +92,9 @@ def decompress(data: bytes | memoryview, max_bytes: int | None) -> bytes:
             try:
                 piece = reader.decompress(waiting, _PIECE)
             except zlib.error as error:
-                raise DamagedGzip(f"the gzip data is damaged: {error}", hint="use another copy of the file") from None
+                raise DamagedGzipError(
+                    f"the gzip data is damaged: {error}", hint="use another copy of the file"
+                ) from None
             waiting = reader.unconsumed_tail
             total += len(piece)
             if total > limit:
@@ -108,5 +110,5 @@ def decompress(data: bytes | memoryview, max_bytes: int | None) -> bytes:
             if at < len(view):
                 reader = zlib.decompressobj(_GZIP_WINDOW)
     if not reader.eof:
-        raise ShortGzip("the gzip data is cut short", offset=len(view), hint="use another copy of the file")
+        raise ShortGzipError("the gzip data is cut short", offset=len(view), hint="use another copy of the file")
     return b"".join(pieces)

@@ -289,7 +289,7 @@ class _JobHandshake:
         self._is_coordinator = job.processes.is_coordinator
         self._transaction = store_at(path).transaction()
         self._failed: TreeringError | None = None
-        self._board = _SignedMessageBoard(self._shown)
+        self._board = _SignedMessageBoard(path)
         if not self._is_coordinator:
             self._sign()
 
@@ -321,7 +321,7 @@ class _JobHandshake:
         ):  # as does the message of this process, for those that hear of it later
             return
         with contextlib.suppress(OSError):
-            PathMessageBoard(self._shown).remove_all((name,))
+            PathMessageBoard(self._path).remove_all((name,))
         if error is not None:
             self._remove_made()
 

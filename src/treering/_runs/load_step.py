@@ -216,7 +216,8 @@ def _load(run: RunState, step: int, like: Any, options: LoadOptions) -> Callable
     path = step_path(run.path, step)
     is_shared = functools.partial(spans_processes, options.shardings, options.mesh, like)
     is_joint = functools.partial(options.places_array_of, like)
-    group = LoadGroup(path, timeout=run.timeout, is_shared=is_shared, is_joint=is_joint)
+    timeout = run.timeout if options.timeout is None else options.timeout
+    group = LoadGroup(path, timeout=timeout, is_shared=is_shared, is_joint=is_joint)
     with showing(options.progress):
         load = functools.partial(load_items, like=like, options=options, group=group)
         items = group.retry_on_overwrite(functools.partial(_open_step, run, step, path, options, group), load)

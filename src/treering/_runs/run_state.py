@@ -25,14 +25,17 @@ from treering._values.human import steps_text
 from treering._values.processes import timeout_seconds
 from treering._values.telemetry import warn_of
 from treering.cadence import Cadence
-from treering.errors import StepsNotSavedWarning, TimedOutError, TreeringError, UnknownMetricWarning, UnsupportedError
+from treering.errors import (
+    ClosedError,
+    StepsNotSavedWarning,
+    TimedOutError,
+    TreeringError,
+    UnknownMetricWarning,
+    UnsupportedError,
+)
 from treering.retention import Policy
 
 T = TypeVar("T", bound=int | None)
-
-
-class ClosedRunError(TreeringError, ValueError):
-    """The run was closed; files say ``ValueError`` then."""
 
 
 class RunState:
@@ -93,10 +96,10 @@ class RunState:
         """Refuse to save where nothing would wait for it.
 
         Raises:
-            ClosedRunError: the run was closed.
+            ClosedError: the run was closed.
         """
         if self._closed:
-            raise ClosedRunError(f"the run {self.shown!r} was closed", hint="save inside its `with` block")
+            raise ClosedError(f"the run {self.shown!r} was closed", hint="save inside its `with` block")
 
     def broadcast(self, work: Callable[[], T], doing: str, *, before: Callable[[], None] = lambda: None) -> T:
         """Return what ``work`` returns on process 0; all processes of the job call this, on the caller's thread.

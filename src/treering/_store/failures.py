@@ -12,7 +12,9 @@ from typing import TypeVar
 from treering._printable import show_path
 from treering._values.checkpoint_names import INDEX
 from treering._values.leaves_names import INDEX as LEAVES_INDEX
-from treering.errors import CorruptError, ExistsError, FormatError, NotFoundError, StoreError, TreeringError
+from treering.errors import CorruptError, ExistsError, FormatError, StoreError, TreeringError
+from treering.errors import DataFileMissingError as DataFileMissingError  # noqa: PLC0414 - those who catch it import it here
+from treering.errors import LinkRefusedError as LinkRefusedError  # noqa: PLC0414 - the same
 
 _Error = TypeVar("_Error", bound=OSError)
 
@@ -28,20 +30,6 @@ _HINTS = {
     errno.EBUSY: "a file that is a mount point cannot be replaced: save beside it",
 }
 _NO_ROOM = {errno.ENOSPC, errno.EDQUOT}
-
-
-class DataFileMissingError(NotFoundError):
-    """A file that the index names is not there. After an overwrite a newer index names others: read it again.
-
-    Attributes:
-        name: the missing file.
-    """
-
-    name = ""
-
-
-class LinkRefusedError(FormatError):
-    """A file of a checkpoint is a link, which may lead anywhere. That is no damage: a plain copy can be read."""
 
 
 class naming:  # noqa: N801 - reads as a function; a generator would cost each of ten thousand leaves a microsecond

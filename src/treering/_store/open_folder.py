@@ -66,7 +66,7 @@ class OpenFolder(Closable):
         try:
             return index_document(self.store).data
         except NotFoundError as error:
-            says = f"its {INDEX!r} says so" if isinstance(error, IndexRemoved) else f"it has no {INDEX!r}"
+            says = f"its {INDEX!r} says so" if isinstance(error, IndexRemovedError) else f"it has no {INDEX!r}"
             message = f"there is no checkpoint in {os.fspath(self.path)!r}: {says}"
             raise with_errno(NotFoundError(message, hint=self._what_is_there()), errno.ENOENT, self.path) from error
 
@@ -119,7 +119,7 @@ class OpenFolder(Closable):
         return f"it holds {shown_names(names)}"
 
 
-class IndexRemoved(NotFoundError):
+class IndexRemovedError(NotFoundError):
     """A tombstone is in the place of the index."""
 
 
@@ -188,7 +188,7 @@ def index_document(store: Store, name: str = INDEX) -> Document:
         name: its name there; one that was removed has another.
 
     Raises:
-        NotFoundError: there is none, or `IndexRemoved`: there is a tombstone.
+        NotFoundError: there is none, or `IndexRemovedError`: there is a tombstone.
         LinkRefusedError: it is a link.
         FormatError: it is larger than any index.
         BusyError: it is replaced again and again.
@@ -196,7 +196,7 @@ def index_document(store: Store, name: str = INDEX) -> Document:
     """
     found = key_content(store, name)
     if is_tombstone(found.data) and is_whole(found.data):
-        raise with_errno(IndexRemoved("a tombstone is in the place of the index"), errno.ENOENT, store.path / name)
+        raise with_errno(IndexRemovedError("a tombstone is in the place of the index"), errno.ENOENT, store.path / name)
     return found
 
 

@@ -21,7 +21,7 @@ from treering._printable import kind_of
 from treering.errors import TreeringError, UnsupportedError
 
 
-class AlreadyRegistered(TreeringError, ValueError):
+class AlreadyRegisteredError(TreeringError, ValueError):
     """flax raises ValueError."""
 
 
@@ -70,7 +70,7 @@ def register_serialization_state(
         True
     """
     if (ty in REGISTRY or ty in BUILT_IN) and not override:
-        raise AlreadyRegistered(f'a serialization handler for "{ty.__name__}" is already registered')
+        raise AlreadyRegisteredError(f'a serialization handler for "{ty.__name__}" is already registered')
     REGISTRY[ty] = (ty_to_state_dict, ty_from_state_dict)
     LEAF_TYPES.discard(ty)
 

@@ -38,22 +38,22 @@ class _CurrentPath(threading.local):
 _place = _CurrentPath()
 
 
-class StructureMismatch(MismatchError):
+class StructureMismatchError(MismatchError):
     """The message already says the path, in flax's words."""
 
     def __str__(self) -> str:
         return printable(self.message if self.hint is None else f"{self.message}; {self.hint}")
 
 
-class NotADict(StructureMismatch, AttributeError):
+class NotADictError(StructureMismatchError, AttributeError):
     """flax raises AttributeError where a dict's state is no dict."""
 
 
-class NotItems(StructureMismatch, TypeError):
+class NotItemsError(StructureMismatchError, TypeError):
     """flax raises TypeError where a list's state is no dict."""
 
 
-class AbsentItem(StructureMismatch, KeyError):
+class AbsentItemError(StructureMismatchError, KeyError):
     """flax raises KeyError where a numbered or named part is absent."""
 
 
@@ -163,20 +163,20 @@ def _restore_parts(
 
 
 def _restore_partial(partial: Any, state: Any) -> Restorer:
-    _require_dict(NotItems, "Partial", state)
+    _require_dict(NotItemsError, "Partial", state)
     fields = [("args", partial.args), ("keywords", partial.keywords)]
     return _restore_parts(fields, state, lambda found: type(partial)(partial.func, *found[0], **found[1]), _no_item)
 
 
 def _restore_namedtuple(xs: Any, state: Any) -> Restorer:
     names = xs._fields
-    _require_dict(NotADict, "namedtuple", state)
+    _require_dict(NotADictError, "namedtuple", state)
     if (state := registry.modernize_namedtuple(state, names)) is None:
-        raise _error(AbsentItem, "the old form of a namedtuple is incomplete")
+        raise _error(AbsentItemError, "the old form of a namedtuple is incomplete")
     if set(state) != set(names):
         found, wanted = _set_text(state), _set_text(set(names))
         text = f"The field names of the state dict and the named tuple do not match, got {found} and {wanted}"
-        raise _error(StructureMismatch, text)
+        raise _error(StructureMismatchError, text)
     fields = [(name, getattr(xs, name)) for name in names]
     return _restore_parts(fields, state, lambda found: type(xs)(**dict(zip(names, found, strict=True))))
 
@@ -204,16 +204,16 @@ def _restore_node(target: Any, node: Node, state: Any) -> Restorer:
     if node.kind == "items":
         _check_length(len(children), state)
         return _restore_parts(children.items(), state, node.rebuild, _no_item)
-    _require_dict(NotADict, name, state)
+    _require_dict(NotADictError, name, state)
 
-    def no_field(part: str) -> StructureMismatch:
+    def no_field(part: str) -> StructureMismatchError:
         text = f"Missing field {part} in state dict while restoring an instance of {name},"
-        return _error(StructureMismatch, text)
+        return _error(StructureMismatchError, text)
 
     def rebuild(found: list[Any]) -> Any:
         if unknown := [str(part) for part in state if part not in children]:
             text = f'Unknown field(s) "{",".join(unknown)[:_LONGEST_NAMES]}" in state dict'
-            raise _error(StructureMismatch, f"{text} while restoring an instance of {name}")
+            raise _error(StructureMismatchError, f"{text} while restoring an instance of {name}")
         return node.rebuild(found)
 
     return _restore_parts(children.items(), state, rebuild, no_field)
@@ -221,32 +221,32 @@ def _restore_node(target: Any, node: Node, state: Any) -> Restorer:
 
 def _check_keys(wanted: Iterable[str], state: Any) -> None:
     if not isinstance(state, dict):
-        _require_dict(NotADict, "dict", state)
+        _require_dict(NotADictError, "dict", state)
     if absent := [key for key in wanted if key not in state]:
         text = f"target dict contains keys {_set_text(absent)} which are not present in state dict"
-        raise _error(StructureMismatch, f"The target dict keys and state dict keys do not match, {text}")
+        raise _error(StructureMismatchError, f"The target dict keys and state dict keys do not match, {text}")
 
 
 def _check_length(length: int, state: Any) -> None:
     # As in flax, whatever has a length of 0 is the state of no items.
     if length == 0 and (state.shape[:1] == (0,) if isinstance(state, np.ndarray) else state in (b"", "", [], ())):
         return
-    _require_dict(NotItems, f"list of {pluralize(length, 'items')}", state)
+    _require_dict(NotItemsError, f"list of {pluralize(length, 'items')}", state)
     if len(state) != length:
         text = f"The size of the list and the state dict do not match, got {length} and {len(state)}"
-        raise _error(StructureMismatch, text)
+        raise _error(StructureMismatchError, text)
 
 
-def _require_dict(kind: type[StructureMismatch], what: str, state: Any) -> None:
+def _require_dict(kind: type[StructureMismatchError], what: str, state: Any) -> None:
     if not isinstance(state, dict):
         raise _error(kind, f"the target is a {what}, the state a {_describe(state)},")
 
 
-def _no_item(part: str) -> StructureMismatch:
-    return _error(AbsentItem, f"the state has no item {part!r}")
+def _no_item(part: str) -> StructureMismatchError:
+    return _error(AbsentItemError, f"the state has no item {part!r}")
 
 
-def _error(kind: type[StructureMismatch], text: str) -> StructureMismatch:
+def _error(kind: type[StructureMismatchError], text: str) -> StructureMismatchError:
     return kind(f"{text} at path {current_path()}", path=tuple(_place.names[1:]))
 
 
@@ -264,7 +264,7 @@ def _restore_key(target: Any, state: Any) -> Any:
     except (TypeError, ValueError) as error:
         cause = error
     text = f"the target is a PRNG key ({kind}), the state {_describe(state)} cannot be its data ({cause}),"
-    raise _error(NotItems, text) from cause
+    raise _error(NotItemsError, text) from cause
 
 
 def _describe(state: Any) -> str:

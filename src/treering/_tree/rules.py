@@ -25,7 +25,7 @@ _NNX_END: Final = "/value"
 _told: set[tuple[Any, ...]] = set()
 
 
-class BadPattern(TreeringError, re.error):
+class BadPatternError(TreeringError, re.error):
     """A rule is no regular expression; eformer raises re.error."""
 
 
@@ -52,7 +52,7 @@ def _matches(pattern: str | re.Pattern[str], name: str) -> bool:
     try:
         return re.search(pattern, name) is not None
     except re.error as cause:
-        error = BadPattern(f"the partition rule {pattern!r} is not a regular expression: {cause}")
+        error = BadPatternError(f"the partition rule {pattern!r} is not a regular expression: {cause}")
         vars(error).update(vars(cause))
         raise error from cause
 
@@ -144,7 +144,7 @@ class Rules:
 def _matches_any(pattern: str | re.Pattern[str], names: Iterable[str]) -> bool:
     try:
         return any(_matches(pattern, name) for name in names)
-    except BadPattern:  # no array came as far as to it; it is told when one does
+    except BadPatternError:  # no array came as far as to it; it is told when one does
         return True
 
 

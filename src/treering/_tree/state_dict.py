@@ -19,18 +19,14 @@ from treering._tree import registry
 from treering._tree.registry import LEAF_TYPES, REGISTRY, is_code, is_namedtuple, is_typed_key, open_pytree_node
 from treering._values.human import build_mismatch, near, pluralize
 from treering._values.keys import Trail, unwind
-from treering.errors import TreeringError, UnsupportedError
+from treering.errors import TooDeepError, TreeringError, UnsupportedError
 
 _LONGEST_KEY: Final = 400
 _COMPARED: Final = 1000  # names that are compared for likeness, which takes time with the square
 _PYTHON_LEAVES: Final = (bool, int, float, complex, str, bytes)
 
 
-class TooDeep(UnsupportedError):
-    """Deeper than a file may be."""
-
-
-class NotStringKey(UnsupportedError, AssertionError):
+class NotStringKeyError(UnsupportedError, AssertionError):
     """flax asserts that a handler's keys are str."""
 
 
@@ -75,7 +71,7 @@ def partial_state_dict(target: Any) -> tuple[Any, list[TreeringError]]:
             except TreeringError as error:
                 error.path = error.path or tuple(keys[1:])
                 refused.append(error)
-                if isinstance(error, TooDeep):  # a tree that holds itself has no end
+                if isinstance(error, TooDeepError):  # a tree that holds itself has no end
                     return None, refused
                 opened = [None]
             if type(opened) is tuple:
@@ -95,7 +91,7 @@ def partial_state_dict(target: Any) -> tuple[Any, list[TreeringError]]:
 def _open_value(value: Any, in_class: bool, depth: int) -> tuple[Iterable[tuple[str, Any]], bool] | list[Any]:
     """Return a container's pairs (and whether they stand below a class), or the finished value in a list of one."""
     if depth > MAX_DEPTH:
-        raise TooDeep(f"the tree is more than {MAX_DEPTH} containers deep; it may hold itself")
+        raise TooDeepError(f"the tree is more than {MAX_DEPTH} containers deep; it may hold itself")
     kind = type(value)
     if (entry := REGISTRY.get(kind)) is not None:
         return [_from_handler(entry[0](value))]
@@ -117,7 +113,7 @@ def _from_handler(state: Any) -> Any:
     if isinstance(state, dict):
         for key in state:
             if not isinstance(key, str):
-                raise NotStringKey(f"A state dict must only have string keys. Found {key!r:.80}")
+                raise NotStringKeyError(f"A state dict must only have string keys. Found {key!r:.80}")
     return state
 
 
@@ -210,7 +206,7 @@ def leaves_of(tree: Any) -> Iterator[Any]:
     """Yield the leaves in the order of the tree; None is no leaf.
 
     Raises:
-        TooDeep: more levels than a file may have; the tree may hold itself.
+        TooDeepError: more levels than a file may have; the tree may hold itself.
 
     Example:
         >>> list(leaves_of({"b": [1, None], "a": (2,)}))
@@ -226,7 +222,7 @@ def leaves_of(tree: Any) -> Iterator[Any]:
         if (opened := _open_node(x)) is None:
             yield x
         elif depth > MAX_DEPTH:
-            raise TooDeep(f"the tree is more than {MAX_DEPTH} containers deep; it may hold itself")
+            raise TooDeepError(f"the tree is more than {MAX_DEPTH} containers deep; it may hold itself")
         else:
             pending.extend((depth + 1, child) for child in reversed(opened[0].values()))
 

@@ -71,7 +71,7 @@ def test_every_kind_of_node(tmp_path: Path) -> None:
     layer, stand_in = wanted.pop("layer"), found.pop("layer")
     moments, named = wanted.pop("moments"), found.pop("moments")
     assert isinstance(layer, Layer)
-    assert isinstance(stand_in, treering.StandIn)
+    assert isinstance(stand_in, treering.checkpoint.StandIn)
     assert (stand_in.class_name, stand_in.static) == ("golden.Layer", {"aux": layer.activation})
     assert _bits(list(stand_in.values())) == _bits(list(layer.children))
     assert _bits(named._asdict()) == _bits(moments._asdict())

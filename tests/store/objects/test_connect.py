@@ -1,15 +1,17 @@
-"""How a bucket is reached: the environment, the options of `treering.at`, and what is said where nothing fits."""
+"""How a bucket is reached: the environment, the options of `treering.bucket`, and what is said where nothing fits."""
 
 from __future__ import annotations
 
+import copy
 import os
+import pickle
 import re
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
-from pathlib import Path
+from collections.abc import Callable, Iterator
+from pathlib import Path, PurePath
 from typing import Any
 
 import pytest
@@ -48,8 +50,8 @@ def keys(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
 
 
-def store_of(url: str) -> Any:
-    client, _ = connect.connect(bucket_path(url))
+def store_of(place: str | PurePath) -> Any:
+    client, _ = connect.connect(bucket_path(place) if isinstance(place, str) else place)
     assert isinstance(client, ObstoreClient)
     return client._stores.store
 
@@ -109,7 +111,7 @@ def test_one_client_for_a_bucket(keys: None, monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_options_of_s3() -> None:
-    path = treering.at(
+    path = treering.bucket(
         "s3://b/runs",
         "a",
         region="eu-west-1",
@@ -122,7 +124,7 @@ def test_options_of_s3() -> None:
         grace=5,
     )
     assert str(path) == "s3://b/runs/a"
-    store = store_of("s3://b")
+    store = store_of(path)
     config = store.config
     said = ("region", "endpoint_url_s3", "sse_kms_key_id", "server_side_encryption")
     assert {name: config[name] for name in said} == {
@@ -133,17 +135,16 @@ def test_options_of_s3() -> None:
     }
     assert config["request_payer"] == "true"
     assert config["skip_signature"] == "true"
-    client: Any = connect.connect(bucket_path("s3://b"))[0]
+    client: Any = connect.connect(path)[0]
     assert (client._storage_class, client._stores._timeout) == ("STANDARD_IA", 7)
-    assert store_at("s3://b/x").grace == 5
-    treering.at("s3://other", anonymous=True)
-    assert store_at("s3://other/x").grace == GRACE
+    assert store_at(path / "x").grace == 5
+    assert store_at(treering.bucket("s3://other", anonymous=True)).grace == GRACE
 
 
 @pytest.mark.parametrize("url", ["127.0.0.1:9", "", "http://", "ftp://host", "https://a b"])
 def test_what_is_no_url_of_a_server_is_refused_by_name(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(UnsupportedError, match=re.escape(f"endpoint is {url!r}, which is no URL of a server")):
-        treering.at("s3://b", endpoint=url)
+        treering.bucket("s3://b", endpoint=url)
     for name in ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT"):
         with monkeypatch.context() as patched:
             patched.setenv(name, url)
@@ -153,51 +154,83 @@ def test_what_is_no_url_of_a_server_is_refused_by_name(url: str, monkeypatch: py
 
 
 def test_options_of_other_clouds(monkeypatch: pytest.MonkeyPatch) -> None:
-    treering.at("gs://b", endpoint="http://127.0.0.1:9", anonymous=True)
-    assert store_of("gs://b").config["base_url"] == "http://127.0.0.1:9"
-    treering.at("abfss://c@acc.dfs.core.windows.net", anonymous=True)
-    config = store_of("abfss://c@acc.dfs.core.windows.net/x").config
+    path = treering.bucket("gs://b", endpoint="http://127.0.0.1:9", anonymous=True)
+    assert store_of(path).config["base_url"] == "http://127.0.0.1:9"
+    path = treering.bucket("abfss://c@acc.dfs.core.windows.net", anonymous=True)
+    config = store_of(path / "x").config
     assert (config["account_name"], config["container_name"]) == ("acc", "c")
-    treering.at("az://c", anonymous=True)
+    path = treering.bucket("az://c", anonymous=True)
     with pytest.raises(UnsupportedError, match="AZURE_STORAGE_ACCOUNT_NAME"):
-        store_of("az://c/x")
+        store_of(path)
     monkeypatch.setenv("AZURE_STORAGE_ACCOUNT_NAME", "acc")
-    assert store_of("az://c/x").config["container_name"] == "c"
+    assert store_of(path).config["container_name"] == "c"
     with pytest.raises(UnsupportedError, match="kms_key is an option of s3://"):
-        treering.at("gs://c", kms_key="k")
+        treering.bucket("gs://c", kms_key="k")
 
 
-def test_a_bucket_has_one_set_of_options() -> None:
-    treering.at("s3://b/a", region="eu-west-1", anonymous=True)
-    assert str(treering.at("s3://b/c")) == "s3://b/c"
-    assert str(treering.at("s3://b", region="eu-west-1", anonymous=True)) == "s3://b"
-    with pytest.raises(UnsupportedError, match="'s3://b' has other options already"):
-        treering.at("s3://b/a", region="eu-west-3", anonymous=True)
+def test_each_path_carries_its_own_options(keys: None) -> None:
+    west = treering.bucket("s3://b/a", region="eu-west-1", anonymous=True)
+    north = treering.bucket("s3://b", "a", region="eu-north-1", grace=7)
+    assert (str(west), str(north)) == ("s3://b/a", "s3://b/a")
+    assert (store_of(west / "x").config["region"], store_of(north).config["region"]) == ("eu-west-1", "eu-north-1")
+    assert (store_at(west / "x").grace, store_at(north / "x").grace, store_at("s3://b/a").grace) == (GRACE, 7, GRACE)
+    assert "region" not in store_of("s3://b/a").config
+
+
+def test_the_same_options_share_one_client() -> None:
+    path = treering.bucket("s3://b/a", region="eu-west-1", anonymous=True)
+    same = treering.bucket("s3://b", region="eu-west-1", anonymous=True)
+    assert connect.connect(path)[0] is connect.connect(same)[0] is connect.connect(same / "other")[0]
+    store = stores.S3Store("b", region="eu-west-1", skip_signature=True)
+    again = stores.S3Store("b", region="eu-west-1", skip_signature=True)
+    assert connect.connect(treering.bucket(store))[0] is connect.connect(treering.bucket(again))[0]
+
+
+def test_options_are_said_once() -> None:
+    path = treering.bucket("s3://b/a", region="eu-west-1", anonymous=True)
+    assert connect.connect(treering.bucket(path, "c")) == (connect.connect(path)[0], "a/c")
+    with pytest.raises(UnsupportedError, match="'s3://b/a' has options already; pass its URL with all options"):
+        treering.bucket(path, region="eu-west-3")
+
+
+@pytest.mark.parametrize("again", [copy.copy, copy.deepcopy, lambda path: pickle.loads(pickle.dumps(path))])
+def test_a_copy_of_a_path_keeps_its_options(again: Callable[[Any], Any]) -> None:
+    path = treering.bucket("s3://b/a", region="eu-west-1", anonymous=True)
+    assert connect.connect(again(path)) == connect.connect(path)
+    begun = connect.frozen(path)
+    assert connect.connect(again(begun)) == connect.connect(begun) == connect.connect(path)
+
+
+def test_the_name_of_before_says_what_to_call() -> None:
+    with pytest.raises(AttributeError, match=r"treering\.bucket\(url, \.\.\.\)"):
+        treering.at  # type: ignore[attr-defined]  # noqa: B018
 
 
 def test_stores_of_obstore() -> None:
     store = stores.S3Store("b", prefix="runs", region="eu-west-1", skip_signature=True)
-    assert str(treering.at(store, "a/b")) == "s3://b/runs/a/b"
-    assert (store_of("s3://b").prefix, store_of("s3://b").config["region"]) == (None, "eu-west-1")
-    assert str(treering.at(store)) == "s3://b/runs"
+    path = treering.bucket(store, "a/b")
+    assert str(path) == "s3://b/runs/a/b"
+    assert (store_of(path).prefix, store_of(path).config["region"]) == (None, "eu-west-1")
+    assert str(treering.bucket(store)) == "s3://b/runs"
     azure = stores.AzureStore("c", account_name="acc", skip_signature=True)
-    assert str(treering.at(azure, "x")) == "abfss://c@acc.dfs.core.windows.net/x"
-    assert str(treering.at(stores.GCSStore("g", skip_signature=True))) == "gs://g"
+    assert str(treering.bucket(azure, "x")) == "abfss://c@acc.dfs.core.windows.net/x"
+    assert str(treering.bucket(stores.GCSStore("g", skip_signature=True))) == "gs://g"
     with pytest.raises(UnsupportedError, match="has its own region"):
-        treering.at(stores.S3Store("d", skip_signature=True), region="eu-west-1")
+        treering.bucket(stores.S3Store("d", skip_signature=True), region="eu-west-1")
     with pytest.raises(UnsupportedError, match="no place in a bucket"):
-        treering.at(stores.MemoryStore())
+        treering.bucket(stores.MemoryStore())
     with pytest.raises(UnsupportedError, match="no place in a bucket"):
-        treering.at(3)
+        treering.bucket(3)
     with pytest.raises(UnsupportedError, match="cannot use"):
-        treering.at("runs/a")
+        treering.bucket("runs/a")
 
 
 def test_options_of_a_given_client() -> None:
     bucket = MemoryBucket("s3://given")
-    assert str(treering.at(bucket, "a", grace=0)) == "s3://given/a"
-    assert connect.connect(bucket_path("s3://given/a/b")) == (bucket, "a/b")
-    assert store_at("s3://given/a").grace == 0
+    path = treering.bucket(bucket, "a", grace=0)
+    assert str(path) == "s3://given/a"
+    assert connect.connect(path / "b") == (bucket, "a/b")
+    assert store_at(path).grace == 0
 
 
 def test_without_obstore(monkeypatch: pytest.MonkeyPatch, keys: None) -> None:

@@ -27,7 +27,7 @@ class DenyingBucket(MemoryBucket):
 @pytest.mark.parametrize(("name", "told"), [("run.json", "/run/run.json'"), (".run.json.left", "/run'")])
 def test_what_may_not_be_read_is_named_as_users_know_it(name: str, told: str) -> None:
     bucket = DenyingBucket(f"s3://{secrets.token_hex(6)}")
-    path = treering.at(bucket) / "run"
+    path = treering.bucket(bucket) / "run"
     with treering.Run(path) as run:
         for step in (1, 2):
             run.save(step, {"step": step}).result()

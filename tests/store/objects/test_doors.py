@@ -14,6 +14,7 @@ import treering
 from tests import faults
 from tests.command import ended
 from tests.store.objects.memory_bucket import MemoryBucket
+from tests.store.objects.plain_urls import lead_to
 from treering import serialization
 from treering._store.objects import connect
 from treering._store.objects.requests import Get, List, Put
@@ -26,7 +27,7 @@ NUMBERS = itertools.count()
 @pytest.fixture
 def bucket() -> Iterator[MemoryBucket]:
     bucket = MemoryBucket(f"s3://doors-{next(NUMBERS)}")
-    treering.at(bucket)
+    lead_to(bucket)
     yield bucket
     del connect._BUCKETS[bucket.shown]
 
@@ -72,7 +73,7 @@ def test_a_checkpoint_comes_back_from_every_place(below: str, url: str, bucket: 
     assert treering.verify(path).ok
 
 
-@pytest.mark.parametrize("kind", [str, PathOf, Path, treering.at], ids=["str", "fspath", "pathlib", "at"])
+@pytest.mark.parametrize("kind", [str, PathOf, Path, treering.bucket], ids=["str", "fspath", "pathlib", "bucket"])
 def test_every_kind_of_path(kind: Callable[[str], Any], url: str, bucket: MemoryBucket) -> None:
     treering.save(kind(f"{url}/runs/a"), TREE)
     assert_tree(treering.load(kind(f"{url}/runs/a")))

@@ -76,11 +76,11 @@ def test_a_listing_goes_on_past_them(
         readable = [one for one in found.listed if one.name.isprintable()]
         assert sorted(readable, key=str) == sorted(wanted.listed, key=str)
         assert set(found.places) == set(wanted.places)
-    run = tr.Run(tr.at(client, "run"))
+    run = tr.Run(tr.bucket(client, "run"))
     with caplog.at_level(logging.WARNING, logger="treering"):
         assert list(run.steps()) == [1, 2]
     assert np.array_equal(run.load()["w"], np.arange(5))
-    assert tr.verify(tr.at(client, "run") / "step_00000001")
+    assert tr.verify(tr.bucket(client, "run") / "step_00000001")
 
 
 def test_they_are_told_once(fake: GcsFake, caplog: pytest.LogCaptureFixture) -> None:

@@ -170,7 +170,7 @@ def test_credentials_are_renewed_by_the_provider_of_the_account(moving: _Moving)
     moving.saw = lambda handler: seen.append(handler.headers["Authorization"])
     base_url = f"http://127.0.0.1:{moving.first.port}"
     store = GCSStore("bucket", base_url=base_url, credential_provider=provide, client_options={"allow_http": True})
-    with tr.Run(tr.at(store, "run")) as run:
+    with tr.Run(tr.bucket(store, "run")) as run:
         run.save(0, TREE, force=True)
         run.wait()
         with tr.open(run.path / "step_00000000") as handle:

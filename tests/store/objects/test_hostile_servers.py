@@ -132,7 +132,7 @@ def bucket_of(url: str) -> S3Store:
 
 def steps_of(url: str) -> list[int]:
     """List a run in the bucket of a server."""
-    path = tr.at(ObstoreClient(bucket_of(url), f"s3://names-{secrets.token_hex(4)}"), "run")
+    path = tr.bucket(ObstoreClient(bucket_of(url), f"s3://names-{secrets.token_hex(4)}"), "run")
     return list(tr.Run(path).steps())
 
 
@@ -172,7 +172,7 @@ def test_an_endpoint_that_sends_requests_on_to_another_host_is_refused(
         monkeypatch.setenv(name, value)
     for name in ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT", "AWS_ENDPOINT_URL"):
         monkeypatch.delenv(name, raising=False)
-    given = tr.at(f"s3://led-{secrets.token_hex(4)}", endpoint=url)
+    given = tr.bucket(f"s3://led-{secrets.token_hex(4)}", endpoint=url)
     with pytest.raises(UnsupportedError, match="sends requests on to 'localhost'"):
         tr.load(given / "a")
     monkeypatch.setenv("AWS_ENDPOINT_URL", url)
@@ -207,7 +207,7 @@ def test_an_endpoint_that_redirects_later_gets_no_request_to_another_host(
             for name, value in {"ACCESS_KEY_ID": "k", "SECRET_ACCESS_KEY": "s", "SESSION_TOKEN": "t"}.items():
                 monkeypatch.setenv(f"AWS_{name}", value)
             place = f"s3://led-{secrets.token_hex(4)}"
-        path = tr.at(place, "a", endpoint=None if given else url)
+        path = tr.bucket(place, "a", endpoint=None if given else url)
         with pytest.raises(NotFoundError):
             tr.load(path)
         serve(307, {"Content-Length": "0", "Location": f"http://localhost:{other.server_address[1]}/stolen"}, b"")
@@ -228,7 +228,7 @@ def test_the_endpoint_of_a_call_counts_more_than_those_of_the_environment(
     monkeypatch.setenv("AWS_ALLOW_HTTP", "true")
     url = serve(404, {"Content-Length": "0"}, b"")
     with pytest.raises(NotFoundError):
-        tr.load(tr.at(f"s3://said-{secrets.token_hex(4)}/a", endpoint=url))
+        tr.load(tr.bucket(f"s3://said-{secrets.token_hex(4)}/a", endpoint=url))
     monkeypatch.setenv("AWS_ENDPOINT_URL_S3", f"{url}\n")
     with pytest.raises(NotFoundError):
         tr.load(f"s3://said-{secrets.token_hex(4)}/a")
@@ -265,7 +265,7 @@ def test_a_panic_of_the_client_is_told_as_an_error() -> None:
 )  # fmt: skip
 def test_options_without_sense_are_refused_by_name(options: dict[str, Any]) -> None:
     with pytest.raises(UnsupportedError, match=next(iter(options))):
-        tr.at("s3://bucket-of-odd-options/a", **options)
+        tr.bucket("s3://bucket-of-odd-options/a", **options)
 
 
 def test_a_secret_that_ends_in_a_line_feed_is_stripped(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -23,7 +23,7 @@ from treering.errors import NotFencedWarning, StoreError
 
 A = {f"layer {number}": np.full((2, 3), number, np.float32) for number in range(6)}
 B = {name: array + 1 for name, array in A.items()}
-Write = Callable[[str, Any], None]
+Write = Callable[[Any, Any], None]
 NO_ANSWER = Answer(Status.NO_ANSWER)
 
 
@@ -94,7 +94,7 @@ def bucket(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Md5Bucke
     ],
 )
 def test_a_late_request_does_not_undo_a_save_of_the_same_tree(name: str, write: Write, bucket: Md5Bucket) -> None:
-    path = f"{treering.at(bucket)}/{name}"
+    path = treering.bucket(bucket) / name
     write(path, A)
     bucket.holds = True
     write(path, B)
@@ -106,7 +106,7 @@ def test_a_late_request_does_not_undo_a_save_of_the_same_tree(name: str, write: 
 
 def test_a_copy_keeps_its_bytes_and_says_that_it_is_not_fenced(tmp_path: Path, bucket: Md5Bucket) -> None:
     treering.save(tmp_path / "a.msgpack", A)
-    path = f"{treering.at(bucket)}/a.msgpack"
+    path: Any = treering.bucket(bucket) / "a.msgpack"
     copy_path(str(tmp_path / "a.msgpack"), path, overwrite=False)
     with pytest.warns(NotFencedWarning, match="a request of an earlier save that comes late"):
         copy_path(str(tmp_path / "a.msgpack"), path, overwrite=True)
@@ -115,28 +115,28 @@ def test_a_copy_keeps_its_bytes_and_says_that_it_is_not_fenced(tmp_path: Path, b
 
 @pytest.mark.parametrize("tree", [3, {}, {"w": np.zeros((300, 300), np.float32)}], ids=["int", "empty", "one array"])
 def test_a_file_of_few_headers_says_that_it_is_not_fenced(tree: Any, bucket: Md5Bucket) -> None:
-    path = f"{treering.at(bucket)}/a.msgpack"
+    path = treering.bucket(bucket) / "a.msgpack"
     treering.save(path, tree)
     with pytest.warns(NotFencedWarning, match=r"a\.msgpack: few arrays in msgpack"):
         treering.save(path, tree, overwrite=True)
 
 
 def test_a_version_that_does_not_say_the_content_needs_no_nonce() -> None:
-    path = f"{treering.at(MemoryBucket('s3://numbered'))}/a.msgpack"
+    path = treering.bucket(MemoryBucket("s3://numbered")) / "a.msgpack"
     for _ in range(2):
         treering.save(path, 3, overwrite=True)
 
 
 def test_a_server_that_heeds_no_conditions_is_told(bucket: Md5Bucket) -> None:
     bucket.heeds = False
-    path = f"{treering.at(bucket)}/a.msgpack"
+    path = treering.bucket(bucket) / "a.msgpack"
     with pytest.warns(NotFencedWarning, match="the server does not heed conditions"):
         treering.save(path, A)
     assert treering.load(path).keys() == A.keys()
 
 
 def test_a_save_without_an_answer_says_that_it_may_yet_be_done(bucket: Md5Bucket) -> None:
-    path = f"{treering.at(bucket)}/a.msgpack"
+    path = treering.bucket(bucket) / "a.msgpack"
     treering.save(path, A)
     bucket.patience = 0.0
     bucket.holds = True
@@ -150,7 +150,7 @@ def test_another_save_that_came_between_is_replaced_and_no_bytes_are_put_twice(
     bucket: Md5Bucket, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The answer to the first request is lost, and what it made was replaced: it is not put once more."""
-    path = f"{treering.at(bucket)}/a.msgpack"
+    path = treering.bucket(bucket) / "a.msgpack"
     treering.save(path, A)
     bucket.holds = True
     real = bucket.perform
@@ -172,7 +172,7 @@ def test_another_save_that_came_between_is_replaced_and_no_bytes_are_put_twice(
 def test_a_save_that_is_refused_tries_again_on_what_is_there(
     bucket: Md5Bucket, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path = f"{treering.at(bucket)}/a.msgpack"
+    path = treering.bucket(bucket) / "a.msgpack"
     treering.save(path, A)
 
     def come_between(request: Request) -> None:
@@ -193,7 +193,7 @@ def test_parts_that_may_yet_be_completed_are_told(monkeypatch: pytest.MonkeyPatc
     from treering._store.objects.client import ObstoreClient
 
     monkeypatch.setattr(store, "WHOLE_BYTES", 100)
-    path = f"{treering.at(ObstoreClient(MemoryStore(), 's3://late-parts'))}/a.msgpack"
+    path = treering.bucket(ObstoreClient(MemoryStore(), "s3://late-parts")) / "a.msgpack"
 
     faults.fail(
         monkeypatch,

@@ -37,7 +37,7 @@ class SlowBucket(CountingBucket):
 @pytest.fixture
 def bucket() -> tuple[SlowBucket, Any]:
     bucket = SlowBucket()
-    path = treering.at(bucket) / "a"
+    path = treering.bucket(bucket) / "a"
     treering.save(path, TREE)
     bucket.asked.clear()
     return bucket, path

@@ -75,7 +75,7 @@ def saved(request: pytest.FixtureRequest) -> Saved:
     bucket = CountingBucket()
     rows = sharding(4, spec)
     tree = {f"n{n:03}": np.full((side, side), n, np.float32) for n in range(count)}
-    treering.save(path := treering.at(bucket) / "saved", jax.device_put(tree, rows))
+    treering.save(path := treering.bucket(bucket) / "saved", jax.device_put(tree, rows))
     return Saved(bucket, path, tree, spec)
 
 

@@ -48,7 +48,7 @@ def test_a_query_that_no_text_could_hide_is_refused(secret: str, odd: str, at: i
 )
 def test_no_door_shows_a_query_whatever_is_in_it(scheme: str, secret: str, odd: str) -> None:
     url = f"{scheme}://host/a?sig={secret}{odd}{secret}"
-    for door in (tr.load, tr.at, tr.Run, lambda path: tr.save(path, {"a": 1})):
+    for door in (tr.load, tr.bucket, tr.Run, lambda path: tr.save(path, {"a": 1})):
         with pytest.raises(TreeringError) as caught:
             door(url)
         error: Any = caught.value

@@ -14,7 +14,7 @@ from typing import Any, Final
 import hypothesis.strategies as st
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, assume, given, settings
 
 import treering as tr
 from tests.store.objects.web_server import WebFiles, serving
@@ -98,7 +98,7 @@ DOORS: Final[dict[str, Callable[[str], Any]]] = {
     "diff": lambda url: tr.diff(url, url),
     "convert": lambda url: tr.convert(url, "memory://converted", overwrite=True),
     "convert to": lambda url: tr.convert("memory://source", url),
-    "at": tr.at,
+    "bucket": tr.bucket,
     "Run": _run,
     "Run.save": lambda url: tr.Run(url).save(1, {"w": 1}),
     "save": lambda url: tr.save(url, {"w": 1}),
@@ -124,6 +124,7 @@ def _texts(error: BaseException | None) -> Iterator[str]:
 @given(drawn=urls(), doors=st.sets(st.sampled_from(sorted(DOORS)), min_size=4, max_size=4))
 def test_no_door_shows_a_secret(drawn: tuple[str, str], doors: set[str], web: WebFiles) -> None:
     url, secret = drawn[0].replace("HOST", web.url.removeprefix("http://")), drawn[1]
+    assume(secret not in tr.errors.__all__)  # texts of the source are drawn too, and every traceback shows these
     url = url.replace("https:", "http:")  # no server here has a certificate
     _search(url, secret, sorted(doors))
 

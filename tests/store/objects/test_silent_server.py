@@ -62,7 +62,7 @@ def test_a_save_tells_it_after_one_patience(
     kill: Callable[[str, str], ObstoreClient], verb: str, part: str, size: int
 ) -> None:
     client = kill(verb, part)
-    path = tr.at(client) / "a"
+    path = tr.bucket(client) / "a"
     tr.save("memory://imports", {"w": np.zeros(1)}, overwrite=True)
     begun = time.monotonic()
     with pytest.raises(StoreError) as caught:
@@ -105,7 +105,7 @@ HANGING: dict[str, tuple[str, str, Callable[[Any], Any], str]] = {
 def test_the_request_that_hangs_is_named_where_others_are_answered(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
     verb, name, call, told = HANGING[case]
     client = ObstoreClient(obstore.store.MemoryStore(), f"s3://hangs-{secrets.token_hex(4)}", patience=0.3)
-    path = tr.at(client)
+    path = tr.bucket(client)
     tr.save(path / "a", ZEROS)
     _serialize(path)
     _save_run(path, 0, 1)

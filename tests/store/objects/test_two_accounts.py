@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+import datetime
 import os
 from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import pytest
+from obstore.store import GCSStore
 
 import treering
+from torture import gcs_fake
 from torture.bucket_servers import BucketServer
 from torture.gcs_fake import GcsFake
 from treering._store.objects import connect, obstore_stores
 from treering.errors import NotFoundError
 
-pytest.importorskip("obstore")
 TREE: dict[str, Any] = {"w": np.arange(2_000_000, dtype=np.float32), "b": np.ones(3)}
 
 
@@ -96,3 +98,57 @@ def test_a_run_stays_where_it_began(two: _Two) -> None:
         run.wait()
     assert not two.holds(1, "gs://bucket/run")
     assert two.holds(0, "gs://bucket/run")
+
+
+def _path_with(token: str, server: GcsFake, name: str) -> Any:
+    def provide() -> Any:
+        return {"token": token, "expires_at": datetime.datetime.now(datetime.UTC) + datetime.timedelta(hours=1)}
+
+    url = f"http://127.0.0.1:{server.port}"
+    store = GCSStore("bucket", base_url=url, credential_provider=provide, client_options={"allow_http": True})
+    return treering.bucket(store, name)
+
+
+def test_two_paths_of_one_url_lead_to_two_servers_with_their_own_credentials(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: set[tuple[int, str]] = set()
+    asked = gcs_fake._Handler._asked
+
+    def see(handler: Any) -> tuple[str, dict[str, str]]:
+        seen.add((handler.server.port, handler.headers["Authorization"]))
+        return asked(handler)
+
+    monkeypatch.setattr(gcs_fake._Handler, "_asked", see)
+    with GcsFake() as first, GcsFake() as second:
+        a, b = _path_with("of-a", first, "a"), _path_with("of-b", second, "a")
+        assert str(a) == str(b) == "gs://bucket/a"
+        pending = [treering.save_async(path, {"w": np.full(3, number)}) for number, path in enumerate((a, b))]
+        for save in pending:
+            save.result()
+        with treering.open(a) as handle, treering.Run(b.parent / "run") as run:
+            assert (handle["w"][0], treering.load(b)["w"][0]) == (0, 1)
+            run.save(1, {"w": np.full(3, 5)})
+        assert treering.verify(b.parent / "run").ok
+        with pytest.raises(NotFoundError):
+            treering.load(a.parent / "run")
+        assert seen == {(first.port, "Bearer of-a"), (second.port, "Bearer of-b")}
+
+
+def test_two_credentials_of_one_bucket_are_used_side_by_side(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: dict[str, set[str]] = {"a": set(), "b": set()}
+    asked = gcs_fake._Handler._asked
+
+    def see(handler: Any) -> tuple[str, dict[str, str]]:
+        name, options = asked(handler)
+        shown = options.get("prefix", name.removeprefix("bucket/"))
+        seen[shown[0]].add(handler.headers["Authorization"])
+        return name, options
+
+    monkeypatch.setattr(gcs_fake._Handler, "_asked", see)
+    with GcsFake() as server:
+        for _ in range(2):
+            for name in ("a", "b"):
+                path = _path_with(f"of-{name}", server, name)
+                treering.save(path, TREE, overwrite=True)
+                assert np.array_equal(treering.load(path)["w"], TREE["w"])
+        treering.convert(path, _path_with("of-a", server, "a2"))
+    assert seen == {"a": {"Bearer of-a"}, "b": {"Bearer of-b"}}

@@ -39,7 +39,7 @@ _LONGEST_DIM: Final = 2**63 - 1
 _MOST_ITEMS: Final = 2**58  # times the largest item, 32 bytes, still a signed 64-bit number
 
 
-class UnknownDtype(FormatError, TypeError):
+class UnknownDtypeError(FormatError, TypeError):
     """flax raises TypeError for a dtype name that numpy does not know."""
 
 
@@ -59,7 +59,7 @@ def array_payload(window: Window, start: int, nbytes: int) -> tuple[tuple[int, .
     begin, length, _ = window.blob_header(at)
     name, at = data[begin : begin + length], begin + length
     if (dtype := lookup(name.decode("ascii", "backslashreplace"))) is None:
-        raise UnknownDtype(f"the dtype name {name[:64]!r} is not one that a file may hold")
+        raise UnknownDtypeError(f"the dtype name {name[:64]!r} is not one that a file may hold")
     if not 0xC4 <= data[at] <= 0xC6:
         raise CorruptError("an array's bytes are not a bin")
     at, length, _ = window.blob_header(at)
@@ -96,7 +96,7 @@ def possible(shape: Sequence[int]) -> bool:
     return 0 not in shape or math.prod(dim or 1 for dim in shape) <= _MOST_ITEMS
 
 
-class NotChunked(CorruptError, KeyError):
+class NotChunkedError(CorruptError, KeyError):
     """flax raises KeyError where a chunk map lacks its shape."""
 
 
@@ -109,7 +109,7 @@ def chunked_array(container: dict[Any, Any]) -> tuple[tuple[int, ...], list[Any]
         CorruptError: other keys, gaps in the numbering, pieces that are no flat arrays of one dtype, or a wrong total.
     """
     if set(container) != {CHUNK_MARKER, "shape", "chunks"} or container[CHUNK_MARKER] is not True:
-        raise NotChunked(f"a map with the key {CHUNK_MARKER!r} is not a chunked array")
+        raise NotChunkedError(f"a map with the key {CHUNK_MARKER!r} is not a chunked array")
     shape = tuple(_numbered(container["shape"], "shape"))
     if len(shape) > MAX_NDIM or not all(type(length) is int and length >= 0 for length in shape) or not possible(shape):
         raise CorruptError(f"a chunked array claims the shape {shape!r:.200}")
@@ -164,7 +164,7 @@ class LeafBuilder(Protocol):
         """Return the leaf for a str or bytes; ``read`` fetches it when it is wanted."""
 
 
-class UnhashableKey(CorruptError, TypeError):
+class UnhashableKeyError(CorruptError, TypeError):
     """flax raises TypeError for a map key that cannot be hashed."""
 
 
@@ -401,7 +401,7 @@ class Scanner:
             raw = window.read(start, nbytes)
             key, at = raw.decode() if is_text else raw, start + nbytes
         elif 0x80 <= first <= 0x9F or 0xDC <= first <= 0xDF:
-            raise UnhashableKey("a map or an array is in the place of a map key")
+            raise UnhashableKeyError("a map or an array is in the place of a map key")
         elif 0xC7 <= first <= 0xC9 or 0xD4 <= first <= 0xD8:
             nbytes, code, start = window.ext_header(at)
             window.need(start, nbytes)
@@ -409,7 +409,7 @@ class Scanner:
             if self._rare_keys > _MOST_RARE_KEYS:
                 raise CorruptError(f"more than {_MOST_RARE_KEYS} map keys are complex, numpy scalars or time stamps")
             if code in (EXT_ARRAY, EXT_TUPLE):
-                raise UnhashableKey(f"an array or a tuple (ext code {code}) is in the place of a map key")
+                raise UnhashableKeyError(f"an array or a tuple (ext code {code}) is in the place of a map key")
             key = self._rare_ext(code, start, nbytes)
             at = start + nbytes
         else:

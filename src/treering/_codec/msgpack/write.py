@@ -71,7 +71,7 @@ Piece = bytes | Block
 _PACKED_TYPES: Final = frozenset({type(None), bool, int, float, str, bytes, bytearray, memoryview, msgpack.Timestamp})
 
 
-class IntTooLarge(UnsupportedError, OverflowError):
+class IntTooLargeError(UnsupportedError, OverflowError):
     """flax raises OverflowError for an int beyond 64 bits."""
 
 
@@ -254,7 +254,7 @@ def _pack(value: object) -> bytes:
         packed: bytes = msgpack.packb(value, strict_types=True)
     except OverflowError as error:
         problem = f"the int {_shorten(value)} does not fit into 64 bits"
-        raise IntTooLarge(problem, hint="store it as a str or as an array") from error
+        raise IntTooLargeError(problem, hint="store it as a str or as an array") from error
     except UnicodeEncodeError as error:
         raise UnsupportedError(f"the text {ascii(value)[:80]} is not valid Unicode") from error
     except (ValueError, BufferError) as error:

@@ -48,17 +48,17 @@ _LINES: Final = {
   export AWS_SECRET_ACCESS_KEY=...
   export AWS_REGION=...
 (eval "$(aws configure export-credentials --format env)" takes them from the aws command; a public bucket:
-treering.at(url, anonymous=True))""",
+treering.bucket(url, anonymous=True))""",
     "gs": """log in, or set one of these in the environment:
   gcloud auth application-default login
   export GOOGLE_SERVICE_ACCOUNT=/path/to/service-account.json
   export GOOGLE_APPLICATION_CREDENTIALS=/path/to/credentials.json
-(a public bucket: treering.at(url, anonymous=True))""",
+(a public bucket: treering.bucket(url, anonymous=True))""",
     "az": """set them in the environment:
   export AZURE_STORAGE_ACCOUNT_NAME=...
   export AZURE_STORAGE_ACCOUNT_KEY=...
   export AZURE_STORAGE_SAS_TOKEN=...  (in place of the key)
-(AZURE_USE_AZURE_CLI=true takes those of the az command; a public container: treering.at(url, anonymous=True))""",
+(AZURE_USE_AZURE_CLI=true takes those of the az command; a public container: treering.bucket(url, anonymous=True))""",
 }
 
 
@@ -129,7 +129,7 @@ _KINDS: Final = {"S3Store": ("s3", "bucket"), "GCSStore": ("gs", "bucket"), "Azu
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class BucketOptions:
-    """How a bucket is reached; `treering.at` says what each one means."""
+    """How a bucket is reached; `treering.bucket` says what each one means."""
 
     region: str | None = None
     endpoint: str | None = None
@@ -141,26 +141,52 @@ class BucketOptions:
     grace: float | None = None
 
 
-@dataclasses.dataclass(slots=True)
-class _Bucket:
-    """What this process knows of a bucket."""
-
-    options: BucketOptions = dataclasses.field(default_factory=BucketOptions)
-    given: Any = None
-    """The store of obstore, or the client, that `at` was given."""
-    client: Client | None = None
-    environment: Mapping[str, str] | None = None
-    """The variables that the client was made with."""
-
-
 _LOCK = threading.Lock()
 if hasattr(os, "register_at_fork"):
     # Another thread may hold it, for seconds, while it asks for credentials; a fork does not have that thread.
     os.register_at_fork(after_in_child=lambda: globals().update(_LOCK=threading.Lock()))
-_BUCKETS: Final[dict[str, _Bucket]] = {}
 
 
-def at(
+@dataclasses.dataclass(slots=True, eq=False)
+class Connection:
+    """What leads to a bucket, with the client that was made of it."""
+
+    url: str
+    """The URL of the bucket."""
+    options: BucketOptions = dataclasses.field(default_factory=BucketOptions)
+    given: Any = None
+    """The store of obstore, or the client, that `bucket` was given; None where the environment says the rest."""
+    origin: Connection | None = None
+    """The one that this one was frozen from; None of one that follows the environment."""
+    client: Client | None = None
+    environment: Mapping[str, str] | None = None
+    """The variables that the client was made with."""
+
+    def connect(self) -> Client:
+        """Return the client; where none was given, that of the environment as it is now."""
+        if self.origin is not None and self.client is not None:
+            return self.client
+        with _LOCK:
+            while self.client is None or (self.given is None and self.environment != store_environment()):
+                self.environment = store_environment()
+                self.client = _new_client(self)
+            return self.client
+
+    def path(self, text: str) -> BucketPath:
+        """Return a path in the bucket that is reached so, as all are that are made of it."""
+        return _class_with(BucketPath, self)(text)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return connection_of, (self.url, self.options, (self.origin or self).given)
+
+
+_BUCKETS: Final[dict[str, Connection]] = {}
+"""Those of plain URLs, which the environment alone says how to reach."""
+_CHOSEN: Final[list[Connection]] = []
+"""Those with options or a given store, which `bucket` has returned paths for."""
+
+
+def bucket(
     place: Any,
     prefix: str = "",
     *,
@@ -173,10 +199,11 @@ def at(
     timeout: float | None = None,
     grace: float | None = None,
 ) -> PurePath:
-    """Return a path in a bucket that every function of treering takes, with options that a URL cannot say.
+    """Return a path in a bucket that every function of treering takes, and that carries options which no URL can say.
 
-    The options hold for the bucket, in this process, from now on: for each path and each URL that leads there. What is
-    not said here comes from the environment, by the names that obstore reads: ``AWS_REGION``, ``AWS_ENDPOINT_URL``...
+    The options belong to the path and to those that are made of it by ``/``, and to nothing else: a plain URL of the
+    bucket, or a path with other credentials, works beside it. What is not said here comes from the environment, by the
+    names that obstore reads: ``AWS_REGION``, ``AWS_ENDPOINT_URL``... As text the path is a plain URL.
     ``TREERING_BUCKET_REQUESTS`` says how many requests the process makes at once, to all buckets. Default: 16.
 
     Args:
@@ -194,12 +221,11 @@ def at(
         grace: seconds that superseded and removed data stay for readers that have begun. Default: 3600.
 
     Raises:
-        UnsupportedError: it is no place in a bucket, the cloud has no such option, or the bucket has other options
-            already.
+        UnsupportedError: it is no place in a bucket, the cloud has no such option, or the path has options already.
 
     Example:
         >>> import treering
-        >>> path = treering.at("s3://bucket-of-example/runs", region="eu-central-1")
+        >>> path = treering.bucket("s3://bucket-of-example/runs", region="eu-central-1")
         >>> str(path / "a")
         's3://bucket-of-example/runs/a'
     """
@@ -207,53 +233,47 @@ def at(
         region=region, endpoint=endpoint, kms_key=kms_key, storage_class=storage_class, requester_pays=requester_pays,
         anonymous=anonymous, timeout=timeout, grace=grace,
     )  # fmt: skip
+    if isinstance(place, BucketPath) and place.connection is not None:
+        if options != BucketOptions():
+            raise UnsupportedError(f"{str(place)!r} has options already", hint="pass its URL with all options")
+        return place / prefix
     given = None if isinstance(place, str | os.PathLike) else place
     path = bucket_path(os.fspath(place)) if given is None else _path_of(given)
     _check(path, options, given)
     if prefix:
         path = bucket_path(f"{path}/{prefix}")
-    _remember(path, options, given)
-    return path
+    known = connection_of(path.bucket, options, given)
+    if given is not None:
+        known.connect()  # what a store was not told it has from the environment of now
+    return known.path(str(path))
 
 
-def _remember(path: BucketPath, options: BucketOptions, given: Any) -> None:
-    """Let a bucket be reached so from now on.
-
-    Raises:
-        UnsupportedError: it is reached in another way already.
-    """
+def connection_of(url: str, options: BucketOptions, given: Any) -> Connection:
+    """Return what leads to a bucket so; all of this process share it, and so its client."""
     with _LOCK:
-        known = _BUCKETS.setdefault(path.bucket, _Bucket())
         if given is None and options == BucketOptions():
-            return
-        if known.given is None and known.options == BucketOptions():
-            _BUCKETS[path.bucket] = known = _Bucket(options, given)
-            if given is not None:  # what it was not told it has from the environment of now
-                known.client = _new_client(path, known)
-        elif known.options != options or not _same(known.given, given):
-            hint = "a bucket has one set of options in a process: give all of them in the first call"
-            raise UnsupportedError(f"{path.bucket!r} has other options already", hint=hint)
+            return _BUCKETS.setdefault(url, Connection(url))
+        for known in _CHOSEN:
+            if (known.url, known.options) == (url, options) and _same(known.given, given):
+                return known
+        _CHOSEN.append(known := Connection(url, options, given))
+        return known
 
 
 def connect(place: PurePath) -> tuple[Client, str]:
     """Return the client of the bucket of a path, which all of this process share, and the path's key in it.
 
-    A path that `frozen` returned keeps its client; another one gets that of the environment as it is now.
+    A path that `frozen` returned keeps its client; one of `bucket` gets that of its options, and any other one that of
+    the environment as it is now.
 
     Raises:
         MissingExtraError: obstore is not installed.
         PermissionDeniedError: there are no credentials.
         UnsupportedError: the options make no sense.
     """
-    if isinstance(place, BucketPath) and place.client is not None:
-        return place.client, place.key
-    path = bucket_path(place)
-    with _LOCK:
-        known = _BUCKETS.setdefault(path.bucket, _Bucket())
-        while known.client is None or (known.given is None and known.environment != store_environment()):
-            known.environment = store_environment()
-            known.client = _new_client(path, known)
-        return known.client, path.key
+    known = _connection_at(place)
+    path = bucket_path(place) if known.origin is None else cast("BucketPath", place)
+    return known.connect(), path.key
 
 
 def frozen(place: PurePath) -> PurePath:
@@ -263,38 +283,47 @@ def frozen(place: PurePath) -> PurePath:
         MissingExtraError, PermissionDeniedError, UnsupportedError: as for `connect`.
     """
     path = place if isinstance(place, BucketPath) else bucket_path(place)
+    known = _connection_at(path)
     client: Any = connect(path)[0]
-    return path if path.client is not None else _class_with(type(path), client)(path)
+    return path if known.origin is not None else _frozen_class(type(path), known, client)(path)
+
+
+def _connection_at(place: PurePath) -> Connection:
+    known: Connection | None = place.connection if isinstance(place, BucketPath) else None
+    return known or connection_of(bucket_path(place).bucket, BucketOptions(), None)
 
 
 @functools.lru_cache(maxsize=8)
-def _class_with(kind: type[BucketPath], client: Any) -> type[BucketPath]:
+def _frozen_class(kind: type[BucketPath], known: Connection, client: Any) -> type[BucketPath]:
+    return _class_with(kind, Connection(known.url, known.options, known.given, origin=known, client=client))
+
+
+def _class_with(kind: type[BucketPath], known: Connection) -> type[BucketPath]:
     # Paths make others of their own class, in all versions of Python.
-    return type(kind.__name__, (kind,), {"client": client, "__doc__": kind.__doc__})
+    return type(kind.__name__, (kind,), {"connection": known, "__doc__": kind.__doc__})
 
 
 def grace_of(path: PurePath) -> float:
     """Return how many seconds superseded data of the bucket of a path stay for readers."""
-    known = _BUCKETS.get(bucket_path(path).bucket)
-    return GRACE if known is None or known.options.grace is None else known.options.grace
+    grace = _connection_at(path).options.grace
+    return GRACE if grace is None else grace
 
 
-def _new_client(path: BucketPath, known: _Bucket) -> Client:
+def _new_client(known: Connection) -> Client:
     if hasattr(known.given, "perform"):
         return cast("Client", known.given)
-    stores = _obstore(path.bucket)
+    stores = _obstore(known.url)
     options = known.options
     try:
-        store = _open(stores, path, options) if known.given is None else _without_prefix(known.given)
+        store = _open(stores, known.url, options) if known.given is None else _without_prefix(known.given)
     except stores.BaseError as error:
         what = str(error).partition("\n")[0]
-        raise UnsupportedError(
-            f"{path.bucket!r} cannot be opened so: {what}", hint=_NEEDED.get(path.parts[0])
-        ) from error
+        hint = _NEEDED.get(known.url.partition("//")[0])
+        raise UnsupportedError(f"{known.url!r} cannot be opened so: {what}", hint=hint) from error
     from treering._store.objects.client import ObstoreClient
 
     timeout = _TIMEOUT if options.timeout is None else options.timeout
-    return ObstoreClient(store, path.bucket, timeout=timeout, storage_class=options.storage_class)
+    return ObstoreClient(store, known.url, timeout=timeout, storage_class=options.storage_class)
 
 
 def _obstore(shown: str) -> Any:
@@ -305,19 +334,19 @@ def _obstore(shown: str) -> Any:
         raise MissingExtraError(what, hint="pip install 'treering[cloud]'") from error
 
 
-def _open(stores: Any, path: BucketPath, options: BucketOptions) -> Any:
+def _open(stores: Any, url: str, options: BucketOptions) -> Any:
     """Open a bucket with obstore, which adds what the environment says."""
-    scheme, name = path.parts[0].rstrip(":"), path.parts[1]
+    scheme, _, name = url.partition("://")
     kind = "az" if scheme == "abfss" else scheme
     endpoints = {} if options.endpoint is None else {"endpoint": options.endpoint}
     if kind == "s3" and options.endpoint is None:
         endpoints = {name: os.environ[name].strip() for name in _ENDPOINTS_OF_S3 if name in os.environ}
-    for variable, url in endpoints.items():
-        _check_endpoint(variable, url)
+    for variable, endpoint in endpoints.items():
+        _check_endpoint(variable, endpoint)
     if not options.anonymous:
-        require_credentials(kind, path.bucket, os.environ)
-        for url in list(endpoints.values())[:1] if kind == "s3" else ():
-            _refuse_redirect(url, name)
+        require_credentials(kind, url, os.environ)
+        for endpoint in list(endpoints.values())[:1] if kind == "s3" else ():
+            _refuse_redirect(endpoint, name)
     config: dict[str, Any] = {**_stripped(kind), **({"skip_signature": True} if options.anonymous else {})}
     client: dict[str, Any] = {}
     if options.endpoint is not None:

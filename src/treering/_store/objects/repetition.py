@@ -157,7 +157,7 @@ def _other_failure(error: BaseException, kind: str, text: str, status: int, reas
     if slow_down or status in _PASSING or "RequestTimeout" in text:
         return RequestFailure(Cause.PASSING, reason, errno.EAGAIN, slow_down)
     if "builder error" in text:
-        reason = f"http:// needs AWS_ALLOW_HTTP=true, or treering.at(url, endpoint=...): {reason}"
+        reason = f"http:// needs AWS_ALLOW_HTTP=true, or treering.bucket(url, endpoint=...): {reason}"
         return RequestFailure(Cause.INVALID, reason, errno.EINVAL)
     invalid = isinstance(error, ValueError) or kind == "InvalidPathError" or "Received redirect" in text
     if invalid or 300 <= status < 500:  # noqa: PLR2004

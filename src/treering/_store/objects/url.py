@@ -102,11 +102,14 @@ class BucketPath(UrlPath):
         's3://bucket'
     """
 
-    client: Any = None
-    """What leads to the server and account that the path was frozen with; None where the environment says that."""
+    connection: Any = None
+    """What leads to the server and account, from `treering.bucket` or a call that began; None: the environment does."""
 
-    def __reduce__(self) -> tuple[type[BucketPath], tuple[str]]:
-        return BucketPath, (str(self),)
+    def __reduce__(self) -> tuple[Any, ...]:
+        return BucketPath if self.connection is None else self.connection.path, (str(self),)
+
+    def __deepcopy__(self, memo: object) -> Self:
+        return self
 
     @property
     def bucket(self) -> str:
@@ -173,7 +176,7 @@ def bucket_path(url: str | PurePath) -> BucketPath:
     scheme = found[1].lower()
     bucket = found[2].removeprefix("/")
     if "@" in bucket and not (scheme in {"abfs", "abfss"} and _AZURE_HOST.fullmatch(bucket)):
-        known = f"credentials come from the environment or from treering.at; Azure: {_AZURE}"
+        known = f"credentials come from the environment or from treering.bucket; Azure: {_AZURE}"
         raise UnsupportedError(f"a URL of {scheme}:// has an '@' before its path", hint=known)
     if scheme == "abfss" and "@" not in bucket:
         raise UnsupportedError(f"{text!r} has no account", hint=f"write az://CONTAINER/PATH, or {_AZURE}")
@@ -187,7 +190,7 @@ def bucket_path(url: str | PurePath) -> BucketPath:
     if _CONTROL.search(key):
         raise UnsupportedError(f"{text!r} has a control character in it", hint="give the object another name")
     if _SIGNED.search(key):
-        known = "credentials come from the environment or from treering.at"
+        known = "credentials come from the environment or from treering.bucket"
         raise UnsupportedError(
             f"{text.partition('?')[0]!r} is followed by a signature, which no bucket reads", hint=known
         )
