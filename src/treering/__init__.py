@@ -28,9 +28,8 @@ if TYPE_CHECKING:
     from treering._keymap.key_map import KeyMap
     from treering._keymap.key_rule import KeyRule
     from treering._store.objects.connect import at
-    from treering.cadence import SaveEvery
     from treering.checkpoint import abstract, convert, export, load, open, save, save_async  # noqa: A004 - treering.open
-    from treering.retention import KeepBest, KeepEvery, KeepLast, KeepSteps
+    from treering.rules import KeepBest, KeepEvery, KeepLast, KeepSteps, SaveEvery
     from treering.run import Run, Stateful
 
 __version__ = "0.2.0"
@@ -52,9 +51,8 @@ _NAMES = {
     "_keymap.key_map": ("KeyMap",),
     "_keymap.key_rule": ("KeyRule",),
     "_store.objects.connect": ("at",),
-    "cadence": ("SaveEvery",),
     "checkpoint": ("abstract", "convert", "export", "load", "open", "save", "save_async"),
-    "retention": ("KeepBest", "KeepEvery", "KeepLast", "KeepSteps"),
+    "rules": ("KeepBest", "KeepEvery", "KeepLast", "KeepSteps", "SaveEvery"),
     "run": ("Run", "Stateful"),
 }
 _HOMES = {name: f"treering.{home}" for home, names in _NAMES.items() for name in names}

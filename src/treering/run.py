@@ -21,8 +21,7 @@ if TYPE_CHECKING:
     from treering._keymap.key_map import KeyMap
     from treering._runs.run_state import RunState
     from treering._tree.placement import Shardings
-    from treering.cadence import Cadence
-    from treering.retention import Policy, Verdict
+    from treering.rules import Cadence, Policy, Verdict
 
 __all__ = ["Resumed", "Run", "Stateful", "StepSave"]
 

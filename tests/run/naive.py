@@ -8,7 +8,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from treering.retention import AnyRule, KeepBest, KeepEvery, KeepLast, KeepSteps, Policy, StepFacts
+from treering.rules import AnyRule, KeepBest, KeepEvery, KeepLast, KeepSteps, Policy, StepFacts
 
 __all__ = ["METRICS", "facts_lists", "kept_by", "metric_values", "policies", "stays"]
 

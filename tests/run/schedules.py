@@ -13,7 +13,7 @@ from treering._coordination import allgather
 from treering._runs import schedule
 from treering._runs.schedule import SaveSchedule, Signals
 from treering._values.processes import Processes
-from treering.cadence import Cadence, Decision
+from treering.rules import Cadence, Decision
 
 __all__ = ["Clock", "Job"]
 

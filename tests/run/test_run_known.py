@@ -25,7 +25,7 @@ from treering._runs.steps import facts_of, note_records, records_of, step_path, 
 from treering._store.posix.folder import Folder
 from treering._store.run_folder import RunFolder
 from treering.errors import ExistsError
-from treering.retention import KeepBest, KeepEvery, KeepLast, KeepSteps, Policy, StepFacts, removable, retained
+from treering.rules import KeepBest, KeepEvery, KeepLast, KeepSteps, Policy, StepFacts, removable, retained
 
 TREE = {"w": np.arange(10.0)}
 RULES = [None, KeepLast(1000), KeepEvery(steps=1) | KeepBest("loss", n=2), KeepEvery(interval=3600) | KeepLast(1000)]

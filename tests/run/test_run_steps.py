@@ -35,7 +35,7 @@ from treering._runs.steps import (
 from treering._store.posix.folder import Folder
 from treering._store.run_folder import RunFolder
 from treering.errors import BusyError, CorruptError, FormatError, NotFoundError, StoreError
-from treering.retention import KeepBest, KeepLast, Policy, StepFacts
+from treering.rules import KeepBest, KeepLast, Policy, StepFacts
 
 
 def save(run: Path, step: int, **note: Any) -> None:

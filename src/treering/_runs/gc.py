@@ -23,7 +23,7 @@ from treering._runs.removal import (
 from treering._runs.steps import judge, note_records, open_run, read_run, records_in, records_of
 from treering._store.run_folder import RunFolder
 from treering.errors import BusyError, NotFoundError, TreeringError
-from treering.retention import Policy, Verdict
+from treering.rules import Policy, Verdict
 
 if TYPE_CHECKING:
     from treering._runs.run_state import RunState

@@ -14,7 +14,7 @@ import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Final
 
-from treering import retention
+from treering import rules
 from treering._checkpoint.waiting import DAY
 from treering._codec.key_document import HEAD_BYTES
 from treering._format.run_document import RunDocument, StepRecord, encode_run, record_text
@@ -23,7 +23,7 @@ from treering._runs.steps import document_in, facts, is_current, read_record
 from treering._store.run_folder import RunFolder
 from treering._values import timing
 from treering.errors import PermissionDeniedError
-from treering.retention import Policy, StepFacts
+from treering.rules import Policy, StepFacts
 
 # So many steps that decide by being there are looked at each time; of more, those that were not seen here yet.
 _FEW: Final = 32
@@ -143,7 +143,7 @@ class KnownSteps:
         checked = set(self._looked)
         while True:
             known = list(self._facts.values())
-            going = retention.removable(keep, known)
+            going = rules.removable(keep, known)
             by_presence, by_value = find_deciders(keep, known, going)
             there = by_presence if len(by_presence) <= _FEW else by_presence - self._seen
             # Were the newest one gone, the step that was just saved might go in its favour.
@@ -255,25 +255,25 @@ def find_deciders(policy: Policy | None, facts: Sequence[StepFacts], going: Sequ
 
     Example:
         >>> facts = [StepFacts(step=step, saved=0.0, metrics={"loss": step}) for step in (1, 2, 3, 4, 5)]
-        >>> find_deciders(retention.KeepLast(2) | retention.KeepBest("loss"), facts, [2, 3])
+        >>> find_deciders(rules.KeepLast(2) | rules.KeepBest("loss"), facts, [2, 3])
         ({4, 5}, {1})
     """
     if not going:
         return set(), set()
     by_presence, by_value = {max([fact.step for fact in facts])}, set[int]()
     lasting = [fact for fact in facts if not fact.temporary]
-    for rule in policy.rules if isinstance(policy, retention.AnyRule) else (policy,):
-        if isinstance(rule, retention.KeepLast):
+    for rule in () if policy is None else rules.single_rules(policy):
+        if isinstance(rule, rules.KeepLast):
             by_presence.update(rule.kept(lasting))
-        elif isinstance(rule, retention.KeepBest):
-            best = retention.best_steps(lasting, rule.metric, rule.mode)[: rule.n]
+        elif isinstance(rule, rules.KeepBest):
+            best = rules.best_steps(lasting, rule.metric, rule.mode)[: rule.n]
             # Where all are nan, one that has the metric decides that it is measured.
             having = [] if best else [fact.step for fact in lasting if rule.metric in fact.metrics][-1:]
             by_value.update(best, having)
-        elif isinstance(rule, retention.KeepEvery):
+        elif isinstance(rule, rules.KeepEvery):
             chosen = sorted(rule.kept(lasting)) if rule.interval is not None else []
             # For each step that goes, the last one before it that was chosen: it was saved too shortly after that.
             by_value.update(chosen[place - 1] for step in going if (place := bisect.bisect(chosen, step)))
-        elif not isinstance(rule, retention.KeepSteps | None):  # a user's own
+        elif not isinstance(rule, rules.KeepSteps):  # a user's own
             by_value.update(fact.step for fact in facts)
     return by_presence, by_value

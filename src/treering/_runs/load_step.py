@@ -29,7 +29,7 @@ from treering._values.processes import format_processes
 from treering._values.telemetry import warn_of
 from treering._view.progress import showing
 from treering.errors import LeavesInitialisedWarning, NotFoundError, NotSharedError, TreeringError
-from treering.retention import Verdict, best_steps
+from treering.rules import Verdict, best_steps
 
 T = TypeVar("T")
 

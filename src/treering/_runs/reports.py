@@ -32,7 +32,7 @@ from treering._view.plain import members_of
 from treering._view.rows import leaves_of, weight_of
 from treering._view.run_text import RunListing, RunStep, log_lines
 from treering.errors import FormatError, NotFoundError, TreeringError
-from treering.retention import AnyRule, KeepBest, KeepEvery, KeepLast, KeepSteps, Policy, Verdict
+from treering.rules import KeepBest, KeepEvery, KeepLast, KeepSteps, Policy, Verdict, single_rules
 
 if TYPE_CHECKING:
     from treering._foreign.foreign_tree import ForeignSteps
@@ -252,7 +252,7 @@ def find_unmeasured(rules: Policy | None, there: Collection[str]) -> dict[str, s
         >>> find_unmeasured(KeepBest("los"), ["loss"])
         {'los': 'loss'}
     """
-    parts = rules.rules if isinstance(rules, AnyRule) else (rules,)
+    parts = () if rules is None else single_rules(rules)
     wanted = [rule.metric for rule in parts if isinstance(rule, KeepBest) and rule.metric not in there]
     return {metric: near(metric, there) for metric in wanted}
 

@@ -24,9 +24,8 @@ from treering._values import timing
 from treering._values.human import steps_text
 from treering._values.processes import timeout_seconds
 from treering._values.telemetry import warn_of
-from treering.cadence import Cadence
 from treering.errors import StepsNotSavedWarning, TimedOutError, TreeringError, UnknownMetricWarning, UnsupportedError
-from treering.retention import Policy
+from treering.rules import Cadence, Policy
 
 T = TypeVar("T", bound=int | None)
 

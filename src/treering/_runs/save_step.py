@@ -31,8 +31,8 @@ from treering._store.resolve import is_on_disk
 from treering._store.run_folder import LEFT_DOCUMENT, RunFolder, step_name, step_of_name
 from treering._values.human import steps_text
 from treering._values.processes import Processes
-from treering.cadence import Decision
 from treering.errors import ExistsError, NotFoundError, PermissionDeniedError, StoreError
+from treering.rules import Decision
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -30,8 +30,8 @@ from treering._coordination.allgather import allgather_with_deadline
 from treering._coordination.message_board import PathMessageBoard
 from treering._values import timing
 from treering._values.processes import Processes
-from treering.cadence import Cadence, Decision, LastSave
 from treering.errors import UnsupportedError
+from treering.rules import Cadence, Decision, LastSave
 
 # Steps may become slower than they were when the next meeting was agreed on.
 _MOST_STEPS: Final = 100
@@ -50,7 +50,7 @@ class SaveSchedule:
         unsaved: the first and the last of the steps that were offered since the last save; None if there is none.
 
     Example:
-        >>> from treering.cadence import SaveEvery
+        >>> from treering.rules import SaveEvery
         >>> schedule = SaveSchedule(SaveEvery(steps=100), Signals(), path=Path("runs/a"), timeout=600.0)
         >>> alone = Processes(this=0, count=1)
         >>> [step for step in range(1, 300) if schedule.decide(step, alone, latest=None).save]

@@ -28,7 +28,7 @@ from treering._values.checkpoint_names import INDEX
 from treering._values.human import steps_text
 from treering._view.plain import members_of
 from treering.errors import FormatError, NotFoundError, PermissionDeniedError, TreeringError
-from treering.retention import Policy, StepFacts, Verdict, retained
+from treering.rules import Policy, StepFacts, Verdict, retained
 
 # A number, alone or after a word such as step or checkpoint; gpt2 and era5 are not steps.
 _NUMBERED: Final = re.compile(
