@@ -8,13 +8,15 @@ text in ``run.json`` and on the command line: Python's syntax.
 from __future__ import annotations
 
 import abc
+import bisect
 import dataclasses
 import datetime
 import math
 import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, Generic, Literal, TypeVar
 
+from treering._format.run_document import StepFacts
 from treering._store.run_folder import HIGHEST_STEP
 from treering._values.human import duration_text, interval_of, interval_text, require_count
 from treering.errors import UnsupportedError
@@ -94,27 +96,6 @@ def single_rules(rule: Rule[F]) -> tuple[F, ...]:
 
 
 # -------------------------------------------------------------------------------------------------- which steps stay
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class StepFacts:
-    """The facts about a step that rules use.
-
-    Example:
-        >>> StepFacts(step=100, saved=1.5e9, metrics={"loss": 0.25}).temporary
-        False
-    """
-
-    step: int
-    """Its number."""
-    saved: float
-    """The time of the save, in POSIX seconds."""
-    metrics: Mapping[str, float] = dataclasses.field(default_factory=dict)
-    """Metric -> value."""
-    temporary: bool = False
-    """Whether it is removed when a newer step is committed."""
-    nbytes: int = 0
-    """The bytes of its files."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -352,6 +333,43 @@ def removable(policy: Policy | None, facts: Sequence[StepFacts]) -> list[int]:
 def _kept(policy: Policy | None, facts: Sequence[StepFacts]) -> dict[int, tuple[str, ...]]:
     lasting = [fact for fact in facts if not fact.temporary]
     return {fact.step: (_ALL,) for fact in lasting} if policy is None else policy.kept(lasting)
+
+
+def find_deciders(policy: Policy | None, facts: Sequence[StepFacts], going: Sequence[int]) -> tuple[set[int], set[int]]:
+    """Return the steps by which a policy decides that others go.
+
+    Args:
+        policy: the policy; None where only temporary steps go.
+        facts: all steps.
+        going: the steps that go.
+
+    Returns:
+        The steps that decide by being there, and those that decide by a metric, or by when they were saved.
+
+    Example:
+        >>> facts = [StepFacts(step=step, saved=0.0, metrics={"loss": step}) for step in (1, 2, 3, 4, 5)]
+        >>> find_deciders(KeepLast(2) | KeepBest("loss"), facts, [2, 3])
+        ({4, 5}, {1})
+    """
+    if not going:
+        return set(), set()
+    by_presence, by_value = {max([fact.step for fact in facts])}, set[int]()
+    lasting = [fact for fact in facts if not fact.temporary]
+    for rule in () if policy is None else single_rules(policy):
+        if isinstance(rule, KeepLast):
+            by_presence.update(rule.kept(lasting))
+        elif isinstance(rule, KeepBest):
+            best = best_steps(lasting, rule.metric, rule.mode)[: rule.n]
+            # Where all are nan, one that has the metric decides that it is measured.
+            having = [] if best else [fact.step for fact in lasting if rule.metric in fact.metrics][-1:]
+            by_value.update(best, having)
+        elif isinstance(rule, KeepEvery):
+            chosen = sorted(rule.kept(lasting)) if rule.interval is not None else []
+            # For each step that goes, the last one before it that was chosen: it was saved too shortly after that.
+            by_value.update(chosen[place - 1] for step in going if (place := bisect.bisect(chosen, step)))
+        elif not isinstance(rule, KeepSteps):  # a user's own
+            by_value.update(fact.step for fact in facts)
+    return by_presence, by_value
 
 
 def _by_rule(rule: Policy, steps: Sequence[int]) -> dict[int, tuple[str, ...]]:

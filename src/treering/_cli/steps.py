@@ -97,7 +97,7 @@ def gc(
     given += [policy_of(keep)] if keep is not None else []
     records = records_of(located(path))
     chosen = functools.reduce(operator.or_, given) if given else None
-    for metric, close in unknown_metrics(chosen, records).items():
+    for metric, close in unknown_metrics(chosen, records.steps).items():
         # A slip of the hand: all would stay.
         hint = f"did you mean {close!r}?" if close else "`treering log` shows the metrics"
         raise NotFoundError(f"no step of {path!r} has the metric {metric!r}", hint=hint)

@@ -22,7 +22,7 @@ from treering._runs.load_or_init import load_or_initialise
 from treering._runs.removal import superseded_steps
 from treering._runs.results import Resumed
 from treering._runs.run_state import RunState
-from treering._runs.steps import facts_of, missing_step, open_run, records_of, step_path, steps_of
+from treering._runs.steps import missing_step, open_run, records_of, step_path, steps_of
 from treering._store.run_folder import is_linked
 from treering._values.human import near
 from treering._values.processes import format_processes
@@ -74,7 +74,7 @@ def load_or_init(run: RunState, init_fn: Callable[[], T], options: LoadOptions) 
 
 def best_step(run: RunState, metric: str, mode: Literal["min", "max"]) -> int | None:
     """Return the step whose metric is best; ``Run.best`` says more."""
-    steps = facts_of(run.path)
+    steps = records_of(run.path).steps
     best = best_steps(steps, metric, mode)
     if best or not steps:
         return next(iter(best), None)
