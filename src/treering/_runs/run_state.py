@@ -11,11 +11,9 @@ from typing import Final, Literal, SupportsIndex, TypeVar
 
 from treering._arrays.host import this_processes
 from treering._background.saves import raise_unreported, settle, wait_for
-from treering._coordination.allgather import allgather_with_deadline
-from treering._coordination.broadcast import broadcast
+from treering._coordination.allgather import allgather_with_deadline, broadcast
 from treering._coordination.message_board import PathMessageBoard
 from treering._printable import show_path
-from treering._runs.copy_run import branch_step
 from treering._runs.gc import collect, remove_steps
 from treering._runs.iterators import require_step_number
 from treering._runs.known_steps import KnownSteps
@@ -64,7 +62,6 @@ class RunState:
         timeout: seconds to wait for other processes.
         signals: those that let the next step be saved.
         schedule: decides when to save.
-        counts_from_latest: whether the schedule knows from which step it counts.
         known_place: whether the folder was found to be one of a run, or of nothing.
         unmeasured: the metrics that ``keep`` goes by and no step has, with the name that was probably meant; the last
             save found them out.
@@ -89,8 +86,7 @@ class RunState:
         self.save_every_text = None if save_every is None else repr(save_every)
         self.timeout = timeout_seconds(timeout)
         self.signals = Signals()
-        self.schedule = SaveSchedule(save_every, self.signals, path=self.path, timeout=self.timeout)
-        self.counts_from_latest = False
+        self.schedule = SaveSchedule(save_every, self.signals, gather=self.gather, shown=self.shown)
         self.known_place = False
         self.unmeasured: Mapping[str, str | None] = {}
         self.has_saved = False
@@ -275,6 +271,8 @@ class RunState:
 
     def branch(self, step: SupportsIndex, new: RunState) -> None:
         """Copy a step into a new run; ``Run.branch`` says more."""
+        from treering._runs.copy_run import branch_step
+
         step = require_step_number(step)
 
         def copy() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import operator
 import os
 import secrets
@@ -16,7 +17,7 @@ import numpy as np
 
 from treering._arrays.host import this_processes
 from treering._arrays.jobs import Progress
-from treering._background.saves import in_flight, raise_unreported, reword, wait_for
+from treering._background.saves import in_flight, raise_unreported, reword, settle, wait_for
 from treering._checkpoint.save import begin_save, counted
 from treering._checkpoint.save_options import SaveOptions
 from treering._checkpoint.waiting import warn_denied
@@ -85,7 +86,8 @@ def save_step(
         run.require_open()
         run.warn()
         step = require_step_number(step)
-        decision = run.schedule.decide(step, processes, latest=_first_latest(run), force=force)
+        latest = functools.partial(run.latest, find_latest=latest_known)
+        decision = run.schedule.decide(step, processes, latest=latest, force=force)
         if not decision.save:
             raise_unreported(run.path)
             return StepSave(step=step, reason=decision.reason)
@@ -137,15 +139,6 @@ def _take_back_on_failure(run: RunState, processes: Processes, is_decided: Calla
 # ------------------------------------------------------------------------------------------------ before it is written
 
 
-def _first_latest(run: RunState) -> int | None:
-    """Return the latest step, where the rules count from it; alike on all processes."""
-    if run.save_every is None or run.counts_from_latest:
-        return None
-    latest = run.latest(find_latest=latest_known)
-    run.counts_from_latest = True
-    return latest
-
-
 def order_of(run: RunState, step: int, *, rollback: bool, is_coordinator: bool) -> Order:
     """Compare a step with those that are there and in flight.
 
@@ -175,8 +168,7 @@ def order_of(run: RunState, step: int, *, rollback: bool, is_coordinator: bool) 
     if step > max(folders, default=-1):
         return Order(there=folders)
     # Only what is in flight knows which steps there will be: it may remove some, or fail.
-    wait_for(run.path)
-    raise_unreported(run.path)
+    settle(run.path)
     if is_coordinator and LEFT_DOCUMENT in names:
         with RunFolder(run.path) as folder:
             raise_first(remove_superseded(folder))

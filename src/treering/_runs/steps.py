@@ -27,7 +27,7 @@ from treering._store.run_folder import AT_ONCE, RUN_DOCUMENT, RunFolder, step_na
 from treering._values.checkpoint_names import INDEX
 from treering._values.human import steps_text
 from treering._view.plain import members_of
-from treering.errors import FormatError, NotFoundError, PermissionDeniedError, TreeringError
+from treering.errors import BusyError, FormatError, NotFoundError, PermissionDeniedError, TreeringError
 
 # A number, alone or after a word such as step or checkpoint; gpt2 and era5 are not steps.
 _NUMBERED: Final = re.compile(
@@ -370,6 +370,36 @@ def of_latest(path: str | os.PathLike[str], read: Callable[[str | os.PathLike[st
         except NotFoundError:
             if step == latest_step(path):
                 raise
+
+
+def for_each_step(
+    path: str | os.PathLike[str], numbers: Sequence[int], steps: Callable[[], Sequence[int]], act: Callable[[int], None]
+) -> None:
+    """Do something with each step of a run, the earliest first. A step that is removed meanwhile is left out.
+
+    Args:
+        path: the run, for messages.
+        numbers: the steps that are there, ascending.
+        steps: returns them anew.
+        act: what is done with a step; its BusyError or NotFoundError for a step that is gone then is no error.
+
+    Raises:
+        NotFoundError: the run has no step; and whatever ``act`` raises.
+    """
+    for _ in tries(path):
+        if not numbers:
+            raise NotFoundError(f"the run {os.fspath(path)!r} has no step yet")
+        done = 0
+        for step in numbers:
+            try:
+                act(step)
+                done += 1
+            except (BusyError, NotFoundError):
+                if step in steps():
+                    raise
+        if done:  # else all have gone, and there are newer ones
+            return
+        numbers = steps()
 
 
 def tries(path: str | os.PathLike[str]) -> Iterator[None]:
