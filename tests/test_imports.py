@@ -18,6 +18,7 @@ PUBLIC = (
     "treering.formats",
     "treering.leaves",
     "treering.retention",
+    "treering.rules",
     "treering.run",
     "treering.serialization",
     "treering.testing",

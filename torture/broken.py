@@ -89,7 +89,7 @@ def _remove_later_steps_one_by_one() -> None:
         gc.remove_steps(run.path, left)
         collect_after(run, step, left=left, **given)
 
-    collect_after = gc.collect_after
+    collect_after = save_step.collect_after
     _set(removal, "read_superseded", lambda _: None)
     _set(save_step, "collect_after", remove_first)
 

@@ -20,15 +20,15 @@ if TYPE_CHECKING:
     from treering import cadence as cadence
     from treering import checkpoint, errors, leaves, run, serialization, sharding, tree
     from treering import retention as retention
+    from treering import rules as rules
     from treering._inspect.diff import diff
     from treering._inspect.inspect import inspect
     from treering._inspect.verify import verify
     from treering._keymap.key_map import KeyMap
     from treering._keymap.key_rule import KeyRule
     from treering._store.objects.connect import bucket
-    from treering.cadence import SaveEvery
     from treering.checkpoint import abstract, convert, export, load, open, save, save_async  # noqa: A004 - treering.open
-    from treering.retention import KeepBest, KeepEvery, KeepLast
+    from treering.rules import KeepBest, KeepEvery, KeepLast, SaveEvery
     from treering.run import Run
 
 __version__ = "0.2.0"
@@ -45,16 +45,17 @@ _NAMES = {
     "_keymap.key_map": ("KeyMap",),
     "_keymap.key_rule": ("KeyRule",),
     "_store.objects.connect": ("bucket",),
-    "cadence": ("SaveEvery",),
     "checkpoint": ("abstract", "convert", "export", "load", "open", "save", "save_async"),
-    "retention": ("KeepBest", "KeepEvery", "KeepLast"),
+    "rules": ("KeepBest", "KeepEvery", "KeepLast", "SaveEvery"),
     "run": ("Run",),
 }
 _HOMES = {name: f"treering.{home}" for home, names in _NAMES.items() for name in names}
-_MODULES = ("cadence", "checkpoint", "errors", "leaves", "retention", "run", "serialization", "sharding", "tree")
+_MODULES = (
+    "cadence", "checkpoint", "errors", "leaves", "retention", "rules", "run", "serialization", "sharding", "tree",
+)  # fmt: skip
 _MOVED = {
     **dict.fromkeys(("Checkpoint", "ForeignKey", "LeafView", "OpaqueLeaf", "PendingSave", "StandIn"), "checkpoint"),
-    "KeepSteps": "retention", "Stateful": "run", "register_node": "checkpoint",
+    "KeepSteps": "rules", "Stateful": "run", "register_node": "checkpoint",
 }  # fmt: skip
 _LONGEST_IMPORT = 60.0  # seconds
 

@@ -21,8 +21,7 @@ if TYPE_CHECKING:
 
     from treering._runs.run_state import RunState
     from treering._tree.placement import Shardings
-    from treering.cadence import Cadence
-    from treering.retention import Policy, Verdict
+    from treering.rules import Cadence, Policy, Verdict
 
 __all__ = ["Resumed", "Run", "Stateful", "StepSave"]
 
@@ -282,9 +281,7 @@ class Run:
             ...
             treering.errors.NotFoundError: no step of the run '...' has the metric 'los'; did you mean 'loss'?
         """
-        from treering._runs.load_step import best_step
-
-        return best_step(self._state, metric, mode)
+        return self._state.best(metric, mode)
 
     def metrics(self, step: SupportsIndex) -> dict[str, float]:
         """Return the metrics of a step.
@@ -292,9 +289,7 @@ class Run:
         Raises:
             NotFoundError: there is no such step; the error lists the steps that exist.
         """
-        from treering._runs.load_step import metrics_of
-
-        return metrics_of(self._state, step)
+        return self._state.metrics(step)
 
     # ---------------------------------------------------------------------------------------------------- retention
 
@@ -316,9 +311,7 @@ class Run:
             >>> [verdict.step for verdict in last.gc() if not verdict.kept]
             [1, 2]
         """
-        from treering._runs.load_step import collect_garbage
-
-        return collect_garbage(self._state, dry_run=dry_run)
+        return self._state.collect(dry_run=dry_run)
 
     def delete(self, step: SupportsIndex) -> None:
         """Remove one step, whatever ``keep`` says. This waits for saves in flight; only files of treering are removed.
@@ -333,9 +326,7 @@ class Run:
             ...     saved = [run.save(step, {"w": 1.5}) for step in (1, 2, 3)]
             >>> run.delete(2)
         """
-        from treering._runs.load_step import delete_step
-
-        delete_step(self._state, step)
+        self._state.delete(step)
 
     def branch(
         self, step: SupportsIndex, path: str | os.PathLike[str], *, keep: Policy | None = None,
@@ -364,12 +355,10 @@ class Run:
             >>> other.steps(), run.steps()
             ([2], [1, 2, 3])
         """
-        from treering._runs.load_step import branch_run
-
         keep = self.keep if keep is None else keep
         save_every = self.save_every if save_every is None else save_every
         new = Run(path, keep=keep, save_every=save_every, timeout=self._state.timeout)
-        branch_run(self._state, step, new._state)
+        self._state.branch(step, new._state)
         return new
 
     def wait(self, timeout: float | None = None) -> None:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from tests.run.naive import METRICS, metric_values, policies, stays
-from treering.retention import Policy, StepFacts, retained
+from treering.rules import Policy, StepFacts, retained
 
 
 class Retention(RuleBasedStateMachine):

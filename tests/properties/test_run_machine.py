@@ -24,7 +24,7 @@ from tests.run.failing_calls import refused
 from tests.run.naive import METRICS, metric_values, policies, stays
 from tests.run.test_cadence import cadences
 from treering.errors import ExistsError, LeavesInitialisedWarning, NotFoundError, TreeringError
-from treering.retention import StepFacts, best_steps
+from treering.rules import StepFacts, best_steps
 
 # Rules may go by a metric that no step has.
 pytestmark = [

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import signal
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from treering._coordination import allgather
-from treering._runs import schedule
 from treering._runs.schedule import SaveSchedule, Signals
 from treering._values.processes import Processes
-from treering.cadence import Cadence, Decision
+from treering.rules import Cadence, Decision
 
 __all__ = ["Clock", "Job"]
 
@@ -64,12 +63,14 @@ class Job:
         self.signals = [Noted() for _ in range(count)]
         for one in self.signals:
             one.waited_for = watching
-        self.schedules = [SaveSchedule(cadence, each, path=Path("runs/a"), timeout=60.0) for each in self.signals]
+        self.schedules = [
+            SaveSchedule(cadence, each, gather=functools.partial(self._gather, number), shown="runs/a")
+            for number, each in enumerate(self.signals)
+        ]
         for one_schedule, clock in zip(self.schedules, self.clocks, strict=True):
             one_schedule._clock = clock
         self.meetings: list[int] = []
         self._rows: list[bytes] | None = None
-        patch.setattr(schedule, "allgather_with_deadline", self._assembled)
         patch.setattr(allgather, "allgather", self._gathered)
 
     def pass_time(self, *seconds: float) -> None:
@@ -110,10 +111,10 @@ class Job:
 
     def _decide(self, number: int, step: int, latest: int | None, force: bool) -> Decision:
         processes = Processes(this=number, count=self.count)
-        return self.schedules[number].decide(step, processes, latest=latest, force=force)
+        return self.schedules[number].decide(step, processes, latest=lambda: latest, force=force)
 
-    def _assembled(self, payload: bytes, processes: Processes, *, doing: str, **how: Any) -> list[bytes]:
-        return allgather.allgather_in_order(payload, processes, doing)
+    def _gather(self, number: int, said: bytes, doing: str) -> list[bytes]:
+        return allgather.allgather_in_order(said, Processes(this=number, count=self.count), doing)
 
     def _gathered(self, row: bytes) -> list[bytes]:
         if self._rows is None:

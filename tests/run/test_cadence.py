@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from treering.cadence import Cadence, Decision, LastSave, SaveEvery
 from treering.errors import UnsupportedError
+from treering.rules import Cadence, Decision, LastSave, SaveEvery
 
 START = LastSave(step=0, time=0.0)
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from tests.run.naive import facts_lists, kept_by, policies, stays
 from treering import retention
 from treering.errors import UnsupportedError
-from treering.retention import KeepBest, KeepEvery, KeepLast, KeepSteps, Policy, StepFacts, best_steps, retained
+from treering.rules import KeepBest, KeepEvery, KeepLast, KeepSteps, Policy, StepFacts, best_steps, retained
 
 NAMES = {name: getattr(retention, name) for name in ("KeepBest", "KeepEvery", "KeepLast", "KeepSteps")}
 
@@ -191,9 +191,15 @@ def test_a_policy_is_joined_with_policies_only() -> None:
 
 
 def test_values_do_not_change() -> None:
-    for policy in (KeepLast(1), KeepEvery(steps=1), KeepBest("loss"), KeepSteps(1), KeepLast(1) | KeepSteps(2)):
+    named = {
+        "n": KeepLast(1),
+        "steps": KeepEvery(steps=1),
+        "metric": KeepBest("loss"),
+        "rules": KeepLast(1) | KeepSteps(2),
+    }
+    for name, policy in named.items():
         with pytest.raises(AttributeError):
-            setattr(policy, next(iter(type(policy).__slots__)), 2)
+            setattr(policy, name, 2)
         assert not hasattr(policy, "__dict__")
 
 

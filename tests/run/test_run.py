@@ -110,7 +110,7 @@ def test_a_save_that_ends_between_two_looks_is_seen(
 
         return look
 
-    for name in ("in_flight", "_names_in"):
+    for name in ("in_flight", "names_in"):
         monkeypatch.setattr(save_step, name, end_after(getattr(save_step, name)))
     with pytest.raises(
         ExistsError, match="step 1 of the run"

@@ -16,16 +16,25 @@ from hypothesis import strategies as st
 
 import treering as tr
 from tests import faults
-from tests.run.naive import kept_by, metric_values, policies, stays
+from tests.run.naive import facts_of, kept_by, metric_values, policies, stays
 from treering._format.run_document import StepNote, add_note, parse_run
-from treering._runs.gc import collect_after
-from treering._runs.known_steps import find_deciders
 from treering._runs.run_state import RunState
-from treering._runs.steps import facts_of, note_records, records_of, step_path, steps_of
+from treering._runs.save_step import collect_after
+from treering._runs.steps import note_records, records_of, step_path, steps_of
 from treering._store.posix.folder import Folder
 from treering._store.run_folder import RunFolder
 from treering.errors import ExistsError
-from treering.retention import KeepBest, KeepEvery, KeepLast, KeepSteps, Policy, StepFacts, removable, retained
+from treering.rules import (
+    KeepBest,
+    KeepEvery,
+    KeepLast,
+    KeepSteps,
+    Policy,
+    StepFacts,
+    find_deciders,
+    removable,
+    retained,
+)
 
 TREE = {"w": np.arange(10.0)}
 RULES = [None, KeepLast(1000), KeepEvery(steps=1) | KeepBest("loss", n=2), KeepEvery(interval=3600) | KeepLast(1000)]

@@ -18,7 +18,7 @@ from tests.folders import names
 from tests.on_disk import LEFT_DOCUMENT, attempt_of, signed, step_path
 from tests.system_calls import refuse_removals
 from treering.errors import FormatError, NotFoundError, StoreError
-from treering.retention import KeepLast
+from treering.rules import KeepLast
 
 
 def fill(path: Path) -> None:

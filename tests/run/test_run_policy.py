@@ -12,7 +12,7 @@ from hypothesis import strategies as some
 
 from tests.command import inside
 from tests.on_disk import RUN_DOCUMENT, signed
-from treering.retention import KeepBest, KeepEvery, KeepLast, KeepSteps, Policy
+from treering.rules import KeepBest, KeepEvery, KeepLast, KeepSteps, Policy
 
 NAMES = {rule.__name__: rule for rule in (KeepBest, KeepEvery, KeepLast, KeepSteps, datetime.timedelta)}
 COUNTS = some.integers(1, 10**6)

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from tests.run.schedules import Job
 from tests.run.test_cadence import cadences
-from treering.cadence import SaveEvery
 from treering.errors import MismatchError
+from treering.rules import SaveEvery
 
 ALONE_AND_TOGETHER = pytest.mark.parametrize("count", [1, 3])
 

@@ -14,28 +14,21 @@ import pytest
 
 import treering as tr
 from tests import faults
+from tests.run.naive import facts_of
 from treering._checkpoint import source
 from treering._checkpoint.detect import Form, detect
 from treering._format import document
-from treering._format.run_document import RunDocument, StepNote, StepRecord, add_note, encode_run, parse_run
+from treering._format.run_document import RunDocument, StepNote, add_note, encode_run, parse_run
 from treering._runs import gc, steps
-from treering._runs.gc import collect, collect_after, remove_steps
+from treering._runs.gc import collect, remove_steps
 from treering._runs.known_steps import KnownSteps
 from treering._runs.run_state import RunState
-from treering._runs.steps import (
-    facts_of,
-    judge,
-    missing_step,
-    note_records,
-    records_in,
-    records_of,
-    step_path,
-    steps_of,
-)
+from treering._runs.save_step import collect_after
+from treering._runs.steps import missing_step, note_records, records_in, records_of, step_path, steps_of
 from treering._store.posix.folder import Folder
 from treering._store.run_folder import RunFolder
 from treering.errors import BusyError, CorruptError, FormatError, NotFoundError, StoreError
-from treering.retention import KeepBest, KeepLast, Policy, StepFacts
+from treering.rules import KeepBest, KeepLast, Policy, StepFacts, retained
 
 
 def save(run: Path, step: int, **note: Any) -> None:
@@ -202,10 +195,7 @@ class TestTheDocument:
         wanted = facts_of(run)
         document = run / "run.json"
         lying = parse_run(document.read_bytes())
-        records = [
-            *lying.steps,
-            StepRecord(**{name: getattr(lying.steps[0], name) for name in StepRecord.__slots__} | {"step": 99}),
-        ]
+        records = [*lying.steps, dataclasses.replace(lying.steps[0], step=99)]
         document.write_bytes(encode_run(RunDocument(None, None, records)))
         assert facts_of(run) == wanted
         with document.open("wb") as file:
@@ -249,9 +239,9 @@ class TestCollecting:
     ) -> None:
         def late(*asked: Any) -> Any:
             save(run, 10)
-            return judge(*asked)
+            return retained(*asked)
 
-        monkeypatch.setattr(gc, "judge", late)
+        monkeypatch.setattr(gc, "retained", late)
         collect(run, KeepLast(1), dry_run=False)
         assert steps_of(run) == [10, 30]
 

@@ -38,11 +38,12 @@ from treering._checkpoint.source import SharedIndex, require_no_loss
 from treering._coordination.allgather import (
     allgather_with_deadline,
     broadcast_bytes,
+    encode_reply,
     give_up,
     last_allgather,
+    raise_failures,
     run_in_order,
 )
-from treering._coordination.broadcast import encode_reply, raise_failures
 from treering._coordination.message_board import PathMessageBoard
 from treering._coordination.messages import Failure
 from treering._store.resolve import located

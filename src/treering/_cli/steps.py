@@ -27,7 +27,7 @@ from treering._cli.terminal import GOOD, NO, look_of, write_lines
 from treering._store.resolve import located
 
 if TYPE_CHECKING:
-    from treering.retention import Policy
+    from treering.rules import Policy
 
 _STAYS = "no rule keeps it, but another process is saving to it, or has saved it again"
 
@@ -88,7 +88,7 @@ def gc(
     from treering._runs.steps import records_of, steps_of
     from treering._view.run_text import gc_json, gc_lines
     from treering.errors import NotFoundError
-    from treering.retention import KeepBest, KeepEvery, KeepLast, KeepSteps
+    from treering.rules import KeepBest, KeepEvery, KeepLast, KeepSteps
 
     given: list[Policy] = [KeepBest(metric, mode=mode) for metric, mode in keep_best]
     given += [KeepLast(keep_last)] if keep_last else []
@@ -97,7 +97,7 @@ def gc(
     given += [policy_of(keep)] if keep is not None else []
     records = records_of(located(path))
     chosen = functools.reduce(operator.or_, given) if given else None
-    for metric, close in unknown_metrics(chosen, records).items():
+    for metric, close in unknown_metrics(chosen, records.steps).items():
         # A slip of the hand: all would stay.
         hint = f"did you mean {close!r}?" if close else "`treering log` shows the metrics"
         raise NotFoundError(f"no step of {path!r} has the metric {metric!r}", hint=hint)

@@ -9,10 +9,11 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import datetime
+import functools
 import itertools
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from treering._codec.documents import check_json, check_name, json_text, member, show
@@ -72,21 +73,50 @@ class StepNote:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class StepRecord:
-    """What ``run.json`` says of a step, and of which index it says that."""
+class StepFacts:
+    """The facts about a step that rules use.
+
+    Example:
+        >>> StepFacts(step=100, saved=1.5e9, metrics={"loss": 0.25}).temporary
+        False
+    """
 
     step: int
-    attempt: str
+    """Its number."""
     saved: float
-    metrics: Mapping[str, float]
-    temporary: bool
-    nbytes: int
-    """How many bytes its data files and its index have."""
+    """The time of the save, in POSIX seconds."""
+    metrics: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    """Metric -> value."""
+    temporary: bool = False
+    """Whether it is removed when a newer step is committed."""
+    nbytes: int = 0
+    """The bytes of its files."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class StepRecord(StepFacts):
+    """What ``run.json`` says of a step, and of which index it says that."""
+
+    attempt: str
     seconds: float | None
     """How long the save took; None when nobody noted it."""
     index_nbytes: int
     digest: str
     """The digest in the first line of its index; another one is another index, of which this record says nothing."""
+
+    @functools.cached_property
+    def text(self) -> str:
+        """What ``run.json`` says of the step, as JSON. Made once, for thousands of steps would hold up other threads.
+
+        Raises:
+            UnsupportedError: something in it has no form in JSON.
+        """
+        node = {
+            "step": self.step, "attempt": self.attempt, **_encode_facts(self), "nbytes": self.nbytes,
+            "seconds": self.seconds, "index_nbytes": self.index_nbytes, "index_digest": self.digest,
+        }  # fmt: skip
+        check_json([node], "steps")
+        return json_text(node)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -116,14 +146,12 @@ def add_note(metadata: Mapping[str, Any], note: StepNote) -> dict[str, Any]:
     """
     if MEMBER in metadata:
         raise UnsupportedError(f"the metadata of a step must not have the member {MEMBER!r}, which the run reserves")
-    node = _encode_members(note)
-    if note.branch is not None:
-        node["branch"] = dataclasses.asdict(note.branch)
+    branch = None if note.branch is None else dataclasses.asdict(note.branch)
+    node = {"step": note.step, **_encode_facts(note), "branch": branch}
     if note.converted is not None:
         node["converted"] = dataclasses.asdict(note.converted)
-    for name in ("converted", "mark"):
-        if node[name] is None:
-            del node[name]
+    if note.mark is not None:
+        node["mark"] = note.mark
     return {MEMBER: node, **metadata}
 
 
@@ -163,9 +191,7 @@ def _note(node: Any) -> StepNote:
     branch, converted, mark = node.get("branch"), node.get("converted"), node.get("mark")
     return StepNote(
         step=step,
-        saved=_time(member(node, "saved", str, what)),
-        metrics=_metrics(member(node, "metrics", dict, what)),
-        temporary=member(node, "temporary", bool, what),
+        **_decode_facts(node, what),
         branch=None if branch is None else StepOrigin(member(branch, "run", str, what), read_step(branch, what)),
         converted=None if converted is None else _conversion(converted, what),
         mark=None if mark is None else check_name(ATTEMPT, member(node, "mark", str, what), "the mark"),
@@ -180,31 +206,15 @@ def _conversion(node: Any, what: str) -> Conversion:
 # ------------------------------------------------------------------------------------------------------------ run.json
 
 
-def encode_run(document: RunDocument, texts: Iterable[str] | None = None) -> bytes:
+def encode_run(document: RunDocument) -> bytes:
     """Return ``run.json``.
 
-    Args:
-        document: what it says.
-        texts: the `record_text` of each step, where they are known already; the document's own steps are not read then.
-
     Raises:
         UnsupportedError: something in it has no form in JSON.
     """
-    steps = ",".join(map(record_text, document.steps) if texts is None else texts)
+    steps = ",".join([record.text for record in document.steps])
     members = (("keep", json_text(document.keep)), ("save_every", json_text(document.save_every)))
     return _FORM.encode_texts((*members, ("steps", f"[{steps}]")))
-
-
-def record_text(record: StepRecord) -> str:
-    """Return what ``run.json`` says of one step, as JSON.
-
-    Raises:
-        UnsupportedError: something in it has no form in JSON.
-    """
-    node = _encode_members(record)
-    node["index_digest"] = node.pop("digest")
-    check_json([node], "steps")
-    return json_text(node)
 
 
 def parse_run(data: bytes) -> RunDocument:
@@ -237,11 +247,18 @@ def _text(document: dict[str, Any], name: str) -> str | None:
     return None if document.get(name) is None else member(document, name, str, RUN_DOCUMENT)
 
 
-def _encode_members(facts: StepNote | StepRecord) -> dict[str, Any]:
-    node = {field.name: getattr(facts, field.name) for field in dataclasses.fields(facts)}
-    numbers = {name: float(value) for name, value in facts.metrics.items()}
+def _encode_facts(of: StepNote | StepRecord) -> dict[str, Any]:
+    numbers = {name: float(value) for name, value in of.metrics.items()}
     metrics = {name: value if math.isfinite(value) else str(value) for name, value in numbers.items()}
-    return node | {"saved": _time_text(facts.saved), "metrics": metrics}
+    return {"saved": _time_text(of.saved), "metrics": metrics, "temporary": of.temporary}
+
+
+def _decode_facts(node: dict[str, Any], what: str) -> dict[str, Any]:
+    return {
+        "saved": _time(member(node, "saved", str, what)),
+        "metrics": _metrics(member(node, "metrics", dict, what)),
+        "temporary": member(node, "temporary", bool, what),
+    }
 
 
 def _record(node: Any) -> StepRecord:
@@ -252,9 +269,7 @@ def _record(node: Any) -> StepRecord:
     return StepRecord(
         step=read_step(node, what),
         attempt=check_name(ATTEMPT, member(node, "attempt", str, what), "the attempt"),
-        saved=_time(member(node, "saved", str, what)),
-        metrics=_metrics(member(node, "metrics", dict, what)),
-        temporary=member(node, "temporary", bool, what),
+        **_decode_facts(node, what),
         nbytes=_count(node, "nbytes", what, _LIMIT),
         seconds=None if seconds is None else float(seconds),
         index_nbytes=_count(node, "index_nbytes", what, _LIMIT),

@@ -79,7 +79,7 @@ def verify(path: str | os.PathLike[str], *, progress: Progress | bool | None = N
 
 def verify_run(path: str | os.PathLike[str], progress: Progress | None) -> Verification:
     """Check every step of a run; files are named with the folder of their step. Raises as `verify` does."""
-    from treering._runs.steps import cache_trouble, records_of, step_path, steps_of
+    from treering._runs.steps import records_of, step_path, steps_of
 
     place = located(path)
     records = records_of(place)
@@ -105,7 +105,7 @@ def verify_run(path: str | os.PathLike[str], progress: Progress | None) -> Verif
         findings += [dataclasses.replace(each, file=os.path.join(folder.name, each.file)) for each in found.findings]  # noqa: PTH118 - a text for people
         checked.append(found)
         before += size
-    shown, note = os.fspath(path), cache_trouble(place)
+    shown, note = os.fspath(path), records.trouble
     leaves, nbytes = sum(found.leaves for found in checked), sum(found.nbytes for found in checked)
     return Verification(
         path=shown, findings=tuple(findings), leaves=leaves, nbytes=nbytes, checked=True, note=note, steps=len(checked)

@@ -21,7 +21,7 @@ from treering._foreign.foreign_tree import ForeignSteps, find_steps, reading_par
 from treering._format.document import INDEX_NAME, read_summary
 from treering._format.index import Index
 from treering._format.run_document import LATEST_TIME, Conversion, StepNote, add_note, find_note, note_of, remove_note
-from treering._runs.steps import note_records, open_run, read_run, records_in, step_path, steps_in, tries
+from treering._runs.steps import for_each_step, note_records, open_run, read_run, records_in, step_path, steps_in
 from treering._store.asked import asking
 from treering._store.failures import naming_file
 from treering._store.resolve import kept, located, require_outside, require_path, settled
@@ -148,20 +148,16 @@ def _convert_steps(
         raise NotFoundError(f"the run {shown!r} has no step yet")
     there = read_run(save.path, lambda run: _read_digests(run, os.fspath(place), numbers), dict[int, str]())
     failed: dict[int, TreeringError] = {}
-    converted = 0
-    for _ in tries(source):
-        for step in numbers:
-            try:
-                _convert_step(steps.look(step), os.fspath(place), there.get(step), save, options)
-                converted += 1
-            except _OF_ONE_STEP as error:
-                failed[step] = error
-            except TreeringError as error:
-                if not isinstance(error, BusyError | NotFoundError) or step in steps.numbers():
-                    raise reword(error, f"step {step} of {shown!r} was not converted") from error
-        if converted or failed:  # else all have gone, and there are newer ones
-            break
-        numbers = steps.numbers()
+
+    def convert(step: int) -> None:
+        try:
+            _convert_step(steps.look(step), os.fspath(place), there.get(step), save, options)
+        except _OF_ONE_STEP as error:
+            failed[step] = error
+        except TreeringError as error:
+            raise reword(error, f"step {step} of {shown!r} was not converted") from error
+
+    for_each_step(source, numbers, steps.numbers, convert)
     read_run(save.path, lambda run: note_records(run, dataclasses.replace(records_in(run), **rules)), None)
     for step, problem in failed.items():
         what = f"{steps_text(list(failed))} of {shown!r} could not be converted"

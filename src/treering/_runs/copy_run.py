@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import os
 from itertools import chain
 from pathlib import Path
@@ -16,7 +17,16 @@ from treering._checkpoint.transaction import CheckpointFolder
 from treering._format.document import INDEX_NAME, encode_index, parse_index, read_names
 from treering._format.run_document import StepOrigin, add_note, note_of, remove_note
 from treering._runs.removal import tidy_step
-from treering._runs.steps import missing_step, note_records, open_run, records_in, step_path, steps_in, steps_of, tries
+from treering._runs.steps import (
+    for_each_step,
+    missing_step,
+    note_records,
+    open_run,
+    records_in,
+    step_path,
+    steps_in,
+    steps_of,
+)
 from treering._store.api import Store
 from treering._store.failures import naming_file
 from treering._store.open_folder import OpenFolder, index_document
@@ -157,22 +167,13 @@ def copy_run(source: Path, target: Path, *, overwrite: bool, progress: Progress 
     there = set(steps_of(target))
     with open_run(source) as run:
         records = records_in(run)
-        copied = 0
-        for _ in tries(source):
-            if not (steps := steps_in(run)):
-                raise NotFoundError(f"the run {os.fspath(source)!r} has no step yet")
-            for step in steps:
-                try:
-                    _copy_step(run, step, target, there=step in there, overwrite=overwrite, progress=progress)
-                    copied += 1
-                except (BusyError, NotFoundError):
-                    if run.modified(step) is not None:
-                        raise
-            if copied:  # else all have gone, and there are newer ones
-                break
-    with RunFolder(target) as copy:
-        found = dataclasses.replace(records_in(copy), keep=records.keep, save_every=records.save_every)
-        note_records(copy, found)
+
+        def copy(step: int) -> None:
+            _copy_step(run, step, target, there=step in there, overwrite=overwrite, progress=progress)
+
+        for_each_step(source, steps_in(run), functools.partial(steps_in, run), copy)
+    with RunFolder(target) as new:
+        note_records(new, dataclasses.replace(records_in(new), keep=records.keep, save_every=records.save_every))
 
 
 def _copy_step(

@@ -5,9 +5,8 @@ from __future__ import annotations
 import contextlib
 import functools
 import secrets
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from treering._format.document import read_names, read_summary
 from treering._runs.removal import (
@@ -16,17 +15,13 @@ from treering._runs.removal import (
     read_superseded,
     remove_step,
     remove_superseded,
-    superseded_steps,
     tidy_step,
 )
-from treering._runs.steps import judge, note_records, open_run, read_run, records_in, records_of
+from treering._runs.steps import note_records, open_run, read_run, records_in, records_of
 from treering._store.run_folder import RunFolder
-from treering._store.waiting import DAY, warn_denied
+from treering._store.waiting import DAY
 from treering.errors import BusyError, NotFoundError, TreeringError
-from treering.retention import Policy, Verdict
-
-if TYPE_CHECKING:
-    from treering._runs.run_state import RunState
+from treering.rules import Policy, Verdict, retained
 
 
 def collect(path: Path, keep: Policy | None, *, dry_run: bool) -> list[Verdict]:
@@ -46,59 +41,7 @@ def collect(path: Path, keep: Policy | None, *, dry_run: bool) -> list[Verdict]:
     Raises:
         StoreError: the system refused. The other steps are done all the same; what is left is for the next call.
     """
-    return judge(records_of(path), keep) if dry_run else read_run(path, lambda run: _collect(run, keep), [])
-
-
-def collect_after(
-    state: RunState,
-    step: int,
-    *,
-    there: Iterable[int] | None,
-    left: Collection[int] = (),
-    seconds: float | None,
-    more_follow: bool = False,
-) -> None:
-    """Do what follows the commit of a step: remove the steps that the policy does not keep, and note the others.
-
-    What this costs does not grow with the steps that stay: only those are looked at that are new here, that would go,
-    or that decide it. What a dead process left in the folder of another step is for `collect`; in a bucket the first
-    save of a process looks for it too, by one listing, and then one a day.
-
-    Args:
-        state: the run.
-        step: the step.
-        there: the steps whose folders were there when the save began, and those that were in flight; None to look.
-        left: the steps that this save has left behind.
-        seconds: how long the save took.
-        more_follow: whether another save of the run is waiting, which will note this step too.
-
-    Raises:
-        StoreError: as `collect` does.
-        LinkRefusedError: ``run.json`` is a link.
-    """
-    errors: list[TreeringError] = []
-    known = state.known
-    with RunFolder(state.path) as run:
-        back = None
-        if run.has_left():
-            known.forget()
-            errors += remove_superseded(run)
-            back = read_superseded(run) if errors else None
-        known.bring_up(run, step, there, seconds=seconds, left={*left, *superseded_steps(run)} if errors else left)
-        going = known.going(run, state.keep)
-        if back is not None:
-            going.pop(back.step, None)  # with it would go what hides the steps that it has left behind
-        if going and known.denied is not None:
-            warn_denied(state.path, known.denied, "steps that `keep` does not keep")
-            going.clear()
-        known.drop(going)
-        with collect_errors(errors):
-            known.write(run, state.keep_text, state.save_every_text, may_wait=more_follow and not going)
-        removed = _remove(run, going, errors)
-        if run.grace:
-            known.leave(removed, run.grace)
-        known.expect(_tidy(run, known.untidy(), step, errors, by_age=known.by_age))
-    _raise_first(error for error in errors if not isinstance(error, BusyError))  # the next call comes by again
+    return retained(keep, records_of(path).steps) if dry_run else read_run(path, lambda run: _collect(run, keep), [])
 
 
 def remove_steps(path: Path, steps: Iterable[int], *, by_age: bool = False) -> None:
@@ -116,19 +59,19 @@ def remove_steps(path: Path, steps: Iterable[int], *, by_age: bool = False) -> N
         errors += _clear(run, dict.fromkeys(sorted(steps)), by_age=by_age)
         with collect_errors(errors):
             note_records(run, records_in(run))
-    _raise_first(errors)
+    raise_first(errors)
 
 
 def _collect(run: RunFolder, keep: Policy | None) -> list[Verdict]:
     """Judge the steps, remove those that no rule keeps, and note the others."""
     records = records_in(run)
-    verdicts = judge(records, keep)
+    verdicts = retained(keep, records.steps)
     going = {verdict.step for verdict in verdicts if not verdict.kept}
     errors = _clear(run, {old.step: old.digest for old in records.steps if old.step in going}, by_age=True)
     with collect_errors(errors):
         note_records(run, records)
         run.drop_tombstones(DAY)
-    _raise_first(error for error in errors if not isinstance(error, BusyError))  # the next call comes by again
+    raise_first(error for error in errors if not isinstance(error, BusyError))  # the next call comes by again
     return verdicts
 
 
@@ -138,12 +81,12 @@ def _clear(run: RunFolder, going: dict[int, str | None], *, by_age: bool = False
     back = read_superseded(run) if errors else None
     if back is not None:
         going.pop(back.step, None)  # with it would go what hides the steps that it has left behind
-    _remove(run, going, errors)
-    _tidy(run, run.untidy(), max(run.folders(), default=-1), errors, by_age=by_age)
+    remove_judged(run, going, errors)
+    tidy_steps(run, run.untidy(), max(run.folders(), default=-1), errors, by_age=by_age)
     return errors
 
 
-def _remove(run: RunFolder, going: Mapping[int, str | None], errors: list[TreeringError]) -> list[int]:
+def remove_judged(run: RunFolder, going: Mapping[int, str | None], errors: list[TreeringError]) -> list[int]:
     """Remove steps while their indexes have these digests, None: in any case; return those that were removed."""
     removed = []
     for step, digest in going.items():
@@ -153,7 +96,7 @@ def _remove(run: RunFolder, going: Mapping[int, str | None], errors: list[Treeri
     return removed
 
 
-def _tidy(
+def tidy_steps(
     run: RunFolder, steps: Iterable[int], newest: int, errors: list[TreeringError], *, by_age: bool = False
 ) -> dict[int, float]:
     """Finish in the folders of steps what others did not; return those where something waits, with the seconds left."""
@@ -166,7 +109,7 @@ def _tidy(
     return waits
 
 
-def _raise_first(errors: Iterable[TreeringError]) -> None:
+def raise_first(errors: Iterable[TreeringError]) -> None:
     for error in errors:
         raise error
 

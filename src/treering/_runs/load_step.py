@@ -1,12 +1,16 @@
-"""A step of a run -> its tree; and what is known of the steps."""
+"""A step of a run -> its tree: loaded where it is stored, and where not, initialised by a function that makes it."""
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, Final, Literal, SupportsIndex, TypeVar
+from typing import Any, Final, SupportsIndex, TypeVar, cast
+
+import jax
+from jax.sharding import NamedSharding, Sharding
 
 from treering._arrays.host import this_processes
 from treering._arrays.source import Source
@@ -15,25 +19,33 @@ from treering._checkpoint.forms import read_source
 from treering._checkpoint.joint_load import LoadGroup, spans_processes
 from treering._checkpoint.load import LoadOptions
 from treering._coordination.allgather import failed_collectives, last_allgather
-from treering._runs.copy_run import branch_step
-from treering._runs.gc import collect, remove_steps
+from treering._printable import kind_of
 from treering._runs.iterators import load_items, require_step_number, restore_states
-from treering._runs.load_or_init import load_or_initialise
 from treering._runs.removal import superseded_steps
 from treering._runs.results import Resumed
 from treering._runs.run_state import RunState
-from treering._runs.steps import facts_of, missing_step, open_run, records_of, step_path, steps_of
+from treering._runs.steps import missing_step, open_run, step_path, steps_of
 from treering._store.run_folder import is_linked
-from treering._values.human import near
+from treering._tree.flatten import flatten_like
+from treering._tree.likeness import Wording
+from treering._tree.placement import aval_of, current_mesh, resolve_shardings, sharding_of
+from treering._tree.unflatten import unflatten
 from treering._values.processes import format_processes
 from treering._values.telemetry import warn_of
 from treering._view.progress import showing
-from treering.errors import LeavesInitialisedWarning, NotFoundError, NotSharedError, TreeringError
-from treering.retention import Verdict, best_steps
+from treering.errors import (
+    LeavesInitialisedWarning,
+    MismatchError,
+    NotFoundError,
+    NotSharedError,
+    TreeringError,
+    UnsupportedError,
+)
 
 T = TypeVar("T")
 
-_SHOWN: Final = 10
+_WORDING: Final = Wording("init_fn", "with run.load(like=...): ", takes_extra=True)
+_TRACED: Final = ("jax", "key")
 
 
 def load_step(run: RunState, step: SupportsIndex | None, like: Any, options: LoadOptions) -> Any:
@@ -56,95 +68,10 @@ def load_or_init(run: RunState, init_fn: Callable[[], T], options: LoadOptions) 
     options.check(())
 
     def read(step: int | None) -> Callable[[], Resumed[T]]:
-        path = None if step is None else step_path(run.path, step)
         with showing(options.progress):
-            initialise = load_or_initialise(path, init_fn, options, timeout=run.timeout)
-
-        def finish() -> Resumed[T]:
-            tree, initialised = initialise()
-            if step is not None and initialised:
-                what = f"step {step} of {run.shown!r} does not have these leaves, which `init_fn` initialised"
-                warn_of(what, initialised, LeavesInitialisedWarning)
-            return Resumed(step, tree, initialised)
-
-        return finish
+            return _load_or_init(run, step, init_fn, options)
 
     return _of_latest(run, read)
-
-
-def best_step(run: RunState, metric: str, mode: Literal["min", "max"]) -> int | None:
-    """Return the step whose metric is best; ``Run.best`` says more."""
-    steps = facts_of(run.path)
-    best = best_steps(steps, metric, mode)
-    if best or not steps:
-        return next(iter(best), None)
-    # None would load the latest step.
-    names = sorted({name for step in steps for name in step.metrics})
-    if metric in names:
-        raise NotFoundError(f"no step of the run {run.shown!r} is best: {metric!r} is nan in all that have it")
-    close = near(metric, names)
-    there = f"they have {', '.join(map(repr, names[:_SHOWN]))}" if names else "they have no metric"
-    hint = f"did you mean {close!r}?" if close else there
-    raise NotFoundError(f"no step of the run {run.shown!r} has the metric {metric!r}", hint=hint)
-
-
-def metrics_of(run: RunState, step: SupportsIndex) -> dict[str, float]:
-    """Return the metrics of a step; ``Run.metrics`` says more."""
-    step = require_step_number(step)
-    wait_for(step_path(run.path, step))
-    records = records_of(run.path)
-    if step in records.unreadable:
-        raise records.unreadable[step]
-    for record in records.steps:
-        if record.step == step:
-            return dict(record.metrics)
-    raise missing_step(run.shown, step, steps_of(run.path))
-
-
-def collect_garbage(run: RunState, *, dry_run: bool) -> list[Verdict]:
-    """Return what stays and what goes; ``Run.gc`` says more."""
-    if dry_run:
-        return collect(run.path, run.keep, dry_run=True)
-    doing = f"remove steps of {run.shown!r}"
-    verdicts: list[Verdict] = []
-
-    def judge() -> None:
-        settle(run.path)
-        verdicts.extend(collect(run.path, run.keep, dry_run=True))
-
-    def remove() -> None:
-        collect(run.path, run.keep, dry_run=False)
-        run.known.forget()
-
-    # All processes judge before process 0 removes, so that every process lists the steps that go.
-    run.broadcast(lambda: None, doing, before=judge)
-    run.broadcast(remove, doing)
-    return verdicts
-
-
-def delete_step(run: RunState, step: SupportsIndex) -> None:
-    """Remove a step; ``Run.delete`` says more."""
-    step = require_step_number(step)
-
-    def remove() -> None:
-        if step not in steps_of(run.path):
-            raise missing_step(run.shown, step, steps_of(run.path))
-        remove_steps(run.path, [step])
-        run.known.forget()
-
-    run.broadcast(remove, f"remove step {step} of {run.shown!r}", before=lambda: settle(run.path))
-
-
-def branch_run(run: RunState, step: SupportsIndex, new: RunState) -> None:
-    """Copy a step into a new run; ``Run.branch`` says more."""
-    step = require_step_number(step)
-
-    def copy() -> None:
-        if step not in steps_of(run.path):
-            raise missing_step(run.shown, step, steps_of(run.path))
-        branch_step(run.path, step, new.path, keep=new.keep_text, save_every=new.save_every_text)
-
-    run.broadcast(copy, f"branch from step {step} of {run.shown!r}", before=lambda: settle(run.path))
 
 
 # --------------------------------------------------------------------------------------------------------------- steps
@@ -241,3 +168,133 @@ def _open_step(run: RunState, step: int, path: Path, options: LoadOptions, group
         except NotFoundError as error:
             raise missing_step(run.shown, step, steps_of(run.path)) from error
         yield source
+
+
+# --------------------------------------------------------------------------------------------------- initialising
+
+
+def _load_or_init(
+    run: RunState, step: int | None, init_fn: Callable[[], T], options: LoadOptions
+) -> Callable[[], Resumed[T]]:
+    """Return what ends the load, with what is stored read already.
+
+    Of the leaves that are loaded no array is ever made by ``init_fn``; the others come out of one jitted call, each on
+    its sharding. What ``init_fn`` returns beside arrays of jax (numpy arrays, Python values, functions) is taken as it
+    is; an object that gives its state away, such as an iterator over data, gets the one that is stored.
+
+    Args:
+        run: the run.
+        step: its step; None initialises everything.
+        init_fn: a function without arguments. It is traced, as ``jax.jit`` does, once or twice.
+        options: where arrays go, what becomes of leaves that ``init_fn`` does not have, and whom to tell of progress.
+
+    Raises:
+        MismatchError: stored leaves have other shapes or dtypes, or ``init_fn`` does not have them; all are named.
+        UnsupportedError: ``init_fn`` is no function, or something is no sharding.
+        TreeringError: as ``treering.load``.
+    """
+    if not callable(init_fn):
+        raise UnsupportedError(f"init_fn is {kind_of(init_fn)}, but must be a function without arguments")
+    fresh = _Fresh(init_fn, options.shardings, options.mesh)
+    if step is None:
+        keys = fresh.flat.keys
+        return lambda: Resumed(None, fresh.complete(fresh.like, keys), tuple(keys))
+    path = step_path(run.path, step)
+    group = LoadGroup(path, timeout=run.timeout, is_shared=lambda: spans_processes(None, None, fresh.like))
+    asked = LoadOptions(missing="leave", extra=options.extra, progress=options.progress, none_is_leaf=True)
+    load = functools.partial(load_items, like=fresh.like, options=asked, group=group, wording=_WORDING)
+    items = group.retry_on_overwrite(functools.partial(read_source, path, mapped=False), load)
+
+    def finish() -> Resumed[T]:
+        tree = fresh.complete(items.tree, items.kept)
+        restore_states(dataclasses.replace(items, tree=tree))  # only now nothing can fail any more
+        if items.kept:
+            what = f"step {step} of {run.shown!r} does not have these leaves, which `init_fn` initialised"
+            warn_of(what, items.kept, LeavesInitialisedWarning)
+        return Resumed(step, tree, items.kept)
+
+    return finish
+
+
+class _Fresh:
+    """What ``init_fn`` makes, before it is made.
+
+    Attributes:
+        like: the tree, with a ``jax.ShapeDtypeStruct`` for each array of jax.
+        flat: the same, flattened.
+        shardings: key -> where the array goes, for each of those; None is the default device.
+    """
+
+    def __init__(self, init_fn: Callable[[], Any], shardings: Any, mesh: Any) -> None:
+        """Trace ``init_fn``, and find out where its arrays go."""
+        trees: list[Any] = []
+
+        def arrays() -> list[jax.Array]:
+            tree = init_fn()
+            flat = flatten_like(tree)
+            traced = [number for number, kind in enumerate(flat.kinds) if kind in _TRACED]
+            if "abstract" in flat.kinds:
+                key = flat.keys[flat.kinds.index("abstract")]
+                raise UnsupportedError(
+                    f"init_fn returns a jax.ShapeDtypeStruct at {key!r}", hint="it must create the array"
+                )
+            # No tracer may outlive the trace: of the tree only the containers are kept, and what jax does not trace.
+            leaves = list(flat.leaves)
+            for number in traced:
+                leaves[number] = _HOLE
+            trees.append(unflatten(tree, leaves))
+            return [flat.leaves[number] for number in traced]
+
+        avals = jax.eval_shape(arrays)
+        skeleton = trees[-1]
+        flat = flatten_like(skeleton)
+        holes = [number for number, leaf in enumerate(flat.leaves) if leaf is _HOLE]
+        keys = [flat.keys[number] for number in holes]
+        plain = {key: aval_of(aval.shape, aval.dtype) for key, aval in zip(keys, avals, strict=True)}
+        # Where meshes have explicit axes, ``init_fn`` itself says where an array goes.
+        here = current_mesh() is not None
+        own = {key: sharding_of(aval) for key, aval in zip(keys, avals, strict=True)} if here else {}
+        self.shardings = resolve_shardings(shardings, mesh, plain, flat.keys, own)
+        leaves = list(flat.leaves)
+        for number, key in zip(holes, keys, strict=True):
+            leaves[number] = aval_of(plain[key].shape, plain[key].dtype, self.shardings[key])
+        self.like = unflatten(skeleton, leaves)
+        self.flat = flatten_like(self.like)
+        self._init_fn = init_fn
+
+    def complete(self, tree: Any, missing: Sequence[str]) -> Any:
+        """Return the tree with the arrays made that are missing."""
+        absent = set(missing)
+        leaves = flatten_like(tree).leaves
+        groups: dict[Hashable, list[int]] = {}
+        for number, key in enumerate(self.flat.keys):
+            if key in absent and key in self.shardings:
+                groups.setdefault(_devices(self.shardings[key]), []).append(number)
+        for numbers in groups.values():
+            for number, array in zip(numbers, self._make(numbers), strict=True):
+                leaves[number] = array
+        return unflatten(self.like, leaves)
+
+    def _make(self, numbers: Sequence[int]) -> list[jax.Array]:
+        """Return arrays that ``init_fn`` makes; what no array needs is not computed."""
+
+        def arrays() -> list[jax.Array]:
+            flat = flatten_like(self._init_fn())
+            if flat.keys != self.flat.keys:
+                raise MismatchError(
+                    "init_fn returns another tree each time", hint="it must return the same keys each time"
+                )
+            return [flat.leaves[number] for number in numbers]
+
+        places = [self.shardings[self.flat.keys[number]] for number in numbers]
+        return cast("list[jax.Array]", jax.jit(arrays, out_shardings=places)())
+
+
+_HOLE: Final = aval_of((), bool)
+
+
+def _devices(sharding: Sharding | None) -> Hashable:
+    """Return on which devices an array goes: one jitted call makes arrays for the same devices in the same order."""
+    if isinstance(sharding, NamedSharding):
+        return tuple(sharding.mesh.devices.flat)
+    return None if sharding is None else frozenset(sharding.device_set)

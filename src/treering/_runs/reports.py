@@ -23,7 +23,7 @@ from treering._checkpoint.forms import list_headers
 from treering._foreign.foreign_tree import reading_partly
 from treering._format.findings import Diagnosis, RunDiagnosis, StepDiagnosis
 from treering._runs.removal import NOT_READ, read_superseded, superseded_steps
-from treering._runs.steps import Records, cache_trouble, judge, records_of, step_path
+from treering._runs.steps import Records, records_of, step_path
 from treering._store.open_folder import find_index_at
 from treering._store.resolve import is_folder, located
 from treering._store.run_folder import RunFolder
@@ -32,7 +32,17 @@ from treering._view.plain import members_of
 from treering._view.rows import leaves_of, weight_of
 from treering._view.run_text import RunListing, RunStep, log_lines
 from treering.errors import FormatError, NotFoundError, TreeringError
-from treering.retention import AnyRule, KeepBest, KeepEvery, KeepLast, KeepSteps, Policy, Verdict
+from treering.rules import (
+    KeepBest,
+    KeepEvery,
+    KeepLast,
+    KeepSteps,
+    Policy,
+    StepFacts,
+    Verdict,
+    retained,
+    single_rules,
+)  # fmt: skip
 
 if TYPE_CHECKING:
     from treering._foreign.foreign_tree import ForeignSteps
@@ -58,17 +68,16 @@ def list_run(path: str | os.PathLike[str], *, shown: str | None = None) -> RunLi
         [10, 20]
     """
     records = records_of(located(path))
-    trouble = cache_trouble(located(path))
-    notes = [] if trouble is None else [trouble]
+    notes = [] if records.trouble is None else [records.trouble]
     rules = None
     try:
         rules = own_rules(records)
     except FormatError as error:
         notes.append(f"the retention rules cannot be read: {error.message}")
-    for metric, close in unknown_metrics(rules, records).items():
+    for metric, close in unknown_metrics(rules, records.steps).items():
         meant = f" (is it {close!r}?)" if close else ""
         notes.append(f"no step has the metric {metric!r}{meant}, so KeepBest({metric!r}) keeps all")
-    listing = list_records(shown or os.fspath(path), located(path), records, judge(records, rules))
+    listing = list_records(shown or os.fspath(path), located(path), records, retained(rules, records.steps))
     return dataclasses.replace(listing, notes=(*notes, *listing.notes))
 
 
@@ -122,7 +131,7 @@ def run_text(run: RunState) -> str:
     records = records_of(run.path)
     if run.keep is None and run.save_every is None:  # none that saves: what the last one noted
         return "\n".join(log_lines(list_run(run.path, shown=run.shown), now=run.now()))
-    listing = list_records(run.shown, run.path, records, judge(records, run.keep))
+    listing = list_records(run.shown, run.path, records, retained(run.keep, records.steps))
     listing = dataclasses.replace(listing, keep=run.keep_text or "every step", save_every=run.save_every_text)
     return "\n".join(log_lines(listing, now=run.now()))
 
@@ -164,7 +173,6 @@ def diagnose_run(path: str, look: Callable[[str], Diagnosis]) -> RunDiagnosis:
     with RunFolder(place) as run:
         folders = run.folders()
         left = _left_text(run)
-    trouble = cache_trouble(place)
     records = records_of(place)
     found: list[StepDiagnosis] = []
     for step in folders:
@@ -172,7 +180,7 @@ def diagnose_run(path: str, look: Callable[[str], Diagnosis]) -> RunDiagnosis:
             found.append(StepDiagnosis(step=step, found=look(str(step_path(place, step)))))
     steps, nbytes = [record.step for record in records.steps], sum(record.nbytes for record in records.steps)
     saved = records.steps[-1].saved if records.steps else None
-    notes = tuple(note for note in (trouble, left) if note is not None)
+    notes = tuple(note for note in (records.trouble, left) if note is not None)
     return RunDiagnosis(path=path, steps=steps, nbytes=nbytes, saved=saved, folders=found, notes=notes)
 
 
@@ -232,29 +240,20 @@ def own_rules(records: Records) -> Policy | None:
     return None if records.keep is None else policy_of(records.keep)
 
 
-def unknown_metrics(rules: Policy | None, records: Records) -> dict[str, str | None]:
+def unknown_metrics(rules: Policy | None, steps: Collection[StepFacts]) -> dict[str, str | None]:
     """Return the metrics that rules go by and no step has, each with the name that was probably meant.
 
     Without steps nothing is known, and nothing is returned.
 
     Example:
-        >>> unknown_metrics(KeepBest("los"), Records(keep=None, save_every=None, steps=(), unreadable={}))
+        >>> unknown_metrics(KeepBest("los"), [StepFacts(step=1, saved=0.0, metrics={"loss": 0.5})])
+        {'los': 'loss'}
+        >>> unknown_metrics(KeepBest("los"), [])
         {}
     """
-    names = {name for record in records.steps for name in record.metrics}
-    return find_unmeasured(rules, names) if records.steps else {}
-
-
-def find_unmeasured(rules: Policy | None, there: Collection[str]) -> dict[str, str | None]:
-    """Return the metrics that rules go by and that are not there, each with the name that was probably meant.
-
-    Example:
-        >>> find_unmeasured(KeepBest("los"), ["loss"])
-        {'los': 'loss'}
-    """
-    parts = rules.rules if isinstance(rules, AnyRule) else (rules,)
-    wanted = [rule.metric for rule in parts if isinstance(rule, KeepBest) and rule.metric not in there]
-    return {metric: near(metric, there) for metric in wanted}
+    wanted = [rule.metric for rule in single_rules(rules) if isinstance(rule, KeepBest)] if rules and steps else []
+    there = {name for step in steps for name in step.metrics} if wanted else set[str]()
+    return {metric: near(metric, there) for metric in wanted if metric not in there}
 
 
 def _rule(node: ast.expr) -> Policy:

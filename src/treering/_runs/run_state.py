@@ -7,35 +7,37 @@ import os
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TypeVar
+from typing import Final, Literal, SupportsIndex, TypeVar
 
 from treering._arrays.host import this_processes
 from treering._background.saves import raise_unreported, settle, wait_for
-from treering._coordination.allgather import allgather_with_deadline
-from treering._coordination.broadcast import broadcast
+from treering._coordination.allgather import allgather_with_deadline, broadcast
 from treering._coordination.message_board import PathMessageBoard
 from treering._printable import show_path
 from treering._runs.gc import collect, remove_steps
+from treering._runs.iterators import require_step_number
 from treering._runs.known_steps import KnownSteps
 from treering._runs.schedule import SaveSchedule, Signals
-from treering._runs.steps import latest_of
+from treering._runs.steps import latest_of, missing_step, records_of, step_path, steps_of
 from treering._store.resolve import absolute, new_folder_path
 from treering._values import timing
-from treering._values.human import steps_text
+from treering._values.human import near, steps_text
 from treering._values.processes import timeout_seconds
 from treering._values.telemetry import warn_of
-from treering.cadence import Cadence
 from treering.errors import (
     ClosedError,
+    NotFoundError,
     StepsNotSavedWarning,
     TimedOutError,
     TreeringError,
     UnknownMetricWarning,
     UnsupportedError,
 )
-from treering.retention import Policy
+from treering.rules import Cadence, Policy, Verdict, best_steps
 
 T = TypeVar("T", bound=int | None)
+
+_SHOWN: Final = 10
 
 
 class RunState:
@@ -57,7 +59,6 @@ class RunState:
         timeout: seconds to wait for other processes.
         signals: those that let the next step be saved.
         schedule: decides when to save.
-        counts_from_latest: whether the schedule knows from which step it counts.
         known_place: whether the folder was found to be one of a run, or of nothing.
         unmeasured: the metrics that ``keep`` goes by and no step has, with the name that was probably meant; the last
             save found them out.
@@ -82,8 +83,7 @@ class RunState:
         self.save_every_text = None if save_every is None else repr(save_every)
         self.timeout = timeout_seconds(timeout)
         self.signals = Signals()
-        self.schedule = SaveSchedule(save_every, self.signals, path=self.path, timeout=self.timeout)
-        self.counts_from_latest = False
+        self.schedule = SaveSchedule(save_every, self.signals, gather=self.gather, shown=self.shown)
         self.known_place = False
         self.unmeasured: Mapping[str, str | None] = {}
         self.has_saved = False
@@ -206,6 +206,86 @@ class RunState:
                 error.missing = (0,)
                 raise error
             time.sleep(timing.current.removal_pause)
+
+    # ------------------------------------------------------------------------------------------------ what is there
+
+    def best(self, metric: str, mode: Literal["min", "max"]) -> int | None:
+        """Return the step whose metric is best; ``Run.best`` says more."""
+        steps = records_of(self.path).steps
+        best = best_steps(steps, metric, mode)
+        if best or not steps:
+            return next(iter(best), None)
+        # None would load the latest step.
+        names = sorted({name for step in steps for name in step.metrics})
+        if metric in names:
+            raise NotFoundError(f"no step of the run {self.shown!r} is best: {metric!r} is nan in all that have it")
+        close = near(metric, names)
+        there = f"they have {', '.join(map(repr, names[:_SHOWN]))}" if names else "they have no metric"
+        hint = f"did you mean {close!r}?" if close else there
+        raise NotFoundError(f"no step of the run {self.shown!r} has the metric {metric!r}", hint=hint)
+
+    def metrics(self, step: SupportsIndex) -> dict[str, float]:
+        """Return the metrics of a step; ``Run.metrics`` says more."""
+        step = require_step_number(step)
+        wait_for(step_path(self.path, step))
+        records = records_of(self.path)
+        if step in records.unreadable:
+            raise records.unreadable[step]
+        for record in records.steps:
+            if record.step == step:
+                return dict(record.metrics)
+        raise missing_step(self.shown, step, steps_of(self.path))
+
+    def collect(self, *, dry_run: bool) -> list[Verdict]:
+        """Return what stays and what goes; ``Run.gc`` says more."""
+        if dry_run:
+            return collect(self.path, self.keep, dry_run=True)
+        doing = f"remove steps of {self.shown!r}"
+        verdicts: list[Verdict] = []
+
+        def judge() -> None:
+            settle(self.path)
+            verdicts.extend(collect(self.path, self.keep, dry_run=True))
+
+        def remove() -> None:
+            collect(self.path, self.keep, dry_run=False)
+            self.known.forget()
+
+        # All processes judge before process 0 removes, so that every process lists the steps that go.
+        self.broadcast(lambda: None, doing, before=judge)
+        self.broadcast(remove, doing)
+        return verdicts
+
+    def delete(self, step: SupportsIndex) -> None:
+        """Remove a step; ``Run.delete`` says more."""
+        step = require_step_number(step)
+
+        def remove() -> None:
+            remove_steps(self.path, [step])
+            self.known.forget()
+
+        self._change(step, remove, f"remove step {step} of {self.shown!r}")
+
+    def branch(self, step: SupportsIndex, new: RunState) -> None:
+        """Copy a step into a new run; ``Run.branch`` says more."""
+        from treering._runs.copy_run import branch_step
+
+        step = require_step_number(step)
+
+        def copy() -> None:
+            branch_step(self.path, step, new.path, keep=new.keep_text, save_every=new.save_every_text)
+
+        self._change(step, copy, f"branch from step {step} of {self.shown!r}")
+
+    def _change(self, step: int, act: Callable[[], None], doing: str) -> None:
+        """Let process 0 do something with a step that is there, when nothing is in flight."""
+
+        def work() -> None:
+            if step not in (there := steps_of(self.path)):
+                raise missing_step(self.shown, step, there)
+            act()
+
+        self.broadcast(work, doing, before=lambda: settle(self.path))
 
 
 def _require_rule(name: str, given: object, kind: type[Policy | Cadence], example: str) -> None:

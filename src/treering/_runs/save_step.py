@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import operator
 import os
 import secrets
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, SupportsIndex
 
@@ -16,23 +17,30 @@ import numpy as np
 
 from treering._arrays.host import this_processes
 from treering._arrays.jobs import Progress
-from treering._background.saves import in_flight, raise_unreported, reword, wait_for
+from treering._background.saves import in_flight, raise_unreported, reword, settle, wait_for
 from treering._checkpoint.save import begin_save, counted
 from treering._checkpoint.save_options import SaveOptions
 from treering._format.document import INDEX_NAME
-from treering._runs.gc import collect_after
+from treering._runs.gc import raise_first, remove_judged, tidy_steps
 from treering._runs.iterators import replace_stateful_items, require_step_number, state_keys, step_metadata
-from treering._runs.removal import announce_superseded, remove_superseded, withdraw_on_failure
-from treering._runs.reports import find_unmeasured
+from treering._runs.removal import (
+    announce_superseded,
+    collect_errors,
+    read_superseded,
+    remove_superseded,
+    superseded_steps,
+    withdraw_on_failure,
+)
+from treering._runs.reports import unknown_metrics
 from treering._runs.results import StepSave
 from treering._runs.run_state import RunState
-from treering._runs.steps import latest_known, noted_steps, open_run, step_path, steps_from
-from treering._store.resolve import is_on_disk
+from treering._runs.steps import latest_known, names_in, noted_steps, require_run, step_path, steps_from
 from treering._store.run_folder import LEFT_DOCUMENT, RunFolder, step_name, step_of_name
+from treering._store.waiting import warn_denied
 from treering._values.human import steps_text
 from treering._values.processes import Processes
-from treering.cadence import Decision
-from treering.errors import ExistsError, NotFoundError, PermissionDeniedError, StoreError
+from treering.errors import BusyError, ExistsError, NotFoundError, StoreError, TreeringError
+from treering.rules import Decision
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -78,7 +86,8 @@ def save_step(
         run.require_open()
         run.warn()
         step = require_step_number(step)
-        decision = run.schedule.decide(step, processes, latest=_first_latest(run), force=force)
+        latest = functools.partial(run.latest, find_latest=latest_known)
+        decision = run.schedule.decide(step, processes, latest=latest, force=force)
         if not decision.save:
             raise_unreported(run.path)
             return StepSave(step=step, reason=decision.reason)
@@ -130,17 +139,8 @@ def _take_back_on_failure(run: RunState, processes: Processes, is_decided: Calla
 # ------------------------------------------------------------------------------------------------ before it is written
 
 
-def _first_latest(run: RunState) -> int | None:
-    """Return the latest step, where the rules count from it; alike on all processes."""
-    if run.save_every is None or run.counts_from_latest:
-        return None
-    latest = run.latest(find_latest=latest_known)
-    run.counts_from_latest = True
-    return latest
-
-
 def order_of(run: RunState, step: int, *, rollback: bool, is_coordinator: bool) -> Order:
-    """Hold a step against those that are there and in flight.
+    """Compare a step with those that are there and in flight.
 
     Args:
         run: the run.
@@ -154,24 +154,24 @@ def order_of(run: RunState, step: int, *, rollback: bool, is_coordinator: bool) 
     """
     # First: a save that ends now is seen by its name afterwards.
     flying = {pending.path.name for pending in in_flight(run.path)}
-    names = _names_in(run.path)
-    if names is not None:
+    names = set[str]()
+    with contextlib.suppress(NotFoundError), RunFolder(run.path) as folder:
+        listed = names_in(folder)
+        names = {LEFT_DOCUMENT, *map(step_name, noted_steps(folder))} if listed is None else listed
         if INDEX_NAME in names or not run.known_place:
-            with contextlib.suppress(NotFoundError), open_run(run.path):
-                run.known_place = True
-        # By names alone: a look into thousands of steps would hold up the loop.
-        folders = frozenset([found for found in map(step_of_name, names | flying) if found is not None])
-        if step <= max(folders, default=-1):
-            folders -= _removed_in(run.path)
-        if step > max(folders, default=-1):
-            return Order(there=folders)
+            require_run(folder, listed)
+            run.known_place = True
+    # By names alone: a look into thousands of steps would hold up the loop.
+    folders = frozenset([found for found in map(step_of_name, names | flying) if found is not None])
+    if step <= max(folders, default=-1):
+        folders -= _removed_in(run.path)
+    if step > max(folders, default=-1):
+        return Order(there=folders)
     # Only what is in flight knows which steps there will be: it may remove some, or fail.
-    wait_for(run.path)
-    raise_unreported(run.path)
-    if is_coordinator and names is not None and LEFT_DOCUMENT in names:
+    settle(run.path)
+    if is_coordinator and LEFT_DOCUMENT in names:
         with RunFolder(run.path) as folder:
-            for error in remove_superseded(folder):
-                raise error
+            raise_first(remove_superseded(folder))
     there = steps_from(run.path, step)
     later = [number for number in there if number > step]
     if not rollback and step in there and not later:
@@ -184,30 +184,12 @@ def order_of(run: RunState, step: int, *, rollback: bool, is_coordinator: bool) 
     return Order(replaced=step in there, left=later, mark=secrets.token_hex(8) if is_coordinator and later else None)
 
 
-def _names_in(path: Path) -> set[str] | None:
-    """Return what lies in a run's folder; None where it cannot be read, for a reason that a closer look will tell.
-
-    Where a bucket denies to list it, that is what ``run.json`` names.
-    """
-    try:
-        with RunFolder(path) as folder:
-            return set(folder.names())
-    except NotFoundError:
-        return set()
-    except PermissionDeniedError:
-        return None if is_on_disk(path) else {LEFT_DOCUMENT, *map(step_name, noted_steps(path))}
-    except StoreError:
-        return None
-
-
 def _removed_in(path: Path) -> set[int]:
     """Return the steps in a run's folder of which nothing but a tombstone is left."""
-    try:
-        with RunFolder(path) as folder:
-            removed, untidy = folder.survey()
-            return removed - untidy
-    except (NotFoundError, StoreError):
-        return set()
+    with contextlib.suppress(NotFoundError, StoreError), RunFolder(path) as folder:
+        removed, untidy = folder.survey()
+        return removed - untidy
+    return set()
 
 
 # --------------------------------------------------------------------------------------------------- once it is durable
@@ -231,7 +213,59 @@ def _collect_afterwards(run: RunState, step: int, order: Order, *, begun: float)
             run.known.forget()
         more = len(in_flight(run.path)) > 1
         collect_after(run, step, there=order.there, left=order.left, seconds=seconds, more_follow=more)
-        run.unmeasured = find_unmeasured(run.keep, run.known.metrics)
+        run.unmeasured = unknown_metrics(run.keep, run.known.records.values())
     except Exception as error:
         shown = os.fspath(step_path(run.path, step))
         raise reword(error, f"the save to {shown!r} is committed; a later part of it failed") from error
+
+
+def collect_after(
+    state: RunState,
+    step: int,
+    *,
+    there: Iterable[int] | None,
+    left: Collection[int] = (),
+    seconds: float | None,
+    more_follow: bool = False,
+) -> None:
+    """Do what follows the commit of a step: remove the steps that the policy does not keep, and note the others.
+
+    What this costs does not grow with the steps that stay: only those are looked at that are new here, that would go,
+    or that decide it. What a dead process left in the folder of another step is for `treering._runs.gc.collect`; in a
+    bucket the first save of a process looks for it too, by one listing, and then one a day.
+
+    Args:
+        state: the run.
+        step: the step.
+        there: the steps whose folders were there when the save began, and those that were in flight; None to look.
+        left: the steps that this save has left behind.
+        seconds: how long the save took.
+        more_follow: whether another save of the run is waiting, which will note this step too.
+
+    Raises:
+        StoreError: the system refused. The other steps are done all the same; what is left is for the next call.
+        LinkRefusedError: ``run.json`` is a link.
+    """
+    errors: list[TreeringError] = []
+    known = state.known
+    with RunFolder(state.path) as run:
+        back = None
+        if run.has_left():
+            known.forget()
+            errors += remove_superseded(run)
+            back = read_superseded(run) if errors else None
+        known.refresh(run, step, there, seconds=seconds, left={*left, *superseded_steps(run)} if errors else left)
+        going = known.removable(run, state.keep)
+        if back is not None:
+            going.pop(back.step, None)  # with it would go what hides the steps that it has left behind
+        if going and known.denied is not None:
+            warn_denied(state.path, known.denied, "steps that `keep` does not keep")
+            going.clear()
+        known.drop(going)
+        with collect_errors(errors):
+            known.write(run, state.keep_text, state.save_every_text, may_wait=more_follow and not going)
+        removed = remove_judged(run, going, errors)
+        if run.grace:
+            known.release(removed, run.grace)
+        known.schedule(tidy_steps(run, known.untidy(), step, errors, by_age=known.by_age))
+    raise_first(error for error in errors if not isinstance(error, BusyError))  # the next call comes by again

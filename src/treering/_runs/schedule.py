@@ -19,19 +19,16 @@ import signal
 import threading
 import time
 from collections.abc import Callable
-from pathlib import Path
 from types import FrameType
 from typing import Any, Final, NamedTuple, TypeAlias
 
 import jax
 from jax.experimental import multihost_utils
 
-from treering._coordination.allgather import allgather_with_deadline
-from treering._coordination.message_board import PathMessageBoard
 from treering._values import timing
 from treering._values.processes import Processes
-from treering.cadence import Cadence, Decision, LastSave
 from treering.errors import UnsupportedError
+from treering.rules import Cadence, Decision, LastSave
 
 # Steps may become slower than they were when the next meeting was agreed on.
 _MOST_STEPS: Final = 100
@@ -43,26 +40,28 @@ class SaveSchedule:
     Args:
         save_every: the rules; None saves each step that is offered.
         signals: those that let the next step be saved.
-        path: the run's folder.
-        timeout: seconds to wait for other processes.
+        gather: returns what all processes say, given what this one says and what for.
+        shown: the run, for messages.
 
     Attributes:
         unsaved: the first and the last of the steps that were offered since the last save; None if there is none.
 
     Example:
-        >>> from treering.cadence import SaveEvery
-        >>> schedule = SaveSchedule(SaveEvery(steps=100), Signals(), path=Path("runs/a"), timeout=600.0)
+        >>> from treering.rules import SaveEvery
+        >>> schedule = SaveSchedule(SaveEvery(steps=100), Signals(), gather=lambda said, doing: [said], shown="runs/a")
         >>> alone = Processes(this=0, count=1)
-        >>> [step for step in range(1, 300) if schedule.decide(step, alone, latest=None).save]
+        >>> [step for step in range(1, 300) if schedule.decide(step, alone, latest=lambda: None).save]
         [100, 200]
     """
 
-    def __init__(self, save_every: Cadence | None, signals: Signals, *, path: Path, timeout: float) -> None:
+    def __init__(
+        self, save_every: Cadence | None, signals: Signals, *, gather: Callable[[bytes, str], list[bytes]], shown: str
+    ) -> None:
         self._cadence = save_every
         self._seconds = None if save_every is None else save_every.seconds
         self._signals = signals
-        self._path = path
-        self._timeout = timeout
+        self._gather = gather
+        self._shown = shown
         self._clock: Callable[[], float] = time.monotonic
         self.unsaved: tuple[int, int] | None = None
         self._step: int | None = None
@@ -70,7 +69,9 @@ class SaveSchedule:
         self._before: tuple[int | None, float] = None, 0.0
         self._met_at = _SyncPoint(step=0, ask=0, time=0.0)
 
-    def decide(self, step: int, processes: Processes, *, latest: int | None, force: bool = False) -> Decision:
+    def decide(
+        self, step: int, processes: Processes, *, latest: Callable[[], int | None], force: bool = False
+    ) -> Decision:
         """Return whether a step is saved; what is to be saved counts as saved from then on.
 
         All processes call this, at the same steps.
@@ -78,7 +79,7 @@ class SaveSchedule:
         Args:
             step: its number.
             processes: those of the job.
-            latest: the latest step that the run has; only the first call looks at it.
+            latest: returns the latest step that the run has, alike on all processes; asked once, if there are rules.
             force: whether it is saved whatever the rules say.
 
         Raises:
@@ -86,7 +87,8 @@ class SaveSchedule:
             TimedOutError, ProcessFailedError: others did not come, or broke off.
         """
         if self._step is None:
-            self._step = step - 1 if latest is None else latest
+            counted_from = None if self._cadence is None else latest()
+            self._step = step - 1 if counted_from is None else counted_from
             self._since = self._clock()
         told = self._signals.watching and self._signals.hear_preemption()
         passed: float = 0.0
@@ -142,13 +144,11 @@ class SaveSchedule:
 
     def _meet(self, step: int, processes: Processes) -> tuple[float, int | None]:
         """Return how many seconds have passed since the last save, by process 0, and the signal that came to anyone."""
-        doing = f"decide whether to save step {step} of {os.fspath(self._path)!r}"
         said: dict[str, Any] = {"signum": self._signals.noted}
         if processes.is_coordinator:
             now = self._clock()
             said |= {"passed": now - self._since, "ahead": self._ahead(step, now)}
-        payload, board = json.dumps(said).encode(), PathMessageBoard.of(self._path)
-        rows = allgather_with_deadline(payload, processes, timeout=self._timeout, board=board, doing=doing)
+        rows = self._gather(json.dumps(said).encode(), f"decide whether to save step {step} of {self._shown!r}")
         heard = [json.loads(row) for row in rows]
         self._met_at = _SyncPoint(step=step, ask=step + heard[0]["ahead"], time=self._clock())
         return heard[0]["passed"], next((one["signum"] for one in heard if one["signum"] is not None), None)

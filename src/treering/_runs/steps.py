@@ -10,7 +10,7 @@ import contextlib
 import dataclasses
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final, TypeVar
 
@@ -27,8 +27,7 @@ from treering._store.run_folder import AT_ONCE, RUN_DOCUMENT, RunFolder, step_na
 from treering._values.checkpoint_names import INDEX
 from treering._values.human import steps_text
 from treering._view.plain import members_of
-from treering.errors import FormatError, NotFoundError, PermissionDeniedError, TreeringError
-from treering.retention import Policy, StepFacts, Verdict, retained
+from treering.errors import BusyError, FormatError, NotFoundError, PermissionDeniedError, TreeringError
 
 # A number, alone or after a word such as step or checkpoint; gpt2 and era5 are not steps.
 _NUMBERED: Final = re.compile(
@@ -51,20 +50,23 @@ def open_run(path: Path) -> RunFolder:
     run = RunFolder(path)
     with contextlib.ExitStack() as undo:
         undo.enter_context(run)
-        require_run(run)
+        require_run(run, names_in(run))
         undo.pop_all()
     return run
 
 
-def require_run(run: RunFolder) -> None:
+def require_run(run: RunFolder, names: Collection[str] | None) -> None:
     """Refuse a folder that is open and is no run, nor could be one.
+
+    Args:
+        run: the run's folder.
+        names: what lies in it; None where a bucket denies to list it.
 
     Raises:
         FormatError: it is a checkpoint, or holds numbered steps of another library.
         StoreError: the system refuses.
     """
     shown = os.fspath(run.path)
-    names = _names_in(run)
     if (names is None or INDEX in names) and run.holds_index():
         hint = f"treering.load({shown!r}) loads it; use another folder for the run"
         raise FormatError(f"{shown!r} is a checkpoint, not a run", hint=hint)
@@ -90,8 +92,12 @@ def _other_form(shown: str, what: str) -> FormatError:
     return FormatError(f"{shown!r} is {what}, and a folder holds one form alone", hint="use another folder for the run")
 
 
-def _names_in(run: RunFolder) -> set[str] | None:
-    """Return what lies in a run's folder; None where a bucket denies to list it."""
+def names_in(run: RunFolder) -> set[str] | None:
+    """Return what lies in a run's folder; None where a bucket denies to list it.
+
+    Raises:
+        StoreError: the system refuses.
+    """
     try:
         return set(run.names())
     except PermissionDeniedError:
@@ -132,21 +138,14 @@ _ANEW: Final = "the next save rebuilds it from the steps"
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Records:
-    """All that is known of a run's steps.
+class Records(RunDocument):
+    """All that is known of a run's steps: those that can be read, as ``run.json`` has them where it is up to date."""
 
-    Attributes:
-        keep: text of the policy that the last program kept steps by; None if it kept all, or if none was noted.
-        save_every: text of the policy that said when to save.
-        steps: the steps that can be read, ascending.
-        unreadable: those whose index is damaged, or of a newer version, with why; nothing is known of them, they are
-            never kept in another one's place, and never removed.
-    """
-
-    keep: str | None
-    save_every: str | None
-    steps: tuple[StepRecord, ...]
-    unreadable: Mapping[int, TreeringError]
+    unreadable: Mapping[int, TreeringError] = dataclasses.field(default_factory=dict)
+    """The steps whose index is damaged, or of a newer version, with why; nothing is known of them, they are never kept
+    in another one's place, and never removed."""
+    trouble: str | None = None
+    """Why ``run.json`` cannot be used; None where it can."""
 
 
 def step_path(path: Path, step: int) -> Path:
@@ -199,14 +198,9 @@ def latest_of(path: Path) -> int | None:
     return read_run(path, lambda run: run.latest(without=superseded_steps(run)), None)
 
 
-def noted_steps(path: Path) -> list[int]:
-    """Return the steps that ``run.json`` names: all that is known where a bucket denies to list them.
-
-    Raises:
-        StoreError: the system refuses.
-    """
-    with RunFolder(path) as run:
-        return [record.step for record in document_in(run.read_document()).steps]
+def noted_steps(run: RunFolder) -> set[int]:
+    """Return the steps that ``run.json`` names: all that is known where a bucket denies to list them."""
+    return {record.step for record in document_in(run.read_document()).steps}
 
 
 def latest_known(path: Path) -> int | None:
@@ -216,7 +210,8 @@ def latest_known(path: Path) -> int | None:
     except PermissionDeniedError:
         if is_on_disk(path):
             raise
-        return max(noted_steps(path), default=None)
+        with RunFolder(path) as run:
+            return max(noted_steps(run), default=None)
 
 
 def steps_from(path: Path, step: int) -> list[int]:
@@ -226,8 +221,8 @@ def steps_from(path: Path, step: int) -> list[int]:
     except PermissionDeniedError:
         if is_on_disk(path):
             raise
-    noted = {each for each in noted_steps(path) if each >= step} | {step}
     with RunFolder(path) as run:
+        noted = {each for each in noted_steps(run) if each >= step} | {step}
         left = superseded_steps(run)
         return sorted(each for each in noted - left if run.index_nbytes(each) is not None)
 
@@ -243,32 +238,13 @@ def missing_step(path: str | os.PathLike[str], step: int, steps: Sequence[int]) 
     return NotFoundError(f"the run {os.fspath(path)!r} has no step {step}; it has {found}")
 
 
-def facts_of(path: Path) -> list[StepFacts]:
-    """Return what a policy asks of each step that can be read, ascending; none where no run is yet.
-
-    Raises:
-        StoreError: a file is there, or the system refuses.
-    """
-    return [facts(record) for record in records_of(path).steps]
-
-
-def judge(records: Records, keep: Policy | None) -> list[Verdict]:
-    """Return what becomes of each step that can be read, ascending."""
-    return retained(keep, list(map(facts, records.steps)))
-
-
-def facts(one: StepRecord) -> StepFacts:
-    """Return what a policy asks of one step."""
-    return StepFacts(step=one.step, saved=one.saved, metrics=one.metrics, temporary=one.temporary, nbytes=one.nbytes)
-
-
 def records_of(path: Path) -> Records:
     """Return all that is known of the steps, as ``run.json`` has it where it is up to date, else as the steps say.
 
     Raises:
         StoreError: a file is there, or the system refuses.
     """
-    return read_run(path, records_in, Records(None, None, (), {}))
+    return read_run(path, records_in, Records())
 
 
 def records_in(run: RunFolder) -> Records:
@@ -277,7 +253,12 @@ def records_in(run: RunFolder) -> Records:
     Raises:
         StoreError: the system refuses.
     """
-    document = document_in(run.read_document())
+    data = run.read_document()
+    document, trouble = RunDocument(), None if data is not None else f"there is no {RUN_DOCUMENT}; {_ANEW}"
+    try:
+        document = document if data is None else parse_run(data)
+    except NOT_READ as error:
+        trouble = f"{RUN_DOCUMENT} cannot be used ({error.message}); {_ANEW}"
     known = {record.step: record for record in document.steps}
 
     def look(step: int) -> StepRecord | TreeringError | None:
@@ -291,7 +272,7 @@ def records_in(run: RunFolder) -> Records:
     found = map_together(look, there, AT_ONCE) if run.flat else list(map(look, there))
     unreadable = {step: one for step, one in zip(there, found, strict=True) if isinstance(one, TreeringError)}
     steps = tuple(one for one in found if isinstance(one, StepRecord))
-    return Records(document.keep, document.save_every, steps, unreadable)
+    return Records(document.keep, document.save_every, steps, unreadable, trouble)
 
 
 def note_records(run: RunFolder, records: Records) -> None:
@@ -305,32 +286,9 @@ def note_records(run: RunFolder, records: Records) -> None:
     """
     there = set(steps_in(run))
     steps = [record for record in records.steps if record.step in there]
-    data, old = encode_run(RunDocument(records.keep, records.save_every, steps)), run.read_document()
+    data, old = encode_run(dataclasses.replace(records, steps=steps)), run.read_document()
     if data != old and (steps or old is not None):
         run.replace_document(data)
-
-
-def cache_trouble(path: Path) -> str | None:
-    """Say why ``run.json`` cannot be used; None where it can.
-
-    Raises:
-        NotFoundError: there is no such folder.
-        StoreError: the system refuses.
-
-    Example:
-        >>> import pathlib, tempfile
-        >>> cache_trouble(pathlib.Path(tempfile.mkdtemp()))
-        'there is no run.json; the next save rebuilds it from the steps'
-    """
-    with RunFolder(path) as run:
-        data = run.read_document()
-    if data is None:
-        return f"there is no {RUN_DOCUMENT}; {_ANEW}"
-    try:
-        parse_run(data)
-    except NOT_READ as error:
-        return f"{RUN_DOCUMENT} cannot be used ({error.message}); {_ANEW}"
-    return None
 
 
 def document_in(data: bytes | None) -> RunDocument:
@@ -412,6 +370,36 @@ def of_latest(path: str | os.PathLike[str], read: Callable[[str | os.PathLike[st
         except NotFoundError:
             if step == latest_step(path):
                 raise
+
+
+def for_each_step(
+    path: str | os.PathLike[str], numbers: Sequence[int], steps: Callable[[], Sequence[int]], act: Callable[[int], None]
+) -> None:
+    """Do something with each step of a run, the earliest first. A step that is removed meanwhile is left out.
+
+    Args:
+        path: the run, for messages.
+        numbers: the steps that are there, ascending.
+        steps: returns them anew.
+        act: what is done with a step; its BusyError or NotFoundError for a step that is gone then is no error.
+
+    Raises:
+        NotFoundError: the run has no step; and whatever ``act`` raises.
+    """
+    for _ in tries(path):
+        if not numbers:
+            raise NotFoundError(f"the run {os.fspath(path)!r} has no step yet")
+        done = 0
+        for step in numbers:
+            try:
+                act(step)
+                done += 1
+            except (BusyError, NotFoundError):
+                if step in steps():
+                    raise
+        if done:  # else all have gone, and there are newer ones
+            return
+        numbers = steps()
 
 
 def tries(path: str | os.PathLike[str]) -> Iterator[None]:

@@ -230,26 +230,6 @@ def interval_text(interval: datetime.timedelta) -> str:
     return f"timedelta(seconds={interval.total_seconds()!r})"
 
 
-def parse_every(rule: object, steps: int | None, interval: datetime.timedelta | float | None, both: str) -> None:
-    """Set the steps or the interval of a rule, of which it takes one.
-
-    Args:
-        rule: the rule; its class is frozen.
-        steps: what the user gave.
-        interval: what the user gave.
-        both: what two rules do that are joined.
-
-    Raises:
-        UnsupportedError: it is none or both of them, or one that is not possible.
-    """
-    if (steps is None) == (interval is None):
-        raise UnsupportedError(f"{type(rule).__name__} takes steps= or interval=", hint=f"join two with | to {both}")
-    if steps is not None:
-        require_count(steps, "steps")
-    object.__setattr__(rule, "steps", steps)
-    object.__setattr__(rule, "interval", None if interval is None else interval_of(interval, "interval"))
-
-
 def require_count(given: object, name: str) -> None:
     """Refuse what is no int from 1 on.
 
