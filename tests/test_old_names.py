@@ -78,6 +78,23 @@ def test_the_root_has_few_names() -> None:
     assert len(tr.__all__) <= 26
 
 
+OF_PEERS = {
+    "serialization": "MAX_CHUNK_SIZE compress_bytes current_path decompress_bytes from_bytes from_compressed_bytes"
+    " from_state_dict get_serialization_info is_serializable load_from_file msgpack_restore msgpack_serialize"
+    " register_serialization_state save_to_file to_bytes to_compressed_bytes to_state_dict validate_serializable",
+    "leaves": "index_leaves is_array_like join_key leaf_key_paths tree_deserialize_leaves tree_serialize_leaves",
+    "sharding": "RulesReport apply_sharding_tree create_sharding_tree_from_index make_itsharded match_partition_rules"
+    " validate_sharding_tree",
+    "tree": "tree_bytes tree_map_with_path tree_size",
+}
+
+
+@pytest.mark.parametrize("door", OF_PEERS)
+def test_the_drop_in_doors_hold_the_names_of_the_peers(door: str) -> None:
+    """Beside them: `index_leaves` for saves without an index, `join_key`, and the argument of ``report=``."""
+    assert sorted(importlib.import_module(f"treering.{door}").__all__) == OF_PEERS[door].split()
+
+
 OLD_ERRORS = {"NotFound": "NotFoundError", "Timeout": "TimedOutError", "StoreFailed": "StoreError"}
 OLD_WARNINGS = {"KeptOnHost": "KeptOnHostWarning", "NotFenced": "NotFencedWarning"}
 

@@ -14,6 +14,7 @@ import os
 import sys
 import threading
 import time
+import warnings
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -97,7 +98,9 @@ if not TYPE_CHECKING:  # a type checker sees the imports above, and so a mistype
             instead = "it is treering.bucket(url, ...) now, whose options belong to the path that it returns"
             raise AttributeError(f"module 'treering' has no attribute 'at': {instead}")
         if name in _MOVED:
-            return importlib.import_module("treering._old_names").moved_name("treering", name, _MOVED[name])
+            now = f"treering.{_MOVED[name]}"
+            warnings.warn(f"treering.{name} is {now}.{name} now", DeprecationWarning, stacklevel=2)
+            return getattr(importlib.import_module(now), name)
         raise AttributeError(f"module 'treering' has no attribute {name!r}")
 
 

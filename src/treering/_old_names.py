@@ -14,16 +14,22 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
-def moved_name(module: str, name: str, home: str) -> Any:
-    """Return what a module had under a name in an earlier version, with a ``DeprecationWarning``.
+def moved_names(module: str, /, **homes: str) -> Callable[[str], Any]:
+    """Return the ``__getattr__`` of a module that leads from names of an earlier version to where they are now.
 
     Args:
         module: the full name of the module.
-        name: the name.
-        home: the public module of treering that has it now.
+        homes: for each name, the public module of treering that has it now.
     """
-    warnings.warn(f"{module}.{name} is treering.{home}.{name} now", DeprecationWarning, stacklevel=3)
-    return getattr(importlib.import_module(f"treering.{home}"), name)
+
+    def find(name: str) -> Any:
+        if name not in homes:
+            raise AttributeError(f"module {module!r} has no attribute {name!r}")
+        now = f"treering.{homes[name]}"
+        warnings.warn(f"{module}.{name} is {now}.{name} now", DeprecationWarning, stacklevel=2)
+        return getattr(importlib.import_module(now), name)
+
+    return find
 
 
 def moved_options(

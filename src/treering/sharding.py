@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from treering._arrays.apply_sharding import apply_sharding_tree, make_itsharded, validate_sharding_tree
 from treering._leaves.shardings import create_sharding_tree_from_index
-from treering._old_names import moved_name
+from treering._old_names import moved_names
 from treering._tree.rules import Rules, RulesReport, fit_spec, no_rule_error, spec_of
 from treering._tree.state_dict import map_with_path
 
@@ -86,8 +86,4 @@ def match_partition_rules(
 
 
 if not TYPE_CHECKING:  # a type checker is to refuse the old name
-
-    def __getattr__(name: str) -> Any:
-        if name == "Shardings":
-            return moved_name("treering.sharding", name, "checkpoint")
-        raise AttributeError(f"module 'treering.sharding' has no attribute {name!r}")
+    __getattr__ = moved_names(__name__, Shardings="checkpoint")

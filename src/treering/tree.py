@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import jax
 import numpy as np
 
-from treering._old_names import moved_name
+from treering._old_names import moved_names
 from treering._tree.registry import has_shape_and_dtype, is_typed_key
 from treering._tree.state_dict import leaves_of, map_with_path
 
@@ -70,8 +70,4 @@ def _leaf_bytes(leaf: Any) -> int:
 
 
 if not TYPE_CHECKING:  # a type checker is to refuse the old name
-
-    def __getattr__(name: str) -> Any:
-        if name == "uncompared":
-            return moved_name("treering.tree", name, "checkpoint")
-        raise AttributeError(f"module 'treering.tree' has no attribute {name!r}")
+    __getattr__ = moved_names(__name__, uncompared="checkpoint")

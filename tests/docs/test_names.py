@@ -16,7 +16,12 @@ NAME = re.compile(
 )  # schemas such as "treering.ls/1" are no names
 FILES = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "src").rglob("*.py")]
 NO_NAMES = {".json", ".index", ".readers", ".writers"}  # files, members of headers, groups of entry points
-BEFORE = {".at", ".sharding.Shardings", ".tree.uncompared"}  # names of before, of which the changelog tells
+BEFORE = {
+    ".at",
+    ".sharding.Shardings",
+    ".tree.uncompared",
+    *(f".{name}" for name in treering._MOVED),
+}  # for the changelog
 
 
 def names(path: Path) -> set[str]:

@@ -43,7 +43,7 @@ def test_every_name_of_the_root_is_on_the_page(one_page: ModuleType) -> None:
 FUNCTIONS = {
     **{name: getattr(treering, name) for name in treering.__all__ if inspect.isfunction(getattr(treering, name))},
     **{f"Run.{name}": one for name, one in vars(treering.Run).items() if inspect.isfunction(one) and name[0] != "_"},
-    **{name: getattr(treering, name) for name in ("Run", "KeepLast", "KeepEvery", "KeepBest", "SaveEvery", "KeyRule")},
+    "Run": treering.Run,
 }
 
 
