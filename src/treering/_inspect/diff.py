@@ -8,9 +8,8 @@ import os
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, Final, cast
 
-from treering._checkpoint.forms import open_leaf_by_leaf
 from treering._format.listing import LeafRecord
-from treering._inspect.open_tree import ArrayView, OpenTree
+from treering._inspect.open_tree import ArrayView, OpenTree, open_leaf_by_leaf
 from treering._printable import show_path
 from treering._store.resolve import kept
 from treering._values.human import pluralize
