@@ -119,7 +119,7 @@ def _owner(name: str) -> tuple[str, str] | None:
         is_staged = parts[0] == leaves_names.ATTEMPTS and leaves_names.is_attempt(parts[1])
         return ("leaves", parts[1]) if is_staged else None
     attempt = name.split("-")[1] if checkpoint_names.is_data(name) else checkpoint_names.attempt_of_journal(name)
-    return attempt and ("checkpoint", attempt)
+    return None if attempt is None else ("checkpoint", attempt)
 
 
 def _beside_index(store: Store, names: Iterable[str]) -> Iterator[Entry]:
