@@ -27,8 +27,7 @@ from treering._coordination.message_board import PathMessageBoard
 from treering._coordination.messages import DecisionMessage, Failure, PrepareMessage, VoteMessage, VoteStage
 from treering._coordination.operations import Call, Get, Now, Put, Sleep
 from treering._inspect.doctor import diagnose
-from treering._store.api import Held, Locks
-from treering._store.orphans import find_life
+from treering._store.api import Locks
 from treering._store.posix import descriptors
 from treering._store.posix.store import entry_of, seen_locks
 from treering._values.checkpoint_names import decision_name, heartbeat_name, journal_of, prepare_name, vote_name
@@ -419,13 +418,6 @@ def test_a_process_of_this_machine_lives_or_not(tmp_path: Path) -> None:
     ended.wait()
     notes(path, {}, who=f"{HERE}, pid {ended.pid}")
     assert doctor(path, 1)["attempts"][0]["life"] == "dead"
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="only there processes can be looked at")
-def test_a_process_that_started_later_is_another_one() -> None:
-    gap = "on nfs4 locks of other machines are not shown here"
-    life, reason = find_life(None, gap, f"{HERE}, pid {os.getpid()}", time.time() - 1e6)
-    assert (life, "another process has its number" in reason) == (Held.NO, True)
 
 
 @pytest.mark.usefixtures("all_seen")

@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 
 from tests.view.test_rows import HOSTILE, array, chain, small
 from tests.view.test_rows import leaves_of as every_leaf
+from treering._cli.doctor import run_doctor_json, run_doctor_lines
 from treering._format.findings import Diagnosis, RunDiagnosis, StepDiagnosis
 from treering._format.listing import FileRecord, LeafRecord, Listing, Named
 from treering._inspect.diff import Difference, compare_listings
 from treering._values.keys import join_key, split_key
-from treering._view.doctor_text import run_doctor_json, run_doctor_lines
 from treering._view.listings import json_lines, key_json, key_lines, measure_usage, notes_of, usage_lines
 from treering._view.plain import cell_width
 from treering._view.rows import LONGEST_KEY, is_branch, lay_out, leaves_of, nodes_of, record_of, value_text

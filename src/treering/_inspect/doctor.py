@@ -18,7 +18,7 @@ from treering._checkpoint.waiting import describe_waiting, listed_names
 from treering._codec.leaves_key import find_attempts
 from treering._codec.zarr import chunk_name, zarray_bytes
 from treering._format.document import parse_index
-from treering._format.findings import Committed, Diagnosis, Life
+from treering._format.findings import Committed, Diagnosis
 from treering._inspect.doctor_attempts import Known, judge_attempts, read_messages
 from treering._leaves.branches import judge_branch
 from treering._leaves.documents.index import parse_leaves_index
@@ -33,6 +33,7 @@ from treering._store.resolve import find_at, is_seen, located, opened_store
 from treering._values import checkpoint_names, leaves_names, timing
 from treering._values.checkpoint_names import INDEX
 from treering._values.human import duration_text, pluralize
+from treering._values.processes import Life
 from treering.errors import CorruptError, FormatError, NotFoundError, StoreError, TreeringError, UnsupportedError
 
 _BROKEN: Final = (CorruptError, FormatError, UnsupportedError)

@@ -11,16 +11,15 @@ from typing import Final, TypeAlias
 
 from treering._coordination.messages import DecisionMessage, Failure, PrepareMessage, VoteMessage, VoteStage
 from treering._coordination.votes import parent_of
-from treering._format.findings import Attempt, Life, ProcessState
-from treering._store.api import LARGEST_MESSAGE, Held, Store
+from treering._format.findings import Attempt, ProcessState
+from treering._store.api import LARGEST_MESSAGE, Store
 from treering._store.failures import LinkRefusedError
 from treering._store.orphans import FolderScan, Orphan, find_life
 from treering._values import checkpoint_names, leaves_names, timing
-from treering._values.processes import format_processes
+from treering._values.processes import Life, format_processes
 from treering.errors import CorruptError, ProcessFailedError
 
 _ORDER: Final = (Life.IN_FLIGHT, Life.UNKNOWN, Life.DEAD, Life.OVER)
-_LIVES: Final = {Held.YES: Life.IN_FLIGHT, Held.NO: Life.DEAD, Held.UNKNOWN: Life.UNKNOWN}
 _SWEPT: Final = "the next save removes it: nothing to do"
 _MESSAGES_GO: Final = (
     "its messages are removed when all its processes have seen the decision, or by the next save: nothing to do"
@@ -202,8 +201,8 @@ def _judge(orphan: Orphan, scan: FolderScan, known: Known, said: Messages) -> _J
         advice = "treering.leaves.index_leaves adds it to the index"
         return Life.OVER, "it was saved without an index, and waits for one", advice
     gap = "only messages are there, which have no lock" if is_alone else scan.gap
-    held, reason = find_life(orphan.holder, gap, said.leader, orphan.changed)
-    return _judge_by_life(orphan, scan, known, _LIVES[held], reason)
+    life, reason = find_life(orphan.holder, gap, said.leader, orphan.changed)
+    return _judge_by_life(orphan, scan, known, life, reason)
 
 
 def _judge_unproved(orphan: Orphan, scan: FolderScan, known: Known) -> _Judgement:

@@ -14,11 +14,11 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Final
 
-from treering._store.api import Entry, Held, Kind, Locks, Store
+from treering._store.api import Entry, Kind, Locks, Store
 from treering._store.failures import LinkRefusedError
-from treering._store.objects.protocol import read_marker
 from treering._store.posix.store import started
 from treering._values import checkpoint_names, leaves_names, timing
+from treering._values.processes import Life
 
 _WHO: Final = re.compile(r"(?s)(.*), pid (\d{1,10})")
 _NEXT_SAVE: Final = "the next save removes it"
@@ -169,13 +169,15 @@ def _describe(store: Store, form: str, attempt: str, entries: Sequence[Entry], l
 
 def _is_outdated(store: Store, marker: str, index: Entry) -> bool:
     """Tell whether a marker names another version than the one that is there, which is looked at after it."""
+    from treering._store.objects.protocol import read_marker
+
     found = store.read(marker)
     base = None if found is None else read_marker(found.data)
     now = store.find(index.name)
     return base is not None and now is not None and now.version != base
 
 
-def find_life(holder: int | None, gap: str | None, who: str | None, since: float) -> tuple[Held, str]:
+def find_life(holder: int | None, gap: str | None, who: str | None, since: float) -> tuple[Life, str]:
     """Return whether the process of an attempt that is not committed lives, and how that is known.
 
     Args:
@@ -186,27 +188,27 @@ def find_life(holder: int | None, gap: str | None, who: str | None, since: float
 
     Example:
         >>> find_life(4711, None, None, 0.0)
-        (<Held.YES: 'yes'>, 'process 4711 of this machine holds its lock')
+        (<Life.IN_FLIGHT: 'in flight'>, 'process 4711 of this machine holds its lock')
         >>> find_life(None, "on nfs4 some are not shown", "node7, pid 4711", 0.0)[0]
-        <Held.UNKNOWN: 'unknown'>
+        <Life.UNKNOWN: 'unknown'>
     """
     if holder is not None:
         # Linux gives no number for a process in another container.
         which = f"process {holder}" if holder > 0 else "a process"
-        return Held.YES, f"{which} of this machine holds its lock"
+        return Life.IN_FLIGHT, f"{which} of this machine holds its lock"
     if gap is None:
-        return Held.NO, "no process holds its lock"
+        return Life.DEAD, "no process holds its lock"
     if (named := _WHO.fullmatch(who or "")) is None:
-        return Held.UNKNOWN, f"no process is seen to hold its lock, so it may still be committed: {gap}"
+        return Life.UNKNOWN, f"no process is seen to hold its lock, so it may still be committed: {gap}"
     if named[1] != platform.node():
-        return Held.UNKNOWN, f"it was begun on another machine, {named[1]}, by process {named[2]} there"
+        return Life.UNKNOWN, f"it was begun on another machine, {named[1]}, by process {named[2]} there"
     process = int(named[2])
     try:
         start = started(process)
     except OSError:
-        return Held.UNKNOWN, f"process {process} began it, and this system does not show whether it still runs"
+        return Life.UNKNOWN, f"process {process} began it, and this system does not show whether it still runs"
     if start is None:
-        return Held.NO, f"process {process}, which began it, no longer runs"
+        return Life.DEAD, f"process {process}, which began it, no longer runs"
     if start > since + timing.current.clock_step:
-        return Held.NO, f"process {process}, which began it, has ended; another process has its number now"
-    return Held.YES, f"process {process} of this machine, which began it, runs"
+        return Life.DEAD, f"process {process}, which began it, has ended; another process has its number now"
+    return Life.IN_FLIGHT, f"process {process} of this machine, which began it, runs"
