@@ -310,8 +310,8 @@ def test_many_metrics_are_cut_and_json_has_them_all() -> None:
     assert json.loads("".join(log_json(shown, now=0.0)))["steps"][0]["metrics"] == metrics
 
 
-@pytest.mark.parametrize("look", [UNICODE, ASCII, dataclasses.replace(UNICODE, color=True, width=80)])
-def test_hostile_texts_stay_in_their_line(look: Any) -> None:
+@pytest.mark.parametrize("style", [UNICODE, ASCII, dataclasses.replace(UNICODE, color=True, width=80)])
+def test_hostile_texts_stay_in_their_line(style: Any) -> None:
     shown = run_listing(
         step(1, metrics={HOSTILE_NAME: math.nan}, kept=False, reasons=(HOSTILE_NAME,)),
         step(2, metrics={HOSTILE_NAME: -math.inf, "重み": 1.0}, reasons=("x" * 10_000,)),
@@ -320,14 +320,14 @@ def test_hostile_texts_stay_in_their_line(look: Any) -> None:
         notes=(HOSTILE_NAME,),
     )
     for lines in (
-        step_lines(shown, look),
-        log_lines(shown, now=0.0, look=look),
-        gc_lines(shown, removed=True, look=look),
+        step_lines(shown, style),
+        log_lines(shown, now=0.0, style=style),
+        gc_lines(shown, removed=True, style=style),
     ):
         for line in lines:
             plain = line
             for paint in ("\x1b[0m", "\x1b[1m", "\x1b[2m", "\x1b[31m"):
-                plain = plain.replace(paint, "") if look.color else plain
+                plain = plain.replace(paint, "") if style.color else plain
             assert plain.isprintable(), line
             assert len(plain) < 1000
 

@@ -30,7 +30,7 @@ from treering._view.rows import (
     weight_of,
     with_keys,
 )
-from treering._view.tree_text import ALWAYS, CYAN, HEADS, RIGHT, UNICODE, Look, leaf_cells, row_texts, totals_text
+from treering._view.tree_text import ALWAYS, CYAN, HEADS, RIGHT, UNICODE, Style, leaf_cells, row_texts, totals_text
 
 _MOST_FILES = 4
 _MOST_BRANCHES = 8
@@ -115,7 +115,7 @@ def _shares(listing: Listing) -> str:
 # --------------------------------------------------------------------------------------------------- leaves, one a line
 
 
-def key_lines(leaves: Sequence[tuple[str, Any]], look: Look = UNICODE) -> Iterator[str]:
+def key_lines(leaves: Sequence[tuple[str, Any]], style: Style = UNICODE) -> Iterator[str]:
     """Write leaves as lines without line ends, in columns; a long key moves the columns of its line.
 
     Example:
@@ -126,10 +126,10 @@ def key_lines(leaves: Sequence[tuple[str, Any]], look: Look = UNICODE) -> Iterat
     """
     cells = []
     for key, leaf in leaves:
-        name = visible(key, LONGEST_KEY, look.ellipsis) or "(the root)"
-        cells.append((name, *leaf_cells(leaf, look), bytes_text(weight_of(leaf)[0])))
+        name = visible(key, LONGEST_KEY, style.ellipsis) or "(the root)"
+        cells.append((name, *leaf_cells(leaf, style), bytes_text(weight_of(leaf)[0])))
     for key, dtype, *more in align(cells, right=(3,), widest=_WIDEST):
-        yield _GAP.join((key, look.paint(CYAN, dtype), *more))
+        yield _GAP.join((key, style.paint(CYAN, dtype), *more))
 
 
 # ------------------------------------------------------------------------------------------------------------- bytes
