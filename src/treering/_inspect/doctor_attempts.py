@@ -161,10 +161,9 @@ def judge_attempts(scan: FolderScan, messages: Mapping[str, Messages], known: Kn
     alone = set(messages)
     for orphan in scan.orphans:
         left = {name: size for name, size in orphan.files.items() if name not in known.files}
-        count = orphan.count - len(orphan.files) + len(left)
         if not _is_needed(orphan, left, known):
             alone.discard(orphan.attempt)
-            orphan = dataclasses.replace(orphan, files=left, count=count)  # noqa: PLW2901 - the same one
+            orphan = dataclasses.replace(orphan, files=left)  # noqa: PLW2901 - the same one
             found[orphan.form, orphan.attempt] = _attempt(orphan, scan, messages, known, now)
     for attempt in alone:
         removal = "the next save removes its messages"
@@ -256,7 +255,7 @@ def _attempt(orphan: Orphan, scan: FolderScan, messages: Mapping[str, Messages],
         life=life,
         reason=reason,
         advice=advice,
-        files=orphan.count,
+        files=len(orphan.files),
         nbytes=sum(orphan.files.values()),
         age=max(now - max(orphan.changed, said.changed), 0.0),
         who=said.leader,

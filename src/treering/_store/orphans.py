@@ -21,19 +21,7 @@ from treering._values import checkpoint_names, leaves_names, timing
 from treering._values.processes import Life
 
 _WHO: Final = re.compile(r"(?s)(.*), pid (\d{1,10})")
-_NEXT_SAVE: Final = "the next save removes it"
-_BY_HAND: Final = "no save removes its files; if no process is saving here and no index was lost, remove them yourself"
 _AT_A_DAY: Final = "treering gc --yes of its run removes it when it is a day old"
-_REMOVAL: Final = {
-    # Is it in a bucket, in the folder of its attempt, proved to be an attempt's?
-    (False, False, True): _NEXT_SAVE,
-    (False, False, False): _BY_HAND,
-    (False, True, True): _NEXT_SAVE,
-    (True, False, True): f"the next save there ends it, and {_AT_A_DAY}",
-    (True, False, False): _AT_A_DAY,
-    (True, True, True): _NEXT_SAVE,
-    (True, True, False): _BY_HAND,
-}
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,9 +33,7 @@ class Orphan:
     form: str
     """"checkpoint", or "leaves" where they are in the folder of the attempt; "notes": it has no file but messages."""
     files: Mapping[str, int] = dataclasses.field(default_factory=dict)
-    """Their bytes by name; in the folder of an attempt by the first part of the name, with all that is below it."""
-    count: int = 0
-    """How many files that are."""
+    """Their bytes by name, in the folder of the attempt by their path below it."""
     changed: float
     """When the newest of them was changed, as seconds since 1970 by the clock of the store."""
     holder: int | None = None
@@ -130,12 +116,13 @@ def _in_folders(store: Store) -> Iterator[Entry]:
     """Yield the folders of attempts, and all files in them, with their paths below the place."""
     with store.below(leaves_names.ATTEMPTS) as attempts:
         for attempt in filter(leaves_names.is_attempt, attempts.places()):
-            with contextlib.suppress(FileNotFoundError):  # it ended meanwhile
-                above = "/".join(leaves_names.attempt_folder(attempt))
-                with attempts.below(attempt) as folder:
-                    itself = folder.find("")
-                    found = [entry._replace(name=f"{above}/{entry.name}") for entry in folder.list()]
-                yield from (*([] if itself is None else [itself._replace(name=above)]), *found)
+            above = "/".join(leaves_names.attempt_folder(attempt))
+            # Its files are moved while it is committed, and it may end meanwhile.
+            with contextlib.suppress(FileNotFoundError), attempts.below(attempt) as folder:
+                if (itself := folder.find("")) is not None:
+                    yield itself._replace(name=above)
+                for entry in folder.list():
+                    yield entry._replace(name=f"{above}/{entry.name}")
 
 
 def _describe(store: Store, form: str, attempt: str, entries: Sequence[Entry], locks: Locks) -> Orphan:
@@ -146,25 +133,32 @@ def _describe(store: Store, form: str, attempt: str, entries: Sequence[Entry], l
     proof = next((entry for entry in entries if entry.name == marker), None)
     committed = store.find(index) if proof is not None else None
     is_index = proof is not None and committed is not None and proof.version == committed.version
-    files: dict[str, int] = {}
-    for entry in entries:
-        if entry.kind is not Kind.PLACE:
-            first = entry.name.removeprefix(f"{above}/").partition("/")[0]
-            size = entry.size if entry.is_file and not (is_index and entry is proof) else 0
-            files[first] = files.get(first, 0) + size
+    files = {
+        entry.name.removeprefix(f"{above}/"): entry.size if entry.is_file and not (is_index and entry is proof) else 0
+        for entry in entries
+        if entry.kind is not Kind.PLACE
+    }
     return Orphan(
         attempt=attempt,
         form=form,
         files=files,
-        count=sum(entry.kind is not Kind.PLACE for entry in entries),
         changed=max(entry.modified for entry in entries),
         holder=locks.holder(proof),
         proved=proof is not None,
         is_index=is_index,
         outdated=store.flat and committed is not None and _is_outdated(store, marker, committed),
         recorded=not store.flat and leaves_names.RECORD in files,
-        removal=_REMOVAL[store.flat, bool(above), proof is not None],
+        removal=_removal(by_age=store.flat and not above, proved=proof is not None),
     )
+
+
+def _removal(*, by_age: bool, proved: bool) -> str:
+    """Say what removes the files of an attempt; in a bucket those of a checkpoint go by their age."""
+    if by_age:
+        return f"the next save there ends it, and {_AT_A_DAY}" if proved else _AT_A_DAY
+    if proved:
+        return "the next save removes it"
+    return "no save removes its files; if no process is saving here and no index was lost, remove them yourself"
 
 
 def _is_outdated(store: Store, marker: str, index: Entry) -> bool:
