@@ -140,7 +140,7 @@ def test_shares_add_up(tree: Any, depth: int) -> None:
     layout = lay_out(tree, depth=depth)
     shares = measure_usage(layout)
     for member in ("nbytes", "leaves", "parameters"):
-        assert sum(getattr(share.totals, member) for share in shares) == getattr(layout.everything, member)
+        assert sum(getattr(totals, member) for _, totals in shares) == getattr(layout.everything, member)
 
 
 def test_branches() -> None:

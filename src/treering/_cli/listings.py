@@ -105,7 +105,7 @@ def du(path: str, globs: tuple[str, ...], as_json: bool, sort: str, depth: int) 
     root = listing.root
     layout = lay_out(root, globs=globs, depth=depth)
     usage = listings.measure_usage(layout)
-    usage = sorted(usage, key=lambda share: share.key) if sort == "key" else usage
+    usage = sorted(usage, key=lambda share: share[0]) if sort == "key" else usage
     waits = listing.notes if listing.form == Form.CHECKPOINT.value else ()
     if as_json:
         head = {"file": path, "globs": globs, "depth": depth}

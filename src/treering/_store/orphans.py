@@ -31,7 +31,7 @@ class Orphan:
     attempt: str
     """Its 16 hexadecimal digits."""
     form: str
-    """"checkpoint", or "leaves" where they are in the folder of the attempt; "notes": it has no file but messages."""
+    """"checkpoint", "leaves" where they are in the folder of the attempt, or "notes" where there are only messages."""
     files: Mapping[str, int] = dataclasses.field(default_factory=dict)
     """Their bytes by name, in the folder of the attempt by their path below it."""
     changed: float
