@@ -188,7 +188,7 @@ def _show(stage: Stage, trained: Trained, killed: int) -> None:
     begun = pluralize(len(trained.saves), "saves")
     stage.say(f"{begun} of {bytes_text(size)} were begun; {last.name} is the last that is safe")
     layout = lay_out(listing.root, globs=_SHOWN, depth=3)
-    shown = tree_lines(layout, title=f"run/{last.name}", file_bytes=size, look=stage.look)
+    shown = tree_lines(layout, title=f"run/{last.name}", file_bytes=size, style=stage.style)
     stage.command(f"inspect run {' '.join(_SHOWN)} --depth 3", shown)
     stage.console.print()
     stage.say(

@@ -64,7 +64,7 @@ def move(stage: Stage, trained: Trained) -> list[Proof]:
         f"on {_MESHES[0]} {pluralize(len(four.losses), 'more steps')}, loss {steps}; "
         f"then it saved {step_name(killed)} again"
     )
-    stage.command("log run", log_lines(list_run(stage.run, shown="run"), now=time.time(), look=stage.look))
+    stage.command("log run", log_lines(list_run(stage.run, shown="run"), now=time.time(), style=stage.style))
     proofs = [proof for resumed in (four, one) if resumed.seen for proof in compared(here, resumed.seen)]
     return [*proofs, nothing_left(stage, killed)]
 

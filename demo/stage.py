@@ -13,8 +13,8 @@ from rich.padding import Padding
 from rich.text import Text
 
 from demo import FILES
-from treering._cli.terminal import look_of
-from treering._view.tree_text import Look
+from treering._cli.terminal import style_of
+from treering._view.tree_text import Style
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,9 +36,9 @@ class Stage:
         return self.folder / FILES[0]
 
     @property
-    def look(self) -> Look:
+    def style(self) -> Style:
         """How trees and tables are drawn."""
-        return dataclasses.replace(look_of(sys.stdout), width=self.console.width - 3)
+        return dataclasses.replace(style_of(sys.stdout), width=self.console.width - 3)
 
     def chapter(self, number: int, title: str) -> None:
         """Begin a chapter."""

@@ -20,7 +20,7 @@ NEVER_ONE = {
     ("cat.py", "size"),
     ("zstd.py", "found"),
     ("descriptors.py", "size"),
-    ("doctor_text.py", "committed.processes"),
+    ("doctor.py", "committed.processes"),
     ("document.py", "show(nbytes)"),
     ("errors.py", "len(path) - 16"),
     ("listings.py", "'with' if listing.verified else 'without'"),

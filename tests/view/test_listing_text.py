@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 
 from tests.view.test_rows import HOSTILE, array, chain, small
 from tests.view.test_rows import leaves_of as every_leaf
+from treering._cli.doctor import run_doctor_json, run_doctor_lines
 from treering._format.findings import Diagnosis, RunDiagnosis, StepDiagnosis
 from treering._format.listing import FileRecord, LeafRecord, Listing, Named
+from treering._inspect.diff import Difference, compare_listings
 from treering._values.keys import join_key, split_key
-from treering._view.differences import Difference, compare_listings
-from treering._view.doctor_text import run_doctor_json, run_doctor_lines
 from treering._view.listings import json_lines, key_json, key_lines, measure_usage, notes_of, usage_lines
 from treering._view.plain import cell_width
 from treering._view.rows import LONGEST_KEY, is_branch, lay_out, leaves_of, nodes_of, record_of, value_text
@@ -140,7 +140,7 @@ def test_shares_add_up(tree: Any, depth: int) -> None:
     layout = lay_out(tree, depth=depth)
     shares = measure_usage(layout)
     for member in ("nbytes", "leaves", "parameters"):
-        assert sum(getattr(share.totals, member) for share in shares) == getattr(layout.everything, member)
+        assert sum(getattr(totals, member) for _, totals in shares) == getattr(layout.everything, member)
 
 
 def test_branches() -> None:
@@ -310,8 +310,8 @@ def test_many_metrics_are_cut_and_json_has_them_all() -> None:
     assert json.loads("".join(log_json(shown, now=0.0)))["steps"][0]["metrics"] == metrics
 
 
-@pytest.mark.parametrize("look", [UNICODE, ASCII, dataclasses.replace(UNICODE, color=True, width=80)])
-def test_hostile_texts_stay_in_their_line(look: Any) -> None:
+@pytest.mark.parametrize("style", [UNICODE, ASCII, dataclasses.replace(UNICODE, color=True, width=80)])
+def test_hostile_texts_stay_in_their_line(style: Any) -> None:
     shown = run_listing(
         step(1, metrics={HOSTILE_NAME: math.nan}, kept=False, reasons=(HOSTILE_NAME,)),
         step(2, metrics={HOSTILE_NAME: -math.inf, "重み": 1.0}, reasons=("x" * 10_000,)),
@@ -320,14 +320,14 @@ def test_hostile_texts_stay_in_their_line(look: Any) -> None:
         notes=(HOSTILE_NAME,),
     )
     for lines in (
-        step_lines(shown, look),
-        log_lines(shown, now=0.0, look=look),
-        gc_lines(shown, removed=True, look=look),
+        step_lines(shown, style),
+        log_lines(shown, now=0.0, style=style),
+        gc_lines(shown, removed=True, style=style),
     ):
         for line in lines:
             plain = line
             for paint in ("\x1b[0m", "\x1b[1m", "\x1b[2m", "\x1b[31m"):
-                plain = plain.replace(paint, "") if look.color else plain
+                plain = plain.replace(paint, "") if style.color else plain
             assert plain.isprintable(), line
             assert len(plain) < 1000
 

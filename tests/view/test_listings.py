@@ -219,7 +219,7 @@ def test_chunks_stand_last_where_there_is_room() -> None:
     assert lines[2].endswith("  P('x')    6 of [1, 1]")
     assert lines[4].endswith(" " * 10 + "zstd")
     narrow = dataclasses.replace(UNICODE, width=60)
-    lines = list(tree_lines(lay_out(leaves_listing().root), title="x", file_bytes=1, look=narrow))
+    lines = list(tree_lines(lay_out(leaves_listing().root), title="x", file_bytes=1, style=narrow))
     assert not any("chunks" in line or "P('x')" in line for line in lines)
     assert "6 of [1, 1]" in html_text(lay_out(leaves_listing().root), title="x", file_bytes=1)
 

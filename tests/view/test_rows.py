@@ -19,7 +19,7 @@ from treering._printable import printable
 from treering._values.keys import GlobSet, join_key
 from treering._view.plain import cell_width, cut, fit_width, visible
 from treering._view.rows import DEEPEST, TreeLayout, children_of, is_branch, lay_out, record_of
-from treering._view.tree_text import ASCII, UNICODE, Look, tree_lines
+from treering._view.tree_text import ASCII, UNICODE, Style, tree_lines
 
 
 def array(*shape: int, dtype: str = "float32", itemsize: int = 4, offset: int = 10) -> LeafRecord:
@@ -179,9 +179,9 @@ def test_a_long_list_of_values_is_one_row() -> None:
     assert lay_out(["a"] * 101).kept.leaves == 101
 
 
-def drawn(tree: object, *, look: Look = UNICODE, globs: tuple[str, ...] = (), depth: int = 32) -> list[str]:
+def drawn(tree: object, *, style: Style = UNICODE, globs: tuple[str, ...] = (), depth: int = 32) -> list[str]:
     layout = lay_out(tree, globs=globs, depth=depth)
-    return list(tree_lines(layout, title="x.msgpack", file_bytes=200, look=look))
+    return list(tree_lines(layout, title="x.msgpack", file_bytes=200, style=style))
 
 
 def test_the_whole_picture() -> None:
@@ -230,19 +230,19 @@ def test_one_leaf_is_the_root() -> None:
 def test_names_give_way_to_the_columns_of_a_terminal() -> None:
     tree = {"a_very_long_name_of_a_module_" * 3: {"kernel": array(1024, 1024)}, "重み" * 30: array(3)}
     for width in (80, 120):
-        lines = drawn(tree, look=dataclasses.replace(UNICODE, width=width))
+        lines = drawn(tree, style=dataclasses.replace(UNICODE, width=width))
         assert all(cell_width(line) <= width for line in lines)
-    assert any("…" in line for line in drawn(tree, look=dataclasses.replace(UNICODE, width=80)))
+    assert any("…" in line for line in drawn(tree, style=dataclasses.replace(UNICODE, width=80)))
     assert any("a_very_long_name_of_a_module_" * 3 in line for line in drawn(tree))
 
 
 def test_ascii_is_ascii() -> None:
-    assert all(line.isascii() for line in drawn(small(), look=ASCII, depth=1))
-    assert all(line.isascii() for line in drawn({"n" * 500: "v" * 100, "m": array(*[1] * 60)}, look=ASCII))
+    assert all(line.isascii() for line in drawn(small(), style=ASCII, depth=1))
+    assert all(line.isascii() for line in drawn({"n" * 500: "v" * 100, "m": array(*[1] * 60)}, style=ASCII))
 
 
 def test_color_changes_no_character() -> None:
-    colored = drawn(small(), look=dataclasses.replace(UNICODE, color=True))
+    colored = drawn(small(), style=dataclasses.replace(UNICODE, color=True))
     assert any("\x1b[1m" in line for line in colored)
     plain = [line.replace("\x1b[0m", "") for line in colored]
     for paint in ("\x1b[1m", "\x1b[2m", "\x1b[36m"):
@@ -308,7 +308,7 @@ def test_shardings_stand_last_where_there_is_room() -> None:
     assert lines[2].endswith("KiB  P('data', None)")
     assert lines[3].endswith(" B")
     assert lines[4].endswith("8 B  P()")
-    narrow = drawn(tree, look=dataclasses.replace(UNICODE, width=60))
+    narrow = drawn(tree, style=dataclasses.replace(UNICODE, width=60))
     assert all(cell_width(line) <= 60 for line in narrow)
     assert not any("P(" in line for line in narrow)
     evil = dataclasses.replace(cut_array, sharding="\x1b[2J" * 100)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
 
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from treering._format.findings import Verification
     from treering._format.index import Index
     from treering._format.listing import Listing
-    from treering._inspect.open_tree import OpenTree
     from treering._keymap.key_map import KeyMap
     from treering._view.progress import Progress
 
@@ -38,31 +37,26 @@ class FormFunctions(NamedTuple):
     """``(path)`` lists what its headers say."""
     verify: str
     """``(path, progress)`` reads and checks every byte."""
-    tree: str
-    """``(path)`` opens it to look at leaves one by one; a context manager."""
-    headers: str = "_checkpoint.forms:read_source_index"
-    """``(path)`` returns its index, and reads no array."""
 
 
 # fmt: off
-_MSGPACK: Final = FormFunctions("_wire.msgpack_source:open_msgpack", "_inspect.open_tree:list_msgpack_file",
-                                "_inspect.verify:verify_msgpack", "_inspect.open_tree:open_msgpack",
-                                "_inspect.open_tree:index_msgpack")
+_MSGPACK: Final = FormFunctions("_wire.msgpack_source:open_msgpack", "_inspect.inspect:list_msgpack_file",
+                                "_inspect.verify:verify_msgpack")
 _FORMS: Final[Mapping[Form, FormFunctions]] = {
     Form.CHECKPOINT: FormFunctions("_checkpoint.source:open_checkpoint", "_inspect.inspect:list_checkpoint",
-                                   "_inspect.verify:verify_checkpoint", "_inspect.open_tree:open_indexed"),
+                                   "_inspect.verify:verify_checkpoint"),
     # Of a run, the functions of a checkpoint work on its latest step, except to verify.
-    Form.RUN: FormFunctions("", "", "_inspect.verify:verify_run", "", ""),
+    Form.RUN: FormFunctions("", "", "_inspect.verify:verify_run"),
     Form.LEAVES: FormFunctions("_leaves.source:open_source", "_leaves.branches:list_leaves",
-                               "_inspect.verify_leaves:verify_leaves", "_inspect.open_tree:open_indexed"),
+                               "_inspect.verify_leaves:verify_leaves"),
     Form.SAFETENSORS: FormFunctions("_checkpoint.source:open_safetensors", "_inspect.inspect:list_safetensors",
-                                    "_inspect.verify:verify_safetensors", "_inspect.open_tree:open_indexed"),
+                                    "_inspect.verify:verify_safetensors"),
     Form.MSGPACK: _MSGPACK,
     Form.GZIP: _MSGPACK,
 }
 _REPLACED: Final = frozenset({Form.CHECKPOINT, Form.RUN, Form.LEAVES})
 _FOREIGN: Final = FormFunctions("_foreign.foreign_tree:open_source", "_foreign.foreign_tree:list_tree",
-                                "_foreign.foreign_tree:verify_tree", "_inspect.open_tree:open_indexed")
+                                "_foreign.foreign_tree:verify_tree")
 # fmt: on
 
 
@@ -116,13 +110,8 @@ def read_index(path: str | os.PathLike[str]) -> Index:
     Raises:
         NotFoundError, FormatError, UnsupportedError, CorruptError, StoreError: as `open_source`.
     """
-    return cast("Index", _call("headers", path))
-
-
-def read_source_index(path: str | os.PathLike[str]) -> Index:
-    """Return the index of a form that is opened without reading an array; raises as `open_source` does."""
-    with read_source(path, mapped=False) as source:
-        return source.index
+    with contextlib.ExitStack() as files:
+        return stream_source(path, files).index
 
 
 def read_checkpoint_index(path: Path) -> bytes | None:
@@ -152,33 +141,18 @@ def verify_bytes(path: str | os.PathLike[str], progress: Progress | None) -> Ver
     return cast("Verification", _call("verify", path, progress))
 
 
-@contextlib.contextmanager
-def open_leaf_by_leaf(path: str | os.PathLike[str]) -> Iterator[OpenTree]:
-    """Open what stands at ``path``, of a run the latest step, to look at leaves one by one."""
-    with contextlib.ExitStack() as held:
-        # Entered where the step was found: one that goes before that has a newer one beside it.
-        yield _call("tree", path, enter=held.enter_context)
-
-
 def is_run(path: str | os.PathLike[str]) -> bool:
     """Tell whether a run stands at ``path``; raises as ``detect`` does."""
     return detect(path) is Form.RUN
 
 
-def _itself(found: Any) -> Any:
-    return found
-
-
-def _call(
-    task: str, path: str | os.PathLike[str], *given: Any, enter: Callable[[Any], Any] = _itself, **named: Any
-) -> Any:
+def _call(task: str, path: str | os.PathLike[str], *given: Any, **named: Any) -> Any:
     """Call the function of the form at ``path``; where a run has none, that of a checkpoint on its latest step.
 
     Args:
         task: the name of the function's column.
         path: what is read.
         given: passed to the function.
-        enter: enters what the function returns, where that is a context manager.
         named: passed to the function.
     """
     path = kept(path)
@@ -187,9 +161,9 @@ def _call(
         # What a save replaces while it is opened is looked at again.
         with asking(once=form not in _REPLACED):
             if function := getattr(_FORMS[form] if isinstance(form, Form) else _FOREIGN, task):
-                return enter(_import(function)(path, *given, **named))
+                return _import(function)(path, *given, **named)
             read = _import(getattr(_FORMS[Form.CHECKPOINT], task))
-            return _import("_runs.steps:of_latest")(path, lambda step: enter(read(step, *given, **named)))
+            return _import("_runs.steps:of_latest")(path, lambda step: read(step, *given, **named))
 
 
 def _import(name: str) -> Any:

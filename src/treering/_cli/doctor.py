@@ -1,12 +1,26 @@
-"""``treering doctor``: saves in flight and what dead ones left, in a folder where something seems stuck."""
+"""``treering doctor``: saves in flight and what dead ones left, as lines for people and as one JSON document."""
 
 from __future__ import annotations
 
+import collections
+import dataclasses
+from collections.abc import Iterator
+from typing import Any
+
 from treering._cli.options import JSON, PATH, verb
 from treering._cli.terminal import GOOD, NO, write_lines
+from treering._format.findings import Attempt, Committed, Diagnosis, RunDiagnosis
 from treering._inspect.doctor import diagnose
+from treering._printable import printable
 from treering._runs.reports import diagnose_run, holds_run
-from treering._view.doctor_text import doctor_json, doctor_lines, run_doctor_json, run_doctor_lines
+from treering._values.human import bytes_text, duration_text, pluralize
+from treering._view.plain import cut, json_document, members_of, pad
+from treering._view.run_text import when_text
+
+_LONGEST = 1000
+_MOST = 50
+_MOST_PROCESSES = 40
+_NAMES = {"checkpoint": "checkpoint", "leaves": "leaves directory"}
 
 
 @verb(
@@ -34,3 +48,145 @@ def doctor(path: str, as_json: bool) -> int:
     found = diagnose(path)
     write_lines(doctor_json(found) if as_json else doctor_lines(found))
     return GOOD if found.ok else NO
+
+
+def doctor_lines(found: Diagnosis) -> Iterator[str]:
+    """Write a diagnosis as lines without line ends; whatever comes from files is escaped.
+
+    Example:
+        >>> found = Diagnosis(path="ckpt", committed=None, attempts=(), problems=(), notes=("empty",))
+        >>> for line in doctor_lines(found):
+        ...     print(line)
+        'ckpt': nothing is wrong
+          note: empty
+    """
+    return (printable(cut(line, _LONGEST)) for line in _lines(found))
+
+
+def _lines(found: Diagnosis) -> Iterator[str]:
+    state = "nothing is wrong" if found.ok else "there is something to do"
+    yield f"{found.path!r}: {_committed(found.committed) if found.committed is not None else state}"
+    yield from (f"  problem: {problem}" for problem in found.problems[:_MOST])
+    if len(found.problems) > _MOST:
+        yield f"  and {len(found.problems) - _MOST:,} more"
+    yield from (f"  note: {note}" for note in found.notes[:_MOST])
+    for attempt in found.attempts[:_MOST]:
+        yield from _attempt(attempt)
+    if len(found.attempts) > _MOST:
+        left = found.attempts[_MOST:]
+        yield f"and {pluralize(len(left), 'more attempts', ',')} with {bytes_text(sum(each.nbytes for each in left))}"
+
+
+def _committed(committed: Committed) -> str:
+    who = f" by {committed.processes:,} processes" if committed.processes > 1 else ""
+    at = f", saved {committed.at}{who}" if committed.at else who
+    size = f"{pluralize(committed.files, 'files', ',')}, {bytes_text(committed.nbytes)}"
+    return f"{_NAMES[committed.form]}{at}, {size}"
+
+
+def _attempt(attempt: Attempt) -> Iterator[str]:
+    call = "" if attempt.number is None else f", save {attempt.number:,} of its job"
+    yield f"attempt {attempt.attempt}: {attempt.life.value}{call}"
+    if attempt.files:
+        changed = "" if attempt.age is None else f", last changed {duration_text(attempt.age)} ago"
+        yield f"  {pluralize(attempt.files, 'files', ',')}, {bytes_text(attempt.nbytes)}{changed}"
+    yield f"  {attempt.reason}"
+    if attempt.who is not None:
+        yield f"  begun by {attempt.who}"
+    yield from _processes(attempt)
+    if attempt.outcome is not None:
+        yield f"  outcome: {attempt.outcome}"
+    yield f"  to do: {attempt.advice}"
+
+
+def _processes(attempt: Attempt) -> Iterator[str]:
+    shown = sorted(attempt.processes, key=lambda state: (state.stage in {"written", "seen"}, state.process))
+    stages = max((len(state.stage) for state in shown), default=0)
+    if len(shown) > 1:
+        of_stage = collections.Counter(state.stage for state in attempt.processes)
+        yield f"  {pluralize(len(shown), 'processes', ',')}: " + ", ".join(
+            f"{count:,} {stage}" for stage, count in of_stage.items()
+        )
+    for state in sorted(shown[:_MOST_PROCESSES], key=lambda state: state.process):
+        who = "" if state.who is None else f"  {state.who}"
+        age = "" if state.age is None else f", {duration_text(state.age)} ago"
+        late = "" if state.late is None else f", late for {duration_text(state.late)}"
+        wrote = "" if state.nbytes is None else f", wrote {bytes_text(state.nbytes)}"
+        way = "" if state.through is None else f", votes through process {state.through}"
+        problem = "" if state.problem is None else f": {state.problem}"
+        yield f"  process {state.process}: {pad(state.stage, stages)}{who}{age}{late}{wrote}{way}{problem}"
+    if (left := len(shown) - _MOST_PROCESSES) > 0:
+        yield f"  and {pluralize(left, 'more processes', ',')}"
+
+
+def doctor_json(found: Diagnosis) -> Iterator[str]:
+    """Write a diagnosis as the lines of one JSON object, one line for each attempt, all in ASCII.
+
+    Example:
+        >>> import json
+        >>> found = Diagnosis(path="ckpt", committed=None, attempts=(), problems=(), notes=("the folder is empty",))
+        >>> json.loads("".join(doctor_json(found)))["ok"]
+        True
+    """
+    return json_document(_head(found), attempts=map(_members, found.attempts))
+
+
+def _head(found: Diagnosis) -> dict[str, Any]:
+    return {"schema": "treering.doctor/1"} | members_of(found, "path", "ok", "committed", "problems", "notes")
+
+
+def _members(attempt: Attempt) -> dict[str, Any]:
+    return members_of(attempt, "attempt", "form", "life", "needs_attention") | dataclasses.asdict(attempt)
+
+
+# -------------------------------------------------------------------------------------------------------------- runs
+
+
+def run_doctor_lines(found: RunDiagnosis) -> Iterator[str]:
+    """Write a diagnosis as lines without line ends; of the steps only those with more in them than a checkpoint.
+
+    Example:
+        >>> found = RunDiagnosis(path="run", steps=[10, 20], nbytes=2048, saved=0.0, folders=(), notes=("a note",))
+        >>> for line in run_doctor_lines(found):
+        ...     print(line)
+        'run': a run of 2 steps, 2.00 KiB, the latest is 20, saved 1970-01-01 00:00:00 UTC
+          note: a note
+    """
+    return (printable(cut(line, _LONGEST)) for line in _run_lines(found))
+
+
+def _run_lines(found: RunDiagnosis) -> Iterator[str]:
+    latest = ""
+    if found.steps and found.saved is not None:
+        latest = f", {bytes_text(found.nbytes)}, the latest is {found.steps[-1]}, saved {when_text(found.saved)}"
+    yield f"{found.path!r}: a run of {pluralize(len(found.steps), 'steps', ',')}{latest}"
+    yield from (f"  note: {note}" for note in found.notes)
+    telling = [folder for folder in found.folders if folder.has_something_to_tell]
+    waiting = [folder.step for folder in telling if folder.found.waits_for_readers]
+    if len(waiting) > 1:
+        what = f"the data of {pluralize(len(waiting), 'removed steps', ',')} are still here, for readers"
+        yield f"  note: {what}; later the next save, or treering gc --yes, removes them; --json has each"
+        telling = [folder for folder in telling if not folder.found.waits_for_readers]
+    for folder in telling[:_MOST]:
+        yield from doctor_lines(folder.found)
+    if len(telling) > _MOST:
+        yield f"and {pluralize(len(telling) - _MOST, 'more folders', ',')} of steps"
+
+
+def run_doctor_json(found: RunDiagnosis) -> Iterator[str]:
+    """Write a diagnosis as the lines of one JSON object, one line for each step's folder, all in ASCII.
+
+    Example:
+        >>> found = RunDiagnosis(path="run", steps=[10, 20], nbytes=2048, saved=0.0, folders=(), notes=())
+        >>> import json
+        >>> document = json.loads("".join(run_doctor_json(found)))
+        >>> document["ok"], document["latest"]
+        (True, 20)
+    """
+    head = {"schema": "treering.doctor/1", "path": found.path, "form": "run", "ok": found.ok, "steps": found.steps}
+    head |= {"latest": found.steps[-1] if found.steps else None, "nbytes": found.nbytes, "notes": found.notes}
+    entries = (
+        {"step": each.step} | _head(each.found) | {"attempts": list(map(_members, each.found.attempts))}
+        for each in found.folders
+    )
+    return json_document(head, folders=entries)

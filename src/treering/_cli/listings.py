@@ -10,7 +10,7 @@ import click
 from treering._checkpoint.detect import Form
 from treering._checkpoint.forms import list_headers
 from treering._cli.options import GLOBS, JSON, PATH, depth, list_steps, read_latest, verb
-from treering._cli.terminal import GOOD, look_of, note, nothing_matches, write_lines
+from treering._cli.terminal import GOOD, note, nothing_matches, style_of, write_lines
 from treering._view import listings
 from treering._view.rows import USUAL_DEPTH, lay_out, leaves_of, weight_of
 from treering._view.tree_text import tree_lines
@@ -44,8 +44,8 @@ def inspect(path: str, globs: tuple[str, ...], as_json: bool, depth: int) -> int
         head = {"file": path, "file_bytes": size, "globs": globs, "depth": depth}
         write_lines(listings.json_lines(layout, {**head, **listings.origin_members(listing)}))
     elif layout.rows:
-        look, notes = look_of(sys.stdout), listings.notes_of(listing)
-        write_lines(tree_lines(layout, title=path, file_bytes=size, look=look, notes=notes))
+        style, notes = style_of(sys.stdout), listings.notes_of(listing)
+        write_lines(tree_lines(layout, title=path, file_bytes=size, style=style, notes=notes))
     return GOOD if layout.rows else nothing_matches(path, globs, listing.root)
 
 
@@ -70,7 +70,7 @@ def ls(path: str, globs: tuple[str, ...], sort: str, as_json: bool) -> int:
 
         if sort == "bytes":
             run = dataclasses.replace(run, steps=sorted(run.steps, key=lambda step: -step.nbytes))
-        write_lines(steps_json(run) if as_json else step_lines(run, look_of(sys.stdout)))
+        write_lines(steps_json(run) if as_json else step_lines(run, style_of(sys.stdout)))
         for told in () if as_json else run.notes:
             note(told)
         return GOOD
@@ -81,7 +81,7 @@ def ls(path: str, globs: tuple[str, ...], sort: str, as_json: bool) -> int:
     if as_json:
         write_lines(listings.key_json(leaves, {"file": path, "globs": globs, **listings.origin_members(listing)}))
     else:
-        write_lines(listings.key_lines(leaves, look_of(sys.stdout)))
+        write_lines(listings.key_lines(leaves, style_of(sys.stdout)))
     return GOOD if leaves or not globs else nothing_matches(path, globs, listing.root)
 
 
@@ -105,12 +105,12 @@ def du(path: str, globs: tuple[str, ...], as_json: bool, sort: str, depth: int) 
     root = listing.root
     layout = lay_out(root, globs=globs, depth=depth)
     usage = listings.measure_usage(layout)
-    usage = sorted(usage, key=lambda share: share.key) if sort == "key" else usage
+    usage = sorted(usage, key=lambda share: share[0]) if sort == "key" else usage
     waits = listing.notes if listing.form == Form.CHECKPOINT.value else ()
     if as_json:
         head = {"file": path, "globs": globs, "depth": depth}
         write_lines(listings.usage_json(layout, usage, head | {"notes": waits} if waits else head))
     elif layout.rows:
-        write_lines(listings.usage_lines(layout, usage, ellipsis=look_of(sys.stdout).ellipsis))
+        write_lines(listings.usage_lines(layout, usage, ellipsis=style_of(sys.stdout).ellipsis))
         write_lines(waits)
     return GOOD if layout.rows else nothing_matches(path, globs, root)

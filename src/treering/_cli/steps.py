@@ -23,7 +23,7 @@ from treering._cli.options import (
     steps_at,
     verb,
 )
-from treering._cli.terminal import GOOD, NO, look_of, write_lines
+from treering._cli.terminal import GOOD, NO, style_of, write_lines
 from treering._store.resolve import located
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ def log(path: str, as_json: bool) -> int:
     from treering._view.run_text import log_json, log_lines
 
     now = time.time()
-    write_lines(log_json(listing, now=now) if as_json else log_lines(listing, now=now, look=look_of(sys.stdout)))
+    write_lines(log_json(listing, now=now) if as_json else log_lines(listing, now=now, style=style_of(sys.stdout)))
     return GOOD
 
 
@@ -110,7 +110,7 @@ def gc(
     ]
     records = records if chosen is None else dataclasses.replace(records, keep=repr(chosen))
     listing = list_records(path, located(path), records, verdicts)
-    lines = gc_lines(listing, removed=yes, look=look_of(sys.stdout))
+    lines = gc_lines(listing, removed=yes, style=style_of(sys.stdout))
     write_lines(gc_json(listing, removed=yes) if as_json else lines)
     return NO if stayed else GOOD
 

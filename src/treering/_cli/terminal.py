@@ -16,7 +16,7 @@ from treering._printable import printable
 from treering._values.human import near
 from treering._view.plain import cut
 from treering._view.rows import nodes_of
-from treering._view.tree_text import ASCII, UNICODE, Look
+from treering._view.tree_text import ASCII, UNICODE, Style
 
 GOOD = 0
 """Exit code: done, and the answer is good."""
@@ -60,11 +60,11 @@ def note(message: str) -> None:
     click.echo(f"note: {plain_line(message, sys.stderr)}", err=True)
 
 
-def look_of(stream: TextIO) -> Look:
+def style_of(stream: TextIO) -> Style:
     """Choose how a tree is drawn on a stream."""
-    look = UNICODE if can_show("├└│─·…", stream) else ASCII
+    style = UNICODE if can_show("├└│─·…", stream) else ASCII
     width = shutil.get_terminal_size().columns if stream.isatty() else None
-    return dataclasses.replace(look, color=wants_color(stream), width=width)
+    return dataclasses.replace(style, color=wants_color(stream), width=width)
 
 
 def plain_line(text: str, stream: TextIO) -> str:

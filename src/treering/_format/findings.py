@@ -3,25 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-import enum
 from collections.abc import Iterable, Iterator, Sequence
 
 from treering._format.index import Index
 from treering._printable import LONGEST_LINE, cut_middle, printable, show_path
 from treering._values.human import bytes_text, pluralize
-
-
-class Life(enum.StrEnum):
-    """Whether a process still works on an attempt."""
-
-    IN_FLIGHT = "in flight"
-    """A process does."""
-    DEAD = "dead"
-    """None does: its processes have ended."""
-    UNKNOWN = "unknown"
-    """That cannot be told from here: it was written on another machine, or in another container."""
-    OVER = "over"
-    """It is committed or given up; messages about it are left, or it is a save that waits for its index."""
+from treering._values.processes import Life
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

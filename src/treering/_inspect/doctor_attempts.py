@@ -1,297 +1,294 @@
-"""What lies in a folder of attempts to save -> what they are, and what to do about each."""
+"""What attempts to save have in a folder, and what their processes told each other -> what to do about each attempt."""
 
 from __future__ import annotations
 
 import collections
+import contextlib
 import dataclasses
-import platform
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Final, TypeAlias
 
 from treering._coordination.messages import DecisionMessage, Failure, PrepareMessage, VoteMessage, VoteStage
 from treering._coordination.votes import parent_of
-from treering._format.findings import Attempt, Life, ProcessState
-from treering._inspect.attempts import FolderScan, Leftovers, NoteFile
-from treering._store.api import Locks
-from treering._store.posix.store import started
-from treering._values import leaves_names, timing
-from treering._values.checkpoint_names import attempt_of_tombstone, process_of_data
-from treering._values.processes import format_processes
-from treering.errors import ProcessFailedError
+from treering._format.findings import Attempt, ProcessState
+from treering._store.api import LARGEST_MESSAGE, Store, open_below
+from treering._store.failures import LinkRefusedError
+from treering._store.orphans import FolderScan, Orphan, find_life
+from treering._values import checkpoint_names, leaves_names, timing
+from treering._values.processes import Life, format_processes
+from treering.errors import CorruptError, ProcessFailedError
 
 _ORDER: Final = (Life.IN_FLIGHT, Life.UNKNOWN, Life.DEAD, Life.OVER)
 _SWEPT: Final = "the next save removes it: nothing to do"
-_NOTES_GO: Final = (
+_MESSAGES_GO: Final = (
     "its messages are removed when all its processes have seen the decision, or by the next save: nothing to do"
 )
 _WAIT: Final = "wait: it ends by itself"
-_GOES_ON: Final = "the next save to this folder, or treering gc of its run with --yes, removes the rest: nothing to do"
-_LOOK: Final = "check there whether it still runs; if not, the next save removes it"
-_AGES: Final = (
-    "if no process is saving there, save there once more, which ends it; treering gc --yes of its run removes it"
-    " when it is a day old"
-)
 _MISSING: Final = "missing"
 _MOST_PROCESSES: Final = 100_000
 _STAGES: Final = (VoteStage.PREPARING, VoteStage.PREPARED, VoteStage.LEFT, VoteStage.FAILED)
-_WHO: Final = re.compile(r"(?s)(.*), pid (\d{1,10})")
+# The number of its process, where the name of a message has one.
+_MESSAGE: Final = re.compile(
+    r"\.treering-[0-9a-f-]*?(?:(?:here|part|left|waiting)-(\d{5,9})|sum-\d{5,9}|signature|begin|verdict)"
+)
+_OF_TREE: Final = re.compile(r"-(?:sum-\d+|signature)\Z")
+
+
+_Judgement: TypeAlias = tuple[Life, str, str]
+"""Whether an attempt lives, why that is known, and what to do."""
+_KEPT: Final[_Judgement] = (
+    Life.OVER,
+    "the index is damaged: it is unknown whether it names these files",
+    "keep them until the index is replaced, or restored from a copy",
+)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Known:
-    """What the indexes in a folder say."""
+    """What the index in a folder says."""
 
     files: Collection[str] = ()
-    """Data files that the index of the checkpoint names."""
+    """Data files that it needs, or lists as superseded."""
     replaced: Collection[str] = ()
     """Data files that it superseded."""
     attempts: Collection[str] = ()
-    """Attempts that an index names."""
+    """Attempts that it names."""
     moving: Collection[str] = ()
     """Those of them whose files are not all moved to their places."""
     damaged: bool = False
-    """Whether there is an index that cannot be read, so that nobody can tell what it names."""
+    """Whether it cannot be read, so that nobody can tell what it names."""
 
 
-_Judgement: TypeAlias = tuple[Life, str, str]
-"""Whether an attempt lives, why that is known, what to do."""
+_Told: TypeAlias = PrepareMessage | VoteMessage | DecisionMessage
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class _Notes:
-    """What the messages of one attempt say."""
+@dataclasses.dataclass(slots=True, kw_only=True)
+class Messages:
+    """What the processes of one attempt told each other."""
 
-    begin: PrepareMessage | None = None
-    verdict: DecisionMessage | None = None
-    parts: Mapping[int, NoteFile] = dataclasses.field(default_factory=dict)
-    changed: float = 0.0
+    prepare: PrepareMessage | None = None
+    decision: DecisionMessage | None = None
+    votes: dict[int, tuple[VoteMessage | None, float]] = dataclasses.field(default_factory=dict)
+    """How far each process is, None where its message cannot be read, and when it said so."""
     began: float | None = None
-    most: int = 0
-    """For how many processes it is said how far they are."""
+    """When process 0 began it, as seconds since 1970."""
+    changed: float = 0.0
+    """When the newest message was written."""
 
     @property
     def leader(self) -> str | None:
         """Where process 0 runs."""
-        said = self.begin or self.verdict or self.vote(0)
+        said = self.prepare or self.decision or self.votes.get(0, (None,))[0]
         return None if said is None else said.who
 
-    def vote(self, process: int) -> VoteMessage | None:
-        """Return what a process has handed in."""
-        said = self.parts[process].said if process in self.parts else None
-        return said if isinstance(said, VoteMessage) else None
+    def add(self, told: _Told | None, process: int | None, changed: float) -> None:
+        """Add a message; of several of one process the last stage counts, of failures the first."""
+        self.changed = max(self.changed, changed)
+        if isinstance(told, PrepareMessage):
+            self.prepare, self.began = told, changed
+        elif isinstance(told, DecisionMessage):
+            self.decision = told
+        elif process is not None and _stage(told) >= _stage(self.votes.get(process, (None,))[0]):
+            self.votes[process] = told, changed
 
 
-def judge_attempts(looked: FolderScan, known: Known, now: float) -> list[Attempt]:
+def _stage(vote: VoteMessage | None) -> int:
+    return -1 if vote is None else _STAGES.index(vote.stage)
+
+
+def read_messages(store: Store, names: Sequence[str]) -> tuple[dict[str, Messages], dict[int, float]]:
+    """Read the messages at a place; those that are being written are left out.
+
+    Args:
+        store: the place.
+        names: the names in it.
+
+    Returns:
+        The messages by attempt; and when each process that waits for others said so last.
+    """
+    found: dict[str, Messages] = {}
+    waiting: dict[int, float] = {}
+    for name, changed, told in _read(store, names):
+        process = int(kind[1]) if (kind := _MESSAGE.fullmatch(name)) and kind[1] else None
+        attempt = told.attempt if isinstance(told, PrepareMessage) else checkpoint_names.attempt_of_message(name)
+        if attempt is not None:
+            found.setdefault(attempt, Messages()).add(told, process, changed)
+        elif process is not None:
+            waiting[process] = changed
+    return found, waiting
+
+
+def _read(store: Store, names: Sequence[str]) -> Iterator[tuple[str, float, _Told | None]]:
+    """Walk through messages: name, when it was written, and what it says without checksums, where that can be read."""
+    for name in names:
+        if checkpoint_names.is_message_folder(name):
+            with contextlib.suppress(OSError, LinkRefusedError), open_below(store, name) as below:
+                yield from _read(below, [one for one in below.names() if checkpoint_names.is_message(one)])
+        if not checkpoint_names.is_message(name) or _MESSAGE.fullmatch(name) is None:
+            continue
+        if (found := store.find(name)) is None:  # it was taken away meanwhile
+            continue
+        told: _Told | None = None
+        # No message, a link or a damaged one says nothing. Readers that wait touch the folder; this one must not.
+        with contextlib.suppress(OSError, CorruptError, LinkRefusedError), store.open_file(name) as file:
+            told = _decode(name, file.read(0, file.size)) if file.size <= LARGEST_MESSAGE else None
+        yield name, found.modified, told
+
+
+def _decode(name: str, data: bytes) -> _Told | None:
+    if checkpoint_names.is_prepare(name):
+        return dataclasses.replace(PrepareMessage.decode(data), signature=b"")
+    if name.endswith("-verdict"):
+        return DecisionMessage.decode(data)
+    is_vote = checkpoint_names.attempt_of_message(name) is not None and not _OF_TREE.search(name)
+    return dataclasses.replace(VoteMessage.decode(data), payload=b"") if is_vote else None
+
+
+# ---------------------------------------------------------------------------------------------------------- judgements
+
+
+def judge_attempts(scan: FolderScan, messages: Mapping[str, Messages], known: Known, now: float) -> list[Attempt]:
     """Return the attempts that left something there, those in flight first, the newest first.
 
     Args:
-        looked: what is there.
-        known: what the indexes say.
+        scan: what is there.
+        messages: what their processes told each other.
+        known: what the index says.
         now: the time, as seconds since 1970.
     """
-    notes = _notes_by_attempt(looked.notes)
-    found = [*_of_checkpoints(looked, known, notes, now), *_of_leaves(looked, known, notes, now)]
-    told = {attempt.attempt for attempt in found}
-    for attempt, said in notes.items():
-        if attempt not in told:
-            nothing = Leftovers(attempt=attempt, files={}, count=0, changed=said.changed, holder=None)
-            judged = _judge_messages(attempt, said, looked, known)
-            found.append(_attempt(nothing, "notes", judged, said=said, now=now))
-    return sorted(found, key=lambda each: (_ORDER.index(each.life), each.age or 0.0, each.attempt))
+    found: dict[tuple[str, str], Attempt] = {}
+    alone = set(messages)
+    for orphan in scan.orphans:
+        left = {name: size for name, size in orphan.files.items() if name not in known.files}
+        if not _is_needed(orphan, left, known):
+            alone.discard(orphan.attempt)
+            orphan = dataclasses.replace(orphan, files=left)  # noqa: PLW2901 - the same one
+            found[orphan.form, orphan.attempt] = _attempt(orphan, scan, messages, known, now)
+    for attempt in alone:
+        removal = "the next save removes its messages"
+        orphan = Orphan(attempt=attempt, form="notes", changed=messages[attempt].changed, removal=removal)
+        found["notes", attempt] = _attempt(orphan, scan, messages, known, now)
+    return sorted(found.values(), key=lambda each: (_ORDER.index(each.life), each.age or 0.0, each.attempt))
 
 
-def _notes_by_attempt(files: Sequence[NoteFile]) -> dict[str, _Notes]:
-    of: dict[str, list[NoteFile]] = {}
-    for file in files:
-        if file.attempt is not None:
-            of.setdefault(file.attempt, []).append(file)
-    return {
-        attempt: _Notes(
-            begin=next((note.said for note in notes if isinstance(note.said, PrepareMessage)), None),
-            verdict=next((note.said for note in notes if isinstance(note.said, DecisionMessage)), None),
-            parts={note.process: note for note in sorted(notes, key=_progress) if note.process is not None},
-            changed=max(note.changed for note in notes),
-            most=_MOST_PROCESSES // len(of),
-            began=next((note.changed for note in notes if isinstance(note.said, PrepareMessage)), None),
-        )
-        for attempt, notes in of.items()
-    }
+def _is_needed(orphan: Orphan, left: Collection[str], known: Known) -> bool:
+    """Tell whether all that an attempt has is part of the committed state."""
+    if orphan.form == "checkpoint":
+        return not left
+    # The folder of an attempt of leaves keeps the copy of its record.
+    return orphan.attempt in known.attempts and orphan.attempt not in known.moving and orphan.holder is None
 
 
-def _progress(note: NoteFile) -> int:
-    """Return how far a process is that has left this message; of several the last counts, of failures the first."""
-    stage = note.said.stage if isinstance(note.said, VoteMessage) else None
-    return _STAGES.index(stage) if stage else -1
-
-
-# ---------------------------------------------------------------------------------------------------------- checkpoints
-
-
-def _of_checkpoints(looked: FolderScan, known: Known, notes: Mapping[str, _Notes], now: float) -> Iterator[Attempt]:
-    removed = {attempt_of_tombstone(name) for name in looked.names}
-    for remains in looked.saved.values():
-        listed = {*known.files, *looked.waiting}
-        files = {name: size for name, size in remains.files.items() if name not in listed}
-        if not files:
-            continue
-        said = notes.get(remains.attempt, _Notes())
-        if remains.journal:
-            judged = _judge_journaled(remains, looked, known, said)
-        else:
-            judged = _judge_unproved(files, looked, known, removed=remains.attempt in removed)
-        lying = dataclasses.replace(remains, files=files, count=len(files))
-        yield _attempt(lying, "checkpoint", judged, said=said, now=now)
-
-
-def _judge_journaled(remains: Leftovers, looked: FolderScan, known: Known, said: _Notes) -> _Judgement:
-    if remains.is_index or remains.attempt in known.attempts:
-        reason = "it is the committed one; its journal is a second name or a copy of the index"
-        return Life.OVER, reason, "the next save removes that name: nothing to do"
-    if remains.outdated:
-        return Life.DEAD, "the checkpoint was changed since it began, so it can never be committed", _SWEPT
-    if looked.flat and said.leader is None:
-        return Life.UNKNOWN, "it may still be committed: a bucket does not tell whether its process runs", _AGES
-    life, reason = life_of(remains.holder, looked.locks, said.leader, remains.changed)
-    return life, reason, {Life.IN_FLIGHT: _WAIT, Life.DEAD: _SWEPT}.get(life, _LOOK)
-
-
-def _judge_unproved(files: Mapping[str, int], looked: FolderScan, known: Known, *, removed: bool) -> _Judgement:
-    """Judge data files that no journal proves to be leftovers, perhaps those of an index that became a tombstone."""
-    if removed and looked.saver is not None:
-        who = f"process {looked.saver} of this machine is at work in this folder"
-        return Life.IN_FLIGHT, f"it was removed; {who}", _WAIT
-    if removed:
-        return Life.DEAD, "its removal was interrupted", _GOES_ON
-    if known.damaged:
-        reason = "the index is damaged: it is unknown whether it names these files"
-        return Life.OVER, reason, "keep them until the index is replaced, or restored from a copy"
-    if looked.saver is not None:
-        return Life.IN_FLIGHT, _saving(looked.saver), _WAIT
-    if set(files) <= set(known.replaced):
-        return Life.DEAD, "it was superseded, and its files could not be removed then", _SWEPT
-    reason = "no index names these files, and no journal proves that they are leftovers"
-    if looked.flat:
-        return Life.DEAD, reason, "treering gc --yes of its run removes them when they are a day old"
-    return Life.DEAD, reason, "no save removes them; if no process is saving here, remove them yourself"
-
-
-# ------------------------------------------------------------------------------------------------------------ leaves
-
-
-def _of_leaves(looked: FolderScan, known: Known, notes: Mapping[str, _Notes], now: float) -> Iterator[Attempt]:
-    for remains in looked.staged.values():
-        # What is committed and in its place is no attempt any more; its folder keeps the copy of its record.
-        if remains.attempt in known.attempts and remains.attempt not in known.moving and remains.holder is None:
-            continue
-        said = notes.get(remains.attempt, _Notes())
-        yield _attempt(remains, "leaves", _judge_staged(remains, looked, known, said), said=said, now=now)
-
-
-def _judge_staged(remains: Leftovers, looked: FolderScan, known: Known, said: _Notes) -> _Judgement:
-    if looked.flat:
-        return _judge_unmoved(remains, known)
-    if leaves_names.PENDING in remains.files and remains.holder is None:
+def _judge(orphan: Orphan, scan: FolderScan, known: Known, said: Messages) -> _Judgement:
+    is_alone = orphan.form == "notes"
+    is_named = orphan.is_index or orphan.attempt in known.attempts
+    if is_named and orphan.proved and orphan.holder is None and orphan.attempt not in known.moving:
+        advice = _MESSAGES_GO if is_alone else "the next save removes its journal: nothing to do"
+        return Life.OVER, "it is the committed one", advice
+    if is_alone and said.decision is not None:
+        return Life.OVER, "process 0 has ended it", _MESSAGES_GO
+    if not orphan.proved:
+        return _judge_unproved(orphan, scan, known)
+    if orphan.outdated:
+        if known.damaged:
+            return _KEPT
+        return Life.DEAD, "the index was changed since it began, so it can never be committed", _SWEPT
+    if is_alone and scan.saver is not None:
+        return Life.IN_FLIGHT, _saving(scan.saver), _WAIT
+    if leaves_names.PENDING in orphan.files and orphan.holder is None:
         advice = "treering.leaves.index_leaves adds it to the index"
         return Life.OVER, "it was saved without an index, and waits for one", advice
-    life, reason = life_of(remains.holder, looked.locks, said.leader, remains.changed)
+    gap = "only messages are there, which have no lock" if is_alone else scan.gap
+    life, reason = find_life(orphan.holder, gap, said.leader, orphan.changed)
+    return _judge_by_life(orphan, scan, known, life, reason)
+
+
+def _judge_unproved(orphan: Orphan, scan: FolderScan, known: Known) -> _Judgement:
+    """Judge files that nothing proves to be leftovers, perhaps those of an index that became a tombstone."""
+    if checkpoint_names.tombstone_of(orphan.attempt) in scan.names:
+        if scan.saver is not None:
+            return Life.IN_FLIGHT, f"it was removed; {_saving(scan.saver)}", _WAIT
+        advice = "the next save to this folder, or treering gc of its run with --yes, removes the rest: nothing to do"
+        return Life.DEAD, "its removal was interrupted", advice
+    if known.damaged:
+        return _KEPT
+    if scan.saver is not None:
+        return Life.IN_FLIGHT, _saving(scan.saver), _WAIT
+    if set(orphan.files) <= set(known.replaced):
+        return Life.DEAD, "it was superseded, and its files could not be removed then", _SWEPT
+    return Life.DEAD, "no index names these files, and nothing proves that they are leftovers", orphan.removal
+
+
+def _judge_by_life(orphan: Orphan, scan: FolderScan, known: Known, life: Life, reason: str) -> _Judgement:
+    """Say what to do about an attempt that may be committed yet, and whose process lives or not."""
     if life is Life.IN_FLIGHT:
         return life, reason, _WAIT
-    if remains.attempt in known.moving:
+    if orphan.attempt in known.moving:
         reason = f"it is committed, but not all of its files are moved to their key paths; {reason}"
-        advice = "treering can read it; the next save, or treering.leaves.index_leaves, moves the rest"
-        return life, reason, advice
-    if leaves_names.RECORD in remains.files and (known.damaged or leaves_names.INDEX not in looked.names):
+        return life, reason, "treering can read it; the next save, or treering.leaves.index_leaves, moves the rest"
+    if orphan.recorded and (known.damaged or leaves_names.INDEX not in scan.names):
         reason = f"there is no readable index, so it is unknown whether it named this save; {reason}"
         return life, reason, "treering.leaves.index_leaves rebuilds the index from the files"
-    return life, reason, _SWEPT if life is Life.DEAD else _LOOK
+    if life is Life.DEAD:
+        return life, reason, f"{orphan.removal}: nothing to do"
+    return life, reason, f"check there whether it still runs; if not, {orphan.removal}"
 
 
-def _judge_unmoved(remains: Leftovers, known: Known) -> _Judgement:
-    """Judge an attempt that the index of leaves in a bucket does not name."""
-    if known.damaged:
-        reason = "the index is damaged: it is unknown whether it names these files"
-        return Life.OVER, reason, "keep them until the index is restored from a copy"
-    if remains.outdated:
-        return Life.DEAD, "the index was changed since it began, so it can never be committed", _SWEPT
-    if remains.journal:
-        reason = "it may still be committed: a bucket does not tell whether its process runs"
-        return Life.UNKNOWN, reason, "if its process is gone, the next save removes its files"
-    reason = "the index does not name these files, and no marker proves that they are leftovers"
-    return Life.DEAD, reason, "no save removes them; if no index was lost that named them, remove them yourself"
+def _saving(process: int) -> str:
+    return f"process {process} of this machine is saving to this folder"
 
 
-# ---------------------------------------------------------------------------------------------------------- messages
-
-
-def _judge_messages(attempt: str, said: _Notes, looked: FolderScan, known: Known) -> _Judgement:
-    """Judge an attempt of which only messages are there."""
-    if attempt in known.attempts:
-        return Life.OVER, "it is the committed one", _NOTES_GO
-    if said.verdict is not None:
-        return Life.OVER, "process 0 has ended it", _NOTES_GO
-    if looked.saver is not None:
-        return Life.IN_FLIGHT, _saving(looked.saver), _WAIT
-    locks = dataclasses.replace(looked.locks, gap="only messages are there, which have no lock")
-    life, reason = life_of(None, locks, said.leader, said.changed)
-    return life, reason, {Life.IN_FLIGHT: _WAIT, Life.DEAD: _NOTES_GO}.get(life, _LOOK)
-
-
-def _saving(saver: int) -> str:
-    return f"process {saver} of this machine is saving to this folder"
-
-
-def _attempt(remains: Leftovers, form: str, judged: _Judgement, *, said: _Notes, now: float) -> Attempt:
-    life, reason, advice = judged
-    states, vote = list(_states(said, remains, now)), said.vote(0)
-    silent = [state for state in states if state.stage in {_MISSING, VoteStage.PREPARING}]
+def _attempt(orphan: Orphan, scan: FolderScan, messages: Mapping[str, Messages], known: Known, now: float) -> Attempt:
+    said = messages.get(orphan.attempt) or Messages()
+    life, reason, advice = _judge(orphan, scan, known, said)
+    states = list(_states(said, orphan, now, _MOST_PROCESSES // (len(messages) or 1)))
+    silent = [each.process for each in states if each.stage in {_MISSING, VoteStage.PREPARING}]
+    leading = said.votes.get(0, (None,))[0]
     if life is Life.UNKNOWN and silent:
-        advice = f"{format_processes(state.process for state in silent)} did not vote: {advice}"
-    elif life is Life.IN_FLIGHT and silent and vote and vote.stage is VoteStage.PREPARED:
-        late = format_processes(state.process for state in silent)
-        advice = f"wait: it ends at its deadline at the latest; waited for: {late}"
+        advice = f"{format_processes(silent)} did not vote: {advice}"
+    elif life is Life.IN_FLIGHT and silent and leading and leading.stage is VoteStage.PREPARED:
+        advice = f"wait: it ends at its deadline at the latest; waited for: {format_processes(silent)}"
     return Attempt(
-        attempt=remains.attempt,
-        form=form,
+        attempt=orphan.attempt,
+        form=orphan.form,
         life=life,
         reason=reason,
         advice=advice,
-        files=remains.count,
-        nbytes=sum(remains.files.values()),
-        age=max(now - max(remains.changed, said.changed), 0.0),
+        files=len(orphan.files),
+        nbytes=sum(orphan.files.values()),
+        age=max(now - max(orphan.changed, said.changed), 0.0),
         who=said.leader,
-        number=said.begin.number if said.begin else None,
+        number=said.prepare.number if said.prepare else None,
         processes=states,
-        outcome=_outcome(said.verdict) if said.verdict else None,
+        outcome=_outcome(said.decision) if said.decision else None,
     )
 
 
-def _outcome(verdict: DecisionMessage) -> str:
-    if verdict.failure is None:
+def _outcome(decision: DecisionMessage) -> str:
+    if decision.failure is None:
         return "committed"
-    by = f" because of {format_processes(verdict.processes)}" if verdict.processes else ""
-    return f"failed{by}: {verdict.failure.message}"
+    by = f" because of {format_processes(decision.processes)}" if decision.processes else ""
+    return f"failed{by}: {decision.failure.message}"
 
 
-def _states(said: _Notes, remains: Leftovers, now: float) -> Iterator[ProcessState]:
-    """Walk through the processes that have left a message, and those of the job that have not."""
-    count = min(said.begin.processes, said.most) if said.begin is not None else 0
+def _states(said: Messages, orphan: Orphan, now: float, most: int) -> Iterator[ProcessState]:
+    """Walk through the processes that have left a message, and those of the job that have not, up to a number."""
+    count = min(said.prepare.processes, most) if said.prepare is not None else 0
     written = collections.Counter[int]()
-    for name, size in remains.files.items():
-        if (writer := process_of_data(name)) is not None:
+    for name, size in orphan.files.items():
+        if (writer := checkpoint_names.process_of_data(name)) is not None:
             written[writer] += size
-    for process in sorted({*said.parts, *range(1, count)}):
-        note, part = said.parts.get(process), said.vote(process)
-        stage, who = (part.stage.value, part.who) if part else ("unreadable" if note else _MISSING, None)
-        age = max(now - note.changed, 0.0) if note else None
-        problem = _problem(part.failure) if part and part.failure else None
-        is_late = said.verdict is None and said.began is not None and stage in {_MISSING, VoteStage.PREPARING}
+    for process in sorted({*said.votes, *range(1, count)}):
+        vote, changed = said.votes.get(process, (None, None))
+        stage = vote.stage.value if vote else _MISSING if changed is None else "unreadable"
+        is_late = said.decision is None and said.began is not None and stage in {_MISSING, VoteStage.PREPARING}
         yield ProcessState(
             process=process,
             stage=stage,
-            who=who,
-            age=age,
-            problem=problem,
+            who=vote.who if vote else None,
+            age=None if changed is None else max(now - changed, 0.0),
+            problem=_problem(vote.failure) if vote and vote.failure else None,
             late=max(now - (said.began or now), 0.0) if is_late else None,
             nbytes=written.get(process),
             through=parent_of(process, timing.current.fan_in) or None,
@@ -301,46 +298,3 @@ def _states(said: _Notes, remains: Leftovers, now: float) -> Iterator[ProcessSta
 def _problem(failure: Failure) -> str:
     # Of an error that is none of treering's the message names the class.
     return failure.message if failure.name == ProcessFailedError.__name__ else f"{failure.name}: {failure.message}"
-
-
-# ----------------------------------------------------------------------------------------------------------- liveness
-
-
-def life_of(holder: int | None, locks: Locks, who: str | None, since: float) -> tuple[Life, str]:
-    """Return whether an attempt that is not committed lives, and how that is known.
-
-    Args:
-        holder: the process that is seen to hold its lock.
-        locks: what can be known of locks there.
-        who: host and number of its coordinator, as the prepare message says.
-        since: when that message, or the newest file, was written.
-
-    Example:
-        >>> life_of(4711, Locks(None, {}), None, 0.0)
-        (<Life.IN_FLIGHT: 'in flight'>, 'process 4711 of this machine holds its lock')
-        >>> life_of(None, Locks("on nfs4 some are not shown", {}), "node7, pid 4711", 0.0)[0]
-        <Life.UNKNOWN: 'unknown'>
-    """
-    if holder is not None:
-        # Linux gives no number for a process in another container.
-        which = f"process {holder}" if holder > 0 else "a process"
-        return Life.IN_FLIGHT, f"{which} of this machine holds its lock"
-    if locks.gap is None:
-        return Life.DEAD, "no process holds its lock"
-    if (named := _WHO.fullmatch(who or "")) is None:
-        return Life.UNKNOWN, f"no process is seen to hold its lock, but {locks.gap}"
-    if named[1] != platform.node():
-        return Life.UNKNOWN, f"it was begun on another machine, {named[1]}, by process {named[2]} there"
-    return _on_this_machine(int(named[2]), since)
-
-
-def _on_this_machine(process: int, since: float) -> tuple[Life, str]:
-    try:
-        start = started(process)
-    except OSError:
-        return Life.UNKNOWN, f"process {process} began it, and this system does not show whether it still runs"
-    if start is None:
-        return Life.DEAD, f"process {process}, which began it, no longer runs"
-    if start > since + timing.current.clock_step:
-        return Life.DEAD, f"process {process}, which began it, has ended; another process has its number now"
-    return Life.IN_FLIGHT, f"process {process} of this machine, which began it, runs"

@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeAlias
 
 from treering._checkpoint.detect import Form
 from treering._checkpoint.forms import list_headers
 from treering._format.listing import FileRecord, LeafRecord, Listing, ProcessShare, list_index
 from treering._printable import show_path
+from treering._store.api import Reader
 from treering._store.resolve import located, open_file
 from treering._values.checkpoint_names import INDEX
 from treering._view.listings import form_text, notes_of
 from treering._view.plain import members_of
 from treering._view.rows import USUAL_DEPTH, TreeLayout, lay_out, leaves_of, record_of
 from treering._view.tree_text import totals_text, tree_lines
+
+Fetch: TypeAlias = Callable[[int, int], bytes]
+"""``fetch(offset, n)`` returns ``n`` bytes."""
 
 _MOST_ROWS = 200
 
@@ -142,6 +146,34 @@ def list_safetensors(path: str | os.PathLike[str]) -> Listing:
     with open_file(located(path)) as file:
         index = parse_safetensors(file.size, file.read)
         return list_index(index, form=Form.SAFETENSORS.value, files=(), file_bytes=file.size)
+
+
+def list_msgpack_file(path: str | os.PathLike[str]) -> Listing:
+    """List a msgpack file, or one in gzip form; raises as `treering.inspect` does."""
+    with open_file(path) as file:
+        return read_msgpack(file)[0]
+
+
+def read_msgpack(file: Reader) -> tuple[Listing, Fetch]:
+    """List a msgpack file, and return what reads from it; one in gzip form is unpacked in memory first.
+
+    Raises:
+        CorruptError, FormatError: it is damaged.
+        StoreError: the system refuses.
+    """
+    from treering._codec.gzip import GZIP_MAGIC, decompress
+    from treering._codec.msgpack.window import WINDOW_BYTES
+    from treering._format.listing import list_msgpack
+
+    first = file.read(0, min(file.size, WINDOW_BYTES))
+    if not first.startswith(GZIP_MAGIC):
+        return list_msgpack(first, file.size, file.read), file.read
+    data = decompress(file.read(0, file.size), None)
+
+    def fetch(offset: int, count: int) -> bytes:
+        return data[offset : offset + count]
+
+    return dataclasses.replace(list_msgpack(data[:WINDOW_BYTES], len(data), fetch), form=Form.GZIP.value), fetch
 
 
 def _fit_on_screens(root: Any) -> TreeLayout:

@@ -12,20 +12,16 @@ from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 from treering._checkpoint.detect import Form, detect
 from treering._checkpoint.forms import read_source
-from treering._codec.gzip import GZIP_MAGIC, decompress
-from treering._format.listing import LeafRecord, Listing, list_index, list_msgpack
-from treering._store.api import Reader
-from treering._store.resolve import open_file
+from treering._format.listing import LeafRecord, Listing, list_index
+from treering._inspect.inspect import Fetch, read_msgpack
+from treering._store.asked import asking
+from treering._store.resolve import kept, open_file
 from treering.errors import CorruptError
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from treering._checkpoint.open import LeafView
-    from treering._format.index import Index
-
-Fetch = Callable[[int, int], bytes]
-
 
 ArrayView: TypeAlias = "LeafView | MsgpackArray"
 """An array that still lies in its file; slicing it reads."""
@@ -44,7 +40,18 @@ class OpenTree:
 
 
 @contextlib.contextmanager
-def open_msgpack(path: str | os.PathLike[str]) -> Iterator[OpenTree]:
+def open_leaf_by_leaf(path: str | os.PathLike[str]) -> Iterator[OpenTree]:
+    """Open what stands at ``path``, of a run the latest step, to look at leaves one by one."""
+    path = kept(path)
+    with contextlib.ExitStack() as held:
+        with asking(once=True):
+            opened = _open_msgpack if detect(path) in (Form.MSGPACK, Form.GZIP) else _open_indexed
+            tree = held.enter_context(opened(path))
+        yield tree
+
+
+@contextlib.contextmanager
+def _open_msgpack(path: str | os.PathLike[str]) -> Iterator[OpenTree]:
     """Open a msgpack file, or one in gzip form."""
     with open_file(path) as file:
         listing, fetch = read_msgpack(file)
@@ -59,21 +66,8 @@ def open_msgpack(path: str | os.PathLike[str]) -> Iterator[OpenTree]:
         yield OpenTree(listing, lambda record: MsgpackArray(record, fetch), text)
 
 
-def list_msgpack_file(path: str | os.PathLike[str]) -> Listing:
-    """List a msgpack file, or one in gzip form; raises as `treering.inspect` does."""
-    with open_file(path) as file:
-        return read_msgpack(file)[0]
-
-
-def index_msgpack(path: str | os.PathLike[str]) -> Index:
-    """Return the index of a msgpack file, or of one in gzip form; raises as `treering.inspect` does."""
-    from treering._wire.msgpack_source import index_records
-
-    return index_records(list_msgpack_file(path).root)
-
-
 @contextlib.contextmanager
-def open_indexed(path: str | os.PathLike[str]) -> Iterator[OpenTree]:
+def _open_indexed(path: str | os.PathLike[str]) -> Iterator[OpenTree]:
     """Open a form whose leaves an index lists."""
     from treering._checkpoint.open import Checkpoint
     from treering._leaves.branches import build_listing
@@ -92,26 +86,6 @@ def open_indexed(path: str | os.PathLike[str]) -> Iterator[OpenTree]:
             return checkpoint[index.keys[record.number or 0]]
 
         yield OpenTree(listing, stored, stored)
-
-
-def read_msgpack(file: Reader) -> tuple[Listing, Fetch]:
-    """List a msgpack file, and return what reads from it; one in gzip form is unpacked in memory first.
-
-    Raises:
-        CorruptError, FormatError: it is damaged.
-        StoreError: the system refuses.
-    """
-    from treering._codec.msgpack.window import WINDOW_BYTES
-
-    first = file.read(0, min(file.size, WINDOW_BYTES))
-    if not first.startswith(GZIP_MAGIC):
-        return list_msgpack(first, file.size, file.read), file.read
-    data = decompress(file.read(0, file.size), None)
-
-    def fetch(offset: int, count: int) -> bytes:
-        return data[offset : offset + count]
-
-    return dataclasses.replace(list_msgpack(data[:WINDOW_BYTES], len(data), fetch), form=Form.GZIP.value), fetch
 
 
 class MsgpackArray:

@@ -22,7 +22,7 @@ from treering._format.findings import BadBlock, Finding, Verification, describe_
 from treering._format.headers import header_bytes
 from treering._format.index import Index, Piece, damaged_pieces, file_digest, span_range
 from treering._format.safetensors import parse_safetensors
-from treering._inspect.open_tree import read_msgpack
+from treering._inspect.inspect import read_msgpack
 from treering._inspect.verify_leaves import describe_broken, differing_runs, differing_span, require_damage
 from treering._store.api import Reader
 from treering._store.crew import FirstError, work_together

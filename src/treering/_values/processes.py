@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import enum
 import itertools
 import math
 import os
@@ -15,6 +16,19 @@ from treering.errors import UnsupportedError
 _VARIABLE: Final = "TREERING_TIMEOUT_S"
 _SHOWN: Final = 20
 _PAIR: Final = 2
+
+
+class Life(enum.StrEnum):
+    """Whether a process still works on an attempt."""
+
+    IN_FLIGHT = "in flight"
+    """A process does."""
+    DEAD = "dead"
+    """None does: its processes have ended."""
+    UNKNOWN = "unknown"
+    """That cannot be told from here: it was written on another machine, or in another container."""
+    OVER = "over"
+    """It is committed or given up; messages about it are left, or it is a save that waits for its index."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -30,7 +30,7 @@ from treering._view.rows import (
     weight_of,
     with_keys,
 )
-from treering._view.tree_text import ALWAYS, CYAN, HEADS, RIGHT, UNICODE, Look, leaf_cells, row_texts, totals_text
+from treering._view.tree_text import ALWAYS, CYAN, HEADS, RIGHT, UNICODE, Style, leaf_cells, row_texts, totals_text
 
 _MOST_FILES = 4
 _MOST_BRANCHES = 8
@@ -115,7 +115,7 @@ def _shares(listing: Listing) -> str:
 # --------------------------------------------------------------------------------------------------- leaves, one a line
 
 
-def key_lines(leaves: Sequence[tuple[str, Any]], look: Look = UNICODE) -> Iterator[str]:
+def key_lines(leaves: Sequence[tuple[str, Any]], style: Style = UNICODE) -> Iterator[str]:
     """Write leaves as lines without line ends, in columns; a long key moves the columns of its line.
 
     Example:
@@ -126,45 +126,36 @@ def key_lines(leaves: Sequence[tuple[str, Any]], look: Look = UNICODE) -> Iterat
     """
     cells = []
     for key, leaf in leaves:
-        name = visible(key, LONGEST_KEY, look.ellipsis) or "(the root)"
-        cells.append((name, *leaf_cells(leaf, look), bytes_text(weight_of(leaf)[0])))
+        name = visible(key, LONGEST_KEY, style.ellipsis) or "(the root)"
+        cells.append((name, *leaf_cells(leaf, style), bytes_text(weight_of(leaf)[0])))
     for key, dtype, *more in align(cells, right=(3,), widest=_WIDEST):
-        yield _GAP.join((key, look.paint(CYAN, dtype), *more))
+        yield _GAP.join((key, style.paint(CYAN, dtype), *more))
 
 
 # ------------------------------------------------------------------------------------------------------------- bytes
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class UsageRow:
-    """What one branch or leaf takes of the whole."""
-
-    key: str
-    """Key text; that of a branch ends with a slash."""
-    totals: Totals
-    """What it adds up to."""
-
-
-def measure_usage(layout: TreeLayout) -> list[UsageRow]:
+def measure_usage(layout: TreeLayout) -> list[tuple[str, Totals]]:
     """Divide a layout into its leaves and the branches that it folds, the largest first.
 
-    Together they are the whole: no byte is counted twice.
+    Together they are the whole: no byte is counted twice. Each has its key text, that of a branch with a slash at its
+    end, and what it adds up to.
 
     Example:
         >>> from treering._view.rows import lay_out
         >>> layout = lay_out({"a": {"b": 1, "c": 2}, "d": True}, depth=1)
-        >>> [(share.key, share.totals.nbytes) for share in measure_usage(layout)]
+        >>> [(key, totals.nbytes) for key, totals in measure_usage(layout)]
         [('a/', 16), ('d', 1)]
     """
     shares = [
-        UsageRow(key=f"{key}/" if is_branch(row.node) and row.depth else key, totals=row.totals)
+        (f"{key}/" if is_branch(row.node) and row.depth else key, row.totals)
         for key, row in with_keys(layout.rows)
         if row.closed is not None or not is_branch(row.node)
     ]
-    return sorted(shares, key=lambda share: -share.totals.nbytes)
+    return sorted(shares, key=lambda share: -share[1].nbytes)
 
 
-def usage_lines(layout: TreeLayout, shares: Sequence[UsageRow], *, ellipsis: str = "…") -> Iterator[str]:
+def usage_lines(layout: TreeLayout, shares: Sequence[tuple[str, Totals]], *, ellipsis: str = "…") -> Iterator[str]:
     r"""Write shares as lines: bytes, part of the whole, leaves, key; and the total.
 
     Example:
@@ -178,10 +169,10 @@ def usage_lines(layout: TreeLayout, shares: Sequence[UsageRow], *, ellipsis: str
     """
     whole = layout.kept
     rows = [(" bytes", " part", "leaves", "key")]
-    for share in shares:
-        part = f"{100 * share.totals.nbytes / whole.nbytes:.1f}%".replace("100.0%", "100%") if whole.nbytes else "-"
-        key = visible(share.key, _LONGEST, ellipsis) or "(the root)"
-        rows.append((bytes_text(share.totals.nbytes), part, f"{share.totals.leaves:,}", key))
+    for key, totals in shares:
+        part = f"{100 * totals.nbytes / whole.nbytes:.1f}%".replace("100.0%", "100%") if whole.nbytes else "-"
+        name = visible(key, _LONGEST, ellipsis) or "(the root)"
+        rows.append((bytes_text(totals.nbytes), part, f"{totals.leaves:,}", name))
     rows.append((bytes_text(whole.nbytes), "100%", f"{whole.leaves:,}", "total"))
     return map(_GAP.join, align(rows, right=range(3)))
 
@@ -227,7 +218,7 @@ def key_json(leaves: Sequence[tuple[str, Any]], head: Json) -> Iterator[str]:
     return json_document({"schema": "treering.ls/1", **head}, leaves=itertools.starmap(leaf_members, leaves))
 
 
-def usage_json(layout: TreeLayout, usage: Sequence[UsageRow], head: Json) -> Iterator[str]:
+def usage_json(layout: TreeLayout, usage: Sequence[tuple[str, Totals]], head: Json) -> Iterator[str]:
     """Write what the branches take as the lines of one JSON object, in ASCII.
 
     Example:
@@ -238,7 +229,7 @@ def usage_json(layout: TreeLayout, usage: Sequence[UsageRow], head: Json) -> Ite
         >>> json.loads(text)["shares"][0]["key"]
         'd'
     """
-    entries = ({"key": row.key} | dataclasses.asdict(row.totals) for row in usage)
+    entries = ({"key": key} | dataclasses.asdict(totals) for key, totals in usage)
     return json_document({"schema": "treering.du/1", **head, **_sums(layout)}, shares=entries)
 
 

@@ -303,12 +303,34 @@ def lay_out(root: Any, *, globs: Sequence[str] = (), depth: int = USUAL_DEPTH) -
         >>> lay_out(tree, globs=["b"]).rows
         ()
     """
+    rows, everything, kept = list[Row](), Totals(), Totals()
     together, start = start_matching(globs)
-    builder = _RowBuilder(globs=together, depth=depth)
-    builder.enter("", root, start)
-    while builder.open:
-        builder.advance()
-    return TreeLayout(rows=tuple(builder.rows), everything=builder.everything, kept=builder.kept)
+    stack = [_OpenBranch(None, kept, iter([("", root)]), start)]
+    while stack:
+        above, level = stack[-1], len(stack) - 1
+        for name, node in above.children:
+            states = match_name(together, above.states, name) if level else start
+            branch = is_branch(node)
+            if branch and not (states is None and _is_long_list(node)):
+                total, closed = Totals(), "depth" if level == depth and node else None
+                row = Row(depth=level, name=name, node=node, below=total, closed=closed)
+                stack.append(_OpenBranch(row, total, children_of(node), states))
+                rows += [row] if level <= depth else []
+                break
+            below = _sum(node) if branch else None
+            added = _sum([node]) if below is None else below
+            everything.add(added)
+            if states is None:
+                above.total.add(added)
+                if level <= depth:
+                    rows.append(Row(depth=level, name=name, node=node, below=below, closed="long" if below else None))
+        else:
+            stack.pop()
+            if stack:
+                stack[-1].total.add(above.total)
+            if above.states is not None and not above.total.leaves and rows and rows[-1] is above.row:
+                rows.pop()
+    return TreeLayout(rows=tuple(rows), everything=everything, kept=kept)
 
 
 def with_keys(rows: Sequence[Row]) -> Iterator[tuple[str, Row]]:
@@ -328,8 +350,8 @@ def with_keys(rows: Sequence[Row]) -> Iterator[tuple[str, Row]]:
 class _OpenBranch(NamedTuple):
     """A branch whose children are being walked."""
 
-    row: Row
-    """Its row, which is not among the rows where the branch lies too deep."""
+    row: Row | None
+    """Its row, which is not among the rows where the branch lies too deep; None above the root."""
     total: Totals
     children: Iterator[tuple[str, Any]]
     states: States
@@ -346,50 +368,3 @@ def _is_long_list(branch: Any) -> bool:
     """Tell whether a list is long and holds nothing but small Python values: a vocabulary, a history of losses."""
     is_long = not isinstance(branch, dict) and len(branch) > _LONG_LIST
     return is_long and not any(is_branch(value) or isinstance(value, LeafRecord) for value in branch)
-
-
-@dataclasses.dataclass(slots=True, kw_only=True)
-class _RowBuilder:
-    """The walk over a tree, from the root down, with its own stack."""
-
-    globs: GlobSet
-    depth: int
-    rows: list[Row] = dataclasses.field(default_factory=list)
-    open: list[_OpenBranch] = dataclasses.field(default_factory=list)
-    everything: Totals = dataclasses.field(default_factory=Totals)
-    kept: Totals = dataclasses.field(default_factory=Totals)
-
-    def advance(self) -> None:
-        """Walk to the next child of the innermost open branch, or close that branch."""
-        above = self.open[-1]
-        for name, node in above.children:
-            if self.enter(name, node, match_name(self.globs, above.states, name)):
-                return
-        self.open.pop()
-        self.total.add(above.total)
-        if above.states is not None and not above.total.leaves and self.rows and self.rows[-1] is above.row:
-            self.rows.pop()
-
-    @property
-    def total(self) -> Totals:
-        """The sum to which what comes next is added."""
-        return self.open[-1].total if self.open else self.kept
-
-    def enter(self, name: str, node: Any, states: States) -> bool:
-        """Count a leaf or a long list, or open a branch and answer True."""
-        depth = len(self.open)
-        branch = is_branch(node)
-        if branch and not (states is None and _is_long_list(node)):
-            total, closed = Totals(), "depth" if depth == self.depth and node else None
-            row = Row(depth=depth, name=name, node=node, below=total, closed=closed)
-            self.open.append(_OpenBranch(row, total, children_of(node), states))
-            if depth <= self.depth:
-                self.rows.append(row)
-            return True
-        below = _sum(node) if branch else None
-        added = _sum([node]) if below is None else below
-        for total in (self.everything,) if states is not None else (self.everything, self.total):
-            total.add(added)
-        if states is None and depth <= self.depth:
-            self.rows.append(Row(depth=depth, name=name, node=node, below=below, closed="long" if below else None))
-        return False

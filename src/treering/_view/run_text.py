@@ -10,7 +10,7 @@ from typing import Any
 from treering._printable import printable, show_path
 from treering._values.human import bytes_text, duration_text, pluralize
 from treering._view.plain import align, cut, json_document, members_of, visible
-from treering._view.tree_text import BOLD, DIM, RED, UNICODE, Look
+from treering._view.tree_text import BOLD, DIM, RED, UNICODE, Style
 
 _LONGEST = 200
 _MOST_METRICS = 6
@@ -65,7 +65,7 @@ class RunListing:
         return sum(step.nbytes for step in self.steps)
 
 
-def step_lines(listing: RunListing, look: Look = UNICODE) -> Iterator[str]:
+def step_lines(listing: RunListing, style: Style = UNICODE) -> Iterator[str]:
     """Write the steps of a run as lines without line ends, the oldest first: number, when it was saved, bytes.
 
     Example:
@@ -76,19 +76,19 @@ def step_lines(listing: RunListing, look: Look = UNICODE) -> Iterator[str]:
     """
     rows = []
     for step in listing.steps:
-        told = [f"{visible(name, _LONGEST, look.ellipsis)} {value:.5g}" for name, value in step.metrics.items()]
+        told = [f"{visible(name, _LONGEST, style.ellipsis)} {value:.5g}" for name, value in step.metrics.items()]
         told += ["temporary"] if step.temporary else []
         rows.append((str(step.step), when_text(step.saved), bytes_text(step.nbytes), ", ".join(told)))
     return (_GAP.join(cells).rstrip() for cells in align(rows, right=(0, 2)))
 
 
-def log_lines(listing: RunListing, *, now: float, look: Look = UNICODE) -> Iterator[str]:
+def log_lines(listing: RunListing, *, now: float, style: Style = UNICODE) -> Iterator[str]:
     """Write what is known of a run and of each step as lines without line ends, the newest step first.
 
     Args:
         listing: the run.
         now: the time, in seconds since 1970.
-        look: how it is drawn.
+        style: how it is drawn.
 
     Example:
         >>> step = RunStep(step=1200, path="run/step_00001200", saved=0.0, nbytes=2048, seconds=0.5,
@@ -101,36 +101,36 @@ def log_lines(listing: RunListing, *, now: float, look: Look = UNICODE) -> Itera
         1200  1 min 30 s  2.00 KiB     500 ms  0.25  newest
     """
     title, count = (
-        visible(show_path(listing.path), _LONGEST, look.ellipsis),
+        visible(show_path(listing.path), _LONGEST, style.ellipsis),
         pluralize(len(listing.steps), "steps", ","),
     )
-    yield look.paint(BOLD, f"{title} {look.dot} {count}, {bytes_text(listing.nbytes)}")
-    yield f"keep: {_shown_text(listing.keep, look) or 'every step, no rule is noted'}"
+    yield style.paint(BOLD, f"{title} {style.dot} {count}, {bytes_text(listing.nbytes)}")
+    yield f"keep: {_shown_text(listing.keep, style) or 'every step, no rule is noted'}"
     if listing.save_every is not None:
-        yield f"save every: {_shown_text(listing.save_every, look)}"
-    yield from (f"note: {_shown_text(note, look)}" for note in listing.notes)
+        yield f"save every: {_shown_text(listing.save_every, style)}"
+    yield from (f"note: {_shown_text(note, style)}" for note in listing.notes)
     if not listing.steps:
         return
     names = list(dict.fromkeys(name for step in reversed(listing.steps) for name in step.metrics))
     shown = names[:_MOST_METRICS]
-    titles = [visible(name, _LONGEST, look.ellipsis) for name in shown]
+    titles = [visible(name, _LONGEST, style.ellipsis) for name in shown]
     rows = [["step", "age", "bytes", "save took", *titles, "kept by"]]
-    rows += [_row(step, shown, now, look) for step in reversed(listing.steps)]
+    rows += [_row(step, shown, now, style) for step in reversed(listing.steps)]
     for place, cells in enumerate(align(rows, right=range(len(shown) + 4))):
         going = place > 0 and not listing.steps[-place].kept
-        yield look.paint(DIM if going or not place else "", _GAP.join(cells).rstrip())
+        yield style.paint(DIM if going or not place else "", _GAP.join(cells).rstrip())
     if len(names) > len(shown):
-        left = ", ".join(visible(name, _LONGEST, look.ellipsis) for name in names[_MOST_METRICS:])
+        left = ", ".join(visible(name, _LONGEST, style.ellipsis) for name in names[_MOST_METRICS:])
         yield f"and the metrics {left}: --json has them"
 
 
-def gc_lines(listing: RunListing, *, removed: bool, look: Look = UNICODE) -> Iterator[str]:
+def gc_lines(listing: RunListing, *, removed: bool, style: Style = UNICODE) -> Iterator[str]:
     """Write which steps stay, which go and why, as lines without line ends, the oldest first.
 
     Args:
         listing: the run, with what its rules say of each step.
         removed: whether those that go are gone; else it is a plan.
-        look: how it is drawn.
+        style: how it is drawn.
 
     Example:
         >>> old = RunStep(step=1, path="run/step_00000001", saved=0.0, nbytes=1024, kept=False)
@@ -143,10 +143,10 @@ def gc_lines(listing: RunListing, *, removed: bool, look: Look = UNICODE) -> Ite
     """
     rows = []
     for step in listing.steps:
-        why = _shown_text("; ".join(step.reasons), look) or ("" if step.kept else _NO_RULE)
+        why = _shown_text("; ".join(step.reasons), style) or ("" if step.kept else _NO_RULE)
         rows.append(("keep  " if step.kept else "remove", str(step.step), bytes_text(step.nbytes), why))
     for step, (verb, *cells) in zip(listing.steps, align(rows, right=(1, 2)), strict=True):
-        yield _GAP.join((look.paint("" if step.kept else RED, verb), *cells)).rstrip()
+        yield _GAP.join((style.paint("" if step.kept else RED, verb), *cells)).rstrip()
     going = [step for step in listing.steps if not step.kept]
     count = f"{len(going):,} of {pluralize(len(listing.steps), 'steps', ',')}"
     if not going:
@@ -217,8 +217,8 @@ def _members(step: RunStep) -> dict[str, Any]:
 # ------------------------------------------------------------------------------------------------------------- cells
 
 
-def _row(step: RunStep, names: Sequence[str], now: float, look: Look) -> list[str]:
-    why = _shown_text("; ".join(step.reasons), look)
+def _row(step: RunStep, names: Sequence[str], now: float, style: Style) -> list[str]:
+    why = _shown_text("; ".join(step.reasons), style)
     if not step.kept:
         why = f"goes: {why or _NO_RULE}"
     elif step.temporary:
@@ -230,8 +230,8 @@ def _row(step: RunStep, names: Sequence[str], now: float, look: Look) -> list[st
     return [str(step.step), age, bytes_text(step.nbytes), took, *metrics, why]
 
 
-def _shown_text(text: str | None, look: Look) -> str:
-    return printable(cut(text or "", _LONGEST, look.ellipsis))
+def _shown_text(text: str | None, style: Style) -> str:
+    return printable(cut(text or "", _LONGEST, style.ellipsis))
 
 
 def when_text(seconds: float) -> str:

@@ -34,7 +34,7 @@ ALWAYS = 4
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Look:
+class Style:
     """How lines are drawn."""
 
     tee: str
@@ -57,9 +57,9 @@ class Look:
         return f"{paint}{text}{_PLAIN}" if self.color and paint and text.strip() else text
 
 
-UNICODE = Look(tee="├─ ", elbow="└─ ", bar="│  ", dot="·", ellipsis="…")
+UNICODE = Style(tee="├─ ", elbow="└─ ", bar="│  ", dot="·", ellipsis="…")
 """Box drawing, for every terminal of this century."""
-ASCII = Look(tee="|- ", elbow="`- ", bar="|  ", dot="-", ellipsis="...")
+ASCII = Style(tee="|- ", elbow="`- ", bar="|  ", dot="-", ellipsis="...")
 """The same in ASCII, for an output that cannot encode box drawing."""
 
 
@@ -73,7 +73,7 @@ class _Cells(NamedTuple):
 
 
 def tree_lines(
-    layout: TreeLayout, *, title: str, file_bytes: int, look: Look = UNICODE, notes: Sequence[tuple[str, str]] = ()
+    layout: TreeLayout, *, title: str, file_bytes: int, style: Style = UNICODE, notes: Sequence[tuple[str, str]] = ()
 ) -> Iterator[str]:
     r"""Draw a layout as lines without line ends: the file, its notes, a header, a row each, and the totals.
 
@@ -85,7 +85,7 @@ def tree_lines(
         >>> from treering._view.rows import lay_out
         >>> kernel = LeafRecord(kind="array", dtype="float32", shape=(2, 3), nbytes=24, offset=9)
         >>> tree = {"a\x1b": {"w": kernel}, "step": 7}
-        >>> for line in tree_lines(lay_out(tree), title="x.msgpack", file_bytes=60, look=ASCII):
+        >>> for line in tree_lines(lay_out(tree), title="x.msgpack", file_bytes=60, style=ASCII):
         ...     print(line)
         x.msgpack - 60 B
                   dtype    shape   parameters  bytes
@@ -94,18 +94,19 @@ def tree_lines(
         `- step   int      7                     8 B
         total: 2 leaves, 6 parameters in 1 array, 32 B
     """
-    yield f"{look.paint(BOLD, visible(show_path(title), ellipsis=look.ellipsis))} {look.dot} {bytes_text(file_bytes)}"
+    head = visible(show_path(title), ellipsis=style.ellipsis)
+    yield f"{style.paint(BOLD, head)} {style.dot} {bytes_text(file_bytes)}"
     for label, text in notes:
-        yield look.paint(DIM, f"{label}: ") + visible(text, limit=_LONGEST_NOTE, ellipsis=look.ellipsis)
+        yield style.paint(DIM, f"{label}: ") + visible(text, limit=_LONGEST_NOTE, ellipsis=style.ellipsis)
     rows = layout.rows
     if rows:
         # The root's totals are the last line; it has a row only where it is itself the leaf.
-        yield from _table(rows if rows[0].below is None or len(rows) == 1 else rows[1:], look)
+        yield from _table(rows if rows[0].below is None or len(rows) == 1 else rows[1:], style)
     if (deepest := max((row.depth for row in rows if row.closed == "depth"), default=None)) is not None:
-        yield look.paint(DIM, f"folded below level {deepest}; --depth N opens more levels")
+        yield style.paint(DIM, f"folded below level {deepest}; --depth N opens more levels")
     if layout.kept != layout.everything:
-        yield look.paint(BOLD, "shown: ") + totals_text(layout.kept)
-    yield look.paint(BOLD, "total: ") + totals_text(layout.everything)
+        yield style.paint(BOLD, "shown: ") + totals_text(layout.kept)
+    yield style.paint(BOLD, "total: ") + totals_text(layout.everything)
 
 
 def totals_text(totals: Totals) -> str:
@@ -120,16 +121,16 @@ def totals_text(totals: Totals) -> str:
     return f"{leaves}, {parameters} in {arrays}, {bytes_text(totals.nbytes)}"
 
 
-def _add_guides(rows: Sequence[Row], look: Look) -> Iterator[_Cells]:
+def _add_guides(rows: Sequence[Row], style: Style) -> Iterator[_Cells]:
     """Walk through the rows with the lines that hang each below its parent."""
     above: list[str] = []
-    space = " " * len(look.bar)
+    space = " " * len(style.bar)
     for row, is_last in zip(rows, _last_children(rows), strict=True):
         # Children of the root hang from nothing: the root itself has no line.
         del above[max(row.depth - 1, 0) :]
-        yield _cells_of(row, "".join(above) + (look.elbow if is_last else look.tee) if row.depth else "", look)
+        yield _cells_of(row, "".join(above) + (style.elbow if is_last else style.tee) if row.depth else "", style)
         if row.depth:
-            above.append(space if is_last else look.bar)
+            above.append(space if is_last else style.bar)
 
 
 def _last_children(rows: Sequence[Row]) -> bytearray:
@@ -145,13 +146,13 @@ def _last_children(rows: Sequence[Row]) -> bytearray:
     return last
 
 
-def _cells_of(row: Row, guide: str, look: Look) -> _Cells:
-    name = visible(escape_part(cut(row.name, _LONGEST_NAME, look.ellipsis)), limit=2 * _LONGEST_NAME)
+def _cells_of(row: Row, guide: str, style: Style) -> _Cells:
+    name = visible(escape_part(cut(row.name, _LONGEST_NAME, style.ellipsis)), limit=2 * _LONGEST_NAME)
     name = (name or "''") if row.depth else "(the root)"
-    return _Cells(guide, name, row_texts(row, look), is_branch(row.node))
+    return _Cells(guide, name, row_texts(row, style), is_branch(row.node))
 
 
-def row_texts(row: Row, look: Look = UNICODE) -> tuple[str, ...]:
+def row_texts(row: Row, style: Style = UNICODE) -> tuple[str, ...]:
     """Return the texts of one row, but for its name: dtype, shape or value, parameters, bytes, sharding, chunks.
 
     Example:
@@ -164,14 +165,14 @@ def row_texts(row: Row, look: Look = UNICODE) -> tuple[str, ...]:
         weight_of(node) if below is None else (below.nbytes, below.parameters, below.arrays > 0)
     )
     return (
-        *(("", _branch_detail(row, look)) if is_branch(node) else leaf_cells(node, look)),
+        *(("", _branch_detail(row, style)) if is_branch(node) else leaf_cells(node, style)),
         count_text(parameters) if has_arrays else "",
         bytes_text(nbytes),
-        *_array_texts(node, look),
+        *_array_texts(node, style),
     )
 
 
-def _array_texts(node: Any, look: Look) -> tuple[str, ...]:
+def _array_texts(node: Any, style: Style) -> tuple[str, ...]:
     """Say how an array was cut, as far as that is known, and in which pieces it is stored if in more than one file.
 
     The mesh over which it was cut stands in the notes. In a leaves directory the pieces are chunk files, in a
@@ -186,7 +187,7 @@ def _array_texts(node: Any, look: Look) -> tuple[str, ...]:
         shown += [] if node.compressor is None else [str(json.loads(node.compressor).get("id"))]
         chunks = ", ".join(shown)
     sharding = (node.sharding or "").partition(" over ")[0]
-    return tuple(visible(text, _LONGEST_DETAIL, look.ellipsis) if text else "" for text in (sharding, chunks))
+    return tuple(visible(text, _LONGEST_DETAIL, style.ellipsis) if text else "" for text in (sharding, chunks))
 
 
 def _written_by(leaf: LeafRecord) -> str:
@@ -198,22 +199,22 @@ def _written_by(leaf: LeafRecord) -> str:
     return cuts + (who if len(cuts + who) <= _LONGEST_DETAIL else f"{len(leaf.processes):,} processes")
 
 
-def _branch_detail(row: Row, look: Look) -> str:
+def _branch_detail(row: Row, style: Style) -> str:
     """Say what kind of branch it is where that is not obvious, and what was folded into it."""
     kind, length = branch_kind(row.node), len(row.node)
     if isinstance(row.node, Named):
         # The class tells what it is; the module in front of it is in the JSON form.
-        shown = [visible(row.node.class_name.rpartition(".")[2], _LONGEST_DETAIL, look.ellipsis)]
+        shown = [visible(row.node.class_name.rpartition(".")[2], _LONGEST_DETAIL, style.ellipsis)]
     elif not length:
         return f"empty {kind}"
     else:
         shown = [] if kind == "map" else [f"{kind} of {length:,}"]
     if row.closed == "depth":
-        shown.append(f"{look.ellipsis} {pluralize(row.totals.leaves, 'leaves', ',')}")
+        shown.append(f"{style.ellipsis} {pluralize(row.totals.leaves, 'leaves', ',')}")
     return ", ".join(shown)
 
 
-def leaf_cells(leaf: Any, look: Look = UNICODE) -> tuple[str, str]:
+def leaf_cells(leaf: Any, style: Style = UNICODE) -> tuple[str, str]:
     """Name a leaf's type and give its shape or its value.
 
     Example:
@@ -224,19 +225,19 @@ def leaf_cells(leaf: Any, look: Look = UNICODE) -> tuple[str, str]:
         return "None", ""
     record, value = record_of(leaf), value_text(leaf)
     if record.dtype is not None and record.shape is not None:
-        shape = cut(f"[{', '.join(map(str, record.shape))}]", _LONGEST_DETAIL, look.ellipsis)
+        shape = cut(f"[{', '.join(map(str, record.shape))}]", _LONGEST_DETAIL, style.ellipsis)
         if record.kind == "numpy scalar":
             return record.dtype, shape if record.shape else record.kind
         return record.dtype, f"{shape} {record.kind}" if record.kind in _NAMED_KINDS else shape
-    return record.kind, "long" if value is None else visible(value, _LONGEST_DETAIL, look.ellipsis)
+    return record.kind, "long" if value is None else visible(value, _LONGEST_DETAIL, style.ellipsis)
 
 
-def _table(rows: Sequence[Row], look: Look) -> Iterator[str]:
+def _table(rows: Sequence[Row], style: Style) -> Iterator[str]:
     """Align the columns; on a terminal shardings and chunks give way first, then names, then the line may run over."""
     # The cells of many rows are made twice, to measure and to print: kept, they would be most of the memory.
-    kept = list(_add_guides(rows, look)) if len(rows) <= _MOST_KEPT else None
+    kept = list(_add_guides(rows, style)) if len(rows) <= _MOST_KEPT else None
     widest, widths = 0, [0] * len(HEADS)
-    for cells in kept or _add_guides(rows, look):
+    for cells in kept or _add_guides(rows, style):
         widest = max(widest, len(cells.guide) + cell_width(cells.name))
         widths = list(map(max, widths, map(cell_width, cells.texts)))
     shown = [place for place, width in enumerate(widths) if place < ALWAYS or width]
@@ -244,19 +245,19 @@ def _table(rows: Sequence[Row], look: Look) -> Iterator[str]:
         widths[place] = max(widths[place], len(HEADS[place]))
     fixed, more = (sum(widths[place] + len(_GAP) for place in part) for part in (shown[:ALWAYS], shown[ALWAYS:]))
     names = min(widest, _LONGEST_NAME)
-    if look.width is not None:
-        if names + fixed + more > look.width:
+    if style.width is not None:
+        if names + fixed + more > style.width:
             shown = shown[:ALWAYS]
-        names = min(widest, max(look.width - fixed, _NARROWEST_NAME))
+        names = min(widest, max(style.width - fixed, _NARROWEST_NAME))
 
     def line(name: str, texts: Sequence[str], paint: str = "") -> str:
         cells = [pad(texts[place], widths[place], right=place in RIGHT) for place in shown]
-        return _GAP.join((name, look.paint(paint, cells[0]), *cells[1:])).rstrip()
+        return _GAP.join((name, style.paint(paint, cells[0]), *cells[1:])).rstrip()
 
-    yield look.paint(DIM, line(" " * names, HEADS))
-    for cells in kept or _add_guides(rows, look):
+    yield style.paint(DIM, line(" " * names, HEADS))
+    for cells in kept or _add_guides(rows, style):
         name, room = cells.name, names - len(cells.guide)
-        if look.width is not None:
-            name = fit_width(name, max(room, _SHORTEST_NAME), look.ellipsis)
-        painted = look.paint(DIM, cells.guide) + look.paint(BOLD if cells.is_branch else "", name)
+        if style.width is not None:
+            name = fit_width(name, max(room, _SHORTEST_NAME), style.ellipsis)
+        painted = style.paint(DIM, cells.guide) + style.paint(BOLD if cells.is_branch else "", name)
         yield line(painted + " " * (room - cell_width(name)), cells.texts, CYAN)

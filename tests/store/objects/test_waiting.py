@@ -17,12 +17,12 @@ from tests.store.objects.in_memory import DAY, HOUR, TestBucket, install, store_
 from treering._codec import key_document
 from treering._codec.key_document import attempts_in, encode_tombstone, is_tombstone, placeholder, superseded_in
 from treering._format.document import parse_index
-from treering._format.findings import Life
 from treering._inspect.doctor import diagnose
 from treering._store import waiting
 from treering._store.objects import reading
 from treering._store.objects.requests import Answer, Delete, Get, Head, List, Put, Request, Status
 from treering._values.checkpoint_names import is_data, journal_of
+from treering._values.processes import Life
 from treering.errors import (
     BusyError,
     CorruptError,

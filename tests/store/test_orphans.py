@@ -1,0 +1,101 @@
+"""What a store says of attempts to save at a place: whose files, whether they can be committed, who removes them."""
+
+from __future__ import annotations
+
+import os
+import platform
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.store.objects.in_memory import install
+from treering._store.orphans import FolderScan, Orphan, find_life, scan_folder
+from treering._store.resolve import opened_store
+from treering._values.checkpoint_names import journal_of
+from treering._values.processes import Life
+
+A, B, C = "0123456789abcdef", "fedcba9876543210", "00000000000000aa"
+HIDDEN = "on nfs4 locks of other machines are not shown here"
+
+
+def data_name(attempt: str) -> str:
+    return f"data-{attempt}-00000-of-00001.safetensors"
+
+
+def scan(path: str | os.PathLike[str]) -> FolderScan:
+    with opened_store(os.fspath(path)) as store:
+        return scan_folder(store)
+
+
+def of(found: FolderScan) -> dict[str, Orphan]:
+    return {orphan.attempt: orphan for orphan in found.orphans}
+
+
+def test_files_are_those_of_their_attempt(tmp_path: Path) -> None:
+    (tmp_path / journal_of(A)).write_bytes(b"12")
+    (tmp_path / data_name(A)).write_bytes(b"345")
+    (tmp_path / data_name(B)).write_bytes(b"6")
+    (tmp_path / "notes.txt").write_bytes(b"a user's")
+    staged = tmp_path / ".treering" / C
+    (staged / "leaves" / "w").mkdir(parents=True)
+    (staged / "leaves" / "w" / "0").write_bytes(bytes(7))
+    (staged / "record.json").write_bytes(bytes(9))
+    found = scan(tmp_path)
+    assert {name: (each.form, len(each.files), each.proved) for name, each in of(found).items()} == {
+        A: ("checkpoint", 2, True),
+        B: ("checkpoint", 1, False),
+        C: ("leaves", 2, True),
+    }
+    assert of(found)[C].files == {"leaves/w/0": 7, "record.json": 9}
+    assert of(found)[C].recorded
+    assert found.names == [".treering", journal_of(A), data_name(A), data_name(B), "notes.txt"]
+    assert of(found)[A].removal == "the next save removes it"
+    assert "remove them yourself" in of(found)[B].removal
+
+
+def test_an_empty_folder_of_an_attempt_is_seen(tmp_path: Path) -> None:
+    (tmp_path / ".treering" / A).mkdir(parents=True)
+    (orphan,) = scan(tmp_path).orphans
+    assert (orphan.form, orphan.files) == ("leaves", {})
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Windows has no links for everybody")
+def test_a_link_in_the_place_of_the_attempts_is_no_way(tmp_path: Path) -> None:
+    (tmp_path / "elsewhere" / A).mkdir(parents=True)
+    (tmp_path / "place").mkdir()
+    (tmp_path / "place" / ".treering").symlink_to(tmp_path / "elsewhere")
+    found = scan(tmp_path / "place")
+    assert not found.orphans
+    assert found.trouble is not None
+
+
+def test_a_second_name_of_the_index_is_known(tmp_path: Path) -> None:
+    (tmp_path / "treering.json").write_bytes(b"{}")
+    os.link(tmp_path / "treering.json", tmp_path / journal_of(A))
+    (orphan,) = scan(tmp_path).orphans
+    assert orphan.is_index
+    assert orphan.files == {journal_of(A): 0}
+
+
+def test_in_a_bucket_locks_tell_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    install(monkeypatch)
+    found = scan("memory://run/step_00000001")
+    assert (found.orphans, found.saver) == ([], None)
+    assert found.gap == "a bucket does not tell whether its process runs"
+
+
+def test_how_a_life_is_known() -> None:
+    assert find_life(None, None, None, 0.0) == (Life.DEAD, "no process holds its lock")
+    assert find_life(-1, HIDDEN, None, 0.0) == (Life.IN_FLIGHT, "a process of this machine holds its lock")
+    life, reason = find_life(None, HIDDEN, None, 0.0)
+    assert (life, HIDDEN in reason) == (Life.UNKNOWN, True)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only there processes can be looked at")
+def test_a_process_that_started_later_is_another_one() -> None:
+    who = f"{platform.node()}, pid {os.getpid()}"
+    assert find_life(None, HIDDEN, who, time.time())[0] is Life.IN_FLIGHT
+    life, reason = find_life(None, HIDDEN, who, time.time() - 1e6)
+    assert (life, "another process has its number" in reason) == (Life.DEAD, True)
