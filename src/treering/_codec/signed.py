@@ -55,16 +55,12 @@ class SignedForm:
 
     def encode(self, members: Iterable[tuple[str, Any]]) -> bytes:
         """Return a document of these members."""
-        return self.encode_texts((name, json_text(value)) for name, value in members)
-
-    def encode_texts(self, members: Iterable[tuple[str, str]]) -> bytes:
-        """Return a document of members whose values are compact JSON already."""
-        return self.sign(",\n".join(f'"{name}": {text}' for name, text in members).encode("ascii") + b"}\n")
+        return self.sign(join_lines([member_line(name, value) for name, value in members]))
 
     def sign(self, lines: bytes) -> bytes:
         """Return the document that has these lines after its first one."""
-        head, rest = f'{{"{self.member}": {self.version}, "digest": "'.encode(), b'",\n' + lines
-        return head + digest((head, rest)).encode() + rest
+        head, end = f'{{"{self.member}": {self.version}, "digest": "'.encode(), b'",\n'
+        return b"".join((head, digest((head, end, lines)).encode(), end, lines))
 
     def read(self, data: bytes, read: Callable[[Any], _Read]) -> _Read:
         """Return what ``read`` makes of the parsed document, once its digest is found right.
@@ -109,6 +105,23 @@ class SignedForm:
             problem = "its digest is not that of its bytes" if first else "it does not begin like an index"
             raise CorruptError(f"{self.name} is damaged: {problem}")
         return parse_json(decode_text(data, self.name, "ASCII"), self.name)
+
+
+def member_line(name: str, value: Any) -> str:
+    """Return a member of a document as its line.
+
+    Example:
+        >>> member_line("number", 7)
+        '"number": 7'
+    """
+    return f'"{name}": {json_text(value)}'
+
+
+def join_lines(lines: list[str]) -> bytes:
+    """Return members, each as its line, as what follows the first line of a document; the list is empty afterwards."""
+    text = ",\n".join(lines)
+    lines.clear()  # of a large tree they take as much memory as the document
+    return text.encode("ascii") + b"}\n"
 
 
 @functools.cache

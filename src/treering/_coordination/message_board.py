@@ -260,7 +260,7 @@ def sweep_messages(store: Store, names: Iterable[str], is_live: Callable[[str], 
     """
     stale = stale_messages(names, is_live, store.get)
     with contextlib.suppress(OSError):
-        store.remove_all(name for name in stale if not is_message_folder(name))
+        store.remove_all([name for name in stale if not is_message_folder(name)])
     for folder in filter(is_message_folder, stale):
         with contextlib.suppress(OSError):
             _remove_below(store, folder)

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
 from treering._codec.documents import check_json, check_name, json_text, member, show
-from treering._codec.signed import DIGEST, SignedForm
+from treering._codec.signed import DIGEST, SignedForm, join_lines, member_line
 from treering._store.run_folder import HIGHEST_STEP, LEFT_DOCUMENT, RUN_DOCUMENT
 from treering._values.checkpoint_names import ATTEMPT
 from treering.errors import CorruptError, UnsupportedError
@@ -191,8 +191,8 @@ def encode_run(document: RunDocument, texts: Iterable[str] | None = None) -> byt
         UnsupportedError: something in it has no form in JSON.
     """
     steps = ",".join(map(record_text, document.steps) if texts is None else texts)
-    members = (("keep", json_text(document.keep)), ("save_every", json_text(document.save_every)))
-    return _FORM.encode_texts((*members, ("steps", f"[{steps}]")))
+    rules = member_line("keep", document.keep), member_line("save_every", document.save_every)
+    return _FORM.sign(join_lines([*rules, f'"steps": [{steps}]']))
 
 
 def record_text(record: StepRecord) -> str:
