@@ -13,9 +13,9 @@ from collections.abc import Mapping
 from typing import Final, NamedTuple, TypeAlias
 
 from treering._codec import zstd
-from treering._codec.crc32c import crc32c
 from treering._codec.documents import decode_text
 from treering._foreign.folder_files import FolderFiles
+from treering._values.checksums import crc32c
 from treering._values.human import pluralize
 from treering.errors import CorruptError, UnsupportedError
 

@@ -19,7 +19,6 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
 from treering._codec import zstd
-from treering._codec.crc32c import crc32c
 from treering._codec.documents import add_hint, decode_text, member, parse_json, show
 from treering._codec.zarr import (
     ZarrArray,
@@ -41,6 +40,7 @@ from treering._foreign.ocdbt import Value
 from treering._format.index import LeafType
 from treering._format.leaf_values import check_shape
 from treering._values.boxes import Box
+from treering._values.checksums import crc32c
 from treering._values.human import pluralize
 from treering.errors import CorruptError, FormatError, UnsupportedError
 
