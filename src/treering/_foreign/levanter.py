@@ -19,8 +19,7 @@ from typing import Any, Final
 from treering._checkpoint.detect import holds_arrays
 from treering._codec.documents import member, show
 from treering._foreign.folder_files import FolderFiles
-from treering._foreign.foreign_tree import ForeignLeaf, ForeignStep, ForeignTree, folder_tree
-from treering._foreign.leaf_paths import Step, build_tree
+from treering._foreign.foreign_tree import ForeignLeaf, ForeignStep, ForeignTree, Step, build_tree, folder_tree
 from treering._foreign.ocdbt import MANIFEST, Value, read_database
 from treering._foreign.zarr_leaves import ZARR2, ZARR3, find_jax_array, finder
 from treering._format.index import LIMIT, Container

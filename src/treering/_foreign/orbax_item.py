@@ -16,8 +16,7 @@ from typing import Any, Final, NamedTuple, TypeAlias
 from treering._codec.documents import decode_text, member, parse_json, show
 from treering._codec.msgpack.window import WINDOW_BYTES
 from treering._foreign.folder_files import ByteRange, FolderFiles
-from treering._foreign.foreign_tree import ForeignLeaf
-from treering._foreign.leaf_paths import EMPTY, Containers, Entry, Step, most_steps
+from treering._foreign.foreign_tree import EMPTY, Containers, Entry, ForeignLeaf, Step, most_steps
 from treering._foreign.ocdbt import MANIFEST, Value, read_database
 from treering._foreign.zarr_leaves import ZarrLeaf, find_array, finder
 from treering._format.index import LARGE_VALUE, MAX_LEVELS, Container, LeafType
@@ -27,7 +26,7 @@ from treering._printable import kind_of
 from treering.errors import CorruptError, TreeringError, UnsupportedError
 
 MSGPACK: Final = "checkpoint"
-"""The file."""
+"""The file of an old item."""
 
 # TensorFlow has a text of that name; this is a map.
 _MAPS: Final = frozenset([*range(0x80, 0x90), 0xDE, 0xDF])
