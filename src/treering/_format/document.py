@@ -15,9 +15,8 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
-from treering._codec.documents import check_json, check_name, check_texts, member, show
+from treering._codec.documents import DIGEST, check_json, check_name, check_texts, join_lines, member, member_line, show
 from treering._codec.key_document import INDEX_FORM, decode_waiting, encode_waiting, find_members
-from treering._codec.signed import DIGEST, join_lines, member_line
 from treering._format import columns
 from treering._format.index import LIMIT, DataFile, Index
 from treering._values.checkpoint_names import ATTEMPT

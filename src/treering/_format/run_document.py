@@ -15,8 +15,17 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
-from treering._codec.documents import check_json, check_name, json_text, member, show
-from treering._codec.signed import DIGEST, SignedForm, join_lines, member_line
+from treering._codec.documents import (
+    DIGEST,
+    SignedForm,
+    check_json,
+    check_name,
+    join_lines,
+    json_text,
+    member,
+    member_line,
+    show,
+)
 from treering._store.run_folder import HIGHEST_STEP, LEFT_DOCUMENT, RUN_DOCUMENT
 from treering._values.checkpoint_names import ATTEMPT
 from treering.errors import CorruptError, UnsupportedError

@@ -15,8 +15,18 @@ from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
-from treering._codec.documents import check_hashes, check_json, check_name, check_texts, member, raising_corrupt, show
-from treering._codec.signed import SignedForm, join_lines, member_line
+from treering._codec.documents import (
+    SignedForm,
+    check_hashes,
+    check_json,
+    check_name,
+    check_texts,
+    join_lines,
+    member,
+    member_line,
+    raising_corrupt,
+    show,
+)
 from treering._codec.zarr import ZarrArray, check_compressor, chunk_bytes, chunk_count, stored_dtype
 from treering._format import columns
 from treering._format.index import TreeColumns

@@ -15,9 +15,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import PurePath
 from typing import Final
 
-from treering._codec.key_document import attempts_in, is_tombstone
-from treering._codec.leaves_key import read_attempts
-from treering._codec.signed import is_whole
+from treering._codec.documents import is_whole
+from treering._codec.key_document import attempts_in, is_tombstone, read_attempts
 from treering._store import api
 from treering._store.api import ANY, Document, Entry, Held, Kind, Outcome, Store, Version
 from treering._store.failures import naming, taken_meanwhile
