@@ -23,7 +23,7 @@ from benchmarks.run_loop import Loop, Saved, Stolen, blocked, updated
 from benchmarks.run_peers import Orbax, Saver, Treering
 from benchmarks.suite import Benchmark, Goal, Scene
 from benchmarks.workloads import LeafKind, Tree, Workload
-from treering._checkpoint.plan_cache import TreePlan, forget, plan_tree
+from treering._arrays.plan_cache import TreePlan, forget, plan_tree
 
 __all__ = ["BENCHMARK"]
 

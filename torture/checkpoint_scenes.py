@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 
 import treering
 from torture.scenes import OLD, Scene, fingerprint, state
-from treering._checkpoint import plan_cache
+from treering._arrays import plan_cache
 from treering.errors import NotFoundError
 
 __all__ = ["BUT", "CHECKPOINTS", "CheckpointScene"]

@@ -10,7 +10,7 @@ from array import array
 from collections.abc import Iterable, Mapping, Sequence
 
 from treering._codec import zstd
-from treering._codec.crc32c import crc32c
+from treering._values.checksums import crc32c
 
 __all__ = ["Liar", "close_shard", "write_database", "write_zip"]
 

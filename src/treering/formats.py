@@ -17,8 +17,7 @@ from treering._checkpoint.targets import Loss
 from treering._codec.documents import parse_json
 from treering._codec.zarr import ZarrArray
 from treering._foreign.folder_files import FolderFiles
-from treering._foreign.foreign_tree import ForeignLeaf, ForeignStep, ForeignTree, build_index, flat_dict
-from treering._foreign.leaf_paths import build_tree
+from treering._foreign.foreign_tree import ForeignLeaf, ForeignStep, ForeignTree, build_index, build_tree, flat_dict
 from treering._format.index import DataFile, LeafType, leaf_bytes
 from treering._format.leaf_values import check_shape
 from treering._store.resolve import is_folder, open_file

@@ -17,8 +17,8 @@ import treering
 from tests import faults
 from tests.on_disk import signed_again
 from tests.trees import Pair, assert_same, assert_same_structure
+from treering._arrays import delivered
 from treering._arrays.incoming import StoredArrays
-from treering._checkpoint import read_leaves
 from treering.errors import CorruptError, FormatError, NotFoundError, TreeringError
 
 TREE: dict[Any, Any] = {
@@ -135,7 +135,7 @@ def test_only_arrays_that_are_copied_come_in_batches(
     seen: list[int] = []
 
     faults.before(monkeypatch, StoredArrays, "read", lambda self, requests, progress=None: seen.append(len(requests)))
-    monkeypatch.setattr(read_leaves, "BATCH_BYTES", 2 * tree["a"].size * tree["a"].dtype.itemsize)
+    monkeypatch.setattr(delivered, "BATCH_BYTES", 2 * tree["a"].size * tree["a"].dtype.itemsize)
     like = {name: jax.ShapeDtypeStruct((320, 256), wanted) for name in tree}
     found = treering.load(tmp_path / "ckpt", like, cast=True)
     assert_same(found, {name: array.astype(wanted) for name, array in tree.items()}, restored=False)

@@ -24,8 +24,9 @@ from tests.checkpoint.together import Loading, loading
 from tests.command import copy_path
 from tests.foreign.test_jax_pytree import DICT, LEAF, Node, saved_as_jax
 from tests.leaves.test_foreign import written
+from treering._arrays import delivered
 from treering._arrays.source import Source
-from treering._checkpoint import copy_checkpoint, joint_load, read_leaves, save_folder
+from treering._checkpoint import copy_checkpoint, joint_load, save_folder
 from treering._checkpoint.source import read_pieces
 from treering._foreign.folder_files import FolderFiles
 from treering.errors import BusyError, CorruptError, NotSharedError
@@ -130,7 +131,7 @@ def _after_writing(path: Path) -> None:
 def test_written_anew_while_one_process_reads(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / name
     WRITERS[name](path, 0)
-    read = read_leaves.read_batches
+    read = delivered.read_batches
     acts = iter([1])
 
     def write_between(source: Source, deliveries: Any, report: Any) -> list[Any]:

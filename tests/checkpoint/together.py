@@ -19,9 +19,9 @@ import pytest
 
 import treering
 from tests import clocks
-from treering._arrays import exchange, outgoing
+from treering._arrays import exchange, outgoing, plan_cache
 from treering._arrays.outgoing import ALONE
-from treering._checkpoint import joint_load, plan_cache, save_folder
+from treering._checkpoint import joint_load, save_folder
 from treering._checkpoint import save as saving
 from treering._coordination import allgather
 from treering._coordination.messages import Failure

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.format.indexes import ATTEMPT, index_of
-from treering._codec.documents import json_text
+from treering._codec.documents import SignedForm, json_text
 from treering._codec.key_document import (
     INDEX_FORM,
     MOST_SUPERSEDED,
@@ -26,7 +26,6 @@ from treering._codec.key_document import (
     superseded_in,
     tombstone_of,
 )
-from treering._codec.signed import SignedForm
 from treering._format.document import data_name, encode_index, parse_index, read_names
 from treering._format.index import LeafType
 from treering.errors import CorruptError, FormatError, UnsupportedError

@@ -16,7 +16,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 import treering
-from treering._checkpoint.detect import ForeignReader, _detect_file, _is_called, find_foreign
+from treering._checkpoint.detect import ForeignReader, _detect_file, calls_in, find_foreign
 from treering._store.resolve import is_folder
 from treering.errors import FormatError, UnsupportedError
 from treering.testing import ReaderContract, WriterContract
@@ -58,7 +58,7 @@ class OurReader(Folders, ReaderContract):
     def recognise(self, place: Path) -> str | None:
         def is_called(reader: ForeignReader) -> bool:
             if is_folder(place):
-                return reader.module == self.path and _is_called(reader, place)
+                return reader.module == self.path and calls_in(place)(reader)
             return reader.module == self.path and place.read_bytes().startswith(reader.magics or b"?")
 
         found = find_foreign(place, is_called)

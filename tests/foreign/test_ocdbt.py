@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 import tensorstore
 
-from treering._codec.crc32c import crc32c
 from treering._foreign.folder_files import FolderFiles
 from treering._foreign.ocdbt import Stretch, Value, read_database
+from treering._values.checksums import crc32c
 from treering.errors import CorruptError, NotFoundError, TreeringError, UnsupportedError
 
 _HEX = "0123456789abcdef" * 2

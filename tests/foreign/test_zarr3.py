@@ -13,7 +13,7 @@ import pytest
 import tensorstore
 
 import treering
-from treering._foreign.zarr3 import parse_zarr_json
+from treering._foreign.zarr_leaves import parse_zarr_json
 from treering.errors import CorruptError, FormatError, TreeringError, UnsupportedError
 
 _LITTLE: dict[str, Any] = {"name": "bytes", "configuration": {"endian": "little"}}

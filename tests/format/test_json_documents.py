@@ -24,6 +24,7 @@ from tests.properties.strategies import quick
 from torture.quadratic import colliding_pairs
 from treering._codec.documents import (
     MAX_NESTING,
+    SignedForm,
     check_json,
     check_name,
     check_texts,
@@ -32,7 +33,6 @@ from treering._codec.documents import (
     member,
     parse_json,
 )
-from treering._codec.signed import SignedForm
 from treering._format.columns import check_chunks, decode_checksums, encode_checksums, read_free_json
 from treering._format.document import parse_index
 from treering._format.index import Chunks, LeafType

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.compat import independent_run_reader
-from treering._codec.signed import SignedForm
+from treering._codec.documents import SignedForm
 from treering._format.document import read_digest, read_names, read_summary
 from treering._format.run_document import (
     LATEST_TIME,

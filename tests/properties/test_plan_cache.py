@@ -20,8 +20,8 @@ from hypothesis import strategies as st
 
 from tests.properties import strategies
 from tests.properties.strategies import Box, Pair, Plain, Point, Triple, quick, trees
-from treering._checkpoint import plan_cache
-from treering._checkpoint.plan_cache import TreePlan, forget, plan_tree
+from treering._arrays import plan_cache
+from treering._arrays.plan_cache import TreePlan, forget, plan_tree
 from treering._format.structure import StandIn
 from treering._values.processes import Processes
 from treering.errors import TreeringError, UnsupportedError

@@ -82,18 +82,36 @@ def save_options(
 
 
 def convert_path(source: str | os.PathLike[str], save: SaveOptions, options: ConvertOptions) -> None:
-    """Convert ``source``; ``treering.convert`` says more."""
+    """Convert ``source``, which is no run; ``treering.convert`` says more."""
+    writer = require_target(source, save, options)
+    with contextlib.ExitStack() as files:
+        with asking(once=True):
+            if is_run(source):
+                raise UnsupportedError(f"{os.fspath(source)!r} is a run", hint="convert its steps, one at a time")
+            opened = stream_source(source, files)
+        convert_opened(opened, source, writer, save, options)
+
+
+def require_target(source: str | os.PathLike[str], save: SaveOptions, options: ConvertOptions) -> TargetWriter:
+    """Return what writes the result, when no save of the source or of the result is under way any more.
+
+    Raises:
+        UnsupportedError: there is no such form, the path is not one of it, or lies in the source.
+    """
     check_key_map(options.key_map)
     writer = find_writer(save.path, save.shown, options.to)
     if not writer.suffix or settled(save.path) == settled(source):  # a file may lie beside those of a folder
         require_outside(source, save.path, save.shown)
     settle(source)
     settle(save.path)
-    with showing(save.progress), contextlib.ExitStack() as files:
-        with asking(once=True):
-            if is_run(source):
-                raise UnsupportedError(f"{os.fspath(source)!r} is a run", hint="convert its steps, one at a time")
-            opened = stream_source(source, files)
+    return writer
+
+
+def convert_opened(
+    opened: Source, source: str | os.PathLike[str], writer: TargetWriter, save: SaveOptions, options: ConvertOptions
+) -> None:
+    """Convert what was opened at ``source``; ``treering.convert`` says more."""
+    with showing(save.progress):
         mapped = opened if options.key_map is None else map_source(opened, options.key_map)
         metadata = dict(options.describe(opened.index)) if options.describe else _metadata_of(opened.index)
         save = dataclasses.replace(save, metadata=metadata)

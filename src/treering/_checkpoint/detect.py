@@ -9,6 +9,7 @@ import enum
 import functools
 import importlib
 import itertools
+import operator
 import os
 import re
 from collections import deque
@@ -315,7 +316,21 @@ def find_foreign(place: Path, is_called: Callable[[ForeignReader], bool]) -> For
 
 def find_foreign_folder(place: Path) -> ForeignForm | None:
     """Return the foreign form of a folder, as `find_foreign`; only those readers look that a name in it calls for."""
-    return find_foreign(place, lambda reader: _is_called(reader, place))
+    return find_foreign(place, calls_in(place))
+
+
+def calls_in(folder: Path) -> Callable[[ForeignReader], bool]:
+    """Return what tells whether a name in a folder calls for a reader; the names are listed once."""
+    listed = set(itertools.islice(root_of(folder).names(folder), _LISTED))
+    # A folder that cannot be listed may hold files all the same, and one with more names than were listed others.
+    is_listed = 0 < len(listed) < _LISTED
+
+    def is_called(reader: ForeignReader) -> bool:
+        if not listed.isdisjoint(reader.names) or (not is_listed and any(is_seen(folder / n) for n in reader.names)):
+            return True
+        return bool(reader.suffixes) and any(map(operator.methodcaller("endswith", reader.suffixes), listed))
+
+    return is_called
 
 
 def _find_plug_in(place: Path) -> ForeignForm | None:
@@ -338,13 +353,6 @@ def _find_plug_in(place: Path) -> ForeignForm | None:
         if version is not None:
             return ForeignForm(entry.name, entry.module, version)
     return None
-
-
-def _is_called(reader: ForeignReader, folder: Path) -> bool:
-    if any(is_seen(folder / name) for name in reader.names):
-        return True
-    listed = itertools.islice(root_of(folder).names(folder) if reader.suffixes else (), _LISTED)
-    return any(name.endswith(reader.suffixes) for name in listed)
 
 
 def _leads_on(place: Path) -> bool:

@@ -19,7 +19,7 @@ from typing import Any, Final, TypeVar
 import jax
 import xxhash
 
-from treering._arrays.delivered import Delivery, finish, take_parts
+from treering._arrays.delivered import BATCH_BYTES, Delivery, ReadProgress, finish, read_batches, take_parts
 from treering._arrays.divided_reading import (
     digest_common,
     divide,
@@ -33,7 +33,6 @@ from treering._arrays.exchange import exchange_parts
 from treering._arrays.host import job_processes, this_processes
 from treering._arrays.source import Source
 from treering._checkpoint.forms import read_checkpoint_index
-from treering._checkpoint.read_leaves import BATCH_BYTES, ReadProgress, read_batches
 from treering._checkpoint.source import SharedIndex, require_no_loss
 from treering._coordination.allgather import (
     allgather_with_deadline,

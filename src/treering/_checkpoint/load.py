@@ -16,6 +16,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from treering._arrays.delivered import ReadProgress, plan_deliveries
 from treering._arrays.host import jax_holds
 from treering._arrays.jobs import Progress
 from treering._arrays.mapped_source import map_index
@@ -23,7 +24,6 @@ from treering._arrays.source import Source
 from treering._background.saves import settle
 from treering._checkpoint.forms import read_index, read_source
 from treering._checkpoint.joint_load import LoadGroup, spans_processes
-from treering._checkpoint.read_leaves import ReadProgress, plan_deliveries
 from treering._format.index import ARRAY_KINDS, Container, Index, OpaqueLeaf, Token
 from treering._format.leaf_values import same_value
 from treering._format.selection import Selection, select

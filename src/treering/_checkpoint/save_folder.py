@@ -24,11 +24,11 @@ import numpy as np
 
 from treering import __version__
 from treering._arrays.outgoing import SaveData, SaveLayout, divide_save, merge_checksums
+from treering._arrays.plan_cache import TreePlan
 from treering._arrays.source import Source
 from treering._arrays.source_arrays import describe_source
 from treering._background.writer import UNWATCHED, Watch
 from treering._checkpoint.joint_driver import require_value, save_jointly
-from treering._checkpoint.plan_cache import TreePlan
 from treering._checkpoint.save_options import SaveOptions
 from treering._checkpoint.signature import check_local, local_digests, match_signature, signature_of
 from treering._checkpoint.targets import Loss, key_texts

@@ -1,24 +1,35 @@
-"""What stands at the key ``treering.json``: an index, or a tombstone, which says that no checkpoint is there.
+"""What stands at the key of a checkpoint or of a leaves directory: an index, a tombstone, or an index of nothing.
 
-A bucket has tombstones: a name that went away could come back with the same content and version, a document with
-something random in it does not. ``docs/design/buckets.md`` says what they are for, ``docs/spec/checkpoint.md`` what is
-in them. Only the members that do not grow with the tree are read here.
+A bucket has tombstones at ``treering.json``, which say that no checkpoint is there: a name that went away could come
+back with the same content and version, a document with something random in it does not. ``docs/design/buckets.md`` says
+what they are for, ``docs/spec/checkpoint.md`` what is in them. At ``tensorstore_index.json`` an index without branches
+does the same. Only the members that do not grow with the tree are read here.
 """
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
+import json
 import math
 import re
 import secrets
 from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
-from treering._codec.documents import check_name, check_texts, json_text, member, parse_json, show
-from treering._codec.signed import SignedForm
+from treering._codec.documents import (
+    SignedForm,
+    check_name,
+    check_texts,
+    decode_text,
+    json_text,
+    member,
+    parse_json,
+    show,
+)
 from treering._values.checkpoint_names import ATTEMPT, INDEX, data_of, is_data
 from treering._values.human import pluralize
+from treering._values.leaves_names import INDEX as LEAVES_INDEX
 from treering.errors import CorruptError, FormatError, UnsupportedError
 
 INDEX_FORM: Final = SignedForm("treering", 1, INDEX, hint="use another copy of the checkpoint")
@@ -319,3 +330,85 @@ def fenced(data: bytes) -> bytes:
         raise UnsupportedError(f"{INDEX} has a member 'fence' that another writer put there")
     rest = lines if old is None else data[old.end() :]
     return INDEX_FORM.sign(f'"fence": "{secrets.token_hex(16)}",\n'.encode() + rest)
+
+
+# In the index a record is a string, so its quotes have a backslash in front.
+_ATTEMPT: Final = re.compile(rb'attempt\\?": ?\\?"([0-9a-f]{16})')
+
+
+_LARGEST_EMPTY: Final = 4096
+
+
+def find_attempts(index: bytes) -> frozenset[str]:
+    """Return all attempts that an index of leaves names, moved or not; in one that is damaged, all that look like one.
+
+    Example:
+        >>> sorted(find_attempts(b'{"attempt": "0123456789abcdef", "digest": "0000000000000000"}'))
+        ['0123456789abcdef']
+    """
+    return frozenset(found.decode() for found in _ATTEMPT.findall(index))
+
+
+def empty_index() -> bytes:
+    """Return an index without branches, different each time: a save of an absent directory puts one there first.
+
+    Every program that reads such an index finds no tree in it.
+
+    Example:
+        >>> is_empty(empty_index()), empty_index() == empty_index()
+        (True, False)
+    """
+    document = {"format": "tensorstore", "version": "1.0", "prefixes": {}, "nonce": secrets.token_hex(16)}
+    return json.dumps(document, indent=2).encode("ascii")
+
+
+def is_empty(data: bytes) -> bool:
+    """Tell whether an index lists no branch; not of one that cannot be read.
+
+    Example:
+        >>> is_empty(b'{"format": "tensorstore", "arrays": []}'), is_empty(b"")
+        (False, False)
+    """
+    if len(data) > _LARGEST_EMPTY:  # what is large is parsed by its reader alone
+        return False
+    try:
+        document = _parse(data)
+    except CorruptError:
+        return False
+    return not (document.get("prefixes") or document.get("treering") or "arrays" in document)
+
+
+def unindexed_attempts(data: bytes) -> frozenset[str]:
+    """Return the saves that an index names and does not list yet; none of one that is damaged.
+
+    Example:
+        >>> unindexed_attempts(b'{"format": "tensorstore", "unindexed": [{"attempt": "0123456789abcdef"}]}')
+        frozenset({'0123456789abcdef'})
+    """
+    if b'"unindexed"' not in data:  # nearly always; it may be large
+        return frozenset()
+    try:
+        return find_attempts(json.dumps(_parse(data).get("unindexed")).encode())
+    except CorruptError:
+        return frozenset()
+
+
+def read_attempts(data: bytes) -> tuple[str, ...]:
+    """Return all attempts that an index names, behind an empty text: no attempt is the whole index's own.
+
+    Raises:
+        CorruptError: it is no index.
+
+    Example:
+        >>> read_attempts(empty_index())
+        ('',)
+    """
+    _parse(data)
+    return ("", *find_attempts(data))
+
+
+def _parse(data: bytes) -> dict[str, Any]:
+    document = parse_json(decode_text(data, LEAVES_INDEX), LEAVES_INDEX)
+    if type(document) is not dict or document.get("format") != "tensorstore":
+        raise CorruptError(f"{LEAVES_INDEX} is no index of leaves")
+    return document

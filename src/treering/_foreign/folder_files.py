@@ -14,9 +14,9 @@ from treering._codec.documents import decode_text, parse_json
 from treering._format.index import DataFile
 from treering._store.failures import naming
 from treering._store.opened_files import OpenedFiles
-from treering._store.resolve import find_at, is_on_disk, is_seen, open_file, opened_store, root_of, settled
+from treering._store.resolve import opened_store, root_of
 from treering._values.human import pluralize
-from treering.errors import CorruptError, NotFoundError
+from treering.errors import CorruptError, NotFoundError, StoreError
 
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
@@ -59,7 +59,8 @@ class FolderFiles:
 
     def __init__(self, place: Path, files: contextlib.ExitStack) -> None:
         self.place = place
-        self._inside = settled(place) if is_on_disk(place) else None
+        self._root = root_of(place)
+        self._inside = self._root.settled(place) if self._root.on_disk else None
         self._open: dict[str, Reader] = {}
         self._files = files
         self._lock = threading.Lock()
@@ -71,12 +72,16 @@ class FolderFiles:
 
     def has(self, name: str) -> bool:
         """Tell whether anything is known to be there under a name; raises as `find`, but for the store."""
-        return is_seen(self._place(name))
+        place = self._place(name)
+        try:
+            return self._root.find(place, follow=False) is not None
+        except StoreError:
+            return False
 
     def names(self, folder: str = "") -> list[str]:
         """Return the names in a folder, sorted; none where it is not there."""
         place = self._place(folder) if folder else self.place
-        return sorted(root_of(place).names(place))
+        return sorted(self._root.names(place))
 
     def list_names(self, folder: str = "") -> list[str]:
         """Return the names in a folder, sorted; none in a file.
@@ -123,7 +128,7 @@ class FolderFiles:
         Raises:
             StoreError: the store refuses.
         """
-        found = find_at(self._place(name))
+        found = self._root.find(self._place(name))
         return 0.0 if found is None else found.modified
 
     def document(self, name: str, *, finite: bool = True) -> Any:
@@ -165,7 +170,7 @@ class FolderFiles:
             yield kept
             return
         place = self._place(name)
-        file = open_file(place)
+        file = self._root.open_file(place)
         with contextlib.ExitStack() as undo:
             undo.enter_context(file)
             self.opened.add(place, file)
@@ -187,7 +192,7 @@ class FolderFiles:
         if "\0" in name or not {"", ".", ".."}.isdisjoint(parts):
             raise CorruptError(f"the name {name!r:.200} leads out of the folder")
         place = self.place.joinpath(*parts)
-        if self._inside is not None and not settled(place).is_relative_to(self._inside):
+        if self._inside is not None and not self._root.settled(place).is_relative_to(self._inside):
             hint = "treering follows no link out of a checkpoint"
             raise CorruptError(f"{name!r:.200} is a link that leads out of the folder", hint=hint)
         return place

@@ -19,11 +19,9 @@ from typing import Any, Final
 from treering._checkpoint.detect import holds_arrays
 from treering._codec.documents import member, show
 from treering._foreign.folder_files import FolderFiles
-from treering._foreign.foreign_tree import ForeignLeaf, ForeignStep, ForeignTree, folder_tree
-from treering._foreign.leaf_paths import Step, build_tree
+from treering._foreign.foreign_tree import ForeignLeaf, ForeignStep, ForeignTree, Step, build_tree, folder_tree
 from treering._foreign.ocdbt import MANIFEST, Value, read_database
-from treering._foreign.zarr3 import DOCUMENT
-from treering._foreign.zarr_leaves import ZARR2, find_jax_array, finder
+from treering._foreign.zarr_leaves import ZARR2, ZARR3, find_jax_array, finder
 from treering._format.index import LIMIT, Container
 from treering._values.keys import join_key, naming_leaf
 from treering.errors import CorruptError, UnsupportedError
@@ -32,7 +30,7 @@ _METADATA: Final = "metadata.json"
 _INVENTORY: Final = "manifest.json"
 _VERSION: Final = 1
 _STEP: Final = re.compile(r"(step|epoch)-([0-9]{1,18})")
-_DOCUMENTS: Final = frozenset({DOCUMENT, ZARR2})
+_DOCUMENTS: Final = frozenset({ZARR3, ZARR2})
 # Names of other programs that write the same document: Orbax, through which Levanter saved for a while, and eformer.
 _OTHERS: Final = frozenset({"_METADATA", "tensorstore_index.json"})
 _MOST_FOLDERS: Final = 1 << 20

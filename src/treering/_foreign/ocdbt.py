@@ -13,9 +13,9 @@ from collections.abc import Mapping
 from typing import Final, NamedTuple, TypeAlias
 
 from treering._codec import zstd
-from treering._codec.crc32c import crc32c
 from treering._codec.documents import decode_text
 from treering._foreign.folder_files import FolderFiles
+from treering._values.checksums import crc32c
 from treering._values.human import pluralize
 from treering.errors import CorruptError, UnsupportedError
 
@@ -195,7 +195,7 @@ class _Database:
                 return body
             case 1:
                 most = min(self._largest, _FREE_BYTES + _FREE_RATIO * size)
-                return _Body(zstd.decompress_unsized(body.take(body.left), most), what)
+                return _Body(zstd.decompress_unsized(body.rest(), most), what)
             case other:
                 raise UnsupportedError(f"{what} is compressed by method {other}, not by zstd")
 
@@ -213,27 +213,27 @@ class _Body:
         self._at = at
         self.what = what
 
-    @property
-    def left(self) -> int:
-        """Bytes that were not taken yet."""
-        return len(self._data) - self._at
-
     def error(self, problem: str) -> CorruptError:
         return CorruptError(f"{self.what}: {problem}", hint=_DAMAGED)
 
     def take(self, count: int) -> bytes:
-        if count > self.left:
+        start = self._at
+        self._at = stop = start + count
+        if stop > len(self._data):
             raise self.error("it ends too early")
-        self._at += count
-        return self._data[self._at - count : self._at]
+        return self._data[start:stop]
+
+    def rest(self) -> bytes:
+        """Return all that was not taken yet."""
+        return self._data[self._at :]
 
     def varint(self) -> int:
         return self.varints(1)[0]
 
     def varints(self, count: int, most: int = _MISSING) -> list[int]:
-        if count > self.left:
-            raise self.error("it ends too early")
         data, at, found = self._data, self._at, []
+        if count > len(data) - at:
+            raise self.error("it ends too early")
         try:
             for _ in range(count):
                 number = data[at]

@@ -15,11 +15,19 @@ from typing import Any, Final, NamedTuple
 
 from treering._codec.documents import decode_text, member
 from treering._foreign.folder_files import FolderFiles
-from treering._foreign.foreign_tree import PARTLY, ForeignLeaf, ForeignStep, ForeignTree, folder_tree
-from treering._foreign.leaf_paths import EMPTY, Entry, Step, build_tree
+from treering._foreign.foreign_tree import (
+    EMPTY,
+    PARTLY,
+    Entry,
+    ForeignLeaf,
+    ForeignStep,
+    ForeignTree,
+    Step,
+    build_tree,
+    folder_tree,
+)
 from treering._foreign.ocdbt import MANIFEST
-from treering._foreign.orbax_item import METADATA, OrbaxItem, read_item
-from treering._foreign.orbax_msgpack import MSGPACK, find_msgpack
+from treering._foreign.orbax_item import METADATA, MSGPACK, OrbaxItem, find_msgpack, read_item
 from treering._format.index import LeafType
 from treering._store.resolve import is_on_disk
 from treering._values.human import pluralize

@@ -1,34 +1,343 @@
-"""Zarr arrays of either version as leaves: in an OCDBT database, or in folders of files."""
+"""Zarr arrays of either version: their documents, their chunks, also inside of shards, and what both are as leaves.
+
+What a chunk of zarr 3 goes through is said in the terms of zarr 2, whose decoders then read it; shards are taken apart
+here.
+
+Source: https://zarr-specs.readthedocs.io/en/latest/v3/core/index.html, and the pages of its codecs.
+"""
 
 from __future__ import annotations
 
 import functools
 import io
 import json
+import math
 import struct
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Final, NamedTuple
+import sys
+from array import array
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
 from treering._codec import zstd
-from treering._codec.documents import decode_text, parse_json
-from treering._codec.zarr import ZarrArray, chunk_box, chunk_bytes, chunk_count, chunk_name, is_whole, parse_zarray
-from treering._codec.zstd import ChunkReader
+from treering._codec.documents import add_hint, decode_text, member, parse_json, show
+from treering._codec.zarr import (
+    ZarrArray,
+    check_padding,
+    chunk_box,
+    chunk_bytes,
+    chunk_count,
+    chunk_name,
+    grid_of,
+    is_whole,
+    parse_zarray,
+    place_of,
+    stored_dtype,
+)
+from treering._codec.zstd import DAMAGED, ChunkReader
 from treering._foreign.folder_files import ByteRange, Fetch, FolderFiles
 from treering._foreign.foreign_tree import ForeignLeaf
 from treering._foreign.ocdbt import Value
-from treering._foreign.zarr3 import DOCUMENT, Find, check_stored, parse_zarr_json
 from treering._format.index import LeafType
+from treering._format.leaf_values import check_shape
 from treering._values.boxes import Box
+from treering._values.checksums import crc32c
 from treering._values.human import pluralize
-from treering.errors import CorruptError
+from treering.errors import CorruptError, FormatError, UnsupportedError
 
 if TYPE_CHECKING:
     from treering._foreign.grid_arrays import GridLeaf
 
+ZARR3: Final = "zarr.json"
+"""The file that makes a folder a zarr 3 array."""
+
 ZARR2: Final = ".zarray"
 """The file that makes a folder a zarr 2 array."""
 
-_LARGEST_DOCUMENT: Final = 1 << 20
+Find: TypeAlias = Callable[[str], ByteRange | None]
+"""Returns the bytes of a file of the array by its name; None where there is none."""
+
+_LONGEST_DOCUMENT: Final = 1 << 20
+_ABSENT: Final = (1 << 64) - 1
+_CHECKSUM: Final = 4
+_ENTRY: Final = 16
+_SLACK: Final = 64 << 10
+_COMPRESSORS: Final = {"zstd": "zstd", "gzip": "gzip", "blosc": "blosc"}
+_AGAIN: Final = "write the array again without it"
+
+
+class _Chain(NamedTuple):
+    """What a chunk goes through."""
+
+    order: str = "C"
+    big_endian: bool = False
+    compressor: str | None = None
+    checked: bool = False
+    """Whether a CRC-32C follows."""
+
+
+class _Shard(NamedTuple):
+    """How the chunks lie in a file."""
+
+    shape: tuple[int, ...]
+    index_chain: _Chain
+    at_end: bool
+
+    def index_bytes(self, layout: ZarrArray) -> int:
+        """Return how many bytes its index takes."""
+        return _ENTRY * math.prod(self.counts(layout)) + _CHECKSUM * self.index_chain.checked
+
+    def counts(self, layout: ZarrArray) -> tuple[int, ...]:
+        """Return how many chunks there are along each axis."""
+        return tuple(whole // part for whole, part in zip(self.shape, layout.chunks, strict=True))
+
+
+class Zarr3Array(NamedTuple):
+    """What a ``zarr.json`` says.
+
+    Example:
+        >>> document = {
+        ...     "zarr_format": 3, "node_type": "array", "shape": [4], "data_type": "int8", "fill_value": 0,
+        ...     "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": [2]}},
+        ...     "chunk_key_encoding": {"name": "default"}, "codecs": [{"name": "bytes"}],
+        ... }
+        >>> found = parse_zarr_json(json.dumps(document).encode())
+        >>> found.layout.chunks, found.file_name(1), found.fill_is_zero
+        ((2,), 'c/1', True)
+    """
+
+    layout: ZarrArray
+    """Its shape and how its chunks are encoded; of a sharded one the chunks inside of the shards."""
+    checked: bool
+    """Whether a CRC-32C follows each chunk."""
+    shard: _Shard | None
+    prefix: str
+    """What the names of its files begin with."""
+    fill_is_zero: bool
+    """Whether what was never written is zero."""
+
+    def file_name(self, number: int) -> str:
+        """Return the name of the file with a chunk, or with a shard, by its number in C order."""
+        files = self.layout if self.shard is None else _with_chunks(self.layout, self.shard.shape)
+        if not self.layout.shape:
+            return self.prefix[:-1] or "0"
+        return self.prefix + chunk_name(files, number)
+
+    def reader(self, find: Find) -> Fetch:
+        """Return what gives the bytes of a chunk by its number."""
+        return functools.partial(_read_chunk, self, find) if self.shard is None else _ShardReader(self, find).read
+
+
+@functools.lru_cache(maxsize=1024)
+@add_hint("use another copy of the checkpoint")
+def parse_zarr_json(data: bytes) -> Zarr3Array:
+    """Return what a ``zarr.json`` says.
+
+    Raises:
+        CorruptError: it is no JSON, lacks a member, or says what cannot be.
+        FormatError: it is of another version of zarr.
+        UnsupportedError: a codec, a grid or a dtype that has no reader here.
+    """
+    if len(data) > _LONGEST_DOCUMENT:
+        raise CorruptError(f"{ZARR3} has {pluralize(len(data), 'bytes')}, more than any array needs")
+    node = parse_json(decode_text(data, ZARR3), ZARR3)
+    if (version := member(node, "zarr_format", int, ZARR3)) != 3:  # noqa: PLR2004
+        raise FormatError(f"{ZARR3} is of zarr version {show(version)}, this reads version 3")
+    if (kind := member(node, "node_type", str, ZARR3)) != "array":
+        raise CorruptError(f"{ZARR3} is of a {show(kind)}, not of an array")
+    if node.get("storage_transformers"):
+        raise UnsupportedError(f"{ZARR3} names storage transformers", hint=_AGAIN)
+    dtype = _dtype(node)
+    shape = check_shape(member(node, "shape", list, ZARR3), dtype, ZARR3)
+    name, settings = _named(node.get("chunk_grid"), "chunk_grid")
+    if name != "regular":
+        raise UnsupportedError(f"{ZARR3}: the grid {show(name)} is not supported", hint=_AGAIN)
+    outer = chunks = _chunk_shape(settings, shape)
+    codecs = member(node, "codecs", list, ZARR3)
+    shard = None
+    if len(codecs) == 1 and _named(codecs[0], "codecs")[0] == "sharding_indexed":
+        settings = _named(codecs[0], "codecs")[1]
+        chunks = _chunk_shape(settings, shape)
+        if any(whole % part for whole, part in zip(outer, chunks, strict=True)):
+            raise CorruptError(f"{ZARR3}: shards of {outer} do not hold whole chunks of {chunks}")
+        shard = _shard(settings, outer)
+        codecs = member(settings, "codecs", list, ZARR3)
+    chain = _chain(codecs, len(shape))
+    prefix, separator = _key_encoding(node)
+    layout = ZarrArray(
+        shape=shape,
+        chunks=chunks,
+        dtype=dtype,
+        big_endian=chain.big_endian,
+        compressor=chain.compressor,
+        order=chain.order,
+        separator=separator,
+    )
+    check_padding(layout)
+    return Zarr3Array(layout, chain.checked, shard, prefix, _is_zero(node.get("fill_value", 0)))
+
+
+def _dtype(node: Any) -> str:
+    text: Any = node.get("data_type")
+    if type(text) is str:
+        try:
+            if stored_dtype(text) == text:
+                return text
+        except UnsupportedError:
+            pass
+    raise UnsupportedError(f"{ZARR3}: the dtype {show(text)} is not supported")
+
+
+def _named(node: Any, what: str) -> tuple[str, dict[str, Any]]:
+    """Return the name and the settings of a codec or another extension."""
+    if type(node) is str:
+        return node, {}
+    where = f"{ZARR3}: {what!r}"
+    settings = member(node, "configuration", dict, where) if type(node) is dict and "configuration" in node else {}
+    return member(node, "name", str, where), settings
+
+
+def _chunk_shape(settings: dict[str, Any], shape: tuple[int, ...]) -> tuple[int, ...]:
+    chunks = check_shape(member(settings, "chunk_shape", list, ZARR3), "bool", ZARR3)
+    if len(chunks) != len(shape) or 0 in chunks:
+        raise CorruptError(f"{ZARR3}: chunks of {chunks} are none of an array of {shape}")
+    return chunks
+
+
+def _shard(settings: dict[str, Any], shape: tuple[int, ...]) -> _Shard:
+    chain = _chain(member(settings, "index_codecs", list, ZARR3), 1)
+    if chain.compressor is not None:
+        raise UnsupportedError(f"{ZARR3}: the index of its shards is compressed", hint=_AGAIN)
+    if (place := settings.get("index_location", "end")) not in ("start", "end"):
+        raise CorruptError(f"{ZARR3}: an index of shards at {show(place)}")
+    return _Shard(shape, chain, place == "end")
+
+
+def _chain(codecs: list[Any], axes: int) -> _Chain:
+    """Return what the codecs of chunks are; each step may be there once, in the order in which they stand here."""
+    left = [_named(codec, "codecs") for codec in codecs]
+    chain = _Chain()
+    while left and left[0][0] == "transpose":
+        order = left.pop(0)[1].get("order")
+        if chain.order == "C" and order in ("F", [*range(axes)][::-1]):
+            chain = chain._replace(order="F" if axes > 1 else "C")
+        elif order not in ("C", [*range(axes)]):
+            raise UnsupportedError(f"{ZARR3}: its axes are stored in the order {show(order)}", hint=_AGAIN)
+    if not left or left[0][0] != "bytes":
+        found = left[0][0] if left else None
+        raise UnsupportedError(f"{ZARR3}: the codec {show(found)} is not supported", hint=_AGAIN)
+    if (endian := left.pop(0)[1].get("endian", "little")) not in ("little", "big"):
+        raise CorruptError(f"{ZARR3}: bytes in the order {show(endian)}")
+    chain = chain._replace(big_endian=endian == "big")
+    if left and left[0][0] in _COMPRESSORS:
+        chain = chain._replace(compressor=json.dumps({"id": _COMPRESSORS[left.pop(0)[0]]}))
+    if left and left[0][0] == "crc32c":
+        left.pop(0)
+        chain = chain._replace(checked=True)
+    if left:
+        raise UnsupportedError(f"{ZARR3}: the codec {show(left[0][0])} is not supported in this place", hint=_AGAIN)
+    return chain
+
+
+def _key_encoding(node: dict[str, Any]) -> tuple[str, str]:
+    """Return what the names of files begin with, and what stands between their numbers."""
+    name, settings = _named(node.get("chunk_key_encoding"), "chunk_key_encoding")
+    if name not in ("default", "v2"):
+        raise UnsupportedError(f"{ZARR3}: the key encoding {show(name)} is not supported", hint=_AGAIN)
+    separator = settings.get("separator", "/" if name == "default" else ".")
+    if separator not in ("/", "."):
+        raise CorruptError(f"{ZARR3}: names with the separator {show(separator)}")
+    return f"c{separator}" if name == "default" else "", separator
+
+
+def _is_zero(fill: Any) -> bool:
+    parts = fill if type(fill) is list else [fill]
+    return all(part is None or (type(part) in (bool, int, float) and not part) for part in parts)
+
+
+def _with_chunks(layout: ZarrArray, chunks: tuple[int, ...]) -> ZarrArray:
+    return ZarrArray(shape=layout.shape, chunks=chunks, dtype=layout.dtype, separator=layout.separator)
+
+
+# --------------------------------------------------------------------------------------------------------------- chunks
+
+
+def check_stored(layout: ZarrArray, found: ByteRange) -> ByteRange:
+    """Return the bytes of a chunk, unless they are far more than it can be.
+
+    Raises:
+        CorruptError: they are.
+    """
+    if found.size > 2 * chunk_bytes(layout) + _SLACK:
+        wanted = pluralize(chunk_bytes(layout), "bytes")
+        raise CorruptError(f"a chunk of {wanted} is stored as {found.size}", hint=DAMAGED)
+    return found
+
+
+def _read_chunk(zarr: Zarr3Array, find: Find, number: int) -> bytes | ByteRange | None:
+    found = find(zarr.file_name(number))
+    return None if found is None else _check_chunk(zarr, found, "a chunk")
+
+
+def _check_chunk(zarr: Zarr3Array, found: ByteRange, what: str) -> bytes | ByteRange:
+    check_stored(zarr.layout, found)
+    return _check(found.read(0, found.size), checked=True, what=what) if zarr.checked else found
+
+
+def _check(data: bytes, *, checked: bool, what: str) -> bytes:
+    if not checked:
+        return data
+    body = data[:-_CHECKSUM]
+    if len(data) < _CHECKSUM or crc32c(body) != int.from_bytes(data[-_CHECKSUM:], "little"):
+        raise CorruptError(f"{what} has another checksum than it was written with", hint=DAMAGED)
+    return body
+
+
+class _ShardReader:
+    """Gives the chunks of a sharded array; the indices of the last few shards are kept."""
+
+    def __init__(self, zarr: Zarr3Array, find: Find) -> None:
+        if zarr.shard is None:
+            raise AssertionError("the array has no shards")
+        self._zarr = zarr
+        self._shard = zarr.shard
+        self._find = find
+        self._counts = zarr.shard.counts(zarr.layout)
+        self._files = grid_of(_with_chunks(zarr.layout, zarr.shard.shape))
+        self._grid = grid_of(zarr.layout)
+        self._open = functools.lru_cache(maxsize=16)(self._open_shard)
+
+    def read(self, number: int) -> bytes | ByteRange | None:
+        """Return the bytes of a chunk, or where they are; None where it is not there."""
+        file = inside = 0
+        for place, count, files in zip(place_of(self._grid, number), self._counts, self._files, strict=True):
+            file = file * files + place // count
+            inside = inside * count + place % count
+        if (shard := self._open(file)) is None:
+            return None
+        found, index = shard
+        offset, nbytes = index[2 * inside : 2 * inside + 2]
+        if offset == nbytes == _ABSENT:
+            return None
+        if offset + nbytes > found.size:
+            raise CorruptError(f"a chunk of the shard {self._zarr.file_name(file)!r} lies behind its end", hint=DAMAGED)
+        part = ByteRange(nbytes, lambda start, count: found.read(offset + start, count))
+        return _check_chunk(self._zarr, part, "a chunk of a shard")
+
+    def _open_shard(self, file: int) -> tuple[ByteRange, array[int]] | None:
+        name = self._zarr.file_name(file)
+        if (found := self._find(name)) is None:
+            return None
+        if (size := self._shard.index_bytes(self._zarr.layout)) > found.size:
+            raise CorruptError(f"the shard {name!r} is shorter than its index", hint=DAMAGED)
+        data = found.read(found.size - size if self._shard.at_end else 0, size)
+        index = array(
+            "Q", _check(data, checked=self._shard.index_chain.checked, what=f"the index of the shard {name!r}")
+        )
+        if self._shard.index_chain.big_endian != (sys.byteorder == "big"):
+            index.byteswap()
+        return found, index
+
+
 _NUMBERS: Final = {"int64": ("int", "<q"), "float64": ("float", "<d"), "bool": ("bool", "<?")}
 
 
@@ -104,9 +413,9 @@ def find_array(find: Find, *, zarr3: bool) -> ZarrLeaf | None:
         CorruptError, FormatError, UnsupportedError: as the document's reader says.
         StoreError: the store refuses.
     """
-    if (document := find(DOCUMENT if zarr3 else ZARR2)) is None:
+    if (document := find(ZARR3 if zarr3 else ZARR2)) is None:
         return None
-    data = document.read(0, min(document.size, _LARGEST_DOCUMENT + 1))
+    data = document.read(0, min(document.size, _LONGEST_DOCUMENT + 1))
     if zarr3:
         array = parse_zarr_json(data)
         return ZarrLeaf(array.layout, array.reader(find), array.fill_is_zero, array.shard is None and not array.checked)

@@ -15,9 +15,8 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
-from treering._codec.documents import check_json, check_name, check_texts, member, show
+from treering._codec.documents import DIGEST, check_json, check_name, check_texts, join_lines, member, member_line, show
 from treering._codec.key_document import INDEX_FORM, decode_waiting, encode_waiting, find_members
-from treering._codec.signed import DIGEST
 from treering._format import columns
 from treering._format.index import LIMIT, DataFile, Index
 from treering._values.checkpoint_names import ATTEMPT
@@ -66,7 +65,9 @@ def encode_index(index: Index, *, embedded: bool = False) -> bytes:
     Raises:
         UnsupportedError: the metadata, or a key or static field of the structure, has no form in it.
     """
-    return (_EMBEDDED_FORM if embedded else INDEX_FORM).encode(_members(index))
+    # Each column becomes text before the next one is made: those of a large tree together would take far more memory.
+    lines = [member_line(name, value) for name, value in _members(index)]
+    return (_EMBEDDED_FORM if embedded else INDEX_FORM).sign(join_lines(lines))
 
 
 def _members(index: Index) -> Iterator[tuple[str, Any]]:

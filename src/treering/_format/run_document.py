@@ -16,8 +16,17 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from treering._codec.documents import check_json, check_name, json_text, member, show
-from treering._codec.signed import DIGEST, SignedForm
+from treering._codec.documents import (
+    DIGEST,
+    SignedForm,
+    check_json,
+    check_name,
+    join_lines,
+    json_text,
+    member,
+    member_line,
+    show,
+)
 from treering._store.run_folder import HIGHEST_STEP, LEFT_DOCUMENT, RUN_DOCUMENT
 from treering._values.checkpoint_names import ATTEMPT
 from treering.errors import CorruptError, UnsupportedError
@@ -213,8 +222,8 @@ def encode_run(document: RunDocument) -> bytes:
         UnsupportedError: something in it has no form in JSON.
     """
     steps = ",".join([record.text for record in document.steps])
-    members = (("keep", json_text(document.keep)), ("save_every", json_text(document.save_every)))
-    return _FORM.encode_texts((*members, ("steps", f"[{steps}]")))
+    rules = member_line("keep", document.keep), member_line("save_every", document.save_every)
+    return _FORM.sign(join_lines([*rules, f'"steps": [{steps}]']))
 
 
 def parse_run(data: bytes) -> RunDocument:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from typing import Final, TypeAlias
 
 from treering._checkpoint.detect import detect
-from treering._codec.leaves_key import find_attempts
+from treering._codec.key_document import find_attempts
 from treering._codec.zarr import chunk_name, zarray_bytes
 from treering._format.document import parse_index
 from treering._format.findings import Committed, Diagnosis

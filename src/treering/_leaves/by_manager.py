@@ -17,9 +17,8 @@ from typing import Any, Final
 
 import numpy as np
 
-from treering._arrays.delivered import Delivery
+from treering._arrays.delivered import Delivery, check_batches
 from treering._arrays.outgoing import describe_leaves
-from treering._checkpoint.read_leaves import check_batches
 from treering._codec import zarr
 from treering._codec.zarr_chunks import check_chunk_file
 from treering._coordination.message_board import sweep_messages

@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
-from treering._codec.leaves_key import is_empty, unindexed_attempts
+from treering._codec.key_document import is_empty, unindexed_attempts
 from treering._codec.zarr import ZarrArray, parse_zarray
 from treering._coordination.message_board import sweep_messages
 from treering._leaves.branches import judge_branch, read_branches, read_zarray

@@ -14,12 +14,11 @@ from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias, TypeVar, overl
 
 import numpy as np
 
-from treering._arrays.delivered import Delivery
+from treering._arrays.delivered import Delivery, plan_deliveries
 from treering._arrays.host import jax_holds
 from treering._arrays.jobs import split_by_bytes
 from treering._checkpoint.joint_load import LoadGroup, spans_processes
 from treering._checkpoint.load import into_like
-from treering._checkpoint.read_leaves import plan_deliveries
 from treering._checkpoint.save_options import require_one_of
 from treering._format.index import ARRAY_KINDS, Index
 from treering._format.selection import select

@@ -5,6 +5,7 @@ The note of each new step says what it was made of, so that a second call goes o
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import os
@@ -13,8 +14,9 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from treering._background.saves import reword, settle
-from treering._checkpoint.convert import ConvertOptions, convert_path
+from treering._checkpoint.convert import ConvertOptions, convert_opened, convert_path, require_target
 from treering._checkpoint.detect import ForeignForm, Form, detect
+from treering._checkpoint.forms import stream_source
 from treering._checkpoint.save_options import SaveOptions
 from treering._checkpoint.targets import Loss, accept_losses, find_writer
 from treering._foreign.foreign_tree import ForeignSteps, find_steps, reading_partly
@@ -73,9 +75,16 @@ def convert_any(source: str | os.PathLike[str], save: SaveOptions, options: Conv
     require_path(source)
     source = kept(source)
     settle(source)
-    with asking(once=True):
-        form = detect(source)
-        found = find_steps(source, form) if isinstance(form, ForeignForm) else None
+    with contextlib.ExitStack() as files:
+        with asking(once=True):
+            form = detect(source)
+            found = find_steps(source, form) if isinstance(form, ForeignForm) else None
+            is_tree = form is not Form.RUN and found is None
+            writer = require_target(source, save, options) if is_tree else None
+            opened = stream_source(source, files) if is_tree else None
+        if writer is not None and opened is not None:
+            convert_opened(opened, source, writer, save, options)
+            return
     if form is Form.RUN:
         with open_run(located(source)) as run:
             records = records_in(run)
@@ -85,8 +94,6 @@ def convert_any(source: str | os.PathLike[str], save: SaveOptions, options: Conv
         numbers = functools.partial(_numbers_of, source, form)
         steps = _SourceSteps(numbers, functools.partial(_look_at_foreign, found))
         _convert_steps(steps, source, save, options, {})
-    else:
-        convert_path(source, save, options)
 
 
 def _look_at(run: RunFolder, step: int) -> _SourceStep:

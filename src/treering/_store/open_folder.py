@@ -8,8 +8,8 @@ import os
 from collections.abc import Iterable
 from pathlib import Path
 
+from treering._codec.documents import is_whole
 from treering._codec.key_document import HEAD_BYTES, SMALL_TOMBSTONE, is_tombstone, is_tombstone_size
-from treering._codec.signed import is_whole
 from treering._store.api import LARGEST_DOCUMENT, Closable, Document, Entry, Reader, Store, open_below
 from treering._store.failures import DataFileMissingError, LinkRefusedError, naming, with_errno
 from treering._store.resolve import find_at, open_file, opened_store

@@ -40,7 +40,7 @@ def shape_of(box: Box) -> tuple[int, ...]:
         >>> shape_of(((2, 4), (0, 3)))
         (2, 3)
     """
-    return tuple(stop - start for start, stop in box)
+    return tuple([stop - start for start, stop in box])
 
 
 def size_of(box: Box) -> int:
@@ -50,7 +50,7 @@ def size_of(box: Box) -> int:
         >>> size_of(((2, 4), (0, 3))), size_of(())
         (6, 1)
     """
-    return math.prod(stop - start for start, stop in box)
+    return math.prod([stop - start for start, stop in box])
 
 
 def text_of(box: Box) -> str:

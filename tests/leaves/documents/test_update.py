@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.leaves.documents.made_records import F32, changed, flat
-from treering._codec.leaves_key import find_attempts
+from treering._codec.key_document import find_attempts
 from treering._codec.zarr import zarray_bytes
 from treering._format.index import LeafType
 from treering._leaves.documents import index

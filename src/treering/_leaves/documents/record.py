@@ -15,8 +15,18 @@ from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
-from treering._codec.documents import check_hashes, check_json, check_name, check_texts, member, raising_corrupt, show
-from treering._codec.signed import SignedForm
+from treering._codec.documents import (
+    SignedForm,
+    check_hashes,
+    check_json,
+    check_name,
+    check_texts,
+    join_lines,
+    member,
+    member_line,
+    raising_corrupt,
+    show,
+)
 from treering._codec.zarr import ZarrArray, check_compressor, chunk_bytes, chunk_count, stored_dtype
 from treering._format import columns
 from treering._format.index import TreeColumns
@@ -182,7 +192,7 @@ def encode_record(record: LeavesRecord) -> bytes:
     Raises:
         UnsupportedError: ``written``, or a key or static field of the structure, has no form in it.
     """
-    return _FORM.encode(_members(record))
+    return _FORM.sign(join_lines([member_line(name, value) for name, value in _members(record)]))
 
 
 def _members(record: LeavesRecord) -> Iterator[tuple[str, Any]]:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Self
 
-from treering._codec.leaves_key import find_attempts
+from treering._codec.key_document import find_attempts
 from treering._store.failures import naming, with_errno
 from treering._store.leaves_folder import attempts, moves
 from treering._store.leaves_folder.leaves_folder import index_bytes

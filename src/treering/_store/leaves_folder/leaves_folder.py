@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TypeVar
 
-from treering._codec.leaves_key import unindexed_attempts
+from treering._codec.key_document import unindexed_attempts
 from treering._store.api import LARGEST_DOCUMENT
 from treering._store.failures import missing_error, naming, with_errno
 from treering._store.leaves_folder.attempts import has_saver, list_attempts

@@ -13,8 +13,8 @@ import errno
 from collections.abc import Callable, Generator, Sequence
 from typing import Any, Final, NamedTuple, TypeAlias
 
+from treering._codec.documents import SignedForm, is_whole
 from treering._codec.key_document import attempts_in, fenced, is_tombstone, placeholder, superseded_in, tombstone_of
-from treering._codec.signed import SignedForm, is_whole
 from treering._store.api import Held, Outcome
 from treering._store.objects.requests import (
     Absent,

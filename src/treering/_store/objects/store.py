@@ -12,8 +12,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import PurePath
 from typing import Final
 
+from treering._codec.documents import is_whole
 from treering._codec.key_document import is_tombstone
-from treering._codec.signed import is_whole
 from treering._store import api
 from treering._store.api import ANY, Document, Entry, Kind, Outcome, Store, Version
 from treering._store.failures import naming, taken_meanwhile

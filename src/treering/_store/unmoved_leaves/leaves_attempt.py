@@ -14,8 +14,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from pathlib import Path
 from typing import Final
 
-from treering._codec.key_document import is_tombstone
-from treering._codec.leaves_key import empty_index, find_attempts
+from treering._codec.key_document import empty_index, find_attempts, is_tombstone
 from treering._store.api import Closable, Document, Outcome, Store
 from treering._store.failures import naming, with_errno
 from treering._store.leaves_folder.attempts import SweepMessages

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
 
-from treering._codec.leaves_key import is_empty, unindexed_attempts
+from treering._codec.key_document import is_empty, unindexed_attempts
 from treering._store.api import Document, Reader, Store
 from treering._store.crew import Crew, FirstError, map_together
 from treering._store.failures import DataFileMissingError, missing_error, naming, with_errno
