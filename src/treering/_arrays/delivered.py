@@ -355,18 +355,6 @@ def _copied_bytes(source: Source, delivery: Delivery) -> int:
     return delivery.nbytes if source.index.type_of(delivery.request.leaf).dtype in SUB_BYTE else 0
 
 
-def check_batches(source: Source, deliveries: Sequence[Delivery]) -> None:
-    """Read the bytes of some deliveries and let go of them again: they are those that were saved.
-
-    Raises:
-        CorruptError, StoreError: as `read_batches`.
-    """
-    for batch, _ in split_by_bytes(deliveries, _NBYTES, BATCH_BYTES):
-        source.arrays.read([delivery.request for delivery in batch], None)
-        for delivery in batch:
-            delivery.request.arrays = []
-
-
 class ReadProgress:
     """Adds batches up for the user's ``progress``, which counts the bytes of the leaves.
 

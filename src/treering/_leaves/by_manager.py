@@ -8,16 +8,12 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import os
 import weakref
 from array import array
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
-import numpy as np
-
-from treering._arrays.delivered import Delivery, check_batches
 from treering._arrays.outgoing import describe_leaves
 from treering._codec import zarr
 from treering._codec.zarr_chunks import check_chunk_file
@@ -28,12 +24,11 @@ from treering._leaves.commit import commit_record
 from treering._leaves.documents.record import ChunkLayout, LeavesRecord, arrays_of, stored_leaves
 from treering._leaves.documents.update import unfinished_update
 from treering._leaves.plan import ArrayManager, LeavesSaveOptions, PlannedLeaves, plan_leaves
-from treering._leaves.source import LeavesSource
 from treering._printable import kind_of
 from treering._store.leaves_folder.staged_leaves import StagedLeaves
 from treering._tree.flatten import Flattened
 from treering._values.checksums import block_bytes, block_checksums, block_count
-from treering._values.keys import naming_leaf, split_key
+from treering._values.keys import naming_leaf
 from treering._values.leaves_names import ZARRAY
 from treering._values.telemetry import report
 from treering.errors import CorruptError, UnsupportedError
@@ -142,69 +137,6 @@ def _add_managed(record: LeavesRecord, managed: frozenset[int], staged: StagedLe
     return dataclasses.replace(
         record, layouts=tuple(layouts), leaf_layouts=leaf_layouts, sizes=sizes, checksums=checksums
     )
-
-
-class ManagerReader:
-    """Reads what a manager can read of an opened leaves directory.
-
-    Args:
-        manager: reads arrays by ``deserialize_with_paths(shardings, paths)``, such as jax's
-            ``GlobalAsyncCheckpointManager``.
-        source: the opened directory.
-    """
-
-    def __init__(self, manager: Any, source: LeavesSource) -> None:
-        self._manager = manager
-        self._source = source
-        index = source.index
-        stored = [leaf for leaf in range(len(index.keys)) if index.type_of(leaf).stored]
-        lie = [
-            # Files that are still staged lie elsewhere than the manager looks.
-            None if branch.attempt is not None else (folder, array.dtype)
-            for branch in source.branches
-            for folder, array in zip(branch.record.folders, branch.arrays, strict=True)
-        ]
-        self._lies = dict(zip(stored, lie, strict=True))
-
-    def takes(self, delivery: Delivery) -> bool:
-        """Tell whether the manager can read a leaf: a jax array that lies there as what it is and has a sharding."""
-        fit, lies = delivery.fit, self._lies[delivery.request.leaf]
-        if delivery.sharding is None or fit.kind != "jax" or fit.dtype is not None or fit.python is not None:
-            return False
-        return lies is not None and lies[1] == self._source.index.type_of(delivery.request.leaf).dtype
-
-    def complete(self, batch: Sequence[Delivery], others: Sequence[Delivery], leaves: Sequence[Any]) -> list[Any]:
-        """Return all leaves of a batch, of which it does not take ``others``, that were read already."""
-        taken = [delivery for delivery in batch if self.takes(delivery)]
-        read = zip((*others, *taken), (*leaves, *(self._read(taken) if taken else ())), strict=True)
-        found = {delivery.number: leaf for delivery, leaf in read}
-        return [found[delivery.number] for delivery in batch]
-
-    def _read(self, deliveries: Sequence[Delivery]) -> list[Any]:
-        """Return leaves that it takes, in their order. Their bytes are read twice: the first time to check them.
-
-        Raises:
-            CorruptError: bytes are damaged or not there, or the tree was replaced before the manager had read it.
-            UnsupportedError: the manager gave something else.
-            StoreError: the system refuses.
-        """
-        source = self._source
-        check_batches(source, deliveries)
-        root = source.folder.path.absolute()
-        folders = [lies[0] for delivery in deliveries if (lies := self._lies[delivery.request.leaf]) is not None]
-        paths = [os.fspath(root / folder) for folder in folders]
-        arrays = list(self._manager.deserialize_with_paths([delivery.sharding for delivery in deliveries], paths))
-        if not source.is_current():
-            raise CorruptError(f"{str(root)!r} was replaced while a manager read it")
-        for delivery, found in zip(deliveries, arrays, strict=True):
-            dtype = source.arrays.dtype_of(delivery.request.leaf)
-            if found.shape != delivery.shape or np.dtype(found.dtype) != dtype:
-                raise UnsupportedError(
-                    f"the manager gave {found.dtype}{list(found.shape)} for {dtype.name}{list(delivery.shape)}",
-                    path=split_key(delivery.key),
-                    hint="omit the manager",
-                )
-        return arrays
 
 
 _PIECE_BYTES: Final = 8 << 20

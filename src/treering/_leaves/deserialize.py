@@ -23,11 +23,10 @@ from treering._checkpoint.save_options import require_one_of
 from treering._format.index import ARRAY_KINDS, Index
 from treering._format.selection import select
 from treering._format.structure import as_dicts, build
-from treering._leaves.by_manager import ManagerReader
 from treering._leaves.shardings import ShardingOptions, leaf_shardings, to_dotted
 from treering._leaves.source import LeavesSource, open_source
 from treering._printable import kind_of
-from treering._store.resolve import is_on_disk, leaves_path
+from treering._store.resolve import leaves_path
 from treering._tree.flatten import Flattened, flatten_like
 from treering._tree.likeness import Fit, LeafMatch, Wording, array_dtype, aval_shape, match_leaves, match_stored
 from treering._tree.placement import Shardings, aval_of, sharding_of
@@ -78,8 +77,7 @@ def tree_deserialize_leaves(
     Args:
         checkpoint_dir: the directory.
         mesh: of one axis: replicates what nothing else is said of; of several: each array needs a rule or sharding.
-        manager: is waited for. Its ``deserialize_with_paths``, if it has that, reads what it can on disk, after the
-            checks.
+        manager: is waited for, so that what it writes can be read.
         prefix: which tree; None and "" for the one without prefix.
         partition_rules: pairs of a pattern, searched in keys with ``/`` and without prefix, and a ``PartitionSpec``.
             They win over ``shardings``; what has no axes is replicated.
@@ -151,7 +149,7 @@ class DeserializeOptions:
     said: ShardingOptions
     """Where its arrays go."""
     manager: Any
-    """Was waited for, and reads the arrays that it can."""
+    """Was waited for."""
     callback: Callback | None
     """Makes the leaf of each array."""
     batch: int
@@ -259,22 +257,14 @@ def _leaves(
 ) -> list[Any]:
     """Return the leaves of the result: read, checked, placed, and given to the callback."""
     result, deliveries = plan_deliveries(source, matches, placements)
-    # It reads paths on disk: what a URL means, and how its bucket is reached, it knows by other settings.
-    reads = callable(getattr(options.manager, "deserialize_with_paths", None)) and is_on_disk(source.folder.path)
-    by_manager = ManagerReader(options.manager, source) if reads else None
     # Long texts, which lie in files too, do not count as arrays.
     runs = split_by_bytes(deliveries, lambda one: _is_array(source.index, one), options.batch or sys.maxsize)
     batches = [run for run, _ in runs]
-    others = batches
-    if by_manager is not None:
-        others = [[delivery for delivery in batch if not by_manager.takes(delivery)] for batch in batches]
-    options.group.agree(source, others)
+    options.group.agree(source, batches)
     called = False
     try:
-        for batch, rest in zip(batches, others, strict=True):
-            leaves = options.group.read_batches(source, rest)
-            if by_manager is not None:
-                leaves = by_manager.complete(batch, rest, leaves)
+        for batch in batches:
+            leaves = options.group.read_batches(source, batch)
             for number, delivery in enumerate(batch):
                 leaf, leaves[number] = leaves[number], None  # nothing of a batch outlives its callbacks here
                 if options.callback is not None and _is_array(source.index, delivery):
