@@ -11,8 +11,7 @@ import weakref
 from collections.abc import Callable, Collection, Sequence
 from typing import Final
 
-from treering._codec.key_document import attempts_in
-from treering._codec.leaves_key import read_attempts
+from treering._codec.key_document import attempts_in, read_attempts
 from treering._store.api import Entry, Held, NamesIn, Outcome, Store, Transaction, Version
 from treering._store.objects import protocol
 from treering._store.objects.requests import Absent, Client, Delete, Head, ObjectVersion, Put, Status, ask, drive
