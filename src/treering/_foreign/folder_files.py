@@ -14,7 +14,7 @@ from treering._codec.documents import decode_text, parse_json
 from treering._format.index import DataFile
 from treering._store.failures import naming
 from treering._store.opened_files import OpenedFiles
-from treering._store.resolve import find_at, is_on_disk, is_seen, open_file, opened_store, root_of, settled
+from treering._store.resolve import find_at, is_seen, open_file, opened_store, root_of, settled
 from treering._values.human import pluralize
 from treering.errors import CorruptError, NotFoundError
 
@@ -59,7 +59,7 @@ class FolderFiles:
 
     def __init__(self, place: Path, files: contextlib.ExitStack) -> None:
         self.place = place
-        self._inside = settled(place) if is_on_disk(place) else None
+        self._inside = settled(place)
         self._open: dict[str, Reader] = {}
         self._files = files
         self._lock = threading.Lock()
@@ -187,7 +187,7 @@ class FolderFiles:
         if "\0" in name or not {"", ".", ".."}.isdisjoint(parts):
             raise CorruptError(f"the name {name!r:.200} leads out of the folder")
         place = self.place.joinpath(*parts)
-        if self._inside is not None and not settled(place).is_relative_to(self._inside):
+        if not settled(place).is_relative_to(self._inside):
             hint = "treering follows no link out of a checkpoint"
             raise CorruptError(f"{name!r:.200} is a link that leads out of the folder", hint=hint)
         return place

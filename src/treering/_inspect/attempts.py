@@ -119,15 +119,16 @@ def _looked(store: Store, path: str) -> FolderScan:
     locks = store.transaction().locks()
     names = sorted(store.names())
     saver = locks.holder(store.find(""))
-    known = {entry.name: entry for entry in store.list() if "/" not in entry.name} if store.flat else {}
+    known = {entry.name: entry for entry in store.list() if "/" not in entry.name} if store.asks_by_request else {}
     wanted = filter(checkpoint_names.is_data, names)
     data = {name: found for name in wanted if (found := known.get(name) or store.find(name)) is not None}
     staged, trouble = _staged(store, path, locks)
     saved = {remains.attempt: remains for remains in _saved(store, names, data, locks)}
     notes = list(_notes(store, names))
     scan = FolderScan(
-        names=names, saved=saved, staged=staged, notes=notes, saver=saver, locks=locks, trouble=trouble, flat=store.flat
-    )
+        names=names, saved=saved, staged=staged, notes=notes, saver=saver, locks=locks, trouble=trouble,
+        flat=store.asks_by_request,
+    )  # fmt: skip
     return _with_waiting(store, scan) if checkpoint_names.INDEX in names else scan
 
 
@@ -165,7 +166,7 @@ def _saved(store: Store, names: Sequence[str], found: Mapping[str, Entry], locks
             continue
         newest = max(entry.modified for entry in own.values())
         holder, proved = locks.holder(journal), journal is not None
-        outdated = store.flat and proved and _is_outdated(store, journals[attempt], index)
+        outdated = store.asks_by_request and proved and _is_outdated(store, journals[attempt], index)
         yield Leftovers(
             attempt=attempt, files=files, count=len(files), changed=newest, holder=holder, journal=proved,
             is_index=same, outdated=outdated,
@@ -182,7 +183,7 @@ def _is_outdated(store: Store, marker: str, index: Entry | None) -> bool:
 
 def _staged(store: Store, path: str, locks: Locks) -> tuple[dict[str, Leftovers], str | None]:
     """Return the attempts under ``.treering``, and why they could not be looked at."""
-    if store.flat:
+    if store.asks_by_request:
         return _staged_in_bucket(store), None
     if not isinstance(store, PosixStore):
         return {}, None

@@ -21,7 +21,7 @@ from treering._runs.removal import (
 )
 from treering._runs.steps import judge, note_records, open_run, read_run, records_in, records_of
 from treering._store.run_folder import RunFolder
-from treering._store.waiting import DAY, warn_denied
+from treering._store.waiting import warn_denied
 from treering.errors import BusyError, NotFoundError, TreeringError
 from treering.retention import Policy, Verdict
 
@@ -95,8 +95,8 @@ def collect_after(
         with collect_errors(errors):
             known.write(run, state.keep_text, state.save_every_text, may_wait=more_follow and not going)
         removed = _remove(run, going, errors)
-        if run.grace:
-            known.leave(removed, run.grace)
+        if run.store.grace:
+            known.leave(removed, run.store.grace)
         known.expect(_tidy(run, known.untidy(), step, errors, by_age=known.by_age))
     _raise_first(error for error in errors if not isinstance(error, BusyError))  # the next call comes by again
 
@@ -127,7 +127,7 @@ def _collect(run: RunFolder, keep: Policy | None) -> list[Verdict]:
     errors = _clear(run, {old.step: old.digest for old in records.steps if old.step in going}, by_age=True)
     with collect_errors(errors):
         note_records(run, records)
-        run.drop_tombstones(DAY)
+        run.drop_tombstones()
     _raise_first(error for error in errors if not isinstance(error, BusyError))  # the next call comes by again
     return verdicts
 

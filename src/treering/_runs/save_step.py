@@ -27,7 +27,7 @@ from treering._runs.reports import find_unmeasured
 from treering._runs.results import StepSave
 from treering._runs.run_state import RunState
 from treering._runs.steps import latest_known, noted_steps, open_run, step_path, steps_from
-from treering._store.resolve import is_on_disk
+from treering._store.resolve import store_at
 from treering._store.run_folder import LEFT_DOCUMENT, RunFolder, step_name, step_of_name
 from treering._values.human import steps_text
 from treering._values.processes import Processes
@@ -195,7 +195,8 @@ def _names_in(path: Path) -> set[str] | None:
     except NotFoundError:
         return set()
     except PermissionDeniedError:
-        return None if is_on_disk(path) else {LEFT_DOCUMENT, *map(step_name, noted_steps(path))}
+        denied = store_at(path).separate_rights
+        return {LEFT_DOCUMENT, *map(step_name, noted_steps(path))} if denied else None
     except StoreError:
         return None
 
