@@ -18,7 +18,6 @@ from tests.trees import assert_unchanged
 from treering._leaves.commit import begin_save
 from treering._store import resolve
 from treering._store.objects import transaction
-from treering._store.objects import transaction as objects
 from treering._store.objects.requests import Answer, Delete, ObjectVersion, Put, Request, Status
 from treering._store.resolve import store_at
 from treering.errors import (
@@ -366,7 +365,7 @@ def test_superseded_leaves_wait_for_readers_then_go(bucket: MemoryBucket, monkey
         (waits,) = index_of(path)["treering"][""]["superseded"]
         assert (waits["attempt"], waits["since"] // 1) == (first, 1e9)
         now[0] += 200
-        objects._CLOCKS.clear()
+        transaction._CLOCKS.clear()
         # Of whichever prefix the next save is.
         tree_serialize_leaves(path, OTHER, prefix="opt")
         assert attempts(path) == {second, attempt_of(path, "opt")}

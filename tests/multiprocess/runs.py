@@ -180,4 +180,4 @@ def _train_while_reading(patch: pytest.MonkeyPatch, run: tr.Run, newest: int, *,
             shutil.rmtree(before)
         return real(*arguments, **options)
 
-    patch.setattr(load_step, "read_source", functools.partial(opened, real=load_step.read_source))
+    patch.setattr(load_step, "read_source", functools.partial(opened, real=load_step.read_source)  # type: ignore[attr-defined])

@@ -21,7 +21,7 @@ from treering._codec.gzip import GZIP_MAGIC, unzip_first
 from treering._printable import kind_of, shorten
 from treering._store.asked import asking, remembered
 from treering._store.open_folder import find_index_at
-from treering._store.resolve import absolute, find_at, is_folder, is_on_disk, is_seen, located, open_file, root_of
+from treering._store.resolve import absolute, find_at, is_folder, is_seen, located, open_file, root_of, store_at
 from treering._store.run_folder import RUN_DOCUMENT, WEIGHTS, RunFolder, refuse_linked, step_of_name
 from treering._values.human import near
 from treering.errors import (
@@ -414,13 +414,13 @@ def _folder(place: Path) -> Form | ForeignForm:
     # Where there is no index at all, opening the folder says what is there instead.
     if find_index_at(place, follow=False):
         return Form.CHECKPOINT
-    # Elsewhere each look is a request.
-    on_disk = is_on_disk(place)
-    if any(find_at(place / name, follow=False) for name in (_LEAVES if on_disk else _LEAVES[:1])):
+    # Where each look is a request, only what a store of ours would have is looked for.
+    searches = not store_at(place).asks_by_request
+    if any(find_at(place / name, follow=False) for name in (_LEAVES if searches else _LEAVES[:1])):
         _refuse_beside_leaves(place)
         return Form.LEAVES
     is_run = _is_run(place)
-    if is_run and (not on_disk or is_seen(place / RUN_DOCUMENT)):
+    if is_run and (not searches or is_seen(place / RUN_DOCUMENT)):
         return Form.RUN
     foreign = find_foreign_folder(place)
     if is_run and foreign is not None:
@@ -428,8 +428,8 @@ def _folder(place: Path) -> Form | ForeignForm:
         raise FormatError(f"{os.fspath(place)!r} holds steps and the form {foreign.value}, and {_ONE_FORM}", hint=hint)
     if is_run or (foreign := foreign or _find_plug_in(place)) is not None:
         return foreign or Form.RUN
-    has_arrays = on_disk and holds_arrays(place)
-    above = absolute(place).parents if on_disk else ()
+    has_arrays = searches and holds_arrays(place)
+    above = absolute(place).parents if searches else ()
     around = next((one for one in above if is_seen(one / _LEAVES[0])), None)
     if around is not None and (has_arrays or is_seen(place / ".zarray")):
         hint = "pass that one; a glob or at= selects this part"

@@ -31,7 +31,7 @@ COPY_ALL: Final = "copy the whole folder, every file that treering.json names"
 def is_attempt_there(path: Path, attempt: str, *, opened: bool = True) -> bool:
     """Tell whether the checkpoint at a path is still the one of an attempt; True also where nothing can be said.
 
-    In a bucket its data go when it was superseded for as long as the grace; elsewhere open files stay whole.
+    Where nothing that is open keeps them, its data go when it was superseded for as long as the grace.
 
     Args:
         path: the checkpoint.
@@ -40,7 +40,7 @@ def is_attempt_there(path: Path, attempt: str, *, opened: bool = True) -> bool:
     """
     try:
         with OpenFolder(path) as folder:
-            return (opened and not folder.store.flat) or attempts_in(folder.read_index())[0] == attempt
+            return (opened and folder.store.keeps_open) or attempts_in(folder.read_index())[0] == attempt
     except NotFoundError:
         return False
     except TreeringError:
@@ -59,8 +59,8 @@ def require_no_loss(error: Exception) -> None:
 
 # Each try needs a whole overwrite between reading the index and opening the files that it names.
 _TRIES: Final = 100
-# There each one needs that data go whose grace was over.
-_TRIES_IN_BUCKETS: Final = 4
+# Where data go while they are read, each one needs that their grace was over.
+_MOST_TRIES: Final = 4
 _PIECE_BYTES: Final = 1 << 20
 
 
@@ -91,9 +91,9 @@ def open_checkpoint(
     place = located(path)
     opened: Sequence[Reader | None]
     if (found := _open_share(place, files, shared) if shared is not None else None) is not None:
-        index, opened, flat = found
+        index, opened, lasts = found
     else:
-        index, opened, flat = _open_files(place)
+        index, opened, lasts = _open_files(place)
         for data in opened:
             if data is not None:
                 files.enter_context(data)
@@ -107,9 +107,9 @@ def open_checkpoint(
     threads = max((data.threads for data in map(opened.__getitem__, own) if data is not None), default=Reader.threads)
     arrays = StoredArrays(index, opened, check_header, mapped=mapped, threads=threads, checked=own)
     source = _source(index, arrays, mapped=mapped)
-    if flat or isinstance(opened, _FilesOnDemand):
+    if not lasts or isinstance(opened, _FilesOnDemand):
         source.is_current = lambda: is_attempt_there(place, index.attempt, opened=False)
-        source.most_tries = _TRIES_IN_BUCKETS if flat else source.most_tries
+        source.most_tries = source.most_tries if lasts else _MOST_TRIES
     return source
 
 
@@ -155,12 +155,12 @@ def read_pieces(file: Reader, end: int) -> Iterator[bytes]:
 def _open_files(path: Path) -> tuple[Index, list[Reader | None], bool]:
     """Read the index and open every file that it names, all of one commit; None for one that is lost.
 
-    Also return whether they are in a bucket, where they may go while they are read.
+    Also return whether they stay whole while they are read, whatever becomes of their names.
     """
     attempt = ""
     for _ in range(_TRIES):
         with OpenFolder(path) as folder:
-            flat = folder.store.flat
+            lasts = folder.store.keeps_open
             with naming_file(path / "treering.json"):
                 index = parse_index(folder.read_index())
             names = [file.name for file in index.files]
@@ -168,11 +168,11 @@ def _open_files(path: Path) -> tuple[Index, list[Reader | None], bool]:
                 found = folder.open_files(names)
             except DataFileMissingError:
                 if index.attempt == attempt:
-                    return index, _those_there(folder, names), flat
+                    return index, _those_there(folder, names), lasts
                 # Perhaps an overwrite committed meanwhile, and its index is there now.
                 attempt = index.attempt
                 continue
-            return index, [found[name] for name in names], flat
+            return index, [found[name] for name in names], lasts
     raise BusyError(f"{os.fspath(path)!r} was replaced {_TRIES} times while it was being opened", hint="try again")
 
 
@@ -219,7 +219,7 @@ def _open_share(
     with naming_file(path / "treering.json"):
         index = parse_index(shared.data)
     found = _FilesOnDemand(folder, [file.name for file in index.files], files, shared.processes)
-    return None if any(found[number] is None for number in found.own) else (index, found, folder.store.flat)
+    return None if any(found[number] is None for number in found.own) else (index, found, folder.store.keeps_open)
 
 
 def _those_there(folder: OpenFolder, names: Sequence[str]) -> list[Reader | None]:

@@ -390,8 +390,8 @@ class CheckpointFolder(AttemptFiles):
         ours.update(name for name in names if holds_messages(store, name))
         ours.update(listed if self._old is None else (INDEX, *listed))
         ours.update(filter(checkpoint_names.attempt_of_tombstone, names))
-        # In a bucket data may arrive when their marker was swept; on disk others may have put such files there.
-        ours.update(filter(checkpoint_names.is_data, names) if store.flat else ())
+        # Where data may arrive when their marker was swept; elsewhere others may have put such files there.
+        ours.update(filter(checkpoint_names.is_data, names) if store.longest_delay else ())
         for attempt in attempts:
             ours.update(checkpoint_names.data_of(attempt, names))
         for _, others in listed_by_tombstones(store, names, self._names_in):

@@ -60,7 +60,7 @@ class FolderFiles:
     def __init__(self, place: Path, files: contextlib.ExitStack) -> None:
         self.place = place
         self._root = root_of(place)
-        self._inside = self._root.settled(place) if self._root.on_disk else None
+        self._inside = self._root.settled(place)
         self._open: dict[str, Reader] = {}
         self._files = files
         self._lock = threading.Lock()
@@ -192,7 +192,7 @@ class FolderFiles:
         if "\0" in name or not {"", ".", ".."}.isdisjoint(parts):
             raise CorruptError(f"the name {name!r:.200} leads out of the folder")
         place = self.place.joinpath(*parts)
-        if self._inside is not None and not self._root.settled(place).is_relative_to(self._inside):
+        if not self._root.settled(place).is_relative_to(self._inside):
             hint = "treering follows no link out of a checkpoint"
             raise CorruptError(f"{name!r:.200} is a link that leads out of the folder", hint=hint)
         return place

@@ -29,7 +29,7 @@ from treering._foreign.foreign_tree import (
 from treering._foreign.ocdbt import MANIFEST
 from treering._foreign.orbax_item import METADATA, MSGPACK, OrbaxItem, find_msgpack, read_item
 from treering._format.index import LeafType
-from treering._store.resolve import is_on_disk
+from treering._store.resolve import has_renames
 from treering._values.human import pluralize
 from treering.errors import CorruptError, TreeringError, UnsupportedError
 
@@ -136,7 +136,7 @@ def open_foreign(place: Path, files: contextlib.ExitStack) -> ForeignTree:
         shown = found.steps[-_SHOWN_STEPS:]
         listed = ", ".join([*(["..."] if len(shown) < len(found.steps) else []), *shown])
         notes.insert(0, f"a root with the steps {listed}; this is {found.folder.rstrip('/')}")
-    if not is_on_disk(place) and not folder.has(found.folder + _COMMITTED):
+    if not has_renames(place) and not folder.has(found.folder + _COMMITTED):
         notes.append(f"it has no {_COMMITTED}: Orbax itself takes it for uncommitted in a bucket")
     # A run has a place for them, beside its trees; elsewhere they are metadata, and change the path of no leaf.
     grain = {name: path for name, path in found.documents.items() if path.endswith(_GRAIN) and PARTLY.get()}
@@ -254,7 +254,7 @@ def _numbered(files: FolderFiles, names: list[str]) -> list[tuple[int, str]]:
         for name in names
         if not _UNCOMMITTED.fullmatch(name) and (match := _STEP.fullmatch(name)) is not None
     )
-    if is_on_disk(files.place):
+    if has_renames(files.place):
         return steps
     return [(number, name) for number, name in steps if files.has(f"{name}/{_COMMITTED}")]
 

@@ -98,7 +98,7 @@ def _copy(path: Path, step: int, source: Store, written: float, target: Path) ->
     origin = StepOrigin(os.fspath(path), step)
     note = dataclasses.replace(note, step=step, temporary=False, branch=origin, converted=None, mark=None)
     index = dataclasses.replace(index, metadata=add_note(remove_note(index.metadata), note), replaces=(), superseded=())
-    if store_at(target).flat:
+    if store_at(target).longest_delay:
         # The data of an earlier branch that was removed may still wait there under the names of this attempt.
         copy_opened(source, index, target, overwrite=False)
         return

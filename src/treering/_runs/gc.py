@@ -19,7 +19,6 @@ from treering._runs.removal import (
 )
 from treering._runs.steps import note_records, open_run, read_run, records_in, records_of
 from treering._store.run_folder import RunFolder
-from treering._store.waiting import DAY
 from treering.errors import BusyError, NotFoundError, TreeringError
 from treering.rules import Policy, Verdict, retained
 
@@ -70,7 +69,7 @@ def _collect(run: RunFolder, keep: Policy | None) -> list[Verdict]:
     errors = _clear(run, {old.step: old.digest for old in records.steps if old.step in going}, by_age=True)
     with collect_errors(errors):
         note_records(run, records)
-        run.drop_tombstones(DAY)
+        run.drop_tombstones()
     raise_first(error for error in errors if not isinstance(error, BusyError))  # the next call comes by again
     return verdicts
 

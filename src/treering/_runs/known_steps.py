@@ -18,7 +18,6 @@ from treering._format.run_document import RunDocument, StepRecord, encode_run
 from treering._runs.removal import NOT_READ
 from treering._runs.steps import document_in, is_current, read_record
 from treering._store.run_folder import RunFolder
-from treering._store.waiting import DAY
 from treering._values import timing
 from treering.errors import PermissionDeniedError
 from treering.rules import Policy, find_deciders, removable
@@ -106,7 +105,8 @@ class KnownSteps:
         self._blank &= folders
         # What processes that were late could still read of the save before this one is of no use any more.
         self._untidy.update([max(self.records)] if self.records else [])
-        self.by_age = run.flat and time.monotonic() - self._surveyed > DAY
+        delay = run.store.longest_delay
+        self.by_age = delay > 0.0 and time.monotonic() - self._surveyed > delay
         if self.by_age or len(folders - self.records.keys() - self._blank) > _FEW_NEW:
             self._survey(run, folders)
         self.drop([step])
@@ -122,7 +122,7 @@ class KnownSteps:
         try:
             return run.folders()
         except PermissionDeniedError:
-            if run.flat:
+            if run.store.separate_rights:
                 return self.records
             raise
 

@@ -58,7 +58,7 @@ def remove_step(run: RunFolder, step: int, names_in: NamesIn, attempt_of: Callab
     with folder, _locked(folder, os.fspath(shown)) as transaction:
         if transaction is None:
             return False
-        if not folder.flat:
+        if not folder.asks_by_request:
             _tidy(folder, transaction, names_in)
             found = find_index(folder)
             if found is None:
@@ -128,7 +128,7 @@ def tidy_step(
         with _locked(folder, os.fspath(run.path / step_name(step))) as transaction:
             if transaction is None:
                 return None
-            seconds = _tidy(folder, transaction, names_in, names if folder.flat else None, by_age=by_age)
+            seconds = _tidy(folder, transaction, names_in, names if folder.asks_by_request else None, by_age=by_age)
             if over:
                 sweep_messages(folder, names, lambda _: False)
             return seconds
@@ -146,13 +146,12 @@ def _locked(folder: Store, shown: str) -> Iterator[Transaction | None]:
                 yield None
                 return
             yield transaction
-        if not folder.flat and not folder.names():
-            transaction.drop()
+        transaction.drop()
 
 
 def _look_into(folder: Store) -> tuple[list[str], bool]:
     """Return the names in a step's folder, and whether there may be a tombstone in the place of its index."""
-    if not folder.flat:
+    if not folder.asks_by_request:
         names = folder.names()
         return names, INDEX in names and find_index(folder) is None
     try:

@@ -265,7 +265,7 @@ def collect_after(
         with collect_errors(errors):
             known.write(run, state.keep_text, state.save_every_text, may_wait=more_follow and not going)
         removed = remove_judged(run, going, errors)
-        if run.grace:
-            known.release(removed, run.grace)
+        if run.store.grace:
+            known.release(removed, run.store.grace)
         known.schedule(tidy_steps(run, known.untidy(), step, errors, by_age=known.by_age))
     raise_first(error for error in errors if not isinstance(error, BusyError))  # the next call comes by again

@@ -22,7 +22,7 @@ from treering._runs.removal import NOT_READ, superseded_steps
 from treering._store.crew import map_together
 from treering._store.failures import naming_file
 from treering._store.open_folder import find_index_at
-from treering._store.resolve import find_at, is_on_disk, located, open_file, root_of
+from treering._store.resolve import find_at, located, open_file, root_of, store_at
 from treering._store.run_folder import AT_ONCE, RUN_DOCUMENT, RunFolder, step_name, step_of_name
 from treering._values.checkpoint_names import INDEX
 from treering._values.human import steps_text
@@ -101,7 +101,7 @@ def names_in(run: RunFolder) -> set[str] | None:
     try:
         return set(run.names())
     except PermissionDeniedError:
-        if run.flat:
+        if run.store.separate_rights:
             return None
         raise
 
@@ -208,7 +208,7 @@ def latest_known(path: Path) -> int | None:
     try:
         return latest_of(path)
     except PermissionDeniedError:
-        if is_on_disk(path):
+        if not store_at(path).separate_rights:
             raise
         with RunFolder(path) as run:
             return max(noted_steps(run), default=None)
@@ -219,7 +219,7 @@ def steps_from(path: Path, step: int) -> list[int]:
     try:
         return steps_of(path)
     except PermissionDeniedError:
-        if is_on_disk(path):
+        if not store_at(path).separate_rights:
             raise
     with RunFolder(path) as run:
         noted = {each for each in noted_steps(run) if each >= step} | {step}
@@ -269,7 +269,7 @@ def records_in(run: RunFolder) -> Records:
             return error
 
     there = steps_in(run)
-    found = map_together(look, there, AT_ONCE) if run.flat else list(map(look, there))
+    found = map_together(look, there, AT_ONCE) if run.store.asks_by_request else list(map(look, there))
     unreadable = {step: one for step, one in zip(there, found, strict=True) if isinstance(one, TreeringError)}
     steps = tuple(one for one in found if isinstance(one, StepRecord))
     return Records(document.keep, document.save_every, steps, unreadable, trouble)

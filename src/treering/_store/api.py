@@ -189,14 +189,21 @@ class Store(Closable):
 
     Attributes:
         path: the place, as messages call it.
-        grace: seconds that superseded data stay for readers, where these hold nothing open that keeps them.
-        flat: whether places are no more than parts of names, as in a bucket: one listing goes to any depth, and it may
-            be the one thing that is denied; requests may arrive late.
+        keeps_open: whether what is open stays whole when its name goes.
+        grace: seconds that superseded data stay for readers, where nothing that these hold open keeps them.
+        longest_delay: seconds for which a change by a writer that is gone can still arrive.
+        asks_by_request: whether each look is a request, for which one waits: what is known without one is not asked,
+            several are made at once, and one listing tells of all depths.
+        separate_rights: whether each kind of request is a right of its own, so that listing, or removing, alone may be
+            denied.
     """
 
     path: PurePath
+    keeps_open: bool = True
     grace: float = 0.0
-    flat: bool = False
+    longest_delay: float = 0.0
+    asks_by_request: bool = False
+    separate_rights: bool = False
 
     @abc.abstractmethod
     def open(self, *, quick: bool = False) -> None:

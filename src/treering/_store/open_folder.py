@@ -168,7 +168,7 @@ def is_removed(store: Store, found: Entry, place: str = "") -> bool:
     """
     if not found.is_file or not is_tombstone_size(found.size):
         return False
-    if store.flat and found.size == SMALL_TOMBSTONE:
+    if store.longest_delay and found.size == SMALL_TOMBSTONE:  # no index there has this size
         return True
     with contextlib.suppress(LinkRefusedError):  # whoever reads it says so
         if not place:

@@ -82,16 +82,16 @@ def scan_folder(store: Store) -> FolderScan:
     """
     # Locks before names: a process that came between the two would seem dead otherwise.
     locks = store.transaction().locks()
-    gap = "a bucket does not tell whether its process runs" if store.flat else locks.gap
+    gap = "a bucket does not tell whether its process runs" if store.asks_by_request else locks.gap
     names = sorted(store.names())
     trouble, staged = None, list[Entry]()
-    if leaves_names.ATTEMPTS in names and not store.flat:
+    if leaves_names.ATTEMPTS in names and not store.asks_by_request:
         try:
             staged = list(_in_folders(store))
         except (OSError, LinkRefusedError, RecursionError) as error:
             trouble = str(error)
     attempts: dict[tuple[str, str], list[Entry]] = {}
-    for entry in (*(store.list() if store.flat else _beside_index(store, names)), *staged):
+    for entry in (*(store.list() if store.asks_by_request else _beside_index(store, names)), *staged):
         if (owner := _owner(entry.name)) is not None:
             attempts.setdefault(owner, []).append(entry)
     orphans = [_describe(store, *owner, attempts[owner], locks) for owner in sorted(attempts)]
@@ -129,7 +129,7 @@ def _describe(store: Store, form: str, attempt: str, entries: Sequence[Entry], l
     above = "" if form == "checkpoint" else "/".join(leaves_names.attempt_folder(attempt))
     index, marker = checkpoint_names.INDEX, checkpoint_names.journal_of(attempt)
     if above:
-        index, marker = leaves_names.INDEX, f"{above}/{leaves_names.MARKER}" if store.flat else above
+        index, marker = leaves_names.INDEX, f"{above}/{leaves_names.MARKER}" if store.asks_by_request else above
     proof = next((entry for entry in entries if entry.name == marker), None)
     committed = store.find(index) if proof is not None else None
     is_index = proof is not None and committed is not None and proof.version == committed.version
@@ -146,9 +146,9 @@ def _describe(store: Store, form: str, attempt: str, entries: Sequence[Entry], l
         holder=locks.holder(proof),
         proved=proof is not None,
         is_index=is_index,
-        outdated=store.flat and committed is not None and _is_outdated(store, marker, committed),
-        recorded=not store.flat and leaves_names.RECORD in files,
-        removal=_removal(by_age=store.flat and not above, proved=proof is not None),
+        outdated=store.asks_by_request and committed is not None and _is_outdated(store, marker, committed),
+        recorded=not store.asks_by_request and leaves_names.RECORD in files,
+        removal=_removal(by_age=store.asks_by_request and not above, proved=proof is not None),
     )
 
 

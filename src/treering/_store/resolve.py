@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import io
 import os
+import stat
 from collections.abc import Iterable
 from pathlib import Path, PurePath
-from typing import Final, cast
+from typing import BinaryIO, Final, cast
 
 from treering._printable import kind_of
 from treering._store.api import Entry, Kind, Reader, Store
@@ -21,10 +23,11 @@ from treering._store.objects.url import (
     url_meant,
     web_path,
 )
-from treering._store.pieces import Buffer
+from treering._store.pieces import Buffer, pieces
+from treering._store.posix import descriptors
 from treering._store.posix.store import PosixRoot
 from treering._store.root import Root
-from treering.errors import PermissionDeniedError, StoreError, UnsupportedError
+from treering.errors import PermissionDeniedError, StoreError, TreeringError, UnsupportedError
 
 _POSIX: Final = PosixRoot()
 _DISK: Final = frozenset({None, "file"})
@@ -153,6 +156,16 @@ def is_on_disk(path: str | os.PathLike[str]) -> bool:
 
     Example:
         >>> is_on_disk("runs/a"), is_on_disk("memory://runs/a")
+        (True, False)
+    """
+    return root_of(path).on_disk
+
+
+def has_renames(path: str | os.PathLike[str]) -> bool:
+    """Tell whether a folder at a path can get its name by one rename, so that what has its name is whole.
+
+    Example:
+        >>> has_renames("runs/a"), has_renames("memory://runs/a")
         (True, False)
     """
     return root_of(path).on_disk
@@ -355,6 +368,70 @@ def write_file(
         StoreError: the store refused, or the buffers hold another number of bytes.
     """
     root_of(path).write_file(located(path), buffers, size, new=new, unique=unique)
+
+
+def write_stream(file: BinaryIO, buffers: Iterable[Buffer]) -> None:
+    """Write ``buffers`` at the position of an open binary file, flush it, and make it durable if it is a real file.
+
+    Not all or nothing: what was written before an error stays in the caller's file.
+
+    Args:
+        file: an object with ``write``; ``flush`` and ``fileno`` are used where there are any.
+        buffers: C-contiguous buffers of any item type.
+
+    Raises:
+        UnsupportedError: the file takes text.
+        StoreError: the file refused the bytes, or took only a part of them and blocks.
+
+    Example:
+        >>> import io
+        >>> file = io.BytesIO()
+        >>> write_stream(file, [b"tree", b"ring"])
+        >>> file.getvalue()
+        b'treering'
+    """
+    shown = _shown(file)
+    given: object = file
+    if isinstance(given, io.TextIOBase):
+        raise UnsupportedError(f"{shown!r} is open for text", hint="open it in binary mode, 'wb'")
+    try:
+        for piece in pieces(buffers):
+            _write_to(file, piece)
+        if hasattr(file, "flush"):
+            file.flush()
+        _sync_if_real(file)
+    except TreeringError:
+        raise
+    except TypeError as error:
+        raise UnsupportedError(f"{shown!r} accepts no bytes: {error}", hint="open it in binary mode, 'wb'") from error
+    except OSError as error:
+        raise StoreError.of(error, shown, "write") from error
+
+
+def _write_to(file: BinaryIO, piece: memoryview) -> None:
+    while piece:
+        written: int | None = file.write(piece)
+        if written is None and not isinstance(file, io.IOBase):
+            return  # an object of the caller's that does not count what it took
+        if not written:
+            raise BlockingIOError("the file accepts no more bytes now")
+        piece = piece[written:]
+
+
+def _sync_if_real(file: BinaryIO) -> None:
+    try:
+        descriptor: object = file.fileno()
+    except (AttributeError, OSError):  # in memory, or a thing of the caller's own
+        return
+    if isinstance(descriptor, int) and stat.S_ISREG(os.fstat(descriptor).st_mode):
+        descriptors.sync(descriptor)
+
+
+def _shown(file: BinaryIO) -> str:
+    name: object = None
+    with contextlib.suppress(AttributeError):
+        name = file.name
+    return name if isinstance(name, str) else f"<{type(file).__name__}>"
 
 
 def _without_end(path: str | os.PathLike[str]) -> str | os.PathLike[str]:

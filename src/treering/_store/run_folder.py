@@ -118,8 +118,7 @@ class RunFolder(Closable):
         path: the folder.
 
     Attributes:
-        flat: whether it is in a bucket, where each look takes its time.
-        grace: seconds that superseded data stay here for readers.
+        store: the place that was opened.
 
     Raises:
         NotFoundError: nothing is there.
@@ -140,12 +139,11 @@ class RunFolder(Closable):
         self.path = path
         self._noted: Version | None = None
         with naming(os.fspath(path), "read"):
-            self._store = opened_store(path)
-        self.flat, self.grace = self._store.flat, self._store.grace
+            self.store = opened_store(path)
 
     def close(self) -> None:
         """Close the folder."""
-        self._store.close()
+        self.store.close()
 
     def names(self) -> list[str]:
         """Return all names in it, those of others too.
@@ -154,7 +152,7 @@ class RunFolder(Closable):
             StoreError: the system refuses.
         """
         with naming(os.fspath(self.path), "read"):
-            return self._store.names()
+            return self.store.names()
 
     def holds_index(self) -> bool:
         """Whether the folder itself is a checkpoint.
@@ -163,7 +161,7 @@ class RunFolder(Closable):
             StoreError: the system refuses.
         """
         with naming(os.fspath(self.path), "read"):
-            return find_index(self._store) is not None
+            return find_index(self.store) is not None
 
     def folders(self) -> list[int]:
         """Return the steps whose folders are there, with an index or without, ascending.
@@ -172,7 +170,7 @@ class RunFolder(Closable):
             StoreError: the system refuses.
         """
         with naming(os.fspath(self.path), "read"):
-            return sorted([step for step in map(step_of_name, self._store.places()) if step is not None])
+            return sorted([step for step in map(step_of_name, self.store.places()) if step is not None])
 
     def survey(self) -> tuple[set[int], set[int]]:
         """Return the steps that have a tombstone, and those in whose folders something may be left over.
@@ -186,8 +184,8 @@ class RunFolder(Closable):
             listed = self._listed()
             return set(self._tombstones(listed)), {step for step, entries in listed if not _is_tidy(entries)}
 
-    def drop_tombstones(self, age: float) -> None:
-        """Remove tombstones that list nothing and are older than so many seconds, where the store can; else they stay.
+    def drop_tombstones(self) -> None:
+        """Remove tombstones that list nothing, where the store can, and no late request could bring an older one back.
 
         Raises:
             StoreError: the system refuses.
@@ -195,10 +193,10 @@ class RunFolder(Closable):
         with naming(os.fspath(self.path), "clear"):
             alone = [(step, entries[INDEX]) for step, entries in self._listed() if entries.keys() == {INDEX}]
             small = [(step, index) for step, index in alone if index.size == SMALL_TOMBSTONE]
-            now = self._store.transaction().now() if small else 0.0
+            now = self.store.transaction().now() if small else 0.0
             for step, index in small:
-                if index.modified + age < now:
-                    with open_below(self._store, step_name(step)) as place:
+                if index.modified + self.store.longest_delay < now:
+                    with open_below(self.store, step_name(step)) as place:
                         if not place.transaction().remove_tombstone(index):
                             return  # it cannot compare, so it will not remove the others either
 
@@ -208,7 +206,7 @@ class RunFolder(Closable):
         Raises:
             StoreError: the system refuses.
         """
-        if not self.flat:
+        if not self.store.asks_by_request:
             return self.folders()
         with naming(os.fspath(self.path), "read"):
             return sorted(step for step, entries in self._listed() if not _is_tidy(entries))
@@ -220,7 +218,7 @@ class RunFolder(Closable):
             StoreError: the system refuses; a step that cannot be looked at may be the latest.
         """
         with naming(os.fspath(self.path), "read"):
-            if not self.flat:
+            if not self.store.asks_by_request:
                 return [step for step in self.folders() if self._has_index(step)]
             # One listing tells indexes from tombstones, of which there may be far more, without a look at each.
             listed = self._listed()
@@ -240,7 +238,7 @@ class RunFolder(Closable):
             while True:
                 folders = self.folders()
                 likely = [step for step in reversed(folders) if step not in without]
-                looked_at = likely[:_LOOKED_AT] if self.flat else likely
+                looked_at = likely[:_LOOKED_AT] if self.store.asks_by_request else likely
                 latest = next(filter(self._has_index, looked_at), None)
                 if latest is None and len(looked_at) < len(likely):
                     latest = next((step for step in reversed(self.steps()) if step not in without), None)
@@ -255,7 +253,7 @@ class RunFolder(Closable):
             StoreError: the system refuses.
         """
         try:
-            return open_below(self._store, step_name(step))
+            return open_below(self.store, step_name(step))
         except OSError as error:
             if error.errno in _NO_FOLDER:
                 return None
@@ -322,7 +320,7 @@ class RunFolder(Closable):
             StoreError: the system refuses.
         """
         with naming(os.fspath(self.path), "read"):
-            found = self._store.find(LEFT_DOCUMENT)
+            found = self.store.find(LEFT_DOCUMENT)
             return found is not None and not _is_emptied(found)
 
     def read_left(self) -> bytes | None:
@@ -343,20 +341,20 @@ class RunFolder(Closable):
             StoreError: the system refuses.
         """
         with naming(os.fspath(self.path / LEFT_DOCUMENT), "write"):
-            found = self._store.find(LEFT_DOCUMENT)
-            if self.flat or (found is not None and _is_emptied(found)):
+            found = self.store.find(LEFT_DOCUMENT)
+            if self.store.longest_delay or (found is not None and _is_emptied(found)):
                 if found is not None and not _is_emptied(found):
                     raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST))
                 self._swap_left(data, found)
                 return
             try:
-                self._store.create(LEFT_DOCUMENT, [data], len(data))
-                self._store.flush()
+                self.store.create(LEFT_DOCUMENT, [data], len(data))
+                self.store.flush()
             except FileExistsError:
                 raise
             except BaseException:  # an interrupt too: nobody goes by what is not durable; raised again below
                 with contextlib.suppress(OSError):  # the next save sweeps it
-                    self._store.remove(LEFT_DOCUMENT)
+                    self.store.remove(LEFT_DOCUMENT)
                 raise
 
     def remove_left(self) -> None:
@@ -366,14 +364,14 @@ class RunFolder(Closable):
             StoreError: the system refuses.
         """
         with naming(os.fspath(self.path / LEFT_DOCUMENT), "remove"):
-            if not self.flat:
-                self._store.remove(LEFT_DOCUMENT)
-            elif (found := self._store.find(LEFT_DOCUMENT)) is not None and not _is_emptied(found):
+            if not self.store.longest_delay:
+                self.store.remove(LEFT_DOCUMENT)
+            elif (found := self.store.find(LEFT_DOCUMENT)) is not None and not _is_emptied(found):
                 # Random digits: a late request meets another version each time that it is empty.
                 self._swap_left(f"{secrets.token_hex(16)}\n".encode(), found)
 
     def _swap_left(self, data: bytes, found: Entry | None) -> None:
-        outcome = self._store.replace(LEFT_DOCUMENT, data, None if found is None else found.version)
+        outcome = self.store.replace(LEFT_DOCUMENT, data, None if found is None else found.version)
         if outcome is not Outcome.DONE:
             raise OSError(errno.EAGAIN, f"another process changed it, or no answer came to PUT {LEFT_DOCUMENT!r}")
 
@@ -390,24 +388,24 @@ class RunFolder(Closable):
         """
         path = self.path / RUN_DOCUMENT
         with naming(os.fspath(path), "write"):
-            found = None if self.flat else self._store.find(RUN_DOCUMENT)
+            found = None if self.store.asks_by_request else self.store.find(RUN_DOCUMENT)
             if found is not None and not found.is_file:
                 raise LinkRefusedError(f"{os.fspath(path)!r} is not a file of its own", hint="remove it")
             # In a bucket by the version that was read here, which need not be asked for; if it still is that one.
             known, self._noted = self._noted, None
-            if known is None or self._store.replace(RUN_DOCUMENT, data, known) is not Outcome.DONE:
-                self._store.replace(RUN_DOCUMENT, data, sweep=sweep)
+            if known is None or self.store.replace(RUN_DOCUMENT, data, known) is not Outcome.DONE:
+                self.store.replace(RUN_DOCUMENT, data, sweep=sweep)
 
     def _read(self, name: str, most: int = _LARGEST_DOCUMENT) -> bytes | None:
         with naming(os.fspath(self.path), "read"):
-            found = None if self.flat else self._store.find(name)
-        if not self.flat and (found is None or not found.is_file or found.size > _LARGEST_DOCUMENT):
+            found = None if self.store.asks_by_request else self.store.find(name)
+        if not self.store.asks_by_request and (found is None or not found.is_file or found.size > _LARGEST_DOCUMENT):
             return None
         # Users do not know the list of steps that were left; a link: it was replaced meanwhile.
         shown = self.path if name == LEFT_DOCUMENT else self.path / name
         with contextlib.suppress(LinkRefusedError), naming(os.fspath(shown), "read"):
-            document = self._store.read(name, most)
-            if self.flat and name == RUN_DOCUMENT:
+            document = self.store.read(name, most)
+            if self.store.asks_by_request and name == RUN_DOCUMENT:
                 self._noted = None if document is None else document.version
             return None if document is None else document.data
         return None
@@ -421,12 +419,12 @@ class RunFolder(Closable):
         return False
 
     def _find(self, step: int) -> Entry | None:
-        return find_index(self._store, step_name(step))
+        return find_index(self.store, step_name(step))
 
     def _listed(self) -> list[tuple[int, dict[str, Entry]]]:
-        """Return the steps, ascending, with what lies in each: of a flat store, where that is one listing."""
+        """Return the steps, ascending, with what lies in each, where one listing tells; none elsewhere."""
         found: dict[int, dict[str, Entry]] = {}
-        for entry in self._store.list(_STEPS) if self.flat else ():
+        for entry in self.store.list(_STEPS) if self.store.asks_by_request else ():
             place, _, name = entry.name.partition("/")
             if (step := step_of_name(place)) is not None:
                 found.setdefault(step, {})[name] = entry
@@ -437,7 +435,7 @@ class RunFolder(Closable):
         found = [(step, entries[INDEX]) for step, entries in listed if INDEX in entries]
         small = [step for step, index in found if index.size == SMALL_TOMBSTONE]
         other = [each for each in found if each[1].size != SMALL_TOMBSTONE and is_tombstone_size(each[1].size)]
-        read = map_together(lambda each: is_removed(self._store, each[1], step_name(each[0])), other, AT_ONCE)
+        read = map_together(lambda each: is_removed(self.store, each[1], step_name(each[0])), other, AT_ONCE)
         return [*small, *(step for (step, _), gone in zip(other, read, strict=True) if gone)]
 
 

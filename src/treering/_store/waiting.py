@@ -21,9 +21,6 @@ from treering._values.human import bytes_text, duration_text, pluralize
 from treering._values.telemetry import warn_of
 from treering.errors import CorruptError, FormatError, NotRemovedWarning, UnsupportedError
 
-DAY: Final = 86400.0
-"""Seconds after which no request of a saver that is gone can arrive any more: its signature is refused long before."""
-
 _MOST_KEPT: Final = key_document.MOST_SUPERSEDED // 2 - 1
 """No commit lets more attempts wait than this, the newest: what takes its place lists them, and what it removed."""
 
@@ -140,7 +137,7 @@ def describe_waiting(store: Store, key: bytes) -> str | None:
 
 def _entries_of(store: Store, names: Collection[str]) -> Iterator[Entry]:
     """Yield what is there of some names, by one listing in a bucket that does not deny it."""
-    if store.flat:
+    if store.asks_by_request:
         with contextlib.suppress(PermissionError):
             yield from (entry for entry in store.list() if entry.name in names)
             return
@@ -183,7 +180,7 @@ def remove_waiting(store: Store, transaction: Transaction, key: Document, names:
         # The checkpoint that was removed is remembered: its saver may still ask what became of it.
         last = [Superseded(one.attempt, None, ()) for one in listed if one.since is None]
         store.replace(INDEX, key_document.encode_tombstone(last[:1]), key.version)
-        return DAY if alone and store.flat else None
+        return store.longest_delay or None if alone else None
     return waiting.seconds
 
 
@@ -199,8 +196,8 @@ def remove_data(store: Store, names: Iterable[str]) -> bool:
 
 
 def is_denied(store: Store, error: OSError) -> bool:
-    """Tell whether a bucket denies what was asked, which it may do with one kind of request alone."""
-    return store.flat and error.errno in _DENIED
+    """Tell whether a store denies what was asked, where it may do so with one kind of request alone."""
+    return store.separate_rights and error.errno in _DENIED
 
 
 def warn_denied(path: PurePath, error: OSError, what: str = "data that nothing needs") -> None:

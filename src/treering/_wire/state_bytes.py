@@ -28,8 +28,7 @@ from treering._codec.msgpack.write import Encoder, Piece, pieces_size
 from treering._printable import show_path
 from treering._store.crew import FirstError, work_together
 from treering._store.pieces import Readable, is_lasting
-from treering._store.posix.writing import write_stream
-from treering._store.resolve import file_path, needs_nonce, new_file_path, open_file, write_file
+from treering._store.resolve import file_path, needs_nonce, new_file_path, open_file, write_file, write_stream
 from treering._tree.state_dict import partial_state_dict, require_match
 from treering._values.human import pluralize
 from treering._values.keys import Trail, unwind

@@ -75,7 +75,9 @@ class ObjectStore(Store):
         (b'treering', ['data'], [])
     """
 
-    flat = True
+    keeps_open = False
+    longest_delay = protocol.LONGEST_DELAY
+    asks_by_request = separate_rights = True
 
     def __init__(self, client: Client, prefix: str, path: PurePath, *, grace: float = GRACE) -> None:
         self.path = path

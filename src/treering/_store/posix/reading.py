@@ -30,8 +30,8 @@ _HUB_LINK = re.compile(r"((?:\.\./){2,}|/(?:.*/)?)blobs/([0-9a-f]{40}(?:[0-9a-f]
 _PIECE_BYTES = 8 << 20
 # Linux and macOS take no more buffers at once (IOV_MAX).
 _MOST_VIEWS = 1024
-# Without waiting, should it be a pipe that nobody writes to; files ignore that flag.
-_READING = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
+READING = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
+"""How a file is opened to be read: without waiting, should it be a pipe that nobody writes to; files ignore that."""
 # From here on a second thread pays for itself.
 _TWO_THREADS_FROM = 4 << 20
 
@@ -91,7 +91,7 @@ class LocalFile(Reader):
         self._position_lock = threading.Lock()
         self._opened: OpenDescriptor | None = None
         try:
-            self._opened = OpenDescriptor(os.open, path, _READING) if opener is None else opener(_READING)
+            self._opened = OpenDescriptor(os.open, path, READING) if opener is None else opener(READING)
             found = os.fstat(self._descriptor)
             require_file(found)
         except OSError as error:

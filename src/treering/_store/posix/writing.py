@@ -1,4 +1,4 @@
-"""Writing files, those that the caller opened too: by whichever way to the disk is faster now, and durably.
+"""Writing files by whichever way to the disk is faster now, and durably.
 
 ``write`` and then ``fsync`` lets the disk wait until everything is copied. Here the kernel is asked to begin with each
 run of bytes as soon as it is in the page cache; ``docs/design/store.md`` has the measurements.
@@ -12,15 +12,13 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import io
 import mmap
 import os
 import queue
-import stat
 import time
 from collections.abc import Iterable
 from pathlib import Path
-from typing import BinaryIO, Self
+from typing import Self
 
 from treering._store.crew import Crew, FirstError
 from treering._store.failures import naming
@@ -28,7 +26,6 @@ from treering._store.pieces import Buffer, pieces, write_all
 from treering._store.posix import descriptors
 from treering._store.posix.folder import make_folder, resolved
 from treering._store.posix.stage import StagedFile
-from treering.errors import StoreError, TreeringError, UnsupportedError
 
 # Below this the page cache is as fast, and one thread leaves the other cores alone.
 DIRECT_FROM = 128 << 20
@@ -110,70 +107,6 @@ def replace_file(path: Path, buffers: Iterable[Buffer], size: int, *, new: bool 
             descriptors.require_space(staged.descriptor, size)
             write_content(staged.descriptor, buffers, size)
             staged.commit()
-
-
-def write_stream(file: BinaryIO, buffers: Iterable[Buffer]) -> None:
-    """Write ``buffers`` at the position of an open binary file, flush it, and make it durable if it is a real file.
-
-    Not all or nothing: what was written before an error stays in the caller's file.
-
-    Args:
-        file: an object with ``write``; ``flush`` and ``fileno`` are used where there are any.
-        buffers: C-contiguous buffers of any item type.
-
-    Raises:
-        UnsupportedError: the file takes text.
-        StoreError: the file refused the bytes, or took only a part of them and blocks.
-
-    Example:
-        >>> import io
-        >>> file = io.BytesIO()
-        >>> write_stream(file, [b"tree", b"ring"])
-        >>> file.getvalue()
-        b'treering'
-    """
-    shown = _shown(file)
-    given: object = file
-    if isinstance(given, io.TextIOBase):
-        raise UnsupportedError(f"{shown!r} is open for text", hint="open it in binary mode, 'wb'")
-    try:
-        for piece in pieces(buffers):
-            _write_to(file, piece)
-        if hasattr(file, "flush"):
-            file.flush()
-        _sync_if_real(file)
-    except TreeringError:
-        raise
-    except TypeError as error:
-        raise UnsupportedError(f"{shown!r} accepts no bytes: {error}", hint="open it in binary mode, 'wb'") from error
-    except OSError as error:
-        raise StoreError.of(error, shown, "write") from error
-
-
-def _write_to(file: BinaryIO, piece: memoryview) -> None:
-    while piece:
-        written: int | None = file.write(piece)
-        if written is None and not isinstance(file, io.IOBase):
-            return  # an object of the caller's that does not count what it took
-        if not written:
-            raise BlockingIOError("the file accepts no more bytes now")
-        piece = piece[written:]
-
-
-def _sync_if_real(file: BinaryIO) -> None:
-    try:
-        descriptor: object = file.fileno()
-    except (AttributeError, OSError):  # in memory, or a thing of the caller's own
-        return
-    if isinstance(descriptor, int) and stat.S_ISREG(os.fstat(descriptor).st_mode):
-        descriptors.sync(descriptor)
-
-
-def _shown(file: BinaryIO) -> str:
-    name: object = None
-    with contextlib.suppress(AttributeError):
-        name = file.name
-    return name if isinstance(name, str) else f"<{type(file).__name__}>"
 
 
 BLOCK_BYTES = 2 << 20
