@@ -76,7 +76,7 @@ def with_errno(error: _Error, number: int, path: str | os.PathLike[str]) -> _Err
     """Return an error of our own with what Python's programs read in it: errno, its text, and the path.
 
     Example:
-        >>> with_errno(NotFoundError("there is no index"), errno.ENOENT, "ckpt").filename
+        >>> with_errno(StoreError("there is no index"), errno.ENOENT, "ckpt").filename
         'ckpt'
     """
     error.errno, error.strerror, error.filename = number, os.strerror(number), show_path(os.fspath(path))
