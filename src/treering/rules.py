@@ -26,19 +26,19 @@ __all__ = [
     "Rule", "SaveEvery", "StepFacts", "Verdict", "best_steps", "retained",
 ]  # fmt: skip
 
-F = TypeVar("F", bound="Rule[Any]")
+T = TypeVar("T", bound="Rule[Any]")
 
 _ALL = "all are kept"
 _NO_RULE = "no rule keeps it"
 _number = operator.attrgetter("step")
 
 
-class Rule(abc.ABC, Generic[F]):
+class Rule(abc.ABC, Generic[T]):
     """A rule of a run, a `Policy` or a `Cadence`. Rules of the same kind compose with ``|``."""
 
     __slots__ = ()
 
-    def __or__(self, other: F) -> F:
+    def __or__(self, other: T) -> T:
         kind: Any = Policy if isinstance(self, Policy) else Cadence
         if not isinstance(other, kind):
             return NotImplemented
@@ -48,10 +48,10 @@ class Rule(abc.ABC, Generic[F]):
 
 
 @dataclasses.dataclass(frozen=True, slots=True, repr=False)
-class _Joined(Rule[F]):
+class _Joined(Rule[T]):
     """The result of ``a | b``."""
 
-    rules: tuple[F, ...]
+    rules: tuple[T, ...]
     """The rules, each once, in the order in which they were written."""
 
     def __repr__(self) -> str:
@@ -59,7 +59,7 @@ class _Joined(Rule[F]):
 
 
 @dataclasses.dataclass(frozen=True, slots=True, repr=False, init=False)
-class _Every(Rule[F]):
+class _Every(Rule[T]):
     """A rule that takes steps, or an interval."""
 
     steps: int | None
@@ -85,7 +85,7 @@ class _Every(Rule[F]):
         return f"{type(self).__name__}({every})"
 
 
-def single_rules(rule: Rule[F]) -> tuple[F, ...]:
+def single_rules(rule: Rule[T]) -> tuple[T, ...]:
     """Return the rules that ``|`` has joined; of a single rule itself.
 
     Example:

@@ -2,7 +2,7 @@
 
 Neither jax nor numpy is needed.
 
-The rules are read from their text, and held against the metrics that there are. The text is Python's, but nothing is
+The rules are read from their text, and compared with the metrics that there are. The text is Python's, but nothing is
 evaluated: what is not the name of a rule, a number or a text is refused.
 """
 

@@ -127,7 +127,7 @@ def save_step(
 
 @contextlib.contextmanager
 def _take_back_on_failure(run: RunState, processes: Processes, is_decided: Callable[[], bool]) -> Iterator[None]:
-    """Let the rules of a process that is alone hear that a step was not saved: the next one makes up for it."""
+    """Take back the decision of a process that is alone when a step was not saved: the next step makes up for it."""
     try:
         yield
     except Exception:  # whatever it is: the step was not saved; raised again below
