@@ -13,12 +13,12 @@ import dataclasses
 import datetime
 import math
 import operator
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any, Generic, Literal, TypeVar
 
 from treering._format.run_document import StepFacts
 from treering._store.run_folder import HIGHEST_STEP
-from treering._values.human import duration_text, interval_of, interval_text, require_count
+from treering._values.human import duration_text, interval_of, interval_text, near, require_count
 from treering.errors import UnsupportedError
 
 __all__ = [
@@ -370,6 +370,22 @@ def find_deciders(policy: Policy | None, facts: Sequence[StepFacts], going: Sequ
         elif not isinstance(rule, KeepSteps):  # a user's own
             by_value.update(fact.step for fact in facts)
     return by_presence, by_value
+
+
+def unknown_metrics(rules: Policy | None, steps: Collection[StepFacts]) -> dict[str, str | None]:
+    """Return the metrics that rules go by and no step has, each with the name that was probably meant.
+
+    Without steps nothing is known, and nothing is returned.
+
+    Example:
+        >>> unknown_metrics(KeepBest("los"), [StepFacts(step=1, saved=0.0, metrics={"loss": 0.5})])
+        {'los': 'loss'}
+        >>> unknown_metrics(KeepBest("los"), [])
+        {}
+    """
+    wanted = [rule.metric for rule in single_rules(rules) if isinstance(rule, KeepBest)] if rules and steps else []
+    there = {name for step in steps for name in step.metrics} if wanted else set[str]()
+    return {metric: near(metric, there) for metric in wanted if metric not in there}
 
 
 def _by_rule(rule: Policy, steps: Sequence[int]) -> dict[int, tuple[str, ...]]:

@@ -18,7 +18,7 @@ import treering as tr
 from tests.multiprocess.meetings import told
 from tests.multiprocess.refusals import tree
 from tests.system_calls import hide_names, refuse_removals
-from treering._runs import load_or_init, load_step
+from treering._runs import load_step
 from treering.errors import NotFoundError
 
 _GENEROUS = 60.0
@@ -180,5 +180,4 @@ def _train_while_reading(patch: pytest.MonkeyPatch, run: tr.Run, newest: int, *,
             shutil.rmtree(before)
         return real(*arguments, **options)
 
-    for module in (load_step, load_or_init):
-        patch.setattr(module, "read_source", functools.partial(opened, real=module.read_source))
+    patch.setattr(load_step, "read_source", functools.partial(opened, real=load_step.read_source))

@@ -32,7 +32,6 @@ from treering._runs.removal import (
     superseded_steps,
     withdraw_on_failure,
 )
-from treering._runs.reports import unknown_metrics
 from treering._runs.results import StepSave
 from treering._runs.run_state import RunState
 from treering._runs.steps import latest_known, names_in, noted_steps, require_run, step_path, steps_from
@@ -40,7 +39,7 @@ from treering._store.run_folder import LEFT_DOCUMENT, RunFolder, step_name, step
 from treering._values.human import steps_text
 from treering._values.processes import Processes
 from treering.errors import BusyError, ExistsError, NotFoundError, StoreError, TreeringError
-from treering.rules import Decision
+from treering.rules import Decision, unknown_metrics
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
