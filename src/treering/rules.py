@@ -48,7 +48,7 @@ class Rule(abc.ABC, Generic[T]):
 
 
 @dataclasses.dataclass(frozen=True, slots=True, repr=False)
-class _Joined(Rule[T]):
+class _AnyOf(Rule[T]):
     """The result of ``a | b``."""
 
     rules: tuple[T, ...]
@@ -92,7 +92,7 @@ def single_rules(rule: Rule[T]) -> tuple[T, ...]:
         >>> single_rules(KeepLast(2) | KeepEvery(steps=1000)), single_rules(SaveEvery(steps=10))
         ((KeepLast(2), KeepEvery(steps=1000)), (SaveEvery(steps=10),))
     """
-    return rule.rules if isinstance(rule, _Joined) else (rule,)
+    return rule.rules if isinstance(rule, _AnyOf) else (rule,)
 
 
 # -------------------------------------------------------------------------------------------------- which steps stay
@@ -124,7 +124,7 @@ class Policy(Rule["Policy"]):
         """
 
 
-class AnyRule(_Joined[Policy], Policy):
+class AnyRule(_AnyOf[Policy], Policy):
     """The result of ``a | b``: a step stays if any rule keeps it.
 
     Example:
@@ -494,7 +494,7 @@ class SaveEvery(_Every[Cadence], Cadence):
         return Decision(save=False, reason=f"{self!r}: the next is {due}", next=due)
 
 
-class AnyTime(_Joined[Cadence], Cadence):
+class AnyTime(_AnyOf[Cadence], Cadence):
     """The result of ``a | b``: a step is saved if any rule says so, and is temporary only if all such rules say so.
 
     Example:
