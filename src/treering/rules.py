@@ -13,12 +13,12 @@ import dataclasses
 import datetime
 import math
 import operator
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any, Generic, Literal, TypeVar
 
 from treering._format.run_document import StepFacts
 from treering._store.run_folder import HIGHEST_STEP
-from treering._values.human import duration_text, interval_of, interval_text, require_count
+from treering._values.human import duration_text, interval_of, interval_text, near, require_count
 from treering.errors import UnsupportedError
 
 __all__ = [
@@ -26,19 +26,19 @@ __all__ = [
     "Rule", "SaveEvery", "StepFacts", "Verdict", "best_steps", "retained",
 ]  # fmt: skip
 
-F = TypeVar("F", bound="Rule[Any]")
+T = TypeVar("T", bound="Rule[Any]")
 
 _ALL = "all are kept"
 _NO_RULE = "no rule keeps it"
 _number = operator.attrgetter("step")
 
 
-class Rule(abc.ABC, Generic[F]):
+class Rule(abc.ABC, Generic[T]):
     """A rule of a run, a `Policy` or a `Cadence`. Rules of the same kind compose with ``|``."""
 
     __slots__ = ()
 
-    def __or__(self, other: F) -> F:
+    def __or__(self, other: T) -> T:
         kind: Any = Policy if isinstance(self, Policy) else Cadence
         if not isinstance(other, kind):
             return NotImplemented
@@ -48,10 +48,10 @@ class Rule(abc.ABC, Generic[F]):
 
 
 @dataclasses.dataclass(frozen=True, slots=True, repr=False)
-class _Joined(Rule[F]):
+class _AnyOf(Rule[T]):
     """The result of ``a | b``."""
 
-    rules: tuple[F, ...]
+    rules: tuple[T, ...]
     """The rules, each once, in the order in which they were written."""
 
     def __repr__(self) -> str:
@@ -59,7 +59,7 @@ class _Joined(Rule[F]):
 
 
 @dataclasses.dataclass(frozen=True, slots=True, repr=False, init=False)
-class _Every(Rule[F]):
+class _Every(Rule[T]):
     """A rule that takes steps, or an interval."""
 
     steps: int | None
@@ -85,14 +85,14 @@ class _Every(Rule[F]):
         return f"{type(self).__name__}({every})"
 
 
-def single_rules(rule: Rule[F]) -> tuple[F, ...]:
+def single_rules(rule: Rule[T]) -> tuple[T, ...]:
     """Return the rules that ``|`` has joined; of a single rule itself.
 
     Example:
         >>> single_rules(KeepLast(2) | KeepEvery(steps=1000)), single_rules(SaveEvery(steps=10))
         ((KeepLast(2), KeepEvery(steps=1000)), (SaveEvery(steps=10),))
     """
-    return rule.rules if isinstance(rule, _Joined) else (rule,)
+    return rule.rules if isinstance(rule, _AnyOf) else (rule,)
 
 
 # -------------------------------------------------------------------------------------------------- which steps stay
@@ -124,7 +124,7 @@ class Policy(Rule["Policy"]):
         """
 
 
-class AnyRule(_Joined[Policy], Policy):
+class AnyRule(_AnyOf[Policy], Policy):
     """The result of ``a | b``: a step stays if any rule keeps it.
 
     Example:
@@ -372,6 +372,22 @@ def find_deciders(policy: Policy | None, facts: Sequence[StepFacts], going: Sequ
     return by_presence, by_value
 
 
+def unknown_metrics(rules: Policy | None, steps: Collection[StepFacts]) -> dict[str, str | None]:
+    """Return the metrics that rules go by and no step has, each with the name that was probably meant.
+
+    Without steps nothing is known, and nothing is returned.
+
+    Example:
+        >>> unknown_metrics(KeepBest("los"), [StepFacts(step=1, saved=0.0, metrics={"loss": 0.5})])
+        {'los': 'loss'}
+        >>> unknown_metrics(KeepBest("los"), [])
+        {}
+    """
+    wanted = [rule.metric for rule in single_rules(rules) if isinstance(rule, KeepBest)] if rules and steps else []
+    there = {name for step in steps for name in step.metrics} if wanted else set[str]()
+    return {metric: near(metric, there) for metric in wanted if metric not in there}
+
+
 def _by_rule(rule: Policy, steps: Sequence[int]) -> dict[int, tuple[str, ...]]:
     return dict.fromkeys(steps, (repr(rule),))
 
@@ -478,7 +494,7 @@ class SaveEvery(_Every[Cadence], Cadence):
         return Decision(save=False, reason=f"{self!r}: the next is {due}", next=due)
 
 
-class AnyTime(_Joined[Cadence], Cadence):
+class AnyTime(_AnyOf[Cadence], Cadence):
     """The result of ``a | b``: a step is saved if any rule says so, and is temporary only if all such rules say so.
 
     Example:

@@ -35,7 +35,7 @@ def test_only_calls_of_the_package_count(tmp_path: Path) -> None:
         return lambda name: [len(name), repr(SaveEvery(steps=2))]
 
     walked = walk(Way(name="rules", prepare=prepare), tmp_path)
-    assert set(walked.modules) == {"cadence", "_values.human"}
+    assert set(walked.modules) == {"rules", "_values.human"}
     assert not walked.climbs
     assert walked.frames is None
     assert walk(Way(name="nothing", prepare=lambda folder, tree: len), tmp_path).figures() == {

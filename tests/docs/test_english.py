@@ -18,7 +18,7 @@ from tests.command import here
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
-MODULES = ["cadence", "checkpoint", "errors", "leaves", "retention", "run", "serialization", "sharding", "tree"]
+MODULES = ["checkpoint", "errors", "leaves", "rules", "run", "serialization", "sharding", "tree"]
 
 SLIPS = {
     "a person as an agent": r"(?i)\b(nobody|somebody|whoever|anybody|everybody)\b",

@@ -18,6 +18,7 @@ import treering as tr
 from tests.multiprocess.meetings import told
 from tests.multiprocess.refusals import tree
 from tests.system_calls import hide_names, refuse_removals
+from treering._checkpoint.forms import read_source
 from treering._runs import load_step
 from treering.errors import NotFoundError
 
@@ -180,4 +181,4 @@ def _train_while_reading(patch: pytest.MonkeyPatch, run: tr.Run, newest: int, *,
             shutil.rmtree(before)
         return real(*arguments, **options)
 
-    patch.setattr(load_step, "read_source", functools.partial(opened, real=load_step.read_source)  # type: ignore[attr-defined])
+    patch.setattr(load_step, "read_source", functools.partial(opened, real=read_source))

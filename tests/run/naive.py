@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Iterable
-from pathlib import Path
 from typing import Any
 
 from hypothesis import strategies as st
 
-from treering._runs.steps import records_of
 from treering.rules import AnyRule, KeepBest, KeepEvery, KeepLast, KeepSteps, Policy, StepFacts
 
-__all__ = ["METRICS", "facts_lists", "facts_of", "kept_by", "metric_values", "policies", "stays"]
+__all__ = ["METRICS", "facts_lists", "kept_by", "metric_values", "policies", "stays"]
 
 METRICS = ("loss", "accuracy")
 
@@ -52,12 +49,6 @@ _facts = st.builds(
     st.booleans(),
 )
 facts_lists = st.lists(_facts, max_size=12, unique_by=lambda fact: fact.step)
-
-
-def facts_of(path: Path) -> list[StepFacts]:
-    """Return what rules are asked about the steps of a run, as far as they can be read."""
-    fields = [field.name for field in dataclasses.fields(StepFacts)]
-    return [StepFacts(**{name: getattr(record, name) for name in fields}) for record in records_of(path).steps]
 
 
 def kept_by(rule: Policy, facts: Iterable[StepFacts]) -> set[int]:

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 import treering as tr
 from tests import faults
-from tests.run.naive import facts_of, kept_by, metric_values, policies, stays
+from tests.run.naive import kept_by, metric_values, policies, stays
 from treering._format.run_document import StepNote, add_note, parse_run
 from treering._runs.run_state import RunState
 from treering._runs.save_step import collect_after
@@ -118,7 +118,7 @@ def test_what_goes_and_what_decides_it_is_read(tmp_path: Path, keep: Policy, mon
     with RunFolder(path) as folder:
         note_records(folder, records_of(path))
     put(path, StepFacts(step=9, saved=541.0, metrics={"loss": 9.0}))
-    facts = facts_of(path)
+    facts = records_of(path).steps
     going = removable(keep, facts)
     heads: set[int] = set()
 
@@ -195,7 +195,7 @@ def no_step_goes_wrongly(history: dict[int, Any], keep: Policy | None) -> None:
                 temporary = {} if fate == "new" else {"temporary": before["temporary"]}
                 put(path, StepFacts(step=step, **since | temporary))
         put(path, StepFacts(step=40, saved=1000.0))
-        truth = facts_of(path)
+        truth = records_of(path).steps
         after(path, 40, keep)
         found = set(steps_of(path))
         rules = getattr(keep, "rules", (keep,))
@@ -264,7 +264,7 @@ def test_two_programs_and_a_hand_lose_no_step_that_stays(deeds: list[tuple[str, 
         mine.save(0, TREE).result()
         for deed, step in deeds:
             place = step_path(mine.path, step)
-            there = facts_of(mine.path)
+            there = records_of(mine.path).steps
             match deed:
                 case "saved by hand":
                     with contextlib.suppress(ExistsError):

@@ -14,7 +14,6 @@ import pytest
 
 import treering as tr
 from tests import faults
-from tests.run.naive import facts_of
 from treering._checkpoint import source
 from treering._checkpoint.detect import Form, detect
 from treering._format import document
@@ -35,6 +34,12 @@ def save(run: Path, step: int, **note: Any) -> None:
     facts: dict[str, Any] = {"saved": 1000.0 + step, "metrics": {"loss": 1 / (step + 1)}} | note
     tree = {"w": np.arange(10.0) + step}
     tr.save(step_path(run, step), tree, metadata=add_note({"by": "me"}, StepNote(step=step, **facts)), overwrite=True)
+
+
+def facts_of(path: Path) -> list[StepFacts]:
+    """Return what rules are asked about the steps of a run, as far as they can be read."""
+    fields = [field.name for field in dataclasses.fields(StepFacts)]
+    return [StepFacts(**{name: getattr(record, name) for name in fields}) for record in records_of(path).steps]
 
 
 def note_step(

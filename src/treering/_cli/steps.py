@@ -84,11 +84,11 @@ def gc(
     """
     require_run(path)
     from treering._runs.gc import collect
-    from treering._runs.reports import list_records, own_rules, policy_of, unknown_metrics
+    from treering._runs.reports import list_records, own_rules, policy_of
     from treering._runs.steps import records_of, steps_of
     from treering._view.run_text import gc_json, gc_lines
     from treering.errors import NotFoundError
-    from treering.rules import KeepBest, KeepEvery, KeepLast, KeepSteps
+    from treering.rules import KeepBest, KeepEvery, KeepLast, KeepSteps, unknown_metrics
 
     given: list[Policy] = [KeepBest(metric, mode=mode) for metric, mode in keep_best]
     given += [KeepLast(keep_last)] if keep_last else []

@@ -49,7 +49,7 @@ _CALLS_SHOWN: Final = 4
 
 _LEAST_BITS: Final = 16
 
-_OF_OTHERS: Final = tuple(
+_PEER_PREFIXES: Final = tuple(
     f"{code}: "
     for code in ("ABORTED", "CANCELLED", "DATA_LOSS", "DEADLINE_EXCEEDED", "INTERNAL", "UNAVAILABLE", "UNKNOWN")
 )
@@ -309,7 +309,7 @@ def _read_result(ended: _CollectiveThread[T], signs: Heartbeat, doing: str) -> T
         text = str(error)
         # jax raises what XLA says of a broken connection as an error of its own or as a ValueError. Other words of
         # XLA, of memory that is short or of wrong arguments, are this process's own trouble.
-        if not text.startswith(_OF_OTHERS):
+        if not text.startswith(_PEER_PREFIXES):
             raise
         silent = signs.silent_after(timing.current.after_error) or ()
         signs.part()

@@ -63,7 +63,7 @@ def coordinate(call: Call, signature: bytes) -> Operations:
 
 
 def refuse(call: Call, error: BaseException) -> Operations:
-    """Yield the operations of process 0 that tells the others why it could not enter the folder. It raises nothing."""
+    """Yield the operations of process 0 that tells the others why it could not enter the folder. Never raises."""
     decision = DecisionMessage(who=call.who, failure=operations.describe_own_error(call, error), processes=(0,))
     if (left := (yield from _announce(call, decision, call.processes.others))) is not None:
         yield from _remove_messages(call, left)
@@ -168,7 +168,7 @@ def _announce(
 ) -> Generator[Operation, Any, tuple[int, ...] | None]:
     """Put the decision, stay until the processes have read it, but not long; return which have, None where not all.
 
-    It raises nothing of its own: all is decided already. The decision is put more than once: the first time may have
+    Never raises an error of its own: all is decided. The decision is put more than once: the first time may have
     failed, or a saver of another job may have swept it.
     """
     put = operations.Put(decision_name(call.attempt), decision.encode())

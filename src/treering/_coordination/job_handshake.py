@@ -421,7 +421,7 @@ class _JobHandshake:
             raise TimedOutError(f"could not {self._doing}: {what}", missing=tuple(gone))
 
     def _sign(self) -> None:
-        """Let the messages say from here on whose they are, and of which call."""
+        """Tag the messages from here on with this process and the call."""
         self._board.signature = b"%s %d" % (self._job.own_name.encode(), self._number)
 
     def _mark(self) -> None:

@@ -73,7 +73,7 @@ class Failure:
         return cls(name=ProcessFailedError.__name__, message=message)
 
     def attribute_to(self, who: str) -> Failure:
-        """Return the same with the process that it happened to, as others are told it.
+        """Return the same with the process that it happened to, in wire form.
 
         Example:
             >>> Failure.of(KeyError("a")).attribute_to("process 3 (host, pid 7)").message
@@ -122,10 +122,10 @@ class Failure:
 
     @classmethod
     def from_node(cls, node: dict[str, Any], what: str) -> Failure:
-        """Return what `node` made.
+        """Rebuild a failure from its document.
 
         Raises:
-            CorruptError: it was not made by it.
+            CorruptError: it is not the document of a failure.
         """
         hint, number = node.get("hint"), node.get("errno")
         if type(hint) not in (str, type(None)) or type(number) not in (int, type(None)):

@@ -22,7 +22,7 @@ from treering._values.checkpoint_names import (
 from treering.errors import CorruptError, TimedOutError
 
 _FULL_LOOK: Final = 4
-"""Every how many looks for the decision a process also looks whether process 0 has gone on."""
+"""At each n-th look for the decision a process also looks whether process 0 has gone on."""
 _NOT_KNOWN: Final = "this process had voted, so whether it was saved is not known here"
 
 

@@ -122,7 +122,7 @@ def choose_some(waiting: Collection[int]) -> list[int]:
 
 
 def attribute(failure: Failure, process: int, who: str) -> Failure:
-    """Return why a process failed, as others are told it.
+    """Return why a process failed, in wire form.
 
     A process that has given up waiting for another is the one that is missing now.
 

@@ -240,7 +240,7 @@ def covering_ranges(
         wanted_boxes: boxes of the leaf; what lies outside the chunk is left out.
         itemsize: bytes of an item.
         block: bytes of a block; the last block of the chunk may be shorter.
-        steps: along each axis, every how manyth item of a box is wanted; None: all.
+        steps: the stride per axis at which items of a box are wanted; None: all of them.
 
     Example:
         >>> chunk = ((0, 1024), (0, 1024))

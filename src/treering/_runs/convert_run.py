@@ -42,9 +42,9 @@ from treering.errors import (
 )
 
 # Errors of one step, after which the others are converted all the same.
-_OF_ONE_STEP: Final = (CorruptError, FormatError, MismatchError, UnsupportedError)
+_STEP_ERRORS: Final = (CorruptError, FormatError, MismatchError, UnsupportedError)
 # Options that do not change what is in a step: all that is lost of one has to be accepted.
-_OF_THE_CALL: Final = frozenset({"to", "lose", "describe"})
+_CALL_ONLY: Final = frozenset({"to", "lose", "describe"})
 
 
 class _SourceStep(NamedTuple):
@@ -159,7 +159,7 @@ def _convert_steps(
     def convert(step: int) -> None:
         try:
             _convert_step(steps.look(step), os.fspath(place), there.get(step), save, options)
-        except _OF_ONE_STEP as error:
+        except _STEP_ERRORS as error:
             failed[step] = error
         except TreeringError as error:
             raise reword(error, f"step {step} of {shown!r} was not converted") from error
@@ -193,7 +193,7 @@ def _read_digests(run: RunFolder, place: str, numbers: Sequence[int]) -> dict[in
 
 def _texts_of(options: ConvertOptions) -> Iterator[str]:
     """Yield the options that change what is in a step; a text is the same as a list of it alone."""
-    for name in (field.name for field in dataclasses.fields(options) if field.name not in _OF_THE_CALL):
+    for name in (field.name for field in dataclasses.fields(options) if field.name not in _CALL_ONLY):
         value = getattr(options, name)
         if value not in (None, (), []):
             yield f"{name}={list(value) if isinstance(value, list | tuple) else [value]!r}"

@@ -22,9 +22,9 @@ from treering._values import timing
 from treering.errors import PermissionDeniedError
 from treering.rules import Policy, find_deciders, removable
 
-# So many steps that decide by being there are looked at each time; of more, those that were not seen here yet.
+# Up to this number, the steps that decide by being there are looked at each time; of more, those not seen here yet.
 _FEW: Final = 32
-# So many folders in which something waited are looked into at each save; the others then follow.
+# At most this number of folders in which something waited are looked into at each save; the others follow later.
 _MOST_DUE: Final = 16
 # More steps that are new here than this are listed, where one listing tells which of them were removed.
 _FEW_NEW: Final = 4

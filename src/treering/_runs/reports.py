@@ -2,7 +2,7 @@
 
 Neither jax nor numpy is needed.
 
-The rules are read from their text, and held against the metrics that there are. The text is Python's, but nothing is
+The rules are read from their text, and compared with the metrics that there are. The text is Python's, but nothing is
 evaluated: what is not the name of a rule, a number or a text is refused.
 """
 
@@ -15,7 +15,7 @@ import datetime
 import functools
 import operator
 import os
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -27,22 +27,12 @@ from treering._runs.steps import Records, records_of, step_path
 from treering._store.open_folder import find_index_at
 from treering._store.resolve import is_folder, located
 from treering._store.run_folder import RunFolder
-from treering._values.human import near, steps_text
+from treering._values.human import steps_text
 from treering._view.plain import members_of
 from treering._view.rows import leaves_of, weight_of
 from treering._view.run_text import RunListing, RunStep, log_lines
 from treering.errors import FormatError, NotFoundError, TreeringError
-from treering.rules import (
-    KeepBest,
-    KeepEvery,
-    KeepLast,
-    KeepSteps,
-    Policy,
-    StepFacts,
-    Verdict,
-    retained,
-    single_rules,
-)  # fmt: skip
+from treering.rules import KeepBest, KeepEvery, KeepLast, KeepSteps, Policy, Verdict, retained, unknown_metrics
 
 if TYPE_CHECKING:
     from treering._foreign.foreign_tree import ForeignSteps
@@ -238,22 +228,6 @@ def own_rules(records: Records) -> Policy | None:
         FormatError: this version does not know them.
     """
     return None if records.keep is None else policy_of(records.keep)
-
-
-def unknown_metrics(rules: Policy | None, steps: Collection[StepFacts]) -> dict[str, str | None]:
-    """Return the metrics that rules go by and no step has, each with the name that was probably meant.
-
-    Without steps nothing is known, and nothing is returned.
-
-    Example:
-        >>> unknown_metrics(KeepBest("los"), [StepFacts(step=1, saved=0.0, metrics={"loss": 0.5})])
-        {'los': 'loss'}
-        >>> unknown_metrics(KeepBest("los"), [])
-        {}
-    """
-    wanted = [rule.metric for rule in single_rules(rules) if isinstance(rule, KeepBest)] if rules and steps else []
-    there = {name for step in steps for name in step.metrics} if wanted else set[str]()
-    return {metric: near(metric, there) for metric in wanted if metric not in there}
 
 
 def _rule(node: ast.expr) -> Policy:

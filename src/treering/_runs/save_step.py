@@ -31,7 +31,6 @@ from treering._runs.removal import (
     superseded_steps,
     withdraw_on_failure,
 )
-from treering._runs.reports import unknown_metrics
 from treering._runs.results import StepSave
 from treering._runs.run_state import RunState
 from treering._runs.steps import latest_known, names_in, noted_steps, require_run, step_path, steps_from
@@ -40,7 +39,7 @@ from treering._store.waiting import warn_denied
 from treering._values.human import steps_text
 from treering._values.processes import Processes
 from treering.errors import BusyError, ExistsError, NotFoundError, StoreError, TreeringError
-from treering.rules import Decision
+from treering.rules import Decision, unknown_metrics
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -127,7 +126,7 @@ def save_step(
 
 @contextlib.contextmanager
 def _take_back_on_failure(run: RunState, processes: Processes, is_decided: Callable[[], bool]) -> Iterator[None]:
-    """Let the rules of a process that is alone hear that a step was not saved: the next one makes up for it."""
+    """Take back the decision of a process that is alone when a step was not saved: the next step makes up for it."""
     try:
         yield
     except Exception:  # whatever it is: the step was not saved; raised again below
