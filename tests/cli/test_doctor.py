@@ -433,6 +433,29 @@ def test_notes_alone_need_nothing(tmp_path: Path) -> None:
     assert (attempts[own]["outcome"], attempts[own]["reason"]) == ("committed", "it is the committed one")
 
 
+@posix
+@sees_locks
+def test_what_lies_beside_a_saver_is_its_own(tmp_path: Path) -> None:
+    """Whether files that nothing proves are a running save's cannot be seen while a process holds the folder."""
+    with CheckpointFolder(tmp_path, overwrite=False, names_in=lambda _: []):
+        (tmp_path / data_name(A)).write_bytes(b"12345")
+        notes(tmp_path, {}, attempt=B)
+        found = {each["attempt"]: each for each in doctor(tmp_path, 0)["attempts"]}
+    for attempt in (A, B):
+        assert (found[attempt]["life"], found[attempt]["advice"].startswith("wait")) == ("in flight", True)
+        assert f"process {os.getpid()} of this machine is saving to this folder" in found[attempt]["reason"]
+
+
+@pytest.mark.usefixtures("on_nfs")
+def test_messages_of_a_save_that_cannot_be_seen_say_who_to_ask(tmp_path: Path) -> None:
+    tr.save(tmp_path, {"w": 1})
+    notes(tmp_path, {})
+    (attempt,) = doctor(tmp_path, 0)["attempts"]
+    assert (attempt["form"], attempt["life"], attempt["files"]) == ("notes", "unknown", 0)
+    assert "another machine, node0" in attempt["reason"]
+    assert attempt["advice"].endswith("if not, the next save removes its messages")
+
+
 def test_an_empty_folder_of_messages_is_ours(tmp_path: Path) -> None:
     (tmp_path / f".treering-{A}-messages-00001").mkdir()
     assert "nothing is committed here" in doctor(tmp_path, 0)["notes"]

@@ -54,7 +54,7 @@ def written(path: Path, arrays: dict[str, Any], **metadata: Any) -> Path:
 
 def verified(path: Path) -> dict[str | None, bool]:
     """Which branches have checksums."""
-    listing = treering.inspect(path).listing
+    listing = treering.inspect(path)
     return {prefix or None: prefix not in listing.unverified for prefix in listing.prefixes}
 
 

@@ -192,7 +192,7 @@ def test_a_save_that_still_moves_is_a_note(path: Path) -> None:
     assert found, str(found)
     assert "has not moved all its files" in (found.note or "")
     assert "; note: the save of 'zip'" in str(found)
-    assert any("has not moved" in note for note in tr.inspect(path).listing.notes)
+    assert any("has not moved" in note for note in tr.inspect(path).notes)
     assert refusal(path) == ""
     flip(staged / "w" / "0", 7)
     assert [finding.file for finding in tr.verify(path).findings] == ["zip/w/0"]
@@ -213,7 +213,7 @@ def test_a_link_in_the_place_of_what_no_reader_needs_is_a_note(path: Path, tmp_p
     found = tr.verify(path)
     assert found
     assert "is a link" in (found.note or "")
-    assert tr.inspect(path).listing.notes == [found.note]
+    assert tr.inspect(path).notes == [found.note]
     assert refusal(path) == ""
 
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from typing import Any, TypeAlias
 
 from treering._checkpoint.detect import Form
 from treering._checkpoint.forms import list_headers
-from treering._format.listing import FileRecord, LeafRecord, Listing, ProcessShare, list_index
+from treering._format.listing import FileRecord, LeafRecord, Listing, list_index
 from treering._printable import show_path
 from treering._store.api import Reader
 from treering._store.resolve import located, open_file
@@ -25,44 +25,17 @@ Fetch: TypeAlias = Callable[[int, int], bytes]
 _MOST_ROWS = 200
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Inspection:
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class Inspection(Listing):
     """What a checkpoint or file says about itself. Printing it shows the tree, and so does a notebook."""
 
     path: str
     """Where it is, as it was given."""
-    form: str
-    """"checkpoint", "leaves", "safetensors", "msgpack" or "msgpack in gzip"."""
-    nbytes: int
-    """Bytes of its files together; of a gzip file what it unpacks to."""
-    files: Sequence[FileRecord]
-    """The files of a checkpoint, each with ``name``, ``nbytes``, and the ``process`` that wrote it where there were
-    several; of a leaves directory its index; else empty."""
-    root: Any
-    """The tree: dicts, lists and tuples as saved; ``LeafRecord`` for arrays, small Python values themselves."""
-    metadata: Mapping[str, Any]
-    """What the user wrote beside the tree."""
-    written: Mapping[str, Any]
-    """Who wrote it, when, and with which versions, as far as the form says so."""
-    verified: bool
-    """Whether it holds checksums of its arrays, of all of them."""
-    listing: Listing = dataclasses.field(repr=False)
-    """Everything above, and how the arrays lay on devices."""
 
     @property
-    def processes(self) -> int:
-        """How many processes wrote it."""
-        return self.listing.processes
-
-    @property
-    def meshes(self) -> Sequence[str]:
-        """The meshes of its arrays, as text for people."""
-        return self.listing.meshes
-
-    @property
-    def shares(self) -> Sequence[ProcessShare]:
-        """What each of several processes wrote: ``process``, ``files``, ``nbytes``; empty where it was one."""
-        return self.listing.shares
+    def nbytes(self) -> int:
+        """Bytes of its files together; of a gzip file what it unpacks to."""
+        return self.file_bytes
 
     @property
     def leaves(self) -> dict[str, LeafRecord]:
@@ -75,17 +48,17 @@ class Inspection:
 
     def __str__(self) -> str:
         layout = _fit_on_screens(self.root)
-        return "\n".join(tree_lines(layout, title=self.path, file_bytes=self.nbytes, notes=notes_of(self.listing)))
+        return "\n".join(tree_lines(layout, title=self.path, file_bytes=self.nbytes, notes=notes_of(self)))
 
     def __repr__(self) -> str:
         totals = lay_out(self.root, depth=0).everything
-        return f"<Inspection of {show_path(self.path)!r}: {form_text(self.listing)}; {totals_text(totals)}>"
+        return f"<Inspection of {show_path(self.path)!r}: {form_text(self)}; {totals_text(totals)}>"
 
     def _repr_html_(self) -> str:
         from treering._view.listings import html_text
 
         layout = _fit_on_screens(self.root)
-        return html_text(layout, title=self.path, file_bytes=self.nbytes, notes=notes_of(self.listing))
+        return html_text(layout, title=self.path, file_bytes=self.nbytes, notes=notes_of(self))
 
 
 def inspect(path: str | os.PathLike[str]) -> Inspection:
@@ -111,8 +84,9 @@ def inspect(path: str | os.PathLike[str]) -> Inspection:
         ('msgpack', ['params/w/0', 'params/w/1', 'step'], 7)
     """
     listing = list_headers(path)
-    same = members_of(listing, "form", "files", "root", "metadata", "written", "verified")
-    return Inspection(path=os.fspath(path), nbytes=listing.file_bytes, listing=listing, **same)
+    return Inspection(
+        path=os.fspath(path), **members_of(listing, *(field.name for field in dataclasses.fields(listing)))
+    )
 
 
 # What reads a form is imported when such a file is there: together they take longer than a small file.

@@ -617,6 +617,18 @@ def test_the_doctor_tells_attempts_apart(bucket: TestBucket) -> None:
     assert attempt.files == 2
 
 
+def test_nothing_is_called_a_leftover_while_the_index_is_damaged(bucket: TestBucket) -> None:
+    """An attempt whose base is gone may be the very one that the damaged index names."""
+    tr.save(PATH, tree(1))
+    dead_attempt(bucket, "ckpt")
+    store = store_in(bucket, "ckpt")
+    store.replace("treering.json", b"no index")
+    found = diagnose(PATH)
+    assert "the index cannot be used" in found.problems[0]
+    assert {attempt.life for attempt in found.attempts} == {Life.OVER}
+    assert all("keep them until" in attempt.advice for attempt in found.attempts)
+
+
 def test_the_doctor_says_that_a_checkpoint_was_removed(bucket: TestBucket) -> None:
     tr.save(PATH, tree(1))
     store = store_in(bucket, "ckpt")
