@@ -20,11 +20,10 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Final
 import numpy as np
 
 from treering._arrays.host import adopt, piece_buffers, to_host
-from treering._codec.msgpack.nonce import vary
 from treering._codec.msgpack.scan import Scanner
 from treering._codec.msgpack.views import Views
 from treering._codec.msgpack.window import MAX_DEPTH, WINDOW_BYTES
-from treering._codec.msgpack.write import Encoder, Piece, pieces_size
+from treering._codec.msgpack.write import Encoder, Piece, pieces_size, vary
 from treering._printable import show_path
 from treering._store.crew import FirstError, work_together
 from treering._store.pieces import Readable, is_lasting
