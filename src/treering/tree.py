@@ -9,9 +9,9 @@ from typing import Any
 import jax
 import numpy as np
 
+from treering._tree.likeness import uncompared
 from treering._tree.registry import has_shape_and_dtype, is_typed_key
 from treering._tree.state_dict import leaves_of, map_with_path
-from treering._tree.unflatten import uncompared
 
 __all__ = ["tree_bytes", "tree_map_with_path", "tree_size", "uncompared"]
 

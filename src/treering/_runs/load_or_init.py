@@ -17,9 +17,8 @@ from treering._checkpoint.load import LoadOptions
 from treering._printable import kind_of
 from treering._runs.iterators import load_items, restore_states
 from treering._tree.flatten import flatten_like
-from treering._tree.likeness import Wording
+from treering._tree.likeness import Wording, unflatten
 from treering._tree.placement import aval_of, current_mesh, resolve_shardings, sharding_of
-from treering._tree.unflatten import unflatten
 from treering.errors import MismatchError, UnsupportedError
 
 _WORDING: Final = Wording("init_fn", "with run.load(like=...): ", takes_extra=True)
