@@ -144,7 +144,7 @@ class Checkpoint(Closable, Mapping[str, Any]):
         return len(self.index.keys)
 
     def box(self, number: int, box: tuple[tuple[int, int], ...], steps: tuple[int, ...] | None = None) -> NDArray[Any]:
-        """Return one box of a stored leaf, or each so manyth item of it along its axes, read and checked."""
+        """Return one box of a stored leaf, or every n-th item of it along its axes, read and checked."""
         if self._closed:
             hint = "read what you need before it is closed, inside the `with` block"
             raise ClosedCheckpoint(f"{self._path!r} was closed, and {self.index.keys[number]!r} lies in it", hint=hint)
