@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from treering._format.index import ForeignKey, OpaqueLeaf
     from treering._format.structure import StandIn, register_node
     from treering._keymap.key_map import KeyMap
+    from treering._tree.likeness import uncompared
     from treering._tree.placement import Shardings
-    from treering._tree.unflatten import uncompared
 
 __all__ = [
     "Checkpoint", "ForeignKey", "LeafView", "LoadKeywords", "OpaqueLeaf", "PendingSave", "Shardings", "StandIn",
@@ -39,7 +39,7 @@ _LATER = {
     "Shardings": "_tree.placement",
     "StandIn": "_format.structure",
     "register_node": "_format.structure",
-    "uncompared": "_tree.unflatten",
+    "uncompared": "_tree.likeness",
 }
 
 T = TypeVar("T")

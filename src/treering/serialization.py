@@ -13,11 +13,9 @@ from treering._codec.gzip import compress, decompress, default_limit
 from treering._store.pieces import Readable
 from treering._tree.placement import Shardings
 from treering._tree.registry import has_shape_and_dtype, is_serializable, register_serialization_state
-from treering._tree.restore import current_path, from_state_dict
-from treering._tree.state_dict import leaves_of, structure_text, to_state_dict
+from treering._tree.state_dict import current_path, from_state_dict, leaves_of, structure_text, to_state_dict
 from treering._wire import state_bytes
-from treering._wire.restore import restore_into
-from treering._wire.state_bytes import encode_state, pack, unpack, unserializable
+from treering._wire.state_bytes import encode_state, pack, restore_into, unpack, unserializable
 from treering.tree import tree_bytes, tree_size
 
 __all__ = [

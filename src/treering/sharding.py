@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 from treering._arrays.apply_sharding import apply_sharding_tree, make_itsharded, validate_sharding_tree
 from treering._leaves.shardings import create_sharding_tree_from_index
 from treering._old_names import moved_names
-from treering._tree.rules import Rules, RulesReport, fit_spec, no_rule_error, spec_of
+from treering._tree.placement import Rules, RulesReport, fit_spec, no_rule_error, spec_of
 from treering._tree.state_dict import map_with_path
 
 __all__ = [

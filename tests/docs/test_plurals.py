@@ -28,8 +28,8 @@ NEVER_ONE = {
     ("pieces.py", "size"),
     ("save_options.py", "suffix"),
     ("scan.py", "window.size"),
-    ("structure_text.py", "show(length)"),
-    ("structure_text.py", "show(node)"),
+    ("columns.py", "show(length)"),
+    ("columns.py", "show(node)"),
     ("tree_text.py", "len(leaf.processes)"),
 }
 """Module and expression of what may stand before such a noun: no number, or one that is known to be larger than one."""

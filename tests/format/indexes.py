@@ -10,8 +10,8 @@ from typing import Any
 from hypothesis import strategies as st
 
 from treering._format.document import data_name
-from treering._format.headers import lay_out_files
 from treering._format.index import Container, DataFile, Index, LeafType, Token
+from treering._format.safetensors import lay_out_files
 from treering._format.structure import iter_runs
 from treering._values.boxes import Box
 

@@ -16,9 +16,8 @@ from hypothesis import strategies as st
 from tests.format.indexes import ATTEMPT, index_of, indexes
 from tests.properties.strategies import quick
 from treering._format.document import data_name, encode_index, parse_index, read_summary
-from treering._format.headers import header_bytes, lay_out
 from treering._format.index import Index, LeafType, damage_error, file_digest, file_digests
-from treering._format.safetensors import check_single_file, parse_safetensors, single_file
+from treering._format.safetensors import check_single_file, header_bytes, lay_out, parse_safetensors, single_file
 from treering._values.checkpoint_names import is_data
 from treering._values.checksums import digest
 from treering.errors import CorruptError, TreeringError, UnsupportedError

@@ -18,16 +18,16 @@ from tests.checkpoint.test_selection import TREE
 from tests.format.indexes import keys_of
 from tests.properties.strategies import quick
 from treering._codec.documents import json_text, parse_json
-from treering._format.index import MAX_LEVELS, Container, ForeignKey, Token
-from treering._format.selection import select
-from treering._format.structure import key_text
-from treering._format.structure_text import (
+from treering._format.columns import (
     check_keys,
     decode_structure,
     encode_structure,
     escape_surrogates,
     unescape_surrogates,
 )
+from treering._format.index import MAX_LEVELS, Container, ForeignKey, Token
+from treering._format.selection import select
+from treering._format.structure import key_text
 from treering._tree.flatten import flatten
 from treering._tree.likeness import apply_renames
 from treering._values.keys import join_key, split_key

@@ -21,7 +21,7 @@ from tests.properties.strategies import JAX_DTYPES, arrays, jax_arrays, leaves, 
 from tests.trees import assert_same, assert_same_structure, fingerprint
 from treering._format.index import OpaqueLeaf
 from treering._tree.flatten import flatten
-from treering._tree.unflatten import static_differences
+from treering._tree.likeness import static_differences
 from treering.tree import tree_map_with_path
 
 

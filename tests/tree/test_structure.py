@@ -25,7 +25,7 @@ from tests.trees import assert_same_structure, fingerprint
 from treering._format.index import Container, ForeignKey, OpaqueLeaf, Token
 from treering._format.structure import _MAKERS, StandIn, build, class_name, iter_runs, register_node
 from treering._tree.flatten import flatten
-from treering._tree.unflatten import static_differences
+from treering._tree.likeness import static_differences
 from treering.errors import FormatError, UnsupportedError
 
 

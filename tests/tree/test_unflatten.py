@@ -21,7 +21,7 @@ from hypothesis import given
 from tests.properties.strategies import Box, Chexed, Layer, Pair, Plain, Point, add, quick, trees
 from tests.trees import assert_same, assert_same_structure, fingerprint
 from treering._tree.flatten import flatten, flatten_like
-from treering._tree.unflatten import static_differences, unflatten
+from treering._tree.likeness import static_differences, unflatten
 from treering.serialization import register_serialization_state
 
 

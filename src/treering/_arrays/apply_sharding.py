@@ -13,9 +13,8 @@ from jax.sharding import Mesh, NamedSharding, SingleDeviceSharding
 from treering._arrays.host import jax_holds
 from treering._codec.msgpack.window import MAX_DEPTH
 from treering._printable import kind_of, shorten
-from treering._tree.placement import aval_of, is_placement, require_mesh, resolve_shardings
+from treering._tree.placement import aval_of, is_placement, require_mesh, resolve_shardings, spec_of
 from treering._tree.registry import key_by_text, open_pytree_node
-from treering._tree.rules import spec_of
 from treering._tree.state_dict import map_with_path
 from treering._values.human import join_first
 from treering._values.keys import Trail, join_key, unwind

@@ -18,7 +18,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from treering._plan.exchange import Grid, Parts
-from treering._tree.rules import spec_of
+from treering._tree.placement import spec_of
 from treering._values.boxes import Box
 
 if TYPE_CHECKING:

@@ -76,7 +76,7 @@ class ReadRequest:
     arrays: list[NDArray[Any]] = dataclasses.field(default_factory=list)
     """What ``StoredArrays.read`` brings: one array for each box."""
     steps: Sequence[int] | None = None
-    """Along each axis, every how manyth item of a box is wanted; None: all of them."""
+    """The stride along each axis of a box; None: every item is wanted."""
 
 
 class _Run(NamedTuple):

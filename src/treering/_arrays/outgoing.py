@@ -22,8 +22,8 @@ from treering._arrays.host import TOGETHER, BoxedArray, cut_box, parts_of, requi
 from treering._arrays.jobs import Progress
 from treering._codec.array_bytes import holds_wire_bytes, wire_blocks
 from treering._format.document import data_name
-from treering._format.headers import Row, lay_out_files
 from treering._format.index import ARRAY_KINDS, LARGE_VALUE, Chunks, LeafType, leaf_bytes
+from treering._format.safetensors import Row, lay_out_files
 from treering._plan.save import FILE_BYTES, LeafLayout, SavePlan, file_counts, files_by_position, plan_save
 from treering._store.memory_pool import PIECE_BYTES, MemoryPool
 from treering._tree.flatten import Flattened

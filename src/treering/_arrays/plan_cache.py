@@ -28,8 +28,8 @@ from treering._arrays.outgoing import (
 )
 from treering._arrays.snapshot import snapshot
 from treering._format.document import data_name
-from treering._format.headers import Row, lay_out_files, of_attempt
 from treering._format.index import Chunks, LeafType, leaf_bytes
+from treering._format.safetensors import Row, lay_out_files, of_attempt
 from treering._plan.save import FILE_BYTES, SavePlan, plan_save
 from treering._tree.flatten import Flattened, flatten
 from treering._tree.remembered import KnownStructure

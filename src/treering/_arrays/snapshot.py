@@ -18,8 +18,8 @@ import numpy as np
 
 from treering._arrays.host import cut_box, is_view
 from treering._arrays.outgoing import DescribedLeaves, HeldBox
-from treering._format.headers import Row
 from treering._format.index import LeafType
+from treering._format.safetensors import Row
 from treering._store.crew import work_together
 from treering._values.boxes import Box, contains
 

@@ -29,7 +29,7 @@ Key: TypeAlias = int | slice | EllipsisType | tuple[int | slice | EllipsisType |
 def box_and_rest(key: Any, shape: tuple[int, ...]) -> tuple[Box, tuple[int, ...] | None, tuple[Any, ...]]:
     """Return the smallest box that holds all that ``key`` selects, its steps, and the key to apply to what they pick.
 
-    The steps say along each axis every how manyth item of the box is selected; None: all of them.
+    The steps are the stride along each axis of the box; None: every item is selected.
 
     Args:
         key: integers, slices, ``...`` and None, as numpy takes them; no lists, arrays or booleans.

@@ -13,9 +13,8 @@ from treering._arrays.jobs import Progress, Tally, spans_of_file
 from treering._checkpoint.source import check_data_file, is_attempt_there, read_pieces
 from treering._checkpoint.transaction import CheckpointFolder
 from treering._format.document import INDEX_NAME, data_name, encode_index, parse_index, read_names
-from treering._format.headers import of_attempt
 from treering._format.index import DataFile, Index, damage_error, damaged_pieces, file_digests, span_range
-from treering._format.safetensors import parse_safetensors
+from treering._format.safetensors import of_attempt, parse_safetensors
 from treering._store.api import Reader, Store
 from treering._store.failures import naming_file
 from treering._store.open_folder import OpenFolder

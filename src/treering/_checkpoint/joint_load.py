@@ -46,8 +46,7 @@ from treering._coordination.allgather import (
 from treering._coordination.message_board import PathMessageBoard
 from treering._coordination.messages import Failure
 from treering._store.resolve import located
-from treering._tree.placement import current_mesh, is_placement
-from treering._tree.rules import spec_of
+from treering._tree.placement import current_mesh, is_placement, spec_of
 from treering._values import timing
 from treering._values.checksums import digest
 from treering._values.processes import Processes, format_processes, timeout_seconds

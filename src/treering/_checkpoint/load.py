@@ -39,14 +39,16 @@ from treering._tree.likeness import (
     Wording,
     array_dtype,
     aval_shape,
+    difference,
     match_leaves,
     match_stored,
+    static_differences,
     stored_dtype,
+    unflatten,
 )
 from treering._tree.placement import Shardings, aval_of, is_rules, resolve_shardings, sharding_of
 from treering._tree.registry import key_dtype
 from treering._tree.static_values import opaque_of
-from treering._tree.unflatten import difference, static_differences, unflatten
 from treering._values.human import pluralize
 from treering._values.keys import split_key
 from treering._values.telemetry import phase, warn_of

@@ -19,10 +19,8 @@ from treering._background.writer import UNWATCHED, Watch
 from treering._checkpoint.save_folder import make_index
 from treering._checkpoint.save_options import SaveOptions
 from treering._codec.documents import check_json
-from treering._codec.msgpack.nonce import vary
-from treering._codec.msgpack.write import Block, Piece, pieces_size
-from treering._format.headers import lay_out_files
-from treering._format.safetensors import check_single_file, check_single_metadata, single_file
+from treering._codec.msgpack.write import Block, Piece, pieces_size, vary
+from treering._format.safetensors import check_single_file, check_single_metadata, lay_out_files, single_file
 from treering._store.pieces import Buffer
 from treering._store.resolve import is_taken, needs_nonce, write_file
 from treering._tree.flatten import Flattened, flatten

@@ -38,7 +38,7 @@ _LOST: Final = "use another copy of the checkpoint"
 
 
 def recognise(place: Path) -> str | None:
-    """Say what of Levanter stands at ``place``; None where nothing does."""
+    """Detect a Levanter checkpoint: return its version, or None."""
     with contextlib.ExitStack() as stack:
         files = FolderFiles(place, stack)
         try:

@@ -101,7 +101,7 @@ class _Checkpoint(NamedTuple):
 
 
 def recognise(place: Path) -> str | None:
-    """Say what of Orbax stands at ``place``; None where nothing does."""
+    """Detect an Orbax checkpoint: return its version, or None."""
     if _UNCOMMITTED.fullmatch(place.name):
         return "Orbax, uncommitted"
     with contextlib.ExitStack() as stack:

@@ -31,9 +31,8 @@ from treering._checkpoint.targets import (
     lost_names,
     refuse_others,
 )
-from treering._format.headers import DTYPES, frame, header_text
 from treering._format.index import LeafType, leaf_bytes
-from treering._format.safetensors import LARGEST_HEADER
+from treering._format.safetensors import DTYPES, LARGEST_HEADER, frame, header_text
 from treering._format.selection import Selection
 from treering._store.api import Outcome, Store
 from treering._store.failures import naming

@@ -49,7 +49,7 @@ class SourceBox(NamedTuple):
     box: Box
     """Which box of it."""
     steps: tuple[int, ...] | None
-    """Along each of its axes, every how manyth item; None: all."""
+    """The stride along each of its axes; None: every item."""
     axes: tuple[int | None, ...]
     """For each axis of the new leaf that of the stored one; None: a new one, of length one."""
 
@@ -70,7 +70,7 @@ class MappedLeaf(NamedTuple):
 
         Args:
             box: of the new leaf.
-            steps: along each axis, every how manyth item of it is wanted; None: all.
+            steps: the stride along each axis; None: every item of it is wanted.
         """
         for piece in self.pieces:
             if (found := pick_overlap(piece.box, box, steps)) is None:

@@ -29,8 +29,7 @@ from treering._printable import kind_of
 from treering._store.resolve import leaves_path
 from treering._tree.flatten import Flattened, flatten_like
 from treering._tree.likeness import Fit, LeafMatch, Wording, array_dtype, aval_shape, match_leaves, match_stored
-from treering._tree.placement import Shardings, aval_of, sharding_of
-from treering._tree.rules import RulesReport
+from treering._tree.placement import RulesReport, Shardings, aval_of, sharding_of
 from treering._values.human import join_first
 from treering.errors import BusyError, CorruptError, NotFoundError, UnsupportedError
 

@@ -22,9 +22,19 @@ from treering._leaves.documents.record import stored_leaves
 from treering._printable import kind_of, printable
 from treering._store.leaves_places import open_leaves
 from treering._store.resolve import leaves_path
-from treering._tree.placement import Choice, choose_shardings, is_placement, is_rules, require_mesh
+from treering._tree.placement import (
+    Choice,
+    Rules,
+    RulesReport,
+    choose_shardings,
+    fit_spec,
+    is_placement,
+    is_rules,
+    no_rule_error,
+    require_mesh,
+    spec_of,
+)
 from treering._tree.registry import open_pytree_node
-from treering._tree.rules import Rules, RulesReport, fit_spec, no_rule_error, spec_of
 from treering._tree.state_dict import map_with_path
 from treering._values.human import build_mismatch, join_first, near
 from treering._values.keys import split_key

@@ -27,9 +27,8 @@ from treering._runs.run_state import RunState
 from treering._runs.steps import missing_step, open_run, step_path, steps_of
 from treering._store.run_folder import is_linked
 from treering._tree.flatten import flatten_like
-from treering._tree.likeness import Wording
+from treering._tree.likeness import Wording, unflatten
 from treering._tree.placement import aval_of, current_mesh, resolve_shardings, sharding_of
-from treering._tree.unflatten import unflatten
 from treering._values.processes import format_processes
 from treering._values.telemetry import warn_of
 from treering._view.progress import showing

@@ -16,8 +16,7 @@ from treering._format.structure import KEYS, StandIn, class_name, key_text
 from treering._printable import list_lines
 from treering._tree.flatten_leaves import KINDS, WRITABLE, KindOf, hidden_array, kind_in_target, kind_to_save
 from treering._tree.registry import LEAF_TYPES, REGISTRY, Node, flax_serves, is_namedtuple, open_pytree_node
-from treering._tree.restore import from_state_dict
-from treering._tree.state_dict import shown_key, to_state_dict
+from treering._tree.state_dict import from_state_dict, shown_key, to_state_dict
 from treering._tree.static_values import key_value, opaque_of, static_value
 from treering._values.human import pluralize
 from treering._values.keys import escape_part, split_key

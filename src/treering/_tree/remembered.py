@@ -1,4 +1,4 @@
-"""A tree's structure without its leaves: another tree is held against it many times faster than it is flattened.
+"""A tree's structure without its leaves: another tree is compared with it many times faster than it is flattened.
 
 Never wrong: a tree passes only if ``flatten`` would give the same structure, keys, kinds and opaque leaves.
 Containers of Python's own are compared by class, keys and the classes of their children, all those of one depth at

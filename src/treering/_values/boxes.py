@@ -64,7 +64,7 @@ def text_of(box: Box) -> str:
 
 
 def slices(box: Box, steps: Sequence[int] | None = None) -> tuple[slice, ...]:
-    """Return what takes the box, or every so manyth item of it along its axes, out of an array.
+    """Return what takes the box, or every n-th item of it along its axes, out of an array.
 
     Example:
         >>> slices(((0, 4), (2, 8)))
@@ -98,7 +98,7 @@ def pick_overlap(place: Box, box: Box, steps: Sequence[int] | None) -> tuple[Box
     Args:
         place: a box of the array.
         box: a box of the array, from whose first corner the items are picked.
-        steps: along each axis, every how manyth item is picked; None: all.
+        steps: the stride along each axis; None: every item is picked.
 
     Example:
         >>> pick_overlap(((4, 8), (0, 9)), ((1, 9), (0, 9)), (2, 4))

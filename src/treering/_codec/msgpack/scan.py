@@ -291,7 +291,7 @@ class Scanner:
     def _take_arrays(self, frame: _OpenContainer) -> None:
         """Take pairs of a short key and an array whose header is a known one, for as long as they come.
 
-        This is the hot path. It raises nothing: at whatever is unusual it stops, and the item is read again with care.
+        This is the hot path. It never raises: at whatever is unusual it stops, and the item is read again with care.
         """
         window, base, headers, make = self._window.data, self._window.base, self._headers, self._leaves.array
         container, remaining, at = frame.container, frame.remaining, self._window.next
