@@ -18,7 +18,7 @@ from treering._checkpoint.waiting import describe_waiting, listed_names
 from treering._coordination.messages import DecisionMessage, PrepareMessage, VoteMessage
 from treering._store.api import LARGEST_MESSAGE, Entry, Locks, Store
 from treering._store.failures import LinkRefusedError, naming
-from treering._store.leaves_folder.attempts import list_attempts
+from treering._store.leaves_folder.leaves_folder import list_attempts
 from treering._store.objects.protocol import read_marker
 from treering._store.open_folder import is_removed, key_content
 from treering._store.posix.folder_tree import FOLDER, FolderTree, Parts

@@ -42,10 +42,9 @@ def serialize_by_manager(path: Path, flat: Flattened, manager: ArrayManager, opt
     check_manager(manager)
     plan = plan_leaves(flat, describe_leaves(flat), options)
     manager.wait_until_finished()  # saves through one manager are committed in the order of their calls
-    staged = StagedLeaves(path, unfinished_update, sweep_messages, None, ())
+    staged = StagedLeaves(path, unfinished_update, sweep_messages, nbytes=plan.nbytes)
     with contextlib.ExitStack() as undo:
         undo.callback(staged.close)
-        staged.require_space(plan.nbytes)
         managed = managed_leaves(plan)
         record = plan.record(staged.attempt)
         own, arrays = plan.without(managed, arrays_of(record))
