@@ -26,19 +26,48 @@ from treering._leaves.documents.update import (
     update_for,
     update_in_attempts,
 )
+from treering._store.api import Store
 from treering._store.failures import LinkRefusedError, naming_file, taken_meanwhile
 from treering._store.leaves_folder.leaves_folder import LeavesFolder
 from treering._store.leaves_folder.moves import marker_of
 from treering._store.leaves_folder.open_leaves import LeavesSave, OlderAttempts, Update
 from treering._store.leaves_places import begin_leaves_save, open_leaves
 from treering._store.resolve import is_on_disk
+from treering._values.checkpoint_names import is_message, is_message_folder
 from treering._values.human import join_first
 from treering.errors import CorruptError, FormatError, NotFoundError, UnsupportedError
 
 
 def begin_save(path: Path, attempt: str | None = None, *, live: Collection[str] = (), nbytes: int = 0) -> LeavesSave:
-    """Begin a save into the directory ``path``, wherever that is; ``StagedLeaves`` says more."""
-    return begin_leaves_save(path, unfinished_update, sweep_messages, attempt=attempt, live=live, nbytes=nbytes)
+    """Begin a save into the directory ``path``, and remove the messages there whose savers are dead.
+
+    Args:
+        path: the directory, wherever that is.
+        attempt: that of a joint save; None: a random one.
+        live: the attempts whose messages stay, beside the own one.
+        nbytes: how many bytes this process will write.
+    """
+    saving = begin_leaves_save(path, unfinished_update, attempt=attempt, nbytes=nbytes)
+    own = {saving.attempt, *live}
+    try:
+        with contextlib.suppress(OSError, LinkRefusedError):  # what stays harms nobody, and the next save sweeps
+            sweep_messages(
+                saving.store, _messages_in(saving.store), lambda other: other in own or saving.has_saver(other)
+            )
+    except BaseException:  # an interrupt; raised again
+        saving.close()
+        raise
+    return saving
+
+
+def _messages_in(store: Store) -> list[str]:
+    """Return the names of messages; what only has such a name, as a link, is not ours."""
+
+    def is_file(name: str) -> bool:
+        found = store.find(name)
+        return found is not None and found.is_file
+
+    return [name for name in store.names() if is_message_folder(name) or (is_message(name) and is_file(name))]
 
 
 def commit_record(

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Collection
 from pathlib import Path
 
-from treering._store.leaves_folder.commit import SweepMessages
 from treering._store.leaves_folder.leaves_folder import LeavesFolder
 from treering._store.leaves_folder.open_leaves import LeafWriter, LeavesSave, OpenLeaves, Unfinished
 from treering._store.leaves_folder.staged_leaves import JoinedLeaves, StagedLeaves
@@ -28,15 +26,7 @@ def open_leaves(path: str | os.PathLike[str]) -> OpenLeaves:
     return StoredLeaves(store_at(place), place)
 
 
-def begin_leaves_save(
-    path: Path,
-    unfinished: Unfinished,
-    sweep: SweepMessages,
-    *,
-    attempt: str | None = None,
-    live: Collection[str] = (),
-    nbytes: int = 0,
-) -> LeavesSave:
+def begin_leaves_save(path: Path, unfinished: Unfinished, *, attempt: str | None = None, nbytes: int = 0) -> LeavesSave:
     """Begin a save into a leaves directory; `StagedLeaves` says what the arguments are.
 
     Raises:
@@ -44,10 +34,10 @@ def begin_leaves_save(
         StoreError: the system refused, or has not so much space. Nothing has changed.
     """
     if is_on_disk(path):
-        return StagedLeaves(path, unfinished, sweep, attempt=attempt, live=live, nbytes=nbytes)
+        return StagedLeaves(path, unfinished, attempt=attempt, nbytes=nbytes)
     from treering._store.unmoved_leaves import LeavesAttempt
 
-    return LeavesAttempt(store_at(path), path, sweep, attempt=attempt, live=live, nbytes=nbytes)
+    return LeavesAttempt(store_at(path), path, attempt=attempt, nbytes=nbytes)
 
 
 def join_leaves_save(path: Path, attempt: str, nbytes: int) -> LeafWriter:

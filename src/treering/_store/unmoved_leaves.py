@@ -13,7 +13,7 @@ import itertools
 import os
 import queue
 import secrets
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -22,7 +22,6 @@ from treering._codec.leaves_key import empty_index, find_attempts, is_empty, uni
 from treering._store.api import Document, Outcome, Reader, Store
 from treering._store.crew import Crew, FirstError, map_together
 from treering._store.failures import DataFileMissingError, missing_error, naming, with_errno
-from treering._store.leaves_folder.commit import SweepMessages
 from treering._store.leaves_folder.open_leaves import (
     LeafWriter,
     LeavesSave,
@@ -310,9 +309,7 @@ class LeavesAttempt(JoinedAttempt, LeavesSave):
     Args:
         store: the place, not opened yet.
         path: the directory as given.
-        sweep: removes the messages of processes that may go.
         attempt: that of a joint save, on which its processes have agreed; None: a random one.
-        live: the attempts whose messages stay, beside the own one.
         nbytes: how many bytes this process will write.
 
     Raises:
@@ -321,21 +318,10 @@ class LeavesAttempt(JoinedAttempt, LeavesSave):
         StoreError: the store refused, or does not heed conditions. Nothing has changed.
     """
 
-    def __init__(
-        self,
-        store: Store,
-        path: Path,
-        sweep: SweepMessages,
-        *,
-        attempt: str | None = None,
-        live: Collection[str] = (),
-        nbytes: int = 0,
-    ) -> None:
+    def __init__(self, store: Store, path: Path, *, attempt: str | None = None, nbytes: int = 0) -> None:
         self._kept = False
         # Of a joint save files and marker stay: others may still be writing, and a later save sweeps them.
         self._joint = attempt is not None
-        self._sweep_stale = sweep
-        self._live = live
         super().__init__(store, path, attempt or secrets.token_hex(8), nbytes)
 
     def close(self) -> None:
@@ -352,6 +338,10 @@ class LeavesAttempt(JoinedAttempt, LeavesSave):
         finally:
             self._claim.close()
             super().close()
+
+    def has_saver(self, attempt: str) -> bool:
+        """Tell whether an attempt has a marker: then it may yet be committed."""
+        return self.store.find(_marker_of(attempt)) is not None
 
     def roll_back(self) -> None:
         """Let the end of a joint save remove everything: no other process will write anything of it any more."""
@@ -407,8 +397,6 @@ class LeavesAttempt(JoinedAttempt, LeavesSave):
         self._require_no_checkpoint()
         self._begin()
         undo.callback(self._claim.withdraw)
-        with contextlib.suppress(OSError):  # what stays harms nobody, and the next save sweeps
-            self._sweep_messages()
 
     def _begin(self) -> None:
         """Find the base, and put the marker there that says so."""
@@ -463,14 +451,6 @@ class LeavesAttempt(JoinedAttempt, LeavesSave):
             # Without a marker nothing proves that no index that was lost had named it.
             if index is not None:
                 self.store.sweep(marker, [name for name in names if name != marker], INDEX, index.version)
-
-    def _sweep_messages(self) -> None:
-        """Remove what processes of jobs wrote to each other there, but for attempts that may go on."""
-
-        def is_live(attempt: str) -> bool:
-            return attempt in self._live or self.store.find(_marker_of(attempt)) is not None
-
-        self._sweep_stale(self.store, self.store.names(), is_live)
 
     def _remove(self, attempt: str) -> None:
         self.store.remove_all([name for name in self._names_of(attempt) if name != _marker_of(attempt)])

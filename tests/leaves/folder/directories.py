@@ -14,7 +14,6 @@ import pytest
 
 from tests import faults
 from treering._codec.zarr import ZarrArray, chunk_names, parse_zarray, zarray_bytes
-from treering._coordination.message_board import sweep_messages
 from treering._store.failures import DataFileMissingError
 from treering._store.leaves_folder import moves
 from treering._store.leaves_folder.leaves_folder import LeavesFolder
@@ -62,7 +61,7 @@ def unfinished(index: bytes) -> Update | None:
 
 
 def stage(path: Path, attempt: str | None = None, nbytes: int = 0) -> StagedLeaves:
-    return StagedLeaves(path, unfinished, sweep_messages, attempt=attempt, nbytes=nbytes)
+    return StagedLeaves(path, unfinished, attempt=attempt, nbytes=nbytes)
 
 
 def commit_pending(path: Path, update: Callable[[bytes | None], Update | None]) -> None:

@@ -11,28 +11,23 @@ import errno
 import os
 import secrets
 import time
-from collections.abc import Callable, Collection, Iterable, Sequence
-from typing import Self, TypeAlias
+from collections.abc import Callable, Collection, Sequence
+from typing import Self
 
 from treering._codec.leaves_key import find_attempts
-from treering._store.api import Store
 from treering._store.failures import LinkRefusedError, with_errno
 from treering._store.leaves_folder import moves
-from treering._store.leaves_folder.leaves_folder import AS_FOLDER, has_saver, index_bytes, list_attempts
+from treering._store.leaves_folder.leaves_folder import AS_FOLDER, index_bytes, list_attempts
 from treering._store.leaves_folder.open_leaves import Unfinished, Update
 from treering._store.pieces import write_all
 from treering._store.posix import descriptors
 from treering._store.posix.folder import Folder, FolderLock
-from treering._store.posix.folder_tree import FILE, FOLDER, FolderTree, Parts
+from treering._store.posix.folder_tree import FolderTree, Parts
 from treering._store.posix.open_descriptor import OpenDescriptor
-from treering._store.posix.store import PosixStore
 from treering._values import leaves_names, timing
-from treering._values.checkpoint_names import LOCK_FILE, is_message, is_message_folder
+from treering._values.checkpoint_names import LOCK_FILE
 from treering._values.leaves_names import ATTEMPTS, RECORD, attempt_folder
 from treering.errors import BusyError, StoreError
-
-SweepMessages: TypeAlias = Callable[[Store, Iterable[str], Callable[[str], bool]], None]
-"""Removes those messages that may go: of a store, among these names, unless their attempt is said to live."""
 
 _TRIES = 20
 
@@ -150,27 +145,6 @@ def sweep_unfinished(tree: FolderTree) -> None:
     with contextlib.suppress(OSError):
         for attempt in list_attempts(tree):
             remove_if_dead(tree, attempt, spared=lambda names: RECORD in names)
-
-
-def sweep_messages(tree: FolderTree, folder: Folder, own: Collection[str], sweep: SweepMessages) -> None:
-    """Remove what processes of jobs wrote to each other in the directory, and whose saver is dead.
-
-    Args:
-        tree: the directory.
-        folder: the same.
-        own: the attempts of this saver, whose messages stay.
-        sweep: removes the messages that may go.
-    """
-
-    def is_live(attempt: str) -> bool:
-        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
-            return attempt in own or has_saver(tree, attempt)
-        return False
-
-    with contextlib.suppress(OSError, LinkRefusedError):  # what stays harms nobody, and the next save sweeps
-        ours = {FILE: is_message, FOLDER: is_message_folder}
-        names = [name for name, kind in tree.scan(()).items() if kind in ours and ours[kind](name)]
-        sweep(PosixStore.over(folder), names, is_live)
 
 
 class LeavesCommit:

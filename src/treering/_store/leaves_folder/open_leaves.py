@@ -201,6 +201,10 @@ class LeavesSave(LeafWriter):
     store: Store
 
     @abc.abstractmethod
+    def has_saver(self, attempt: str) -> bool:
+        """Tell whether an attempt there may go on, so that its messages have to stay."""
+
+    @abc.abstractmethod
     def commit(self, record: bytes, update: MakeUpdate) -> None:
         """Make everything durable, and ``update`` the index.
 

@@ -11,18 +11,12 @@ import errno
 import os
 import threading
 import time
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from treering._store.failures import LinkRefusedError, missing_error, naming, with_errno
-from treering._store.leaves_folder.commit import (
-    AttemptFolder,
-    LeavesCommit,
-    SweepMessages,
-    sweep_messages,
-    sweep_unfinished,
-)
-from treering._store.leaves_folder.leaves_folder import open_below
+from treering._store.leaves_folder.commit import AttemptFolder, LeavesCommit, sweep_unfinished
+from treering._store.leaves_folder.leaves_folder import has_saver, open_below
 from treering._store.leaves_folder.moves import sync_written
 from treering._store.leaves_folder.open_leaves import LeafWriter, LeavesSave, MakeUpdate, Unfinished
 from treering._store.pieces import Buffer
@@ -200,9 +194,7 @@ class StagedLeaves(_StagedFiles, LeavesSave):
     Args:
         path: the directory, made if it is missing; a link to a folder stays a link.
         unfinished: reads what an index promises that is not done.
-        sweep: removes the messages of processes that may go.
         attempt: that of a joint save, on which its processes have agreed; None: a random one.
-        live: the attempts whose messages stay, beside the own one.
         nbytes: how many bytes this process will write.
 
     Raises:
@@ -210,20 +202,9 @@ class StagedLeaves(_StagedFiles, LeavesSave):
         LinkRefusedError: ``.treering`` there is a link.
     """
 
-    def __init__(
-        self,
-        path: Path,
-        unfinished: Unfinished,
-        sweep: SweepMessages,
-        *,
-        attempt: str | None = None,
-        live: Collection[str] = (),
-        nbytes: int = 0,
-    ) -> None:
+    def __init__(self, path: Path, unfinished: Unfinished, *, attempt: str | None = None, nbytes: int = 0) -> None:
         super().__init__(path)
         self._unfinished = unfinished
-        self._sweep_stale = sweep
-        self._live = live
         self._made: list[str] = []
         self._joint = attempt is not None
         self._durable = False
@@ -258,6 +239,12 @@ class StagedLeaves(_StagedFiles, LeavesSave):
         """Make what this process has written durable now; the commit of a joint save will not do it again."""
         super().make_durable()
         self._durable = True
+
+    def has_saver(self, attempt: str) -> bool:
+        """Tell whether the saver of an attempt there is at work; False where that cannot be told."""
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+            return has_saver(self._tree, attempt)
+        return False
 
     def roll_back(self) -> None:
         """Let the end of a joint save remove everything: no other process will write anything of it any more."""
@@ -350,7 +337,6 @@ class StagedLeaves(_StagedFiles, LeavesSave):
             undo.callback(own.end)
             tree.make(staged_leaves(own.attempt))
             sweep_unfinished(tree)
-            sweep_messages(tree, folder, {own.attempt, *self._live}, self._sweep_stale)
             folder.require_space(nbytes)
             self._open_at(folder, tree, own.attempt)
             undo.pop_all()
