@@ -310,7 +310,7 @@ class Site:
 def sites() -> Iterator[Site]:
     """Yield every call in treering of a function that flushes files; in a bucket, what was answered is durable."""
     for path in sorted(SOURCES.rglob("*.py")):
-        if path.is_relative_to(SOURCES / "_store" / "unmoved_leaves"):
+        if path == SOURCES / "_store" / "unmoved_leaves.py":
             continue
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Call):

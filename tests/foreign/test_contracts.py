@@ -137,7 +137,7 @@ class TestHuggingFaceWriter(OurWriter):
         return load_file(path / "model.safetensors")
 
 
-@pytest.mark.parametrize("home", ["_foreign.write_flax", "_checkpoint.save_folder", "_leaves.write_source"])
+@pytest.mark.parametrize("home", ["_foreign.write_flax", "_checkpoint.save_folder", "_leaves.serialize"])
 def test_the_other_writers_pass(home: str, tmp_path_factory: pytest.TempPathFactory) -> None:
     class Writer(WriterContract):
         name = "a.msgpack" if "flax" in home else "written"

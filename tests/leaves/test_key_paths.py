@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 
 from tests.trees import Pair
-from treering._leaves.key_paths import is_array_like, join_key, leaf_key_paths
 from treering._tree.state_dict import structure_text
 from treering.errors import UnsupportedError
+from treering.leaves import is_array_like, join_key, leaf_key_paths
 
 
 @jax.tree_util.register_dataclass

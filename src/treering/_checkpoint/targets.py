@@ -61,7 +61,7 @@ _WRITERS: Final = (
     TargetWriter("flax", "treering._foreign.write_flax", suffix=".msgpack"),
     TargetWriter("npz", "treering._foreign.write_npz", suffix=".npz"),
     TargetWriter("hf", "treering._foreign.write_huggingface"),
-    TargetWriter("leaves", "treering._leaves.write_source"),
+    TargetWriter("leaves", "treering._leaves.serialize"),
 )
 _PLUG_INS: Final = "treering.writers"
 """The group of entry points of writers in other packages; each names a module as `TargetWriter` does, whose ``SUFFIX``

@@ -6,27 +6,27 @@ import dataclasses
 import errno
 import functools
 import itertools
-import math
 import os
 from array import array
 from collections.abc import Iterator, Sequence
 from operator import itemgetter, ne
 from typing import Final
 
+import numpy as np
+
 from treering._arrays.incoming import ReadRequest
-from treering._arrays.jobs import Progress, Tally, Work, run_all, split_by_bytes
-from treering._codec.zarr import ZarrArray, chunk_box, chunk_bytes, chunk_count, chunk_name, zarray_bytes
+from treering._arrays.jobs import Progress, Tally, Work, run_all
+from treering._codec.zarr import ZarrArray, chunk_bytes, chunk_count, chunk_name, zarray_bytes
 from treering._format.findings import Finding, Verification, describe_size
-from treering._inspect.diff import blocks_of
 from treering._leaves.branches import TRIES, describe_state, is_unchanged, judge_branch, replaced_too_often
+from treering._leaves.chunks.files import BranchFiles
 from treering._leaves.documents.index import LEAVES_INDEX, IndexBranch, parse_leaves_index
-from treering._leaves.documents.record import OpenBranch, first_checksums, stored_leaves
-from treering._leaves.source import LeavesSource
+from treering._leaves.documents.record import OpenBranch, stored_leaves
+from treering._leaves.source import LeavesSource, read_chunk
 from treering._store.failures import DataFileMissingError, LinkRefusedError
 from treering._store.leaves_folder.open_leaves import OpenLeaves
 from treering._store.leaves_places import open_leaves
 from treering._values import boxes as box_sums
-from treering._values.boxes import Box
 from treering._values.checksums import SMALLEST_BLOCK, block_bytes, block_checksums, block_count
 from treering._values.human import join_first
 from treering._values.leaves_names import ZARRAY
@@ -55,12 +55,19 @@ class LeafFiles:
     """Its folder."""
     zarr: ZarrArray
     """What its ``.zarray`` says."""
-    branch: OpenBranch
-    """The branch that it is in."""
+    files: BranchFiles
+    """The files of its branch."""
+    place: int
+    """Its number among the stored leaves of the branch."""
     sizes: Sequence[int]
     """Bytes of each chunk file; empty where no record says them."""
     first: int
     """Where in the checksums of the record those of this leaf begin."""
+
+    @property
+    def branch(self) -> OpenBranch:
+        """The branch that it is in."""
+        return self.files.branch
 
     def file(self, number: int) -> str:
         """Return the name of a chunk file, below the directory; that of the ``.zarray`` for a negative number."""
@@ -126,9 +133,10 @@ class ChunkCheck:
         wanted = zarray_bytes(leaf.zarr)
         names = [(ZARRAY, len(wanted)), (chunk_name(leaf.zarr, 0), size)]
         try:
-            zarray, data = self.folder.read_small(leaf.folder, names, leaf.branch.attempt)
-        except (DataFileMissingError, CorruptError, LinkRefusedError, StoreError):
-            zarray = data = b""
+            (found,) = self.folder.read_each([(leaf.folder, names, leaf.branch.attempt)])
+        except (CorruptError, LinkRefusedError, StoreError):
+            found = None
+        zarray, data = found or (b"", b"")
         checksum = leaf.branch.record.checksums[leaf.first : leaf.first + 1]
         if zarray != wanted or len(data) != size or block_checksums(memoryview(data), size) != checksum:
             for job in self.jobs(leaf):
@@ -224,9 +232,6 @@ _SHOWN: Final = 8
 _UNCHECKED: Final = "was written by another program and has no checksums, so its arrays were not checked"
 # A hostile .zarray of a few bytes may name more chunk files than anybody can count.
 _MOST_FINDINGS: Final = 100
-# Each reading of another program's array looks at the names in its folder.
-_BATCH_BOXES: Final = 256
-_BATCH_BYTES: Final = 8 << 20
 
 
 def verify_leaves(path: str | os.PathLike[str], progress: Progress | None) -> Verification:
@@ -279,10 +284,7 @@ def _checked(folder: OpenLeaves, path: str, read: Sequence[IndexBranch], progres
     findings = Findings()
     leaves = list(_stored(source))
     nbytes = _check_files(ChunkCheck(folder, findings), leaves, progress)
-    known = findings.leaves()
-    for leaf in leaves:
-        if leaf.leaf not in known:
-            _check_reading(source, leaf, findings)
+    _read_others(source, leaves, findings)
     unchecked = [branch.record.prefix for branch in branches if not branch.verified]
     notes = describe_state(folder, read)
     if unchecked:
@@ -310,13 +312,16 @@ def _unchecked_note(prefixes: Sequence[str | None], branches: int) -> str:
 
 def _stored(source: LeavesSource) -> Iterator[LeafFiles]:
     """Walk through the stored leaves of all branches, which follow each other in the source's index."""
-    numbers = iter(stored_leaves(source.index))
+    numbers = stored_leaves(source.index)
     for branch in source.branches:
-        files = zip(branch.record.folders, branch.arrays, branch.chunk_sizes(), strict=True)
-        for (folder, zarr, sizes), first in zip(files, first_checksums(branch.record), strict=False):
-            leaf = next(numbers)
-            key = source.index.keys[leaf]
-            yield LeafFiles(leaf=leaf, key=key, folder=folder, zarr=zarr, branch=branch, sizes=sizes, first=first)
+        some, numbers = numbers[: len(branch.arrays)], numbers[len(branch.arrays) :]
+        files = BranchFiles(branch, [source.index.keys[leaf] for leaf in some], source.folder)
+        rows = zip(some, branch.record.folders, branch.arrays, branch.chunk_sizes(), strict=True)
+        for place, (leaf, folder, zarr, sizes) in enumerate(rows):
+            yield LeafFiles(
+                leaf=leaf, key=files.keys[place], folder=folder, zarr=zarr, files=files, place=place, sizes=sizes,
+                first=files.first_checksums[place],
+            )  # fmt: skip
 
 
 def _check_files(check: ChunkCheck, leaves: Sequence[LeafFiles], progress: Progress | None) -> int:
@@ -337,75 +342,56 @@ def _check_files(check: ChunkCheck, leaves: Sequence[LeafFiles], progress: Progr
 # ------------------------------------------------------------------------------------------- leaves read as a load does
 
 
-def _check_reading(source: LeavesSource, leaf: LeafFiles, findings: Findings) -> None:
-    """Read a leaf that is compressed, a text, or another program's; of the others every byte has its checksum.
+def _read_others(source: LeavesSource, leaves: Sequence[LeafFiles], findings: Findings) -> None:
+    """Read what is compressed, a text, or another program's; of the others every byte has its checksum.
 
     Args:
         source: what a load would read it from.
-        leaf: the leaf; its files are those that were written, as far as a record says.
+        leaves: all leaves; those with which something is wrong already are left out.
         findings: what is wrong is added here.
 
     Raises:
         UnsupportedError: a compressor that cannot be undone here.
     """
-    told_all = leaf.branch.verified and leaf.zarr.plain
-    if (told_all or _read_chunks(source, leaf, findings)) and source.index.type_of(leaf.leaf).kind == "str":
-        _read_text(source, leaf, findings)
-
-
-def _read_chunks(source: LeavesSource, leaf: LeafFiles, findings: Findings) -> bool:
-    """Read all chunks, some together; return whether they are good."""
-    bad: set[int] = set()
-    for batch in _batches(leaf):
-        # Of a large chunk the first bad part is enough.
-        boxes = [box for number, box in batch if number not in bad]
-        if not boxes or _problem(source, leaf, boxes) is None:
+    known = findings.leaves()
+    work = Work()
+    for leaf in leaves:
+        if leaf.leaf in known or (leaf.branch.verified and leaf.zarr.plain):
             continue
-        for number in dict.fromkeys(number for number, _ in batch if number not in bad):
-            problem = _problem(source, leaf, [box for owner, box in batch if owner == number], number)
-            if problem is None:
-                continue
-            bad.add(number)
-            more = ", and there may be more like it" if len(bad) > _MOST_FINDINGS else ""
-            findings.add(leaf, number, (0, _size_of(source, leaf, number)), problem + more)
-            if more:
-                return False
-    return not bad
+        jobs = (functools.partial(_read_chunk, source, leaf, each, findings) for each in range(chunk_count(leaf.zarr)))
+        try:
+            leaf.files.require_names(leaf.place)
+            work.jobs.extend(jobs)
+            work.nbytes += chunk_count(leaf.zarr) * chunk_bytes(leaf.zarr)
+        except CorruptError:
+            bad = 0
+            for job in jobs:  # more than there are files; some are enough
+                bad += job()
+                if bad == _MOST_FINDINGS:
+                    break
+    run_all(work, Tally(0, None))
+    known = findings.leaves()
+    for leaf in leaves:
+        if leaf.leaf not in known and source.index.type_of(leaf.leaf).kind == "str":
+            _read_text(source, leaf, findings)
 
 
-def _problem(source: LeavesSource, leaf: LeafFiles, boxes: Sequence[Box], number: int | None = None) -> str | None:
-    """Read boxes of a leaf, those of one chunk where its number is given; say what is wrong."""
+def _read_chunk(source: LeavesSource, leaf: LeafFiles, number: int, findings: Findings) -> int:
+    """Read one chunk, and unpack it where its bytes are not those of the array; return how many findings that gave."""
     try:
-        if number is not None and not leaf.branch.verified:
-            source.folder.open(leaf.folder, chunk_name(leaf.zarr, number), leaf.branch.attempt).close()
-        source.arrays.read([ReadRequest(leaf.leaf, boxes)], None)
-    except DataFileMissingError:
-        return "lacks a chunk file"
+        if leaf.zarr.plain:
+            with leaf.files.open_chunk(leaf.place, number) as file:
+                for start in range(0, file.size, _PIECE_BYTES):
+                    file.read(start, min(_PIECE_BYTES, file.size - start))
+        else:
+            read_chunk(leaf.files, leaf.place, number, np.empty(leaf.zarr.chunks, source.arrays.dtype_of(leaf.leaf)))
     except (CorruptError, LinkRefusedError, StoreError) as error:
         require_damage(error)
-        return cannot_be_read(error)
-    return None
-
-
-def _batches(leaf: LeafFiles) -> Iterator[list[tuple[int, Box]]]:
-    """Yield boxes of some MiB together, each with the number of its chunk."""
-    itemsize = chunk_bytes(leaf.zarr) // math.prod(leaf.zarr.chunks)
-    chunks = ((number, chunk_box(leaf.zarr, number)) for number in range(chunk_count(leaf.zarr)))
-    boxes = ((number, part) for number, box in chunks for part in _parts(leaf, box, itemsize))
-
-    def nbytes(pair: tuple[int, Box]) -> int:
-        return box_sums.size_of(pair[1]) * itemsize
-
-    return (batch for batch, _ in split_by_bytes(boxes, nbytes, _BATCH_BYTES, longest=_BATCH_BOXES))
-
-
-def _parts(leaf: LeafFiles, box: Box, itemsize: int) -> Iterator[Box]:
-    """Cut a chunk into boxes of a few MiB, where its bytes are those of the array."""
-    if not leaf.zarr.plain:
-        yield box
-        return
-    for part in blocks_of(box_sums.shape_of(box), itemsize):
-        yield tuple((low + side.start, low + side.stop) for (low, _), side in zip(box, part, strict=True))
+        lost = isinstance(error.__cause__, DataFileMissingError)
+        problem = "lacks a chunk file" if lost else cannot_be_read(error)
+        findings.add(leaf, number, (0, _size_of(source, leaf, number)), problem)
+        return 1
+    return 0
 
 
 def _size_of(source: LeavesSource, leaf: LeafFiles, number: int) -> int:

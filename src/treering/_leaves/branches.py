@@ -5,7 +5,6 @@ A listing of the directory says what its headers say, with prefixes as branches.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import enum
 import os
@@ -21,7 +20,7 @@ from treering._leaves.documents.index import LEAVES_INDEX, IndexBranch, LeavesIn
 from treering._leaves.documents.join import join_records
 from treering._leaves.documents.record import LeavesRecord, OpenBranch, arrays_of
 from treering._printable import kind_of
-from treering._store.failures import DataFileMissingError, LinkRefusedError, naming_file
+from treering._store.failures import LinkRefusedError, naming_file
 from treering._store.leaves_folder.moves import marker_of
 from treering._store.leaves_folder.open_leaves import OpenLeaves
 from treering._store.leaves_places import open_leaves
@@ -195,10 +194,9 @@ def read_zarray(folder: OpenLeaves, name: str, attempt: str | None) -> bytes:
         CorruptError: it is larger than any, or ``name`` leads out of the directory.
         LinkRefusedError: it, or a folder on the way, is a link.
     """
-    with contextlib.suppress(DataFileMissingError):
-        (data,) = folder.read_small(name, [(ZARRAY, _USUAL_ZARRAY)], attempt)
-        if len(data) <= _USUAL_ZARRAY:
-            return data
+    (found,) = folder.read_each([(name, [(ZARRAY, _USUAL_ZARRAY)], attempt)])
+    if found is not None and len(found[0]) <= _USUAL_ZARRAY:
+        return found[0]
     with folder.open(name, ZARRAY, attempt) as file:
         if file.size > _LARGEST_ZARRAY:
             raise CorruptError(f"{str(file.path)!r} has {pluralize(file.size, 'bytes')}, more than any array needs")

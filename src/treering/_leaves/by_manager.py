@@ -17,7 +17,6 @@ from typing import Final
 from treering._arrays.outgoing import describe_leaves
 from treering._codec import zarr
 from treering._codec.zarr_chunks import check_chunk_file
-from treering._coordination.message_board import sweep_messages
 from treering._format.index import LeafType
 from treering._leaves.chunks.write import write_leaves
 from treering._leaves.commit import commit_record
@@ -42,10 +41,9 @@ def serialize_by_manager(path: Path, flat: Flattened, manager: ArrayManager, opt
     check_manager(manager)
     plan = plan_leaves(flat, describe_leaves(flat), options)
     manager.wait_until_finished()  # saves through one manager are committed in the order of their calls
-    staged = StagedLeaves(path, unfinished_update, sweep_messages, None, ())
+    staged = StagedLeaves(path, unfinished_update, nbytes=plan.nbytes)
     with contextlib.ExitStack() as undo:
         undo.callback(staged.close)
-        staged.require_space(plan.nbytes)
         managed = managed_leaves(plan)
         record = plan.record(staged.attempt)
         own, arrays = plan.without(managed, arrays_of(record))

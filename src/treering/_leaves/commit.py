@@ -21,26 +21,53 @@ from treering._leaves.documents.index import LEAVES_INDEX
 from treering._leaves.documents.record import LeavesRecord, encode_record, parse_record
 from treering._leaves.documents.update import (
     index_unindexed,
-    require_apart,
+    require_disjoint,
     unfinished_update,
     update_for,
     update_in_attempts,
 )
+from treering._store.api import Store
 from treering._store.failures import LinkRefusedError, naming_file, taken_meanwhile
-from treering._store.leaves_folder.commit import commit_pending
 from treering._store.leaves_folder.leaves_folder import LeavesFolder
-from treering._store.leaves_folder.moves import Update, marker_of
-from treering._store.leaves_folder.open_leaves import LeavesSave, LeftFiles
-from treering._store.leaves_folder.staged_leaves import StagedLeaves
+from treering._store.leaves_folder.moves import marker_of
+from treering._store.leaves_folder.open_leaves import LeavesSave, OlderAttempts, Update
 from treering._store.leaves_places import begin_leaves_save, open_leaves
 from treering._store.resolve import is_on_disk
+from treering._values.checkpoint_names import is_message, is_message_folder
 from treering._values.human import join_first
 from treering.errors import CorruptError, FormatError, NotFoundError, UnsupportedError
 
 
-def begin_save(path: Path, attempt: str | None = None, *, live: Collection[str] = ()) -> LeavesSave:
-    """Begin a save into the directory ``path``, wherever that is; ``StagedLeaves`` says more."""
-    return begin_leaves_save(path, unfinished_update, sweep_messages, attempt, live)
+def begin_save(path: Path, attempt: str | None = None, *, live: Collection[str] = (), nbytes: int = 0) -> LeavesSave:
+    """Begin a save into the directory ``path``, and remove the messages there whose savers are dead.
+
+    Args:
+        path: the directory, wherever that is.
+        attempt: that of a joint save; None: a random one.
+        live: the attempts whose messages stay, beside the own one.
+        nbytes: how many bytes this process will write.
+    """
+    saving = begin_leaves_save(path, unfinished_update, attempt=attempt, nbytes=nbytes)
+    own = {saving.attempt, *live}
+    try:
+        with contextlib.suppress(OSError, LinkRefusedError):  # what stays harms nobody, and the next save sweeps
+            sweep_messages(
+                saving.store, _messages_in(saving.store), lambda other: other in own or saving.has_saver(other)
+            )
+    except BaseException:  # an interrupt; raised again
+        saving.close()
+        raise
+    return saving
+
+
+def _messages_in(store: Store) -> list[str]:
+    """Return the names of messages; what only has such a name, as a link, is not ours."""
+
+    def is_file(name: str) -> bool:
+        found = store.find(name)
+        return found is not None and found.is_file
+
+    return [name for name in store.names() if is_message_folder(name) or (is_message(name) and is_file(name))]
 
 
 def commit_record(
@@ -62,27 +89,21 @@ def commit_record(
         CorruptError: the index that is there is damaged; nothing was changed.
         BusyError: another process is saving there.
     """
-    document = encode_record(record)
-    if isinstance(staged, StagedLeaves) and not write_index:
-        staged.leave(document)
-    else:
 
-        def update(old: bytes | None) -> Update:
-            if new and old is not None and not is_empty(old):
-                raise taken_meanwhile(os.fspath(path))
-            return _update(path, record, old, staged.remains(), write_index=write_index)
-
-        staged.commit(document, update)
-
-
-def _update(
-    path: Path, record: LeavesRecord, old: bytes | None, remains: LeftFiles | None, *, write_index: bool
-) -> Update:
-    """Return the index with this save in it, in the place of older ones of its prefix, indexed or not."""
-    if remains is not None:
+    def update(old: bytes | None, older: OlderAttempts | None) -> Update:
+        if new and old is not None and not is_empty(old):
+            raise taken_meanwhile(os.fspath(path))
+        if older is None:
+            return _update_moved(path, record, old)
         now, later = ([record], []) if write_index else ([], [record])
         with naming_file(path / LEAVES_INDEX):
-            return update_in_attempts(old, now, remains, left=later)
+            return update_in_attempts(old, now, older, later=later)
+
+    (staged.commit if write_index else staged.commit_unindexed)(encode_record(record), update)
+
+
+def _update_moved(path: Path, record: LeavesRecord, old: bytes | None) -> Update:
+    """Return the index with this save in it, in the place of older ones of its prefix, indexed or not."""
     with LeavesFolder(path) as folder:
         pending = folder.pending()
         kept = read_records(folder) if pending else {}
@@ -90,7 +111,7 @@ def _update(
         update = plan_update(folder, old, [record], [other for other in waiting if other.prefix == record.prefix])
         for other in waiting:
             if other.prefix != record.prefix:
-                require_apart(record, other.prefix, other.folders, " that was saved without an index")
+                require_disjoint(record, other.prefix, other.folders, " that was saved without an index")
         return update
 
 
@@ -146,10 +167,27 @@ _SHOWN: Final = 10
 def index_directory(path: Path) -> None:
     """Make the index of ``path`` whole; ``treering.leaves.index_leaves`` says more."""
     lost: list[str] = []
-    if is_on_disk(path):
-        commit_pending(path, unfinished_update, lambda old: _rebuild_index(path, old, lost))
-    else:
-        _index_unmoved(path, lost)
+    with open_leaves(path) as folder:
+        if not (is_on_disk(path) or folder.pending()):
+            try:
+                read_branches(folder)  # what is damaged is told
+            except (CorruptError, NotFoundError) as error:
+                if isinstance(error, CorruptError) or error.hint is None:
+                    error.hint = (
+                        "only on a disk can it be rebuilt: copy the directory there, index it, and copy it back"
+                    )
+                raise
+            return
+    with begin_save(path) as saving:
+
+        def update(old: bytes | None, older: OlderAttempts | None) -> Update | None:
+            if older is None:
+                return _rebuild_index(path, old, lost)
+            change = index_unindexed(old, older, saving.attempt)
+            lost.extend(map(_record_file, sorted(unindexed_attempts(change.moving))))
+            return change
+
+        saving.commit(b"", update)
     if lost:
         raise CorruptError(
             f"{str(path)!r} has saves whose record is lost or cannot be read, so that their content is unknown; they"
@@ -158,27 +196,8 @@ def index_directory(path: Path) -> None:
         )
 
 
-def _index_unmoved(path: Path, lost: list[str]) -> None:
-    """List the saves that the index in a bucket names only; note in ``lost`` those that it goes on naming."""
-    with open_leaves(path) as folder:
-        try:
-            if not folder.pending():
-                read_branches(folder)  # what is damaged is told
-                return
-        except (CorruptError, NotFoundError) as error:
-            if isinstance(error, CorruptError) or error.hint is None:
-                error.hint = "only on a disk can it be rebuilt: copy the directory there, index it, and copy it back"
-            raise
-    with begin_save(path) as saving:
-        if (remains := saving.remains()) is None:
-            raise RuntimeError(f"the files of {os.fspath(path)!r} are moved")
-
-        def update(old: bytes | None) -> Update:
-            change = index_unindexed(old, remains, saving.attempt)
-            lost.extend(f".treering/{attempt}/record.json" for attempt in sorted(unindexed_attempts(change.moving)))
-            return change
-
-        saving.commit(b"", update)
+def _record_file(attempt: str) -> str:
+    return f".treering/{attempt}/record.json"
 
 
 def _rebuild_index(path: Path, old: bytes | None, lost: list[str]) -> Update | None:
@@ -186,7 +205,7 @@ def _rebuild_index(path: Path, old: bytes | None, lost: list[str]) -> Update | N
     with LeavesFolder(path) as folder:
         kept = read_records(folder)
         pending = folder.pending()
-        lost += [f".treering/{attempt}/record.json" for attempt in sorted(pending - kept.keys())]
+        lost += map(_record_file, sorted(pending - kept.keys()))
         index = _read(path, old)
         if index is None:
             return _rebuild(folder, list(kept.values()), lost)
@@ -259,7 +278,7 @@ def _rebuild(folder: LeavesFolder, records: list[LeavesRecord], lost: list[str])
     if newest:
         return plan_update(folder, base, [*newest.values()], older)
     if base is not None:
-        return Update(moving=base, settled=base, moves=())
+        return Update(moving=base, moved=base, moves=())
     if lost:
         return None
     raise NotFoundError(

@@ -16,8 +16,7 @@ from treering._checkpoint.save_folder import versions
 from treering._checkpoint.save_options import HostLocal
 from treering._codec.zarr import ZarrArray, stored_dtype
 from treering._codec.zarr_chunks import require_known_compressor
-from treering._leaves.documents.paths import folder_of, prefix_folder
-from treering._leaves.documents.record import MOST_AXES, ChunkLayout, LeavesRecord
+from treering._leaves.documents.record import MOST_AXES, ChunkLayout, LeavesRecord, folder_of, prefix_folder
 from treering._plan.save import LeafLayout
 from treering._printable import kind_of
 from treering._tree.flatten import Flattened

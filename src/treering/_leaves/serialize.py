@@ -9,37 +9,45 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
 from treering._arrays.host import this_processes
 from treering._arrays.outgoing import ALONE, DescribedLeaves, describe_leaves
+from treering._arrays.source import Source
+from treering._arrays.source_arrays import describe_source
 from treering._background.writer import UNWATCHED, Watch
 from treering._checkpoint.detect import refuse_other_form
 from treering._checkpoint.joint_driver import require_value, save_jointly, tell_of_end
-from treering._checkpoint.save_options import require_one_of
+from treering._checkpoint.save_folder import flatten_source
+from treering._checkpoint.save_options import SaveOptions, require_one_of
 from treering._checkpoint.signature import check_local, local_digests, match_signature, signature_of
+from treering._checkpoint.targets import Loss, lost_leaves, lost_members
 from treering._checkpoint.transaction import JoinedFolder
+from treering._codec.zarr import stored_dtype
 from treering._coordination.job_handshake import counted_save, next_sequence
 from treering._coordination.message_board import FolderMessageBoard, MessageBoard
 from treering._coordination.operations import Call
+from treering._format.index import LeafType
+from treering._format.selection import Selection
 from treering._leaves.by_manager import ManagedSave, begin_writes, check_manager, managed_leaves, serialize_by_manager
 from treering._leaves.chunks.write import write_leaves
 from treering._leaves.commit import begin_save, commit_record
-from treering._leaves.documents.record import LeavesRecord, arrays_of
+from treering._leaves.documents.index import LEAVES_INDEX
+from treering._leaves.documents.record import MOST_AXES, LeavesRecord, arrays_of
 from treering._leaves.plan import LeavesSaveOptions, PlannedLeaves, plan_leaves, shared_boxes
 from treering._leaves.shares import LeafShares, part_of, read_part
-from treering._store.leaves_folder.open_leaves import JoinedWriter, LeafWriter, LeavesSave
-from treering._store.leaves_folder.staged_files import JoinedLeaves
-from treering._store.leaves_folder.staged_leaves import StagedLeaves
+from treering._store.leaves_folder.open_leaves import LeafWriter, LeavesSave
+from treering._store.leaves_folder.staged_leaves import JoinedLeaves, StagedLeaves
 from treering._store.leaves_places import join_leaves_save
-from treering._store.resolve import is_on_disk, leaves_path, require_shared
+from treering._store.resolve import find_at, is_on_disk, leaves_path, require_shared
 from treering._tree.flatten import Flattened, flatten
+from treering._values.human import pluralize
 from treering._values.processes import Processes
 from treering._values.telemetry import report
 from treering._view.progress import showing
-from treering.errors import MismatchError, UnsupportedError
+from treering.errors import ExistsError, MismatchError, UnsupportedError
 
 
 def serialize(path: str | os.PathLike[str], tree: Any, options: LeavesSaveOptions) -> None:
@@ -97,8 +105,7 @@ def serialize_alone(
 ) -> None:
     """Plan, write the chunks, make the record, and commit it; ``new``: only if no index lists any then."""
     plan = plan_leaves(flat, leaves, options)
-    with begin_save(path) as staged:
-        staged.require_space(plan.nbytes)
+    with begin_save(path, nbytes=plan.nbytes) as staged:
         record = plan.record(staged.attempt)
         sizes, checksums = write_leaves(
             staged, record.folders, plan.leaves, arrays_of(record), progress=options.progress
@@ -156,8 +163,7 @@ class _LeavesShare:
         self._options = options
         self._flat = flat
         self._staged: LeavesSave | None = None
-        self._joined: JoinedWriter | None = None
-        self._others_have_left = False
+        self._writer: LeafWriter | None = None
         self._agreed: LeavesRecord | None = None
         self._plan(describe_leaves(flat, call.processes))
 
@@ -184,35 +190,28 @@ class _LeavesShare:
 
     def enter(self, held: contextlib.ExitStack) -> MessageBoard:
         call = self._call
-        self._staged = begin_save(self._path, call.attempt, live=call.live_attempts)
+        nbytes = self._shares.nbytes(self._share)
+        self._writer = self._staged = begin_save(self._path, call.attempt, live=call.live_attempts, nbytes=nbytes)
         held.callback(self._close)
         return FolderMessageBoard(self._staged.store)
 
     def join(self, folder: JoinedFolder, held: contextlib.ExitStack) -> None:
         del folder
-        self._joined = held.enter_context(join_leaves_save(self._path, self._call.attempt))
+        nbytes = self._shares.nbytes(self._share)
+        self._writer = held.enter_context(join_leaves_save(self._path, self._call.attempt, nbytes))
 
     def prepare(self) -> bytes:
-        staged = self._staged or self._joined
-        if staged is None:
-            raise RuntimeError("the directory comes before the data")
-        payload = self._write(staged)
-        if staged is self._joined or not self.managed:  # else all is made durable when the manager has written
-            staged.make_durable()
-        if isinstance(staged, StagedLeaves):
-            # Now, while the others are still writing: between their last byte and the commit is as little as can be.
-            for folder, names in self._shares.left_to_others(self._share):
-                staged.expect(folder, names)
-        return payload
-
-    def _write(self, staged: LeafWriter) -> bytes:
         """Write the own files; return what process 0 has to know of them."""
-        staged.require_space(self._shares.nbytes(self._share))
+        writer = self._writer
+        if writer is None:
+            raise RuntimeError("the directory comes before the data")
         sizes, checksums = write_leaves(
-            staged, self._own.folders, self._own.leaves, self._arrays,
+            writer, self._own.folders, self._own.leaves, self._arrays,
             progress=self._options.progress, chunks=self._share, headed=not self._call.processes.this,
         )  # fmt: skip
         digests = local_digests(self._flat, self._leaves) if self._options.host_local == "equal" else b""
+        if self._staged is None or not self.managed:  # else all is made durable when the manager has written
+            writer.make_durable()
         return part_of(sizes, checksums, digests)
 
     def commit(self, payloads: Sequence[bytes]) -> None:
@@ -227,32 +226,26 @@ class _LeavesShare:
             commit_record(self._path, self._staged, record, write_index=self._options.write_index)
 
     def roll_back(self) -> None:
-        self._others_have_left = True
-        if self._joined is not None:
-            self._joined.withdraw()
+        if self._writer is not None:
+            self._writer.roll_back()
 
     def finish(self) -> None:
         """Let the manager write what is its to write; process 0 commits when it has."""
-        staged, record, manager = self._staged, self._agreed, self._options.manager
+        writer, record, manager = self._writer, self._agreed, self._options.manager
         if manager is None:
             return
-        if isinstance(staged, StagedLeaves) and record is not None:
-            self._others_have_left = True  # if this fails, what they write is swept by the next save
-            save = ManagedSave(self._path, staged, record, self.managed, self._options)
+        if isinstance(writer, StagedLeaves) and record is not None:
+            writer.roll_back()  # if this fails, what others write is swept by the next save
+            save = ManagedSave(self._path, writer, record, self.managed, self._options)
             # It is called on process 0 when all processes have written.
-            begin_writes(manager, self._flat, self.managed, staged.path_of, save.finish)
+            begin_writes(manager, self._flat, self.managed, writer.path_of, save.finish)
             self._staged = None
-        elif isinstance(self._joined, JoinedLeaves) and self.managed:
-            begin_writes(manager, self._flat, self.managed, self._joined.path_of, lambda: None)
+        elif isinstance(writer, JoinedLeaves) and self.managed:
+            begin_writes(manager, self._flat, self.managed, writer.path_of, lambda: None)
 
     def _close(self) -> None:
-        """End it; where others may still be writing, what they write stays for the next save to sweep."""
-        if self._staged is None:  # the manager has it
-            return
-        if self._others_have_left:
+        if self._staged is not None:  # else the manager has it
             self._staged.close()
-        else:
-            self._staged.abandon()
 
 
 def _managed(plan: PlannedLeaves) -> dict[int, str]:
@@ -265,3 +258,30 @@ def _managed(plan: PlannedLeaves) -> dict[int, str]:
         for number, folder in managed_leaves(plan).items()
         if (held := shared_boxes(plan.leaves, number)) and len({owner for _, owners in held for owner in owners}) > 1
     }
+
+
+def find_losses(source: Source, part: Selection, metadata: Mapping[str, Any]) -> Iterator[Loss]:
+    """Yield the metadata, and arrays that zarr v2 does not have."""
+    yield from lost_members(metadata)
+    yield from lost_leaves(source, part, _refuse)
+
+
+def write(source: Source, part: Selection, save: SaveOptions, watch: Watch) -> None:
+    """Write the directory, whose record has checksums of its own."""
+    if not save.overwrite and find_at(save.path / LEAVES_INDEX) is not None:
+        raise ExistsError(f"{save.shown!r} is a leaves directory", hint="overwrite=True replaces its leaves")
+    refuse_other_form(save.path, "leaves")
+    options = LeavesSaveOptions(progress=save.progress)
+    flat, leaves = flatten_source(source, part), describe_source(source, part)
+    serialize_alone(save.path, flat, leaves, options, watch=watch, new=not save.overwrite)
+
+
+def _refuse(kind: LeafType) -> str | None:
+    if not kind.stored:
+        return None
+    try:
+        stored_dtype(kind.dtype or "")
+    except UnsupportedError:
+        return f"an array of {kind.dtype}"
+    axes = len(kind.shape or ())
+    return f"an array of {pluralize(axes, 'axes')}" if axes > MOST_AXES else None

@@ -15,7 +15,7 @@ from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
-from treering._codec.zarr import ZarrArray, chunk_bytes, chunk_count, chunk_name
+from treering._codec.zarr import ZarrArray, chunk_bytes, chunk_count
 from treering._leaves.plan import PlannedLeaves, shared_boxes
 from treering._plan.save import AlikeLeaves, LeafLayout, group_alike, level_loads, pour, split_at_ends
 from treering._values.boxes import intersection, shape_of, size_of, whole
@@ -43,7 +43,6 @@ class LeafShares:
         leaves = plan.leaves
         self._arrays = dict(zip(leaves.sources, arrays, strict=True))
         self._numbers = list(self._arrays)
-        self._folders = dict(zip(leaves.sources, plan.folders, strict=True))
         self._together = {number: held for number in leaves.sources if (held := shared_boxes(leaves, number))}
         layouts, chunks = [], []
         for number, found in self._arrays.items():
@@ -73,14 +72,6 @@ class LeafShares:
     def nbytes(self, share: Mapping[int, Sequence[int]]) -> int:
         """Return how many bytes a share is, before any compressor."""
         return sum(len(numbers) * chunk_bytes(self._arrays[number]) for number, numbers in share.items())
-
-    def left_to_others(self, share: Mapping[int, Sequence[int]]) -> Iterator[tuple[str, list[str]]]:
-        """Yield the folders of leaves of which others write some chunk files, and the names of those files."""
-        for number, zarr in self._arrays.items():
-            count, own = chunk_count(zarr), share.get(number, ())
-            if len(own) < count:
-                theirs = sorted(set(range(count)).difference(own))
-                yield self._folders[number], [chunk_name(zarr, other) for other in theirs]
 
     def merge(self, parts: Sequence[tuple[Sequence[int], array[int]]]) -> tuple[list[int], array[int]]:
         """Return the sizes and checksums of all chunk files, in the order of a record.

@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Collection
 from pathlib import Path
 
-from treering._store.leaves_folder.attempts import SweepMessages
 from treering._store.leaves_folder.leaves_folder import LeavesFolder
-from treering._store.leaves_folder.moves import Unfinished
-from treering._store.leaves_folder.open_leaves import JoinedWriter, LeavesSave, OpenLeaves
-from treering._store.leaves_folder.staged_files import JoinedLeaves
-from treering._store.leaves_folder.staged_leaves import StagedLeaves
+from treering._store.leaves_folder.open_leaves import LeafWriter, LeavesSave, OpenLeaves, Unfinished
+from treering._store.leaves_folder.staged_leaves import JoinedLeaves, StagedLeaves
 from treering._store.resolve import is_on_disk, located, store_at
 
 
@@ -25,35 +21,33 @@ def open_leaves(path: str | os.PathLike[str]) -> OpenLeaves:
     place = located(path)
     if is_on_disk(place):
         return LeavesFolder(place)
-    from treering._store.unmoved_leaves.stored_leaves import StoredLeaves
+    from treering._store.unmoved_leaves import StoredLeaves
 
     return StoredLeaves(store_at(place), place)
 
 
-def begin_leaves_save(
-    path: Path, unfinished: Unfinished, sweep: SweepMessages, attempt: str | None, live: Collection[str]
-) -> LeavesSave:
+def begin_leaves_save(path: Path, unfinished: Unfinished, *, attempt: str | None = None, nbytes: int = 0) -> LeavesSave:
     """Begin a save into a leaves directory; `StagedLeaves` says what the arguments are.
 
     Raises:
         ExistsError: a checkpoint is there.
-        StoreError: the system refused. Nothing has changed.
+        StoreError: the system refused, or has not so much space. Nothing has changed.
     """
     if is_on_disk(path):
-        return StagedLeaves(path, unfinished, sweep, attempt, live)
-    from treering._store.unmoved_leaves.leaves_attempt import LeavesAttempt
+        return StagedLeaves(path, unfinished, attempt=attempt, nbytes=nbytes)
+    from treering._store.unmoved_leaves import LeavesAttempt
 
-    return LeavesAttempt(store_at(path), path, sweep, attempt, live)
+    return LeavesAttempt(store_at(path), path, attempt=attempt, nbytes=nbytes)
 
 
-def join_leaves_save(path: Path, attempt: str) -> JoinedWriter:
-    """Join the save that process 0 has begun.
+def join_leaves_save(path: Path, attempt: str, nbytes: int) -> LeafWriter:
+    """Join the save that process 0 has begun, to write so many bytes of it.
 
     Raises:
         StoreError: the system refused, or nothing of that save is there.
     """
     if is_on_disk(path):
-        return JoinedLeaves(path, attempt)
-    from treering._store.unmoved_leaves.leaves_attempt import JoinedAttempt
+        return JoinedLeaves(path, attempt, nbytes)
+    from treering._store.unmoved_leaves import JoinedAttempt
 
-    return JoinedAttempt(store_at(path), path, attempt)
+    return JoinedAttempt(store_at(path), path, attempt, nbytes)

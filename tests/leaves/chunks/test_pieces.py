@@ -28,8 +28,9 @@ from treering._arrays.incoming import ReadRequest
 from treering._arrays.outgoing import HeldBox
 from treering._checkpoint.forms import read_source
 from treering._codec.zarr import ZarrArray, chunk_box, chunk_count
-from treering._leaves.chunks import arrays, write
+from treering._leaves import source as leaves_source
 from treering._leaves.chunks import files as chunk_files
+from treering._leaves.chunks import write
 from treering._leaves.chunks.files import OpenChunks
 from treering._leaves.chunks.write import LeafPieces, to_stored
 from treering._store.posix.reading import LocalFile
@@ -213,8 +214,8 @@ def test_small_leaves_share_memory_and_each_is_aligned(tmp_path: Path) -> None:
 
 
 def test_thousands_of_large_leaves_need_few_descriptors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(arrays, "_SMALL_BYTES", 100)
-    monkeypatch.setattr(arrays, "_CAREFUL_BYTES", 1)
+    monkeypatch.setattr(leaves_source, "_SMALL_BYTES", 100)
+    monkeypatch.setattr(leaves_source, "_CAREFUL_BYTES", 1)
     monkeypatch.setattr(incoming, "_SMALL_BYTES", 100)
     tree = {f"n{n}": np.full(100, n) for n in range(200)}
     tree_serialize_leaves(tmp_path, tree)
@@ -250,7 +251,7 @@ def test_compressed_bytes_are_checked_before_they_are_undone(tmp_path: Path, mon
     def decoded(array: Any, take: Any, nbytes: int, into: np.ndarray) -> None:
         fed.append(take(nbytes))
 
-    monkeypatch.setattr(arrays, "decode", decoded)
+    monkeypatch.setattr(leaves_source, "decode", decoded)
     array = np.random.default_rng(0).integers(0, 1 << 30, 500_000)
     tree_serialize_leaves(tmp_path, {"w": array}, compressor={"id": "zstd", "level": 1})
     file = tmp_path / "w" / "0"
@@ -273,7 +274,7 @@ def test_chunks_in_folders_of_their_own_are_counted_before_they_are_noted(
         if first and second:
             for path in (tmp_path / "w" / str(first) / str(second)).iterdir():
                 path.unlink()
-    faults.fail(monkeypatch, arrays, "find_chunks", AssertionError("a table of all chunks that are claimed"))
+    faults.fail(monkeypatch, leaves_source, "find_chunks", AssertionError("a table of all chunks that are claimed"))
     with treering.open(tmp_path) as opened:
         view = opened["w"]
         with pytest.raises(CorruptError, match=r"leaf 'w' is damaged: w/1/1/0 is missing"):

@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 
 from treering._codec.zarr import chunk_count
 from treering._format.index import Container, LeafType
-from treering._leaves.documents.paths import folder_of
-from treering._leaves.documents.record import ChunkLayout, LeavesRecord, arrays_of
+from treering._leaves.documents.record import ChunkLayout, LeavesRecord, arrays_of, folder_of
 from treering._values.checksums import block_bytes, block_count, digest
 from treering._values.keys import join_key
 

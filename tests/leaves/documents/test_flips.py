@@ -11,7 +11,7 @@ from treering._format.index import LeafType
 from treering._leaves.documents.index import IndexBranch, LeavesIndex, parse_leaves_index, record_of
 from treering._leaves.documents.record import LeavesRecord
 from treering._leaves.documents.update import unfinished_update, update_for
-from treering._store.leaves_folder.moves import Move
+from treering._store.leaves_folder.open_leaves import Move
 from treering.errors import TreeringError
 
 FIRST, SECOND = "1" * 16, "2" * 16
@@ -23,15 +23,15 @@ RECORDS = (
 
 
 def indexes() -> Iterator[tuple[str, bytes]]:
-    settled = None
+    moved = None
     for record in RECORDS:
-        settled = update_for(settled, [record]).settled
-    assert settled is not None
-    yield "settled", settled
+        moved = update_for(moved, [record]).moved
+    assert moved is not None
+    yield "moved", moved
     again = flat({"w": (F32, None), "x": (F32, None)}, attempt="3" * 16)
-    yield "moving", update_for(settled, [again]).moving
+    yield "moving", update_for(moved, [again]).moving
     foreign = b'{"format": "tensorstore", "version": "2.0", "prefixes": {"f": [{"path": "f/w", "shape": [2]}]}}'
-    yield "beside another program's", update_for(foreign, [RECORDS[0]]).settled
+    yield "beside another program's", update_for(foreign, [RECORDS[0]]).moved
 
 
 def ours_with_markers(index: LeavesIndex) -> dict[str, bool]:

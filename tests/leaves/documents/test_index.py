@@ -172,9 +172,9 @@ def test_entries_are_the_arrays_of_a_record() -> None:
 def test_steps_of_a_save() -> None:
     saved, other = flat({"w": (F32, None)}, prefix="a"), flat({"w": (F32, None)}, prefix="b")
     index = index_of(branch_of(saved, ("a/w",)), branch_of(other, ()))
-    moving, settled = encode_steps(index, ["a"])
+    moving, moved = encode_steps(index, ["a"])
     assert moving == encode_leaves_index(index)
-    assert settled == encode_leaves_index(index_of(branch_of(saved), branch_of(other, ())))
+    assert moved == encode_leaves_index(index_of(branch_of(saved), branch_of(other, ())))
 
 
 def test_what_is_unknown_in_our_member_stays() -> None:
@@ -184,8 +184,8 @@ def test_what_is_unknown_in_our_member_stays() -> None:
     again = json.loads(encode_leaves_index(index))
     assert again == document
     branches: dict[str | None, IndexBranch] = {None: dataclasses.replace(index.branches[None], moving=None)}
-    settled = json.loads(encode_leaves_index(dataclasses.replace(index, branches=branches)))
-    assert set(settled["treering"][""]) == {"record", "later"}
+    moved = json.loads(encode_leaves_index(dataclasses.replace(index, branches=branches)))
+    assert set(moved["treering"][""]) == {"record", "later"}
 
 
 # ------------------------------------------------------------------------------------------------- entries and record

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from treering._leaves.documents.paths import escape, find_overlap, folder_of, parts_of_folder, prefix_folder, unescape
+from treering._leaves.documents.record import escape, find_overlap, folder_of, parts_of_folder, prefix_folder, unescape
 from treering._values.keys import join_key
 from treering.errors import CorruptError, FormatError, UnsupportedError
 

@@ -16,7 +16,8 @@ from treering._leaves.documents import index
 from treering._leaves.documents.index import encode_leaves_index, entries_of, parse_leaves_index, record_of
 from treering._leaves.documents.record import ChunkLayout, LeavesRecord, arrays_of, encode_record
 from treering._leaves.documents.update import unfinished_update, update_for
-from treering._store.leaves_folder.moves import Move, marker_of
+from treering._store.leaves_folder.moves import marker_of
+from treering._store.leaves_folder.open_leaves import Move
 from treering.errors import CorruptError, FormatError, MismatchError
 
 FIRST, SECOND, THIRD = (digit * 16 for digit in "123")
@@ -27,7 +28,7 @@ def saved(*records: LeavesRecord) -> bytes:
     """The index after these saves."""
     index = None
     for record in records:
-        index = update_for(index, [record]).settled
+        index = update_for(index, [record]).moved
     assert index is not None
     return index
 
@@ -41,16 +42,16 @@ def test_the_first_save(monkeypatch: pytest.MonkeyPatch) -> None:
     update = update_for(None, [record])
     assert update.moves == (Move(attempt=FIRST, cleared=()),)
     assert update.dropped == ()
-    moving, settled = parse_leaves_index(update.moving), parse_leaves_index(update.settled)
+    moving, moved = parse_leaves_index(update.moving), parse_leaves_index(update.moved)
     assert moving.branches["model"].moving == ()
-    assert settled.branches["model"].moving is None
-    assert [entry.document for entry in settled.branches["model"].entries] == entries_of(record)
-    assert record_of(settled.branches["model"]) == record
+    assert moved.branches["model"].moving is None
+    assert [entry.document for entry in moved.branches["model"].entries] == entries_of(record)
+    assert record_of(moved.branches["model"]) == record
     # The store reads the same moves from it, and comes to the same end.
     assert unfinished_update(update.moving) == update
     # Where it reads none, which is nearly always, it writes no index for it.
     monkeypatch.setattr(index, "encode_leaves_index", lambda _: pytest.fail("an index is written for nothing"))
-    assert unfinished_update(update.settled) is None
+    assert unfinished_update(update.moved) is None
 
 
 def test_a_save_replaces_its_own_branch_only() -> None:
@@ -61,7 +62,7 @@ def test_a_save_replaces_its_own_branch_only() -> None:
     update = update_for(before, [new])
     # All leaves of the old save, long texts among them, and none of the other branch.
     assert update.moves == (Move(attempt=THIRD, cleared=("model/w", "model/gone", "model/s")),)
-    branches = parse_leaves_index(update.settled).branches
+    branches = parse_leaves_index(update.moved).branches
     assert list(branches) == ["model", "other"]
     assert record_of(branches["model"]) == new
     assert branches["other"] == parse_leaves_index(before).branches["other"]
@@ -73,7 +74,7 @@ def test_several_records_at_once() -> None:
     update = update_for(None, records)
     assert [move.attempt for move in update.moves] == [FIRST, SECOND]
     assert unfinished_update(update.moving) == update
-    assert parse_leaves_index(update.settled).branches.keys() == {"a", "b"}
+    assert parse_leaves_index(update.moved).branches.keys() == {"a", "b"}
     clash = [flat({"b": (F32, None)}, prefix="a"), flat({"w": (F32, None)}, prefix="a.b")]
     with pytest.raises(MismatchError):
         update_for(None, clash)
@@ -87,10 +88,10 @@ def test_what_another_program_wrote_stays() -> None:
         "arrays": [{"path": "a/w", "shape": [2], "dtype": "float32", "extra": 1}],
     }
     update = update_for(written(old), [flat({"w": (F32, None)}, prefix="model")])
-    settled = json.loads(update.settled)
-    assert settled["arrays"] == old["arrays"]
-    assert settled["note"] == old["note"]
-    assert settled["version"] == "2.0"
+    moved = json.loads(update.moved)
+    assert moved["arrays"] == old["arrays"]
+    assert moved["note"] == old["note"]
+    assert moved["version"] == "2.0"
     assert update.moves[0].cleared == ()
 
 
@@ -130,7 +131,7 @@ def test_an_unfinished_save_of_another_branch_stays_unfinished() -> None:
     promised = unfinished_update(update.moving)
     assert promised is not None
     assert promised.moves == (*unfinished.moves, *update.moves)
-    promised = unfinished_update(update.settled)
+    promised = unfinished_update(update.moved)
     assert promised is not None
     assert promised.moves == unfinished.moves
 
@@ -172,13 +173,13 @@ def test_neighbours_with_like_names_are_no_clash() -> None:
     names = ["w", "w-1", "w0", "W"]
     index = saved(*(flat({name: (F32, None)}, prefix=f"p{number}") for number, name in enumerate(names)))
     more = update_for(index, [flat({"p": (F32, None), "p00": (F32, None)})])
-    assert len(parse_leaves_index(more.settled).branches) == 5
+    assert len(parse_leaves_index(more.moved).branches) == 5
 
 
 def test_other_branches_of_another_program_that_meet_each_other_do_not_matter() -> None:
     old = {"format": "tensorstore", "arrays": [{"path": "a"}, {"path": "a/b"}, {"path": "a"}]}
     update = update_for(written(old), [flat({"w": (F32, None)}, prefix="p")])
-    assert json.loads(update.settled)["arrays"] == old["arrays"]
+    assert json.loads(update.moved)["arrays"] == old["arrays"]
 
 
 # --------------------------------------------------------------------------------------------------------------- damage
@@ -207,8 +208,8 @@ def test_a_branch_whose_record_is_damaged_is_not_replaced_in_silence() -> None:
     with pytest.raises(CorruptError, match="prefix 'a', which is to be replaced: the record is damaged"):
         update_for(index, [flat({"v": (F32, None)}, prefix="a")])
     # It is in nobody else's way.
-    settled = json.loads(update_for(index, [flat({"v": (F32, None)}, prefix="b")]).settled)
-    assert settled["treering"]["a"] == json.loads(index)["treering"]["a"]
+    moved = json.loads(update_for(index, [flat({"v": (F32, None)}, prefix="b")]).moved)
+    assert moved["treering"]["a"] == json.loads(index)["treering"]["a"]
 
 
 def test_a_branch_that_a_newer_version_wrote_is_not_replaced() -> None:
@@ -274,6 +275,6 @@ def test_rules_never_change_what_they_do_not_know() -> None:
     moving["note"] = {"a": [1]}
     promised = unfinished_update(written(moving))
     assert promised is not None
-    settled = json.loads(promised.settled)
-    assert settled["note"] == {"a": [1]}
-    assert encode_leaves_index(parse_leaves_index(written(settled))) == written(settled)
+    moved = json.loads(promised.moved)
+    assert moved["note"] == {"a": [1]}
+    assert encode_leaves_index(parse_leaves_index(written(moved))) == written(moved)

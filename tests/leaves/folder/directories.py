@@ -14,14 +14,11 @@ import pytest
 
 from tests import faults
 from treering._codec.zarr import ZarrArray, chunk_names, parse_zarray, zarray_bytes
-from treering._coordination.message_board import sweep_messages
 from treering._store.failures import DataFileMissingError
 from treering._store.leaves_folder import moves
-from treering._store.leaves_folder.commit import commit_pending
 from treering._store.leaves_folder.leaves_folder import LeavesFolder
-from treering._store.leaves_folder.moves import Move, Update
-from treering._store.leaves_folder.staged_files import JoinedLeaves
-from treering._store.leaves_folder.staged_leaves import StagedLeaves
+from treering._store.leaves_folder.open_leaves import MakeUpdate, Move, OlderAttempts, Update
+from treering._store.leaves_folder.staged_leaves import JoinedLeaves, StagedLeaves
 
 Staging = StagedLeaves
 Joined = JoinedLeaves
@@ -45,7 +42,7 @@ def encoded(branches: Mapping[str, Any]) -> bytes:
     return json.dumps({"branches": branches}).encode()
 
 
-def settled(index: bytes) -> bytes:
+def moved(index: bytes) -> bytes:
     """The index when everything is in its place."""
     branches = branches_of(index)
     return encoded(
@@ -60,11 +57,17 @@ def unfinished(index: bytes) -> Update | None:
         for branch in branches_of(index).values()
         if "moving" in branch
     )
-    return Update(moving=index, settled=settled(index), moves=moves) if moves else None
+    return Update(moving=index, moved=moved(index), moves=moves) if moves else None
 
 
-def stage(path: Path, attempt: str | None = None) -> StagedLeaves:
-    return StagedLeaves(path, unfinished, sweep_messages, attempt, ())
+def stage(path: Path, attempt: str | None = None, nbytes: int = 0) -> StagedLeaves:
+    return StagedLeaves(path, unfinished, attempt=attempt, nbytes=nbytes)
+
+
+def commit_pending(path: Path, update: Callable[[bytes | None], Update | None]) -> None:
+    """Change the index by a save that writes nothing."""
+    with stage(path) as saving:
+        saving.commit(b"", lambda index, _: update(index))
 
 
 def join(path: Path, attempt: str) -> JoinedLeaves:
@@ -104,13 +107,14 @@ def write(saving: StagedLeaves, tree: Tree) -> dict[str, list[str]]:
 
 def update_for(
     attempts: Mapping[str, tuple[str, Mapping[str, list[str]]]], dropped: Mapping[str, Iterable[str]] = {}
-) -> Callable[[bytes | None], Update]:
+) -> MakeUpdate:
     """Return what makes the index of those branches: prefix -> attempt and leaves.
 
     ``dropped``: saves without an index that go, with the folders of their leaves.
     """
 
-    def update(old: bytes | None) -> Update:
+    def update(old: bytes | None, older: OlderAttempts | None = None) -> Update:
+        assert older is None
         branches = branches_of(old)
         moves = []
         for prefix, (attempt, leaves) in attempts.items():
@@ -118,7 +122,7 @@ def update_for(
             moves.append(Move(attempt=attempt, cleared=tuple(cleared)))
             branches[prefix] = {"attempt": attempt, "leaves": dict(leaves), "moving": cleared}
         moving = encoded(branches)
-        return Update(moving=moving, settled=settled(moving), moves=tuple(moves), dropped=tuple(dropped))
+        return Update(moving=moving, moved=moved(moving), moves=tuple(moves), dropped=tuple(dropped))
 
     return update
 
@@ -137,12 +141,12 @@ def save(path: Path, tree: Tree, *, prefix: str = "", leave: bool = False) -> st
         leaves = write(saving, tree)
         record = json.dumps([time.time_ns(), prefix, leaves]).encode()
         if leave:
-            saving.leave(record)
+            saving.commit_unindexed(record, update_for({}))
         else:
 
-            def update(old: bytes | None) -> Update:
+            def update(old: bytes | None, older: OlderAttempts | None) -> Update | None:
                 replaced = {attempt: below for _, other, attempt, below in pending(path) if other == prefix}
-                return update_for({prefix: (saving.attempt, leaves)}, replaced)(old)
+                return update_for({prefix: (saving.attempt, leaves)}, replaced)(old, older)
 
             saving.commit(record, update)
     return saving.attempt
@@ -157,9 +161,11 @@ def take_up(path: Path) -> None:
             return None
         newest = {prefix: (attempt, leaves) for _, prefix, attempt, leaves in found}
         kept = {attempt for attempt, _ in newest.values()}
-        return update_for(newest, {attempt: leaves for _, _, attempt, leaves in found if attempt not in kept})(old)
+        return update_for(newest, {attempt: leaves for _, _, attempt, leaves in found if attempt not in kept})(
+            old, None
+        )
 
-    commit_pending(path, unfinished, update)
+    commit_pending(path, update)
 
 
 def load(path: Path, prefix: str = "") -> dict[str, bytes] | None:

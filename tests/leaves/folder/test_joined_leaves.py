@@ -22,6 +22,7 @@ from tests.leaves.folder.directories import (
     update_for,
 )
 from tests.store.platforms import without_syncfs
+from treering._leaves.commit import begin_save
 from treering.errors import ExistsError, NotFoundError, StoreError
 
 ATTEMPT = "0123456789abcdef"
@@ -33,12 +34,10 @@ def staged(path: Path) -> Path:
     return path / ".treering" / ATTEMPT / "leaves"
 
 
-def commit(leader: directories.Staging, *, expect: bool = True) -> None:
+def commit(leader: directories.Staging) -> None:
     """Commit ``NEW``, of which the leader has written the ``.zarray`` and another one the chunks."""
     leader.write_small("layer/w", [(".zarray", array_text(ATTEMPT, NEW["layer/w"]))])
     leader.make_durable()
-    if expect:
-        leader.expect("layer/w", ["0", "1"])
     leader.commit(b"{}", update_for({"": (ATTEMPT, {"layer/w": ["0", "1"]})}))
 
 
@@ -85,7 +84,6 @@ def test_places_of_what_others_write_are_looked_at(tmp_path: Path) -> None:
     with stage(tmp_path, ATTEMPT) as leader, join(tmp_path, ATTEMPT) as joined:
         leader.write_small("c", [(".zarray", array_text(ATTEMPT, b"abcd"))])
         leader.make_durable()
-        leader.expect("c", ["0"])
         (tmp_path / "c").mkdir()
         (tmp_path / "c" / "0").write_bytes(b"mine")
         joined.write_small("c", [("0", b"abcd")])
@@ -94,27 +92,29 @@ def test_places_of_what_others_write_are_looked_at(tmp_path: Path) -> None:
     assert (tmp_path / "c" / "0").read_bytes() == b"mine"
 
 
-def test_withdrawing_removes_what_this_process_wrote(tmp_path: Path) -> None:
+def test_rolling_back_removes_what_this_process_wrote(tmp_path: Path) -> None:
     with stage(tmp_path, ATTEMPT) as leader, join(tmp_path, ATTEMPT) as joined:
         leader.write_small("layer/w", [(".zarray", b"{}")])
         write(joined)
-        joined.withdraw()
+        joined.roll_back()
+        leader.roll_back()
         assert sorted(entry.name for entry in (staged(tmp_path) / "layer" / "w").iterdir()) == [".zarray"]
-        joined.withdraw()
+        joined.roll_back()
     assert everything(tmp_path) == []
 
 
-def test_withdrawing_after_everything_was_removed(tmp_path: Path) -> None:
+def test_rolling_back_after_everything_was_removed(tmp_path: Path) -> None:
     with stage(tmp_path, ATTEMPT) as leader, join(tmp_path, ATTEMPT) as joined:
         write(joined)
+        leader.roll_back()
         leader.close()
-        joined.withdraw()
+        joined.roll_back()
         with pytest.raises(StoreError, match="was removed while it was written"):
             joined.make_durable()
     assert not staged(tmp_path).exists()
 
 
-def test_an_abandoned_save_is_left_to_the_next_one(tmp_path: Path) -> None:
+def test_a_save_that_is_not_rolled_back_is_left_to_the_next_one(tmp_path: Path) -> None:
     """It has no lock and no record, others may go on writing, and the next saver sweeps it."""
     save(tmp_path, OLD)
     leader = stage(tmp_path, ATTEMPT)
@@ -123,8 +123,8 @@ def test_an_abandoned_save_is_left_to_the_next_one(tmp_path: Path) -> None:
         leader.write_small("layer/w", [(".zarray", array_text(ATTEMPT, NEW["layer/w"]))])
         leader.make_durable()
         with pytest.raises(ZeroDivisionError):
-            leader.commit(b"{}", lambda _: 1 / 0)  # type: ignore[arg-type, return-value]
-        leader.abandon()
+            leader.commit(b"{}", lambda *_: 1 / 0)  # type: ignore[arg-type]
+        leader.close()
         joined.write_small("late", [("0", b"abcd")])
         assert staged(tmp_path).exists()
         assert not (staged(tmp_path).parent / "record.json").exists()
@@ -133,12 +133,12 @@ def test_an_abandoned_save_is_left_to_the_next_one(tmp_path: Path) -> None:
     assert everything(tmp_path) == expected({"": NEW})
 
 
-def test_abandoning_what_was_committed_changes_nothing(tmp_path: Path) -> None:
+def test_closing_what_was_committed_changes_nothing(tmp_path: Path) -> None:
     leader = stage(tmp_path, ATTEMPT)
     with join(tmp_path, ATTEMPT) as joined:
         write(joined)
     commit(leader)
-    leader.abandon()
+    leader.close()
     assert load(tmp_path) == NEW
     assert everything(tmp_path, records=True) == sorted([*expected({"": NEW}), f".treering/{ATTEMPT}/record.json"])
 
@@ -174,13 +174,15 @@ def test_notes_of_the_dead_are_swept_and_those_of_the_living_stay(tmp_path: Path
     gone = [f".treering-{dead}-part-00001", f".treering-{dead}-verdict", ".treering-waiting-00004"]
     for name in (*kept, *mine, *gone):
         (tmp_path / name).write_bytes(b"{}")
-    with stage(tmp_path, alive):
+    with begin_save(tmp_path, alive) as other:
         (tmp_path / gone[0]).write_bytes(b"{}")
         (tmp_path / kept[0]).write_bytes(b"{}")
         (tmp_path / kept[1]).write_bytes(b"{}")
-        with stage(tmp_path, own) as leader:
+        with begin_save(tmp_path, own) as leader:
             assert set(kept) <= {entry.name for entry in tmp_path.iterdir()}
             assert leader.store.find(kept[1]) is not None
+            leader.roll_back()
+        other.roll_back()
     assert {entry.name for entry in tmp_path.iterdir()} == {*kept, *mine}
 
 
@@ -196,6 +198,6 @@ def test_notes_are_not_what_a_folder_holds(tmp_path: Path) -> None:
 def test_a_note_that_is_a_folder_or_a_link_is_not_ours(tmp_path: Path) -> None:
     (tmp_path / ".treering-waiting-00001").mkdir()
     (tmp_path / ".treering-waiting-00002").symlink_to("elsewhere")
-    save(tmp_path, NEW)
+    begin_save(tmp_path).close()
     assert (tmp_path / ".treering-waiting-00001").is_dir()
     assert (tmp_path / ".treering-waiting-00002").is_symlink()

@@ -16,26 +16,26 @@ from tests import faults
 from tests.leaves.folder.directories import (
     INDEX,
     branches_of,
+    commit_pending,
     everything,
     expected,
     fail_moves,
     load,
     save,
     stage,
-    unfinished,
     write,
 )
 from tests.store.platforms import without_dir_fd
 from treering._store.failures import DataFileMissingError, LinkRefusedError
-from treering._store.leaves_folder.commit import commit_pending
 from treering._store.leaves_folder.leaves_folder import LeavesFolder
-from treering._store.leaves_folder.moves import Update
-from treering._store.leaves_folder.staged_files import sync_folders, sync_written
+from treering._store.leaves_folder.moves import sync_folders, sync_written
+from treering._store.leaves_folder.open_leaves import Update
 from treering._store.posix import descriptors
 from treering._store.posix.folder import Folder
 from treering._store.posix.folder_tree import FolderTree
 from treering._values.leaves_names import attempt_folder
 from treering.errors import CorruptError, NotDirectoryError, NotFoundError, StoreError
+from treering.leaves import index_leaves
 
 ATTEMPT = "0123456789abcdef"
 
@@ -202,14 +202,14 @@ def test_nothing_or_a_file_at_the_path(tmp_path: Path) -> None:
     with pytest.raises(NotDirectoryError):
         LeavesFolder(tmp_path / "file")
     with pytest.raises(NotFoundError):
-        commit_pending(tmp_path / "nothing", unfinished, lambda index: None)
+        index_leaves(tmp_path / "nothing")
     assert not (tmp_path / "nothing").exists()
 
 
 def test_a_change_that_is_none_changes_nothing(tmp_path: Path) -> None:
     put(tmp_path, "notes.txt", b"")
     seen: list[bytes | None] = []
-    commit_pending(tmp_path, unfinished, seen.append)
+    commit_pending(tmp_path, seen.append)
     assert seen == [None]
     assert [entry.name for entry in tmp_path.iterdir()] == ["notes.txt"]
 
@@ -225,7 +225,7 @@ def test_a_dead_move_is_finished_before_anything_is_asked(tmp_path: Path, monkey
     with LeavesFolder(tmp_path) as directory:
         assert content(directory, "a", "0", moving["attempt"]) == b"new"
     seen: list[bytes | None] = []
-    commit_pending(tmp_path, unfinished, seen.append)
+    commit_pending(tmp_path, seen.append)
     assert "moving" not in branches_of(seen[0])[""]
     assert (tmp_path / INDEX).read_bytes() == seen[0]
     assert sorted(entry.name for entry in tmp_path.iterdir()) == [".treering", "a", "c", INDEX]
@@ -238,13 +238,13 @@ def test_ending_a_dead_move_is_no_commit(tmp_path: Path, monkeypatch: pytest.Mon
         with pytest.raises(ZeroDivisionError):
             save(tmp_path, {"a": b"new"})
 
-    def refuse(index: bytes | None) -> Update:
+    def refuse(index: bytes | None, _: object) -> Update:
         raise KeyError(index)
 
     with stage(tmp_path) as saving:
         write(saving, {"b": b"1"})
         with pytest.raises(KeyError):
-            saving.commit(b"", refuse)
+            saving.commit(b"{}", refuse)
     assert load(tmp_path) == {"a": b"new"}
     assert everything(tmp_path) == expected({"": {"a": b"new"}})
     assert saving.attempt not in [entry.name for entry in (tmp_path / ".treering").iterdir()]
@@ -383,7 +383,7 @@ def test_what_was_written_is_synced_and_the_way_to_it(
         os, "fsync", lambda descriptor: synced.append(str(Path(f"/proc/self/fd/{descriptor}").readlink()))
     )
     monkeypatch.setattr(descriptors, "sync_file_system", lambda descriptor: whole)
-    sync_written(*folder_and_tree, ("a", "b"), {("c",): ["0"]})
+    sync_written(*folder_and_tree, ("a", "b"), [(("c",), ["0"])])
     below = ["", "/a", "/a/b", "/a/b/c", "/a/b/c/0"]
     assert sorted(synced) == ([] if whole else [f"{tmp_path}{name}" for name in below])
 

@@ -152,13 +152,13 @@ class TestEverywhere:
         save(tmp_path, OLD)
         before = everything(tmp_path, records=True)
 
-        def fail(old: bytes | None) -> None:
+        def fail(old: bytes | None, _: object) -> None:
             raise KeyError(old)
 
         with stage(tmp_path) as saving:
             write(saving, NEW)
             with pytest.raises(KeyError):
-                saving.commit(b"", fail)  # type: ignore[arg-type]
+                saving.commit(b"{}", fail)
         assert everything(tmp_path, records=True) == before
         assert load(tmp_path) == OLD
 
@@ -288,7 +288,7 @@ def test_a_failing_sync_is_a_failed_save_and_not_asked_again(
         leaves = write(saving, NEW)
         monkeypatch.setattr(os, "fsync", fail) if portable else platforms.before_syncfs(monkeypatch, fail)
         with pytest.raises(StoreError) as caught:
-            saving.commit(b"", update_for({"": (saving.attempt, leaves)}))
+            saving.commit(b"{}", update_for({"": (saving.attempt, leaves)}))
     assert (caught.value.errno, caught.value.filename, len(calls)) == (errno.EIO, str(tmp_path), 1)
     assert everything(tmp_path, records=True) == before
     assert load(tmp_path) == OLD
@@ -310,22 +310,22 @@ def test_many_files_are_synced_one_by_one_where_there_is_no_syncfs(
     with stage(tmp_path) as saving:
         leaves = write(saving, tree)
         staged = str(tmp_path / ".treering" / saving.attempt / "leaves" / "a")
-        saving.commit(b"", update_for({"": (saving.attempt, leaves)}))
+        saving.commit(b"{}", update_for({"": (saving.attempt, leaves)}))
     assert {f"{staged}/{number}{name}" for number in range(40) for name in ("", "/0", "/.zarray")} <= set(synced)
 
 
 def test_the_disk_is_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     save(tmp_path, OLD)
     before = everything(tmp_path, records=True)
-    with stage(tmp_path) as saving, pytest.raises(StoreError, match="are needed") as caught:
-        saving.require_space(1 << 60)
+    with pytest.raises(StoreError, match="are needed") as caught:
+        stage(tmp_path, nbytes=1 << 60)
     assert caught.value.errno == errno.ENOSPC
     with stage(tmp_path) as saving, monkeypatch.context() as patch:
         faults.fail(patch, os, "write", errno.ENOSPC)
         for add in (
             lambda: saving.write_small("a", [("0", b"1")]),
             lambda: saving.write_file("b", "0", [b"1"], 1),
-            lambda: saving.leave(b"record"),
+            lambda: saving.commit_unindexed(b"record", update_for({})),
         ):
             with pytest.raises(StoreError, match="free some space; the path is unchanged") as caught:
                 add()
@@ -380,12 +380,12 @@ def test_others_are_waited_for_but_not_for_ever(tmp_path: Path, monkeypatch: pyt
             leaves = write(saving, {"m/a": b"1"})
             change = update_for({"m": (saving.attempt, leaves)})
 
-            def update(old: bytes | None) -> object:
+            def update(old: bytes | None, left: object) -> object:
                 entered.set()
                 go_on.wait()
-                return change(old)
+                return change(old, None)
 
-            saving.commit(b"", update)  # type: ignore[arg-type]
+            saving.commit(b"{}", update)  # type: ignore[arg-type]
 
     thread = threading.Thread(target=hold)
     thread.start()
@@ -407,7 +407,7 @@ def test_a_directory_that_was_moved_away(tmp_path: Path) -> None:
         leaves = write(saving, NEW)
         (tmp_path / "a").rename(tmp_path / "b")
         with pytest.raises(BusyError, match="moved or removed"):
-            saving.commit(b"", update_for({"": (saving.attempt, leaves)}))
+            saving.commit(b"{}", update_for({"": (saving.attempt, leaves)}))
     assert load(tmp_path / "b") == OLD
     assert names(tmp_path) == ["b"]
 
@@ -517,7 +517,7 @@ def test_a_manager_writes_by_itself(tmp_path: Path) -> None:
     update = update_for({"": (saving.attempt, {"a/b": ["0", "1"]})})
 
     def end() -> None:
-        saving.commit(b"", update)
+        saving.commit(b"{}", update)
         saving.close()
 
     thread = threading.Thread(target=end)
@@ -525,7 +525,7 @@ def test_a_manager_writes_by_itself(tmp_path: Path) -> None:
     thread.join()
     assert load(tmp_path) == {"a/b": b"12345"}
     with pytest.raises(RuntimeError, match="has ended"):
-        saving.require_space(1)
+        saving.write_small("a/b", [("0", b"1")])
 
 
 def test_few_system_calls_for_a_small_leaf(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -543,7 +543,7 @@ def test_few_system_calls_for_a_small_leaf(tmp_path: Path, monkeypatch: pytest.M
         for number in range(1, 11):
             saving.write_small(f"a/{number}", [(".zarray", b"{}"), ("0", b"1")])
         assert calls == ["mkdir", "open", "open", "write", "write", "close", "close"] * 10
-        saving.commit(b"", update_for({"": (saving.attempt, {})}))
+        saving.commit(b"{}", update_for({"": (saving.attempt, {})}))
     with open_leaves(tmp_path) as directory:
         directory.open("a/0", ".zarray", None).close()
         calls.clear()

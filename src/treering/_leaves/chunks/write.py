@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import operator
 import sys
 import threading
 from array import array
@@ -78,17 +79,14 @@ class WrittenLeaf:
     """The boxes in which it lies in memory."""
     numbers: Sequence[int]
     """Which of its chunks this process writes, ascending."""
+    nbytes: int
+    """Bytes of those chunks, before any compressor."""
     head: Sequence[tuple[str, bytes]]
     """Its ``.zarray`` as a file, if this process writes that."""
     sizes: Sequence[int] = ()
     """Bytes of those chunk files, if they are compressed."""
     checksums: array[int] = dataclasses.field(default_factory=lambda: array("Q"))
     """Those of all blocks of those chunk files."""
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of the chunks that this process writes, before any compressor."""
-        return len(self.numbers) * self.form.chunk
 
 
 def write_leaves(
@@ -132,7 +130,8 @@ def write_leaves(
         numbers = range(form.count) if chunks is None else chunks.get(number, ())
         if not (numbers or headed):
             continue
-        leaf = WrittenLeaf(folder, form, sources, numbers, ((ZARRAY, form.document),) if headed else ())
+        head = ((ZARRAY, form.document),) if headed else ()
+        leaf = WrittenLeaf(folder, form, sources, numbers, len(numbers) * form.chunk, head)
         every.append(leaf)
         total += leaf.nbytes
         (small if leaf.nbytes <= _SMALL_BYTES else large).append(leaf)
@@ -148,7 +147,7 @@ def write_leaves(
 
 
 def _plan_small(staged: LeafWriter, leaves: Sequence[WrittenLeaf]) -> Work:
-    runs = list(split_by_bytes(leaves, lambda leaf: leaf.nbytes, sys.maxsize, longest=_TOGETHER))
+    runs = list(split_by_bytes(leaves, operator.attrgetter("nbytes"), sys.maxsize, longest=_TOGETHER))
     jobs: deque[Job] = deque(functools.partial(_write_small, staged, some) for some, _ in runs)
     return Work(jobs, sum(nbytes for _, nbytes in runs))
 

@@ -23,8 +23,7 @@ from treering._format.index import MAX_LEVELS, LeafType, OpaqueLeaf
 from treering._format.leaf_values import check_shape
 from treering._format.structure import Nested, flatten_nested
 from treering._leaves.documents.index import LEAVES_INDEX, Entry
-from treering._leaves.documents.paths import parts_of_folder
-from treering._leaves.documents.record import ChunkLayout, LeavesRecord, OpenBranch, arrays_of
+from treering._leaves.documents.record import ChunkLayout, LeavesRecord, OpenBranch, arrays_of, parts_of_folder
 from treering._store.failures import DataFileMissingError, naming_file
 from treering._store.leaves_folder.open_leaves import OpenLeaves
 from treering._values.human import pluralize

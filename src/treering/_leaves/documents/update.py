@@ -9,10 +9,8 @@ import secrets
 from collections.abc import Mapping, Sequence
 
 from treering._leaves.documents import index as leaves_index
-from treering._leaves.documents.paths import find_overlap
-from treering._leaves.documents.record import LeavesRecord, attempt_of, encode_record, parse_record
-from treering._store.leaves_folder.moves import Move, Update
-from treering._store.leaves_folder.open_leaves import LeftFiles
+from treering._leaves.documents.record import LeavesRecord, attempt_of, encode_record, find_overlap, parse_record
+from treering._store.leaves_folder.open_leaves import Move, OlderAttempts, Update
 from treering.errors import CorruptError, FormatError, MismatchError, TreeringError, UnsupportedError
 
 
@@ -69,17 +67,17 @@ def update_for(
             moving=moving,
         )
         moves.append(Move(attempt=record.attempt, cleared=moving))
-    _check_apart(records, others)
+    _check_disjoint(records, others)
     first, second = leaves_index.encode_steps(dataclasses.replace(index, branches=branches), saved)
-    return Update(moving=first, settled=second, moves=tuple(moves), dropped=tuple(dropped))
+    return Update(moving=first, moved=second, moves=tuple(moves), dropped=tuple(dropped))
 
 
 def update_in_attempts(
     old: bytes | None,
     records: Sequence[LeavesRecord],
-    remains: LeftFiles,
+    older: OlderAttempts,
     *,
-    left: Sequence[LeavesRecord] = (),
+    later: Sequence[LeavesRecord] = (),
     last: str | None = None,
 ) -> Update:
     """Return the index that a save of branches makes where its files stay in the folder of its attempt.
@@ -90,8 +88,8 @@ def update_in_attempts(
     Args:
         old: the present index.
         records: of different prefixes.
-        remains: what older attempts have there.
-        left: saves that are not to be listed yet.
+        older: what older attempts have there.
+        later: saves that are not to be listed yet.
         last: the attempt that changes the index and has no save of its own, by which it is known that it did.
 
     Raises:
@@ -101,30 +99,30 @@ def update_in_attempts(
     saved = {record.prefix: record.attempt for record in records}
     others = {prefix: branch for prefix, branch in index.branches.items() if prefix not in saved}
     waiting = read_unindexed(index)
-    _check_apart(records, {prefix: _folders(branch) for prefix, branch in others.items()})
+    _check_disjoint(records, {prefix: _folders(branch) for prefix, branch in others.items()})
     for record, other in itertools.product(records, waiting):
         if other.prefix not in saved:
-            require_apart(record, other.prefix, other.folders, " that was saved without an index")
+            require_disjoint(record, other.prefix, other.folders, " that was saved without an index")
     # What is gone already waits no more.
-    branches = {prefix: _replace_superseded(branch, branch.superseded, remains) for prefix, branch in others.items()}
+    branches = {prefix: _replace_superseded(branch, branch.superseded, older) for prefix, branch in others.items()}
     for record in records:
         gone = [other.attempt for other in waiting if other.prefix == record.prefix and other.attempt != record.attempt]
-        branches[record.prefix] = _branch_in_attempt(record, index.branches.get(record.prefix), gone, remains)
+        branches[record.prefix] = _branch_in_attempt(record, index.branches.get(record.prefix), gone, older)
     taken = {other.attempt for other in waiting if other.prefix in saved}
-    unindexed = [*(one for one in index.unindexed if attempt_of(one) not in taken), *map(encode_record, left)]
+    unindexed = [*(one for one in index.unindexed if attempt_of(one) not in taken), *map(encode_record, later)]
     document = {**index.document, "nonce": secrets.token_hex(16), **({"last attempt": last} if last else {})}
     new = leaves_index.LeavesIndex(branches=branches, document=document, unindexed=unindexed)
     data = leaves_index.encode_leaves_index(new)
     superseded = itertools.chain.from_iterable(each.superseded for each in branches.values())
-    dropped = [one.attempt for one in superseded if one.since + remains.grace <= remains.now]
+    dropped = [one.attempt for one in superseded if one.since + older.grace <= older.now]
     named = (*unindexed, *(each.record for each in branches.values() if each.record is not None))
     live = {attempt_of(one) for one in named}
     if None in live or not live.isdisjoint(dropped):
         dropped = []  # something in the index is damaged: nothing is removed on its word
-    return Update(moving=data, settled=data, moves=(), dropped=tuple(dropped))
+    return Update(moving=data, moved=data, moves=(), dropped=tuple(dropped))
 
 
-def index_unindexed(old: bytes | None, remains: LeftFiles, last: str) -> Update:
+def index_unindexed(old: bytes | None, older: OlderAttempts, last: str) -> Update:
     """Return the index in a bucket that lists, of each prefix, the newest save that was to be listed later.
 
     Raises:
@@ -132,7 +130,7 @@ def index_unindexed(old: bytes | None, remains: LeftFiles, last: str) -> Update:
     """
     waiting = read_unindexed(leaves_index.parse_leaves_index(old or b""))
     newest = {record.prefix: record for record in waiting}
-    return update_in_attempts(old, list(newest.values()), remains, last=last)
+    return update_in_attempts(old, list(newest.values()), older, last=last)
 
 
 def read_unindexed(index: leaves_index.LeavesIndex) -> list[LeavesRecord]:
@@ -145,7 +143,7 @@ def read_unindexed(index: leaves_index.LeavesIndex) -> list[LeavesRecord]:
 
 
 def _branch_in_attempt(
-    record: LeavesRecord, before: leaves_index.IndexBranch | None, gone: Sequence[str], remains: LeftFiles
+    record: LeavesRecord, before: leaves_index.IndexBranch | None, gone: Sequence[str], older: OlderAttempts
 ) -> leaves_index.IndexBranch:
     """Return the branch of a save whose files stay in the folder of its attempt.
 
@@ -153,7 +151,7 @@ def _branch_in_attempt(
         record: of the save.
         before: the branch that it replaces.
         gone: other attempts that it replaces.
-        remains: what older attempts have there.
+        older: what older attempts have there.
 
     Raises:
         CorruptError, FormatError: the branch that it replaces is damaged or newer.
@@ -163,7 +161,7 @@ def _branch_in_attempt(
         _folders(before, replaced=True)  # what is damaged or newer is not replaced
         superseded += before.superseded
         gone = [*filter(None, [attempt_of(before.record or b"")]), *gone]
-    superseded += [leaves_index.SupersededSave(attempt, remains.now) for attempt in gone]
+    superseded += [leaves_index.SupersededSave(attempt, older.now) for attempt in gone]
     branch = leaves_index.IndexBranch(
         prefix=record.prefix,
         entries=[leaves_index.Entry(node["path"], node) for node in leaves_index.entries_of(record, stays=True)],
@@ -171,27 +169,27 @@ def _branch_in_attempt(
         moving=None,
         stays=True,
     )
-    return _replace_superseded(branch, superseded, remains)
+    return _replace_superseded(branch, superseded, older)
 
 
 def _replace_superseded(
-    branch: leaves_index.IndexBranch, superseded: Sequence[leaves_index.SupersededSave], remains: LeftFiles
+    branch: leaves_index.IndexBranch, superseded: Sequence[leaves_index.SupersededSave], older: OlderAttempts
 ) -> leaves_index.IndexBranch:
-    kept = tuple(one for one in superseded if one.attempt in remains.attempts)
+    kept = tuple(one for one in superseded if one.attempt in older.attempts)
     return dataclasses.replace(branch, superseded=kept)
 
 
-def _check_apart(records: Sequence[LeavesRecord], others: Mapping[str | None, Sequence[str]]) -> None:
+def _check_disjoint(records: Sequence[LeavesRecord], others: Mapping[str | None, Sequence[str]]) -> None:
     """Require that no leaf lies in, around, or instead of another branch's leaf."""
     folders: dict[str | None, Sequence[str]] = {record.prefix: record.folders for record in records}
     folders |= others
     for record in records:
         for prefix, there in folders.items():
             if prefix != record.prefix:
-                require_apart(record, prefix, there)
+                require_disjoint(record, prefix, there)
 
 
-def require_apart(record: LeavesRecord, prefix: str | None, folders: Sequence[str], which: str = "") -> None:
+def require_disjoint(record: LeavesRecord, prefix: str | None, folders: Sequence[str], which: str = "") -> None:
     """Refuse leaves in, around, or instead of those of another prefix: no index could list both.
 
     Args:
@@ -268,5 +266,5 @@ def unfinished_update(index: bytes) -> Update | None:
             branches[prefix] = dataclasses.replace(branch, moving=None)
     if not moves:
         return None
-    settled = leaves_index.encode_leaves_index(dataclasses.replace(found, branches=branches))
-    return Update(moving=index, settled=settled, moves=tuple(moves))
+    moved = leaves_index.encode_leaves_index(dataclasses.replace(found, branches=branches))
+    return Update(moving=index, moved=moved, moves=tuple(moves))

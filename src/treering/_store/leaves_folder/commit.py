@@ -1,5 +1,6 @@
 """A leaves directory while one saver has it to itself: dead saves are finished first, then an index is changed.
 
+The folder of each attempt under ``.treering`` is locked while its saver lives, and swept when that one is dead.
 ``docs/design/store.md`` says why each step is where it is.
 """
 
@@ -8,21 +9,142 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import secrets
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Callable, Collection, Sequence
 from typing import Self
 
 from treering._codec.key_document import find_attempts
-from treering._store.failures import naming, with_errno
-from treering._store.leaves_folder import attempts, moves
-from treering._store.leaves_folder.leaves_folder import index_bytes
-from treering._store.leaves_folder.staged_files import sync_folders
-from treering._store.posix.folder import Folder, FolderLock, resolved_folder
-from treering._store.posix.folder_tree import FOLDER, FolderTree, Parts
+from treering._store.failures import LinkRefusedError, with_errno
+from treering._store.leaves_folder import moves
+from treering._store.leaves_folder.leaves_folder import AS_FOLDER, index_bytes, list_attempts
+from treering._store.leaves_folder.open_leaves import Unfinished, Update
+from treering._store.pieces import write_all
+from treering._store.posix import descriptors
+from treering._store.posix.folder import Folder, FolderLock
+from treering._store.posix.folder_tree import FolderTree, Parts
+from treering._store.posix.open_descriptor import OpenDescriptor
 from treering._values import leaves_names, timing
 from treering._values.checkpoint_names import LOCK_FILE
+from treering._values.leaves_names import ATTEMPTS, RECORD, attempt_folder
 from treering.errors import BusyError, StoreError
+
+_TRIES = 20
+
+
+class AttemptFolder:
+    """The folder of an attempt that this process has made and holds the lock of.
+
+    Attributes:
+        attempt: 16 hexadecimal digits, different for each save.
+        parts: where it is.
+        kept: an index names it, or it waits for one: `end` leaves it there.
+    """
+
+    def __init__(self, tree: FolderTree, attempt: str | None = None) -> None:
+        """Make it, for an attempt that is known to others already, or for a new random one.
+
+        Raises:
+            LinkRefusedError: ``.treering`` is a link.
+            OSError: the system refused; ENOENT when a saver that failed removed the directory meanwhile.
+        """
+        self._tree = tree
+        self._opened: OpenDescriptor | None = None
+        self.kept = False
+        for _ in range(_TRIES):
+            self.attempt = attempt or secrets.token_hex(8)
+            self.parts = attempt_folder(self.attempt)
+            try:
+                tree.make(self.parts)
+                if self._lock():
+                    return
+            except BaseException:  # an interrupt too: nothing half made stays; raised again below
+                self.end()
+                raise
+            # A sweeper met it between its making and its lock, and took it for a leftover.
+            self.end()
+        raise OSError(errno.EAGAIN, "other processes keep removing its staged files")
+
+    def write(self, name: str, data: bytes, old: os.stat_result | None = None) -> None:
+        """Make a file in it, durable but for its name, with the rights of the file that it will replace, if any.
+
+        Raises:
+            OSError: the system refused.
+        """
+        self._tree.remove(self.parts, name)
+        with self._tree.create(self.parts, name) as opened:
+            if old is not None:
+                descriptors.take_over(opened.number, old)
+            write_all(opened.number, memoryview(data))
+            descriptors.sync(opened.number)
+
+    def end(self) -> None:
+        """Let go of it. Unless it is kept it is removed, as far as that goes; so is ``.treering`` when it is empty."""
+        if not self.kept:
+            with contextlib.suppress(OSError, LinkRefusedError):  # what stays is swept by the next save
+                remove_attempt(self._tree, self.attempt)
+        if self._opened is not None:
+            with contextlib.suppress(OSError):
+                self._opened.close()
+        if not self.kept:
+            with contextlib.suppress(OSError, LinkRefusedError):
+                self._tree.remove_empty((ATTEMPTS,))
+
+    def _lock(self) -> bool:
+        """Lock it, and look whether it still is there."""
+        if descriptors.fcntl is None:  # Windows opens no folders, and sweeps nothing
+            return True
+        self._opened = self._tree.open((ATTEMPTS,), self.attempt, AS_FOLDER)
+        if self._opened.lock() is False:
+            return False
+        found = self._tree.find((ATTEMPTS,), self.attempt)
+        return found is not None and os.path.samestat(found, os.fstat(self._opened.number))
+
+
+def remove_attempt(tree: FolderTree, attempt: str) -> None:
+    """Remove the folder of an attempt: the record first, for what has none proves nothing.
+
+    Raises:
+        OSError: the system refused.
+    """
+    parts = attempt_folder(attempt)
+    with contextlib.suppress(PermissionError):  # it may be empty, as one made under a umask that leaves no rights
+        tree.remove(parts, RECORD)
+    if not tree.remove_empty(parts):
+        tree.remove_all(parts)
+
+
+def remove_if_dead(tree: FolderTree, attempt: str, *, spared: Callable[[Collection[str]], bool]) -> None:
+    """Remove the folder of an attempt that no index names, if its saver is dead.
+
+    What cannot be removed stays, and does not stand in the way of a save. Where the lock of a folder cannot be
+    asked for, whether a saver lives cannot be told, and nothing is removed.
+
+    Args:
+        tree: the directory.
+        attempt: the attempt.
+        spared: gets the names in that folder, and says whether somebody may need it yet.
+    """
+    with contextlib.suppress(OSError):
+        try:
+            opened = tree.open((ATTEMPTS,), attempt, AS_FOLDER)
+        except PermissionError:  # made under a umask that leaves no rights: then nothing is in it
+            tree.remove_empty(attempt_folder(attempt))
+            return
+        with opened:
+            if opened.lock() and not spared(tree.scan(attempt_folder(attempt))):
+                remove_attempt(tree, attempt)
+
+
+def sweep_unfinished(tree: FolderTree) -> None:
+    """Remove what died before it was durable, which nobody can need: else jobs that die again and again fill the disk.
+
+    Raises:
+        LinkRefusedError: ``.treering`` is a link.
+    """
+    with contextlib.suppress(OSError):
+        for attempt in list_attempts(tree):
+            remove_if_dead(tree, attempt, spared=lambda names: RECORD in names)
 
 
 class LeavesCommit:
@@ -36,9 +158,7 @@ class LeavesCommit:
 
     index: bytes | None
 
-    def __init__(
-        self, folder: Folder, tree: FolderTree, own: attempts.AttemptFolder, unfinished: moves.Unfinished, shown: str
-    ):
+    def __init__(self, folder: Folder, tree: FolderTree, own: AttemptFolder, unfinished: Unfinished, shown: str):
         self._folder = folder
         self._tree = tree
         self._own = own
@@ -64,44 +184,41 @@ class LeavesCommit:
         """Give the lock back. ``with contextlib.closing(commit), commit:`` does so whenever an interrupt comes."""
         self._lock.give_back()
 
-    def change(
-        self,
-        update: Callable[[bytes | None], moves.Update | None],
-        wanted: Callable[[moves.Update], Mapping[Parts, Sequence[str]]],
-    ) -> None:
+    def change(self, update: Callable[[bytes | None], Update | None]) -> None:
         """Change the index, and do what the change promises.
 
         Args:
             update: gets the present index; None leaves it as it is.
-            wanted: gives the files that would be moved, as names by folder.
 
         Raises:
-            ExistsError: something stands where they would go. Nothing has changed.
+            ExistsError: something stands where files would be moved to. Nothing has changed.
             StoreError: the new index is in place, and what the message says is not done.
             OSError: the system refused. Nothing has changed.
         """
         change = update(self.index)
         if change is None:
             return
-        going = moves.survey(self._tree, change.moves)
-        moves.TargetPaths(self._tree, going).require_free(wanted(change))
+        replaced = moves.survey(self._tree, change.moves)
+        for move in change.moves:
+            moves.require_free(self._tree, move.attempt, replaced)
         self._commit(change.moving)
         try:
-            self._finish(change, going)
+            self._finish(change, replaced)
         except OSError as error:
             hint = "the new content is in place: treering reads it, and the next save or index_leaves moves the rest"
             raise StoreError.of(error, self._shown, "move all files to their key paths in", hint=hint) from error
-        self._sweep(change.settled, change.dropped)
+        self._sweep(change.moved, change.dropped)
 
-    def move_unindexed(self, wanted: Mapping[Parts, Sequence[str]]) -> None:
-        """Move the own files to their key paths without an index, if nothing is there.
+    def move_unindexed(self) -> None:
+        """Move the own files to their key paths without an index.
 
         Raises:
+            ExistsError: something is in their way.
             LinkRefusedError: a folder on the way is a link.
             OSError: the system refused.
         """
-        if moves.TargetPaths(self._tree, moves.ReplacedFiles()).are_bare(wanted):
-            sync_folders(self._folder, self._tree, moves.move_staged(self._tree, self._own.attempt))
+        moves.require_free(self._tree, self._own.attempt, moves.ReplacedFiles())
+        moves.sync_folders(self._folder, self._tree, moves.move_staged(self._tree, self._own.attempt))
 
     def _take_lock(self) -> None:
         deadline = time.monotonic() + timing.current.directory_lock
@@ -121,38 +238,33 @@ class LeavesCommit:
         if change is None:
             self._take_up(index)
             return
-        self.index = change.settled
-        before = self._own.kept
-        try:
-            self._finish(change, moves.survey(self._tree, change.moves))
-        finally:
-            self._own.kept = before  # that index names the dead one's, not this save's
+        self.index = change.moved
+        self._finish(change, moves.survey(self._tree, change.moves))
 
-    def _finish(self, change: moves.Update, going: moves.ReplacedFiles) -> None:
+    def _finish(self, change: Update, replaced: moves.ReplacedFiles) -> None:
         """Clear, move, make that durable, and say so in the index."""
         into: set[Parts] = set()
-        moves.clear(self._tree, going)
+        moves.clear(self._tree, replaced)
         for move in change.moves:
-            if leaves_names.is_attempt(move.attempt):
-                into.update(moves.move_staged(self._tree, move.attempt))
-        sync_folders(self._folder, self._tree, into)
-        self._replace(self._prepared(change.settled))
+            into.update(moves.move_staged(self._tree, move.attempt))
+        moves.sync_folders(self._folder, self._tree, into)
+        self._replace(self._prepared(change.moved))
         self._tree.sync(())
-        self._take_up(change.settled)
+        self._take_up(change.moved)
 
     def _take_up(self, index: bytes) -> None:
         """What an index names waits for none: else a later save would leave it to be listed again."""
-        for attempt in find_attempts(index).intersection(attempts.list_attempts(self._tree)):
+        for attempt in find_attempts(index).intersection(list_attempts(self._tree)):
             self._tree.remove(leaves_names.attempt_folder(attempt), leaves_names.PENDING)
 
     def _commit(self, index: bytes) -> None:
         """Put the index there that sends readers to the staged files, and make it durable."""
         new = self._prepared(index)
-        self._own.kept = True  # until it is known that nothing was done
+        self._own.kept = named = self._own.attempt in find_attempts(index)  # until it is known that nothing was done
         try:
             self._replace(new)
         except OSError:
-            self._own.kept = self._is_index(new)
+            self._own.kept = named and self._is_index(new)
             raise
         try:
             self._tree.sync(())
@@ -182,13 +294,13 @@ class LeavesCommit:
         named = find_attempts(index)
         done = find_attempts(self.index or b"").union(dropped)
         with contextlib.suppress(OSError):  # the save is done; the next one sweeps
-            for attempt in attempts.list_attempts(self._tree):
+            for attempt in list_attempts(self._tree):
                 if attempt == self._own.attempt or attempt in named:
                     continue
                 if attempt in done:
-                    attempts.remove_attempt(self._tree, attempt)
+                    remove_attempt(self._tree, attempt)
                 else:
-                    attempts.remove_if_dead(self._tree, attempt, spared=self._is_spared)
+                    remove_if_dead(self._tree, attempt, spared=self._is_spared)
 
     def _is_spared(self, names: Collection[str]) -> bool:
         """Whether an attempt that no index names may be needed: it waits for one, or it is of an index that is lost."""
@@ -199,46 +311,3 @@ class LeavesCommit:
     def _busy(self, what: str, hint: str | None = None) -> BusyError:
         error = BusyError(f"could not write {self._shown!r}: {what}", hint=hint)
         return with_errno(error, errno.EBUSY, self._shown)
-
-
-def commit_pending(
-    path: Path, unfinished: moves.Unfinished, update: Callable[[bytes | None], moves.Update | None]
-) -> None:
-    """Make ``update(index)`` the index of the directory, and do the moves that it promises.
-
-    Moved attempts are no longer pending. A damaged index is handed to ``update`` as it is; it may make a new one.
-
-    Args:
-        path: the directory; it must be there.
-        unfinished: reads what an index promises that is not done.
-        update: gets the present index, None when there is none, while nobody else can change it; None as its answer
-            leaves everything as it is.
-
-    Raises:
-        NotFoundError: there is no such directory.
-        BusyError: others kept saving.
-        ExistsError: files that no index lists stand where staged ones would go.
-        LinkRefusedError: the index, or ``.treering``, is a link.
-        StoreError: the system refused.
-    """
-    shown = os.fspath(path)
-    with naming(shown, "write"), contextlib.ExitStack() as held:
-        folder = held.enter_context(Folder(resolved_folder(shown)))
-        tree = FolderTree(folder, shown)
-        held.callback(tree.close)
-        own = attempts.AttemptFolder(tree)
-        attempts.sweep_unfinished(tree)
-        held.callback(own.discard)
-        with contextlib.closing(LeavesCommit(folder, tree, own, unfinished, shown)) as saving, saving:
-            saving.change(update, lambda change: _list_staged(tree, change))
-
-
-def _list_staged(tree: FolderTree, change: moves.Update) -> Mapping[Parts, Sequence[str]]:
-    """Return all staged files of the attempts that are to be moved, as names by folder."""
-    found: dict[Parts, list[str]] = {}
-    for move in change.moves:
-        source = leaves_names.staged_leaves(move.attempt)
-        for here, kinds in tree.walk(source) if leaves_names.is_attempt(move.attempt) else ():
-            if names := [name for name, kind in kinds.items() if kind != FOLDER]:
-                found.setdefault(here[len(source) :], []).extend(names)
-    return found

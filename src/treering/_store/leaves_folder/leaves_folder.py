@@ -16,11 +16,10 @@ from typing import TypeVar
 
 from treering._codec.key_document import unindexed_attempts
 from treering._store.api import LARGEST_DOCUMENT
-from treering._store.failures import missing_error, naming, with_errno
-from treering._store.leaves_folder.attempts import has_saver, list_attempts
-from treering._store.leaves_folder.open_leaves import OpenLeaves
+from treering._store.failures import DataFileMissingError, missing_error, naming, with_errno
+from treering._store.leaves_folder.open_leaves import OpenLeaves, SmallFiles
 from treering._store.open_folder import shown_names
-from treering._store.posix import folder
+from treering._store.posix import descriptors, folder
 from treering._store.posix.folder import Folder, resolved_folder
 from treering._store.posix.folder_tree import FILE, FOLDER, FolderTree, Parts
 from treering._store.posix.reading import LocalFile
@@ -98,6 +97,16 @@ class LeavesFolder(OpenLeaves):
             attempt,
             lambda parts: read_small_files(self._tree, parts, files),
         )
+
+    def read_each(self, wanted: Sequence[SmallFiles]) -> list[list[bytes] | None]:
+        """Return what `read_small` does for each of several leaves; None where a file is missing."""
+        found: list[list[bytes] | None] = []
+        for one in wanted:
+            files = None
+            with contextlib.suppress(DataFileMissingError):
+                files = self.read_small(*one)
+            found.append(files)
+        return found
 
     def names(self, folder: str, attempt: str | None) -> list[str]:
         """Return all names in the folder of a leaf, of both places, sorted; none when it is in neither."""
@@ -184,7 +193,7 @@ def _staging(attempt: str) -> Parts:
 _DEEPEST = 2048
 _LOOKED_AT = 200
 # Names in a folder that make it a leaves directory of its own, or a group of arrays that another program has there.
-_OF_OTHERS = frozenset({leaves_names.INDEX, leaves_names.ATTEMPTS, ".zgroup"})
+_OTHER_ROOTS = frozenset({leaves_names.INDEX, leaves_names.ATTEMPTS, ".zgroup"})
 
 
 def _folders(tree: FolderTree) -> Iterator[Parts | None]:
@@ -196,7 +205,7 @@ def _folders(tree: FolderTree) -> Iterator[Parts | None]:
             found = tree.scan(here)
         except (FileNotFoundError, NotADirectoryError):  # it was removed meanwhile
             continue
-        if here and not _OF_OTHERS.isdisjoint(found):
+        if here and not _OTHER_ROOTS.isdisjoint(found):
             continue  # what is in it is not this directory's to list, nor to replace
         if found.get(leaves_names.ZARRAY) == FILE:
             yield here
@@ -225,6 +234,33 @@ def describe_folder(tree: FolderTree) -> str:
         return f"there are leaves directories in it: {shown_names(others)}"
     names = sorted(name for name in found if not is_message(name) and not is_message_folder(name))
     return f"it holds {shown_names(names)}" if names else "it is empty"
+
+
+def list_attempts(tree: FolderTree) -> list[str]:
+    """Return the attempts that have a folder.
+
+    Raises:
+        LinkRefusedError: ``.treering`` is a link.
+        OSError: the system refused.
+    """
+    try:
+        found = tree.scan((leaves_names.ATTEMPTS,))
+    except FileNotFoundError:
+        return []
+    return sorted(name for name, kind in found.items() if kind == FOLDER and leaves_names.is_attempt(name))
+
+
+def has_saver(tree: FolderTree, attempt: str) -> bool:
+    """Tell whether the saver of an attempt is at work; False where that cannot be told.
+
+    Raises:
+        FileNotFoundError: it ended meanwhile.
+        OSError: the system refused.
+    """
+    if descriptors.fcntl is None:
+        return False
+    with tree.open((leaves_names.ATTEMPTS,), attempt, AS_FOLDER) as opened:
+        return opened.lock() is False
 
 
 # Without waiting, should it be a pipe that nobody writes to; files ignore that flag.
@@ -265,7 +301,8 @@ def index_bytes(tree: FolderTree) -> bytes | None:
 
 _NO_LINK = getattr(os, "O_NOFOLLOW", 0)
 _READING_NO_LINK = _READING | _NO_LINK | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
-_FOLDER = os.O_RDONLY | getattr(os, "O_DIRECTORY", 0)
+AS_FOLDER = os.O_RDONLY | getattr(os, "O_DIRECTORY", 0)
+"""Flags with which a folder is opened."""
 
 
 def read_small_files(tree: FolderTree, parts: Parts, files: Sequence[tuple[str, int]]) -> list[bytes]:
@@ -290,7 +327,7 @@ def read_small_files(tree: FolderTree, parts: Parts, files: Sequence[tuple[str, 
         return found
     names = [name for name, _ in files]
     # Opened beside those that the tree keeps: nobody comes back to it.
-    with tree.open(parts[:-1], parts[-1], _FOLDER) as opened:
+    with tree.open(parts[:-1], parts[-1], AS_FOLDER) as opened:
         opener = functools.partial(os.open, dir_fd=opened.number)
         try:
             numbers = opened.open_each(opener, names, itertools.repeat(_READING_NO_LINK))

@@ -8,63 +8,25 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import errno
-import functools
+import os
 import stat
 import unicodedata
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import NoReturn, TypeAlias
+from collections import deque
+from collections.abc import Iterable
+from typing import NoReturn
 
 from treering._codec.zarr import number_of_chunk, parse_zarray
+from treering._store.crew import FirstError, work_together
 from treering._store.failures import LinkRefusedError, with_errno
+from treering._store.leaves_folder.open_leaves import Move
+from treering._store.posix import descriptors
+from treering._store.posix.folder import Folder
 from treering._store.posix.folder_tree import FILE, FOLDER, OTHER, FolderTree, Parts
 from treering._values.leaves_names import ATTEMPTS, ZARRAY, parts_of, staged_leaves
 from treering.errors import CorruptError, ExistsError, TreeringError
 
+_ABSENT = (FileNotFoundError, NotADirectoryError, LinkRefusedError)
 _OCCUPIED = frozenset({errno.ENOTEMPTY, errno.EEXIST, errno.EACCES, errno.EPERM})
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Move:
-    """One attempt's staged files on their way to their key paths.
-
-    Example:
-        >>> Move(attempt="0123456789abcdef", cleared=("layer/w",)).cleared
-        ('layer/w',)
-    """
-
-    attempt: str
-    """Whose staged files are moved: 16 hexadecimal digits."""
-    cleared: tuple[str, ...]
-    """Folders of leaves that this save replaces, below the directory, with ``/``. Those that are not there, that have a
-    link on their way, or that belong to the attempt itself are left alone."""
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Update:
-    """A new index for a leaves directory, in two steps, and what to do between them.
-
-    The first index is the commit: it sends readers to the staged files. Then old leaves are cleared, staged ones are
-    moved to their key paths, and the second index says so.
-
-    Example:
-        >>> move = Move(attempt="0123456789abcdef", cleared=())
-        >>> Update(moving=b"{1}", settled=b"{2}", moves=(move,)).dropped
-        ()
-    """
-
-    moving: bytes
-    """The index that is the commit: it names the attempts whose files are still staged, and what they clear."""
-    settled: bytes
-    """The index when everything is at its key path."""
-    moves: tuple[Move, ...]
-    """What ``moving`` promises."""
-    dropped: tuple[str, ...] = ()
-    """Saves without an index (`StagedLeaves.leave`) that this one replaces: their folders under ``.treering`` go. What
-    they have at their key paths has to be in some move's ``cleared``."""
-
-
-Unfinished: TypeAlias = Callable[[bytes], Update | None]
-"""Reads what an index promises that its saver did not do; None for nothing, and for an index that cannot be read."""
 
 
 def marker_of(zarray: bytes) -> str | None:
@@ -77,14 +39,19 @@ def marker_of(zarray: bytes) -> str | None:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class ReplacedFiles:
-    """What goes with the leaves that a save replaces."""
+    """What goes with the leaves that a save replaces, and what stays beside it."""
 
     files: dict[Parts, list[str]] = dataclasses.field(default_factory=dict)
     """Names of files by folder, in the order in which they go."""
-    found: dict[Parts, dict[str, str]] = dataclasses.field(default_factory=dict)
-    """Everything that is in those folders, and what it is."""
-    replaced: set[Parts] = dataclasses.field(default_factory=set)
+    folders: set[Parts] = dataclasses.field(default_factory=set)
     """The folders of the leaves themselves, whether something of them is there or not."""
+    staying: dict[Parts, dict[str, str]] = dataclasses.field(default_factory=dict)
+    """What stays in each folder that was looked at, and what it is; `clear` removes folders in which nothing stays."""
+
+    def emptied(self) -> list[Parts]:
+        """Return the folders that may be empty when the files are gone, the deepest first."""
+        ways = {parts[:count] for parts in self.folders.union(self.files) for count in range(1, len(parts) + 1)}
+        return sorted(ways, key=len, reverse=True)
 
 
 def survey(tree: FolderTree, moves: Iterable[Move]) -> ReplacedFiles:
@@ -96,24 +63,34 @@ def survey(tree: FolderTree, moves: Iterable[Move]) -> ReplacedFiles:
     Raises:
         OSError: the system refused.
     """
-    cleared = ReplacedFiles()
+    replaced = ReplacedFiles()
     for attempt, folder in [(move.attempt, folder) for move in moves for folder in move.cleared]:
-        try:
+        with contextlib.suppress(*_ABSENT, CorruptError):
             parts = parts_of(folder)
-            cleared.replaced.add(parts)
-            found = cleared.found[parts] = tree.scan(parts)
-            if found.get(ZARRAY) != FILE:
-                continue
-            text = tree.read_small(parts, ZARRAY)
-        except (FileNotFoundError, NotADirectoryError, LinkRefusedError, CorruptError):
-            continue
-        if marker_of(text) != attempt:
-            _survey_chunks(tree, parts, text, cleared)
-            cleared.files.setdefault(parts, []).append(ZARRAY)
-    return cleared
+            replaced.folders.add(parts)
+            found = replaced.staying[parts] = tree.scan(parts)
+            text = tree.read_small(parts, ZARRAY) if found.get(ZARRAY) == FILE else None
+            if text is not None and marker_of(text) != attempt:
+                _survey_chunks(tree, parts, text, replaced)
+                replaced.files.setdefault(parts, []).append(ZARRAY)
+    for parts, names in replaced.files.items():
+        for name in names:
+            del replaced.staying[parts][name]
+    for parts in replaced.emptied():
+        with contextlib.suppress(*_ABSENT):
+            above = _staying(tree, replaced, parts[:-1])
+            if above.get(parts[-1]) == FOLDER and not _staying(tree, replaced, parts):
+                del above[parts[-1]]
+    return replaced
 
 
-def _survey_chunks(tree: FolderTree, parts: Parts, zarray: bytes, cleared: ReplacedFiles) -> None:
+def _staying(tree: FolderTree, replaced: ReplacedFiles, parts: Parts) -> dict[str, str]:
+    if parts not in replaced.staying:
+        replaced.staying[parts] = tree.scan(parts)
+    return replaced.staying[parts]
+
+
+def _survey_chunks(tree: FolderTree, parts: Parts, zarray: bytes, replaced: ReplacedFiles) -> None:
     """Note the chunk files of one array, those in folders of their own too."""
     try:
         array = parse_zarray(zarray)
@@ -122,7 +99,7 @@ def _survey_chunks(tree: FolderTree, parts: Parts, zarray: bytes, cleared: Repla
     waiting = [parts]
     while waiting:
         here = waiting.pop()
-        found = cleared.found[here]
+        found = replaced.staying[here]
         start = "".join(f"{part}/" for part in here[len(parts) :])
         chunks = [
             name
@@ -130,25 +107,23 @@ def _survey_chunks(tree: FolderTree, parts: Parts, zarray: bytes, cleared: Repla
             if kind == FILE and array and number_of_chunk(array, start + name) is not None
         ]
         if chunks:
-            cleared.files[here] = chunks
+            replaced.files[here] = chunks
         for name, kind in found.items():
             if kind == FOLDER and name.isdecimal():
-                cleared.found[(*here, name)] = tree.scan((*here, name))
+                replaced.staying[(*here, name)] = tree.scan((*here, name))
                 waiting.append((*here, name))
 
 
-def clear(tree: FolderTree, cleared: ReplacedFiles) -> None:
+def clear(tree: FolderTree, replaced: ReplacedFiles) -> None:
     """Remove those files, then the folders that this has emptied.
 
     Raises:
         OSError: the system refused.
     """
-    for parts, names in cleared.files.items():
+    for parts, names in replaced.files.items():
         tree.remove(parts, *names)
     # Also where nothing is left to remove: whoever cleared them may have died before this.
-    listed = cleared.replaced.union(cleared.files)
-    emptied = {parts[:count] for parts in listed for count in range(1, len(parts) + 1)}
-    for parts in sorted(emptied, key=len, reverse=True):
+    for parts in replaced.emptied():
         with contextlib.suppress(NotADirectoryError, LinkRefusedError):
             tree.remove_empty(parts)
 
@@ -197,113 +172,114 @@ def _rename(tree: FolderTree, parts: Parts, name: str, to: Parts, *, folder: boo
     return True
 
 
-class TargetPaths:
-    """The key paths of a directory, while nobody else saves there."""
+def require_free(tree: FolderTree, attempt: str, replaced: ReplacedFiles) -> None:
+    """Refuse what stands in the way of the staged files of an attempt, while nobody else saves there.
 
-    def __init__(self, tree: FolderTree, cleared: ReplacedFiles) -> None:
-        """Look at a directory in which ``cleared`` goes."""
-        self._tree = tree
-        self._cleared = cleared.files
-        self._replaced = cleared.replaced
-        self._found = dict(cleared.found)
+    It looks as deep as `move_staged` will go: only into folders that stay.
 
-    def require_free(self, wanted: Mapping[Parts, Sequence[str]]) -> None:
-        """Refuse what stands in the way of files, given as names by folder.
+    Raises:
+        ExistsError: something does.
+        LinkRefusedError: a folder on the way is a link.
+        OSError: the system refused.
+    """
+    source = staged_leaves(attempt)
+    folds = tree.find((), ATTEMPTS.upper()) is not None  # some systems take ``W`` and ``w`` for the same
+    waiting: list[Parts] = [()]
+    while waiting:
+        below = waiting.pop()
+        with contextlib.suppress(FileNotFoundError):  # nothing is staged (any more)
+            staged = tree.scan((*source, *below))
+            there = _staying(tree, replaced, below)
+            if staged and ZARRAY in there:
+                tree.refuse_link((*below, ZARRAY))
+                _refuse(tree, below, ZARRAY, "an array that no index lists")
+            # Where the .zarray of a replaced leaf is lost, nothing tells its chunks from others: they are replaced.
+            lost = below in replaced.folders and ZARRAY not in replaced.files.get(below, ())
+            for name, kind in staged.items():
+                found = there.get(name)
+                if found is None:
+                    if folds and _folded(name) in map(_folded, there):
+                        _refuse(tree, below, name, "what has the same name in other letters")
+                elif found == OTHER:
+                    tree.refuse_link((*below, name))
+                    _refuse(tree, below, name, "a device, a pipe or a socket")
+                elif found != kind:
+                    _refuse(tree, below, name, "a file" if found == FILE else "a folder that is not replaced")
+                elif kind == FOLDER:
+                    waiting.append((*below, name))
+                elif not lost:
+                    _refuse(tree, below, name, "a file that no index lists")
 
-        Raises:
-            ExistsError: something does.
-            LinkRefusedError: a folder on the way is a link.
-            OSError: the system refused.
-        """
-        for parts, names in wanted.items():
-            if self._is_folder(parts):
-                for name in names:
-                    self._require_free(parts, name)
 
-    def are_bare(self, wanted: Iterable[Parts]) -> bool:
-        """Whether nothing at all is at those folders, and none of them is inside an array.
-
-        Raises:
-            LinkRefusedError: a folder on the way is a link.
-            OSError: the system refused.
-        """
-        with contextlib.suppress(ExistsError):
-            return not any(self._is_folder(parts) for parts in wanted)
-        return False
-
-    def _is_folder(self, parts: Parts) -> bool:
-        """Whether a folder is there and stays; refuse anything else on the way to it.
-
-        Raises:
-            ExistsError: something else is on the way, or an array that stays.
-        """
-        for count in range(len(parts)):
-            above, name = parts[:count], parts[count]
-            found = self._names(above)
-            if found.get(ZARRAY) is not None and ZARRAY not in self._cleared.get(above, ()):
-                self._refuse(above, ZARRAY, "an array that no index lists")
-            kind = found.get(name)
-            if kind is None:
-                self._refuse_twin(above, name)
-                return False
-            if kind == FILE and name in self._cleared.get(above, ()):
-                return False
-            if kind != FOLDER:
-                self._tree.refuse_link((*above, name))
-                self._refuse(above, name, "a file")
-        return True
-
-    def _refuse_twin(self, parts: Parts, name: str) -> None:
-        """Refuse a name that means what has another one: some systems take ``W`` and ``w`` for the same."""
-        if self._folds and self._tree.find(parts, name) is not None:
-            same = [other for other in self._names(parts) if _folded(other) == _folded(name)]
-            if not (same and all(self._goes((*parts, other)) for other in same)):
-                self._refuse(parts, name, "what has the same name in other letters")
-
-    @functools.cached_property
-    def _folds(self) -> bool:
-        return self._tree.find((), ATTEMPTS.upper()) is not None
-
-    def _require_free(self, parts: Parts, name: str) -> None:
-        kind = self._names(parts).get(name)
-        if kind is None:
-            return
-        if kind == OTHER:
-            self._tree.refuse_link((*parts, name))
-            self._refuse(parts, name, "a device, a pipe or a socket")
-        if kind == FOLDER:
-            if not self._goes((*parts, name)):
-                self._refuse(parts, name, "a folder with files that are not part of what is replaced")
-        # Where the .zarray of a replaced leaf is lost, nothing tells its chunks from others: they are what is replaced.
-        elif name not in self._cleared.get(parts, ()) and not (
-            parts in self._replaced and ZARRAY not in self._cleared.get(parts, ())
-        ):
-            self._refuse(parts, name, "a file that no index lists")
-
-    def _goes(self, parts: Parts) -> bool:
-        """Whether a folder will be empty when what is replaced has gone."""
-        waiting, held = [parts], False
-        while waiting:
-            here = waiting.pop()
-            for name, kind in self._names(here).items():
-                if kind == FOLDER:
-                    waiting.append((*here, name))
-                elif name not in self._cleared.get(here, ()):
-                    return False
-                held = True
-        return held
-
-    def _names(self, parts: Parts) -> dict[str, str]:
-        if parts not in self._found:
-            self._found[parts] = self._tree.scan(parts)
-        return self._found[parts]
-
-    def _refuse(self, parts: Parts, name: str, what: str) -> NoReturn:
-        shown = self._tree.shown(parts, name)
-        hint = "move it away, or save to another path; treering.leaves.index_leaves lists arrays that no index does"
-        error = ExistsError(f"{what} stands at {shown!r}, where a leaf would go", hint=hint)
-        raise with_errno(error, errno.EEXIST, shown)
+def _refuse(tree: FolderTree, parts: Parts, name: str, what: str) -> NoReturn:
+    shown = tree.shown(parts, name)
+    hint = "move it away, or save to another path; treering.leaves.index_leaves lists arrays that no index does"
+    error = ExistsError(f"{what} stands at {shown!r}, where a leaf would go", hint=hint)
+    raise with_errno(error, errno.EEXIST, shown)
 
 
 def _folded(name: str) -> str:
     return unicodedata.normalize("NFD", name).casefold()
+
+
+_THREADS = 4
+_ONE_BY_ONE = 32
+_CONTENT = (os.O_RDWR if os.name == "nt" else os.O_RDONLY) | getattr(os, "O_NONBLOCK", 0)
+
+
+def sync_written(
+    folder: Folder, tree: FolderTree, parts: Parts, written: Iterable[tuple[Parts, Iterable[str]]]
+) -> None:
+    """Make some files in a folder durable, and the names of that folder and of all folders on the way to them.
+
+    Args:
+        folder: the directory, open since before anything was written.
+        tree: the same.
+        parts: where in it.
+        written: folders below ``parts``, each with names of files; not asked for where one call makes all durable.
+
+    Raises:
+        OSError: the system refused; it is not asked again.
+    """
+    if folder.descriptor is not None and descriptors.sync_file_system(folder.descriptor):
+        return
+    jobs: deque[tuple[Parts, str | None]] = deque()
+    folders: dict[Parts, None] = {parts[:count]: None for count in range(len(parts), -1, -1)}
+    for below, names in written:
+        here = (*parts, *below)
+        jobs.extend((here, name) for name in names)
+        folders.update((here[:count], None) for count in range(len(here), -1, -1))
+    jobs.extend((here, None) for here in folders)
+    _sync(tree, jobs)
+
+
+def sync_folders(folder: Folder, tree: FolderTree, folders: Iterable[Parts]) -> None:
+    """Make the names in those folders durable.
+
+    Raises:
+        OSError: the system refused; it is not asked again.
+    """
+    jobs: deque[tuple[Parts, str | None]] = deque((parts, None) for parts in folders)
+    if len(jobs) > _ONE_BY_ONE and folder.descriptor is not None and descriptors.sync_file_system(folder.descriptor):
+        return
+    _sync(tree, jobs)
+
+
+def _sync(tree: FolderTree, jobs: deque[tuple[Parts, str | None]]) -> None:
+    failure = FirstError()
+
+    def work() -> None:
+        while failure.error is None:
+            with failure:
+                try:
+                    parts, name = jobs.popleft()
+                except IndexError:
+                    return
+                if name is None:
+                    tree.sync(parts)
+                    continue
+                with tree.open(parts, name, _CONTENT) as opened:
+                    descriptors.sync(opened.number)
+
+    work_together(work, _THREADS if len(jobs) > _ONE_BY_ONE else 0)
+    failure.reraise()

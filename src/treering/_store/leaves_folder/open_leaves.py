@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import abc
-import contextlib
 import dataclasses
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Protocol, Self, TypeAlias
+from typing import TypeAlias
 
 from treering._store.api import Closable, Reader, Store
-from treering._store.failures import DataFileMissingError
-from treering._store.leaves_folder.moves import Update
 from treering._store.pieces import Buffer
 
 SmallFiles: TypeAlias = tuple[str, Sequence[tuple[str, int]], str | None]
-"""Some small files of a leaf, as `OpenLeaves.read_small` takes them: folder, names with bytes, attempt."""
+"""Some small files of a leaf: its folder; names in it, each with how many bytes are wanted at most; the attempt."""
 
 
 class OpenLeaves(Closable):
@@ -55,30 +52,15 @@ class OpenLeaves(Closable):
         """
 
     @abc.abstractmethod
-    def read_small(self, folder: str, files: Sequence[tuple[str, int]], attempt: str | None) -> list[bytes]:
-        """Return what is in some small files of a leaf, in half the time that `open` needs.
+    def read_each(self, wanted: Sequence[SmallFiles]) -> list[list[bytes] | None]:
+        """Return what is in some small files of each of several leaves, in half the time that `open` needs.
 
-        Args:
-            folder: the folder of the leaf.
-            files: names in it, each with how many bytes are wanted at most: of a longer file comes one byte more.
-            attempt: as for `open`; all files have to be in the same one of both places.
+        Of a file that is longer than wanted comes one byte more. None stands for a leaf of which a file is missing, or
+        just being moved: `open` finds each one.
 
         Raises:
-            DataFileMissingError: one of them is in neither place, or they are moved just now: `open` finds each one.
-            LinkRefusedError: one of them, or a folder on the way, is a link.
-            CorruptError: the text leads elsewhere than into the directory.
-            StoreError: the system refuses.
+            LinkRefusedError, CorruptError, StoreError: as `open`.
         """
-
-    def read_each(self, wanted: Sequence[SmallFiles]) -> list[list[bytes] | None]:
-        """Return what `read_small` does for each of several leaves; None where a file is missing."""
-        found: list[list[bytes] | None] = []
-        for one in wanted:
-            files = None
-            with contextlib.suppress(DataFileMissingError):
-                files = self.read_small(*one)
-            found.append(files)
-        return found
 
     @abc.abstractmethod
     def names(self, folder: str, attempt: str | None) -> list[str]:
@@ -100,13 +82,19 @@ class OpenLeaves(Closable):
         """
 
 
-class LeafWriter(Protocol):
-    """Takes the files of the leaves of one attempt, a context manager. Any thread may write."""
+class LeafWriter(Closable):
+    """Takes the files of the leaves of one attempt. Any thread may write.
 
-    def __enter__(self) -> Self: ...
+    Closed, the part of a process in a joint save leaves its files: others may still be writing, and the next save
+    sweeps what was not committed.
 
-    def __exit__(self, *_error: object) -> None: ...
+    Attributes:
+        attempt: 16 hexadecimal digits, different for each save.
+    """
 
+    attempt: str
+
+    @abc.abstractmethod
     def write_small(self, folder: str, files: Sequence[tuple[str, bytes]]) -> None:
         """Make the folder of a leaf and its files: for thousands of small leaves.
 
@@ -115,31 +103,36 @@ class LeafWriter(Protocol):
             UnsupportedError: the folder's path is longer than the system takes.
         """
 
+    @abc.abstractmethod
     def write_file(self, folder: str, name: str, buffers: Iterable[Buffer], size: int) -> None:
         """Write one file of a leaf as the concatenation of ``buffers``; from several threads if you like.
+
+        Args:
+            folder: the folder of the leaf, made if it is missing.
+            name: a file in it that is not there yet.
+            buffers: C-contiguous buffers of any item type, asked for one after the other.
+            size: how many bytes they hold together.
 
         Raises:
             StoreError: the system refused, or the buffers hold another number of bytes.
             UnsupportedError: the folder's path is longer than the system takes.
         """
 
-    def require_space(self, size: int) -> None:
-        """Refuse early what cannot fit.
-
-        Raises:
-            StoreError: fewer than ``size`` bytes are free.
-        """
-
+    @abc.abstractmethod
     def make_durable(self) -> None:
         """Make what this process has written durable.
 
         Raises:
-            StoreError: the system refused.
+            StoreError: the system refused; it is not asked again.
         """
+
+    @abc.abstractmethod
+    def roll_back(self) -> None:
+        """Remove what this process has written, as far as that goes; process 0 does when it is closed."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class LeftFiles:
+class OlderAttempts:
     """What older attempts have in a store that moves no files: theirs stay in the folders of their attempts."""
 
     attempts: frozenset[str]
@@ -150,45 +143,86 @@ class LeftFiles:
     """Seconds that superseded files stay for readers."""
 
 
-class JoinedWriter(LeafWriter, Protocol):
-    """What a process writes of a save that process 0 has begun; left, its files stay."""
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Move:
+    """One attempt's staged files on their way to their key paths.
 
-    def withdraw(self) -> None:
-        """Remove the files that this process has written, as far as that goes."""
-
-
-class LeavesSave(LeafWriter, Protocol):
-    """One save on its way into a leaves directory: left without `commit`, nothing has changed.
-
-    Attributes:
-        attempt: 16 hexadecimal digits, different for each save.
+    Example:
+        >>> Move(attempt="0123456789abcdef", cleared=("layer/w",)).cleared
+        ('layer/w',)
     """
 
     attempt: str
+    """Whose staged files are moved: 16 hexadecimal digits."""
+    cleared: tuple[str, ...]
+    """Folders of leaves that this save replaces, below the directory, with ``/``. Those that are not there, that have a
+    link on their way, or that belong to the attempt itself are left alone."""
 
-    @property
-    def store(self) -> Store:
-        """The directory itself, for the messages of processes."""
 
-    def close(self) -> None:
-        """Remove what was not committed or left, give everything back. May be called twice."""
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Update:
+    """A new index for a leaves directory, in two steps, and what to do between them.
 
-    def abandon(self) -> None:
-        """End the save, but leave its files: others may still be writing. A later save sweeps them."""
+    The first index is the commit: it sends readers to the staged files. Then old leaves are cleared, staged ones are
+    moved to their key paths, and the second index says so. In a bucket nothing is moved, and both are the same.
 
-    def remains(self) -> LeftFiles | None:
-        """Return what older attempts have there, where files stay in the folders of attempts; None: they are moved."""
+    Example:
+        >>> move = Move(attempt="0123456789abcdef", cleared=())
+        >>> Update(moving=b"{1}", moved=b"{2}", moves=(move,)).dropped
+        ()
+    """
 
-    def commit(self, record: bytes, update: Callable[[bytes | None], Update]) -> None:
-        """Make everything durable, and ``update(index)`` the index.
+    moving: bytes
+    """The index that is the commit: it names the attempts whose files are still staged, and what they clear."""
+    moved: bytes
+    """The index when everything is at its key path."""
+    moves: tuple[Move, ...]
+    """What ``moving`` promises."""
+    dropped: tuple[str, ...] = ()
+    """Attempts that the new index no longer needs: their folders under ``.treering`` go. What those without an index
+    (`LeavesSave.commit_unindexed`) have at their key paths has to be in some move's ``cleared``."""
+
+
+Unfinished: TypeAlias = Callable[[bytes], Update | None]
+"""Reads what an index promises that its saver did not do; None for nothing, and for an index that cannot be read."""
+
+MakeUpdate: TypeAlias = Callable[[bytes | None, OlderAttempts | None], Update | None]
+"""Returns the update for the present index, None when there is none; None as its answer leaves everything as it is.
+It is told what older attempts have there, where their files are not moved; None where they are."""
+
+
+class LeavesSave(LeafWriter):
+    """One save on its way into a leaves directory: closed without `commit` or `commit_unindexed`, nothing has changed.
+
+    Attributes:
+        store: the directory itself, for the messages of processes.
+    """
+
+    store: Store
+
+    @abc.abstractmethod
+    def has_saver(self, attempt: str) -> bool:
+        """Tell whether an attempt there may go on, so that its messages have to stay."""
+
+    @abc.abstractmethod
+    def commit(self, record: bytes, update: MakeUpdate) -> None:
+        """Make everything durable, and ``update`` the index.
 
         Args:
-            record: the copy of the record that is kept under ``.treering``; empty for none, where nothing is moved.
-            update: gets the present index, or None when there is none; what it raises is raised here, and then nothing
-                has changed.
+            record: the copy of the record that is kept under ``.treering``; empty for none, where nothing was written.
+            update: what it raises is raised here, and then nothing has changed.
 
         Raises:
             BusyError: others kept saving.
             ExistsError: files that no index lists stand where new ones would go.
             StoreError: the system refused. Nothing has changed, except when the message says otherwise.
+        """
+
+    @abc.abstractmethod
+    def commit_unindexed(self, record: bytes, update: MakeUpdate) -> None:
+        """Make everything durable, and leave it to be listed later; where the index has to name it, by ``update``.
+
+        Raises:
+            BusyError: others kept saving.
+            StoreError: the system refused. Nothing has changed.
         """

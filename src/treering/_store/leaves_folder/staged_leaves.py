@@ -1,6 +1,7 @@
-"""Saving into a leaves directory: files staged under ``.treering``, then one index that sends readers there.
+"""Saving into a leaves directory on disk: files staged under ``.treering``, then one index that sends readers there.
 
-``docs/design/store.md`` says why each step is where it is.
+Process 0, or a process alone, begins the save, the other processes of a job join it. ``docs/design/store.md`` says why
+each step is where it is.
 """
 
 from __future__ import annotations
@@ -8,102 +9,89 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import threading
+import time
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from treering._store.failures import LinkRefusedError, missing_error, naming, with_errno
-from treering._store.leaves_folder.attempts import AttemptFolder, SweepMessages, sweep_messages, sweep_unfinished
-from treering._store.leaves_folder.commit import LeavesCommit
-from treering._store.leaves_folder.leaves_folder import open_below
-from treering._store.leaves_folder.moves import Unfinished, Update
-from treering._store.leaves_folder.staged_files import StagedFiles, sync_written
+from treering._store.leaves_folder.commit import AttemptFolder, LeavesCommit, sweep_unfinished
+from treering._store.leaves_folder.leaves_folder import has_saver, open_below
+from treering._store.leaves_folder.moves import sync_written
+from treering._store.leaves_folder.open_leaves import LeafWriter, LeavesSave, MakeUpdate, Unfinished
+from treering._store.pieces import Buffer
+from treering._store.posix import descriptors
 from treering._store.posix.folder import Folder, make_folder, remove_folders, resolved_folder, sync_parent
-from treering._store.posix.folder_tree import FolderTree, Parts
+from treering._store.posix.folder_tree import FOLDER, FolderTree, Parts
 from treering._store.posix.reading import LocalFile
+from treering._store.posix.store import PosixStore
+from treering._store.posix.writing import write_content
+from treering._values import timing
 from treering._values.checkpoint_names import INDEX as CHECKPOINT
-from treering._values.leaves_names import INDEX, PENDING, RECORD, parts_of, staged_leaves
-from treering.errors import ExistsError, TreeringError
+from treering._values.leaves_names import ATTEMPTS, INDEX, PENDING, RECORD, parts_of, staged_leaves
+from treering.errors import ExistsError, TreeringError, UnsupportedError
 
+# Writeback is started when the file is closed; all files are made durable together, before the commit.
+_BEGUN_EARLY = 1 << 20
+# No system that this is for takes a longer path, the name of a chunk included.
+_LONGEST_PATH = 4095
+_CHUNK_NAME_BYTES = 255
 _TRIES = 20
 
 
-class StagedLeaves(StagedFiles):
-    """One save on its way into a leaves directory: left without `commit` or `leave`, nothing has changed.
+class _StagedFiles(LeafWriter):
+    """The files that this process writes into the folder of an attempt."""
 
-    Staging takes no lock, so several saves may be under way; only their commits wait for each other. A context
-    manager, or used without ``with`` and ended by `close`, as when another thread commits later.
-
-    Args:
-        path: the directory, made if it is missing; a link to a folder stays a link.
-        unfinished: reads what an index promises that is not done.
-        sweep: removes the messages of processes that may go.
-        attempt: that of a joint save, on which its processes have agreed; None: a random one.
-        live: the attempts whose messages stay, beside the own one.
-
-    Raises:
-        StoreError: the system refused. Nothing has changed.
-        LinkRefusedError: ``.treering`` there is a link.
-    """
-
-    def __init__(
-        self, path: Path, unfinished: Unfinished, sweep: SweepMessages, attempt: str | None, live: Iterable[str]
-    ) -> None:
-        super().__init__(os.fspath(path))
-        self._unfinished = unfinished
-        self._sweep_stale = sweep
-        self._live = live
-        self._made: list[str] = []
-        self._given: set[Parts] = set()
-        self._expected: dict[Parts, list[str]] = {}
-        self._durable = False
-        with naming(self._shown, "write"):
-            target = resolved_folder(self._shown)
-            for left in reversed(range(_TRIES)):
-                try:
-                    self._begin(target, attempt)
-                    break
-                except FileNotFoundError as error:
-                    # A saver that failed removed the directory that it had made: begin again.
-                    if isinstance(error, TreeringError) or not left:
-                        raise
+    def __init__(self, path: Path) -> None:
+        """Nothing is open yet; `_open_at` says where."""
+        self._shown = os.fspath(path)
+        self._lock = threading.Lock()
+        self._names: dict[Parts, list[str]] = {}
+        self._folder: Folder | None = None
 
     def close(self) -> None:
-        """Remove what was not committed or left, give everything back. May be called twice."""
-        if self._folder is not None:
-            self._own.end()
-            super().close()
-            if not self._own.kept:
-                remove_folders(self._made)
+        """Give everything back; the files stay."""
+        folder, self._folder = self._folder, None
+        if folder is not None:
+            self._tree.close()
+            folder.close()
 
-    def expect(self, folder: str, names: Iterable[str]) -> None:
-        """Note files of a leaf that other processes write; before the commit it is seen whether their places are free.
+    def _open_at(self, folder: Folder, tree: FolderTree, attempt: str) -> None:
+        self._folder, self._tree, self.attempt = folder, tree, attempt
+        self._staged = staged_leaves(attempt)
+        self._room = _LONGEST_PATH - len(os.fsencode(folder.path)) - len("//".join(self._staged)) - _CHUNK_NAME_BYTES
 
-        Raises:
-            UnsupportedError: the folder's path is longer than the system takes.
-        """
-        self._expected[self._parts_of(folder)] = list(names)
+    def write_small(self, folder: str, files: Sequence[tuple[str, bytes]]) -> None:
+        """Make the folder of a leaf and its files, in few system calls."""
+        with naming(self._shown, "write"):
+            parts = self._note(folder, [name for name, _ in files])
+            staged = self._staged + parts
+            try:
+                self._tree.fill(staged, files)
+            except FileNotFoundError:
+                self._tree.make(staged)
+                self._tree.fill(staged, files)
+
+    def write_file(self, folder: str, name: str, buffers: Iterable[Buffer], size: int) -> None:
+        """Write one file of a leaf as the concatenation of ``buffers``."""
+        with naming(self._shown, "write"):
+            parts = self._note(folder, [name])
+            self._tree.make((*self._staged, *parts))
+            with self._tree.create((*self._staged, *parts), name) as opened:
+                write_content(opened.number, buffers, size)
+                if size >= _BEGUN_EARLY:
+                    descriptors.start_writeback(opened.number, 0, size)
 
     def make_durable(self) -> None:
-        """Make what this process has written durable now; the commit will not do it again.
+        """Make what this process has written durable, and the names of all folders on the way to it."""
+        with naming(self._shown, "write"):
+            sync_written(self._open_folder, self._tree, self._staged, self._names.items())
 
-        Of a joint save, in which each process does that for its own files.
-
-        Raises:
-            StoreError: the system refused; it is not asked again.
-        """
-        super().make_durable()
-        self._durable = True
-
-    def abandon(self) -> None:
-        """End the save, but leave its folder as it is, unlocked: others may still be writing into it.
-
-        Without a record it is whole to nobody, and the next save there sweeps it. What was committed stays, too.
-        """
-        if self._folder is not None and not self._own.kept:
-            with contextlib.suppress(OSError, LinkRefusedError):  # then it is swept when an index forgets it
-                self._tree.remove(self._own.parts, RECORD)
-            self._own.kept = True
-        self.close()
+    @property
+    def _open_folder(self) -> Folder:
+        if self._folder is None:
+            raise RuntimeError("this save has ended")
+        return self._folder
 
     def path_of(self, folder: str) -> str:
         """Return the absolute path of a leaf's staged folder, for a manager of jax to write to. Its parent is made.
@@ -113,10 +101,154 @@ class StagedLeaves(StagedFiles):
             UnsupportedError: the folder's path is longer than the system takes.
         """
         with naming(self._shown, "write"):
-            parts = self._note(folder, [])
-            self._given.add(parts)
+            parts = self._parts_of(folder)
             self._tree.make((*self._staged, *parts[:-1]))
             return os.path.join(self._open_folder.path, *self._staged, *parts)
+
+    def _note(self, folder: str, names: list[str]) -> Parts:
+        """Remember what is written, to remove it or to make it durable; return the folder's parts."""
+        parts = self._parts_of(folder)
+        with self._lock:
+            self._names.setdefault(parts, []).extend(names)
+        return parts
+
+    def _parts_of(self, folder: str) -> Parts:
+        _ = self._open_folder  # refuses a save that has ended
+        parts = parts_of(folder)
+        # No character takes more than four bytes.
+        if len(folder) * 4 > self._room and len(os.fsencode(folder)) > self._room:
+            shown = f"{folder[:80]}[{len(folder) - 120} characters left out]{folder[-40:]}"
+            raise UnsupportedError(f"the folder {shown!r} of a leaf has a longer path than a system takes")
+        return parts
+
+
+class JoinedLeaves(_StagedFiles):
+    """What this process writes for an attempt whose folder process 0 has made and locked. A context manager.
+
+    Args:
+        path: the directory.
+        attempt: the attempt.
+        nbytes: how many bytes this process will write.
+
+    Raises:
+        StoreError: the system refused, or the folder of the attempt is not there.
+        LinkRefusedError: ``.treering`` there is a link.
+    """
+
+    def __init__(self, path: Path, attempt: str, nbytes: int = 0) -> None:
+        super().__init__(path)
+        with naming(self._shown, "write"), contextlib.ExitStack() as undo:
+            folder = undo.enter_context(Folder(resolved_folder(self._shown)))
+            tree = FolderTree(folder, self._shown)
+            undo.callback(tree.close)
+            self._open_at(folder, tree, attempt)
+            self._found = self._await_attempt()
+            folder.require_space(nbytes)
+            undo.pop_all()
+
+    def make_durable(self) -> None:
+        """Make what this process has written durable, and see that it lies where process 0 will look for it.
+
+        Raises:
+            StoreError: the system refused, or the folder of the attempt was removed meanwhile: process 0 is dead or
+                has given up, and another saver swept what it left.
+        """
+        super().make_durable()
+        with naming(self._shown, "write"):
+            self._tree.forget(())
+            found = self._attempt_found()
+            if found is None or not os.path.samestat(found, self._found):
+                raise _removed_error()
+
+    def roll_back(self) -> None:
+        """Remove the files that this process has written, as far as that goes.
+
+        Folders are left to process 0, or to the next save: others may be about to write into them.
+        """
+        for parts, names in self._names.items():
+            with contextlib.suppress(OSError, LinkRefusedError):
+                self._tree.remove((*self._staged, *parts), *names)
+
+    def _await_attempt(self) -> os.stat_result:
+        deadline = time.monotonic() + timing.current.staged_folder
+        while (found := self._attempt_found()) is None:
+            if time.monotonic() >= deadline:
+                raise _removed_error()
+            time.sleep(timing.current.staged_folder_pause)
+        return found
+
+    def _attempt_found(self) -> os.stat_result | None:
+        return self._tree.find((ATTEMPTS,), self.attempt)
+
+
+def _removed_error() -> OSError:
+    return OSError(errno.ESTALE, "the folder of this save was removed while it was written: process 0 gave up or died")
+
+
+class StagedLeaves(_StagedFiles, LeavesSave):
+    """One save on its way into a leaves directory: left without `commit` or `commit_unindexed`, nothing has changed.
+
+    Staging takes no lock, so several saves may be under way; only their commits wait for each other. A context
+    manager, or used without ``with`` and ended by `close`, as when another thread commits later.
+
+    Args:
+        path: the directory, made if it is missing; a link to a folder stays a link.
+        unfinished: reads what an index promises that is not done.
+        attempt: that of a joint save, on which its processes have agreed; None: a random one.
+        nbytes: how many bytes this process will write.
+
+    Raises:
+        StoreError: the system refused. Nothing has changed.
+        LinkRefusedError: ``.treering`` there is a link.
+    """
+
+    def __init__(self, path: Path, unfinished: Unfinished, *, attempt: str | None = None, nbytes: int = 0) -> None:
+        super().__init__(path)
+        self._unfinished = unfinished
+        self._made: list[str] = []
+        self._joint = attempt is not None
+        self._durable = False
+        with naming(self._shown, "write"):
+            target = resolved_folder(self._shown)
+            for left in reversed(range(_TRIES)):
+                try:
+                    self._begin(target, attempt, nbytes)
+                    break
+                except FileNotFoundError as error:
+                    # A saver that failed removed the directory that it had made: begin again.
+                    if isinstance(error, TreeringError) or not left:
+                        raise
+
+    def close(self) -> None:
+        """Remove what was not committed or left, give everything back. Of a joint save nothing is removed.
+
+        Its folder stays as it is, unlocked: others may still be writing into it. Without a record it is whole to
+        nobody, and the next save there sweeps it.
+        """
+        if self._folder is not None:
+            if self._joint and not self._own.kept:
+                with contextlib.suppress(OSError, LinkRefusedError):  # then it is swept when an index forgets it
+                    self._tree.remove(self._own.parts, RECORD)
+                self._own.kept = True
+            self._own.end()
+            super().close()
+            if not self._own.kept:
+                remove_folders(self._made)
+
+    def make_durable(self) -> None:
+        """Make what this process has written durable now; the commit of a joint save will not do it again."""
+        super().make_durable()
+        self._durable = True
+
+    def has_saver(self, attempt: str) -> bool:
+        """Tell whether the saver of an attempt there is at work; False where that cannot be told."""
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+            return has_saver(self._tree, attempt)
+        return False
+
+    def roll_back(self) -> None:
+        """Let the end of a joint save remove everything: no other process will write anything of it any more."""
+        self._joint = False
 
     def open(self, folder: str, name: str) -> LocalFile:
         """Open a staged file for reading; the caller closes it.
@@ -156,18 +288,10 @@ class StagedLeaves(StagedFiles):
             self._tree.remove(parts, name)
             self._tree.fill(parts, [(name, data)])
 
-    def remains(self) -> None:
-        """Return nothing: files are moved to their key paths, and what was there goes at once."""
-
-    def commit(self, record: bytes, update: Callable[[bytes | None], Update]) -> None:
-        """Make everything durable, make ``update(index)`` the index, move the files to their key paths.
+    def commit(self, record: bytes, update: MakeUpdate) -> None:
+        """Make everything durable, make ``update`` the index, move the files to their key paths.
 
         Waits up to a minute for other savers. What a dead save left to be moved is moved first.
-
-        Args:
-            record: the copy of the record that is kept under ``.treering``.
-            update: gets the present index, which promises no moves, or None when there is none, while nobody else can
-                change it; what it raises is raised here, and then nothing has changed.
 
         Raises:
             BusyError: others kept saving, or the directory was moved away.
@@ -179,16 +303,14 @@ class StagedLeaves(StagedFiles):
         with naming(self._shown, "write"):
             self._make_durable(record)
             with self._committing() as saving, saving:
-                saving.change(update, lambda _: self._wanted())
+                saving.change(lambda index: update(index, None))
 
-    def leave(self, record: bytes) -> None:
-        """Make everything durable, and leave it to be indexed later (`commit_pending`).
+    def commit_unindexed(self, record: bytes, update: MakeUpdate) -> None:
+        """Make everything durable, and leave it to be listed later.
 
-        The files are moved to their key paths if nothing is there; else they stay staged until then.
-
-        Raises:
-            StoreError: the system refused. Nothing has changed.
+        The files are moved to their key paths if these are free; else they stay staged until then.
         """
+        del update  # the index need not name it
         with naming(self._shown, "write"):
             self._make_durable(record)
             self._own.write(PENDING, b"")
@@ -196,9 +318,9 @@ class StagedLeaves(StagedFiles):
             self._own.kept = True
             # It is saved. Whatever cannot be moved now is moved when an index takes it up.
             with contextlib.suppress(OSError, LinkRefusedError), self._committing() as saving, saving:
-                saving.move_unindexed(self._wanted())
+                saving.move_unindexed()
 
-    def _begin(self, target: str, attempt: str | None) -> None:
+    def _begin(self, target: str, attempt: str | None, nbytes: int) -> None:
         """Make the directory and the folder of this attempt in it."""
         with contextlib.ExitStack() as undo:
             made = make_folder(target)
@@ -215,10 +337,10 @@ class StagedLeaves(StagedFiles):
             undo.callback(own.end)
             tree.make(staged_leaves(own.attempt))
             sweep_unfinished(tree)
-            sweep_messages(tree, folder, {own.attempt, *self._live}, self._sweep_stale)
+            folder.require_space(nbytes)
+            self._open_at(folder, tree, own.attempt)
             undo.pop_all()
-        self._made, self._own = made, own
-        self._open_at(folder, tree, own.attempt)
+        self._made, self._own, self.store = made, own, PosixStore.over(folder)
 
     def _committing(self) -> contextlib.closing[LeavesCommit]:
         return contextlib.closing(LeavesCommit(self._open_folder, self._tree, self._own, self._unfinished, self._shown))
@@ -226,17 +348,16 @@ class StagedLeaves(StagedFiles):
     def _make_durable(self, record: bytes) -> None:
         """Make the files durable, then the record: an attempt without one is whole to nobody."""
         folder = self._open_folder
-        if not self._durable:
-            sync_written(folder, self._tree, self._staged, self._wanted())
-        self._own.write(RECORD, record)
-        self._tree.sync(self._own.parts)
+        if record:
+            if not self._durable:
+                sync_written(folder, self._tree, self._staged, self._staged_files())
+            self._own.write(RECORD, record)
+            self._tree.sync(self._own.parts)
         if not self._made and self._tree.find((), INDEX) is None:
             with contextlib.suppress(PermissionError):  # a folder above that is not ours
                 sync_parent(folder.path)
 
-    def _wanted(self) -> Mapping[Parts, Sequence[str]]:
-        self._names |= {parts: list(self._tree.scan((*self._staged, *parts))) for parts in self._given}
-        if not self._expected:
-            return self._names
-        folders = dict.fromkeys((*self._names, *self._expected))
-        return {parts: [*self._names.get(parts, ()), *self._expected.get(parts, ())] for parts in folders}
+    def _staged_files(self) -> Iterator[tuple[Parts, list[str]]]:
+        """Yield the folders of all staged files, and the names in them: a manager and other processes write too."""
+        for here, found in self._tree.walk(self._staged):
+            yield here[len(self._staged) :], [name for name, kind in found.items() if kind != FOLDER]

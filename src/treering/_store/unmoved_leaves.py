@@ -1,6 +1,7 @@
-"""Saving into a leaves directory by a compare and swap of its index: files stay in the folder of their attempt.
+"""A leaves directory in a store that has no folders and no descriptors: names, and objects that may go.
 
-``docs/design/buckets.md`` says why each step is where it is.
+A save is a compare and swap of the index, and files stay in the folder of their attempt. ``docs/design/buckets.md``
+says why each step is where it is. Each of many small requests is a wait, so they are made at once.
 """
 
 from __future__ import annotations
@@ -8,39 +9,212 @@ from __future__ import annotations
 import contextlib
 import errno
 import functools
+import itertools
 import os
+import queue
 import secrets
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Final
 
-from treering._codec.key_document import empty_index, find_attempts, is_tombstone
-from treering._store.api import Closable, Document, Outcome, Store
-from treering._store.failures import naming, with_errno
-from treering._store.leaves_folder.attempts import SweepMessages
-from treering._store.leaves_folder.moves import Update
-from treering._store.leaves_folder.open_leaves import LeftFiles
+from treering._codec.key_document import empty_index, find_attempts, is_empty, is_tombstone, unindexed_attempts
+from treering._store.api import Document, Outcome, Reader, Store
+from treering._store.crew import Crew, FirstError, map_together
+from treering._store.failures import DataFileMissingError, missing_error, naming, with_errno
+from treering._store.leaves_folder.open_leaves import (
+    LeafWriter,
+    LeavesSave,
+    MakeUpdate,
+    OlderAttempts,
+    OpenLeaves,
+    SmallFiles,
+    Update,
+)
 from treering._store.pieces import Buffer, pieces
-from treering._store.unmoved_leaves.stored_leaves import RequestQueue
+from treering._values import leaves_names
 from treering._values.checkpoint_names import INDEX as CHECKPOINT
 from treering._values.leaves_names import ATTEMPTS, INDEX, MARKER, RECORD, is_attempt, parts_of, staged_leaves
-from treering.errors import BusyError, ExistsError
+from treering.errors import BusyError, CorruptError, ExistsError, NotFoundError
+
+
+class StoredLeaves(OpenLeaves):
+    """A leaves directory in a store, open for reading.
+
+    Args:
+        store: the place, not opened yet.
+        path: the directory as given.
+
+    Raises:
+        NotFoundError: nothing is at the path, where the store can tell.
+        StoreError: the store refuses.
+
+    Example:
+        >>> from treering._store.objects.memory import MemoryStore
+        >>> store = MemoryStore()
+        >>> store.create("model/w/.zarray", [b"{}"], 2)
+        >>> StoredLeaves(store, Path("a")).read_each([("model/w", [(".zarray", 9)], None)])
+        [[b'{}']]
+    """
+
+    def __init__(self, store: Store, path: Path) -> None:
+        self.path = path
+        self._shown = os.fspath(path)
+        self._store = store
+        with naming(self._shown, "read"):
+            store.open()
+
+    def close(self) -> None:
+        """Close the place; files opened from it stay open."""
+        self._store.close()
+
+    def read_index(self) -> bytes:
+        """Return the bytes of the index; one without branches is what a save that came to nothing left."""
+        with naming(self._shown, "read"):
+            found = self._store.read(leaves_names.INDEX)
+            if found is not None and not is_empty(found.data):
+                return found.data
+            checkpoint = self._store.find(CHECKPOINT)
+        hint = None
+        if checkpoint is not None:
+            hint = f"it holds {CHECKPOINT!r}: that is a checkpoint, which treering.load reads"
+        elif found is not None and unindexed_attempts(found.data):
+            hint = "treering.leaves.index_leaves lists the saves that were left without an index"
+        error = NotFoundError(
+            f"there is no leaves directory in {self._shown!r}: it has no index that lists a tree", hint=hint
+        )
+        raise with_errno(error, errno.ENOENT, os.path.join(self._shown, leaves_names.INDEX))
+
+    def open(self, folder: str, name: str, attempt: str | None) -> Reader:
+        """Open the file ``name`` of the leaf whose folder is ``folder``; the caller closes it."""
+        if not name:
+            raise CorruptError(f"a file without a name is wanted of {folder!r}")
+        for key in _keys(folder, name, attempt):
+            try:
+                return self._store.open_file(key)
+            except NotFoundError:
+                continue
+        raise missing_error(os.path.join(self._shown, folder, name), name)
+
+    def read_each(self, wanted: Sequence[SmallFiles]) -> list[list[bytes] | None]:
+        """Return what is in some small files of each of several leaves, by many requests at once."""
+
+        def fetch(one: tuple[str, str, int, str | None]) -> bytes | None:
+            with contextlib.suppress(DataFileMissingError):
+                return self._read(*one).data
+            return None
+
+        each = [(folder, name, most, attempt) for folder, files, attempt in wanted for name, most in files]
+        read = iter(map_together(fetch, each, THREADS))
+        found = [[data for data in itertools.islice(read, len(files)) if data is not None] for _, files, _ in wanted]
+        return [some if len(some) == len(one[1]) else None for some, one in zip(found, wanted, strict=True)]
+
+    def names(self, folder: str, attempt: str | None) -> list[str]:
+        """Return all names in the folder of a leaf, sorted; none when nothing is in it."""
+        found: set[str] = set()
+        with naming(self._shown, "read"):
+            for key in _keys(folder, "", attempt):
+                place = self._store
+                for part in filter(None, key.split("/")):
+                    place = place.at(part)
+                found.update(place.names())
+        return sorted(found)
+
+    def pending(self) -> set[str]:
+        """Return the attempts that were saved without an index, which the index names."""
+        with naming(self._shown, "read"):
+            found = self._store.read(leaves_names.INDEX)
+        return set() if found is None else set(unindexed_attempts(found.data))
+
+    def _read(self, folder: str, name: str, most: int, attempt: str | None) -> Document:
+        with naming(self._shown, "read"):
+            for key in _keys(folder, name, attempt):
+                if (found := self._store.read(key, most + 1)) is not None:
+                    return found
+        raise missing_error(os.path.join(self._shown, folder, name), name)
+
+
+def _keys(folder: str, name: str, attempt: str | None) -> list[str]:
+    """Return where a file may be: in the folder of the attempt first, then at its key path."""
+    if attempt is not None and not leaves_names.is_attempt(attempt):
+        raise CorruptError(f"{attempt!r} is not an attempt")
+    key = "/".join((*leaves_names.parts_of(folder), *leaves_names.parts_of(name)))
+    return [key] if attempt is None else ["/".join((*leaves_names.staged_leaves(attempt), key)), key]
+
+
+THREADS: Final = 16
+"""So many requests are made at once."""
+
+_WAITING: Final = 64
+
+
+class RequestQueue:
+    """Runs jobs in threads of its own while more are added; few of them wait, so that little memory is held.
+
+    Example:
+        >>> found = []
+        >>> jobs = RequestQueue()
+        >>> for number in range(3):
+        ...     jobs.add(lambda number=number: found.append(number))
+        >>> jobs.finish()
+        >>> jobs.close()
+        >>> sorted(found)
+        [0, 1, 2]
+    """
+
+    def __init__(self) -> None:
+        self._jobs: queue.Queue[Callable[[], object] | None] = queue.Queue(_WAITING)
+        self._failure = FirstError()
+        self._crew = Crew(self._work, THREADS)
+        self._crew.__enter__()
+
+    def add(self, job: Callable[[], object]) -> None:
+        """Run a job soon; raises the first error of any."""
+        self._failure.reraise()
+        if self._crew.size:
+            self._jobs.put(job)
+        else:
+            job()
+
+    def finish(self) -> None:
+        """Wait for all jobs; raises the first error of any."""
+        self._jobs.join()
+        self._failure.reraise()
+
+    def close(self) -> None:
+        """End the threads; jobs that have not begun are left out. May be called twice."""
+        with self._failure:
+            raise _Closed
+        for _ in range(self._crew.size):
+            self._jobs.put(None)
+        self._crew.close()
+
+    def _work(self) -> None:
+        while (job := self._jobs.get()) is not None:
+            with self._failure:
+                if self._failure.error is None:
+                    job()
+            self._jobs.task_done()
+
+
+class _Closed(Exception):
+    """Nothing more is run."""
+
 
 # A file of up to this size is copied, and written while the next ones are made.
 _SMALL_BYTES: Final = 1 << 20
 
 
-class JoinedAttempt(Closable):
+class JoinedAttempt(LeafWriter):
     """What this process writes for an attempt that process 0 has begun, a context manager. Any thread may write.
 
     Args:
         store: the place, not opened yet.
         path: the directory as given.
         attempt: the attempt.
+        nbytes: how many bytes this process will write.
 
     Attributes:
         store: the place.
-        attempt: 16 hexadecimal digits, different for each save.
 
     Raises:
         StoreError: the store refused.
@@ -55,7 +229,7 @@ class JoinedAttempt(Closable):
         ['.treering/0123456789abcdef/leaves/w/0.0']
     """
 
-    def __init__(self, store: Store, path: Path, attempt: str) -> None:
+    def __init__(self, store: Store, path: Path, attempt: str, nbytes: int = 0) -> None:
         self.store = store
         self._transaction = store.transaction(INDEX)
         self.attempt = attempt
@@ -64,6 +238,7 @@ class JoinedAttempt(Closable):
         self._written: list[str] = []
         with naming(self._shown, "write"), contextlib.ExitStack() as undo:
             self._open(undo)
+            self._transaction.require_space(nbytes)
             undo.pop_all()
         self._queue = RequestQueue()
 
@@ -73,11 +248,6 @@ class JoinedAttempt(Closable):
             self._ended = True
             self._queue.close()
             self.store.close()
-
-    def require_space(self, size: int) -> None:
-        """Refuse early what cannot fit, where the store can tell."""
-        with naming(self._shown, "write"):
-            self._transaction.require_space(size)
 
     def write_small(self, folder: str, files: Sequence[tuple[str, bytes]]) -> None:
         """Put the files of a leaf there, soon."""
@@ -103,7 +273,7 @@ class JoinedAttempt(Closable):
             self._queue.finish()
             self.store.flush()
 
-    def withdraw(self) -> None:
+    def roll_back(self) -> None:
         """Remove what was written here, as far as that goes; the marker of process 0 is the proof for the rest."""
         self._queue.close()
         with contextlib.suppress(OSError):
@@ -130,8 +300,8 @@ _TRIES: Final = 20
 _FIRST_LINE: Final = 256
 
 
-class LeavesAttempt(JoinedAttempt):
-    """One save on its way into a leaves directory, a context manager: left without `commit`, nothing has changed.
+class LeavesAttempt(JoinedAttempt, LeavesSave):
+    """One save on its way into a leaves directory: closed without `commit`, nothing has changed.
 
     Its base is the index that was there when it began. If that has changed at the commit, the save has failed: saves
     of other prefixes count, too.
@@ -139,12 +309,8 @@ class LeavesAttempt(JoinedAttempt):
     Args:
         store: the place, not opened yet.
         path: the directory as given.
-        sweep: removes the messages of processes that may go.
         attempt: that of a joint save, on which its processes have agreed; None: a random one.
-        live: the attempts whose messages stay, beside the own one.
-
-    Attributes:
-        attempt: 16 hexadecimal digits, different for each save.
+        nbytes: how many bytes this process will write.
 
     Raises:
         ExistsError: a checkpoint is there.
@@ -152,13 +318,11 @@ class LeavesAttempt(JoinedAttempt):
         StoreError: the store refused, or does not heed conditions. Nothing has changed.
     """
 
-    def __init__(
-        self, store: Store, path: Path, sweep: SweepMessages, attempt: str | None = None, live: Collection[str] = ()
-    ) -> None:
+    def __init__(self, store: Store, path: Path, *, attempt: str | None = None, nbytes: int = 0) -> None:
         self._kept = False
-        self._sweep_stale = sweep
-        self._live = live
-        super().__init__(store, path, attempt or secrets.token_hex(8))
+        # Of a joint save files and marker stay: others may still be writing, and a later save sweeps them.
+        self._joint = attempt is not None
+        super().__init__(store, path, attempt or secrets.token_hex(8), nbytes)
 
     def close(self) -> None:
         """Remove what was not committed, give everything back. May be called twice."""
@@ -166,7 +330,7 @@ class LeavesAttempt(JoinedAttempt):
             return
         try:
             self._queue.close()
-            if not self._kept and not self._may_be_committed():
+            if not (self._kept or self._joint or self._may_be_committed()):
                 with contextlib.suppress(OSError):  # what stays is swept by a later save
                     self._remove(self.attempt)
                     self._transaction.abort()
@@ -175,21 +339,20 @@ class LeavesAttempt(JoinedAttempt):
             self._transaction.close()
             super().close()
 
-    def abandon(self) -> None:
-        """End the save, but leave its files and its marker: others may still be writing. A later save sweeps them."""
-        self._kept = True
-        self.close()
+    def has_saver(self, attempt: str) -> bool:
+        """Tell whether an attempt has a marker: then it may yet be committed."""
+        return self.store.find(_marker_of(attempt)) is not None
 
-    def remains(self) -> LeftFiles:
-        """Return what older attempts have there, as far as it can be listed."""
-        with naming(self._shown, "read"):
-            attempts = self._attempts_there()
-            if attempts is None:
-                attempts = find_attempts(self._base.data)
-            return LeftFiles(attempts, self._transaction.now() if attempts else 0.0, self.store.grace)
+    def roll_back(self) -> None:
+        """Let the end of a joint save remove everything: no other process will write anything of it any more."""
+        self._joint = False
 
-    def commit(self, record: bytes, update: Callable[[bytes | None], Update]) -> None:
-        """Make ``update(index)`` the index, if no other save has changed it since this one began.
+    def commit_unindexed(self, record: bytes, update: MakeUpdate) -> None:
+        """Make ``update`` the index: only what it names is known to be whole."""
+        self.commit(record, update)
+
+    def commit(self, record: bytes, update: MakeUpdate) -> None:
+        """Make ``update`` the index, if no other save has changed it since this one began.
 
         Raises:
             BusyError: one has. Nothing of this save stays.
@@ -200,7 +363,8 @@ class LeavesAttempt(JoinedAttempt):
             if record:
                 self._create(f"{ATTEMPTS}/{self.attempt}/{RECORD}", [record], len(record))
             self.store.flush()
-            change = update(self._base.data)
+            if (change := update(self._base.data, self._older())) is None:
+                return
             try:
                 outcome = self._transaction.commit(change.moving)
             except FileNotFoundError:  # only an attempt that cannot be committed loses its marker
@@ -232,8 +396,6 @@ class LeavesAttempt(JoinedAttempt):
         self._require_no_checkpoint()
         self._begin()
         undo.callback(self._transaction.abort)
-        with contextlib.suppress(OSError):  # what stays harms nobody, and the next save sweeps
-            self._sweep_messages()
 
     def _begin(self) -> None:
         """Find the base, and put the marker there that says so."""
@@ -267,6 +429,13 @@ class LeavesAttempt(JoinedAttempt):
             return None
         return frozenset(place for place in places if is_attempt(place) and place != self.attempt)
 
+    def _older(self) -> OlderAttempts:
+        """Return what older attempts have there, as far as it can be listed."""
+        attempts = self._attempts_there()
+        if attempts is None:
+            attempts = find_attempts(self._base.data)
+        return OlderAttempts(attempts, self._transaction.now() if attempts else 0.0, self.store.grace)
+
     def _sweep(self, change: Update) -> None:
         """Remove superseded saves that need to wait no more, then saves that can never be committed."""
         for attempt in change.dropped:
@@ -277,14 +446,6 @@ class LeavesAttempt(JoinedAttempt):
             # Without a marker nothing proves that no index that was lost had named it.
             if marker in names:
                 self._transaction.sweep(marker, [name for name in names if name != marker])
-
-    def _sweep_messages(self) -> None:
-        """Remove what processes of jobs wrote to each other there, but for attempts that may go on."""
-
-        def is_live(attempt: str) -> bool:
-            return attempt in self._live or self.store.find(_marker_of(attempt)) is not None
-
-        self._sweep_stale(self.store, self.store.names(), is_live)
 
     def _remove(self, attempt: str) -> None:
         self.store.remove(*(name for name in self._names_of(attempt) if name != _marker_of(attempt)))
