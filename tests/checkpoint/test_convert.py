@@ -342,7 +342,7 @@ def test_a_source_that_is_replaced_meanwhile_is_busy(tmp_path: Path, monkeypatch
         source.is_current, source.opened = lambda: False, None
         return source
 
-    monkeypatch.setattr("treering._checkpoint.convert.stream_source", replaced)
+    monkeypatch.setattr("treering._runs.convert_run.stream_source", replaced)
     with pytest.raises(BusyError, match="was replaced while it was being converted"):
         treering.convert(path, tmp_path / "b")
     assert not (tmp_path / "b" / "treering.json").exists()
