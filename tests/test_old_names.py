@@ -53,7 +53,7 @@ def test_load_and_run_load_take_the_same_options(call: Callable[..., Any]) -> No
 MOVED = {
     "": {
         "checkpoint": "Checkpoint ForeignKey LeafView OpaqueLeaf PendingSave StandIn register_node",
-        "retention": "KeepSteps",
+        "rules": "KeepSteps",
         "run": "Stateful",
     },
     "sharding": {"checkpoint": "Shardings"},
