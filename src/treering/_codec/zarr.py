@@ -22,7 +22,7 @@ from treering._values.boxes import Box, shape_of, whole
 from treering._values.dtypes import NUMPY_SIZES, Dtype, lookup
 from treering._values.human import pluralize
 from treering._values.leaves_names import is_attempt
-from treering.errors import CorruptError, FormatError, UnsupportedError
+from treering.errors import CorruptError, FormatError, TreeringError, UnsupportedError
 
 _MOST_AXES: Final = 32
 _SIZE_LIMIT: Final = 1 << 63
@@ -100,6 +100,14 @@ def parse_zarray(data: bytes) -> ZarrArray:
     """
     # Thousands of leaves have few texts between them.
     return _parse_again(data) if len(data) <= _LONGEST_CACHED else _parse(data)
+
+
+def marker_of(zarray: bytes) -> str | None:
+    """Return the attempt that a ``.zarray`` names; None for another program's, or a damaged one."""
+    try:
+        return parse_zarray(zarray).marker
+    except TreeringError:
+        return None
 
 
 @add_hint("use another copy of the directory")

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from typing import Final, TypeAlias
 
 from treering._checkpoint.detect import Form
-from treering._codec.zarr import ZarrArray, chunk_bytes, chunk_count, chunk_name, parse_zarray, zarray_bytes
+from treering._codec.zarr import ZarrArray, chunk_bytes, chunk_count, chunk_name, marker_of, parse_zarray, zarray_bytes
 from treering._format.index import Index
 from treering._format.listing import FileRecord, Listing, Place, list_index
 from treering._leaves.documents.foreign import add_structure, foreign_record
@@ -21,8 +21,7 @@ from treering._leaves.documents.join import join_records
 from treering._leaves.documents.record import LeavesRecord, OpenBranch, arrays_of
 from treering._printable import kind_of
 from treering._store.failures import LinkRefusedError, naming_file
-from treering._store.leaves_folder.moves import marker_of
-from treering._store.leaves_folder.open_leaves import OpenLeaves
+from treering._store.leaves_api import OpenLeaves
 from treering._store.leaves_places import open_leaves
 from treering._values.human import join_first, near, pluralize
 from treering._values.leaves_names import ZARRAY

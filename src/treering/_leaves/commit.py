@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Final
 
 from treering._codec.key_document import is_empty, unindexed_attempts
-from treering._codec.zarr import ZarrArray, parse_zarray
+from treering._codec.zarr import ZarrArray, marker_of, parse_zarray
 from treering._coordination.message_board import sweep_messages
 from treering._leaves.branches import judge_branch, read_branches, read_zarray
 from treering._leaves.documents import index as leaves_index
@@ -28,9 +28,8 @@ from treering._leaves.documents.update import (
 )
 from treering._store.api import Store
 from treering._store.failures import LinkRefusedError, naming_file, taken_meanwhile
+from treering._store.leaves_api import LeavesSave, OlderAttempts, Update
 from treering._store.leaves_folder.leaves_folder import LeavesFolder
-from treering._store.leaves_folder.moves import marker_of
-from treering._store.leaves_folder.open_leaves import LeavesSave, OlderAttempts, Update
 from treering._store.leaves_places import begin_leaves_save, open_leaves
 from treering._store.resolve import is_on_disk
 from treering._values.checkpoint_names import is_message, is_message_folder

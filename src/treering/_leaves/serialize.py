@@ -38,7 +38,7 @@ from treering._leaves.documents.index import LEAVES_INDEX
 from treering._leaves.documents.record import MOST_AXES, LeavesRecord, arrays_of
 from treering._leaves.plan import LeavesSaveOptions, PlannedLeaves, plan_leaves, shared_boxes
 from treering._leaves.shares import LeafShares, part_of, read_part
-from treering._store.leaves_folder.open_leaves import LeafWriter, LeavesSave
+from treering._store.leaves_api import LeafWriter, LeavesSave
 from treering._store.leaves_folder.staged_leaves import JoinedLeaves, StagedLeaves
 from treering._store.leaves_places import join_leaves_save
 from treering._store.resolve import find_at, is_on_disk, leaves_path, require_shared

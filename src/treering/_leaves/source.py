@@ -32,7 +32,7 @@ from treering._leaves.documents.join import join_records
 from treering._leaves.documents.record import OpenBranch
 from treering._plan.exchange import StoredChunk
 from treering._store.api import Reader, Version
-from treering._store.leaves_folder.open_leaves import OpenLeaves
+from treering._store.leaves_api import OpenLeaves
 from treering._store.leaves_places import open_leaves
 from treering._store.resolve import opened_store
 from treering._values.boxes import picked_shape, size_of, whole

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from treering._store.leaves_api import LeafWriter, LeavesSave, OpenLeaves, Unfinished
 from treering._store.leaves_folder.leaves_folder import LeavesFolder
-from treering._store.leaves_folder.open_leaves import LeafWriter, LeavesSave, OpenLeaves, Unfinished
 from treering._store.leaves_folder.staged_leaves import JoinedLeaves, StagedLeaves
 from treering._store.resolve import is_on_disk, located, store_at
 

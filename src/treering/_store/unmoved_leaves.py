@@ -21,15 +21,7 @@ from treering._codec.key_document import empty_index, find_attempts, is_empty, i
 from treering._store.api import Document, Outcome, Reader, Store
 from treering._store.crew import Crew, FirstError, map_together
 from treering._store.failures import DataFileMissingError, missing_error, naming, with_errno
-from treering._store.leaves_folder.open_leaves import (
-    LeafWriter,
-    LeavesSave,
-    MakeUpdate,
-    OlderAttempts,
-    OpenLeaves,
-    SmallFiles,
-    Update,
-)
+from treering._store.leaves_api import LeafWriter, LeavesSave, MakeUpdate, OlderAttempts, OpenLeaves, SmallFiles, Update
 from treering._store.pieces import Buffer, pieces
 from treering._values import leaves_names
 from treering._values.checkpoint_names import INDEX as CHECKPOINT

@@ -11,7 +11,7 @@ from treering._format.index import LeafType
 from treering._leaves.documents.index import IndexBranch, LeavesIndex, parse_leaves_index, record_of
 from treering._leaves.documents.record import LeavesRecord
 from treering._leaves.documents.update import unfinished_update, update_for
-from treering._store.leaves_folder.open_leaves import Move
+from treering._store.leaves_api import Move
 from treering.errors import TreeringError
 
 FIRST, SECOND = "1" * 16, "2" * 16

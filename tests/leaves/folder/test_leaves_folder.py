@@ -27,9 +27,9 @@ from tests.leaves.folder.directories import (
 )
 from tests.store.platforms import without_dir_fd
 from treering._store.failures import DataFileMissingError, LinkRefusedError
+from treering._store.leaves_api import Update
 from treering._store.leaves_folder.leaves_folder import LeavesFolder
 from treering._store.leaves_folder.moves import sync_folders, sync_written
-from treering._store.leaves_folder.open_leaves import Update
 from treering._store.posix import descriptors
 from treering._store.posix.folder import Folder
 from treering._store.posix.folder_tree import FolderTree

@@ -22,7 +22,7 @@ from treering._leaves.documents.join import LazySequence
 from treering._leaves.documents.record import OpenBranch, first_checksums
 from treering._store.api import Reader
 from treering._store.failures import DataFileMissingError
-from treering._store.leaves_folder.open_leaves import OpenLeaves, SmallFiles
+from treering._store.leaves_api import OpenLeaves, SmallFiles
 from treering._values.boxes import Box
 from treering._values.checksums import SMALLEST_BLOCK, block_checksums, block_count
 from treering._values.human import pluralize

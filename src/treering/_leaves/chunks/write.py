@@ -25,7 +25,7 @@ from treering._arrays.outgoing import DescribedLeaves, HeldBox, read_checked
 from treering._codec.array_bytes import holds_wire_bytes, wire_blocks
 from treering._codec.zarr import ZarrArray, chunk_box, chunk_bytes, chunk_count, chunk_name, item_dtype, zarray_bytes
 from treering._codec.zarr_chunks import encode
-from treering._store.leaves_folder.open_leaves import LeafWriter
+from treering._store.leaves_api import LeafWriter
 from treering._store.memory_pool import MemoryPool
 from treering._values.boxes import Box, contains, intersection, relative, shape_of, slices
 from treering._values.checksums import block_bytes, block_checksums, block_count

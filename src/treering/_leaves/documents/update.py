@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 
 from treering._leaves.documents import index as leaves_index
 from treering._leaves.documents.record import LeavesRecord, attempt_of, encode_record, find_overlap, parse_record
-from treering._store.leaves_folder.open_leaves import Move, OlderAttempts, Update
+from treering._store.leaves_api import Move, OlderAttempts, Update
 from treering.errors import CorruptError, FormatError, MismatchError, TreeringError, UnsupportedError
 
 

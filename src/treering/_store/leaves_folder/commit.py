@@ -16,9 +16,9 @@ from typing import Self
 
 from treering._codec.key_document import find_attempts
 from treering._store.failures import LinkRefusedError, with_errno
+from treering._store.leaves_api import Unfinished, Update
 from treering._store.leaves_folder import moves
 from treering._store.leaves_folder.leaves_folder import AS_FOLDER, index_bytes, list_attempts
-from treering._store.leaves_folder.open_leaves import Unfinished, Update
 from treering._store.pieces import write_all
 from treering._store.posix import descriptors
 from treering._store.posix.folder import Folder, FolderLock

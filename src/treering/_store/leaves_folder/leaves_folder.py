@@ -17,7 +17,7 @@ from typing import TypeVar
 from treering._codec.key_document import unindexed_attempts
 from treering._store.api import LARGEST_DOCUMENT
 from treering._store.failures import DataFileMissingError, missing_error, naming, with_errno
-from treering._store.leaves_folder.open_leaves import OpenLeaves, SmallFiles
+from treering._store.leaves_api import OpenLeaves, SmallFiles
 from treering._store.open_folder import shown_names
 from treering._store.posix import descriptors, folder
 from treering._store.posix.folder import Folder, resolved_folder

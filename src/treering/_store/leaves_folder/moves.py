@@ -15,10 +15,10 @@ from collections import deque
 from collections.abc import Iterable
 from typing import NoReturn
 
-from treering._codec.zarr import number_of_chunk, parse_zarray
+from treering._codec.zarr import marker_of, number_of_chunk, parse_zarray
 from treering._store.crew import FirstError, work_together
 from treering._store.failures import LinkRefusedError, with_errno
-from treering._store.leaves_folder.open_leaves import Move
+from treering._store.leaves_api import Move
 from treering._store.posix import descriptors
 from treering._store.posix.folder import Folder
 from treering._store.posix.folder_tree import FILE, FOLDER, OTHER, FolderTree, Parts
@@ -27,14 +27,6 @@ from treering.errors import CorruptError, ExistsError, TreeringError
 
 _ABSENT = (FileNotFoundError, NotADirectoryError, LinkRefusedError)
 _OCCUPIED = frozenset({errno.ENOTEMPTY, errno.EEXIST, errno.EACCES, errno.EPERM})
-
-
-def marker_of(zarray: bytes) -> str | None:
-    """Return the attempt that a ``.zarray`` names; None for another program's, or a damaged one."""
-    try:
-        return parse_zarray(zarray).marker
-    except TreeringError:
-        return None
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,10 +15,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from treering._store.failures import LinkRefusedError, missing_error, naming, with_errno
+from treering._store.leaves_api import LeafWriter, LeavesSave, MakeUpdate, Unfinished
 from treering._store.leaves_folder.commit import AttemptFolder, LeavesCommit, sweep_unfinished
 from treering._store.leaves_folder.leaves_folder import has_saver, open_below
 from treering._store.leaves_folder.moves import sync_written
-from treering._store.leaves_folder.open_leaves import LeafWriter, LeavesSave, MakeUpdate, Unfinished
 from treering._store.pieces import Buffer
 from treering._store.posix import descriptors
 from treering._store.posix.folder import Folder, make_folder, remove_folders, resolved_folder, sync_parent
