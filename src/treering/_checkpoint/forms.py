@@ -83,6 +83,7 @@ def open_source(
 
 def stream_source(path: str | os.PathLike[str], files: contextlib.ExitStack) -> Source:
     """Open what stands at ``path`` to read it a piece at a time where that can be; raises as `open_source` does."""
+    path = kept(path)
     with asking(once=True):
         if detect(path) is Form.MSGPACK:
             return cast("Source", _import("_wire.msgpack_source:stream_msgpack")(path, files))

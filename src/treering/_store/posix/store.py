@@ -17,6 +17,7 @@ from typing import Final
 
 from treering._store import api
 from treering._store.api import ANY, Document, Entry, Held, Kind, Locks, Outcome, Store, Transaction, Version
+from treering._store.failures import naming
 from treering._store.pieces import Buffer, write_all
 from treering._store.posix import descriptors, open_descriptor
 from treering._store.posix.folder import (
@@ -389,7 +390,9 @@ class PosixTransaction(Transaction):
         """
         self._made = []
         if self._store.above is None:
-            self._made = make_folder(self._store.resolved())
+            with naming(os.fspath(self._store.path), "write"):  # named here: it is nothing that went meanwhile
+                target = self._store.resolved()
+            self._made = make_folder(target)
         else:
             self._store.above.folder.make_folder(self._store.path.name)
 
