@@ -17,8 +17,7 @@ PAGE = Path(__file__).with_name("api-on-one-page.md")
 _VERBS = ("save", "load", "open", "save_async", "export", "convert", "abstract", "inspect", "verify", "diff", "bucket")
 _CLASSES = ("Run", "KeepLast", "KeepEvery", "KeepBest", "SaveEvery", "KeyMap", "KeyRule")
 _MODULES = (
-    "checkpoint", "run", "retention", "cadence", "serialization", "leaves", "sharding", "tree", "formats", "testing",
-    "errors",
+    "checkpoint", "run", "rules", "serialization", "leaves", "sharding", "tree", "formats", "testing", "errors",
 )  # fmt: skip
 _WIDTH = 118
 _HEAD = """# The API on one page

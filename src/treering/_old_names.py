@@ -78,7 +78,12 @@ def _with_options(
     signature = inspect.signature(function)
     named = [one for one in signature.parameters.values() if one.kind is not one.VAR_KEYWORD]
     named += [
-        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=defaults.get(name), annotation=kind)
+        inspect.Parameter(
+            name,
+            inspect.Parameter.KEYWORD_ONLY,
+            default=defaults.get(name),
+            annotation=getattr(kind, "__forward_arg__", kind),  # a TypedDict wraps what is written as text
+        )
         for name, kind in options.items()
     ]
     return signature.replace(parameters=named)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import io
 from collections.abc import Callable
 from pathlib import Path
@@ -120,3 +121,11 @@ def test_what_is_not_there_is_said(tmp_path: Path) -> None:
     treering.save(tmp_path / "ckpt", ARRAYS)
     with pytest.raises(MismatchError, match="did you mean 'big'"):
         treering.abstract(tmp_path / "ckpt", only="bog")
+
+
+def test_large_texts_stay_in_a_file_in_gzip_form_too(tmp_path: Path) -> None:
+    treering.save(tmp_path / "a.msgpack", {"text": "é" * 5000, "w": np.ones(3)})
+    (tmp_path / "a.msgpack.gz").write_bytes(gzip.compress((tmp_path / "a.msgpack").read_bytes()))
+    plain, packed = (treering.abstract(tmp_path / name) for name in ("a.msgpack", "a.msgpack.gz"))
+    assert packed == plain
+    assert isinstance(packed["text"], treering.checkpoint.OpaqueLeaf)

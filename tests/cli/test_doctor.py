@@ -567,6 +567,17 @@ def test_hostile_indexes_end_well(tmp_path: Path) -> None:
     assert "is a link" in doctor(tmp_path / "link", 1)["problems"][0]
 
 
+@posix
+def test_a_link_to_a_data_file_is_no_reason_for_another_copy(tmp_path: Path) -> None:
+    tr.save(tmp_path / "ckpt", {"w": np.ones(3)})
+    (data,) = (tmp_path / "ckpt").glob("data-*")
+    data.rename(tmp_path / "elsewhere")
+    data.symlink_to(tmp_path / "elsewhere")
+    (problem,) = doctor(tmp_path / "ckpt", 1)["problems"]
+    assert "(cp -L)" in problem
+    assert "use another copy" not in problem
+
+
 @pytest.mark.usefixtures("all_seen")
 def test_many_attempts_are_shown_in_short(tmp_path: Path) -> None:
     for number in range(300):

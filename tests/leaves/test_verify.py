@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import gzip
 import json
 import os
 import shutil
@@ -296,6 +297,45 @@ def test_a_claim_of_more_chunks_than_can_be_counted(tmp_path: Path) -> None:
     assert 1 <= len(found.findings) <= 101
     assert refusal(path)
     assert tr.inspect(path).nbytes > 0
+
+
+def _foreign(path: Path, **zarray: Any) -> Path:
+    """Make the array ``w`` of another program, and return its folder."""
+    (folder := path / "w").mkdir()
+    document = {"dtype": "<f4", "order": "C", "zarr_format": 2, "compressor": None, "fill_value": None, "filters": None}
+    (folder / ".zarray").write_text(json.dumps(document | zarray))
+    index = {"format": "tensorstore", "prefixes": {}, "arrays": [{"path": "w"}]}
+    (path / INDEX).write_text(json.dumps(index))
+    return folder
+
+
+def test_no_memory_is_taken_for_a_chunk_that_no_file_of_its_size_holds(tmp_path: Path) -> None:
+    folder = _foreign(tmp_path, shape=[1 << 40], chunks=[1 << 40], compressor={"id": "gzip", "level": 1})
+    (folder / "0").write_bytes(gzip.compress(bytes(16)))
+    (finding,) = tr.verify(tmp_path).findings
+    assert (finding.key, finding.file) == ("w", "w/0")
+    assert "no gzip of" in finding.problem
+
+
+def test_of_many_lost_chunks_some_are_told(tmp_path: Path) -> None:
+    (_foreign(tmp_path, shape=[300], chunks=[1]) / "0").write_bytes(bytes(4))
+    found = tr.verify(tmp_path).findings
+    assert len(found) == 100
+    assert found[0].problem == "lacks a chunk file"
+    assert found[-1].problem == "lacks a chunk file, and there may be more like it"
+
+
+def test_a_link_to_a_folder_of_chunks_is_a_finding(tmp_path: Path) -> None:
+    (path := tmp_path / "x").mkdir()
+    folder = _foreign(path, shape=[2, 2], chunks=[1, 1], dimension_separator="/")
+    for row in (folder / "0", tmp_path / "elsewhere"):
+        row.mkdir()
+        for chunk in (row / "0", row / "1"):
+            chunk.write_bytes(bytes(4))
+    (folder / "1").symlink_to(tmp_path / "elsewhere")
+    found = tr.verify(path).findings
+    assert [finding.file for finding in found] == ["w/1/0", "w/1/1"]
+    assert all("is a link" in finding.problem for finding in found)
 
 
 def test_an_index_that_lists_nothing(tmp_path: Path) -> None:

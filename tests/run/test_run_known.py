@@ -338,6 +338,22 @@ def test_the_steps_that_decide_are_enough(facts: list[StepFacts], keep: Policy |
             assert fact.step not in kept_by(keep, [*lasting, fact])
 
 
+def test_a_rule_of_the_users_own_is_given_the_steps_in_order(tmp_path: Path) -> None:
+    class KeepFirst(Policy):
+        def kept(self, facts: Any) -> dict[int, tuple[str, ...]]:
+            asked.append([fact.step for fact in facts])
+            return {facts[0].step: ("first",)}
+
+    asked: list[list[int]] = []
+    with tr.Run(tmp_path / "run", keep=KeepFirst()) as run:
+        for step in range(5):
+            run.save(step, {"w": 1.5})
+            run.wait()
+    assert run.steps() == [0, 4]
+    assert asked
+    assert asked == [sorted(steps) for steps in asked]
+
+
 def test_a_rule_of_the_users_own_is_decided_by_all() -> None:
     class Odd(Policy):
         def kept(self, facts: Any) -> dict[int, tuple[str, ...]]:

@@ -111,7 +111,10 @@ def read_index(path: str | os.PathLike[str]) -> Index:
     Raises:
         NotFoundError, FormatError, UnsupportedError, CorruptError, StoreError: as `open_source`.
     """
-    with contextlib.ExitStack() as files:
+    path = kept(path)
+    with asking(once=True), contextlib.ExitStack() as files:
+        if detect(path) is Form.GZIP:  # opening it would make every array and text
+            return cast("Index", _import("_wire.msgpack_source:index_records")(list_headers(path).root))
         return stream_source(path, files).index
 
 

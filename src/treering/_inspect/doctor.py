@@ -247,8 +247,11 @@ def _measure(wanted: Iterable[_WantedFile], what: str) -> tuple[int, list[str]]:
                 )
         except NotFoundError:
             problem = "is missing"
-        except (LinkRefusedError, CorruptError, StoreError) as error:
+        except CorruptError as error:
             problem = f"cannot be opened ({error})"
+        except (LinkRefusedError, StoreError) as error:  # which is no damage, and says what to do
+            problems.append(f"{name} cannot be opened: {error}")
+            continue
         if problem is not None:
             problems.append(f"{name} {problem}; use another copy of {what}")
     return total, problems

@@ -12,8 +12,7 @@ from collections.abc import Iterator, Sequence
 from operator import itemgetter, ne
 from typing import Final
 
-import numpy as np
-
+from treering._arrays.buffers import aligned_empty
 from treering._arrays.incoming import ReadRequest
 from treering._arrays.jobs import Progress, Tally, Work, run_all
 from treering._codec.zarr import ZarrArray, chunk_bytes, chunk_count, chunk_name, zarray_bytes
@@ -358,15 +357,16 @@ def _read_others(source: LeavesSource, leaves: Sequence[LeafFiles], findings: Fi
     for leaf in leaves:
         if leaf.leaf in known or (leaf.branch.verified and leaf.zarr.plain):
             continue
-        jobs = (functools.partial(_read_chunk, source, leaf, each, findings) for each in range(chunk_count(leaf.zarr)))
+        read, chunks = functools.partial(_read_chunk, source, leaf, findings), range(chunk_count(leaf.zarr))
         try:
             leaf.files.require_names(leaf.place)
-            work.jobs.extend(jobs)
-            work.nbytes += chunk_count(leaf.zarr) * chunk_bytes(leaf.zarr)
-        except CorruptError:
+            work.jobs.extend(functools.partial(read, each) for each in chunks)
+            work.nbytes += len(chunks) * chunk_bytes(leaf.zarr)
+        except (CorruptError, LinkRefusedError, StoreError) as error:
+            require_damage(error)
             bad = 0
-            for job in jobs:  # more than there are files; some are enough
-                bad += job()
+            for each in chunks:  # more than there are files; some are enough
+                bad += read(each, more=", and there may be more like it" if bad == _MOST_FINDINGS - 1 else "")
                 if bad == _MOST_FINDINGS:
                     break
     run_all(work, Tally(0, None))
@@ -376,7 +376,7 @@ def _read_others(source: LeavesSource, leaves: Sequence[LeafFiles], findings: Fi
             _read_text(source, leaf, findings)
 
 
-def _read_chunk(source: LeavesSource, leaf: LeafFiles, number: int, findings: Findings) -> int:
+def _read_chunk(source: LeavesSource, leaf: LeafFiles, findings: Findings, number: int, more: str = "") -> int:
     """Read one chunk, and unpack it where its bytes are not those of the array; return how many findings that gave."""
     try:
         if leaf.zarr.plain:
@@ -384,12 +384,15 @@ def _read_chunk(source: LeavesSource, leaf: LeafFiles, number: int, findings: Fi
                 for start in range(0, file.size, _PIECE_BYTES):
                     file.read(start, min(_PIECE_BYTES, file.size - start))
         else:
-            read_chunk(leaf.files, leaf.place, number, np.empty(leaf.zarr.chunks, source.arrays.dtype_of(leaf.leaf)))
+            if chunk_bytes(leaf.zarr) >= _PIECE_BYTES:  # sizes in documents may be any: memory is taken after this
+                leaf.files.open_chunk(leaf.place, number).close()
+            room = aligned_empty(leaf.zarr.chunks, source.arrays.dtype_of(leaf.leaf))
+            read_chunk(leaf.files, leaf.place, number, room)
     except (CorruptError, LinkRefusedError, StoreError) as error:
         require_damage(error)
         lost = isinstance(error.__cause__, DataFileMissingError)
         problem = "lacks a chunk file" if lost else cannot_be_read(error)
-        findings.add(leaf, number, (0, _size_of(source, leaf, number)), problem)
+        findings.add(leaf, number, (0, _size_of(source, leaf, number)), problem + more)
         return 1
     return 0
 

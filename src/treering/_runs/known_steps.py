@@ -163,7 +163,7 @@ class KnownSteps:
             StoreError: the system refuses.
         """
         while True:
-            known = list(self.records.values())
+            known = [self.records[step] for step in sorted(self.records)]  # a look puts its step last
             going = removable(keep, known)
             by_presence, by_value = find_deciders(keep, known, going)
             if len(by_presence) > _FEW:  # were the newest one gone, the step that was just saved might go in its favour
