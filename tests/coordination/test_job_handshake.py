@@ -396,3 +396,19 @@ def test_late_agreement_is_kept(tmp_path: Path, others: Others) -> None:
     came.set()
     second = call(tmp_path, LEADER)
     assert (second.number, others.brought) == (2, [second.job.encode(), b""])
+
+
+def test_a_save_of_another_thread_may_end_while_one_is_released(monkeypatch: pytest.MonkeyPatch) -> None:
+    call = Call(job="", number=1, processes=LEADER, timeout=1.0, doing="save", begun=1)
+
+    class Ending:
+        """A job whose other save ends between any two looks at it."""
+
+        looks = iter((dataclasses.replace(call, begun=2), None))
+
+        @property
+        def open(self) -> Call | None:
+            return next(self.looks)
+
+    monkeypatch.setattr(job_handshake, "_job_of", lambda _: Ending())
+    job_handshake.release(call)

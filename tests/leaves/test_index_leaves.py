@@ -18,6 +18,7 @@ from jax.sharding import PartitionSpec as P
 from tests.folders import listing
 from tests.leaves.saved import INDEX, arrays_at, index_at, put, stored, visible
 from tests.trees import assert_same
+from treering._store.leaves_folder import moves
 from treering.errors import CorruptError, FormatError, MismatchError, NotFoundError, StoreError
 from treering.leaves import index_leaves, tree_serialize_leaves
 
@@ -375,3 +376,45 @@ def test_links_are_no_arrays(tmp_path: Path) -> None:
     (tmp_path / "d" / "link").symlink_to(tmp_path / "outside")
     index_leaves(tmp_path / "d")
     assert arrays_at(tmp_path / "d") == {"w": (2, "float32")}
+
+
+@pytest.mark.parametrize("separator", [".", "/"])
+def test_an_array_that_an_index_lists_twice_is_replaced_by_two_saves_at_once(separator: str, tmp_path: Path) -> None:
+    path = tmp_path / "d"
+    (path / "m" / "w").mkdir(parents=True)
+    array = {"shape": [3], "chunks": [3], "dtype": "<f4", "order": "C", "fill_value": 0, "compressor": None}
+    array |= {"filters": None, "zarr_format": 2, "dimension_separator": separator}
+    (path / "m" / "w" / ".zarray").write_text(json.dumps(array))  # without chunks: tensorstore leaves zeros out
+    entry = {"path": "m/w", "shape": [3], "dtype": "float32"}
+    index = {"format": "tensorstore", "version": "2.0", "prefixes": {"m": [entry]}, "arrays": [entry]}
+    (path / INDEX).write_text(json.dumps(index))
+    left(path, {"x": np.ones(2)})
+    left(path, {"y": np.ones(3)}, "m")
+    index_leaves(path)
+    assert_same(stored(path, None), {"x": np.ones(2)}, restored=False)
+    assert_same(stored(path, "m"), {"y": np.ones(3)}, restored=False)
+    assert not (path / "m" / "w").exists()
+
+
+def test_two_saves_whose_moves_were_cut_short_do_not_clear_each_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "d"
+    (path / "m" / "w").mkdir(parents=True)
+    array = {"shape": [3], "chunks": [3], "dtype": "<f4", "order": "C", "fill_value": 0, "compressor": None}
+    (path / "m" / "w" / ".zarray").write_text(json.dumps({**array, "filters": None, "zarr_format": 2}))
+    entry = {"path": "m/w", "shape": [3], "dtype": "float32"}
+    index = {"format": "tensorstore", "version": "2.0", "prefixes": {"m": [entry]}, "arrays": [entry]}
+    (path / INDEX).write_text(json.dumps(index))
+    left(path, {"x": np.ones(2)})
+    left(path, {"w": np.full(3, 7.0)}, "m")
+
+    def die(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(moves, "sync_folders", die)
+        with pytest.raises(KeyboardInterrupt):
+            index_leaves(path)
+    tree_serialize_leaves(path, {"q": np.ones(1)}, prefix="z")
+    assert_same(stored(path, "m"), {"w": np.full(3, 7.0)}, restored=False)

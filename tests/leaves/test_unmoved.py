@@ -13,7 +13,7 @@ import pytest
 import treering as tr
 from tests import faults
 from tests.command import ended
-from tests.store.objects.memory_bucket import MemoryBucket, use_for_memory
+from tests.store.objects.memory_bucket import CountingBucket, MemoryBucket, use_for_memory
 from tests.trees import assert_unchanged
 from treering._leaves.commit import begin_save
 from treering._store import resolve
@@ -496,3 +496,16 @@ def test_a_copy_from_a_disk_is_read_and_saved_into(path: str, tmp_path: Path) ->
     assert_unchanged(exact(path, "model"), OTHER)
     # What is at key paths stays: another program may have put it there.
     assert {name for name in before if name.startswith("model/")} <= names(path)
+
+
+def test_stale_messages_are_not_looked_at_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    counting, looks = CountingBucket(), []
+    use_for_memory(monkeypatch, counting)
+    for count in (0, 0, 20):
+        with store_at("memory://stale") as store:
+            for number in range(count):
+                store.put(f".treering-0123456789abcd{number:02}-verdict", b"{}")
+        counting.asked.clear()
+        tree_serialize_leaves("memory://stale", OTHER)
+        looks.append(counting.asked.count("Head"))
+    assert looks[2] <= looks[1] + 20  # whether the attempt of each has a saver

@@ -19,6 +19,7 @@ from tests.on_disk import vote_name
 from tests.store.checkpoints import data_names, folder_at, journal_name, load, names_in, save, write
 from tests.store.platforms import PLATFORMS, without_locks
 from treering._store.objects.store import ObjectStore
+from treering._store.posix.store import PosixStore
 from treering._store.resolve import located, store_at
 from treering.errors import BusyError, ExistsError, NotDirectoryError, NotFoundError, StoreError
 
@@ -609,3 +610,29 @@ def test_messages_of_an_attempt_that_came_after_the_first_listing_stay(monkeypat
     with folder_at(path, overwrite=True):
         assert store.find(vote_name(DEAD, 1)) is not None
         assert store.find(vote_name("f" * 16, 1)) is None
+
+
+@pytest.mark.parametrize("written", [False, True])
+def test_an_interrupt_after_the_folder_was_closed_is_raised(
+    written: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = folder_at(tmp_path / "a")
+    real, struck = PosixStore.close, []
+
+    def close(store: PosixStore) -> None:
+        real(store)
+        if not struck:
+            struck.append(store)
+            raise KeyboardInterrupt
+
+    def fail() -> None:
+        with contextlib.closing(folder), folder:
+            if written:
+                write(folder, b"treering")
+            monkeypatch.setattr(PosixStore, "close", close)
+            raise Stop
+
+    with pytest.raises(KeyboardInterrupt):
+        fail()
+    assert struck
+    assert not (tmp_path / "a").exists()

@@ -438,8 +438,9 @@ class CheckpointFolder(AttemptFiles):
         if not committed:
             # Whoever came into them meanwhile has put a file there, or meets a missing folder and begins again.
             self._transaction.unmake()
+        self._begun = False  # before the place is closed: called again, nothing more is looked for in it
         self._store.close()
-        self._opened = self._begun = False
+        self._opened = False
         self._transaction = self._store.transaction()  # which has made nothing
 
     def _undone(self, store: Store) -> bool:

@@ -194,7 +194,8 @@ def next_sequence(path: Path, processes: Processes, *, timeout: float, doing: st
 def release(call: Call) -> None:
     """Leave it to the caller to tell the others how a counted save ends: `counted_save` does so until then."""
     job = _job_of(call.processes)
-    if job.open is not None and job.open.begun == call.begun:
+    found = job.open  # read once: another thread may end its own save meanwhile
+    if found is not None and found.begun == call.begun:
         job.open = None
 
 

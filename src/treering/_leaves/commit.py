@@ -66,7 +66,9 @@ def _messages_in(store: Store) -> list[str]:
         found = store.find(name)
         return found is not None and found.is_file
 
-    return [name for name in store.names() if is_message_folder(name) or (is_message(name) and is_file(name))]
+    names = [name for name in store.names() if is_message_folder(name) or is_message(name)]
+    # A bucket has no links, and each look there is a request.
+    return names if store.asks_by_request else [name for name in names if is_message_folder(name) or is_file(name)]
 
 
 def commit_record(

@@ -49,22 +49,26 @@ class ReplacedFiles:
 def survey(tree: FolderTree, moves: Iterable[Move]) -> ReplacedFiles:
     """Return which files of the leaves that saves replace are to go: chunks, and last the ``.zarray`` that proves it.
 
-    A folder that is not there, or that has a link on its way, holds nothing of a leaf; one whose ``.zarray`` names the
-    attempt itself was moved there already.
+    A folder that is not there, or that has a link on its way, holds nothing of a leaf; one whose ``.zarray`` names an
+    attempt that is moved was moved there already.
 
     Raises:
         OSError: the system refused.
     """
     replaced = ReplacedFiles()
-    for attempt, folder in [(move.attempt, folder) for move in moves for folder in move.cleared]:
+    moves = tuple(moves)
+    moving = {move.attempt for move in moves}
+    for folder in [folder for move in moves for folder in move.cleared]:
         with contextlib.suppress(*_ABSENT, CorruptError):
             parts = parts_of(folder)
             replaced.folders.add(parts)
             found = replaced.staying[parts] = tree.scan(parts)
             text = tree.read_small(parts, ZARRAY) if found.get(ZARRAY) == FILE else None
-            if text is not None and marker_of(text) != attempt:
+            if text is not None and marker_of(text) not in moving:
                 _survey_chunks(tree, parts, text, replaced)
-                replaced.files.setdefault(parts, []).append(ZARRAY)
+                names = replaced.files.setdefault(parts, [])
+                if ZARRAY not in names:  # two branches may list one array, as another program's index does
+                    names.append(ZARRAY)
     for parts, names in replaced.files.items():
         for name in names:
             del replaced.staying[parts][name]
