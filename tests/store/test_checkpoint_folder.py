@@ -617,7 +617,8 @@ def test_an_interrupt_after_the_folder_was_closed_is_raised(
     written: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = folder_at(tmp_path / "a")
-    real, struck = PosixStore.close, []
+    real = PosixStore.close
+    struck: list[PosixStore] = []
 
     def close(store: PosixStore) -> None:
         real(store)
