@@ -151,7 +151,7 @@ def _remove_below(store: Store, folder: str, names: Iterable[str] | None = None)
     with contextlib.suppress(FileNotFoundError):
         with open_below(store, folder) as below:
             below.remove(*(filter(is_message, below.names()) if names is None else names))
-        store.at(folder).transaction().drop()
+        store.at(folder).remove("")
 
 
 def holds_messages(store: Store, name: str) -> bool:

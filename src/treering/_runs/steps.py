@@ -22,7 +22,7 @@ from treering._runs.removal import NOT_READ, superseded_steps
 from treering._store.crew import map_together
 from treering._store.failures import naming_file
 from treering._store.open_folder import find_index_at
-from treering._store.resolve import find_at, located, open_file, root_of, store_at
+from treering._store.resolve import find_at, located, open_file, places_at, store_at
 from treering._store.run_folder import AT_ONCE, RUN_DOCUMENT, RunFolder, step_name, step_of_name
 from treering._values.checkpoint_names import INDEX
 from treering._values.human import steps_text
@@ -115,7 +115,7 @@ def _other(place: Path) -> str | None:
         if find_index_at(place, follow=False) is not None:
             whole = step_of_name(place.name) is None and read_digest(_head(place / INDEX)) is not None
             return _OWN if whole else None
-        items = sorted(root_of(place).places(place))[:_ITEMS]
+        items = sorted(places_at(place))[:_ITEMS]
         found_in = (name_folder(each) for each in (place, *(place / item for item in items)))
         return next((other for other in found_in if other), None)
     return None

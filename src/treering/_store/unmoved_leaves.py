@@ -230,7 +230,6 @@ class JoinedAttempt(LeafWriter):
         self._written: list[str] = []
         with naming(self._shown, "write"), contextlib.ExitStack() as undo:
             self._open(undo)
-            self._transaction.require_space(nbytes)
             undo.pop_all()
         self._queue = RequestQueue()
 
@@ -326,7 +325,6 @@ class LeavesAttempt(JoinedAttempt, LeavesSave):
                 with contextlib.suppress(OSError):  # what stays is swept by a later save
                     self._remove(self.attempt)
                     self._transaction.abort()
-                    self._transaction.unmake()
         finally:
             self._transaction.close()
             super().close()
@@ -381,8 +379,6 @@ class LeavesAttempt(JoinedAttempt, LeavesSave):
             raise with_errno(error, errno.EEXIST, self._shown)
 
     def _open(self, undo: contextlib.ExitStack) -> None:
-        self._transaction.make()
-        undo.callback(self._transaction.unmake)
         self.store.open()
         undo.callback(self.store.close)
         self._require_no_checkpoint()
