@@ -18,7 +18,6 @@ from typing import Protocol, Self
 
 from treering._coordination.messages import PrepareMessage
 from treering._store.api import LARGEST_MESSAGE, Store, open_below
-from treering._store.failures import LinkRefusedError
 from treering._store.resolve import is_folder, opened_store
 from treering._values import timing
 from treering._values.checkpoint_names import (
@@ -29,7 +28,7 @@ from treering._values.checkpoint_names import (
     is_prepare,
 )
 from treering._values.human import pluralize
-from treering.errors import CorruptError
+from treering.errors import CorruptError, LinkRefusedError
 
 
 class MessageBoard(Protocol):

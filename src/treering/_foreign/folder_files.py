@@ -14,7 +14,7 @@ from treering._codec.documents import decode_text, parse_json
 from treering._format.index import DataFile
 from treering._store.api import require_range
 from treering._store.failures import naming
-from treering._store.opened_files import OpenedFiles
+from treering._store.open_folder import OpenedFiles
 from treering._store.resolve import find_at, is_seen, names_at, open_file, opened_store, settled
 from treering._values.human import pluralize
 from treering.errors import CorruptError, NotFoundError

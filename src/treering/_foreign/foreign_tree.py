@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from treering._arrays.source import Source
     from treering._foreign.folder_files import FolderFiles
     from treering._foreign.grid_arrays import GridLeaf
-    from treering._store.opened_files import OpenedFiles
+    from treering._store.open_folder import OpenedFiles
     from treering._view.progress import Progress
 
 _SHOWN = 5
@@ -253,7 +253,7 @@ def make_source(tree: ForeignTree, *, mapped: bool) -> Source:
     """Return a foreign tree to read leaves of."""
     from treering._arrays.source import Source
     from treering._foreign.grid_arrays import ForeignArrays
-    from treering._store.opened_files import OpenedFiles
+    from treering._store.open_folder import OpenedFiles
 
     grids = {leaf: make() for leaf, make in tree.grids.items()}
     arrays = ForeignArrays(tree.index, tree.files, grids, mapped=mapped, threads=tree.threads, crcs=tree.crcs)

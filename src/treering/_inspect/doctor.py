@@ -24,7 +24,7 @@ from treering._leaves.documents.index import parse_leaves_index
 from treering._leaves.documents.record import OpenBranch
 from treering._leaves.documents.update import unfinished_update
 from treering._store.api import Reader, Store
-from treering._store.failures import LinkRefusedError, naming, naming_file
+from treering._store.failures import naming, naming_file
 from treering._store.leaves_places import open_leaves
 from treering._store.open_folder import OpenFolder, is_removed, key_content, shown_names
 from treering._store.orphans import scan_folder
@@ -34,7 +34,15 @@ from treering._values import checkpoint_names, leaves_names, timing
 from treering._values.checkpoint_names import INDEX
 from treering._values.human import duration_text, pluralize
 from treering._values.processes import Life
-from treering.errors import CorruptError, FormatError, NotFoundError, StoreError, TreeringError, UnsupportedError
+from treering.errors import (
+    CorruptError,
+    FormatError,
+    LinkRefusedError,
+    NotFoundError,
+    StoreError,
+    TreeringError,
+    UnsupportedError,
+)
 
 _BROKEN: Final = (CorruptError, FormatError, UnsupportedError)
 # A save that is committed while we look makes files of the index before vanish.

@@ -27,14 +27,14 @@ from treering._leaves.documents.update import (
     update_in_attempts,
 )
 from treering._store.api import Store
-from treering._store.failures import LinkRefusedError, naming_file, taken_meanwhile
+from treering._store.failures import naming_file, taken_meanwhile
 from treering._store.leaves_api import LeavesSave, OlderAttempts, Update
 from treering._store.leaves_folder.leaves_folder import LeavesFolder
 from treering._store.leaves_places import begin_leaves_save, open_leaves
 from treering._store.resolve import is_on_disk
 from treering._values.checkpoint_names import is_message, is_message_folder
 from treering._values.human import join_first
-from treering.errors import CorruptError, FormatError, NotFoundError, UnsupportedError
+from treering.errors import CorruptError, FormatError, LinkRefusedError, NotFoundError, UnsupportedError
 
 
 def begin_save(path: Path, attempt: str | None = None, *, live: Collection[str] = (), nbytes: int = 0) -> LeavesSave:

@@ -21,14 +21,22 @@ from treering._coordination.message_board import sweep_messages
 from treering._format.document import read_names, read_summary
 from treering._format.run_document import SupersededSteps, encode_superseded, find_note, parse_superseded
 from treering._store.api import Document, Held, NamesIn, Outcome, Store, Transaction
-from treering._store.failures import LinkRefusedError, naming, naming_file, with_errno
+from treering._store.failures import naming, naming_file, with_errno
 from treering._store.open_folder import find_index, index_document, key_content
 from treering._store.run_folder import LEFT_DOCUMENT, RunFolder, step_name
 from treering._store.waiting import has_waiting_names, list_names, listed_in, remove_waiting, sweep_old
 from treering._values import checkpoint_names
 from treering._values.checkpoint_names import INDEX, is_data, is_message, is_message_folder
 from treering._values.telemetry import report
-from treering.errors import BusyError, CorruptError, FormatError, NotFoundError, TreeringError, UnsupportedError
+from treering.errors import (
+    BusyError,
+    CorruptError,
+    FormatError,
+    LinkRefusedError,
+    NotFoundError,
+    TreeringError,
+    UnsupportedError,
+)
 
 
 def remove_step(run: RunFolder, step: int, names_in: NamesIn, attempt_of: Callable[[bytes], str | None]) -> bool:

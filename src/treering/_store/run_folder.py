@@ -19,11 +19,11 @@ from typing import Final
 from treering._codec.key_document import HEAD_BYTES, SMALL_TOMBSTONE, is_tombstone, is_tombstone_size
 from treering._store.api import Closable, Entry, Kind, Outcome, Store, Version, open_below
 from treering._store.crew import map_together
-from treering._store.failures import LinkRefusedError, naming
+from treering._store.failures import naming
 from treering._store.open_folder import find_index, index_document, is_removed
 from treering._store.resolve import find_at, is_on_disk, opened_store
 from treering._values.checkpoint_names import INDEX, is_data
-from treering.errors import NotFoundError, StoreError
+from treering.errors import LinkRefusedError, NotFoundError, StoreError
 
 RUN_DOCUMENT: Final = "run.json"
 """Name of the document about all steps."""

@@ -20,13 +20,13 @@ from typing import Final
 from treering._codec.key_document import empty_index, find_attempts, is_empty, is_tombstone, unindexed_attempts
 from treering._store.api import Document, Outcome, Reader, Store
 from treering._store.crew import Crew, FirstError, map_together
-from treering._store.failures import DataFileMissingError, missing_error, naming, with_errno
+from treering._store.failures import missing_error, naming, with_errno
 from treering._store.leaves_api import LeafWriter, LeavesSave, MakeUpdate, OlderAttempts, OpenLeaves, SmallFiles, Update
 from treering._store.pieces import Buffer, pieces
 from treering._values import leaves_names
 from treering._values.checkpoint_names import INDEX as CHECKPOINT
 from treering._values.leaves_names import ATTEMPTS, INDEX, MARKER, RECORD, is_attempt, parts_of, staged_leaves
-from treering.errors import BusyError, CorruptError, ExistsError, NotFoundError
+from treering.errors import BusyError, CorruptError, DataFileMissingError, ExistsError, NotFoundError
 
 
 class StoredLeaves(OpenLeaves):

@@ -21,7 +21,7 @@ from treering._format.index import Chunks, Container, DataFile, Index, LeafType,
 from treering._format.listing import LeafRecord, list_msgpack
 from treering._printable import show_path
 from treering._store.api import Reader
-from treering._store.opened_files import OpenedFiles
+from treering._store.open_folder import OpenedFiles
 from treering._store.resolve import open_file
 from treering._values.boxes import Box, boxes_of_range, size_of
 from treering._values.checksums import block_bytes

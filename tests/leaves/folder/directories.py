@@ -14,11 +14,11 @@ import pytest
 
 from tests import faults
 from treering._codec.zarr import ZarrArray, chunk_names, parse_zarray, zarray_bytes
-from treering._store.failures import DataFileMissingError
 from treering._store.leaves_api import MakeUpdate, Move, OlderAttempts, Update
 from treering._store.leaves_folder import moves
 from treering._store.leaves_folder.leaves_folder import LeavesFolder
 from treering._store.leaves_folder.staged_leaves import JoinedLeaves, StagedLeaves
+from treering.errors import DataFileMissingError
 
 Staging = StagedLeaves
 Joined = JoinedLeaves

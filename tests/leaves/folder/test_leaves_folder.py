@@ -26,7 +26,6 @@ from tests.leaves.folder.directories import (
     write,
 )
 from tests.store.platforms import without_dir_fd
-from treering._store.failures import DataFileMissingError, LinkRefusedError
 from treering._store.leaves_api import Update
 from treering._store.leaves_folder.leaves_folder import LeavesFolder
 from treering._store.leaves_folder.moves import sync_folders, sync_written
@@ -34,7 +33,14 @@ from treering._store.posix import descriptors
 from treering._store.posix.folder import Folder
 from treering._store.posix.folder_tree import FolderTree
 from treering._values.leaves_names import attempt_folder
-from treering.errors import CorruptError, NotDirectoryError, NotFoundError, StoreError
+from treering.errors import (
+    CorruptError,
+    DataFileMissingError,
+    LinkRefusedError,
+    NotDirectoryError,
+    NotFoundError,
+    StoreError,
+)
 from treering.leaves import index_leaves
 
 ATTEMPT = "0123456789abcdef"

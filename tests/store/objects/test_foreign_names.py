@@ -17,8 +17,8 @@ from torture.bucket_servers import BucketServer
 from torture.gcs_fake import GcsFake
 from treering._store.objects import connect, obstore_stores
 from treering._store.objects.client import ObstoreClient
-from treering._store.objects.foreign_names import how_to_remove
 from treering._store.objects.requests import List
+from treering._store.objects.signed_requests import how_to_remove
 from treering.errors import StoreError
 
 KEYS = [

@@ -15,19 +15,19 @@ from collections.abc import Callable, Collection, Sequence
 from typing import Self
 
 from treering._codec.key_document import find_attempts
-from treering._store.failures import LinkRefusedError, with_errno
+from treering._store.failures import with_errno
 from treering._store.leaves_api import Unfinished, Update
 from treering._store.leaves_folder import moves
 from treering._store.leaves_folder.leaves_folder import AS_FOLDER, index_bytes, list_attempts
 from treering._store.pieces import write_all
 from treering._store.posix import descriptors
+from treering._store.posix.descriptors import OpenDescriptor
 from treering._store.posix.folder import Folder, FolderLock
 from treering._store.posix.folder_tree import FolderTree, Parts
-from treering._store.posix.open_descriptor import OpenDescriptor
 from treering._values import leaves_names, timing
 from treering._values.checkpoint_names import LOCK_FILE
 from treering._values.leaves_names import ATTEMPTS, RECORD, attempt_folder
-from treering.errors import BusyError, StoreError
+from treering.errors import BusyError, LinkRefusedError, StoreError
 
 _TRIES = 20
 

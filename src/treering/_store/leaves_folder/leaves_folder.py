@@ -16,7 +16,7 @@ from typing import TypeVar
 
 from treering._codec.key_document import unindexed_attempts
 from treering._store.api import LARGEST_DOCUMENT
-from treering._store.failures import DataFileMissingError, missing_error, naming, with_errno
+from treering._store.failures import missing_error, naming, with_errno
 from treering._store.leaves_api import OpenLeaves, SmallFiles
 from treering._store.open_folder import shown_names
 from treering._store.posix import descriptors, folder
@@ -28,7 +28,7 @@ from treering._values.checkpoint_names import INDEX as CHECKPOINT
 from treering._values.checkpoint_names import is_message, is_message_folder
 from treering._values.human import pluralize
 from treering._values.leaves_names import INDEX
-from treering.errors import CorruptError, FormatError, NotFoundError, StoreError, TreeringError
+from treering.errors import CorruptError, DataFileMissingError, FormatError, NotFoundError, StoreError, TreeringError
 
 # Where a save turns a leaf into a branch or the reverse, a file is met where a folder was, or a folder in its place.
 _ABSENT = (FileNotFoundError, NotADirectoryError, IsADirectoryError)

@@ -17,13 +17,13 @@ from typing import NoReturn
 
 from treering._codec.zarr import marker_of, number_of_chunk, parse_zarray
 from treering._store.crew import FirstError, work_together
-from treering._store.failures import LinkRefusedError, with_errno
+from treering._store.failures import with_errno
 from treering._store.leaves_api import Move
 from treering._store.posix import descriptors
 from treering._store.posix.folder import Folder
 from treering._store.posix.folder_tree import FILE, FOLDER, OTHER, FolderTree, Parts
 from treering._values.leaves_names import ATTEMPTS, ZARRAY, parts_of, staged_leaves
-from treering.errors import CorruptError, ExistsError, TreeringError
+from treering.errors import CorruptError, ExistsError, LinkRefusedError, TreeringError
 
 _ABSENT = (FileNotFoundError, NotADirectoryError, LinkRefusedError)
 _OCCUPIED = frozenset({errno.ENOTEMPTY, errno.EEXIST, errno.EACCES, errno.EPERM})

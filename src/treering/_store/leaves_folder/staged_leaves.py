@@ -14,7 +14,7 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
-from treering._store.failures import LinkRefusedError, missing_error, naming, with_errno
+from treering._store.failures import missing_error, naming, with_errno
 from treering._store.leaves_api import LeafWriter, LeavesSave, MakeUpdate, Unfinished
 from treering._store.leaves_folder.commit import AttemptFolder, LeavesCommit, sweep_unfinished
 from treering._store.leaves_folder.leaves_folder import has_saver, open_below
@@ -29,7 +29,7 @@ from treering._store.posix.writing import write_content
 from treering._values import timing
 from treering._values.checkpoint_names import INDEX as CHECKPOINT
 from treering._values.leaves_names import ATTEMPTS, INDEX, PENDING, RECORD, parts_of, staged_leaves
-from treering.errors import ExistsError, TreeringError, UnsupportedError
+from treering.errors import ExistsError, LinkRefusedError, TreeringError, UnsupportedError
 
 # Writeback is started when the file is closed; all files are made durable together, before the commit.
 _BEGUN_EARLY = 1 << 20

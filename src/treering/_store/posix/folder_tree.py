@@ -15,11 +15,11 @@ import stat
 import threading
 from collections.abc import Iterator, Sequence
 
-from treering._store.failures import LinkRefusedError
 from treering._store.pieces import write_all
 from treering._store.posix import descriptors, folder
+from treering._store.posix.descriptors import OpenDescriptor
 from treering._store.posix.folder import Folder, sync_folder
-from treering._store.posix.open_descriptor import OpenDescriptor
+from treering.errors import LinkRefusedError
 
 Parts = tuple[str, ...]
 """The way to a folder below the open one; none for itself."""
