@@ -37,7 +37,7 @@ from treering._format.index import Index, LeafType
 from treering._format.selection import Selection, drop_leaves, select
 from treering._keymap.key_map import KeyMap, check_key_map
 from treering._store.asked import asking
-from treering._store.resolve import require_outside, require_path, settled
+from treering._store.resolve import require_outside, require_path, resolved
 from treering._tree.flatten import flatten
 from treering._values.telemetry import report
 from treering._view.progress import Progress, showing
@@ -100,7 +100,7 @@ def require_target(source: str | os.PathLike[str], save: SaveOptions, options: C
     """
     check_key_map(options.key_map)
     writer = find_writer(save.path, save.shown, options.to)
-    if not writer.suffix or settled(save.path) == settled(source):  # a file may lie beside those of a folder
+    if not writer.suffix or resolved(save.path) == resolved(source):  # a file may lie beside those of a folder
         require_outside(source, save.path, save.shown)
     settle(source)
     settle(save.path)

@@ -225,7 +225,7 @@ class _CheckpointShare:
         if isinstance(self._folder, CheckpointFolder):
             self._folder.others_are_done()
         elif self._folder is not None:
-            self._folder.withdraw()
+            self._folder.abort()
 
     def finish(self) -> None:
         pass

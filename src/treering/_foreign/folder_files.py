@@ -15,7 +15,7 @@ from treering._format.index import DataFile
 from treering._store.api import require_range
 from treering._store.failures import naming
 from treering._store.open_folder import OpenedFiles
-from treering._store.resolve import find_at, is_seen, names_at, open_file, opened_store, settled
+from treering._store.resolve import find_at, is_seen, names_at, open_file, opened_store, resolved
 from treering._values.human import pluralize
 from treering.errors import CorruptError, NotFoundError
 
@@ -60,7 +60,7 @@ class FolderFiles:
 
     def __init__(self, place: Path, files: contextlib.ExitStack) -> None:
         self.place = place
-        self._inside = settled(place)
+        self._inside = resolved(place)
         self._open: dict[str, Reader] = {}
         self._files = files
         self._lock = threading.Lock()
@@ -188,7 +188,7 @@ class FolderFiles:
         if "\0" in name or not {"", ".", ".."}.isdisjoint(parts):
             raise CorruptError(f"the name {name!r:.200} leads out of the folder")
         place = self.place.joinpath(*parts)
-        if not settled(place).is_relative_to(self._inside):
+        if not resolved(place).is_relative_to(self._inside):
             hint = "treering follows no link out of a checkpoint"
             raise CorruptError(f"{name!r:.200} is a link that leads out of the folder", hint=hint)
         return place

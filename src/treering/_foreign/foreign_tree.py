@@ -19,7 +19,7 @@ from treering._format.findings import Finding, Verification
 from treering._format.index import MAX_LEVELS, Chunks, Container, DataFile, Index, LeafType, Token, leaf_bytes
 from treering._format.listing import Listing, list_index
 from treering._store.api import Reader
-from treering._store.resolve import is_seen, located, settled
+from treering._store.resolve import is_seen, located, resolved
 from treering._values.boxes import Box, size_of, whole
 from treering._values.checksums import block_bytes
 from treering._values.dtypes import itemsize_of
@@ -336,7 +336,7 @@ def compare_hashes(files: Sequence[object], findings: list[Finding]) -> str | No
 
 def _hash_in_name(file: Reader) -> str | None:
     """Return the hash that a file of the cache of the hub has as its name; None for every other file."""
-    place = settled(file.path)
+    place = resolved(file.path)
     is_blob = place.parent.name == "blobs" and _BLOB.fullmatch(place.name) and is_seen(place.parents[1] / "snapshots")
     return place.name if is_blob else None
 

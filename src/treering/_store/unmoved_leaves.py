@@ -19,7 +19,7 @@ from typing import Final
 
 from treering._codec.key_document import empty_index, find_attempts, is_empty, is_tombstone, unindexed_attempts
 from treering._store.api import Document, Outcome, Reader, Store
-from treering._store.crew import Crew, FirstError, map_together
+from treering._store.crew import FirstError, ThreadPool, map_together
 from treering._store.failures import missing_error, naming, with_errno
 from treering._store.leaves_api import LeafWriter, LeavesSave, MakeUpdate, OlderAttempts, OpenLeaves, SmallFiles, Update
 from treering._store.pieces import Buffer, pieces
@@ -156,13 +156,13 @@ class RequestQueue:
     def __init__(self) -> None:
         self._jobs: queue.Queue[Callable[[], object] | None] = queue.Queue(_WAITING)
         self._failure = FirstError()
-        self._crew = Crew(self._work, THREADS)
-        self._crew.__enter__()
+        self._threads = ThreadPool(self._work, THREADS)
+        self._threads.__enter__()
 
     def add(self, job: Callable[[], object]) -> None:
         """Run a job soon; raises the first error of any."""
         self._failure.reraise()
-        if self._crew.size:
+        if self._threads.size:
             self._jobs.put(job)
         else:
             job()
@@ -176,9 +176,9 @@ class RequestQueue:
         """End the threads; jobs that have not begun are left out. May be called twice."""
         with self._failure:
             raise _Closed
-        for _ in range(self._crew.size):
+        for _ in range(self._threads.size):
             self._jobs.put(None)
-        self._crew.close()
+        self._threads.close()
 
     def _work(self) -> None:
         while (job := self._jobs.get()) is not None:

@@ -21,7 +21,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Self
 
-from treering._store.crew import Crew, FirstError
+from treering._store.crew import FirstError, ThreadPool
 from treering._store.failures import naming, taken_meanwhile
 from treering._store.pieces import Buffer, pieces, write_all
 from treering._store.posix import descriptors
@@ -320,7 +320,7 @@ class Ring:
         self._abandoned = False
         self._memory: mmap.mmap | None = None
         self._views: list[memoryview] = []
-        self._crew = Crew(self._drain, THREADS)
+        self._threads = ThreadPool(self._drain, THREADS)
         self._free: queue.SimpleQueue[memoryview] = queue.SimpleQueue()
         self._full: queue.SimpleQueue[tuple[memoryview, int, int] | None] = queue.SimpleQueue()
 
@@ -331,7 +331,7 @@ class Ring:
         self._block, *others = self._views[1:]
         for block in others:
             self._free.put(block)
-        self._crew.__enter__()
+        self._threads.__enter__()
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
@@ -384,14 +384,14 @@ class Ring:
     def _submit(self, length: int) -> None:
         self._full.put((self._block, length, self._offset))
         self._offset += length
-        if not self._crew.size:
+        if not self._threads.size:
             self._full.put(None)
             self._drain()
 
     def _stop(self) -> None:
-        for _ in range(self._crew.size):
+        for _ in range(self._threads.size):
             self._full.put(None)
-        self._crew.close()
+        self._threads.close()
 
     def _drain(self) -> None:
         # A block comes back whatever happens to it: the caller never waits for one in vain.
