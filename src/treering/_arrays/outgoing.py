@@ -383,7 +383,7 @@ class DividedSave:
     """The leaves as this process sees them."""
     stored: Sequence[int]
     """The leaves that lie in files; the plan counts these."""
-    plan: SavePlan
+    plan: SavePlan[Box]
     """The plan of all."""
 
     def files(self, attempt: str, processes: Iterable[int]) -> SaveLayout:
@@ -405,11 +405,11 @@ class DividedSave:
             found: dict[int, list[Row]] = {}
             mine: list[Row] = []
             sizes: list[int] = []
-            for part in self.plan.parts_of(process):
-                leaf = self.stored[part.leaf]
+            for number, box in self.plan.parts_of(process):
+                leaf = self.stored[number]
                 kind = leaves.leaf_types[leaf]
-                mine.append((leaf, None if part.box == whole(shapes[kind]) else part.box))
-                sizes.append(itemsizes[kind] * size_of(part.box))
+                mine.append((leaf, None if box == whole(shapes[kind]) else box))
+                sizes.append(itemsizes[kind] * size_of(box))
             for row, file in zip(mine, files_by_position(sizes, counts[process], FILE_BYTES), strict=True):
                 found.setdefault(file, []).append(row)
             rows += found.values()
@@ -420,7 +420,7 @@ class DividedSave:
 
 
 def divide_save(
-    keys: Sequence[str], leaves: DescribedLeaves, processes: int, plan: SavePlan | None = None
+    keys: Sequence[str], leaves: DescribedLeaves, processes: int, plan: SavePlan[Box] | None = None
 ) -> DividedSave:
     """Divide leaves among processes, by a ``plan`` that was made for leaves that are alike.
 

@@ -95,9 +95,9 @@ class TreePlan:
 
     def _wanted(self, *, host_local: bool) -> Iterator[Row]:
         leaves, plan = self.leaves, self.divided()
-        for part in plan.plan.parts_of(self.processes.this):
-            if plan.stored[part.leaf] in leaves.spread:
-                yield plan.stored[part.leaf], part.box
+        for number, box in plan.plan.parts_of(self.processes.this):
+            if plan.stored[number] in leaves.spread:
+                yield plan.stored[number], box
         for number in leaves.sources:
             if number not in leaves.spread and (
                 host_local or self.processes.is_coordinator or self.flat.kinds[number] in ("jax", "key")
@@ -161,7 +161,7 @@ class _Entry:
 
     def __init__(self, tree: Any, flat: Flattened, leaves: DescribedLeaves, processes: Processes) -> None:
         self.layout: tuple[Chunks, list[bytes]] | None = None
-        self.plan: SavePlan | None = None
+        self.plan: SavePlan[Box] | None = None
         self._flat = dataclasses.replace(flat, leaves=[])
         self._structure = KnownStructure(tree, flat)
         self._leaves = KnownLeaves(flat, leaves, processes)
@@ -194,7 +194,7 @@ def _rows(leaves: DescribedLeaves) -> list[Row]:
     rows: list[Row] = [(number, None) for number, sources in leaves.sources.items() if len(sources) == 1]
     numbers = [number for number, sources in leaves.sources.items() if len(sources) > 1]
     parts = plan_save(list(map(leaves.layout_of, numbers)), 1).parts_of(0)
-    return rows + [(numbers[part.leaf], part.box) for part in parts]
+    return rows + [(numbers[number], box) for number, box in parts]
 
 
 def _shared_out(leaves: DescribedLeaves, rows: Sequence[Row]) -> list[list[Row]]:
