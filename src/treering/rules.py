@@ -17,7 +17,7 @@ from collections.abc import Collection, Sequence
 from typing import Any, Generic, Literal, Never, TypeVar
 
 from treering._format.run_document import StepFacts
-from treering._store.run_folder import HIGHEST_STEP
+from treering._values.checkpoint_names import HIGHEST_STEP
 from treering._values.human import duration_text, interval_of, interval_text, near, require_count
 from treering.errors import UnsupportedError
 
