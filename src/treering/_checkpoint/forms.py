@@ -7,13 +7,12 @@ looks at headers needs neither jax nor numpy. A new form is one module with thes
 from __future__ import annotations
 
 import contextlib
-import importlib
 import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
 
-from treering._checkpoint.detect import Form, detect
+from treering._checkpoint.detect import Form, detect, import_function
 from treering._store.asked import asking
 from treering._store.open_folder import OpenFolder
 from treering._store.resolve import kept
@@ -77,7 +76,9 @@ def open_source(
         StoreError: the system refuses.
     """
     if shared is not None:
-        return cast("Source", _import(_FORMS[Form.CHECKPOINT].source)(path, files, mapped=mapped, shared=shared))
+        return cast(
+            "Source", import_function(_FORMS[Form.CHECKPOINT].source)(path, files, mapped=mapped, shared=shared)
+        )
     return cast("Source", _call("source", path, files, mapped=mapped))
 
 
@@ -86,7 +87,7 @@ def stream_source(path: str | os.PathLike[str], files: contextlib.ExitStack) -> 
     path = kept(path)
     with asking(once=True):
         if detect(path) is Form.MSGPACK:
-            return cast("Source", _import("_wire.msgpack_source:stream_msgpack")(path, files))
+            return cast("Source", import_function("_wire.msgpack_source:stream_msgpack")(path, files))
         return open_source(path, files, mapped=False)
 
 
@@ -102,7 +103,7 @@ def read_source(
     """
     with contextlib.ExitStack() as files:
         source = open_source(path, files, mapped=mapped, shared=shared)
-        yield source if key_map is None else _import("_arrays.mapped_source:map_source")(source, key_map)
+        yield source if key_map is None else import_function("_arrays.mapped_source:map_source")(source, key_map)
 
 
 def read_index(path: str | os.PathLike[str]) -> Index:
@@ -114,7 +115,7 @@ def read_index(path: str | os.PathLike[str]) -> Index:
     path = kept(path)
     with asking(once=True), contextlib.ExitStack() as files:
         if detect(path) is Form.GZIP:  # opening it would make every array and text
-            return cast("Index", _import("_wire.msgpack_source:index_records")(list_headers(path).root))
+            return cast("Index", import_function("_wire.msgpack_source:index_records")(list_headers(path).root))
         return stream_source(path, files).index
 
 
@@ -165,11 +166,6 @@ def _call(task: str, path: str | os.PathLike[str], *given: Any, **named: Any) ->
         # What a save replaces while it is opened is looked at again.
         with asking(once=form not in _REPLACED):
             if function := getattr(_FORMS[form] if isinstance(form, Form) else _FOREIGN, task):
-                return _import(function)(path, *given, **named)
-            read = _import(getattr(_FORMS[Form.CHECKPOINT], task))
-            return _import("_runs.steps:of_latest")(path, lambda step: read(step, *given, **named))
-
-
-def _import(name: str) -> Any:
-    module, _, function = name.partition(":")
-    return getattr(importlib.import_module(f"treering.{module}"), function)
+                return import_function(function)(path, *given, **named)
+            read = import_function(getattr(_FORMS[Form.CHECKPOINT], task))
+            return import_function("_runs.steps:of_latest")(path, lambda step: read(step, *given, **named))

@@ -26,8 +26,8 @@ from treering._checkpoint.save_folder import begin_call, write_folder, write_sha
 from treering._checkpoint.save_options import FILE_SUFFIXES, SaveOptions
 from treering._coordination.job_handshake import counted_save, release
 from treering._coordination.operations import Call
+from treering._store.open_folder import refuse_linked
 from treering._store.resolve import absolute, new_folder_path, require_shared, settled
-from treering._store.run_folder import refuse_linked
 from treering._values.processes import Processes
 from treering._values.telemetry import phase, report
 from treering._view.progress import showing
