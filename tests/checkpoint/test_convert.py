@@ -21,9 +21,9 @@ from tests.trees import assert_same_arrays
 from treering import KeyMap, KeyRule
 from treering._arrays import source_arrays
 from treering._arrays.source import Source
-from treering._checkpoint import forms
-from treering._checkpoint.targets import LOSSES
-from treering._foreign import write_flax, write_npz
+from treering._checkpoint import forms, save_msgpack
+from treering._checkpoint.forms import LOSSES
+from treering._foreign import write_npz
 from treering._store import resolve
 from treering.errors import BusyError, CorruptError, ExistsError, MismatchError, UnsupportedError
 
@@ -165,7 +165,7 @@ def test_flax_gets_the_bytes_that_it_writes_itself(tmp_path: Path, monkeypatch: 
     treering.convert(tmp_path / "leaf", tmp_path / "leaf.msgpack")
     assert treering.load(tmp_path / "leaf.msgpack").tolist() == [0, 1, 2]
     # Large arrays are in chunks, and are read again from them, a piece at a time.
-    monkeypatch.setattr(write_flax, "CHUNK_BYTES", 1000)
+    monkeypatch.setattr(save_msgpack, "CHUNK_BYTES", 1000)
     monkeypatch.setattr(source_arrays, "_PIECE_BYTES", 700)
     wide = {"w": np.arange(3 * 5 * 77).reshape(3, 5, 77)}
     treering.save(tmp_path / "wide", wide)

@@ -10,8 +10,8 @@ import pytest
 import treering
 from tests.store.objects.memory_bucket import CountingBucket
 from treering import serialization
+from treering._checkpoint import msgpack_source
 from treering._store.objects.requests import Put
-from treering._wire import msgpack_source
 
 DRAW = np.random.default_rng(0)
 SIZES = (0, 1, 1500, 2049, 5000, 9000, 40_000, 3, 100_000)

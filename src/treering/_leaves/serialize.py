@@ -19,11 +19,11 @@ from treering._arrays.source import Source
 from treering._arrays.source_arrays import describe_source
 from treering._background.writer import UNWATCHED, Watch
 from treering._checkpoint.detect import refuse_other_form
+from treering._checkpoint.forms import Loss, lost_leaves, lost_members
 from treering._checkpoint.joint_driver import require_value, save_jointly, tell_of_end
 from treering._checkpoint.save_folder import flatten_source
 from treering._checkpoint.save_options import SaveOptions, require_one_of
 from treering._checkpoint.signature import check_local, local_digests, match_signature, signature_of
-from treering._checkpoint.targets import Loss, lost_leaves, lost_members
 from treering._checkpoint.transaction import JoinedFolder
 from treering._codec.zarr import stored_dtype
 from treering._coordination.job_handshake import counted_save, next_sequence
