@@ -14,11 +14,10 @@ from typing import TYPE_CHECKING, Any, Final
 import jax
 import numpy as np
 
-from treering._arrays.buffers import on_host
 from treering._arrays.exchange import LeafForm, PartedLeaf, without_shards
 from treering._arrays.host import jax_holds
 from treering._arrays.incoming import ReadRequest
-from treering._arrays.jobs import Progress, split_by_bytes
+from treering._arrays.jobs import Progress, on_host, split_by_bytes
 from treering._arrays.source import Source
 from treering._format.index import leaf_bytes
 from treering._plan.exchange import Parts
