@@ -12,9 +12,8 @@ import numpy as np
 
 from treering._arrays.host import piece_buffers, to_host
 from treering._arrays.jobs import Progress, Tally
-from treering._arrays.outgoing import DescribedLeaves, HeldBox, SaveData, SaveLayout, describe_leaves
+from treering._arrays.outgoing import DescribedLeaves, HeldBox, SaveData, SaveLayout, describe_leaves, snapshot
 from treering._arrays.plan_cache import held_bytes
-from treering._arrays.snapshot import snapshot
 from treering._background.writer import UNWATCHED, Watch
 from treering._checkpoint.save_folder import make_index
 from treering._checkpoint.save_options import SaveOptions
