@@ -19,17 +19,18 @@ from typing import Any, Final, TypeVar
 import jax
 import xxhash
 
-from treering._arrays.delivered import BATCH_BYTES, Delivery, ReadProgress, finish, read_batches, take_parts
-from treering._arrays.divided_reading import (
+from treering._arrays.delivered import BATCH_BYTES, Delivery, ReadProgress, finish, read_batches
+from treering._arrays.exchange import (
     digest_common,
     divide,
+    exchange_parts,
     is_told_by_numbers,
     plan_digest,
     rounds,
     spans,
     state_digest,
+    take_parts,
 )
-from treering._arrays.exchange import exchange_parts
 from treering._arrays.host import job_processes, this_processes
 from treering._arrays.source import Source
 from treering._checkpoint.forms import read_checkpoint_index

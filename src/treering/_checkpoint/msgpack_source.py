@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from treering._arrays.buffers import SMALL_BYTES, SmallRoom, aligned_bytes
 from treering._arrays.incoming import StoredArrays
+from treering._arrays.jobs import SMALL_BYTES, SmallRoom, aligned_bytes
 from treering._arrays.source import Source, held_index
 from treering._codec.compression import GZIP_MAGIC, gzip_decompress
 from treering._codec.msgpack.scan import Scanner

@@ -9,9 +9,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 from treering._arrays.jobs import Progress, Tally
-from treering._arrays.outgoing import DescribedLeaves, HeldBox, SaveData, SaveLayout, describe_leaves
+from treering._arrays.outgoing import DescribedLeaves, HeldBox, SaveData, SaveLayout, describe_leaves, snapshot
 from treering._arrays.plan_cache import held_bytes
-from treering._arrays.snapshot import snapshot
 from treering._arrays.source import Source
 from treering._arrays.source_arrays import describe_source
 from treering._background.writer import UNWATCHED, Watch

@@ -19,7 +19,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 import treering
 from tests.checkpoint.together import Loading, loading
 from tests.store.objects.memory_bucket import CountingBucket
-from treering._arrays import buffers, incoming
+from treering._arrays import incoming, jobs
 from treering._arrays.incoming import ReadRequest
 from treering._checkpoint.copy_checkpoint import copy_checkpoint
 from treering._checkpoint.forms import open_source
@@ -189,7 +189,7 @@ def test_few_bytes_are_in_memory_beside_the_arrays(saved: Saved, monkeypatch: py
     monkeypatch.setattr(incoming, "_SLAB_BYTES", 128 << 10)
     held: list[int] = [0]
     rooms: list[int] = []
-    make, lock = buffers.aligned_bytes, threading.Lock()
+    make, lock = jobs.aligned_bytes, threading.Lock()
 
     def counted(nbytes: int) -> Any:
         room = make(nbytes)
