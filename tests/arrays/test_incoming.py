@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import treering
-from tests import meshes
+from tests import limits, meshes
 from tests.on_disk import INDEX, block_checksums, digest, signed_again
 from tests.properties.strategies import quick
 from tests.system_calls import spans_read
@@ -83,7 +83,7 @@ def test_large_arrays_are_aligned_for_jax(tmp_path: Path) -> None:
 
 
 def test_neighbouring_arrays_share_large_pages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(incoming, "_ROOM_BYTES", 1 << 20)
+    limits.lower(monkeypatch, shared_memory=1 << 20)
     rooms: list[int] = []
     together = jobs.aligned_together
 

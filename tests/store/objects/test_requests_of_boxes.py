@@ -17,6 +17,7 @@ import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import treering
+from tests import limits
 from tests.checkpoint.together import Loading, loading
 from tests.store.objects.memory_bucket import CountingBucket
 from treering._arrays import incoming, jobs
@@ -185,8 +186,7 @@ def test_through_a_map(saved: Saved) -> None:
 
 def test_few_bytes_are_in_memory_beside_the_arrays(saved: Saved, monkeypatch: pytest.MonkeyPatch) -> None:
     """What is read at once is bounded by the threads and the bytes of a group, however many leaves lie together."""
-    monkeypatch.setattr(incoming, "_FAR_GROUP_BYTES", 256 << 10)
-    monkeypatch.setattr(incoming, "_SLAB_BYTES", 128 << 10)
+    limits.lower(monkeypatch, far_group=256 << 10, slab=128 << 10)
     held: list[int] = [0]
     rooms: list[int] = []
     make, lock = jobs.aligned_bytes, threading.Lock()
