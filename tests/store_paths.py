@@ -25,7 +25,7 @@ from treering._store.objects.store import ObjectStore
 from treering._store.objects.transaction import ObjectTransaction
 from treering._store.objects.url import BucketPath, bucket_path
 from treering._store.resolve import find_at, open_file, store_at, write_file
-from treering._store.run_folder import LEFT_DOCUMENT
+from treering._values.checkpoint_names import LEFT_DOCUMENT
 from treering.errors import StoreError
 
 

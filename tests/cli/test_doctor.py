@@ -22,10 +22,10 @@ import treering as tr
 from tests.command import inside, treering
 from treering import leaves
 from treering._checkpoint.transaction import CheckpointFolder
-from treering._coordination.coordinator import coordinate
 from treering._coordination.message_board import PathMessageBoard
 from treering._coordination.messages import DecisionMessage, Failure, PrepareMessage, VoteMessage, VoteStage
 from treering._coordination.operations import Call, Get, Now, Put, Sleep
+from treering._coordination.two_phase_commit import coordinate
 from treering._inspect.doctor import diagnose
 from treering._store.orphans import Locks, seen_locks
 from treering._store.posix import descriptors

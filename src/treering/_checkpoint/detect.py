@@ -15,12 +15,12 @@ import re
 from collections import deque
 from collections.abc import Callable
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
-from treering._codec.gzip import GZIP_MAGIC, unzip_first
+from treering._codec.compression import GZIP_MAGIC, unzip_first
 from treering._printable import kind_of, shorten
 from treering._store.asked import asking, remembered
-from treering._store.open_folder import find_index_at
+from treering._store.open_folder import find_index_at, refuse_linked
 from treering._store.resolve import (
     absolute,
     find_at,
@@ -32,10 +32,9 @@ from treering._store.resolve import (
     places_at,
     store_at,
 )
-from treering._store.run_folder import RUN_DOCUMENT, WEIGHTS, RunFolder, refuse_linked, step_of_name
+from treering._values.checkpoint_names import RUN_DOCUMENT, step_of_name
 from treering._values.human import near
 from treering.errors import (
-    CorruptError,
     ExistsError,
     FormatError,
     NotFoundError,
@@ -51,6 +50,7 @@ READ_HERE: Final = (
 )
 """The forms that are read, for people."""
 
+_WEIGHTS: Final = ("model.safetensors", "model.safetensors.index.json")
 _NAMES_LISTED: Final = 1024
 _LONGEST_NAME: Final = 100
 FOLDER_NAMES: Final = {
@@ -451,20 +451,13 @@ def _folder(place: Path) -> Form | ForeignForm:
 
 def _is_run(place: Path) -> bool:
     """Tell whether a folder has steps, or the document that a run keeps about them."""
-    with RunFolder(place) as run:
-        if run.latest() is not None:
-            return True
-        data = run.read_document()
-    if data is None:
-        return False
-    from treering._format.run_document import parse_run
+    return bool(import_function("_runs.folder:has_run")(place))
 
-    try:
-        parse_run(data)
-    except (CorruptError, FormatError, UnsupportedError) as error:
-        # One of a newer version is a run's too.
-        return isinstance(error, FormatError)
-    return True
+
+def import_function(name: str) -> Any:
+    """Return the function ``module:name`` of a form, whose module is imported when something may be of that form."""
+    module, _, function = name.partition(":")
+    return getattr(importlib.import_module(f"treering.{module}"), function)
 
 
 def holds_arrays(place: Path) -> bool:
@@ -487,7 +480,7 @@ def _refuse_beside_leaves(place: Path) -> None:
         FormatError: it does. What reads one of the two by its name reads it still.
     """
     names = list(names_at(place))
-    others = dict.fromkeys(WEIGHTS, "a Hugging Face folder") | {RUN_DOCUMENT: "a run"}
+    others = dict.fromkeys(_WEIGHTS, "a Hugging Face folder") | {RUN_DOCUMENT: "a run"}
     found = [others[name] for name in names if name in others and (at := find_at(place / name)) and at.is_file]
     if not found and any(step_of_name(name) is not None and find_index_at(place / name) for name in names):
         found = ["a run"]

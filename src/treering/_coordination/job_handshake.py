@@ -28,9 +28,8 @@ from treering._coordination.messages import Failure, VoteMessage, VoteStage
 from treering._coordination.operations import Call, derive_attempt
 from treering._store.failures import naming
 from treering._store.resolve import located, opened_store, remove_made, resolved, store_at
-from treering._store.run_folder import step_of_name
 from treering._values import timing
-from treering._values.checkpoint_names import arrival_name, attempt_of_message, heartbeat_name
+from treering._values.checkpoint_names import arrival_name, attempt_of_message, heartbeat_name, step_of_name
 from treering._values.processes import Processes, format_processes
 from treering.errors import (
     CorruptError,

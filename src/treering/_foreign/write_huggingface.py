@@ -20,9 +20,7 @@ from treering._arrays.source import Source
 from treering._arrays.source_arrays import describe_source
 from treering._background.writer import Watch
 from treering._checkpoint.detect import refuse_other_form
-from treering._checkpoint.save_files import claim_at_end
-from treering._checkpoint.save_options import SaveOptions
-from treering._checkpoint.targets import (
+from treering._checkpoint.forms import (
     Loss,
     key_texts,
     lost_containers,
@@ -31,6 +29,8 @@ from treering._checkpoint.targets import (
     lost_names,
     refuse_others,
 )
+from treering._checkpoint.save_files import claim_at_end
+from treering._checkpoint.save_options import SaveOptions
 from treering._format.index import LeafType, leaf_bytes
 from treering._format.safetensors import DTYPES, LARGEST_HEADER, frame, header_text
 from treering._format.selection import Selection

@@ -12,7 +12,15 @@ from typing import TypeVar
 from treering._printable import show_path
 from treering._values.checkpoint_names import INDEX
 from treering._values.leaves_names import INDEX as LEAVES_INDEX
-from treering.errors import CorruptError, DataFileMissingError, ExistsError, FormatError, StoreError, TreeringError
+from treering.errors import (
+    CorruptError,
+    DataFileMissingError,
+    ExistsError,
+    FormatError,
+    LinkRefusedError,
+    StoreError,
+    TreeringError,
+)
 
 _Error = TypeVar("_Error", bound=OSError)
 
@@ -86,6 +94,12 @@ def missing_error(shown: str, name: str) -> DataFileMissingError:
     error = DataFileMissingError(f"{shown!r} is missing")
     error.name = name
     return with_errno(error, errno.ENOENT, shown)
+
+
+def link_error(shown: str) -> LinkRefusedError:
+    """Return the error for a link where only files and folders may be."""
+    hint = "put a file or folder of its own in its place (cp -L)"
+    return LinkRefusedError(f"{shown!r} is a link, which may lead anywhere", hint=hint)
 
 
 def taken_meanwhile(shown: str) -> ExistsError:

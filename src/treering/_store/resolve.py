@@ -188,6 +188,16 @@ def require_shared(path: str | os.PathLike[str]) -> None:
         raise UnsupportedError(f"{os.fspath(path)!r} is another place in each process of the job", hint=hint)
 
 
+def require_paths(path: str | os.PathLike[str], what: str, hint: str) -> None:
+    """Refuse a place where other libraries cannot write by the paths of files, for the reason that ``what`` says.
+
+    Raises:
+        UnsupportedError: the path is such a place.
+    """
+    if not is_on_disk(path):
+        raise UnsupportedError(what, hint=hint)
+
+
 def new_folder_path(path: str | os.PathLike[str]) -> Path:
     """Return the path of a folder to write.
 

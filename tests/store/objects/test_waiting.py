@@ -12,14 +12,12 @@ import numpy as np
 import pytest
 
 import treering as tr
+from tests import limits
 from tests.command import ended
 from tests.store.objects.in_memory import DAY, HOUR, TestBucket, install, store_in
-from treering._codec import key_document
 from treering._codec.key_document import attempts_in, encode_tombstone, is_tombstone, placeholder, superseded_in
 from treering._format.document import parse_index
 from treering._inspect.doctor import diagnose
-from treering._store import waiting
-from treering._store.objects import reading
 from treering._store.objects.requests import Answer, Delete, Get, Head, List, Put, Request, Status
 from treering._values.checkpoint_names import is_data, journal_of
 from treering._values.processes import Life
@@ -665,7 +663,7 @@ def test_an_index_that_is_replaced_while_it_is_read_is_read_again(
     bucket: TestBucket, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tr.save(PATH, tree(1))
-    monkeypatch.setattr(reading, "FIRST_BYTES", 64)
+    limits.lower(monkeypatch, first_read_of_objects=64)
     read_into = bucket.read_into
     replaced: list[str] = []
 
@@ -680,8 +678,7 @@ def test_an_index_that_is_replaced_while_it_is_read_is_read_again(
 
 
 def test_more_never_waits_than_an_index_may_list(bucket: TestBucket, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(key_document, "MOST_SUPERSEDED", 8)
-    monkeypatch.setattr(waiting, "_MOST_KEPT", 3)
+    limits.lower(monkeypatch, superseded_attempts=8, superseded_kept=3)
     for number in range(9):
         tr.save(PATH, tree(number), overwrite=True)
         bucket.wait(1)
