@@ -73,7 +73,7 @@ _LEAVES: Final = (
     Point(name="its chunks are not durable yet", place=f"{_STAGED}.make_durable", when="before", of="leader"),
     Point(name="its chunks are not durable yet", place=f"{_JOINED_LEAVES}.make_durable", when="before", of="follower"),
     Point(name="all parts are there", place=f"{_STAGED}.commit", when="before", of="leader"),
-    Point(name="the directory is locked", place=f"{_MOVING}.__enter__", when="after", of="leader"),
+    Point(name="the directory is locked", place=f"{_MOVING}._begin", when="after", of="leader"),
     Point(name="the index is not replaced yet", place=f"{_MOVING}._replace", when="before", of="leader"),
     Point(name="the index is replaced", place=f"{_MOVING}._replace", when="after", of="leader", done=True),
     Point(name="the files are moved", place=f"{_MOVING}._replace", when="before", of="leader", nth=2, done=True),

@@ -243,7 +243,7 @@ class StagedLeaves(_StagedFiles, LeavesSave):
         with naming(self._shown, "write"):
             self._make_durable(record)
             if update is not None:
-                with self._committing() as saving, saving:
+                with self._committing() as saving, saving:  # left twice, so that an interrupt cannot keep the lock
                     saving.change(lambda index: update(index, None))
                 return
             self._own.write(PENDING, b"")
@@ -275,8 +275,8 @@ class StagedLeaves(_StagedFiles, LeavesSave):
             undo.pop_all()
         self._made, self._own = made, own
 
-    def _committing(self) -> contextlib.closing[LeavesCommit]:
-        return contextlib.closing(LeavesCommit(self._open_folder, self._tree, self._own, self._unfinished, self._shown))
+    def _committing(self) -> LeavesCommit:
+        return LeavesCommit(self._open_folder, self._tree, self._own, self._unfinished, self._shown)
 
     def _make_durable(self, record: bytes) -> None:
         """Make the files durable, then the record: an attempt without one is whole to nobody."""
