@@ -49,7 +49,7 @@ def signature_of(flat: Flattened, leaves: DescribedLeaves) -> bytes:
     known: dict[tuple[int, int], bytes] = {}
     signature = array("Q")
     for number, key in enumerate(flat.keys):
-        kind, held = leaves.leaf_types[number], _shared(leaves, number)
+        kind, held = leaves.leaf_types[number], leaves.shared_by(number)
         if (facts := known.get((kind, id(held)))) is None:
             facts = known[kind, id(held)] = _facts(leaves.types[kind], held)
         signature.append(_leaf_digest(key, facts))
@@ -153,7 +153,7 @@ def leaf_text(leaves: DescribedLeaves, leaf: int) -> str:
     if not kind.stored:
         return kind.kind
     what = f"{kind.kind} {kind.dtype} {list(kind.shape or ())}"
-    if (held := _shared(leaves, leaf)) is None:
+    if (held := leaves.shared_by(leaf)) is None:
         return f"{what}, held by each process alone"
     boxes = [f"[{text_of(box)}] by {format_processes(owners)}" for box, owners in held[:_SHOWN_BOXES]]
     more = f" and {pluralize(len(held) - _SHOWN_BOXES, 'more boxes')}" if len(held) > _SHOWN_BOXES else ""
@@ -206,6 +206,26 @@ def check_local(
         raise _mismatch(what, lines, len(lines), hint)
 
 
+def pack_share(numbers: Sequence[array[int]], digests: bytes) -> bytes:
+    """Return what a process hands in, as bytes: some columns of numbers, and what `local_digests` gave.
+
+    Example:
+        >>> unpack_share(pack_share([array("Q", [7]), array("Q", [1, 2])], b"12345678"), 2)
+        ([array('Q', [7]), array('Q', [1, 2])], b'12345678')
+    """
+    return b"".join([pack_checksums(array("Q", map(len, numbers))), *map(pack_checksums, numbers), digests])
+
+
+def unpack_share(data: bytes, columns: int) -> tuple[list[array[int]], bytes]:
+    """Return the columns and the digests that a process handed in."""
+    at = _BYTES * columns
+    numbers = []
+    for count in unpack_checksums(data[:at]):
+        numbers.append(unpack_checksums(data[at : at + _BYTES * count]))
+        at += _BYTES * count
+    return numbers, data[at:]
+
+
 def _part(signature: bytes, leaf: int) -> bytes:
     return signature[_BYTES * leaf : _BYTES * leaf + _BYTES]
 
@@ -218,16 +238,10 @@ def _leaf_digest(key: str, facts: bytes) -> int:
     return xxhash.xxh3_64_intdigest(key.encode("utf-8", "surrogatepass") + b"\0" + facts)
 
 
-def _shared(leaves: DescribedLeaves, leaf: int) -> HeldBoxes | None:
-    """Return who holds a leaf that others than process 0 hold, None for one that is process 0's."""
-    held = leaves.spread.get(leaf)
-    return None if held is None or all(owners == (0,) for _, owners in held) else held
-
-
 def _local(keys: Sequence[str], leaves: DescribedLeaves, below: Sequence[str]) -> list[int]:
     """Return the leaves that are process 0's, at or below some keys if there are any."""
     opaque = {number for number, kind in enumerate(leaves.leaf_types) if leaves.types[kind].kind == "opaque"}
-    there = [n for n in range(len(leaves.leaf_types)) if n not in opaque and _shared(leaves, n) is None]
+    there = [n for n in range(len(leaves.leaf_types)) if n not in opaque and leaves.shared_by(n) is None]
     return [n for n in there if _is_below(below)(keys[n])] if below else there
 
 
