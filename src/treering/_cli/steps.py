@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Literal
 
 import click
 
+from treering._cli.main import GOOD, NO, write_lines
 from treering._cli.options import (
     JSON,
     RUN,
@@ -24,7 +25,6 @@ from treering._cli.options import (
     style_of,
     verb,
 )
-from treering._cli.terminal import GOOD, NO, write_lines
 from treering._store.resolve import located
 
 if TYPE_CHECKING:
