@@ -16,9 +16,8 @@ from typing import Any, Final, NamedTuple
 from treering._background.saves import reword, settle
 from treering._checkpoint.convert import ConvertOptions, convert_opened, convert_path, require_target
 from treering._checkpoint.detect import ForeignForm, Form, detect
-from treering._checkpoint.forms import stream_source
+from treering._checkpoint.forms import Loss, accept_losses, find_writer, stream_source
 from treering._checkpoint.save_options import SaveOptions
-from treering._checkpoint.targets import Loss, accept_losses, find_writer
 from treering._foreign.foreign_tree import ForeignSteps, find_steps, reading_partly
 from treering._format.document import INDEX_NAME, read_summary
 from treering._format.index import Index

@@ -150,7 +150,7 @@ class RunFolder:
             for step, index in small:
                 if index.modified + self.store.longest_delay < now:
                     with open_below(self.store, step_name(step)) as place:
-                        if not place.transaction().remove_tombstone(index):
+                        if not place.transaction().delete_tombstone(index):
                             return  # it cannot compare, so it will not remove the others either
 
     def _latest(self, without: Collection[int]) -> int | None:

@@ -23,7 +23,7 @@ from treering._runs.folder import GONE, RunFolder, attempt_in
 from treering._store.api import Document, Held, NamesIn, Outcome, Store, Transaction
 from treering._store.failures import LinkRefusedError, naming, with_errno
 from treering._store.open_folder import find_index, index_document, key_content
-from treering._store.waiting import has_waiting_names, list_names, listed_in, remove_waiting
+from treering._store.waiting import has_waiting_names, list_names, listed_in, remove_waiting, sweep_old
 from treering._values import checkpoint_names
 from treering._values.checkpoint_names import INDEX, is_data, is_message, is_message_folder, step_name
 from treering._values.telemetry import report
@@ -74,7 +74,7 @@ def remove_step(run: RunFolder, step: int, names_in: NamesIn, attempt_of: Callab
         if attempt is None:
             return False
         with report("remove", shown):
-            outcome = transaction.retire(checkpoint_names.tombstone_of(attempt), index.version)
+            outcome = transaction.delete(index.version, checkpoint_names.tombstone_of(attempt))
         if outcome is Outcome.LOST:
             return False
         if outcome is Outcome.UNKNOWN:
@@ -114,14 +114,14 @@ def tidy_step(
         names, removed = _look_into(folder)
         if not names:
             # Without its lock, for a saver that has just made it would then be told that it is busy.
-            folder.transaction().drop()
+            folder.remove("")
         there = INDEX in names
         messages = [name for name in names if is_message(name) or is_message_folder(name)]
         over = bool(messages) and not newest and (there or len(messages) == len(names))
         waits = removed or (has_waiting_names(names) if there else by_age and any(map(is_data, names)))
         if not there:
             for name in filter(is_message_folder, names):
-                folder.at(name).transaction().drop()
+                folder.at(name).remove("")
         if not over and not waits and not any(map(_is_left_over, names)):
             return None
         with _locked(folder, os.fspath(run.path / step_name(step))) as transaction:
@@ -145,7 +145,7 @@ def _locked(folder: Store, shown: str) -> Iterator[Transaction | None]:
                 yield None
                 return
             yield transaction
-        transaction.drop()
+        folder.remove("")
 
 
 def _look_into(folder: Store) -> tuple[list[str], bool]:
@@ -193,7 +193,7 @@ def _tidy(
     if dead:
         sweep_messages(folder, names, lambda attempt: attempt not in dead)
     unproved = doubtful or any(map(is_data, names.difference(live)))
-    if by_age and unproved and transaction.sweep_old(doubtful, names_in):
+    if by_age and unproved and sweep_old(folder, transaction, doubtful, names_in):
         key = read_key(folder, names_in)[0]  # it was changed
     return None if key is None else remove_waiting(folder, transaction, key, names)
 

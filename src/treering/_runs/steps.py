@@ -23,7 +23,7 @@ from treering._runs.folder import AT_ONCE, NOT_READ, RunFolder, unless_denied
 from treering._store.crew import map_together
 from treering._store.failures import naming_file
 from treering._store.open_folder import find_index_at
-from treering._store.resolve import find_at, located, open_file, root_of, store_at
+from treering._store.resolve import find_at, located, open_file, places_at, store_at
 from treering._values.checkpoint_names import INDEX, RUN_DOCUMENT, step_name, step_of_name
 from treering._values.human import steps_text
 from treering._view.plain import members_of
@@ -108,7 +108,7 @@ def _other(place: Path) -> str | None:
         if find_index_at(place, follow=False) is not None:
             whole = step_of_name(place.name) is None and read_digest(_head(place / INDEX)) is not None
             return _OWN if whole else None
-        items = sorted(root_of(place).places(place))[:_ITEMS]
+        items = sorted(places_at(place))[:_ITEMS]
         found_in = (name_folder(each) for each in (place, *(place / item for item in items)))
         return next((other for other in found_in if other), None)
     return None
