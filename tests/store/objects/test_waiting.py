@@ -207,7 +207,7 @@ def test_a_removed_step_is_a_tombstone_until_its_data_are_gone(bucket: TestBucke
 
 
 def test_the_saves_of_a_run_remove_what_waited(bucket: TestBucket, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("treering._runs.known_steps.time.monotonic", lambda: bucket.time)
+    monkeypatch.setattr("time.monotonic", lambda: bucket.time)
     with tr.Run("memory://run", keep=tr.KeepLast(1)) as run:
         for step in range(1, 8):
             run.save(step, tree(step)).result()
@@ -334,7 +334,7 @@ def test_an_attempt_in_doubt_is_swept_by_gc_after_a_day(bucket: TestBucket) -> N
 def test_an_attempt_in_doubt_is_swept_by_the_first_save_of_a_process_and_then_daily(
     bucket: TestBucket, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("treering._runs.known_steps.time.monotonic", lambda: bucket.time)
+    monkeypatch.setattr("time.monotonic", lambda: bucket.time)
     key = "run/step_00000001/treering.json"
     tr.Run("memory://run").save(1, tree(1)).result()
     dead_attempt(bucket)
