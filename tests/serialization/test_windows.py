@@ -10,7 +10,7 @@ import pytest
 import treering
 from tests.store.objects.memory_bucket import CountingBucket
 from treering import serialization
-from treering._checkpoint import msgpack_source
+from treering._foreign import msgpack_source
 from treering._store.objects.requests import Put
 
 DRAW = np.random.default_rng(0)
