@@ -128,7 +128,8 @@ def build_index(
     numbers: dict[LeafType, int] = {}
     leaf_types = [numbers.setdefault(leaf.type, len(numbers)) for leaf in leaves]
     rows = [(number, *piece) for number, leaf in enumerate(leaves) for piece in leaf.pieces]
-    sizes = [_piece_bytes(leaves[number].type, box) for number, box, *_ in rows]
+    kinds = [(leaves[number].type, box) for number, box, *_ in rows]
+    sizes = [leaf_bytes(kind) if box is None else size_of(box) * itemsize_of(kind.dtype) for kind, box in kinds]
     chunks = Chunks(
         leaf=[number for number, *_ in rows],
         box=[box for _, box, *_ in rows],
@@ -344,10 +345,6 @@ def count_leaf(structure: list[Token]) -> None:
         structure[-1] += 1
     else:
         structure.append(1)
-
-
-def _piece_bytes(kind: LeafType, box: Box | None) -> int:
-    return leaf_bytes(kind) if box is None else size_of(box) * itemsize_of(kind.dtype)
 
 
 Step: TypeAlias = tuple[str, bool]

@@ -281,15 +281,10 @@ class _Body:
         shared = [0, *self.varints(count - 1, _LONGEST_NAME)]
         own = self.varints(count, _LONGEST_NAME)
         bases = self.varints(count, _LONGEST_NAME)
-        paths: list[_File] = []
-        for path, size in zip(self._file_names(shared, own), bases, strict=True):
-            paths.append(_File(base + path[:size], base + path))
-        return paths
-
-    def _file_names(self, shared: list[int], own: list[int]) -> list[bytes]:
         if sum(shared) > _FREE_BYTES:
             raise self.error("the names of its files take too much memory")
-        return self.names(shared, own)
+        paths = zip(self.names(shared, own), bases, strict=True)
+        return [_File(base + path[:size], base + path) for path, size in paths]
 
     def pick(self, table: list[_File], number: int) -> _File:
         if number >= len(table):

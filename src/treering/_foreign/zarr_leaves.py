@@ -263,12 +263,11 @@ def _check_chunk(zarr: ZarrDocument, found: ByteRange, what: str) -> bytes | Byt
     if found.size > 2 * chunk_bytes(zarr.layout) + _SLACK:
         wanted = pluralize(chunk_bytes(zarr.layout), "bytes")
         raise CorruptError(f"a chunk of {wanted} is stored as {found.size}", hint=DAMAGED)
-    return _check(found.read(0, found.size), checked=True, what=what) if zarr.checked else found
+    return _without_checksum(found.read(0, found.size), what) if zarr.checked else found
 
 
-def _check(data: bytes, *, checked: bool, what: str) -> bytes:
-    if not checked:
-        return data
+def _without_checksum(data: bytes, what: str) -> bytes:
+    """Return what a CRC-32C follows, if it is that of the bytes."""
     body = data[:-_CHECKSUM]
     if len(data) < _CHECKSUM or crc32c(body) != int.from_bytes(data[-_CHECKSUM:], "little"):
         raise CorruptError(f"{what} has another checksum than it was written with", hint=DAMAGED)
@@ -313,9 +312,9 @@ class _ShardReader:
         if (size := self._shard.index_bytes(self._zarr.layout)) > found.size:
             raise CorruptError(f"the shard {name!r} is shorter than its index", hint=DAMAGED)
         data = found.read(found.size - size if self._shard.at_end else 0, size)
-        index = array(
-            "Q", _check(data, checked=self._shard.index_chain.checked, what=f"the index of the shard {name!r}")
-        )
+        if self._shard.index_chain.checked:
+            data = _without_checksum(data, f"the index of the shard {name!r}")
+        index = array("Q", data)
         if self._shard.index_chain.big_endian != (sys.byteorder == "big"):
             index.byteswap()
         return found, index
