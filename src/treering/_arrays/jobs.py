@@ -228,6 +228,14 @@ def run_all(shared: Work, tally: Tally, own: Work | None = None, *, threads: int
         own: jobs that this thread runs alone, and first: many short ones run faster in one thread than in two.
         threads: how many take jobs; more than two where each waits for an answer.
     """
+    many = threads > _FEW_THREADS or shared.nbytes >= _TWO_THREADS_FROM
+    others = max(0, min(threads, len(shared.jobs)) - 1) if many else 0
+    if not others:
+        for jobs in [own.jobs, shared.jobs] if own is not None else [shared.jobs]:
+            while jobs:
+                tally.add(jobs.popleft()())
+        tally.tell()
+        return
     failure = FirstError()
 
     def work(jobs: deque[Job]) -> None:
@@ -244,8 +252,6 @@ def run_all(shared: Work, tally: Tally, own: Work | None = None, *, threads: int
             work(own.jobs)
         work(shared.jobs)
 
-    many = threads > _FEW_THREADS or shared.nbytes >= _TWO_THREADS_FROM
-    others = max(0, min(threads, len(shared.jobs)) - 1) if many else 0
     work_together(lambda: work(shared.jobs), others, work_here)
     failure.reraise()
     tally.tell()  # the other thread may have come in last

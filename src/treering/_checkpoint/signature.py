@@ -29,7 +29,7 @@ _BYTES: Final = 8
 _SHOWN: Final = 10
 _SHOWN_BOXES: Final = 4
 _NOTHING: Final = 0
-_OF_STATES: Final = (
+_STATES_HINT: Final = (
     "a step holds the state of an iterator once, for all processes: let it give the same state on each of them, such "
     "as a count of batches, and choose its share of the data by the number of the process"
 )
@@ -120,16 +120,16 @@ def match_signature(
         first = f"; the first difference is {keys[differing[0]]!r:.200}" if differing else ""
         # Where one of them goes on, what comes next is the first that differs.
         near = keys[max(0, differing[0] - 1) : differing[0] + 1] if differing else keys[-1:]
-        hint = _OF_STATES if any(map(_is_below(below), near)) else None
+        hint = _STATES_HINT if any(map(_is_below(below), near)) else None
         raise MismatchError(f"the processes have different trees: {found}{first}", hint=hint)
     if not differing:
         nodes = [one.class_name or one.node for one in flat.tokens if isinstance(one, Container)]
         found = f"here they are, from the root on, {join_first(nodes, _SHOWN)}"
         what = f"the containers of the tree are not those of process 0, though the leaves are; {found}"
-        raise MismatchError(what, hint=_OF_STATES if below else None)
+        raise MismatchError(what, hint=_STATES_HINT if below else None)
     text = "leaf {!r:.200} differs from that of process 0; here it is {}"
     lines = [text.format(keys[n], leaf_text(leaves, n)) for n in differing[:_SHOWN]]
-    hint = _OF_STATES if any(_is_below(below)(keys[n]) for n in differing) else ""
+    hint = _STATES_HINT if any(_is_below(below)(keys[n]) for n in differing) else ""
     raise _mismatch("the tree of process 0 differs:", lines, len(differing), hint)
 
 
@@ -202,7 +202,7 @@ def check_local(
     if differing:
         lines = [f"leaf {keys[n]!r:.200} differs on {format_processes(differing[n])}" for n in sorted(differing)]
         what = "leaves that each process holds alone differ from those of process 0:"
-        hint = _OF_STATES if below else 'host_local="first" saves what process 0 has'
+        hint = _STATES_HINT if below else 'host_local="first" saves what process 0 has'
         raise _mismatch(what, lines, len(lines), hint)
 
 
