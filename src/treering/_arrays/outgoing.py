@@ -38,8 +38,6 @@ ALONE: Final = Processes(this=0, count=1)
 HeldBoxes: TypeAlias = tuple[tuple[Box, tuple[int, ...]], ...]
 """The distinct boxes of a leaf, each with the processes that hold it."""
 
-_SMALL_BYTES: Final = 64 << 10
-
 
 class HeldBox(NamedTuple):
     """A box of a leaf and the array that holds it."""

@@ -12,12 +12,11 @@ import numpy as np
 
 from treering._arrays.chunk_grid import find_chunks, plan_decoding, view_as_stored
 from treering._arrays.incoming import DataReader, ReadRequest, StoredArrays, allocate_rooms, dtype_in, stored_chunks
-from treering._arrays.jobs import Job, Progress, Tally, Work, run_all
+from treering._arrays.jobs import Job, Progress, Tally, Work, group_near, run_all
 from treering._codec.zarr import ZarrArray, chunk_box, chunk_count
 from treering._codec.zarr_chunks import decode
 from treering._foreign.folder_files import ByteRange, ForeignLeaf
 from treering._plan.exchange import StoredChunk
-from treering._plan.load import group_near
 from treering._values.boxes import Box, find_cover_error, intersection, relative, shape_of, size_of, slices, whole
 from treering._values.checksums import require_crc
 from treering._values.human import pluralize
