@@ -13,13 +13,11 @@ import pytest
 
 import treering
 from tests import limits
+from tests.buckets import MemoryBucket, forget, lead_to
 from tests.command import copy_path, ended
-from tests.store.objects.memory_bucket import MemoryBucket
-from tests.store.objects.plain_urls import lead_to
 from tests.store.objects.web_server import serving
 from treering._checkpoint import copy_checkpoint
 from treering._checkpoint.source import check_data_file
-from treering._store.objects import connect
 from treering._store.objects.requests import Delete
 from treering.errors import BusyError, CorruptError, ExistsError, NotFoundError, UnsupportedError
 
@@ -41,10 +39,10 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
     elif request.param == "memory":
         yield f"memory://copies-{next(NUMBERS)}"
     else:
-        bucket = MemoryBucket(f"s3://copies-{next(NUMBERS)}")
+        bucket = MemoryBucket()
         lead_to(bucket, grace=0)
         yield bucket.shown
-        del connect._BUCKETS[bucket.shown]
+        forget(bucket)
 
 
 def assert_same(a: object, b: object) -> None:
@@ -150,7 +148,7 @@ def test_a_run_step_by_step(place: str, tmp_path: Path) -> None:
 
 
 def test_a_checkpoint_that_goes_while_it_is_copied_is_busy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    bucket = MemoryBucket(f"s3://copies-{next(NUMBERS)}")
+    bucket = MemoryBucket()
     source: Any = treering.bucket(bucket) / "run" / "step_00000001"
     treering.save(source, TREE)
 

@@ -4,10 +4,10 @@ from pathlib import PurePosixPath
 
 import pytest
 
-from tests.store.objects.memory_bucket import MemoryBucket
+from tests.buckets import MemoryBucket
 from treering._codec.key_document import placeholder
 from treering._store.objects.reading import FIRST_BYTES, ObjectReader
-from treering._store.objects.requests import Answer, Get, Put, Request
+from treering._store.objects.requests import Answer, Get, Request
 from treering._store.objects.store import ObjectStore
 
 
@@ -18,8 +18,8 @@ class FlippingBucket(MemoryBucket):
         super().__init__()
         self.times = times
 
-    def perform(self, request: Request) -> Answer:
-        answer = super().perform(request)
+    def answer(self, request: Request) -> Answer:
+        answer = super().answer(request)
         if isinstance(request, Get) and self.times:
             self.times -= 1
             middle = len(answer.data) // 2
@@ -31,7 +31,7 @@ class FlippingBucket(MemoryBucket):
 @pytest.mark.parametrize(("times", "whole"), [(0, True), (1, True), (2, False)])
 def test_a_document_is_read_once_more(*, times: int, whole: bool) -> None:
     bucket, data = FlippingBucket(times), placeholder()
-    bucket.perform(Put("a/treering.json", data))
+    bucket.put("a/treering.json", data)
     found = ObjectStore(bucket, "a/", PurePosixPath("a")).read("treering.json")
     assert found is not None
     assert (found.data == data) is whole
@@ -40,7 +40,7 @@ def test_a_document_is_read_once_more(*, times: int, whole: bool) -> None:
 
 def test_the_first_bytes_are_fetched_anew() -> None:
     bucket, data = FlippingBucket(1), bytes(range(200))
-    bucket.perform(Put("a", data))
+    bucket.put("a", data)
     assert len(data) < FIRST_BYTES
     with ObjectReader(bucket, "a", PurePosixPath("a")) as file:
         assert file.read(0, 200) != data
