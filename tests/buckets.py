@@ -23,6 +23,7 @@ from treering._store.objects import connect, obstore_stores, requests, store, tr
 from treering._store.objects.client import ObstoreClient
 from treering._store.objects.memory import DictionaryClient, MemoryRoot
 from treering._store.objects.reading import plan_spans
+from treering._store.objects.repetition import RepeatingClient
 from treering._store.objects.requests import (
     Answer,
     Client,
@@ -40,8 +41,8 @@ from treering._store.objects.url import MemoryPath, bucket_path
 
 __all__ = [
     "DAY", "HOUR", "NO_ANSWER", "Answer", "Client", "Delete", "Get", "Head", "List", "MemoryBucket", "ObjectVersion",
-    "ObstoreClient", "Put", "Request", "Status", "bucket_path", "forget", "forget_clocks", "install", "lead_to",
-    "no_patience", "store_in", "use_for_memory", "without_settings",
+    "ObstoreClient", "Put", "Request", "Status", "ask_once", "bucket_path", "forget", "forget_clocks", "install",
+    "lead_to", "no_patience", "store_in", "use_for_memory", "without_settings",
 ]  # fmt: skip
 
 HOUR: Final = 3600.0
@@ -171,7 +172,13 @@ def no_patience(patch: pytest.MonkeyPatch, tries: int = 0) -> None:
         patch.setattr(module, "patience", lambda *_, turns=turns: lambda: next(turns) >= tries)
 
 
-def store_in(bucket: MemoryBucket, prefix: str, *, grace: float = GRACE) -> ObjectStore:
+def ask_once(patch: pytest.MonkeyPatch) -> None:
+    """Let clients that are made from now on ask nothing a second time."""
+    begun = RepeatingClient.__init__
+    patch.setattr(RepeatingClient, "__init__", lambda self, shown, *_: begun(self, shown, 0.0))
+
+
+def store_in(bucket: Client, prefix: str, *, grace: float = GRACE) -> ObjectStore:
     """A place in a bucket."""
     return ObjectStore(bucket, f"{prefix}/", MemoryPath(f"memory://{prefix}"), grace=grace)
 

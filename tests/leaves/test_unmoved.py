@@ -11,11 +11,10 @@ import numpy as np
 import pytest
 
 import treering as tr
-from tests.buckets import NO_ANSWER, List, MemoryBucket, use_for_memory
+from tests.buckets import NO_ANSWER, Answer, Delete, List, MemoryBucket, ObjectVersion, Put, Request, use_for_memory
 from tests.command import ended
 from tests.stores import begin_leaves, located, store_at
 from tests.trees import assert_unchanged
-from treering._store.objects.requests import Answer, Delete, ObjectVersion, Put, Request
 from treering.errors import (
     BusyError,
     CorruptError,

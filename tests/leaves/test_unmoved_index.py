@@ -10,13 +10,12 @@ import jax.numpy as jnp
 import pytest
 
 import treering as tr
-from tests.buckets import NO_ANSWER, MemoryBucket, install
+from tests.buckets import NO_ANSWER, Answer, MemoryBucket, Put, Request, install
 from tests.leaves.jobs_of_threads import Job
 from tests.leaves.saved import stored
 from tests.leaves.test_joint import all_well, tree_of
+from tests.stores import located, store_at
 from tests.trees import assert_same_arrays
-from treering._store.objects.requests import Answer, Put, Request
-from treering._store.resolve import located, store_at
 from treering.errors import BusyError, CorruptError, MismatchError, NotFoundError
 from treering.leaves import index_leaves, tree_serialize_leaves
 
