@@ -98,7 +98,7 @@ class MemoryBucket(DictionaryClient):
 
     def is_clock_of_runs(self, patch: pytest.MonkeyPatch) -> None:
         """Let what a run remembers of its bucket be as old as the bucket's own clock says."""
-        patch.setattr("treering._runs.known_steps.time.monotonic", lambda: self.time)
+        patch.setattr(time, "monotonic", lambda: self.time)
 
     def start_over(self) -> None:
         """Forget what was asked."""

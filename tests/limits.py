@@ -10,8 +10,8 @@ import pytest
 _LIMITS = {
     # state dicts and their msgpack
     "chunk_of_state_dicts": "treering.serialization.MAX_CHUNK_SIZE",
-    "chunk_of_flax_files": "treering._foreign.write_flax.CHUNK_BYTES",
-    "window_of_msgpack": "treering._wire.msgpack_source._WINDOW_BYTES",
+    "chunk_of_flax_files": "treering._checkpoint.save_msgpack.CHUNK_BYTES",
+    "window_of_msgpack": "treering._checkpoint.msgpack_source._WINDOW_BYTES",
     "bits_of_nonces": "treering._codec.msgpack.write.ENOUGH",
     # reads and writes of arrays
     "small_read": "treering._arrays.incoming._SMALL_BYTES",
@@ -36,9 +36,9 @@ _LIMITS = {
     "foreign_files_held_open": "treering._foreign.folder_files._MOST_OPEN",
     "large_npz_array": "treering._foreign.write_npz._LARGE",
     "many_npz_arrays": "treering._foreign.write_npz._MANY",
-    "zstd_in_one_go": "treering._codec.zstd._IN_ONE_GO",
-    "zstd_whole": "treering._codec.zstd._WHOLE",
-    "zstd_window": "treering._codec.zstd._WINDOW",
+    "zstd_in_one_go": "treering._codec.compression._IN_ONE_GO",
+    "zstd_whole": "treering._codec.compression._WHOLE",
+    "zstd_window": "treering._codec.compression._WINDOW",
     # documents and messages
     "largest_document": "treering._store.open_folder.LARGEST_DOCUMENT",
     "largest_message": "treering._coordination.message_board.LARGEST_MESSAGE",

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from tests import faults
-from treering._arrays import buffers, incoming
+from treering._arrays import incoming, jobs
 from treering._arrays.incoming import ReadRequest, StoredArrays
 from treering._checkpoint.forms import open_source
 from treering._values.boxes import box_of_slices, slices
@@ -33,7 +33,7 @@ def act_before_plans(patch: pytest.MonkeyPatch, act: Callable[[Sequence[ReadRequ
 def memory_held(patch: pytest.MonkeyPatch) -> list[int]:
     """Return a list that fills with the bytes of all memory for reads at that time, each time that more is taken."""
     now, rooms = [0], []
-    make, lock = buffers.aligned_bytes, threading.Lock()
+    make, lock = jobs.aligned_bytes, threading.Lock()
 
     def counted(nbytes: int) -> Any:
         room = make(nbytes)

@@ -20,7 +20,7 @@ from tests import limits, meshes
 from tests.on_disk import INDEX, block_checksums, digest, signed_again
 from tests.properties.strategies import quick
 from tests.system_calls import spans_read
-from treering._arrays import buffers, incoming
+from treering._arrays import incoming, jobs
 from treering.errors import CorruptError
 
 SHAPE = (96, 160, 144)
@@ -85,7 +85,7 @@ def test_large_arrays_are_aligned_for_jax(tmp_path: Path) -> None:
 def test_neighbouring_arrays_share_large_pages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     limits.lower(monkeypatch, shared_memory=1 << 20)
     rooms: list[int] = []
-    together = buffers.aligned_together
+    together = jobs.aligned_together
 
     def allocate(wanted: Any) -> Any:
         found = together(wanted)

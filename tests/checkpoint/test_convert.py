@@ -22,7 +22,7 @@ from treering import KeyMap, KeyRule
 from treering._arrays import source_arrays
 from treering._arrays.source import Source
 from treering._checkpoint import forms
-from treering._checkpoint.targets import LOSSES
+from treering._checkpoint.forms import LOSSES
 from treering._store import resolve
 from treering.errors import BusyError, CorruptError, ExistsError, MismatchError, UnsupportedError
 

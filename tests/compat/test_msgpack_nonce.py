@@ -19,9 +19,9 @@ from tests import limits
 from tests.buckets import MemoryBucket
 from tests.trees import assert_same
 from treering import serialization
+from treering._checkpoint.state_bytes import encode_state, join_pieces
 from treering._codec.msgpack.write import vary
 from treering._tree.state_dict import to_state_dict
-from treering._wire.state_bytes import encode_state, join_pieces
 
 _ARRAYS = st.builds(
     lambda shape, dtype: np.arange(math.prod(shape)).reshape(shape).astype(dtype),

@@ -71,8 +71,9 @@ def test_a_copy_of_a_run_whose_steps_all_go_has_the_newer_one(
     run: Path, verb: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shutil.rmtree(step_path(run, 1))
-    act_before_indexes(monkeypatch, lambda: _overtake(run))
+    opened = act_before_indexes(monkeypatch, lambda: _overtake(run))
     assert "run, 1 step, " in inside(verb, str(run), f"{run}-copy", code=0)[0]
+    assert opened[0] == "step_00000002"
     assert treering.Run(f"{run}-copy").steps() == [3]
 
 

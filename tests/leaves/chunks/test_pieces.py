@@ -22,9 +22,9 @@ from tests import faults, limits
 from tests.leaves.chunks.test_arrays import list_foreign, write_foreign
 from tests.properties.strategies import quick
 from treering._arrays import chunk_grid, host, outgoing
-from treering._arrays.buffers import aligned_empty
 from treering._arrays.host import BoxedArray
 from treering._arrays.incoming import ReadRequest
+from treering._arrays.jobs import aligned_empty
 from treering._arrays.outgoing import HeldBox
 from treering._checkpoint.forms import read_source
 from treering._codec.zarr import ZarrArray, chunk_box, chunk_count

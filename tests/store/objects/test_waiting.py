@@ -108,7 +108,7 @@ def test_a_save_over_a_tombstone_takes_over_what_it_lists(bucket: MemoryBucket) 
     store = store_in(bucket, "ckpt")
     found = store.find("treering.json")
     assert found is not None
-    assert store.transaction().retire("", found.version).name == "DONE"
+    assert store.transaction().delete(found.version, "").name == "DONE"
     with pytest.raises(NotFoundError, match="says so"):
         tr.load(PATH)
     bucket.wait(10)
@@ -267,7 +267,7 @@ def test_a_branch_in_a_bucket_has_names_of_its_own(bucket: MemoryBucket, tmp_pat
             step = store_in(bucket, "branch/step_00000001")
             found = step.find("treering.json")
             assert found is not None
-            step.transaction().retire("", found.version)
+            step.transaction().delete(found.version, "")
         assert len(data_in(bucket, "branch/")) == 2
         with run.branch(1, tmp_path / "branch") as branch:
             assert float(branch.load()["w"][0]) == 1
@@ -511,7 +511,7 @@ def test_a_load_whose_checkpoint_is_removed_finds_nothing(
     def remove() -> None:
         found = store.find("treering.json")
         assert found is not None
-        store.transaction().retire("", found.version)
+        store.transaction().delete(found.version, "")
         store.remove(data_in(bucket)[0].removeprefix("ckpt/"))
 
     at_reading(monkeypatch, remove)
@@ -628,7 +628,7 @@ def test_the_doctor_says_that_a_checkpoint_was_removed(bucket: MemoryBucket) -> 
     store = store_in(bucket, "ckpt")
     found = store.find("treering.json")
     assert found is not None
-    store.transaction().retire("", found.version)
+    store.transaction().delete(found.version, "")
     said = diagnose(PATH)
     assert said.committed is None
     assert said.ok
