@@ -67,9 +67,8 @@ def seaweed() -> "Iterator[BucketServer]":
 @pytest.fixture(scope="session")
 def bucket_of_tests(request: pytest.FixtureRequest) -> PurePath:
     """Return the bucket in which tests save, in memory or on a real server; nothing waits there for readers."""
-    from tests.store.objects.memory_bucket import MemoryBucket
-    from tests.store.objects.plain_urls import lead_to
-    from treering._store.objects.client import ObstoreClient
+
+    from tests.buckets import MemoryBucket, ObstoreClient, lead_to
 
     url = "s3://treering-tests"
     if request.config.getoption("--store") == "bucket":

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 import treering
 from tests import limits
-from tests.store.objects.memory_bucket import MemoryBucket
+from tests.buckets import MemoryBucket
 from tests.trees import assert_same
 from treering import serialization
 from treering._checkpoint.save_msgpack import encode_state

@@ -13,7 +13,7 @@ import pytest
 
 import treering as tr
 from tests.command import inside
-from tests.folders import copy_to_memory
+from tests.stores import copy_to_memory
 from treering.errors import CorruptError, ExistsError, NotFoundError, TreeringError, UnsupportedError
 
 GOLDEN = Path(__file__).parent / "golden" / "orbax" / "manager"

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable
 from typing import Any
 
 import jax
+import pytest
 
 import treering as tr
+from tests import clocks
 from tests.multiprocess import trees
 from tests.multiprocess.meetings import told
 from tests.multiprocess.refusals import tree
-from treering._values import timing
 
 GENEROUS = 60.0
 
@@ -20,7 +20,7 @@ GENEROUS = 60.0
 def misses_saves(folder: str, victim: int) -> dict[str, list[dict[str, Any]]]:
     """Let one process do something else while the others save, then let all save and load, twice."""
     number = jax.process_index()
-    timing.current = dataclasses.replace(timing.current, heartbeat_first=0.2, heartbeat_every=0.2)
+    clocks.wait_at_most(pytest.MonkeyPatch(), heartbeat_first=0.2, heartbeat_every=0.2)  # as long as this process lives
     steps = iter(range(1, 100))
     found: dict[str, list[dict[str, Any]]] = {}
 

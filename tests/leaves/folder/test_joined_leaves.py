@@ -23,7 +23,7 @@ from tests.leaves.folder.directories import (
     update_for,
 )
 from tests.store.platforms import without_syncfs
-from treering._leaves.commit import begin_save
+from tests.stores import begin_leaves
 from treering.errors import ExistsError, NotFoundError, StoreError
 
 ATTEMPT = "0123456789abcdef"
@@ -175,11 +175,11 @@ def test_notes_of_the_dead_are_swept_and_those_of_the_living_stay(tmp_path: Path
     gone = [f".treering-{dead}-part-00001", f".treering-{dead}-verdict", ".treering-waiting-00004"]
     for name in (*kept, *mine, *gone):
         (tmp_path / name).write_bytes(b"{}")
-    with begin_save(tmp_path, alive) as other:
+    with begin_leaves(tmp_path, alive) as other:
         (tmp_path / gone[0]).write_bytes(b"{}")
         (tmp_path / kept[0]).write_bytes(b"{}")
         (tmp_path / kept[1]).write_bytes(b"{}")
-        with begin_save(tmp_path, own) as leader:
+        with begin_leaves(tmp_path, own) as leader:
             assert set(kept) <= {entry.name for entry in tmp_path.iterdir()}
             assert leader.store.find(kept[1]) is not None
             leader.roll_back()
@@ -199,6 +199,6 @@ def test_notes_are_not_what_a_folder_holds(tmp_path: Path) -> None:
 def test_a_note_that_is_a_folder_or_a_link_is_not_ours(tmp_path: Path) -> None:
     (tmp_path / ".treering-waiting-00001").mkdir()
     (tmp_path / ".treering-waiting-00002").symlink_to("elsewhere")
-    begin_save(tmp_path).close()
+    begin_leaves(tmp_path).close()
     assert (tmp_path / ".treering-waiting-00001").is_dir()
     assert (tmp_path / ".treering-waiting-00002").is_symlink()

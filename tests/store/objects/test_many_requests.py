@@ -10,13 +10,12 @@ import numpy as np
 import pytest
 
 import treering
-from tests.store.objects.memory_bucket import CountingBucket
-from treering._store.objects.requests import ObjectVersion
+from tests.buckets import MemoryBucket, ObjectVersion
 
 TREE = {f"leaf {number}": np.full(40_000, float(number)) for number in range(12)}
 
 
-class SlowBucket(CountingBucket):
+class SlowBucket(MemoryBucket):
     """A bucket that counts what it is asked, and takes its time for ranges."""
 
     def __init__(self) -> None:
