@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+import pytest
 
 import treering as tr
 from tests.multiprocess import trees
@@ -19,8 +20,14 @@ GENEROUS = 60.0
 
 def misses_saves(folder: str, victim: int) -> dict[str, list[dict[str, Any]]]:
     """Let one process do something else while the others save, then let all save and load, twice."""
+    with pytest.MonkeyPatch.context() as patch:
+        fast = dataclasses.replace(timing.current, heartbeat_first=0.2, heartbeat_every=0.2)
+        patch.setattr(timing, "current", fast)
+        return _misses(folder, victim)
+
+
+def _misses(folder: str, victim: int) -> dict[str, list[dict[str, Any]]]:
     number = jax.process_index()
-    timing.current = dataclasses.replace(timing.current, heartbeat_first=0.2, heartbeat_every=0.2)
     steps = iter(range(1, 100))
     found: dict[str, list[dict[str, Any]]] = {}
 
