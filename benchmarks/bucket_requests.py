@@ -18,7 +18,7 @@ from benchmarks.byte_bucket import BUCKET, SLOW_BUCKET, Request, in_sequence, re
 from benchmarks.measure import Case, Group, Work
 from benchmarks.workloads import LeafKind, Tree
 from treering._codec.key_document import placeholder
-from treering._store.run_folder import step_name
+from treering._values.checkpoint_names import step_name
 
 __all__ = ["RunScene", "SmallScene", "call_groups"]
 

@@ -9,7 +9,7 @@ import treering
 from benchmarks.convert_scene import ConvertFiles
 from benchmarks.files import bytes_read, contents, fsync
 from benchmarks.measure import Case, Group, Work
-from treering._checkpoint.targets import FORMS
+from treering._checkpoint.forms import FORMS
 
 __all__ = ["TARGETS", "group_name", "groups"]
 

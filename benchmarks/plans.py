@@ -18,7 +18,7 @@ from benchmarks.measure import Case, Group
 from benchmarks.suite import Benchmark, Goal, Scene
 from benchmarks.workloads import LeafKind
 from treering._leaves.plan import balanced_chunk, shared_chunk_shape
-from treering._leaves.shares import WriterPlan, plan_writers
+from treering._leaves.shares import plan_writers
 from treering._plan.exchange import Grid, StoredChunk
 from treering._plan.load import LeafLoadPlan, StoredLeaf, plan_loads
 from treering._plan.save import LeafLayout, SavePlan, plan_save
@@ -130,10 +130,10 @@ def shuffled(shape: Shape, processes: int) -> list[LeafLayout]:
 def save_group(name: str, layouts: Sequence[LeafLayout], processes: int) -> Group:
     """Plan a checkpoint for everybody, and list what one process writes."""
 
-    def work() -> tuple[SavePlan, int]:
+    def work() -> tuple[SavePlan[Box], int]:
         plan = plan_save(layouts, processes)
         parts = plan.parts_of(processes // 2)
-        return plan, sum(size_of(part.box) * layouts[part.leaf].nbytes_per_item for part in parts)
+        return plan, sum(size_of(box) * layouts[leaf].nbytes_per_item for leaf, box in parts)
 
     return _group(name, work, lambda done: _wrong_save(layouts, done[0].loads, processes, done[1]), _busiest)
 
@@ -141,7 +141,7 @@ def save_group(name: str, layouts: Sequence[LeafLayout], processes: int) -> Grou
 def leaves_group(name: str, layouts: Sequence[LeafLayout], processes: int) -> Group:
     """The same for a leaves directory, whose chunk files are dealt out whole."""
 
-    def work() -> tuple[WriterPlan, int]:
+    def work() -> tuple[SavePlan[int], int]:
         limit = balanced_chunk(layouts, processes)
         known: dict[int, Shape] = {}
         for layout in layouts:
@@ -150,16 +150,13 @@ def leaves_group(name: str, layouts: Sequence[LeafLayout], processes: int) -> Gr
                 known[id(layout)] = shared_chunk_shape(layout.shape, boxes, layout.nbytes_per_item, limit)
         chunks = [known[id(layout)] for layout in layouts]
         plan = plan_writers(layouts, chunks, processes, [str(number) for number in range(len(layouts))])
-        numbers = plan.chunks_of(processes // 2)
-        mine = sum(
-            len(held) * math.prod(chunks[leaf]) * layouts[leaf].nbytes_per_item for leaf, held in numbers.items()
-        )
-        return plan, mine
+        parts = plan.parts_of(processes // 2)
+        return plan, sum(math.prod(chunks[leaf]) * layouts[leaf].nbytes_per_item for leaf, _ in parts)
 
     return _group(name, work, lambda done: _wrong_save(layouts, done[0].loads, processes, done[1]), _busiest)
 
 
-def _busiest(done: tuple[SavePlan | WriterPlan, int]) -> float:
+def _busiest(done: tuple[SavePlan[Any], int]) -> float:
     loads = done[0].loads
     return max(loads) * len(loads) / sum(loads)
 

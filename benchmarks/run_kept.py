@@ -17,8 +17,8 @@ import treering
 from benchmarks.measure import Case, Group, Work
 from benchmarks.run_loop import Saved
 from benchmarks.workloads import Tree
+from treering._runs.folder import RunFolder
 from treering._runs.steps import note_records, records_of, step_path
-from treering._store.run_folder import RunFolder
 
 __all__ = ["KeptScene"]
 

@@ -18,9 +18,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from treering._coordination import messages
-from treering._coordination.coordinator import coordinate
 from treering._coordination.operations import Call, Get, Now, Operation, Operations, PrepareData, Sleep
-from treering._coordination.participant import participate
+from treering._coordination.two_phase_commit import coordinate, participate
 from treering._values.processes import Processes
 from treering.errors import TreeringError
 

@@ -12,7 +12,7 @@ from treering._inspect.inspect import inspect
 from treering._inspect.open_tree import open_leaf_by_leaf
 from treering._inspect.verify import verify
 from treering._runs.steps import steps_of
-from treering._store.run_folder import step_name
+from treering._values.checkpoint_names import step_name
 from treering.errors import CorruptError
 
 

@@ -23,8 +23,7 @@ from treering._cli.terminal import can_show
 from treering._inspect.verify import verify
 from treering._runs.steps import steps_of
 from treering._store.resolve import located
-from treering._store.run_folder import step_name
-from treering._values.checkpoint_names import INDEX
+from treering._values.checkpoint_names import INDEX, step_name
 from treering._values.human import duration_text, pluralize
 
 _MESH = "2x2"

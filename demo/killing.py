@@ -16,8 +16,7 @@ from demo.stage import Stage, short
 from treering._checkpoint.forms import list_headers
 from treering._inspect.verify import verify
 from treering._runs.steps import steps_of
-from treering._store.run_folder import step_name
-from treering._values.checkpoint_names import INDEX
+from treering._values.checkpoint_names import INDEX, step_name
 from treering._values.human import bytes_text, count_text, pluralize
 from treering._view.rows import lay_out
 from treering._view.tree_text import tree_lines

@@ -13,7 +13,7 @@ from demo.killing import Trained
 from demo.stage import Stage
 from treering._checkpoint.forms import list_headers
 from treering._runs.reports import list_run
-from treering._store.run_folder import step_name
+from treering._values.checkpoint_names import step_name
 from treering._values.human import bytes_text, duration_text, pluralize, rate_text
 from treering._view.run_text import log_lines
 

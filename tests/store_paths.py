@@ -25,7 +25,7 @@ from treering._store.objects.store import ObjectStore
 from treering._store.objects.transaction import ObjectTransaction
 from treering._store.objects.url import BucketPath, bucket_path
 from treering._store.resolve import find_at, open_file, store_at, write_file
-from treering._store.run_folder import LEFT_DOCUMENT
+from treering._values.checkpoint_names import LEFT_DOCUMENT
 from treering.errors import StoreError
 
 
@@ -109,7 +109,7 @@ class _Looking(PurePosixPath):
     def rmdir(self) -> None:
         if list(self.iterdir()):
             raise OSError(errno.ENOTEMPTY, os.strerror(errno.ENOTEMPTY), str(self))
-        store_at(self).transaction().drop()
+        store_at(self).remove("")
 
     def rename(self, target: Self) -> Self:
         if self.is_file():
@@ -119,7 +119,7 @@ class _Looking(PurePosixPath):
             target.mkdir(exist_ok=True)
             for path in list(self.iterdir()):
                 path.rename(target / path.name)
-            store_at(self).transaction().drop()
+            store_at(self).remove("")
         return target
 
     replace = rename
@@ -142,7 +142,7 @@ class _Looking(PurePosixPath):
         store = store_at(self)
         for name in list(store.names()):
             (self / name).forget()
-        store.transaction().drop()
+        store.remove("")
         store_at(self.parent).remove(self.name)
 
 
@@ -245,7 +245,7 @@ def _open_to_read(store: Store, name: str) -> None:
 _ANNOUNCEMENTS: dict[str, Callable[..., object]] = {
     "create": lambda store, name, *_: os.open(_at(store, name), os.O_CREAT | os.O_EXCL | os.O_WRONLY),
     "replace": lambda store, name, *_: os.replace(_at(store, f"{name}.new"), _at(store, name)),
-    "remove": lambda store, *names: list(map(os.unlink, [_at(store, name) for name in names])),
+    "remove": lambda store, *names: list(map(os.unlink, [_at(store, name) for name in names if name])),
     "open_file": _open_to_read,
     "read": lambda store, name, *_: os.open(_at(store, name), os.O_RDONLY),
 }
@@ -268,7 +268,7 @@ def _document_of(transaction: Any) -> Announced:
 _ANNOUNCEMENTS_OF_CHANGES: dict[str, Callable[..., object]] = {
     "begin": _announce_begin,
     "commit": _announce_commit,
-    "retire": lambda change, new, _: os.replace(_document_of(change), _at(change._store, new)),
+    "delete": lambda change, _, tombstone: os.replace(_document_of(change), _at(change._store, tombstone)),
 }
 
 

@@ -83,14 +83,15 @@ def _swallow_late_errors() -> None:
 
 
 def _remove_later_steps_one_by_one() -> None:
-    from treering._runs import gc, removal, save_step
+    from treering._runs import gc, save_step
+    from treering._runs.folder import RunFolder
 
     def remove_first(run: Any, step: int, *, left: Any, **given: Any) -> None:
         gc.remove_steps(run.path, left)
         collect_after(run, step, left=left, **given)
 
     collect_after = save_step.collect_after
-    _set(removal, "read_superseded", lambda _: None)
+    _set(RunFolder, "read_superseded", lambda _: None)
     _set(save_step, "collect_after", remove_first)
 
 

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
-from torture.bucket_programs import SOUND, Sweep
+from torture.bucket_programs import SOUND, Sweep, fence
 from torture.file_simulation import FileProtocol
 from treering._codec.key_document import attempts_in, is_tombstone, placeholder, superseded_in, tombstone_of
 from treering._store.api import Held, Outcome
@@ -126,7 +126,7 @@ def pretend_to_fence(key: str, expired: Expired) -> Steps[Any]:
 def fence_anything(key: str, expired: Expired) -> Steps[Any]:
     found = yield from real.read(key, expired)
     if found is None or real._attempts(found):
-        return (yield from real.fence(key, expired))
+        return (yield from fence(key, expired))
     answer = yield Put(key, found.data + b" ", found.version)
     return answer.found and answer.found.version
 
@@ -148,7 +148,7 @@ def delete_at_once(key: str, expected: Any, _: float, expired: Expired) -> Steps
     return (yield from real.delete_tombstone(key, expected, float("inf"), expired))
 
 
-def retire_without_condition(key: str, expected: Any, expired: Expired) -> Steps[Outcome]:
+def delete_without_condition(key: str, expected: Any, expired: Expired) -> Steps[Outcome]:
     found = yield from real.read(key, expired)
     if found is None or found.version != expected:
         return Outcome.LOST
@@ -188,7 +188,7 @@ BROKEN_BUCKETS: Final = {
     "fence of what cannot be read": SOUND._replace(fence=fence_anything),
     "blind delete of a tombstone": SOUND._replace(delete_tombstone=delete_blindly),
     "delete of a young tombstone": SOUND._replace(delete_tombstone=delete_at_once),
-    "unconditional removal": SOUND._replace(retire=retire_without_condition),
+    "unconditional removal": SOUND._replace(delete=delete_without_condition),
     "versions that recur": SOUND._replace(find_base=put_the_same_placeholder, swap=swap_for_the_same),
     "no grace": SOUND._replace(grace=False),
     "list of what waits by an older listing": SOUND._replace(lists_all=False),

@@ -8,8 +8,7 @@ from typing import Any
 from torture.simulated_store import SimulatedSave
 from torture.versioned_store import VersionedTransaction
 from torture.virtual_processes import REAL
-from treering._coordination import participant
-from treering._coordination.coordinator import coordinate
+from treering._coordination import two_phase_commit
 from treering._coordination.messages import DecisionMessage, PrepareMessage, SumMessage, VoteMessage, VoteStage
 from treering._coordination.operations import (
     Call,
@@ -24,7 +23,7 @@ from treering._coordination.operations import (
     Rollback,
     Sleep,
 )
-from treering._coordination.participant import participate
+from treering._coordination.two_phase_commit import coordinate, participate
 from treering._coordination.votes import subtree_of
 from treering._store.api import Held
 from treering._values.checkpoint_names import INDEX, decision_name, signature_name, sum_name, vote_name
@@ -216,7 +215,7 @@ def take_at_once(call: Call, prepare: PrepareMessage) -> Generator[Operation, An
 
 BROKEN_STEPS = {
     "others take a long signature as they read it first, whatever its digest": (
-        participant,
+        two_phase_commit,
         "_await_signature",
         take_at_once,
     )

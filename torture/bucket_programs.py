@@ -23,7 +23,9 @@ from treering._codec.key_document import (
     attempts_in,
     encode_tombstone,
     encode_waiting,
+    fenced,
     is_tombstone,
+    placeholder,
     superseded_by,
     superseded_in,
 )
@@ -41,6 +43,7 @@ __all__ = [
     "World",
     "collect",
     "copy",
+    "fence",
     "live",
     "load",
     "remove",
@@ -100,6 +103,22 @@ def look(place: str, *, markers_first: bool = False) -> Steps[Listing]:
     return Listing(data, markers, tuple(found.keys() - data.keys() - markers.keys()))
 
 
+def fence(key: str, expired: Expired) -> Steps[Any]:
+    """Change the key, and nothing that it says, as `treering._store.waiting.sweep_old` does through a store.
+
+    Returns:
+        The new version; None where that did not succeed: then nothing may be swept by age.
+    """
+    found = yield from real.read(key, expired)
+    try:
+        data = placeholder() if found is None else fenced(found.data)
+    except _UNREADABLE:
+        return None
+    outcome = yield from real.swap(key, data, None if found is None else found.version, expired)
+    now = yield from real.read(key, expired)
+    return now.version if outcome is Outcome.DONE and now is not None and now.data == data else None
+
+
 class BucketProtocol(NamedTuple):
     """What the programs do."""
 
@@ -110,8 +129,8 @@ class BucketProtocol(NamedTuple):
     sweep: Sweep = real.sweep
     sweep_aged: Sweep = real.sweep
     """By which what is older than a day is swept, after the fence."""
-    fence: Callable[[str, Expired], Steps[Any]] = real.fence
-    retire: Callable[[str, Any, Expired], Steps[Outcome]] = real.retire
+    fence: Callable[[str, Expired], Steps[Any]] = fence
+    delete: Callable[[str, Any, Expired], Steps[Outcome]] = real.delete
     delete_tombstone: Callable[[str, Any, float, Expired], Steps[Outcome]] = real.delete_tombstone
     swap: Callable[[str, bytes, Any, Expired], Steps[Outcome]] = real.swap
     look_first: Callable[[str], Steps[Sweep | None]] | None = None
@@ -262,7 +281,7 @@ def remove(world: World, actor: Actor, place: str, protocol: BucketProtocol) -> 
         return "unreadable"
     current = world.bucket.places[place].current
     actor.removing = None if current is None else current.attempt
-    outcome = yield from protocol.retire(key, found.version, world.deadline())
+    outcome = yield from protocol.delete(key, found.version, world.deadline())
     if outcome is Outcome.DONE and current is not None and current.ended is None:
         raise Violation(f"{current.attempt} is said to be removed and is there")
     if outcome is Outcome.DONE:

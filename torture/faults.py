@@ -26,7 +26,7 @@ _CALLS: tuple[tuple[Any, tuple[str, ...]], ...] = (
         (
             "access", "close", "fchmod", "fchown", "fstat", "fstatvfs", "fsync", "ftruncate", "link", "listdir",
             "lstat", "mkdir", "open", "pread", "preadv", "pwrite", "read", "readlink", "replace", "rmdir", "scandir",
-            "stat", "unlink", "write",
+            "stat", "statvfs", "unlink", "write",
         ),
     ),
     (fcntl, ("fcntl", "flock")),

@@ -19,7 +19,7 @@ from torture.doors import Verdict, judge
 from torture.foreign_images import Image
 from torture.foreign_mutate import OUTSIDE, write_databases
 from torture.foreign_writers import Liar
-from treering._checkpoint.targets import FORMS, LOSSES
+from treering._checkpoint.forms import FORMS, LOSSES
 from treering._cli.main import main
 from treering._keymap.key_rule import MapLeaf
 

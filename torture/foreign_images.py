@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from treering._codec import zstd
+from treering._codec.compression import zstd_compress
 from treering._foreign.folder_files import FolderFiles
 from treering._foreign.ocdbt import MANIFEST, Stretch, read_database
 from treering._inspect.inspect import inspect
@@ -254,7 +254,7 @@ def _zarr_items(array: Any) -> Iterator[tuple[str, Image]]:
     }
     items = array.tobytes()
     chunks = {
-        "zstd": zstd.compress(memoryview(items), 1),
+        "zstd": zstd_compress(memoryview(items), 1),
         "gzip": _gzip(items),
         "turned": array.T.tobytes(),
         "shards": _shard([array[a : a + 3, b : b + 4].tobytes() for a in (0, 3) for b in (0, 4)]),
@@ -281,6 +281,6 @@ def _gzip(data: bytes) -> bytes:
 def _shard(chunks: list[bytes]) -> bytes:
     from torture.foreign_writers import close_shard
 
-    packed = [zstd.compress(memoryview(chunk), 1) for chunk in chunks]
+    packed = [zstd_compress(memoryview(chunk), 1) for chunk in chunks]
     starts = [sum(map(len, packed[:n])) for n in range(len(packed))]
     return close_shard(b"".join(packed), [n for pair in zip(starts, map(len, packed), strict=True) for n in pair])

@@ -23,7 +23,7 @@ from typing import Any
 from torture.foreign_images import Image, frame_tensors
 from torture.foreign_writers import Liar, close_shard, write_database, write_zip
 from torture.mutate import damage_bytes
-from treering._codec import zstd
+from treering._codec.compression import zstd_compress, zstd_decompress_unsized
 from treering.errors import TreeringError
 
 __all__ = ["OUTSIDE", "mutated_image", "mutated_map", "write_databases"]
@@ -275,7 +275,7 @@ def _damage_packed(data: bytes, source: random.Random) -> bytes:
             content = zlib.decompress(data, 31)
             packer = zlib.compressobj(1, zlib.DEFLATED, 31)
             return packer.compress(damage_bytes(content, source)) + packer.flush()
-        return zstd.compress(memoryview(damage_bytes(zstd.decompress_unsized(data, 1 << 20), source)), 1)
+        return zstd_compress(memoryview(damage_bytes(zstd_decompress_unsized(data, 1 << 20), source)), 1)
     except (zlib.error, TreeringError):
         return damage_bytes(data, source)
 
@@ -283,7 +283,7 @@ def _damage_packed(data: bytes, source: random.Random) -> bytes:
 @functools.cache
 def _bomb(magic: bytes) -> bytes:
     content = bytes(_BOMB_BYTES)
-    return zlib.compress(content, 9, wbits=31) if magic == b"\x1f\x8b" else zstd.compress(memoryview(content), 19)
+    return zlib.compress(content, 9, wbits=31) if magic == b"\x1f\x8b" else zstd_compress(memoryview(content), 19)
 
 
 def _damage_shard(data: bytes, liar: Liar) -> bytes:

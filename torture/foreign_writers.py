@@ -9,7 +9,7 @@ import zlib
 from array import array
 from collections.abc import Iterable, Mapping, Sequence
 
-from treering._codec import zstd
+from treering._codec.compression import zstd_compress
 from treering._values.checksums import crc32c
 
 __all__ = ["Liar", "close_shard", "write_database", "write_zip"]
@@ -158,7 +158,7 @@ class _Writer:
             at = source.randrange(len(body) + 1)
             body = source.choice((body[:at], body[:at] + source.randbytes(1) + body[at + 1 :], body + bytes(1 << 20)))
         method = source.choice((0, 1))
-        packed = zstd.compress(memoryview(body), 1) if method else body
+        packed = zstd_compress(memoryview(body), 1) if method else body
         head = self._varints(0) + bytes([self._liar(method, 7)])
         length = self._liar(12 + len(head) + len(packed) + 4)
         data = magic.to_bytes(4, "big") + length.to_bytes(8, "little") + head + packed

@@ -17,7 +17,19 @@ from collections.abc import Iterable, Sequence
 from pathlib import PurePath, PurePosixPath
 
 from treering._store import api
-from treering._store.api import ANY, Document, Entry, Held, Kind, Outcome, Reader, Store, Transaction, Version
+from treering._store.api import (
+    ANY,
+    Document,
+    Entry,
+    Held,
+    Kind,
+    Outcome,
+    Reader,
+    Store,
+    Transaction,
+    Version,
+    require_range,
+)
 from treering._store.pieces import Buffer, pieces
 from treering._values.checkpoint_names import INDEX
 from treering.errors import StoreError
@@ -97,9 +109,6 @@ class VersionedStore(Store):
             if self._prefix and not self._contents.is_place(self._prefix):
                 raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
 
-    def close(self) -> None:
-        """What was made stays."""
-
     def at(self, name: str) -> VersionedStore:
         """Return the place ``name`` in this one."""
         store = VersionedStore()
@@ -178,7 +187,7 @@ class VersionedStore(Store):
         self.replace(name, data)
 
     def remove(self, *names: str) -> None:
-        """Remove names; gone already is gone."""
+        """Remove names; gone already is gone. Of the place itself, where that is meant, the name that was made goes."""
         with self._contents.lock:
             for name in names:
                 self._contents.pop(self._prefix + name)
@@ -204,9 +213,9 @@ class VersionedTransaction(Transaction):
         self._name = self._prefix + name
         self._marker = ""
         self._state: Version = None
-        self._made = self._begun = self._done = False
+        self._begun = self._done = False
 
-    def make(self) -> None:
+    def make(self) -> Sequence[str]:
         """Make the place if it is missing, so that it is there before the first name in it."""
         with self._contents.lock:
             for above in itertools.accumulate(self._prefix.rstrip("/").split("/"), "{}/{}".format):
@@ -214,17 +223,7 @@ class VersionedTransaction(Transaction):
                     raise NotADirectoryError(errno.ENOTDIR, f"{above} is a file, not a folder")
             if self._prefix and not self._contents.is_place(self._prefix):
                 self._contents.set(self._prefix, b"")
-                self._made = True
-
-    def unmake(self) -> bool:
-        """Remove what `make` made; False where it is still there."""
-        if self._made:
-            self._contents.pop(self._prefix)
-        return not (self._made and self._contents.is_place(self._prefix))
-
-    def drop(self) -> None:
-        """Forget the place itself, if nothing is in it."""
-        self._contents.pop(self._prefix)
+        return ()
 
     def begin(self, marker: str, base: Version | None) -> None:
         """Put the marker there.
@@ -268,9 +267,6 @@ class VersionedTransaction(Transaction):
         if self._begun:
             self._contents.pop(self._marker)
 
-    def close(self) -> None:
-        """Nothing is held open."""
-
     def sweep(self, marker: str, data: Sequence[str]) -> Held:
         """Remove what an attempt left whose base is no longer the document."""
         with self._contents.lock:
@@ -281,17 +277,17 @@ class VersionedTransaction(Transaction):
             self.store.remove(*data, marker)
         return Held.NO
 
-    def retire(self, new: str, expected: Version) -> Outcome:
-        """Give the document, of that version, the name ``new``."""
+    def delete(self, expected: Version, tombstone: str) -> Outcome:
+        """Give the document, of that version, the name ``tombstone``."""
         with self._contents.lock:
             found = self._contents.by_name.get(self._name)
             if found is None or found.version != expected:
                 return Outcome.LOST
-            self._contents.set(self._prefix + new, found.data)
+            self._contents.set(self._prefix + tombstone, found.data)
             self._contents.pop(self._name)
         return Outcome.DONE
 
-    def remove_tombstone(self, found: Entry) -> bool:  # noqa: ARG002 - as the contract has it
+    def delete_tombstone(self, found: Entry) -> bool:  # noqa: ARG002 - as the contract has it
         """There are none."""
         return False
 
@@ -309,16 +305,13 @@ class BytesReader(Reader):
         self.version = version
         self._data = data
 
-    def close(self) -> None:
-        """Nothing is held open."""
-
     def read(self, offset: int, count: int) -> bytes:
         """Return ``count`` bytes from ``offset`` on.
 
         Raises:
             CorruptError: there are fewer.
         """
-        self.require(offset, count)
+        require_range(self, offset, count)
         return self._data[offset : offset + count]
 
     def read_into(self, jobs: Sequence[tuple[int, memoryview]]) -> None:
@@ -328,6 +321,6 @@ class BytesReader(Reader):
             CorruptError: there are fewer.
         """
         for offset, buffer in jobs:
-            self.require(offset, buffer.nbytes)
+            require_range(self, offset, buffer.nbytes)
             if buffer.nbytes:
                 buffer.cast("B")[:] = memoryview(self._data)[offset : offset + buffer.nbytes]

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Callable, Collection
 from typing import Any, NamedTuple
 
-from treering._coordination import coordinator, participant
+from treering._coordination import two_phase_commit
 from treering._coordination.operations import MOST_PAYLOADS, Call, Operation, Operations
 
 __all__ = ["REAL", "Job", "Process", "Protocol"]
@@ -15,9 +15,9 @@ __all__ = ["REAL", "Job", "Process", "Protocol"]
 class Protocol(NamedTuple):
     """What the virtual processes do."""
 
-    coordinate: Callable[[Call, bytes], Operations] = coordinator.coordinate
-    refuse: Callable[[Call, BaseException], Operations] = coordinator.refuse
-    participate: Callable[[Call, Callable[[bytes], None]], Operations] = participant.participate
+    coordinate: Callable[[Call, bytes], Operations] = two_phase_commit.coordinate
+    refuse: Callable[[Call, BaseException], Operations] = two_phase_commit.refuse
+    participate: Callable[[Call, Callable[[bytes], None]], Operations] = two_phase_commit.participate
     job_name: Callable[[int], str] = lambda number: f"{number:016x}"
     """A name for the job that was started as so many-th."""
     live: Callable[[Call], Collection[str]] = lambda call: call.live_attempts

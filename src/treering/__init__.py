@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from treering._inspect.verify import verify
     from treering._keymap.key_map import KeyMap
     from treering._keymap.key_rule import KeyRule
-    from treering._store.objects.connect import bucket
+    from treering._store.buckets import bucket
     from treering.checkpoint import abstract, convert, export, load, open, save, save_async  # noqa: A004 - treering.open
     from treering.rules import KeepBest, KeepEvery, KeepLast, SaveEvery
     from treering.run import Run
@@ -45,7 +45,7 @@ _NAMES = {
     "_inspect.verify": ("verify",),
     "_keymap.key_map": ("KeyMap",),
     "_keymap.key_rule": ("KeyRule",),
-    "_store.objects.connect": ("bucket",),
+    "_store.buckets": ("bucket",),
     "checkpoint": ("abstract", "convert", "export", "load", "open", "save", "save_async"),
     "rules": ("KeepBest", "KeepEvery", "KeepLast", "SaveEvery"),
     "run": ("Run",),

@@ -13,7 +13,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from treering._checkpoint.targets import Loss
+from treering._checkpoint.forms import Loss
 from treering._codec.documents import parse_json
 from treering._codec.zarr import ZarrArray
 from treering._foreign.folder_files import FolderFiles

@@ -14,10 +14,10 @@ import datetime
 import math
 import operator
 from collections.abc import Collection, Sequence
-from typing import Any, Generic, Literal, TypeVar
+from typing import Any, Generic, Literal, Never, TypeVar
 
 from treering._format.run_document import StepFacts
-from treering._store.run_folder import HIGHEST_STEP
+from treering._values.checkpoint_names import HIGHEST_STEP
 from treering._values.human import duration_text, interval_of, interval_text, near, require_count
 from treering.errors import UnsupportedError
 
@@ -67,7 +67,12 @@ class _Every(Rule[T]):
     interval: datetime.timedelta | None
     """The time from one to the next."""
 
-    def __init__(self, *, steps: int | None = None, interval: datetime.timedelta | float | None = None) -> None:
+    def __init__(
+        self, *given: Never, steps: int | None = None, interval: datetime.timedelta | float | None = None
+    ) -> None:
+        if given:
+            rule = type(self).__name__
+            raise TypeError(f"{rule} takes steps= or interval=: write {rule}(steps={given[0]!r:.100}), say")
         if (steps is None) == (interval is None):
             raise UnsupportedError(f"{type(self).__name__} takes steps= or interval=", hint="join two rules with |")
         if steps is not None:

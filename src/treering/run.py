@@ -12,9 +12,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self, SupportsIndex, TypeAlias, TypeVar, Unpack, overload
 
-from treering._old_names import moved_options
 from treering._runs.results import Resumed, Stateful, StepSave
-from treering.checkpoint import LOAD_DEFAULTS, LoadKeywords
+from treering.checkpoint import LOAD_DEFAULTS, LoadKeywords, moved_options
 
 if TYPE_CHECKING:
     import jax

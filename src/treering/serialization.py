@@ -9,13 +9,13 @@ from __future__ import annotations
 import os
 from typing import Any, BinaryIO, TypeVar, overload
 
-from treering._codec.gzip import compress, decompress, default_limit
+from treering._checkpoint import state_bytes
+from treering._checkpoint.state_bytes import encode_state, pack, restore_into, unpack, unserializable
+from treering._codec.compression import default_limit, gzip_compress, gzip_decompress
 from treering._store.pieces import Readable
 from treering._tree.placement import Shardings
 from treering._tree.registry import has_shape_and_dtype, is_serializable, register_serialization_state
 from treering._tree.state_dict import current_path, from_state_dict, leaves_of, structure_text, to_state_dict
-from treering._wire import state_bytes
-from treering._wire.state_bytes import encode_state, pack, restore_into, unpack, unserializable
 from treering.tree import tree_bytes, tree_size
 
 __all__ = [
@@ -218,7 +218,7 @@ def compress_bytes(data: Readable) -> bytes:
         >>> decompress_bytes(compress_bytes(b"abc"))
         b'abc'
     """
-    return compress(memoryview(data))
+    return gzip_compress(memoryview(data))
 
 
 def decompress_bytes(data: Readable, *, max_bytes: int | None = None) -> bytes:
@@ -241,7 +241,7 @@ def decompress_bytes(data: Readable, *, max_bytes: int | None = None) -> bytes:
         ...     print(error)
         the gzip data is damaged: ...
     """
-    return decompress(memoryview(data), max_bytes)
+    return gzip_decompress(memoryview(data), max_bytes)
 
 
 def to_compressed_bytes(target: Any) -> bytes:

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 import jax
 import numpy as np
 
-from treering._old_names import moved_names
 from treering._tree.registry import has_shape_and_dtype, is_typed_key
 from treering._tree.state_dict import leaves_of, map_with_path
+from treering.checkpoint import moved_names
 
 __all__ = ["tree_bytes", "tree_map_with_path", "tree_size"]
 
@@ -70,4 +70,4 @@ def _leaf_bytes(leaf: Any) -> int:
 
 
 if not TYPE_CHECKING:  # a type checker is to refuse the old name
-    __getattr__ = moved_names(__name__, uncompared="checkpoint")
+    __getattr__ = moved_names(__name__, "uncompared")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from treering._arrays.buffers import aligned_bytes, aligned_together
+from treering._arrays.jobs import aligned_bytes, aligned_together
 
 
 @pytest.mark.parametrize(

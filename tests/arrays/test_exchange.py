@@ -15,7 +15,7 @@ import pytest
 from jax.sharding import Mesh, NamedSharding, SingleDeviceSharding
 from jax.sharding import PartitionSpec as P
 
-from tests import meshes
+from tests import limits, meshes
 from treering._arrays import exchange as room
 from treering._arrays.exchange import LeafForm, PartedLeaf, can_exchange, exchange_parts, grid_of, part_boxes
 from treering._arrays.host import jax_holds
@@ -182,7 +182,7 @@ def test_many_leaves_are_awaited_once_for_each_set_of_devices() -> None:
 
 def test_what_is_alike_is_compiled_once_and_runs_together(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whichever leaves come together, in whichever order: else each run of leaves would be compiled anew."""
-    monkeypatch.setattr(room, "_TOGETHER", 4)
+    limits.lower(monkeypatch, exchanged_together=4)
     room._program.cache_clear()
     place = WANTED["columns"]
     for count in (11, 10, 5):

@@ -16,11 +16,11 @@ from hypothesis import strategies as st
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import treering
-from tests import meshes
+from tests import limits, meshes
 from tests.on_disk import INDEX, block_checksums, digest, signed_again
 from tests.properties.strategies import quick
 from tests.system_calls import spans_read
-from treering._arrays import buffers, incoming
+from treering._arrays import incoming, jobs
 from treering.errors import CorruptError
 
 SHAPE = (96, 160, 144)
@@ -83,9 +83,9 @@ def test_large_arrays_are_aligned_for_jax(tmp_path: Path) -> None:
 
 
 def test_neighbouring_arrays_share_large_pages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(incoming, "_ROOM_BYTES", 1 << 20)
+    limits.lower(monkeypatch, shared_memory=1 << 20)
     rooms: list[int] = []
-    together = buffers.aligned_together
+    together = jobs.aligned_together
 
     def allocate(wanted: Any) -> Any:
         found = together(wanted)

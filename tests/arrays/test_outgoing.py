@@ -15,7 +15,8 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from tests import meshes
 from tests.checkpoint.test_aliased import KINDS, count_up, numbers, trees
-from treering._arrays.outgoing import describe_leaves, read_checked
+from treering._arrays.host import read_checked
+from treering._arrays.outgoing import describe_leaves
 from treering._codec.array_bytes import wire_blocks
 from treering._store.memory_pool import MemoryPool
 from treering._tree.flatten import flatten

@@ -15,15 +15,14 @@ import pytest
 import safetensors.numpy
 
 import treering
-from tests import faults
+from tests import faults, limits
 from tests.command import here
 from tests.trees import assert_same_arrays
 from treering import KeyMap, KeyRule
 from treering._arrays import source_arrays
 from treering._arrays.source import Source
 from treering._checkpoint import forms
-from treering._checkpoint.targets import LOSSES
-from treering._foreign import write_flax, write_npz
+from treering._checkpoint.forms import LOSSES
 from treering._store import resolve
 from treering.errors import BusyError, CorruptError, ExistsError, MismatchError, UnsupportedError
 
@@ -72,7 +71,7 @@ def _read_as_peers_do(path: Path) -> dict[str, Any]:
 def test_every_array_is_the_same_in_every_form(
     form: str, target: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(source_arrays, "_PIECE_BYTES", 100_000)
+    limits.lower(monkeypatch, converted_piece=100_000)
     source = _write(form, tmp_path)
     treering.convert(source, tmp_path / target, to=TARGETS[target], lose="metadata")
     assert_same_arrays(treering.load(tmp_path / target), ARRAYS)
@@ -165,8 +164,7 @@ def test_flax_gets_the_bytes_that_it_writes_itself(tmp_path: Path, monkeypatch: 
     treering.convert(tmp_path / "leaf", tmp_path / "leaf.msgpack")
     assert treering.load(tmp_path / "leaf.msgpack").tolist() == [0, 1, 2]
     # Large arrays are in chunks, and are read again from them, a piece at a time.
-    monkeypatch.setattr(write_flax, "CHUNK_BYTES", 1000)
-    monkeypatch.setattr(source_arrays, "_PIECE_BYTES", 700)
+    limits.lower(monkeypatch, chunk_of_flax_files=1000, converted_piece=700)
     wide = {"w": np.arange(3 * 5 * 77).reshape(3, 5, 77)}
     treering.save(tmp_path / "wide", wide)
     treering.convert(tmp_path / "wide", tmp_path / "wide.msgpack")
@@ -275,8 +273,7 @@ def test_a_folder_of_shards(tmp_path: Path) -> None:
 def test_archives_of_any_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     arrays = {f"a{number}": np.full(number * 40, number, np.int16) for number in range(9)}
     treering.save(tmp_path / "a", arrays)
-    monkeypatch.setattr(write_npz, "_LARGE", 300)
-    monkeypatch.setattr(write_npz, "_MANY", 4)
+    limits.lower(monkeypatch, large_npz_array=300, many_npz_arrays=4)
     treering.convert(tmp_path / "a", tmp_path / "b.npz")
     assert_same_arrays(_read_as_peers_do(tmp_path / "b.npz"), arrays)
     assert_same_arrays(treering.load(tmp_path / "b.npz"), arrays)
@@ -352,7 +349,7 @@ def test_a_source_that_is_replaced_meanwhile_is_busy(tmp_path: Path, monkeypatch
 def test_memory_holds_a_piece_of_a_leaf(
     form: str, target: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(source_arrays, "_PIECE_BYTES", 100_000)
+    limits.lower(monkeypatch, converted_piece=100_000)
     sizes: list[int] = []
 
     faults.before(

@@ -21,7 +21,7 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import treering as tr
-from tests import faults, meshes
+from tests import faults, limits, meshes
 from tests.checkpoint.together import Loading, Said, count_given_up, exchange_at_once, failing, loading
 from tests.system_calls import spans_read
 from treering._checkpoint import joint_load, source
@@ -128,7 +128,7 @@ def test_what_each_process_reads_for_itself_is_not_exchanged(loading: Loading, s
 def test_what_takes_long_to_read_is_compared_first(
     loading: Loading, saved: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(joint_load, "_READ_FIRST_BYTES", WIDE.nbytes)
+    limits.lower(monkeypatch, read_first=WIDE.nbytes)
     spans = spans_read(monkeypatch)
     loading.others = lambda meeting, said: [{**said, "plan": "other"}, said, said]
     with pytest.raises(MismatchError, match="process 1 wants other leaves"):
@@ -151,7 +151,7 @@ def test_what_has_no_checksums_is_compared_first(loading: Loading, saved: Path) 
 def test_what_only_this_process_reads_counts_too(
     loading: Loading, saved: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(joint_load, "_READ_FIRST_BYTES", WIDE.nbytes)
+    limits.lower(monkeypatch, read_first=WIDE.nbytes)
     here = jax.devices()[0]
     tr.load(saved / "ckpt", shardings=lambda key, aval: here if key == "w" else EVERYWHERE)
     assert [sorted(said) for said in loading.meetings] == [COMPARED, []]
@@ -216,7 +216,7 @@ def test_a_large_job_has_one_process_read_the_index(
     loading: Loading, saved: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(joint_load, "this_processes", lambda _: Processes(this=0, count=4))
-    monkeypatch.setattr(joint_load, "_SHARED_FROM", 4)
+    limits.lower(monkeypatch, shared_index_from=4)
     wide = jax.ShapeDtypeStruct(WIDE.shape, WIDE.dtype, sharding=COLUMNS)
     assert_wide(tr.load(saved / "ckpt", {"w": wide}, extra="ignore")["w"])
     # To offer it, before it is sent; then as ever.

@@ -12,9 +12,8 @@ import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
 import treering
-from tests import faults
+from tests import faults, limits
 from treering import KeyMap, KeyRule
-from treering._arrays import mapped_source
 from treering._arrays.incoming import StoredArrays
 from treering.errors import CorruptError, MismatchError, UnsupportedError
 
@@ -114,7 +113,7 @@ def test_open_shows_the_new_tree(path: Path) -> None:
 
 
 def test_large_leaves_pass_through_in_slabs(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(mapped_source, "_SLAB_BYTES", 128 << 10)
+    limits.lower(monkeypatch, slab_of_maps=128 << 10)
     big = np.arange(3 << 18, dtype=np.float32).reshape(1024, 768)
     treering.save(path, {"w": big}, overwrite=True)
     done: list[tuple[int, int]] = []

@@ -14,10 +14,9 @@ import numpy as np
 import pytest
 
 import treering
-from tests import faults
+from tests import faults, limits
 from tests.on_disk import signed_again
 from tests.trees import Pair, assert_same, assert_same_structure
-from treering._arrays import delivered
 from treering._arrays.incoming import StoredArrays
 from treering.errors import CorruptError, FormatError, NotFoundError, TreeringError
 
@@ -135,7 +134,7 @@ def test_only_arrays_that_are_copied_come_in_batches(
     seen: list[int] = []
 
     faults.before(monkeypatch, StoredArrays, "read", lambda self, requests, progress=None: seen.append(len(requests)))
-    monkeypatch.setattr(delivered, "BATCH_BYTES", 2 * tree["a"].size * tree["a"].dtype.itemsize)
+    limits.lower(monkeypatch, delivered_batch=2 * tree["a"].size * tree["a"].dtype.itemsize)
     like = {name: jax.ShapeDtypeStruct((320, 256), wanted) for name in tree}
     found = treering.load(tmp_path / "ckpt", like, cast=True)
     assert_same(found, {name: array.astype(wanted) for name, array in tree.items()}, restored=False)

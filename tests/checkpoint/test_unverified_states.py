@@ -19,7 +19,7 @@ from jax.experimental.array_serialization.serialization import GlobalAsyncCheckp
 from safetensors.numpy import save_file
 
 import treering as tr
-from tests import faults, meshes
+from tests import faults, limits, meshes
 from tests.checkpoint.together import Loading, loading
 from tests.command import copy_path
 from tests.foreign.test_jax_pytree import DICT, LEAF, Node, saved_as_jax
@@ -345,7 +345,7 @@ def test_what_is_written_anew_while_it_is_converted_is_busy(
 
 
 def test_a_file_that_is_opened_again_has_to_be_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("treering._foreign.folder_files._MOST_OPEN", 0)
+    limits.lower(monkeypatch, foreign_files_held_open=0)
     (tmp_path / "a").write_bytes(b"first")
     with contextlib.ExitStack() as stack:
         files = FolderFiles(tmp_path, stack)

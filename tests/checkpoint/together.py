@@ -18,7 +18,7 @@ import jax
 import pytest
 
 import treering
-from tests import clocks
+from tests import clocks, limits
 from treering._arrays import exchange, outgoing, plan_cache
 from treering._arrays.outgoing import ALONE
 from treering._checkpoint import joint_load, save_folder
@@ -149,7 +149,7 @@ def job_of(count: int, monkeypatch: pytest.MonkeyPatch) -> Together:
 
 def end_files_at(monkeypatch: pytest.MonkeyPatch, nbytes: int) -> None:
     """Let joint saves begin no data file beyond so many bytes of the one before."""
-    monkeypatch.setattr(outgoing, "FILE_BYTES", nbytes)
+    limits.lower(monkeypatch, data_file=nbytes)
 
 
 def fail_snapshots(monkeypatch: pytest.MonkeyPatch, bad: int) -> None:
@@ -224,7 +224,7 @@ def loading(monkeypatch: pytest.MonkeyPatch) -> Iterator[Loading]:
 
 def exchange_at_once(monkeypatch: pytest.MonkeyPatch, nbytes: int) -> None:
     """Let an exchange begin when a process gets so many bytes."""
-    monkeypatch.setattr(joint_load, "BATCH_BYTES", nbytes)
+    limits.lower(monkeypatch, joint_batch=nbytes)
 
 
 def failing(error: Exception) -> Said:

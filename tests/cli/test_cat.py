@@ -139,7 +139,7 @@ def test_every_form_gives_the_same(tmp_path: Path) -> None:
 
 
 def test_a_chunked_msgpack_array(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    limits.chunk_arrays_from(monkeypatch, 1000)
+    limits.lower(monkeypatch, chunk_of_state_dicts=1000)
     array = np.arange(3000, dtype=np.int16).reshape(100, 30)
     path = tmp_path / "x.msgpack"
     serialization.save_to_file({"x": array}, path)

@@ -22,14 +22,14 @@ import treering as tr
 from tests.command import inside, treering
 from treering import leaves
 from treering._checkpoint.transaction import CheckpointFolder
-from treering._coordination.coordinator import coordinate
 from treering._coordination.message_board import PathMessageBoard
 from treering._coordination.messages import DecisionMessage, Failure, PrepareMessage, VoteMessage, VoteStage
 from treering._coordination.operations import Call, Get, Now, Put, Sleep
+from treering._coordination.two_phase_commit import coordinate
 from treering._inspect.doctor import diagnose
-from treering._store.api import Locks
+from treering._store.orphans import Locks, seen_locks
 from treering._store.posix import descriptors
-from treering._store.posix.store import entry_of, seen_locks
+from treering._store.posix.store import entry_of
 from treering._values.checkpoint_names import decision_name, heartbeat_name, journal_of, prepare_name, vote_name
 from treering._values.processes import Processes
 from treering.errors import StoreError
@@ -62,14 +62,14 @@ def all_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     def seen(folder: int | None) -> Locks:
         return Locks(None, seen_locks(folder).holders)
 
-    monkeypatch.setattr("treering._store.posix.store.seen_locks", seen)
+    monkeypatch.setattr("treering._store.orphans.seen_locks", seen)
 
 
 @pytest.fixture
 def on_nfs(monkeypatch: pytest.MonkeyPatch) -> None:
     """As on a file system of many machines."""
     nothing = Locks("on nfs4 locks of other machines are not shown here", {})
-    monkeypatch.setattr("treering._store.posix.store.seen_locks", lambda _: nothing)
+    monkeypatch.setattr("treering._store.orphans.seen_locks", lambda _: nothing)
 
 
 def dead(path: Path, attempt: str = A, nbytes: int = 5000) -> Path:
@@ -620,12 +620,12 @@ class _Every:
 def test_what_is_not_shown_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = os.open(tmp_path, os.O_RDONLY)
     try:
-        monkeypatch.setattr("treering._store.posix.store._OF_THIS_MACHINE", _Every())  # tests may run on any
+        monkeypatch.setattr("treering._store.orphans._OF_THIS_MACHINE", _Every())  # tests may run on any
         monkeypatch.setattr(os, "readlink", lambda *_: "pid:[4026532000]")
         assert seen_locks(folder).gap == "locks of other containers are not shown here"
         monkeypatch.setattr(os, "readlink", lambda *_: "pid:[4026531836]")
         assert seen_locks(folder).gap is None
-        monkeypatch.setattr("treering._store.posix.store._OF_THIS_MACHINE", ())
+        monkeypatch.setattr("treering._store.orphans._OF_THIS_MACHINE", ())
         assert "locks of other machines" in (seen_locks(folder).gap or "")
     finally:
         os.close(folder)
@@ -634,7 +634,7 @@ def test_what_is_not_shown_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 def test_folders_are_looked_at_without_a_system_that_shows_locks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("treering._store.posix.store.seen_locks", lambda _: seen_locks(None))
+    monkeypatch.setattr("treering._store.orphans.seen_locks", lambda _: seen_locks(None))
     assert "this system does not show its locks" in text(dead(tmp_path / "ckpt"), 1)
 
 

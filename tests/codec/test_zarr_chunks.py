@@ -20,8 +20,8 @@ import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests import limits
 from tests.memory import memory_of_this_process
-from treering._codec import zstd
 from treering._codec.zarr import ZarrArray, chunk_bytes, zarray_bytes
 from treering._codec.zarr_chunks import check_chunk_file, decode, encode
 from treering._values.dtypes import lookup, numpy_dtype
@@ -184,10 +184,9 @@ def test_true_is_one() -> None:
 
 
 def every_codec_path(monkeypatch: pytest.MonkeyPatch, way: str) -> None:
-    monkeypatch.setattr(zstd, "_IN_ONE_GO", 1 << 20 if way == "at once" else -1)
+    limits.lower(monkeypatch, zstd_in_one_go=1 << 20 if way == "at once" else -1)
     if way == "by windows":
-        monkeypatch.setattr(zstd, "_WHOLE", -1)
-        monkeypatch.setattr(zstd, "_WINDOW", 20)
+        limits.lower(monkeypatch, zstd_whole=-1, zstd_window=20)
 
 
 @pytest.mark.parametrize("way", ["at once", "in place", "by windows"])

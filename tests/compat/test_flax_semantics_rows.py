@@ -158,7 +158,7 @@ def test_a_live_dict_of_the_object_is_not_changed(monkeypatch: pytest.MonkeyPatc
             self.big = np.arange(9)
 
     serialization.register_serialization_state(Live, vars, lambda node, state: node)
-    limits.chunk_arrays_from(monkeypatch, 16)
+    limits.lower(monkeypatch, chunk_of_state_dicts=16)
     live = Live()
     placed, big = live.placed, live.big
     serialization.to_bytes({"a": live})

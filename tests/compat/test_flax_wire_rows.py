@@ -309,7 +309,7 @@ def test_big_endian_arrays_are_converted_never_mislabelled(dtype: str, shape: tu
 
 
 def test_big_endian_arrays_are_converted_in_chunks_and_lists_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    limits.chunk_arrays_from(monkeypatch, 4)
+    limits.lower(monkeypatch, chunk_of_state_dicts=4)
     array = np.arange(9, dtype=">i2")
     np.testing.assert_array_equal(serialization.msgpack_restore(serialization.to_bytes([array]))["0"], array)
     np.testing.assert_array_equal(serialization.msgpack_restore(serialization.msgpack_serialize([array]))[0], array)
@@ -345,7 +345,7 @@ def test_any_layout_is_written_in_c_order_and_keeps_its_shape(layout: str, tmp_p
 
 
 def test_an_array_strictly_above_the_limit_becomes_a_marker_dict(monkeypatch: pytest.MonkeyPatch) -> None:
-    limits.chunk_arrays_from(monkeypatch, 16)
+    limits.lower(monkeypatch, chunk_of_state_dicts=16)
     array = np.arange(10, dtype=np.int16).reshape(2, 5)
     raw = msgpack.unpackb(serialization.to_bytes({"a": array, "at": array[0][:4]}), ext_hook=lambda code, data: (code,))
     assert list(raw["a"]) == [MARKER, "shape", "chunks"]
@@ -356,7 +356,7 @@ def test_an_array_strictly_above_the_limit_becomes_a_marker_dict(monkeypatch: py
 
 
 def test_chunked_arrays_come_back_whole_and_writable(monkeypatch: pytest.MonkeyPatch) -> None:
-    limits.chunk_arrays_from(monkeypatch, 16)
+    limits.lower(monkeypatch, chunk_of_state_dicts=16)
     array = np.arange(50, dtype=np.float32).reshape(5, 10)
     restored = serialization.from_bytes([array], serialization.to_bytes([array]))[0]
     assert_same(restored, array)
@@ -364,13 +364,13 @@ def test_chunked_arrays_come_back_whole_and_writable(monkeypatch: pytest.MonkeyP
 
 
 def test_numpy_scalars_are_never_chunked(monkeypatch: pytest.MonkeyPatch) -> None:
-    limits.chunk_arrays_from(monkeypatch, 1)
+    limits.lower(monkeypatch, chunk_of_state_dicts=1)
     assert serialization.to_bytes(np.complex128(1j))[2] == 3
 
 
 def test_the_limit_is_read_at_call_time(monkeypatch: pytest.MonkeyPatch) -> None:
     whole = serialization.to_bytes(np.zeros(9))
-    limits.chunk_arrays_from(monkeypatch, 8)
+    limits.lower(monkeypatch, chunk_of_state_dicts=8)
     assert len(serialization.to_bytes(np.zeros(9))) > len(whole)
 
 
@@ -512,7 +512,7 @@ def test_keys_that_cannot_be_sorted_are_flax_s_value_error() -> None:
 
 
 def test_in_place_never_changes_the_callers_tree(monkeypatch: pytest.MonkeyPatch) -> None:
-    limits.chunk_arrays_from(monkeypatch, 16)
+    limits.lower(monkeypatch, chunk_of_state_dicts=16)
     big, placed = np.arange(9), jnp.ones(2)
     tree = {"big": big, "inner": {"placed": placed}}
     serialization.msgpack_serialize(tree, in_place=True)

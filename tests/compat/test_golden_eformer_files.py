@@ -65,7 +65,7 @@ def test_reading_the_gzipped_form_gives_the_same(name: str) -> None:
 def test_what_was_read_writes_the_same_bytes_again(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     data = (EFORMER / f"{name}.msgpack").read_bytes()
     if name == "mp_chunked":
-        limits.chunk_arrays_from(monkeypatch, 64)
+        limits.lower(monkeypatch, chunk_of_state_dicts=64)
     assert treering.serialization.to_bytes(treering.serialization.msgpack_restore(data)) == data
 
 

@@ -32,7 +32,7 @@ def test_reading_gives_the_expected_state(name: str) -> None:
 @pytest.mark.parametrize("name", flax_names())
 def test_writing_the_expected_state_gives_the_same_bytes(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     case = flax_file(name)
-    limits.chunk_arrays_from(monkeypatch, case.max_chunk_size)
+    limits.lower(monkeypatch, chunk_of_state_dicts=case.max_chunk_size)
     before = fingerprint(case.state)
     assert treering.serialization.msgpack_serialize(case.state, in_place=True) == case.data
     assert fingerprint(case.state) == before
@@ -41,7 +41,7 @@ def test_writing_the_expected_state_gives_the_same_bytes(name: str, monkeypatch:
 @pytest.mark.parametrize("name", flax_names())
 def test_what_was_read_writes_the_same_bytes_again(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     case = flax_file(name)
-    limits.chunk_arrays_from(monkeypatch, case.max_chunk_size)
+    limits.lower(monkeypatch, chunk_of_state_dicts=case.max_chunk_size)
     state = treering.serialization.msgpack_restore(case.data)
     if case.writer == "to_bytes":
         assert treering.serialization.to_bytes(state) == case.data

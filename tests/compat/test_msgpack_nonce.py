@@ -15,13 +15,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import treering
+from tests import limits
 from tests.store.objects.memory_bucket import MemoryBucket
 from tests.trees import assert_same
 from treering import serialization
-from treering._codec.msgpack import write
+from treering._checkpoint.state_bytes import encode_state, join_pieces
 from treering._codec.msgpack.write import vary
 from treering._tree.state_dict import to_state_dict
-from treering._wire.state_bytes import encode_state, join_pieces
 
 _ARRAYS = st.builds(
     lambda shape, dtype: np.arange(math.prod(shape)).reshape(shape).astype(dtype),
@@ -60,7 +60,7 @@ def test_every_reader_decodes_the_same_tree(tree: Any, chunk_size: int) -> None:
 
 
 def test_every_header_of_a_large_tree_may_have_another_form(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(write, "ENOUGH", 1e9)
+    limits.lower(monkeypatch, bits_of_nonces=1e9)
     layer = {"kernel": np.ones((300, 70)), "bias": np.zeros(70, np.int8), "n": 1000, "none": None, "t": "ü" * 3000}
     tree = {f"layer {number}": layer | {"a" * number: np.float32(number)} for number in range(20)}
     for chunk_size in (1000, 1 << 30):

@@ -7,7 +7,6 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any
 
-from treering._coordination.coordinator import coordinate
 from treering._coordination.operations import (
     Call,
     Commit,
@@ -21,7 +20,7 @@ from treering._coordination.operations import (
     Rollback,
     Sleep,
 )
-from treering._coordination.participant import participate
+from treering._coordination.two_phase_commit import coordinate, participate
 from treering._values.processes import Processes
 from treering._values.timing import Timing
 from treering.errors import MismatchError

@@ -18,8 +18,7 @@ from tests import clocks
 from treering._arrays.host import this_processes
 from treering._coordination import allgather
 from treering._coordination.allgather import PAYLOAD_BYTES, allgather_in_order, allgather_with_deadline, run_in_order
-from treering._coordination.heartbeat import Heartbeat
-from treering._coordination.message_board import PathMessageBoard, stale_messages
+from treering._coordination.message_board import Heartbeat, PathMessageBoard, stale_messages
 from treering._store.crew import Latch
 from treering._values import timing
 from treering._values.checkpoint_names import heartbeat_name

@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests import faults
-from treering._coordination import message_board
+from tests import faults, limits
 from treering._coordination.message_board import FolderMessageBoard, PathMessageBoard, stale_messages
 from treering._coordination.messages import DecisionMessage, Failure, PrepareMessage, SumMessage, VoteMessage, VoteStage
 from treering._store.posix import folder, open_descriptor
@@ -130,8 +129,7 @@ def test_a_link_in_the_way_of_a_note_is_replaced_not_followed(opened: Folder, tm
 
 
 def test_no_note_is_too_large(opened: Folder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(message_board, "LARGEST_MESSAGE", 100)
-    monkeypatch.setattr("treering._store.api.LARGEST_MESSAGE", 100)
+    limits.lower(monkeypatch, largest_message=100, largest_message_of_stores=100)
     store = FolderMessageBoard(PosixStore.over(opened))
     store.put(NAME, bytes(100))
     assert store.get(NAME) == bytes(100)

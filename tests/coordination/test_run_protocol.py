@@ -12,8 +12,6 @@ import pytest
 
 from tests.coordination.joint_saves import JOB, SIGNATURE, call_of, check
 from treering._checkpoint.transaction import CheckpointFolder, JoinedFolder
-from treering._coordination.coordinator import coordinate
-from treering._coordination.executor import run_protocol
 from treering._coordination.message_board import FolderMessageBoard, MessageBoard, PathMessageBoard
 from treering._coordination.operations import (
     Commit,
@@ -26,8 +24,9 @@ from treering._coordination.operations import (
     Rollback,
     Sleep,
     derive_attempt,
+    run_protocol,
 )
-from treering._coordination.participant import participate
+from treering._coordination.two_phase_commit import coordinate, participate
 from treering._store.posix.folder import Folder
 from treering._store.posix.store import PosixStore
 from treering._values.checkpoint_names import decision_name, heartbeat_name, is_message, vote_name

@@ -10,7 +10,6 @@ from typing import NoReturn
 import pytest
 
 from tests.coordination.joint_saves import JOB, Killed, Meeting, call_of
-from treering._coordination.coordinator import coordinate, refuse
 from treering._coordination.messages import PrepareMessage, VoteMessage, VoteStage
 from treering._coordination.operations import (
     Commit,
@@ -23,6 +22,7 @@ from treering._coordination.operations import (
     Sleep,
     derive_attempt,
 )
+from treering._coordination.two_phase_commit import coordinate, refuse
 from treering._values.checkpoint_names import arrival_name, decision_name, departure_name, prepare_name, vote_name
 from treering.errors import (
     BusyError,

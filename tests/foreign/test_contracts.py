@@ -123,7 +123,7 @@ class TestNpzWriter(OurWriter):
 
 
 class TestSafetensorsWriter(OurWriter):
-    path = "treering._foreign.write_safetensors"
+    path = "treering._checkpoint.save_files"
     name = "a.safetensors"
 
     def read(self, path: Path) -> Mapping[str, Any]:
@@ -137,10 +137,10 @@ class TestHuggingFaceWriter(OurWriter):
         return load_file(path / "model.safetensors")
 
 
-@pytest.mark.parametrize("home", ["_foreign.write_flax", "_checkpoint.save_folder", "_leaves.serialize"])
+@pytest.mark.parametrize("home", ["_checkpoint.save_msgpack", "_checkpoint.save_folder", "_leaves.serialize"])
 def test_the_other_writers_pass(home: str, tmp_path_factory: pytest.TempPathFactory) -> None:
     class Writer(WriterContract):
-        name = "a.msgpack" if "flax" in home else "written"
+        name = "a.msgpack" if "msgpack" in home else "written"
 
         def new_folder(self) -> Path:
             return tmp_path_factory.mktemp("contract")

@@ -15,7 +15,7 @@ import tensorstore
 
 import treering
 from tests.trees import assert_same_arrays
-from treering._checkpoint.targets import LOSSES
+from treering._checkpoint.forms import LOSSES
 from treering._tree.registry import is_typed_key
 
 GOLDEN = Path(__file__).parent / "golden" / "orbax"

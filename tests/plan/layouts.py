@@ -30,7 +30,7 @@ def grid_boxes(shape: tuple[int, ...], splits: tuple[int, ...]) -> list[tuple[tu
     return boxes
 
 
-def all_parts(plan: SavePlan) -> tuple[tuple[PlannedPart, ...], ...]:
+def all_parts(plan: SavePlan[Box]) -> tuple[tuple[PlannedPart[Box], ...], ...]:
     return tuple(map(plan.parts_of, range(len(plan.loads))))
 
 

@@ -45,7 +45,7 @@ def least_possible(layouts: Sequence[LeafLayout], loads: Sequence[int]) -> float
     return max(total / count for count, total in enumerate(itertools.accumulate(inside), 1))
 
 
-def check(layouts: Sequence[LeafLayout], processes: int) -> SavePlan:
+def check(layouts: Sequence[LeafLayout], processes: int) -> SavePlan[Box]:
     plan = plan_save(layouts, processes)
     written: list[list[tuple[tuple[int, int], ...]]] = [[] for _ in layouts]
     held: dict[tuple[int, int], list[Box]] = {}
@@ -54,13 +54,13 @@ def check(layouts: Sequence[LeafLayout], processes: int) -> SavePlan:
             for owner in owners:
                 held.setdefault((id(layout), owner), []).append(box)
     for process, parts in enumerate(all_parts(plan)):
-        assert list(parts) == sorted(parts, key=lambda part: (part.leaf, part.box))
+        assert list(parts) == sorted(parts, key=lambda part: (part.leaf, part.part))
         for part in parts:
-            written[part.leaf].append(part.box)
-            if size_of(part.box):
+            written[part.leaf].append(part.part)
+            if size_of(part.part):
                 own = held[id(layouts[part.leaf]), process]
-                assert any(contains(box, part.box) for box in own), "a process writes what it does not hold"
-        nbytes = sum(size_of(part.box) * layouts[part.leaf].nbytes_per_item for part in parts)
+                assert any(contains(box, part.part) for box in own), "a process writes what it does not hold"
+        nbytes = sum(size_of(part.part) * layouts[part.leaf].nbytes_per_item for part in parts)
         assert nbytes == plan.loads[process]
     for layout, boxes in zip(layouts, written, strict=True):
         assert find_cover_error(layout.shape, boxes) is None
@@ -126,7 +126,7 @@ def test_one_process_writes_the_boxes_as_they_are() -> None:
 
 def test_cuts_fall_between_rows() -> None:
     plan = check([replicated((1000, 128), 4, 3)], 3)
-    boxes = [part.box for parts in all_parts(plan) for part in parts]
+    boxes = [part.part for parts in all_parts(plan) for part in parts]
     assert len(boxes) == 3
     assert all(box[1] == (0, 128) for box in boxes)
 
@@ -245,7 +245,7 @@ def test_ranges_of_the_parts_are_what_was_cut() -> None:
     row = 1 << 18
     begin = 0
     for parts in all_parts(plan):
-        items = sum(size_of(part.box) for part in parts)
-        assert [part.box for part in parts] == boxes_of_range((5, row), begin, begin + items)
+        items = sum(size_of(part.part) for part in parts)
+        assert [part.part for part in parts] == boxes_of_range((5, row), begin, begin + items)
         begin += items
     assert begin == math.prod((5, row))

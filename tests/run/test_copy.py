@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 import treering
+from tests import limits
 from tests.command import copy_path, ended
 from tests.store.objects.memory_bucket import MemoryBucket
 from tests.store.objects.plain_urls import lead_to
@@ -51,7 +52,7 @@ def assert_same(a: object, b: object) -> None:
 
 
 def test_a_checkpoint_there_and_back(place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(copy_checkpoint, "_PIECE_BYTES", 1 << 17)
+    limits.lower(monkeypatch, copied_piece=1 << 17)
     treering.save(tmp_path / "a", TREE, metadata={"loss": 1.5})
     assert ended("cp", tmp_path / "a", f"{place}/b") == 0
     assert ended("cp", f"{place}/b", tmp_path / "c") == 0

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from tests.run.naive import facts_lists, kept_by, policies, stays
 from treering import retention
 from treering.errors import UnsupportedError
-from treering.rules import KeepBest, KeepEvery, KeepLast, KeepSteps, Policy, StepFacts, best_steps, retained
+from treering.rules import KeepBest, KeepEvery, KeepLast, KeepSteps, Policy, SaveEvery, StepFacts, best_steps, retained
 
 NAMES = {name: getattr(retention, name) for name in ("KeepBest", "KeepEvery", "KeepLast", "KeepSteps")}
 
@@ -209,3 +209,9 @@ def test_a_rule_of_ones_own_composes() -> None:
             return {fact.step: ("Even()",) for fact in facts if fact.step % 2 == 0}
 
     assert kept(Even() | KeepSteps(1), facts(1, 2, 3, 4, 5)) == [1, 2, 4, 5]
+
+
+@pytest.mark.parametrize("rule", [KeepEvery, SaveEvery])
+def test_a_rule_of_every_nth_step_names_itself_and_its_keywords(rule: Any) -> None:
+    with pytest.raises(TypeError, match=rf"{rule.__name__} takes steps= or interval=.*{rule.__name__}\(steps=3\)"):
+        rule(3)

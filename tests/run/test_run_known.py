@@ -18,11 +18,11 @@ import treering as tr
 from tests import faults
 from tests.run.naive import kept_by, metric_values, policies, stays
 from treering._format.run_document import StepNote, add_note, parse_run
+from treering._runs.folder import RunFolder
 from treering._runs.run_state import RunState
 from treering._runs.save_step import collect_after
 from treering._runs.steps import note_records, records_of, step_path, steps_of
 from treering._store.posix.folder import Folder
-from treering._store.run_folder import RunFolder
 from treering.errors import ExistsError
 from treering.rules import (
     KeepBest,

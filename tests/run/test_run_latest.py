@@ -16,8 +16,7 @@ from tests.cli.runs import a_run, add_step
 from tests.command import inside
 from tests.on_disk import INDEX, RUN_DOCUMENT, signed, step_path
 from tests.system_calls import act_before_indexes
-from treering._runs import convert_run, copy_run
-from treering._runs.steps import steps_in
+from treering._runs.folder import RunFolder
 from treering.errors import CorruptError, NotFoundError
 
 
@@ -68,19 +67,25 @@ def test_a_verb_takes_the_newer_step_and_names_it(
     assert "step_00000002" not in out + err
 
 
-@pytest.mark.parametrize(("verb", "module"), [("cp", copy_run), ("convert", convert_run)])
+@pytest.mark.parametrize("verb", ["cp", "convert"])
 def test_a_copy_of_a_run_whose_steps_all_go_has_the_newer_one(
-    run: Path, verb: str, module: Any, monkeypatch: pytest.MonkeyPatch
+    run: Path, verb: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def list_then_overtake(folder: Any) -> list[int]:
+    listed: list[list[int]] = []
+    steps_in = RunFolder.steps
+
+    def list_then_overtake(folder: RunFolder) -> list[int]:
         found = steps_in(folder)
         if folder.path == run:
+            listed.append(found)
+        if len(listed) == 2:  # once for what is known of the steps, then for the steps that are copied
             _overtake(run)
         return found
 
     shutil.rmtree(step_path(run, 1))
-    monkeypatch.setattr(module, "steps_in", list_then_overtake)
+    monkeypatch.setattr(RunFolder, "steps", list_then_overtake)
     assert "run, 1 step, " in inside(verb, str(run), f"{run}-copy", code=0)[0]
+    assert listed[:3] == [[2], [2], [3]]
     assert treering.Run(f"{run}-copy").steps() == [3]
 
 

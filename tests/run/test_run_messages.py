@@ -8,9 +8,9 @@ import pytest
 
 import treering as tr
 from treering._coordination.message_board import PathMessageBoard
+from treering._runs.folder import RunFolder
 from treering._store.resolve import store_at
-from treering._store.run_folder import RunFolder, step_name
-from treering._values.checkpoint_names import departure_name, heartbeat_name, vote_name
+from treering._values.checkpoint_names import departure_name, heartbeat_name, step_name, vote_name
 
 ATTEMPT = "0123456789abcdef"
 

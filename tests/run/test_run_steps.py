@@ -19,13 +19,12 @@ from treering._checkpoint.detect import Form, detect
 from treering._format import document
 from treering._format.run_document import RunDocument, StepNote, add_note, encode_run, parse_run
 from treering._runs import gc, steps
-from treering._runs.gc import collect, remove_steps
-from treering._runs.known_steps import KnownSteps
+from treering._runs.folder import RunFolder
+from treering._runs.gc import KnownSteps, collect, remove_steps
 from treering._runs.run_state import RunState
 from treering._runs.save_step import collect_after
 from treering._runs.steps import missing_step, note_records, records_in, records_of, step_path, steps_of
 from treering._store.posix.folder import Folder
-from treering._store.run_folder import RunFolder
 from treering.errors import BusyError, CorruptError, FormatError, NotFoundError, StoreError
 from treering.rules import KeepBest, KeepLast, Policy, StepFacts, retained
 

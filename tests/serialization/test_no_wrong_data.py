@@ -42,7 +42,7 @@ def test_a_chunk_that_is_itself_chunked_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_plain_key_called_chunks_may_hold_chunked_arrays(monkeypatch: pytest.MonkeyPatch) -> None:
-    limits.chunk_arrays_from(monkeypatch, 8)
+    limits.lower(monkeypatch, chunk_of_state_dicts=8)
     tree: dict[str, Any] = {"chunks": {"0": np.arange(9.0)}, "shape": {"0": 1}}
     found = serialization.from_bytes(tree, serialization.to_bytes(tree), strict=True)
     assert np.array_equal(found["chunks"]["0"], np.arange(9.0))

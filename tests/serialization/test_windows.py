@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 import treering
+from tests import limits
 from tests.store.objects.memory_bucket import CountingBucket
 from treering import serialization
 from treering._store.objects.requests import Put
-from treering._wire import msgpack_source
 
 DRAW = np.random.default_rng(0)
 SIZES = (0, 1, 1500, 2049, 5000, 9000, 40_000, 3, 100_000)
@@ -26,11 +26,11 @@ TREE: dict[str, Any] = {
 @pytest.mark.parametrize("chunk", [1 << 30, 700, 30_000], ids=["whole", "many chunks", "few chunks"])
 @pytest.mark.parametrize("window", [2100, 5000, 65536, 300_000])
 def test_windows_end_anywhere(window: int, chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(serialization, "MAX_CHUNK_SIZE", chunk)
+    limits.lower(monkeypatch, chunk_of_state_dicts=chunk)
     data = serialization.to_bytes(TREE)
     bucket = CountingBucket()
     bucket.perform(Put("a.msgpack", data))
-    monkeypatch.setattr(msgpack_source, "_WINDOW_BYTES", window)
+    limits.lower(monkeypatch, window_of_msgpack=window)
     found = treering.load(treering.bucket(bucket) / "a.msgpack")
     wanted = serialization.from_bytes(None, data)
     for part in ("arrays", "scalars"):

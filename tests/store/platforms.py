@@ -70,7 +70,7 @@ def like_windows(patch: pytest.MonkeyPatch) -> None:
     without_dir_fd(patch)
     without_fcntl(patch)
     patch.setattr(open_descriptor, "open_folder", lambda path: None)
-    for name in ("O_DIRECT", "O_NOFOLLOW", "fchown", "fstatvfs"):
+    for name in ("O_DIRECT", "O_NOFOLLOW", "fchown", "fstatvfs", "statvfs"):
         patch.delattr(os, name)
 
 

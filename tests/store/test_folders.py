@@ -9,15 +9,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests import faults
+from tests import faults, limits
 from tests.folders import open_descriptors
 from tests.store.checkpoints import data_names, load, save, steps_of
 from tests.store.platforms import without_dir_fd, without_nofollow, without_open_folders
-from treering._store import open_folder
+from treering._runs.folder import RunFolder
 from treering._store.failures import DataFileMissingError
 from treering._store.open_folder import OpenFolder
 from treering._store.posix.folder import Folder
-from treering._store.run_folder import HIGHEST_STEP, RunFolder, step_name, step_of_name
+from treering._values.checkpoint_names import HIGHEST_STEP, step_name, step_of_name
 from treering.errors import CorruptError, FormatError, NotDirectoryError, NotFoundError, StoreError
 
 HASH = "ab" * 20
@@ -179,7 +179,7 @@ def test_nothing_and_a_file_at_the_path(tmp_path: Path) -> None:
 
 
 def test_an_index_is_not_endless(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(open_folder, "LARGEST_DOCUMENT", 7)
+    limits.lower(monkeypatch, largest_document=7)
     (tmp_path / "treering.json").write_bytes(b"12345678")
     with OpenFolder(tmp_path) as opened, pytest.raises(FormatError, match="8 bytes: no index is that large"):
         opened.read_index()

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import treering
+from tests import limits
 from treering._store.posix import folder
 from treering.errors import UnsupportedError
 
@@ -25,7 +26,7 @@ def mounted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callabl
         table.write_text(
             f"22 1 0:21 / /proc rw - proc proc rw\n36 22 {numbers} {line.replace('POINT', point)} rw,x=1\n"
         )
-        monkeypatch.setattr(folder, "_MOUNTS", str(table))
+        limits.lower(monkeypatch, table_of_mounts=str(table))
         folder._bucket_of.cache_clear()
 
     yield mount
@@ -84,6 +85,6 @@ def test_the_table_of_mounts_is_read_once_for_a_device(
 ) -> None:
     mounted("/ POINT rw - ext4 /dev/sda1")
     treering.save(tmp_path / "one", {"w": np.arange(3)})
-    monkeypatch.setattr(folder, "_MOUNTS", str(tmp_path / "none"))
+    limits.lower(monkeypatch, table_of_mounts=str(tmp_path / "none"))
     treering.save(tmp_path / "two", {"w": np.arange(3)})
     assert folder._bucket_of.cache_info().misses == 1

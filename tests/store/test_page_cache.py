@@ -198,7 +198,7 @@ def test_without_threads_errors_arrive_too(tmp_path: Path, monkeypatch: pytest.M
         if offset >= 4 * MIB:
             raise OSError(errno.EIO, "Input/output error")
 
-    monkeypatch.setattr(writing, "THREADS", 0)
+    limits.lower(monkeypatch, writing_threads=0)
     faults.before(monkeypatch, os, "pwrite", fail)
     with pytest.raises(StoreError, match="Input/output"):
         save_direct(tmp_path / "a.bin")
@@ -279,7 +279,7 @@ def test_a_large_save_takes_little_memory(tmp_path: Path) -> None:
 @pytest.mark.usefixtures("as_usual")
 def test_runs_are_begun_in_order_and_without_gaps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[tuple[int, int]] = []
-    limits.write_in_runs(monkeypatch, 3 * MIB)
+    limits.lower(monkeypatch, run_of_writes=3 * MIB, written_piece=1 << 20)
 
     def begin(_: int, offset: int, count: int) -> bool:
         asked.append((offset, count))
@@ -295,7 +295,7 @@ def test_runs_are_begun_in_order_and_without_gaps(tmp_path: Path, monkeypatch: p
 @pytest.mark.usefixtures("as_usual")
 def test_a_system_without_the_request_is_asked_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[int] = []
-    limits.write_in_runs(monkeypatch, MIB)
+    limits.lower(monkeypatch, run_of_writes=MIB, written_piece=1 << 20)
 
     def refuse(_: int, offset: int, __: int) -> bool:
         asked.append(offset)
@@ -310,7 +310,7 @@ def test_a_system_without_the_request_is_asked_once(tmp_path: Path, monkeypatch:
 @pytest.mark.usefixtures("as_usual")
 def test_a_disk_that_fails_early_fails_the_save(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "a").write_bytes(b"old")
-    monkeypatch.setattr(writing, "_RUN_BYTES", MIB)
+    limits.lower(monkeypatch, run_of_writes=MIB)
 
     faults.fail(monkeypatch, descriptors, "start_writeback", errno.EIO)
     with pytest.raises(StoreError, match="Input/output error"):

@@ -11,9 +11,8 @@ from pathlib import Path
 import pytest
 
 import treering
-from tests import faults
+from tests import faults, limits
 from tests.folders import names
-from treering._store.posix import reading
 from treering._store.posix.folder import Folder
 from treering._store.posix.open_descriptor import OpenDescriptor
 from treering._store.posix.reading import LocalFile
@@ -31,8 +30,7 @@ def path(tmp_path: Path) -> Path:
 @pytest.fixture(params=["by position", "by seeking"])
 def system(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Small pieces and two threads for small files; with and without the calls that Windows lacks."""
-    monkeypatch.setattr(reading, "_PIECE_BYTES", 1000)
-    monkeypatch.setattr(reading, "_TWO_THREADS_FROM", 3000)
+    limits.lower(monkeypatch, read_piece=1000, two_readers_from=3000)
     if request.param == "by seeking":
         monkeypatch.delattr(os, "pread")
         monkeypatch.delattr(os, "preadv")

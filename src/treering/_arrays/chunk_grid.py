@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
-from treering._arrays.buffers import ALIGNMENT, aligned_empty
 from treering._arrays.incoming import ReadRequest
-from treering._arrays.jobs import Job
+from treering._arrays.jobs import ALIGNMENT, Job, aligned_empty
 from treering._codec.zarr import ZarrArray, chunk_box, grid_of, is_whole, item_dtype
 from treering._values.boxes import flat_range, pick_overlap, picked_shape, size_of, slices, whole
 from treering._values.dtypes import numpy_dtype

@@ -14,11 +14,9 @@ from typing import TYPE_CHECKING, Any, Final
 import jax
 import numpy as np
 
-from treering._arrays.buffers import on_host
-from treering._arrays.exchange import LeafForm, PartedLeaf, without_shards
 from treering._arrays.host import jax_holds
 from treering._arrays.incoming import ReadRequest
-from treering._arrays.jobs import Progress, split_by_bytes
+from treering._arrays.jobs import Progress, on_host, split_by_bytes
 from treering._arrays.source import Source
 from treering._format.index import leaf_bytes
 from treering._plan.exchange import Parts
@@ -116,9 +114,9 @@ def deliver(deliveries: Sequence[Delivery], *, mapped: bool) -> list[Any]:
     held: dict[np.dtype[Any], bool] = {}  # as jax is configured now
     for at, delivery in enumerate(deliveries):
         if not delivery.request.boxes:
-            result[at] = without_shards(delivery.shape, _dtype_of(delivery), delivery.sharding)
+            result[at] = without_shards(delivery.shape, stored_dtype_of(delivery), delivery.sharding)
             continue
-        arrays, fit, sharding = _take(delivery), delivery.fit, delivery.sharding
+        arrays, fit, sharding = take_arrays(delivery), delivery.fit, delivery.sharding
         dtype = arrays[0].dtype
         if fit.kind in ("jax", "key") and dtype not in held:
             held[dtype] = jax_holds(dtype)
@@ -137,6 +135,11 @@ def deliver(deliveries: Sequence[Delivery], *, mapped: bool) -> list[Any]:
     return result
 
 
+def without_shards(shape: tuple[int, ...], dtype: np.dtype[Any], sharding: Any) -> jax.Array:
+    """Return a leaf of which this process has nothing, since all devices of the sharding are others'."""
+    return jax.make_array_from_single_device_arrays(shape, sharding, [], dtype=dtype)
+
+
 def finish(leaf: Any, delivery: Delivery) -> Any:
     """Return an array as the leaf that it becomes: itself, a typed key, or a Python number."""
     if delivery.fit.kind != "key":
@@ -149,15 +152,7 @@ def finish(leaf: Any, delivery: Delivery) -> Any:
         raise UnsupportedError(what, path=split_key(delivery.key), hint=hint) from error
 
 
-def take_parts(delivery: Delivery) -> PartedLeaf:
-    """Return the rows that were read of a leaf for its devices to exchange; its arrays are let go."""
-    sharding: Any = delivery.sharding
-    if delivery.parts is None:
-        raise AssertionError("no exchange was planned for it")
-    return PartedLeaf(LeafForm(delivery.shape, _dtype_of(delivery), sharding, delivery.parts), _take(delivery))
-
-
-def _dtype_of(delivery: Delivery) -> np.dtype[Any]:
+def stored_dtype_of(delivery: Delivery) -> np.dtype[Any]:
     """Return the dtype of a leaf of whose items this process may have none."""
     dtype = delivery.fit.dtype or delivery.dtype
     if dtype is None:
@@ -165,7 +160,7 @@ def _dtype_of(delivery: Delivery) -> np.dtype[Any]:
     return dtype
 
 
-def _take(delivery: Delivery) -> list[NDArray[Any]]:
+def take_arrays(delivery: Delivery) -> list[NDArray[Any]]:
     """Take the arrays of a delivery, in the dtype that is wanted."""
     arrays, delivery.request.arrays = delivery.request.arrays, []
     dtype = delivery.fit.dtype

@@ -1,22 +1,30 @@
 """jax arrays -> host memory: what may be written from this process, and its bytes.
 
-An array that lies on several devices is seen as one run of bytes; it is never put together as a whole.
+An array that lies on several devices is seen as one run of bytes; it is never put together as a whole. For a save that
+goes on in the background there are copies that neither donation nor mutation changes afterwards.
 """
 
 from __future__ import annotations
 
 import functools
 import gc
+import warnings
+from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 import jax
 import numpy as np
+import xxhash
 
-from treering._codec.array_bytes import wire_blocks
+from treering._codec.array_bytes import holds_wire_bytes, wire_blocks
 from treering._codec.documents import MAX_NESTING
 from treering._codec.msgpack.write import ArrayLike, Piece
+from treering._format.index import LeafType
+from treering._store.crew import work_together
+from treering._store.memory_pool import PIECE_BYTES, MemoryPool
 from treering._values.boxes import Box, box_of_slices, boxes_of_range, intersection, relative, shape_of, slices
+from treering._values.checksums import block_checksums
 from treering._values.processes import Processes
 from treering.errors import UnsupportedError
 
@@ -166,6 +174,7 @@ def this_processes(leaves: Iterable[Any]) -> Processes:
     return Processes(this=0, count=1)
 
 
+_DONATED_ITEMS: Final = 4096
 _SLAB_BYTES: Final = 4 << 20
 _SMALL_BYTES: Final = 64 << 10
 
@@ -291,3 +300,154 @@ def _fill(into: NDArray[Any], box: Box, hosts: Sequence[tuple[Box, NDArray[Any]]
     for held, host in hosts:
         if (common := intersection(box, held)) is not None:
             into[slices(relative(common, box))] = host[slices(relative(common, held))]
+
+
+def read_checked(
+    data: Any, block: int, checksums: array[int], first: int, pool: MemoryPool | None
+) -> Iterator[bytes | memoryview]:
+    """Yield the bytes of an array in C order, little endian, and note the checksum of each block as it comes by.
+
+    The owner of the memory may write into it meanwhile, also into that of a jax array which was made of it without a
+    copy. So the memory is read once, into a small piece of the pool: the checksum and the file see the same bytes, and
+    the piece is still in the processor's cache. A piece that is not `Lasting` holds until the next one is asked for.
+
+    Args:
+        data: an array of jax or numpy.
+        block: bytes of a block.
+        checksums: where the checksums go.
+        first: the place of the first one.
+        pool: lends memory to what is yielded; without one only the checksums count, and nothing is copied.
+    """
+    if isinstance(data, BoxedArray):
+        yield from _check_stream(data.blocks(0, data.size), block, checksums, first)
+        return
+    host = to_host(data)
+    plain = holds_wire_bytes(host.dtype)
+    if plain and host.nbytes <= _SMALL_BYTES:
+        small = host.tobytes()  # in C order, whatever the array's own is
+        if small:
+            checksums[first] = xxhash.xxh3_64_intdigest(small)
+            yield small
+    elif plain and host.flags.c_contiguous:
+        flat = host.reshape(-1).view(np.uint8)
+        for start in range(0, len(flat), PIECE_BYTES):
+            part = flat[start : start + PIECE_BYTES]
+            piece = part.data if pool is None else pool.copy(part)
+            found = block_checksums(piece, block)
+            checksums[first : first + len(found)] = found
+            first += len(found)
+            yield piece
+            del piece  # its memory is free for the next one
+    else:
+        yield from _check_stream(wire_blocks(host, 0, host.size), block, checksums, first)
+
+
+def _check_stream(pieces: Iterator[memoryview], block: int, checksums: array[int], first: int) -> Iterator[memoryview]:
+    """Pass pieces on whose ends are not those of the blocks."""
+    state, held = xxhash.xxh3_64(), 0
+    for piece in pieces:
+        at = 0
+        while at < len(piece):
+            part = piece[at : at + block - held]
+            state.update(part)
+            held += len(part)
+            at += len(part)
+            if held == block:
+                checksums[first] = state.intdigest()
+                first += 1
+                state.reset()
+                held = 0
+        yield piece
+    if held:
+        checksums[first] = state.intdigest()
+
+
+class HostCopies:
+    """Host copies of one snapshot, and what it found out of arrays that are alike.
+
+    On CPU a numpy view of a jax array is enough: the runtime does not hand a donated buffer on while somebody holds a
+    view of it. Elsewhere the bytes come to the host, all copies begun before the first is waited for. What is numpy's
+    own is copied, since anybody may write into it.
+
+    Args:
+        types: the types of the leaves.
+    """
+
+    def __init__(self, types: Sequence[LeafType]) -> None:
+        # The memory of a text is nobody else's: it was copied, or lies in a ``bytes``.
+        self._texts = [kind.kind in ("str", "bytes", "bytearray") for kind in types]
+        self._views: dict[tuple[int, Any], bool] = {}
+        self._coming: dict[int, jax.Array] = {}
+
+    def begin(self, data: Any, kind: int) -> None:
+        """Begin to fetch an array, where that takes a copy from its device."""
+        if isinstance(data, jax.Array) and not self._is_view(data, kind) and id(data) not in self._coming:
+            self._coming[id(data)] = _begin_copy(data)
+
+    def hold(self, data: Any, kind: int) -> NDArray[Any] | None:
+        """Return a host array that nobody else writes into, of what was begun."""
+        if data is None:
+            return None
+        if (coming := self._coming.get(id(data))) is not None:
+            with jax.transfer_guard_device_to_host("allow"):
+                copy: NDArray[Any] = np.asarray(coming)
+            return copy
+        if isinstance(data, jax.Array):
+            return np.asarray(data) if views_survive() else np.asarray(data).copy()
+        host: NDArray[Any] = data if self._texts[kind] else np.array(data, order="C")
+        return host
+
+    def _is_view(self, data: jax.Array, kind: int) -> bool:
+        # Leaves of one type have one dtype; shardings are as many objects as there are arrays.
+        key = (kind, next(iter(data.sharding.device_set)))
+        if (known := self._views.get(key)) is None:
+            known = self._views[key] = is_view(data)
+        return known
+
+
+def _begin_copy(array: jax.Array) -> jax.Array:
+    """Begin to copy an array to the host, and return what to wait for.
+
+    jax keeps that copy as long as the array lives; of a large one it is therefore made through a handle of its own.
+    """
+    held: jax.Array = array.addressable_shards[0].data
+    if array.nbytes > _SMALL_BYTES:
+        held = jax.make_array_from_single_device_arrays(held.shape, held.sharding, [held])
+    with jax.transfer_guard_device_to_host("allow"):
+        held.copy_to_host_async()
+    return held
+
+
+@functools.cache
+def views_survive() -> bool:
+    """Tell whether views of arrays on CPU outlive their donation; found out once, by donating a small array.
+
+    jax's runtime gives a donated buffer away only if nobody else holds on to it, and a live view does. That is how it
+    is and nothing that it promises; where it is not so, a snapshot has to copy.
+
+    Example:
+        >>> views_survive()
+        True
+    """
+    found: list[bool] = []
+    # The caller may be inside of a mesh, or of a trace, in which jax runs nothing on one device; another thread is not.
+    work_together(lambda: found.append(_survives_donation()), 1, lambda: None)
+    return found == [True]
+
+
+def _survives_donation() -> bool:
+    cpu = jax.local_devices(backend="cpu")[0]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # a runtime that does not donate says so
+        with jax.transfer_guard("allow"), jax.disable_jit(False):
+            numbers = [np.arange(_DONATED_ITEMS).astype(jax.numpy.dtype(name)) for name in ("float32", "bfloat16")]
+            return all(_outlives(jax.device_put(array, cpu)) for array in numbers)
+
+
+def _outlives(array: jax.Array) -> bool:
+    """Donate an array that jax made itself, so that its memory is the runtime's to give away."""
+    own = jax.jit(lambda x: x + 1)(array)
+    view = np.asarray(own)
+    before = view.copy()
+    jax.jit(lambda x: x * 2 + 1, donate_argnums=0)(own).block_until_ready()
+    return bool((view == before).all())

@@ -18,8 +18,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
 import numpy as np
 
-from treering._arrays.buffers import ALIGNMENT, aligned_bytes, aligned_together
-from treering._arrays.jobs import Job, Progress, Tally, Work, run_all
+from treering._arrays.jobs import ALIGNMENT, Job, Progress, Tally, Work, aligned_bytes, aligned_together, run_all
 from treering._format.index import Index, damage_error
 from treering._plan.exchange import StoredChunk
 from treering._plan.load import covering_ranges, group_near

@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 
-from treering._arrays.buffers import aligned_empty
 from treering._arrays.incoming import ReadRequest
-from treering._arrays.jobs import Progress, split_by_bytes
+from treering._arrays.jobs import Progress, aligned_empty, split_by_bytes
 from treering._arrays.source import Arrays, HeldArrays, Source
 from treering._format.index import Chunks, Index, LeafType
 from treering._format.leaf_values import same_value

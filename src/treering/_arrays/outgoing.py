@@ -16,19 +16,17 @@ from typing import Any, Final, NamedTuple, TypeAlias
 
 import jax
 import numpy as np
-import xxhash
 
-from treering._arrays.host import TOGETHER, BoxedArray, cut_box, parts_of, require_alive, to_host
+from treering._arrays.host import TOGETHER, BoxedArray, HostCopies, cut_box, parts_of, read_checked, require_alive
 from treering._arrays.jobs import Progress
-from treering._codec.array_bytes import holds_wire_bytes, wire_blocks
 from treering._format.document import data_name
 from treering._format.index import ARRAY_KINDS, LARGE_VALUE, Chunks, LeafType, leaf_bytes
 from treering._format.safetensors import Row, lay_out_files
 from treering._plan.save import FILE_BYTES, LeafLayout, SavePlan, file_counts, files_by_position, plan_save
-from treering._store.memory_pool import PIECE_BYTES, MemoryPool
+from treering._store.memory_pool import MemoryPool
 from treering._tree.flatten import Flattened
 from treering._values.boxes import Box, box_of_slices, contains, held_boxes, size_of, whole
-from treering._values.checksums import block_checksums, block_count
+from treering._values.checksums import block_count
 from treering._values.dtypes import check_writable
 from treering._values.keys import split_key
 from treering._values.processes import Processes, format_processes
@@ -250,64 +248,54 @@ class Describer:
         return f"{sharding.spec} over {axes}"
 
 
-def read_checked(
-    data: Any, block: int, checksums: array[int], first: int, pool: MemoryPool | None
-) -> Iterator[bytes | memoryview]:
-    """Yield the bytes of an array in C order, little endian, and note the checksum of each block as it comes by.
-
-    The owner of the memory may write into it meanwhile, also into that of a jax array which was made of it without a
-    copy. So the memory is read once, into a small piece of the pool: the checksum and the file see the same bytes, and
-    the piece is still in the processor's cache. A piece that is not `Lasting` holds until the next one is asked for.
+def snapshot(leaves: DescribedLeaves, wanted: Iterable[Row] | None = None) -> DescribedLeaves:
+    """Return the same leaves with host arrays as their sources; neither donation nor mutation changes them.
 
     Args:
-        data: an array of jax or numpy.
-        block: bytes of a block.
-        checksums: where the checksums go.
-        first: the place of the first one.
-        pool: lends memory to what is yielded; without one only the checksums count, and nothing is copied.
+        leaves: described leaves, on any devices.
+        wanted: leaf and box of what this process will need; None for all that it holds. Of a leaf that lies in one
+            process its boxes; of one that lies over several, boxes inside of those that this process holds. What is
+            not wanted keeps its boxes, and its data is None.
+
+    Example:
+        >>> from treering._tree.flatten import flatten
+        >>> weights = np.zeros(3)
+        >>> held = snapshot(describe_leaves(flatten({"w": weights})))
+        >>> weights[:] = 1.0
+        >>> held.data_of(0, None)
+        array([0., 0., 0.])
     """
-    if isinstance(data, BoxedArray):
-        yield from _check_stream(data.blocks(0, data.size), block, checksums, first)
+    taking = HostCopies(leaves.types)
+    chosen = [(number, leaves.leaf_types[number], parts) for number, parts in _choose_boxes(leaves, wanted)]
+    for _, kind, parts in chosen:
+        for _, data in parts:
+            taking.begin(data, kind)
+    sources = {n: tuple([HeldBox(box, taking.hold(data, kind)) for box, data in parts]) for n, kind, parts in chosen}
+    values = {number: bytearray(v) if type(v) is bytearray else v for number, v in leaves.values.items()}
+    return dataclasses.replace(leaves, sources=sources, values=values)
+
+
+def _choose_boxes(leaves: DescribedLeaves, wanted: Iterable[Row] | None) -> Iterable[tuple[int, Sequence[HeldBox]]]:
+    """Yield each leaf and what is to be held of it."""
+    if wanted is None:
+        yield from leaves.sources.items()
         return
-    host = to_host(data)
-    plain = holds_wire_bytes(host.dtype)
-    if plain and host.nbytes <= _SMALL_BYTES:
-        small = host.tobytes()  # in C order, whatever the array's own is
-        if small:
-            checksums[first] = xxhash.xxh3_64_intdigest(small)
-            yield small
-    elif plain and host.flags.c_contiguous:
-        flat = host.reshape(-1).view(np.uint8)
-        for start in range(0, len(flat), PIECE_BYTES):
-            part = flat[start : start + PIECE_BYTES]
-            piece = part.data if pool is None else pool.copy(part)
-            found = block_checksums(piece, block)
-            checksums[first : first + len(found)] = found
-            first += len(found)
-            yield piece
-            del piece  # its memory is free for the next one
-    else:
-        yield from _check_stream(wire_blocks(host, 0, host.size), block, checksums, first)
+    boxes: dict[int, list[Box | None]] = {}
+    for number, box in wanted:
+        boxes.setdefault(number, []).append(box)
+    for number, sources in leaves.sources.items():
+        if (chosen := boxes.get(number)) is None:
+            yield number, [HeldBox(source.box, None) for source in sources]
+        elif number in leaves.spread:
+            yield number, [_cut_source(sources, box) for box in chosen]
+        else:
+            # All of its boxes stay: whoever plans again has to come to the same plan.
+            yield number, [s if s.box in chosen or None in chosen else HeldBox(s.box, None) for s in sources]
 
 
-def _check_stream(pieces: Iterator[memoryview], block: int, checksums: array[int], first: int) -> Iterator[memoryview]:
-    """Pass pieces on whose ends are not those of the blocks."""
-    state, held = xxhash.xxh3_64(), 0
-    for piece in pieces:
-        at = 0
-        while at < len(piece):
-            part = piece[at : at + block - held]
-            state.update(part)
-            held += len(part)
-            at += len(part)
-            if held == block:
-                checksums[first] = state.intdigest()
-                first += 1
-                state.reset()
-                held = 0
-        yield piece
-    if held:
-        checksums[first] = state.intdigest()
+def _cut_source(sources: Sequence[HeldBox], box: Box | None) -> HeldBox:
+    held = next(source for source in sources if box is None or contains(source.box, box))
+    return held if box is None or box == held.box else HeldBox(box, cut_box(held.data, held.box, box))
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -383,7 +371,7 @@ class DividedSave:
     """The leaves as this process sees them."""
     stored: Sequence[int]
     """The leaves that lie in files; the plan counts these."""
-    plan: SavePlan
+    plan: SavePlan[Box]
     """The plan of all."""
 
     def files(self, attempt: str, processes: Iterable[int]) -> SaveLayout:
@@ -405,11 +393,11 @@ class DividedSave:
             found: dict[int, list[Row]] = {}
             mine: list[Row] = []
             sizes: list[int] = []
-            for part in self.plan.parts_of(process):
-                leaf = self.stored[part.leaf]
+            for number, box in self.plan.parts_of(process):
+                leaf = self.stored[number]
                 kind = leaves.leaf_types[leaf]
-                mine.append((leaf, None if part.box == whole(shapes[kind]) else part.box))
-                sizes.append(itemsizes[kind] * size_of(part.box))
+                mine.append((leaf, None if box == whole(shapes[kind]) else box))
+                sizes.append(itemsizes[kind] * size_of(box))
             for row, file in zip(mine, files_by_position(sizes, counts[process], FILE_BYTES), strict=True):
                 found.setdefault(file, []).append(row)
             rows += found.values()
@@ -420,7 +408,7 @@ class DividedSave:
 
 
 def divide_save(
-    keys: Sequence[str], leaves: DescribedLeaves, processes: int, plan: SavePlan | None = None
+    keys: Sequence[str], leaves: DescribedLeaves, processes: int, plan: SavePlan[Box] | None = None
 ) -> DividedSave:
     """Divide leaves among processes, by a ``plan`` that was made for leaves that are alike.
 

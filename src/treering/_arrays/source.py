@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 import numpy as np
 
-from treering._arrays.buffers import aligned_empty
 from treering._arrays.incoming import ReadRequest
-from treering._arrays.jobs import Progress
+from treering._arrays.jobs import Progress, aligned_empty
 from treering._format.index import Chunks, Index, LeafType, Token
 from treering._plan.exchange import StoredChunk
 from treering._store.opened_files import OpenedFiles

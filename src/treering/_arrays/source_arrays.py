@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 import xxhash
 
-from treering._arrays.buffers import aligned_empty
 from treering._arrays.host import BoxedArray, cut_box, to_host
 from treering._arrays.incoming import ReadRequest, dtype_in
-from treering._arrays.jobs import Progress
+from treering._arrays.jobs import Progress, aligned_empty
 from treering._arrays.mapped_source import largest_block
 from treering._arrays.outgoing import DescribedLeaves, HeldBox, describe_leaves
 from treering._arrays.source import Source

@@ -21,18 +21,20 @@ from treering._arrays.source import Source
 from treering._arrays.source_arrays import SourceArray, tree_source
 from treering._background.saves import settle
 from treering._background.writer import UNWATCHED, Watch
-from treering._checkpoint.forms import is_run, stream_source, verify_bytes
-from treering._checkpoint.save_options import SaveOptions
-from treering._checkpoint.targets import (
+from treering._checkpoint.forms import (
     FORMS,
     SUFFIXES,
     Loss,
     TargetWriter,
     accept_losses,
     find_writer,
+    is_run,
     key_texts,
     left_out,
+    stream_source,
+    verify_bytes,
 )
+from treering._checkpoint.save_options import SaveOptions
 from treering._format.index import Index, LeafType
 from treering._format.selection import Selection, drop_leaves, select
 from treering._keymap.key_map import KeyMap, check_key_map

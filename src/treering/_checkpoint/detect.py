@@ -15,17 +15,26 @@ import re
 from collections import deque
 from collections.abc import Callable
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
-from treering._codec.gzip import GZIP_MAGIC, unzip_first
+from treering._codec.compression import GZIP_MAGIC, unzip_first
 from treering._printable import kind_of, shorten
 from treering._store.asked import asking, remembered
-from treering._store.open_folder import find_index_at
-from treering._store.resolve import absolute, find_at, is_folder, is_seen, located, open_file, root_of, store_at
-from treering._store.run_folder import RUN_DOCUMENT, WEIGHTS, RunFolder, refuse_linked, step_of_name
+from treering._store.open_folder import find_index_at, refuse_linked
+from treering._store.resolve import (
+    absolute,
+    find_at,
+    is_folder,
+    is_seen,
+    located,
+    names_at,
+    open_file,
+    places_at,
+    store_at,
+)
+from treering._values.checkpoint_names import RUN_DOCUMENT, step_of_name
 from treering._values.human import near
 from treering.errors import (
-    CorruptError,
     ExistsError,
     FormatError,
     NotFoundError,
@@ -41,6 +50,7 @@ READ_HERE: Final = (
 )
 """The forms that are read, for people."""
 
+_WEIGHTS: Final = ("model.safetensors", "model.safetensors.index.json")
 _NAMES_LISTED: Final = 1024
 _LONGEST_NAME: Final = 100
 FOLDER_NAMES: Final = {
@@ -83,7 +93,7 @@ def other_folder(place: Path) -> OtherFolder | None:
     """
     if (other := name_folder(place)) is not None:
         return OtherFolder(other, _ITEMS_LOST if other == FOLDER_NAMES["_METADATA"] else READ_HERE)
-    names = sorted(itertools.islice(root_of(place).names(place), _NAMES_LISTED))
+    names = sorted(itertools.islice(names_at(place), _NAMES_LISTED))
     for pattern, what, advise in _BY_PATTERN:
         found = [name for name in names if pattern.fullmatch(name)]
         if found and (hint := advise(place, found)) is not None:
@@ -118,7 +128,7 @@ def _pass_checkpoint(place: Path, found: list[str]) -> str | None:
 
 def _pass_snapshot(place: Path, found: list[str]) -> str | None:
     snapshots = place / found[0]
-    names = sorted(itertools.islice(root_of(snapshots).names(snapshots), _NAMES_LISTED))
+    names = sorted(itertools.islice(names_at(snapshots), _NAMES_LISTED))
     if not names or not any(is_seen(place / name) for name in ("blobs", "refs")):
         return None
     return f"pass the path of a snapshot, such as 'snapshots/{shorten(names[-1], _LONGEST_NAME)}' in it"
@@ -321,7 +331,7 @@ def find_foreign_folder(place: Path) -> ForeignForm | None:
 
 def calls_in(folder: Path) -> Callable[[ForeignReader], bool]:
     """Return what tells whether a name in a folder calls for a reader; the names are listed once."""
-    listed = set(itertools.islice(root_of(folder).names(folder), _LISTED))
+    listed = set(itertools.islice(names_at(folder), _LISTED))
     # A folder that cannot be listed may hold files all the same, and one with more names than were listed others.
     is_listed = 0 < len(listed) < _LISTED
 
@@ -406,7 +416,7 @@ def _instead_of(place: Path) -> str | None:
         return "'~' is not expanded here; os.path.expanduser does it"
     breaks = (pair for pair in itertools.pairwise([place, *place.parents]) if _leads_on(pair[1]))
     missing, folder = next(breaks, (place, place))
-    close = near(missing.name, root_of(folder).names(folder))
+    close = near(missing.name, names_at(folder))
     return f"did you mean {os.fspath(folder / close)!r}?" if close else None
 
 
@@ -441,20 +451,13 @@ def _folder(place: Path) -> Form | ForeignForm:
 
 def _is_run(place: Path) -> bool:
     """Tell whether a folder has steps, or the document that a run keeps about them."""
-    with RunFolder(place) as run:
-        if run.latest() is not None:
-            return True
-        data = run.read_document()
-    if data is None:
-        return False
-    from treering._format.run_document import parse_run
+    return bool(import_function("_runs.folder:has_run")(place))
 
-    try:
-        parse_run(data)
-    except (CorruptError, FormatError, UnsupportedError) as error:
-        # One of a newer version is a run's too.
-        return isinstance(error, FormatError)
-    return True
+
+def import_function(name: str) -> Any:
+    """Return the function ``module:name`` of a form, whose module is imported when something may be of that form."""
+    module, _, function = name.partition(":")
+    return getattr(importlib.import_module(f"treering.{module}"), function)
 
 
 def holds_arrays(place: Path) -> bool:
@@ -463,7 +466,7 @@ def holds_arrays(place: Path) -> bool:
     while waiting and left:
         left -= 1
         here = waiting.popleft()
-        below = [here / name for name in root_of(here).places(here, _LOOKED_AT)]
+        below = [here / name for name in places_at(here, _LOOKED_AT)]
         if any(is_seen(path / ".zarray") for path in below):
             return True
         waiting.extend(below)
@@ -476,8 +479,8 @@ def _refuse_beside_leaves(place: Path) -> None:
     Raises:
         FormatError: it does. What reads one of the two by its name reads it still.
     """
-    names = list(root_of(place).names(place))
-    others = dict.fromkeys(WEIGHTS, "a Hugging Face folder") | {RUN_DOCUMENT: "a run"}
+    names = list(names_at(place))
+    others = dict.fromkeys(_WEIGHTS, "a Hugging Face folder") | {RUN_DOCUMENT: "a run"}
     found = [others[name] for name in names if name in others and (at := find_at(place / name)) and at.is_file]
     if not found and any(step_of_name(name) is not None and find_index_at(place / name) for name in names):
         found = ["a run"]

@@ -13,12 +13,10 @@ from pathlib import Path
 from typing import Protocol, TypeVar
 
 from treering._checkpoint.transaction import JoinedFolder, refusing_board
-from treering._coordination.coordinator import coordinate, refuse
-from treering._coordination.executor import Participant, run_protocol
 from treering._coordination.job_handshake import leave_note, release, remove_told, renumber
 from treering._coordination.message_board import MessageBoard
-from treering._coordination.operations import Call, Renumbered
-from treering._coordination.participant import participate, withdraw
+from treering._coordination.operations import Call, Participant, Renumbered, run_protocol
+from treering._coordination.two_phase_commit import coordinate, participate, refuse, withdraw
 from treering.errors import TreeringError
 
 S = TypeVar("S", bound="JointShare")

@@ -19,17 +19,18 @@ from typing import Any, Final, TypeVar
 import jax
 import xxhash
 
-from treering._arrays.delivered import BATCH_BYTES, Delivery, ReadProgress, finish, read_batches, take_parts
-from treering._arrays.divided_reading import (
+from treering._arrays.delivered import BATCH_BYTES, Delivery, ReadProgress, finish, read_batches
+from treering._arrays.exchange import (
     digest_common,
     divide,
+    exchange_parts,
     is_told_by_numbers,
     plan_digest,
     rounds,
     spans,
     state_digest,
+    take_parts,
 )
-from treering._arrays.exchange import exchange_parts
 from treering._arrays.host import job_processes, this_processes
 from treering._arrays.source import Source
 from treering._checkpoint.forms import read_checkpoint_index
@@ -128,6 +129,7 @@ class LoadGroup:
 
     Attributes:
         path: the tree.
+        seen: whether the caller was given leaves already, so that reading cannot begin again unnoticed.
         joined: whether others load it too.
         over: whether the others know of this process's end, or cannot be told any more.
     """
@@ -141,6 +143,7 @@ class LoadGroup:
         *,
         is_joint: Callable[[], bool] = lambda: False,
     ) -> None:
+        self.seen = False
         self.joined = False
         self.path = located(path)
         self._doing = f"load {os.fspath(self.path)!r}"
@@ -396,7 +399,7 @@ class LoadGroup:
             work: reads it; what it did is thrown away where it has to be done again.
 
         Raises:
-            BusyError: the tree was replaced again and again.
+            BusyError: the tree was replaced again and again, or once after the caller was given leaves.
             NotSharedError: the processes keep finding different states of it.
             Exception: whatever ``work`` raises on a tree that was not replaced, here or in another process.
         """
@@ -440,16 +443,24 @@ class LoadGroup:
                 self._compare_after(error)
             if not isinstance(error, CorruptError | NotFoundError):
                 raise
-            if self.over or source.is_current():
+            if (self.over and not self.seen) or source.is_current():
                 require_no_loss(error)
                 raise
+            self._require_unseen(error)
         else:
             if source.is_consistent(joint=self.joined):
                 self.end()
                 return True, result
+            self._require_unseen(None)
         if self.joined:
             self._met(again=True)
         return False, []
+
+    def _require_unseen(self, error: Exception | None) -> None:
+        """Refuse to begin again where the caller was given leaves of a tree that was replaced meanwhile."""
+        if self.seen:
+            what = f"{os.fspath(self.path)!r} was replaced while it was being read, after `callback` had been called"
+            raise BusyError(what, hint="load it again") from error
 
 
 def _differing(said: Sequence[dict[str, Any]], member: str) -> tuple[int, ...]:

@@ -9,16 +9,16 @@ import itertools
 import math
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final, Literal, cast
 
 import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from treering._arrays.delivered import ReadProgress, plan_deliveries
+from treering._arrays.delivered import Delivery, ReadProgress, plan_deliveries
 from treering._arrays.host import jax_holds
-from treering._arrays.jobs import Progress
+from treering._arrays.jobs import Progress, split_by_bytes
 from treering._arrays.mapped_source import map_index
 from treering._arrays.source import Source
 from treering._background.saves import settle
@@ -46,7 +46,7 @@ from treering._tree.likeness import (
     stored_dtype,
     unflatten,
 )
-from treering._tree.placement import Shardings, aval_of, is_rules, resolve_shardings, sharding_of
+from treering._tree.placement import ArraysToPlace, Placer, Shardings, aval_of, is_rules, resolve_shardings, sharding_of
 from treering._tree.registry import key_dtype
 from treering._tree.static_values import opaque_of
 from treering._values.human import pluralize
@@ -71,7 +71,8 @@ class LoadOptions:
     """What the caller of a load asks for beside the tree; ``treering.load`` says what each means.
 
     With "leave" for ``missing`` leaves of ``like`` that are not stored stay in the result, abstract ones too. With
-    ``none_is_leaf`` a ``like`` of None is the tree that is one leaf, None, not the absence of one.
+    ``none_is_leaf`` a ``like`` of None is the tree that is one leaf, None, not the absence of one. A ``placer`` stands
+    in the place of ``shardings`` and ``mesh``.
     """
 
     only: str | Sequence[str] | None = None
@@ -86,6 +87,7 @@ class LoadOptions:
     timeout: float | None = None
     key_map: KeyMap | Mapping[str, str] | None = None
     none_is_leaf: bool = False
+    placer: Placer | None = None
 
     @classmethod
     def of(cls, given: Mapping[str, object]) -> LoadOptions:
@@ -191,6 +193,8 @@ class LoadPlan:
     """What each leaf of the result becomes."""
     placements: list[Any]
     """Where each leaf of the result goes."""
+    called: str = "like"
+    """What the user calls ``like``."""
 
     @property
     def kept(self) -> list[str]:
@@ -200,17 +204,25 @@ class LoadPlan:
         return [key for key, match in zip(self.target.keys, self.matches, strict=True) if match.fit is KEPT]
 
     def tree(self, source: Source, leaves: list[Any]) -> Any:
-        """Return the leaves in their containers."""
+        """Return the leaves in their containers; functions, and what is kept, come from ``like``.
+
+        Warns where functions and static fields of ``like`` are others than those that were saved.
+        """
         if self.target is None:
             return build(self.part.structure, leaves)
-        return into_like(self.like, self.target, source, part=self.part, matches=self.matches, leaves=leaves)
+        for number, (match, kind) in enumerate(zip(self.matches, self.target.kinds, strict=True)):
+            if match.fit is KEPT or kind == "opaque":
+                leaves[number] = self.target.leaves[number]
+        if source.structured:
+            _report_static(source.index, self.part, self.target, self.matches, self.called)
+        return unflatten(self.like, leaves)
 
 
 @phase("load/plan")
 def plan_load(
     source: Source, part: Selection, like: Any, options: LoadOptions, *, wording: Wording = OF_LIKE
 ) -> LoadPlan:
-    """Hold a part of a stored tree against what is wanted of it.
+    """Check a part of a stored tree against the template, and find the sharding of each leaf.
 
     Raises:
         MismatchError: they do not fit; every difference is named.
@@ -224,21 +236,58 @@ def plan_load(
     )  # fmt: skip
     keys = part.keys if target is None else target.keys
     placements = _placements(index, keys, matches, target, options, known=known)
-    return LoadPlan(part=part, like=like, target=target, matches=matches, placements=placements)
+    return LoadPlan(part=part, like=like, target=target, matches=matches, placements=placements, called=wording.called)
 
 
-def load_parts(source: Source, parts: Sequence[LoadPlan], progress: Progress | None, group: LoadGroup) -> list[Any]:
-    """Return the trees of some parts: all that is stored of them is read, checked and placed together."""
+def load_parts(
+    source: Source,
+    parts: Sequence[LoadPlan],
+    progress: Progress | None,
+    group: LoadGroup,
+    *,
+    callback: Callable[[Any, str], Any] | None = None,
+    batch: int = 0,
+) -> list[Any]:
+    """Return the trees of some parts: all that is stored of them is read, checked and placed together.
+
+    Args:
+        source: the opened tree.
+        parts: its parts.
+        progress: called with the bytes that are done.
+        group: the processes that load it together.
+        callback: ``callback(array, key text)`` makes the leaf of each stored array.
+        batch: so many arrays are read before the callback is given them, and then let go; 0: all.
+    """
     matches = [match for one in parts for match in one.matches]
     placements = [placement for one in parts for placement in one.placements]
     with phase("load/read"):
         leaves, deliveries = plan_deliveries(source, matches, placements)
-        group.agree(source, [deliveries])
+        batches = _cut_batches(source.index, deliveries, batch)
+        group.agree(source, batches)
         report = ReadProgress(progress, sum(delivery.nbytes for delivery in deliveries))
-        for delivery, leaf in zip(deliveries, group.read_batches(source, deliveries, report), strict=True):
-            leaves[delivery.number] = leaf
+        for some in batches:
+            found = group.read_batches(source, some, report)
+            for number, delivery in enumerate(some):
+                # Here nothing of a batch outlives its callbacks.
+                leaf, found[number] = found[number], None
+                if callback is not None and _is_array(source.index, delivery):
+                    group.seen = True
+                    leaf = callback(leaf, delivery.key)
+                leaves[delivery.number] = leaf
+                del leaf
     rest = iter(leaves)
     return [one.tree(source, list(itertools.islice(rest, len(one.matches)))) for one in parts]
+
+
+def _cut_batches(index: Index, deliveries: list[Delivery], arrays: int) -> list[list[Delivery]]:
+    """Cut deliveries after every so many arrays; long texts, which lie in files too, do not count as arrays."""
+    if not arrays:
+        return [deliveries]
+    return [some for some, _ in split_by_bytes(deliveries, functools.partial(_is_array, index), arrays)]
+
+
+def _is_array(index: Index, delivery: Delivery) -> bool:
+    return index.type_of(delivery.request.leaf).kind in ARRAY_KINDS
 
 
 def _require_tree(like: Any) -> None:
@@ -271,75 +320,61 @@ def _placements(
         options: what the caller asks for.
         known: every key of the stored part, which a rule may name.
     """
-    placed: list[Any] = [None] * len(matches)
-    explicit = options.shardings is not None or options.mesh is not None
-    avals: dict[str, Any] = {}
-    own: dict[str, Any] = {}
-    too_wide: list[str] = []
+    explicit = options.shardings is not None or options.mesh is not None or options.placer is not None
+    arrays = _arrays_to_place(index, keys, matches, target, every=explicit)
+    if not (explicit or arrays.avals):
+        return [None] * len(matches)
+    placer = options.placer or functools.partial(_place, options, keys)
+    chosen = placer(arrays, known)
+    for number, key in enumerate(keys):
+        match = matches[number]
+        if match.fit.kind == "numpy" and chosen.get(key) is not None:
+            matches[number] = LeafMatch(match.leaf, dataclasses.replace(match.fit, kind="jax"))
+    return list(map(chosen.get, keys))
+
+
+def _arrays_to_place(
+    index: Index, keys: Sequence[str], matches: Sequence[LeafMatch], target: Flattened | None, *, every: bool
+) -> ArraysToPlace:
+    """Return the arrays that may go on devices: every one, or those whose leaves of the target lie there."""
+    found = ArraysToPlace()
     held: dict[np.dtype[Any], bool] = {}  # as jax is configured now
     # Thousands of leaves are of a few types.
-    known_avals: dict[tuple[int, Fit], Any] = {}
-    for number, match in enumerate(matches):
+    avals: dict[tuple[int, Fit], Any] = {}
+    for number, (key, match) in enumerate(zip(keys, matches, strict=True)):
         like = target.leaves[number] if target is not None else None
         place = sharding_of(like)
-        dtype = array_dtype(index, match) if explicit or place is not None else None
-        if dtype is None or isinstance(like, np.ndarray | np.generic):
+        if match.fit is KEPT or not (every or place is not None) or isinstance(like, np.ndarray | np.generic):
             continue
-        if dtype not in held:
-            held[dtype] = jax_holds(dtype)
-        if not held[dtype]:
-            if explicit and match.fit.kind == "jax":
-                too_wide.append(f"{keys[number]} ({dtype.name})")
+        alike = index.leaf_types[match.leaf], match.fit
+        if alike not in avals:
+            dtype = array_dtype(index, match)
+            avals[alike] = None if dtype is None else aval_of(aval_shape(index, match), dtype)
+            if dtype is not None and dtype not in held:
+                held[dtype] = jax_holds(dtype)
+        if (aval := avals[alike]) is None:
             continue
-        if explicit or match.fit.kind in ("jax", "key"):
-            alike = index.leaf_types[match.leaf], match.fit
-            if (aval := known_avals.get(alike)) is None:
-                aval = known_avals[alike] = aval_of(aval_shape(index, match), dtype)
-            avals[keys[number]] = aval
-            own[keys[number]] = place
-    if explicit or avals:
-        chosen = resolve_shardings(options.shardings, options.mesh, avals, [*keys, *known], own)
-        for number, key in enumerate(keys):
-            placed[number] = chosen.get(key)
-            match = matches[number]
-            if placed[number] is not None and match.fit.kind == "numpy":
-                matches[number] = LeafMatch(match.leaf, dataclasses.replace(match.fit, kind="jax"))
-    if too_wide:
-        warn_of(
-            "jax_enable_x64 is off, so these stay numpy arrays of full width on the host", too_wide, KeptOnHostWarning
-        )
-    return placed
+        found.avals[key] = aval
+        found.own[key] = place
+        if match.fit.kind == "numpy":
+            found.on_host.add(key)
+        if not held[aval.dtype]:
+            found.too_wide[key] = aval.dtype
+    return found
 
 
-def into_like(
-    like: Any,
-    target: Flattened,
-    source: Source,
-    *,
-    part: Selection,
-    matches: Sequence[LeafMatch],
-    leaves: list[Any],
-    called: str = "like",
-) -> Any:
-    """Return ``like``'s containers around the leaves; functions, and what is kept, come from ``like``.
-
-    Warns where functions and static fields of ``like`` are others than those that were saved.
-
-    Args:
-        like: the tree.
-        target: the same, flattened.
-        source: what the leaves were read from.
-        part: which part of it.
-        matches: what each leaf became.
-        leaves: one for each leaf of ``like``.
-        called: what the user calls ``like``.
-    """
-    for number, (match, kind) in enumerate(zip(matches, target.kinds, strict=True)):
-        if match.fit is KEPT or kind == "opaque":
-            leaves[number] = target.leaves[number]
-    if source.structured:
-        _report_static(source.index, part, target, matches, called)
-    return unflatten(like, leaves)
+def _place(options: LoadOptions, keys: Sequence[str], arrays: ArraysToPlace, known: Sequence[str]) -> Mapping[str, Any]:
+    """Return the shardings that ``shardings`` and ``mesh`` say; what is too wide stays on the host, with a warning."""
+    avals = arrays.avals
+    if arrays.too_wide:
+        avals = {key: aval for key, aval in avals.items() if key not in arrays.too_wide}
+    chosen = resolve_shardings(options.shardings, options.mesh, avals, [*keys, *known], arrays.own)
+    if options.shardings is not None or options.mesh is not None:
+        lines = [f"{key} ({dtype.name})" for key, dtype in arrays.too_wide.items() if key not in arrays.on_host]
+        if lines:
+            what = "jax_enable_x64 is off, so these stay numpy arrays of full width on the host"
+            warn_of(what, lines, KeptOnHostWarning)
+    return chosen
 
 
 def _report_static(index: Index, part: Selection, target: Flattened, matches: Sequence[LeafMatch], called: str) -> None:

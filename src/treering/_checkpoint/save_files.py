@@ -1,4 +1,4 @@
-"""A tree -> one file, msgpack or safetensors, durable when this returns."""
+"""A tree -> one safetensors file that carries its own index, and what writes every single file, durably."""
 
 from __future__ import annotations
 
@@ -6,69 +6,35 @@ import dataclasses
 import os
 import secrets
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, Final, TypeVar
+from typing import Any, TypeVar
 
-import numpy as np
-
-from treering._arrays.host import piece_buffers, to_host
 from treering._arrays.jobs import Progress, Tally
-from treering._arrays.outgoing import DescribedLeaves, HeldBox, SaveData, SaveLayout, describe_leaves
+from treering._arrays.outgoing import DescribedLeaves, HeldBox, SaveData, SaveLayout, describe_leaves, snapshot
 from treering._arrays.plan_cache import held_bytes
-from treering._arrays.snapshot import snapshot
+from treering._arrays.source import Source
+from treering._arrays.source_arrays import describe_source
 from treering._background.writer import UNWATCHED, Watch
-from treering._checkpoint.save_folder import make_index
+from treering._checkpoint.forms import Loss, lost_leaves, lost_members
+from treering._checkpoint.save_folder import flatten_source, make_index
 from treering._checkpoint.save_options import SaveOptions
 from treering._codec.documents import check_json
-from treering._codec.msgpack.write import Block, Piece, pieces_size, vary
-from treering._format.safetensors import check_single_file, check_single_metadata, lay_out_files, single_file
+from treering._format.safetensors import (
+    RESERVED,
+    check_single_file,
+    check_single_metadata,
+    lay_out_files,
+    single_file,
+    why_not_stored,
+)
+from treering._format.selection import Selection
 from treering._store.pieces import Buffer
-from treering._store.resolve import is_taken, needs_nonce, write_file
+from treering._store.resolve import is_taken, write_file
 from treering._tree.flatten import Flattened, flatten
-from treering._tree.state_dict import to_state_dict
 from treering._values.boxes import whole
 from treering._values.keys import split_key
-from treering._wire.state_bytes import encode_state
 from treering.errors import ExistsError, UnsupportedError
 
 _T = TypeVar("_T")
-
-CHUNK_BYTES: Final = 2**30
-"""Larger arrays are written in chunks, as flax does."""
-
-
-class MsgpackSave:
-    """The state dict of a tree, to be written as flax does.
-
-    Attributes:
-        nbytes: how much memory its snapshot takes.
-    """
-
-    def __init__(self, pieces: list[Piece]) -> None:
-        self._pieces = pieces
-        self.nbytes = pieces_size(pieces)
-
-    @classmethod
-    def of(cls, tree: Any, metadata: Mapping[str, Any]) -> MsgpackSave:
-        """Return what the file will be made of.
-
-        Raises:
-            UnsupportedError: a leaf that the form cannot hold, or metadata.
-        """
-        if metadata:
-            hint = "save to a folder or a .safetensors file"
-            raise UnsupportedError("a msgpack file cannot hold metadata", hint=hint)
-        return cls(encode_state(to_state_dict(tree), chunk_size=CHUNK_BYTES))
-
-    def snapshot(self) -> MsgpackSave:
-        """Return the same with arrays that nobody changes any more."""
-        given = {id(piece.array): piece.array for piece in self._pieces if isinstance(piece, Block)}
-        held = {key: np.array(to_host(array)) for key, array in given.items()}
-        pieces = (dataclasses.replace(p, array=held[id(p.array)]) if isinstance(p, Block) else p for p in self._pieces)
-        return MsgpackSave(list(pieces))
-
-    def write(self, options: SaveOptions, watch: Watch = UNWATCHED) -> None:
-        """Write the file; ``treering.save`` says more."""
-        write_msgpack(self._pieces, options, watch)
 
 
 class SafetensorsSave:
@@ -122,10 +88,15 @@ class SafetensorsSave:
         write_file(options.path, buffers, size, new=not options.overwrite, unique=True)
 
 
-def write_msgpack(pieces: list[Piece], options: SaveOptions, watch: Watch) -> None:
-    """Write a file of msgpack, in a bucket with other headers than any earlier one."""
-    pieces, unique = vary(pieces) if needs_nonce(options.path) else (pieces, False)
-    write_buffers(piece_buffers(pieces), pieces_size(pieces), options, watch, unique=unique)
+def find_losses(source: Source, part: Selection, metadata: Mapping[str, Any]) -> Iterator[Loss]:
+    """Yield the leaves that are no arrays of its dtypes, and what the file says itself."""
+    yield from lost_leaves(source, part, why_not_stored)
+    yield from lost_members(name for name in metadata if name in RESERVED)
+
+
+def write(source: Source, part: Selection, save: SaveOptions, watch: Watch) -> None:
+    """Write the file, which has checksums of its own."""
+    SafetensorsSave(flatten_source(source, part), describe_source(source, part)).write(save, watch)
 
 
 def write_buffers(

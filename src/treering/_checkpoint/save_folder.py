@@ -28,10 +28,10 @@ from treering._arrays.plan_cache import TreePlan
 from treering._arrays.source import Source
 from treering._arrays.source_arrays import describe_source
 from treering._background.writer import UNWATCHED, Watch
+from treering._checkpoint.forms import Loss, key_texts
 from treering._checkpoint.joint_driver import require_value, save_jointly
 from treering._checkpoint.save_options import SaveOptions
 from treering._checkpoint.signature import check_local, local_digests, match_signature, signature_of
-from treering._checkpoint.targets import Loss, key_texts
 from treering._checkpoint.transaction import AttemptFiles, CheckpointFolder, JoinedFolder
 from treering._coordination.job_handshake import next_sequence
 from treering._coordination.message_board import MessageBoard

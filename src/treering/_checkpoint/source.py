@@ -13,8 +13,7 @@ from treering._arrays.incoming import StoredArrays
 from treering._arrays.source import Source
 from treering._codec.key_document import attempts_in
 from treering._format.document import parse_index
-from treering._format.findings import describe_lost, describe_size
-from treering._format.index import Index, file_digest
+from treering._format.index import Index, describe_lost, describe_size, file_digest
 from treering._format.safetensors import parse_safetensors
 from treering._store.api import Reader
 from treering._store.failures import DataFileMissingError, naming_file

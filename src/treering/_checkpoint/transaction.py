@@ -28,10 +28,9 @@ from treering._coordination.message_board import (
 )
 from treering._store.api import Closable, Entry, Held, NamesIn, Outcome, Store, Transaction, Version
 from treering._store.failures import naming, with_errno
-from treering._store.open_folder import index_document, is_removed, key_content
+from treering._store.open_folder import index_document, is_removed, key_content, refuse_linked
 from treering._store.pieces import Buffer
-from treering._store.resolve import store_at
-from treering._store.run_folder import refuse_linked
+from treering._store.resolve import link_file, remove_made, require_space, store_at
 from treering._store.waiting import NOTHING, Waiting, list_names, listed_names, remove_data, supersede
 from treering._values import checkpoint_names
 from treering._values.checkpoint_names import INDEX, LOCK_FILE, require_data_name
@@ -60,6 +59,7 @@ class AttemptFiles(Closable):
 
     def __init__(self, path: Path, attempt: str) -> None:
         self.attempt = attempt
+        self._path = path
         self._shown = os.fspath(path)
         self._store = store_at(path)
         self._transaction = self._store.transaction()
@@ -75,7 +75,7 @@ class AttemptFiles(Closable):
         """
         with naming(self._shown, "write"):
             self._open_store()
-            self._transaction.require_space(size)
+            require_space(self._path, size)
 
     def write_file(self, name: str, buffers: Iterable[Buffer], size: int) -> None:
         """Write the new file ``name``, durable but for its name, as the concatenation of ``buffers``.
@@ -180,13 +180,12 @@ def refusing_board(path: Path) -> Iterator[MessageBoard]:
         >>> path.exists()
         False
     """
-    transaction = store_at(path).transaction()
     with naming(os.fspath(path), "write"):
-        transaction.make()
+        made = store_at(path).transaction().make()
     try:
         yield PathMessageBoard(path)
     finally:
-        transaction.unmake()
+        remove_made(made)
 
 
 _TRIES = 20
@@ -235,7 +234,7 @@ class CheckpointFolder(AttemptFiles):
         self, path: Path, *, overwrite: bool, names_in: NamesIn, attempt: str | None = None, live: Collection[str] = ()
     ) -> None:
         super().__init__(path, secrets.token_hex(8) if attempt is None else attempt)
-        self._path = path
+        self._made: Sequence[str] = ()
         self.superseded: tuple[str, ...] = ()
         self.waiting: tuple[Superseded, ...] = ()
         self._going: tuple[str, ...] = ()
@@ -287,8 +286,7 @@ class CheckpointFolder(AttemptFiles):
         require_data_name(self.attempt, name)
         with naming(self._shown, "write"):
             self._written.append(name)
-            self._open_store()
-            return self._transaction.link(source, name)
+            return link_file(source, self._open_store(), name)
 
     def commit(self, index: bytes) -> None:
         """Make the new files durable, make ``index`` the index, make that durable, remove the superseded files.
@@ -322,7 +320,7 @@ class CheckpointFolder(AttemptFiles):
         """Make the place, keep others out, look at it, put the marker there, sweep."""
         store = self._store
         try:
-            self._transaction.make()
+            self._made = self._transaction.make()
             store.open()
             self._opened = True
             if not self._transaction.lock():
@@ -437,7 +435,8 @@ class CheckpointFolder(AttemptFiles):
         self._transaction.close()
         if not committed:
             # Whoever came into them meanwhile has put a file there, or meets a missing folder and begins again.
-            self._transaction.unmake()
+            remove_made(self._made)
+        self._made = ()
         self._begun = False  # before the place is closed: called again, nothing more is looked for in it
         self._store.close()
         self._opened = False

@@ -21,8 +21,8 @@ from treering.errors import CorruptError, TreeringError
 _VERBS = {
     "cat": ("cat", "Print one leaf, or a part of an array."),
     "convert": ("convert", "Save a checkpoint or file of any form in another one."),
-    "cp": ("cp", "Copy a checkpoint, a run or a file, between disk and buckets."),
-    "diff": ("checks", "Compare two checkpoints or files."),
+    "cp": ("convert", "Copy a checkpoint, a run or a file, between disk and buckets."),
+    "diff": ("listings", "Compare two checkpoints or files."),
     "doctor": ("doctor", "Show which saves are in flight or dead, and what to do about each."),
     "du": ("listings", "Show which branches take how many bytes."),
     "gc": ("steps", "Show which steps of a run would be removed; --yes removes them."),
@@ -30,7 +30,7 @@ _VERBS = {
     "log": ("steps", "Show the steps of a run, their metrics, and which rule keeps each."),
     "ls": ("listings", "List the leaves, or the steps of a run, one a line."),
     "rm": ("steps", "Remove one step of a run."),
-    "verify": ("checks", "Read every byte and compare the checksums."),
+    "verify": ("listings", "Read every byte and compare the checksums."),
 }
 """Verb -> the module of this room that has its command, and what it does."""
 

@@ -1,18 +1,21 @@
-"""The arguments and options that several verbs take, and paths that may be those of a run."""
+"""What several verbs share: arguments and options, paths that may be those of a run, and how trees are drawn."""
 
 from __future__ import annotations
 
+import dataclasses
 import os
+import shutil
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, TextIO, TypeAlias, TypeVar
 
 import click
 
 from treering._checkpoint.detect import ForeignForm, Form, detect
 from treering._checkpoint.forms import is_run, list_headers
-from treering._cli.terminal import note
-from treering._values.human import bytes_text, pluralize, steps_text
-from treering._view.rows import DEEPEST, leaves_of
+from treering._cli.terminal import NO, can_show, explain, note, wants_color
+from treering._values.human import bytes_text, near, pluralize, steps_text
+from treering._view.rows import DEEPEST, leaves_of, nodes_of
+from treering._view.tree_text import ASCII, UNICODE, Style
 from treering.errors import NotFoundError, UnsupportedError
 
 if TYPE_CHECKING:
@@ -145,3 +148,23 @@ def require_run(path: str) -> None:
 def no_run(path: str) -> UnsupportedError:
     """Return the error that a path is no run."""
     return UnsupportedError(f"{path!r} is not a run", hint="a run is the folder that treering.Run saves its steps in")
+
+
+def style_of(stream: TextIO) -> Style:
+    """Choose how a tree is drawn on a stream."""
+    style = UNICODE if can_show("├└│─·…", stream) else ASCII
+    width = shutil.get_terminal_size().columns if stream.isatty() else None
+    return dataclasses.replace(style, color=wants_color(stream), width=width)
+
+
+def nothing_matches(path: str, globs: Sequence[str], root: Any) -> int:
+    """Say that no leaf below ``root`` matches, and which keys were perhaps meant; return the exit code for that."""
+    found = (near(glob, (key for key, _ in nodes_of(root) if key)) for glob in globs)
+    close = list(dict.fromkeys(key for key in found if key))
+    hint = "treering ls without a glob lists all keys"
+    if close:
+        hint = f"did you mean {' or '.join(map(repr, close))}?"
+    elif any("*" in glob for glob in globs):
+        hint = "'*' stays inside one part of a key; '**/NAME' looks at every depth"
+    explain(f"nothing in {path!r} matches {' or '.join(map(repr, globs))}", hint)
+    return NO

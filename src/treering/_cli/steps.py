@@ -21,9 +21,10 @@ from treering._cli.options import (
     no_run,
     require_run,
     steps_at,
+    style_of,
     verb,
 )
-from treering._cli.terminal import GOOD, NO, style_of, write_lines
+from treering._cli.terminal import GOOD, NO, write_lines
 from treering._store.resolve import located
 
 if TYPE_CHECKING:

@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
-import shutil
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from itertools import islice
-from typing import Any, TextIO
+from typing import TextIO
 
 import click
 
 from treering._printable import printable
-from treering._values.human import near
 from treering._view.plain import cut
-from treering._view.rows import nodes_of
-from treering._view.tree_text import ASCII, UNICODE, Style
 
 GOOD = 0
 """Exit code: done, and the answer is good."""
@@ -60,13 +55,6 @@ def note(message: str) -> None:
     click.echo(f"note: {plain_line(message, sys.stderr)}", err=True)
 
 
-def style_of(stream: TextIO) -> Style:
-    """Choose how a tree is drawn on a stream."""
-    style = UNICODE if can_show("├└│─·…", stream) else ASCII
-    width = shutil.get_terminal_size().columns if stream.isatty() else None
-    return dataclasses.replace(style, color=wants_color(stream), width=width)
-
-
 def plain_line(text: str, stream: TextIO) -> str:
     """Make a text one line that the stream can encode, with nothing in it that could move the cursor."""
     encoding = stream.encoding or "ascii"
@@ -80,16 +68,3 @@ def write_lines(lines: Iterable[str]) -> None:
     while batch := list(islice(left, _LINES_A_WRITE)):
         text = "\n".join(batch) + "\n"
         sys.stdout.write(text.encode(encoding, "backslashreplace").decode(encoding))
-
-
-def nothing_matches(path: str, globs: Sequence[str], root: Any) -> int:
-    """Say that no leaf below ``root`` matches, and which keys were perhaps meant; return the exit code for that."""
-    found = (near(glob, (key for key, _ in nodes_of(root) if key)) for glob in globs)
-    close = list(dict.fromkeys(key for key in found if key))
-    hint = "treering ls without a glob lists all keys"
-    if close:
-        hint = f"did you mean {' or '.join(map(repr, close))}?"
-    elif any("*" in glob for glob in globs):
-        hint = "'*' stays inside one part of a key; '**/NAME' looks at every depth"
-    explain(f"nothing in {path!r} matches {' or '.join(map(repr, globs))}", hint)
-    return NO

@@ -19,19 +19,20 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from treering._codec import zstd
-from treering._codec.documents import show
-from treering._codec.gzip import pack
-from treering._codec.zarr import ZarrArray, check_compressor, chunk_bytes, zarray_bytes
-from treering._codec.zstd import (
+from treering._codec.compression import (
     DAMAGED,
     ChunkReader,
     cut_short_error,
     damaged_error,
     fill,
     overlong_error,
+    pack,
     wrong_size_error,
+    zstd_compress,
+    zstd_decompress,
 )
+from treering._codec.documents import show
+from treering._codec.zarr import ZarrArray, check_compressor, chunk_bytes, zarray_bytes
 from treering._values.human import pluralize
 from treering.errors import CorruptError, UnsupportedError
 
@@ -157,7 +158,7 @@ def encode(array: ZarrArray, chunk: NDArray[Any]) -> bytes:
         return data.tobytes()
     match codec_of(array.compressor):
         case "zstd":
-            return zstd.compress(data, level_of(array.compressor))
+            return zstd_compress(data, level_of(array.compressor))
         case "gzip" | "zlib" as wrapper:
             return pack(data, level_of(array.compressor), _WINDOWS[wrapper])
         case "bz2":
@@ -207,7 +208,7 @@ def _unpack(compressor: str | None, file: ChunkReader, target: memoryview) -> No
         case None:
             fill(target, iter(lambda: file.take_some(_PIECE), b""))
         case "zstd":
-            zstd.decompress(file, target)
+            zstd_decompress(file, target)
         case "gzip" | "zlib" as wrapper:
             fill(target, _undo(file, zlib.decompressobj(_WINDOWS[wrapper])))
         case "bz2":

@@ -1,8 +1,8 @@
 """How the processes of a job agree: two-phase commit, messages, heartbeats, and collectives with a deadline.
 
-The two-phase commit of a joint save is pure. The protocols of process 0 (`coordinator`) and of the others
-(`participant`) are generators that yield operations and are sent the answers. `executor` carries them out in a real
-folder, ``python -m torture schedules`` in a simulation with kills, pauses and lost answers.
+The two-phase commit of a joint save is pure. The protocols of process 0, the coordinator, and of the others, the
+participants, are generators that yield operations and are sent the answers (`two_phase_commit`). `run_protocol` carries
+them out in a real folder, ``python -m torture schedules`` in a simulation with kills, pauses and lost answers.
 
 Everything rests on these rules:
 

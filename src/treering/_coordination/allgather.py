@@ -23,8 +23,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from treering._codec.documents import json_text
-from treering._coordination.heartbeat import Heartbeat
-from treering._coordination.message_board import MessageBoard
+from treering._coordination.message_board import Heartbeat, MessageBoard
 from treering._coordination.messages import Failure
 from treering._store.crew import Latch
 from treering._values import timing

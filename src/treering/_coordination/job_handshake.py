@@ -15,7 +15,7 @@ import re
 import secrets
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Final, Self, TypeVar
 
@@ -27,10 +27,9 @@ from treering._coordination.message_board import MessageBoard, PathMessageBoard
 from treering._coordination.messages import Failure, VoteMessage, VoteStage
 from treering._coordination.operations import Call, derive_attempt
 from treering._store.failures import naming
-from treering._store.resolve import located, opened_store, settled, store_at
-from treering._store.run_folder import step_of_name
+from treering._store.resolve import located, opened_store, remove_made, settled, store_at
 from treering._values import timing
-from treering._values.checkpoint_names import arrival_name, attempt_of_message, heartbeat_name
+from treering._values.checkpoint_names import arrival_name, attempt_of_message, heartbeat_name, step_of_name
 from treering._values.processes import Processes, format_processes
 from treering.errors import (
     CorruptError,
@@ -273,7 +272,7 @@ def remove_told(processes: Processes) -> None:
             names = store.names()
             store.remove(*(mine := [name for name in names if attempt_of_message(name) == attempt]))
             if len(mine) == len(names):
-                store.transaction().drop()  # it was made for them
+                store.remove("")  # it was made for them
 
 
 class _JobHandshake:
@@ -289,6 +288,7 @@ class _JobHandshake:
         self._doing = doing
         self._is_coordinator = job.processes.is_coordinator
         self._transaction = store_at(path).transaction()
+        self._made: Sequence[str] = ()
         self._failed: TreeringError | None = None
         self._board = _SignedMessageBoard(path)
         if not self._is_coordinator:
@@ -300,7 +300,7 @@ class _JobHandshake:
                 with naming(self._shown, "write"):
                     self._begin()
             except TreeringError as error:
-                self._transaction.unmake()
+                remove_made(self._made)
                 self._failed = error
         return self
 
@@ -386,7 +386,7 @@ class _JobHandshake:
     def _begin(self) -> None:
         """Make the folder and leave the mark in it."""
         for tries_left in reversed(range(_TRIES)):
-            self._transaction.make()
+            self._made = self._transaction.make()
             try:
                 self._mark()
             except FileNotFoundError:  # another saver failed, and has removed what it had made
@@ -398,7 +398,7 @@ class _JobHandshake:
     def _remove_made(self) -> None:
         """Remove the folders that were made, once those who have seen them have taken their signs of life along."""
         for _ in range(_REMOVALS):
-            if self._transaction.unmake():
+            if remove_made(self._made):
                 return
             time.sleep(timing.current.handshake_pause)
 

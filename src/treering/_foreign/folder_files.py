@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
 from treering._codec.documents import decode_text, parse_json
 from treering._format.index import DataFile
+from treering._store.api import require_range
 from treering._store.failures import naming
 from treering._store.opened_files import OpenedFiles
-from treering._store.resolve import opened_store, root_of
+from treering._store.resolve import find_at, is_seen, names_at, open_file, opened_store, settled
 from treering._values.human import pluralize
-from treering.errors import CorruptError, NotFoundError, StoreError
+from treering.errors import CorruptError, NotFoundError
 
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
@@ -59,8 +60,7 @@ class FolderFiles:
 
     def __init__(self, place: Path, files: contextlib.ExitStack) -> None:
         self.place = place
-        self._root = root_of(place)
-        self._inside = self._root.settled(place)
+        self._inside = settled(place)
         self._open: dict[str, Reader] = {}
         self._files = files
         self._lock = threading.Lock()
@@ -72,16 +72,12 @@ class FolderFiles:
 
     def has(self, name: str) -> bool:
         """Tell whether anything is known to be there under a name; raises as `find`, but for the store."""
-        place = self._place(name)
-        try:
-            return self._root.find(place, follow=False) is not None
-        except StoreError:
-            return False
+        return is_seen(self._place(name))
 
     def names(self, folder: str = "") -> list[str]:
         """Return the names in a folder, sorted; none where it is not there."""
         place = self._place(folder) if folder else self.place
-        return sorted(self._root.names(place))
+        return sorted(names_at(place))
 
     def list_names(self, folder: str = "") -> list[str]:
         """Return the names in a folder, sorted; none in a file.
@@ -119,7 +115,7 @@ class FolderFiles:
             StoreError: the store refuses.
         """
         with self.open_file(name) as file:
-            file.require(offset, count)
+            require_range(file, offset, count)
             return file.read(offset, count)
 
     def modified(self, name: str) -> float:
@@ -128,7 +124,7 @@ class FolderFiles:
         Raises:
             StoreError: the store refuses.
         """
-        found = self._root.find(self._place(name))
+        found = find_at(self._place(name))
         return 0.0 if found is None else found.modified
 
     def document(self, name: str, *, finite: bool = True) -> Any:
@@ -170,7 +166,7 @@ class FolderFiles:
             yield kept
             return
         place = self._place(name)
-        file = self._root.open_file(place)
+        file = open_file(place)
         with contextlib.ExitStack() as undo:
             undo.enter_context(file)
             self.opened.add(place, file)
@@ -192,7 +188,7 @@ class FolderFiles:
         if "\0" in name or not {"", ".", ".."}.isdisjoint(parts):
             raise CorruptError(f"the name {name!r:.200} leads out of the folder")
         place = self.place.joinpath(*parts)
-        if not self._root.settled(place).is_relative_to(self._inside):
+        if not settled(place).is_relative_to(self._inside):
             hint = "treering follows no link out of a checkpoint"
             raise CorruptError(f"{name!r:.200} is a link that leads out of the folder", hint=hint)
         return place
@@ -218,5 +214,5 @@ class FolderFile:
     def map(self) -> ReadableBuffer:
         """Map the whole file, read-only."""
         with self._files.open_file(self._name) as file:
-            file.require(0, self._end)
+            require_range(file, 0, self._end)
             return file.map()

@@ -26,7 +26,7 @@ from treering._codec.zarr import ZarrArray
 from treering._foreign.foreign_tree import ForeignLeaf, ForeignTree, build_index, flat_dict
 from treering._format.index import LARGE_VALUE, DataFile, LeafType, Token
 from treering._format.leaf_values import check_shape
-from treering._store.api import Reader
+from treering._store.api import Reader, require_range
 from treering._store.asked import remembered
 from treering._store.resolve import open_file
 from treering._values.checksums import require_crc
@@ -214,7 +214,7 @@ def _leaves_of(file: Reader, entries: list[zipfile.ZipInfo], notes: list[str]) -
 def _start_bytes(file: Reader, entry: zipfile.ZipInfo) -> int:
     """Return how many bytes an entry begins with: its own header, and mostly that of its array."""
     most = _LOCAL_BYTES + len(_name_bytes(entry))
-    file.require(entry.header_offset, most)
+    require_range(file, entry.header_offset, most)
     return min(most + _HEAD_BYTES, file.size - entry.header_offset)
 
 
@@ -245,7 +245,7 @@ def _leaf_of(file: Reader, entry: zipfile.ZipInfo, first: bytes) -> ForeignLeaf:
         raise CorruptError(f"{what} does not begin where the directory says", offset=entry.header_offset)
     if entry.flag_bits & 1:
         raise UnsupportedError(f"{what} is encrypted")
-    file.require(at, entry.compress_size)
+    require_range(file, at, entry.compress_size)
     match entry.compress_type:
         case zipfile.ZIP_STORED:
             return _raw_leaf(file, at, entry.file_size, what, crc=entry.CRC, first=first[at - entry.header_offset :])

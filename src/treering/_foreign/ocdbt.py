@@ -12,7 +12,7 @@ import re
 from collections.abc import Mapping
 from typing import Final, NamedTuple, TypeAlias
 
-from treering._codec import zstd
+from treering._codec.compression import zstd_decompress_unsized
 from treering._codec.documents import decode_text
 from treering._foreign.folder_files import FolderFiles
 from treering._values.checksums import crc32c
@@ -195,7 +195,7 @@ class _Database:
                 return body
             case 1:
                 most = min(self._largest, _FREE_BYTES + _FREE_RATIO * size)
-                return _Body(zstd.decompress_unsized(body.rest(), most), what)
+                return _Body(zstd_decompress_unsized(body.rest(), most), what)
             case other:
                 raise UnsupportedError(f"{what} is compressed by method {other}, not by zstd")
 

@@ -20,9 +20,7 @@ from treering._arrays.source import Source
 from treering._arrays.source_arrays import describe_source
 from treering._background.writer import Watch
 from treering._checkpoint.detect import refuse_other_form
-from treering._checkpoint.save_files import claim_at_end
-from treering._checkpoint.save_options import SaveOptions
-from treering._checkpoint.targets import (
+from treering._checkpoint.forms import (
     Loss,
     key_texts,
     lost_containers,
@@ -31,12 +29,14 @@ from treering._checkpoint.targets import (
     lost_names,
     refuse_others,
 )
+from treering._checkpoint.save_files import claim_at_end
+from treering._checkpoint.save_options import SaveOptions
 from treering._format.index import LeafType, leaf_bytes
 from treering._format.safetensors import DTYPES, LARGEST_HEADER, frame, header_text
 from treering._format.selection import Selection
 from treering._store.api import Outcome, Store
 from treering._store.failures import naming
-from treering._store.resolve import store_at, write_file
+from treering._store.resolve import remove_made, require_space, store_at, write_file
 from treering._values.dtypes import itemsize_of
 from treering._values.human import join_first, pluralize
 from treering._values.keys import join_key, split_key
@@ -192,14 +192,13 @@ def _new_folder(options: SaveOptions) -> Iterator[Store]:
     """
     refuse_other_form(options.path, "hf")
     with naming(os.fspath(options.path), "write"), store_at(options.path) as store:
-        transaction = store.transaction()
-        transaction.make()
+        made = store.transaction().make()
         try:
             store.open()
             _require_no_weights(store)
             yield store
         except BaseException:  # an interrupt too; raised again below
-            transaction.unmake()
+            remove_made(made)
             raise
 
 
@@ -212,7 +211,7 @@ def _require_no_weights(store: Store) -> None:
 
 def _write_shards(store: Store, shards: Mapping[str, tuple[Iterator[bytes | memoryview], int]], index: Any) -> None:
     """Write the files, and once they are durable the index; remove those that were written if one fails."""
-    store.transaction().require_space(sum(size for _, size in shards.values()))
+    require_space(store.path, sum(size for _, size in shards.values()))
     made: list[str] = []
     try:
         for name, (content, size) in shards.items():

@@ -18,9 +18,7 @@ import numpy as np
 from treering._arrays.source import Source
 from treering._arrays.source_arrays import SourceArray, describe_source
 from treering._background.writer import Watch
-from treering._checkpoint.save_files import write_buffers
-from treering._checkpoint.save_options import SaveOptions
-from treering._checkpoint.targets import (
+from treering._checkpoint.forms import (
     Loss,
     key_texts,
     lost_containers,
@@ -29,6 +27,8 @@ from treering._checkpoint.targets import (
     lost_names,
     refuse_others,
 )
+from treering._checkpoint.save_files import write_buffers
+from treering._checkpoint.save_options import SaveOptions
 from treering._format.selection import Selection
 from treering._store.pieces import Buffer
 from treering._store.resolve import needs_nonce

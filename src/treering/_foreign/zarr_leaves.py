@@ -18,7 +18,7 @@ from array import array
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
-from treering._codec import zstd
+from treering._codec.compression import DAMAGED, ChunkReader, zstd_decompress
 from treering._codec.documents import add_hint, decode_text, member, parse_json, show
 from treering._codec.zarr import (
     ZarrArray,
@@ -33,7 +33,6 @@ from treering._codec.zarr import (
     place_of,
     stored_dtype,
 )
-from treering._codec.zstd import DAMAGED, ChunkReader
 from treering._foreign.folder_files import ByteRange, Fetch, FolderFiles
 from treering._foreign.foreign_tree import ForeignLeaf
 from treering._foreign.ocdbt import Value
@@ -392,7 +391,7 @@ class ZarrLeaf(NamedTuple):
         kind, form = _NUMBERS[layout.dtype]
         items = bytearray(struct.calcsize(form))
         if packed:
-            zstd.decompress(ChunkReader(io.BytesIO(data).read, len(data)), memoryview(items))
+            zstd_decompress(ChunkReader(io.BytesIO(data).read, len(data)), memoryview(items))
         elif len(data) == len(items):
             items[:] = data
         else:

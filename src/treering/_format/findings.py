@@ -247,29 +247,6 @@ class Verification:
         return "\n".join(lines)
 
 
-def describe_size(found: int, wanted: int) -> tuple[tuple[int, int], str] | None:
-    """Say how the size of a file differs from the one that was written, and which bytes that concerns.
-
-    Example:
-        >>> describe_size(3, 5)
-        ((3, 5), 'is cut short: 5 bytes were written, 3 are there')
-    """
-    if found == wanted:
-        return None
-    how = "cut short" if found < wanted else "too long"
-    problem = f"is {how}: {pluralize(wanted, 'bytes were')} written, {found} are there"
-    return (min(found, wanted), max(found, wanted)), problem
-
-
-def describe_lost(index: Index, file: int) -> str:
-    """Say which leaves lie in a data file, as the end of a part of a sentence; nothing where none do."""
-    chunks = index.chunks
-    if not (lost := list(dict.fromkeys(chunks.leaf[chunk] for chunk in chunks.of_file(file)))):
-        return ""
-    more = f" and {pluralize(len(lost) - 1, 'more leaves')}" if len(lost) > 1 else ""
-    return f", and with it {index.keys[lost[0]]!r:.200}{more}"
-
-
 @dataclasses.dataclass(frozen=True, slots=True, order=True)
 class BadBlock:
     """A stretch of a chunk, of whole blocks, that is not what it was."""

@@ -17,6 +17,7 @@ from treering._codec.key_document import Superseded
 from treering._values.boxes import Box, text_of, whole
 from treering._values.checksums import SMALLEST_BLOCK, block_checksums, block_count, digest, pack_checksums
 from treering._values.dtypes import itemsize_of
+from treering._values.human import pluralize
 from treering.errors import CorruptError
 
 ARRAY_KINDS: Final = frozenset({"jax", "numpy", "numpy scalar", "key"})
@@ -340,3 +341,26 @@ def damage_error(index: Index, chunk: int, block: int, found: int) -> CorruptErr
     name = index.files[chunks.file[chunk]].name or "the file"
     damaged, sums = f"is damaged: bytes {start} to {stop} of {name}", f"{found:016x} instead of {wanted:016x}"
     return CorruptError(f"leaf {format_chunk(index, chunk)} {damaged} have the checksum {sums}", hint=DAMAGE_HINT)
+
+
+def describe_size(found: int, wanted: int) -> tuple[tuple[int, int], str] | None:
+    """Say how the size of a file differs from the one that was written, and which bytes that concerns.
+
+    Example:
+        >>> describe_size(3, 5)
+        ((3, 5), 'is cut short: 5 bytes were written, 3 are there')
+    """
+    if found == wanted:
+        return None
+    how = "cut short" if found < wanted else "too long"
+    problem = f"is {how}: {pluralize(wanted, 'bytes were')} written, {found} are there"
+    return (min(found, wanted), max(found, wanted)), problem
+
+
+def describe_lost(index: Index, file: int) -> str:
+    """Say which leaves lie in a data file, as the end of a part of a sentence; nothing where none do."""
+    chunks = index.chunks
+    if not (lost := list(dict.fromkeys(chunks.leaf[chunk] for chunk in chunks.of_file(file)))):
+        return ""
+    more = f" and {pluralize(len(lost) - 1, 'more leaves')}" if len(lost) > 1 else ""
+    return f", and with it {index.keys[lost[0]]!r:.200}{more}"

@@ -27,8 +27,7 @@ from treering._codec.documents import (
     member_line,
     show,
 )
-from treering._store.run_folder import HIGHEST_STEP, LEFT_DOCUMENT, RUN_DOCUMENT
-from treering._values.checkpoint_names import ATTEMPT
+from treering._values.checkpoint_names import ATTEMPT, HIGHEST_STEP, LEFT_DOCUMENT, RUN_DOCUMENT
 from treering.errors import CorruptError, UnsupportedError
 
 MEMBER: Final = "treering"

@@ -135,14 +135,14 @@ def read_msgpack(file: Reader) -> tuple[Listing, Fetch]:
         CorruptError, FormatError: it is damaged.
         StoreError: the system refuses.
     """
-    from treering._codec.gzip import GZIP_MAGIC, decompress
+    from treering._codec.compression import GZIP_MAGIC, gzip_decompress
     from treering._codec.msgpack.window import WINDOW_BYTES
     from treering._format.listing import list_msgpack
 
     first = file.read(0, min(file.size, WINDOW_BYTES))
     if not first.startswith(GZIP_MAGIC):
         return list_msgpack(first, file.size, file.read), file.read
-    data = decompress(file.read(0, file.size), None)
+    data = gzip_decompress(file.read(0, file.size), None)
 
     def fetch(offset: int, count: int) -> bytes:
         return data[offset : offset + count]

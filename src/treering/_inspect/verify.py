@@ -15,11 +15,11 @@ from typing import Final
 from treering._arrays.jobs import Tally, spans_of_file
 from treering._checkpoint.forms import verify_bytes
 from treering._checkpoint.source import is_attempt_there
-from treering._codec.gzip import GZIP_MAGIC
+from treering._codec.compression import GZIP_MAGIC
 from treering._foreign.foreign_tree import compare_hashes
 from treering._format.document import INDEX_NAME, parse_index
-from treering._format.findings import BadBlock, Finding, Verification, describe_lost, describe_size, merge_blocks
-from treering._format.index import Index, Piece, damaged_pieces, file_digest, span_range
+from treering._format.findings import BadBlock, Finding, Verification, merge_blocks
+from treering._format.index import Index, Piece, damaged_pieces, describe_lost, describe_size, file_digest, span_range
 from treering._format.safetensors import header_bytes, parse_safetensors
 from treering._inspect.inspect import read_msgpack
 from treering._inspect.verify_leaves import describe_broken, differing_runs, differing_span, require_damage

@@ -12,11 +12,11 @@ from collections.abc import Iterator, Sequence
 from operator import itemgetter, ne
 from typing import Final
 
-from treering._arrays.buffers import aligned_empty
 from treering._arrays.incoming import ReadRequest
-from treering._arrays.jobs import Progress, Tally, Work, run_all
+from treering._arrays.jobs import Progress, Tally, Work, aligned_empty, run_all
 from treering._codec.zarr import ZarrArray, chunk_bytes, chunk_count, chunk_name, zarray_bytes
-from treering._format.findings import Finding, Verification, describe_size
+from treering._format.findings import Finding, Verification
+from treering._format.index import describe_size
 from treering._leaves.branches import TRIES, describe_state, is_unchanged, judge_branch, replaced_too_often
 from treering._leaves.chunks.files import BranchFiles
 from treering._leaves.documents.index import LEAVES_INDEX, IndexBranch, parse_leaves_index

@@ -124,8 +124,9 @@ def _select(index: LeavesIndex, prefix: Prefix, folder: OpenLeaves) -> list[Inde
         close = near(prefix, there)
         what, hint = f"{where} has no prefix {prefix!r:.200}; there are {shown}", f"did you mean {close!r}?"
         hint = hint if close else None
-    waiting = "; a save that it does not list waits for treering.leaves.index_leaves" if folder.pending() else ""
-    raise MismatchError(what + waiting, hint=hint)
+    if folder.unlisted().pending:
+        what += "; a save that it does not list waits for treering.leaves.index_leaves"
+    raise MismatchError(what, hint=hint)
 
 
 # ------------------------------------------------------------------------------------------------------------ judgement
@@ -273,7 +274,7 @@ def describe_state(folder: OpenLeaves, read: Sequence[IndexBranch]) -> list[str]
         what = f"the save of {', '.join(moving)} has not moved all its files to their key paths"
         notes.append(f"{what}; the next save does, and until then other programs do not see it whole")
     try:
-        waiting = len(folder.pending())
+        waiting = len(folder.unlisted().pending)
     except (LinkRefusedError, StoreError) as error:
         # No reader needs what lies there.
         return [*notes, f"saves without an index cannot be listed: {error}"]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import os
 import weakref
 from array import array
 from collections.abc import Callable, Iterable, Mapping
@@ -24,11 +25,14 @@ from treering._leaves.documents.record import ChunkLayout, LeavesRecord, arrays_
 from treering._leaves.documents.update import unfinished_update
 from treering._leaves.plan import ArrayManager, LeavesSaveOptions, PlannedLeaves, plan_leaves
 from treering._printable import kind_of
-from treering._store.leaves_folder.staged_leaves import StagedLeaves
+from treering._store.api import Store
+from treering._store.failures import naming
+from treering._store.leaves_api import LeafWriter, LeavesSave, opened_at
+from treering._store.leaves_places import begin_leaves_save
 from treering._tree.flatten import Flattened
 from treering._values.checksums import block_bytes, block_checksums, block_count
 from treering._values.keys import naming_leaf
-from treering._values.leaves_names import ZARRAY
+from treering._values.leaves_names import ZARRAY, parts_of, staged_leaves
 from treering._values.telemetry import report
 from treering.errors import CorruptError, UnsupportedError
 
@@ -41,7 +45,7 @@ def serialize_by_manager(path: Path, flat: Flattened, manager: ArrayManager, opt
     check_manager(manager)
     plan = plan_leaves(flat, describe_leaves(flat), options)
     manager.wait_until_finished()  # saves through one manager are committed in the order of their calls
-    staged = StagedLeaves(path, unfinished_update, nbytes=plan.nbytes)
+    staged = begin_leaves_save(path, unfinished_update, nbytes=plan.nbytes)
     with contextlib.ExitStack() as undo:
         undo.callback(staged.close)
         managed = managed_leaves(plan)
@@ -50,22 +54,22 @@ def serialize_by_manager(path: Path, flat: Flattened, manager: ArrayManager, opt
         _, checksums = write_leaves(staged, own.folders, own.leaves, arrays)
         save = ManagedSave(path, staged, dataclasses.replace(record, checksums=checksums), managed, options)
         if managed:
-            begin_writes(manager, flat, managed, staged.path_of, save.finish)
+            begin_writes(manager, flat, managed, staged, save.finish)
         else:
             save.finish()
         undo.pop_all()
 
 
 def begin_writes(
-    manager: ArrayManager,
-    flat: Flattened,
-    managed: Mapping[int, str],
-    path_of: Callable[[str], str],
-    finish: Callable[[], None],
+    manager: ArrayManager, flat: Flattened, managed: Mapping[int, str], writer: LeafWriter, finish: Callable[[], None]
 ) -> None:
-    """Give a manager its leaves; it calls ``finish`` when they are written."""
+    """Give a manager its leaves, and the folders where they are staged; it calls ``finish`` when they are written."""
+    above = writer.store.path.joinpath(*staged_leaves(writer.attempt))
+    for folder in managed.values():
+        writer.write_small(folder.rpartition("/")[0], ())  # what a manager makes is its folder, not those on the way
     arrays = [flat.leaves[number] for number in managed]
-    manager.serialize_with_paths(arrays, list(map(path_of, managed.values())), on_commit_callback=finish)
+    paths = [os.fspath(above.joinpath(*parts_of(folder))) for folder in managed.values()]
+    manager.serialize_with_paths(arrays, paths, on_commit_callback=finish)
 
 
 def check_manager(manager: object) -> None:
@@ -91,7 +95,7 @@ class ManagedSave:
     """
 
     def __init__(
-        self, path: Path, staged: StagedLeaves, record: LeavesRecord, managed: Iterable[int], options: LeavesSaveOptions
+        self, path: Path, staged: LeavesSave, record: LeavesRecord, managed: Iterable[int], options: LeavesSaveOptions
     ) -> None:
         self._path = path.absolute()  # it is committed later, when the program may work in another folder
         self._staged = staged
@@ -111,7 +115,7 @@ class ManagedSave:
             self._commit_callback()
 
 
-def _add_managed(record: LeavesRecord, managed: frozenset[int], staged: StagedLeaves) -> LeavesRecord:
+def _add_managed(record: LeavesRecord, managed: frozenset[int], staged: LeavesSave) -> LeavesRecord:
     """Return the whole record: with the layouts and checksums of what the manager wrote, which gets our marker."""
     layouts: dict[ChunkLayout, int] = {}
     leaf_layouts: list[int] = []
@@ -120,9 +124,9 @@ def _add_managed(record: LeavesRecord, managed: frozenset[int], staged: StagedLe
     for number, folder, planned in zip(stored_leaves(record), record.folders, arrays_of(record), strict=True):
         if number in managed:
             with naming_leaf(record.keys[number]):
-                written, lengths, blocks = _read_back(staged, folder, record.types[record.leaf_types[number]])
+                written, lengths, blocks = _take_over(staged, folder, record.types[record.leaf_types[number]])
             found = dataclasses.replace(written, marker=record.attempt)
-            staged.rewrite(folder, ZARRAY, zarr.zarray_bytes(found))
+            staged.write_small(folder, [(ZARRAY, zarr.zarray_bytes(found))])
             checksums += blocks
             sizes += lengths if found.compressor is not None else ()
         else:
@@ -140,8 +144,8 @@ def _add_managed(record: LeavesRecord, managed: frozenset[int], staged: StagedLe
 _PIECE_BYTES: Final = 8 << 20
 
 
-def _read_back(staged: StagedLeaves, folder: str, leaf_type: LeafType) -> tuple[zarr.ZarrArray, list[int], array[int]]:
-    """Read an array that another writer put into a staged folder, to its last byte.
+def _take_over(staged: LeavesSave, folder: str, leaf_type: LeafType) -> tuple[zarr.ZarrArray, list[int], array[int]]:
+    """Read an array that another writer staged, to its last byte, and remove its ``.zarray``, in whose place ours goes.
 
     Returns:
         What its ``.zarray`` says, the bytes of each chunk file, and the checksums of the blocks, chunk after chunk.
@@ -151,19 +155,30 @@ def _read_back(staged: StagedLeaves, folder: str, leaf_type: LeafType) -> tuple[
         CorruptError: it is not the leaf's array, or a chunk is missing or short.
         StoreError: the system refuses.
     """
-    names = set(staged.names(folder))
-    if ZARRAY not in names:
-        raise UnsupportedError(
-            "the manager wrote no zarr v2 array: there is no .zarray", hint="use one that writes zarr v2"
-        )
-    with staged.open(folder, ZARRAY) as file:
+    parts = (*staged_leaves(staged.attempt), *parts_of(folder))
+    with (
+        naming(os.fspath(staged.store.path), "read"),
+        contextlib.suppress(FileNotFoundError),
+        opened_at(staged.store, parts) as place,
+    ):
+        read = _read_back(place, leaf_type)
+        place.remove(ZARRAY)
+        return read
+    raise UnsupportedError(
+        "the manager wrote no zarr v2 array: there is no .zarray", hint="use one that writes zarr v2"
+    )
+
+
+def _read_back(place: Store, leaf_type: LeafType) -> tuple[zarr.ZarrArray, list[int], array[int]]:
+    names = set(place.names())
+    with place.open_file(ZARRAY) as file:
         found = zarr.parse_zarray(file.read(0, file.size))
     _check_form(found, leaf_type)
     sizes, checksums = [], array("Q")
     for name in zarr.chunk_names(found):
         if name not in names:
             raise CorruptError(f"the manager wrote no chunk {name!r}")
-        with staged.open(folder, name) as file:
+        with place.open_file(name) as file:
             check_chunk_file(found, file.size)
             sizes.append(file.size)
             for start in range(0, file.size, _PIECE_BYTES):  # it may be larger than memory

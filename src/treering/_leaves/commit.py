@@ -28,10 +28,8 @@ from treering._leaves.documents.update import (
 )
 from treering._store.api import Store
 from treering._store.failures import LinkRefusedError, naming_file, taken_meanwhile
-from treering._store.leaves_api import LeavesSave, OlderAttempts, Update
-from treering._store.leaves_folder.leaves_folder import LeavesFolder
+from treering._store.leaves_api import LeavesSave, OlderAttempts, OpenLeaves, Unlisted, Update
 from treering._store.leaves_places import begin_leaves_save, open_leaves
-from treering._store.resolve import is_on_disk
 from treering._values.checkpoint_names import is_message, is_message_folder
 from treering._values.human import join_first
 from treering.errors import CorruptError, FormatError, NotFoundError, UnsupportedError
@@ -105,10 +103,10 @@ def commit_record(
 
 def _update_moved(path: Path, record: LeavesRecord, old: bytes | None) -> Update:
     """Return the index with this save in it, in the place of older ones of its prefix, indexed or not."""
-    with LeavesFolder(path) as folder:
-        pending = folder.pending()
-        kept = read_records(folder) if pending else {}
-        waiting = [kept[attempt] for attempt in sorted(pending & kept.keys())]
+    with open_leaves(path) as folder:
+        unlisted = folder.unlisted()
+        kept = read_records(unlisted) if unlisted.pending else {}
+        waiting = [kept[attempt] for attempt in sorted(unlisted.pending & kept.keys())]
         update = plan_update(folder, old, [record], [other for other in waiting if other.prefix == record.prefix])
         for other in waiting:
             if other.prefix != record.prefix:
@@ -117,7 +115,7 @@ def _update_moved(path: Path, record: LeavesRecord, old: bytes | None) -> Update
 
 
 def plan_update(
-    folder: LeavesFolder, old: bytes | None, records: Sequence[LeavesRecord], dropped: Sequence[LeavesRecord]
+    folder: OpenLeaves, old: bytes | None, records: Sequence[LeavesRecord], dropped: Sequence[LeavesRecord]
 ) -> Update:
     """Return the update for a commit of ``records``, which replace older saves that no index lists.
 
@@ -134,13 +132,13 @@ def plan_update(
         return update_for(old, records, cleared=lying, dropped=[record.attempt for record in dropped])
 
 
-def read_records(folder: LeavesFolder) -> dict[str, LeavesRecord]:
+def read_records(unlisted: Unlisted) -> dict[str, LeavesRecord]:
     """Return the copies of records that can be read, by attempt.
 
     A save whose copy is damaged, or of a newer treering, cannot be put into an index.
     """
     found = {}
-    for attempt, document in folder.records().items():
+    for attempt, document in unlisted.records:
         with contextlib.suppress(CorruptError, FormatError, UnsupportedError):
             record = parse_record(document)
             if record.attempt == attempt:
@@ -148,7 +146,7 @@ def read_records(folder: LeavesFolder) -> dict[str, LeavesRecord]:
     return found
 
 
-def read_marker(folder: LeavesFolder, name: str, attempt: str | None) -> str | None:
+def read_marker(folder: OpenLeaves, name: str, attempt: str | None) -> str | None:
     """Return which save wrote the array in a folder; None where none is there, or another program's.
 
     Args:
@@ -169,7 +167,7 @@ def index_directory(path: Path) -> None:
     """Make the index of ``path`` whole; ``treering.leaves.index_leaves`` says more."""
     lost: list[str] = []
     with open_leaves(path) as folder:
-        if not (is_on_disk(path) or folder.pending()):
+        if not (folder.rebuilds or folder.unlisted().pending):
             try:
                 read_branches(folder)  # what is damaged is told
             except (CorruptError, NotFoundError) as error:
@@ -203,13 +201,13 @@ def _record_file(attempt: str) -> str:
 
 def _rebuild_index(path: Path, old: bytes | None, lost: list[str]) -> Update | None:
     """Return the new index; note in ``lost`` what cannot be in it."""
-    with LeavesFolder(path) as folder:
-        kept = read_records(folder)
-        pending = folder.pending()
+    with open_leaves(path) as folder:
+        unlisted = folder.unlisted()
+        pending, kept = unlisted.pending, read_records(unlisted)
         lost += map(_record_file, sorted(pending - kept.keys()))
         index = _read(path, old)
         if index is None:
-            return _rebuild(folder, list(kept.values()), lost)
+            return _rebuild(folder, list(kept.values()), unlisted.arrays, lost)
         unreadable = {prefix for prefix, branch in index.branches.items() if _is_unreadable(folder, branch)}
         saves = [kept[attempt] for attempt in pending & kept.keys()]
         saves += [record for record in _select_whole(folder, kept.values()) if record.prefix in unreadable]
@@ -237,7 +235,7 @@ def _read(path: Path, old: bytes | None) -> leaves_index.LeavesIndex | None:
         return None
 
 
-def _is_unreadable(folder: LeavesFolder, branch: leaves_index.IndexBranch) -> bool:
+def _is_unreadable(folder: OpenLeaves, branch: leaves_index.IndexBranch) -> bool:
     try:
         # Perhaps a newer treering wrote it: then it is not damaged, and is not replaced.
         with contextlib.suppress(FormatError, UnsupportedError):
@@ -253,7 +251,7 @@ def _select_newest(saves: Iterable[LeavesRecord]) -> dict[str | None, LeavesReco
     return {record.prefix: record for record in by_age}
 
 
-def _select_whole(folder: LeavesFolder, records: Iterable[LeavesRecord]) -> list[LeavesRecord]:
+def _select_whole(folder: OpenLeaves, records: Iterable[LeavesRecord]) -> list[LeavesRecord]:
     """Return the saves of which every array is there, staged or at its key path."""
     return [
         record
@@ -262,7 +260,7 @@ def _select_whole(folder: LeavesFolder, records: Iterable[LeavesRecord]) -> list
     ]
 
 
-def _rebuild(folder: LeavesFolder, records: list[LeavesRecord], lost: list[str]) -> Update | None:
+def _rebuild(folder: OpenLeaves, records: list[LeavesRecord], there: Iterable[str], lost: list[str]) -> Update | None:
     """Return an index of what lies there: the newest whole save of each prefix, and arrays that no save wrote.
 
     Raises:
@@ -271,7 +269,8 @@ def _rebuild(folder: LeavesFolder, records: list[LeavesRecord], lost: list[str])
     newest = _select_newest(_select_whole(folder, records))
     chosen = {record.attempt for record in newest.values()}
     older = [record for record in records if record.attempt not in chosen and record.prefix in newest]
-    arrays = _find_arrays(folder, {name for record in newest.values() for name in record.folders})
+    known = {name for record in newest.values() for name in record.folders}
+    arrays = _read_arrays(folder, (name for name in there if name not in known))
     attempts = {record.attempt for record in older}
     lost += [name for name, array in arrays.items() if array.marker is not None and array.marker not in attempts]
     foreign = {name: array for name, array in arrays.items() if array.marker is None}
@@ -287,16 +286,12 @@ def _rebuild(folder: LeavesFolder, records: list[LeavesRecord], lost: list[str])
     )
 
 
-def _find_arrays(folder: LeavesFolder, known: Collection[str]) -> dict[str, ZarrArray]:
-    """Return the zarr v2 arrays at key paths, by folder, except those in ``known`` folders.
-
-    What cannot be read as a leaf, such as an array of records, is left out.
-    """
+def _read_arrays(folder: OpenLeaves, names: Iterable[str]) -> dict[str, ZarrArray]:
+    """Return the zarr v2 arrays in some folders, but for what cannot be read as a leaf, such as an array of records."""
     found = {}
-    for name in folder.array_folders():
-        if name not in known:
-            with contextlib.suppress(NotFoundError, CorruptError, FormatError, LinkRefusedError, UnsupportedError):
-                found[name] = parse_zarray(read_zarray(folder, name, None))
+    for name in names:
+        with contextlib.suppress(NotFoundError, CorruptError, FormatError, LinkRefusedError, UnsupportedError):
+            found[name] = parse_zarray(read_zarray(folder, name, None))
     return found
 
 

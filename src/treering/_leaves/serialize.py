@@ -19,11 +19,11 @@ from treering._arrays.source import Source
 from treering._arrays.source_arrays import describe_source
 from treering._background.writer import UNWATCHED, Watch
 from treering._checkpoint.detect import refuse_other_form
+from treering._checkpoint.forms import Loss, lost_leaves, lost_members
 from treering._checkpoint.joint_driver import require_value, save_jointly, tell_of_end
 from treering._checkpoint.save_folder import flatten_source
 from treering._checkpoint.save_options import SaveOptions, require_one_of
 from treering._checkpoint.signature import check_local, local_digests, match_signature, signature_of
-from treering._checkpoint.targets import Loss, lost_leaves, lost_members
 from treering._checkpoint.transaction import JoinedFolder
 from treering._codec.zarr import stored_dtype
 from treering._coordination.job_handshake import counted_save, next_sequence
@@ -39,9 +39,8 @@ from treering._leaves.documents.record import MOST_AXES, LeavesRecord, arrays_of
 from treering._leaves.plan import LeavesSaveOptions, PlannedLeaves, plan_leaves, shared_boxes
 from treering._leaves.shares import LeafShares, part_of, read_part
 from treering._store.leaves_api import LeafWriter, LeavesSave
-from treering._store.leaves_folder.staged_leaves import JoinedLeaves, StagedLeaves
 from treering._store.leaves_places import join_leaves_save
-from treering._store.resolve import find_at, is_on_disk, leaves_path, require_shared
+from treering._store.resolve import find_at, leaves_path, require_paths, require_shared
 from treering._tree.flatten import Flattened, flatten
 from treering._values.human import pluralize
 from treering._values.processes import Processes
@@ -61,10 +60,10 @@ def serialize(path: str | os.PathLike[str], tree: Any, options: LeavesSaveOption
         if getattr(options, name) is not None:
             hint = "omit it or the manager"
             raise UnsupportedError(f"{name} is for saves by treering itself, not by a manager", hint=hint)
-    if manager is not None and not is_on_disk(place):
+    if manager is not None:
         what = "a manager writes with requests of its own, which treering cannot make safe in a bucket"
         hint = "omit the manager; treering.save_async saves to a bucket in the background"
-        raise UnsupportedError(f"{what}; it is for folders on disk", hint=hint)
+        require_paths(place, f"{what}; it is for folders on disk", hint)
     flat, job = _flatten(tree, ALONE if options.processes == "this" else None)
     with showing(options.progress):
         if job.count > 1:
@@ -231,17 +230,17 @@ class _LeavesShare:
 
     def finish(self) -> None:
         """Let the manager write what is its to write; process 0 commits when it has."""
-        writer, record, manager = self._writer, self._agreed, self._options.manager
-        if manager is None:
+        writer, staged, manager = self._writer, self._staged, self._options.manager
+        if manager is None or writer is None or not self.managed:
             return
-        if isinstance(writer, StagedLeaves) and record is not None:
-            writer.roll_back()  # if this fails, what others write is swept by the next save
-            save = ManagedSave(self._path, writer, record, self.managed, self._options)
+        if staged is None:
+            begin_writes(manager, self._flat, self.managed, writer, lambda: None)
+        elif self._agreed is not None:
+            staged.roll_back()  # if this fails, what others write is swept by the next save
+            save = ManagedSave(self._path, staged, self._agreed, self.managed, self._options)
             # It is called on process 0 when all processes have written.
-            begin_writes(manager, self._flat, self.managed, writer.path_of, save.finish)
+            begin_writes(manager, self._flat, self.managed, staged, save.finish)
             self._staged = None
-        elif isinstance(writer, JoinedLeaves) and self.managed:
-            begin_writes(manager, self._flat, self.managed, writer.path_of, lambda: None)
 
     def _close(self) -> None:
         if self._staged is not None:  # else the manager has it

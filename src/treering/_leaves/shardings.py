@@ -10,9 +10,10 @@ import dataclasses
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import jax
+import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding
 
 from treering._format.index import ARRAY_KINDS, LeafType
@@ -23,6 +24,7 @@ from treering._printable import kind_of, printable
 from treering._store.leaves_places import open_leaves
 from treering._store.resolve import leaves_path
 from treering._tree.placement import (
+    ArraysToPlace,
     Choice,
     Rules,
     RulesReport,
@@ -44,51 +46,46 @@ _SHOWN: Final = 20
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class ShardingOptions:
-    """What the user said of devices."""
+class LeafPlacer:
+    """Places the arrays of a branch; what the options mean, ``treering.leaves.tree_deserialize_leaves`` says."""
 
     mesh: jax.sharding.Mesh | None
-    """``mesh``."""
     partition_rules: Iterable[Any] | None
-    """``partition_rules``: pairs of a pattern and a ``PartitionSpec``."""
     shardings: Any
-    """``shardings``: a placement for all arrays, a function of (dotted key, ``jax.ShapeDtypeStruct``) that returns one,
-    or a tree of these: nested as the tree is, or flat with dotted keys. What stands at a branch counts for all below;
-    None says nothing."""
-    report: Callable[[RulesReport], object] | None = None
-    """What is given the report on ``partition_rules`` instead of a warning."""
+    report: Callable[[RulesReport], object] | None
+    x64: Literal["error", "numpy"]
+
+    def __call__(self, arrays: ArraysToPlace, known: Sequence[str]) -> dict[str, Sharding | None]:
+        """Return where arrays go; None is the default device. Arrays that stay on the host are left out.
+
+        Raises:
+            MismatchError: no rule fits an array, a mesh of several axes has no sharding for it, its shape cannot be
+                divided so, or shardings names what is not there; each with all such names.
+            UnsupportedError: this is no mesh, rule or sharding, or jax would make arrays narrower.
+        """
+        require_mesh(self.mesh)
+        avals, on_host = arrays.avals, arrays.on_host
+        if self.x64 == "numpy" and arrays.too_wide:
+            avals = {key: aval for key, aval in avals.items() if key not in arrays.too_wide}
+        if self.partition_rules is not None:
+            rules = Rules(self.partition_rules)
+            given = _by_rules(rules, avals, on_host)
+            rules.tell(map(to_slashed, known), self.report)
+        else:
+            given = _by_shardings(self.mesh, avals, arrays.own, on_host, _choice(self.shardings, known))
+        chosen = choose_shardings(lambda key, _aval: given[key], self.mesh, {key: avals[key] for key in given})
+        _require_held({key: dtype for key, dtype in arrays.too_wide.items() if key in chosen})
+        return chosen
 
 
-def leaf_shardings(
-    said: ShardingOptions,
-    avals: Mapping[str, jax.ShapeDtypeStruct],
-    *,
-    own: Mapping[str, Sharding],
-    on_host: AbstractSet[str],
-    known: Sequence[str],
-) -> dict[str, Sharding | None]:
-    """Return where arrays go; None is the default device. Arrays that stay on the host are left out.
-
-    Args:
-        said: what the user said.
-        avals: key text -> shape and dtype of each array that may go on devices.
-        own: where the arrays of a target lie, which counts where nothing was said.
-        on_host: keys of arrays that stay on the host unless something was said of them.
-        known: every key of the tree; shardings of others are mistyped.
-
-    Raises:
-        MismatchError: no rule fits an array, a mesh of several axes has no sharding for it, its shape cannot be
-            divided so, or shardings names what is not there; each with all such names.
-        UnsupportedError: this is no mesh, rule or sharding.
-    """
-    require_mesh(said.mesh)
-    if said.partition_rules is not None:
-        rules = Rules(said.partition_rules)
-        given = _by_rules(rules, avals, on_host)
-        rules.tell(map(to_slashed, known), said.report)
-    else:
-        given = _by_shardings(said, avals, own, on_host, _choice(said.shardings, known))
-    return choose_shardings(lambda key, _aval: given[key], said.mesh, {key: avals[key] for key in given})
+def _require_held(too_wide: Mapping[str, np.dtype[Any]]) -> None:
+    """Refuse arrays that jax would make narrower."""
+    if too_wide:
+        shown = [f"{to_dotted(key) or '.'} ({dtype.name})" for key, dtype in too_wide.items()]
+        raise UnsupportedError(
+            f"jax as configured cannot hold {join_first(shown, _SHOWN)}, and treering casts nothing",
+            hint='set jax_enable_x64 for 64-bit numbers, or x64="numpy" for numpy arrays',
+        )
 
 
 def to_dotted(key: str) -> str:
@@ -132,7 +129,7 @@ def _by_rules(rules: Rules, avals: Mapping[str, jax.ShapeDtypeStruct], on_host: 
 
 
 def _by_shardings(
-    said: ShardingOptions, avals: Mapping[str, Any], own: Mapping[str, Any], on_host: AbstractSet[str], choice: Choice
+    mesh: Mesh | None, avals: Mapping[str, Any], own: Mapping[str, Any], on_host: AbstractSet[str], choice: Choice
 ) -> dict[str, Any]:
     """Return what is said of each array; where nothing is, its place in the target, or all of a mesh of one axis."""
     given: dict[str, Any] = {}
@@ -143,16 +140,14 @@ def _by_shardings(
         if there is None and key in on_host:
             continue
         there = own.get(key) if there is None else there
-        if there is None and said.mesh is not None:
+        if there is None and mesh is not None:
             there = replicated
-            if len(said.mesh.axis_names) > 1:
+            if len(mesh.axis_names) > 1:
                 unsaid.append(to_slashed(key) or ".")
         given[key] = there
-    if unsaid and said.mesh is not None:
+    if unsaid and mesh is not None:
         shown = join_first(list(map(printable, unsaid)), _SHOWN)
-        what = (
-            f"the mesh has the axes {', '.join(map(repr, said.mesh.axis_names))}, and there is no sharding for {shown}"
-        )
+        what = f"the mesh has the axes {', '.join(map(repr, mesh.axis_names))}, and there is no sharding for {shown}"
         hint = "pass partition_rules= that match these keys, or shardings=, nested or flat with dots"
         raise build_mismatch(what, unsaid, f"{hint}; PartitionSpec() replicates")
     return given

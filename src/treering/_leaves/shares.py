@@ -7,17 +7,16 @@ more than sizes and checksums.
 from __future__ import annotations
 
 import dataclasses
-import heapq
 import itertools
 import math
 import struct
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Final
+from typing import Any, Final
 
 from treering._codec.zarr import ZarrArray, chunk_bytes, chunk_count
 from treering._leaves.plan import PlannedLeaves, shared_boxes
-from treering._plan.save import AlikeLeaves, LeafLayout, group_alike, level_loads, pour, split_at_ends
+from treering._plan.save import AlikeLeaves, LeafLayout, SavePlan, Stretch, divide, group_alike
 from treering._values.boxes import intersection, shape_of, size_of, whole
 from treering._values.checksums import block_count, pack_checksums, unpack_checksums
 from treering._values.keys import split_key
@@ -58,15 +57,16 @@ class LeafShares:
 
     def of(self, process: int) -> dict[int, Sequence[int]]:
         """Return what one process writes: leaf number -> which of its chunks, ascending."""
-        planned = self._writers.chunks_of(process)
-        chunks: dict[int, Sequence[int]] = {self._numbers[place]: found for place, found in planned.items()}
+        chunks: dict[int, Any] = {}
+        for place, chunk in self._writers.parts_of(process):
+            chunks.setdefault(self._numbers[place], []).append(chunk)
         if not process:
             whole_leaves = {
                 number: range(chunk_count(zarr))
                 for number, zarr in self._arrays.items()
                 if number not in self._together
             }
-            chunks = dict(sorted({**chunks, **whole_leaves}.items()))
+            chunks = dict(sorted((chunks | whole_leaves).items()))
         return chunks
 
     def nbytes(self, share: Mapping[int, Sequence[int]]) -> int:
@@ -129,51 +129,9 @@ def read_part(part: bytes) -> tuple[array[int], array[int], bytes]:
     return numbers[:sizes], numbers[sizes:], part[stop:]
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class _FileGroup:
-    """Chunk files of one size that the same processes hold, one leaf after the other."""
-
-    nbytes: int
-    """Bytes of each."""
-    groups: list[tuple[Sequence[int], Sequence[int]]]
-    """Leaves, and which chunks of each of them."""
-    ends: list[int]
-    """How many files there are up to the end of each of these."""
-
-    def files(self, start: int, stop: int) -> Iterator[tuple[int, int]]:
-        """Yield leaf and chunk of the files from ``start`` to ``stop``."""
-        for place, first, last in split_at_ends(self.ends, start, stop):
-            leaves, numbers = self.groups[place]
-            for at in range(first, last):
-                yield leaves[at // len(numbers)], numbers[at % len(numbers)]
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class WriterPlan:
-    """Which process writes which chunk files."""
-
-    loads: Sequence[int]
-    """Bytes that each process writes, before any compressor."""
-    _groups: Sequence[AlikeLeaves[int]]
-    """The leaves, those that lie and are cut alike together."""
-    _dealt: Mapping[int, Sequence[tuple[_FileGroup, int, int]]]
-    """Process -> which of the files that several hold it writes."""
-
-    def chunks_of(self, process: int) -> dict[int, list[int]]:
-        """Return what one process writes: leaf -> numbers of chunks, both ascending."""
-        found: dict[int, list[int]] = {}
-        for kind in self._groups:
-            if numbers := kind.alone.get(process):
-                found |= {leaf: list(numbers) for leaf in kind.leaves}
-        for group, start, stop in self._dealt.get(process, ()):
-            for leaf, number in group.files(start, stop):
-                found.setdefault(leaf, []).append(number)
-        return {leaf: sorted(found[leaf]) for leaf in sorted(found)}
-
-
 def plan_writers(
     layouts: Sequence[LeafLayout], chunks: Sequence[tuple[int, ...]], processes: int, keys: Sequence[str]
-) -> WriterPlan:
+) -> SavePlan[int]:
     """Divide the chunk files of leaves among the processes.
 
     Each is written once, by a process that holds all of its part inside the leaf. Call the share the least load that
@@ -191,25 +149,19 @@ def plan_writers(
     Example:
         >>> both = LeafLayout(nbytes_per_item=4, shape=(1024,), boxes=((((0, 1024),), (0, 1)),))
         >>> plan = plan_writers([both, both], [(512,), (1024,)], 2, ["a", "b"])
-        >>> plan.chunks_of(0), plan.chunks_of(1), plan.loads
-        ({1: [0]}, {0: [0, 1]}, (4096, 4096))
+        >>> list(map(tuple, plan.parts_of(0))), list(map(tuple, plan.parts_of(1))), plan.loads
+        ([(0, 0), (0, 1)], [(1, 0)], (4096, 4096))
     """
-    groups = group_alike(layouts, processes, lambda leaf: _held_chunks(layouts[leaf], chunks[leaf], keys[leaf]), chunks)
-    sizes = [math.prod(chunks[kind.leaves[0]]) * kind.layout.nbytes_per_item for kind in groups]
-    loads = [0] * processes
-    for kind, nbytes in zip(groups, sizes, strict=True):
-        for process, numbers in kind.alone.items():
-            loads[process] += len(numbers) * len(kind.leaves) * nbytes
-    lines = _lines_of(groups, sizes)
-    # Those with the most freedom come last: they make up for what the others missed.
-    owners = sorted(lines, key=lambda those: (len(those), those))
-    lengths = [sum(group.nbytes * group.ends[-1] for group in lines[those]) for those in owners]
-    amounts = level_loads(loads, list(zip(owners, lengths, strict=True)))
-    dealt: dict[int, list[tuple[_FileGroup, int, int]]] = {}
-    for those, length, wished in zip(owners, lengths, amounts, strict=True):
-        for process, group, start, stop in _deal(lines[those], those, length, wished, loads):
-            dealt.setdefault(process, []).append((group, start, stop))
-    return WriterPlan(loads=tuple(loads), _groups=groups, _dealt=dealt)
+    kinds = group_alike(layouts, processes, lambda leaf: _held_chunks(layouts[leaf], chunks[leaf], keys[leaf]), chunks)
+
+    def nbytes(kind: AlikeLeaves[int], numbers: Sequence[int]) -> int:
+        return math.prod(chunks[kind.leaves[0]]) * kind.layout.nbytes_per_item * len(numbers)
+
+    def stretches(kind: AlikeLeaves[int], numbers: Sequence[int]) -> Iterator[Stretch[int]]:
+        size = nbytes(kind, numbers[:1])
+        yield Stretch(kind=kind, parts=numbers, nbytes=size, step=size, rank=size.bit_length())
+
+    return divide(kinds, processes, nbytes, stretches)
 
 
 def _held_chunks(layout: LeafLayout, chunk: tuple[int, ...], key: str) -> Iterator[tuple[int, tuple[int, ...]]]:
@@ -251,60 +203,3 @@ def _holders(layout: LeafLayout, chunk: tuple[int, ...]) -> list[tuple[int, ...]
     for number, (items, held) in parts.items():
         holders[number] = tuple(sorted(owner for owner, found in held.items() if found == items))
     return holders
-
-
-def _lines_of(groups: Sequence[AlikeLeaves[int]], sizes: Sequence[int]) -> dict[tuple[int, ...], list[_FileGroup]]:
-    """Return what each set of processes shares, the largest chunks first."""
-    lines: dict[tuple[int, ...], dict[int, _FileGroup]] = {}
-    for kind, nbytes in zip(groups, sizes, strict=True):
-        for owners, numbers in kind.shared.items():
-            group = lines.setdefault(owners, {}).setdefault(nbytes, _FileGroup(nbytes=nbytes, groups=[], ends=[]))
-            group.groups.append((kind.leaves, numbers))
-            group.ends.append((group.ends[-1] if group.ends else 0) + len(numbers) * len(kind.leaves))
-    return {owners: [line[nbytes] for nbytes in sorted(line, reverse=True)] for owners, line in lines.items()}
-
-
-def _deal(
-    groups: Sequence[_FileGroup], owners: tuple[int, ...], length: int, wished: Sequence[int], loads: list[int]
-) -> Iterator[tuple[int, _FileGroup, int, int]]:
-    """Deal out what ``owners`` share, so that their loads, of which ``wished`` are to be taken back, become level.
-
-    Yields:
-        Process, group, and which files of the group it writes.
-    """
-    without = [loads[owner] - amount for owner, amount in zip(owners, wished, strict=True)]
-    # How far each is from what it should have: the one that is farthest gets the next file.
-    queue = [(-amount, place) for place, amount in enumerate(pour(length, without))]
-    heapq.heapify(queue)
-    for group in groups:
-        start = 0
-        for place, count in sorted(_counts(queue, group.ends[-1], group.nbytes).items()):
-            without[place] += count * group.nbytes
-            yield owners[place], group, start, start + count
-            start += count
-    for place, owner in enumerate(owners):
-        loads[owner] = without[place]
-
-
-def _counts(queue: list[tuple[int, int]], count: int, nbytes: int) -> dict[int, int]:
-    """Return how many of ``count`` files each gets if every file goes to the one with the lowest level then.
-
-    Args:
-        queue: a heap of levels and places; the levels rise.
-        count: how many files.
-        nbytes: bytes of each.
-    """
-    counts: dict[int, int] = {}
-    if count > len(queue):  # most of them at once
-        for at, amount in enumerate(pour(count * nbytes, [level for level, _ in queue])):
-            level, place = queue[at]
-            whole = amount // nbytes
-            if whole:
-                counts[place] = whole
-                queue[at] = (level + whole * nbytes, place)
-        heapq.heapify(queue)
-    for _ in range(count - sum(counts.values())):
-        level, place = queue[0]
-        counts[place] = counts.get(place, 0) + 1
-        heapq.heapreplace(queue, (level + nbytes, place))
-    return counts

@@ -16,10 +16,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from treering._arrays.buffers import ALIGNMENT, aligned_bytes
 from treering._arrays.chunk_grid import find_chunks, plan_decoding, view_as_stored
 from treering._arrays.incoming import ReadRequest, StoredArrays, dtype_in, stored_chunks
-from treering._arrays.jobs import Job, Progress, Tally, Work, run_all, split_by_bytes
+from treering._arrays.jobs import ALIGNMENT, Job, Progress, Tally, Work, aligned_bytes, run_all, split_by_bytes
 from treering._arrays.source import Source
 from treering._codec.zarr import ZarrArray, chunk_box, chunk_bytes, chunk_count, chunk_name, zarray_bytes
 from treering._codec.zarr_chunks import decode

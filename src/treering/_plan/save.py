@@ -14,7 +14,7 @@ import bisect
 import dataclasses
 import itertools
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
-from typing import Final, Generic, TypeAlias, TypeVar
+from typing import Final, Generic, NamedTuple, TypeAlias, TypeVar
 
 from treering._values.boxes import Box, boxes_of_range, find_cover_error, shape_of, size_of, whole
 from treering._values.human import pluralize
@@ -48,17 +48,16 @@ class LeafLayout:
     """Distinct boxes that tile the leaf, each with the processes that hold it."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class PlannedPart:
-    """What one process writes of one leaf; it lies in one box of the leaf's layout."""
+Part = TypeVar("Part")
+
+
+class PlannedPart(NamedTuple, Generic[Part]):
+    """What one process writes of one leaf."""
 
     leaf: int
     """Number of the leaf."""
-    box: Box
-    """Which box of the leaf."""
-
-
-Part = TypeVar("Part")
+    part: Part
+    """Which part of it: a box that lies in one of the layout's, or the number of a chunk."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,17 +75,24 @@ class AlikeLeaves(Generic[Part]):
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class _Stretch:
-    """A piece of the line of a pool: one box of each leaf of one kind, one leaf after the other."""
+class Stretch(Generic[Part]):
+    """A piece of the line of a pool: some parts of each leaf of one kind, one leaf after the other."""
 
-    kind: AlikeLeaves[Box]
+    kind: AlikeLeaves[Part]
     """The leaves."""
-    box: Box
-    """The box of each."""
+    parts: Sequence[Part]
+    """The parts of each."""
     nbytes: int
-    """Bytes of the box."""
+    """Bytes of a part."""
     step: int
-    """The box may be cut at multiples of so many bytes."""
+    """A part may be cut at multiples of so many bytes."""
+    rank: int = 0
+    """The higher is cut first. What is cut last in small parts makes up for what the cuts of larger ones missed."""
+
+    @property
+    def length(self) -> int:
+        """Bytes of the whole stretch."""
+        return self.nbytes * len(self.parts) * len(self.kind.leaves)
 
     def nearest_cut(self, position: int) -> int:
         """Return the nearest place where this stretch may be cut; both count from its start."""
@@ -97,27 +103,37 @@ class _Stretch:
         above = below + self.step if below + self.step <= last else self.nbytes
         return first + (below if inside - below <= above - inside else above)
 
-    def parts(self, start: int, stop: int) -> Iterator[PlannedPart]:
+    def planned(self, start: int, stop: int) -> Iterator[PlannedPart[Part]]:
         """Yield what lies between two cuts, counted from the start of the stretch."""
-        for number in range(start // self.nbytes, -(-stop // self.nbytes)):
-            leaf = self.kind.leaves[number]
-            first = max(0, start - number * self.nbytes)
-            last = min(self.nbytes, stop - number * self.nbytes)
-            if last - first == self.nbytes:
-                yield PlannedPart(leaf, self.box)
-                continue
-            itemsize = self.kind.layout.nbytes_per_item
-            for piece in boxes_of_range(shape_of(self.box), first // itemsize, last // itemsize):
-                yield PlannedPart(leaf, tuple((a + c, b + c) for (a, b), (c, _) in zip(piece, self.box, strict=True)))
+        leaves, parts, nbytes = self.kind.leaves, self.parts, self.nbytes
+        for number in range(start // nbytes, -(-stop // nbytes)):
+            leaf, part = leaves[number // len(parts)], parts[number % len(parts)]
+            first, last = max(0, start - number * nbytes), min(nbytes, stop - number * nbytes)
+            if last - first == nbytes:
+                yield PlannedPart(leaf, part)
+            else:
+                yield from (PlannedPart(leaf, piece) for piece in self._pieces(part, first, last))
+
+    def _pieces(self, part: Part, start: int, stop: int) -> Iterable[Part]:
+        raise NotImplementedError(f"{part!r} is written whole, not from byte {start} to {stop}")
+
+
+class _BoxStretch(Stretch[Box]):
+    """Boxes, which may be cut."""
+
+    def _pieces(self, part: Box, start: int, stop: int) -> Iterator[Box]:
+        itemsize = self.kind.layout.nbytes_per_item
+        for piece in boxes_of_range(shape_of(part), start // itemsize, stop // itemsize):
+            yield tuple((a + c, b + c) for (a, b), (c, _) in zip(piece, part, strict=True))
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class _Line:
-    """All boxes that the same processes hold, end to end."""
+class _Line(Generic[Part]):
+    """All parts that the same processes hold, end to end."""
 
     owners: tuple[int, ...]
     """Those processes."""
-    stretches: list[_Stretch]
+    stretches: list[Stretch[Part]]
     """What lies on the line."""
     ends: list[int]
     """Where each stretch ends, in bytes."""
@@ -134,12 +150,12 @@ class _Line:
             self.cuts.append(self._nearest_cut(position))
             loads[self.owners[place]] = without[place] + self.cuts[-1] - self.cuts[-2]
 
-    def parts(self, process: int) -> Iterator[PlannedPart]:
+    def planned(self, process: int) -> Iterator[PlannedPart[Part]]:
         """Yield what one owner writes."""
         place = self.owners.index(process)
         start, stop = self.cuts[place], self.cuts[place + 1]
         for number, first, last in split_at_ends(self.ends, start, stop):
-            yield from self.stretches[number].parts(first, last)
+            yield from self.stretches[number].planned(first, last)
 
     def _nearest_cut(self, position: int) -> int:
         if (number := bisect.bisect_right(self.ends, position)) == len(self.ends):
@@ -149,26 +165,26 @@ class _Line:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class SavePlan:
+class SavePlan(Generic[Part]):
     """Who writes what."""
 
     loads: tuple[int, ...]
     """Bytes that each process writes."""
-    _kinds: tuple[AlikeLeaves[Box], ...]
+    _kinds: Sequence[AlikeLeaves[Part]]
     """The leaves, those that lie alike together."""
-    _lines: tuple[_Line, ...]
+    _lines: Sequence[_Line[Part]]
     """What several processes hold, with its cuts."""
 
-    def parts_of(self, process: int) -> tuple[PlannedPart, ...]:
+    def parts_of(self, process: int) -> tuple[PlannedPart[Part], ...]:
         """Return what one process writes, in the order of the leaves; other processes' parts are not made."""
-        parts: list[PlannedPart] = []
+        parts: list[PlannedPart[Part]] = []
         for kind in self._kinds:
-            if boxes := kind.alone.get(process, ()):
-                parts += [PlannedPart(leaf, box) for leaf in kind.leaves for box in boxes]
+            if alone := kind.alone.get(process, ()):
+                parts += [PlannedPart(leaf, part) for leaf in kind.leaves for part in alone]
         for line in self._lines:
             if process in line.owners:
-                parts += line.parts(process)
-        parts.sort(key=lambda part: (part.leaf, part.box))
+                parts += line.planned(process)
+        parts.sort()
         return tuple(parts)
 
     @property
@@ -178,7 +194,7 @@ class SavePlan:
         return tuple(process for process, load in enumerate(self.loads) if load or process in alone)
 
 
-def plan_save(layouts: Sequence[LeafLayout], processes: int) -> SavePlan:
+def plan_save(layouts: Sequence[LeafLayout], processes: int) -> SavePlan[Box]:
     """Divide leaves among the processes that hold them.
 
     Every item is written once, by a process that holds it. Call the share the least load that the busiest process
@@ -192,21 +208,55 @@ def plan_save(layouts: Sequence[LeafLayout], processes: int) -> SavePlan:
         >>> both = LeafLayout(nbytes_per_item=4, shape=(1024,), boxes=((((0, 1024),), (0, 1)),))
         >>> plan = plan_save([both], 2)
         >>> plan.parts_of(0), plan.parts_of(1), plan.loads
-        ((PlannedPart(leaf=0, box=((0, 512),)),), (PlannedPart(leaf=0, box=((512, 1024),)),), (2048, 2048))
+        ((PlannedPart(leaf=0, part=((0, 512),)),), (PlannedPart(leaf=0, part=((512, 1024),)),), (2048, 2048))
     """
     kinds = group_alike(layouts, processes, lambda leaf: _boxes_of(layouts[leaf]))
+    total = sum(size_of(whole(kind.layout.shape)) * kind.layout.nbytes_per_item * len(kind.leaves) for kind in kinds)
+    share = total // processes
+
+    def stretches(kind: AlikeLeaves[Box], boxes: Sequence[Box]) -> Iterator[Stretch[Box]]:
+        itemsize = kind.layout.nbytes_per_item
+        for box in boxes:
+            nbytes = size_of(box) * itemsize
+            step = min(_cut_step(shape_of(box), itemsize, share), nbytes)
+            yield _BoxStretch(kind=kind, parts=[box], nbytes=nbytes, step=step)
+
+    return divide(
+        kinds, processes, lambda kind, boxes: sum(map(size_of, boxes)) * kind.layout.nbytes_per_item, stretches
+    )
+
+
+def divide(
+    kinds: Sequence[AlikeLeaves[Part]],
+    processes: int,
+    nbytes: Callable[[AlikeLeaves[Part], Sequence[Part]], int],
+    stretches: Callable[[AlikeLeaves[Part], Sequence[Part]], Iterable[Stretch[Part]]],
+) -> SavePlan[Part]:
+    """Divide the parts of leaves among the processes that hold them.
+
+    Args:
+        kinds: the leaves.
+        processes: how many there are.
+        nbytes: returns the bytes of some parts of one leaf of a kind.
+        stretches: returns how such parts of all leaves of the kind lie on a line.
+    """
     loads = [0] * processes
-    total = 0
+    found: dict[tuple[tuple[int, ...], int], _Line[Part]] = {}
     for kind in kinds:
-        total += size_of(whole(kind.layout.shape)) * kind.layout.nbytes_per_item * len(kind.leaves)
-        for process, boxes in kind.alone.items():
-            loads[process] += sum(map(size_of, boxes)) * kind.layout.nbytes_per_item * len(kind.leaves)
-    lines = _lines_of(kinds, total // processes)
-    amounts = level_loads(loads, [(line.owners, line.ends[-1]) for line in lines])
+        for process, parts in kind.alone.items():
+            loads[process] += nbytes(kind, parts) * len(kind.leaves)
+        for owners, parts in kind.shared.items():
+            for stretch in stretches(kind, parts):
+                if (line := found.get((owners, stretch.rank))) is None:
+                    line = found[owners, stretch.rank] = _Line(owners=owners, stretches=[], ends=[], cuts=[])
+                line.stretches.append(stretch)
+                line.ends.append((line.ends[-1] if line.ends else 0) + stretch.length)
     # Those with the most freedom come last: they make up for what the cuts of the others missed.
-    for line, wished in sorted(zip(lines, amounts, strict=True), key=lambda pair: len(pair[0].owners)):
+    lines = [found[key] for key in sorted(found, key=lambda key: (len(key[0]), -key[1]))]
+    amounts = level_loads(loads, [(line.owners, line.ends[-1]) for line in lines])
+    for line, wished in zip(lines, amounts, strict=True):
         line.cut(loads, wished)
-    return SavePlan(loads=tuple(loads), _kinds=tuple(kinds), _lines=tuple(lines))
+    return SavePlan(loads=tuple(loads), _kinds=kinds, _lines=lines)
 
 
 def group_alike(
@@ -268,20 +318,6 @@ def _boxes_of(layout: LeafLayout) -> list[tuple[Box, tuple[int, ...]]]:
     return boxes
 
 
-def _lines_of(kinds: Sequence[AlikeLeaves[Box]], share: int) -> list[_Line]:
-    lines: dict[tuple[int, ...], _Line] = {}
-    for kind in kinds:
-        itemsize = kind.layout.nbytes_per_item
-        for owners, boxes in kind.shared.items():
-            line = lines.setdefault(owners, _Line(owners=owners, stretches=[], ends=[], cuts=[]))
-            for box in boxes:
-                nbytes = size_of(box) * itemsize
-                step = _cut_step(shape_of(box), itemsize, share)
-                line.stretches.append(_Stretch(kind=kind, box=box, nbytes=nbytes, step=min(step, nbytes)))
-                line.ends.append((line.ends[-1] if line.ends else 0) + nbytes * len(kind.leaves))
-    return list(lines.values())
-
-
 def _cut_step(shape: tuple[int, ...], itemsize: int, share: int) -> int:
     """Return at which multiples of bytes a box is cut: whole rows, or steps of inner axes where rows are long."""
     fine = share // _PARTS_OF_SHARE
@@ -294,7 +330,7 @@ def _cut_step(shape: tuple[int, ...], itemsize: int, share: int) -> int:
     return unit * -(-smallest // unit)
 
 
-def file_counts(plan: SavePlan, limit: int = FILE_BYTES) -> list[int]:
+def file_counts(plan: SavePlan[Box], limit: int = FILE_BYTES) -> list[int]:
     """Return how many file numbers each process has; the first process's come first.
 
     Example:

@@ -16,18 +16,17 @@ from typing import Any, Final, NamedTuple
 from treering._background.saves import reword, settle
 from treering._checkpoint.convert import ConvertOptions, convert_opened, convert_path, require_target
 from treering._checkpoint.detect import ForeignForm, Form, detect
-from treering._checkpoint.forms import stream_source
+from treering._checkpoint.forms import Loss, accept_losses, find_writer, stream_source
 from treering._checkpoint.save_options import SaveOptions
-from treering._checkpoint.targets import Loss, accept_losses, find_writer
 from treering._foreign.foreign_tree import ForeignSteps, find_steps, reading_partly
 from treering._format.document import INDEX_NAME, read_summary
 from treering._format.index import Index
 from treering._format.run_document import LATEST_TIME, Conversion, StepNote, add_note, find_note, note_of, remove_note
-from treering._runs.steps import for_each_step, note_records, open_run, read_run, records_in, step_path, steps_in
+from treering._runs.folder import RunFolder
+from treering._runs.steps import for_each_step, note_records, open_run, read_run, records_in, step_path
 from treering._store.asked import asking
 from treering._store.failures import naming_file
 from treering._store.resolve import kept, located, require_outside, require_path, settled
-from treering._store.run_folder import RunFolder
 from treering._values.checksums import digest
 from treering._values.human import steps_text
 from treering.errors import (
@@ -88,7 +87,7 @@ def convert_any(source: str | os.PathLike[str], save: SaveOptions, options: Conv
     if form is Form.RUN:
         with open_run(located(source)) as run:
             records = records_in(run)
-            steps = _SourceSteps(functools.partial(steps_in, run), functools.partial(_look_at, run))
+            steps = _SourceSteps(run.steps, functools.partial(_look_at, run))
             _convert_steps(steps, source, save, options, {"keep": records.keep, "save_every": records.save_every})
     elif isinstance(form, ForeignForm) and found is not None:
         numbers = functools.partial(_numbers_of, source, form)
@@ -108,7 +107,9 @@ def _look_at(run: RunFolder, step: int) -> _SourceStep:
             raise BusyError(f"{os.fspath(path)!r} was replaced while it was being converted", hint="convert it again")
         return remove_note(index.metadata)
 
-    note = dataclasses.replace(note_of(found.metadata, step, run.modified(step) or 0.0), step=step, mark=None)
+    written = run.find_index(step)
+    note = note_of(found.metadata, step, 0.0 if written is None else written.modified)
+    note = dataclasses.replace(note, step=step, mark=None)
     return _SourceStep(path, found.attempt, note, describe)
 
 
@@ -178,7 +179,7 @@ def _read_digests(run: RunFolder, place: str, numbers: Sequence[int]) -> dict[in
         ExistsError: a step of it does not come from ``place``, or was left behind there by a save of an earlier one.
     """
     found: dict[int, str] = {}
-    for step in steps_in(run):
+    for step in run.steps():
         if (data := run.read_index(step)) is None:
             continue
         with naming_file(step_path(run.path, step) / INDEX_NAME):

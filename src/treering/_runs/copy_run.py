@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
 import os
 from itertools import chain
 from pathlib import Path
@@ -16,17 +15,9 @@ from treering._checkpoint.source import check_data_file, read_pieces
 from treering._checkpoint.transaction import CheckpointFolder
 from treering._format.document import INDEX_NAME, encode_index, parse_index, read_names
 from treering._format.run_document import StepOrigin, add_note, note_of, remove_note
+from treering._runs.folder import RunFolder
 from treering._runs.removal import tidy_step
-from treering._runs.steps import (
-    for_each_step,
-    missing_step,
-    note_records,
-    open_run,
-    records_in,
-    step_path,
-    steps_in,
-    steps_of,
-)
+from treering._runs.steps import for_each_step, missing_step, note_records, open_run, records_in, step_path, steps_of
 from treering._store.api import Store
 from treering._store.failures import naming_file
 from treering._store.open_folder import OpenFolder, index_document
@@ -40,7 +31,6 @@ from treering._store.resolve import (
     require_outside,
     store_at,
 )
-from treering._store.run_folder import RunFolder
 from treering.errors import BusyError, ExistsError, NotFoundError, TreeringError, UnsupportedError
 
 
@@ -75,15 +65,15 @@ def branch_step(path: Path, step: int, new: Path, *, keep: str | None, save_ever
         # A branch that was killed here used the same attempt.
         tidy_step(begun, step, read_names)
     with open_run(path) as run:
-        source, written = run.open_step(step), run.modified(step)
+        source, written = run.open_step(step), run.find_index(step)
         if source is None or written is None:
-            raise missing_step(path, step, steps_in(run))
+            raise missing_step(path, step, run.steps())
         try:
             with source:
-                _copy(path, step, source, written, step_path(new, step))
+                _copy(path, step, source, written.modified, step_path(new, step))
         except (BusyError, NotFoundError) as error:
-            if run.modified(step) is None:  # removed meanwhile
-                raise missing_step(path, step, steps_in(run)) from error
+            if run.find_index(step) is None:  # removed meanwhile
+                raise missing_step(path, step, run.steps()) from error
             raise
     with RunFolder(new) as begun:
         note_records(begun, dataclasses.replace(records_in(begun), keep=keep, save_every=save_every))
@@ -171,7 +161,7 @@ def copy_run(source: Path, target: Path, *, overwrite: bool, progress: Progress 
         def copy(step: int) -> None:
             _copy_step(run, step, target, there=step in there, overwrite=overwrite, progress=progress)
 
-        for_each_step(source, steps_in(run), functools.partial(steps_in, run), copy)
+        for_each_step(source, run.steps(), run.steps, copy)
     with RunFolder(target) as new:
         note_records(new, dataclasses.replace(records_in(new), keep=records.keep, save_every=records.save_every))
 

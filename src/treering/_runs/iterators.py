@@ -18,9 +18,9 @@ from treering._format.selection import Selection, select
 from treering._format.structure import key_text
 from treering._printable import kind_of
 from treering._runs.results import Stateful
-from treering._store.run_folder import HIGHEST_STEP
 from treering._tree.flatten import flatten_like
 from treering._tree.likeness import Wording
+from treering._values.checkpoint_names import HIGHEST_STEP
 from treering._values.keys import escape_part
 from treering.errors import MismatchError, UnsupportedError
 

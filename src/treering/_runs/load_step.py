@@ -21,11 +21,10 @@ from treering._checkpoint.load import LoadOptions
 from treering._coordination.allgather import failed_collectives, last_allgather
 from treering._printable import kind_of
 from treering._runs.iterators import load_items, require_step_number, restore_states
-from treering._runs.removal import superseded_steps
 from treering._runs.results import Resumed
 from treering._runs.run_state import RunState
 from treering._runs.steps import missing_step, open_run, step_path, steps_of
-from treering._store.run_folder import is_linked
+from treering._store.open_folder import is_linked
 from treering._tree.flatten import flatten_like
 from treering._tree.likeness import Wording, unflatten
 from treering._tree.placement import aval_of, current_mesh, resolve_shardings, sharding_of
@@ -160,7 +159,7 @@ def _open_step(run: RunState, step: int, path: Path, options: LoadOptions, group
     with contextlib.ExitStack() as files:
         try:
             with open_run(run.path) as folder:
-                if step in superseded_steps(folder) or is_linked(path):  # files are there, but not the step
+                if step in folder.superseded_steps() or is_linked(path):  # files are there, but not the step
                     raise missing_step(run.shown, step, steps_of(run.path))
             opened = read_source(path, mapped=options.mapped, key_map=options.whole_map, shared=shared)
             source = files.enter_context(opened)

@@ -13,22 +13,21 @@ import os
 import secrets
 from collections.abc import Callable, Collection, Iterable, Iterator
 from pathlib import Path
-from typing import Final
 
 from treering._checkpoint.transaction import finish_removals, sweep_attempts
 from treering._codec.key_document import is_tombstone_size
 from treering._coordination.message_board import sweep_messages
-from treering._format.document import read_names, read_summary
-from treering._format.run_document import SupersededSteps, encode_superseded, find_note, parse_superseded
+from treering._format.document import read_names
+from treering._format.run_document import SupersededSteps, encode_superseded
+from treering._runs.folder import GONE, RunFolder, attempt_in
 from treering._store.api import Document, Held, NamesIn, Outcome, Store, Transaction
-from treering._store.failures import LinkRefusedError, naming, naming_file, with_errno
+from treering._store.failures import LinkRefusedError, naming, with_errno
 from treering._store.open_folder import find_index, index_document, key_content
-from treering._store.run_folder import LEFT_DOCUMENT, RunFolder, step_name
-from treering._store.waiting import has_waiting_names, list_names, listed_in, remove_waiting
+from treering._store.waiting import has_waiting_names, list_names, listed_in, remove_waiting, sweep_old
 from treering._values import checkpoint_names
-from treering._values.checkpoint_names import INDEX, is_data, is_message, is_message_folder
+from treering._values.checkpoint_names import INDEX, is_data, is_message, is_message_folder, step_name
 from treering._values.telemetry import report
-from treering.errors import BusyError, CorruptError, FormatError, NotFoundError, TreeringError, UnsupportedError
+from treering.errors import BusyError, NotFoundError, TreeringError
 
 
 def remove_step(run: RunFolder, step: int, names_in: NamesIn, attempt_of: Callable[[bytes], str | None]) -> bool:
@@ -75,7 +74,7 @@ def remove_step(run: RunFolder, step: int, names_in: NamesIn, attempt_of: Callab
         if attempt is None:
             return False
         with report("remove", shown):
-            outcome = transaction.retire(checkpoint_names.tombstone_of(attempt), index.version)
+            outcome = transaction.delete(index.version, checkpoint_names.tombstone_of(attempt))
         if outcome is Outcome.LOST:
             return False
         if outcome is Outcome.UNKNOWN:
@@ -115,14 +114,14 @@ def tidy_step(
         names, removed = _look_into(folder)
         if not names:
             # Without its lock, for a saver that has just made it would then be told that it is busy.
-            folder.transaction().drop()
+            folder.remove("")
         there = INDEX in names
         messages = [name for name in names if is_message(name) or is_message_folder(name)]
         over = bool(messages) and not newest and (there or len(messages) == len(names))
         waits = removed or (has_waiting_names(names) if there else by_age and any(map(is_data, names)))
         if not there:
             for name in filter(is_message_folder, names):
-                folder.at(name).transaction().drop()
+                folder.at(name).remove("")
         if not over and not waits and not any(map(_is_left_over, names)):
             return None
         with _locked(folder, os.fspath(run.path / step_name(step))) as transaction:
@@ -146,7 +145,7 @@ def _locked(folder: Store, shown: str) -> Iterator[Transaction | None]:
                 yield None
                 return
             yield transaction
-        transaction.drop()
+        folder.remove("")
 
 
 def _look_into(folder: Store) -> tuple[list[str], bool]:
@@ -194,7 +193,7 @@ def _tidy(
     if dead:
         sweep_messages(folder, names, lambda attempt: attempt not in dead)
     unproved = doubtful or any(map(is_data, names.difference(live)))
-    if by_age and unproved and transaction.sweep_old(doubtful, names_in):
+    if by_age and unproved and sweep_old(folder, transaction, doubtful, names_in):
         key = read_key(folder, names_in)[0]  # it was changed
     return None if key is None else remove_waiting(folder, transaction, key, names)
 
@@ -223,44 +222,6 @@ def read_key(folder: Store, names_in: NamesIn) -> tuple[Document | None, Collect
     return key, listed_in(key.data, names_in)
 
 
-_GONE: Final = "gone"
-
-NOT_READ: Final = (CorruptError, FormatError, UnsupportedError)
-"""The errors of an index, or a ``run.json``, that says nothing that this version could read."""
-
-
-def read_superseded(run: RunFolder) -> SupersededSteps | None:
-    """Return the steps that a committed save superseded; None where there are none, as nearly always.
-
-    Raises:
-        FormatError: a newer version wrote the list.
-        StoreError: the system refuses.
-    """
-    data = run.read_left()
-    if data is None:
-        return None
-    try:
-        with naming_file(run.path / LEFT_DOCUMENT):
-            document = parse_superseded(data)
-        index = run.read_index(document.step)
-        note = None if index is None else find_note(read_summary(index).metadata)
-    except (CorruptError, UnsupportedError, LinkRefusedError):  # not written to its end; or nothing proves the commit
-        return None
-    return document if note is not None and note.mark == document.mark else None
-
-
-def superseded_steps(run: RunFolder) -> frozenset[int]:
-    """Return the superseded steps whose folders still have an index.
-
-    Raises:
-        FormatError: a newer version wrote the list.
-        StoreError: the system refuses.
-    """
-    document = read_superseded(run)
-    left = {} if document is None else document.left
-    return frozenset(step for step, attempt in left.items() if _attempt_of(run, step) == attempt)
-
-
 def announce_superseded(path: Path, step: int, mark: str, left: Iterable[int]) -> None:
     """Write durably which steps the save of ``step`` with this mark is going to supersede.
 
@@ -268,7 +229,7 @@ def announce_superseded(path: Path, step: int, mark: str, left: Iterable[int]) -
         StoreError: the system refuses; nothing is superseded.
     """
     with RunFolder(path) as run:
-        there = {each: attempt for each in left if (attempt := _attempt_of(run, each)) != _GONE}
+        there = {each: attempt for each in left if (attempt := run.attempt_of(each)) != GONE}
         run.write_left(encode_superseded(SupersededSteps(step=step, mark=mark, left=there)))
 
 
@@ -285,8 +246,8 @@ def withdraw_on_failure(path: Path, mark: str | None) -> Iterator[None]:
     except BaseException:  # an interrupt too: the save will not be committed; raised again below
         if mark is not None:
             with contextlib.suppress(TreeringError), RunFolder(path) as run:  # the next save sweeps it
-                data = run.read_left()
-                if data is not None and parse_superseded(data).mark == mark and read_superseded(run) is None:
+                found = run.read_left()
+                if found is not None and found.mark == mark and run.read_superseded() is None:
                     run.remove_left()
         raise
 
@@ -299,7 +260,7 @@ def remove_superseded(run: RunFolder) -> list[TreeringError]:
     """
     errors: list[TreeringError] = []
     with collect_errors(errors):
-        document = read_superseded(run)
+        document = run.read_superseded()
         for step, attempt in {} if document is None else document.left.items():
             with collect_errors(errors):
                 remove_step(run, step, read_names, functools.partial(_attempt_to_remove, attempt))
@@ -315,23 +276,6 @@ def collect_errors(errors: list[TreeringError]) -> Iterator[None]:
         yield
     except TreeringError as error:
         errors.append(error)
-
-
-def _attempt_of(run: RunFolder, step: int) -> str | None:
-    """Return the attempt of a step's index; None where it cannot be read."""
-    try:
-        data = run.read_index(step)
-    except NOT_READ:
-        return None
-    return _GONE if data is None else attempt_in(data)
-
-
-def attempt_in(data: bytes) -> str | None:
-    """Return the attempt that an index names; None where it cannot be read."""
-    try:
-        return read_summary(data).attempt
-    except NOT_READ:
-        return None
 
 
 def _attempt_to_remove(listed: str | None, data: bytes) -> str | None:

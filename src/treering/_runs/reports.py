@@ -22,11 +22,10 @@ from typing import TYPE_CHECKING, Any, Final
 from treering._checkpoint.forms import list_headers
 from treering._foreign.foreign_tree import reading_partly
 from treering._format.findings import Diagnosis, RunDiagnosis, StepDiagnosis
-from treering._runs.removal import NOT_READ, read_superseded, superseded_steps
+from treering._runs.folder import NOT_READ, RunFolder
 from treering._runs.steps import Records, records_of, step_path
 from treering._store.open_folder import find_index_at
 from treering._store.resolve import is_folder, located
-from treering._store.run_folder import RunFolder
 from treering._values.human import steps_text
 from treering._view.plain import members_of
 from treering._view.rows import leaves_of, weight_of
@@ -176,7 +175,7 @@ def diagnose_run(path: str, look: Callable[[str], Diagnosis]) -> RunDiagnosis:
 
 def _left_text(run: RunFolder) -> str | None:
     """Say which steps wait to be removed because an earlier one was gone back to; None where none do."""
-    document, steps = read_superseded(run), superseded_steps(run)
+    document, steps = run.read_superseded(), run.superseded_steps()
     if document is None or not steps:
         return None
     what = f"{steps_text(sorted(steps))} {'was' if len(steps) == 1 else 'were'} left behind"

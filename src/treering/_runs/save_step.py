@@ -21,21 +21,15 @@ from treering._background.saves import in_flight, raise_unreported, reword, sett
 from treering._checkpoint.save import begin_save, counted
 from treering._checkpoint.save_options import SaveOptions
 from treering._format.document import INDEX_NAME
+from treering._runs.folder import RunFolder
 from treering._runs.gc import raise_first, remove_judged, tidy_steps
 from treering._runs.iterators import replace_stateful_items, require_step_number, state_keys, step_metadata
-from treering._runs.removal import (
-    announce_superseded,
-    collect_errors,
-    read_superseded,
-    remove_superseded,
-    superseded_steps,
-    withdraw_on_failure,
-)
+from treering._runs.removal import announce_superseded, collect_errors, remove_superseded, withdraw_on_failure
 from treering._runs.results import StepSave
 from treering._runs.run_state import RunState
 from treering._runs.steps import latest_known, names_in, noted_steps, require_run, step_path, steps_from
-from treering._store.run_folder import LEFT_DOCUMENT, RunFolder, step_name, step_of_name
 from treering._store.waiting import warn_denied
+from treering._values.checkpoint_names import LEFT_DOCUMENT, step_name, step_of_name
 from treering._values.human import steps_text
 from treering._values.processes import Processes
 from treering.errors import BusyError, ExistsError, NotFoundError, StoreError, TreeringError
@@ -252,8 +246,8 @@ def collect_after(
         if run.has_left():
             known.forget()
             errors += remove_superseded(run)
-            back = read_superseded(run) if errors else None
-        known.refresh(run, step, there, seconds=seconds, left={*left, *superseded_steps(run)} if errors else left)
+            back = run.read_superseded() if errors else None
+        known.refresh(run, step, there, seconds=seconds, left={*left, *run.superseded_steps()} if errors else left)
         going = known.removable(run, state.keep)
         if back is not None:
             going.pop(back.step, None)  # with it would go what hides the steps that it has left behind

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import os
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -18,16 +19,15 @@ from treering._checkpoint.detect import FOLDER_NAMES, find_foreign_folder, name_
 from treering._codec.key_document import HEAD_BYTES
 from treering._format.document import INDEX_NAME, read_digest, read_summary
 from treering._format.run_document import RunDocument, StepRecord, encode_run, find_note, note_of, parse_run
-from treering._runs.removal import NOT_READ, superseded_steps
+from treering._runs.folder import AT_ONCE, NOT_READ, RunFolder, unless_denied
 from treering._store.crew import map_together
 from treering._store.failures import naming_file
 from treering._store.open_folder import find_index_at
-from treering._store.resolve import find_at, located, open_file, root_of, store_at
-from treering._store.run_folder import AT_ONCE, RUN_DOCUMENT, RunFolder, step_name, step_of_name
-from treering._values.checkpoint_names import INDEX
+from treering._store.resolve import find_at, located, open_file, places_at, store_at
+from treering._values.checkpoint_names import INDEX, RUN_DOCUMENT, step_name, step_of_name
 from treering._values.human import steps_text
 from treering._view.plain import members_of
-from treering.errors import BusyError, FormatError, NotFoundError, PermissionDeniedError, TreeringError
+from treering.errors import BusyError, FormatError, NotFoundError, TreeringError
 
 # A number, alone or after a word such as step or checkpoint; gpt2 and era5 are not steps.
 _NUMBERED: Final = re.compile(
@@ -70,7 +70,7 @@ def require_run(run: RunFolder, names: Collection[str] | None) -> None:
     if (names is None or INDEX in names) and run.holds_index():
         hint = f"treering.load({shown!r}) loads it; use another folder for the run"
         raise FormatError(f"{shown!r} is a checkpoint, not a run", hint=hint)
-    if names is None or RUN_DOCUMENT in names or run.latest() is not None:
+    if names is None or RUN_DOCUMENT in names or run.has_steps():
         return
     if (named := next((other for name, other in FOLDER_NAMES.items() if name in names), None)) is not None:
         raise _other_form(shown, named)
@@ -93,17 +93,8 @@ def _other_form(shown: str, what: str) -> FormatError:
 
 
 def names_in(run: RunFolder) -> set[str] | None:
-    """Return what lies in a run's folder; None where a bucket denies to list it.
-
-    Raises:
-        StoreError: the system refuses.
-    """
-    try:
-        return set(run.names())
-    except PermissionDeniedError:
-        if run.store.separate_rights:
-            return None
-        raise
+    """Return what lies in a run's folder; None where a bucket denies to list it."""
+    return unless_denied(run.store, run.names, lambda: None)
 
 
 def _other(place: Path) -> str | None:
@@ -115,7 +106,7 @@ def _other(place: Path) -> str | None:
         if find_index_at(place, follow=False) is not None:
             whole = step_of_name(place.name) is None and read_digest(_head(place / INDEX)) is not None
             return _OWN if whole else None
-        items = sorted(root_of(place).places(place))[:_ITEMS]
+        items = sorted(places_at(place))[:_ITEMS]
         found_in = (name_folder(each) for each in (place, *(place / item for item in items)))
         return next((other for other in found_in if other), None)
     return None
@@ -172,30 +163,13 @@ def read_run(path: Path, read: Callable[[RunFolder], T], missing: T) -> T:
 
 
 def steps_of(path: Path) -> list[int]:
-    """Return the steps that are there, ascending; none where no run is yet. Raises as `read_run` does."""
-    return read_run(path, steps_in, [])
-
-
-def steps_in(run: RunFolder) -> list[int]:
-    """Return the steps of a run that is open, ascending, without those that were left behind.
-
-    Raises:
-        FormatError: a newer version wrote which steps are left behind.
-        StoreError: the system refuses.
-    """
-    there = run.steps()
-    left = superseded_steps(run)
-    return [step for step in there if step not in left] if left else there
+    """Return the steps that are there, ascending; none where no run is yet. Raises as `RunFolder.steps`."""
+    return read_run(path, RunFolder.steps, [])
 
 
 def latest_of(path: Path) -> int | None:
-    """Return the latest step; None where there is none. Earlier steps are not looked at.
-
-    Raises:
-        FormatError: a newer version wrote which steps are left behind.
-        StoreError: a file is there, or the system refuses.
-    """
-    return read_run(path, lambda run: run.latest(without=superseded_steps(run)), None)
+    """Return the latest step; None where there is none. Earlier steps are not looked at. Raises as `steps_of`."""
+    return read_run(path, RunFolder.latest, None)
 
 
 def noted_steps(run: RunFolder) -> set[int]:
@@ -205,26 +179,24 @@ def noted_steps(run: RunFolder) -> set[int]:
 
 def latest_known(path: Path) -> int | None:
     """Return the latest step, as `latest_of`; where a bucket denies to list them, the latest that is noted."""
-    try:
-        return latest_of(path)
-    except PermissionDeniedError:
-        if not store_at(path).separate_rights:
-            raise
+
+    def find() -> int | None:
         with RunFolder(path) as run:
             return max(noted_steps(run), default=None)
+
+    return unless_denied(store_at(path), functools.partial(latest_of, path), find)
 
 
 def steps_from(path: Path, step: int) -> list[int]:
     """Return the steps that are there, ascending; where a bucket denies to list them, those noted from ``step`` on."""
-    try:
-        return steps_of(path)
-    except PermissionDeniedError:
-        if not store_at(path).separate_rights:
-            raise
-    with RunFolder(path) as run:
-        noted = {each for each in noted_steps(run) if each >= step} | {step}
-        left = superseded_steps(run)
-        return sorted(each for each in noted - left if run.index_nbytes(each) is not None)
+
+    def find() -> list[int]:
+        with RunFolder(path) as run:
+            noted = {each for each in noted_steps(run) if each >= step} | {step}
+            noted -= run.superseded_steps()
+            return sorted(each for each in noted if (index := run.find_index(each)) is not None and index.is_file)
+
+    return unless_denied(store_at(path), functools.partial(steps_of, path), find)
 
 
 def missing_step(path: str | os.PathLike[str], step: int, steps: Sequence[int]) -> NotFoundError:
@@ -268,7 +240,7 @@ def records_in(run: RunFolder) -> Records:
         except NOT_READ as error:
             return error
 
-    there = steps_in(run)
+    there = run.steps()
     found = map_together(look, there, AT_ONCE) if run.store.asks_by_request else list(map(look, there))
     unreadable = {step: one for step, one in zip(there, found, strict=True) if isinstance(one, TreeringError)}
     steps = tuple(one for one in found if isinstance(one, StepRecord))
@@ -284,7 +256,7 @@ def note_records(run: RunFolder, records: Records) -> None:
         StoreError: the system refuses; the old ``run.json`` is there.
         LinkRefusedError: ``run.json`` is a link.
     """
-    there = set(steps_in(run))
+    there = set(run.steps())
     steps = [record for record in records.steps if record.step in there]
     data, old = encode_run(dataclasses.replace(records, steps=steps)), run.read_document()
     if data != old and (steps or old is not None):
@@ -324,9 +296,9 @@ def read_record(run: RunFolder, step: int) -> StepRecord | None:
     # A checkpoint that was saved here by hand has no note: it counts from when it was written. The folder's name says
     # which step it is: to rename or copy a folder is to renumber the step.
     if (note := find_note(found.metadata)) is None:
-        if (written := run.modified(step)) is None:
+        if (index := run.find_index(step)) is None:
             return None
-        note = note_of(found.metadata, step, written)
+        note = note_of(found.metadata, step, index.modified)
     known = members_of(found, "attempt", "nbytes", "digest") | members_of(note, "saved", "metrics", "temporary")
     return StepRecord(step=step, seconds=None, index_nbytes=len(data), **known)
 

@@ -8,14 +8,13 @@ what the disk and buckets do; `treering.testing.StoreContract` tests it.
 from __future__ import annotations
 
 import abc
-import dataclasses
 import enum
 import mmap
 import os
 import time
-from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Sequence
 from pathlib import PurePath
-from typing import Any, Final, NamedTuple, Self, TypeAlias
+from typing import Final, NamedTuple, Self, TypeAlias
 
 from treering._store.pieces import Buffer
 from treering._values.checkpoint_names import INDEX
@@ -23,7 +22,7 @@ from treering._values.human import pluralize
 from treering.errors import CorruptError
 
 
-class Closable(abc.ABC):
+class Closable:
     """What a ``with`` block closes at its end."""
 
     def __enter__(self) -> Self:
@@ -32,31 +31,8 @@ class Closable(abc.ABC):
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    @abc.abstractmethod
     def close(self) -> None:
-        """Let go of it. May be called twice."""
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Locks:
-    """The locks of one place, as they were at one moment.
-
-    Example:
-        >>> NO_LOCKS.holder(None) is None
-        True
-    """
-
-    gap: str | None
-    """Which locks are not shown, as a sentence; None where all are, so that what is not among them is free."""
-    holders: Mapping[Any, int]
-    """What was locked, by ``Entry.key``, and the number of the process that holds it."""
-
-    def holder(self, found: Entry | None) -> int | None:
-        """Return the process of this machine that holds the lock of what was found; None where none is seen."""
-        return None if found is None else self.holders.get(found.key)
-
-
-NO_LOCKS: Final = Locks("this store has no locks", {})
+        """Let go of what is held open, if anything is. May be called twice."""
 
 
 LARGEST_DOCUMENT: Final = 2 << 30
@@ -137,7 +113,7 @@ class Document(NamedTuple):
     """Their version."""
 
 
-class Reader(Closable):
+class Reader(Closable, abc.ABC):
     """Data open for reading by position: it stays whole whatever a later save does."""
 
     path: PurePath
@@ -167,20 +143,19 @@ class Reader(Closable):
             raise CorruptError(f"{os.fspath(self.path)!r} is empty", offset=0)
         return self.read(0, self.size)
 
-    def require(self, offset: int, count: int) -> None:
-        """Refuse to read what is not there, before any memory is asked for: the numbers may come from a hostile file.
 
-        Raises:
-            CorruptError: there are fewer bytes.
-        """
-        if offset < 0 or count < 0 or offset + count > self.size:
-            wanted = f"{pluralize(count, 'bytes')} from byte {offset} on are wanted, it has {self.size}"
-            raise CorruptError(
-                f"{os.fspath(self.path)!r} is cut short: {wanted}", offset=min(max(offset, 0), self.size)
-            )
+def require_range(file: Reader, offset: int, count: int) -> None:
+    """Refuse to read what is not there, before any memory is asked for: the numbers may come from a hostile file.
+
+    Raises:
+        CorruptError: the file has fewer bytes.
+    """
+    if offset < 0 or count < 0 or offset + count > file.size:
+        wanted = f"{pluralize(count, 'bytes')} from byte {offset} on are wanted, it has {file.size}"
+        raise CorruptError(f"{os.fspath(file.path)!r} is cut short: {wanted}", offset=min(max(offset, 0), file.size))
 
 
-class Store(Closable):
+class Store(Closable, abc.ABC):
     """Documents and data by name under one place, a context manager.
 
     A name has no slash, but for `find` and `list`. Every method may raise ``OSError``, one of treering's or the
@@ -234,7 +209,10 @@ class Store(Closable):
 
     @abc.abstractmethod
     def find(self, name: str) -> Entry | None:
-        """Return what is known of ``name``, which may be ``place/name``, without reading it; None for nothing."""
+        """Return what is known of ``name``, which may be ``place/name``, without reading it; None for nothing.
+
+        The empty name is that of the place itself.
+        """
 
     def list(self, prefix: str = "") -> Iterator[Entry]:
         """Walk through all that begins with ``prefix``, at any depth, in no order; names are relative to the place."""
@@ -312,6 +290,8 @@ class Store(Closable):
     def remove(self, *names: str) -> None:
         """Remove names, together where the store can; gone already is removed.
 
+        The empty name is that of the place itself, which stays where anything is in it.
+
         Raises:
             OSError: the store refused some of them; all were tried.
         """
@@ -332,26 +312,22 @@ NamesIn: TypeAlias = Callable[[bytes], Collection[str]]
 """Gives the names of all data that a document mentions; its own errors mean a damaged one."""
 
 
-class Transaction(Closable):
+class Transaction(Closable, abc.ABC):
     """One change of a place that loses nothing, whatever other writers do: begin, stage, commit or abort.
 
     An attempt to change the document of the place begins with a **marker**, which is there until it is committed or
     aborted: it proves that the data of the attempt are an unfinished save. What proves that an attempt is dead is the
     store's own: a lock that is free, or a version that is gone. An ``OSError`` is a refusal that changed nothing,
-    unless `committed` says otherwise.
+    unless `committed` says otherwise. Closed, it lets others in; the marker stays where nothing was committed.
     """
 
-    # The place.
+    def make(self) -> Sequence[str]:
+        """Make the place if it is missing; durably, unless `Store.at` has returned it. `Store.open` follows.
 
-    def make(self) -> None:
-        """Make the place if it is missing; durably, unless `Store.at` has returned it. `Store.open` follows."""
-
-    def unmake(self) -> bool:
-        """Remove what `make` made, as far as nothing else uses it; False where it is still there."""
-        return True
-
-    def drop(self) -> None:
-        """Remove the place itself, if nothing is in it."""
+        Returns:
+            The folders that were made, of which `resolve.remove_made` removes those that nothing else uses.
+        """
+        return ()
 
     def lock(self) -> bool:
         """Keep other writers out until this is closed, where the store can; False when another one is in.
@@ -367,8 +343,6 @@ class Transaction(Closable):
         """Return the time by the clock of the store, in POSIX seconds."""
         return time.time()
 
-    # This attempt.
-
     @abc.abstractmethod
     def begin(self, marker: str, base: Version | None) -> None:
         """Put the marker there, durably, of an attempt to replace the document of version ``base``; None for none.
@@ -378,13 +352,6 @@ class Transaction(Closable):
             FileNotFoundError: another writer came between: begin again.
             OSError: the store refused, or the document may not be replaced.
         """
-
-    def require_space(self, size: int) -> None:
-        """Refuse early what cannot fit, by an ``OSError``: fewer than ``size`` bytes are free."""
-
-    def link(self, source: Store, name: str) -> bool:
-        """Give data of another place the same name here without a copy; False where that cannot be."""
-        return False
 
     @abc.abstractmethod
     def commit(self, data: bytes) -> Outcome:
@@ -408,14 +375,8 @@ class Transaction(Closable):
         """Remove the marker, as far as that goes; the data of the attempt are removed already."""
 
     @abc.abstractmethod
-    def close(self) -> None:
-        """Let go of it, and let others in; the marker stays where nothing was committed. May be called twice."""
-
-    # Other attempts.
-
-    @abc.abstractmethod
     def sweep(self, marker: str, data: Sequence[str]) -> Held:
-        """Remove what an attempt left, if it can never commit: its data first, its marker last.
+        """Remove what another attempt left, if it can never commit: its data first, its marker last.
 
         ``marker`` and ``data`` were listed before; ``data`` holds nothing that the document lists.
 
@@ -424,32 +385,14 @@ class Transaction(Closable):
             removed was.
         """
 
-    def sweep_old(self, doubtful: Collection[str], names_in: NamesIn) -> bool:
-        """Sweep by their age attempts that may yet commit, and data that nothing explains, where no lock decides.
-
-        Args:
-            doubtful: the attempts of which `sweep` did not know.
-            names_in: gives the data that a document lists.
-
-        Returns:
-            Whether the document was changed for that: what it says is the same.
-        """
-        return False
-
-    def locks(self) -> Locks:
-        """Return what is known of locks here, found out by reading alone."""
-        return NO_LOCKS
-
-    # Removal.
-
     @abc.abstractmethod
-    def retire(self, new: str, expected: Version) -> Outcome:
-        """Give the document, of that version, the name ``new``, or put a tombstone there: then it is gone.
+    def delete(self, expected: Version, tombstone: str) -> Outcome:
+        """Delete the document of that version: it gets the name ``tombstone``, or a tombstone takes its place.
 
         Raises:
             OSError: the store refused; nothing has changed.
         """
 
     @abc.abstractmethod
-    def remove_tombstone(self, found: Entry) -> bool:
+    def delete_tombstone(self, found: Entry) -> bool:
         """Remove a tombstone that lists nothing, of that version; False where it stays, or another one is there."""

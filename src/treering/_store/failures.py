@@ -90,6 +90,12 @@ def missing_error(shown: str, name: str) -> DataFileMissingError:
     return with_errno(error, errno.ENOENT, shown)
 
 
+def link_error(shown: str) -> LinkRefusedError:
+    """Return the error for a link where only files and folders may be."""
+    hint = "put a file or folder of its own in its place (cp -L)"
+    return LinkRefusedError(f"{shown!r} is a link, which may lead anywhere", hint=hint)
+
+
 def taken_meanwhile(shown: str) -> ExistsError:
     """Return the error for a new file whose name another writer took while it was being written.
 

@@ -3,26 +3,47 @@
 from __future__ import annotations
 
 import abc
+import contextlib
 import dataclasses
-from collections.abc import Callable, Iterable, Sequence
+import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
-from treering._store.api import Closable, Reader, Store
+from treering._store.api import Closable, Kind, Reader, Store, open_below
+from treering._store.failures import link_error
 from treering._store.pieces import Buffer
 
 SmallFiles: TypeAlias = tuple[str, Sequence[tuple[str, int]], str | None]
 """Some small files of a leaf: its folder; names in it, each with how many bytes are wanted at most; the attempt."""
 
 
-class OpenLeaves(Closable):
+class Unlisted(NamedTuple):
+    """What lies in a leaves directory that an index could list; records and arrays are looked for when used."""
+
+    pending: frozenset[str]
+    """The attempts that were saved without an index and that no index has taken up yet."""
+    records: Iterator[tuple[str, bytes]] = iter(())
+    """Attempts with the copies of their records, but for a save that is still on its way to its commit. One that is
+    larger than any index is given as empty: as damaged as that."""
+    arrays: Iterator[str] = iter(())
+    """Every folder that holds a ``.zarray``, in sorted order; links are not followed, staged ones left out. Nothing is
+    looked for inside the folder of an array, nor in another leaves directory, nor in a group of zarr, which no program
+    makes for leaves."""
+
+
+class OpenLeaves(Closable, abc.ABC):
     """A leaves directory open for reading. It takes no lock; any thread may ask.
 
     Attributes:
         path: the directory as given.
+        store: the same, for what else lies in it.
+        rebuilds: whether an index that is lost can be made again of what lies there.
     """
 
     path: Path
+    store: Store
+    rebuilds: bool
 
     @abc.abstractmethod
     def read_index(self) -> bytes:
@@ -63,26 +84,36 @@ class OpenLeaves(Closable):
         """
 
     @abc.abstractmethod
-    def names(self, folder: str, attempt: str | None) -> list[str]:
-        """Return all names in the folder of a leaf, of both places, sorted; none when it is in neither.
+    def unlisted(self) -> Unlisted:
+        """Return what lies there that an index could list.
 
         Raises:
-            LinkRefusedError: it, or a folder on the way, is a link.
-            CorruptError: the text leads elsewhere than into the directory.
-            StoreError: the system refuses.
-        """
-
-    @abc.abstractmethod
-    def pending(self) -> set[str]:
-        """Return the attempts that were saved without an index and that no index has taken up yet.
-
-        Raises:
-            LinkRefusedError: a folder on the way is a link.
+            LinkRefusedError: a folder on the way, or a record, is a link.
             StoreError: the system refuses.
         """
 
 
-class LeafWriter(Closable):
+@contextlib.contextmanager
+def opened_at(directory: Store, parts: Iterable[str]) -> Iterator[Store]:
+    """Open a folder below an open directory, one part of its path after the other.
+
+    Raises:
+        LinkRefusedError: it, or a folder on the way, is a link.
+        OSError: it is not there, or the system refuses.
+    """
+    with contextlib.ExitStack() as opened:
+        for part in parts:
+            try:
+                below = opened.enter_context(open_below(directory, part))
+            except OSError:
+                if (found := directory.find(part)) is not None and found.kind is Kind.LINK:
+                    raise link_error(os.fspath(directory.path / part)) from None
+                raise
+            directory = below
+        yield directory
+
+
+class LeafWriter(Closable, abc.ABC):
     """Takes the files of the leaves of one attempt. Any thread may write.
 
     Closed, the part of a process in a joint save leaves its files: others may still be writing, and the next save
@@ -90,9 +121,11 @@ class LeafWriter(Closable):
 
     Attributes:
         attempt: 16 hexadecimal digits, different for each save.
+        store: the directory itself, for the messages of processes, and for what another program stages.
     """
 
     attempt: str
+    store: Store
 
     @abc.abstractmethod
     def write_small(self, folder: str, files: Sequence[tuple[str, bytes]]) -> None:
@@ -192,13 +225,7 @@ It is told what older attempts have there, where their files are not moved; None
 
 
 class LeavesSave(LeafWriter):
-    """One save on its way into a leaves directory: closed without `commit` or `commit_unindexed`, nothing has changed.
-
-    Attributes:
-        store: the directory itself, for the messages of processes.
-    """
-
-    store: Store
+    """One save on its way into a leaves directory: closed without a commit, nothing has changed."""
 
     @abc.abstractmethod
     def has_saver(self, attempt: str) -> bool:

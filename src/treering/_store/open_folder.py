@@ -10,10 +10,10 @@ from pathlib import Path
 
 from treering._codec.documents import is_whole
 from treering._codec.key_document import HEAD_BYTES, SMALL_TOMBSTONE, is_tombstone, is_tombstone_size
-from treering._store.api import LARGEST_DOCUMENT, Closable, Document, Entry, Reader, Store, open_below
+from treering._store.api import LARGEST_DOCUMENT, Closable, Document, Entry, Kind, Reader, Store, open_below
 from treering._store.failures import DataFileMissingError, LinkRefusedError, naming, with_errno
-from treering._store.resolve import find_at, open_file, opened_store
-from treering._values.checkpoint_names import INDEX, attempt_of_tombstone
+from treering._store.resolve import find_at, is_on_disk, open_file, opened_store
+from treering._values.checkpoint_names import INDEX, attempt_of_tombstone, step_of_name
 from treering._values.human import pluralize
 from treering.errors import BusyError, CorruptError, FormatError, NotFoundError
 
@@ -221,3 +221,35 @@ def shown_names(names: list[str]) -> str:
     """Return the first few names, as a sentence shows them."""
     more = f" and {len(names) - _SHOWN_NAMES} more" if len(names) > _SHOWN_NAMES else ""
     return ", ".join(map(repr, names[:_SHOWN_NAMES])) + more
+
+
+def is_linked(path: Path) -> bool:
+    """Tell whether a link lies where a path has a step of a run, which no reader of the run follows.
+
+    Raises:
+        StoreError: the system refuses to say.
+
+    Example:
+        >>> import os, pathlib, tempfile
+        >>> run = pathlib.Path(tempfile.mkdtemp())
+        >>> os.symlink("elsewhere", run / "step_00000003"), os.symlink("elsewhere", run / "latest")
+        (None, None)
+        >>> is_linked(run / "step_00000003"), is_linked(run / "latest")
+        (True, False)
+    """
+    if step_of_name(path.name) is None or not is_on_disk(path):
+        return False
+    found = find_at(path, follow=False)
+    return found is not None and found.kind is Kind.LINK
+
+
+def refuse_linked(path: Path) -> None:
+    """Refuse to write a step through a link, which may lead to the step of another run.
+
+    Raises:
+        LinkRefusedError: one lies there.
+        StoreError: the system refuses to say.
+    """
+    if is_linked(path):
+        hint = "remove the link, or put a folder of its own in its place (cp -L)"
+        raise LinkRefusedError(f"{os.fspath(path)!r} is a link in the place of a step, and is not followed", hint=hint)

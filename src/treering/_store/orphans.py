@@ -9,19 +9,56 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import os
 import platform
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Final
+from pathlib import Path
+from typing import Any, Final
 
-from treering._store.api import Entry, Kind, Locks, Store, open_below
+from treering._store.api import Entry, Kind, Store, open_below
 from treering._store.failures import LinkRefusedError
-from treering._store.posix.store import started
+from treering._store.posix.open_descriptor import open_folder
+from treering._store.resolve import is_on_disk
 from treering._values import checkpoint_names, leaves_names, timing
 from treering._values.processes import Life
 
 _WHO: Final = re.compile(r"(?s)(.*), pid (\d{1,10})")
 _AT_A_DAY: Final = "treering gc --yes of its run removes it when it is a day old"
+
+# File systems that this machine has to itself, and whose lock table has the numbers that ``stat`` gives.
+_OF_THIS_MACHINE: Final = frozenset({"ext2", "ext3", "ext4", "xfs", "btrfs", "f2fs", "tmpfs"})
+# Type, access, pid, device and inode of https://man7.org/linux/man-pages/man5/proc_locks.5.html, not of those who wait.
+_LOCK: Final = re.compile(
+    r"^\d+: (?:FLOCK|POSIX|OFDLCK) +\S+ +WRITE +(-?\d+) ([0-9a-f]+):([0-9a-f]+):(\d+) ", re.MULTILINE
+)
+# Of https://man7.org/linux/man-pages/man5/proc_pid_mountinfo.5.html: number, device, type of the file system.
+_MOUNT: Final = re.compile(r"^(\d+) \d+ (\d+):(\d+) .*? - (\S+) ", re.MULTILINE)
+_MOUNT_OF: Final = re.compile(r"^mnt_id:\s*(\d+)$", re.MULTILINE)
+# The first namespace of process numbers has this number on every Linux; in others the locks of the rest are hidden.
+_ALL_PROCESSES: Final = "pid:[4026531836]"
+_STARTED: Final = 19  # the 22nd field of /proc/PID/stat, counted behind the name and the one before it
+
+_UNSHOWN: Final = "this system does not show its locks"
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Locks:
+    """The locks of one place, as they were at one moment.
+
+    Example:
+        >>> Locks("this store has no locks", {}).holder(None) is None
+        True
+    """
+
+    gap: str | None
+    """Which locks are not shown, as a sentence; None where all are, so that what is not among them is free."""
+    holders: Mapping[Any, int]
+    """What was locked, by ``Entry.key``, and the number of the process that holds it."""
+
+    def holder(self, found: Entry | None) -> int | None:
+        """Return the process of this machine that holds the lock of what was found; None where none is seen."""
+        return None if found is None else self.holders.get(found.key)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,7 +118,7 @@ def scan_folder(store: Store) -> FolderScan:
         ([], [], None)
     """
     # Locks before names: a process that came between the two would seem dead otherwise.
-    locks = store.transaction().locks()
+    locks = _locks_at(store)
     gap = "a bucket does not tell whether its process runs" if store.asks_by_request else locks.gap
     names = sorted(store.names())
     trouble, staged = None, list[Entry]()
@@ -169,6 +206,68 @@ def _is_outdated(store: Store, marker: str, index: Entry) -> bool:
     base = None if found is None else read_marker(found.data)
     now = store.find(index.name)
     return base is not None and now is not None and now.version != base
+
+
+def _locks_at(store: Store) -> Locks:
+    if not is_on_disk(store.path):
+        return Locks("this store has no locks", {})
+    if (opened := open_folder(os.fspath(store.path))) is None:
+        return seen_locks(None)
+    with opened:
+        return seen_locks(opened.number)
+
+
+def seen_locks(folder: int | None) -> Locks:
+    """Look which files of the file system of an open folder are locked.
+
+    Args:
+        folder: its descriptor; None where the platform opens none.
+
+    Example:
+        >>> seen_locks(None)
+        Locks(gap='this system does not show its locks', holders={})
+    """
+    proc = Path("/proc")
+    try:
+        mount = _MOUNT_OF.search((proc / "self" / "fdinfo" / str(folder)).read_text())
+        mounts = _MOUNT.findall((proc / "self" / "mountinfo").read_text(errors="replace"))
+        locks = _LOCK.findall((proc / "locks").read_text())
+        all_seen = os.readlink(proc / "self" / "ns" / "pid") == _ALL_PROCESSES
+    except OSError:
+        return Locks(_UNSHOWN, {})
+    here = next((found for found in mounts if mount is not None and found[0] == mount[1]), None)
+    if here is None:
+        return Locks(_UNSHOWN, {})
+    _, major, minor, kind = here
+    device = int(major), int(minor)
+    # The device of the mount, not the one of ``stat``: btrfs shows another one there.
+    holders = {
+        int(inode): int(pid) for pid, first, second, inode in locks if (int(first, 16), int(second, 16)) == device
+    }
+    gap = None if all_seen else "locks of other containers are not shown here"
+    if kind not in _OF_THIS_MACHINE:
+        gap = f"on {kind} locks of other machines are not shown here"
+    return Locks(gap, holders)
+
+
+def started(process: int) -> float | None:
+    """Return when a process of this machine started, as seconds since 1970; None where it does not run.
+
+    Raises:
+        OSError: the system does not show processes.
+
+    Example:
+        >>> import sys
+        >>> sys.platform != "linux" or started(os.getpid()) > 1e9
+        True
+    """
+    if (boot := re.search(r"^btime (\d+)$", Path("/proc/stat").read_text(), re.MULTILINE)) is None:
+        raise OSError("the system does not show when it was started")
+    with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+        # The name of the program stands in brackets, and may hold any text.
+        fields = Path(f"/proc/{process}/stat").read_text(errors="replace").rpartition(")")[2].split()
+        return int(boot[1]) + int(fields[_STARTED]) / os.sysconf("SC_CLK_TCK")
+    return None
 
 
 def find_life(holder: int | None, gap: str | None, who: str | None, since: float) -> tuple[Life, str]:

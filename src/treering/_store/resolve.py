@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import functools
 import io
+import itertools
 import os
 import stat
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path, PurePath
-from typing import BinaryIO, Final, cast
+from typing import TYPE_CHECKING, BinaryIO, Final, cast
 
 from treering._printable import kind_of
 from treering._store.api import Entry, Kind, Reader, Store
@@ -25,11 +27,15 @@ from treering._store.objects.url import (
 )
 from treering._store.pieces import Buffer, pieces
 from treering._store.posix import descriptors
-from treering._store.posix.store import PosixRoot
-from treering._store.root import Root
+from treering._store.posix.folder import remove_folders
+from treering._store.posix.reading import LocalFile
+from treering._store.posix.store import PosixStore, entry_of
+from treering._store.posix.writing import replace_file
 from treering.errors import PermissionDeniedError, StoreError, TreeringError, UnsupportedError
 
-_POSIX: Final = PosixRoot()
+if TYPE_CHECKING:
+    from treering._store.objects.store import ObjectRoot
+
 _DISK: Final = frozenset({None, "file"})
 _WEB: Final = frozenset({"http", "https"})
 
@@ -158,7 +164,7 @@ def is_on_disk(path: str | os.PathLike[str]) -> bool:
         >>> is_on_disk("runs/a"), is_on_disk("memory://runs/a")
         (True, False)
     """
-    return root_of(path).on_disk
+    return _buckets_of(path) is None
 
 
 def has_renames(path: str | os.PathLike[str]) -> bool:
@@ -168,7 +174,7 @@ def has_renames(path: str | os.PathLike[str]) -> bool:
         >>> has_renames("runs/a"), has_renames("memory://runs/a")
         (True, False)
     """
-    return root_of(path).on_disk
+    return is_on_disk(path)
 
 
 def require_shared(path: str | os.PathLike[str]) -> None:
@@ -177,9 +183,19 @@ def require_shared(path: str | os.PathLike[str]) -> None:
     Raises:
         UnsupportedError: the path is such a place.
     """
-    if not root_of(path).is_shared:
+    if (buckets := _buckets_of(path)) is not None and not buckets.is_shared:
         hint = "save to a folder or a bucket that all processes see, or pass processes='this'"
         raise UnsupportedError(f"{os.fspath(path)!r} is another place in each process of the job", hint=hint)
+
+
+def require_paths(path: str | os.PathLike[str], what: str, hint: str) -> None:
+    """Refuse a place where other libraries cannot write by the paths of files, for the reason that ``what`` says.
+
+    Raises:
+        UnsupportedError: the path is such a place.
+    """
+    if not is_on_disk(path):
+        raise UnsupportedError(what, hint=hint)
 
 
 def new_folder_path(path: str | os.PathLike[str]) -> Path:
@@ -197,7 +213,13 @@ def absolute(path: PurePath) -> Path:
     Raises:
         StoreError: the path is relative, and the current folder was removed.
     """
-    return cast("Path", root_of(path).absolute(path))
+    if (buckets := _buckets_of(path)) is not None:
+        return cast("Path", buckets.absolute(path))
+    try:
+        return Path(path).absolute()
+    except OSError as error:
+        gone = OSError(error.errno or errno.ENOENT, "it is relative, and the current folder was removed")
+        raise StoreError.of(gone, path, "find", hint="change to another folder, or pass the whole path") from error
 
 
 def kept(path: str | os.PathLike[str]) -> str | os.PathLike[str]:
@@ -214,7 +236,10 @@ def kept(path: str | os.PathLike[str]) -> str | os.PathLike[str]:
 
 def settled(path: str | os.PathLike[str]) -> Path:
     """Return the path by which one place is known, whatever leads to it; itself where the system cannot say."""
-    return cast("Path", root_of(path).settled(located(path)))
+    place = located(path)
+    with contextlib.suppress(OSError, ValueError):  # the current folder is gone, or it can be no name
+        return Path(os.path.realpath(place)) if is_on_disk(path) else place
+    return place
 
 
 def require_outside(source: str | os.PathLike[str], target: str | os.PathLike[str], shown: str) -> None:
@@ -233,25 +258,25 @@ def require_outside(source: str | os.PathLike[str], target: str | os.PathLike[st
         raise UnsupportedError(f"{shown!r} is, or lies in, the source", hint="choose another path")
 
 
-def root_of(path: str | os.PathLike[str]) -> Root:
-    """Return what knows all places of the kind that a path is of."""
+def _buckets_of(path: str | os.PathLike[str]) -> ObjectRoot | None:
+    """Return what knows all places of the kind that a path is of; None for the disk."""
     text = os.fspath(path)
     if ":" not in text or (scheme := scheme_of(text)) in _DISK:
-        return _POSIX
+        return None
     if scheme == "memory":
         return _memory()
     return _web() if scheme in _WEB else _buckets()
 
 
 @functools.cache
-def _memory() -> Root:
+def _memory() -> ObjectRoot:
     from treering._store.objects.memory import DictionaryClient, MemoryRoot
 
     return MemoryRoot(DictionaryClient())
 
 
 @functools.cache
-def _buckets() -> Root:
+def _buckets() -> ObjectRoot:
     from treering._store.objects.connect import connect, frozen, grace_of
     from treering._store.objects.store import ObjectRoot
 
@@ -259,7 +284,7 @@ def _buckets() -> Root:
 
 
 @functools.cache
-def _web() -> Root:
+def _web() -> ObjectRoot:
     from treering._store.objects.https import WebRoot
 
     return WebRoot()
@@ -271,7 +296,45 @@ def find_at(path: str | os.PathLike[str], *, follow: bool = True) -> Entry | Non
     Raises:
         StoreError: the store refuses to say.
     """
-    return root_of(path).find(located(path), follow=follow)
+    if (buckets := _buckets_of(path)) is not None:
+        return buckets.find(located(path))
+    place = located(path)
+    try:
+        return entry_of(place.name, os.stat(place, follow_symlinks=follow))
+    except (FileNotFoundError, NotADirectoryError, ValueError):
+        return None
+    except OSError as error:
+        raise StoreError.of(error, place, "read") from error
+
+
+def names_at(path: str | os.PathLike[str]) -> Iterator[str]:
+    """Walk through the names in a place, if there is one that can be read."""
+    place = located(path)
+    with contextlib.suppress(OSError):
+        if not is_on_disk(path):
+            yield from store_at(place).names()
+            return
+        with os.scandir(place) as entries:
+            for entry in entries:
+                yield entry.name
+
+
+def places_at(path: str | os.PathLike[str], most: int | None = None) -> list[str]:
+    """Return the places among the first ``most`` names in a place, or in all of it; a link to one is none."""
+    place = located(path)
+    with contextlib.suppress(OSError):
+        if not is_on_disk(path):
+            return store_at(place).places()[:most]
+        with os.scandir(place) as entries:
+            return [entry.name for entry in itertools.islice(entries, most) if _is_folder(entry)]
+    return []
+
+
+def _is_folder(entry: os.DirEntry[str]) -> bool:
+    try:
+        return entry.is_dir(follow_symlinks=False)
+    except OSError:
+        return False
 
 
 def is_folder(path: str | os.PathLike[str]) -> bool:
@@ -303,18 +366,18 @@ def is_taken(path: str | os.PathLike[str]) -> bool:
     Raises:
         StoreError: a bucket does not answer, so what would be replaced is not known.
     """
-    root = root_of(path)
+    if (buckets := _buckets_of(path)) is None:
+        return is_seen(path)
     try:
-        return root.is_taken(located(path))
-    except StoreError as error:
-        if root.on_disk or isinstance(error, PermissionDeniedError):
-            return False
-        raise
+        return buckets.is_taken(located(path))
+    except PermissionDeniedError:
+        return False
 
 
 def store_at(path: str | os.PathLike[str]) -> Store:
     """Return the store at a path, which is not opened yet."""
-    return root_of(path).place(located(path))
+    buckets, place = _buckets_of(path), located(path)
+    return PosixStore(place) if buckets is None else buckets.place(place)
 
 
 def opened_store(path: str | os.PathLike[str], *, quick: bool = False) -> Store:
@@ -343,7 +406,8 @@ def open_file(path: str | os.PathLike[str]) -> Reader:
         ...     file.size, file.read(4, 4)
         (8, b'ring')
     """
-    return root_of(path).open_file(located(path))
+    buckets, place = _buckets_of(path), located(path)
+    return LocalFile(place) if buckets is None else buckets.open_file(place)
 
 
 def needs_nonce(path: str | os.PathLike[str]) -> bool:
@@ -353,7 +417,7 @@ def needs_nonce(path: str | os.PathLike[str]) -> bool:
         >>> needs_nonce("runs/a.msgpack"), needs_nonce("s3://bucket/a.msgpack")
         (False, True)
     """
-    return root_of(path).needs_nonce
+    return (buckets := _buckets_of(path)) is not None and buckets.needs_nonce
 
 
 def write_file(
@@ -367,7 +431,37 @@ def write_file(
         ExistsError: it had to be new, and something is there, or came there meanwhile.
         StoreError: the store refused, or the buffers hold another number of bytes.
     """
-    root_of(path).write_file(located(path), buffers, size, new=new, unique=unique)
+    if (buckets := _buckets_of(path)) is None:
+        replace_file(located(path), buffers, size, new=new)
+    else:
+        buckets.write_file(located(path), buffers, size, new=new, unique=unique)
+
+
+def require_space(path: str | os.PathLike[str], size: int) -> None:
+    """Refuse early what cannot fit where a folder is; a bucket has no end.
+
+    Raises:
+        OSError: fewer than ``size`` bytes are free.
+    """
+    if is_on_disk(path):
+        descriptors.require_space(os.fspath(path), size)
+
+
+def link_file(source: Store, target: Store, name: str) -> bool:
+    """Give data of one place the same name in another one, without a copy; False where that cannot be.
+
+    Raises:
+        OSError: the system refused.
+    """
+    if not (isinstance(source, PosixStore) and isinstance(target, PosixStore)):
+        return False
+    return target.folder.link_from(source.folder, name)
+
+
+def remove_made(made: Sequence[str]) -> bool:
+    """Remove folders that `Transaction.make` made, as far as they are empty; False where the last is still there."""
+    remove_folders(made)
+    return not (made and os.path.lexists(made[-1]))
 
 
 def write_stream(file: BinaryIO, buffers: Iterable[Buffer]) -> None:

@@ -21,7 +21,16 @@ from treering._codec.key_document import empty_index, find_attempts, is_empty, i
 from treering._store.api import Document, Outcome, Reader, Store
 from treering._store.crew import Crew, FirstError, map_together
 from treering._store.failures import DataFileMissingError, missing_error, naming, with_errno
-from treering._store.leaves_api import LeafWriter, LeavesSave, MakeUpdate, OlderAttempts, OpenLeaves, SmallFiles, Update
+from treering._store.leaves_api import (
+    LeafWriter,
+    LeavesSave,
+    MakeUpdate,
+    OlderAttempts,
+    OpenLeaves,
+    SmallFiles,
+    Unlisted,
+    Update,
+)
 from treering._store.pieces import Buffer, pieces
 from treering._values import leaves_names
 from treering._values.checkpoint_names import INDEX as CHECKPOINT
@@ -48,24 +57,26 @@ class StoredLeaves(OpenLeaves):
         [[b'{}']]
     """
 
+    rebuilds = False
+
     def __init__(self, store: Store, path: Path) -> None:
         self.path = path
         self._shown = os.fspath(path)
-        self._store = store
+        self.store = store
         with naming(self._shown, "read"):
             store.open()
 
     def close(self) -> None:
         """Close the place; files opened from it stay open."""
-        self._store.close()
+        self.store.close()
 
     def read_index(self) -> bytes:
         """Return the bytes of the index; one without branches is what a save that came to nothing left."""
         with naming(self._shown, "read"):
-            found = self._store.read(leaves_names.INDEX)
+            found = self.store.read(leaves_names.INDEX)
             if found is not None and not is_empty(found.data):
                 return found.data
-            checkpoint = self._store.find(CHECKPOINT)
+            checkpoint = self.store.find(CHECKPOINT)
         hint = None
         if checkpoint is not None:
             hint = f"it holds {CHECKPOINT!r}: that is a checkpoint, which treering.load reads"
@@ -82,7 +93,7 @@ class StoredLeaves(OpenLeaves):
             raise CorruptError(f"a file without a name is wanted of {folder!r}")
         for key in _keys(folder, name, attempt):
             try:
-                return self._store.open_file(key)
+                return self.store.open_file(key)
             except NotFoundError:
                 continue
         raise missing_error(os.path.join(self._shown, folder, name), name)
@@ -100,27 +111,16 @@ class StoredLeaves(OpenLeaves):
         found = [[data for data in itertools.islice(read, len(files)) if data is not None] for _, files, _ in wanted]
         return [some if len(some) == len(one[1]) else None for some, one in zip(found, wanted, strict=True)]
 
-    def names(self, folder: str, attempt: str | None) -> list[str]:
-        """Return all names in the folder of a leaf, sorted; none when nothing is in it."""
-        found: set[str] = set()
-        with naming(self._shown, "read"):
-            for key in _keys(folder, "", attempt):
-                place = self._store
-                for part in filter(None, key.split("/")):
-                    place = place.at(part)
-                found.update(place.names())
-        return sorted(found)
-
-    def pending(self) -> set[str]:
+    def unlisted(self) -> Unlisted:
         """Return the attempts that were saved without an index, which the index names."""
         with naming(self._shown, "read"):
-            found = self._store.read(leaves_names.INDEX)
-        return set() if found is None else set(unindexed_attempts(found.data))
+            found = self.store.read(leaves_names.INDEX)
+        return Unlisted(frozenset() if found is None else unindexed_attempts(found.data))
 
     def _read(self, folder: str, name: str, most: int, attempt: str | None) -> Document:
         with naming(self._shown, "read"):
             for key in _keys(folder, name, attempt):
-                if (found := self._store.read(key, most + 1)) is not None:
+                if (found := self.store.read(key, most + 1)) is not None:
                     return found
         raise missing_error(os.path.join(self._shown, folder, name), name)
 
@@ -230,7 +230,6 @@ class JoinedAttempt(LeafWriter):
         self._written: list[str] = []
         with naming(self._shown, "write"), contextlib.ExitStack() as undo:
             self._open(undo)
-            self._transaction.require_space(nbytes)
             undo.pop_all()
         self._queue = RequestQueue()
 
@@ -326,7 +325,6 @@ class LeavesAttempt(JoinedAttempt, LeavesSave):
                 with contextlib.suppress(OSError):  # what stays is swept by a later save
                     self._remove(self.attempt)
                     self._transaction.abort()
-                    self._transaction.unmake()
         finally:
             self._transaction.close()
             super().close()
@@ -381,8 +379,6 @@ class LeavesAttempt(JoinedAttempt, LeavesSave):
             raise with_errno(error, errno.EEXIST, self._shown)
 
     def _open(self, undo: contextlib.ExitStack) -> None:
-        self._transaction.make()
-        undo.callback(self._transaction.unmake)
         self.store.open()
         undo.callback(self.store.close)
         self._require_no_checkpoint()

@@ -14,7 +14,7 @@ from typing import Final, NamedTuple
 
 from treering._codec import key_document
 from treering._codec.key_document import Superseded
-from treering._store.api import Document, Entry, NamesIn, Store, Transaction
+from treering._store.api import Document, Entry, NamesIn, Outcome, Store, Transaction
 from treering._values import checkpoint_names
 from treering._values.checkpoint_names import INDEX
 from treering._values.human import bytes_text, duration_text, pluralize
@@ -173,7 +173,7 @@ def remove_waiting(store: Store, transaction: Transaction, key: Document, names:
     if removed and not waiting.kept:
         # Alone it is removed, where no late request could bring an older one back; else its small form is kept.
         alone = set(names) <= {INDEX, *going}
-        if alone and transaction.remove_tombstone(found):
+        if alone and transaction.delete_tombstone(found):
             return None
         if len(key.data) == key_document.SMALL_TOMBSTONE:
             return None
@@ -182,6 +182,59 @@ def remove_waiting(store: Store, transaction: Transaction, key: Document, names:
         store.replace(INDEX, key_document.encode_tombstone(last[:1]), key.version)
         return store.longest_delay or None if alone else None
     return waiting.seconds
+
+
+def sweep_old(store: Store, transaction: Transaction, doubtful: Collection[str], names_in: NamesIn) -> bool:
+    """Sweep by their age attempts that may yet commit, and data that no marker explains, where no lock decides.
+
+    They are swept once the document is changed so that none of them can commit; ``docs/design/buckets.md`` says why the
+    order of the steps is it.
+
+    Args:
+        store: the place.
+        transaction: the change of it.
+        doubtful: the attempts of which `Transaction.sweep` did not know.
+        names_in: gives the data that a document lists.
+
+    Returns:
+        Whether the document was changed for that: what it says is the same.
+
+    Raises:
+        OSError: the store refused.
+    """
+    if not store.longest_delay:
+        return False
+    there = {entry.name: entry.modified for entry in store.list() if "/" not in entry.name}
+    now = transaction.now()
+    old = {name for name, modified in there.items() if modified + store.longest_delay < now}
+    markers = {name: attempt for name in there if (attempt := checkpoint_names.attempt_of_journal(name)) is not None}
+    swept = {
+        marker: names
+        for marker, attempt in markers.items()
+        if attempt in doubtful and old.issuperset([marker, *(names := checkpoint_names.data_of(attempt, there))])
+    }
+    explained = {name for attempt in markers.values() for name in checkpoint_names.data_of(attempt, there)}
+    lone = {name for name in old if checkpoint_names.is_data(name)} - explained
+    try:
+        key = store.read(INDEX)
+        if not swept and lone.issubset(() if key is None else listed_in(key.data, names_in)):
+            return False
+        data = key_document.placeholder() if key is None else key_document.fenced(key.data)
+        if key is None:
+            store.create(INDEX, [data], len(data))  # it would replace a tombstone
+        elif store.replace(INDEX, data, key.version) is not Outcome.DONE:
+            return False
+        # What it lists is read now: one of them may have committed just before.
+        found = store.read(INDEX)
+        live = () if found is None else listed_in(found.data, names_in)
+    except (*_NOT_READ, FileExistsError):
+        return False
+    if found is None or found.data != data:
+        return False
+    for marker, names in swept.items():
+        transaction.sweep(marker, [name for name in names if name not in live])
+    remove_data(store, sorted(lone.difference(live)))
+    return True
 
 
 def remove_data(store: Store, names: Iterable[str]) -> bool:

@@ -199,6 +199,25 @@ Shardings: TypeAlias = Sharding | PartitionSpec | jax.Device | Choice | _Partiti
 ``jax.ShapeDtypeStruct``) that returns one; partition rules, pairs of a pattern and a ``PartitionSpec``; or (``Any``) a
 prefix tree of them, in containers of any kind, where None is the default device."""
 
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class ArraysToPlace:
+    """The arrays of a result that may go on devices, in the order of its leaves."""
+
+    avals: dict[str, Any] = dataclasses.field(default_factory=dict)
+    """Key text -> shape and dtype of each."""
+    own: dict[str, Any] = dataclasses.field(default_factory=dict)
+    """Key text -> where the leaf of the target lies; None where it lies nowhere."""
+    on_host: set[str] = dataclasses.field(default_factory=set)
+    """Keys of numpy arrays, which stay on the host unless they are given a place."""
+    too_wide: dict[str, Any] = dataclasses.field(default_factory=dict)
+    """Key text -> dtype of each that jax, as it is configured now, would make narrower."""
+
+
+Placer: TypeAlias = Callable[[ArraysToPlace, Sequence[str]], Mapping[str, Any]]
+"""Called with arrays and every key of the stored part; returns their shardings, None for the default device, without
+the arrays that stay on the host."""
+
 _NO_RULE: Final = "no partition rule matches"
 
 

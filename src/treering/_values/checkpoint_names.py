@@ -1,7 +1,8 @@
-"""The names that treering gives to files in a checkpoint's folder. No other file there is ever removed."""
+"""The names that treering gives to files of checkpoints and runs. No other file there is ever removed."""
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Iterable
 
@@ -248,3 +249,41 @@ def attempt_of_message(name: str) -> str | None:
     """
     found = _MESSAGE.fullmatch(name) or _MESSAGE_FOLDER.fullmatch(name)
     return found[1] if found else None
+
+
+# ---------------------------------------------------------------------------------------------------------- of a run
+
+RUN_DOCUMENT = "run.json"
+"""The document about all steps of a run."""
+
+LEFT_DOCUMENT = ".run.json.left"
+"""The list of the steps that a save supersedes which goes back to an earlier one."""
+
+HIGHEST_STEP = 2**63 - 1
+"""Steps are counted from 0 to here."""
+
+# Eight digits, and more only where eight are not enough: each step has one name.
+_STEP = re.compile(r"step_([0-9]{8}|[1-9][0-9]{8,18})")
+
+
+def step_name(step: int) -> str:
+    """Return the name of a step's folder.
+
+    Example:
+        >>> step_name(1200), step_name(123456789)
+        ('step_00001200', 'step_123456789')
+    """
+    return f"step_{step:08d}"
+
+
+@functools.lru_cache(maxsize=1 << 14)  # each save asks for the names of thousands of steps again
+def step_of_name(name: str) -> int | None:
+    """Return the step whose folder has this name; None for any other name.
+
+    Example:
+        >>> step_of_name("step_00001200"), step_of_name("step_1200"), step_of_name("step_" + "9" * 100)
+        (1200, None, None)
+    """
+    found = _STEP.fullmatch(name)
+    step = int(found[1]) if found else None
+    return step if step is not None and step <= HIGHEST_STEP else None

@@ -123,7 +123,8 @@ class FaultyStore(Store):
             OSError: trouble; it may be done.
         """
         for name in names:
-            self._change(name, functools.partial(self._inner.remove, name))
+            remove = functools.partial(self._inner.remove, name)
+            self._change(name, remove) if name else remove()
 
     def decide(self, name: str, change: Callable[[], Outcome]) -> Outcome:
         """Make a conditional change whose answer may be lost: UNKNOWN then."""
@@ -174,9 +175,8 @@ class _FaultyTransaction(Transaction):
     def __init__(self, store: FaultyStore, inner: Transaction, name: str) -> None:
         self._store, self._inner, self._name = store, inner, name
 
-    make, unmake, lock, begin, commit, committed, abort, close = (
-        _forward(name, of=Transaction)
-        for name in ("make", "unmake", "lock", "begin", "commit", "committed", "abort", "close")
+    make, lock, begin, commit, committed, abort, close = (
+        _forward(name, of=Transaction) for name in ("make", "lock", "begin", "commit", "committed", "abort", "close")
     )
 
     def sweep(self, marker: str, data: Sequence[str]) -> Held:
@@ -186,11 +186,11 @@ class _FaultyTransaction(Transaction):
             return Held.UNKNOWN
         return life
 
-    def retire(self, new: str, expected: Version) -> Outcome:
-        return self._store.decide(self._name, lambda: self._inner.retire(new, expected))
+    def delete(self, expected: Version, tombstone: str) -> Outcome:
+        return self._store.decide(self._name, lambda: self._inner.delete(expected, tombstone))
 
-    def remove_tombstone(self, found: Entry) -> bool:
-        removed: bool = self._store.ask(self._name, lambda: self._inner.remove_tombstone(found))
+    def delete_tombstone(self, found: Entry) -> bool:
+        removed: bool = self._store.ask(self._name, lambda: self._inner.delete_tombstone(found))
         return removed
 
 

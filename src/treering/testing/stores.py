@@ -270,6 +270,14 @@ class StoreContract(MessageBoardContract):
         _require(found is not None and found.size == len("step 1"), "what lies below is not found")
         for prefix, names in (("", 3), ("step", 2), ("step 1/", 1), ("step 1/data", 1), ("none", 0)):
             _require(len(list(store.list(prefix))) == names, f"the listing of {prefix!r} is wrong")
+        second = store.at("step 2")
+        second.remove("")
+        _require(sorted(store.places()) == ["step 1", "step 2"], "a place goes that is not empty")
+        with open_below(store, "step 2") as below:
+            below.remove("data")
+        second.remove("")
+        second.remove("")
+        _require(store.places() == ["step 1"], "an empty place stays")
         try:
             _require(not open_below(store, "nothing").names(), "a place that is not there has names")
         except OSError:
@@ -334,11 +342,11 @@ class StoreContract(MessageBoardContract):
         _require(other.sweep("marker", ["data"]) is Held.NO, "a dead attempt is kept")
         _require(store.names() == ["document"], "something of a dead attempt stays")
 
-    def test_a_document_is_retired(self) -> None:
+    def test_a_document_is_deleted(self) -> None:
         """It has another name from then on, and can be saved anew."""
         store = self.make_store()
         store.replace("document", b"old 1")
-        outcome = store.transaction("document").retire("tombstone", _version(store, "document"))
+        outcome = store.transaction("document").delete(_version(store, "document"), "tombstone")
         _require(outcome is Outcome.DONE, "it is refused")
         _require_content(store, "document", None)
         _require(_content(store, "tombstone") in {b"old 1", None}, "something else has its new name")
@@ -354,10 +362,10 @@ class StoreContract(MessageBoardContract):
         found = store.find("document")
         if old is None or found is None:
             raise AssertionError("a document is not found")
-        _require(not transaction.remove_tombstone(old), "another version is removed")
+        _require(not transaction.delete_tombstone(old), "another version is removed")
         left = store.read("document")
         _require_same(left and left.data, new)
-        if transaction.remove_tombstone(found):
+        if transaction.delete_tombstone(found):
             _require(store.find("document") is None, "a document stays")
 
 

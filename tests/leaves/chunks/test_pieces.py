@@ -18,18 +18,17 @@ from hypothesis import strategies as st
 from jax.sharding import NamedSharding, PartitionSpec
 
 import treering
-from tests import faults
+from tests import faults, limits
 from tests.leaves.chunks.test_arrays import list_foreign, write_foreign
 from tests.properties.strategies import quick
-from treering._arrays import chunk_grid, host, incoming, outgoing
-from treering._arrays.buffers import aligned_empty
+from treering._arrays import chunk_grid, host, outgoing
 from treering._arrays.host import BoxedArray
 from treering._arrays.incoming import ReadRequest
+from treering._arrays.jobs import aligned_empty
 from treering._arrays.outgoing import HeldBox
 from treering._checkpoint.forms import read_source
 from treering._codec.zarr import ZarrArray, chunk_box, chunk_count
 from treering._leaves import source as leaves_source
-from treering._leaves.chunks import files as chunk_files
 from treering._leaves.chunks import write
 from treering._leaves.chunks.files import OpenChunks
 from treering._leaves.chunks.write import LeafPieces, to_stored
@@ -99,7 +98,7 @@ def files(tmp_path: Path) -> list[Path]:
 def test_the_last_ones_stay_open_and_all_are_closed_at_the_end(
     files: list[Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(chunk_files, "_MOST", 3)
+    limits.lower(monkeypatch, chunks_held_open=3)
     opened: list[LocalFile] = []
 
     def opener(number: int) -> LocalFile:
@@ -118,7 +117,7 @@ def test_the_last_ones_stay_open_and_all_are_closed_at_the_end(
 
 
 def test_a_file_in_use_is_not_closed(files: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(chunk_files, "_MOST", 1)
+    limits.lower(monkeypatch, chunks_held_open=1)
     chunks = OpenChunks()
     with chunks, chunks.using(0, lambda: LocalFile(files[0])) as first:
         for number in range(1, 5):
@@ -214,9 +213,7 @@ def test_small_leaves_share_memory_and_each_is_aligned(tmp_path: Path) -> None:
 
 
 def test_thousands_of_large_leaves_need_few_descriptors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(leaves_source, "_SMALL_BYTES", 100)
-    monkeypatch.setattr(leaves_source, "_CAREFUL_BYTES", 1)
-    monkeypatch.setattr(incoming, "_SMALL_BYTES", 100)
+    limits.lower(monkeypatch, small_leaf=100, careful_leaf=1, small_read=100)
     tree = {f"n{n}": np.full(100, n) for n in range(200)}
     tree_serialize_leaves(tmp_path, tree)
     opener = os.open

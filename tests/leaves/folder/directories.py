@@ -130,8 +130,8 @@ def update_for(
 def pending(path: Path) -> list[tuple[int, str, str, dict[str, list[str]]]]:
     """Return what was saved without an index: when, prefix, attempt, leaves; oldest first."""
     with LeavesFolder(path) as directory:
-        waiting = directory.pending()
-        records = {attempt: json.loads(text) for attempt, text in directory.records().items() if attempt in waiting}
+        waiting, kept, _ = directory.unlisted()
+        records = {attempt: json.loads(text) for attempt, text in kept if attempt in waiting}
     return sorted((when, prefix, attempt, leaves) for attempt, (when, prefix, leaves) in records.items())
 
 

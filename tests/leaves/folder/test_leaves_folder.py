@@ -58,11 +58,9 @@ def test_staged_files_come_first_and_key_paths_second(tmp_path: Path) -> None:
         assert content(directory, "a/b", "0", None) == b"old"
         assert content(directory, "a/b", "0", ATTEMPT) == b"staged"
         assert content(directory, "a/b", "1", ATTEMPT) == b"moved"
-        assert directory.names("a/b", ATTEMPT) == ["0", "1"]
         with pytest.raises(DataFileMissingError, match="is missing") as caught:
             directory.open("a/b", "2", ATTEMPT)
         assert (caught.value.name, caught.value.filename) == ("2", str(tmp_path / "a" / "b" / "2"))
-        assert directory.names("c", ATTEMPT) == []
 
 
 def test_folders_that_were_replaced_meanwhile_are_found(tmp_path: Path) -> None:
@@ -97,8 +95,6 @@ def test_texts_that_lead_elsewhere(tmp_path: Path, text: str) -> None:
             directory.open(text, "0", None)
         with pytest.raises(CorruptError, match="not a folder of a leaf"):
             directory.open("a", text, None)
-        with pytest.raises(CorruptError, match="not a folder of a leaf"):
-            directory.names(text, None)
         with pytest.raises(CorruptError, match="not an attempt"):
             directory.open("a", "0", text)
         with pytest.raises(CorruptError, match="without a name"):
@@ -132,18 +128,16 @@ def test_records_and_what_waits(tmp_path: Path) -> None:
     (tmp_path / ".treering" / ATTEMPT).write_bytes(b"not a folder")
     with stage(tmp_path) as living, LeavesFolder(tmp_path) as directory:
         write(living, {"b": b"1"})
-        assert {attempt: json.loads(text)[1] for attempt, text in directory.records().items()} == {
-            first: "",
-            second: "m",
-        }
-        assert directory.pending() == {second}
+        pending, records, _ = directory.unlisted()
+        assert {attempt: json.loads(text)[1] for attempt, text in records} == {first: "", second: "m"}
+        assert pending == {second}
 
 
 def test_a_record_that_is_larger_than_any_takes_no_memory(tmp_path: Path) -> None:
     record = tmp_path / ".treering" / save(tmp_path, {"a": b"1"}) / "record.json"
     os.truncate(record, 1 << 42)
     with LeavesFolder(tmp_path) as directory:
-        assert list(directory.records().values()) == [b""]
+        assert [text for _, text in directory.unlisted().records] == [b""]
 
 
 def test_array_folders(tmp_path: Path) -> None:
@@ -162,7 +156,7 @@ def test_array_folders(tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to(tmp_path / "b")
     (tmp_path / "d" / ".zarray").symlink_to(tmp_path / "a" / ".zarray")
     with LeavesFolder(tmp_path) as directory:
-        assert list(directory.array_folders()) == [".hidden", "a", "a.b", "b/a", "b/c"]
+        assert list(directory.unlisted().arrays) == [".hidden", "a", "a.b", "b/a", "b/c"]
 
 
 def test_what_is_there_instead_of_an_index(tmp_path: Path) -> None:

@@ -27,10 +27,10 @@ from obstore.exceptions import (
 )
 from obstore.store import MemoryStore, S3Store
 
+from tests import limits
 from treering._codec.key_document import placeholder
 from treering._store.api import Outcome
 from treering._store.objects import obstore_requests, protocol, repetition
-from treering._store.objects import store as root
 from treering._store.objects.client import ObstoreClient
 from treering._store.objects.obstore_stores import StoreVariants
 from treering._store.objects.repetition import Cause, failure_of, requests_at_once
@@ -365,7 +365,7 @@ def test_an_upload_whose_last_answer_was_lost_is_looked_at(
 def test_an_upload_that_failed_is_not_taken_for_done_by_an_older_object_of_its_size(
     client: ObstoreClient, pauses: list[float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(root, "WHOLE_BYTES", 4)
+    limits.lower(monkeypatch, whole_object=4)
     files = ObjectRoot(lambda _: (client, "model.safetensors"))
     path = bucket_path("s3://bucket/model.safetensors")
     files.write_file(path, [b"treering"], 8)

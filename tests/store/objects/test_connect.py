@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 import treering
+from tests import limits
 from tests.store.objects.memory_bucket import MemoryBucket
 from tests.store.objects.web_server import serving
 from treering._store.objects import connect, obstore_stores
@@ -37,7 +38,7 @@ def _nothing_known(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[
             monkeypatch.delenv(name)
     monkeypatch.setenv("HOME", str(tmp_path))
     # A port of this machine where nothing listens.
-    monkeypatch.setattr(connect, "_METADATA", "http://127.0.0.1:9")
+    limits.lower(monkeypatch, metadata_server="http://127.0.0.1:9")
     before = dict(connect._BUCKETS)
     yield
     connect._BUCKETS.clear()
@@ -77,8 +78,7 @@ def test_a_machine_that_does_not_answer_is_not_waited_for(monkeypatch: pytest.Mo
     import socket
 
     with socket.create_server(("127.0.0.1", 0)) as deaf:
-        monkeypatch.setattr(connect, "_METADATA", f"http://127.0.0.1:{deaf.getsockname()[1]}")
-        monkeypatch.setattr(connect, "_SECONDS", 0.2)
+        limits.lower(monkeypatch, metadata_server=f"http://127.0.0.1:{deaf.getsockname()[1]}", seconds_of_metadata=0.2)
         start = time.monotonic()
         with pytest.raises(TreeringError, match="no credentials"):
             treering.load("s3://b/a")

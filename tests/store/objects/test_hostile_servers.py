@@ -20,6 +20,7 @@ import pytest
 from obstore.store import S3Store
 
 import treering as tr
+from tests import limits
 from tests.command import inside
 from treering._store.objects import obstore_requests
 from treering._store.objects.client import ObstoreClient
@@ -137,7 +138,7 @@ def steps_of(url: str) -> list[int]:
 
 
 def test_a_level_whose_token_never_moves_ends(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(obstore_requests, "_LONGEST_LISTING", 0.5)
+    limits.lower(monkeypatch, longest_listing=0.5)
     url = serve(200, {"Content-Length": str(len(_ENDLESS))}, _ENDLESS)
     with pytest.raises(StoreError, match="lists more and more names, without an end"):
         steps_of(url)

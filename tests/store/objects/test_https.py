@@ -14,9 +14,10 @@ import numpy as np
 import pytest
 
 import treering
+from tests import limits
 from tests.command import ended
 from tests.store.objects.web_server import WebFiles, serving
-from treering._store.objects import https, repetition
+from treering._store.objects import https
 from treering.errors import NotFoundError, StoreError, TreeringError, UnsupportedError
 from treering.serialization import load_from_file, save_to_file
 
@@ -25,8 +26,7 @@ TREE: dict[str, Any] = {"w": np.arange(200_000, dtype=np.float32), "b": {"c": np
 
 @pytest.fixture
 def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[WebFiles]:
-    monkeypatch.setattr(https, "_PATIENCE", 1.0)
-    monkeypatch.setattr(repetition, "_LONGEST_PAUSE", 0.01)
+    limits.lower(monkeypatch, patience_with_web_servers=1.0, longest_pause=0.01)
     with serving(tmp_path) as files:
         yield files
 
@@ -105,7 +105,7 @@ def test_what_is_not_there(files: WebFiles) -> None:
 
 
 def test_a_server_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(https, "_PATIENCE", 0.3)
+    limits.lower(monkeypatch, patience_with_web_servers=0.3)
     with serving(Path("/nonexistent")) as files:
         gone = files.url
     with pytest.raises(StoreError, match="does not answer"):
@@ -118,7 +118,7 @@ def test_passing_troubles_are_passed_over(files: WebFiles, tmp_path: Path, monke
     files.cut = 2
     assert_tree(treering.load(f"{files.url}/ckpt"))
     files.cut = 1_000_000
-    monkeypatch.setattr(https, "_PATIENCE", 0.3)
+    limits.lower(monkeypatch, patience_with_web_servers=0.3)
     with pytest.raises(StoreError, match="cut its answer short"):
         treering.load(f"{files.url}/ckpt")
 
@@ -167,8 +167,7 @@ def test_no_redirect_leads_to_what_is_not_encrypted() -> None:
 
 
 def test_a_body_that_drips_ends(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(https, "_SECONDS", 0.05)
-    monkeypatch.setattr(https, "_SLOWEST", 1 << 30)
+    limits.lower(monkeypatch, seconds_of_web_reads=0.05, slowest_web_read=1 << 30)
 
     class Dripping:
         def read1(self, _: int) -> bytes:

@@ -13,11 +13,10 @@ import numpy as np
 import pytest
 
 import treering
-from tests import faults
+from tests import faults, limits
 from tests.command import copy_path
 from tests.store.objects.memory_bucket import MemoryBucket
 from treering import serialization
-from treering._store.objects import store
 from treering._store.objects.requests import Answer, Put, Request, Status
 from treering.errors import NotFencedWarning, StoreError
 
@@ -192,7 +191,7 @@ def test_parts_that_may_yet_be_completed_are_told(monkeypatch: pytest.MonkeyPatc
 
     from treering._store.objects.client import ObstoreClient
 
-    monkeypatch.setattr(store, "WHOLE_BYTES", 100)
+    limits.lower(monkeypatch, whole_object=100)
     path = treering.bucket(ObstoreClient(MemoryStore(), "s3://late-parts")) / "a.msgpack"
 
     faults.fail(

@@ -110,20 +110,20 @@ def test_a_tombstone_is_deleted_only_a_day_later_and_where_that_was_tried() -> N
     time = [1000.0]
     store = ObjectStore(MemoryBucket(clock=lambda: time[0]), "", PurePath("bucket"))
     store.replace("treering.json", placeholder())
-    assert not store.transaction().remove_tombstone(found_in(store))
+    assert not store.transaction().delete_tombstone(found_in(store))
     store.transaction("document").begin("marker", None)
-    assert not store.transaction().remove_tombstone(found_in(store))
+    assert not store.transaction().delete_tombstone(found_in(store))
     later = ObjectStore(MemoryBucket(clock=lambda: time[0]), "", PurePath("bucket"))
     later.replace("treering.json", placeholder())
     old = found_in(later)
     time[0] += 90_000
     later.transaction("document").begin("marker", None)
-    assert later.transaction().remove_tombstone(old)
-    assert later.transaction().remove_tombstone(old)
+    assert later.transaction().delete_tombstone(old)
+    assert later.transaction().delete_tombstone(old)
     later.replace("treering.json", b"an index")
-    assert not later.transaction().remove_tombstone(old)
+    assert not later.transaction().delete_tombstone(old)
     time[0] += 90_000
-    assert not later.transaction().remove_tombstone(found_in(later))
+    assert not later.transaction().delete_tombstone(found_in(later))
 
 
 @pytest.mark.parametrize("happens", [True, False])
@@ -162,7 +162,7 @@ def test_a_bucket_that_cannot_compare_keeps_its_tombstones() -> None:
     store.transaction("document").begin("marker", None)
     store.replace("treering.json", placeholder())
     old = found_in(store)._replace(modified=0.0)
-    assert not store.transaction().remove_tombstone(old)
+    assert not store.transaction().delete_tombstone(old)
     assert store.find("treering.json") is not None
 
 

@@ -17,9 +17,10 @@ import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import treering
+from tests import limits
 from tests.checkpoint.together import Loading, loading
 from tests.store.objects.memory_bucket import CountingBucket
-from treering._arrays import buffers, incoming
+from treering._arrays import incoming, jobs
 from treering._arrays.incoming import ReadRequest
 from treering._checkpoint.copy_checkpoint import copy_checkpoint
 from treering._checkpoint.forms import open_source
@@ -185,11 +186,10 @@ def test_through_a_map(saved: Saved) -> None:
 
 def test_few_bytes_are_in_memory_beside_the_arrays(saved: Saved, monkeypatch: pytest.MonkeyPatch) -> None:
     """What is read at once is bounded by the threads and the bytes of a group, however many leaves lie together."""
-    monkeypatch.setattr(incoming, "_FAR_GROUP_BYTES", 256 << 10)
-    monkeypatch.setattr(incoming, "_SLAB_BYTES", 128 << 10)
+    limits.lower(monkeypatch, far_group=256 << 10, slab=128 << 10)
     held: list[int] = [0]
     rooms: list[int] = []
-    make, lock = buffers.aligned_bytes, threading.Lock()
+    make, lock = jobs.aligned_bytes, threading.Lock()
 
     def counted(nbytes: int) -> Any:
         room = make(nbytes)

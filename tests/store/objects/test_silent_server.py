@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 import treering as tr
+from tests import limits
 from treering._store.objects.client import ObstoreClient
 from treering._store.objects.obstore_stores import StoreVariants
 from treering._store.objects.requests import Answer, Delete, Get, Head, Put, Request, Status
@@ -130,7 +131,7 @@ def test_the_parts_of_an_upload_are_ended_by_time_alone() -> None:
 
 
 def test_a_later_call_has_the_whole_patience(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("treering._store.objects.repetition._ANEW", 0.2)
+    limits.lower(monkeypatch, client_made_anew_after=0.2)
     client = ObstoreClient(obstore.store.MemoryStore(), "s3://bucket", patience=PATIENCE)
     assert client.perform(Put("a", b"1")).status is Status.DONE
     tries: list[Request] = []

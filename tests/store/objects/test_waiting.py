@@ -12,14 +12,12 @@ import numpy as np
 import pytest
 
 import treering as tr
+from tests import limits
 from tests.command import ended
 from tests.store.objects.in_memory import DAY, HOUR, TestBucket, install, store_in
-from treering._codec import key_document
 from treering._codec.key_document import attempts_in, encode_tombstone, is_tombstone, placeholder, superseded_in
 from treering._format.document import parse_index
 from treering._inspect.doctor import diagnose
-from treering._store import waiting
-from treering._store.objects import reading
 from treering._store.objects.requests import Answer, Delete, Get, Head, List, Put, Request, Status
 from treering._values.checkpoint_names import is_data, journal_of
 from treering._values.processes import Life
@@ -111,7 +109,7 @@ def test_a_save_over_a_tombstone_takes_over_what_it_lists(bucket: TestBucket) ->
     store = store_in(bucket, "ckpt")
     found = store.find("treering.json")
     assert found is not None
-    assert store.transaction().retire("", found.version).name == "DONE"
+    assert store.transaction().delete(found.version, "").name == "DONE"
     with pytest.raises(NotFoundError, match="says so"):
         tr.load(PATH)
     bucket.wait(10)
@@ -273,7 +271,7 @@ def test_a_branch_in_a_bucket_has_names_of_its_own(bucket: TestBucket, tmp_path:
             step = store_in(bucket, "branch/step_00000001")
             found = step.find("treering.json")
             assert found is not None
-            step.transaction().retire("", found.version)
+            step.transaction().delete(found.version, "")
         assert len(data_in(bucket, "branch/")) == 2
         with run.branch(1, tmp_path / "branch") as branch:
             assert float(branch.load()["w"][0]) == 1
@@ -517,7 +515,7 @@ def test_a_load_whose_checkpoint_is_removed_finds_nothing(bucket: TestBucket, mo
     def remove() -> None:
         found = store.find("treering.json")
         assert found is not None
-        store.transaction().retire("", found.version)
+        store.transaction().delete(found.version, "")
         store.remove(data_in(bucket)[0].removeprefix("ckpt/"))
 
     at_reading(monkeypatch, remove)
@@ -634,7 +632,7 @@ def test_the_doctor_says_that_a_checkpoint_was_removed(bucket: TestBucket) -> No
     store = store_in(bucket, "ckpt")
     found = store.find("treering.json")
     assert found is not None
-    store.transaction().retire("", found.version)
+    store.transaction().delete(found.version, "")
     said = diagnose(PATH)
     assert said.committed is None
     assert said.ok
@@ -665,7 +663,7 @@ def test_an_index_that_is_replaced_while_it_is_read_is_read_again(
     bucket: TestBucket, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tr.save(PATH, tree(1))
-    monkeypatch.setattr(reading, "FIRST_BYTES", 64)
+    limits.lower(monkeypatch, first_read_of_objects=64)
     read_into = bucket.read_into
     replaced: list[str] = []
 
@@ -680,8 +678,7 @@ def test_an_index_that_is_replaced_while_it_is_read_is_read_again(
 
 
 def test_more_never_waits_than_an_index_may_list(bucket: TestBucket, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(key_document, "MOST_SUPERSEDED", 8)
-    monkeypatch.setattr(waiting, "_MOST_KEPT", 3)
+    limits.lower(monkeypatch, superseded_attempts=8, superseded_kept=3)
     for number in range(9):
         tr.save(PATH, tree(number), overwrite=True)
         bucket.wait(1)

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from treering._arrays.outgoing import read_checked
+from treering._arrays.host import read_checked
 from treering._store.memory_pool import PIECE_BYTES, MemoryPool, lasting_pieces
 from treering._values.checksums import block_bytes, block_count
 

@@ -7,6 +7,7 @@ import contextlib
 import dataclasses
 import functools
 import itertools
+import os
 import threading
 from array import array
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
@@ -21,13 +22,13 @@ from treering._format.index import DAMAGE_HINT, Index
 from treering._leaves.documents.join import LazySequence
 from treering._leaves.documents.record import OpenBranch, first_checksums
 from treering._store.api import Reader
-from treering._store.failures import DataFileMissingError
-from treering._store.leaves_api import OpenLeaves, SmallFiles
+from treering._store.failures import DataFileMissingError, naming
+from treering._store.leaves_api import OpenLeaves, SmallFiles, opened_at
 from treering._values.boxes import Box
 from treering._values.checksums import SMALLEST_BLOCK, block_checksums, block_count
 from treering._values.human import pluralize
 from treering._values.keys import split_key
-from treering._values.leaves_names import ZARRAY
+from treering._values.leaves_names import ZARRAY, parts_of
 from treering.errors import CorruptError, TreeringError
 
 
@@ -95,7 +96,7 @@ class BranchFiles:
         *above, last = grid_of(zarr) if zarr.separator == "/" else (chunk_count(zarr),)
         for place in itertools.product(*map(range, above)):
             folder = "/".join((self.branch.record.folders[leaf], *map(str, place)))
-            found = set(self._folder.names(folder, self.branch.attempt))
+            found = self._names_in(folder)
             if len(found) < last:
                 names = map(str, itertools.count()) if zarr.separator == "/" else chunk_names(zarr)
                 lost = next(name for name in names if name not in found)
@@ -103,6 +104,17 @@ class BranchFiles:
                     self.keys[leaf], f"{folder}/{lost} is missing, and perhaps more of {pluralize(last, 'chunks')}"
                 )
         self._counted[leaf] = 1
+
+    def _names_in(self, folder: str) -> set[str]:
+        """Return all names in a folder of another writer, which has nothing staged; none where it is not there."""
+        shown = os.fspath(self._folder.path)
+        with (
+            naming(shown, "read"),
+            contextlib.suppress(FileNotFoundError, NotADirectoryError),
+            opened_at(self._folder.store, parts_of(folder)) as place,
+        ):
+            return set(place.names())
+        return set()
 
     def small_contents(self, leaves: Sequence[tuple[int, SmallFile]]) -> list[bytes | None]:
         """Return the bytes of the only chunk file of each leaf, if all is as it should be, its ``.zarray`` too.

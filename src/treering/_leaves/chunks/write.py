@@ -18,10 +18,9 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 import xxhash
 
-from treering._arrays.buffers import aligned_bytes
-from treering._arrays.host import BoxedArray, to_host
-from treering._arrays.jobs import Job, Progress, Tally, Work, run_all, split_by_bytes
-from treering._arrays.outgoing import DescribedLeaves, HeldBox, read_checked
+from treering._arrays.host import BoxedArray, read_checked, to_host
+from treering._arrays.jobs import Job, Progress, Tally, Work, aligned_bytes, run_all, split_by_bytes
+from treering._arrays.outgoing import DescribedLeaves, HeldBox
 from treering._codec.array_bytes import holds_wire_bytes, wire_blocks
 from treering._codec.zarr import ZarrArray, chunk_box, chunk_bytes, chunk_count, chunk_name, item_dtype, zarray_bytes
 from treering._codec.zarr_chunks import encode

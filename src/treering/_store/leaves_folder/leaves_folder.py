@@ -10,19 +10,20 @@ import errno
 import functools
 import itertools
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 from typing import TypeVar
 
 from treering._codec.key_document import unindexed_attempts
 from treering._store.api import LARGEST_DOCUMENT
 from treering._store.failures import DataFileMissingError, missing_error, naming, with_errno
-from treering._store.leaves_api import OpenLeaves, SmallFiles
+from treering._store.leaves_api import OpenLeaves, SmallFiles, Unlisted
 from treering._store.open_folder import shown_names
 from treering._store.posix import descriptors, folder
 from treering._store.posix.folder import Folder, resolved_folder
 from treering._store.posix.folder_tree import FILE, FOLDER, FolderTree, Parts
 from treering._store.posix.reading import LocalFile
+from treering._store.posix.store import PosixStore
 from treering._values import leaves_names
 from treering._values.checkpoint_names import INDEX as CHECKPOINT
 from treering._values.checkpoint_names import is_message, is_message_folder
@@ -54,15 +55,18 @@ class LeavesFolder(OpenLeaves):
         >>> (path / "w").mkdir()
         >>> _ = (path / "w" / ".zarray").write_bytes(b"{}")
         >>> with LeavesFolder(path) as directory, directory.open("w", ".zarray", None) as file:
-        ...     list(directory.array_folders()), file.read(0, file.size)
+        ...     list(directory.unlisted().arrays), file.read(0, file.size)
         (['w'], b'{}')
     """
+
+    rebuilds = True
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self._shown = os.fspath(path)
         with naming(self._shown, "read"):
             self._folder = Folder(resolved_folder(self._shown))
+        self.store = PosixStore.over(self._folder, path=path)
         self._tree = FolderTree(self._folder, self._shown)
 
     def close(self) -> None:
@@ -108,54 +112,24 @@ class LeavesFolder(OpenLeaves):
             found.append(files)
         return found
 
-    def names(self, folder: str, attempt: str | None) -> list[str]:
-        """Return all names in the folder of a leaf, of both places, sorted; none when it is in neither."""
-        parts = leaves_names.parts_of(folder)
-        found: set[str] = set()
-        with naming(self._shown, "read"):
-            self._tree.forget(())  # other folders may be there by now
-            for start in (_staging(attempt), ()) if attempt is not None else ((),):
-                with contextlib.suppress(*_ABSENT):
-                    found.update(self._tree.scan((*start, *parts)))
-        return sorted(found)
-
-    def records(self) -> dict[str, bytes]:
-        """Return the copies of records that are there, by attempt.
-
-        That of a save which is still on its way to its commit is not among them. One that is larger than any index is
-        given as empty: as damaged as that.
-
-        Raises:
-            LinkRefusedError: one of them, or a folder on the way, is a link.
-            StoreError: the system refuses.
-        """
-        found: dict[str, bytes] = {}
-        with naming(self._shown, "read"):
-            for attempt in list_attempts(self._tree):
-                parts = leaves_names.attempt_folder(attempt)
-                with contextlib.suppress(FileNotFoundError):
-                    if self._tree.find(parts, leaves_names.PENDING) is None and has_saver(self._tree, attempt):
-                        continue
-                    with open_below(self._tree, parts, leaves_names.RECORD) as file:
-                        found[attempt] = file.read(0, file.size) if file.size <= LARGEST_DOCUMENT else b""
-        return found
-
-    def pending(self) -> set[str]:
-        """Return the attempts that were saved without an index and that no index has taken up yet."""
+    def unlisted(self) -> Unlisted:
+        """Return what lies there that an index could list: also what an index that was copied from a bucket says."""
         with naming(self._shown, "read"):
             attempts, pending = list_attempts(self._tree), leaves_names.PENDING
             found = {one for one in attempts if self._tree.find(leaves_names.attempt_folder(one), pending) is not None}
-            return found | unindexed_attempts(index_bytes(self._tree) or b"")  # it was copied from a bucket
+            waiting = found | unindexed_attempts(index_bytes(self._tree) or b"")
+        return Unlisted(frozenset(waiting), self._records(attempts, found), self._arrays())
 
-    def array_folders(self) -> Iterator[str]:
-        """Yield every folder that holds a ``.zarray``, in sorted order; links are not followed, staged ones left out.
+    def _records(self, attempts: Sequence[str], pending: Collection[str]) -> Iterator[tuple[str, bytes]]:
+        for attempt in attempts:
+            with naming(self._shown, "read"), contextlib.suppress(FileNotFoundError):
+                if attempt not in pending and has_saver(self._tree, attempt):
+                    continue
+                with open_below(self._tree, leaves_names.attempt_folder(attempt), leaves_names.RECORD) as file:
+                    data = file.read(0, file.size) if file.size <= LARGEST_DOCUMENT else b""
+                yield attempt, data
 
-        Nothing is looked for inside the folder of an array, nor in another leaves directory, nor in a group
-        of zarr, which no program makes for leaves.
-
-        Raises:
-            StoreError: the system refuses.
-        """
+    def _arrays(self) -> Iterator[str]:
         with naming(self._shown, "read"):
             yield from ("/".join(parts) for parts in _folders(self._tree) if parts is not None)
 

@@ -14,16 +14,15 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
-from treering._store.failures import LinkRefusedError, missing_error, naming, with_errno
+from treering._store.failures import LinkRefusedError, naming, with_errno
 from treering._store.leaves_api import LeafWriter, LeavesSave, MakeUpdate, Unfinished
 from treering._store.leaves_folder.commit import AttemptFolder, LeavesCommit, sweep_unfinished
-from treering._store.leaves_folder.leaves_folder import has_saver, open_below
+from treering._store.leaves_folder.leaves_folder import has_saver
 from treering._store.leaves_folder.moves import sync_written
 from treering._store.pieces import Buffer
 from treering._store.posix import descriptors
 from treering._store.posix.folder import Folder, make_folder, remove_folders, resolved_folder, sync_parent
 from treering._store.posix.folder_tree import FOLDER, FolderTree, Parts
-from treering._store.posix.reading import LocalFile
 from treering._store.posix.store import PosixStore
 from treering._store.posix.writing import write_content
 from treering._values import timing
@@ -58,6 +57,7 @@ class _StagedFiles(LeafWriter):
 
     def _open_at(self, folder: Folder, tree: FolderTree, attempt: str) -> None:
         self._folder, self._tree, self.attempt = folder, tree, attempt
+        self.store = PosixStore.over(folder)
         self._staged = staged_leaves(attempt)
         self._room = _LONGEST_PATH - len(os.fsencode(folder.path)) - len("//".join(self._staged)) - _CHUNK_NAME_BYTES
 
@@ -92,18 +92,6 @@ class _StagedFiles(LeafWriter):
         if self._folder is None:
             raise RuntimeError("this save has ended")
         return self._folder
-
-    def path_of(self, folder: str) -> str:
-        """Return the absolute path of a leaf's staged folder, for a manager of jax to write to. Its parent is made.
-
-        Raises:
-            StoreError: the system refused.
-            UnsupportedError: the folder's path is longer than the system takes.
-        """
-        with naming(self._shown, "write"):
-            parts = self._parts_of(folder)
-            self._tree.make((*self._staged, *parts[:-1]))
-            return os.path.join(self._open_folder.path, *self._staged, *parts)
 
     def _note(self, folder: str, names: list[str]) -> Parts:
         """Remember what is written, to remove it or to make it durable; return the folder's parts."""
@@ -250,44 +238,6 @@ class StagedLeaves(_StagedFiles, LeavesSave):
         """Let the end of a joint save remove everything: no other process will write anything of it any more."""
         self._joint = False
 
-    def open(self, folder: str, name: str) -> LocalFile:
-        """Open a staged file for reading; the caller closes it.
-
-        Raises:
-            DataFileMissingError: it is not there.
-            LinkRefusedError: it, or a folder on the way, is a link.
-            StoreError: the system refuses.
-        """
-        parts = (*self._staged, *parts_of(folder), *name.split("/"))
-        with naming(self._shown, "read"):
-            try:
-                return open_below(self._tree, parts[:-1], parts[-1])
-            except (FileNotFoundError, NotADirectoryError) as error:
-                raise missing_error(self._tree.shown(parts[:-1], parts[-1]), parts[-1]) from error
-
-    def names(self, folder: str) -> list[str]:
-        """Return the names in a staged folder, sorted; none when it is not there.
-
-        Raises:
-            StoreError: the system refuses.
-        """
-        with naming(self._shown, "read"):
-            try:
-                return sorted(self._tree.scan((*self._staged, *parts_of(folder))))
-            except FileNotFoundError:
-                return []
-
-    def rewrite(self, folder: str, name: str, data: bytes) -> None:
-        """Put ``data`` in the place of a staged file.
-
-        Raises:
-            StoreError: the system refused.
-        """
-        with naming(self._shown, "write"):
-            parts = (*self._staged, *parts_of(folder))
-            self._tree.remove(parts, name)
-            self._tree.fill(parts, [(name, data)])
-
     def commit(self, record: bytes, update: MakeUpdate) -> None:
         """Make everything durable, make ``update`` the index, move the files to their key paths.
 
@@ -340,7 +290,7 @@ class StagedLeaves(_StagedFiles, LeavesSave):
             folder.require_space(nbytes)
             self._open_at(folder, tree, own.attempt)
             undo.pop_all()
-        self._made, self._own, self.store = made, own, PosixStore.over(folder)
+        self._made, self._own = made, own
 
     def _committing(self) -> contextlib.closing[LeavesCommit]:
         return contextlib.closing(LeavesCommit(self._open_folder, self._tree, self._own, self._unfinished, self._shown))

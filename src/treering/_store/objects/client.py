@@ -15,7 +15,7 @@ from treering._store.objects import obstore_requests
 from treering._store.objects.conditional_delete import delete_version
 from treering._store.objects.obstore_requests import FailedBuffers, upload_parts
 from treering._store.objects.obstore_stores import StoreVariants
-from treering._store.objects.reading import Span
+from treering._store.objects.reading import Jobs, Span
 from treering._store.objects.repetition import PASSING, Cause, RepeatingClient, failure_of
 from treering._store.objects.requests import (
     PATIENCE,
@@ -144,9 +144,19 @@ class ObstoreClient(RepeatingClient):
                 failure = dataclasses.replace(failure, reason=f"PUT {name!r}: {failure.reason}")
                 raise failure.error(self.shown, self._right("put")) from error
 
-    def _fetch(self, name: str, version: ObjectVersion, span: Span) -> Answer:
-        size = span.stop - span.start
-        return self._answer("get", name, lambda store: obstore_requests.fetch(store, name, version, span), size)
+    def read_into(self, name: str, version: ObjectVersion, jobs: Jobs) -> None:
+        """Fill each buffer with the bytes from its offset on, by several requests at once.
+
+        Raises:
+            FileNotFoundError: that version is gone.
+            OSError: it cannot be read.
+        """
+
+        def fetch(span: Span) -> Answer:
+            size = span.stop - span.start
+            return self._answer("get", name, lambda store: obstore_requests.fetch(store, name, version, span), size)
+
+        self._read_spans(fetch, version, jobs)
 
     def _delete(self, names: Sequence[str]) -> Answer:
         answer = Answer(Status.DONE)

@@ -19,7 +19,7 @@ from typing import Any, Final, NamedTuple, NoReturn
 
 from treering._store.api import LARGEST_DOCUMENT, Entry, Kind, Reader
 from treering._store.failures import naming
-from treering._store.objects.reading import Span
+from treering._store.objects.reading import Jobs, Span
 from treering._store.objects.repetition import RepeatingClient, ShortAnswer
 from treering._store.objects.requests import Answer, Get, Head, List, Listed, ObjectVersion, Request, Status
 from treering._store.objects.store import ObjectRoot
@@ -99,8 +99,15 @@ class WebClient(RepeatingClient):
         _require_end(len(data), stop)
         return Answer(Status.DONE, data[:most], body.found)
 
-    def _fetch(self, name: str, version: ObjectVersion, span: Span) -> Answer:
-        return self._repeat(lambda: self._fill(name, version, span), f"GET '{self.shown}/{name}'")
+    def read_into(self, name: str, version: ObjectVersion, jobs: Jobs) -> None:
+        """Fill each buffer with the bytes from its offset on.
+
+        Raises:
+            FileNotFoundError: that version is gone.
+            OSError: it cannot be read.
+        """
+        what = f"GET '{self.shown}/{name}'"
+        self._read_spans(lambda span: self._repeat(lambda: self._fill(name, version, span), what), version, jobs)
 
     def _fill(self, name: str, version: ObjectVersion, span: Span) -> Answer:
         body = self._ask(name, (span.start, span.stop))
@@ -145,7 +152,7 @@ class WebRoot(ObjectRoot):
     def __init__(self) -> None:
         super().__init__(connect)
 
-    def find(self, path: PurePath, *, follow: bool = True) -> Entry | None:
+    def find(self, path: PurePath) -> Entry | None:
         """Return the file at a path, or the place if an index is in it."""
         if "?" in path.parent.name:  # a query ends a URL
             return None
@@ -168,14 +175,6 @@ class WebRoot(ObjectRoot):
             presigned = "a presigned URL is of one file: a checkpoint needs URLs without a query"
             error.hint = presigned if "?" in path.name else unlisted
             raise
-
-    def names(self, path: PurePath) -> Iterator[str]:
-        """Nothing can be listed."""
-        return iter(())
-
-    def places(self, path: PurePath, most: int | None = None) -> list[str]:
-        """Nothing can be listed."""
-        return []
 
 
 def connect(path: PurePath) -> tuple[WebClient, str]:

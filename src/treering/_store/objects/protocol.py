@@ -14,7 +14,7 @@ from collections.abc import Callable, Generator, Sequence
 from typing import Any, Final, NamedTuple, TypeAlias
 
 from treering._codec.documents import SignedForm, is_whole
-from treering._codec.key_document import attempts_in, fenced, is_tombstone, placeholder, superseded_in, tombstone_of
+from treering._codec.key_document import attempts_in, is_tombstone, placeholder, superseded_in, tombstone_of
 from treering._store.api import Held, Outcome
 from treering._store.objects.requests import (
     Absent,
@@ -259,25 +259,7 @@ def _may_commit(marker: Content, found: Content | None) -> bool:
     return found is None or found.modified < marker.modified + LONGEST_DELAY
 
 
-def fence(key: str, expired: Expired) -> Steps[ObjectVersion | None]:
-    """Change the key, and nothing that it says, so that no attempt on an earlier version of it can ever commit.
-
-    What the key lists has to be read again afterwards: an attempt may have committed just before.
-
-    Returns:
-        The new version; None where that did not succeed: then nothing may be swept by age.
-    """
-    found = yield from read(key, expired)
-    try:
-        data = placeholder() if found is None else fenced(found.data)
-    except (CorruptError, FormatError, UnsupportedError):
-        return None  # damaged, or of a newer version: it stays as it is
-    condition = Absent.ABSENT if found is None else found.version
-    change = yield from _swap(key, data, condition, None, expired)
-    return change.version
-
-
-def retire(key: str, expected: ObjectVersion, expired: Expired) -> Steps[Outcome]:
+def delete(key: str, expected: ObjectVersion, expired: Expired) -> Steps[Outcome]:
     """Replace the index of that version by a tombstone that lists its data: then there is no checkpoint any more."""
     found = yield from read(key, expired)
     if found is None or found.version != expected:

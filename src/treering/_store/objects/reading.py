@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import PurePath
 from typing import Final, TypeAlias
 
-from treering._store.api import Reader
+from treering._store.api import Reader, require_range
 from treering._store.failures import DataFileMissingError, naming, with_errno
 from treering._store.objects.requests import Client, Get, ObjectVersion, ask
 from treering.errors import StoreError
@@ -260,7 +260,7 @@ class ObjectReader(Reader):
             DataFileMissingError: it was replaced or removed.
             StoreError: the bucket refuses.
         """
-        self.require(offset, count)
+        require_range(self, offset, count)
         data = bytearray(count)
         self.read_into([(offset, memoryview(data))])
         return bytes(data)
@@ -274,7 +274,7 @@ class ObjectReader(Reader):
             StoreError: the bucket refuses.
         """
         for offset, buffer in jobs:
-            self.require(offset, buffer.nbytes)
+            require_range(self, offset, buffer.nbytes)
         self._ahead.fill([(offset, buffer.cast("B")) for offset, buffer in jobs if buffer.nbytes])
 
     def refetch(self, jobs: Sequence[tuple[int, memoryview]]) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import abc
 import dataclasses
 import enum
 import errno
@@ -12,14 +11,14 @@ import re
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from typing import Final
 
 from treering._printable import hide_secrets, printable
 from treering._store.crew import FirstError, work_together
 from treering._store.objects.foreign_names import how_to_remove
 from treering._store.objects.obstore_stores import was_led_away
-from treering._store.objects.reading import Span, plan_spans
+from treering._store.objects.reading import Jobs, Span, plan_spans
 from treering._store.objects.requests import PATIENCE, Answer, ObjectVersion, Status, require_answer
 from treering._values.telemetry import LOGGER, TRAFFIC
 from treering.errors import UnsupportedError
@@ -229,7 +228,7 @@ class _Silence:
     """Whether a request was given up."""
 
 
-class RepeatingClient(abc.ABC):
+class RepeatingClient:
     """A client that makes a request again until it is answered, or its patience is over.
 
     The patience is that with the server, not with each request: it is counted from the first one that was not answered
@@ -255,8 +254,10 @@ class RepeatingClient(abc.ABC):
             return self._patience
         return -1.0 if silence.over else self._patience - (time.monotonic() - silence.since)
 
-    def read_into(self, name: str, version: ObjectVersion, jobs: Sequence[tuple[int, memoryview]]) -> None:
+    def _read_spans(self, fetch: Callable[[Span], Answer], version: ObjectVersion, jobs: Jobs) -> None:
         """Fill each buffer with the bytes from its offset on, by several requests at once.
+
+        ``fetch`` fills the buffers of a span, if it is of that version; its answer says which one it is of.
 
         Raises:
             FileNotFoundError: that version is gone.
@@ -273,17 +274,13 @@ class RepeatingClient(abc.ABC):
                         span = todo.popleft()
                     except IndexError:
                         return
-                    answer = require_answer(self.shown, self._fetch(name, version, span))
+                    answer = require_answer(self.shown, fetch(span))
                     TRAFFIC.add(received=span.stop - span.start)
                     if answer.found is None or answer.found.version != version:
                         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
 
         work_together(work, max(0, min(len(todo), _THREADS) - 1))
         failure.reraise()
-
-    @abc.abstractmethod
-    def _fetch(self, name: str, version: ObjectVersion, span: Span) -> Answer:
-        """Fill the buffers of a span, if it is of that version; the answer says which one it is of."""
 
     def _renew(self) -> bool:
         """Forget credentials that were denied; False where there are no others."""

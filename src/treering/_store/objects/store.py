@@ -15,7 +15,7 @@ from typing import Final
 from treering._codec.documents import is_whole
 from treering._codec.key_document import is_tombstone
 from treering._store import api
-from treering._store.api import ANY, Document, Entry, Kind, Outcome, Store, Version
+from treering._store.api import ANY, Document, Entry, Kind, Outcome, Reader, Store, Version
 from treering._store.failures import naming, taken_meanwhile
 from treering._store.memory_pool import lasting_pieces
 from treering._store.objects import protocol
@@ -41,7 +41,6 @@ from treering._store.objects.requests import (
 )
 from treering._store.objects.transaction import ObjectTransaction, ignores_conditions, patience, version_of
 from treering._store.pieces import Buffer
-from treering._store.root import Root
 from treering._values.checkpoint_names import INDEX
 from treering._values.leaves_names import INDEX as LEAVES_INDEX
 from treering._values.telemetry import warn_of
@@ -87,9 +86,6 @@ class ObjectStore(Store):
 
     def open(self, *, quick: bool = False) -> None:
         """Nothing is asked: a place is there where an object is in it."""
-
-    def close(self) -> None:
-        """Nothing is held open."""
 
     def at(self, name: str) -> ObjectStore:
         """Return the place ``name`` in this one."""
@@ -175,8 +171,8 @@ class ObjectStore(Store):
         self._ask(Put(self._prefix + name, data))
 
     def remove(self, *names: str) -> None:
-        """Remove objects, up to a thousand by one request."""
-        if keys := tuple(self._prefix + name for name in names):
+        """Remove objects, up to a thousand by one request; no place stays where none is."""
+        if keys := tuple(self._prefix + name for name in names if name):
             self._ask(Delete(keys))
 
     def flush(self) -> None:
@@ -219,8 +215,8 @@ _NOT_KNOWN: Final = frozenset({errno.ENOTSUP})
 _NO_CONDITIONS: Final = _NOT_KNOWN | {errno.EACCES, errno.EPERM}
 
 
-class ObjectRoot(Root):
-    """All places in buckets.
+class ObjectRoot:
+    """All places in buckets, by their whole path.
 
     Args:
         connect: returns the client of the bucket that a path is in, and the path's key in it.
@@ -228,7 +224,11 @@ class ObjectRoot(Root):
         freeze: returns a path that has the client it has now for ever.
     """
 
+    is_shared = True
+    """Whether the processes of a job can see the same place."""
+
     needs_nonce = True
+    """Whether a single file has to have other bytes than every earlier one: its version may say no more."""
 
     def __init__(
         self,
@@ -241,9 +241,13 @@ class ObjectRoot(Root):
         self._freeze = freeze
 
     def place(self, path: PurePath) -> ObjectStore:
-        """Return the store at a path."""
+        """Return the store at a path, not opened yet."""
         client, key = self._connect(path)
         return ObjectStore(client, f"{key}/" if key else "", path, grace=self._grace_of(path))
+
+    def open_file(self, path: PurePath) -> Reader:
+        """Open a single object; NotFoundError, StoreError."""
+        return self.place(path.parent).open_file(path.name)
 
     def write_file(
         self, path: PurePath, buffers: Iterable[Buffer], size: int, *, new: bool = False, unique: bool = False
@@ -299,7 +303,7 @@ class ObjectRoot(Root):
         with naming(os.fspath(path), "read"):
             return self.place(path.parent).find(path.name) is not None
 
-    def find(self, path: PurePath, *, follow: bool = True) -> Entry | None:
+    def find(self, path: PurePath) -> Entry | None:
         """Return the object at a path, or the place: a name that others begin with, or a bucket."""
         client, key = self._connect(path)
         with naming(os.fspath(path), "read"):

@@ -8,18 +8,16 @@ import secrets
 import threading
 import time
 import weakref
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from typing import Final
 
 from treering._codec.key_document import attempts_in, read_attempts
-from treering._store.api import Entry, Held, NamesIn, Outcome, Store, Transaction, Version
+from treering._store.api import Entry, Held, Outcome, Store, Transaction, Version
 from treering._store.objects import protocol
 from treering._store.objects.requests import Absent, Client, Delete, Head, ObjectVersion, Put, Status, ask, drive
-from treering._store.waiting import listed_in, remove_data
-from treering._values.checkpoint_names import attempt_of_journal, data_of, heartbeat_name, is_data
+from treering._values.checkpoint_names import attempt_of_journal, heartbeat_name
 from treering._values.leaves_names import INDEX as LEAVES_INDEX
 from treering._values.leaves_names import attempt_of_marker
-from treering.errors import CorruptError, FormatError, UnsupportedError
 
 _PROBED: Final[weakref.WeakSet[Client]] = weakref.WeakSet()
 """The buckets that are known to heed conditions."""
@@ -157,9 +155,6 @@ class ObjectTransaction(Transaction):
         if self._made:
             self._remove_marker()
 
-    def close(self) -> None:
-        """Nothing is held open."""
-
     def sweep(self, marker: str, data: Sequence[str]) -> Held:
         """Remove what an attempt left, if the version that it is based on is no longer there."""
         keys = [self._prefix + one for one in data]
@@ -172,54 +167,17 @@ class ObjectTransaction(Transaction):
         except PermissionError:
             return Held.UNKNOWN  # nothing may be removed here
 
-    def sweep_old(self, doubtful: Collection[str], names_in: NamesIn) -> bool:
-        """Sweep attempts that may yet commit, and data without a marker, that are older than a day.
+    def delete(self, expected: Version, tombstone: str) -> Outcome:
+        """Replace the document by a tombstone, which has no name of its own."""
+        return drive(self._client, protocol.delete(self._key, version_of(expected), self._patience()))
 
-        They are swept once the key is changed so that none of them can commit; ``docs/design/buckets.md`` says why the
-        order of the steps is it.
-        """
-        there = {entry.name: entry.modified for entry in self._store.list() if "/" not in entry.name}
-        now = self.now()
-        old = {name for name, modified in there.items() if modified + protocol.LONGEST_DELAY < now}
-        markers = {name: attempt for name in there if (attempt := attempt_of_journal(name)) is not None}
-        swept = {
-            marker: data_of(attempt, there)
-            for marker, attempt in markers.items()
-            if attempt in doubtful and old.issuperset([marker, *data_of(attempt, there)])
-        }
-        explained = {name for attempt in markers.values() for name in data_of(attempt, there)}
-        lone = {name for name in old if is_data(name)} - explained
-        try:
-            if not swept and lone.issubset(self._read_key(names_in)[1]):
-                return False
-            version = drive(self._client, protocol.fence(self._key, self._patience()))
-            # What it lists is read now: one of them may have committed just before.
-            found, live = self._read_key(names_in)
-        except (CorruptError, FormatError, UnsupportedError):
-            return False
-        if version is None or found != version:
-            return False
-        for marker, data in swept.items():
-            self.sweep(marker, [name for name in data if name not in live])
-        remove_data(self._store, sorted(lone.difference(live)))
-        return True
-
-    def retire(self, new: str, expected: Version) -> Outcome:
-        """Replace the document by a tombstone; it gets no other name."""
-        return drive(self._client, protocol.retire(self._key, version_of(expected), self._patience()))
-
-    def remove_tombstone(self, found: Entry) -> bool:
+    def delete_tombstone(self, found: Entry) -> bool:
         """Remove one that is a day old, where the bucket is known to compare: no late request brings one back."""
         now = self.now()
         if found.modified + protocol.LONGEST_DELAY >= now or self._client not in _DELETING:
             return False
         steps = protocol.delete_tombstone(self._key, version_of(found.version), now, self._patience())
         return drive(self._client, steps) is Outcome.DONE
-
-    def _read_key(self, names_in: NamesIn) -> tuple[ObjectVersion | None, Collection[str]]:
-        """Return the version of what stands at the key, None for nothing, and the data that it lists."""
-        found = drive(self._client, protocol.read(self._key, self._patience()))
-        return (None, ()) if found is None else (found.version, listed_in(found.data, names_in))
 
     def _patience(self) -> Callable[[], bool]:
         return patience(self._client)

@@ -99,13 +99,13 @@ def take_over(descriptor: int, old: os.stat_result) -> None:
     os.fchmod(descriptor, mode)
 
 
-def require_space(descriptor: int, size: int) -> None:
-    """Refuse early what cannot fit on the file system of an open file or folder.
+def require_space(where: int | str, size: int) -> None:
+    """Refuse early what cannot fit on the file system of an open file or folder, or of what is at a path.
 
     Raises:
         OSError: fewer than ``size`` bytes are free, the reserve of the superuser included.
     """
-    room = _file_system_of(descriptor)
+    room = _file_system_of(where)
     free = room.f_bfree * room.f_frsize if room is not None and room.f_blocks else size
     if size > free:
         reason = os.strerror(errno.ENOSPC)
@@ -122,9 +122,9 @@ def is_read_only(descriptor: int) -> bool:
     return found is not None and bool(found.f_flag & os.ST_RDONLY)
 
 
-def _file_system_of(descriptor: int) -> os.statvfs_result | None:
+def _file_system_of(where: int | str) -> os.statvfs_result | None:
     try:
-        return os.fstatvfs(descriptor)
+        return os.statvfs(where) if isinstance(where, str) else os.fstatvfs(where)
     except (AttributeError, OSError):  # Windows, or a file system that cannot tell
         return None
 

@@ -14,6 +14,7 @@ import functools
 import os
 import re
 import stat
+from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 from treering._store.api import Closable
@@ -331,7 +332,7 @@ def make_folder(folder: str) -> list[str]:
     return made
 
 
-def remove_folders(made: list[str]) -> None:
+def remove_folders(made: Sequence[str]) -> None:
     """Remove folders that `make_folder` made, as far as they are empty."""
     with contextlib.suppress(OSError):
         for folder in reversed(made):

@@ -15,7 +15,7 @@ import stat
 import threading
 from collections.abc import Iterator, Sequence
 
-from treering._store.failures import LinkRefusedError
+from treering._store.failures import link_error
 from treering._store.pieces import write_all
 from treering._store.posix import descriptors, folder
 from treering._store.posix.folder import Folder, sync_folder
@@ -275,8 +275,7 @@ class FolderTree:
     def _refuse_link(self, path: str, start: int | None, parts: Parts) -> None:
         with contextlib.suppress(FileNotFoundError):
             if stat.S_ISLNK(os.stat(path, dir_fd=start, follow_symlinks=False).st_mode):
-                hint = "put a file or folder of its own in its place (cp -L)"
-                raise LinkRefusedError(f"{self.shown(parts)!r} is a link, which may lead anywhere", hint=hint)
+                raise link_error(self.shown(parts))
 
 
 def _opened(start: int | None, path: str, flags: int) -> OpenDescriptor:

@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from treering._store.api import Reader, Version
+from treering._store.api import Reader, Version, require_range
 from treering._store.crew import FirstError, work_together
 from treering._store.failures import LinkRefusedError
 from treering._store.posix.folder import Folder, require_file
@@ -129,7 +129,7 @@ class LocalFile(Reader):
             CorruptError: the file does not have them.
             StoreError: the system refuses.
         """
-        self.require(offset, count)
+        require_range(self, offset, count)
         part = self._read_some(offset, count)
         if len(part) == count:
             return part
@@ -154,7 +154,7 @@ class LocalFile(Reader):
             StoreError: the system refuses.
         """
         for offset, buffer in jobs:
-            self.require(offset, buffer.nbytes)
+            require_range(self, offset, buffer.nbytes)
         if sum(buffer.nbytes for _, buffer in jobs) < _TWO_THREADS_FROM:
             for offset, views in _split(jobs):
                 self._fill(offset, views)

@@ -5,9 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import functools
-import itertools
 import os
-import re
 import secrets
 import stat
 import time
@@ -16,96 +14,17 @@ from pathlib import Path, PurePath
 from typing import Final
 
 from treering._store import api
-from treering._store.api import ANY, Document, Entry, Held, Kind, Locks, Outcome, Store, Transaction, Version
+from treering._store.api import ANY, Document, Entry, Held, Kind, Outcome, Store, Transaction, Version
 from treering._store.failures import naming
 from treering._store.pieces import Buffer, write_all
 from treering._store.posix import descriptors, open_descriptor
-from treering._store.posix.folder import (
-    NO_LINKS,
-    Folder,
-    FolderLock,
-    make_folder,
-    remove_folders,
-    resolved_folder,
-    sync_parent,
-)
+from treering._store.posix.folder import NO_LINKS, Folder, FolderLock, make_folder, resolved_folder, sync_parent
 from treering._store.posix.open_descriptor import OpenDescriptor
 from treering._store.posix.reading import READING, FileVersion, LocalFile, open_in, stat_of
 from treering._store.posix.stage import StagedFile
-from treering._store.posix.writing import replace_file, write_content
-from treering._store.root import Root
+from treering._store.posix.writing import write_content
 from treering._values import timing
 from treering._values.checkpoint_names import INDEX
-from treering.errors import StoreError
-
-# File systems that this machine has to itself, and whose lock table has the numbers that ``stat`` gives.
-_OF_THIS_MACHINE: Final = frozenset({"ext2", "ext3", "ext4", "xfs", "btrfs", "f2fs", "tmpfs"})
-# Type, access, pid, device and inode of https://man7.org/linux/man-pages/man5/proc_locks.5.html, not of those who wait.
-_LOCK: Final = re.compile(
-    r"^\d+: (?:FLOCK|POSIX|OFDLCK) +\S+ +WRITE +(-?\d+) ([0-9a-f]+):([0-9a-f]+):(\d+) ", re.MULTILINE
-)
-# Of https://man7.org/linux/man-pages/man5/proc_pid_mountinfo.5.html: number, device, type of the file system.
-_MOUNT: Final = re.compile(r"^(\d+) \d+ (\d+):(\d+) .*? - (\S+) ", re.MULTILINE)
-_MOUNT_OF: Final = re.compile(r"^mnt_id:\s*(\d+)$", re.MULTILINE)
-# The first namespace of process numbers has this number on every Linux; in others the locks of the rest are hidden.
-_ALL_PROCESSES: Final = "pid:[4026531836]"
-_STARTED: Final = 19  # the 22nd field of /proc/PID/stat, counted behind the name and the one before it
-
-_UNSHOWN: Final = "this system does not show its locks"
-
-
-def seen_locks(folder: int | None) -> Locks:
-    """Look which files of the file system of an open folder are locked.
-
-    Args:
-        folder: its descriptor; None where the platform opens none.
-
-    Example:
-        >>> seen_locks(None)
-        Locks(gap='this system does not show its locks', holders={})
-    """
-    proc = Path("/proc")
-    try:
-        mount = _MOUNT_OF.search((proc / "self" / "fdinfo" / str(folder)).read_text())
-        mounts = _MOUNT.findall((proc / "self" / "mountinfo").read_text(errors="replace"))
-        locks = _LOCK.findall((proc / "locks").read_text())
-        all_seen = os.readlink(proc / "self" / "ns" / "pid") == _ALL_PROCESSES
-    except OSError:
-        return Locks(_UNSHOWN, {})
-    here = next((found for found in mounts if mount is not None and found[0] == mount[1]), None)
-    if here is None:
-        return Locks(_UNSHOWN, {})
-    _, major, minor, kind = here
-    device = int(major), int(minor)
-    # The device of the mount, not the one of ``stat``: btrfs shows another one there.
-    holders = {
-        int(inode): int(pid) for pid, first, second, inode in locks if (int(first, 16), int(second, 16)) == device
-    }
-    gap = None if all_seen else "locks of other containers are not shown here"
-    if kind not in _OF_THIS_MACHINE:
-        gap = f"on {kind} locks of other machines are not shown here"
-    return Locks(gap, holders)
-
-
-def started(process: int) -> float | None:
-    """Return when a process of this machine started, as seconds since 1970; None where it does not run.
-
-    Raises:
-        OSError: the system does not show processes.
-
-    Example:
-        >>> import sys
-        >>> sys.platform != "linux" or started(os.getpid()) > 1e9
-        True
-    """
-    if (boot := re.search(r"^btime (\d+)$", Path("/proc/stat").read_text(), re.MULTILINE)) is None:
-        raise OSError("the system does not show when it was started")
-    with contextlib.suppress(FileNotFoundError, ProcessLookupError):
-        # The name of the program stands in brackets, and may hold any text.
-        fields = Path(f"/proc/{process}/stat").read_text(errors="replace").rpartition(")")[2].split()
-        return int(boot[1]) + int(fields[_STARTED]) / os.sysconf("SC_CLK_TCK")
-    return None
-
 
 # The file was replaced between its being found and its being opened, in words of different file systems.
 _REPLACED: Final = frozenset({errno.ENOENT, errno.ESTALE})
@@ -321,11 +240,18 @@ class PosixStore(Store):
         failed: OSError | None = None
         for name in names:
             try:
-                self.folder.remove(name)
+                self.folder.remove(name) if name else self._remove_itself()
             except OSError as error:
                 failed = failed or error
         if failed is not None:
             raise failed
+
+    def _remove_itself(self) -> None:
+        with contextlib.suppress(OSError):  # something is in it
+            if self.above is None:
+                os.rmdir(self.resolved())
+            else:
+                self.above.folder.remove_folder(self.path.name)
 
     def flush(self) -> None:
         """Make the names in the folder durable."""
@@ -383,10 +309,10 @@ class PosixTransaction(Transaction):
     def _folder(self) -> Folder:
         return self._store.folder
 
-    def make(self) -> None:
+    def make(self) -> list[str]:
         """Make the folder and those above it; the name of each is durable before the next one is made.
 
-        One in another open folder is made with the same rights, not durably.
+        One in another open folder is made with the same rights, not durably, and is none of those that are returned.
         """
         self._made = []
         if self._store.above is None:
@@ -395,19 +321,7 @@ class PosixTransaction(Transaction):
             self._made = make_folder(target)
         else:
             self._store.above.folder.make_folder(self._store.path.name)
-
-    def unmake(self) -> bool:
-        """Remove the folders that were made, as far as they are empty; False where the last one is still there."""
-        remove_folders(self._made)
-        return not (self._made and os.path.lexists(self._made[-1]))
-
-    def drop(self) -> None:
-        """Remove the folder, if it is empty."""
-        with contextlib.suppress(OSError):
-            if self._store.above is None:
-                os.rmdir(self._store.resolved())
-            else:
-                self._store.above.folder.remove_folder(self._store.path.name)
+        return self._made
 
     def lock(self) -> bool:
         """Take the lock of the folder without waiting; False when another saver holds it."""
@@ -439,14 +353,6 @@ class PosixTransaction(Transaction):
             with contextlib.suppress(PermissionError):  # a folder above that is not ours
                 sync_parent(self._store.resolved())
         self._folder.sync()
-
-    def require_space(self, size: int) -> None:
-        """Refuse early what cannot fit on the file system."""
-        self._folder.require_space(size)
-
-    def link(self, source: Store, name: str) -> bool:
-        """Give a file of another folder the same name here; False where there can be no such link."""
-        return isinstance(source, PosixStore) and self._folder.link_from(source.folder, name)
 
     def commit(self, data: bytes) -> Outcome:
         """Write the document into the journal, durably; then link that where nothing was, else rename it over the old.
@@ -514,23 +420,19 @@ class PosixTransaction(Transaction):
             folder.remove(marker)
         return Held.NO
 
-    def locks(self) -> Locks:
-        """Return which files here are locked, found out by reading alone."""
-        return seen_locks(self._folder.descriptor)
-
-    def retire(self, new: str, expected: Version) -> Outcome:
+    def delete(self, expected: Version, tombstone: str) -> Outcome:
         """Rename the document."""
         # Two names of one file would both stay, whatever a rename reports.
-        self._folder.remove(new)
+        self._folder.remove(tombstone)
         try:
-            self._folder.replace(self._name, new)
+            self._folder.replace(self._name, tombstone)
         except OSError:
             # On a network file system it may be done, and only the answer lost.
-            if (found := self._store.find(new)) is None or found.version != expected:
+            if (found := self._store.find(tombstone)) is None or found.version != expected:
                 raise
         return Outcome.DONE
 
-    def remove_tombstone(self, found: Entry) -> bool:
+    def delete_tombstone(self, found: Entry) -> bool:
         """Remove it under the lock of the file: no request comes late."""
         removed = functools.partial(self._folder.remove, self._name)
         return self._store.change(self._name, found.version, removed, gone=Outcome.DONE) is Outcome.DONE
@@ -584,74 +486,3 @@ class PosixTransaction(Transaction):
         except OSError:
             if not self.committed():
                 raise
-
-
-class PosixRoot(Root):
-    """Local paths."""
-
-    on_disk = True
-
-    def place(self, path: PurePath) -> PosixStore:
-        """Return the store at a path."""
-        return PosixStore(path)
-
-    def open_file(self, path: PurePath) -> LocalFile:
-        """Open a single file; a link is followed."""
-        return LocalFile(Path(path))
-
-    def write_file(
-        self, path: PurePath, buffers: Iterable[Buffer], size: int, *, new: bool = False, unique: bool = False
-    ) -> None:
-        """Make a single file, or replace it as a whole, durably."""
-        replace_file(Path(path), buffers, size, new=new)
-
-    def find(self, path: PurePath, *, follow: bool = True) -> Entry | None:
-        """Return what is at a path; None for nothing, and where there can be nothing.
-
-        Raises:
-            StoreError: the system refuses to say.
-        """
-        try:
-            return entry_of(path.name, os.stat(path, follow_symlinks=follow))
-        except (FileNotFoundError, NotADirectoryError, ValueError):
-            return None
-        except OSError as error:
-            raise StoreError.of(error, path, "read") from error
-
-    def names(self, path: PurePath) -> Iterator[str]:
-        """Walk through the names in a folder, if there is one that can be read."""
-        with contextlib.suppress(OSError), os.scandir(path) as entries:
-            for entry in entries:
-                yield entry.name
-
-    def places(self, path: PurePath, most: int | None = None) -> list[str]:
-        """Return the folders among the first names in a folder; a link to one is none."""
-        with contextlib.suppress(OSError), os.scandir(path) as entries:
-            return [entry.name for entry in itertools.islice(entries, most) if _is_folder(entry)]
-        return []
-
-    def absolute(self, path: PurePath) -> Path:
-        """Return a path that holds when the program changes its current folder.
-
-        Raises:
-            StoreError: the path is relative, and the current folder was removed.
-        """
-        try:
-            return Path(path).absolute()
-        except OSError as error:
-            gone = OSError(error.errno or errno.ENOENT, "it is relative, and the current folder was removed")
-            raise StoreError.of(gone, path, "find", hint="change to another folder, or pass the whole path") from error
-
-    def settled(self, path: PurePath) -> Path:
-        """Return the path without links; itself where the system cannot say."""
-        try:
-            return Path(os.path.realpath(path))
-        except (OSError, ValueError):  # the current folder is gone, or it can be no name
-            return Path(path)
-
-
-def _is_folder(entry: os.DirEntry[str]) -> bool:
-    try:
-        return entry.is_dir(follow_symlinks=False)
-    except OSError:
-        return False

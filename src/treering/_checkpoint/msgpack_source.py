@@ -10,12 +10,11 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from treering._arrays.buffers import SMALL_BYTES, SmallRoom, aligned_bytes
 from treering._arrays.incoming import StoredArrays
+from treering._arrays.jobs import SMALL_BYTES, SmallRoom, aligned_bytes
 from treering._arrays.source import Source, held_index
-from treering._codec.gzip import GZIP_MAGIC, decompress
+from treering._codec.compression import GZIP_MAGIC, gzip_decompress
 from treering._codec.msgpack.scan import Scanner
-from treering._codec.msgpack.views import Views
 from treering._codec.msgpack.window import WINDOW_BYTES
 from treering._format.index import Chunks, Container, DataFile, Index, LeafType, Token
 from treering._format.listing import LeafRecord, list_msgpack
@@ -30,6 +29,7 @@ from treering._values.keys import Trail, join_key, unwind
 from treering.errors import CorruptError, FormatError
 
 if TYPE_CHECKING:
+    from _typeshed import ReadableBuffer
     from numpy.typing import NDArray
 
 # Read by several requests at once.
@@ -62,7 +62,42 @@ def read_state(
     return state
 
 
-class PlannedArrays:
+class _NumpyLeaves:
+    """What is the same of leaves that become numpy's, wherever their memory is."""
+
+    def prepare(self, dtype: Dtype) -> np.dtype[Any]:
+        """Return the numpy dtype."""
+        return numpy_dtype(dtype)
+
+    def scalar(self, shape: tuple[int, ...], dtype: np.dtype[Any], _offset: int, data: bytes) -> object:
+        """Return the numpy scalar of these bytes."""
+        return np.ndarray(shape, dtype, data)[()]
+
+    def blob(self, read: Callable[[], bytes], _offset: int, _nbytes: int, is_text: bool) -> object:
+        """Return the str or bytes, read now."""
+        return read().decode() if is_text else read()
+
+
+class Views(_NumpyLeaves):
+    """Makes every array a view of ``buffer``; only chunked arrays are put together in fresh memory.
+
+    Args:
+        buffer: what was scanned, readable for as long as any array lives; nobody may write to it.
+    """
+
+    def __init__(self, buffer: ReadableBuffer) -> None:
+        self._buffer = buffer
+
+    def array(self, shape: tuple[int, ...], dtype: np.dtype[Any], offset: int, _data: bytes, _at: int) -> NDArray[Any]:
+        """Return the array at ``offset``, read-only."""
+        return np.ndarray(shape, dtype, self._buffer, offset)
+
+    def join_chunks(self, shape: tuple[int, ...], parts: list[Any]) -> NDArray[Any]:
+        """Return the pieces joined, in fresh writable memory."""
+        return np.concatenate(parts).reshape(shape)
+
+
+class PlannedArrays(_NumpyLeaves):
     """Allocates an array for each array in the file and remembers which bytes it wants.
 
     Attributes:
@@ -78,10 +113,6 @@ class PlannedArrays:
         """Return (file offset, where to) for all bytes that are still wanted, in file order."""
         return [(offset, raw.data) for offset, raw in self._jobs.values() if raw.size]
 
-    def prepare(self, dtype: Dtype) -> np.dtype[Any]:
-        """Return the numpy dtype."""
-        return numpy_dtype(dtype)
-
     def array(self, shape: tuple[int, ...], dtype: np.dtype[Any], offset: int, data: bytes, at: int) -> NDArray[Any]:
         """Return an array with what the window has of it; what follows is still to be read."""
         if (nbytes := math.prod(shape) * dtype.itemsize) <= SMALL_BYTES and at + nbytes <= len(data):
@@ -93,10 +124,6 @@ class PlannedArrays:
         self._jobs[id(result)] = (offset + known, raw[known:])
         self.results.append(result)
         return result
-
-    def scalar(self, shape: tuple[int, ...], dtype: np.dtype[Any], _offset: int, data: bytes) -> object:
-        """Return the numpy scalar of these bytes."""
-        return np.ndarray(shape, dtype, data)[()]
 
     def join_chunks(self, shape: tuple[int, ...], parts: list[Any]) -> NDArray[Any]:
         """Return one array whose pieces are read straight into their places."""
@@ -112,10 +139,6 @@ class PlannedArrays:
         result = np.ndarray(shape, first.dtype, raw)
         self.results.append(result)
         return result
-
-    def blob(self, read: Callable[[], bytes], _offset: int, _nbytes: int, is_text: bool) -> object:
-        """Return the str or bytes, read now."""
-        return read().decode() if is_text else read()
 
 
 _SAME: Final = ("bool", "int", "float", "complex", "str", "bytes")
@@ -209,7 +232,7 @@ def _rows_of(record: LeafRecord, shape: tuple[int, ...]) -> Iterator[tuple[Box |
 def _read(file: Reader, *, mapped: bool) -> Any:
     first = file.read(0, min(file.size, WINDOW_BYTES))
     if first.startswith(GZIP_MAGIC):
-        data = decompress(file.read(0, file.size), None)
+        data = gzip_decompress(file.read(0, file.size), None)
         return Scanner(data[:WINDOW_BYTES], len(data), lambda at, n: data[at : at + n], Views(data)).run()
     return read_state(file, first, mapped=mapped)
 

@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from treering._arrays.plan_cache import KnownStructure
 from treering._tree.flatten import flatten
-from treering._tree.remembered import KnownStructure
 
 
 class Pair(NamedTuple):

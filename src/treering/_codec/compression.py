@@ -1,12 +1,17 @@
-"""zstd: one frame a chunk, undone straight into the caller's memory.
+"""gzip and zstd: bytes are packed reproducibly, and unpacking them is bounded and refuses what is damaged.
 
-Source: RFC 8878, section 3.1.
+Members of gzip carry no time stamp, so the same bytes give the same file. A frame of zstd is unpacked straight into the
+caller's memory.
+
+Source: RFC 1952; RFC 8878, section 3.1.
 """
 
 from __future__ import annotations
 
+import gzip
 import io
 import threading
+import zlib
 from collections.abc import Callable, Iterable
 from typing import IO, TYPE_CHECKING, Final, cast
 
@@ -96,6 +101,106 @@ def wrong_size_error(found: str, target: memoryview) -> CorruptError:
     return CorruptError(f"a chunk file decompresses to {found} bytes, a chunk has {len(target)}", hint=DAMAGED)
 
 
+_LEVEL: Final = 6
+GZIP_MAGIC: Final = b"\x1f\x8b"
+_GZIP_WINDOW: Final = 31  # zlib's word for "a window of 32 KiB, in a gzip wrapper"
+_PIECE: Final = 1024 * 1024
+_FEED: Final = 64 * 1024  # what zlib leaves of this is copied at the end of each member
+
+# What a reader takes without being asked. Joining the pieces needs the result twice for a moment, so that together
+# it stays below 64 MiB and 100 times the input.
+_FREE_BYTES: Final = 32 * 2**20
+_FREE_RATIO: Final = 50
+
+
+class DamagedGzipError(CorruptError, gzip.BadGzipFile):
+    """gzip.decompress raises BadGzipFile for a bad header or checksum."""
+
+
+class ShortGzipError(CorruptError, EOFError):
+    """gzip.decompress raises EOFError for a file that is cut short."""
+
+
+def gzip_compress(data: bytes | memoryview) -> bytes:
+    """Return ``data`` as one gzip member of level 6, without a time stamp.
+
+    Data that would shrink to less than a fiftieth (and is large) is packed less tightly, so that ``gzip_decompress``
+    never refuses what this wrote.
+    """
+    packed = pack(data, _LEVEL, _GZIP_WINDOW)
+    if memoryview(data).nbytes > default_limit(len(packed)):
+        packed = pack(data, _LEVEL, _GZIP_WINDOW, zlib.Z_HUFFMAN_ONLY)
+    return packed
+
+
+def pack(data: bytes | memoryview, level: int, window: int, strategy: int = zlib.Z_DEFAULT_STRATEGY) -> bytes:
+    """Return data as one stream of gzip (without a time stamp) or zlib, as zlib's number for the window says.
+
+    Example:
+        >>> zlib.decompress(pack(b"tree", 1, 15))
+        b'tree'
+    """
+    packer = zlib.compressobj(level, zlib.DEFLATED, window, zlib.DEF_MEM_LEVEL, strategy)
+    return packer.compress(data) + packer.flush()
+
+
+def default_limit(nbytes: int) -> int:
+    """Return how many bytes ``nbytes`` of gzip may become where nobody said more."""
+    return _FREE_BYTES + _FREE_RATIO * nbytes
+
+
+def unzip_first(beginning: bytes) -> bytes:
+    """Return the first bytes, at most 16, of what begins with these bytes; b"" where they are damaged or too few.
+
+    Example:
+        >>> unzip_first(gzip_compress(b"tree")[:20])
+        b'tree'
+    """
+    try:
+        return zlib.decompressobj(_GZIP_WINDOW).decompress(beginning, 16)
+    except zlib.error:
+        return b""
+
+
+def gzip_decompress(data: bytes | memoryview, max_bytes: int | None) -> bytes:
+    """Return what ``data``, one or more gzip members, holds.
+
+    Raises:
+        CorruptError: no gzip, a wrong checksum or length (also gzip.BadGzipFile), cut short (also EOFError), or more
+            than ``max_bytes`` (default: 32 MiB and 50 times the input).
+    """
+    limit = default_limit(len(data)) if max_bytes is None else max_bytes
+    view = memoryview(data).cast("B")
+    pieces: list[bytes] = []
+    at = total = 0
+    reader = zlib.decompressobj(_GZIP_WINDOW)
+    while at < len(view):
+        waiting: bytes | memoryview = view[at : at + _FEED]
+        at += len(waiting)
+        while waiting and not reader.eof:
+            try:
+                piece = reader.decompress(waiting, _PIECE)
+            except zlib.error as error:
+                raise DamagedGzipError(f"the gzip data is damaged: {error}", hint=DAMAGED) from None
+            waiting = reader.unconsumed_tail
+            total += len(piece)
+            if total > limit:
+                given, most = pluralize(len(view), "bytes"), pluralize(limit, "bytes")
+                problem = f"the gzip data of {given} decompresses to more than {most}"
+                raise CorruptError(problem, hint="pass max_bytes= if you trust it")
+            pieces.append(piece)
+        if reader.eof:
+            # Another member may follow, after padding with zeros as tapes have it.
+            at -= len(reader.unused_data)
+            while at < len(view) and not view[at]:
+                at += 1
+            if at < len(view):
+                reader = zlib.decompressobj(_GZIP_WINDOW)
+    if not reader.eof:
+        raise ShortGzipError("the gzip data is cut short", offset=len(view), hint=DAMAGED)
+    return b"".join(pieces)
+
+
 _IN_ONE_GO: Final = 1 << 20
 # Of a frame that is in memory zstd writes straight into the target; a longer one comes by windows.
 _WHOLE: Final = 16 << 20
@@ -108,11 +213,11 @@ _NO_KIND: Final = 3
 _own = threading.local()  # compressors and decompressors serve one thread at a time
 
 
-def compress(data: memoryview, level: int) -> bytes:
+def zstd_compress(data: memoryview, level: int) -> bytes:
     """Return data as one frame with its size and a checksum of its content, which every reader of zstd checks.
 
     Example:
-        >>> len(compress(memoryview(bytes(100_000)), 1)) < 100
+        >>> len(zstd_compress(memoryview(bytes(100_000)), 1)) < 100
         True
     """
     compressors: dict[int, zstandard.ZstdCompressor] = _own.__dict__.setdefault("compressors", {})
@@ -123,7 +228,7 @@ def compress(data: memoryview, level: int) -> bytes:
     return compressors[level].compress(data)
 
 
-def decompress(file: ChunkReader, target: memoryview) -> None:
+def zstd_decompress(file: ChunkReader, target: memoryview) -> None:
     """Fill ``target`` with what the one frame in a file holds.
 
     Raises:
@@ -131,9 +236,9 @@ def decompress(file: ChunkReader, target: memoryview) -> None:
 
     Example:
         >>> import io
-        >>> data = compress(memoryview(b"tree"), 1)
+        >>> data = zstd_compress(memoryview(b"tree"), 1)
         >>> memory = bytearray(4)
-        >>> decompress(ChunkReader(io.BytesIO(data).read, len(data)), memoryview(memory))
+        >>> zstd_decompress(ChunkReader(io.BytesIO(data).read, len(data)), memoryview(memory))
         >>> memory
         bytearray(b'tree')
     """
@@ -148,14 +253,14 @@ def decompress(file: ChunkReader, target: memoryview) -> None:
         raise damaged_error(error) from None
 
 
-def decompress_unsized(data: bytes, most: int) -> bytes:
+def zstd_decompress_unsized(data: bytes, most: int) -> bytes:
     """Return what the one frame in ``data`` holds, whatever its size.
 
     Raises:
         CorruptError: it is damaged, cut short, followed by other bytes, or holds more than ``most`` bytes.
 
     Example:
-        >>> decompress_unsized(compress(memoryview(b"tree"), 1), 4)
+        >>> zstd_decompress_unsized(zstd_compress(memoryview(b"tree"), 1), 4)
         b'tree'
     """
     import zstandard

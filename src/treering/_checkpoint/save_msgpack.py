@@ -1,27 +1,76 @@
-"""An opened tree -> one msgpack file on flax's wire, as ``flax.serialization.to_bytes`` writes its state dict."""
+"""A tree, or an opened one -> one msgpack file, as ``flax.serialization.to_bytes`` writes its state dict."""
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 import numpy as np
 
-from treering._arrays.host import BoxedArray, to_host
+from treering._arrays.host import BoxedArray, piece_buffers, to_host
 from treering._arrays.source import Source
 from treering._arrays.source_arrays import SourceArray, describe_source
-from treering._background.writer import Watch
-from treering._checkpoint.save_files import CHUNK_BYTES, write_msgpack
+from treering._background.writer import UNWATCHED, Watch
+from treering._checkpoint.forms import Loss, key_texts, lost_containers, lost_leaves, lost_members, lost_names
+from treering._checkpoint.save_files import write_buffers
 from treering._checkpoint.save_options import SaveOptions
-from treering._checkpoint.targets import Loss, key_texts, lost_containers, lost_leaves, lost_members, lost_names
-from treering._codec.msgpack.write import Encoder
+from treering._checkpoint.state_bytes import encode_state
+from treering._codec.msgpack.write import Block, Encoder, Piece, pieces_size, vary
 from treering._format.index import Container, LeafType
 from treering._format.safetensors import why_not_stored
 from treering._format.selection import Selection
 from treering._format.structure import key_text, walk
+from treering._store.resolve import needs_nonce
+from treering._tree.state_dict import to_state_dict
+from treering.errors import UnsupportedError
 
 _REFUSED: Final = frozenset({"key", "opaque", "bytearray"})
 _LEAST, _MOST = -(1 << 63), 1 << 64
+
+CHUNK_BYTES: Final = 2**30
+"""Larger arrays are written in chunks, as flax does."""
+
+
+class MsgpackSave:
+    """The state dict of a tree, to be written as flax does.
+
+    Attributes:
+        nbytes: how much memory its snapshot takes.
+    """
+
+    def __init__(self, pieces: list[Piece]) -> None:
+        self._pieces = pieces
+        self.nbytes = pieces_size(pieces)
+
+    @classmethod
+    def of(cls, tree: Any, metadata: Mapping[str, Any]) -> MsgpackSave:
+        """Return what the file will be made of.
+
+        Raises:
+            UnsupportedError: a leaf that the form cannot hold, or metadata.
+        """
+        if metadata:
+            hint = "save to a folder or a .safetensors file"
+            raise UnsupportedError("a msgpack file cannot hold metadata", hint=hint)
+        return cls(encode_state(to_state_dict(tree), chunk_size=CHUNK_BYTES))
+
+    def snapshot(self) -> MsgpackSave:
+        """Return the same with arrays that nobody changes any more."""
+        given = {id(piece.array): piece.array for piece in self._pieces if isinstance(piece, Block)}
+        held = {key: np.array(to_host(array)) for key, array in given.items()}
+        pieces = (dataclasses.replace(p, array=held[id(p.array)]) if isinstance(p, Block) else p for p in self._pieces)
+        return MsgpackSave(list(pieces))
+
+    def write(self, options: SaveOptions, watch: Watch = UNWATCHED) -> None:
+        """Write the file; ``treering.save`` says more."""
+        write_msgpack(self._pieces, options, watch)
+
+
+def write_msgpack(pieces: list[Piece], options: SaveOptions, watch: Watch) -> None:
+    """Write a file of msgpack, in a bucket with other headers than any earlier one."""
+    pieces, unique = vary(pieces) if needs_nonce(options.path) else (pieces, False)
+    write_buffers(piece_buffers(pieces), pieces_size(pieces), options, watch, unique=unique)
 
 
 def find_losses(source: Source, part: Selection, metadata: Mapping[str, Any]) -> Iterator[Loss]:

@@ -22,8 +22,8 @@ import numpy as np
 
 from treering._arrays.delivered import device_put
 from treering._arrays.host import adopt, jax_holds, piece_buffers, to_host
+from treering._checkpoint.msgpack_source import Views, read_state
 from treering._codec.msgpack.scan import Scanner
-from treering._codec.msgpack.views import Views
 from treering._codec.msgpack.window import MAX_DEPTH, WINDOW_BYTES
 from treering._codec.msgpack.write import Encoder, Piece, pieces_size, vary
 from treering._printable import show_path
@@ -35,7 +35,6 @@ from treering._tree.state_dict import from_state_dict, partial_state_dict, requi
 from treering._values.human import pluralize
 from treering._values.keys import Trail, join_key, unwind
 from treering._values.telemetry import report
-from treering._wire.msgpack_source import read_state
 from treering.errors import CorruptError, FormatError, MismatchError, TreeringError, UnsupportedError
 
 if TYPE_CHECKING:

@@ -1,1 +1,0 @@
-"""Flax's msgpack: bytes, files, and the way back into a target."""
