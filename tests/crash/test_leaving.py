@@ -75,16 +75,24 @@ def require_saved(told: dict[str, Any]) -> None:
     np.testing.assert_array_equal(found.get("jax", np.arange(1000)), np.arange(1000))
 
 
-@pytest.mark.parametrize(
-    ("size", "ways"),
-    [
-        ("small", ["falls off", "exception", "exit handler", "forked child", "terminated"]),
-        ("large", ["falls off", "sys.exit"]),
-    ],
-)
-def test_programs_that_end_have_saved(tmp_path: Path, size: str, ways: Sequence[str]) -> None:
-    for told in ended(tmp_path, ways, [size]):
+def test_programs_that_end_have_saved_or_tell_what_is_lost(tmp_path: Path) -> None:
+    well = ["falls off", "exception", "exit handler", "forked child", "terminated"]
+    badly = ["told", "fails, then an exit handler", "stands", "terminated twice"]
+    for told in ended(tmp_path, [*well, *badly], ["small"]):
+        (require_saved if told["way"] in well else require_lost)(told)
+
+
+def test_programs_that_end_have_saved_what_takes_long(tmp_path: Path) -> None:
+    for told in ended(tmp_path, ["falls off", "sys.exit"], ["large"]):
         require_saved(told)
+
+
+def require_lost(told: dict[str, Any]) -> None:
+    status, lines = BADLY[told["way"]]
+    assert told["status"] == status, told
+    assert told["err"].splitlines() == [f"treering: {line.format(path=told['path'])}" for line in lines], told
+    assert not Path(told["path"], "treering.json").exists()
+    assert told["out"] == ("the exit handler of the program\n" if "then an exit handler" in told["way"] else "")
 
 
 # Which way it is makes no difference to how long the writing takes: the large tree goes all of them three times.
@@ -106,23 +114,10 @@ def test_fifteen_of_fifteen(tmp_path: Path, size: str, ways: Sequence[str], coun
         require_saved(told)
 
 
-@pytest.mark.parametrize(
-    "ways",
-    [
-        ["told", "fails, then an exit handler", "stands", "terminated twice"],
-        pytest.param(list(BADLY), marks=pytest.mark.slow),
-    ],
-)
-def test_what_is_lost_is_told(tmp_path: Path, ways: Sequence[str]) -> None:
-    for told in ended(tmp_path, ways, ["small"]):
-        status, lines = BADLY[told["way"]]
-        assert told["status"] == status, told
-        assert told["err"].splitlines() == [f"treering: {line.format(path=told['path'])}" for line in lines], told
-        assert not Path(told["path"], "treering.json").exists()
-        assert told["out"] == ("the exit handler of the program\n" if "then an exit handler" in told["way"] else "")
-
-
 @pytest.mark.slow
-def test_an_exit_handler_that_cannot_save_hears_of_it(tmp_path: Path) -> None:
-    (told,) = ended(tmp_path, ["fails in an exit handler"], ["small"])
-    assert told["err"].splitlines()[-1] == "RuntimeError: a progress that fails"
+def test_what_is_lost_is_told(tmp_path: Path) -> None:
+    for told in ended(tmp_path, [*BADLY, "fails in an exit handler"], ["small"]):
+        if told["way"] in BADLY:
+            require_lost(told)
+        else:
+            assert told["err"].splitlines()[-1] == "RuntimeError: a progress that fails"
