@@ -352,13 +352,14 @@ class LeavesAttempt(JoinedAttempt, LeavesSave):
                 self._create(f"{ATTEMPTS}/{self.attempt}/{RECORD}", [record], len(record))
             self.store.flush()
             base, older = self._base.data, self._older()
+            change: Update | None
             if update is None:
                 with naming_file(self._path / INDEX):
                     change = self._list_later(base, record, older)
-            elif (found := update(base, older)) is None:
-                return
             else:
-                change = found
+                change = update(base, older)
+            if change is None:
+                return
             try:
                 outcome = self._transaction.commit(change.moving)
             except FileNotFoundError:  # only an attempt that cannot be committed loses its marker

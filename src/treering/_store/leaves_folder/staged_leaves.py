@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import operator
 import os
 import threading
 import time
@@ -28,6 +29,9 @@ from treering._values.checkpoint_names import INDEX as CHECKPOINT
 from treering._values.leaves_names import ATTEMPTS, INDEX, PENDING, RECORD, parts_of, staged_leaves
 from treering.errors import ExistsError, LinkRefusedError, TreeringError, UnsupportedError
 
+# Files of up to so many bytes are written one after the other, whichever thread has made them.
+_SMALL = 1 << 17
+_SIZE = operator.itemgetter(2)
 # Writeback is started when the file is closed; all files are made durable together, before the commit.
 _BEGUN_EARLY = 1 << 20
 # No system that this is for takes a longer path, the name of a chunk included.
@@ -64,18 +68,20 @@ class _StagedFiles(LeafWriter):
         with naming(self._shown, "write"):
             parts = self._note(folder, [name for name, _, _ in files])
             staged = self._staged + parts
-            if any(size >= _BEGUN_EARLY for _, _, size in files):
-                self._tree.make(staged)
-                for name, buffers, size in files:
-                    with self._tree.create(staged, name) as opened:
-                        write_content(opened.number, buffers, size)
+            if sum(map(_SIZE, files)) <= _SMALL:
+                try:
+                    self._tree.fill(staged, files)
+                except FileNotFoundError as error:
+                    if isinstance(error, TreeringError):  # what gives the bytes has raised it
+                        raise
+                else:
+                    return
+            self._tree.make(staged)
+            for name, buffers, size in files:
+                with self._tree.create(staged, name) as opened:
+                    write_content(opened.number, buffers, size)
+                    if size >= _BEGUN_EARLY:
                         descriptors.start_writeback(opened.number, 0, size)
-                return
-            try:
-                self._tree.fill(staged, files)
-            except FileNotFoundError:
-                self._tree.make(staged)
-                self._tree.fill(staged, files)
 
     def make_durable(self) -> None:
         """Make what this process has written durable, and the names of all folders on the way to it."""

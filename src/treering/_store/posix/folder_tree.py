@@ -103,7 +103,8 @@ class FolderTree:
     def fill(self, parts: Parts, files: Sequence[tuple[str, Iterable[Buffer], int]]) -> None:
         """Make a folder below folders that are there, and small files in it: names, contents, sizes.
 
-        For folders that this process has to itself: the new files are reached through the folder's name.
+        For folders that this process has to itself: the new files are reached through the folder's name, and no other
+        thread looks anything up meanwhile.
         """
         *above, leaf = parts
         with self._lock:
@@ -118,7 +119,15 @@ class FolderTree:
                     flags, mode = itertools.repeat(folder.NEW | folder.CAREFUL), itertools.repeat(0o666)
                     numbers = opened.open_each(opener, paths, flags, mode)
                     for number, (_, buffers, size) in zip(numbers, some, strict=True):
-                        _write_small(number, buffers, size)
+                        left = size
+                        for buffer in buffers:
+                            data = buffer if type(buffer) is bytes else memoryview(buffer).cast("B")
+                            left -= len(data)
+                            if (written := os.write(number, data)) < len(data):
+                                write_all(number, memoryview(data)[written:])
+                        if left:
+                            found = pluralize(size - left, "bytes")
+                            raise OSError(errno.EINVAL, f"the buffers hold {found}, {size} were announced")
 
     def make(self, parts: Parts) -> None:
         """Make a folder and all that is missing on the way to it."""
@@ -280,18 +289,6 @@ class FolderTree:
 
 def _opened(start: int | None, path: str, flags: int) -> OpenDescriptor:
     return OpenDescriptor(functools.partial(os.open, dir_fd=start), path, flags | folder.CAREFUL, 0o666)
-
-
-def _write_small(number: int, buffers: Iterable[Buffer], size: int) -> None:
-    """Write a few buffers, most often one; `pieces` would cost each of ten thousand leaves microseconds."""
-    left = size
-    for buffer in buffers:
-        data = buffer if type(buffer) is bytes else memoryview(buffer).cast("B")
-        left -= len(data)
-        if (written := os.write(number, data)) < len(data):
-            write_all(number, memoryview(data)[written:])
-    if left:
-        raise OSError(errno.EINVAL, f"the buffers hold {pluralize(size - left, 'bytes')}, {size} were announced")
 
 
 def _kind(entry: os.DirEntry[str]) -> str:
