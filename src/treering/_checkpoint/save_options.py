@@ -7,7 +7,7 @@ import dataclasses
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final, Literal, TypeAlias
+from typing import Any, Final, Literal, TypeAlias, TypeVar
 
 from treering._arrays.host import with_python_numbers
 from treering._arrays.jobs import Progress
@@ -17,6 +17,8 @@ from treering._store.resolve import kept, located, new_file_path, new_folder_pat
 from treering._values.processes import timeout_seconds
 from treering._view.progress import reporter
 from treering.errors import UnsupportedError
+
+T = TypeVar("T")
 
 HostLocal: TypeAlias = Literal["first", "equal"]
 """Leaves that each process holds alone come from process 0: as they are, or only if all others have the same."""
@@ -127,6 +129,13 @@ class SaveOptions:
             UnsupportedError: the metadata is no dict of JSON.
         """
         return dataclasses.replace(self, metadata=copy.deepcopy(self.json_metadata()))
+
+
+def require_value(value: T | BaseException) -> T:
+    """Return a value, or raise why there is none."""
+    if isinstance(value, BaseException):
+        raise value
+    return value
 
 
 def require_one_of(name: str, value: object, known: tuple[str, ...]) -> None:

@@ -15,8 +15,7 @@ from typing import Any, Literal, Protocol
 import xxhash
 
 from treering._arrays.jobs import Progress
-from treering._arrays.outgoing import DescribedLeaves
-from treering._checkpoint.save_folder import versions
+from treering._arrays.outgoing import DescribedLeaves, versions
 from treering._checkpoint.save_options import HostLocal
 from treering._codec.zarr import ZarrArray, chunk_bytes, chunk_count, stored_dtype
 from treering._codec.zarr_chunks import require_known_compressor
@@ -231,7 +230,7 @@ class LeafShares:
         """Return how many bytes a share is, before any compressor."""
         return sum(len(numbers) * chunk_bytes(self._arrays[number]) for number, numbers in share.items())
 
-    def merge(self, parts: Sequence[tuple[Sequence[int], array[int]]]) -> tuple[list[int], array[int]]:
+    def merge(self, parts: Sequence[Sequence[array[int]]]) -> tuple[list[int], array[int]]:
         """Return the sizes and checksums of all chunk files, in the order of a record.
 
         Args:
