@@ -12,13 +12,12 @@ import dataclasses
 import os
 import platform
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
 from treering._store.api import Entry, Kind, Store, open_below
 from treering._store.posix.descriptors import open_folder
-from treering._store.resolve import is_on_disk
 from treering._values import checkpoint_names, leaves_names, timing
 from treering._values.processes import Life
 from treering.errors import LinkRefusedError
@@ -119,7 +118,6 @@ def scan_folder(store: Store) -> FolderScan:
     """
     # Locks before names: a process that came between the two would seem dead otherwise.
     locks = _locks_at(store)
-    gap = "a bucket does not tell whether its process runs" if store.asks_by_request else locks.gap
     names = sorted(store.names())
     trouble, staged = None, list[Entry]()
     if leaves_names.ATTEMPTS in names and not store.asks_by_request:
@@ -128,11 +126,12 @@ def scan_folder(store: Store) -> FolderScan:
         except (OSError, LinkRefusedError, RecursionError) as error:
             trouble = str(error)
     attempts: dict[tuple[str, str], list[Entry]] = {}
-    for entry in (*(store.list() if store.asks_by_request else _beside_index(store, names)), *staged):
-        if (owner := _owner(entry.name)) is not None:
+    beside = store.list() if store.asks_by_request else map(store.find, filter(_owner, names))
+    for entry in (*beside, *staged):
+        if entry is not None and (owner := _owner(entry.name)) is not None:
             attempts.setdefault(owner, []).append(entry)
     orphans = [_describe(store, *owner, attempts[owner], locks) for owner in sorted(attempts)]
-    return FolderScan(names=names, orphans=orphans, saver=locks.holder(store.find("")), gap=gap, trouble=trouble)
+    return FolderScan(names=names, orphans=orphans, saver=locks.holder(store.find("")), gap=locks.gap, trouble=trouble)
 
 
 def _owner(name: str) -> tuple[str, str] | None:
@@ -143,10 +142,6 @@ def _owner(name: str) -> tuple[str, str] | None:
         return ("leaves", parts[1]) if is_staged else None
     attempt = name.split("-")[1] if checkpoint_names.is_data(name) else checkpoint_names.attempt_of_journal(name)
     return None if attempt is None else ("checkpoint", attempt)
-
-
-def _beside_index(store: Store, names: Iterable[str]) -> Iterator[Entry]:
-    yield from filter(None, (store.find(name) for name in names if _owner(name) is not None))
 
 
 def _in_folders(store: Store) -> Iterator[Entry]:
@@ -209,8 +204,8 @@ def _is_outdated(store: Store, marker: str, index: Entry) -> bool:
 
 
 def _locks_at(store: Store) -> Locks:
-    if not is_on_disk(store.path):
-        return Locks("this store has no locks", {})
+    if store.asks_by_request:
+        return Locks("a bucket does not tell whether its process runs", {})
     if (opened := open_folder(os.fspath(store.path))) is None:
         return seen_locks(None)
     with opened:
