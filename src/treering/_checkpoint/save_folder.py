@@ -8,21 +8,14 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import datetime
 import itertools
 import os
-import platform
 import struct
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from typing import Any, Final
 
-import jax
-import ml_dtypes
-import numpy as np
-
-from treering import __version__
 from treering._arrays.outgoing import SaveData, SaveLayout, divide_save, merge_checksums
 from treering._arrays.plan_cache import TreePlan
 from treering._arrays.source import Source
@@ -30,7 +23,7 @@ from treering._arrays.source_arrays import describe_source
 from treering._background.writer import UNWATCHED, Watch
 from treering._checkpoint.forms import Loss, key_texts
 from treering._checkpoint.joint_driver import require_value, save_jointly
-from treering._checkpoint.save_options import SaveOptions
+from treering._checkpoint.save_options import SaveOptions, versions
 from treering._checkpoint.signature import check_local, local_digests, match_signature, signature_of
 from treering._checkpoint.transaction import AttemptFiles, CheckpointFolder, JoinedFolder
 from treering._coordination.job_handshake import next_sequence
@@ -113,14 +106,6 @@ def make_index(
         replaces=(),
         metadata=metadata,
     )
-
-
-def versions() -> dict[str, str]:
-    """Return who writes, with what, and when: nothing of the machine or its user."""
-    now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
-    found = {"by": f"treering {__version__}", "at": now, "python": platform.python_version()}
-    # From the modules: importlib.metadata would read files, in the middle of a save.
-    return found | {"jax": jax.__version__, "numpy": np.__version__, "ml_dtypes": ml_dtypes.__version__}
 
 
 _COUNT: Final = struct.Struct("<Q")

@@ -12,8 +12,7 @@ import xxhash
 
 from treering._arrays.jobs import Progress
 from treering._arrays.outgoing import DescribedLeaves, HeldBoxes
-from treering._checkpoint.save_folder import versions
-from treering._checkpoint.save_options import HostLocal
+from treering._checkpoint.save_options import HostLocal, versions
 from treering._codec.zarr import ZarrArray, stored_dtype
 from treering._codec.zarr_chunks import require_known_compressor
 from treering._leaves.documents.record import MOST_AXES, ChunkLayout, LeavesRecord, folder_of, prefix_folder

@@ -6,7 +6,6 @@ import re
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -18,7 +17,7 @@ from tests.store.objects.in_memory import DAY, HOUR, TestBucket, install, store_
 from treering._codec.key_document import attempts_in, encode_tombstone, is_tombstone, placeholder, superseded_in
 from treering._format.document import parse_index
 from treering._inspect.doctor import diagnose
-from treering._store.objects.requests import Answer, Delete, Get, Head, List, Put, Request, Status
+from treering._store.objects.requests import Answer, Delete, Get, Head, List, Put, Range, Request, Status
 from treering._values.checkpoint_names import is_data, journal_of
 from treering._values.processes import Life
 from treering.errors import (
@@ -207,7 +206,7 @@ def test_a_removed_step_is_a_tombstone_until_its_data_are_gone(bucket: TestBucke
 
 
 def test_the_saves_of_a_run_remove_what_waited(bucket: TestBucket, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("treering._runs.known_steps.time.monotonic", lambda: bucket.time)
+    monkeypatch.setattr("treering._runs.gc.time.monotonic", lambda: bucket.time)
     with tr.Run("memory://run", keep=tr.KeepLast(1)) as run:
         for step in range(1, 8):
             run.save(step, tree(step)).result()
@@ -334,7 +333,7 @@ def test_an_attempt_in_doubt_is_swept_by_gc_after_a_day(bucket: TestBucket) -> N
 def test_an_attempt_in_doubt_is_swept_by_the_first_save_of_a_process_and_then_daily(
     bucket: TestBucket, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("treering._runs.known_steps.time.monotonic", lambda: bucket.time)
+    monkeypatch.setattr("treering._runs.gc.time.monotonic", lambda: bucket.time)
     key = "run/step_00000001/treering.json"
     tr.Run("memory://run").save(1, tree(1)).result()
     dead_attempt(bucket)
@@ -462,14 +461,15 @@ def large(number: float) -> dict[str, object]:
 def at_reading(monkeypatch: pytest.MonkeyPatch, action: Callable[[], object]) -> list[str]:
     """Do something before each read of data by position; return the names that were read."""
     read: list[str] = []
-    real = TestBucket.read_into
+    real = TestBucket.perform
 
-    def read_into(self: TestBucket, name: str, *given: Any) -> None:
-        read.append(name)
-        action()
-        real(self, name, *given)
+    def perform(self: TestBucket, request: Request) -> Answer:
+        if isinstance(request, Range):
+            read.append(request.name)
+            action()
+        return real(self, request)
 
-    monkeypatch.setattr(TestBucket, "read_into", read_into)
+    monkeypatch.setattr(TestBucket, "perform", perform)
     return read
 
 
@@ -664,16 +664,16 @@ def test_an_index_that_is_replaced_while_it_is_read_is_read_again(
 ) -> None:
     tr.save(PATH, tree(1))
     limits.lower(monkeypatch, first_read_of_objects=64)
-    read_into = bucket.read_into
+    perform = bucket.perform
     replaced: list[str] = []
 
-    def replace_first(name: str, *given: Any) -> None:
-        if name == KEY and not replaced:
-            replaced.append(name)
+    def replace_first(request: Request) -> Answer:
+        if isinstance(request, Range) and request.name == KEY and not replaced:
+            replaced.append(KEY)
             tr.save(PATH, tree(2), overwrite=True)
-        read_into(name, *given)
+        return perform(request)
 
-    monkeypatch.setattr(bucket, "read_into", replace_first)
+    monkeypatch.setattr(bucket, "perform", replace_first)
     assert (load(), replaced) == (2, [KEY])
 
 
