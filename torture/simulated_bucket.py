@@ -18,6 +18,7 @@ from treering._store.objects.requests import (
     Listed,
     ObjectVersion,
     Put,
+    Range,
     Request,
     Status,
 )
@@ -123,6 +124,8 @@ class Bucket:
             case Head(name):
                 found = self.objects.get(name)
                 return MISSING if found is None else Answer(Status.DONE, found=_listed(name, found))
+            case Range():
+                raise Violation("the programs read whole objects")
 
     def _put(self, put: Put, actor: Actor) -> Answer:
         old = self.objects.get(put.name)

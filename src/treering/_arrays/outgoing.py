@@ -8,19 +8,15 @@ from __future__ import annotations
 
 import bisect
 import dataclasses
-import datetime
 import itertools
 import math
-import platform
 from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple, TypeAlias
 
 import jax
-import ml_dtypes
 import numpy as np
 
-from treering import __version__
 from treering._arrays.host import TOGETHER, BoxedArray, HostCopies, cut_box, parts_of, read_checked, require_alive
 from treering._arrays.jobs import Progress
 from treering._format.document import data_name
@@ -458,11 +454,3 @@ def merge_checksums(layout: SaveLayout, parts: Sequence[array[int]]) -> array[in
         error.processes = tuple(wrong)
         raise error
     return table
-
-
-def versions() -> dict[str, str]:
-    """Return who writes, with what, and when: nothing of the machine or its user."""
-    now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
-    found = {"by": f"treering {__version__}", "at": now, "python": platform.python_version()}
-    # From the modules: importlib.metadata would read files, in the middle of a save.
-    return found | {"jax": jax.__version__, "numpy": np.__version__, "ml_dtypes": ml_dtypes.__version__}

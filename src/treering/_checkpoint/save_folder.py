@@ -15,14 +15,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from typing import Any
 
-from treering._arrays.outgoing import SaveData, SaveLayout, divide_save, merge_checksums, versions
+from treering._arrays.outgoing import SaveData, SaveLayout, divide_save, merge_checksums
 from treering._arrays.plan_cache import TreePlan
 from treering._arrays.source import Source
 from treering._arrays.source_arrays import describe_source
 from treering._background.writer import UNWATCHED, Watch
 from treering._checkpoint.forms import Loss, key_texts
-from treering._checkpoint.joint_driver import JointShare, require_value, save_jointly
-from treering._checkpoint.save_options import SaveOptions, require_value
+from treering._checkpoint.joint_driver import JointShare, save_jointly
+from treering._checkpoint.save_options import SaveOptions, require_value, versions
 from treering._checkpoint.transaction import AttemptFiles, CheckpointFolder, JoinedFolder
 from treering._coordination.job_handshake import next_sequence
 from treering._coordination.message_board import MessageBoard

@@ -33,8 +33,7 @@ if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
     from numpy.typing import NDArray
 
-# Read by several requests at once.
-_WINDOW_BYTES: Final = 32 << 20
+_WINDOW_BYTES: Final = 32 << 20  # read by several requests at once
 
 
 def read_state(

@@ -15,8 +15,8 @@ from typing import Any, Literal, Protocol
 import xxhash
 
 from treering._arrays.jobs import Progress
-from treering._arrays.outgoing import DescribedLeaves, versions
-from treering._checkpoint.save_options import HostLocal
+from treering._arrays.outgoing import DescribedLeaves
+from treering._checkpoint.save_options import HostLocal, versions
 from treering._codec.zarr import ZarrArray, chunk_bytes, chunk_count, stored_dtype
 from treering._codec.zarr_chunks import require_known_compressor
 from treering._leaves.documents.record import MOST_AXES, ChunkLayout, LeavesRecord, folder_of, prefix_folder

@@ -21,7 +21,7 @@ from treering._arrays.source_arrays import describe_source
 from treering._background.writer import UNWATCHED, Watch
 from treering._checkpoint.detect import refuse_other_form
 from treering._checkpoint.forms import Loss, lost_leaves, lost_members
-from treering._checkpoint.joint_driver import JointShare, require_value, save_jointly, tell_of_end
+from treering._checkpoint.joint_driver import JointShare, save_jointly, tell_of_end
 from treering._checkpoint.save_folder import flatten_source
 from treering._checkpoint.save_options import SaveOptions, require_one_of, require_value
 from treering._checkpoint.transaction import JoinedFolder

@@ -25,12 +25,9 @@ _NAMED_KINDS = frozenset({"numpy", "key"})
 """Kinds of arrays that are named beside the shape; the others are jax's, or of a file that does not say."""
 _GAP = "  "
 BOLD, DIM, RED, CYAN, _PLAIN = "\x1b[1m", "\x1b[2m", "\x1b[31m", "\x1b[36m", "\x1b[0m"
+# Columns behind the name; those that hold numbers; how many every table has, the others where a row needs them.
 HEADS = "dtype", "shape", "parameters", "bytes", "sharding", "chunks"
-"""Columns behind the name."""
-RIGHT = 2, 3
-"""Those that hold numbers."""
-ALWAYS = 4
-"""How many of them every table has; the others stand there where any row has something to say in them."""
+RIGHT, ALWAYS = (2, 3), 4
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -33,6 +33,7 @@ from treering._store.api import Outcome
 from treering._store.objects import obstore_requests, protocol, repetition
 from treering._store.objects.client import ObstoreClient
 from treering._store.objects.obstore_stores import StoreVariants
+from treering._store.objects.reading import read_ranges
 from treering._store.objects.repetition import Cause, failure_of, requests_at_once
 from treering._store.objects.requests import Absent, Answer, Delete, Get, Head, List, Listed, ObjectVersion, Put, Status
 from treering._store.objects.store import ObjectRoot
@@ -219,13 +220,13 @@ def test_a_short_answer_is_asked_for_again(
     assert client.perform(Get("a", 100)).data == bytes(range(100))
     shorten(monkeypatch, 2)
     room = bytearray(20_000)
-    client.read_into("a", version.version, [(250, memoryview(room))])
+    read_ranges(client, "a", version.version, [(250, memoryview(room))])
     assert bytes(room) == bytes(range(250)) * 80
     assert len(pauses) == 4
     shorten(monkeypatch, 1000)
     assert client.perform(Get("a")).status is Status.NO_ANSWER
     with pytest.raises(OSError, match="19999 bytes of 20000 came"):
-        client.read_into("a", version.version, [(250, memoryview(room))])
+        read_ranges(client, "a", version.version, [(250, memoryview(room))])
 
 
 def test_another_version_is_not_read(client: ObstoreClient) -> None:
@@ -233,10 +234,10 @@ def test_another_version_is_not_read(client: ObstoreClient) -> None:
     client.perform(Put("a", bytes(1000)))
     assert old is not None
     with pytest.raises(FileNotFoundError):
-        client.read_into("a", old.version, [(0, memoryview(bytearray(10)))])
+        read_ranges(client, "a", old.version, [(0, memoryview(bytearray(10)))])
     client.perform(Delete(("a",)))
     with pytest.raises(FileNotFoundError):
-        client.read_into("a", old.version, [(0, memoryview(bytearray(10)))])
+        read_ranges(client, "a", old.version, [(0, memoryview(bytearray(10)))])
 
 
 def test_an_empty_object_and_one_that_ignores_ranges_are_read(

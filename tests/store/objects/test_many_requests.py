@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import pytest
 
 import treering
-from tests.buckets import MemoryBucket, ObjectVersion
+from tests.buckets import Answer, MemoryBucket, Range, Request
 
 TREE = {f"leaf {number}": np.full(40_000, float(number)) for number in range(12)}
 
@@ -23,14 +22,17 @@ class SlowBucket(MemoryBucket):
         self.most = 0
         self._now = 0
 
-    def read_into(self, name: str, version: ObjectVersion, jobs: Sequence[tuple[int, memoryview]]) -> None:
+    def perform(self, request: Request) -> Answer:
+        if not isinstance(request, Range):
+            return super().perform(request)
         with self._counting:
             self._now += 1
             self.most = max(self.most, self._now)
         time.sleep(0.01)
-        super().read_into(name, version, jobs)
+        answer = super().perform(request)
         with self._counting:
             self._now -= 1
+        return answer
 
 
 @pytest.fixture

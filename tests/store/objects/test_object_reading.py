@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
 from pathlib import PurePath
 from typing import Any
 
@@ -11,7 +10,7 @@ import pytest
 
 from tests.buckets import MemoryBucket
 from treering._store.objects.reading import FIRST_BYTES, ObjectReader, plan_spans
-from treering._store.objects.requests import Answer, Delete, Get, ObjectVersion, Put, Request, Status
+from treering._store.objects.requests import Answer, Delete, Get, Put, Range, Request, Status
 from treering.errors import CorruptError, DataFileMissingError, NotFoundError, StoreError
 
 MIB = 1 << 20
@@ -24,9 +23,10 @@ class CountedBucket(MemoryBucket):
         super().__init__()
         self.ranges: list[int] = []
 
-    def read_into(self, name: str, version: ObjectVersion, jobs: Sequence[tuple[int, memoryview]]) -> None:
-        self.ranges += [offset for offset, _ in jobs]
-        super().read_into(name, version, jobs)
+    def perform(self, request: Request) -> Answer:
+        if isinstance(request, Range):
+            self.ranges += [offset for offset, _ in request.span.targets]
+        return super().perform(request)
 
 
 def open_object(data: bytes) -> tuple[CountedBucket, ObjectReader]:

@@ -14,7 +14,6 @@ from typing import Any, Final
 from treering._store.objects import obstore_requests
 from treering._store.objects.obstore_requests import FailedBuffers, upload_parts
 from treering._store.objects.obstore_stores import StoreVariants
-from treering._store.objects.reading import Jobs, Span
 from treering._store.objects.repetition import PASSING, Cause, RepeatingClient, failure_of
 from treering._store.objects.requests import (
     PATIENCE,
@@ -25,6 +24,7 @@ from treering._store.objects.requests import (
     List,
     ObjectVersion,
     Put,
+    Range,
     Request,
     Status,
 )
@@ -97,6 +97,10 @@ class ObstoreClient(RepeatingClient):
                 answer = self._answer("get", name, lambda store: obstore_requests.get(store, name, most), size)
                 TRAFFIC.add(received=len(answer.data))
                 return answer
+            case Range(name, version, span):
+                size = span.stop - span.start
+                call = functools.partial(obstore_requests.fetch, name=name, version=version, span=span)
+                return self._answer("get", name, call, size)
             case Head(name):
                 return self._answer("get", name, lambda store: obstore_requests.head(store, name))
             case Put(name, data, condition):
@@ -143,20 +147,6 @@ class ObstoreClient(RepeatingClient):
             if found is None or found.size != size:
                 failure = dataclasses.replace(failure, reason=f"PUT {name!r}: {failure.reason}")
                 raise failure.error(self.shown, self._right("put")) from error
-
-    def read_into(self, name: str, version: ObjectVersion, jobs: Jobs) -> None:
-        """Fill each buffer with the bytes from its offset on, by several requests at once.
-
-        Raises:
-            FileNotFoundError: that version is gone.
-            OSError: it cannot be read.
-        """
-
-        def fetch(span: Span) -> Answer:
-            size = span.stop - span.start
-            return self._answer("get", name, lambda store: obstore_requests.fetch(store, name, version, span), size)
-
-        self._read_spans(fetch, version, jobs)
 
     def _delete(self, names: Sequence[str]) -> Answer:
         answer = Answer(Status.DONE)

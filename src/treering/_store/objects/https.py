@@ -19,13 +19,13 @@ from typing import Any, Final, NamedTuple, NoReturn
 
 from treering._store.api import LARGEST_DOCUMENT, Entry, Kind, Reader
 from treering._store.failures import naming
-from treering._store.objects.reading import Jobs, Span
 from treering._store.objects.repetition import RepeatingClient, ShortAnswer
-from treering._store.objects.requests import Answer, Get, Head, List, Listed, ObjectVersion, Request, Status
+from treering._store.objects.requests import Answer, Get, Head, List, Listed, ObjectVersion, Range, Request, Status
 from treering._store.objects.store import ObjectRoot
 from treering._store.objects.url import READ_ONLY, web_path
 from treering._store.pieces import Buffer
 from treering._values.checkpoint_names import INDEX
+from treering._values.telemetry import TRAFFIC
 from treering.errors import NotFoundError
 
 _ASIS: Final = "%/:?&=+,;@~!$'()*[]"
@@ -71,6 +71,8 @@ class WebClient(RepeatingClient):
         match request:
             case Get(name, most):
                 return self._repeat(lambda: self._get(name, most), f"GET '{self.shown}/{name}'")
+            case Range(name):
+                return self._repeat(lambda: self._fill(request), f"GET '{self.shown}/{name}'")
             case Head(name):
                 return self._repeat(lambda: self._look(name), f"GET '{self.shown}/{name}'")
             case List():
@@ -99,25 +101,17 @@ class WebClient(RepeatingClient):
         _require_end(len(data), stop)
         return Answer(Status.DONE, data[:most], body.found)
 
-    def read_into(self, name: str, version: ObjectVersion, jobs: Jobs) -> None:
-        """Fill each buffer with the bytes from its offset on.
-
-        Raises:
-            FileNotFoundError: that version is gone.
-            OSError: it cannot be read.
-        """
-        what = f"GET '{self.shown}/{name}'"
-        self._read_spans(lambda span: self._repeat(lambda: self._fill(name, version, span), what), version, jobs)
-
-    def _fill(self, name: str, version: ObjectVersion, span: Span) -> Answer:
-        body = self._ask(name, (span.start, span.stop))
+    def _fill(self, wanted: Range) -> Answer:
+        span = wanted.span
+        body = self._ask(wanted.name, (span.start, span.stop))
         with body.response:
-            if body.found.version == version:
+            if body.found.version == wanted.version:
                 position = span.start
                 for data in _read(body.response, body.stop - position):
                     span.fill(position, memoryview(data))
                     position += len(data)
                 _require_end(position, span.stop)
+                TRAFFIC.add(received=span.stop - span.start)
         return Answer(Status.DONE, found=body.found)
 
     def _ask(self, name: str, wanted: tuple[int, int] | None) -> _Body:

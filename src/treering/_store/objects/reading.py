@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import bisect
 import collections
 import contextlib
 import dataclasses
 import errno
-import itertools
 import operator
 import os
 import threading
@@ -17,8 +15,9 @@ from pathlib import PurePath
 from typing import Final, TypeAlias
 
 from treering._store.api import Reader, require_range
+from treering._store.crew import FirstError, work_together
 from treering._store.failures import naming, with_errno
-from treering._store.objects.requests import Client, Get, ObjectVersion, ask
+from treering._store.objects.requests import Client, Get, ObjectVersion, Range, Span, ask, require_answer
 from treering.errors import DataFileMissingError, StoreError
 
 Jobs: TypeAlias = "Sequence[tuple[int, memoryview]]"
@@ -169,27 +168,6 @@ _LARGEST_RANGE: Final = 16 << 20
 _AT_ONCE: Final = 8
 
 
-@dataclasses.dataclass(slots=True)
-class Span:
-    """Bytes of an object that one request fetches, and the memory that they go to."""
-
-    start: int
-    stop: int
-    targets: list[tuple[int, memoryview]]
-    """Offsets and flat buffers, ascending; they may leave gaps, and do not overlap."""
-
-    def fill(self, position: int, data: memoryview) -> None:
-        """Copy what was received from ``position`` on to where it belongs."""
-        end = position + len(data)
-        first = max(bisect.bisect_right(self.targets, position, key=operator.itemgetter(0)) - 1, 0)
-        for offset, buffer in itertools.islice(self.targets, first, None):
-            if offset >= end:
-                break
-            start, stop = max(offset, position), min(offset + len(buffer), end)
-            if start < stop:
-                buffer[start - offset : stop - offset] = data[start - position : stop - position]
-
-
 def plan_spans(jobs: Sequence[tuple[int, memoryview]]) -> list[Span]:
     """Return the requests that fill the buffers of all jobs: near ones together, large ones in pieces.
 
@@ -214,6 +192,32 @@ def plan_spans(jobs: Sequence[tuple[int, memoryview]]) -> list[Span]:
             offset = last.stop = offset + len(part)
             buffer = buffer[len(part) :]
     return spans
+
+
+def read_ranges(client: Client, name: str, version: ObjectVersion, jobs: Jobs) -> None:
+    """Fill each buffer with the bytes from its offset on, by several requests at once.
+
+    Raises:
+        FileNotFoundError: that version is gone.
+        PermissionError: the bucket denies it.
+        OSError: it cannot be read.
+    """
+    todo = collections.deque(plan_spans(jobs))
+    failure = FirstError()
+
+    def work() -> None:
+        while failure.error is None:
+            with failure:
+                try:
+                    span = todo.popleft()
+                except IndexError:
+                    return
+                answer = require_answer(client.shown, client.perform(Range(name, version, span)))
+                if answer.found is None or answer.found.version != version:
+                    raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
+
+    work_together(work, max(0, min(len(todo), _AT_ONCE) - 1))
+    failure.reraise()
 
 
 class ObjectReader(Reader):
@@ -285,7 +289,7 @@ class ObjectReader(Reader):
 
     def _fetch(self, jobs: Sequence[tuple[int, memoryview]]) -> None:
         with self._naming():
-            self._client.read_into(self._name, self.version, jobs)
+            read_ranges(self._client, self._name, self.version, jobs)
 
     @contextlib.contextmanager
     def _naming(self) -> Iterator[None]:

@@ -10,15 +10,12 @@ import random
 import re
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from typing import Final
 
 from treering._printable import hide_secrets, printable
-from treering._store.crew import FirstError, work_together
 from treering._store.objects.obstore_stores import was_led_away
-from treering._store.objects.reading import Jobs, Span, plan_spans
-from treering._store.objects.requests import PATIENCE, Answer, ObjectVersion, Status, require_answer
+from treering._store.objects.requests import PATIENCE, Answer, Status
 from treering._store.objects.signed_requests import how_to_remove
 from treering._values.telemetry import LOGGER, TRAFFIC
 from treering.errors import UnsupportedError
@@ -253,34 +250,6 @@ class RepeatingClient:
         if silence is None or (silence.over and time.monotonic() - silence.last > _ANEW):
             return self._patience
         return -1.0 if silence.over else self._patience - (time.monotonic() - silence.since)
-
-    def _read_spans(self, fetch: Callable[[Span], Answer], version: ObjectVersion, jobs: Jobs) -> None:
-        """Fill each buffer with the bytes from its offset on, by several requests at once.
-
-        ``fetch`` fills the buffers of a span, if it is of that version; its answer says which one it is of.
-
-        Raises:
-            FileNotFoundError: that version is gone.
-            PermissionError: the server denies it.
-            OSError: it cannot be read.
-        """
-        todo = deque(plan_spans(jobs))
-        failure = FirstError()
-
-        def work() -> None:
-            while failure.error is None:
-                with failure:
-                    try:
-                        span = todo.popleft()
-                    except IndexError:
-                        return
-                    answer = require_answer(self.shown, fetch(span))
-                    TRAFFIC.add(received=span.stop - span.start)
-                    if answer.found is None or answer.found.version != version:
-                        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
-
-        work_together(work, max(0, min(len(todo), _THREADS) - 1))
-        failure.reraise()
 
     def _renew(self) -> bool:
         """Forget credentials that were denied; False where there are no others."""

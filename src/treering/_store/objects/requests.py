@@ -5,9 +5,12 @@
 
 from __future__ import annotations
 
+import bisect
 import dataclasses
 import enum
 import errno
+import itertools
+import operator
 import random
 import time
 from collections.abc import Generator, Iterable, Sequence
@@ -63,6 +66,36 @@ class Get:
     most: int | None = None
 
 
+@dataclasses.dataclass(slots=True)
+class Span:
+    """Bytes of an object that one request fetches, and the memory that they go to."""
+
+    start: int
+    stop: int
+    targets: list[tuple[int, memoryview]]
+    """Offsets and flat buffers, ascending; they may leave gaps, and do not overlap."""
+
+    def fill(self, position: int, data: memoryview) -> None:
+        """Copy what was received from ``position`` on to where it belongs."""
+        end = position + len(data)
+        first = max(bisect.bisect_right(self.targets, position, key=operator.itemgetter(0)) - 1, 0)
+        for offset, buffer in itertools.islice(self.targets, first, None):
+            if offset >= end:
+                break
+            start, stop = max(offset, position), min(offset + len(buffer), end)
+            if start < stop:
+                buffer[start - offset : stop - offset] = data[start - position : stop - position]
+
+
+@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+class Range:
+    """Fill the buffers of a span with bytes of that version of an object; the answer says which version there is."""
+
+    name: str
+    version: ObjectVersion
+    span: Span
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class Head:
     """Ask for the size, version and time of an object."""
@@ -96,7 +129,7 @@ class List:
     """Whether those below a further slash are listed too."""
 
 
-Request: TypeAlias = Get | Head | Put | Delete | List
+Request: TypeAlias = Get | Range | Head | Put | Delete | List
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -137,7 +170,7 @@ class Answer:
     data: bytes = b""
     """What `Get` read."""
     found: Listed | None = None
-    """Of `Get`, `Head` and `Put`: the object; a time of 0.0 where the answer has none."""
+    """Of `Get`, `Range`, `Head` and `Put`: the object; a time of 0.0 where the answer has none."""
     listed: Sequence[Listed] = ()
     places: Sequence[str] = ()
     """Of `List`: the names that a further slash follows, without it."""
@@ -173,10 +206,6 @@ class Client(Protocol):
 
         ``new`` says that nothing was ever at that name.
         """
-        ...
-
-    def read_into(self, name: str, version: ObjectVersion, jobs: Sequence[tuple[int, memoryview]]) -> None:
-        """Fill each buffer with the bytes from its offset on; ``FileNotFoundError`` where that version is gone."""
         ...
 
 
