@@ -22,12 +22,14 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from torture.process_jobs import Job
-from treering._checkpoint.joint_driver import save_jointly
+from treering._arrays.outgoing import describe_leaves
+from treering._checkpoint.joint_driver import JointShare, save_jointly
 from treering._checkpoint.transaction import CheckpointFolder, JoinedFolder
 from treering._coordination.message_board import MessageBoard
 from treering._coordination.operations import Call
 from treering._store.objects.requests import Answer, Request
 from treering._store.resolve import file_path
+from treering._tree.flatten import flatten
 from treering._values.processes import Processes
 
 __all__ = ["RealFigures", "RealSetting", "calls_of_saves", "price_of", "run_saves", "summed_calls"]
@@ -130,15 +132,19 @@ def summed_calls(summary: str) -> Counter[str]:
 # What follows runs in the process that the others are forked from, and in those.
 
 
-class _Share:
+class _Share(JointShare):
     """The share of one process: nothing but a wait."""
 
     def __init__(self, call: Call, path: Path, writing: float) -> None:
-        self._call = call
+        nothing = flatten({})
+        super().__init__(call, nothing, describe_leaves(nothing), compares_local=False)
         self._path = path
         self._writing = writing
         self._folder: CheckpointFolder | None = None
         self.written = 0.0
+
+    def plan(self) -> None:
+        """There is nothing to write."""
 
     def signature(self) -> bytes:
         return bytes(8 * LEAVES)
@@ -172,9 +178,6 @@ class _Share:
     def roll_back(self) -> None:
         if self._folder is not None:
             self._folder.others_are_done()
-
-    def finish(self) -> None:
-        pass
 
 
 @dataclass(slots=True)

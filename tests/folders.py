@@ -1,9 +1,6 @@
-"""What lies in folders, the same in memory, and how many files this process holds open."""
+"""What lies in folders, and how many files this process holds open."""
 
 from pathlib import Path
-
-from treering._store.objects.url import MemoryPath
-from treering._store.resolve import write_file
 
 
 def names(folder: Path | str) -> list[str]:
@@ -22,10 +19,3 @@ def listing(path: Path) -> dict[str, bytes | None]:
 def open_descriptors() -> int:
     """How many descriptors this process holds, the one that looks among them."""
     return len(list(Path("/proc/self/fd").iterdir()))
-
-
-def copy_to_memory(folder: Path, url: str) -> None:
-    """Put every file below a folder at its path below a URL of ``memory://``."""
-    for file in filter(Path.is_file, folder.rglob("*")):
-        data = file.read_bytes()
-        write_file(MemoryPath(f"{url}/{file.relative_to(folder).as_posix()}"), [data], len(data))

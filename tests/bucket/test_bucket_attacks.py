@@ -4,13 +4,13 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests.buckets import without_settings
 from torture.bucket_faults import Case, Striker
 from torture.bucket_kills import kill_bucket
 from torture.bucket_races import race
 from torture.bucket_scenes import SCENES
 from torture.bucket_servers import BucketServer, open_seaweed
 from torture.fault_proxy import Fault
-from treering._store.objects import connect
 
 pytestmark = pytest.mark.bucket
 
@@ -55,13 +55,10 @@ def test_a_load_whose_answers_are_spoiled(striker: Striker, fault: Fault) -> Non
 @pytest.fixture
 def two(seaweed: BucketServer, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[BucketServer, BucketServer]]:
     """Two servers with one name of a bucket, between which the environment changes."""
-    for name, value in seaweed.environment().items():
-        monkeypatch.setenv(name, value)
-    before = dict(connect._BUCKETS)
-    with open_seaweed() as other:
+    with without_settings(monkeypatch), open_seaweed() as other:
+        for name, value in seaweed.environment().items():
+            monkeypatch.setenv(name, value)
         yield seaweed, other
-    connect._BUCKETS.clear()
-    connect._BUCKETS.update(before)
 
 
 def test_savers_with_two_accounts_that_are_killed(two: tuple[BucketServer, BucketServer]) -> None:

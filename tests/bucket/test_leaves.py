@@ -15,9 +15,9 @@ from jax.sharding import PartitionSpec
 import treering as tr
 from tests.leaves.jobs_of_threads import Job
 from tests.leaves.saved import put
+from tests.stores import located, store_at
 from tests.trees import assert_unchanged
 from torture.bucket_servers import BucketServer
-from treering._store.resolve import located, store_at
 from treering.errors import BusyError
 from treering.leaves import index_leaves, tree_deserialize_leaves, tree_serialize_leaves
 

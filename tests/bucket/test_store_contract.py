@@ -1,15 +1,13 @@
 """The store in buckets keeps the contract on real servers, and refuses one that ignores conditions."""
 
 import itertools
-from pathlib import PurePosixPath
+from typing import Any
 
 import pytest
 
+from tests.buckets import ObstoreClient, store_in
 from torture import bucket_servers
 from torture.bucket_servers import BucketServer
-from treering._store.api import Store
-from treering._store.objects.client import ObstoreClient
-from treering._store.objects.store import ObjectStore
 from treering.testing import StoreContract
 
 pytestmark = pytest.mark.bucket
@@ -27,9 +25,8 @@ class _OnServer(StoreContract):
 
     name = ""
 
-    def make_store(self) -> Store:
-        place = f"{self.prefix}/{next(self.numbers)}"
-        return ObjectStore(self.client, f"{place}/", PurePosixPath(place))
+    def make_store(self) -> Any:
+        return store_in(self.client, f"{self.prefix}/{next(self.numbers)}", grace=0)
 
 
 class TestOnSeaweed(_OnServer):
@@ -46,7 +43,7 @@ class TestOnAzurite(_OnServer):
 
 
 def test_a_server_that_ignores_conditions_is_refused(rclone: BucketServer, prefix: str) -> None:
-    store = ObjectStore(ObstoreClient(rclone.connect(), rclone.url), f"{prefix}/", PurePosixPath(prefix))
+    store = store_in(ObstoreClient(rclone.connect(), rclone.url), prefix)
     with pytest.raises(OSError, match="does not heed conditions"):
         store.transaction().begin(".treering.json.0123456789abcdef.treering-tmp", None)
     assert store.names() == ["treering.json"]

@@ -1,7 +1,6 @@
 """URLs and the environment lead to real servers, and their refusals say what is wrong."""
 
 import contextlib
-import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,9 +9,10 @@ import numpy as np
 import pytest
 
 import treering
+from tests.buckets import without_settings
+from tests.command import copy_path
+from tests.stores import read_file
 from torture.bucket_servers import BucketServer
-from treering._store import resolve
-from treering._store.objects import connect, obstore_stores
 from treering.errors import NotFencedWarning, StoreError, TreeringError
 
 pytestmark = pytest.mark.bucket
@@ -27,10 +27,8 @@ def server(request: pytest.FixtureRequest) -> BucketServer:
 
 @pytest.fixture(autouse=True)
 def _forget_buckets(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    for name in [name for name in os.environ if name.startswith(obstore_stores._READ)]:
-        monkeypatch.delenv(name)
-    yield
-    connect._BUCKETS.clear()
+    with without_settings(monkeypatch):
+        yield
 
 
 def enter(server: BucketServer, monkeypatch: pytest.MonkeyPatch) -> str:
@@ -57,8 +55,7 @@ def test_a_single_file_has_other_bytes_each_time(
     found = []
     for _ in range(3):
         treering.save(path, tree, overwrite=True)
-        with resolve.open_file(path) as file:
-            found.append(file.read(0, file.size))
+        found.append(read_file(path))
         assert treering.load(path).keys() == tree.keys()
     assert len(set(found)) == len(found)
 
@@ -81,7 +78,6 @@ def test_a_single_file_tells_of_a_server_that_ignores_conditions(
 
 
 def test_copies(server: BucketServer, prefix: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    from tests.command import copy_path
 
     url = f"{enter(server, monkeypatch)}/{prefix}"
     treering.save(tmp_path / "a", TREE)

@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 
 import treering
+from tests import reads
 from tests.command import ended
 from treering import KeyMap, KeyRule
-from treering._arrays.incoming import StoredArrays
 from treering.errors import MismatchError, NotFoundError, TreeringError, UnsupportedError
 
 OTHER_KINDS = [
@@ -91,7 +91,7 @@ def test_another_kind_is_refused_before_a_byte_is_read(
     values: list[Any], before: str, after: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tree = saved(tmp_path, values, before)
-    monkeypatch.setattr(StoredArrays, "read", None)
+    reads.act_before_reads(monkeypatch, lambda _: pytest.fail("something is read"))
     with pytest.raises(MismatchError, match=f"wanted {after}".replace("[", r"\[")):
         treering.load(tmp_path / "a", {"w": np.zeros(len(values), after)}, cast=True)
     names = KeyMap([KeyRule("w", "w", cast=(before, after))])

@@ -17,9 +17,8 @@ import pytest
 
 import treering
 from tests import faults, limits
+from tests.buckets import MemoryBucket, lead_to
 from tests.command import copy_path
-from tests.store.objects.memory_bucket import CountingBucket
-from tests.store.objects.plain_urls import lead_to
 from treering._foreign import write_huggingface
 from treering._store.resolve import is_folder, is_taken
 from treering.errors import BusyError, ExistsError
@@ -58,7 +57,7 @@ def place(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mo
         return f"memory://{tmp_path.name}"
     if request.param == "bucket in parts":
         limits.lower(monkeypatch, whole_object=1000)
-    return str(lead_to(CountingBucket()))
+    return str(lead_to(MemoryBucket()))
 
 
 @pytest.mark.parametrize(

@@ -17,8 +17,8 @@ import numpy as np
 import pytest
 
 import treering as tr
-from tests.folders import copy_to_memory
-from treering._runs.copy_run import copy_path
+from tests.command import copy_path
+from tests.stores import copy_to_memory
 from treering.errors import ExistsError, FormatError, TreeringError
 from treering.leaves import tree_deserialize_leaves, tree_serialize_leaves
 

@@ -12,9 +12,8 @@ import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
 import treering
-from tests import faults, limits
+from tests import limits, reads
 from treering import KeyMap, KeyRule
-from treering._arrays.incoming import StoredArrays
 from treering.errors import CorruptError, MismatchError, UnsupportedError
 
 NAMES = KeyMap([
@@ -81,11 +80,9 @@ def test_the_other_arguments_speak_of_the_new_tree(path: Path) -> None:
 def test_shards_of_the_new_tree_read_their_boxes_alone(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[int] = []
 
-    faults.before(
+    reads.act_before_plans(
         monkeypatch,
-        StoredArrays,
-        "plan_reads",
-        lambda self, requests: asked.extend(
+        lambda requests: asked.extend(
             int(np.prod([stop - start for start, stop in box])) for one in requests for box in one.boxes
         ),
     )

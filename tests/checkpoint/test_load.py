@@ -14,10 +14,9 @@ import numpy as np
 import pytest
 
 import treering
-from tests import faults, limits
+from tests import limits, reads
 from tests.on_disk import signed_again
 from tests.trees import Pair, assert_same, assert_same_structure
-from treering._arrays.incoming import StoredArrays
 from treering.errors import CorruptError, FormatError, NotFoundError, TreeringError
 
 TREE: dict[Any, Any] = {
@@ -133,7 +132,7 @@ def test_only_arrays_that_are_copied_come_in_batches(
     treering.save(tmp_path / "ckpt", tree)
     seen: list[int] = []
 
-    faults.before(monkeypatch, StoredArrays, "read", lambda self, requests, progress=None: seen.append(len(requests)))
+    reads.act_before_reads(monkeypatch, lambda requests: seen.append(len(requests)))
     limits.lower(monkeypatch, delivered_batch=2 * tree["a"].size * tree["a"].dtype.itemsize)
     like = {name: jax.ShapeDtypeStruct((320, 256), wanted) for name in tree}
     found = treering.load(tmp_path / "ckpt", like, cast=True)

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 import treering
+from tests.buckets import MemoryBucket
 from tests.checkpoint.together import Together, two
-from tests.store.objects.memory_bucket import MemoryBucket
 from treering._checkpoint.save import save_tree
 from treering._checkpoint.save_options import SaveOptions
 from treering.errors import MismatchError, NotFoundError

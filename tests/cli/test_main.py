@@ -123,8 +123,8 @@ class Interrupted:
             raise KeyboardInterrupt
 
 sys.meta_path.insert(0, Interrupted())
-from treering.__main__ import main
-main()
+import runpy
+runpy.run_module("treering", run_name="__main__")
 """
     done = subprocess.run([sys.executable, "-c", command], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "error: stopped\n")

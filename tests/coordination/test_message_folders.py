@@ -10,7 +10,7 @@ from pathlib import Path, PurePath
 import pytest
 
 import treering as tr
-from tests.store.objects.memory_bucket import MemoryBucket
+from tests.buckets import MemoryBucket
 from treering import leaves
 from treering._coordination.message_board import FolderMessageBoard, PathMessageBoard, sweep_messages
 from treering._store.api import Store, open_below

@@ -14,9 +14,7 @@ import safetensors
 import tensorstore
 
 import treering
-from tests.trees import assert_same_arrays
-from treering._checkpoint.forms import LOSSES
-from treering._tree.registry import is_typed_key
+from tests.trees import assert_same_arrays, is_typed_key
 
 GOLDEN = Path(__file__).parent / "golden" / "orbax"
 
@@ -34,7 +32,7 @@ def _arrays(place: Path, separator: str) -> dict[str, Any]:
 @pytest.mark.parametrize("name", ["ocdbt_zarr2", "plain_zarr3", "v1_state"])
 def test_orbax_in_the_forms_of_peers(name: str, tmp_path: Path) -> None:
     source = GOLDEN / name
-    lose = list(LOSSES)
+    lose = ["arrays", "items", "keys", "metadata", "names", "none", "objects", "scalars", "strings", "structure"]
     treering.convert(source, tmp_path / "a.msgpack", lose=lose)
     state = flax.serialization.msgpack_restore((tmp_path / "a.msgpack").read_bytes())
     for key, array in _arrays(source, "/").items():

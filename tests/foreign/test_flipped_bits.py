@@ -20,13 +20,11 @@ import zstandard
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import treering as tr
+from tests.buckets import MemoryBucket
 from tests.checkpoint.together import Loading, loading
-from tests.store.objects.memory_bucket import CountingBucket
 from tests.store.objects.web_server import serving
+from tests.stores import write_file
 from treering._runs.copy_run import copy_path
-from treering._store.objects.requests import Put
-from treering._store.objects.url import MemoryPath
-from treering._store.resolve import write_file
 from treering.errors import TreeringError
 
 __all__ = ["loading"]
@@ -140,15 +138,14 @@ def _files_of(path: Path) -> list[Path]:
 def _in_memory(path: Path) -> str:
     root = f"memory://flipped/{path}"
     for file in _files_of(path):
-        data = file.read_bytes()
-        write_file(MemoryPath(f"memory://flipped/{file}"), [data], len(data))
+        write_file(f"memory://flipped/{file}", file.read_bytes())
     return root
 
 
 def _in_bucket(path: Path) -> Any:
-    bucket = CountingBucket()
+    bucket = MemoryBucket()
     for file in _files_of(path):
-        bucket.perform(Put(file.relative_to(path.parent).as_posix(), file.read_bytes()))
+        bucket.put(file.relative_to(path.parent).as_posix(), file.read_bytes())
     return tr.bucket(bucket) / path.name
 
 

@@ -15,10 +15,8 @@ from safetensors.numpy import save_file
 
 import treering
 from tests.checkpoint.together import Loading, loading
+from tests.reads import read_parts
 from tests.system_calls import spans_read
-from treering._arrays.incoming import ReadRequest
-from treering._checkpoint.forms import read_source
-from treering._values.boxes import box_of_slices
 from treering.errors import CorruptError, FormatError, NotFoundError, TreeringError
 
 __all__ = ["loading"]
@@ -125,10 +123,9 @@ def test_a_process_reads_only_its_own_rows(folder: Path, loading: Loading, monke
     np.testing.assert_array_equal(np.asarray(found), WIDE)
     assert loading.exchanges == []  # each of the four processes reads what it needs by itself
     first = rows.devices_indices_map(WIDE.shape)
-    boxes = [box_of_slices(first[device], WIDE.shape) for device in jax.devices()[:2]]
-    with read_source(folder, mapped=False) as source:
-        spans = spans_read(monkeypatch)
-        source.arrays.read([ReadRequest(source.index.keys.index("model.embed_tokens.weight"), boxes)])
+    own = [first[device] for device in jax.devices()[:2]]
+    spans = spans_read(monkeypatch)
+    read_parts(folder, lambda key: own if key == "model.embed_tokens.weight" else [])
     assert sum(count for _, count in spans) == WIDE.nbytes // 4
 
 

@@ -20,7 +20,7 @@ from jax.experimental.array_serialization import tensorstore_impl
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import treering
-from tests.folders import copy_to_memory
+from tests.stores import copy_to_memory
 from treering.errors import CorruptError, TreeringError, UnsupportedError
 
 GOLDEN = Path(__file__).parent / "golden" / "jax"

@@ -17,7 +17,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 import treering
 from tests import meshes
-from tests.folders import copy_to_memory
+from tests.stores import copy_to_memory
 from tests.trees import assert_same_arrays, leaves_by_path
 from treering.errors import CorruptError, NotFoundError, TreeringError, UnsupportedError
 

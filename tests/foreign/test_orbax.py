@@ -16,7 +16,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 import treering
 from tests import meshes
-from tests.folders import copy_to_memory
+from tests.stores import copy_to_memory
 from treering.errors import CorruptError, NotFoundError, TreeringError, UnsupportedError
 
 GOLDEN = Path(__file__).parent / "golden" / "orbax"

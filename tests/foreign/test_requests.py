@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -15,19 +14,16 @@ import safetensors.numpy
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import treering
+from tests.buckets import MemoryBucket
 from tests.command import copy_path
-from tests.store.objects.memory_bucket import CountingBucket
-from treering._arrays.incoming import ReadRequest
-from treering._checkpoint.forms import open_source
-from treering._store.objects.requests import Put
-from treering._values.boxes import box_of_slices, slices
+from tests.reads import read_parts
 from treering.leaves import tree_serialize_leaves
 
 MIB = 1 << 20
 DRAW = np.random.default_rng(0)
 TREES = {
     name: {f"n{n:03}": DRAW.standard_normal((side, side)).astype(np.float32) for n in range(count)}
-    for name, count, side in (("many", 240, 64), ("large", 12, 768))
+    for name, count, side in (("many", 80, 64), ("large", 12, 768))
 }
 
 
@@ -103,15 +99,9 @@ def read_each(path: Any) -> Any:
 
 def read_a_share(path: Any, tree: dict[str, Any]) -> None:
     """Read what one of four processes with two devices each reads."""
-    shape = tree["n000"].shape
-    with contextlib.ExitStack() as files:
-        source = open_source(path, files, mapped=False)
-        places: Any = over_mesh(4).devices_indices_map(shape).items()
-        boxes = sorted({box_of_slices(index, shape) for device, index in places if device.id // 2 == 1})
-        requests = [ReadRequest(leaf, boxes) for leaf in range(len(source.index.keys))]
-        source.arrays.read(requests)
-        for key, request in zip(source.index.keys, requests, strict=True):
-            assert all(np.array_equal(a, tree[key][slices(box)]) for box, a in zip(boxes, request.arrays, strict=True))
+    places: Any = over_mesh(4).devices_indices_map(tree["n000"].shape).items()
+    for key, found in read_parts(path, lambda _: [index for device, index in places if device.id // 2 == 1]).items():
+        assert all(np.array_equal(array, tree[key][index]) for index, array in found)
 
 
 def check(path: Any) -> Any:
@@ -156,11 +146,11 @@ def count_apart(form: str, call: Callable[..., Any], tree: dict[str, Any]) -> in
 @pytest.mark.parametrize(("form", "call"), CASES)
 def test_requests_follow_the_bytes(form: str, call: Callable[..., Any], size: str, tmp_path: Path) -> None:
     tree = TREES[size]
-    bucket = CountingBucket()
+    bucket = MemoryBucket()
     FORMS[form](tmp_path / form, tree)
     for file in tmp_path.rglob("*"):
         if file.is_file():
-            bucket.perform(Put(str(file.relative_to(tmp_path)), file.read_bytes()))
+            bucket.put(str(file.relative_to(tmp_path)), file.read_bytes())
     bucket.start_over()
     path = treering.bucket(bucket) / form
     found = call(path, tree) if call in {load_like, read_a_share} else call(path)
@@ -181,10 +171,10 @@ def test_requests_follow_the_bytes(form: str, call: Callable[..., Any], size: st
 
 def test_an_archive_is_read_once_in_whatever_boxes(tmp_path: Path) -> None:
     """Its CRC-32 is of whole arrays: they are put together from the boxes, a few rows at a time."""
-    bucket = CountingBucket()
+    bucket = MemoryBucket()
     tree: dict[str, Any] = {f"n{n}": DRAW.standard_normal((1024, 1024)).astype(np.float32) for n in range(4)}
     np.savez(tmp_path / "a.npz", **tree)
-    bucket.perform(Put("a.npz", (tmp_path / "a.npz").read_bytes()))
+    bucket.put("a.npz", (tmp_path / "a.npz").read_bytes())
     mesh = over_mesh(4).mesh
     for spec in (("a", "b"), (None, "b"), ("b",), ()):
         bucket.start_over()

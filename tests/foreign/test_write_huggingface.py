@@ -18,6 +18,7 @@ from safetensors import safe_open
 from safetensors.flax import load_file
 
 import treering
+from tests.jobs import be_process
 from treering.errors import ExistsError, MismatchError, TreeringError, UnsupportedError
 
 WIDE = np.arange(512 * 256, dtype=np.float32).reshape(512, 256)
@@ -202,12 +203,10 @@ def test_little_memory_is_taken(tmp_path: Path) -> None:
 
 
 def test_process_0_exports_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from treering._checkpoint import convert
-    from treering._values.processes import Processes
-
-    monkeypatch.setattr(convert, "this_processes", lambda _: Processes(this=1, count=2))
-    with pytest.raises(TreeringError, match=r"process 1 cannot export .*: process 0 does, alone; call it under"):
+    with monkeypatch.context() as job:
+        be_process(job, 1, 2)
+        with pytest.raises(TreeringError, match=r"process 1 cannot export .*: process 0 does, alone; call it under"):
+            treering.export(tmp_path / "m", {"w": WIDE}, to="hf")
+        be_process(job, 0, 2)
         treering.export(tmp_path / "m", {"w": WIDE}, to="hf")
-    monkeypatch.setattr(convert, "this_processes", lambda _: Processes(this=0, count=2))
-    treering.export(tmp_path / "m", {"w": WIDE}, to="hf")
     same(treering.load(tmp_path / "m")["w"], WIDE)

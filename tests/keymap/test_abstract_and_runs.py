@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import treering
-from tests import faults
+from tests import reads
 from treering import KeyMap, KeyRule
 from treering.errors import MismatchError, UnsupportedError
 
@@ -60,16 +60,9 @@ def test_a_run_loads_its_steps_through_a_map(tmp_path: Path) -> None:
 
 def test_heads_are_read_in_one_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A kernel of many heads is no read for each head."""
-    from treering._arrays.incoming import StoredArrays
-
     boxes: list[int] = []
 
-    faults.before(
-        monkeypatch,
-        StoredArrays,
-        "read",
-        lambda arrays, requests, progress=None: boxes.extend(len(request.boxes) for request in requests),
-    )
+    reads.act_before_reads(monkeypatch, lambda requests: boxes.extend(len(request.boxes) for request in requests))
     treering.save(tmp_path / "a", STORED)
     assert_mapped(treering.load(tmp_path / "a", key_map=MAP))
     assert boxes == [1] * 6

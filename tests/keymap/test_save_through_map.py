@@ -14,9 +14,9 @@ from safetensors.numpy import load_file
 
 import treering
 from tests import meshes
+from tests.jobs import be_process
 from tests.trees import assert_same_arrays
 from treering import KeyMap, KeyRule
-from treering._values.processes import Processes
 from treering.errors import MismatchError, UnsupportedError
 
 LAYERS, HEADS, SIZE, WIDTH = 3, 2, 4, 6
@@ -156,11 +156,12 @@ def test_what_cannot_be_is_refused_by_name(tmp_path: Path, monkeypatch: pytest.M
     with pytest.raises(UnsupportedError, match="cannot hold"):
         treering.export(tmp_path / "a.safetensors", {"step": 1}, key_map=KeyMap([KeyRule("{k}", "{k}")]))
     assert not list(tmp_path.iterdir())
-    monkeypatch.setattr("treering._checkpoint.convert.this_processes", lambda _: Processes(this=1, count=2))
-    with pytest.raises(UnsupportedError, match="process 0 does, alone"):
+    with monkeypatch.context() as job:
+        be_process(job, 1, 2)
+        with pytest.raises(UnsupportedError, match="process 0 does, alone"):
+            treering.export(tmp_path / "a", make_tree(), key_map=MAP)
+        be_process(job, 0, 2)
         treering.export(tmp_path / "a", make_tree(), key_map=MAP)
-    monkeypatch.setattr("treering._checkpoint.convert.this_processes", lambda _: Processes(this=0, count=2))
-    treering.export(tmp_path / "a", make_tree(), key_map=MAP)
     assert_same_arrays(treering.load(tmp_path / "a", key_map=MAP), make_tree())
 
 

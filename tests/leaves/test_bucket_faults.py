@@ -11,14 +11,11 @@ import numpy as np
 import pytest
 from jax.sharding import PartitionSpec
 
+from tests.buckets import Answer, MemoryBucket, Put, Request, Status, no_patience, use_for_memory
 from tests.leaves.jobs_of_threads import Job
 from tests.leaves.saved import put
-from tests.store.objects.memory_bucket import MemoryBucket, use_for_memory
+from tests.stores import located
 from tests.trees import fingerprint
-from treering._store.objects import requests, transaction
-from treering._store.objects import store as objects
-from treering._store.objects.requests import Answer, Put, Request, Status
-from treering._store.resolve import located
 from treering.errors import BusyError, StoreError, TreeringError
 from treering.leaves import index_leaves, tree_deserialize_leaves, tree_serialize_leaves
 
@@ -68,22 +65,19 @@ class FaultyBucket(MemoryBucket):
     def arm(self, place: int, fault: Callable[[Perform, Request], Answer] | None) -> None:
         self.left, self.fault = place, fault
 
-    def perform(self, request: Request) -> Answer:
+    def answer(self, request: Request) -> Answer:
         self.left -= 1
         if self.left == -1 and self.fault is not None:
             fault, self.fault = self.fault, None
-            return fault(super().perform, request)
-        return super().perform(request)
+            return fault(super().answer, request)
+        return super().answer(request)
 
 
 @pytest.fixture
 def bucket(monkeypatch: pytest.MonkeyPatch) -> FaultyBucket:
     bucket = FaultyBucket()
     use_for_memory(monkeypatch, bucket)
-    monkeypatch.setattr(requests, "_wait", lambda _: Answer(Status.DONE))
-    for module in (transaction, objects):
-        turns = itertools.count()
-        monkeypatch.setattr(module, "patience", lambda _, turns=turns: lambda: next(turns) > 20)
+    no_patience(monkeypatch, 21)
     return bucket
 
 

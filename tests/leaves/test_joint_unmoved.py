@@ -10,14 +10,13 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 import treering
+from tests.buckets import NO_ANSWER, MemoryBucket, Put, install
 from tests.jobs import be_process
 from tests.leaves.jobs_of_threads import Job
 from tests.leaves.saved import put, stored
 from tests.leaves.test_joint import all_failed, all_well, tree_of
-from tests.store.objects.in_memory import TestBucket, install
+from tests.stores import located
 from tests.trees import assert_same_arrays
-from treering._store.objects.requests import Answer, Put, Request, Status
-from treering._store.resolve import located
 from treering.errors import BusyError, MismatchError, ProcessFailedError, StoreError, TimedOutError, UnsupportedError
 from treering.leaves import tree_serialize_leaves
 
@@ -27,33 +26,33 @@ OTHER = {"m": jnp.ones(3)}
 
 
 @pytest.fixture
-def bucket(monkeypatch: pytest.MonkeyPatch) -> TestBucket:
+def bucket(monkeypatch: pytest.MonkeyPatch) -> MemoryBucket:
     return install(monkeypatch)
 
 
 @pytest.fixture
-def pair(monkeypatch: pytest.MonkeyPatch, bucket: TestBucket) -> Job:
+def pair(monkeypatch: pytest.MonkeyPatch, bucket: MemoryBucket) -> Job:
     return Job(monkeypatch, 2)
 
 
-def files(bucket: TestBucket, attempt: str = "") -> list[str]:
+def files(bucket: MemoryBucket, attempt: str = "") -> list[str]:
     """The names of what is in the folders of attempts, or of one."""
     above = f"a/leaves/.treering/{attempt}"
     return [name.removeprefix(above) for name in bucket.names(above)]
 
 
-def others(bucket: TestBucket) -> list[str]:
+def others(bucket: MemoryBucket) -> list[str]:
     """The names of what is in no folder of an attempt."""
     return [name for name in bucket.names() if "/.treering/" not in name]
 
 
-def content(bucket: TestBucket) -> dict[str, bytes]:
+def content(bucket: MemoryBucket) -> dict[str, bytes]:
     """The files of all leaves, without attempts."""
     found = {name.split("/leaves/")[-1]: bucket.data(name) for name in bucket.names("a/leaves/.treering/")}
     return {name: re.sub(rb'"[0-9a-f]{16}"', b"", data) for name, data in found.items() if "record" not in name}
 
 
-def test_what_is_saved_is_what_one_process_saves(monkeypatch: pytest.MonkeyPatch, bucket: TestBucket) -> None:
+def test_what_is_saved_is_what_one_process_saves(monkeypatch: pytest.MonkeyPatch, bucket: MemoryBucket) -> None:
     tree = tree_of()
     called: list[str] = []
     all_well(Job(monkeypatch, 4).save(PATH, tree, commit_callback=lambda: called.append("once")))
@@ -69,7 +68,7 @@ def test_what_is_saved_is_what_one_process_saves(monkeypatch: pytest.MonkeyPatch
     assert together == content(bucket)
 
 
-def test_prefixes_overwrites_and_what_they_supersede(pair: Job, bucket: TestBucket) -> None:
+def test_prefixes_overwrites_and_what_they_supersede(pair: Job, bucket: MemoryBucket) -> None:
     tree = tree_of()
     all_well(pair.save(PATH, tree, chunk_bytes=16, compressor={"id": "zstd", "level": 1}))
     first = pair.attempt
@@ -85,7 +84,7 @@ def test_prefixes_overwrites_and_what_they_supersede(pair: Job, bucket: TestBuck
 
 
 @pytest.mark.parametrize("prefix", [None, "model"])
-def test_a_save_in_between_makes_it_busy_on_all(pair: Job, bucket: TestBucket, prefix: str | None) -> None:
+def test_a_save_in_between_makes_it_busy_on_all(pair: Job, bucket: MemoryBucket, prefix: str | None) -> None:
     tree = tree_of()
     all_well(pair.save(PATH, OTHER))
     won: list[None] = []
@@ -105,7 +104,9 @@ def test_a_save_in_between_makes_it_busy_on_all(pair: Job, bucket: TestBucket, p
 
 
 @pytest.mark.parametrize("this", [0, 1])
-def test_a_process_that_cannot_write(this: int, pair: Job, bucket: TestBucket, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_that_cannot_write(
+    this: int, pair: Job, bucket: MemoryBucket, monkeypatch: pytest.MonkeyPatch
+) -> None:
     tree = {"rows": put(jnp.arange(64.0).reshape(8, 8), P("x"))}
     all_well(pair.save(PATH, OTHER))
     before = bucket.names()
@@ -119,7 +120,7 @@ def test_a_process_that_cannot_write(this: int, pair: Job, bucket: TestBucket, m
     assert_same_arrays(stored(PATH), tree)
 
 
-def test_other_trees_and_arguments_are_refused(pair: Job, bucket: TestBucket) -> None:
+def test_other_trees_and_arguments_are_refused(pair: Job, bucket: MemoryBucket) -> None:
     tree = tree_of()
     all_well(pair.save(PATH, OTHER))
     before = bucket.names()
@@ -130,7 +131,7 @@ def test_other_trees_and_arguments_are_refused(pair: Job, bucket: TestBucket) ->
     assert bucket.names() == before
 
 
-def test_what_is_left_when_a_process_does_not_come(pair: Job, bucket: TestBucket) -> None:
+def test_what_is_left_when_a_process_does_not_come(pair: Job, bucket: MemoryBucket) -> None:
     """Others may still be writing, so files and marker stay; the next save proves that they can go."""
     tree = {"rows": put(jnp.arange(64.0).reshape(8, 8), P("x"))}
     all_well(pair.save(PATH, OTHER))
@@ -139,39 +140,28 @@ def test_what_is_left_when_a_process_does_not_come(pair: Job, bucket: TestBucket
     assert "marker" in left
     assert "record.json" not in left
     assert_same_arrays(stored(PATH), OTHER)
-    bucket.perform(Put(f"a/leaves/.treering-{pair.attempt}-verdict", b"{}"))
-    bucket.perform(Put("a/leaves/.treering-waiting-00001", b"{}"))
+    bucket.put(f"a/leaves/.treering-{pair.attempt}-verdict", b"{}")
+    bucket.put("a/leaves/.treering-waiting-00001", b"{}")
     tree_serialize_leaves(PATH, OTHER, prefix="other")
     assert not files(bucket, pair.attempt)
     tree_serialize_leaves(PATH, OTHER, prefix="other")
     assert others(bucket) == [INDEX]
 
 
-def test_process_0_does_not_come(pair: Job, bucket: TestBucket) -> None:
+def test_process_0_does_not_come(pair: Job, bucket: MemoryBucket) -> None:
     all_failed(pair.save(PATH, tree_of(), absent=(0,), timeout=0.5), TimedOutError, "process 0")
     assert files(bucket) == []
     all_well(pair.save(PATH, OTHER))
     assert others(bucket) == [INDEX]
 
 
-def test_where_nothing_tells_what_became_of_the_commit_all_stays(
-    pair: Job, bucket: TestBucket, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from treering._store.objects import transaction
-
+def test_where_nothing_tells_what_became_of_the_commit_all_stays(pair: Job, bucket: MemoryBucket) -> None:
     tree = {"rows": put(jnp.arange(64.0).reshape(8, 8), P("x"))}
     all_well(pair.save(PATH, OTHER))
-    real = bucket.perform
-
-    def lose_request(request: Request) -> Answer:
-        if isinstance(request, Put) and request.name == INDEX:
-            return Answer(Status.NO_ANSWER)
-        return real(request)
-
-    with monkeypatch.context() as lossy:
-        lossy.setattr(transaction, "patience", lambda *_: lambda: True)
-        lossy.setattr(bucket, "perform", lose_request)
-        errors = pair.save(PATH, tree)
+    patience, bucket.patience = bucket.patience, 1e-9
+    bucket.meet = lambda request: NO_ANSWER if isinstance(request, Put) and request.name == INDEX else None
+    errors = pair.save(PATH, tree)
+    bucket.patience, bucket.meet = patience, lambda _: None
     all_failed(errors, (StoreError, ProcessFailedError), "may yet be in place")
     assert {"marker", "record.json", "leaves/rows/0.0", "leaves/rows/7.0"} <= set(files(bucket, f"{pair.attempt}/"))
     assert_same_arrays(stored(PATH), OTHER)

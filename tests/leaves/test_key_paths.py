@@ -11,8 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tests.trees import Pair
-from treering._tree.state_dict import structure_text
+from tests.trees import Pair, assert_same_structure
 from treering.errors import UnsupportedError
 from treering.leaves import is_array_like, join_key, leaf_key_paths
 
@@ -64,7 +63,7 @@ def test_leaves_become_their_paths(name: str) -> None:
     tree, want = TREES[name]
     got = leaf_key_paths(tree)
     assert got == want
-    assert structure_text(got) == structure_text(tree)
+    assert_same_structure(got, tree)
 
 
 @pytest.mark.parametrize(("prefix", "want"), [("p.q", "p.q.a"), ("", "a"), (None, "a")])

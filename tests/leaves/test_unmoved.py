@@ -11,15 +11,10 @@ import numpy as np
 import pytest
 
 import treering as tr
-from tests import faults
+from tests.buckets import NO_ANSWER, Answer, Delete, List, MemoryBucket, ObjectVersion, Put, Request, use_for_memory
 from tests.command import ended
-from tests.store.objects.memory_bucket import CountingBucket, MemoryBucket, use_for_memory
+from tests.stores import begin_leaves, located, store_at
 from tests.trees import assert_unchanged
-from treering._leaves.commit import begin_save
-from treering._store import resolve
-from treering._store.objects import transaction
-from treering._store.objects.requests import Answer, Delete, ObjectVersion, Put, Request, Status
-from treering._store.resolve import store_at
 from treering.errors import (
     BusyError,
     CorruptError,
@@ -289,44 +284,33 @@ def test_of_two_savers_one_wins_and_the_other_is_told(path: str, prefix: str) ->
     assert_unchanged(exact(path, "model"), TREE)
 
 
-def test_a_save_whose_answer_is_lost_is_found_by_its_attempt(
-    stored: str, bucket: MemoryBucket, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_save_whose_answer_is_lost_is_found_by_its_attempt(stored: str, bucket: MemoryBucket) -> None:
     """The index that is there afterwards is another one, which names it: of another prefix, or of a later save."""
     tree_serialize_leaves(stored, OTHER, prefix="opt")
-    real, lost = bucket.perform, [False]
+    lost = [False]
 
-    def lose_answer(request: Request) -> Answer:
-        answer = real(request)
-        if isinstance(request, Put) and request.name.endswith(INDEX) and not lost[0]:
-            lost[0] = True
-            tree_serialize_leaves(stored, {"m": jnp.zeros(3)}, prefix="opt")
-            return Answer(Status.NO_ANSWER)
-        return answer
+    def lose_answer(request: Request) -> Answer | None:
+        if not isinstance(request, Put) or not request.name.endswith(INDEX) or lost[0]:
+            return None
+        bucket.answer(request)
+        lost[0] = True
+        tree_serialize_leaves(stored, {"m": jnp.zeros(3)}, prefix="opt")
+        return NO_ANSWER
 
-    monkeypatch.setattr(bucket, "perform", lose_answer)
+    bucket.meet = lose_answer
     tree_serialize_leaves(stored, TREE, prefix="model")
     assert lost[0]
     assert_unchanged(exact(stored, "model"), TREE)
     assert_unchanged(exact(stored, "opt"), {"m": jnp.zeros(3)})
 
 
-def test_where_nothing_tells_what_became_of_it_all_stays(
-    stored: str, bucket: MemoryBucket, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_where_nothing_tells_what_became_of_it_all_stays(stored: str, bucket: MemoryBucket) -> None:
     tree_serialize_leaves(stored, OTHER)
-    real = bucket.perform
-    monkeypatch.setattr(transaction, "patience", lambda *_: lambda: True)
-
-    def lose_request(request: Request) -> Answer:
-        if isinstance(request, Put) and request.name.endswith(INDEX):
-            return Answer(Status.NO_ANSWER)
-        return real(request)
-
-    with monkeypatch.context() as lossy:
-        lossy.setattr(bucket, "perform", lose_request)
-        with pytest.raises(StoreError, match="may yet be in place"):
-            tree_serialize_leaves(stored, TREE)
+    bucket.patience = 1e-9
+    bucket.meet = lambda request: NO_ANSWER if isinstance(request, Put) and request.name.endswith(INDEX) else None
+    with pytest.raises(StoreError, match="may yet be in place"):
+        tree_serialize_leaves(stored, TREE)
+    bucket.meet = lambda _: None
     assert_unchanged(exact(stored), OTHER)
     assert [name for name in names(stored) if name.endswith("params/w/0.0")]
     # The next save proves that it can never be committed.
@@ -336,10 +320,10 @@ def test_where_nothing_tells_what_became_of_it_all_stays(
 
 def test_an_endpoint_that_ignores_conditions_is_refused(bucket: MemoryBucket, monkeypatch: pytest.MonkeyPatch) -> None:
     class Ignorant(MemoryBucket):
-        def perform(self, request: Request) -> Answer:
+        def answer(self, request: Request) -> Answer:
             if isinstance(request, Put) and isinstance(request.condition, ObjectVersion):
                 request = Put(request.name, request.data)
-            return super().perform(request)
+            return super().answer(request)
 
     use_for_memory(monkeypatch, Ignorant(), grace=3600)
     with pytest.raises(StoreError, match="does not heed conditions"):
@@ -351,8 +335,7 @@ def test_an_endpoint_that_ignores_conditions_is_refused(bucket: MemoryBucket, mo
 
 
 def test_superseded_leaves_wait_for_readers_then_go(bucket: MemoryBucket, monkeypatch: pytest.MonkeyPatch) -> None:
-    now = [1e9]
-    monkeypatch.setattr(bucket, "_clock", lambda: now[0])
+    bucket.time = 1e9
     use_for_memory(monkeypatch, bucket, grace=100.0)
     path = "memory://a/leaves"
     tree_serialize_leaves(path, TREE)
@@ -364,8 +347,7 @@ def test_superseded_leaves_wait_for_readers_then_go(bucket: MemoryBucket, monkey
         assert attempts(path) == {first, second}
         (waits,) = index_of(path)["treering"][""]["superseded"]
         assert (waits["attempt"], waits["since"] // 1) == (first, 1e9)
-        now[0] += 200
-        transaction._CLOCKS.clear()
+        bucket.wait(200)
         # Of whichever prefix the next save is.
         tree_serialize_leaves(path, OTHER, prefix="opt")
         assert attempts(path) == {second, attempt_of(path, "opt")}
@@ -396,9 +378,9 @@ def test_an_index_that_calls_what_it_lists_superseded_is_not_believed(path: str)
 
 def test_what_a_dead_saver_left_goes_once_it_can_never_be_committed(path: str) -> None:
     tree_serialize_leaves(path, OTHER)
-    dead = begin_save(resolve.located(path))
-    dead.write_file("w", "0", [b"x" * (2 << 20)], 2 << 20)
-    begin_save(resolve.located(path)).__exit__()
+    dead = begin_leaves(located(path))
+    dead.write("w", [("0", [b"x" * (2 << 20)], 2 << 20)])
+    begin_leaves(located(path)).__exit__()
     assert dead.attempt in attempts(path)  # its base is still there
     tree_serialize_leaves(path, OTHER)
     assert dead.attempt not in attempts(path)
@@ -407,10 +389,10 @@ def test_what_a_dead_saver_left_goes_once_it_can_never_be_committed(path: str) -
 
 def test_the_doctor_knows_what_is_left_over(stored: str, capsys: pytest.CaptureFixture[str]) -> None:
     tree_serialize_leaves(stored, OTHER)
-    with begin_save(resolve.located(stored)) as save, begin_save(resolve.located(stored)) as other:
-        save.write_file("w", "0", [b"x" * (2 << 20)], 2 << 20)
+    with begin_leaves(located(stored)) as save, begin_leaves(located(stored)) as other:
+        save.write("w", [("0", [b"x" * (2 << 20)], 2 << 20)])
         store_at(stored).remove(f".treering/{other.attempt}/marker")
-        other.write_file("w", "0", [b"x" * (2 << 20)], 2 << 20)
+        other.write("w", [("0", [b"x" * (2 << 20)], 2 << 20)])
         for changed, said in ((False, "may still be committed"), (True, "it can never be committed")):
             if changed:
                 found = store_at(stored).read(INDEX)
@@ -434,24 +416,15 @@ def test_data_without_a_marker_stay(path: str) -> None:
     assert before <= names(path)
 
 
-def test_saving_works_where_nothing_may_be_deleted_or_listed(
-    stored: str, bucket: MemoryBucket, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from treering._store.objects.requests import List
+def test_saving_works_where_nothing_may_be_deleted_or_listed(stored: str, bucket: MemoryBucket) -> None:
+    def is_denied(request: Request) -> bool:
+        return isinstance(request, List) or (isinstance(request, Delete) and request.condition is None)
 
-    with monkeypatch.context() as denied:
-        faults.fail(
-            denied,
-            bucket,
-            "perform",
-            PermissionError(13, "denied"),
-            when=lambda request: (
-                isinstance(request, List) or (isinstance(request, Delete) and request.condition is None)
-            ),
-        )
-        tree_serialize_leaves(stored, TREE)
-        tree_serialize_leaves(stored, OTHER)
-        assert_unchanged(exact(stored), OTHER)
+    bucket.denied = is_denied
+    tree_serialize_leaves(stored, TREE)
+    tree_serialize_leaves(stored, OTHER)
+    assert_unchanged(exact(stored), OTHER)
+    bucket.denied = lambda _: False
     assert len(index_of(stored)["treering"][""]["superseded"]) == 1
 
 
@@ -499,7 +472,7 @@ def test_a_copy_from_a_disk_is_read_and_saved_into(path: str, tmp_path: Path) ->
 
 
 def test_stale_messages_are_not_looked_at_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    counting, looks = CountingBucket(), []
+    counting, looks = MemoryBucket(), []
     use_for_memory(monkeypatch, counting)
     for count in (0, 0, 20):
         with store_at("memory://stale") as store:

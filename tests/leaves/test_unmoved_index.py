@@ -10,14 +10,12 @@ import jax.numpy as jnp
 import pytest
 
 import treering as tr
+from tests.buckets import NO_ANSWER, Answer, MemoryBucket, Put, Request, install
 from tests.leaves.jobs_of_threads import Job
 from tests.leaves.saved import stored
 from tests.leaves.test_joint import all_well, tree_of
-from tests.store.objects.in_memory import TestBucket, install
+from tests.stores import located, store_at
 from tests.trees import assert_same_arrays
-from treering._leaves.branches import list_leaves
-from treering._store.objects.requests import Answer, Put, Request, Status
-from treering._store.resolve import located, store_at
 from treering.errors import BusyError, CorruptError, MismatchError, NotFoundError
 from treering.leaves import index_leaves, tree_serialize_leaves
 
@@ -26,7 +24,7 @@ PATH = located("memory://a/leaves")
 
 
 @pytest.fixture
-def bucket(monkeypatch: pytest.MonkeyPatch) -> TestBucket:
+def bucket(monkeypatch: pytest.MonkeyPatch) -> MemoryBucket:
     return install(monkeypatch)
 
 
@@ -42,15 +40,15 @@ def leave(number: int, prefix: str | None = None) -> None:
     tree_serialize_leaves(PATH, m(number), prefix=prefix, write_index=False)
 
 
-def index_of(bucket: TestBucket) -> Any:
+def index_of(bucket: MemoryBucket) -> Any:
     return json.loads(bucket.data(INDEX))
 
 
-def attempts(bucket: TestBucket) -> set[str]:
+def attempts(bucket: MemoryBucket) -> set[str]:
     return {name.split("/")[3] for name in bucket.names("a/leaves/.treering/")}
 
 
-def test_a_first_save_without_an_index_is_taken_up(bucket: TestBucket) -> None:
+def test_a_first_save_without_an_index_is_taken_up(bucket: MemoryBucket) -> None:
     leave(1)
     assert index_of(bucket)["prefixes"] == {}
     with pytest.raises(NotFoundError, match="index_leaves"):
@@ -64,7 +62,7 @@ def test_a_first_save_without_an_index_is_taken_up(bucket: TestBucket) -> None:
     assert (bucket.names(), bucket.data(INDEX)) == before
 
 
-def test_the_old_tree_is_there_until_the_newest_is_indexed(bucket: TestBucket) -> None:
+def test_the_old_tree_is_there_until_the_newest_is_indexed(bucket: MemoryBucket) -> None:
     for prefix in (None, "model"):
         save(0, prefix)
         leave(1, prefix)
@@ -74,7 +72,7 @@ def test_the_old_tree_is_there_until_the_newest_is_indexed(bucket: TestBucket) -
         assert_same_arrays(stored(PATH, prefix), m(0))
     with pytest.raises(MismatchError, match=r"no prefix 'new'.*waits for treering\.leaves\.index_leaves"):
         stored(PATH, "new")
-    assert any("5 saves are not in the index" in note for note in list_leaves(PATH).notes)
+    assert any("5 saves are not in the index" in note for note in tr.inspect(PATH).notes)
     index_leaves(PATH)
     for prefix, number in ((None, 2), ("model", 2), ("new", 3)):
         assert_same_arrays(stored(PATH, prefix), m(number))
@@ -86,7 +84,7 @@ def test_the_old_tree_is_there_until_the_newest_is_indexed(bucket: TestBucket) -
     assert tr.verify(PATH).ok
 
 
-def test_saves_of_other_prefixes_keep_what_waits_and_one_of_the_same_replaces_it(bucket: TestBucket) -> None:
+def test_saves_of_other_prefixes_keep_what_waits_and_one_of_the_same_replaces_it(bucket: MemoryBucket) -> None:
     leave(1, "model")
     leave(1, "opt")
     for number in range(3):
@@ -104,7 +102,7 @@ def test_saves_of_other_prefixes_keep_what_waits_and_one_of_the_same_replaces_it
     assert len(attempts(bucket)) == 4
 
 
-def test_trees_that_no_index_could_list_together_are_refused(bucket: TestBucket) -> None:
+def test_trees_that_no_index_could_list_together_are_refused(bucket: MemoryBucket) -> None:
     leave(1, "a")
     with pytest.raises(MismatchError, match="saved without an index"):
         save(1, "a.m")
@@ -115,26 +113,25 @@ def test_trees_that_no_index_could_list_together_are_refused(bucket: TestBucket)
     assert bucket.data(INDEX) == before
 
 
-def test_processes_leave_one_together(bucket: TestBucket, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_processes_leave_one_together(bucket: MemoryBucket, monkeypatch: pytest.MonkeyPatch) -> None:
     all_well(Job(monkeypatch, 2).save(PATH, tree_of(), write_index=False))
     index_leaves(PATH)
     assert_same_arrays(stored(PATH), tree_of())
 
 
-def test_a_save_in_between_makes_either_busy(bucket: TestBucket, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_save_in_between_makes_either_busy(bucket: MemoryBucket, monkeypatch: pytest.MonkeyPatch) -> None:
     save(0)
-    real = bucket.perform
 
-    def save_another(request: Request) -> Answer:
-        if isinstance(request, Put) and request.name.endswith("/marker"):
-            monkeypatch.setattr(bucket, "perform", real)
-            answer = real(request)
-            save(1, "other")
-            return answer
-        return real(request)
+    def save_another(request: Request) -> Answer | None:
+        if not isinstance(request, Put) or not request.name.endswith("/marker"):
+            return None
+        bucket.meet = lambda _: None
+        answer = bucket.answer(request)
+        save(1, "other")
+        return answer
 
     for change in (lambda: leave(5), lambda: index_leaves(PATH)):
-        monkeypatch.setattr(bucket, "perform", save_another)
+        bucket.meet = save_another
         with pytest.raises(BusyError, match="another save changed the index"):
             change()
         leave(4)
@@ -143,32 +140,32 @@ def test_a_save_in_between_makes_either_busy(bucket: TestBucket, monkeypatch: py
     assert_same_arrays(stored(PATH, "other"), m(1))
 
 
-def test_an_answer_that_is_lost_is_found_again(bucket: TestBucket, monkeypatch: pytest.MonkeyPatch) -> None:
-    real, lost = bucket.perform, [False]
+def test_an_answer_that_is_lost_is_found_again(bucket: MemoryBucket, monkeypatch: pytest.MonkeyPatch) -> None:
+    lost = [False]
 
-    def lose_answer(request: Request) -> Answer:
-        answer = real(request)
-        if isinstance(request, Put) and request.name == INDEX and not lost[0]:
-            lost[0] = True
-            return Answer(Status.NO_ANSWER)
-        return answer
+    def lose_answer(request: Request) -> Answer | None:
+        if not isinstance(request, Put) or request.name != INDEX or lost[0]:
+            return None
+        lost[0] = True
+        bucket.answer(request)
+        return NO_ANSWER
 
     save(0)
     for change in (lambda: leave(1), lambda: index_leaves(PATH)):
         lost[0] = False
-        monkeypatch.setattr(bucket, "perform", lose_answer)
+        bucket.meet = lose_answer
         change()
         assert lost[0]
     assert_same_arrays(stored(PATH), m(1))
 
 
-def test_a_waiting_save_whose_record_is_damaged_is_named(bucket: TestBucket) -> None:
+def test_a_waiting_save_whose_record_is_damaged_is_named(bucket: MemoryBucket) -> None:
     save(0, "other")
     leave(1)
     leave(2, "model")
     index = index_of(bucket)
     index["unindexed"][0] = index["unindexed"][0].replace("int32", "int64").replace("float32", "float64")
-    bucket.perform(Put(INDEX, json.dumps(index).encode()))
+    bucket.put(INDEX, json.dumps(index).encode())
     with pytest.raises(CorruptError, match=r"record\.json.*everything else is indexed"):
         index_leaves(PATH)
     assert_same_arrays(stored(PATH, "model"), m(2))
@@ -180,12 +177,12 @@ def test_a_waiting_save_whose_record_is_damaged_is_named(bucket: TestBucket) -> 
     save(3, "other")
     assert len(attempts(bucket)) >= 4
     index["unindexed"] = [3]
-    bucket.perform(Put(INDEX, json.dumps(index).encode()))
+    bucket.put(INDEX, json.dumps(index).encode())
     with pytest.raises(CorruptError, match="copy the directory there"):
         index_leaves(PATH)
 
 
-def test_what_only_a_disk_can_mend_is_told(bucket: TestBucket) -> None:
+def test_what_only_a_disk_can_mend_is_told(bucket: MemoryBucket) -> None:
     with pytest.raises(NotFoundError, match="copy the directory there"):
         index_leaves(PATH)
     assert not bucket.names()
@@ -197,14 +194,14 @@ def test_what_only_a_disk_can_mend_is_told(bucket: TestBucket) -> None:
     index = index_of(bucket)
     index["treering"][""]["record"] = index["treering"][""]["record"].replace("attempt", "attempd")
     for data in (json.dumps(index).encode(), b"{"):
-        bucket.perform(Put(INDEX, data))
+        bucket.put(INDEX, data)
         with pytest.raises(CorruptError, match="copy the directory there"):
             index_leaves(PATH)
         assert bucket.data(INDEX) == data
 
 
 @pytest.mark.parametrize("how", ["index", "save", "lost"])
-def test_a_copy_on_a_disk_has_them_too(how: str, bucket: TestBucket, tmp_path: Path) -> None:
+def test_a_copy_on_a_disk_has_them_too(how: str, bucket: MemoryBucket, tmp_path: Path) -> None:
     save(0)
     leave(1)
     leave(2, "model")

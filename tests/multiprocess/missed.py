@@ -2,25 +2,30 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable
 from typing import Any
 
 import jax
+import pytest
 
 import treering as tr
+from tests import clocks
 from tests.multiprocess import trees
 from tests.multiprocess.meetings import told
 from tests.multiprocess.refusals import tree
-from treering._values import timing
 
 GENEROUS = 60.0
 
 
 def misses_saves(folder: str, victim: int) -> dict[str, list[dict[str, Any]]]:
     """Let one process do something else while the others save, then let all save and load, twice."""
+    with pytest.MonkeyPatch.context() as patch:
+        clocks.wait_at_most(patch, heartbeat_first=0.2, heartbeat_every=0.2)
+        return _misses(folder, victim)
+
+
+def _misses(folder: str, victim: int) -> dict[str, list[dict[str, Any]]]:
     number = jax.process_index()
-    timing.current = dataclasses.replace(timing.current, heartbeat_first=0.2, heartbeat_every=0.2)
     steps = iter(range(1, 100))
     found: dict[str, list[dict[str, Any]]] = {}
 

@@ -12,23 +12,21 @@ import safetensors.numpy
 from jax.sharding import PartitionSpec as P
 
 import treering as tr
+from tests.buckets import MemoryBucket
 from tests.multiprocess.trees import placed, spread
-from tests.store.objects.memory_bucket import CountingBucket
-from treering._store.objects.requests import Put
 
 _TREE = {
     f"{name} {number:03}": np.arange(number, number + side * side, dtype=np.float32).reshape(side, side)
-    for name, count, side in (("small", 200, 64), ("large", 12, 768))
+    for name, count, side in (("small", 80, 64), ("large", 12, 768))
     for number in range(count)
 }
 
 
-class _SameBucket(CountingBucket):
+class _SameBucket(MemoryBucket):
     """A bucket that is the same in each process: its name says so, and versions follow from contents."""
 
     def __init__(self) -> None:
-        super().__init__()
-        self.shown = "s3://of-all"
+        super().__init__("s3://of-all")
 
     def _e_tag(self, data: bytes) -> str:
         return hashlib.sha256(data).hexdigest()
@@ -40,8 +38,8 @@ def loads(folder: str) -> dict[str, dict[str, Any]]:
     tr.save(Path(folder, "saved"), {name: placed(items, rows) for name, items in _TREE.items()}, timeout=60)
     bucket = _SameBucket()
     for file in Path(folder, "saved").glob("[!.]*"):
-        bucket.perform(Put(f"saved/{file.name}", file.read_bytes()))
-    bucket.perform(Put("foreign.safetensors", safetensors.numpy.save(_TREE)))
+        bucket.put(f"saved/{file.name}", file.read_bytes())
+    bucket.put("foreign.safetensors", safetensors.numpy.save(_TREE))
     found: dict[str, dict[str, Any]] = {}
     for name in ("saved", "foreign.safetensors"):
         for how, spec in {"rows": P("x"), "columns": P(None, "x"), "everywhere": P()}.items():

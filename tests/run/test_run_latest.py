@@ -16,7 +16,6 @@ from tests.cli.runs import a_run, add_step
 from tests.command import inside
 from tests.on_disk import INDEX, RUN_DOCUMENT, signed, step_path
 from tests.system_calls import act_before_indexes
-from treering._runs.folder import RunFolder
 from treering.errors import CorruptError, NotFoundError
 
 
@@ -71,21 +70,10 @@ def test_a_verb_takes_the_newer_step_and_names_it(
 def test_a_copy_of_a_run_whose_steps_all_go_has_the_newer_one(
     run: Path, verb: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    listed: list[list[int]] = []
-    steps_in = RunFolder.steps
-
-    def list_then_overtake(folder: RunFolder) -> list[int]:
-        found = steps_in(folder)
-        if folder.path == run:
-            listed.append(found)
-        if len(listed) == 2:  # once for what is known of the steps, then for the steps that are copied
-            _overtake(run)
-        return found
-
     shutil.rmtree(step_path(run, 1))
-    monkeypatch.setattr(RunFolder, "steps", list_then_overtake)
+    opened = act_before_indexes(monkeypatch, lambda: _overtake(run))
     assert "run, 1 step, " in inside(verb, str(run), f"{run}-copy", code=0)[0]
-    assert listed[:3] == [[2], [2], [3]]
+    assert opened[0] == "step_00000002"
     assert treering.Run(f"{run}-copy").steps() == [3]
 
 

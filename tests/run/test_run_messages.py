@@ -7,25 +7,27 @@ from pathlib import Path
 import pytest
 
 import treering as tr
-from treering._coordination.message_board import PathMessageBoard
-from treering._runs.folder import RunFolder
-from treering._store.resolve import store_at
-from treering._values.checkpoint_names import departure_name, heartbeat_name, step_name, vote_name
+from tests.folders import names
+from tests.on_disk import heartbeat_name, step_path, vote_name
 
 ATTEMPT = "0123456789abcdef"
 
 
 def leave_messages(run: Path, step: int) -> None:
     """Let three messages be all that is in the folder of a step; one lies in a folder of messages."""
-    store_at(run / step_name(step)).transaction().make()
-    board = PathMessageBoard(run / step_name(step))
-    for name in (vote_name(ATTEMPT, 1), departure_name(ATTEMPT, 300), heartbeat_name(1)):
-        board.put(name, b"{}")
+    folder = step_path(run, step)
+    far = folder / f".treering-{ATTEMPT}-messages-00001"
+    far.mkdir(parents=True)
+    for message in (
+        folder / vote_name(ATTEMPT, 1),
+        far / f".treering-{ATTEMPT}-left-00300",
+        folder / heartbeat_name(1),
+    ):
+        message.write_bytes(b"{}")
 
 
 def folders(run: Path) -> list[int]:
-    with RunFolder(run) as folder:
-        return folder.folders()
+    return sorted(int(name.removeprefix("step_")) for name in names(run) if name.startswith("step_"))
 
 
 @pytest.mark.parametrize("how", ["save", "gc", "sweep"])

@@ -9,9 +9,8 @@ import pytest
 
 import treering
 from tests import limits
-from tests.store.objects.memory_bucket import CountingBucket
+from tests.buckets import MemoryBucket
 from treering import serialization
-from treering._store.objects.requests import Put
 
 DRAW = np.random.default_rng(0)
 SIZES = (0, 1, 1500, 2049, 5000, 9000, 40_000, 3, 100_000)
@@ -28,8 +27,8 @@ TREE: dict[str, Any] = {
 def test_windows_end_anywhere(window: int, chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
     limits.lower(monkeypatch, chunk_of_state_dicts=chunk)
     data = serialization.to_bytes(TREE)
-    bucket = CountingBucket()
-    bucket.perform(Put("a.msgpack", data))
+    bucket = MemoryBucket()
+    bucket.put("a.msgpack", data)
     limits.lower(monkeypatch, window_of_msgpack=window)
     found = treering.load(treering.bucket(bucket) / "a.msgpack")
     wanted = serialization.from_bytes(None, data)

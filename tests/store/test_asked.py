@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import threading
 
-from tests.store.objects.memory_bucket import CountingBucket
+from tests.buckets import MemoryBucket
 from treering._store.asked import asking, remembered
 from treering._store.objects.requests import Get, Head, List, Put, Status, ask
 
 
-def bucket_with(*names: str) -> CountingBucket:
-    bucket = CountingBucket()
+def bucket_with(*names: str) -> MemoryBucket:
+    bucket = MemoryBucket()
     for name in names:
         bucket.perform(Put(name, name.encode()))
     bucket.start_over()

@@ -11,7 +11,7 @@ import pytest
 
 import treering
 from tests import limits
-from treering._store.posix import folder
+from tests.caches import clear_caches
 from treering.errors import UnsupportedError
 
 
@@ -27,10 +27,10 @@ def mounted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callabl
             f"22 1 0:21 / /proc rw - proc proc rw\n36 22 {numbers} {line.replace('POINT', point)} rw,x=1\n"
         )
         limits.lower(monkeypatch, table_of_mounts=str(table))
-        folder._bucket_of.cache_clear()
+        clear_caches()
 
     yield mount
-    folder._bucket_of.cache_clear()
+    clear_caches()
 
 
 @pytest.mark.parametrize(
@@ -80,11 +80,12 @@ def test_other_file_systems_are_saved_to(line: str, mounted: Callable[[str], Non
     assert treering.load(tmp_path / "ckpt")["w"].tolist() == [0, 1, 2]
 
 
-def test_the_table_of_mounts_is_read_once_for_a_device(
-    mounted: Callable[[str], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_table_of_mounts_is_read_once_for_a_device(mounted: Callable[[str], None], tmp_path: Path) -> None:
     mounted("/ POINT rw - ext4 /dev/sda1")
     treering.save(tmp_path / "one", {"w": np.arange(3)})
-    limits.lower(monkeypatch, table_of_mounts=str(tmp_path / "none"))
+    table = tmp_path / "mountinfo"
+    table.write_text(table.read_text().replace("ext4 /dev/sda1", "fuse.gcsfuse models"))
     treering.save(tmp_path / "two", {"w": np.arange(3)})
-    assert folder._bucket_of.cache_info().misses == 1
+    clear_caches()
+    with pytest.raises(UnsupportedError, match="gs://models"):
+        treering.save(tmp_path / "three", {"w": np.arange(3)})

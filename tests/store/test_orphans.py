@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.store.objects.in_memory import install
+from tests.buckets import install
 from treering._store.orphans import FolderScan, Orphan, find_life, scan_folder
 from treering._store.resolve import opened_store
 from treering._values.checkpoint_names import journal_of

@@ -8,10 +8,8 @@ import numpy as np
 import pytest
 
 import treering
-from treering._checkpoint import save
-from treering._checkpoint.save_options import SaveOptions
-from treering._store.resolve import located
-from treering._values.processes import Processes
+from tests.jobs import be_process
+from tests.stores import located
 from treering.errors import UnsupportedError
 
 TREE = {"w": np.arange(4)}
@@ -37,13 +35,9 @@ def test_forms_of_file_urls() -> None:
 
 @pytest.mark.parametrize("door", [treering.save, treering.save_async])
 def test_a_joint_save_into_memory_is_refused(door: object, monkeypatch: pytest.MonkeyPatch) -> None:
-    plan = save.plan_together
-
-    def of_two(tree: object, options: SaveOptions, settle: object) -> object:
-        return plan(tree, options, settle)[0], Processes(this=1, count=2)  # type: ignore[arg-type]
-
-    monkeypatch.setattr(save, "plan_together", of_two)
-    with pytest.raises(UnsupportedError, match="another place in each process"):
-        door("memory://joint/a", TREE)  # type: ignore[operator]
+    with monkeypatch.context() as job:
+        be_process(job, 1, 2)
+        with pytest.raises(UnsupportedError, match="another place in each process"):
+            door("memory://joint/a", TREE)  # type: ignore[operator]
     with pytest.raises(treering.errors.NotFoundError):
         treering.load("memory://joint/a")

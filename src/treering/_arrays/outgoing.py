@@ -8,15 +8,19 @@ from __future__ import annotations
 
 import bisect
 import dataclasses
+import datetime
 import itertools
 import math
+import platform
 from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple, TypeAlias
 
 import jax
+import ml_dtypes
 import numpy as np
 
+from treering import __version__
 from treering._arrays.host import TOGETHER, BoxedArray, HostCopies, cut_box, parts_of, read_checked, require_alive
 from treering._arrays.jobs import Progress
 from treering._format.document import data_name
@@ -37,8 +41,6 @@ ALONE: Final = Processes(this=0, count=1)
 
 HeldBoxes: TypeAlias = tuple[tuple[Box, tuple[int, ...]], ...]
 """The distinct boxes of a leaf, each with the processes that hold it."""
-
-_SMALL_BYTES: Final = 64 << 10
 
 
 class HeldBox(NamedTuple):
@@ -88,6 +90,14 @@ class DescribedLeaves:
         """Return the distinct boxes of a leaf that lies in files, and who holds each."""
         found = self.spread.get(leaf)
         return tuple((source.box, (0,)) for source in self.sources[leaf]) if found is None else found
+
+    def shared_by(self, leaf: int) -> HeldBoxes | None:
+        """Return who holds which box of a leaf that others than process 0 hold; None for one that is process 0's.
+
+        Those are its alone to write, however this process would cut what it has in their place.
+        """
+        held = self.spread.get(leaf)
+        return None if held is None or all(owners == (0,) for _, owners in held) else held
 
     def layout_of(self, leaf: int) -> LeafLayout:
         """Return where the parts of a leaf lie, for a plan."""
@@ -448,3 +458,11 @@ def merge_checksums(layout: SaveLayout, parts: Sequence[array[int]]) -> array[in
         error.processes = tuple(wrong)
         raise error
     return table
+
+
+def versions() -> dict[str, str]:
+    """Return who writes, with what, and when: nothing of the machine or its user."""
+    now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+    found = {"by": f"treering {__version__}", "at": now, "python": platform.python_version()}
+    # From the modules: importlib.metadata would read files, in the middle of a save.
+    return found | {"jax": jax.__version__, "numpy": np.__version__, "ml_dtypes": ml_dtypes.__version__}

@@ -1,4 +1,4 @@
-"""A tree in memory, or what stands at a path in any form that treering reads, saved in a form that it writes.
+"""A tree in memory, or what is at a path in any form that treering reads, saved in a form that it writes.
 
 Arrays go from file to file a piece at a time. What the new form cannot hold is refused by name before anything is
 written, and the result is read back: it is verified by its own checksums, or compared with what was read.
@@ -45,7 +45,7 @@ from treering._values.telemetry import report
 from treering._view.progress import Progress, showing
 from treering.errors import BusyError, CorruptError, NotFoundError, UnsupportedError
 
-_OF_FILES: Final = ("format", "total_size")
+_FILE_MEMBERS: Final = ("format", "total_size")
 """Members that say how a file of another program was written."""
 
 
@@ -178,7 +178,7 @@ class _StillThere(Watch):
 
 
 def _metadata_of(index: Index) -> dict[str, Any]:
-    hidden = () if index.verified else _OF_FILES
+    hidden = () if index.verified else _FILE_MEMBERS
     return {name: value for name, value in index.metadata.items() if name not in hidden}
 
 

@@ -6,35 +6,64 @@ a form adds is a `JointShare`.
 
 from __future__ import annotations
 
+import abc
 import contextlib
 import time
+from array import array
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
+from treering._arrays.outgoing import DescribedLeaves
+from treering._checkpoint.save_options import require_value
+from treering._checkpoint.signature import (
+    check_local,
+    local_digests,
+    match_signature,
+    pack_share,
+    signature_of,
+    unpack_share,
+)
 from treering._checkpoint.transaction import JoinedFolder, refusing_board
 from treering._coordination.job_handshake import leave_note, release, remove_told, renumber
 from treering._coordination.message_board import MessageBoard
 from treering._coordination.operations import Call, Participant, Renumbered, run_protocol
 from treering._coordination.two_phase_commit import coordinate, participate, refuse, withdraw
-from treering.errors import TreeringError
+from treering._tree.flatten import Flattened
+from treering._values.processes import format_processes
+from treering.errors import MismatchError, TreeringError
 
 S = TypeVar("S", bound="JointShare")
 T = TypeVar("T")
 
 
-def require_value(value: T | BaseException) -> T:
-    """Return a value, or raise why there is none."""
-    if isinstance(value, BaseException):
-        raise value
-    return value
+class JointShare(Participant):
+    """The share of one process in a joint save: what it writes, and what process 0 does with the shares of all.
 
+    Args:
+        call: the save.
+        flat: the tree.
+        leaves: its leaves.
+        compares_local: whether leaves that each process holds alone are compared.
+        states: the keys at or below which such leaves always are.
+    """
 
-class JointShare(Participant, Protocol):
-    """The share of one process in a joint save: what it writes, and what process 0 does with the shares of all."""
+    def __init__(
+        self, call: Call, flat: Flattened, leaves: DescribedLeaves, *, compares_local: bool, states: Sequence[str] = ()
+    ) -> None:
+        self._call = call
+        self._flat = flat
+        self._leaves = leaves
+        self._compares_local = compares_local
+        self._states = states
+
+    @abc.abstractmethod
+    def plan(self) -> None:
+        """Plan anew what this process writes: its leaves turned out to be others."""
 
     def signature(self) -> bytes:
         """Return what all processes must have in common; asked of process 0."""
+        return signature_of(self._flat, self._leaves)
 
     def check(self, signature: bytes) -> None:
         """Compare with the signature of process 0.
@@ -42,15 +71,40 @@ class JointShare(Participant, Protocol):
         Raises:
             MismatchError: this process is saving something else.
         """
+        leaves = match_signature(self._flat, self._leaves, signature, self._call.processes.this, self._states)
+        if leaves is not self._leaves:
+            self._leaves = leaves
+            self.plan()
 
+    @abc.abstractmethod
     def enter(self, held: contextlib.ExitStack) -> MessageBoard:
         """Begin the save as process 0, and return the message board there; ``held`` ends the save."""
 
+    @abc.abstractmethod
     def join(self, folder: JoinedFolder, held: contextlib.ExitStack) -> None:
         """Enter the save that process 0 has begun, as any other process; ``held`` leaves it."""
 
     def finish(self) -> None:
         """Do what follows the agreement, before the save is left."""
+
+    def hand_in(self, *numbers: array[int]) -> bytes:
+        """Return columns of numbers, and digests of the leaves that are compared, as bytes."""
+        digests = local_digests(self._flat, self._leaves, self._states) if self._compares_local else b""
+        return pack_share(numbers, digests)
+
+    def handed_in(self, payloads: Sequence[bytes], columns: int) -> list[list[array[int]]]:
+        """Return the columns that each process handed in, once the leaves that are compared are the same everywhere.
+
+        Raises:
+            MismatchError: they are not, or only some processes asked for that.
+        """
+        found = [unpack_share(payload, columns) for payload in payloads]
+        digests = [each for _, each in found]
+        if self._compares_local:
+            check_local(self._flat.keys, self._leaves, digests, self._states)
+        elif strict := [process for process, each in enumerate(digests) if each]:
+            raise MismatchError(f'{format_processes(strict)} passed host_local="equal", and process 0 did not')
+        return [numbers for numbers, _ in found]
 
 
 def save_jointly(

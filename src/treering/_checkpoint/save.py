@@ -20,11 +20,11 @@ from treering._arrays.outgoing import ALONE
 from treering._arrays.plan_cache import TreePlan, plan_tree
 from treering._background.saves import raise_unreported, reword, settle, watch_for_end, writer
 from treering._background.writer import UNWATCHED, PendingSave, SaveJob, Watch
-from treering._checkpoint.joint_driver import require_value, tell_of_end
+from treering._checkpoint.joint_driver import tell_of_end
 from treering._checkpoint.save_files import SafetensorsSave
 from treering._checkpoint.save_folder import begin_call, write_folder, write_share
 from treering._checkpoint.save_msgpack import MsgpackSave
-from treering._checkpoint.save_options import FILE_SUFFIXES, SaveOptions
+from treering._checkpoint.save_options import FILE_SUFFIXES, SaveOptions, require_value
 from treering._coordination.job_handshake import counted_save, release
 from treering._coordination.operations import Call
 from treering._store.open_folder import refuse_linked

@@ -10,21 +10,19 @@ import contextlib
 import dataclasses
 import itertools
 import os
-import struct
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
-from typing import Any, Final
+from typing import Any
 
-from treering._arrays.outgoing import SaveData, SaveLayout, divide_save, merge_checksums
+from treering._arrays.outgoing import SaveData, SaveLayout, divide_save, merge_checksums, versions
 from treering._arrays.plan_cache import TreePlan
 from treering._arrays.source import Source
 from treering._arrays.source_arrays import describe_source
 from treering._background.writer import UNWATCHED, Watch
 from treering._checkpoint.forms import Loss, key_texts
-from treering._checkpoint.joint_driver import require_value, save_jointly
-from treering._checkpoint.save_options import SaveOptions, versions
-from treering._checkpoint.signature import check_local, local_digests, match_signature, signature_of
+from treering._checkpoint.joint_driver import JointShare, save_jointly
+from treering._checkpoint.save_options import SaveOptions, require_value
 from treering._checkpoint.transaction import AttemptFiles, CheckpointFolder, JoinedFolder
 from treering._coordination.job_handshake import next_sequence
 from treering._coordination.message_board import MessageBoard
@@ -35,10 +33,8 @@ from treering._format.selection import Selection
 from treering._format.structure import node_keys
 from treering._printable import kind_of
 from treering._tree.flatten import Flattened
-from treering._values.checksums import pack_checksums, unpack_checksums
-from treering._values.processes import Processes, format_processes
+from treering._values.processes import Processes
 from treering._values.telemetry import phase
-from treering.errors import MismatchError
 
 
 def write_folder(plan: TreePlan, options: SaveOptions, watch: Watch) -> None:
@@ -108,9 +104,6 @@ def make_index(
     )
 
 
-_COUNT: Final = struct.Struct("<Q")
-
-
 def begin_call(options: SaveOptions, processes: Processes) -> Call:
     """Count a joint save: on the caller's thread, because the first one of a job is a collective."""
     doing = f"save {os.fspath(options.path)!r}"
@@ -131,27 +124,22 @@ def write_share(call: Call, plan: TreePlan | Exception, options: SaveOptions, wa
     )
 
 
-class _CheckpointShare:
+class _CheckpointShare(JointShare):
     """The files that this process writes; on process 0 also the folder, which it has entered."""
 
     def __init__(self, call: Call, plan: TreePlan, options: SaveOptions, watch: Watch) -> None:
-        self._call = call
-        self._flat = plan.flat
         self._plan = plan.divided()
+        super().__init__(
+            call, plan.flat, self._plan.leaves, compares_local=options.compares_local, states=options.states
+        )
         self._options = options
         self._metadata: dict[str, Any] = {}
         self._watch = watch
         self._folder: CheckpointFolder | JoinedFolder | None = None
         self._layout: SaveLayout | None = None
 
-    def signature(self) -> bytes:
-        return signature_of(self._flat, self._plan.leaves)
-
-    def check(self, signature: bytes) -> None:
-        this, states = self._call.processes.this, self._options.states
-        leaves = match_signature(self._flat, self._plan.leaves, signature, this, states)
-        if leaves is not self._plan.leaves:
-            self._plan = divide_save(self._flat.keys, leaves, self._call.processes.count)
+    def plan(self) -> None:
+        self._plan = divide_save(self._flat.keys, self._leaves, self._call.processes.count)
 
     def enter(self, held: contextlib.ExitStack) -> MessageBoard:
         call, options = self._call, self._options
@@ -184,22 +172,13 @@ class _CheckpointShare:
     def _write(self, folder: AttemptFiles) -> bytes:
         """Write the own files, durable but for their names; return what process 0 has to know of them."""
         layout = self._plan.files(self._call.attempt, [self._call.processes.this])
-        checksums = write_data(layout, folder, self._options)
-        given = self._options
-        digests = local_digests(self._flat, self._plan.leaves, given.states) if given.compares_local else b""
-        return _COUNT.pack(len(checksums)) + pack_checksums(checksums) + digests
+        return self.hand_in(write_data(layout, folder, self._options))
 
     def commit(self, payloads: Sequence[bytes]) -> None:
         layout, folder = self._layout, self._folder
         if layout is None or not isinstance(folder, CheckpointFolder):
             raise RuntimeError("a commit comes after the data")
-        opened = list(map(_opened, payloads))
-        if self._options.compares_local:
-            found = [digests for _, digests in opened]
-            check_local(self._flat.keys, self._plan.leaves, found, self._options.states)
-        elif strict := [process for process, (_, digests) in enumerate(opened) if digests]:
-            raise MismatchError(f'{format_processes(strict)} passed host_local="equal", and process 0 did not')
-        checksums = merge_checksums(layout, [found for found, _ in opened])
+        checksums = merge_checksums(layout, [found for (found,) in self.handed_in(payloads, 1)])
         call = self._call
         index = make_index(
             self._flat, layout, checksums, self._metadata, attempt=call.attempt, processes=call.processes.count
@@ -211,16 +190,6 @@ class _CheckpointShare:
             self._folder.others_are_done()
         elif self._folder is not None:
             self._folder.abort()
-
-    def finish(self) -> None:
-        pass
-
-
-def _opened(payload: bytes) -> tuple[array[int], bytes]:
-    """Return the checksums and the digests that a process handed in."""
-    (count,) = _COUNT.unpack(payload[: _COUNT.size])
-    stop = _COUNT.size * (1 + count)
-    return unpack_checksums(payload[_COUNT.size : stop]), payload[stop:]
 
 
 def find_losses(source: Source, part: Selection, metadata: Mapping[str, Any]) -> Iterator[Loss]:

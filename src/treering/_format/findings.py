@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
+import itertools
+from array import array
 from collections.abc import Iterable, Iterator, Sequence
+from operator import itemgetter, ne
+from typing import Final
 
 from treering._format.index import Index
 from treering._printable import LONGEST_LINE, cut_middle, printable, show_path
 from treering._values.human import bytes_text, pluralize
 from treering._values.processes import Life
+from treering.errors import CorruptError, LinkRefusedError, StoreError
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -281,3 +287,55 @@ def merge_blocks(index: Index, blocks: Iterable[BadBlock], names: list[str]) -> 
         offset, key = chunks.offset[block.chunk], index.keys[chunks.leaf[block.chunk]]
         start, stop, file = offset + block.start, offset + block.stop, names[chunks.file[block.chunk]]
         yield Finding(key=key, file=file, start=start, stop=stop, problem=block.problem)
+
+
+_NO_DAMAGE: Final = frozenset(
+    {
+        *(errno.EACCES, errno.EPERM, errno.EMFILE, errno.ENFILE, errno.ENOMEM),
+        *(errno.EAGAIN, errno.EHOSTUNREACH, errno.ETIMEDOUT),
+    }
+)
+
+
+def require_damage(error: Exception) -> None:
+    """Raise what says that reading was refused or not possible now, and nothing of the bytes.
+
+    Raises:
+        StoreError: there is no permission or connection, or too much is open.
+
+    Example:
+        >>> require_damage(CorruptError("the file is cut short"))
+    """
+    if isinstance(error, StoreError) and error.errno in _NO_DAMAGE:
+        raise error
+
+
+def describe_broken(file: str, error: CorruptError | LinkRefusedError, *prefixes: str) -> Finding:
+    """Say what is wrong with a file as a whole; its name, which the finding has, and the prefixes are left out."""
+    reason = error.message
+    for known in (*prefixes, f"{file} is damaged: "):
+        reason = reason.removeprefix(known)
+    problem = f"is damaged ({reason})" if isinstance(error, CorruptError) else f"cannot be read ({error})"
+    return Finding(key=None, file=file, start=error.offset, stop=None, problem=problem)
+
+
+def differing_runs(found: array[int], wanted: array[int]) -> Iterator[tuple[int, int]]:
+    """Yield where runs of numbers that differ begin and end.
+
+    Example:
+        >>> list(differing_runs(array("Q", [1, 2, 3, 4, 5]), array("Q", [1, 7, 7, 4, 7])))
+        [(1, 3), (4, 5)]
+    """
+    if found != wanted:
+        for differ, run in itertools.groupby(enumerate(map(ne, found, wanted)), itemgetter(1)):
+            places = [place for place, _ in run]
+            if differ:
+                yield places[0], places[-1] + 1
+
+
+def differing_span(found: bytes, wanted: bytes) -> tuple[int, int]:
+    """Return the range in which two texts differ; all of it where they are not of one length, or do not differ."""
+    if len(found) != len(wanted) or found == wanted:
+        return 0, max(len(found), len(wanted))
+    places = [place for place, (one, other) in enumerate(zip(found, wanted, strict=True)) if one != other]
+    return places[0], places[-1] + 1

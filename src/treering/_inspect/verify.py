@@ -18,11 +18,19 @@ from treering._checkpoint.source import is_attempt_there
 from treering._codec.compression import GZIP_MAGIC
 from treering._foreign.foreign_tree import compare_hashes
 from treering._format.document import INDEX_NAME, parse_index
-from treering._format.findings import BadBlock, Finding, Verification, merge_blocks
+from treering._format.findings import (
+    BadBlock,
+    Finding,
+    Verification,
+    describe_broken,
+    differing_runs,
+    differing_span,
+    merge_blocks,
+    require_damage,
+)
 from treering._format.index import Index, Piece, damaged_pieces, describe_lost, describe_size, file_digest, span_range
 from treering._format.safetensors import header_bytes, parse_safetensors
 from treering._inspect.inspect import read_msgpack
-from treering._inspect.verify_leaves import describe_broken, differing_runs, differing_span, require_damage
 from treering._store.api import Reader
 from treering._store.crew import FirstError, work_together
 from treering._store.open_folder import OpenFolder

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import dataclasses
-import errno
 import functools
-import itertools
 import os
-from array import array
 from collections.abc import Iterator, Sequence
-from operator import itemgetter, ne
 from typing import Final
 
 from treering._arrays.incoming import ReadRequest
 from treering._arrays.jobs import Progress, Tally, Work, aligned_empty, run_all
 from treering._codec.zarr import ZarrArray, chunk_bytes, chunk_count, chunk_name, zarray_bytes
-from treering._format.findings import Finding, Verification
+from treering._format.findings import (
+    Finding,
+    Verification,
+    describe_broken,
+    differing_runs,
+    differing_span,
+    require_damage,
+)
 from treering._format.index import describe_size
 from treering._leaves.branches import TRIES, describe_state, is_unchanged, judge_branch, replaced_too_often
 from treering._leaves.chunks.files import BranchFiles
@@ -33,12 +36,6 @@ from treering.errors import CorruptError, DataFileMissingError, LinkRefusedError
 _PIECE_BYTES: Final = 8 << 20
 # Stands for the .zarray where findings are put in order: before every chunk.
 _BEFORE: Final = -1
-_NO_DAMAGE: Final = frozenset(
-    {
-        *(errno.EACCES, errno.EPERM, errno.EMFILE, errno.ENFILE, errno.ENOMEM),
-        *(errno.EAGAIN, errno.EHOSTUNREACH, errno.ETIMEDOUT),
-    }
-)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,19 +98,6 @@ def cannot_be_read(error: CorruptError | LinkRefusedError | StoreError, file: st
         'has a chunk file that cannot be read (the file is cut short)'
     """
     return f"has a {file} that cannot be read ({error if isinstance(error, LinkRefusedError) else error.message})"
-
-
-def require_damage(error: Exception) -> None:
-    """Raise what says that reading was refused or not possible now, and nothing of the bytes.
-
-    Raises:
-        StoreError: there is no permission or connection, or too much is open.
-
-    Example:
-        >>> require_damage(CorruptError("the file is cut short"))
-    """
-    if isinstance(error, StoreError) and error.errno in _NO_DAMAGE:
-        raise error
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -193,37 +177,6 @@ class ChunkCheck:
             require_damage(error)
             self.findings.add(leaf, number, (start, stop), cannot_be_read(error))
         return stop - start
-
-
-def describe_broken(file: str, error: CorruptError | LinkRefusedError, *prefixes: str) -> Finding:
-    """Say what is wrong with a file as a whole; its name, which the finding has, and the prefixes are left out."""
-    reason = error.message
-    for known in (*prefixes, f"{file} is damaged: "):
-        reason = reason.removeprefix(known)
-    problem = f"is damaged ({reason})" if isinstance(error, CorruptError) else f"cannot be read ({error})"
-    return Finding(key=None, file=file, start=error.offset, stop=None, problem=problem)
-
-
-def differing_runs(found: array[int], wanted: array[int]) -> Iterator[tuple[int, int]]:
-    """Yield where runs of numbers that differ begin and end.
-
-    Example:
-        >>> list(differing_runs(array("Q", [1, 2, 3, 4, 5]), array("Q", [1, 7, 7, 4, 7])))
-        [(1, 3), (4, 5)]
-    """
-    if found != wanted:
-        for differ, run in itertools.groupby(enumerate(map(ne, found, wanted)), itemgetter(1)):
-            places = [place for place, _ in run]
-            if differ:
-                yield places[0], places[-1] + 1
-
-
-def differing_span(found: bytes, wanted: bytes) -> tuple[int, int]:
-    """Return the range in which two texts differ; all of it where they are not of one length, or do not differ."""
-    if len(found) != len(wanted) or found == wanted:
-        return 0, max(len(found), len(wanted))
-    places = [place for place, (one, other) in enumerate(zip(found, wanted, strict=True)) if one != other]
-    return places[0], places[-1] + 1
 
 
 _SHOWN: Final = 8

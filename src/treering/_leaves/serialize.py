@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
+from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -20,10 +21,9 @@ from treering._arrays.source_arrays import describe_source
 from treering._background.writer import UNWATCHED, Watch
 from treering._checkpoint.detect import refuse_other_form
 from treering._checkpoint.forms import Loss, lost_leaves, lost_members
-from treering._checkpoint.joint_driver import require_value, save_jointly, tell_of_end
+from treering._checkpoint.joint_driver import JointShare, save_jointly, tell_of_end
 from treering._checkpoint.save_folder import flatten_source
-from treering._checkpoint.save_options import SaveOptions, require_one_of
-from treering._checkpoint.signature import check_local, local_digests, match_signature, signature_of
+from treering._checkpoint.save_options import SaveOptions, require_one_of, require_value
 from treering._checkpoint.transaction import JoinedFolder
 from treering._codec.zarr import stored_dtype
 from treering._coordination.job_handshake import counted_save, next_sequence
@@ -36,8 +36,7 @@ from treering._leaves.chunks.write import write_leaves
 from treering._leaves.commit import begin_save, commit_record
 from treering._leaves.documents.index import LEAVES_INDEX
 from treering._leaves.documents.record import MOST_AXES, LeavesRecord, arrays_of
-from treering._leaves.plan import LeavesSaveOptions, PlannedLeaves, plan_leaves, shared_boxes
-from treering._leaves.shares import LeafShares, part_of, read_part
+from treering._leaves.plan import LeafShares, LeavesSaveOptions, PlannedLeaves, plan_leaves
 from treering._store.leaves_api import LeafWriter, LeavesSave
 from treering._store.leaves_places import join_leaves_save
 from treering._store.resolve import find_at, leaves_path, require_paths, require_shared
@@ -146,7 +145,7 @@ def counted_leaves(path: Any, processes: object) -> contextlib.AbstractContextMa
     )
 
 
-class _LeavesShare:
+class _LeavesShare(JointShare):
     """The chunks that this process writes; a manager of the caller's writes those that it takes afterwards.
 
     Attributes:
@@ -157,19 +156,18 @@ class _LeavesShare:
         if options.manager is not None:
             check_manager(options.manager)
             options.manager.wait_until_finished()  # saves through one manager are committed in the order of their calls
-        self._call = call
+        leaves = describe_leaves(flat, call.processes)
+        super().__init__(call, flat, leaves, compares_local=options.host_local == "equal")
         self._path = path
         self._options = options
-        self._flat = flat
         self._staged: LeavesSave | None = None
         self._writer: LeafWriter | None = None
         self._agreed: LeavesRecord | None = None
-        self._plan(describe_leaves(flat, call.processes))
+        self.plan()
 
-    def _plan(self, leaves: DescribedLeaves) -> None:
+    def plan(self) -> None:
         options, call = self._options, self._call
-        plan = plan_leaves(self._flat, leaves, options, processes=call.processes.count)
-        self._leaves = leaves
+        plan = plan_leaves(self._flat, self._leaves, options, processes=call.processes.count)
         self._record: LeavesRecord = plan.record(call.attempt)
         self.managed: dict[int, str] = {} if options.manager is None else _managed(plan)
         self._own, self._arrays = plan.without(self.managed, arrays_of(self._record))
@@ -177,15 +175,13 @@ class _LeavesShare:
         self._share = self._shares.of(call.processes.this)
 
     def signature(self) -> bytes:
-        return self._options.digest() + signature_of(self._flat, self._leaves)
+        return self._options.digest() + super().signature()
 
     def check(self, signature: bytes) -> None:
         if signature[:_DIGEST_BYTES] != self._options.digest():
             hint = "prefix, write_index, compressor, chunk_bytes and host_local must be the same on all processes"
             raise MismatchError("the processes passed different arguments", hint=hint)
-        leaves = match_signature(self._flat, self._leaves, signature[_DIGEST_BYTES:], self._call.processes.this)
-        if leaves is not self._leaves:
-            self._plan(leaves)
+        super().check(signature[_DIGEST_BYTES:])
 
     def enter(self, held: contextlib.ExitStack) -> MessageBoard:
         call = self._call
@@ -200,7 +196,6 @@ class _LeavesShare:
         self._writer = held.enter_context(join_leaves_save(self._path, self._call.attempt, nbytes))
 
     def prepare(self) -> bytes:
-        """Write the own files; return what process 0 has to know of them."""
         writer = self._writer
         if writer is None:
             raise RuntimeError("the directory comes before the data")
@@ -208,16 +203,13 @@ class _LeavesShare:
             writer, self._own.folders, self._own.leaves, self._arrays,
             progress=self._options.progress, chunks=self._share, headed=not self._call.processes.this,
         )  # fmt: skip
-        digests = local_digests(self._flat, self._leaves) if self._options.host_local == "equal" else b""
+        handed_in = self.hand_in(array("Q", sizes), checksums)
         if self._staged is None or not self.managed:  # else all is made durable when the manager has written
             writer.make_durable()
-        return part_of(sizes, checksums, digests)
+        return handed_in
 
     def commit(self, payloads: Sequence[bytes]) -> None:
-        read = list(map(read_part, payloads))
-        if self._options.host_local == "equal":
-            check_local(self._flat.keys, self._leaves, [digests for _, _, digests in read])
-        sizes, checksums = self._shares.merge([(sizes, checksums) for sizes, checksums, _ in read])
+        sizes, checksums = self._shares.merge(self.handed_in(payloads, 2))
         record = dataclasses.replace(self._record, sizes=sizes, checksums=checksums)
         if self.managed:
             self._agreed = record  # that all are ready is all that is agreed on
@@ -255,7 +247,7 @@ def _managed(plan: PlannedLeaves) -> dict[int, str]:
     return {
         number: folder
         for number, folder in managed_leaves(plan).items()
-        if (held := shared_boxes(plan.leaves, number)) and len({owner for _, owners in held for owner in owners}) > 1
+        if (held := plan.leaves.shared_by(number)) and len({owner for _, owners in held for owner in owners}) > 1
     }
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import os
 import pickle
 import re
 import subprocess
@@ -18,9 +17,9 @@ import pytest
 
 import treering
 from tests import limits
-from tests.store.objects.memory_bucket import MemoryBucket
+from tests.buckets import MemoryBucket, without_settings
 from tests.store.objects.web_server import serving
-from treering._store.objects import connect, obstore_stores
+from treering._store.objects import connect
 from treering._store.objects.client import ObstoreClient
 from treering._store.objects.store import GRACE
 from treering._store.objects.url import bucket_path
@@ -33,16 +32,11 @@ stores: Any = pytest.importorskip("obstore.store")
 @pytest.fixture(autouse=True)
 def _nothing_known(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
     """Forget all buckets and credentials."""
-    for name in list(os.environ):
-        if name.startswith(obstore_stores._READ):
-            monkeypatch.delenv(name)
     monkeypatch.setenv("HOME", str(tmp_path))
     # A port of this machine where nothing listens.
     limits.lower(monkeypatch, metadata_server="http://127.0.0.1:9")
-    before = dict(connect._BUCKETS)
-    yield
-    connect._BUCKETS.clear()
-    connect._BUCKETS.update(before)
+    with without_settings(monkeypatch):
+        yield
 
 
 @pytest.fixture

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -11,34 +10,25 @@ import numpy as np
 import pytest
 
 import treering
-from tests import faults
+from tests.buckets import MemoryBucket, forget, lead_to
 from tests.command import ended
-from tests.store.objects.memory_bucket import MemoryBucket
-from tests.store.objects.plain_urls import lead_to
 from treering import serialization
-from treering._store.objects import connect
-from treering._store.objects.requests import Get, List, Put
 from treering.errors import ExistsError, NotFoundError
 
 TREE = {"w": np.arange(30, dtype=np.float32).reshape(3, 10), "step": 7}
-NUMBERS = itertools.count()
 
 
 @pytest.fixture
 def bucket() -> Iterator[MemoryBucket]:
-    bucket = MemoryBucket(f"s3://doors-{next(NUMBERS)}")
+    bucket = MemoryBucket()
     lead_to(bucket)
     yield bucket
-    del connect._BUCKETS[bucket.shown]
+    forget(bucket)
 
 
 @pytest.fixture
 def url(bucket: MemoryBucket) -> str:
     return bucket.shown
-
-
-def names_in(bucket: MemoryBucket) -> list[str]:
-    return sorted(found.name for found in bucket.perform(List("", deep=True)).listed)
 
 
 def assert_tree(found: Any, step: int = 7) -> None:
@@ -63,8 +53,8 @@ def test_a_checkpoint_comes_back_from_every_place(below: str, url: str, bucket: 
     path = f"{url}/{below}"
     treering.save(path, TREE)
     prefix = below.strip("/")
-    assert all(name.startswith(f"{prefix}/" if prefix else "") for name in names_in(bucket))
-    assert f"{prefix}/treering.json".removeprefix("/") in names_in(bucket)
+    assert all(name.startswith(f"{prefix}/" if prefix else "") for name in bucket.names())
+    assert f"{prefix}/treering.json".removeprefix("/") in bucket.names()
     assert_tree(treering.load(path))
     with pytest.raises(ExistsError):
         treering.save(path, TREE)
@@ -77,7 +67,7 @@ def test_a_checkpoint_comes_back_from_every_place(below: str, url: str, bucket: 
 def test_every_kind_of_path(kind: Callable[[str], Any], url: str, bucket: MemoryBucket) -> None:
     treering.save(kind(f"{url}/runs/a"), TREE)
     assert_tree(treering.load(kind(f"{url}/runs/a")))
-    assert "runs/a/treering.json" in names_in(bucket)
+    assert "runs/a/treering.json" in bucket.names()
 
 
 def test_epath(url: str) -> None:
@@ -87,13 +77,13 @@ def test_epath(url: str) -> None:
 
 
 def test_an_object_with_the_name_of_the_place_and_one_that_stands_for_a_folder(url: str, bucket: MemoryBucket) -> None:
-    bucket.perform(Put("a/ckpt", b"of somebody"))
-    bucket.perform(Put("a/ckpt/", b""))
-    bucket.perform(Put("a/", b""))
+    bucket.put("a/ckpt", b"of somebody")
+    bucket.put("a/ckpt/", b"")
+    bucket.put("a/", b"")
     treering.save(f"{url}/a/ckpt", TREE)
     assert_tree(treering.load(f"{url}/a/ckpt"))
     assert treering.verify(f"{url}/a/ckpt").ok
-    assert bucket.perform(Get("a/ckpt")).data == b"of somebody"
+    assert bucket.data("a/ckpt") == b"of somebody"
 
 
 def test_the_functions_of_checkpoints(url: str, tmp_path: Path) -> None:
@@ -111,7 +101,7 @@ def test_the_functions_of_checkpoints(url: str, tmp_path: Path) -> None:
 def test_single_files(suffix: str, url: str, bucket: MemoryBucket) -> None:
     path, tree = f"{url}/a/state{suffix}", {"w": TREE["w"]}
     treering.save(path, tree)
-    assert names_in(bucket) == [f"a/state{suffix}"]
+    assert bucket.names() == [f"a/state{suffix}"]
     with pytest.raises(ExistsError):
         treering.save(path, tree)
     treering.save(path, tree, overwrite=True)
@@ -122,7 +112,7 @@ def test_single_files(suffix: str, url: str, bucket: MemoryBucket) -> None:
 
 def test_files_of_the_serialization_door(url: str, bucket: MemoryBucket) -> None:
     serialization.save_to_file(TREE, f"{url}/state")
-    assert names_in(bucket) == ["state"]
+    assert bucket.names() == ["state"]
     assert_tree(serialization.load_from_file(TREE, f"{url}/state"))
 
 
@@ -180,7 +170,7 @@ def test_every_verb(url: str, capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_what_is_not_there(url: str) -> None:
     treering.save(f"{url}/ckpt", TREE)
-    with pytest.raises(NotFoundError, match=r"did you mean 's3://doors-[0-9]*/ckpt'"):
+    with pytest.raises(NotFoundError, match=r"did you mean 's3://tests-[0-9-]*/ckpt'"):
         treering.load(f"{url}/ckptt")
 
 
@@ -190,11 +180,10 @@ def test_leaves_directories(url: str) -> None:
     assert treering.leaves.tree_deserialize_leaves(f"{url}/leaves", prefix="model")["step"] == 7
 
 
-def test_few_requests(url: str, bucket: MemoryBucket, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_few_requests(url: str, bucket: MemoryBucket) -> None:
     treering.save(f"{url}/ckpt", TREE)
-    asked: list[object] = []
-
-    faults.before(monkeypatch, bucket, "perform", asked.append)
+    asked = bucket.requests
+    asked.clear()
     with treering.open(f"{url}/ckpt") as checkpoint:
         assert checkpoint["step"] == 7
     assert len(asked) == 3

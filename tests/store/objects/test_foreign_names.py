@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import secrets
 from collections.abc import Iterator
 
@@ -12,12 +11,10 @@ import pytest
 from obstore.store import S3Store
 
 import treering as tr
+from tests.buckets import List, ObstoreClient, without_settings
 from torture import gcs_fake
 from torture.bucket_servers import BucketServer
 from torture.gcs_fake import GcsFake
-from treering._store.objects import connect, obstore_stores
-from treering._store.objects.client import ObstoreClient
-from treering._store.objects.requests import List
 from treering._store.objects.signed_requests import how_to_remove
 from treering.errors import StoreError
 
@@ -36,19 +33,13 @@ KEYS = [
 @pytest.fixture
 def fake(monkeypatch: pytest.MonkeyPatch) -> Iterator[GcsFake]:
     """Return a server with a run of two steps, which speaks as S3 does where something is read."""
-    for name in list(os.environ):
-        if name.startswith(obstore_stores._READ) or name.lower().endswith("_proxy"):
-            monkeypatch.delenv(name)
-    before = dict(connect._BUCKETS)
-    with GcsFake() as server:
+    with without_settings(monkeypatch), GcsFake() as server:
         for name, value in BucketServer("gs", f"http://127.0.0.1:{server.port}").environment().items():
             monkeypatch.setenv(name, value)
         with tr.Run("gs://bucket/run") as run:
             for step in (1, 2):
                 run.save(step, {"w": np.arange(5)}, force=True)
         yield server
-    connect._BUCKETS.clear()
-    connect._BUCKETS.update(before)
 
 
 def client_of(fake: GcsFake) -> ObstoreClient:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime
-import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Final
@@ -13,11 +12,11 @@ import pytest
 from obstore.store import GCSStore
 
 import treering as tr
+from tests.buckets import without_settings
+from tests.command import copy_path
 from torture import gcs_fake
 from torture.bucket_servers import BucketServer
 from torture.gcs_fake import GcsFake
-from treering._runs.copy_run import copy_path
-from treering._store.objects import connect, obstore_stores
 from treering.leaves import index_leaves, tree_deserialize_leaves, tree_serialize_leaves
 
 TREE: Final[dict[str, Any]] = {"w": np.arange(2000, dtype=np.float32), "b": np.ones(3)}
@@ -69,14 +68,8 @@ class _Moving:
 
 @pytest.fixture
 def moving(monkeypatch: pytest.MonkeyPatch) -> Iterator[_Moving]:
-    for name in list(os.environ):
-        if name.startswith(obstore_stores._READ) or name.lower().endswith("_proxy"):
-            monkeypatch.delenv(name)
-    before = dict(connect._BUCKETS)
-    with GcsFake() as first, GcsFake() as second:
+    with without_settings(monkeypatch), GcsFake() as first, GcsFake() as second:
         yield _Moving(first, second, monkeypatch)
-        connect._BUCKETS.clear()
-        connect._BUCKETS.update(before)
 
 
 def _check(tree: Any) -> None:

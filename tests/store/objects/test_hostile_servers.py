@@ -21,12 +21,12 @@ from obstore.store import S3Store
 
 import treering as tr
 from tests import limits
+from tests.buckets import ask_once
 from tests.command import inside
 from treering._store.objects import obstore_requests
 from treering._store.objects.client import ObstoreClient
 from treering._store.objects.connect import connect
 from treering._store.objects.https import WebClient, sends_on_to
-from treering._store.objects.repetition import RepeatingClient
 from treering._store.objects.requests import Answer
 from treering._store.objects.url import bucket_path
 from treering.errors import NotFoundError, PermissionDeniedError, StoreError, TreeringError, UnsupportedError
@@ -81,12 +81,7 @@ def serve() -> Iterator[Serve]:
 
 @pytest.fixture(autouse=True)
 def little_patience(monkeypatch: pytest.MonkeyPatch) -> None:
-    begun = RepeatingClient.__init__
-
-    def init(self: Any, shown: str, patience: float = 0.0) -> None:
-        begun(self, shown, 0.0)
-
-    monkeypatch.setattr(RepeatingClient, "__init__", init)
+    ask_once(monkeypatch)
 
 
 @pytest.mark.parametrize(

@@ -14,16 +14,14 @@ import pytest
 
 import treering
 from tests import faults, limits
+from tests.buckets import NO_ANSWER, Answer, MemoryBucket, ObstoreClient, Put, Request, Status
 from tests.command import copy_path
-from tests.store.objects.memory_bucket import MemoryBucket
 from treering import serialization
-from treering._store.objects.requests import Answer, Put, Request, Status
 from treering.errors import NotFencedWarning, StoreError
 
 A = {f"layer {number}": np.full((2, 3), number, np.float32) for number in range(6)}
 B = {name: array + 1 for name, array in A.items()}
 Write = Callable[[Any, Any], None]
-NO_ANSWER = Answer(Status.NO_ANSWER)
 
 
 class Md5Bucket(MemoryBucket):
@@ -36,23 +34,23 @@ class Md5Bucket(MemoryBucket):
     """
 
     def __init__(self) -> None:
-        super().__init__(f"s3://late-{os.urandom(4).hex()}")
+        super().__init__()
         self.held: Put | None = None
         self.holds = False
         self.heeds = True
 
-    def perform(self, request: Request) -> Answer:
+    def answer(self, request: Request) -> Answer:
         if isinstance(request, Put) and self.holds:
             self.holds, self.held = False, request
             return NO_ANSWER
         if isinstance(request, Put) and not self.heeds:
             request = Put(request.name, request.data)
-        return super().perform(request)
+        return super().answer(request)
 
     def arrive(self) -> Status:
         """Let the request arrive that was held."""
         assert self.held is not None
-        return super().perform(self.held).status
+        return super().answer(self.held).status
 
     def _e_tag(self, data: bytes) -> str:
         return f'"{hashlib.md5(data, usedforsecurity=False).hexdigest()}"'
@@ -152,34 +150,31 @@ def test_another_save_that_came_between_is_replaced_and_no_bytes_are_put_twice(
     path = treering.bucket(bucket) / "a.msgpack"
     treering.save(path, A)
     bucket.holds = True
-    real = bucket.perform
 
     def come_between(request: Request) -> Answer:
-        answer = real(request)
+        answer = bucket.answer(request)
         if answer is NO_ANSWER:
             assert bucket.arrive() is Status.DONE
-            monkeypatch.undo()
+            bucket.meet = lambda _: None
             treering.save(path, A, overwrite=True)
         return answer
 
-    monkeypatch.setattr(bucket, "perform", come_between)
+    bucket.meet = come_between
     with pytest.raises(StoreError, match="may have been put, or may yet be"):
         treering.save(path, B, overwrite=True)
     assert np.array_equal(treering.load(path)["layer 1"], A["layer 1"])
 
 
-def test_a_save_that_is_refused_tries_again_on_what_is_there(
-    bucket: Md5Bucket, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_save_that_is_refused_tries_again_on_what_is_there(bucket: Md5Bucket) -> None:
     path = treering.bucket(bucket) / "a.msgpack"
     treering.save(path, A)
 
     def come_between(request: Request) -> None:
         if isinstance(request, Put):
-            monkeypatch.undo()
+            bucket.meet = lambda _: None
             treering.save(path, A, overwrite=True)
 
-    faults.before(monkeypatch, bucket, "perform", come_between)
+    bucket.meet = come_between
     treering.save(path, B, overwrite=True)
     assert np.array_equal(treering.load(path)["layer 1"], B["layer 1"])
 
@@ -188,8 +183,6 @@ def test_parts_that_may_yet_be_completed_are_told(monkeypatch: pytest.MonkeyPatc
     obstore = pytest.importorskip("obstore")
     from obstore.exceptions import GenericError
     from obstore.store import MemoryStore
-
-    from treering._store.objects.client import ObstoreClient
 
     limits.lower(monkeypatch, whole_object=100)
     path = treering.bucket(ObstoreClient(MemoryStore(), "s3://late-parts")) / "a.msgpack"

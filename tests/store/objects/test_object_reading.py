@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.store.objects.memory_bucket import MemoryBucket
+from tests.buckets import MemoryBucket
 from treering._store.objects.reading import FIRST_BYTES, ObjectReader, plan_spans
 from treering._store.objects.requests import Answer, Delete, Get, Put, Range, Request, Status
 from treering.errors import CorruptError, DataFileMissingError, NotFoundError, StoreError
@@ -21,21 +21,16 @@ class CountedBucket(MemoryBucket):
 
     def __init__(self) -> None:
         super().__init__()
-        self.asked: list[Request] = []
         self.ranges: list[int] = []
 
-    def perform(self, request: Request) -> Answer:
-        if isinstance(request, Range):
-            self.ranges += [offset for offset, _ in request.span.targets]
-        else:
-            self.asked.append(request)
-        return super().perform(request)
+    def read_range(self, request: Range) -> Answer:
+        self.ranges += [offset for offset, _ in request.span.targets]
+        return super().read_range(request)
 
 
 def open_object(data: bytes) -> tuple[CountedBucket, ObjectReader]:
     bucket = CountedBucket()
-    bucket.perform(Put("a", data))
-    bucket.asked.clear()
+    bucket.put("a", data)
     return bucket, ObjectReader(bucket, "a", PurePath("a"))
 
 
@@ -46,7 +41,7 @@ def test_a_small_object_is_one_request() -> None:
     assert file.read(0, len(data)) == data == file.map()
     file.read_into([(7, memoryview(room)[:400]), (len(data) - 600, memoryview(room)[400:])])
     assert bytes(room) == data[7:407] + data[-600:]
-    assert (bucket.asked, bucket.ranges) == ([Get("a", FIRST_BYTES)], [])
+    assert (bucket.requests, bucket.ranges) == ([Get("a", FIRST_BYTES)], [])
 
 
 def test_only_what_is_not_known_yet_is_asked_for() -> None:
@@ -72,14 +67,14 @@ def test_what_was_replaced_is_opened_anew_by_the_caller(change: Request) -> None
     assert (caught.value.name, caught.value.filename) == ("a", "a")
 
 
-def test_what_is_not_there_or_denied_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_not_there_or_denied_is_named() -> None:
     bucket, file = open_object(b"")
     with pytest.raises(CorruptError, match="is empty"):
         file.map()
     with pytest.raises(NotFoundError, match="could not read 'runs/b'"):
         ObjectReader(bucket, "b", PurePath("runs/b"))
     silent = Answer(Status.NO_ANSWER, reason="503")
-    monkeypatch.setattr(bucket, "perform", lambda _: silent)
+    bucket.meet = lambda _: silent
     with pytest.raises(StoreError, match="503"):
         ObjectReader(bucket, "a", PurePath("a"))
 

@@ -9,10 +9,9 @@ from pathlib import PurePath
 
 import pytest
 
-from tests.store.objects.memory_bucket import CountingBucket
+from tests.buckets import MemoryBucket
 from treering._store.objects import reading
 from treering._store.objects.reading import ObjectReader
-from treering._store.objects.requests import Put
 
 MIB = 1 << 20
 DATA = random.Random(3).randbytes(40 * MIB)
@@ -20,22 +19,22 @@ KIB = 1 << 10
 
 
 @pytest.fixture
-def bucket() -> CountingBucket:
-    bucket = CountingBucket()
-    bucket.perform(Put("a", DATA))
+def bucket() -> MemoryBucket:
+    bucket = MemoryBucket()
+    bucket.put("a", DATA)
     bucket.start_over()
     return bucket
 
 
 @pytest.fixture
-def opened(bucket: CountingBucket) -> Iterator[ObjectReader]:
+def opened(bucket: MemoryBucket) -> Iterator[ObjectReader]:
     with ObjectReader(bucket, "a", PurePath("a")) as file:
         yield file
 
 
 @pytest.mark.parametrize("count", [100, 16 * KIB, 300 * KIB, 3 * MIB])
 @pytest.mark.parametrize("gap", [0, 700])
-def test_reads_that_follow_each_other(bucket: CountingBucket, opened: ObjectReader, count: int, gap: int) -> None:
+def test_reads_that_follow_each_other(bucket: MemoryBucket, opened: ObjectReader, count: int, gap: int) -> None:
     start, stop = 3 * MIB, min(39 * MIB, 3 * MIB + 4000 * (count + gap))
     for offset in range(start, stop - count, count + gap):
         assert opened.read(offset, count) == DATA[offset : offset + count]
@@ -43,7 +42,7 @@ def test_reads_that_follow_each_other(bucket: CountingBucket, opened: ObjectRead
     assert bucket.received <= stop - start + 9 * MIB
 
 
-def test_three_series_side_by_side(bucket: CountingBucket, opened: ObjectReader) -> None:
+def test_three_series_side_by_side(bucket: MemoryBucket, opened: ObjectReader) -> None:
     for number in range(400):
         for start, count in ((MIB, 20 * KIB), (16 * MIB, 5 * KIB), (30 * MIB, 100)):
             offset = start + number * count
@@ -52,7 +51,7 @@ def test_three_series_side_by_side(bucket: CountingBucket, opened: ObjectReader)
     assert bucket.received <= 40 * MIB
 
 
-def test_reads_in_no_order_fetch_little_more(bucket: CountingBucket, opened: ObjectReader) -> None:
+def test_reads_in_no_order_fetch_little_more(bucket: MemoryBucket, opened: ObjectReader) -> None:
     draw = random.Random(4)
     for _ in range(3000):
         offset, count = draw.randrange(len(DATA) - 4 * KIB), draw.randrange(1, 4 * KIB)
@@ -82,11 +81,11 @@ def test_threads_get_the_right_bytes(opened: ObjectReader) -> None:
     assert not wrong
 
 
-def test_memory_is_bounded_over_all_files_and_let_go(bucket: CountingBucket) -> None:
+def test_memory_is_bounded_over_all_files_and_let_go(bucket: MemoryBucket) -> None:
     reading._HELD.clear()  # of files that nobody closed
     files = []
     for number in range(20):
-        bucket.perform(Put(f"b{number}", DATA))
+        bucket.put(f"b{number}", DATA)
         files.append(ObjectReader(bucket, f"b{number}", PurePath("b")))
         for offset in range(4 * MIB, 5 * MIB, 64 * KIB):
             assert files[-1].read(offset, 10) == DATA[offset : offset + 10]
@@ -97,7 +96,7 @@ def test_memory_is_bounded_over_all_files_and_let_go(bucket: CountingBucket) -> 
     assert not reading._HELD
 
 
-def test_what_is_fetched_anew_is_not_what_was_held(bucket: CountingBucket, opened: ObjectReader) -> None:
+def test_what_is_fetched_anew_is_not_what_was_held(bucket: MemoryBucket, opened: ObjectReader) -> None:
     for offset in range(4 * MIB, 5 * MIB, 64 * KIB):
         opened.read(offset, 10)
     found = bucket._objects["a"]
@@ -111,7 +110,7 @@ def test_what_is_fetched_anew_is_not_what_was_held(bucket: CountingBucket, opene
 
 @pytest.mark.parametrize("order", [sorted, lambda offsets: sorted(offsets, reverse=True)], ids=["up", "down"])
 def test_a_whole_object_in_small_reads(
-    bucket: CountingBucket, opened: ObjectReader, order: Callable[[range], list[int]]
+    bucket: MemoryBucket, opened: ObjectReader, order: Callable[[range], list[int]]
 ) -> None:
     for offset in order(range(0, len(DATA), 50_000)):
         count = min(50_000, len(DATA) - offset)

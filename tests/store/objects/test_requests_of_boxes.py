@@ -5,8 +5,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import itertools
-import threading
-import weakref
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,14 +15,11 @@ import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import treering
-from tests import limits
+from tests import limits, reads
+from tests.buckets import MemoryBucket
 from tests.checkpoint.together import Loading, loading
-from tests.store.objects.memory_bucket import CountingBucket
-from treering._arrays import incoming, jobs
-from treering._arrays.incoming import ReadRequest
-from treering._checkpoint.copy_checkpoint import copy_checkpoint
-from treering._checkpoint.forms import open_source
-from treering._values.boxes import box_of_slices, slices
+from tests.command import copy_path
+from tests.reads import read_parts
 
 __all__ = ["loading"]
 
@@ -40,7 +35,7 @@ def sharding(rows: int, spec: PartitionSpec) -> NamedSharding:
 class Saved:
     """A tree in a bucket, in boxes of a mesh of 4 x 2."""
 
-    bucket: CountingBucket
+    bucket: MemoryBucket
     path: Any
     tree: dict[str, Any]
     spec: PartitionSpec
@@ -70,10 +65,10 @@ class Saved:
         return sum(headers) + sum(len(data) for name, data in own.items() if name.endswith(".json")) + (1 << 19)
 
 
-@pytest.fixture(scope="module", params=[*itertools.product(SPECS[:3], [(240, 64), (24, 768)])], ids=str)
+@pytest.fixture(scope="module", params=[*itertools.product(SPECS[:3], [(80, 64), (24, 768)])], ids=str)
 def saved(request: pytest.FixtureRequest) -> Saved:
     spec, (count, side) = request.param
-    bucket = CountingBucket()
+    bucket = MemoryBucket()
     rows = sharding(4, spec)
     tree = {f"n{n:03}": np.full((side, side), n, np.float32) for n in range(count)}
     treering.save(path := treering.bucket(bucket) / "saved", jax.device_put(tree, rows))
@@ -140,7 +135,7 @@ def test_what_a_conversion_reads(saved: Saved, tmp_path: Path) -> None:
 
 def test_what_a_copy_reads(saved: Saved, tmp_path: Path) -> None:
     with saved.few_requests():
-        copy_checkpoint(saved.path, tmp_path / "copy", overwrite=False)
+        copy_path(saved.path, str(tmp_path / "copy"), overwrite=False)
     require_equal(treering.load(tmp_path / "copy"), saved.tree)
 
 
@@ -152,18 +147,16 @@ def test_what_each_of_four_processes_reads(saved: Saved, spec: PartitionSpec) ->
     is_apart = share > 1 and max(leaf.nbytes for leaf in saved.tree.values()) > 2 * MIB
     for process in range(4):
         few = saved.few_requests(share=share, further=len(saved.tree) if is_apart else 0)
-        with few, contextlib.ExitStack() as files:
-            source = open_source(saved.path, files, mapped=False)
-            requests: list[ReadRequest] = []
-            for leaf, key in enumerate(source.index.keys):
-                shape = saved.tree[key].shape
-                places: Any = sharding(4, spec).devices_indices_map(shape).items()
-                boxes = {box_of_slices(index, shape) for device, index in places if device.id // 2 == process}
-                requests.append(ReadRequest(leaf, sorted(boxes)))
-            source.arrays.read(requests)
-        for key, request in zip(source.index.keys, requests, strict=True):
-            for box, array in zip(request.boxes, request.arrays, strict=True):
-                assert np.array_equal(array, saved.tree[key][slices(box)])
+
+        def parts(key: str, process: int = process) -> list[Any]:
+            places: Any = sharding(4, spec).devices_indices_map(saved.tree[key].shape).items()
+            return [index for device, index in places if device.id // 2 == process]
+
+        with few:
+            read = read_parts(saved.path, parts)
+        assert read.keys() == saved.tree.keys()
+        for key, found in read.items():
+            assert all(np.array_equal(array, saved.tree[key][index]) for index, array in found)
 
 
 @pytest.mark.parametrize("spec", SPECS, ids=str)
@@ -187,22 +180,7 @@ def test_through_a_map(saved: Saved) -> None:
 def test_few_bytes_are_in_memory_beside_the_arrays(saved: Saved, monkeypatch: pytest.MonkeyPatch) -> None:
     """What is read at once is bounded by the threads and the bytes of a group, however many leaves lie together."""
     limits.lower(monkeypatch, far_group=256 << 10, slab=128 << 10)
-    held: list[int] = [0]
-    rooms: list[int] = []
-    make, lock = jobs.aligned_bytes, threading.Lock()
-
-    def counted(nbytes: int) -> Any:
-        room = make(nbytes)
-        with lock:
-            held[0] += nbytes
-            rooms.append(held[0])
-        weakref.finalize(room, let_go, nbytes)
-        return room
-
-    def let_go(nbytes: int) -> None:
-        held[0] -= nbytes
-
-    monkeypatch.setattr(incoming, "aligned_bytes", counted)
+    rooms = reads.memory_held(monkeypatch)
     found = treering.load(saved.path, shardings=sharding(2, SPECS[3]))
     require_equal(found, saved.tree)
     assert max(rooms, default=0) <= 16 * (256 << 10)

@@ -17,8 +17,8 @@ import pytest
 from hypothesis import HealthCheck, assume, given, settings
 
 import treering as tr
+from tests.buckets import ask_once
 from tests.store.objects.web_server import WebFiles, serving
-from treering._store.objects.repetition import RepeatingClient
 from treering.errors import TreeringError
 from treering.leaves import tree_deserialize_leaves, tree_serialize_leaves
 
@@ -59,13 +59,8 @@ class _Log(logging.Handler):
 
 @pytest.fixture(scope="module")
 def web() -> Iterator[WebFiles]:
-    begun = RepeatingClient.__init__
-
-    def init(self: Any, shown: str, patience: float = 0.0) -> None:
-        begun(self, shown, 0.0)
-
     with tempfile.TemporaryDirectory() as name, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(RepeatingClient, "__init__", init)
+        ask_once(patch)
         folder = Path(name)
         for one in ("a.safetensors", "a.msgpack", "c"):
             tr.save(folder / one, {"w": np.arange(3.0)})

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime
-import os
 from collections.abc import Iterator
 from typing import Any
 
@@ -12,10 +11,10 @@ import pytest
 from obstore.store import GCSStore
 
 import treering
+from tests.buckets import without_settings
 from torture import gcs_fake
 from torture.bucket_servers import BucketServer
 from torture.gcs_fake import GcsFake
-from treering._store.objects import connect, obstore_stores
 from treering.errors import NotFoundError
 
 TREE: dict[str, Any] = {"w": np.arange(2_000_000, dtype=np.float32), "b": np.ones(3)}
@@ -48,14 +47,8 @@ class _Two:
 
 @pytest.fixture
 def two(monkeypatch: pytest.MonkeyPatch) -> Iterator[_Two]:
-    for name in list(os.environ):
-        if name.startswith(obstore_stores._READ) or name.lower().endswith("_proxy"):
-            monkeypatch.delenv(name)
-    before = dict(connect._BUCKETS)
-    with GcsFake() as first, GcsFake() as second:
+    with without_settings(monkeypatch), GcsFake() as first, GcsFake() as second:
         yield _Two([BucketServer("gs", f"http://127.0.0.1:{fake.port}") for fake in (first, second)], monkeypatch)
-        connect._BUCKETS.clear()
-        connect._BUCKETS.update(before)
 
 
 @pytest.mark.parametrize("name", ["a", "a.safetensors", "a.msgpack"])

@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 
 import treering as tr
-from tests import limits
+from tests import faults, limits
+from tests.buckets import DAY, HOUR, MemoryBucket, install, store_in
 from tests.command import ended
-from tests.store.objects.in_memory import DAY, HOUR, TestBucket, install, store_in
 from treering._codec.key_document import attempts_in, encode_tombstone, is_tombstone, placeholder, superseded_in
 from treering._format.document import parse_index
 from treering._inspect.doctor import diagnose
-from treering._store.objects.requests import Answer, Delete, Get, Head, List, Put, Range, Request, Status
+from treering._store.objects.requests import Answer, Delete, Get, Head, List, Put, Range, Status
 from treering._values.checkpoint_names import is_data, journal_of
 from treering._values.processes import Life
 from treering.errors import (
@@ -35,7 +35,7 @@ KEY = "ckpt/treering.json"
 
 
 @pytest.fixture
-def bucket(monkeypatch: pytest.MonkeyPatch) -> TestBucket:
+def bucket(monkeypatch: pytest.MonkeyPatch) -> MemoryBucket:
     return install(monkeypatch)
 
 
@@ -43,11 +43,11 @@ def tree(number: float) -> dict[str, object]:
     return {"w": np.full(100, number, np.float32)}
 
 
-def data_in(bucket: TestBucket, prefix: str = "ckpt/") -> list[str]:
+def data_in(bucket: MemoryBucket, prefix: str = "ckpt/") -> list[str]:
     return [name for name in bucket.names(prefix) if is_data(name.rsplit("/", 1)[-1])]
 
 
-def markers_in(bucket: TestBucket, prefix: str = "ckpt/") -> list[str]:
+def markers_in(bucket: MemoryBucket, prefix: str = "ckpt/") -> list[str]:
     return [name for name in bucket.names(prefix) if name.endswith(".treering-tmp")]
 
 
@@ -60,7 +60,7 @@ def load() -> float:
 # ---------------------------------------------------------------------------------------------------- overwriting
 
 
-def test_what_an_overwrite_supersedes_waits_and_is_listed(bucket: TestBucket) -> None:
+def test_what_an_overwrite_supersedes_waits_and_is_listed(bucket: MemoryBucket) -> None:
     tr.save(PATH, tree(1))
     first = parse_index(bucket.data(KEY))
     bucket.wait(10)
@@ -73,7 +73,7 @@ def test_what_an_overwrite_supersedes_waits_and_is_listed(bucket: TestBucket) ->
     assert load() == 2
 
 
-def test_it_is_removed_by_the_commit_after_the_grace_and_forgotten_by_the_next(bucket: TestBucket) -> None:
+def test_it_is_removed_by_the_commit_after_the_grace_and_forgotten_by_the_next(bucket: MemoryBucket) -> None:
     attempts = []
     for number in range(4):
         tr.save(PATH, tree(number), overwrite=True)
@@ -102,7 +102,7 @@ def test_without_a_grace_it_goes_at_once(monkeypatch: pytest.MonkeyPatch) -> Non
     assert b"superseded" not in bucket.data(KEY)
 
 
-def test_a_save_over_a_tombstone_takes_over_what_it_lists(bucket: TestBucket) -> None:
+def test_a_save_over_a_tombstone_takes_over_what_it_lists(bucket: MemoryBucket) -> None:
     tr.save(PATH, tree(1))
     index = parse_index(bucket.data(KEY))
     store = store_in(bucket, "ckpt")
@@ -122,7 +122,7 @@ def test_a_save_over_a_tombstone_takes_over_what_it_lists(bucket: TestBucket) ->
     assert load() == 2
 
 
-def test_a_damaged_tombstone_or_index_keeps_the_data_that_it_may_list(bucket: TestBucket) -> None:
+def test_a_damaged_tombstone_or_index_keeps_the_data_that_it_may_list(bucket: MemoryBucket) -> None:
     tr.save(PATH, tree(1))
     store = store_in(bucket, "ckpt")
     store.put("treering.json", bucket.data(KEY)[:-9])
@@ -135,10 +135,7 @@ def test_a_damaged_tombstone_or_index_keeps_the_data_that_it_may_list(bucket: Te
     assert load() == 3
 
 
-def test_saving_works_where_nothing_may_be_listed_or_deleted(
-    bucket: TestBucket, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("treering._store.waiting._warned", set())
+def test_saving_works_where_nothing_may_be_listed_or_deleted(bucket: MemoryBucket) -> None:
     bucket.denied = lambda request: isinstance(request, List | Delete)
     for number in range(2):
         tr.save(PATH, tree(number), overwrite=number > 0)
@@ -155,7 +152,7 @@ def test_saving_works_where_nothing_may_be_listed_or_deleted(
     assert len(parse_index(bucket.data(KEY)).replaces) <= 2
 
 
-def test_a_dead_attempt_that_may_not_be_removed_holds_up_no_save(bucket: TestBucket) -> None:
+def test_a_dead_attempt_that_may_not_be_removed_holds_up_no_save(bucket: MemoryBucket) -> None:
     tr.save(PATH, tree(1))
     dead_attempt(bucket, "ckpt")
     tr.save(PATH, tree(2), overwrite=True)
@@ -169,7 +166,7 @@ def test_a_dead_attempt_that_may_not_be_removed_holds_up_no_save(bucket: TestBuc
     assert load() == 4
 
 
-def test_an_overwrite_takes_few_requests(bucket: TestBucket) -> None:
+def test_an_overwrite_takes_few_requests(bucket: MemoryBucket) -> None:
     tr.save(PATH, tree(1))
     begun = len(bucket.requests)
     tr.save(PATH, tree(2), overwrite=True)
@@ -181,7 +178,7 @@ def test_an_overwrite_takes_few_requests(bucket: TestBucket) -> None:
 # ---------------------------------------------------------------------------------------------------- runs
 
 
-def test_a_removed_step_is_a_tombstone_until_its_data_are_gone(bucket: TestBucket) -> None:
+def test_a_removed_step_is_a_tombstone_until_its_data_are_gone(bucket: MemoryBucket) -> None:
     with tr.Run("memory://run", keep=tr.KeepLast(1)) as run:
         run.save(1, tree(1)).result()
         run.save(2, tree(2)).result()
@@ -205,8 +202,8 @@ def test_a_removed_step_is_a_tombstone_until_its_data_are_gone(bucket: TestBucke
         assert float(run.load()["w"][0]) == 2
 
 
-def test_the_saves_of_a_run_remove_what_waited(bucket: TestBucket, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("treering._runs.gc.time.monotonic", lambda: bucket.time)
+def test_the_saves_of_a_run_remove_what_waited(bucket: MemoryBucket, monkeypatch: pytest.MonkeyPatch) -> None:
+    bucket.is_clock_of_runs(monkeypatch)
     with tr.Run("memory://run", keep=tr.KeepLast(1)) as run:
         for step in range(1, 8):
             run.save(step, tree(step)).result()
@@ -227,7 +224,7 @@ def test_the_saves_of_a_run_remove_what_waited(bucket: TestBucket, monkeypatch: 
         assert len(data_in(bucket, "run/")) == 2
 
 
-def test_closing_a_run_can_remove_what_waited(bucket: TestBucket) -> None:
+def test_closing_a_run_can_remove_what_waited(bucket: MemoryBucket) -> None:
     run = tr.Run("memory://run", keep=tr.KeepLast(1))
     for step in (1, 2):
         run.save(step, tree(step))
@@ -240,7 +237,7 @@ def test_closing_a_run_can_remove_what_waited(bucket: TestBucket) -> None:
     assert run.steps() == [2]
 
 
-def test_going_back_empties_the_list_of_what_is_left_behind_another_way_each_time(bucket: TestBucket) -> None:
+def test_going_back_empties_the_list_of_what_is_left_behind_another_way_each_time(bucket: MemoryBucket) -> None:
     emptied: list[bytes] = []
     with tr.Run("memory://run") as run:
         for step in (1, 2, 3):
@@ -261,7 +258,7 @@ def test_going_back_empties_the_list_of_what_is_left_behind_another_way_each_tim
     assert not any(isinstance(request, Delete) and "run/.run.json.left" in request.names for request in bucket.requests)
 
 
-def test_a_branch_in_a_bucket_has_names_of_its_own(bucket: TestBucket, tmp_path: Path) -> None:
+def test_a_branch_in_a_bucket_has_names_of_its_own(bucket: MemoryBucket, tmp_path: Path) -> None:
     with tr.Run("memory://run", keep=tr.KeepLast(1)) as run:
         run.save(1, tree(1)).result()
         for _ in range(2):  # the data of the first one wait under its names
@@ -279,7 +276,7 @@ def test_a_branch_in_a_bucket_has_names_of_its_own(bucket: TestBucket, tmp_path:
                 assert tr.verify("memory://back/step_00000001")
 
 
-def test_steps_are_told_from_tombstones_by_one_listing(bucket: TestBucket) -> None:
+def test_steps_are_told_from_tombstones_by_one_listing(bucket: MemoryBucket) -> None:
     with tr.Run("memory://run") as run:
         run.save(7, tree(7)).result()
     index = bucket.data("run/step_00000007/treering.json")
@@ -298,7 +295,7 @@ def test_steps_are_told_from_tombstones_by_one_listing(bucket: TestBucket) -> No
 # ---------------------------------------------------------------------------------------------------- the doubtful
 
 
-def dead_attempt(bucket: TestBucket, place: str = "run/step_00000001") -> None:
+def dead_attempt(bucket: MemoryBucket, place: str = "run/step_00000001") -> None:
     """Leave what a saver leaves that was killed before its commit, on the version that is there."""
     attempt = "d" * 16
     store = store_in(bucket, place)
@@ -307,7 +304,7 @@ def dead_attempt(bucket: TestBucket, place: str = "run/step_00000001") -> None:
     store.create(f"data-{attempt}-00000-of-00001.safetensors", [b"lost"], 4)
 
 
-def test_an_attempt_in_doubt_is_swept_by_gc_after_a_day(bucket: TestBucket) -> None:
+def test_an_attempt_in_doubt_is_swept_by_gc_after_a_day(bucket: MemoryBucket) -> None:
     with tr.Run("memory://run") as run:
         run.save(1, tree(1)).result()
         dead_attempt(bucket)
@@ -331,9 +328,9 @@ def test_an_attempt_in_doubt_is_swept_by_gc_after_a_day(bucket: TestBucket) -> N
 
 
 def test_an_attempt_in_doubt_is_swept_by_the_first_save_of_a_process_and_then_daily(
-    bucket: TestBucket, monkeypatch: pytest.MonkeyPatch
+    bucket: MemoryBucket, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("treering._runs.gc.time.monotonic", lambda: bucket.time)
+    bucket.is_clock_of_runs(monkeypatch)
     key = "run/step_00000001/treering.json"
     tr.Run("memory://run").save(1, tree(1)).result()
     dead_attempt(bucket)
@@ -356,7 +353,7 @@ def test_an_attempt_in_doubt_is_swept_by_the_first_save_of_a_process_and_then_da
     assert len(data_in(bucket, "run/step_00000001/")) == 1
 
 
-def test_a_save_fences_nothing_where_nothing_old_is_left_over(bucket: TestBucket) -> None:
+def test_a_save_fences_nothing_where_nothing_old_is_left_over(bucket: MemoryBucket) -> None:
     with tr.Run("memory://run") as run:
         for step in (1, 2):
             run.save(step, tree(step)).result()
@@ -373,7 +370,7 @@ def test_a_save_fences_nothing_where_nothing_old_is_left_over(bucket: TestBucket
     assert len(markers_in(bucket, "run/")) == 1
 
 
-def test_a_save_that_removes_a_step_takes_few_requests(bucket: TestBucket) -> None:
+def test_a_save_that_removes_a_step_takes_few_requests(bucket: MemoryBucket) -> None:
     with tr.Run("memory://run", keep=tr.KeepLast(2)) as run:
         for step in range(1, 4):
             run.save(step, tree(step)).result()
@@ -382,14 +379,14 @@ def test_a_save_that_removes_a_step_takes_few_requests(bucket: TestBucket) -> No
         assert run.steps() == [4, 5]
 
 
-def test_nothing_is_written_where_no_run_is(bucket: TestBucket) -> None:
+def test_nothing_is_written_where_no_run_is(bucket: MemoryBucket) -> None:
     run = tr.Run("memory://nothing", keep=tr.KeepLast(1))
     assert run.gc(dry_run=False) == []
     run.close(sweep=True)
     assert not any(isinstance(request, Put) for request in bucket.requests)
 
 
-def test_one_whose_data_are_younger_than_a_day_is_not(bucket: TestBucket) -> None:
+def test_one_whose_data_are_younger_than_a_day_is_not(bucket: MemoryBucket) -> None:
     with tr.Run("memory://run") as run:
         run.save(1, tree(1)).result()
         dead_attempt(bucket)
@@ -400,7 +397,7 @@ def test_one_whose_data_are_younger_than_a_day_is_not(bucket: TestBucket) -> Non
         assert b"fence" not in bucket.data("run/step_00000001/treering.json")
 
 
-def test_data_without_a_marker_go_after_a_day_and_a_fence(bucket: TestBucket) -> None:
+def test_data_without_a_marker_go_after_a_day_and_a_fence(bucket: MemoryBucket) -> None:
     with tr.Run("memory://run") as run:
         run.save(1, tree(1)).result()
         store = store_in(bucket, "run/step_00000001")
@@ -415,7 +412,7 @@ def test_data_without_a_marker_go_after_a_day_and_a_fence(bucket: TestBucket) ->
         assert float(run.load(step=1)["w"][0]) == 1
 
 
-def test_data_without_a_key_go_after_a_day_and_a_fence(bucket: TestBucket) -> None:
+def test_data_without_a_key_go_after_a_day_and_a_fence(bucket: MemoryBucket) -> None:
     with tr.Run("memory://run") as run:
         run.save(1, tree(1)).result()
         store_in(bucket, "run/step_00000000").put(f"data-{'d' * 16}-00000-of-00001.safetensors", b"of a copy")
@@ -427,7 +424,7 @@ def test_data_without_a_key_go_after_a_day_and_a_fence(bucket: TestBucket) -> No
         assert run.steps() == [1]
 
 
-def test_nothing_is_swept_by_age_where_the_index_is_damaged(bucket: TestBucket) -> None:
+def test_nothing_is_swept_by_age_where_the_index_is_damaged(bucket: MemoryBucket) -> None:
     with tr.Run("memory://run") as run:
         run.save(1, tree(1)).result()
         dead_attempt(bucket)
@@ -437,7 +434,7 @@ def test_nothing_is_swept_by_age_where_the_index_is_damaged(bucket: TestBucket) 
         assert len(data_in(bucket, "run/step_00000001/")) == 2
 
 
-def test_the_rest_of_a_first_save_that_died_goes_with_its_placeholder(bucket: TestBucket) -> None:
+def test_the_rest_of_a_first_save_that_died_goes_with_its_placeholder(bucket: MemoryBucket) -> None:
     with tr.Run("memory://run") as run:
         run.save(5, tree(5)).result()
         dead_attempt(bucket)
@@ -461,15 +458,12 @@ def large(number: float) -> dict[str, object]:
 def at_reading(monkeypatch: pytest.MonkeyPatch, action: Callable[[], object]) -> list[str]:
     """Do something before each read of data by position; return the names that were read."""
     read: list[str] = []
-    real = TestBucket.perform
 
-    def perform(self: TestBucket, request: Request) -> Answer:
-        if isinstance(request, Range):
-            read.append(request.name)
-            action()
-        return real(self, request)
+    def note(_: MemoryBucket, request: Range) -> None:
+        read.append(request.name)
+        action()
 
-    monkeypatch.setattr(TestBucket, "perform", perform)
+    faults.before(monkeypatch, MemoryBucket, "read_range", note)
     return read
 
 
@@ -479,28 +473,28 @@ def once(action: Callable[[], object]) -> Callable[[], object]:
     return lambda: left.pop()() if left else None
 
 
-def overwrite_and_forget(bucket: TestBucket, number: float) -> None:
+def overwrite_and_forget(bucket: MemoryBucket, number: float) -> None:
     """Overwrite it twice, so that its data, whose grace is over, are gone."""
     tr.save(PATH, large(number), overwrite=True)
     bucket.wait(2 * HOUR)
     tr.save(PATH, large(number), overwrite=True)
 
 
-def test_a_load_in_the_grace_reads_what_it_opened(bucket: TestBucket, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_load_in_the_grace_reads_what_it_opened(bucket: MemoryBucket, monkeypatch: pytest.MonkeyPatch) -> None:
     tr.save(PATH, large(1))
     at_reading(monkeypatch, once(lambda: tr.save(PATH, large(2), overwrite=True)))
     assert load() == 1
     assert load() == 2
 
 
-def test_a_load_whose_data_are_gone_reads_the_newer_ones(bucket: TestBucket, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_load_whose_data_are_gone_reads_the_newer_ones(bucket: MemoryBucket, monkeypatch: pytest.MonkeyPatch) -> None:
     tr.save(PATH, large(1))
     read = at_reading(monkeypatch, once(lambda: overwrite_and_forget(bucket, 2)))
     assert load() == 2
     assert len(read) == 2
 
 
-def test_a_load_that_is_overtaken_each_time_is_busy(bucket: TestBucket, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_load_that_is_overtaken_each_time_is_busy(bucket: MemoryBucket, monkeypatch: pytest.MonkeyPatch) -> None:
     tr.save(PATH, large(1))
     read = at_reading(monkeypatch, lambda: overwrite_and_forget(bucket, 2))
     with pytest.raises(BusyError, match="replaced 4 times"):
@@ -508,7 +502,9 @@ def test_a_load_that_is_overtaken_each_time_is_busy(bucket: TestBucket, monkeypa
     assert len(read) == 4
 
 
-def test_a_load_whose_checkpoint_is_removed_finds_nothing(bucket: TestBucket, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_load_whose_checkpoint_is_removed_finds_nothing(
+    bucket: MemoryBucket, monkeypatch: pytest.MonkeyPatch
+) -> None:
     tr.save(PATH, large(1))
     store = store_in(bucket, "ckpt")
 
@@ -525,7 +521,7 @@ def test_a_load_whose_checkpoint_is_removed_finds_nothing(bucket: TestBucket, mo
 
 @pytest.mark.parametrize("when", ["before", "meanwhile"])
 def test_data_that_the_index_names_and_that_are_gone_are_damage(
-    bucket: TestBucket, monkeypatch: pytest.MonkeyPatch, when: str
+    bucket: MemoryBucket, monkeypatch: pytest.MonkeyPatch, when: str
 ) -> None:
     tr.save(PATH, large(1))
     (name,) = data_in(bucket)
@@ -541,7 +537,7 @@ def test_data_that_the_index_names_and_that_are_gone_are_damage(
     assert "missing" in found.findings[0].problem
 
 
-def test_a_lazy_read_of_what_is_gone_is_busy(bucket: TestBucket) -> None:
+def test_a_lazy_read_of_what_is_gone_is_busy(bucket: MemoryBucket) -> None:
     tr.save(PATH, large(1))
     with tr.open(PATH) as opened:
         tr.save(PATH, large(2), overwrite=True)
@@ -553,7 +549,7 @@ def test_a_lazy_read_of_what_is_gone_is_busy(bucket: TestBucket) -> None:
 
 
 def test_verifying_reads_the_newer_data_where_the_older_are_gone(
-    bucket: TestBucket, monkeypatch: pytest.MonkeyPatch
+    bucket: MemoryBucket, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tr.save(PATH, large(1))
     at_reading(monkeypatch, once(lambda: overwrite_and_forget(bucket, 2)))
@@ -563,7 +559,7 @@ def test_verifying_reads_the_newer_data_where_the_older_are_gone(
 # --------------------------------------------------------------------------------------------------------- what is told
 
 
-def test_what_waits_is_told(bucket: TestBucket, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_waits_is_told(bucket: MemoryBucket, capsys: pytest.CaptureFixture[str]) -> None:
     bucket.time = time.time() - HOUR / 2
     for number in range(3):
         tr.save(PATH, tree(number), overwrite=True)
@@ -580,7 +576,7 @@ def test_what_waits_is_told(bucket: TestBucket, capsys: pytest.CaptureFixture[st
     assert bucket.counted(lambda: tr.inspect(PATH)) <= 4
 
 
-def test_what_waits_is_told_where_listings_are_denied(bucket: TestBucket) -> None:
+def test_what_waits_is_told_where_listings_are_denied(bucket: MemoryBucket) -> None:
     bucket.time = time.time()
     for number in range(2):
         tr.save(PATH, tree(number), overwrite=True)
@@ -591,7 +587,7 @@ def test_what_waits_is_told_where_listings_are_denied(bucket: TestBucket) -> Non
         tr.inspect(PATH)
 
 
-def test_what_could_go_is_told_too(bucket: TestBucket) -> None:
+def test_what_could_go_is_told_too(bucket: MemoryBucket) -> None:
     bucket.time = time.time() - 2 * HOUR
     for number in range(2):
         tr.save(PATH, tree(number), overwrite=True)
@@ -599,7 +595,7 @@ def test_what_could_go_is_told_too(bucket: TestBucket) -> None:
     assert "their time for readers is over" in diagnose(PATH).notes[0]
 
 
-def test_the_doctor_tells_attempts_apart(bucket: TestBucket) -> None:
+def test_the_doctor_tells_attempts_apart(bucket: MemoryBucket) -> None:
     tr.save(PATH, tree(1))
     dead_attempt(bucket, "ckpt")
     before = bucket.names()
@@ -615,7 +611,7 @@ def test_the_doctor_tells_attempts_apart(bucket: TestBucket) -> None:
     assert attempt.files == 2
 
 
-def test_nothing_is_called_a_leftover_while_the_index_is_damaged(bucket: TestBucket) -> None:
+def test_nothing_is_called_a_leftover_while_the_index_is_damaged(bucket: MemoryBucket) -> None:
     """An attempt whose base is gone may be the very one that the damaged index names."""
     tr.save(PATH, tree(1))
     dead_attempt(bucket, "ckpt")
@@ -627,7 +623,7 @@ def test_nothing_is_called_a_leftover_while_the_index_is_damaged(bucket: TestBuc
     assert all("keep them until" in attempt.advice for attempt in found.attempts)
 
 
-def test_the_doctor_says_that_a_checkpoint_was_removed(bucket: TestBucket) -> None:
+def test_the_doctor_says_that_a_checkpoint_was_removed(bucket: MemoryBucket) -> None:
     tr.save(PATH, tree(1))
     store = store_in(bucket, "ckpt")
     found = store.find("treering.json")
@@ -640,7 +636,7 @@ def test_the_doctor_says_that_a_checkpoint_was_removed(bucket: TestBucket) -> No
     assert [note.split(":")[0] for note in said.notes] == ["nothing is committed here", "superseded data stay here"]
 
 
-def test_tombstones_whose_data_wait_are_read_at_the_same_time(bucket: TestBucket) -> None:
+def test_tombstones_whose_data_wait_are_read_at_the_same_time(bucket: MemoryBucket) -> None:
     with tr.Run("memory://run", keep=tr.KeepLast(1)) as run:
         for step in range(12):
             run.save(step, tree(step)).result()
@@ -649,7 +645,7 @@ def test_tombstones_whose_data_wait_are_read_at_the_same_time(bucket: TestBucket
         assert [verdict.step for verdict in run.gc()] == [11]
 
 
-def test_a_failed_read_of_one_tombstone_fails_the_listing(bucket: TestBucket) -> None:
+def test_a_failed_read_of_one_tombstone_fails_the_listing(bucket: MemoryBucket) -> None:
     with tr.Run("memory://run", keep=tr.KeepLast(1)) as run:
         for step in range(4):
             run.save(step, tree(step)).result()
@@ -660,24 +656,22 @@ def test_a_failed_read_of_one_tombstone_fails_the_listing(bucket: TestBucket) ->
 
 
 def test_an_index_that_is_replaced_while_it_is_read_is_read_again(
-    bucket: TestBucket, monkeypatch: pytest.MonkeyPatch
+    bucket: MemoryBucket, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tr.save(PATH, tree(1))
     limits.lower(monkeypatch, first_read_of_objects=64)
-    perform = bucket.perform
     replaced: list[str] = []
 
-    def replace_first(request: Request) -> Answer:
-        if isinstance(request, Range) and request.name == KEY and not replaced:
-            replaced.append(KEY)
+    def replace_first(request: Range) -> None:
+        if request.name == KEY and not replaced:
+            replaced.append(request.name)
             tr.save(PATH, tree(2), overwrite=True)
-        return perform(request)
 
-    monkeypatch.setattr(bucket, "perform", replace_first)
+    faults.before(monkeypatch, bucket, "read_range", replace_first)
     assert (load(), replaced) == (2, [KEY])
 
 
-def test_more_never_waits_than_an_index_may_list(bucket: TestBucket, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_more_never_waits_than_an_index_may_list(bucket: MemoryBucket, monkeypatch: pytest.MonkeyPatch) -> None:
     limits.lower(monkeypatch, superseded_attempts=8, superseded_kept=3)
     for number in range(9):
         tr.save(PATH, tree(number), overwrite=True)
@@ -686,22 +680,16 @@ def test_more_never_waits_than_an_index_may_list(bucket: TestBucket, monkeypatch
     assert len(data_in(bucket)) == 4
 
 
-def test_the_time_of_a_bucket_is_told_where_nothing_may_be_removed(bucket: TestBucket) -> None:
+def test_the_time_of_a_bucket_is_told_where_nothing_may_be_removed(bucket: MemoryBucket) -> None:
     bucket.denied = lambda request: isinstance(request, Delete)
     assert abs(store_in(bucket, "run").transaction().now() - bucket.time) < 1
 
 
-def test_a_file_is_not_replaced_where_it_is_not_known_whether_one_is_there(
-    bucket: TestBucket, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_is_not_replaced_where_it_is_not_known_whether_one_is_there(bucket: MemoryBucket) -> None:
     path = f"{PATH}/model.safetensors"
     tr.save(path, tree(1))
-    real, silent = bucket.perform, [Answer(Status.NO_ANSWER, reason="reset")]
-
-    def forget_once(request: Request) -> Answer:
-        return silent.pop() if silent and isinstance(request, Head) else real(request)
-
-    monkeypatch.setattr(bucket, "perform", forget_once)
+    silent = [Answer(Status.NO_ANSWER, reason="reset")]
+    bucket.meet = lambda request: silent.pop() if silent and isinstance(request, Head) else None
     with pytest.raises(StoreError, match="does not answer"):
         tr.save(path, tree(2))
     assert tr.load(path)["w"][0] == 1

@@ -1,0 +1,73 @@
+"""What loads ask the arrays of a checkpoint for, and what a process of a job would read of them."""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests import faults
+from treering._arrays import incoming, jobs
+from treering._arrays.incoming import ReadRequest, StoredArrays
+from treering._checkpoint.forms import open_source
+from treering._values.boxes import box_of_slices, slices
+
+Index = tuple[slice, ...]
+
+
+def act_before_reads(patch: pytest.MonkeyPatch, act: Callable[[Sequence[ReadRequest]], object]) -> None:
+    """Do something with what is asked for, before each read of several leaves of a checkpoint."""
+    faults.before(patch, StoredArrays, "read", lambda _, requests, *__, **___: act(requests))
+
+
+def act_before_plans(patch: pytest.MonkeyPatch, act: Callable[[Sequence[ReadRequest]], object]) -> None:
+    """Do something with what is asked for, before it is planned what is read for it."""
+    faults.before(patch, StoredArrays, "plan_reads", lambda _, requests: act(requests))
+
+
+def memory_held(patch: pytest.MonkeyPatch) -> list[int]:
+    """Return a list that fills with the bytes of all memory for reads at that time, each time that more is taken."""
+    now, rooms = [0], []
+    make, lock = jobs.aligned_bytes, threading.Lock()
+
+    def counted(nbytes: int) -> Any:
+        room = make(nbytes)
+        with lock:
+            now[0] += nbytes
+            rooms.append(now[0])
+        weakref.finalize(room, let_go, nbytes)
+        return room
+
+    def let_go(nbytes: int) -> None:
+        now[0] -= nbytes
+
+    patch.setattr(incoming, "aligned_bytes", counted)
+    return rooms
+
+
+def read_parts(path: Path, parts: Callable[[str], Sequence[Index]]) -> dict[str, list[tuple[Index, Any]]]:
+    """Read parts of all leaves in one go, as a load of one process does.
+
+    Args:
+        path: where they are.
+        parts: the indices of a leaf whose parts are read, by its key.
+
+    Returns:
+        The parts of each leaf, each with its index.
+    """
+    with ExitStack() as files:
+        source = open_source(path, files, mapped=False)
+        keys = source.index.keys
+        shapes = [source.index.type_of(leaf).shape or () for leaf in range(len(keys))]
+        boxes = [sorted({box_of_slices(i, shape) for i in parts(key)}) for key, shape in zip(keys, shapes, strict=True)]
+        requests = [ReadRequest(leaf, wanted) for leaf, wanted in enumerate(boxes) if wanted]
+        source.arrays.read(requests)
+    return {
+        keys[request.leaf]: [(slices(box), array) for box, array in zip(request.boxes, request.arrays, strict=True)]
+        for request in requests
+    }

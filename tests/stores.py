@@ -1,0 +1,29 @@
+"""Stores by path, as all of treering finds them, and files that are written and read through them."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from treering._leaves.commit import begin_save as begin_leaves
+from treering._store.resolve import located, open_file, store_at
+from treering._store.resolve import write_file as write_pieces
+
+__all__ = ["begin_leaves", "copy_to_memory", "located", "read_file", "store_at", "write_file"]
+
+
+def read_file(path: str | os.PathLike[str]) -> bytes:
+    """The content of a file, wherever it is."""
+    with open_file(located(path)) as file:
+        return file.read(0, file.size)
+
+
+def write_file(path: str | os.PathLike[str], data: bytes) -> None:
+    """Write a file, wherever it is."""
+    write_pieces(located(path), [data], len(data))
+
+
+def copy_to_memory(folder: Path, url: str) -> None:
+    """Put every file below a folder at its path below a URL of ``memory://``."""
+    for file in filter(Path.is_file, folder.rglob("*")):
+        write_file(f"{url}/{file.relative_to(folder).as_posix()}", file.read_bytes())
