@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import treering
-from tests.buckets import Answer, MemoryBucket, Range, Request
+from tests.buckets import Answer, MemoryBucket, Range
 
 TREE = {f"leaf {number}": np.full(40_000, float(number)) for number in range(12)}
 
@@ -22,14 +22,12 @@ class SlowBucket(MemoryBucket):
         self.most = 0
         self._now = 0
 
-    def perform(self, request: Request) -> Answer:
-        if not isinstance(request, Range):
-            return super().perform(request)
+    def read_range(self, request: Range) -> Answer:
         with self._counting:
             self._now += 1
             self.most = max(self.most, self._now)
         time.sleep(0.01)
-        answer = super().perform(request)
+        answer = super().read_range(request)
         with self._counting:
             self._now -= 1
         return answer

@@ -23,10 +23,9 @@ class CountedBucket(MemoryBucket):
         super().__init__()
         self.ranges: list[int] = []
 
-    def perform(self, request: Request) -> Answer:
-        if isinstance(request, Range):
-            self.ranges += [offset for offset, _ in request.span.targets]
-        return super().perform(request)
+    def read_range(self, request: Range) -> Answer:
+        self.ranges += [offset for offset, _ in request.span.targets]
+        return super().read_range(request)
 
 
 def open_object(data: bytes) -> tuple[CountedBucket, ObjectReader]:

@@ -17,7 +17,7 @@ from tests.command import ended
 from treering._codec.key_document import attempts_in, encode_tombstone, is_tombstone, placeholder, superseded_in
 from treering._format.document import parse_index
 from treering._inspect.doctor import diagnose
-from treering._store.objects.requests import Answer, Delete, Get, Head, List, Put, Range, Request, Status
+from treering._store.objects.requests import Answer, Delete, Get, Head, List, Put, Range, Status
 from treering._values.checkpoint_names import is_data, journal_of
 from treering._values.processes import Life
 from treering.errors import (
@@ -459,12 +459,11 @@ def at_reading(monkeypatch: pytest.MonkeyPatch, action: Callable[[], object]) ->
     """Do something before each read of data by position; return the names that were read."""
     read: list[str] = []
 
-    def note(_: MemoryBucket, request: Request) -> None:
-        if isinstance(request, Range):
-            read.append(request.name)
-            action()
+    def note(_: MemoryBucket, request: Range) -> None:
+        read.append(request.name)
+        action()
 
-    faults.before(monkeypatch, MemoryBucket, "perform", note)
+    faults.before(monkeypatch, MemoryBucket, "read_range", note)
     return read
 
 
@@ -663,12 +662,12 @@ def test_an_index_that_is_replaced_while_it_is_read_is_read_again(
     limits.lower(monkeypatch, first_read_of_objects=64)
     replaced: list[str] = []
 
-    def replace_first(request: Request) -> None:
-        if isinstance(request, Range) and request.name == KEY and not replaced:
-            replaced.append(KEY)
+    def replace_first(request: Range) -> None:
+        if request.name == KEY and not replaced:
+            replaced.append(request.name)
             tr.save(PATH, tree(2), overwrite=True)
 
-    faults.before(monkeypatch, bucket, "perform", replace_first)
+    faults.before(monkeypatch, bucket, "read_range", replace_first)
     assert (load(), replaced) == (2, [KEY])
 
 
