@@ -11,10 +11,11 @@ import abc
 import bisect
 import dataclasses
 import datetime
+import functools
 import math
 import operator
-from collections.abc import Collection, Sequence
-from typing import Any, Generic, Literal, Never, TypeVar
+from collections.abc import Callable, Collection, Sequence
+from typing import Any, Generic, Literal, ParamSpec, TypeVar
 
 from treering._format.run_document import StepFacts
 from treering._values.checkpoint_names import HIGHEST_STEP
@@ -26,6 +27,7 @@ __all__ = [
     "Rule", "SaveEvery", "StepFacts", "Verdict", "best_steps", "retained",
 ]  # fmt: skip
 
+P = ParamSpec("P")
 T = TypeVar("T", bound="Rule[Any]")
 
 _ALL = "all are kept"
@@ -58,6 +60,19 @@ class _AnyOf(Rule[T]):
         return " | ".join(map(repr, self.rules))
 
 
+def _by_keyword(init: Callable[P, None]) -> Callable[P, None]:
+    """Let an argument without a name, or of another name, raise a TypeError that names the rule and its keywords."""
+
+    @functools.wraps(init)
+    def call(*given: P.args, **named: P.kwargs) -> None:
+        if len(given) > 1 or named.keys() - {"steps", "interval"}:
+            rule = type(given[0]).__name__
+            raise TypeError(f"{rule} takes steps= or interval=, as in {rule}(steps=1000)")
+        init(*given, **named)
+
+    return call
+
+
 @dataclasses.dataclass(frozen=True, slots=True, repr=False, init=False)
 class _Every(Rule[T]):
     """A rule that takes steps, or an interval."""
@@ -67,12 +82,8 @@ class _Every(Rule[T]):
     interval: datetime.timedelta | None
     """The time from one to the next."""
 
-    def __init__(
-        self, *given: Never, steps: int | None = None, interval: datetime.timedelta | float | None = None
-    ) -> None:
-        if given:
-            rule = type(self).__name__
-            raise TypeError(f"{rule} takes steps= or interval=: write {rule}(steps={given[0]!r:.100}), say")
+    @_by_keyword
+    def __init__(self, *, steps: int | None = None, interval: datetime.timedelta | float | None = None) -> None:
         if (steps is None) == (interval is None):
             raise UnsupportedError(f"{type(self).__name__} takes steps= or interval=", hint="join two rules with |")
         if steps is not None:

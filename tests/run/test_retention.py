@@ -212,6 +212,9 @@ def test_a_rule_of_ones_own_composes() -> None:
 
 
 @pytest.mark.parametrize("rule", [KeepEvery, SaveEvery])
-def test_a_rule_of_every_nth_step_names_itself_and_its_keywords(rule: Any) -> None:
-    with pytest.raises(TypeError, match=rf"{rule.__name__} takes steps= or interval=.*{rule.__name__}\(steps=3\)"):
-        rule(3)
+@pytest.mark.parametrize(("given", "named"), [((3,), {}), ((), {"step": 3})])
+def test_a_rule_of_every_nth_step_names_itself_and_its_keywords(
+    rule: Any, given: tuple[int, ...], named: dict[str, int]
+) -> None:
+    with pytest.raises(TypeError, match=rf"^{rule.__name__} takes steps= or interval=, as in {rule.__name__}\(steps="):
+        rule(*given, **named)
