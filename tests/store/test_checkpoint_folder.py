@@ -483,7 +483,7 @@ def test_rights_of_new_and_old_files(tmp_path: Path) -> None:
 
 def test_a_write_protected_checkpoint_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     save(tmp_path, b"old")
-    monkeypatch.setattr(os, "access", lambda *_, **__: False)  # root may write anything
+    faults.answer(monkeypatch, os, "access", False)  # root may write anything
     with pytest.raises(PermissionError, match="write-protected"):
         save(tmp_path, b"new", overwrite=True)
     assert load(tmp_path) == b"old"
@@ -517,9 +517,9 @@ def test_no_room_is_told_in_units_and_says_that_the_old_checkpoint_stays(tmp_pat
 
 def test_a_read_only_file_system_is_told_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     save(tmp_path, b"old")
-    monkeypatch.setattr(os, "access", lambda *_, **__: False)
+    faults.answer(monkeypatch, os, "access", False)
     room = SimpleNamespace(f_flag=os.ST_RDONLY, f_blocks=1 << 40, f_bfree=1 << 40, f_frsize=1)
-    monkeypatch.setattr(os, "fstatvfs", lambda _: room)
+    faults.answer(monkeypatch, os, "fstatvfs", room)
     with pytest.raises(StoreError, match="Read-only file system; use a folder on a file system that") as caught:
         save(tmp_path, b"new", overwrite=True)
     assert caught.value.errno == errno.EROFS
