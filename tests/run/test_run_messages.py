@@ -17,7 +17,8 @@ def leave_messages(run: Path, step: int) -> None:
     """Let three messages be all that is in the folder of a step; one lies in a folder of messages."""
     folder = step_path(run, step)
     far = folder / f".treering-{ATTEMPT}-messages-00001"
-    far.mkdir(parents=True)
+    folder.mkdir(parents=True)
+    far.mkdir()
     for message in (
         folder / vote_name(ATTEMPT, 1),
         far / f".treering-{ATTEMPT}-left-00300",
