@@ -263,7 +263,7 @@ def commands(verb: str, home: Path, theirs: list[str]) -> list[list[str]]:
         ],
         "docs": [
             [*python, "sphinx", "-W", "-n", "-q", "--keep-going", "-b", "html", "docs", "docs/_build/html"],
-            [*python, "pytest", "tests/docs", *theirs],
+            [*test, "tests/docs", *theirs],
         ],
         "referee": [[*python, "pytest", "-m", "not benchmark", *referees, *theirs]],
         "fuzz": [[*python, "torture", "fuzz", *theirs]],

@@ -17,8 +17,7 @@ from benchmarks import workloads
 from benchmarks.measure import Case, Group
 from benchmarks.suite import Benchmark, Goal, Scene
 from benchmarks.workloads import LeafKind
-from treering._leaves.plan import balanced_chunk, shared_chunk_shape
-from treering._leaves.shares import plan_writers
+from treering._plan.chunks import balanced_chunk, plan_writers, shared_chunk_shape
 from treering._plan.exchange import Grid, StoredChunk
 from treering._plan.load import LeafLoadPlan, StoredLeaf, plan_loads
 from treering._plan.save import LeafLayout, SavePlan, plan_save

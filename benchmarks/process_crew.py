@@ -15,7 +15,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-__all__ = ["Crew", "CrewFailed", "crew", "dismiss"]
+__all__ = ["CrewFailed", "ThreadPool", "crew", "dismiss"]
 
 _PATIENCE_S = 600.0
 _TREERING_PATIENCE_S = 120
@@ -26,7 +26,7 @@ class CrewFailed(RuntimeError):
     """A process of a crew answered with an error, not in time, or not at all."""
 
 
-class Crew:
+class ThreadPool:
     """So many processes of one job, each with its share of the cores and of eight devices.
 
     A crew that has failed once is of no use any more: its processes may wait for each other.
@@ -137,14 +137,14 @@ def _free_port() -> int:
         return int(server.getsockname()[1])
 
 
-_crews: dict[int, Crew] = {}
+_crews: dict[int, ThreadPool] = {}
 
 
-def crew(count: int) -> Crew:
+def crew(count: int) -> ThreadPool:
     """The crew of so many processes: started when it is first asked for or has failed, ended with the program."""
     known = _crews.get(count)
     if known is None or not known.is_alive:
-        known = _crews[count] = Crew(count)
+        known = _crews[count] = ThreadPool(count)
     return known
 
 

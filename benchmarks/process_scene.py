@@ -17,7 +17,7 @@ from benchmarks import workloads
 from benchmarks.checkpoint_peers import Orbax
 from benchmarks.files import Files, contents, warm
 from benchmarks.measure import Case, Work
-from benchmarks.process_crew import Crew, CrewFailed, crew
+from benchmarks.process_crew import CrewFailed, ThreadPool, crew
 from benchmarks.process_peers import LIBRARIES, LibraryName
 from benchmarks.process_trees import Layout, write_tree
 from treering.leaves import tree_deserialize_leaves
@@ -73,7 +73,7 @@ class ProcessFiles:
         self._shared = folder / f"{name}.bytes"
         self._flat: dict[str, Any] = dict(workloads.flat(self.work.tree))
         self._orbax_read: set[int] = set()
-        self._opened: set[Crew] = set()
+        self._opened: set[ThreadPool] = set()
 
     def prepare(self) -> None:
         """Write the tree for all processes, and let each library save it: by many, and whole by one."""

@@ -10,8 +10,7 @@ from pathlib import Path
 import click
 
 from demo import FILES
-from treering._cli.main import main
-from treering._cli.terminal import GOOD, NO, NOT_DONE, explain
+from treering._cli.main import GOOD, NO, NOT_DONE, explain, main
 from treering.errors import StoreError
 
 

@@ -6,8 +6,7 @@ import os
 
 import click
 
-from treering._cli.main import main
-from treering._cli.terminal import GOOD, NO, explain
+from treering._cli.main import GOOD, NO, explain, main
 
 
 @click.command(

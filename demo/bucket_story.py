@@ -19,7 +19,7 @@ from demo.killing import Trained, loss_fell, train_until_killed
 from demo.moving import listen
 from demo.stage import Stage
 from torture.fault_proxy import Fault, FaultProxy, Rule, Seen
-from treering._cli.terminal import can_show
+from treering._cli.main import can_show
 from treering._inspect.verify import verify
 from treering._runs.steps import steps_of
 from treering._store.resolve import located

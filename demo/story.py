@@ -19,7 +19,7 @@ from demo.killing import Trained, kill_did_no_harm, loss_fell, train_and_kill
 from demo.moving import move
 from demo.stage import Stage
 from treering._checkpoint.forms import list_headers
-from treering._cli.terminal import can_show
+from treering._cli.main import can_show
 
 
 def tell(console: Console, *, seconds: float, folder: Path, kept: bool) -> list[Proof]:

@@ -1,5 +1,6 @@
 """Settings for the whole run, made before anything imports jax: a CPU with eight devices, and hypothesis' profiles."""
 
+import gc
 import os
 import secrets
 import signal
@@ -15,8 +16,10 @@ if TYPE_CHECKING:
 
 # Eight pretended devices: shardings are tested on any machine. Both variables are read when jax starts.
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
-if "xla_force_host_platform_device_count" not in os.environ.get("XLA_FLAGS", ""):
-    os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=8".strip()
+# What is compiled here runs once, so XLA spends no time on making it fast: that takes a third off what compiles most.
+for flag, value in {"xla_force_host_platform_device_count": 8, "xla_backend_optimization_level": 0}.items():
+    if flag not in os.environ.get("XLA_FLAGS", ""):
+        os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --{flag}={value}".strip()
 
 # A deadline per example fails on a busy machine, not on slow code. CI draws the same examples each time.
 settings.register_profile("default", deadline=None)
@@ -27,6 +30,18 @@ settings.load_profile("ci" if os.environ.get("CI") else "default")
 # wait in vain.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    # Read when the properties are imported: by default they draw a part of their examples.
+    if "examples" in config.option.markexpr:
+        os.environ["TREERING_ALL_EXAMPLES"] = "1"
+
+
+def pytest_collection_finish() -> None:
+    # Modules and collected tests are millions of objects that stay: no collection needs to look at them again.
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -11,7 +11,7 @@ _LIMITS = {
     # state dicts and their msgpack
     "chunk_of_state_dicts": "treering.serialization.MAX_CHUNK_SIZE",
     "chunk_of_flax_files": "treering._checkpoint.save_msgpack.CHUNK_BYTES",
-    "window_of_msgpack": "treering._checkpoint.msgpack_source._WINDOW_BYTES",
+    "window_of_msgpack": "treering._foreign.msgpack_source._WINDOW_BYTES",
     "bits_of_nonces": "treering._codec.msgpack.write.ENOUGH",
     # reads and writes of arrays
     "small_read": "treering._arrays.incoming._SMALL_BYTES",

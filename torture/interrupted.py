@@ -212,7 +212,7 @@ class Strike:
 
 def _is_system_call(frame: FrameType, called: Any) -> bool:
     # Descriptors are opened inside of other calls of C.
-    return getattr(called, "__module__", "") in _SYSTEM or frame.f_code.co_filename.endswith("/open_descriptor.py")
+    return getattr(called, "__module__", "") in _SYSTEM or frame.f_code.co_qualname.startswith("OpenDescriptor.")
 
 
 class _Batch:

@@ -20,7 +20,7 @@ _CONTENT: Final = "treering._store.posix.store:write_content"
 _STAGED: Final = "treering._store.leaves_folder.staged_leaves:StagedLeaves"
 _JOINED_LEAVES: Final = "treering._store.leaves_folder.staged_leaves:JoinedLeaves"
 _JOINED: Final = "treering._checkpoint.transaction:JoinedFolder"
-_WRITES: Final = "treering._store.leaves_folder.staged_leaves:_StagedFiles.write_small"
+_WRITES: Final = "treering._store.leaves_folder.staged_leaves:_StagedFiles.write"
 _MOVING: Final = "treering._store.leaves_folder.commit:LeavesCommit"
 _HAND_OVER: Final = "treering._background.writer:Writer.hand_over"
 _TOGETHER: Final = "treering._checkpoint.joint_load"
@@ -73,7 +73,7 @@ _LEAVES: Final = (
     Point(name="its chunks are not durable yet", place=f"{_STAGED}.make_durable", when="before", of="leader"),
     Point(name="its chunks are not durable yet", place=f"{_JOINED_LEAVES}.make_durable", when="before", of="follower"),
     Point(name="all parts are there", place=f"{_STAGED}.commit", when="before", of="leader"),
-    Point(name="the directory is locked", place=f"{_MOVING}.__enter__", when="after", of="leader"),
+    Point(name="the directory is locked", place=f"{_MOVING}._begin", when="after", of="leader"),
     Point(name="the index is not replaced yet", place=f"{_MOVING}._replace", when="before", of="leader"),
     Point(name="the index is replaced", place=f"{_MOVING}._replace", when="after", of="leader", done=True),
     Point(name="the files are moved", place=f"{_MOVING}._replace", when="before", of="leader", nth=2, done=True),

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 from treering._checkpoint.forms import Loss
 from treering._codec.documents import parse_json
 from treering._codec.zarr import ZarrArray
-from treering._foreign.folder_files import FolderFiles
-from treering._foreign.foreign_tree import ForeignLeaf, ForeignStep, ForeignTree, build_index, build_tree, flat_dict
+from treering._foreign.folder_files import FolderFiles, ForeignLeaf, GridLeaf
+from treering._foreign.foreign_tree import ForeignStep, ForeignTree, build_index, build_tree, flat_dict
 from treering._format.index import DataFile, LeafType, leaf_bytes
 from treering._format.leaf_values import check_shape
 from treering._store.resolve import is_folder, open_file
@@ -25,7 +25,6 @@ from treering._store.resolve import is_folder, open_file
 if TYPE_CHECKING:
     from treering._arrays.source_arrays import SourceArray
     from treering._checkpoint.save_files import write_buffers
-    from treering._foreign.grid_arrays import GridLeaf
 
 __all__ = [
     "DataFile", "FolderFiles", "ForeignLeaf", "ForeignStep", "ForeignTree", "GridLeaf", "LeafType", "Loss",
@@ -34,11 +33,7 @@ __all__ = [
 ]  # fmt: skip
 
 # What needs numpy or jax, which a reader that lists headers does not.
-_LATER = {
-    "GridLeaf": "_foreign.grid_arrays",
-    "SourceArray": "_arrays.source_arrays",
-    "write_buffers": "_checkpoint.save_files",
-}
+_LATER = {"SourceArray": "_arrays.source_arrays", "write_buffers": "_checkpoint.save_files"}
 
 
 if not TYPE_CHECKING:  # a type checker sees the imports above, and so a mistyped name

@@ -9,9 +9,10 @@ from __future__ import annotations
 import os
 from typing import Any, BinaryIO, TypeVar, overload
 
-from treering._checkpoint import state_bytes
-from treering._checkpoint.state_bytes import encode_state, pack, restore_into, unpack, unserializable
+from treering._checkpoint.save_msgpack import encode_state
 from treering._codec.compression import default_limit, gzip_compress, gzip_decompress
+from treering._foreign import state_bytes
+from treering._foreign.state_bytes import pack, restore_into, unpack, unserializable
 from treering._store.pieces import Readable
 from treering._tree.placement import Shardings
 from treering._tree.registry import has_shape_and_dtype, is_serializable, register_serialization_state

@@ -16,6 +16,7 @@ from jax.sharding import Mesh, NamedSharding, SingleDeviceSharding
 from jax.sharding import PartitionSpec as P
 
 from tests import limits, meshes
+from treering._arrays import delivered
 from treering._arrays import exchange as room
 from treering._arrays.exchange import LeafForm, PartedLeaf, can_exchange, exchange_parts, grid_of, part_boxes
 from treering._arrays.host import jax_holds
@@ -29,7 +30,7 @@ RNG = np.random.default_rng(0)
 @pytest.fixture(autouse=True)
 def _as_many_processes(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Each two of the eight devices belong to a process of their own, as far as plans know."""
-    monkeypatch.setattr(room, "process_of", lambda device: device.id // 2)
+    monkeypatch.setattr(delivered, "process_of", lambda device: device.id // 2)
     yield
     room._reading_mesh.cache_clear()
     room._own_places.cache_clear()

@@ -9,8 +9,8 @@ import pytest
 
 from torture.bucket_servers import BucketServer
 from treering._store.objects.client import ObstoreClient
-from treering._store.objects.foreign_names import list_past
 from treering._store.objects.requests import Absent, Delete, Get, List, Put, Status
+from treering._store.objects.signed_requests import list_past
 from treering._store.objects.store import ObjectStore
 
 pytestmark = pytest.mark.bucket

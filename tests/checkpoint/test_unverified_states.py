@@ -358,17 +358,17 @@ def test_a_file_that_is_opened_again_has_to_be_the_same(tmp_path: Path, monkeypa
 
 def test_in_a_bucket_one_listing_tells(monkeypatch: pytest.MonkeyPatch) -> None:
     """In memory it is as in a bucket: versions are numbers, and no file is asked for alone."""
-    from treering._store import opened_files
+    from treering._store import open_folder
     from treering._store.resolve import located, open_file, write_file
 
     paths = [located(f"memory://states/many/{number}") for number in range(20)]
     for path in paths:
         write_file(path, [b"first"], 5)
-    opened = opened_files.OpenedFiles(folder=located("memory://states/many"))
+    opened = open_folder.OpenedFiles(folder=located("memory://states/many"))
     for path in paths:
         with open_file(path) as file:
             opened.add(path, file)
-    monkeypatch.setattr(opened_files, "find_at", lambda path: pytest.fail(f"{path} was asked for"))
+    monkeypatch.setattr(open_folder, "find_at", lambda path: pytest.fail(f"{path} was asked for"))
     assert opened.is_current()
     write_file(paths[7], [b"other"], 5)
     assert not opened.is_current()

@@ -19,7 +19,7 @@ import pytest
 
 import treering
 from tests import clocks, limits
-from treering._arrays import exchange, outgoing, plan_cache
+from treering._arrays import delivered, exchange, outgoing, plan_cache
 from treering._arrays.outgoing import ALONE
 from treering._checkpoint import joint_load, save_folder
 from treering._checkpoint import save as saving
@@ -212,7 +212,7 @@ class Loading:
 def loading(monkeypatch: pytest.MonkeyPatch) -> Iterator[Loading]:
     """Four processes with two devices each."""
     playing = Loading()
-    monkeypatch.setattr(exchange, "process_of", lambda device: device.id // 2)
+    monkeypatch.setattr(delivered, "process_of", lambda device: device.id // 2)
     monkeypatch.setattr(joint_load, "job_processes", lambda: Processes(this=0, count=4))
     monkeypatch.setattr(joint_load, "allgather_with_deadline", playing.meet)
     monkeypatch.setattr(joint_load, "run_in_order", playing.exchange)

@@ -12,7 +12,7 @@ import pytest
 from tests import faults, limits
 from treering._coordination.message_board import FolderMessageBoard, PathMessageBoard, stale_messages
 from treering._coordination.messages import DecisionMessage, Failure, PrepareMessage, SumMessage, VoteMessage, VoteStage
-from treering._store.posix import folder, open_descriptor
+from treering._store.posix import descriptors, folder
 from treering._store.posix.folder import Folder
 from treering._store.posix.store import PosixStore
 from treering._values import checkpoint_names
@@ -189,7 +189,7 @@ def test_who_waits_for_a_name_looks_at_the_folder_anew_each_second(
     with Folder(str(tmp_path)) as folder:
         store = FolderMessageBoard(PosixStore.over(folder, lambda: now[0]))
 
-        faults.before(monkeypatch, open_descriptor, "open_folder", lambda path: opened.append(now[0]))
+        faults.before(monkeypatch, descriptors, "open_folder", lambda path: opened.append(now[0]))
         for tenth in range(35):
             now[0] = tenth / 10
             assert store.get(NAME) is None

@@ -313,7 +313,8 @@ def sites() -> Iterator[Site]:
     for path in sorted(SOURCES.rglob("*.py")):
         if path == SOURCES / "_store" / "unmoved_leaves.py":
             continue
-        for node in ast.walk(ast.parse(path.read_text())):
+        text = path.read_text()
+        for node in ast.walk(ast.parse(text)) if any(name in text for name in FLUSHES) else ():
             if isinstance(node, ast.Call):
                 name = getattr(node.func, "attr", getattr(node.func, "id", None))
                 if name in FLUSHES and node.end_lineno is not None:

@@ -16,9 +16,18 @@ def test_who_waits_for_a_process_0_that_reads_for_long_may_name_it(seed: int, nu
     assert tried(seed, range(number, number + 1), processes=processes).violations == []
 
 
-def test_a_few_schedules_of_large_jobs() -> None:
-    assert tried(7, range(40), processes=130).violations == []
-    assert tried(7, range(8), processes=300).violations == []
+@pytest.mark.parametrize(
+    ("schedules", "processes"),
+    [
+        (range(12), 130),
+        (range(2), 300),
+        pytest.param(range(12, 40), 130, marks=pytest.mark.slow),
+        pytest.param(range(2, 8), 300, marks=pytest.mark.slow),
+    ],
+    ids=str,
+)
+def test_a_few_schedules_of_large_jobs(schedules: range, processes: int) -> None:
+    assert tried(7, schedules, processes=processes).violations == []
 
 
 @pytest.mark.parametrize("count", [2, 4, 37, 48])

@@ -57,7 +57,7 @@ def ended(folder: Path, ways: Sequence[str], sizes: Sequence[str], count: int = 
     arguments = ["-m", "tests.crash.ends", str(folder), ";".join(ways), ";".join(sizes), str(count)]
     command = [sys.executable, "-W", "ignore", *arguments]
     environment = os.environ | {"PYTHONPATH": f"{ROOT / 'src'}:{ROOT}"}
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=280, check=False)
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
     told: list[dict[str, Any]] = json.loads(done.stdout)
     assert len(told) == len(ways) * len(sizes) * count
@@ -75,45 +75,49 @@ def require_saved(told: dict[str, Any]) -> None:
     np.testing.assert_array_equal(found.get("jax", np.arange(1000)), np.arange(1000))
 
 
+def test_programs_that_end_have_saved_or_tell_what_is_lost(tmp_path: Path) -> None:
+    well = ["falls off", "exception", "exit handler", "forked child", "terminated"]
+    badly = ["told", "fails, then an exit handler", "stands", "terminated twice"]
+    for told in ended(tmp_path, [*well, *badly], ["small"]):
+        (require_saved if told["way"] in well else require_lost)(told)
+
+
+def test_programs_that_end_have_saved_what_takes_long(tmp_path: Path) -> None:
+    for told in ended(tmp_path, ["falls off", "sys.exit"], ["large"]):
+        require_saved(told)
+
+
+def require_lost(told: dict[str, Any]) -> None:
+    status, lines = BADLY[told["way"]]
+    assert told["status"] == status, told
+    assert told["err"].splitlines() == [f"treering: {line.format(path=told['path'])}" for line in lines], told
+    assert not Path(told["path"], "treering.json").exists()
+    assert told["out"] == ("the exit handler of the program\n" if "then an exit handler" in told["way"] else "")
+
+
+# Which way it is makes no difference to how long the writing takes: the large tree goes all of them three times.
+ENDS = ["falls off", "exception", "sys.exit"]
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(
-    ("size", "ways"),
+    ("size", "ways", "count"),
     [
-        ("small", ["falls off", "exception", "exit handler", "forked child", "terminated"]),
-        ("large", ["falls off", "sys.exit"]),
+        ("small", list(WELL)[::2], 15),
+        ("small", list(WELL)[1::2], 15),
+        ("large", ENDS, 15),
+        ("large", [way for way in WELL if way not in ENDS], 3),
     ],
 )
-def test_programs_that_end_have_saved(tmp_path: Path, size: str, ways: Sequence[str]) -> None:
-    for told in ended(tmp_path, ways, [size]):
+def test_fifteen_of_fifteen(tmp_path: Path, size: str, ways: Sequence[str], count: int) -> None:
+    for told in ended(tmp_path, ways, [size], count):
         require_saved(told)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("way", WELL)
-@pytest.mark.parametrize("size", SIZES)
-def test_fifteen_of_fifteen(tmp_path: Path, way: str, size: str) -> None:
-    # Which way it is makes no difference to how long the writing takes: the large tree goes all of them three times.
-    often = size == "small" or way in ("falls off", "exception", "sys.exit")
-    for told in ended(tmp_path, [way], [size], 15 if often else 3):
-        require_saved(told)
-
-
-@pytest.mark.parametrize(
-    "ways",
-    [
-        ["told", "fails, then an exit handler", "stands", "terminated twice"],
-        pytest.param(list(BADLY), marks=pytest.mark.slow),
-    ],
-)
-def test_what_is_lost_is_told(tmp_path: Path, ways: Sequence[str]) -> None:
-    for told in ended(tmp_path, ways, ["small"]):
-        status, lines = BADLY[told["way"]]
-        assert told["status"] == status, told
-        assert told["err"].splitlines() == [f"treering: {line.format(path=told['path'])}" for line in lines], told
-        assert not Path(told["path"], "treering.json").exists()
-        assert told["out"] == ("the exit handler of the program\n" if "then an exit handler" in told["way"] else "")
-
-
-@pytest.mark.slow
-def test_an_exit_handler_that_cannot_save_hears_of_it(tmp_path: Path) -> None:
-    (told,) = ended(tmp_path, ["fails in an exit handler"], ["small"])
-    assert told["err"].splitlines()[-1] == "RuntimeError: a progress that fails"
+def test_what_is_lost_is_told(tmp_path: Path) -> None:
+    for told in ended(tmp_path, [*BADLY, "fails in an exit handler"], ["small"]):
+        if told["way"] in BADLY:
+            require_lost(told)
+        else:
+            assert told["err"].splitlines()[-1] == "RuntimeError: a progress that fails"

@@ -41,7 +41,6 @@ def test_a_slice_of_the_power_cuts() -> None:
 @pytest.mark.parametrize(
     ("scene", "broken"),
     [
-        ("checkpoint, overwrite", "nothing"),
         ("checkpoint, overwrite", "no last fsync"),
         ("checkpoint, overwrite", "no fsync of data"),
         ("leaves, overwrite", "nothing"),

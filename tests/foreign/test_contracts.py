@@ -16,7 +16,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 import treering
-from treering._checkpoint.detect import ForeignReader, _detect_file, calls_in, find_foreign
+from treering._checkpoint.detect import _READERS, _detect_file, find_foreign, readers_in
 from treering._store.resolve import is_folder
 from treering.errors import FormatError, UnsupportedError
 from treering.testing import ReaderContract, WriterContract
@@ -56,12 +56,11 @@ class OurReader(Folders, ReaderContract):
         return importlib.import_module(self.path)
 
     def recognise(self, place: Path) -> str | None:
-        def is_called(reader: ForeignReader) -> bool:
-            if is_folder(place):
-                return reader.module == self.path and calls_in(place)(reader)
-            return reader.module == self.path and place.read_bytes().startswith(reader.magics or b"?")
-
-        found = find_foreign(place, is_called)
+        if is_folder(place):
+            called = list(readers_in(place))
+        else:
+            called = [reader for reader in _READERS if place.read_bytes().startswith(reader.magics or b"?")]
+        found = find_foreign(place, [reader for reader in called if reader.module == self.path])
         return None if found is None else found.version
 
 

@@ -242,9 +242,16 @@ def test_arrays_and_random_keys_come_out_of_every_door(step_of_items: Path, root
     ]
 
 
-@pytest.mark.parametrize("others", [True, False], ids=["beside others", "beside one alone"])
 @pytest.mark.parametrize(
-    "lost", ["state/_METADATA", "arr/_METADATA", "key/jax_random_key/_METADATA", "config/metadata", "arr", "key"]
+    ("lost", "others"),
+    [
+        pytest.param(lost, others, id=f"{lost}-{'beside others' if others else 'beside one alone'}")
+        for lost, others in [
+            *((lost, True) for lost in ("state/_METADATA", "arr/_METADATA", "key/jax_random_key/_METADATA")),
+            *((lost, True) for lost in ("config/metadata", "arr", "key")),
+            *((lost, False) for lost in ("state/_METADATA", "config/metadata", "key")),
+        ]
+    ],
 )
 def test_an_item_that_was_lost_is_named_at_every_door(
     step_of_items: Path, root: Path, tmp_path: Path, lost: str, others: bool

@@ -23,7 +23,7 @@ MIB = 1 << 20
 DRAW = np.random.default_rng(0)
 TREES = {
     name: {f"n{n:03}": DRAW.standard_normal((side, side)).astype(np.float32) for n in range(count)}
-    for name, count, side in (("many", 240, 64), ("large", 12, 768))
+    for name, count, side in (("many", 80, 64), ("large", 12, 768))
 }
 
 

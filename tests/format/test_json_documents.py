@@ -28,7 +28,7 @@ from treering._codec.documents import (
     check_json,
     check_name,
     check_texts,
-    have_one_hash,
+    collide,
     json_text,
     member,
     parse_json,
@@ -191,7 +191,7 @@ def test_the_pairs_collide() -> None:
 )
 def test_only_chosen_values_collide(values: list[Any], *, found: bool) -> None:
     start = time.process_time()
-    assert have_one_hash(values) is found
+    assert collide(values) is found
     assert time.process_time() - start < 1
 
 

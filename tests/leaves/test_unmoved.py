@@ -379,7 +379,7 @@ def test_an_index_that_calls_what_it_lists_superseded_is_not_believed(path: str)
 def test_what_a_dead_saver_left_goes_once_it_can_never_be_committed(path: str) -> None:
     tree_serialize_leaves(path, OTHER)
     dead = begin_leaves(located(path))
-    dead.write_file("w", "0", [b"x" * (2 << 20)], 2 << 20)
+    dead.write("w", [("0", [b"x" * (2 << 20)], 2 << 20)])
     begin_leaves(located(path)).__exit__()
     assert dead.attempt in attempts(path)  # its base is still there
     tree_serialize_leaves(path, OTHER)
@@ -390,9 +390,9 @@ def test_what_a_dead_saver_left_goes_once_it_can_never_be_committed(path: str) -
 def test_the_doctor_knows_what_is_left_over(stored: str, capsys: pytest.CaptureFixture[str]) -> None:
     tree_serialize_leaves(stored, OTHER)
     with begin_leaves(located(stored)) as save, begin_leaves(located(stored)) as other:
-        save.write_file("w", "0", [b"x" * (2 << 20)], 2 << 20)
+        save.write("w", [("0", [b"x" * (2 << 20)], 2 << 20)])
         store_at(stored).remove(f".treering/{other.attempt}/marker")
-        other.write_file("w", "0", [b"x" * (2 << 20)], 2 << 20)
+        other.write("w", [("0", [b"x" * (2 << 20)], 2 << 20)])
         for changed, said in ((False, "may still be committed"), (True, "it can never be committed")):
             if changed:
                 found = store_at(stored).read(INDEX)

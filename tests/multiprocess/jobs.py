@@ -5,6 +5,11 @@ A worker is a function of a module under ``tests``; each process imports it by n
     outcomes = run_job(saves_and_loads, 4, devices=2, arguments=(str(tmp_path),))
     assert results(outcomes) == [...]
 
+Starting a process takes two seconds of its core. Tests whose workers end in step with each other therefore share the
+processes of the fixture ``crews``, which do one worker after another::
+
+    outcomes = crews.run(saves_and_loads, 4, devices=2, arguments=(str(tmp_path),))
+
 Inside a worker jax is up: ``jax.process_index()`` says which process it is. What it returns has to be JSON. While it
 runs, a worker can tell the test where it is with `say` (the test reads `Job.events`) and wait for a word of the test
 with `hear` (the test calls `Job.tell`), so nobody has to sleep.
@@ -31,12 +36,13 @@ from typing import IO, Any, Final, Self
 
 from torture.ports import free_port
 
-__all__ = ["Job", "Outcome", "hear", "results", "run_job", "say", "start_job"]
+__all__ = ["Crews", "Job", "Outcome", "hear", "results", "run_job", "say", "start_job"]
 
 _ROOT: Final = Path(__file__).parents[2]
 _EVENT: Final = "@event "
 _RESULT: Final = "@result "
 _LEAVE: Final = "@leave"
+_WORK: Final = "@work "
 _LEAVING_SECONDS: Final = 60.0
 
 
@@ -178,11 +184,23 @@ class Job:
                 return
         raise AssertionError(f"process {number} ended and never said {text!r}")
 
-    def wait(self, timeout: float = 60) -> list[Outcome]:
-        """Wait for the end of all, kill what is not done in time, and return how they ended."""
+    def ask(self, worker: Callable[..., Any], arguments: Sequence[Any]) -> None:
+        """Let all, whose worker has returned, do another one."""
+        text = json.dumps({"worker": [worker.__module__, worker.__qualname__], "arguments": list(arguments)})
+        for number, one in enumerate(self._processes):
+            one.begin_again()
+            self.tell(number, _WORK + text)
+
+    def returned(self, timeout: float) -> list[Outcome]:
+        """Wait until the workers have returned, and say how; the processes stay."""
         deadline = time.monotonic() + timeout
         for one in self._processes:
             one.done.wait(max(0.0, deadline - time.monotonic()))
+        return [one.outcome(late=not one.done.is_set()) for one in self._processes]
+
+    def wait(self, timeout: float = 60) -> list[Outcome]:
+        """Wait for the end of all, kill what is not done in time, and return how they ended."""
+        self.returned(timeout)
         # Nobody leaves before all are done: jax ends the others when it misses one.
         for number in range(len(self._processes)):
             self.tell(number, _LEAVE)
@@ -196,6 +214,44 @@ class Job:
             one.close()
 
 
+class Crews:
+    """Jobs that stay for the next test, one of each number of processes and devices; a context manager."""
+
+    def __init__(self) -> None:
+        self._jobs: dict[tuple[int, int], Job] = {}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for job in self._jobs.values():
+            job.wait()
+            job.__exit__(None, None, None)
+
+    def run(
+        self,
+        worker: Callable[..., Any],
+        count: int,
+        *,
+        devices: int = 2,
+        arguments: Sequence[Any] = (),
+        timeout: float = 60,
+    ) -> list[Outcome]:
+        """Do as `run_job` does, in processes that may have done other workers; they go where one of them failed."""
+        key = count, devices
+        job = self._jobs.pop(key, None)
+        if job is None:
+            job = start_job(worker, count, devices=devices, arguments=arguments, heartbeat=100)
+        else:
+            job.ask(worker, arguments)
+        outcomes = job.returned(timeout)
+        if any(one.code or one.error or one.late for one in outcomes):
+            job.__exit__(None, None, None)
+        else:
+            self._jobs[key] = job
+        return outcomes
+
+
 class _Process:
     """One process, and the threads that read what it prints."""
 
@@ -207,9 +263,11 @@ class _Process:
         self._output: list[str] = []
         self._errors: list[str] = []
         self._said: dict[str, Any] = {}
+        self._gone = False
         self.done = threading.Event()
         """Its worker has returned, or it has ended."""
-        inherited = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}
+        # How many devices it has, it is told later.
+        inherited = dict(os.environ, XLA_FLAGS="--xla_backend_optimization_level=0")
         self.child = subprocess.Popen(
             [sys.executable, "-m", "tests.multiprocess.jobs", json.dumps(settings)],
             cwd=_ROOT,
@@ -226,6 +284,13 @@ class _Process:
         ]
         for reader in self._readers:
             reader.start()
+
+    def begin_again(self) -> None:
+        """Wait for another result."""
+        self._said = {}
+        self.done.clear()
+        if self._gone:
+            self.done.set()
 
     def ended(self, timeout: float) -> Outcome:
         """Wait for its end and return how it came."""
@@ -269,6 +334,7 @@ class _Process:
                 self.done.set()
             else:
                 self._output.append(line)
+        self._gone = True
         self.done.set()
         self._events.put((self.number, None))
 
@@ -294,13 +360,27 @@ def _main(settings: dict[str, Any]) -> None:
     """Be one process of a job."""
     import jax
 
-    code = 1
-    said: dict[str, Any] = {"error": "never began"}
-    try:
-        jax.config.update("jax_num_cpu_devices", settings["devices"])
+    jax.config.update("jax_num_cpu_devices", settings["devices"])
+
+    def arrive() -> None:
         jax.distributed.initialize(
             settings["address"], settings["count"], settings["process"], heartbeat_timeout_seconds=settings["heartbeat"]
         )
+
+    code = _work(settings, arrive)
+    while (word := hear()) != _LEAVE:
+        if word.startswith(_WORK):
+            code = _work(json.loads(word.removeprefix(_WORK)), lambda: None)
+    # No way out that waits for others: jax would wait for those that are dead.
+    os._exit(code)
+
+
+def _work(settings: dict[str, Any], arrive: Callable[[], None]) -> int:
+    """Call a worker and tell the test what it returned; return the exit code."""
+    code = 1
+    said: dict[str, Any] = {"error": "never began"}
+    try:
+        arrive()
         module, name = settings["worker"]
         worker = getattr(importlib.import_module(module), name)
         said = {"result": worker(*settings["arguments"])}
@@ -311,11 +391,9 @@ def _main(settings: dict[str, Any]) -> None:
         said = {"error": f"{type(error).__name__}: {error}"}
     sys.stdout.flush()
     sys.stderr.flush()
-    # One write, and no way out that waits for others: jax would wait for those that are dead.
+    # One write: other threads may print too.
     os.write(1, f"{_RESULT}{json.dumps(said)}\n".encode())
-    while hear() != _LEAVE:
-        pass
-    os._exit(code)
+    return code
 
 
 if __name__ == "__main__":

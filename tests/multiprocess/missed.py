@@ -19,8 +19,13 @@ GENEROUS = 60.0
 
 def misses_saves(folder: str, victim: int) -> dict[str, list[dict[str, Any]]]:
     """Let one process do something else while the others save, then let all save and load, twice."""
+    with pytest.MonkeyPatch.context() as patch:
+        clocks.wait_at_most(patch, heartbeat_first=0.2, heartbeat_every=0.2)
+        return _misses(folder, victim)
+
+
+def _misses(folder: str, victim: int) -> dict[str, list[dict[str, Any]]]:
     number = jax.process_index()
-    clocks.wait_at_most(pytest.MonkeyPatch(), heartbeat_first=0.2, heartbeat_every=0.2)  # as long as this process lives
     steps = iter(range(1, 100))
     found: dict[str, list[dict[str, Any]]] = {}
 

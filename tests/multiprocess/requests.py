@@ -17,7 +17,7 @@ from tests.multiprocess.trees import placed, spread
 
 _TREE = {
     f"{name} {number:03}": np.arange(number, number + side * side, dtype=np.float32).reshape(side, side)
-    for name, count, side in (("small", 200, 64), ("large", 12, 768))
+    for name, count, side in (("small", 80, 64), ("large", 12, 768))
     for number in range(count)
 }
 

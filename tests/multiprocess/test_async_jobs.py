@@ -14,7 +14,7 @@ import pytest
 
 import treering as tr
 from tests.multiprocess.async_jobs import answer_of, not_asked, obeys, refused, trains
-from tests.multiprocess.jobs import Job, results, run_job, start_job
+from tests.multiprocess.jobs import Crews, Job, results, start_job
 from torture.process_points import Point
 from torture.process_scenes import SCENES
 from torture.process_table import points_of
@@ -88,8 +88,8 @@ def left_over(folder: Path, form: str) -> list[str]:
 
 
 @pytest.mark.parametrize("count", [2, pytest.param(4, marks=pytest.mark.slow)])
-def test_steps_are_saved_while_the_loop_goes_on(tmp_path: Path, count: int) -> None:
-    every = results(run_job(trains, count, devices=1, arguments=[str(tmp_path)], timeout=120))
+def test_steps_are_saved_while_the_loop_goes_on(tmp_path: Path, crews: Crews, count: int) -> None:
+    every = results(crews.run(trains, count, devices=1, arguments=[str(tmp_path)], timeout=120))
     assert every == [{"done": [True] * 5, "steps": [4, 5], "latest": 5, "best": 5}] * count
     assert litter(tmp_path / "run", ()) == []
     for step in (4, 5):
@@ -101,8 +101,8 @@ def test_steps_are_saved_while_the_loop_goes_on(tmp_path: Path, count: int) -> N
         assert (tree["step"], np.asarray(tree["w"])[0, 0]) == (step, step)
 
 
-def test_what_one_cannot_save_all_hear_of(tmp_path: Path) -> None:
-    every = results(run_job(refused, 2, devices=1, arguments=[str(tmp_path)], timeout=120))
+def test_what_one_cannot_save_all_hear_of(tmp_path: Path, crews: Crews) -> None:
+    every = results(crews.run(refused, 2, devices=1, arguments=[str(tmp_path)], timeout=120))
     for number, (first, odd, good, again, older, replaced, end) in enumerate(every):
         assert "error" not in first, first
         assert odd["error"] in {"UnsupportedError", "ProcessFailedError", "MismatchError"}, odd
@@ -210,15 +210,10 @@ def test_a_process_that_stands_still_is_named(tmp_path: Path, form: str) -> None
     paused_at(tmp_path, 2, 1, form, ["in the middle of a file", "its part is put"])
 
 
+# `python -m torture processes` goes through all numbers of processes, forms and points. Here each point meets each
+# form, and each number of processes.
 @pytest.mark.slow
-@pytest.mark.parametrize("form", _FORMS)
-def test_a_process_that_is_killed_is_named(tmp_path: Path, form: str) -> None:
-    killed_at(tmp_path, 2, 1, form, "its part is not put yet")
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("count", "victim"), [(2, 0), (2, 1), (4, 0), (4, 2)])
-@pytest.mark.parametrize("form", _FORMS)
+@pytest.mark.parametrize(("count", "victim", "form"), [(2, 0, "run"), (2, 1, "ckpt"), (4, 0, "ckpt"), (4, 2, "run")])
 def test_a_process_stands_still_at_every_point(tmp_path: Path, count: int, victim: int, form: str) -> None:
     leading = ["the folder is entered", "all parts are there", "it is committed", "the verdict is put"]
     following = ["it has no file yet", "the verdict is seen"]
@@ -228,17 +223,19 @@ def test_a_process_stands_still_at_every_point(tmp_path: Path, count: int, victi
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("count", "victim", "name"),
+    ("count", "victim", "name", "form"),
     [
-        (2, 0, "its part is put"),
-        (2, 0, "it is committed"),
-        (2, 1, "it is handed over"),
-        (2, 1, "its part is put"),
-        (4, 2, "before the first byte"),
-        (4, 0, "all parts are there"),
-        (4, 3, "the verdict is seen"),
+        (2, 0, "its part is put", "run"),
+        (2, 0, "it is committed", "run"),
+        (2, 0, "it is committed", "ckpt"),
+        (2, 1, "it is handed over", "ckpt"),
+        (2, 1, "its part is not put yet", "run"),
+        (2, 1, "its part is put", "ckpt"),
+        (2, 1, "the verdict is seen", "ckpt"),
+        (4, 2, "before the first byte", "run"),
+        (4, 0, "all parts are there", "ckpt"),
+        (4, 3, "the verdict is seen", "run"),
     ],
 )
-@pytest.mark.parametrize("form", _FORMS)
 def test_a_process_is_killed_at_every_point(tmp_path: Path, count: int, victim: int, name: str, form: str) -> None:
     killed_at(tmp_path, count, victim, form, name)

@@ -7,12 +7,13 @@ from pathlib import Path
 import pytest
 
 from tests.multiprocess.interrupted import interrupts_any_line, interrupts_before_counting, interrupts_the_first_save
-from tests.multiprocess.jobs import results, run_job
+from tests.multiprocess.jobs import Crews, results, run_job
 
 
 @pytest.mark.parametrize("victim", [0, 1])
-def test_what_ends_a_save_before_it_is_counted_ends_no_later_one(tmp_path: Path, victim: int) -> None:
-    every = results(run_job(interrupts_before_counting, 2, devices=1, arguments=[str(tmp_path), victim], timeout=150))
+def test_what_ends_a_save_before_it_is_counted_ends_no_later_one(tmp_path: Path, crews: Crews, victim: int) -> None:
+    arguments = [str(tmp_path), victim]
+    every = results(crews.run(interrupts_before_counting, 2, devices=1, arguments=arguments, timeout=150))
     for number, found in enumerate(every):
         for name in ("argument", "argument of a run"):
             first, second = found.pop(name)
@@ -44,9 +45,11 @@ def test_an_interrupt_of_the_first_save_is_got_over(tmp_path: Path) -> None:
 @pytest.mark.parametrize("points", [8, pytest.param(80, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("door", ["save", "run"])
 @pytest.mark.parametrize("victim", [0, 1])
-def test_an_interrupt_at_any_line_is_got_over(tmp_path: Path, victim: int, door: str, points: int) -> None:
+def test_an_interrupt_at_any_line_is_got_over(
+    tmp_path: Path, crews: Crews, victim: int, door: str, points: int
+) -> None:
     arguments = [str(tmp_path), victim, door, points, 60.0]
-    every = results(run_job(interrupts_any_line, 2, devices=1, arguments=arguments, timeout=300))
+    every = results(crews.run(interrupts_any_line, 2, devices=1, arguments=arguments, timeout=300))
     for number, found in enumerate(every):
         for during, *_, last in found:
             if number == victim:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.multiprocess.jobs import results, run_job, start_job
+from tests.multiprocess.jobs import Crews, results, run_job, start_job
 from tests.multiprocess.meetings import breaks_off, calls, comes_late, fails_alone, meets, saves_late
 from tests.on_disk import heartbeat_name, is_message
 from treering import verify
@@ -125,8 +125,8 @@ def test_process_0_that_comes_to_the_first_save_when_all_have_given_up_hears_of_
     assert verify(path).ok
 
 
-def test_an_answer_to_another_question_is_none(tmp_path: Path) -> None:
-    zero, one = results(run_job(fails_alone, 2, devices=1, arguments=[str(tmp_path)]))
+def test_an_answer_to_another_question_is_none(tmp_path: Path, crews: Crews) -> None:
+    zero, one = results(crews.run(fails_alone, 2, devices=1, arguments=[str(tmp_path)]))
     assert one[1]["error"] == "ZeroDivisionError"
     # What process 1 brings to its next call comes to process 0 in the call before.
     for met in (zero[1], one[2]):

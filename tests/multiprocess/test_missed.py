@@ -7,7 +7,7 @@ from typing import Final
 
 import pytest
 
-from tests.multiprocess.jobs import results, run_job
+from tests.multiprocess.jobs import Crews, results
 from tests.multiprocess.missed import misses_saves
 
 _CALLS: Final = {
@@ -19,8 +19,8 @@ _CALLS: Final = {
 
 
 @pytest.mark.parametrize("victim", [0, 1])
-def test_a_missed_save_ends_no_later_one(tmp_path: Path, victim: int) -> None:
-    every = results(run_job(misses_saves, 2, devices=1, arguments=[str(tmp_path), victim], timeout=120))
+def test_a_missed_save_ends_no_later_one(tmp_path: Path, crews: Crews, victim: int) -> None:
+    every = results(crews.run(misses_saves, 2, devices=1, arguments=[str(tmp_path), victim], timeout=120))
     for number, found in enumerate(every):
         for name, (missed, saved, loaded, saved_again, loaded_again) in found.items():
             if name == "nothing":

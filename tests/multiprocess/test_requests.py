@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.multiprocess.jobs import results, run_job
+from tests.multiprocess.jobs import Crews, results
 from tests.multiprocess.requests import loads
 
 _LARGE = 12
@@ -16,8 +16,8 @@ _APART = {"saved: columns", "foreign.safetensors: rows", "foreign.safetensors: c
 
 
 @pytest.mark.parametrize("count", [2, 4])
-def test_each_process_asks_as_often_as_its_bytes_take(count: int, tmp_path: Path) -> None:
-    for found in results(run_job(loads, count, arguments=[str(tmp_path)], timeout=180)):
+def test_each_process_asks_as_often_as_its_bytes_take(count: int, crews: Crews, tmp_path: Path) -> None:
+    for found in results(crews.run(loads, count, arguments=[str(tmp_path)], timeout=180)):
         assert len(found) == 6
         for name, one in found.items():
             most = one["wanted"] / (8 << 20) + 4 * one["opened"] + 6 + _LARGE * (name in _APART)

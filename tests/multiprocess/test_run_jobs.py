@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import treering as tr
-from tests.multiprocess.jobs import results, run_job
+from tests.multiprocess.jobs import Crews, results, run_job
 from tests.multiprocess.run_workers import all_of_it, ends_for_good, saves_iterators
 
 
@@ -41,7 +41,7 @@ def test_a_signal_that_ends_programs_ends_all_of_them_after_a_last_step(tmp_path
     assert int(run.load()["count"]) == last
 
 
-def test_iterators_that_differ_are_refused_on_all_processes(tmp_path: Path) -> None:
-    for told, steps, count in results(run_job(saves_iterators, 2, devices=1, arguments=[str(tmp_path / "run")])):
+def test_iterators_that_differ_are_refused_on_all_processes(tmp_path: Path, crews: Crews) -> None:
+    for told, steps, count in results(crews.run(saves_iterators, 2, devices=1, arguments=[str(tmp_path / "run")])):
         assert "leaf 'data/train/count' differs on process 1" in told
         assert (steps, count) == ([2], 5)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import treering as tr
-from tests.multiprocess.jobs import results, run_job
+from tests.multiprocess.jobs import Crews, results
 from tests.multiprocess.runs import (
     counts_from_what_process_0_sees,
     fails_afterwards,
@@ -41,15 +41,15 @@ def check_what_all_found(zero: dict[str, Any], one: dict[str, Any]) -> None:
     assert one["odd metric on 1"]["error"] == zero["odd metric on 1"]["error"] == "UnsupportedError"
 
 
-def test_all_go_through_a_run(tmp_path: Path) -> None:
-    zero, one = results(run_job(goes_through, 2, devices=1, arguments=[str(tmp_path)], timeout=120))
+def test_all_go_through_a_run(tmp_path: Path, crews: Crews) -> None:
+    zero, one = results(crews.run(goes_through, 2, devices=1, arguments=[str(tmp_path)], timeout=120))
     check_what_all_found(zero, one)
     # What each process holds by itself is that of process 0.
     assert tr.load(tmp_path / "other" / "step_00000003")["data"] == {"position": 30}
 
 
-def test_what_only_process_0_knows_all_are_told(tmp_path: Path) -> None:
-    zero, one = results(run_job(fails_afterwards, 2, devices=1, arguments=[str(tmp_path)], timeout=120))
+def test_what_only_process_0_knows_all_are_told(tmp_path: Path, crews: Crews) -> None:
+    zero, one = results(crews.run(fails_afterwards, 2, devices=1, arguments=[str(tmp_path)], timeout=120))
     for found in (zero, one):
         good, load, again, late, once_more, steps = found
         assert "error" not in good, good
@@ -62,8 +62,9 @@ def test_what_only_process_0_knows_all_are_told(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("victim", [0, 1])
-def test_where_one_begins_again_on_a_newer_step_all_do(tmp_path: Path, victim: int) -> None:
-    zero, one = results(run_job(loads_beside_a_trainer, 2, devices=1, arguments=[str(tmp_path), victim], timeout=120))
+def test_where_one_begins_again_on_a_newer_step_all_do(tmp_path: Path, crews: Crews, victim: int) -> None:
+    arguments = [str(tmp_path), victim]
+    zero, one = results(crews.run(loads_beside_a_trainer, 2, devices=1, arguments=arguments, timeout=120))
     for found in (zero, one):
         apart = found.pop("found by some")
         assert (apart["error"], apart.get("processes")) == ("NotSharedError", [victim]), apart
@@ -72,7 +73,7 @@ def test_where_one_begins_again_on_a_newer_step_all_do(tmp_path: Path, victim: i
 
 
 @pytest.mark.slow
-def test_all_count_from_the_step_that_process_0_sees(tmp_path: Path) -> None:
+def test_all_count_from_the_step_that_process_0_sees(tmp_path: Path, crews: Crews) -> None:
     arguments = [str(tmp_path)]
-    every = results(run_job(counts_from_what_process_0_sees, 2, devices=1, arguments=arguments, timeout=120))
+    every = results(crews.run(counts_from_what_process_0_sees, 2, devices=1, arguments=arguments, timeout=120))
     assert every == [[True, False, False]] * 2

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tests.multiprocess.jobs import results, run_job
+from tests.multiprocess.jobs import Crews, results
 from tests.multiprocess.shared_index import shares
 
 
-def test_one_process_reads_the_index_for_all(tmp_path: Path) -> None:
-    found = results(run_job(shares, 4, arguments=[str(tmp_path)], timeout=180))
+def test_one_process_reads_the_index_for_all(tmp_path: Path, crews: Crews) -> None:
+    found = results(crews.run(shares, 4, arguments=[str(tmp_path)], timeout=180))
     by_case = {name: [one[name] for one in found] for name in found[0]}
 
     def of(case: str, member: str) -> list[object]:

@@ -7,7 +7,7 @@ import dataclasses
 import math
 import os
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import chex
 import equinox as eqx
@@ -17,6 +17,7 @@ import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import optax
+import pytest
 from flax import nnx
 from flax.core import freeze
 from hypothesis import HealthCheck, reject, settings
@@ -95,24 +96,23 @@ JAX_DTYPES = (
 _SUB_BYTE = {"float4_e2m1fn": 4, "float6_e2m3fn": 6, "float6_e3m2fn": 6, "uint2": 2, "uint4": 4}
 _SIGNED_SUB_BYTE = {"int2": 2, "int4": 4}
 _EXAMPLES = int(os.environ.get("TREERING_EXAMPLES", "0"))
-
-
 _FEW = 12
+_Property = TypeVar("_Property", bound=Callable[..., None])
 
 
-def quick(max_examples: int) -> settings:
-    """Settings of a property, repeatable in CI.
+def quick(max_examples: int) -> Callable[[_Property], _Property]:
+    """Mark a property that draws a third of its examples by default; repeatable in CI.
 
-    A third of the examples by default, all of them in the slow tests (`tests/properties/test_all_examples.py`), as many
-    as TREERING_EXAMPLES says.
+    It draws all of them where the mark is selected (``-m examples``), and as many as TREERING_EXAMPLES says.
     """
     few = min(max_examples, max(_FEW, max_examples // 3))
-    return settings(
+    drawn = settings(
         deadline=None,
         max_examples=_EXAMPLES or (max_examples if "TREERING_ALL_EXAMPLES" in os.environ else few),
         derandomize="CI" in os.environ,
         suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
     )
+    return lambda test: pytest.mark.examples(drawn(test))
 
 
 # ----------------------------------------------------------------------------------------------------------- containers

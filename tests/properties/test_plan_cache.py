@@ -253,7 +253,7 @@ def _laid_out(tree: Any) -> Any:
         ("numpy", 10_000),
         ("jax", 150),
         ("jax", 1000),
-        ("jax", 10_000),
+        pytest.param("jax", 10_000, marks=pytest.mark.slow),
         ("sharded", 150),
     ],
 )

@@ -20,7 +20,7 @@ from treering._format import document
 from treering._format.run_document import RunDocument, StepNote, add_note, encode_run, parse_run
 from treering._runs import gc, steps
 from treering._runs.folder import RunFolder
-from treering._runs.gc import KnownSteps, collect, remove_steps
+from treering._runs.gc import KnownSteps, collect, judge, remove_steps
 from treering._runs.run_state import RunState
 from treering._runs.save_step import collect_after
 from treering._runs.steps import missing_step, note_records, records_in, records_of, step_path, steps_of
@@ -99,7 +99,7 @@ class TestFacts:
         nowhere = tmp_path / "nowhere"
         assert steps_of(nowhere) == []
         assert facts_of(nowhere) == []
-        assert collect(nowhere, KeepLast(1), dry_run=False) == []
+        assert collect(nowhere, KeepLast(1)) == []
         remove_steps(nowhere, [3])
         assert not nowhere.exists()
 
@@ -118,7 +118,7 @@ class TestFacts:
         assert facts_of(run) == wanted
         assert len(parsed) == 3
         assert [record.seconds for record in records_of(run).steps] == [None] * 3
-        collect(run, None, dry_run=False)
+        collect(run, None)
         parsed.clear()
         assert facts_of(run) == wanted
         assert parsed == []
@@ -176,7 +176,7 @@ class TestFacts:
         assert isinstance(records.unreadable[20], CorruptError)
         assert "step_00000020" in str(records.unreadable[20])
         assert steps_of(run) == [10, 20, 30]
-        assert [verdict.step for verdict in collect(run, KeepLast(1), dry_run=False)] == [10, 30]
+        assert [verdict.step for verdict in collect(run, KeepLast(1))] == [10, 30]
         assert steps_of(run) == [20, 30]
 
     def test_a_step_that_cannot_be_read_now_is_an_error(self, run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -192,7 +192,7 @@ class TestTheDocument:
 
     def test_it_is_not_written_where_nothing_has_changed(self, run: Path) -> None:
         before = (run / "run.json").stat()
-        collect(run, None, dry_run=False)
+        collect(run, None)
         assert (run / "run.json").stat().st_ino == before.st_ino
 
     def test_hostile_ones(self, run: Path, tmp_path: Path) -> None:
@@ -221,13 +221,13 @@ class TestTheDocument:
 class TestCollecting:
     def test_a_dry_run_only_judges(self, run: Path) -> None:
         before = {path: path.stat().st_mtime_ns for path in run.rglob("*")}
-        verdicts = collect(run, KeepLast(1), dry_run=True)
+        verdicts = judge(run, KeepLast(1))
         assert [(verdict.step, verdict.kept) for verdict in verdicts] == [(10, False), (20, False), (30, True)]
         assert {path: path.stat().st_mtime_ns for path in run.rglob("*")} == before
 
     def test_what_no_rule_keeps_goes(self, run: Path) -> None:
         save(run, 5, metrics={"loss": 0.0})
-        collect(run, KeepLast(1) | KeepBest("loss"), dry_run=False)
+        collect(run, KeepLast(1) | KeepBest("loss"))
         assert steps_of(run) == [5, 30]
         assert {path.name for path in run.iterdir()} == {"run.json", "step_00000005", "step_00000030"}
         assert [record.step for record in parse_run((run / "run.json").read_bytes()).steps] == [5, 30]
@@ -235,7 +235,7 @@ class TestCollecting:
 
     def test_temporary_steps_go_though_all_is_kept(self, run: Path) -> None:
         save(run, 25, temporary=True)
-        collect(run, None, dry_run=False)
+        collect(run, None)
         assert steps_of(run) == [10, 20, 30]
 
     def test_a_step_that_was_saved_anew_since_it_was_judged_stays(
@@ -246,7 +246,7 @@ class TestCollecting:
             return retained(*asked)
 
         monkeypatch.setattr(gc, "retained", late)
-        collect(run, KeepLast(1), dry_run=False)
+        collect(run, KeepLast(1))
         assert steps_of(run) == [10, 30]
 
     def test_a_step_that_somebody_saves_to_is_for_the_next_time(self, run: Path) -> None:
@@ -255,12 +255,12 @@ class TestCollecting:
 
             lock = FolderLock(folder)
             assert lock.take()
-            collect(run, KeepLast(1), dry_run=False)
+            collect(run, KeepLast(1))
             assert steps_of(run) == [10, 30]
             with pytest.raises(BusyError, match="step_00000010"):
                 remove_steps(run, [10])
             lock.give_back()
-        collect(run, KeepLast(1), dry_run=False)
+        collect(run, KeepLast(1))
         assert steps_of(run) == [30]
 
     def test_one_that_fails_does_not_keep_the_others(self, run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -273,11 +273,11 @@ class TestCollecting:
                 when=lambda folder, name: folder.path.endswith("10") and name.startswith("data-"),
             )
             with pytest.raises(StoreError, match="step_00000010"):
-                collect(run, KeepLast(1), dry_run=False)
+                collect(run, KeepLast(1))
         assert steps_of(run) == [30]
         assert [record.step for record in parse_run((run / "run.json").read_bytes()).steps] == [30]
         assert step_path(run, 10).exists()
-        collect(run, KeepLast(1), dry_run=False)
+        collect(run, KeepLast(1))
         assert not step_path(run, 10).exists()
 
     def test_what_died_is_swept(self, run: Path) -> None:
@@ -286,7 +286,7 @@ class TestCollecting:
         (died / f".treering.json.{'a' * 16}.treering-tmp").write_bytes(b"")
         (died / f"data-{'a' * 16}-00000-of-00001.safetensors").write_bytes(b"half")
         (step_path(run, 20) / "treering.json").rename(step_path(run, 20) / f".treering.json.{'b' * 16}.removed")
-        collect(run, None, dry_run=False)
+        collect(run, None)
         assert {path.name for path in run.iterdir()} == {"run.json", "step_00000010", "step_00000030"}
 
 

@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import pytest
 
 from tests import limits
-from treering._store.posix import descriptors, folder, open_descriptor
+from treering._store.posix import descriptors, folder
 
 
 def no_locks(*_: object) -> None:
@@ -43,7 +43,7 @@ def without_nofollow(patch: pytest.MonkeyPatch) -> None:
 
 def without_open_folders(patch: pytest.MonkeyPatch) -> None:
     without_dir_fd(patch)
-    patch.setattr(open_descriptor, "open_folder", lambda path: Path(path).stat() and None)
+    patch.setattr(descriptors, "open_folder", lambda path: Path(path).stat() and None)
 
 
 def without_syncfs(patch: pytest.MonkeyPatch) -> None:
@@ -69,7 +69,7 @@ def without_fcntl(patch: pytest.MonkeyPatch) -> None:
 def like_windows(patch: pytest.MonkeyPatch) -> None:
     without_dir_fd(patch)
     without_fcntl(patch)
-    patch.setattr(open_descriptor, "open_folder", lambda path: None)
+    patch.setattr(descriptors, "open_folder", lambda path: None)
     for name in ("O_DIRECT", "O_NOFOLLOW", "fchown", "fstatvfs", "statvfs"):
         patch.delattr(os, name)
 

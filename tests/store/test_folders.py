@@ -14,11 +14,17 @@ from tests.folders import open_descriptors
 from tests.store.checkpoints import data_names, load, save, steps_of
 from tests.store.platforms import without_dir_fd, without_nofollow, without_open_folders
 from treering._runs.folder import RunFolder
-from treering._store.failures import DataFileMissingError
 from treering._store.open_folder import OpenFolder
 from treering._store.posix.folder import Folder
 from treering._values.checkpoint_names import HIGHEST_STEP, step_name, step_of_name
-from treering.errors import CorruptError, FormatError, NotDirectoryError, NotFoundError, StoreError
+from treering.errors import (
+    CorruptError,
+    DataFileMissingError,
+    FormatError,
+    NotDirectoryError,
+    NotFoundError,
+    StoreError,
+)
 
 HASH = "ab" * 20
 

@@ -50,12 +50,12 @@ def test_only_names_of_the_attempt_are_written(tmp_path: Path) -> None:
     assert names(tmp_path) == []
 
 
-def test_who_withdraws_removes_only_its_own(tmp_path: Path) -> None:
+def test_who_aborts_removes_only_its_own(tmp_path: Path) -> None:
     (tmp_path / FIRST).write_bytes(b"of process 0")
     with join(tmp_path, ATTEMPT) as joined:
         joined.write_file(SECOND, [b"ring"], 4)
-        joined.withdraw()
-        joined.withdraw()
+        joined.abort()
+        joined.abort()
         assert names(tmp_path) == [FIRST]
 
 
@@ -64,7 +64,7 @@ def test_no_file_is_written_twice(tmp_path: Path) -> None:
     with join(tmp_path, ATTEMPT) as joined:
         with pytest.raises(StoreError):
             joined.write_file(SECOND, [b"ring"], 4)
-        joined.withdraw()
+        joined.abort()
     assert (tmp_path / SECOND).read_bytes() == b"of somebody"
 
 
@@ -73,7 +73,7 @@ def test_a_folder_that_is_gone_is_an_error_of_ours(tmp_path: Path) -> None:
         for deed in (lambda: joined.require_space(1), joined.make_durable):
             with pytest.raises(NotFoundError):
                 deed()
-        joined.withdraw()
+        joined.abort()
     assert names(tmp_path) == []
 
 

@@ -224,7 +224,7 @@ def test_an_interrupt_while_joining_waits_for_the_threads(monkeypatch: pytest.Mo
             super().get(block, timeout)
 
     monkeypatch.setattr(queue, "SimpleQueue", Interrupting)
-    with pytest.raises(KeyboardInterrupt), crew.Crew(lambda: ended.append(release.wait()), 2):
+    with pytest.raises(KeyboardInterrupt), crew.ThreadPool(lambda: ended.append(release.wait()), 2):
         pass
     assert len(ended) == 2
 

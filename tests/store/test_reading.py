@@ -13,8 +13,8 @@ import pytest
 import treering
 from tests import faults, limits
 from tests.folders import names
+from treering._store.posix.descriptors import OpenDescriptor
 from treering._store.posix.folder import Folder
-from treering._store.posix.open_descriptor import OpenDescriptor
 from treering._store.posix.reading import LocalFile
 from treering.errors import CorruptError, NotFoundError, StoreError
 
@@ -330,4 +330,4 @@ def test_no_module_takes_what_an_interrupt_can_lose() -> None:
         for one in taken.finditer(path.read_text())
     ]
     # The text that explains what is wrong with it.
-    assert found == ["_store/posix/open_descriptor.py: os.open("]
+    assert found == ["_store/posix/descriptors.py: os.open("]

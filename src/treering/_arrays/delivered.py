@@ -82,6 +82,21 @@ def _own_boxes(sharding: jax.sharding.Sharding, shape: tuple[int, ...]) -> tuple
     return tuple(dict.fromkeys(box_of_slices(index, shape) for index in places if index is not None))
 
 
+def process_of(device: jax.Device) -> int:
+    """Return the process that a device belongs to."""
+    return int(device.process_index)
+
+
+def spans(sharding: Any) -> bool:
+    """Tell whether the devices of a sharding belong to several processes."""
+    return sharding is not None and len(_owners(sharding, process_of)) > 1
+
+
+@functools.lru_cache(maxsize=1024)
+def _owners(sharding: jax.sharding.Sharding, owner: Any) -> frozenset[int]:
+    return frozenset(map(owner, sharding.device_set))
+
+
 def convert_value(value: Any, fit: Fit, sharding: jax.sharding.Sharding | None, key: str) -> Any:
     """Return a Python value as what it becomes: itself, another number, or an array without axes.
 

@@ -20,7 +20,8 @@ import numpy as np
 import xxhash
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from treering._arrays.delivered import Delivery, stored_dtype_of, take_arrays, without_shards
+from treering._arrays import delivered
+from treering._arrays.delivered import Delivery, spans, stored_dtype_of, take_arrays, without_shards
 from treering._arrays.host import host_blocks
 from treering._arrays.incoming import ReadRequest
 from treering._arrays.jobs import split_by_bytes
@@ -47,11 +48,6 @@ _SAMPLED: Final = 4096
 _SPREAD: Final = 0x9E3779B1
 _SAMPLE_ITEMS: Final = 1024
 _MOST_SAMPLED: Final = 64 << 20
-
-
-def spans(sharding: Any) -> bool:
-    """Tell whether the devices of a sharding belong to several processes."""
-    return sharding is not None and len(_owners(sharding, process_of)) > 1
 
 
 def divide(source: Source, deliveries: Iterable[Delivery], processes: int) -> None:
@@ -191,13 +187,8 @@ def digest_common(state: xxhash.xxh3_128, deliveries: Iterable[Delivery], *, pro
 # ------------------------------------------------------------------------------------------------------- of shardings
 
 
-@functools.lru_cache(maxsize=1024)
-def _owners(sharding: jax.sharding.Sharding, owner: Any) -> frozenset[int]:
-    return frozenset(map(owner, sharding.device_set))
-
-
 def _wanted_boxes(sharding: Any, shape: tuple[int, ...], processes: int) -> Wanted:
-    return _wanted_boxes_by(sharding, shape, processes, process_of)
+    return _wanted_boxes_by(sharding, shape, processes, delivered.process_of)
 
 
 # Leaves that are wanted alike have to share one: plans know it by its identity.
@@ -246,11 +237,6 @@ class PartedLeaf:
     """What ``part_boxes`` asked for; let go on the way."""
 
 
-def process_of(device: jax.Device) -> int:
-    """Return the process that a device belongs to."""
-    return int(device.process_index)
-
-
 def grid_of(sharding: Any, axes: int) -> Grid | None:
     """Return how a leaf of so many axes is cut over a mesh of devices; None where its parts cannot be exchanged.
 
@@ -261,7 +247,7 @@ def grid_of(sharding: Any, axes: int) -> Grid | None:
         >>> grid_of(jax.sharding.SingleDeviceSharding(jax.devices()[0]), 2) is None
         True
     """
-    return _grid(sharding, axes, process_of) if isinstance(sharding, NamedSharding) else None
+    return _grid(sharding, axes, delivered.process_of) if isinstance(sharding, NamedSharding) else None
 
 
 @functools.lru_cache(maxsize=1024)

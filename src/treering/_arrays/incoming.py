@@ -18,10 +18,20 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
 import numpy as np
 
-from treering._arrays.jobs import ALIGNMENT, Job, Progress, Tally, Work, aligned_bytes, aligned_together, run_all
+from treering._arrays.jobs import (
+    ALIGNMENT,
+    Job,
+    Progress,
+    Tally,
+    Work,
+    aligned_bytes,
+    aligned_together,
+    group_near,
+    run_all,
+)
 from treering._format.index import Index, damage_error
 from treering._plan.exchange import StoredChunk
-from treering._plan.load import covering_ranges, group_near
+from treering._plan.load import covering_ranges
 from treering._values import boxes as box_sums
 from treering._values.boxes import Box
 from treering._values.checksums import block_checksums

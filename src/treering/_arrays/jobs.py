@@ -9,7 +9,7 @@ import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias, TypeVar
 
 import numpy as np
 
@@ -135,6 +135,7 @@ def on_host(array: NDArray[Any], kind: str, *, own: bool = True) -> Any:
 
 
 T = TypeVar("T")
+P = TypeVar("P", bound="PlacedBytes")
 
 Progress: TypeAlias = Callable[[int, int], object]
 """Called as ``progress(done, total)``, in bytes, from the caller's own thread."""
@@ -175,6 +176,53 @@ def split_by_bytes(
             run, held = [], 0
     if run:
         yield run, held
+
+
+class PlacedBytes(Protocol):
+    """Bytes of a file that are read together."""
+
+    @property
+    def file(self) -> int:
+        """Number of the file."""
+
+    @property
+    def offset(self) -> int:
+        """Where they begin in it."""
+
+    @property
+    def nbytes(self) -> int:
+        """How many they are."""
+
+
+def group_near(pieces: Iterable[P], *, gap: int, most: int) -> Iterator[list[P]]:
+    """Yield groups of pieces that are read together, ascending; pieces that overlap are in different groups.
+
+    Args:
+        pieces: in any order.
+        gap: so many bytes that nobody wants may lie between two pieces of a group.
+        most: how many bytes a group covers, unless one piece alone has more.
+
+    Example:
+        >>> from collections import namedtuple
+        >>> Wanted = namedtuple("Wanted", "file offset nbytes")
+        >>> wanted = [Wanted(0, 40, 2), Wanted(0, 0, 8), Wanted(0, 9, 8), Wanted(1, 17, 1)]
+        >>> [[piece.offset for piece in group] for group in group_near(wanted, gap=4, most=32)]
+        [[0, 9], [40], [17]]
+    """
+    group: list[P] = []
+    file = start = stop = 0
+    for piece in sorted(pieces, key=lambda piece: (piece.file, piece.offset)):
+        end = piece.offset + piece.nbytes
+        near = piece.file == file and stop <= piece.offset <= stop + gap
+        if group and near and end - start <= most:
+            group.append(piece)
+        else:
+            if group:
+                yield group
+            group, file, start = [piece], piece.file, piece.offset
+        stop = end
+    if group:
+        yield group
 
 
 def spans_of_file(index: Index, file: int, most: int) -> Iterator[list[Piece]]:
@@ -228,6 +276,14 @@ def run_all(shared: Work, tally: Tally, own: Work | None = None, *, threads: int
         own: jobs that this thread runs alone, and first: many short ones run faster in one thread than in two.
         threads: how many take jobs; more than two where each waits for an answer.
     """
+    many = threads > _FEW_THREADS or shared.nbytes >= _TWO_THREADS_FROM
+    others = max(0, min(threads, len(shared.jobs)) - 1) if many else 0
+    if not others:
+        for jobs in [own.jobs, shared.jobs] if own is not None else [shared.jobs]:
+            while jobs:
+                tally.add(jobs.popleft()())
+        tally.tell()
+        return
     failure = FirstError()
 
     def work(jobs: deque[Job]) -> None:
@@ -244,8 +300,6 @@ def run_all(shared: Work, tally: Tally, own: Work | None = None, *, threads: int
             work(own.jobs)
         work(shared.jobs)
 
-    many = threads > _FEW_THREADS or shared.nbytes >= _TWO_THREADS_FROM
-    others = max(0, min(threads, len(shared.jobs)) - 1) if many else 0
     work_together(lambda: work(shared.jobs), others, work_here)
     failure.reraise()
     tally.tell()  # the other thread may have come in last

@@ -38,8 +38,6 @@ ALONE: Final = Processes(this=0, count=1)
 HeldBoxes: TypeAlias = tuple[tuple[Box, tuple[int, ...]], ...]
 """The distinct boxes of a leaf, each with the processes that hold it."""
 
-_SMALL_BYTES: Final = 64 << 10
-
 
 class HeldBox(NamedTuple):
     """A box of a leaf and the array that holds it."""
@@ -88,6 +86,14 @@ class DescribedLeaves:
         """Return the distinct boxes of a leaf that lies in files, and who holds each."""
         found = self.spread.get(leaf)
         return tuple((source.box, (0,)) for source in self.sources[leaf]) if found is None else found
+
+    def shared_by(self, leaf: int) -> HeldBoxes | None:
+        """Return who holds which box of a leaf that others than process 0 hold; None for one that is process 0's.
+
+        Those are its alone to write, however this process would cut what it has in their place.
+        """
+        held = self.spread.get(leaf)
+        return None if held is None or all(owners == (0,) for _, owners in held) else held
 
     def layout_of(self, leaf: int) -> LeafLayout:
         """Return where the parts of a leaf lie, for a plan."""

@@ -36,8 +36,7 @@ from treering._format.index import Chunks, Container, LeafType, leaf_bytes
 from treering._format.leaf_values import same_value
 from treering._format.safetensors import Row, lay_out_files, of_attempt
 from treering._plan.save import FILE_BYTES, SavePlan, plan_save
-from treering._tree.flatten import Flattened, flatten, open_node
-from treering._tree.flatten_leaves import KINDS, kind_to_save
+from treering._tree.flatten import KINDS, Flattened, flatten, kind_to_save, open_node
 from treering._tree.registry import is_namedtuple
 from treering._tree.static_values import opaque_of
 from treering._values.boxes import Box, size_of, whole

@@ -14,7 +14,7 @@ from treering._arrays.incoming import ReadRequest
 from treering._arrays.jobs import Progress, aligned_empty
 from treering._format.index import Chunks, Index, LeafType, Token
 from treering._plan.exchange import StoredChunk
-from treering._store.opened_files import OpenedFiles
+from treering._store.open_folder import OpenedFiles
 from treering._values.boxes import Box, slices, whole
 from treering._values.dtypes import check_writable
 from treering._values.human import pluralize

@@ -19,7 +19,7 @@ from typing import Final
 
 from treering._background.writer import PendingSave, SaveJob, Writer
 from treering._coordination.messages import Failure
-from treering._store.resolve import settled
+from treering._store.resolve import resolved
 from treering.errors import MismatchError, TimedOutError, TreeringError
 
 
@@ -82,7 +82,7 @@ def in_flight(path: str | os.PathLike[str]) -> list[PendingSave]:
         >>> in_flight("/runs/7")
         []
     """
-    return list(map(PendingSave, _current["writer"].of(settled(path))))
+    return list(map(PendingSave, _current["writer"].of(resolved(path))))
 
 
 def wait_for(path: str | os.PathLike[str], timeout: float | None = None) -> None:
@@ -96,7 +96,7 @@ def wait_for(path: str | os.PathLike[str], timeout: float | None = None) -> None
         TimedOutError: it did not end in that time, or shows no progress any more.
     """
     if _current["writer"].jobs:
-        _current["writer"].wait(settled(path), timeout)
+        _current["writer"].wait(resolved(path), timeout)
 
 
 def raise_unreported(path: str | os.PathLike[str]) -> None:
@@ -105,7 +105,7 @@ def raise_unreported(path: str | os.PathLike[str]) -> None:
     Raises:
         TreeringError: an earlier save failed; the message names it.
     """
-    if _current["writer"].failed and (failed := _current["writer"].take_failed(settled(path))):
+    if _current["writer"].failed and (failed := _current["writer"].take_failed(resolved(path))):
         raise deferred_error(failed)
 
 

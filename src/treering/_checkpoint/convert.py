@@ -1,4 +1,4 @@
-"""A tree in memory, or what stands at a path in any form that treering reads, saved in a form that it writes.
+"""A tree in memory, or what is at a path in any form that treering reads, saved in a form that it writes.
 
 Arrays go from file to file a piece at a time. What the new form cannot hold is refused by name before anything is
 written, and the result is read back: it is verified by its own checksums, or compared with what was read.
@@ -39,13 +39,13 @@ from treering._format.index import Index, LeafType
 from treering._format.selection import Selection, drop_leaves, select
 from treering._keymap.key_map import KeyMap, check_key_map
 from treering._store.asked import asking
-from treering._store.resolve import require_outside, require_path, settled
+from treering._store.resolve import require_outside, require_path, resolved
 from treering._tree.flatten import flatten
 from treering._values.telemetry import report
 from treering._view.progress import Progress, showing
 from treering.errors import BusyError, CorruptError, NotFoundError, UnsupportedError
 
-_OF_FILES: Final = ("format", "total_size")
+_FILE_MEMBERS: Final = ("format", "total_size")
 """Members that say how a file of another program was written."""
 
 
@@ -102,7 +102,7 @@ def require_target(source: str | os.PathLike[str], save: SaveOptions, options: C
     """
     check_key_map(options.key_map)
     writer = find_writer(save.path, save.shown, options.to)
-    if not writer.suffix or settled(save.path) == settled(source):  # a file may lie beside those of a folder
+    if not writer.suffix or resolved(save.path) == resolved(source):  # a file may lie beside those of a folder
         require_outside(source, save.path, save.shown)
     settle(source)
     settle(save.path)
@@ -178,7 +178,7 @@ class _StillThere(Watch):
 
 
 def _metadata_of(index: Index) -> dict[str, Any]:
-    hidden = () if index.verified else _OF_FILES
+    hidden = () if index.verified else _FILE_MEMBERS
     return {name: value for name, value in index.metadata.items() if name not in hidden}
 
 

@@ -17,8 +17,7 @@ from treering._format.index import DataFile, Index, damage_error, damaged_pieces
 from treering._format.safetensors import of_attempt, parse_safetensors
 from treering._store.api import Reader, Store
 from treering._store.failures import naming_file
-from treering._store.open_folder import OpenFolder
-from treering._store.opened_files import OpenedFiles
+from treering._store.open_folder import OpenedFiles, OpenFolder
 from treering._store.resolve import is_taken, located, open_file, write_file
 from treering.errors import BusyError, CorruptError, ExistsError, NotFoundError
 

@@ -9,11 +9,10 @@ import enum
 import functools
 import importlib
 import itertools
-import operator
 import os
 import re
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -82,7 +81,7 @@ class OtherFolder(NamedTuple):
 
 
 def other_folder(place: Path) -> OtherFolder | None:
-    """Say what form of others a folder has, by the names in it; None where they say nothing.
+    """Detect a folder of another program by the names in it; None where they say nothing.
 
     Example:
         >>> import pathlib, tempfile
@@ -102,7 +101,7 @@ def other_folder(place: Path) -> OtherFolder | None:
 
 
 def name_folder(place: Path) -> str | None:
-    """Say what a folder is that one name in it tells; None where there is no such name.
+    """Detect what a folder is by one name in it; None where there is no such name.
 
     Example:
         >>> import pathlib, tempfile
@@ -161,7 +160,6 @@ _BY_PATTERN: Final[tuple[tuple[re.Pattern[str], str, Callable[[Path, list[str]],
 _FILE_SUFFIXES: Final = frozenset({".msgpack", ".safetensors", ".gz"})
 _FIRST_BYTES: Final = 16
 _LOOKED_AT: Final = 64
-_LISTED: Final = 1024
 _HEADER_PREFIX: Final = 8
 
 # First bytes of msgpack's maps and arrays, and of the extensions that are arrays here. Any other byte is a bare number
@@ -259,7 +257,7 @@ class ForeignForm:
 
 
 def detect(path: str | os.PathLike[str]) -> Form | ForeignForm:
-    r"""Tell which form stands at ``path``. The content decides; its name does only where the content says nothing.
+    r"""Tell which form is at ``path``. The content decides; its name does only where the content says nothing.
 
     Raises:
         NotFoundError: nothing is there, or a folder of some other well-known form. Every other folder is taken for a
@@ -287,10 +285,11 @@ def detect(path: str | os.PathLike[str]) -> Form | ForeignForm:
 
 
 def _detect(place: Path, shown: str) -> Form | ForeignForm:
-    if place.suffix.lower() not in _FILE_SUFFIXES and find_index_at(place, follow=False):
+    is_file = place.suffix.lower() in _FILE_SUFFIXES  # by its name
+    if not is_file and find_index_at(place, follow=False):
         return Form.CHECKPOINT
     if is_folder(place):
-        return _folder(place)
+        return Form.CHECKPOINT if is_file and find_index_at(place, follow=False) else _folder(place)
     try:
         return _detect_file(place, shown)
     except FormatError:
@@ -312,12 +311,13 @@ def _detect_file(place: Path, shown: str) -> Form | ForeignForm:
         if ".msgpack" not in place.name and (start := unzip_first(zipped)):
             _require_holder(shown, start)
         return Form.GZIP
-    return find_foreign(place, lambda reader: first.startswith(reader.magics or b"?")) or _file(shown, first, size)
+    likely = [reader for reader in _READERS if first.startswith(reader.magics or b"?")]
+    return find_foreign(place, likely) or _file(shown, first, size)
 
 
-def find_foreign(place: Path, is_called: Callable[[ForeignReader], bool]) -> ForeignForm | None:
-    """Return the foreign form that a reader sees at ``place``; None where none does that is called for."""
-    for reader in filter(is_called, _READERS):
+def find_foreign(place: Path, readers: Iterable[ForeignReader]) -> ForeignForm | None:
+    """Return the foreign form that the first of these readers sees at ``place``; None where none does."""
+    for reader in readers:
         version = importlib.import_module(reader.module).recognise(place)
         if version is not None:
             return ForeignForm(reader.form, reader.module, version)
@@ -326,21 +326,18 @@ def find_foreign(place: Path, is_called: Callable[[ForeignReader], bool]) -> For
 
 def find_foreign_folder(place: Path) -> ForeignForm | None:
     """Return the foreign form of a folder, as `find_foreign`; only those readers look that a name in it calls for."""
-    return find_foreign(place, calls_in(place))
+    return find_foreign(place, readers_in(place))
 
 
-def calls_in(folder: Path) -> Callable[[ForeignReader], bool]:
-    """Return what tells whether a name in a folder calls for a reader; the names are listed once."""
-    listed = set(itertools.islice(names_at(folder), _LISTED))
+def readers_in(folder: Path) -> Iterator[ForeignReader]:
+    """Yield the readers that a name in a folder calls for; the names are listed once."""
+    listed = set(itertools.islice(names_at(folder), _NAMES_LISTED))
     # A folder that cannot be listed may hold files all the same, and one with more names than were listed others.
-    is_listed = 0 < len(listed) < _LISTED
-
-    def is_called(reader: ForeignReader) -> bool:
-        if not listed.isdisjoint(reader.names) or (not is_listed and any(is_seen(folder / n) for n in reader.names)):
-            return True
-        return bool(reader.suffixes) and any(map(operator.methodcaller("endswith", reader.suffixes), listed))
-
-    return is_called
+    is_listed = 0 < len(listed) < _NAMES_LISTED
+    for reader in _READERS:
+        is_named = not listed.isdisjoint(reader.names) or any(name.endswith(reader.suffixes) for name in listed)
+        if is_named or (not is_listed and any(is_seen(folder / name) for name in reader.names)):
+            yield reader
 
 
 def _find_plug_in(place: Path) -> ForeignForm | None:
@@ -421,9 +418,7 @@ def _instead_of(place: Path) -> str | None:
 
 
 def _folder(place: Path) -> Form | ForeignForm:
-    # Where there is no index at all, opening the folder says what is there instead.
-    if find_index_at(place, follow=False):
-        return Form.CHECKPOINT
+    """Return the form of a folder that has no index of a checkpoint; where it has none at all, its reader says so."""
     # Where each look is a request, only what a store of ours would have is looked for.
     searches = not store_at(place).asks_by_request
     if any(find_at(place / name, follow=False) for name in (_LEAVES if searches else _LEAVES[:1])):
@@ -504,7 +499,8 @@ def refuse_other_form(place: Path, own: str) -> None:
     """
     refuse_linked(place)
     try:
-        found = _folder(place) if is_folder(place) else Form.CHECKPOINT
+        is_ours = not is_folder(place) or find_index_at(place, follow=False)
+        found = Form.CHECKPOINT if is_ours else _folder(place)
     except (
         NotFoundError,
         PermissionDeniedError,

@@ -49,7 +49,7 @@ class FormFunctions(NamedTuple):
 
 
 # fmt: off
-_MSGPACK: Final = FormFunctions("_checkpoint.msgpack_source:open_msgpack", "_inspect.inspect:list_msgpack_file",
+_MSGPACK: Final = FormFunctions("_foreign.msgpack_source:open_msgpack", "_inspect.inspect:list_msgpack_file",
                                 "_inspect.verify:verify_msgpack")
 _READERS: Final[Mapping[Form, FormFunctions]] = {
     Form.CHECKPOINT: FormFunctions("_checkpoint.source:open_checkpoint", "_inspect.inspect:list_checkpoint",
@@ -72,7 +72,7 @@ _FOREIGN: Final = FormFunctions("_foreign.foreign_tree:open_source", "_foreign.f
 def open_source(
     path: str | os.PathLike[str], files: contextlib.ExitStack, *, mapped: bool, shared: SharedIndex | None = None
 ) -> Source:
-    """Open what stands at ``path`` to read leaves; it stays open until ``files`` closes it.
+    """Open what is at ``path`` to read leaves; it stays open until ``files`` closes it.
 
     Args:
         path: the checkpoint or file.
@@ -93,11 +93,11 @@ def open_source(
 
 
 def stream_source(path: str | os.PathLike[str], files: contextlib.ExitStack) -> Source:
-    """Open what stands at ``path`` to read it a piece at a time where that can be; raises as `open_source` does."""
+    """Open what is at ``path`` to read it a piece at a time where that can be; raises as `open_source` does."""
     path = kept(path)
     with asking(once=True):
         if detect(path) is Form.MSGPACK:
-            return cast("Source", import_function("_checkpoint.msgpack_source:stream_msgpack")(path, files))
+            return cast("Source", import_function("_foreign.msgpack_source:stream_msgpack")(path, files))
         return open_source(path, files, mapped=False)
 
 
@@ -105,7 +105,7 @@ def stream_source(path: str | os.PathLike[str], files: contextlib.ExitStack) -> 
 def read_source(
     path: str | os.PathLike[str], *, mapped: bool, key_map: KeyMap | None = None, shared: SharedIndex | None = None
 ) -> Iterator[Source]:
-    """Open what stands at ``path``, through a key map if there is one, for as long as the block runs.
+    """Open what is at ``path``, through a key map if there is one, for as long as the block runs.
 
     Raises:
         MismatchError: the map does not fit.
@@ -117,7 +117,7 @@ def read_source(
 
 
 def read_index(path: str | os.PathLike[str]) -> Index:
-    """Return the index of what stands at ``path``, of a run that of its latest step; no array is read.
+    """Return the index of what is at ``path``, of a run that of its latest step; no array is read.
 
     Raises:
         NotFoundError, FormatError, UnsupportedError, CorruptError, StoreError: as `open_source`.
@@ -125,7 +125,7 @@ def read_index(path: str | os.PathLike[str]) -> Index:
     path = kept(path)
     with asking(once=True), contextlib.ExitStack() as files:
         if detect(path) is Form.GZIP:  # opening it would make every array and text
-            return cast("Index", import_function("_checkpoint.msgpack_source:index_records")(list_headers(path).root))
+            return cast("Index", import_function("_foreign.msgpack_source:index_records")(list_headers(path).root))
         return stream_source(path, files).index
 
 
@@ -142,12 +142,12 @@ def read_checkpoint_index(path: Path) -> bytes | None:
 
 
 def list_headers(path: str | os.PathLike[str]) -> Listing:
-    """Return what the headers of what stands at ``path`` say; raises as `open_source` does."""
+    """Return what the headers of what is at ``path`` say; raises as `open_source` does."""
     return cast("Listing", _call("listing", path))
 
 
 def verify_bytes(path: str | os.PathLike[str], progress: Progress | None) -> Verification:
-    """Read and check every byte of what stands at ``path``; damage is a finding.
+    """Read and check every byte of what is at ``path``; damage is a finding.
 
     Raises:
         NotFoundError, FormatError, UnsupportedError: as ``detect`` says.
@@ -157,7 +157,7 @@ def verify_bytes(path: str | os.PathLike[str], progress: Progress | None) -> Ver
 
 
 def is_run(path: str | os.PathLike[str]) -> bool:
-    """Tell whether a run stands at ``path``; raises as ``detect`` does."""
+    """Tell whether a run is at ``path``; raises as ``detect`` does."""
     return detect(path) is Form.RUN
 
 

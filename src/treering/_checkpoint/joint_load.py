@@ -19,7 +19,7 @@ from typing import Any, Final, TypeVar
 import jax
 import xxhash
 
-from treering._arrays.delivered import BATCH_BYTES, Delivery, ReadProgress, finish, read_batches
+from treering._arrays.delivered import BATCH_BYTES, Delivery, ReadProgress, finish, read_batches, spans
 from treering._arrays.exchange import (
     digest_common,
     divide,
@@ -27,7 +27,6 @@ from treering._arrays.exchange import (
     is_told_by_numbers,
     plan_digest,
     rounds,
-    spans,
     state_digest,
     take_parts,
 )

@@ -28,7 +28,7 @@ from treering._checkpoint.save_options import FILE_SUFFIXES, SaveOptions
 from treering._coordination.job_handshake import counted_save, release
 from treering._coordination.operations import Call
 from treering._store.open_folder import refuse_linked
-from treering._store.resolve import absolute, new_folder_path, require_shared, settled
+from treering._store.resolve import absolute, new_folder_path, require_shared, resolved
 from treering._values.processes import Processes
 from treering._values.telemetry import phase, report
 from treering._view.progress import showing
@@ -171,7 +171,7 @@ def begin_save(
     watch_for_end()
     # The program's current folder may be another one when the save's turn comes.
     options = dataclasses.replace(options, path=absolute(options.path))
-    begun = _Beginning(options, None if run is None else settled(run), around, refusal)
+    begun = _Beginning(options, None if run is None else resolved(run), around, refusal)
     if not options.together:
         begun.require_clear()
         return begun.hand_over(prepare_alone(tree, options), options)
@@ -242,5 +242,5 @@ class _Beginning:
 
     def _job(self, nbytes: int) -> SaveJob:
         options = self.options
-        path = settled(options.path)
+        path = resolved(options.path)
         return SaveJob(path, shown=options.shown, run=self.run, timeout=options.timeout, nbytes=nbytes)

@@ -12,11 +12,10 @@ import datetime
 import itertools
 import os
 import platform
-import struct
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
-from typing import Any, Final
+from typing import Any
 
 import jax
 import ml_dtypes
@@ -31,7 +30,14 @@ from treering._background.writer import UNWATCHED, Watch
 from treering._checkpoint.forms import Loss, key_texts
 from treering._checkpoint.joint_driver import require_value, save_jointly
 from treering._checkpoint.save_options import SaveOptions
-from treering._checkpoint.signature import check_local, local_digests, match_signature, signature_of
+from treering._checkpoint.signature import (
+    check_local,
+    local_digests,
+    match_signature,
+    pack_share,
+    signature_of,
+    unpack_share,
+)
 from treering._checkpoint.transaction import AttemptFiles, CheckpointFolder, JoinedFolder
 from treering._coordination.job_handshake import next_sequence
 from treering._coordination.message_board import MessageBoard
@@ -42,7 +48,6 @@ from treering._format.selection import Selection
 from treering._format.structure import node_keys
 from treering._printable import kind_of
 from treering._tree.flatten import Flattened
-from treering._values.checksums import pack_checksums, unpack_checksums
 from treering._values.processes import Processes, format_processes
 from treering._values.telemetry import phase
 from treering.errors import MismatchError
@@ -123,9 +128,6 @@ def versions() -> dict[str, str]:
     return found | {"jax": jax.__version__, "numpy": np.__version__, "ml_dtypes": ml_dtypes.__version__}
 
 
-_COUNT: Final = struct.Struct("<Q")
-
-
 def begin_call(options: SaveOptions, processes: Processes) -> Call:
     """Count a joint save: on the caller's thread, because the first one of a job is a collective."""
     doing = f"save {os.fspath(options.path)!r}"
@@ -202,19 +204,19 @@ class _CheckpointShare:
         checksums = write_data(layout, folder, self._options)
         given = self._options
         digests = local_digests(self._flat, self._plan.leaves, given.states) if given.compares_local else b""
-        return _COUNT.pack(len(checksums)) + pack_checksums(checksums) + digests
+        return pack_share([checksums], digests)
 
     def commit(self, payloads: Sequence[bytes]) -> None:
         layout, folder = self._layout, self._folder
         if layout is None or not isinstance(folder, CheckpointFolder):
             raise RuntimeError("a commit comes after the data")
-        opened = list(map(_opened, payloads))
+        opened = [unpack_share(payload, 1) for payload in payloads]
         if self._options.compares_local:
             found = [digests for _, digests in opened]
             check_local(self._flat.keys, self._plan.leaves, found, self._options.states)
         elif strict := [process for process, (_, digests) in enumerate(opened) if digests]:
             raise MismatchError(f'{format_processes(strict)} passed host_local="equal", and process 0 did not')
-        checksums = merge_checksums(layout, [found for found, _ in opened])
+        checksums = merge_checksums(layout, [checksums for (checksums,), _ in opened])
         call = self._call
         index = make_index(
             self._flat, layout, checksums, self._metadata, attempt=call.attempt, processes=call.processes.count
@@ -225,17 +227,10 @@ class _CheckpointShare:
         if isinstance(self._folder, CheckpointFolder):
             self._folder.others_are_done()
         elif self._folder is not None:
-            self._folder.withdraw()
+            self._folder.abort()
 
     def finish(self) -> None:
         pass
-
-
-def _opened(payload: bytes) -> tuple[array[int], bytes]:
-    """Return the checksums and the digests that a process handed in."""
-    (count,) = _COUNT.unpack(payload[: _COUNT.size])
-    stop = _COUNT.size * (1 + count)
-    return unpack_checksums(payload[_COUNT.size : stop]), payload[stop:]
 
 
 def find_losses(source: Source, part: Selection, metadata: Mapping[str, Any]) -> Iterator[Loss]:

@@ -8,14 +8,13 @@ from typing import Any, Final
 
 import numpy as np
 
-from treering._arrays.host import BoxedArray, piece_buffers, to_host
+from treering._arrays.host import BoxedArray, adopt, piece_buffers, to_host
 from treering._arrays.source import Source
 from treering._arrays.source_arrays import SourceArray, describe_source
 from treering._background.writer import UNWATCHED, Watch
 from treering._checkpoint.forms import Loss, key_texts, lost_containers, lost_leaves, lost_members, lost_names
 from treering._checkpoint.save_files import write_buffers
 from treering._checkpoint.save_options import SaveOptions
-from treering._checkpoint.state_bytes import encode_state
 from treering._codec.msgpack.write import Block, Encoder, Piece, pieces_size, vary
 from treering._format.index import Container, LeafType
 from treering._format.safetensors import why_not_stored
@@ -30,6 +29,11 @@ _LEAST, _MOST = -(1 << 63), 1 << 64
 
 CHUNK_BYTES: Final = 2**30
 """Larger arrays are written in chunks, as flax does."""
+
+
+def encode_state(state: Any, *, chunk_size: int, sort_keys: bool = False) -> list[Piece]:
+    """Return the pieces of the msgpack form of a tree of dicts and lists."""
+    return Encoder(adopt, to_host, max(0, chunk_size), sort_keys).encode(state)
 
 
 class MsgpackSave:
@@ -63,14 +67,9 @@ class MsgpackSave:
         return MsgpackSave(list(pieces))
 
     def write(self, options: SaveOptions, watch: Watch = UNWATCHED) -> None:
-        """Write the file; ``treering.save`` says more."""
-        write_msgpack(self._pieces, options, watch)
-
-
-def write_msgpack(pieces: list[Piece], options: SaveOptions, watch: Watch) -> None:
-    """Write a file of msgpack, in a bucket with other headers than any earlier one."""
-    pieces, unique = vary(pieces) if needs_nonce(options.path) else (pieces, False)
-    write_buffers(piece_buffers(pieces), pieces_size(pieces), options, watch, unique=unique)
+        """Write the file, in a bucket with other headers than any earlier one; ``treering.save`` says more."""
+        pieces, unique = vary(self._pieces) if needs_nonce(options.path) else (self._pieces, False)
+        write_buffers(piece_buffers(pieces), pieces_size(pieces), options, watch, unique=unique)
 
 
 def find_losses(source: Source, part: Selection, metadata: Mapping[str, Any]) -> Iterator[Loss]:
@@ -92,7 +91,7 @@ def write(source: Source, part: Selection, save: SaveOptions, watch: Watch) -> d
     kinds = [source.index.type_of(leaf).kind for leaf in part.leaves]
     state = _nest(part, map(_as_flax_takes_it, kinds, written))
     pieces = Encoder(_adopt, to_host, CHUNK_BYTES, sort_keys=False, small=-1).encode(state)
-    write_msgpack(pieces, save, watch)
+    MsgpackSave(pieces).write(save, watch)
     return dict(zip(key_texts(part.structure), written, strict=True))
 
 

@@ -29,7 +29,7 @@ _BYTES: Final = 8
 _SHOWN: Final = 10
 _SHOWN_BOXES: Final = 4
 _NOTHING: Final = 0
-_OF_STATES: Final = (
+_STATES_HINT: Final = (
     "a step holds the state of an iterator once, for all processes: let it give the same state on each of them, such "
     "as a count of batches, and choose its share of the data by the number of the process"
 )
@@ -49,7 +49,7 @@ def signature_of(flat: Flattened, leaves: DescribedLeaves) -> bytes:
     known: dict[tuple[int, int], bytes] = {}
     signature = array("Q")
     for number, key in enumerate(flat.keys):
-        kind, held = leaves.leaf_types[number], _shared(leaves, number)
+        kind, held = leaves.leaf_types[number], leaves.shared_by(number)
         if (facts := known.get((kind, id(held)))) is None:
             facts = known[kind, id(held)] = _facts(leaves.types[kind], held)
         signature.append(_leaf_digest(key, facts))
@@ -120,16 +120,16 @@ def match_signature(
         first = f"; the first difference is {keys[differing[0]]!r:.200}" if differing else ""
         # Where one of them goes on, what comes next is the first that differs.
         near = keys[max(0, differing[0] - 1) : differing[0] + 1] if differing else keys[-1:]
-        hint = _OF_STATES if any(map(_is_below(below), near)) else None
+        hint = _STATES_HINT if any(map(_is_below(below), near)) else None
         raise MismatchError(f"the processes have different trees: {found}{first}", hint=hint)
     if not differing:
         nodes = [one.class_name or one.node for one in flat.tokens if isinstance(one, Container)]
         found = f"here they are, from the root on, {join_first(nodes, _SHOWN)}"
         what = f"the containers of the tree are not those of process 0, though the leaves are; {found}"
-        raise MismatchError(what, hint=_OF_STATES if below else None)
+        raise MismatchError(what, hint=_STATES_HINT if below else None)
     text = "leaf {!r:.200} differs from that of process 0; here it is {}"
     lines = [text.format(keys[n], leaf_text(leaves, n)) for n in differing[:_SHOWN]]
-    hint = _OF_STATES if any(_is_below(below)(keys[n]) for n in differing) else ""
+    hint = _STATES_HINT if any(_is_below(below)(keys[n]) for n in differing) else ""
     raise _mismatch("the tree of process 0 differs:", lines, len(differing), hint)
 
 
@@ -153,7 +153,7 @@ def leaf_text(leaves: DescribedLeaves, leaf: int) -> str:
     if not kind.stored:
         return kind.kind
     what = f"{kind.kind} {kind.dtype} {list(kind.shape or ())}"
-    if (held := _shared(leaves, leaf)) is None:
+    if (held := leaves.shared_by(leaf)) is None:
         return f"{what}, held by each process alone"
     boxes = [f"[{text_of(box)}] by {format_processes(owners)}" for box, owners in held[:_SHOWN_BOXES]]
     more = f" and {pluralize(len(held) - _SHOWN_BOXES, 'more boxes')}" if len(held) > _SHOWN_BOXES else ""
@@ -202,8 +202,28 @@ def check_local(
     if differing:
         lines = [f"leaf {keys[n]!r:.200} differs on {format_processes(differing[n])}" for n in sorted(differing)]
         what = "leaves that each process holds alone differ from those of process 0:"
-        hint = _OF_STATES if below else 'host_local="first" saves what process 0 has'
+        hint = _STATES_HINT if below else 'host_local="first" saves what process 0 has'
         raise _mismatch(what, lines, len(lines), hint)
+
+
+def pack_share(numbers: Sequence[array[int]], digests: bytes) -> bytes:
+    """Return what a process hands in, as bytes: some columns of numbers, and what `local_digests` gave.
+
+    Example:
+        >>> unpack_share(pack_share([array("Q", [7]), array("Q", [1, 2])], b"12345678"), 2)
+        ([array('Q', [7]), array('Q', [1, 2])], b'12345678')
+    """
+    return b"".join([pack_checksums(array("Q", map(len, numbers))), *map(pack_checksums, numbers), digests])
+
+
+def unpack_share(data: bytes, columns: int) -> tuple[list[array[int]], bytes]:
+    """Return the columns and the digests that a process handed in."""
+    at = _BYTES * columns
+    numbers = []
+    for count in unpack_checksums(data[:at]):
+        numbers.append(unpack_checksums(data[at : at + _BYTES * count]))
+        at += _BYTES * count
+    return numbers, data[at:]
 
 
 def _part(signature: bytes, leaf: int) -> bytes:
@@ -218,16 +238,10 @@ def _leaf_digest(key: str, facts: bytes) -> int:
     return xxhash.xxh3_64_intdigest(key.encode("utf-8", "surrogatepass") + b"\0" + facts)
 
 
-def _shared(leaves: DescribedLeaves, leaf: int) -> HeldBoxes | None:
-    """Return who holds a leaf that others than process 0 hold, None for one that is process 0's."""
-    held = leaves.spread.get(leaf)
-    return None if held is None or all(owners == (0,) for _, owners in held) else held
-
-
 def _local(keys: Sequence[str], leaves: DescribedLeaves, below: Sequence[str]) -> list[int]:
     """Return the leaves that are process 0's, at or below some keys if there are any."""
     opaque = {number for number, kind in enumerate(leaves.leaf_types) if leaves.types[kind].kind == "opaque"}
-    there = [n for n in range(len(leaves.leaf_types)) if n not in opaque and _shared(leaves, n) is None]
+    there = [n for n in range(len(leaves.leaf_types)) if n not in opaque and leaves.shared_by(n) is None]
     return [n for n in there if _is_below(below)(keys[n])] if below else there
 
 

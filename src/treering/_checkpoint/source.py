@@ -16,12 +16,11 @@ from treering._format.document import parse_index
 from treering._format.index import Index, describe_lost, describe_size, file_digest
 from treering._format.safetensors import parse_safetensors
 from treering._store.api import Reader
-from treering._store.failures import DataFileMissingError, naming_file
-from treering._store.open_folder import OpenFolder
-from treering._store.opened_files import OpenedFiles
+from treering._store.failures import naming_file
+from treering._store.open_folder import OpenedFiles, OpenFolder
 from treering._store.resolve import located, open_file
 from treering._values.processes import Processes
-from treering.errors import BusyError, CorruptError, NotFoundError, TreeringError
+from treering.errors import BusyError, CorruptError, DataFileMissingError, NotFoundError, TreeringError
 
 COPY_ALL: Final = "copy the whole folder, every file that treering.json names"
 """What to do where a file is lost."""

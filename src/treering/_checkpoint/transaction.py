@@ -151,7 +151,7 @@ class JoinedFolder(AttemptFiles):
         with naming(self._shown, "write"):
             self._open_store().flush()
 
-    def withdraw(self) -> None:
+    def abort(self) -> None:
         """Remove what was written here, as far as that goes; the journal of process 0 is the proof for the rest."""
         written, self._written = self._written, []
         if self._opened:
@@ -237,7 +237,7 @@ class CheckpointFolder(AttemptFiles):
         self._made: Sequence[str] = ()
         self.superseded: tuple[str, ...] = ()
         self.waiting: tuple[Superseded, ...] = ()
-        self._going: tuple[str, ...] = ()
+        self._removable: tuple[str, ...] = ()
         self._is_first = False
         self._modified = 0.0
         self._key = b""
@@ -314,7 +314,7 @@ class CheckpointFolder(AttemptFiles):
         except OSError as error:
             hint = "the new content is in place, but a power cut may undo it: save again when the disk works"
             raise StoreError.of(error, self._shown, "make durable", hint=hint) from error
-        remove_data(store, self._going)  # the index lists them: the next save tries again
+        remove_data(store, self._removable)  # the index lists them: the next save tries again
 
     def _begin(self) -> None:
         """Make the place, keep others out, look at it, put the marker there, sweep."""
@@ -410,12 +410,12 @@ class CheckpointFolder(AttemptFiles):
         sweep_messages(store, names, self._may_go_on)
         if store.grace:
             waiting = self._supersede(names)
-            self.superseded, self.waiting, self._going = waiting.names, waiting.kept, waiting.past
+            self.superseded, self.waiting, self._removable = waiting.names, waiting.kept, waiting.past
             return
         # Listed anew: where no lock keeps others out, the index may name data that came after the first listing.
         present = set(list_names(store)) if listed else set[str]()
         self.superseded = tuple(name for name in listed if name in present and checkpoint_names.is_data(name))
-        self._going = self.superseded
+        self._removable = self.superseded
 
     def _supersede(self, names: Collection[str]) -> Waiting:
         if not self._key:

@@ -7,12 +7,11 @@ import dataclasses
 from collections.abc import Iterator
 from typing import Any
 
+from treering._cli.main import GOOD, NO, write_lines
 from treering._cli.options import JSON, PATH, verb
-from treering._cli.terminal import GOOD, NO, write_lines
 from treering._format.findings import Attempt, Committed, Diagnosis, RunDiagnosis
-from treering._inspect.doctor import diagnose
+from treering._inspect.doctor import diagnose, diagnose_run, holds_run
 from treering._printable import printable
-from treering._runs.reports import diagnose_run, holds_run
 from treering._values.human import bytes_text, duration_text, pluralize
 from treering._view.plain import cut, json_document, members_of, pad
 from treering._view.run_text import when_text
@@ -42,7 +41,7 @@ def doctor(path: str, as_json: bool) -> int:
     files are missing or damaged, or a dead save holds bytes; 2: PATH could not be inspected.
     """
     if holds_run(path):
-        run = diagnose_run(path, diagnose)
+        run = diagnose_run(path)
         write_lines(run_doctor_json(run) if as_json else run_doctor_lines(run))
         return GOOD if run.ok else NO
     found = diagnose(path)

@@ -9,6 +9,7 @@ import click
 
 from treering._checkpoint.detect import Form
 from treering._checkpoint.forms import list_headers
+from treering._cli.main import GOOD, NO, NOT_DONE, explain, note, write_lines
 from treering._cli.options import (
     GLOBS,
     JSON,
@@ -22,7 +23,6 @@ from treering._cli.options import (
     style_of,
     verb,
 )
-from treering._cli.terminal import GOOD, NO, NOT_DONE, explain, note, write_lines
 from treering._printable import printable
 from treering._store.resolve import is_seen
 from treering._view import listings

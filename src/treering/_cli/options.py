@@ -12,7 +12,7 @@ import click
 
 from treering._checkpoint.detect import ForeignForm, Form, detect
 from treering._checkpoint.forms import is_run, list_headers
-from treering._cli.terminal import NO, can_show, explain, note, wants_color
+from treering._cli.main import NO, can_show, explain, note, wants_color
 from treering._values.human import bytes_text, near, pluralize, steps_text
 from treering._view.rows import DEEPEST, leaves_of, nodes_of
 from treering._view.tree_text import ASCII, UNICODE, Style

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Literal
 
 import click
 
+from treering._cli.main import GOOD, NO, write_lines
 from treering._cli.options import (
     JSON,
     RUN,
@@ -24,7 +25,6 @@ from treering._cli.options import (
     style_of,
     verb,
 )
-from treering._cli.terminal import GOOD, NO, write_lines
 from treering._store.resolve import located
 
 if TYPE_CHECKING:
@@ -84,7 +84,7 @@ def gc(
     could not be removed, because another process is saving to it.
     """
     require_run(path)
-    from treering._runs.gc import collect
+    from treering._runs.gc import collect, judge
     from treering._runs.reports import list_records, own_rules, policy_of
     from treering._runs.steps import records_of, steps_of
     from treering._view.run_text import gc_json, gc_lines
@@ -102,7 +102,8 @@ def gc(
         # A slip of the hand: all would stay.
         hint = f"did you mean {close!r}?" if close else "`treering log` shows the metrics"
         raise NotFoundError(f"no step of {path!r} has the metric {metric!r}", hint=hint)
-    verdicts = collect(located(path), own_rules(records) if chosen is None else chosen, dry_run=not yes)
+    rules = own_rules(records) if chosen is None else chosen
+    verdicts = (collect if yes else judge)(located(path), rules)
     there = steps_of(located(path)) if yes else ()
     stayed = [verdict.step for verdict in verdicts if not verdict.kept and verdict.step in there]
     verdicts = [

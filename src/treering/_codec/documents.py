@@ -38,7 +38,7 @@ quote = json.encoder.encode_basestring_ascii
 """``quoted(text)`` is the text as a JSON string in ASCII."""
 _ENCODER: Final = json.JSONEncoder(separators=(",", ":"), allow_nan=False, check_circular=False)
 # Python's own coincidences stay below: 35 floats that are powers of two have one hash, 17 ints of 64 bits.
-_MOST_OF_ONE_HASH: Final = 64
+_MOST_COLLIDING: Final = 64
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -254,31 +254,31 @@ def show(value: Any) -> str:
     return shorten(text, _SHOWN)
 
 
-def have_one_hash(values: Collection[Hashable]) -> bool:
-    """Tell whether more than 64 different values have one hash, as numbers and tuples of numbers can be made to have.
+def collide(values: Collection[Hashable]) -> bool:
+    """Tell whether more than 64 different values collide in a dict, as numbers and tuples of numbers can be made to do.
 
     Text and bytes cannot: Python hashes them with a secret key. The answer takes time in proportion to the values.
 
     Example:
-        >>> have_one_hash(range(100_000)), have_one_hash([number * (2**61 - 1) for number in range(100)])
+        >>> collide(range(100_000)), collide([number * (2**61 - 1) for number in range(100)])
         (False, True)
     """
-    if len(values) <= _MOST_OF_ONE_HASH:
+    if len(values) <= _MOST_COLLIDING:
         return False
     counts = collections.Counter(map(hash, values))
-    if max(counts.values()) <= _MOST_OF_ONE_HASH:
+    if max(counts.values()) <= _MOST_COLLIDING:
         return False
-    seen: dict[int, list[Hashable]] = {number: [] for number, count in counts.items() if count > _MOST_OF_ONE_HASH}
+    seen: dict[int, list[Hashable]] = {number: [] for number, count in counts.items() if count > _MOST_COLLIDING}
     for value in values:
         if (same := seen.get(hash(value))) is not None and value not in same:
             same.append(value)
-            if len(same) > _MOST_OF_ONE_HASH:
+            if len(same) > _MOST_COLLIDING:
                 return True
     return False
 
 
 def check_hashes(values: Collection[Hashable], what: str, error: type[TreeringError] = CorruptError) -> None:
-    """Require that no more than 64 different values have one hash.
+    """Require that no more than 64 different values collide.
 
     Raises:
         CorruptError: more have; or ``error``.
@@ -289,8 +289,8 @@ def check_hashes(values: Collection[Hashable], what: str, error: type[TreeringEr
         ...
         treering.errors.CorruptError: more than 64 of the keys have one hash, which would make a dict of them quadratic
     """
-    if have_one_hash(values):
-        raise error(f"more than {_MOST_OF_ONE_HASH} of {what} have one hash, which would make a dict of them quadratic")
+    if collide(values):
+        raise error(f"more than {_MOST_COLLIDING} of {what} have one hash, which would make a dict of them quadratic")
 
 
 def check_texts(nodes: list[Any], what: str) -> list[str]:

@@ -1,4 +1,4 @@
-"""What stands at the key of a checkpoint or of a leaves directory: an index, a tombstone, or an index of nothing.
+"""What is at the key of a checkpoint or of a leaves directory: an index, a tombstone, or an index of nothing.
 
 A bucket has tombstones at ``treering.json``, which say that no checkpoint is there: a name that went away could come
 back with the same content and version, a document with something random in it does not. ``docs/design/buckets.md`` says

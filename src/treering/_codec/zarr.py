@@ -26,7 +26,9 @@ from treering.errors import CorruptError, FormatError, TreeringError, Unsupporte
 
 _MOST_AXES: Final = 32
 _SIZE_LIMIT: Final = 1 << 63
-_LONGEST_DOCUMENT: Final = 1 << 20
+LONGEST_DOCUMENT: Final = 1 << 20
+"""No document of an array has more bytes than this."""
+
 _LONGEST_CACHED: Final = 1 << 10
 _LONGEST_COMPRESSOR: Final = 1 << 12
 _FREE_ITEMS: Final = 1 << 22
@@ -110,13 +112,24 @@ def marker_of(zarray: bytes) -> str | None:
         return None
 
 
+def parse_zarr(data: bytes, name: str, version: int) -> dict[str, Any]:
+    """Return the members of the document of an array, which is in a file of this name and of this version of zarr.
+
+    Raises:
+        CorruptError: it is no JSON object, has no version, or is too long.
+        FormatError: it is of another version.
+    """
+    if len(data) > LONGEST_DOCUMENT:
+        raise CorruptError(f"{name} has {pluralize(len(data), 'bytes')}, more than any array needs")
+    node: dict[str, Any] = parse_json(decode_text(data, name), name)
+    if (found := member(node, "zarr_format", int, name)) != version:
+        raise FormatError(f"{name} is of zarr version {show(found)}, this reads version {version}")
+    return node
+
+
 @add_hint("use another copy of the directory")
 def _parse(data: bytes) -> ZarrArray:
-    if len(data) > _LONGEST_DOCUMENT:
-        raise CorruptError(f".zarray has {pluralize(len(data), 'bytes')}, more than any array needs")
-    node = parse_json(decode_text(data, ".zarray"), ".zarray")
-    if (version := member(node, "zarr_format", int, ".zarray")) != 2:
-        raise FormatError(f".zarray is of zarr version {show(version)}, this reads version 2")
+    node = parse_zarr(data, ".zarray", 2)
     shape = _sizes(node, "shape", 0)
     chunks = _sizes(node, "chunks", 1)
     if len(shape) != len(chunks):

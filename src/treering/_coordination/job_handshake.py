@@ -27,7 +27,7 @@ from treering._coordination.message_board import MessageBoard, PathMessageBoard
 from treering._coordination.messages import Failure, VoteMessage, VoteStage
 from treering._coordination.operations import Call, derive_attempt
 from treering._store.failures import naming
-from treering._store.resolve import located, opened_store, remove_made, settled, store_at
+from treering._store.resolve import located, opened_store, remove_made, resolved, store_at
 from treering._values import timing
 from treering._values.checkpoint_names import arrival_name, attempt_of_message, heartbeat_name, step_of_name
 from treering._values.processes import Processes, format_processes
@@ -142,7 +142,7 @@ class _Job:
                 what = f"process {saver} came to save {path.name!r}, process {this} came to {doing}"
                 hint = "all processes must make the same calls in the same order"
                 error = MismatchError(f"could not {doing}: the calls differ: {what}", hint=hint)
-                call = self.begin(settled(path), timeout=_TOLD_SECONDS, doing=f"save {os.fspath(path)!r}")
+                call = self.begin(resolved(path), timeout=_TOLD_SECONDS, doing=f"save {os.fspath(path)!r}")
                 self.open = None
                 self.tell(path, call, MismatchError(f"the calls differ: {what}", hint=hint))
                 raise error
@@ -173,7 +173,7 @@ def next_sequence(path: Path, processes: Processes, *, timeout: float, doing: st
     """
     job = _job_of(processes)
     look_for_saves(job.look_for_save)
-    call = job.begin(settled(path), timeout=timeout, doing=doing)
+    call = job.begin(resolved(path), timeout=timeout, doing=doing)
     if job.name is None or not job.shared:
         try:
             with _JobHandshake(job, call.number, path, timeout, doing) as meeting:
@@ -248,7 +248,7 @@ def counted_save(
         seconds = 0.0 if isinstance(error, Exception) else _TOLD_SECONDS
         place: Path | None = None
         with contextlib.suppress(Exception):  # it is no path, and `error` says so
-            place = settled(path())
+            place = resolved(path())
         call = job.open if was_counted else job.begin(place, timeout=seconds, doing=doing)
         job.open = None
         if not was_counted and not job.shared:

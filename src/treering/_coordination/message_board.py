@@ -21,7 +21,6 @@ from typing import Final, Protocol, Self
 from treering._coordination.messages import PrepareMessage
 from treering._store.api import LARGEST_MESSAGE, Store, open_below
 from treering._store.crew import Latch
-from treering._store.failures import LinkRefusedError
 from treering._store.resolve import is_folder, opened_store
 from treering._values import timing
 from treering._values.checkpoint_names import (
@@ -34,7 +33,7 @@ from treering._values.checkpoint_names import (
 )
 from treering._values.human import pluralize
 from treering._values.processes import Processes
-from treering.errors import CorruptError
+from treering.errors import CorruptError, LinkRefusedError
 
 
 class MessageBoard(Protocol):

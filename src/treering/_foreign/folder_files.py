@@ -1,4 +1,4 @@
-"""The files of a folder that another program wrote: only those inside of it, opened when something reads them."""
+"""Where the arrays of another program lie: in which bytes of which files, all inside of one folder."""
 
 from __future__ import annotations
 
@@ -6,16 +6,19 @@ import contextlib
 import functools
 import os
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
 from treering._codec.documents import decode_text, parse_json
-from treering._format.index import DataFile
+from treering._codec.zarr import ZarrArray
+from treering._format.index import DataFile, LeafType
 from treering._store.api import require_range
+from treering._store.asked import remembered
 from treering._store.failures import naming
-from treering._store.opened_files import OpenedFiles
-from treering._store.resolve import find_at, is_seen, names_at, open_file, opened_store, settled
+from treering._store.open_folder import OpenedFiles
+from treering._store.resolve import find_at, is_seen, names_at, open_file, opened_store, resolved
+from treering._values.boxes import Box
 from treering._values.human import pluralize
 from treering.errors import CorruptError, NotFoundError
 
@@ -23,6 +26,9 @@ if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
 
     from treering._store.api import Reader
+
+ANOTHER_COPY: Final = "use another copy of the checkpoint"
+"""What to do about one that is damaged or incomplete."""
 
 _MOST_OPEN: Final = 128
 _LARGEST_DOCUMENT: Final = 256 << 20
@@ -45,6 +51,34 @@ Fetch: TypeAlias = "Callable[[int], bytes | ByteRange | None]"
 """Returns the bytes of a chunk by its number, or where they are; None where there is none. Any thread may call it."""
 
 
+class GridLeaf(NamedTuple):
+    """A leaf whose chunks have to be decoded."""
+
+    layout: ZarrArray
+    """Its shape, the shape of a chunk, and how the bytes of a chunk are encoded, in the terms of zarr v2."""
+    fetch: Fetch
+    """Returns the bytes of a chunk by its number in the grid."""
+    absent_is_zero: bool = False
+    """Whether a chunk that is not there is one of zeros, and not lost."""
+    located: bool = False
+    """Whether it is known where the chunks lie, without a look at any file."""
+
+
+class ForeignLeaf(NamedTuple):
+    """One leaf of a foreign tree."""
+
+    type: LeafType
+    """What it is."""
+    value: Any = None
+    """Its value, of a kind that is no array."""
+    pieces: Sequence[tuple[Box | None, int, int]] = ()
+    """Box, number of the file and offset of each part that lies raw; a leaf that has a grid has none."""
+    grid: GridLeaf | None = None
+    """How its chunks are decoded."""
+    crc: tuple[int, int] | None = None
+    """The CRC-32 of what is before a leaf that lies raw in one piece, and the CRC-32 of that and the leaf."""
+
+
 class FolderFiles:
     """The files below a folder by their names, which are relative and lead nowhere else, by no link either.
 
@@ -60,7 +94,7 @@ class FolderFiles:
 
     def __init__(self, place: Path, files: contextlib.ExitStack) -> None:
         self.place = place
-        self._inside = settled(place)
+        self._inside = resolved(place)
         self._open: dict[str, Reader] = {}
         self._files = files
         self._lock = threading.Lock()
@@ -77,7 +111,7 @@ class FolderFiles:
     def names(self, folder: str = "") -> list[str]:
         """Return the names in a folder, sorted; none where it is not there."""
         place = self._place(folder) if folder else self.place
-        return sorted(names_at(place))
+        return remembered((FolderFiles.names, place), lambda: sorted(names_at(place)))
 
     def list_names(self, folder: str = "") -> list[str]:
         """Return the names in a folder, sorted; none in a file.
@@ -115,7 +149,6 @@ class FolderFiles:
             StoreError: the store refuses.
         """
         with self.open_file(name) as file:
-            require_range(file, offset, count)
             return file.read(offset, count)
 
     def modified(self, name: str) -> float:
@@ -134,11 +167,15 @@ class FolderFiles:
             CorruptError: it is no JSON, or too large.
             StoreError: the store refuses.
         """
-        if (found := self.find(name)) is None:
+        try:
+            opened = self.open_file(name)
+        except NotFoundError:
             return None
-        if found.size > _LARGEST_DOCUMENT:
-            raise CorruptError(f"{name} has {pluralize(found.size, 'bytes')}, more than any tree needs")
-        return parse_json(decode_text(found.read(0, found.size), name), name, finite=finite)
+        with opened as file:
+            if file.size > _LARGEST_DOCUMENT:
+                raise CorruptError(f"{name} has {pluralize(file.size, 'bytes')}, more than any tree needs")
+            data = file.read(0, file.size)
+        return parse_json(decode_text(data, name), name, finite=finite)
 
     def number_of(self, found: ByteRange) -> int:
         """Return the number that the file of a range has in `data_files`."""
@@ -153,9 +190,8 @@ class FolderFiles:
         rows = [DataFile(name=name, nbytes=end, header=0, digest=None) for name, end in ends.items()]
         return rows, [FolderFile(self, name, end) for name, end in ends.items()]
 
-    @contextlib.contextmanager
-    def open_file(self, name: str) -> Iterator[Reader]:
-        """Open a file; the first ones stay open.
+    def open_file(self, name: str) -> contextlib.AbstractContextManager[Reader]:
+        """Open a file for a block; the first ones stay open behind it.
 
         Raises:
             NotFoundError: it is not there.
@@ -163,32 +199,28 @@ class FolderFiles:
             StoreError: the store refuses.
         """
         if (kept := self._open.get(name)) is not None:
-            yield kept
-            return
+            return contextlib.nullcontext(kept)
         place = self._place(name)
         file = open_file(place)
-        with contextlib.ExitStack() as undo:
-            undo.enter_context(file)
+        try:
             self.opened.add(place, file)
-            undo.pop_all()
+        except CorruptError:
+            file.close()
+            raise
         with self._lock:
-            keeps = len(self._open) < _MOST_OPEN and name not in self._open
-            if keeps:
-                self._open[name] = self._files.enter_context(file)
-                self.threads = max(self.threads, file.threads)
-                self.nbytes += file.size
-        if keeps:
-            yield file
-        else:
-            with file:
-                yield file
+            if len(self._open) >= _MOST_OPEN or name in self._open:
+                return file
+            self._open[name] = self._files.enter_context(file)
+            self.threads = max(self.threads, file.threads)
+            self.nbytes += file.size
+        return contextlib.nullcontext(file)
 
     def _place(self, name: str) -> Path:
         parts = name.split("/")
         if "\0" in name or not {"", ".", ".."}.isdisjoint(parts):
             raise CorruptError(f"the name {name!r:.200} leads out of the folder")
         place = self.place.joinpath(*parts)
-        if not settled(place).is_relative_to(self._inside):
+        if not resolved(place).is_relative_to(self._inside):
             hint = "treering follows no link out of a checkpoint"
             raise CorruptError(f"{name!r:.200} is a link that leads out of the folder", hint=hint)
         return place

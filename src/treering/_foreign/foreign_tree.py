@@ -7,20 +7,22 @@ import dataclasses
 import hashlib
 import importlib
 import itertools
+import math
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias, cast
 
 from treering._checkpoint.detect import ForeignForm, detect
+from treering._foreign.folder_files import ForeignLeaf
 from treering._format.findings import Finding, Verification
 from treering._format.index import MAX_LEVELS, Chunks, Container, DataFile, Index, LeafType, Token, leaf_bytes
-from treering._format.listing import Listing, list_index
+from treering._format.listing import LeafRecord, Listing, list_index
 from treering._store.api import Reader
-from treering._store.resolve import is_seen, located, settled
-from treering._values.boxes import Box, size_of, whole
+from treering._store.resolve import is_seen, located, resolved
+from treering._values.boxes import Box, boxes_of_range, size_of, whole
 from treering._values.checksums import block_bytes
 from treering._values.dtypes import itemsize_of
 from treering._values.human import join_first
@@ -31,8 +33,7 @@ if TYPE_CHECKING:
     from treering._arrays.incoming import DataReader
     from treering._arrays.source import Source
     from treering._foreign.folder_files import FolderFiles
-    from treering._foreign.grid_arrays import GridLeaf
-    from treering._store.opened_files import OpenedFiles
+    from treering._store.open_folder import OpenedFiles
     from treering._view.progress import Progress
 
 _SHOWN = 5
@@ -44,21 +45,6 @@ _TOGETHER = 32 << 20
 PARTLY: ContextVar[bool] = ContextVar("PARTLY", default=False)
 """Whether this is inside of `reading_partly`."""
 _NO_CHECKSUMS = "all its arrays could be read; it has no checksums to compare them with"
-
-
-class ForeignLeaf(NamedTuple):
-    """One leaf of a foreign tree."""
-
-    type: LeafType
-    """What it is."""
-    value: Any = None
-    """Its value, of a kind that is no array."""
-    pieces: Sequence[tuple[Box | None, int, int]] = ()
-    """Box, number of the file and offset of each part that lies raw; a leaf that has a grid has none."""
-    grid: Callable[[], GridLeaf] | None = None
-    """Makes what decodes its chunks; only where arrays are read."""
-    crc: tuple[int, int] | None = None
-    """The CRC-32 of what is before a leaf that lies raw in one piece, and the CRC-32 of that and the leaf."""
 
 
 class ForeignStep(NamedTuple):
@@ -105,10 +91,8 @@ class ForeignTree:
     """What is in it."""
     files: Sequence[DataReader | None] = ()
     """The data files of the index, in its order."""
-    grids: Mapping[int, Callable[[], GridLeaf]] = dataclasses.field(default_factory=dict)
-    """Leaf number -> what makes the decoder of its chunks."""
-    crcs: Mapping[int, tuple[int, int]] = dataclasses.field(default_factory=dict)
-    """Leaf number -> ``crc`` of it."""
+    leaves: Sequence[ForeignLeaf] = ()
+    """Those of the index; none where all lie raw in files, and without a checksum."""
     checks: str = _NO_CHECKSUMS
     """What `verify` says that it did."""
     unread: Sequence[str] = ()
@@ -144,7 +128,8 @@ def build_index(
     numbers: dict[LeafType, int] = {}
     leaf_types = [numbers.setdefault(leaf.type, len(numbers)) for leaf in leaves]
     rows = [(number, *piece) for number, leaf in enumerate(leaves) for piece in leaf.pieces]
-    sizes = [_piece_bytes(leaves[number].type, box) for number, box, *_ in rows]
+    kinds = [(leaves[number].type, box) for number, box, *_ in rows]
+    sizes = [leaf_bytes(kind) if box is None else size_of(box) * itemsize_of(kind.dtype) for kind, box in kinds]
     chunks = Chunks(
         leaf=[number for number, *_ in rows],
         box=[box for _, box, *_ in rows],
@@ -184,7 +169,7 @@ def folder_tree(
     return ForeignTree(
         index=build_index(structure, keys, leaves, rows, metadata),
         files=data,
-        grids={number: leaf.grid for number, leaf in enumerate(leaves) if leaf.grid is not None},
+        leaves=leaves,
         nbytes=folder.nbytes,
         notes=notes,
         structured=structured,
@@ -253,10 +238,9 @@ def make_source(tree: ForeignTree, *, mapped: bool) -> Source:
     """Return a foreign tree to read leaves of."""
     from treering._arrays.source import Source
     from treering._foreign.grid_arrays import ForeignArrays
-    from treering._store.opened_files import OpenedFiles
+    from treering._store.open_folder import OpenedFiles
 
-    grids = {leaf: make() for leaf, make in tree.grids.items()}
-    arrays = ForeignArrays(tree.index, tree.files, grids, mapped=mapped, threads=tree.threads, crcs=tree.crcs)
+    arrays = ForeignArrays(tree.index, tree.files, tree.leaves, mapped=mapped, threads=tree.threads)
     opened = tree.opened or OpenedFiles(*(file for file in tree.files if isinstance(file, Reader)))
     return Source(tree.index, arrays, structured=tree.structured, raw_keys=True, mapped=mapped, opened=opened)
 
@@ -336,13 +320,31 @@ def compare_hashes(files: Sequence[object], findings: list[Finding]) -> str | No
 
 def _hash_in_name(file: Reader) -> str | None:
     """Return the hash that a file of the cache of the hub has as its name; None for every other file."""
-    place = settled(file.path)
+    place = resolved(file.path)
     is_blob = place.parent.name == "blobs" and _BLOB.fullmatch(place.name) and is_seen(place.parents[1] / "snapshots")
     return place.name if is_blob else None
 
 
-def _piece_bytes(kind: LeafType, box: Box | None) -> int:
-    return leaf_bytes(kind) if box is None else size_of(box) * itemsize_of(kind.dtype)
+def leaf_of_record(record: LeafRecord, kind: str, file: int) -> ForeignLeaf:
+    """Return what lies in a file of flax's msgpack as a leaf of a kind; ``file`` is the number of the file."""
+    shape = (record.nbytes,) if record.shape is None else record.shape
+    pieces: list[tuple[Box | None, int, int]] = [] if record.parts else [(None, file, record.offset or 0)]
+    itemsize, done = itemsize_of(record.dtype), 0
+    for offset, nbytes in record.parts:  # a flat piece of an array is several boxes
+        at = offset
+        for box in boxes_of_range(shape, done, done + nbytes // itemsize):
+            pieces.append((box, file, at))
+            at += size_of(box) * itemsize
+        done += nbytes // itemsize
+    return ForeignLeaf(LeafType(kind=kind, dtype=record.dtype or "uint8", shape=shape), pieces=pieces)
+
+
+def count_leaf(structure: list[Token]) -> None:
+    """Add one leaf to a structure."""
+    if structure and isinstance(structure[-1], int):
+        structure[-1] += 1
+    else:
+        structure.append(1)
 
 
 Step: TypeAlias = tuple[str, bool]
@@ -422,10 +424,7 @@ def _flatten(root: Any, containers: Containers) -> tuple[list[Token], list[str],
         elif isinstance(node, ForeignLeaf):
             keys.append(join_key(trail))
             leaves.append(node)
-            if structure and isinstance(structure[-1], int):
-                structure[-1] += 1
-            else:
-                structure.append(1)
+            count_leaf(structure)
         else:
             names = _ordered(node, trail)
             places: tuple[Any, ...] = tuple(range(len(names))) if node.listed else tuple(names)
@@ -451,7 +450,47 @@ def _ordered(branch: _Branch, trail: Sequence[str]) -> list[str]:
 
 
 def _clash(path: Sequence[Step]) -> CorruptError:
-    return CorruptError(f"the leaf {join_key([name for name, _ in path])!r:.200} does not fit beside the others")
+    return CorruptError(f"the leaf {join_key(keys_of(path))!r:.200} does not fit beside the others")
+
+
+def nested_leaves(
+    root: Any, left: float = math.inf, what: str | None = None
+) -> tuple[list[tuple[tuple[Step, ...], Any]], Containers]:
+    """Return the leaves and empty containers of nested dicts, lists and tuples by their paths, and the tuples.
+
+    Args:
+        root: the outermost of them.
+        left: how many steps all paths together may have, as `most_steps` says.
+        what: what is read, for messages.
+
+    Raises:
+        UnsupportedError: containers are nested too deep.
+
+    Example:
+        >>> nested_leaves({"a": [7, {}]})[0]
+        [((('a', False), ('0', True)), 7), ((('a', False), ('1', True)), {})]
+    """
+    leaves: list[tuple[tuple[Step, ...], Any]] = []
+    containers: Containers = {}
+    waiting: list[tuple[tuple[Step, ...], Any]] = [((), root)]
+    while waiting:
+        path, node = waiting.pop()
+        left -= len(path)
+        if len(path) > MAX_LEVELS or left < 0:
+            raise UnsupportedError(f"{what}: containers are nested too deep")
+        if not node or not isinstance(node, dict | list | tuple):
+            leaves.append((path, node))
+            continue
+        if isinstance(node, tuple):
+            containers[keys_of(path)] = Container(node="tuple", keys=tuple(range(len(node))))
+        items, listed = (node.items(), False) if isinstance(node, dict) else (enumerate(node), True)
+        waiting.extend(reversed([((*path, (str(key), listed)), child) for key, child in items]))
+    return leaves, containers
+
+
+def keys_of(path: Sequence[Step]) -> tuple[str, ...]:
+    """Return the keys of a path alone."""
+    return tuple([key for key, _ in path])
 
 
 def most_steps(nbytes: int) -> int:

@@ -5,20 +5,18 @@ from __future__ import annotations
 import functools
 import threading
 import zlib
-from collections.abc import Mapping, Sequence
-from types import MappingProxyType
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 
 from treering._arrays.chunk_grid import find_chunks, plan_decoding, view_as_stored
 from treering._arrays.incoming import DataReader, ReadRequest, StoredArrays, allocate_rooms, dtype_in, stored_chunks
-from treering._arrays.jobs import Job, Progress, Tally, Work, run_all
+from treering._arrays.jobs import Job, Progress, Tally, Work, group_near, run_all
 from treering._codec.zarr import ZarrArray, chunk_box, chunk_count
 from treering._codec.zarr_chunks import decode
-from treering._foreign.folder_files import ByteRange, Fetch
+from treering._foreign.folder_files import ByteRange, ForeignLeaf
 from treering._plan.exchange import StoredChunk
-from treering._plan.load import group_near
 from treering._values.boxes import Box, find_cover_error, intersection, relative, shape_of, size_of, slices, whole
 from treering._values.checksums import require_crc
 from treering._values.human import pluralize
@@ -40,19 +38,6 @@ _FAR_GAP: Final = 1 << 20
 _CRC_BYTES: Final = 4 << 20
 
 
-class GridLeaf(NamedTuple):
-    """A leaf whose chunks have to be decoded."""
-
-    layout: ZarrArray
-    """Its shape, the shape of a chunk, and how the bytes of a chunk are encoded, in the terms of zarr v2."""
-    fetch: Fetch
-    """Returns the bytes of a chunk by its number in the grid."""
-    absent_is_zero: bool = False
-    """Whether a chunk that is not there is one of zeros, and not lost."""
-    located: bool = False
-    """Whether it is known where the chunks lie, without a look at any file."""
-
-
 class _Encoded(NamedTuple):
     """Bytes of a file that are a chunk, and the job that decodes them."""
 
@@ -68,34 +53,33 @@ class _Encoded(NamedTuple):
 
 
 class ForeignArrays:
-    """Gives boxes of leaves; the index has rows for those that lie raw in files, ``grids`` has the others.
+    """Gives boxes of leaves; the index has rows for those that lie raw in files, the others have a grid.
 
     Args:
         index: what is in it.
         files: the data files of the index, open.
-        grids: leaf number -> how its chunks are had.
+        leaves: those of the index. The checksum of one is compared when anything of it is read, unless it is mapped.
         mapped: take memory from maps of the files where a wanted box lies there in one piece.
         threads: how many threads read faster than fewer.
-        crcs: leaf number -> CRC-32 of what is before a leaf that lies raw, and of that and the leaf. They are
-            compared when anything of a leaf is read, unless it is mapped.
     """
 
     def __init__(
         self,
         index: Index,
         files: Sequence[DataReader | None],
-        grids: Mapping[int, GridLeaf],
+        leaves: Sequence[ForeignLeaf],
         *,
         mapped: bool,
         threads: int,
-        crcs: Mapping[int, tuple[int, int]] = MappingProxyType({}),
     ) -> None:
-        self._crcs = {} if mapped else crcs
+        given = [] if mapped else leaves
+        self._crcs = {number: leaf.crc for number, leaf in enumerate(given) if leaf.crc is not None}
+        self._grids = {number: leaf.grid for number, leaf in enumerate(leaves) if leaf.grid is not None}
         self._files = files
+        self._dtypes: dict[int, np.dtype[Any]] = {}
         self._compared: set[int] = set()
         self._comparing = threading.Lock()
         self._index = index
-        self._grids = grids
         self._threads = threads
         self._is_far = threads > _FEW_THREADS
         self._fetched: dict[tuple[int, int], bytes] = {}
@@ -105,16 +89,19 @@ class ForeignArrays:
         """Do nothing: their headers were read when they were opened."""
 
     def dtype_of(self, leaf: int) -> np.dtype[Any]:
-        """Return the dtype of what is stored of a leaf."""
-        return dtype_in(self._index, leaf)
+        """Return the dtype of what is stored of a leaf; thousands of leaves have few of them."""
+        number = self._index.leaf_types[leaf]
+        if (known := self._dtypes.get(number)) is None:
+            known = self._dtypes[number] = dtype_in(self._index, leaf)
+        return known
 
     def stored_chunks(self, leaf: int) -> tuple[StoredChunk, ...]:
         """Return how a leaf lies; a chunk that has to be decoded is one block, since it is read whole."""
         if leaf not in self._grids:
             return stored_chunks(self._index, leaf)
         layout, itemsize = self._layout(leaf), self.dtype_of(leaf).itemsize
-        boxes = (chunk_box(layout, chunk) for chunk in range(chunk_count(layout)))
-        return tuple(StoredChunk(box=box, block=max(1, size_of(box) * itemsize)) for box in boxes)
+        boxes = [chunk_box(layout, chunk) for chunk in range(chunk_count(layout))]
+        return tuple([StoredChunk(box=box, block=max(1, size_of(box) * itemsize)) for box in boxes])
 
     def read(self, requests: Sequence[ReadRequest], progress: Progress | None = None) -> None:
         """Fill ``arrays`` of every request.
@@ -124,13 +111,13 @@ class ForeignArrays:
             StoreError: the store refuses.
         """
         raw = [request for request in requests if request.leaf not in self._grids]
-        work, own = self._stored.plan_reads(raw), Work()
+        work, own = self._stored.plan_reads(raw) if raw else Work(), Work()
         jobs: list[tuple[int, Job]] = []
         near: list[_Encoded] = []
         files: dict[str | None, int] = {}
         encoded = [(request, self.dtype_of(request.leaf)) for request in requests if request.leaf in self._grids]
-        large = [(request, dtype) for request, dtype in encoded if _is_large(request, dtype)]
-        allocate_rooms(large, self._index.keys)
+        if large := [(request, dtype) for request, dtype in encoded if _is_large(request, dtype)]:
+            allocate_rooms(large, self._index.keys)
         for request, dtype in encoded:
             layout, read = self._layout(request.leaf), functools.partial(self._fill, request.leaf)
             covering = find_chunks(layout, request)

@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from treering._codec.documents import add_hint, decode_text, member
-from treering._foreign.foreign_tree import ForeignLeaf, ForeignTree, build_index, flat_dict
+from treering._foreign.folder_files import ForeignLeaf
+from treering._foreign.foreign_tree import ForeignTree, build_index, flat_dict
 from treering._format.index import Container, DataFile, Index
 from treering._format.safetensors import parse_safetensors
 from treering._store.api import Reader, Store
@@ -43,7 +44,7 @@ _TIED: Final = frozenset(
 
 
 def recognise(place: Path) -> str | None:
-    """Say whether a folder holds shards with an index, or one file; or whether a file is such an index."""
+    """Detect a Hugging Face folder, of shards with an index or of one file; or such an index, by its name."""
     if _ANY_INDEX.fullmatch(place.name):
         return f"Hugging Face, shards by {place.name}"
     if not is_folder(place):

@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from treering._codec.documents import decode_text, member, parse_json, raising_corrupt, show
-from treering._foreign.folder_files import FolderFiles
-from treering._foreign.foreign_tree import ForeignLeaf, ForeignTree, folder_tree
-from treering._foreign.ocdbt import MANIFEST, Value, read_database
+from treering._foreign.folder_files import ANOTHER_COPY, FolderFiles, ForeignLeaf
+from treering._foreign.foreign_tree import ForeignTree, count_leaf, folder_tree
+from treering._foreign.ocdbt import MANIFEST, Value, memory_limit, read_database
 from treering._foreign.zarr_leaves import find_jax_array, finder
 from treering._format.index import Container, LeafType, Token
 from treering._format.leaf_values import from_base64
@@ -35,16 +35,11 @@ _STORE: Final = "array_store/"
 _LEAF, _NONE, _TUPLE, _LIST, _DICT, _CUSTOM = range(6)
 _KIND, _CHILDREN, _NAMES, _CLASS, _AUX = range(5)
 _SEQUENCES: Final = {_TUPLE: "tuple", _LIST: "list"}
-
-# What the key texts may take in memory, for so many bytes of the tree: a name is in the key of each leaf below it.
-_FREE_BYTES: Final = 64 << 20
-_FREE_RATIO: Final = 256
-_LOST: Final = "use another copy of the checkpoint"
 _NOTHING: Final = ForeignLeaf(LeafType(kind="none"))
 
 
 def recognise(place: Path) -> str | None:
-    """Say what stands at ``place``, a folder with jax's own document; nothing in it has a version."""
+    """Detect a checkpoint of jax by its own document, in which nothing has a version."""
     with contextlib.ExitStack() as stack:
         return "jax.experimental.array_serialization" if FolderFiles(place, stack).has(_DOCUMENT) else None
 
@@ -64,7 +59,7 @@ def open_foreign(place: Path, files: contextlib.ExitStack) -> ForeignTree:
     structure, kinds = _TreeBuffer(data).read()
     if (count := kinds.count(_LEAF)) != len(described):
         problem = f"the tree has {pluralize(count, 'leaves')}, {len(described)} are described"
-        raise CorruptError(f"{_DOCUMENT}: {problem}", hint=_LOST)
+        raise CorruptError(f"{_DOCUMENT}: {problem}", hint=ANOTHER_COPY)
     keys = _join_keys(structure, len(data))
     values = read_database(folder, _STORE) if folder.has(_STORE + MANIFEST) else {}
     given = iter(enumerate(described))
@@ -87,7 +82,7 @@ def _leaf(files: FolderFiles, values: Mapping[str, Value], key: str, number: int
         leaf = find_jax_array(files, finder(files, _STORE, values, str(number)), zarr3=True)
         stored = f"Array({leaf.type.dtype}[{', '.join(map(str, leaf.type.shape or ()))}])"
         if described != stored:
-            raise CorruptError(f"{_DOCUMENT} describes {show(described)}, the array is {stored}", hint=_LOST)
+            raise CorruptError(f"{_DOCUMENT} describes {show(described)}, the array is {stored}", hint=ANOTHER_COPY)
     return leaf
 
 
@@ -98,8 +93,8 @@ def _join_keys(structure: Sequence[Token], nbytes: int) -> list[str]:
     with raising_corrupt(FormatError):
         for above, names in iter_runs(structure):
             taken += len(above) * len(names) + sum(map(len, names))
-            if taken > _FREE_BYTES + _FREE_RATIO * nbytes:
-                raise CorruptError(f"{_DOCUMENT}: its keys take far more memory than it has bytes", hint=_LOST)
+            if taken > memory_limit(nbytes):
+                raise CorruptError(f"{_DOCUMENT}: its keys take far more memory than it has bytes", hint=ANOTHER_COPY)
             keys += [above + name for name in names]
     return keys
 
@@ -126,10 +121,7 @@ class _TreeBuffer:
             kind = self._number(at, 1) if at else _LEAF
             if kind in (_LEAF, _NONE):
                 kinds.append(kind)
-                if structure and isinstance(structure[-1], int):
-                    structure[-1] += 1
-                else:
-                    structure.append(1)
+                count_leaf(structure)
                 continue
             children = [self._follow(at) for at in self._items(table, _CHILDREN)]
             if len(set(children)) < len(children) or not self._seen.isdisjoint(children):
@@ -184,7 +176,7 @@ class _TreeBuffer:
         return self._data[start + 4 : start + 4 + count]
 
     def _error(self, problem: str) -> CorruptError:
-        return CorruptError(f"{_DOCUMENT}: the tree is damaged: {problem}", hint=_LOST)
+        return CorruptError(f"{_DOCUMENT}: the tree is damaged: {problem}", hint=ANOTHER_COPY)
 
 
 def _container_of_class(name: str, aux: bytes, count: int) -> Container:

@@ -18,8 +18,8 @@ from typing import Any, Final
 
 from treering._checkpoint.detect import holds_arrays
 from treering._codec.documents import member, show
-from treering._foreign.folder_files import FolderFiles
-from treering._foreign.foreign_tree import ForeignLeaf, ForeignStep, ForeignTree, Step, build_tree, folder_tree
+from treering._foreign.folder_files import ANOTHER_COPY, FolderFiles, ForeignLeaf
+from treering._foreign.foreign_tree import ForeignStep, ForeignTree, Step, build_tree, folder_tree
 from treering._foreign.ocdbt import MANIFEST, Value, read_database
 from treering._foreign.zarr_leaves import ZARR2, ZARR3, find_jax_array, finder
 from treering._format.index import LIMIT, Container
@@ -34,7 +34,6 @@ _DOCUMENTS: Final = frozenset({ZARR3, ZARR2})
 # Names of other programs that write the same document: Orbax, through which Levanter saved for a while, and eformer.
 _OTHERS: Final = frozenset({"_METADATA", "tensorstore_index.json"})
 _MOST_FOLDERS: Final = 1 << 20
-_LOST: Final = "use another copy of the checkpoint"
 
 
 def recognise(place: Path) -> str | None:
@@ -62,7 +61,7 @@ def open_foreign(place: Path, files: contextlib.ExitStack) -> ForeignTree:
     """
     folder = FolderFiles(place, files)
     if (found := _look(folder)) is None:
-        raise CorruptError("there is no committed checkpoint of Levanter in it", hint=_LOST)
+        raise CorruptError("there is no committed checkpoint of Levanter in it", hint=ANOTHER_COPY)
     base, metadata, notes = found
     values = read_database(folder, base) if folder.has(base + MANIFEST) else None
     listed: Mapping[str, Any] | None = _read_inventory(folder, base)
@@ -74,7 +73,7 @@ def open_foreign(place: Path, files: contextlib.ExitStack) -> ForeignTree:
         with naming_leaf(join_key(path)):
             entries.append(([(part, False) for part in path], _leaf(folder, base, values, name, entry)))
     if not entries:
-        raise CorruptError("there is no array in it", hint=_LOST)
+        raise CorruptError("there is no array in it", hint=ANOTHER_COPY)
     return folder_tree(folder, *build_tree(entries), metadata=metadata, notes=notes)
 
 
@@ -111,7 +110,7 @@ def describe_step(place: Path, name: str) -> ForeignStep:
     try:
         saved = datetime.datetime.fromisoformat((metadata or {})["timestamp"]).timestamp()
     except (KeyError, ValueError, OverflowError):
-        raise CorruptError(f"{name}/{_METADATA} has no step or no time", hint=_LOST) from None
+        raise CorruptError(f"{name}/{_METADATA} has no step or no time", hint=ANOTHER_COPY) from None
     return ForeignStep(saved, repr(metadata), {}, {}, {})
 
 
@@ -197,5 +196,5 @@ def _leaf(files: FolderFiles, folder: str, values: Mapping[str, Value] | None, n
     dtype, shape = leaf.type.dtype, list(leaf.type.shape or ())
     if entry is not None and (entry.get("dtype"), entry.get("shape")) != (dtype, shape):
         problem = f"{_INVENTORY} says another dtype or shape than its array has, {dtype} {shape}"
-        raise CorruptError(problem, hint=_LOST)
+        raise CorruptError(problem, hint=ANOTHER_COPY)
     return leaf

@@ -19,11 +19,12 @@ import zipfile
 import zlib
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from treering._checkpoint.detect import EQUINOX, READ_EQUINOX
 from treering._codec.zarr import ZarrArray
-from treering._foreign.foreign_tree import ForeignLeaf, ForeignTree, build_index, flat_dict
+from treering._foreign.folder_files import ForeignLeaf, GridLeaf
+from treering._foreign.foreign_tree import ForeignTree, build_index, flat_dict
 from treering._format.index import LARGE_VALUE, DataFile, LeafType, Token
 from treering._format.leaf_values import check_shape
 from treering._store.api import Reader, require_range
@@ -33,9 +34,6 @@ from treering._values.checksums import require_crc
 from treering._values.dtypes import NUMPY_SIZES
 from treering._values.human import pluralize
 from treering.errors import CorruptError, FormatError, UnsupportedError
-
-if TYPE_CHECKING:
-    from treering._foreign.grid_arrays import GridLeaf
 
 _MAGIC: Final = b"\x93NUMPY"
 _SUFFIX: Final = ".npy"
@@ -75,7 +73,7 @@ class _Array(NamedTuple):
 
 
 def recognise(place: Path) -> str | None:
-    """Say which version stands at ``place``; None for a zip archive of something else."""
+    """Detect a file of numpy: return its version, or None for a zip archive of something else."""
     with open_file(place) as file:
         first = file.read(0, min(file.size, 8))
         if first.startswith(_MAGIC):
@@ -114,11 +112,7 @@ def open_foreign(place: Path, files: contextlib.ExitStack) -> ForeignTree:
         structure, keys = flat_dict(names)
         leaves = _leaves_of(file, entries, notes)
     index = build_index(structure, keys, leaves, [data])
-    grids = {number: leaf.grid for number, leaf in enumerate(leaves) if leaf.grid is not None}
-    crcs = {number: leaf.crc for number, leaf in enumerate(leaves) if leaf.crc is not None}
-    tree = ForeignTree(
-        index=index, files=[file], grids=grids, crcs=crcs, nbytes=file.size, notes=notes, threads=file.threads
-    )
+    tree = ForeignTree(index=index, files=[file], leaves=leaves, nbytes=file.size, notes=notes, threads=file.threads)
     return tree if keys == [""] else dataclasses.replace(tree, checks=_COMPARED)
 
 
@@ -316,13 +310,7 @@ def _encoded_leaf(layout: ZarrArray, fetch: Callable[[int], bytes]) -> ForeignLe
     if 0 in layout.shape:
         fetch(0)  # nobody reads what has no items, and its header has to be checked too
     kind = LeafType(kind="numpy", dtype=layout.dtype, shape=layout.shape)
-    return ForeignLeaf(kind, grid=functools.partial(_grid, layout, fetch))
-
-
-def _grid(layout: ZarrArray, fetch: Callable[[int], bytes]) -> GridLeaf:
-    from treering._foreign.grid_arrays import GridLeaf
-
-    return GridLeaf(layout, fetch)
+    return ForeignLeaf(kind, grid=GridLeaf(layout, fetch))
 
 
 def _parse_header(data: bytes, what: str) -> _Array:

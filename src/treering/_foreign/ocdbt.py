@@ -14,7 +14,7 @@ from typing import Final, NamedTuple, TypeAlias
 
 from treering._codec.compression import zstd_decompress_unsized
 from treering._codec.documents import decode_text
-from treering._foreign.folder_files import FolderFiles
+from treering._foreign.folder_files import ANOTHER_COPY, FolderFiles
 from treering._values.checksums import crc32c
 from treering._values.human import pluralize
 from treering.errors import CorruptError, UnsupportedError
@@ -37,7 +37,11 @@ _FREE_BYTES: Final = 64 << 20
 _FREE_RATIO: Final = 256
 # The data files of a database, and those of the databases of the processes that were merged into it.
 _DATA_FILE: Final = re.compile(rb"(?:\w[\w.-]*/)?d/[0-9a-f]{32}", re.ASCII)
-_DAMAGED: Final = "use another copy of the checkpoint"
+
+
+def memory_limit(nbytes: int) -> int:
+    """Return how much memory keys may take that lie in so many bytes; their prefixes could unfold to far more."""
+    return _FREE_BYTES + _FREE_RATIO * nbytes
 
 
 class Stretch(NamedTuple):
@@ -135,7 +139,7 @@ class _Database:
         if length > 2 * self._largest:
             raise UnsupportedError(f"{name}: a node of {pluralize(length, 'bytes')} is too large")
         if (file.path, offset) in self._seen:
-            raise CorruptError(f"{name}: two nodes refer to the node at byte {offset}", hint=_DAMAGED)
+            raise CorruptError(f"{name}: two nodes refer to the node at byte {offset}", hint=ANOTHER_COPY)
         self._seen.add((file.path, offset))
         body = self._unwrap(self.files.read(name, offset, length), _NODE_MAGIC, f"{name}, the node at byte {offset}")
         if body.take(1)[0] != height:
@@ -166,12 +170,13 @@ class _Database:
             raise body.error("a value is of an unknown kind")
         far = kinds.count(1)
         ids, offsets = iter(body.varints(far)), iter(body.varints(far))
+        what = f"{body.what}: a key"
         for key, length, kind in zip(keys, lengths, kinds, strict=True):
             full = prefix + key
             if self._last is not None and full <= self._last:
                 raise body.error("its keys are not in order")
             self._last = full
-            name = decode_text(full, f"{body.what}: a key")
+            name = decode_text(full, what)
             if kind:
                 path = body.pick(table, next(ids)).path.decode("ascii")
                 self.found[name] = Stretch(self.folder + path, next(offsets), length)
@@ -183,9 +188,9 @@ class _Database:
         size = len(data)
         stored = int.from_bytes(data[-_FOOTER:], "little")
         if size < _FRAME_BYTES or int.from_bytes(data[:4], "big") != magic:
-            raise CorruptError(f"{what} is no part of an OCDBT database", hint=_DAMAGED)
+            raise CorruptError(f"{what} is no part of an OCDBT database", hint=ANOTHER_COPY)
         if int.from_bytes(data[4:12], "little") != size or crc32c(memoryview(data)[:-_FOOTER]) != stored:
-            raise CorruptError(f"{what} has another length or checksum than it was written with", hint=_DAMAGED)
+            raise CorruptError(f"{what} has another length or checksum than it was written with", hint=ANOTHER_COPY)
         self._read += size
         body = _Body(data[:-_FOOTER], what, 12)
         if version := body.varint():
@@ -194,14 +199,14 @@ class _Database:
             case 0:
                 return body
             case 1:
-                most = min(self._largest, _FREE_BYTES + _FREE_RATIO * size)
+                most = min(self._largest, memory_limit(size))
                 return _Body(zstd_decompress_unsized(body.rest(), most), what)
             case other:
                 raise UnsupportedError(f"{what} is compressed by method {other}, not by zstd")
 
     def _take(self, nbytes: int, body: _Body) -> None:
         self._taken += nbytes
-        if self._taken > _FREE_BYTES + _FREE_RATIO * self._read:
+        if self._taken > memory_limit(self._read):
             raise body.error("its keys take far more memory than it has bytes")
 
 
@@ -214,7 +219,7 @@ class _Body:
         self.what = what
 
     def error(self, problem: str) -> CorruptError:
-        return CorruptError(f"{self.what}: {problem}", hint=_DAMAGED)
+        return CorruptError(f"{self.what}: {problem}", hint=ANOTHER_COPY)
 
     def take(self, count: int) -> bytes:
         start = self._at
@@ -276,15 +281,10 @@ class _Body:
         shared = [0, *self.varints(count - 1, _LONGEST_NAME)]
         own = self.varints(count, _LONGEST_NAME)
         bases = self.varints(count, _LONGEST_NAME)
-        paths: list[_File] = []
-        for path, size in zip(self._file_names(shared, own), bases, strict=True):
-            paths.append(_File(base + path[:size], base + path))
-        return paths
-
-    def _file_names(self, shared: list[int], own: list[int]) -> list[bytes]:
         if sum(shared) > _FREE_BYTES:
             raise self.error("the names of its files take too much memory")
-        return self.names(shared, own)
+        paths = zip(self.names(shared, own), bases, strict=True)
+        return [_File(base + path[:size], base + path) for path, size in paths]
 
     def pick(self, table: list[_File], number: int) -> _File:
         if number >= len(table):

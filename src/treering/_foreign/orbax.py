@@ -14,17 +14,16 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from treering._codec.documents import decode_text, member
-from treering._foreign.folder_files import FolderFiles
+from treering._foreign.folder_files import ANOTHER_COPY, FolderFiles, ForeignLeaf
 from treering._foreign.foreign_tree import (
     EMPTY,
     PARTLY,
     Entry,
-    ForeignLeaf,
     ForeignStep,
     ForeignTree,
-    Step,
     build_tree,
     folder_tree,
+    nested_leaves,
 )
 from treering._foreign.ocdbt import MANIFEST
 from treering._foreign.orbax_item import METADATA, MSGPACK, OrbaxItem, find_msgpack, read_item
@@ -33,7 +32,7 @@ from treering._store.resolve import has_renames
 from treering._values.human import pluralize
 from treering.errors import CorruptError, TreeringError, UnsupportedError
 
-_OF_LOADER: Final = "last_seen_indices"
+_LOADER_STATE: Final = "last_seen_indices"
 
 
 def grain_entries(state: Any) -> list[Entry]:
@@ -45,18 +44,12 @@ def grain_entries(state: Any) -> list[Entry]:
         >>> type(grain_entries({"last_seen_indices": {"0": 3}})[0][1].value)
         <class 'bytes'>
     """
-    if type(state) is dict and _OF_LOADER in state:
+    if type(state) is dict and _LOADER_STATE in state:
         state = json.dumps(state, indent=4).encode()
     entries: list[Entry] = []
-    waiting: list[tuple[tuple[Step, ...], Any]] = [((), state)]
-    while waiting:
-        path, value = waiting.pop()
-        if value and isinstance(value, dict | list):
-            items, listed = (value.items(), False) if isinstance(value, dict) else (enumerate(value), True)
-            waiting += reversed([((*path, (str(key), listed)), child) for key, child in items])
-        else:
-            kind = "none" if value is None else type(value).__name__
-            entries.append((path, EMPTY.get(kind.title(), ForeignLeaf(LeafType(kind=kind), value))))
+    for path, value in nested_leaves(state, what=_GRAIN)[0]:
+        kind = "none" if value is None else type(value).__name__
+        entries.append((path, EMPTY.get(kind.title(), ForeignLeaf(LeafType(kind=kind), value))))
     return entries
 
 
@@ -128,7 +121,7 @@ def open_foreign(place: Path, files: contextlib.ExitStack) -> ForeignTree:
         raise CorruptError(f"{place.name!r} is a save by Orbax that was not committed", hint=hint)
     folder = FolderFiles(place, files)
     if (found := _look(folder)) is None:
-        raise CorruptError("there is no item of Orbax in it", hint="use another copy of the checkpoint")
+        raise CorruptError("there is no item of Orbax in it", hint=ANOTHER_COPY)
     items = {name: read_item(folder, at) for name, at in found.trees.items()}
     notes = [note for item in items.values() for note in item.notes]
     notes += [f"{name} is the data of a random key" for name, at in found.trees.items() if at.endswith(_RANDOM_KEYS)]

@@ -15,8 +15,17 @@ from typing import Any, Final, NamedTuple, TypeAlias
 
 from treering._codec.documents import decode_text, member, parse_json, show
 from treering._codec.msgpack.window import WINDOW_BYTES
-from treering._foreign.folder_files import ByteRange, FolderFiles
-from treering._foreign.foreign_tree import EMPTY, Containers, Entry, ForeignLeaf, Step, most_steps
+from treering._foreign.folder_files import ANOTHER_COPY, ByteRange, FolderFiles, ForeignLeaf
+from treering._foreign.foreign_tree import (
+    EMPTY,
+    Containers,
+    Entry,
+    Step,
+    keys_of,
+    leaf_of_record,
+    most_steps,
+    nested_leaves,
+)
 from treering._foreign.ocdbt import MANIFEST, Value, read_database
 from treering._foreign.zarr_leaves import ZarrLeaf, find_array, finder
 from treering._format.index import LARGE_VALUE, MAX_LEVELS, Container, LeafType
@@ -60,25 +69,8 @@ def read_msgpack_tree(files: FolderFiles, found: ByteRange) -> tuple[list[tuple[
         StoreError: the store refuses.
     """
     root = list_msgpack(found.read(0, min(found.size, WINDOW_BYTES)), found.size, found.read).root
-    leaves: list[tuple[Path, _Leaf]] = []
-    containers: Containers = {}
-    waiting: list[tuple[Path, Any]] = [((), root)]
-    left = most_steps(found.size)
-    while waiting:
-        path, node = waiting.pop()
-        left -= len(path)
-        if len(path) > MAX_LEVELS or left < 0:
-            raise UnsupportedError(f"{found.file}: containers are nested too deep")
-        if not node or not isinstance(node, dict | list | tuple):
-            leaves.append((path, _leaf_of_msgpack(node, files, found)))
-            continue
-        if isinstance(node, tuple):
-            places = tuple(range(len(node)))
-            containers[tuple(name for name, _ in path)] = Container(node="tuple", keys=places)
-        items = node.items() if isinstance(node, dict) else enumerate(node)
-        listed = not isinstance(node, dict)
-        waiting.extend(reversed([((*path, (str(key), listed)), child) for key, child in items]))
-    return leaves, containers
+    leaves, containers = nested_leaves(root, most_steps(found.size), found.file)
+    return [(path, _leaf_of_msgpack(node, files, found)) for path, node in leaves], containers
 
 
 def _leaf_of_msgpack(node: Any, files: FolderFiles, found: ByteRange) -> _Leaf:
@@ -93,14 +85,11 @@ def _leaf_of_msgpack(node: Any, files: FolderFiles, found: ByteRange) -> _Leaf:
         if (kind := _PYTHON.get(type(node))) is None:
             raise UnsupportedError(f"{found.file} holds {kind_of(node)}, which has no form here")
         return ForeignLeaf(LeafType(kind=kind), node)
-    shape = (node.nbytes,) if node.shape is None else node.shape
-    kind = "numpy" if node.kind == "array" else node.kind
-    leaf = LeafType(kind=kind, dtype=node.dtype or "uint8", shape=shape)
     if node.parts:
         raise UnsupportedError(
             f"{found.file} holds an array in several parts", hint="load it with Orbax, and save it again"
         )
-    return ForeignLeaf(leaf, pieces=[(None, files.number_of(found), node.offset or 0)])
+    return leaf_of_record(node, "numpy" if node.kind == "array" else node.kind, files.number_of(found))
 
 
 METADATA: Final = "_METADATA"
@@ -109,7 +98,6 @@ METADATA: Final = "_METADATA"
 _SEQUENCE: Final = 1
 _KEY_TYPES: Final = (_SEQUENCE, 2)
 _KINDS: Final = {"jax.Array": "jax", "np.ndarray": "numpy", "scalar": "numpy scalar"}
-_LOST: Final = "use another copy of the checkpoint"
 
 
 class OrbaxItem(NamedTuple):
@@ -151,7 +139,7 @@ class _Arrays(NamedTuple):
         for zarr3 in (False, True) if self.zarr3 is None else (self.zarr3,):
             if (found := find_array(find, zarr3=zarr3)) is not None:
                 return found._replace(located=self.values is not None and found.is_apart)
-        raise CorruptError(f"the array {name!r:.200} is missing", hint=_LOST)
+        raise CorruptError(f"the array {name!r:.200} is missing", hint=ANOTHER_COPY)
 
 
 def read_item(files: FolderFiles, folder: str = "") -> OrbaxItem:
@@ -189,7 +177,7 @@ def read_item(files: FolderFiles, folder: str = "") -> OrbaxItem:
         impls=_read_key_impls(files, folder),
         strings=files.document(folder + "_strings.json") or {},
     )
-    beside = {_keys_of(path): leaf for path, leaf in old if not isinstance(leaf, str)}
+    beside = {keys_of(path): leaf for path, leaf in old if not isinstance(leaf, str)}
     rows = [_Row(path, leaf if isinstance(leaf, str) else "", "np.ndarray") for path, leaf in old]
     if not is_old:
         rows = list(map(_row_of, tree.values()))
@@ -207,10 +195,10 @@ def _list_entries(
     path: Sequence[Step] = ()
     try:
         for path, name, kind, skipped in rows:
-            leaf = beside.get(_keys_of(path)) if beside else None
+            leaf = beside.get(keys_of(path)) if beside else None
             entries.append((path, leaf or _leaf(arrays, name, kind, skipped=skipped, shared=name in shared)))
     except TreeringError as error:
-        error.path = _keys_of(path)
+        error.path = keys_of(path)
         raise
     return entries
 
@@ -225,10 +213,6 @@ def _row_of(entry: Any) -> _Row:
     what = member(entry, "value_metadata", dict, METADATA)
     name = ".".join([key for key, _ in path])
     return _Row(path, name, member(what, "value_type", str, METADATA), what.get("skip_deserialize"))
-
-
-def _keys_of(path: Sequence[Step]) -> tuple[str, ...]:
-    return tuple(key for key, _ in path)
 
 
 def _leaf(arrays: _Arrays, name: str, kind: str, *, skipped: Any, shared: bool) -> ForeignLeaf | Container:

@@ -6,12 +6,11 @@ Source: https://huggingface.co/docs/safetensors, and ``save_pretrained`` of tran
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import json
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 from treering._arrays.host import host_blocks
 from treering._arrays.jobs import Tally
@@ -56,16 +55,8 @@ _SHOWN: Final = 3
 _SURROGATE: Final = re.compile("[\ud800-\udfff]")
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class _Model:
-    """What is to be written."""
-
-    names: Sequence[str]
-    """The name of each tensor."""
-    leaves: DescribedLeaves
-
-    def type_of(self, leaf: int) -> LeafType:
-        return self.leaves.types[self.leaves.leaf_types[leaf]]
+_Row: TypeAlias = tuple[int, None, int, int]
+"""Leaf, box, offset and bytes of an array in a file."""
 
 
 def find_losses(source: Source, part: Selection, metadata: Mapping[str, Any]) -> Iterator[Loss]:
@@ -80,20 +71,20 @@ def write(source: Source, part: Selection, save: SaveOptions, watch: Watch) -> d
     """Write the folder; return what is in it by its keys."""
     leaves = describe_source(source, part)
     names = _names(key_texts(part.structure))
-    _write_model(_Model(names=names, leaves=leaves), save.json_metadata(), save, watch)
+    _write_model(names, leaves, save, watch)
     arrays = [leaves.whole_of(number) for number in range(len(names))]
     return dict(zip((join_key([name]) for name in names), arrays, strict=True))
 
 
-def _write_model(model: _Model, metadata: Mapping[str, str], options: SaveOptions, watch: Watch) -> None:
-    most = _parse_size(options.max_file_size)
-    note = {**_FORMAT, **metadata}
-    files = _divide([leaf_bytes(model.type_of(leaf)) for leaf in range(len(model.names))], most)
-    rows = [_place(model, leaves) for leaves in files]
-    headers = [_header(model, file, note) for file in rows]
+def _write_model(names: Sequence[str], leaves: DescribedLeaves, options: SaveOptions, watch: Watch) -> None:
+    metadata = options.json_metadata()
+    kinds = [leaves.types[number] for number in leaves.leaf_types]
+    files = _divide(list(map(leaf_bytes, kinds)), _parse_size(options.max_file_size))
+    rows = [_place(kinds, numbers) for numbers in files]
+    headers = [_header(names, leaves, file, {**_FORMAT, **metadata}) for file in rows]
     total = sum(row[-1] for file in rows for row in file)
     tally = Tally(total, options.progress)
-    contents = [_read(model, header, file, tally) for header, file in zip(headers, rows, strict=True)]
+    contents = [_read(leaves, header, file, tally) for header, file in zip(headers, rows, strict=True)]
     contents[-1] = claim_at_end(contents[-1], watch)
     sizes = [len(header) + sum(row[-1] for row in file) for header, file in zip(headers, rows, strict=True)]
     with phase("save/write"), _new_folder(options) as store:
@@ -101,10 +92,10 @@ def _write_model(model: _Model, metadata: Mapping[str, str], options: SaveOption
             write_file(options.path / _ALONE, contents[0], sizes[0], new=True)
             _require_alone(store, _INDEX, [_ALONE])
             return
-        names = [f"model-{number + 1:05}-of-{len(files):05}.safetensors" for number in range(len(files))]
-        weights = {model.names[leaf]: name for name, leaves in zip(names, files, strict=True) for leaf in leaves}
+        shards = [f"model-{number + 1:05}-of-{len(files):05}.safetensors" for number in range(len(files))]
+        weights = {names[leaf]: shard for shard, numbers in zip(shards, files, strict=True) for leaf in numbers}
         index = {"metadata": {**metadata, "total_size": total}, "weight_map": weights}
-        _write_shards(store, dict(zip(names, zip(contents, sizes, strict=True), strict=True)), index)
+        _write_shards(store, dict(zip(shards, zip(contents, sizes, strict=True), strict=True)), index)
 
 
 def _parse_size(given: int | str | None) -> int:
@@ -153,31 +144,29 @@ def _divide(sizes: Sequence[int], most: int) -> list[list[int]]:
     return files
 
 
-def _place(model: _Model, leaves: Sequence[int]) -> list[tuple[int, None, int, int]]:
-    """Return leaf, box, offset and bytes of each array of a file: large items first, so that all are aligned."""
-    rows, at = [], 0
-    for leaf in sorted(leaves, key=lambda leaf: -itemsize_of(model.type_of(leaf).dtype)):
-        size = leaf_bytes(model.type_of(leaf))
-        rows.append((leaf, None, at, size))
-        at += size
+def _place(kinds: Sequence[LeafType], leaves: Sequence[int]) -> list[_Row]:
+    """Return where each array of a file lies: large items first, so that all are aligned."""
+    rows: list[_Row] = []
+    at = 0
+    for leaf in sorted(leaves, key=lambda leaf: -itemsize_of(kinds[leaf].dtype)):
+        rows.append((leaf, None, at, leaf_bytes(kinds[leaf])))
+        at += rows[-1][-1]
     return rows
 
 
-def _header(model: _Model, rows: Sequence[tuple[int, None, int, int]], note: Mapping[str, str]) -> bytes:
-    header = frame(header_text(model.names, model.leaves.types, model.leaves.leaf_types, rows, note))
+def _header(names: Sequence[str], leaves: DescribedLeaves, rows: Sequence[_Row], note: Mapping[str, str]) -> bytes:
+    header = frame(header_text(names, leaves.types, leaves.leaf_types, rows, note))
     if len(header) - 8 > LARGEST_HEADER:
         hint = "pass a smaller max_file_size"
         raise UnsupportedError(f"a header of {pluralize(len(header), 'bytes')} is too large for readers", hint=hint)
     return header
 
 
-def _read(
-    model: _Model, header: bytes, rows: Sequence[tuple[int, None, int, int]], tally: Tally
-) -> Iterator[bytes | memoryview]:
+def _read(leaves: DescribedLeaves, header: bytes, rows: Sequence[_Row], tally: Tally) -> Iterator[bytes | memoryview]:
     """Yield the bytes of a file."""
     yield header
     for leaf, *_ in rows:
-        array = model.leaves.whole_of(leaf)
+        array = leaves.whole_of(leaf)
         for block in host_blocks(array, 0, array.size):
             yield block
             tally.add(len(block))

@@ -16,11 +16,12 @@ import struct
 import sys
 from array import array
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
+from typing import Any, Final, NamedTuple, TypeAlias
 
 from treering._codec.compression import DAMAGED, ChunkReader, zstd_decompress
 from treering._codec.documents import add_hint, decode_text, member, parse_json, show
 from treering._codec.zarr import (
+    LONGEST_DOCUMENT,
     ZarrArray,
     check_padding,
     chunk_box,
@@ -29,22 +30,19 @@ from treering._codec.zarr import (
     chunk_name,
     grid_of,
     is_whole,
+    parse_zarr,
     parse_zarray,
     place_of,
     stored_dtype,
 )
-from treering._foreign.folder_files import ByteRange, Fetch, FolderFiles
-from treering._foreign.foreign_tree import ForeignLeaf
+from treering._foreign.folder_files import ANOTHER_COPY, ByteRange, Fetch, FolderFiles, ForeignLeaf, GridLeaf
 from treering._foreign.ocdbt import Value
 from treering._format.index import LeafType
 from treering._format.leaf_values import check_shape
 from treering._values.boxes import Box
 from treering._values.checksums import crc32c
 from treering._values.human import pluralize
-from treering.errors import CorruptError, FormatError, UnsupportedError
-
-if TYPE_CHECKING:
-    from treering._foreign.grid_arrays import GridLeaf
+from treering.errors import CorruptError, UnsupportedError
 
 ZARR3: Final = "zarr.json"
 """The file that makes a folder a zarr 3 array."""
@@ -55,12 +53,11 @@ ZARR2: Final = ".zarray"
 Find: TypeAlias = Callable[[str], ByteRange | None]
 """Returns the bytes of a file of the array by its name; None where there is none."""
 
-_LONGEST_DOCUMENT: Final = 1 << 20
 _ABSENT: Final = (1 << 64) - 1
 _CHECKSUM: Final = 4
 _ENTRY: Final = 16
 _SLACK: Final = 64 << 10
-_COMPRESSORS: Final = {"zstd": "zstd", "gzip": "gzip", "blosc": "blosc"}
+_COMPRESSORS: Final = frozenset({"zstd", "gzip", "blosc"})
 _AGAIN: Final = "write the array again without it"
 
 
@@ -90,8 +87,8 @@ class _Shard(NamedTuple):
         return tuple(whole // part for whole, part in zip(self.shape, layout.chunks, strict=True))
 
 
-class Zarr3Array(NamedTuple):
-    """What a ``zarr.json`` says.
+class ZarrDocument(NamedTuple):
+    """What the document of an array says.
 
     Example:
         >>> document = {
@@ -106,13 +103,13 @@ class Zarr3Array(NamedTuple):
 
     layout: ZarrArray
     """Its shape and how its chunks are encoded; of a sharded one the chunks inside of the shards."""
-    checked: bool
-    """Whether a CRC-32C follows each chunk."""
-    shard: _Shard | None
-    prefix: str
-    """What the names of its files begin with."""
     fill_is_zero: bool
     """Whether what was never written is zero."""
+    prefix: str = ""
+    """What the names of its files begin with."""
+    checked: bool = False
+    """Whether a CRC-32C follows each chunk."""
+    shard: _Shard | None = None
 
     def file_name(self, number: int) -> str:
         """Return the name of the file with a chunk, or with a shard, by its number in C order."""
@@ -127,8 +124,8 @@ class Zarr3Array(NamedTuple):
 
 
 @functools.lru_cache(maxsize=1024)
-@add_hint("use another copy of the checkpoint")
-def parse_zarr_json(data: bytes) -> Zarr3Array:
+@add_hint(ANOTHER_COPY)
+def parse_zarr_json(data: bytes) -> ZarrDocument:
     """Return what a ``zarr.json`` says.
 
     Raises:
@@ -136,11 +133,7 @@ def parse_zarr_json(data: bytes) -> Zarr3Array:
         FormatError: it is of another version of zarr.
         UnsupportedError: a codec, a grid or a dtype that has no reader here.
     """
-    if len(data) > _LONGEST_DOCUMENT:
-        raise CorruptError(f"{ZARR3} has {pluralize(len(data), 'bytes')}, more than any array needs")
-    node = parse_json(decode_text(data, ZARR3), ZARR3)
-    if (version := member(node, "zarr_format", int, ZARR3)) != 3:  # noqa: PLR2004
-        raise FormatError(f"{ZARR3} is of zarr version {show(version)}, this reads version 3")
+    node = parse_zarr(data, ZARR3, 3)
     if (kind := member(node, "node_type", str, ZARR3)) != "array":
         raise CorruptError(f"{ZARR3} is of a {show(kind)}, not of an array")
     if node.get("storage_transformers"):
@@ -172,7 +165,7 @@ def parse_zarr_json(data: bytes) -> Zarr3Array:
         separator=separator,
     )
     check_padding(layout)
-    return Zarr3Array(layout, chain.checked, shard, prefix, _is_zero(node.get("fill_value", 0)))
+    return ZarrDocument(layout, _is_zero(node.get("fill_value", 0)), prefix, chain.checked, shard)
 
 
 def _dtype(node: Any) -> str:
@@ -228,7 +221,7 @@ def _chain(codecs: list[Any], axes: int) -> _Chain:
         raise CorruptError(f"{ZARR3}: bytes in the order {show(endian)}")
     chain = chain._replace(big_endian=endian == "big")
     if left and left[0][0] in _COMPRESSORS:
-        chain = chain._replace(compressor=json.dumps({"id": _COMPRESSORS[left.pop(0)[0]]}))
+        chain = chain._replace(compressor=json.dumps({"id": left.pop(0)[0]}))
     if left and left[0][0] == "crc32c":
         left.pop(0)
         chain = chain._replace(checked=True)
@@ -260,31 +253,21 @@ def _with_chunks(layout: ZarrArray, chunks: tuple[int, ...]) -> ZarrArray:
 # --------------------------------------------------------------------------------------------------------------- chunks
 
 
-def check_stored(layout: ZarrArray, found: ByteRange) -> ByteRange:
-    """Return the bytes of a chunk, unless they are far more than it can be.
-
-    Raises:
-        CorruptError: they are.
-    """
-    if found.size > 2 * chunk_bytes(layout) + _SLACK:
-        wanted = pluralize(chunk_bytes(layout), "bytes")
-        raise CorruptError(f"a chunk of {wanted} is stored as {found.size}", hint=DAMAGED)
-    return found
-
-
-def _read_chunk(zarr: Zarr3Array, find: Find, number: int) -> bytes | ByteRange | None:
+def _read_chunk(zarr: ZarrDocument, find: Find, number: int) -> bytes | ByteRange | None:
     found = find(zarr.file_name(number))
     return None if found is None else _check_chunk(zarr, found, "a chunk")
 
 
-def _check_chunk(zarr: Zarr3Array, found: ByteRange, what: str) -> bytes | ByteRange:
-    check_stored(zarr.layout, found)
-    return _check(found.read(0, found.size), checked=True, what=what) if zarr.checked else found
+def _check_chunk(zarr: ZarrDocument, found: ByteRange, what: str) -> bytes | ByteRange:
+    """Return the bytes of a chunk, unless they are far more than it can be, or have another checksum."""
+    if found.size > 2 * chunk_bytes(zarr.layout) + _SLACK:
+        wanted = pluralize(chunk_bytes(zarr.layout), "bytes")
+        raise CorruptError(f"a chunk of {wanted} is stored as {found.size}", hint=DAMAGED)
+    return _without_checksum(found.read(0, found.size), what) if zarr.checked else found
 
 
-def _check(data: bytes, *, checked: bool, what: str) -> bytes:
-    if not checked:
-        return data
+def _without_checksum(data: bytes, what: str) -> bytes:
+    """Return what a CRC-32C follows, if it is that of the bytes."""
     body = data[:-_CHECKSUM]
     if len(data) < _CHECKSUM or crc32c(body) != int.from_bytes(data[-_CHECKSUM:], "little"):
         raise CorruptError(f"{what} has another checksum than it was written with", hint=DAMAGED)
@@ -294,7 +277,7 @@ def _check(data: bytes, *, checked: bool, what: str) -> bytes:
 class _ShardReader:
     """Gives the chunks of a sharded array; the indices of the last few shards are kept."""
 
-    def __init__(self, zarr: Zarr3Array, find: Find) -> None:
+    def __init__(self, zarr: ZarrDocument, find: Find) -> None:
         if zarr.shard is None:
             raise AssertionError("the array has no shards")
         self._zarr = zarr
@@ -329,9 +312,9 @@ class _ShardReader:
         if (size := self._shard.index_bytes(self._zarr.layout)) > found.size:
             raise CorruptError(f"the shard {name!r} is shorter than its index", hint=DAMAGED)
         data = found.read(found.size - size if self._shard.at_end else 0, size)
-        index = array(
-            "Q", _check(data, checked=self._shard.index_chain.checked, what=f"the index of the shard {name!r}")
-        )
+        if self._shard.index_chain.checked:
+            data = _without_checksum(data, f"the index of the shard {name!r}")
+        index = array("Q", data)
         if self._shard.index_chain.big_endian != (sys.byteorder == "big"):
             index.byteswap()
         return found, index
@@ -364,7 +347,7 @@ class ZarrLeaf(NamedTuple):
         if data is not None and (pieces := self._pieces(data)):
             return ForeignLeaf(kind, pieces=pieces)
         zero = absent_is_zero and self.fill_is_zero
-        return ForeignLeaf(kind, grid=functools.partial(_grid, self.layout, self.fetch, zero, self.located))
+        return ForeignLeaf(kind, grid=GridLeaf(self.layout, self.fetch, zero, self.located))
 
     def _pieces(self, data: FolderFiles) -> list[tuple[Box | None, int, int]]:
         """Return where the chunks lie as they are in memory; nothing where one does not."""
@@ -414,19 +397,16 @@ def find_array(find: Find, *, zarr3: bool) -> ZarrLeaf | None:
     """
     if (document := find(ZARR3 if zarr3 else ZARR2)) is None:
         return None
-    data = document.read(0, min(document.size, _LONGEST_DOCUMENT + 1))
-    if zarr3:
-        array = parse_zarr_json(data)
-        return ZarrLeaf(array.layout, array.reader(find), array.fill_is_zero, array.shard is None and not array.checked)
-    layout, fill_is_zero = _parse_zarr2(data)
-    return ZarrLeaf(layout, functools.partial(_fetch, layout, find), fill_is_zero)
+    data = document.read(0, min(document.size, LONGEST_DOCUMENT + 1))
+    array = parse_zarr_json(data) if zarr3 else _parse_zarr2(data)
+    return ZarrLeaf(array.layout, array.reader(find), array.fill_is_zero, array.shard is None and not array.checked)
 
 
 @functools.lru_cache(maxsize=1024)
-def _parse_zarr2(data: bytes) -> tuple[ZarrArray, bool]:
+def _parse_zarr2(data: bytes) -> ZarrDocument:
     layout = parse_zarray(data)
     fill = parse_json(decode_text(data, ZARR2), ZARR2).get("fill_value")
-    return layout, fill is None or fill in (0, False)
+    return ZarrDocument(layout, fill is None or fill in (0, False))
 
 
 def find_jax_array(files: FolderFiles, find: Find, *, zarr3: bool) -> ForeignLeaf:
@@ -437,7 +417,7 @@ def find_jax_array(files: FolderFiles, find: Find, *, zarr3: bool) -> ForeignLea
             none.
     """
     if (found := find_array(find, zarr3=zarr3) or find_array(find, zarr3=not zarr3)) is None:
-        raise CorruptError("its array is missing", hint="use another copy of the checkpoint")
+        raise CorruptError("its array is missing", hint=ANOTHER_COPY)
     kind = LeafType(kind="jax", dtype=found.layout.dtype, shape=found.layout.shape)
     return found.leaf(kind, absent_is_zero=True, data=files)
 
@@ -467,16 +447,5 @@ def _find_value(files: FolderFiles, values: Mapping[str, Value], prefix: str, fi
 
 def _cut(data: bytes, offset: int, count: int) -> bytes:
     if offset + count > len(data):
-        raise CorruptError("a value ends too early", hint="use another copy of the checkpoint")
+        raise CorruptError("a value ends too early", hint=ANOTHER_COPY)
     return data[offset : offset + count]
-
-
-def _fetch(layout: ZarrArray, find: Find, number: int) -> ByteRange | None:
-    found = find(chunk_name(layout, number))
-    return None if found is None else check_stored(layout, found)
-
-
-def _grid(layout: ZarrArray, fetch: Fetch, zero: bool, located: bool) -> GridLeaf:
-    from treering._foreign.grid_arrays import GridLeaf
-
-    return GridLeaf(layout, fetch, absent_is_zero=zero, located=located)

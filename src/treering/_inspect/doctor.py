@@ -17,24 +17,34 @@ from treering._checkpoint.detect import detect
 from treering._codec.key_document import find_attempts
 from treering._codec.zarr import chunk_name, zarray_bytes
 from treering._format.document import parse_index
-from treering._format.findings import Committed, Diagnosis
+from treering._format.findings import Committed, Diagnosis, RunDiagnosis, StepDiagnosis
 from treering._inspect.doctor_attempts import Known, judge_attempts, read_messages
 from treering._leaves.branches import judge_branch
 from treering._leaves.documents.index import parse_leaves_index
 from treering._leaves.documents.record import OpenBranch
 from treering._leaves.documents.update import unfinished_update
+from treering._runs.folder import RunFolder
+from treering._runs.steps import records_of, step_path
 from treering._store.api import Reader, Store
-from treering._store.failures import LinkRefusedError, naming, naming_file
+from treering._store.failures import naming, naming_file
 from treering._store.leaves_places import open_leaves
-from treering._store.open_folder import OpenFolder, is_removed, key_content, shown_names
+from treering._store.open_folder import OpenFolder, find_index_at, is_removed, key_content, shown_names
 from treering._store.orphans import scan_folder
-from treering._store.resolve import find_at, is_seen, located, opened_store
+from treering._store.resolve import find_at, is_folder, is_seen, located, opened_store
 from treering._store.waiting import describe_waiting, listed_names
 from treering._values import checkpoint_names, leaves_names, timing
 from treering._values.checkpoint_names import INDEX
-from treering._values.human import duration_text, pluralize
+from treering._values.human import duration_text, pluralize, steps_text
 from treering._values.processes import Life
-from treering.errors import CorruptError, FormatError, NotFoundError, StoreError, TreeringError, UnsupportedError
+from treering.errors import (
+    CorruptError,
+    FormatError,
+    LinkRefusedError,
+    NotFoundError,
+    StoreError,
+    TreeringError,
+    UnsupportedError,
+)
 
 _BROKEN: Final = (CorruptError, FormatError, UnsupportedError)
 # A save that is committed while we look makes files of the index before vanish.
@@ -260,3 +270,60 @@ def _measure(wanted: Iterable[_WantedFile], what: str) -> tuple[int, list[str]]:
 def _origin(written: Mapping[str, object]) -> dict[str, str | None]:
     """Return when a state was saved, and by which program."""
     return {name: text if isinstance(text := written.get(name), str) else None for name in ("at", "by")}
+
+
+# ----------------------------------------------------------------------------------------------------------- of a run
+
+
+def holds_run(path: str) -> bool:
+    """Tell whether a folder is that of a run, also of one whose first save never ended.
+
+    Raises:
+        StoreError: the system refuses.
+
+    Example:
+        >>> import os
+        >>> os.makedirs("run/step_00000001")
+        >>> holds_run("run"), holds_run("run/step_00000001"), holds_run("nowhere")
+        (True, False, False)
+    """
+    place = located(path)
+    if not is_folder(place) or find_index_at(place) is not None:
+        return False
+    with RunFolder(place) as run:
+        return bool(run.folders())
+
+
+def diagnose_run(path: str) -> RunDiagnosis:
+    """Look at every step's folder of a run, also at those that have no index.
+
+    Args:
+        path: the run's folder.
+
+    Raises:
+        NotFoundError: nothing is there.
+        StoreError: the system refuses.
+    """
+    place = located(path)
+    with RunFolder(place) as run:
+        folders = run.folders()
+        left = _left_text(run)
+    records = records_of(place)
+    found: list[StepDiagnosis] = []
+    for step in folders:
+        with contextlib.suppress(NotFoundError):  # it was removed meanwhile, or holds nothing of ours
+            found.append(StepDiagnosis(step=step, found=diagnose(step_path(place, step))))
+    steps, nbytes = [record.step for record in records.steps], sum(record.nbytes for record in records.steps)
+    saved = records.steps[-1].saved if records.steps else None
+    notes = tuple(note for note in (records.trouble, left) if note is not None)
+    return RunDiagnosis(path=path, steps=steps, nbytes=nbytes, saved=saved, folders=found, notes=notes)
+
+
+def _left_text(run: RunFolder) -> str | None:
+    """Say which steps wait to be removed because an earlier one was gone back to; None where none do."""
+    document, steps = run.read_superseded(), run.superseded_steps()
+    if document is None or not steps:
+        return None
+    what = f"{steps_text(sorted(steps))} {'was' if len(steps) == 1 else 'were'} left behind"
+    end = "the next save, or treering gc --yes, removes what is left of them"
+    return f"{what} when step {document.step} was saved; {end}"

@@ -13,11 +13,10 @@ from treering._coordination.messages import DecisionMessage, Failure, PrepareMes
 from treering._coordination.votes import parent_of
 from treering._format.findings import Attempt, ProcessState
 from treering._store.api import LARGEST_MESSAGE, Store, open_below
-from treering._store.failures import LinkRefusedError
 from treering._store.orphans import FolderScan, Orphan, find_life
 from treering._values import checkpoint_names, leaves_names, timing
 from treering._values.processes import Life, format_processes
-from treering.errors import CorruptError, ProcessFailedError
+from treering.errors import CorruptError, LinkRefusedError, ProcessFailedError
 
 _ORDER: Final = (Life.IN_FLIGHT, Life.UNKNOWN, Life.DEAD, Life.OVER)
 _SWEPT: Final = "the next save removes it: nothing to do"

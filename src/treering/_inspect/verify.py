@@ -25,13 +25,12 @@ from treering._inspect.inspect import read_msgpack
 from treering._inspect.verify_leaves import describe_broken, differing_runs, differing_span, require_damage
 from treering._store.api import Reader
 from treering._store.crew import FirstError, work_together
-from treering._store.failures import DataFileMissingError, LinkRefusedError
 from treering._store.open_folder import OpenFolder
 from treering._store.resolve import located, open_file
 from treering._values.keys import join_key
 from treering._view.progress import Progress, reporter, showing
 from treering._view.rows import leaves_of
-from treering.errors import BusyError, CorruptError, NotFoundError, StoreError
+from treering.errors import BusyError, CorruptError, DataFileMissingError, LinkRefusedError, NotFoundError, StoreError
 
 # Each needs that data go whose grace was over.
 _TRIES_IN_BUCKETS: Final = 4

@@ -22,14 +22,13 @@ from treering._leaves.chunks.files import BranchFiles
 from treering._leaves.documents.index import LEAVES_INDEX, IndexBranch, parse_leaves_index
 from treering._leaves.documents.record import OpenBranch, stored_leaves
 from treering._leaves.source import LeavesSource, read_chunk
-from treering._store.failures import DataFileMissingError, LinkRefusedError
 from treering._store.leaves_api import OpenLeaves
 from treering._store.leaves_places import open_leaves
 from treering._values import boxes as box_sums
 from treering._values.checksums import SMALLEST_BLOCK, block_bytes, block_checksums, block_count
 from treering._values.human import join_first
 from treering._values.leaves_names import ZARRAY
-from treering.errors import CorruptError, StoreError
+from treering.errors import CorruptError, DataFileMissingError, LinkRefusedError, StoreError
 
 _PIECE_BYTES: Final = 8 << 20
 # Stands for the .zarray where findings are put in order: before every chunk.

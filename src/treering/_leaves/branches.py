@@ -20,7 +20,7 @@ from treering._leaves.documents.index import LEAVES_INDEX, IndexBranch, LeavesIn
 from treering._leaves.documents.join import join_records
 from treering._leaves.documents.record import LeavesRecord, OpenBranch, arrays_of
 from treering._printable import kind_of
-from treering._store.failures import LinkRefusedError, naming_file
+from treering._store.failures import naming_file
 from treering._store.leaves_api import OpenLeaves
 from treering._store.leaves_places import open_leaves
 from treering._values.human import join_first, near, pluralize
@@ -29,6 +29,7 @@ from treering.errors import (
     BusyError,
     CorruptError,
     FormatError,
+    LinkRefusedError,
     MismatchError,
     NotFoundError,
     StoreError,

@@ -22,7 +22,7 @@ from treering._format.index import LeafType
 from treering._leaves.chunks.write import write_leaves
 from treering._leaves.commit import commit_record
 from treering._leaves.documents.record import ChunkLayout, LeavesRecord, arrays_of, stored_leaves
-from treering._leaves.documents.update import unfinished_update
+from treering._leaves.documents.update import list_later, unfinished_update
 from treering._leaves.plan import ArrayManager, LeavesSaveOptions, PlannedLeaves, plan_leaves
 from treering._printable import kind_of
 from treering._store.api import Store
@@ -45,7 +45,7 @@ def serialize_by_manager(path: Path, flat: Flattened, manager: ArrayManager, opt
     check_manager(manager)
     plan = plan_leaves(flat, describe_leaves(flat), options)
     manager.wait_until_finished()  # saves through one manager are committed in the order of their calls
-    staged = begin_leaves_save(path, unfinished_update, nbytes=plan.nbytes)
+    staged = begin_leaves_save(path, unfinished_update, list_later, nbytes=plan.nbytes)
     with contextlib.ExitStack() as undo:
         undo.callback(staged.close)
         managed = managed_leaves(plan)
@@ -66,7 +66,7 @@ def begin_writes(
     """Give a manager its leaves, and the folders where they are staged; it calls ``finish`` when they are written."""
     above = writer.store.path.joinpath(*staged_leaves(writer.attempt))
     for folder in managed.values():
-        writer.write_small(folder.rpartition("/")[0], ())  # what a manager makes is its folder, not those on the way
+        writer.write(folder.rpartition("/")[0], ())  # what a manager makes is its folder, not those on the way
     arrays = [flat.leaves[number] for number in managed]
     paths = [os.fspath(above.joinpath(*parts_of(folder))) for folder in managed.values()]
     manager.serialize_with_paths(arrays, paths, on_commit_callback=finish)
@@ -126,7 +126,8 @@ def _add_managed(record: LeavesRecord, managed: frozenset[int], staged: LeavesSa
             with naming_leaf(record.keys[number]):
                 written, lengths, blocks = _take_over(staged, folder, record.types[record.leaf_types[number]])
             found = dataclasses.replace(written, marker=record.attempt)
-            staged.write_small(folder, [(ZARRAY, zarr.zarray_bytes(found))])
+            marked = zarr.zarray_bytes(found)
+            staged.write(folder, [(ZARRAY, [marked], len(marked))])
             checksums += blocks
             sizes += lengths if found.compressor is not None else ()
         else:

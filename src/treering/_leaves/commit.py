@@ -21,18 +21,19 @@ from treering._leaves.documents.index import LEAVES_INDEX
 from treering._leaves.documents.record import LeavesRecord, encode_record, parse_record
 from treering._leaves.documents.update import (
     index_unindexed,
+    list_later,
     require_disjoint,
     unfinished_update,
     update_for,
     update_in_attempts,
 )
 from treering._store.api import Store
-from treering._store.failures import LinkRefusedError, naming_file, taken_meanwhile
-from treering._store.leaves_api import LeavesSave, OlderAttempts, OpenLeaves, Unlisted, Update
+from treering._store.failures import naming_file, taken_meanwhile
+from treering._store.leaves_api import LeavesSave, OlderAttempts, OpenLeaves, Unlisted, Update, has_saver
 from treering._store.leaves_places import begin_leaves_save, open_leaves
 from treering._values.checkpoint_names import is_message, is_message_folder
 from treering._values.human import join_first
-from treering.errors import CorruptError, FormatError, NotFoundError, UnsupportedError
+from treering.errors import CorruptError, FormatError, LinkRefusedError, NotFoundError, UnsupportedError
 
 
 def begin_save(path: Path, attempt: str | None = None, *, live: Collection[str] = (), nbytes: int = 0) -> LeavesSave:
@@ -44,12 +45,12 @@ def begin_save(path: Path, attempt: str | None = None, *, live: Collection[str] 
         live: the attempts whose messages stay, beside the own one.
         nbytes: how many bytes this process will write.
     """
-    saving = begin_leaves_save(path, unfinished_update, attempt=attempt, nbytes=nbytes)
+    saving = begin_leaves_save(path, unfinished_update, list_later, attempt=attempt, nbytes=nbytes)
     own = {saving.attempt, *live}
     try:
         with contextlib.suppress(OSError, LinkRefusedError):  # what stays harms nobody, and the next save sweeps
             sweep_messages(
-                saving.store, _messages_in(saving.store), lambda other: other in own or saving.has_saver(other)
+                saving.store, _messages_in(saving.store), lambda other: other in own or has_saver(saving.store, other)
             )
     except BaseException:  # an interrupt; raised again
         saving.close()
@@ -94,11 +95,10 @@ def commit_record(
             raise taken_meanwhile(os.fspath(path))
         if older is None:
             return _update_moved(path, record, old)
-        now, later = ([record], []) if write_index else ([], [record])
         with naming_file(path / LEAVES_INDEX):
-            return update_in_attempts(old, now, older, later=later)
+            return update_in_attempts(old, [record], older)
 
-    (staged.commit if write_index else staged.commit_unindexed)(encode_record(record), update)
+    staged.commit(encode_record(record), update if write_index else None)
 
 
 def _update_moved(path: Path, record: LeavesRecord, old: bytes | None) -> Update:

@@ -1,35 +1,36 @@
-"""A tree -> what a save into a leaves directory will write: leaves, folders, layouts. Nothing is written here."""
+"""A tree -> what a save into a leaves directory will write: leaves, folders, layouts, and which process writes what.
+
+Everything here follows from shapes and shardings, so each process of a job comes to the same shares by itself and hands
+in no more than sizes and checksums. Nothing is written here.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import datetime
-import math
+from array import array
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
-from typing import Any, Final, Literal, Protocol
+from typing import Any, Literal, Protocol
 
 import xxhash
 
 from treering._arrays.jobs import Progress
-from treering._arrays.outgoing import DescribedLeaves, HeldBoxes
+from treering._arrays.outgoing import DescribedLeaves
 from treering._checkpoint.save_folder import versions
 from treering._checkpoint.save_options import HostLocal
-from treering._codec.zarr import ZarrArray, stored_dtype
+from treering._codec.zarr import ZarrArray, chunk_bytes, chunk_count, stored_dtype
 from treering._codec.zarr_chunks import require_known_compressor
 from treering._leaves.documents.record import MOST_AXES, ChunkLayout, LeavesRecord, folder_of, prefix_folder
-from treering._plan.save import LeafLayout
+from treering._plan.chunks import balanced_chunk, chunk_shape, plan_writers, shared_chunk_shape
 from treering._printable import kind_of
 from treering._tree.flatten import Flattened
-from treering._values.boxes import Box, shape_of, size_of
+from treering._values.boxes import whole
+from treering._values.checksums import block_count
 from treering._values.dtypes import itemsize_of
 from treering._values.human import pluralize
 from treering._values.keys import naming_leaf
-from treering.errors import UnsupportedError
-
-_MOST_TRIES: Final = 1 << 12
-# With chunks of a tenth of a share at most, the busiest has at most 1.10 shares.
-_PARTS_OF_SHARE: Final = 10
-_SMALLEST: Final = 1 << 20
+from treering._values.processes import format_processes
+from treering.errors import ProcessFailedError, UnsupportedError
 
 
 class ArrayManager(Protocol):
@@ -149,15 +150,6 @@ def plan_leaves(
     return PlannedLeaves(flat=flat, leaves=leaves, folders=folders, draft=draft)
 
 
-def shared_boxes(leaves: DescribedLeaves, number: int) -> HeldBoxes | None:
-    """Return who holds which box of a leaf that lies with other processes than process 0; None for all other leaves.
-
-    Those are process 0's alone to write, however this process would cut what it has in their place.
-    """
-    held = leaves.spread.get(number)
-    return None if held is None or all(owners == (0,) for _, owners in held) else held
-
-
 def _plan_layouts(
     leaves: DescribedLeaves, keys: Sequence[str], options: LeavesSaveOptions, processes: int
 ) -> Iterator[ChunkLayout]:
@@ -173,7 +165,7 @@ def _plan_layouts(
         balanced = least if limit is None else min(least, limit)
     known: dict[tuple[int, object], ChunkLayout] = {}
     for number, sources in leaves.sources.items():
-        kind, held = leaves.leaf_types[number], shared_boxes(leaves, number)
+        kind, held = leaves.leaf_types[number], leaves.shared_by(number)
         boxes = tuple(source.box for source in sources)
         key = (kind, boxes if held is None else id(held))
         if key not in known:
@@ -192,127 +184,86 @@ def _plan_layouts(
         yield known[key]
 
 
-# --------------------------------------------------------------------------------------------------------------- chunks
-
-
-def chunk_shape(shape: tuple[int, ...], boxes: Sequence[Box], itemsize: int, limit: int | None) -> tuple[int, ...]:
-    """Return the shape of a leaf's chunks; those at the end of an axis may reach beyond it.
-
-    One chunk is one box of the sharding where the boxes are a grid of equal ones (the last of an axis may be
-    smaller); else the whole array is one chunk. Where a chunk is larger than ``limit``, it is cut along the leading
-    axes: into equal parts of a box, as far as that makes no chunk smaller than half of what is allowed.
+class LeafShares:
+    """Who writes what.
 
     Args:
-        shape: of the leaf.
-        boxes: the distinct boxes of its sharding, in any order.
-        itemsize: bytes of an item.
-        limit: bytes of a chunk, at most (a single item may be larger); None: no limit.
+        plan: the save.
+        arrays: the array of each stored leaf.
+        processes: how many there are.
 
-    Example:
-        >>> quarters = [((0, 4), (0, 3)), ((0, 4), (3, 6)), ((4, 8), (0, 3)), ((4, 8), (3, 6))]
-        >>> chunk_shape((8, 6), quarters, 4, None), chunk_shape((8, 6), quarters[:1], 4, None)
-        ((4, 3), (8, 6))
-        >>> chunk_shape((8, 6), quarters, 4, 24)
-        (2, 3)
+    Raises:
+        UnsupportedError: nobody holds a whole chunk of some leaf.
     """
-    chunks = _grid_chunk(shape, boxes)
-    if limit is not None:
-        chunks = _cut(shape, chunks, itemsize, limit)
-    return tuple(max(length, 1) for length in chunks)
 
+    def __init__(self, plan: PlannedLeaves, arrays: Sequence[ZarrArray], processes: int) -> None:
+        leaves = plan.leaves
+        self._arrays = dict(zip(leaves.sources, arrays, strict=True))
+        self._numbers = list(self._arrays)
+        self._together = {number: held for number in leaves.sources if (held := leaves.shared_by(number))}
+        layouts, chunks = [], []
+        for number, found in self._arrays.items():
+            layout, chunk = leaves.layout_of(number), found.chunks
+            if number not in self._together:
+                # The same everywhere, though processes may have other things in its place.
+                layout = dataclasses.replace(layout, boxes=((whole(layout.shape), (0,)),))
+                chunk = tuple(max(size, 1) for size in layout.shape)
+            layouts.append(layout)
+            chunks.append(chunk)
+        keys = [plan.flat.keys[number] for number in self._arrays]
+        self._writers = plan_writers(layouts, chunks, processes, keys)
 
-def shared_chunk_shape(
-    shape: tuple[int, ...], boxes: Sequence[Box], itemsize: int, limit: int | None
-) -> tuple[int, ...]:
-    """Return the shape of the chunks of a leaf that lies with several processes: no chunk reaches over a box's end.
+    def of(self, process: int) -> dict[int, Sequence[int]]:
+        """Return what one process writes: leaf number -> which of its chunks, ascending."""
+        chunks: dict[int, Any] = {}
+        for place, chunk in self._writers.parts_of(process):
+            chunks.setdefault(self._numbers[place], []).append(chunk)
+        if not process:
+            whole_leaves = {
+                number: range(chunk_count(zarr))
+                for number, zarr in self._arrays.items()
+                if number not in self._together
+            }
+            chunks = dict(sorted((chunks | whole_leaves).items()))
+        return chunks
 
-    As `chunk_shape`, but a box is only cut into parts that divide it, even if those are smaller than half of what is
-    allowed, or, where a length has no fitting divisor, larger.
+    def nbytes(self, share: Mapping[int, Sequence[int]]) -> int:
+        """Return how many bytes a share is, before any compressor."""
+        return sum(len(numbers) * chunk_bytes(self._arrays[number]) for number, numbers in share.items())
 
-    Args:
-        shape: of the leaf.
-        boxes: the distinct boxes of its sharding, in any order.
-        itemsize: bytes of an item.
-        limit: bytes of a chunk; None: no limit.
+    def merge(self, parts: Sequence[tuple[Sequence[int], array[int]]]) -> tuple[list[int], array[int]]:
+        """Return the sizes and checksums of all chunk files, in the order of a record.
 
-    Example:
-        >>> halves = [((0, 23), (0, 8)), ((23, 46), (0, 8))]
-        >>> chunk_shape((46, 8), halves, 1, 80), shared_chunk_shape((46, 8), halves, 1, 80)
-        ((10, 8), (23, 3))
-    """
-    # Where XLA pads, the last boxes may be empty.
-    chunk = _grid_chunk(shape, [box for box in boxes if size_of(box)])
-    cut = [max(length, 1) for length in chunk]
-    if 0 in shape:
-        return tuple(cut)
-    # At first cuts that leave about as much as is allowed, then any that there are.
-    for least in (2, math.inf):
-        for axis, length in enumerate(chunk):
-            others = math.prod(cut[:axis] + cut[axis + 1 :]) * itemsize
-            if limit is None or cut[axis] * others <= limit:
-                return tuple(cut)
-            row = math.prod(cut[axis + 1 :]) * itemsize
-            most = max(limit // others, 1)
-            part = _divisor(cut[axis], most) if length < shape[axis] else -(-length // -(-length // most))
-            if row > limit:
-                cut[axis] = 1
-            elif part is not None and others <= limit * (least - 1) and most < least * part:
-                cut[axis] = part
-    return tuple(cut)
+        Args:
+            parts: for each process, sizes of its compressed chunk files and the checksums of its blocks.
 
-
-def _divisor(length: int, most: int) -> int | None:
-    """Return the largest divisor that is at most ``most``, as far as it is found in time."""
-    fewest = -(-length // most)
-    counts = range(fewest, min(length, fewest + _MOST_TRIES) + 1)
-    return next((length // count for count in counts if length % count == 0), None)
-
-
-def _grid_chunk(shape: tuple[int, ...], boxes: Sequence[Box]) -> tuple[int, ...]:
-    distinct = set(boxes)
-    if not distinct or 0 in shape:
-        return shape
-    lengths = [shape_of(box) for box in distinct]
-    chunk = tuple(map(max, zip(*lengths, strict=True)))
-    if 0 in chunk:
-        return shape
-    for box in distinct:
-        for (start, stop), size, length in zip(box, shape, chunk, strict=True):
-            if start % length or stop != min(start + length, size):
-                return shape
-    grid = math.prod(-(-size // length) for size, length in zip(shape, chunk, strict=True))
-    return chunk if len(distinct) == grid else shape
-
-
-def _cut(shape: tuple[int, ...], chunk: tuple[int, ...], itemsize: int, limit: int) -> tuple[int, ...]:
-    """Make a chunk smaller along its leading axes until it takes ``limit`` bytes at most."""
-    cut = list(chunk)
-    for axis, length in enumerate(chunk):
-        step = math.prod(chunk[axis + 1 :]) * itemsize
-        if length * step <= limit:
-            break
-        cut[axis] = _part(shape[axis], length, max(limit // step, 1))
-        if step <= limit:
-            break
-    return tuple(cut)
-
-
-def _part(size: int, length: int, most: int) -> int:
-    """Return how long the parts of a box of ``length`` are, ``most`` at most, along an axis of ``size``."""
-    # Where more boxes follow along this axis, parts that divide a box lie in one box each.
-    if length < size and (part := _divisor(length, most)) is not None and 2 * part >= most:
-        return part
-    # As few parts as can be, about equally long, so that the last one is hardly padded.
-    return -(-size // -(-size // most))
-
-
-def balanced_chunk(layouts: Sequence[LeafLayout], processes: int) -> int:
-    """Return how many bytes a chunk that several processes hold may have, so that writing can be balanced.
-
-    Example:
-        >>> leaf = LeafLayout(nbytes_per_item=4, shape=(1 << 24,), boxes=((((0, 1 << 24),), (0, 1)),))
-        >>> balanced_chunk([leaf], 2), balanced_chunk([leaf], 64)
-        (3355443, 1048576)
-    """
-    total = sum(math.prod(layout.shape) * layout.nbytes_per_item for layout in layouts)
-    return max(total // (processes * _PARTS_OF_SHARE), _SMALLEST)
+        Raises:
+            ProcessFailedError: a process handed in another number of them than its share has.
+        """
+        found: dict[int, list[tuple[int, int, array[int]]]] = {number: [] for number in self._arrays}
+        for process, (sizes, checksums) in enumerate(parts):
+            sized, at = 0, 0
+            for number, numbers in self.of(process).items():
+                zarr = self._arrays[number]
+                size, is_packed = chunk_bytes(zarr), zarr.compressor is not None
+                for chunk in numbers:
+                    if is_packed:
+                        size = sizes[sized] if sized < len(sizes) else 0
+                        sized += 1
+                    count = block_count(size)
+                    found[number].append((chunk, size, checksums[at : at + count]))
+                    at += count
+            if (sized, at) != (len(sizes), len(checksums)):
+                what = "did not write what the plan of process 0 assigned to it"
+                error = ProcessFailedError(f"{format_processes([process])} {what}")
+                error.processes = (process,)
+                raise error
+        every: list[int] = []
+        table = array("Q")
+        for number, pieces in found.items():
+            pieces.sort(key=lambda piece: piece[0])
+            for _, size, run in pieces:
+                table += run
+                if self._arrays[number].compressor is not None:
+                    every.append(size)
+        return every, table

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
+from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -23,7 +24,14 @@ from treering._checkpoint.forms import Loss, lost_leaves, lost_members
 from treering._checkpoint.joint_driver import require_value, save_jointly, tell_of_end
 from treering._checkpoint.save_folder import flatten_source
 from treering._checkpoint.save_options import SaveOptions, require_one_of
-from treering._checkpoint.signature import check_local, local_digests, match_signature, signature_of
+from treering._checkpoint.signature import (
+    check_local,
+    local_digests,
+    match_signature,
+    pack_share,
+    signature_of,
+    unpack_share,
+)
 from treering._checkpoint.transaction import JoinedFolder
 from treering._codec.zarr import stored_dtype
 from treering._coordination.job_handshake import counted_save, next_sequence
@@ -36,8 +44,7 @@ from treering._leaves.chunks.write import write_leaves
 from treering._leaves.commit import begin_save, commit_record
 from treering._leaves.documents.index import LEAVES_INDEX
 from treering._leaves.documents.record import MOST_AXES, LeavesRecord, arrays_of
-from treering._leaves.plan import LeavesSaveOptions, PlannedLeaves, plan_leaves, shared_boxes
-from treering._leaves.shares import LeafShares, part_of, read_part
+from treering._leaves.plan import LeafShares, LeavesSaveOptions, PlannedLeaves, plan_leaves
 from treering._store.leaves_api import LeafWriter, LeavesSave
 from treering._store.leaves_places import join_leaves_save
 from treering._store.resolve import find_at, leaves_path, require_paths, require_shared
@@ -211,13 +218,13 @@ class _LeavesShare:
         digests = local_digests(self._flat, self._leaves) if self._options.host_local == "equal" else b""
         if self._staged is None or not self.managed:  # else all is made durable when the manager has written
             writer.make_durable()
-        return part_of(sizes, checksums, digests)
+        return pack_share([array("Q", sizes), checksums], digests)
 
     def commit(self, payloads: Sequence[bytes]) -> None:
-        read = list(map(read_part, payloads))
+        read = [unpack_share(payload, 2) for payload in payloads]
         if self._options.host_local == "equal":
-            check_local(self._flat.keys, self._leaves, [digests for _, _, digests in read])
-        sizes, checksums = self._shares.merge([(sizes, checksums) for sizes, checksums, _ in read])
+            check_local(self._flat.keys, self._leaves, [digests for _, digests in read])
+        sizes, checksums = self._shares.merge([(sizes, checksums) for (sizes, checksums), _ in read])
         record = dataclasses.replace(self._record, sizes=sizes, checksums=checksums)
         if self.managed:
             self._agreed = record  # that all are ready is all that is agreed on
@@ -255,7 +262,7 @@ def _managed(plan: PlannedLeaves) -> dict[int, str]:
     return {
         number: folder
         for number, folder in managed_leaves(plan).items()
-        if (held := shared_boxes(plan.leaves, number)) and len({owner for _, owners in held for owner in owners}) > 1
+        if (held := plan.leaves.shared_by(number)) and len({owner for _, owners in held for owner in owners}) > 1
     }
 
 

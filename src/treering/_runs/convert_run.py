@@ -26,7 +26,7 @@ from treering._runs.folder import RunFolder
 from treering._runs.steps import for_each_step, note_records, open_run, read_run, records_in, step_path
 from treering._store.asked import asking
 from treering._store.failures import naming_file
-from treering._store.resolve import kept, located, require_outside, require_path, settled
+from treering._store.resolve import kept, located, require_outside, require_path, resolved
 from treering._values.checksums import digest
 from treering._values.human import steps_text
 from treering.errors import (
@@ -147,7 +147,7 @@ def _convert_steps(
         ExistsError: it is another run, or a step of it was made in another way.
         TreeringError: a step could not be converted; the message names it.
     """
-    shown, place = os.fspath(source), settled(source)
+    shown, place = os.fspath(source), resolved(source)
     if find_writer(save.path, save.shown, options.to).form != "treering":
         hint = f"convert one of its steps: its folder is the source, below {shown!r}"
         raise UnsupportedError(f"{shown!r} is a run, and {save.shown!r} would hold one step", hint=hint)

@@ -12,20 +12,21 @@ import os
 import secrets
 from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import Final, Self, TypeVar
 
 from treering._codec.key_document import HEAD_BYTES, SMALL_TOMBSTONE, is_tombstone, is_tombstone_size
 from treering._format.document import read_summary
 from treering._format.run_document import SupersededSteps, find_note, parse_run, parse_superseded
-from treering._store.api import Closable, Entry, Kind, Outcome, Store, Version, open_below
+from treering._store.api import Entry, Kind, Outcome, Store, Version, open_below
 from treering._store.crew import map_together
-from treering._store.failures import LinkRefusedError, naming, naming_file
+from treering._store.failures import naming, naming_file
 from treering._store.open_folder import find_index, index_document, is_removed
 from treering._store.resolve import opened_store
 from treering._values.checkpoint_names import INDEX, LEFT_DOCUMENT, RUN_DOCUMENT, is_data, step_name, step_of_name
 from treering.errors import (
     CorruptError,
     FormatError,
+    LinkRefusedError,
     NotFoundError,
     PermissionDeniedError,
     StoreError,
@@ -51,7 +52,7 @@ _LOOKED_AT: Final = 4
 _NO_FOLDER: Final = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EMLINK})
 
 
-class RunFolder(Closable):
+class RunFolder:
     """A run's folder open for reading, a context manager. It takes no lock. Every method may raise ``StoreError``.
 
     Args:
@@ -82,8 +83,10 @@ class RunFolder(Closable):
         with self._reading:
             self.store = opened_store(path)
 
-    def close(self) -> None:
-        """Close the folder."""
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
         self.store.close()
 
     # -------------------------------------------------------------------------------------- its steps, by their names

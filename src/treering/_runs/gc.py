@@ -232,7 +232,12 @@ class KnownSteps:
 # -------------------------------------------------------------------------------------------------- garbage collection
 
 
-def collect(path: Path, keep: Policy | None, *, dry_run: bool) -> list[Verdict]:
+def judge(path: Path, keep: Policy | None) -> list[Verdict]:
+    """Return what becomes of each step, ascending, and change nothing; `collect` says more."""
+    return retained(keep, records_of(path).steps)
+
+
+def collect(path: Path, keep: Policy | None) -> list[Verdict]:
     """Remove the steps that a policy does not keep, the oldest first, and finish removals that were interrupted before.
 
     A step stays if another process has replaced it since it was judged, or is saving to it; the next call judges it
@@ -241,7 +246,6 @@ def collect(path: Path, keep: Policy | None, *, dry_run: bool) -> list[Verdict]:
     Args:
         path: the run's folder; where none is there is nothing to do.
         keep: the policy; None keeps all but temporary steps that a newer one has replaced.
-        dry_run: whether only to judge.
 
     Returns:
         What becomes of each step, ascending.
@@ -249,7 +253,7 @@ def collect(path: Path, keep: Policy | None, *, dry_run: bool) -> list[Verdict]:
     Raises:
         StoreError: the system refused. The other steps are done all the same; what is left is for the next call.
     """
-    return retained(keep, records_of(path).steps) if dry_run else read_run(path, lambda run: _collect(run, keep), [])
+    return read_run(path, lambda run: _collect(run, keep), [])
 
 
 def remove_steps(path: Path, steps: Iterable[int], *, by_age: bool = False) -> None:

@@ -21,13 +21,13 @@ from treering._format.document import read_names
 from treering._format.run_document import SupersededSteps, encode_superseded
 from treering._runs.folder import GONE, RunFolder, attempt_in
 from treering._store.api import Document, Held, NamesIn, Outcome, Store, Transaction
-from treering._store.failures import LinkRefusedError, naming, with_errno
+from treering._store.failures import naming, with_errno
 from treering._store.open_folder import find_index, index_document, key_content
 from treering._store.waiting import has_waiting_names, list_names, listed_in, remove_waiting, sweep_old
 from treering._values import checkpoint_names
 from treering._values.checkpoint_names import INDEX, is_data, is_message, is_message_folder, step_name
 from treering._values.telemetry import report
-from treering.errors import BusyError, NotFoundError, TreeringError
+from treering.errors import BusyError, LinkRefusedError, NotFoundError, TreeringError
 
 
 def remove_step(run: RunFolder, step: int, names_in: NamesIn, attempt_of: Callable[[bytes], str | None]) -> bool:

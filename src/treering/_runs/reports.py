@@ -1,4 +1,4 @@
-"""A run's folder -> its steps with what its rules say of each, and what a diagnosis finds there.
+"""A run's folder -> its steps with what its rules say of each.
 
 Neither jax nor numpy is needed.
 
@@ -9,7 +9,6 @@ evaluated: what is not the name of a rule, a number or a text is refused.
 from __future__ import annotations
 
 import ast
-import contextlib
 import dataclasses
 import datetime
 import functools
@@ -21,12 +20,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 from treering._checkpoint.forms import list_headers
 from treering._foreign.foreign_tree import reading_partly
-from treering._format.findings import Diagnosis, RunDiagnosis, StepDiagnosis
-from treering._runs.folder import NOT_READ, RunFolder
+from treering._runs.folder import NOT_READ
 from treering._runs.steps import Records, records_of, step_path
-from treering._store.open_folder import find_index_at
-from treering._store.resolve import is_folder, located
-from treering._values.human import steps_text
+from treering._store.resolve import located
 from treering._view.plain import members_of
 from treering._view.rows import leaves_of, weight_of
 from treering._view.run_text import RunListing, RunStep, log_lines
@@ -123,64 +119,6 @@ def run_text(run: RunState) -> str:
     listing = list_records(run.shown, run.path, records, retained(run.keep, records.steps))
     listing = dataclasses.replace(listing, keep=run.keep_text or "every step", save_every=run.save_every_text)
     return "\n".join(log_lines(listing, now=run.now()))
-
-
-# ----------------------------------------------------------------------------------------------------------- diagnosis
-
-
-def holds_run(path: str) -> bool:
-    """Tell whether a folder is that of a run, also of one whose first save never ended.
-
-    Raises:
-        StoreError: the system refuses.
-
-    Example:
-        >>> import os
-        >>> os.makedirs("run/step_00000001")
-        >>> holds_run("run"), holds_run("run/step_00000001"), holds_run("nowhere")
-        (True, False, False)
-    """
-    place = located(path)
-    if not is_folder(place) or find_index_at(place) is not None:
-        return False
-    with RunFolder(place) as run:
-        return bool(run.folders())
-
-
-def diagnose_run(path: str, look: Callable[[str], Diagnosis]) -> RunDiagnosis:
-    """Look at every step's folder of a run, also at those that have no index.
-
-    Args:
-        path: the run's folder.
-        look: what looks at one checkpoint's folder.
-
-    Raises:
-        NotFoundError: nothing is there.
-        StoreError: the system refuses.
-    """
-    place = located(path)
-    with RunFolder(place) as run:
-        folders = run.folders()
-        left = _left_text(run)
-    records = records_of(place)
-    found: list[StepDiagnosis] = []
-    for step in folders:
-        with contextlib.suppress(NotFoundError):  # it was removed meanwhile, or holds nothing of ours
-            found.append(StepDiagnosis(step=step, found=look(str(step_path(place, step)))))
-    steps, nbytes = [record.step for record in records.steps], sum(record.nbytes for record in records.steps)
-    saved = records.steps[-1].saved if records.steps else None
-    notes = tuple(note for note in (records.trouble, left) if note is not None)
-    return RunDiagnosis(path=path, steps=steps, nbytes=nbytes, saved=saved, folders=found, notes=notes)
-
-
-def _left_text(run: RunFolder) -> str | None:
-    """Say which steps wait to be removed because an earlier one was gone back to; None where none do."""
-    document, steps = run.read_superseded(), run.superseded_steps()
-    if document is None or not steps:
-        return None
-    what = f"{steps_text(sorted(steps))} {'was' if len(steps) == 1 else 'were'} left behind"
-    end = "the next save, or treering gc --yes, removes what is left of them"
-    return f"{what} when step {document.step} was saved; {end}"
 
 
 _RULES: Final[Mapping[str, Callable[..., Policy]]] = {

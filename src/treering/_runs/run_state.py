@@ -14,7 +14,7 @@ from treering._background.saves import raise_unreported, settle, wait_for
 from treering._coordination.allgather import allgather_with_deadline, broadcast
 from treering._coordination.message_board import PathMessageBoard
 from treering._printable import show_path
-from treering._runs.gc import KnownSteps, collect, remove_steps
+from treering._runs.gc import KnownSteps, collect, judge, remove_steps
 from treering._runs.iterators import require_step_number
 from treering._runs.schedule import SaveSchedule, Signals
 from treering._runs.steps import latest_of, missing_step, records_of, step_path, steps_of
@@ -196,7 +196,7 @@ class RunState:
         """
         if not self.has_saved or this_processes(()).is_coordinator:
             return
-        while going := [verdict.step for verdict in collect(self.path, self.keep, dry_run=True) if not verdict.kept]:
+        while going := [verdict.step for verdict in judge(self.path, self.keep) if not verdict.kept]:
             if time.monotonic() >= end:
                 what = f"process 0 has not removed {steps_text(going)} of {self.shown!r}, which `keep` does not keep"
                 error = TimedOutError(
@@ -238,20 +238,20 @@ class RunState:
     def collect(self, *, dry_run: bool) -> list[Verdict]:
         """Return what stays and what goes; ``Run.gc`` says more."""
         if dry_run:
-            return collect(self.path, self.keep, dry_run=True)
+            return judge(self.path, self.keep)
         doing = f"remove steps of {self.shown!r}"
         verdicts: list[Verdict] = []
 
-        def judge() -> None:
+        def judge_all() -> None:
             settle(self.path)
-            verdicts.extend(collect(self.path, self.keep, dry_run=True))
+            verdicts.extend(judge(self.path, self.keep))
 
         def remove() -> None:
-            collect(self.path, self.keep, dry_run=False)
+            collect(self.path, self.keep)
             self.known.forget()
 
         # All processes judge before process 0 removes, so that every process lists the steps that go.
-        self.broadcast(lambda: None, doing, before=judge)
+        self.broadcast(lambda: None, doing, before=judge_all)
         self.broadcast(remove, doing)
         return verdicts
 

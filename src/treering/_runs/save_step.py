@@ -10,7 +10,6 @@ import os
 import secrets
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any, SupportsIndex
 
 import numpy as np
@@ -156,8 +155,10 @@ def order_of(run: RunState, step: int, *, rollback: bool, is_coordinator: bool) 
             run.known_place = True
     # By names alone: a look into thousands of steps would hold up the loop.
     folders = frozenset([found for found in map(step_of_name, names | flying) if found is not None])
-    if step <= max(folders, default=-1):
-        folders -= _removed_in(run.path)
+    if step <= max(folders, default=-1):  # of some of them nothing but a tombstone may be left
+        with contextlib.suppress(NotFoundError, StoreError), RunFolder(run.path) as folder:
+            removed, untidy = folder.survey()
+            folders -= removed - untidy
     if step > max(folders, default=-1):
         return Order(there=folders)
     # Only what is in flight knows which steps there will be: it may remove some, or fail.
@@ -175,14 +176,6 @@ def order_of(run: RunState, step: int, *, rollback: bool, is_coordinator: bool) 
         hint = f"run.branch(step, path) continues from an older step in a new run; {here}"
         raise ExistsError(f"step {step} of the run {run.shown!r} is older than its latest step, {later[-1]}", hint=hint)
     return Order(replaced=step in there, left=later, mark=secrets.token_hex(8) if is_coordinator and later else None)
-
-
-def _removed_in(path: Path) -> set[int]:
-    """Return the steps in a run's folder of which nothing but a tombstone is left."""
-    with contextlib.suppress(NotFoundError, StoreError), RunFolder(path) as folder:
-        removed, untidy = folder.survey()
-        return removed - untidy
-    return set()
 
 
 # --------------------------------------------------------------------------------------------------- once it is durable

@@ -29,6 +29,8 @@ from treering._values.human import steps_text
 from treering._view.plain import members_of
 from treering.errors import BusyError, FormatError, NotFoundError, TreeringError
 
+T = TypeVar("T")
+
 # A number, alone or after a word such as step or checkpoint; gpt2 and era5 are not steps.
 _NUMBERED: Final = re.compile(
     r"(?:[a-z_.-]*(?:step|checkpoint|ckpt|epoch|iter|iteration|save|run)s?[_.=-]?)?([0-9]{1,18})", re.IGNORECASE
@@ -37,22 +39,22 @@ _FLAX: Final = re.compile(r"checkpoint_[0-9]+")
 _OWN: Final = "a checkpoint of treering"
 _LOOKED_AT: Final = 3
 _ITEMS: Final = 16
+_TRIES: Final = 100
+_ANEW: Final = "the next save rebuilds it from the steps"
 
 
-def open_run(path: Path) -> RunFolder:
-    """Open a run's folder, which need not have steps yet.
+@contextlib.contextmanager
+def open_run(path: Path) -> Iterator[RunFolder]:
+    """Open a run's folder, which need not have steps yet, for as long as the block runs.
 
     Raises:
         NotFoundError: nothing is there.
         FormatError: it is a checkpoint, or holds numbered steps of another library.
         StoreError: a file is there, or the system refuses.
     """
-    run = RunFolder(path)
-    with contextlib.ExitStack() as undo:
-        undo.enter_context(run)
+    with RunFolder(path) as run:
         require_run(run, names_in(run))
-        undo.pop_all()
-    return run
+        yield run
 
 
 def require_run(run: RunFolder, names: Collection[str] | None) -> None:
@@ -120,12 +122,6 @@ def _head(path: Path) -> bytes:
 def _listed(numbered: Iterable[tuple[int, str]]) -> str:
     names = [repr(name) for _, name in numbered]
     return ", ".join(names if len(names) <= 2 * _LOOKED_AT else [*names[:2], "...", *names[-2:]])
-
-
-T = TypeVar("T")
-
-_TRIES: Final = 100
-_ANEW: Final = "the next save rebuilds it from the steps"
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

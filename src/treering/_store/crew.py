@@ -39,7 +39,7 @@ class FirstError:
             raise self.error
 
 
-class Crew:
+class ThreadPool:
     """Threads that all run ``work``, a context manager. ``with contextlib.closing(crew), crew:`` always joins them.
 
     Not an executor: those refuse work while the interpreter goes down, which is when a last save runs. Where the
@@ -91,7 +91,7 @@ class Crew:
 
 def work_together(work: Callable[[], None], threads: int, own: Callable[[], None] | None = None) -> None:
     """Run ``work`` in some threads, and ``own``, or ``work`` too, in the caller's; return when all have ended."""
-    with contextlib.closing(Crew(work, threads)) as crew, crew:
+    with contextlib.closing(ThreadPool(work, threads)) as crew, crew:
         (own or work)()
 
 

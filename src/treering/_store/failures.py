@@ -12,9 +12,15 @@ from typing import TypeVar
 from treering._printable import show_path
 from treering._values.checkpoint_names import INDEX
 from treering._values.leaves_names import INDEX as LEAVES_INDEX
-from treering.errors import CorruptError, ExistsError, FormatError, StoreError, TreeringError
-from treering.errors import DataFileMissingError as DataFileMissingError  # noqa: PLC0414 - those who catch it import it here
-from treering.errors import LinkRefusedError as LinkRefusedError  # noqa: PLC0414 - the same
+from treering.errors import (
+    CorruptError,
+    DataFileMissingError,
+    ExistsError,
+    FormatError,
+    LinkRefusedError,
+    StoreError,
+    TreeringError,
+)
 
 _Error = TypeVar("_Error", bound=OSError)
 

@@ -13,6 +13,7 @@ from typing import NamedTuple, TypeAlias
 from treering._store.api import Closable, Kind, Reader, Store, open_below
 from treering._store.failures import link_error
 from treering._store.pieces import Buffer
+from treering._values.leaves_names import MARKER, attempt_folder
 
 SmallFiles: TypeAlias = tuple[str, Sequence[tuple[str, int]], str | None]
 """Some small files of a leaf: its folder; names in it, each with how many bytes are wanted at most; the attempt."""
@@ -30,6 +31,11 @@ class Unlisted(NamedTuple):
     """Every folder that holds a ``.zarray``, in sorted order; links are not followed, staged ones left out. Nothing is
     looked for inside the folder of an array, nor in another leaves directory, nor in a group of zarr, which no program
     makes for leaves."""
+
+
+LeafFile: TypeAlias = tuple[str, Iterable[Buffer], int]
+"""A file of a leaf: its name; C-contiguous buffers of any item type, asked for one after the other, whose concatenation
+it is; how many bytes they hold together."""
 
 
 class OpenLeaves(Closable, abc.ABC):
@@ -113,6 +119,22 @@ def opened_at(directory: Store, parts: Iterable[str]) -> Iterator[Store]:
         yield directory
 
 
+def has_saver(directory: Store, attempt: str) -> bool:
+    """Tell whether an attempt in an open directory may go on, so that its messages have to stay.
+
+    In a bucket its marker says so, elsewhere the lock of its folder; False where that cannot be told.
+    """
+    if directory.find("/".join((*attempt_folder(attempt), MARKER))) is not None:
+        return True
+    with (
+        contextlib.suppress(FileNotFoundError, NotADirectoryError),
+        opened_at(directory, attempt_folder(attempt)) as place,
+        place.transaction() as transaction,
+    ):
+        return not transaction.lock()
+    return False
+
+
 class LeafWriter(Closable, abc.ABC):
     """Takes the files of the leaves of one attempt. Any thread may write.
 
@@ -128,26 +150,11 @@ class LeafWriter(Closable, abc.ABC):
     store: Store
 
     @abc.abstractmethod
-    def write_small(self, folder: str, files: Sequence[tuple[str, bytes]]) -> None:
-        """Make the folder of a leaf and its files: for thousands of small leaves.
+    def write(self, folder: str, files: Sequence[LeafFile]) -> None:
+        """Make the folder of a leaf if it is missing, and files in it that are not there yet; of thousands of leaves.
 
         Raises:
-            StoreError: the system refused.
-            UnsupportedError: the folder's path is longer than the system takes.
-        """
-
-    @abc.abstractmethod
-    def write_file(self, folder: str, name: str, buffers: Iterable[Buffer], size: int) -> None:
-        """Write one file of a leaf as the concatenation of ``buffers``; from several threads if you like.
-
-        Args:
-            folder: the folder of the leaf, made if it is missing.
-            name: a file in it that is not there yet.
-            buffers: C-contiguous buffers of any item type, asked for one after the other.
-            size: how many bytes they hold together.
-
-        Raises:
-            StoreError: the system refused, or the buffers hold another number of bytes.
+            StoreError: the system refused, or buffers hold another number of bytes.
             UnsupportedError: the folder's path is longer than the system takes.
         """
 
@@ -212,12 +219,16 @@ class Update:
     moves: tuple[Move, ...]
     """What ``moving`` promises."""
     dropped: tuple[str, ...] = ()
-    """Attempts that the new index no longer needs: their folders under ``.treering`` go. What those without an index
-    (`LeavesSave.commit_unindexed`) have at their key paths has to be in some move's ``cleared``."""
+    """Attempts that the new index no longer needs: their folders under ``.treering`` go. What unlisted ones have at
+    their key paths has to be in some move's ``cleared``."""
 
 
 Unfinished: TypeAlias = Callable[[bytes], Update | None]
 """Reads what an index promises that its saver did not do; None for nothing, and for an index that cannot be read."""
+
+ListLater: TypeAlias = Callable[[bytes, bytes, OlderAttempts], Update]
+"""Returns the index that holds a record for later, made of the present one, where no file beside it can say that a save
+waits."""
 
 MakeUpdate: TypeAlias = Callable[[bytes | None, OlderAttempts | None], Update | None]
 """Returns the update for the present index, None when there is none; None as its answer leaves everything as it is.
@@ -228,28 +239,16 @@ class LeavesSave(LeafWriter):
     """One save on its way into a leaves directory: closed without a commit, nothing has changed."""
 
     @abc.abstractmethod
-    def has_saver(self, attempt: str) -> bool:
-        """Tell whether an attempt there may go on, so that its messages have to stay."""
-
-    @abc.abstractmethod
-    def commit(self, record: bytes, update: MakeUpdate) -> None:
+    def commit(self, record: bytes, update: MakeUpdate | None) -> None:
         """Make everything durable, and ``update`` the index.
 
         Args:
             record: the copy of the record that is kept under ``.treering``; empty for none, where nothing was written.
-            update: what it raises is raised here, and then nothing has changed.
+            update: what it raises is raised here, and then nothing has changed. None: the save is to be listed later,
+                and what the index says of branches stays.
 
         Raises:
             BusyError: others kept saving.
             ExistsError: files that no index lists stand where new ones would go.
             StoreError: the system refused. Nothing has changed, except when the message says otherwise.
-        """
-
-    @abc.abstractmethod
-    def commit_unindexed(self, record: bytes, update: MakeUpdate) -> None:
-        """Make everything durable, and leave it to be listed later; where the index has to name it, by ``update``.
-
-        Raises:
-            BusyError: others kept saving.
-            StoreError: the system refused. Nothing has changed.
         """

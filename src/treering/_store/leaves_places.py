@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from treering._store.leaves_api import LeafWriter, LeavesSave, OpenLeaves, Unfinished
+from treering._store.leaves_api import LeafWriter, LeavesSave, ListLater, OpenLeaves, Unfinished
 from treering._store.leaves_folder.leaves_folder import LeavesFolder
 from treering._store.leaves_folder.staged_leaves import JoinedLeaves, StagedLeaves
 from treering._store.resolve import is_on_disk, located, store_at
@@ -26,8 +26,10 @@ def open_leaves(path: str | os.PathLike[str]) -> OpenLeaves:
     return StoredLeaves(store_at(place), place)
 
 
-def begin_leaves_save(path: Path, unfinished: Unfinished, *, attempt: str | None = None, nbytes: int = 0) -> LeavesSave:
-    """Begin a save into a leaves directory; `StagedLeaves` says what the arguments are.
+def begin_leaves_save(
+    path: Path, unfinished: Unfinished, list_later: ListLater, *, attempt: str | None = None, nbytes: int = 0
+) -> LeavesSave:
+    """Begin a save into a leaves directory; `StagedLeaves` and `LeavesAttempt` say what the arguments are.
 
     Raises:
         ExistsError: a checkpoint is there.
@@ -37,7 +39,7 @@ def begin_leaves_save(path: Path, unfinished: Unfinished, *, attempt: str | None
         return StagedLeaves(path, unfinished, attempt=attempt, nbytes=nbytes)
     from treering._store.unmoved_leaves import LeavesAttempt
 
-    return LeavesAttempt(store_at(path), path, attempt=attempt, nbytes=nbytes)
+    return LeavesAttempt(store_at(path), path, list_later, attempt=attempt, nbytes=nbytes)
 
 
 def join_leaves_save(path: Path, attempt: str, nbytes: int) -> LeafWriter:

@@ -1,4 +1,4 @@
-"""Memory that is lent, and used again once nothing refers to it: fresh memory would cost more than a copy."""
+"""Pooled buffers, used again once nothing refers to them: fresh memory would cost more than a copy."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 PIECE_BYTES: Final = 2 << 20
-"""The most bytes that are lent at once: what was copied is still in the processor's cache for its checksums."""
+"""The size of a pooled buffer: what was copied is still in the processor's cache for its checksums."""
 
 _ALONE: Final = 4
 _TOGETHER: Final = 8
 
 
-class _LentBytes(np.ndarray[Any, np.dtype[np.uint8]], Lasting):
-    """The owner of what was lent: every view of its memory keeps it."""
+class _PooledBytes(np.ndarray[Any, np.dtype[np.uint8]], Lasting):
+    """The owner of a pooled buffer in use: every view of its memory keeps it."""
 
 
 class MemoryPool:
-    """Lends memory in pieces, to several threads.
+    """Pooled buffers, for several threads.
 
     Example:
         >>> pool = MemoryPool()
@@ -48,13 +48,13 @@ class MemoryPool:
         except IndexError:
             room = self._make_room()
         source = np.frombuffer(data, np.uint8)
-        lent = room[: len(source)].view(_LentBytes)
-        weakref.finalize(lent, self._free.append, room).atexit = False
-        lent[:] = source
-        return lent.data
+        used = room[: len(source)].view(_PooledBytes)
+        weakref.finalize(used, self._free.append, room).atexit = False
+        used[:] = source
+        return used.data
 
     def _make_room(self) -> NDArray[np.uint8]:
-        """Return a new piece: one of several that the system gives in large pages, once many are lent."""
+        """Return a new piece: one of several that the system gives in large pages, once many are used."""
         self._made += 1
         if self._made <= _ALONE:
             return np.empty(PIECE_BYTES, np.uint8)

@@ -17,11 +17,11 @@ from pathlib import Path
 from typing import Any, Final
 
 from treering._store.api import Entry, Kind, Store, open_below
-from treering._store.failures import LinkRefusedError
-from treering._store.posix.open_descriptor import open_folder
+from treering._store.posix.descriptors import open_folder
 from treering._store.resolve import is_on_disk
 from treering._values import checkpoint_names, leaves_names, timing
 from treering._values.processes import Life
+from treering.errors import LinkRefusedError
 
 _WHO: Final = re.compile(r"(?s)(.*), pid (\d{1,10})")
 _AT_A_DAY: Final = "treering gc --yes of its run removes it when it is a day old"

@@ -123,7 +123,7 @@ def new_file_path(path: str | os.PathLike[str]) -> Path:
     if place.parts[:1] and place.parts[0].startswith("~"):
         hint = "'~' is not expanded here; os.path.expanduser does it"
         raise UnsupportedError(f"{os.fspath(path)!r} begins with '~'", hint=hint)
-    if place.name in ("", "..") and is_on_disk(place) and (whole := settled(place)) == whole.parent:
+    if place.name in ("", "..") and is_on_disk(place) and (whole := resolved(place)) == whole.parent:
         raise UnsupportedError(
             f"{os.fspath(place)!r} is the root of the file system", hint="pass the path of a folder in it"
         )
@@ -234,7 +234,7 @@ def kept(path: str | os.PathLike[str]) -> str | os.PathLike[str]:
     return path if not isinstance(given, str | os.PathLike) or is_on_disk(path) else absolute(located(path))
 
 
-def settled(path: str | os.PathLike[str]) -> Path:
+def resolved(path: str | os.PathLike[str]) -> Path:
     """Return the path by which one place is known, whatever leads to it; itself where the system cannot say."""
     place = located(path)
     with contextlib.suppress(OSError, ValueError):  # the current folder is gone, or it can be no name
@@ -254,7 +254,7 @@ def require_outside(source: str | os.PathLike[str], target: str | os.PathLike[st
             ...
         treering.errors.UnsupportedError: 'runs/b/../a/copy' is, or lies in, the source; choose another path
     """
-    if settled(target).is_relative_to(settled(source)):
+    if resolved(target).is_relative_to(resolved(source)):
         raise UnsupportedError(f"{shown!r} is, or lies in, the source", hint="choose another path")
 
 

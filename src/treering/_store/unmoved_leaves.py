@@ -19,11 +19,13 @@ from typing import Final
 
 from treering._codec.key_document import empty_index, find_attempts, is_empty, is_tombstone, unindexed_attempts
 from treering._store.api import Document, Outcome, Reader, Store
-from treering._store.crew import Crew, FirstError, map_together
-from treering._store.failures import DataFileMissingError, missing_error, naming, with_errno
+from treering._store.crew import FirstError, ThreadPool, map_together
+from treering._store.failures import missing_error, naming, naming_file, with_errno
 from treering._store.leaves_api import (
+    LeafFile,
     LeafWriter,
     LeavesSave,
+    ListLater,
     MakeUpdate,
     OlderAttempts,
     OpenLeaves,
@@ -35,7 +37,7 @@ from treering._store.pieces import Buffer, pieces
 from treering._values import leaves_names
 from treering._values.checkpoint_names import INDEX as CHECKPOINT
 from treering._values.leaves_names import ATTEMPTS, INDEX, MARKER, RECORD, is_attempt, parts_of, staged_leaves
-from treering.errors import BusyError, CorruptError, ExistsError, NotFoundError
+from treering.errors import BusyError, CorruptError, DataFileMissingError, ExistsError, NotFoundError
 
 
 class StoredLeaves(OpenLeaves):
@@ -156,13 +158,13 @@ class RequestQueue:
     def __init__(self) -> None:
         self._jobs: queue.Queue[Callable[[], object] | None] = queue.Queue(_WAITING)
         self._failure = FirstError()
-        self._crew = Crew(self._work, THREADS)
-        self._crew.__enter__()
+        self._threads = ThreadPool(self._work, THREADS)
+        self._threads.__enter__()
 
     def add(self, job: Callable[[], object]) -> None:
         """Run a job soon; raises the first error of any."""
         self._failure.reraise()
-        if self._crew.size:
+        if self._threads.size:
             self._jobs.put(job)
         else:
             job()
@@ -176,9 +178,9 @@ class RequestQueue:
         """End the threads; jobs that have not begun are left out. May be called twice."""
         with self._failure:
             raise _Closed
-        for _ in range(self._crew.size):
+        for _ in range(self._threads.size):
             self._jobs.put(None)
-        self._crew.close()
+        self._threads.close()
 
     def _work(self) -> None:
         while (job := self._jobs.get()) is not None:
@@ -215,7 +217,7 @@ class JoinedAttempt(LeafWriter):
         >>> from treering._store.objects.memory import MemoryStore
         >>> store = MemoryStore()
         >>> with JoinedAttempt(store, Path("a"), "0123456789abcdef") as joined:
-        ...     joined.write_file("w", "0.0", [b"tree"], 4)
+        ...     joined.write("w", [("0.0", [b"tree"], 4)])
         ...     joined.make_durable()
         >>> [found.name for found in store.list()]
         ['.treering/0123456789abcdef/leaves/w/0.0']
@@ -240,19 +242,16 @@ class JoinedAttempt(LeafWriter):
             self._queue.close()
             self.store.close()
 
-    def write_small(self, folder: str, files: Sequence[tuple[str, bytes]]) -> None:
-        """Put the files of a leaf there, soon."""
+    def write(self, folder: str, files: Sequence[LeafFile]) -> None:
+        """Put the files of a leaf there, small ones soon."""
         with naming(self._shown, "write"):
-            for name, data in files:
-                self._queue.add(functools.partial(self._create, self._key_of(folder, name), [data], len(data)))
-
-    def write_file(self, folder: str, name: str, buffers: Iterable[Buffer], size: int) -> None:
-        """Write one file of a leaf as the concatenation of ``buffers``; a small one soon."""
-        with naming(self._shown, "write"):
-            if size > _SMALL_BYTES:
-                self._create(self._key_of(folder, name), buffers, size)
-            else:
-                self.write_small(folder, [(name, b"".join(map(bytes, pieces(buffers, size))))])
+            for name, buffers, size in files:
+                key = self._key_of(folder, name)
+                if size > _SMALL_BYTES:
+                    self._create(key, buffers, size)
+                else:
+                    data = b"".join(map(bytes, pieces(buffers, size)))
+                    self._queue.add(functools.partial(self._create, key, [data], size))
 
     def make_durable(self) -> None:
         """Wait for everything that was written.
@@ -300,6 +299,7 @@ class LeavesAttempt(JoinedAttempt, LeavesSave):
     Args:
         store: the place, not opened yet.
         path: the directory as given.
+        list_later: makes the index of a save that is to be listed later.
         attempt: that of a joint save, on which its processes have agreed; None: a random one.
         nbytes: how many bytes this process will write.
 
@@ -309,7 +309,11 @@ class LeavesAttempt(JoinedAttempt, LeavesSave):
         StoreError: the store refused, or does not heed conditions. Nothing has changed.
     """
 
-    def __init__(self, store: Store, path: Path, *, attempt: str | None = None, nbytes: int = 0) -> None:
+    def __init__(
+        self, store: Store, path: Path, list_later: ListLater, *, attempt: str | None = None, nbytes: int = 0
+    ) -> None:
+        self._path = path
+        self._list_later = list_later
         self._kept = False
         # Of a joint save files and marker stay: others may still be writing, and a later save sweeps them.
         self._joint = attempt is not None
@@ -329,20 +333,14 @@ class LeavesAttempt(JoinedAttempt, LeavesSave):
             self._transaction.close()
             super().close()
 
-    def has_saver(self, attempt: str) -> bool:
-        """Tell whether an attempt has a marker: then it may yet be committed."""
-        return self.store.find(_marker_of(attempt)) is not None
-
     def roll_back(self) -> None:
         """Let the end of a joint save remove everything: no other process will write anything of it any more."""
         self._joint = False
 
-    def commit_unindexed(self, record: bytes, update: MakeUpdate) -> None:
-        """Make ``update`` the index: only what it names is known to be whole."""
-        self.commit(record, update)
-
-    def commit(self, record: bytes, update: MakeUpdate) -> None:
+    def commit(self, record: bytes, update: MakeUpdate | None) -> None:
         """Make ``update`` the index, if no other save has changed it since this one began.
+
+        Without one the index holds the record for later: only what it names is known to be whole.
 
         Raises:
             BusyError: one has. Nothing of this save stays.
@@ -353,8 +351,14 @@ class LeavesAttempt(JoinedAttempt, LeavesSave):
             if record:
                 self._create(f"{ATTEMPTS}/{self.attempt}/{RECORD}", [record], len(record))
             self.store.flush()
-            if (change := update(self._base.data, self._older())) is None:
+            base, older = self._base.data, self._older()
+            if update is None:
+                with naming_file(self._path / INDEX):
+                    change = self._list_later(base, record, older)
+            elif (found := update(base, older)) is None:
                 return
+            else:
+                change = found
             try:
                 outcome = self._transaction.commit(change.moving)
             except FileNotFoundError:  # only an attempt that cannot be committed loses its marker

@@ -168,11 +168,11 @@ def remove_waiting(store: Store, transaction: Transaction, key: Document, names:
     if found is None or found.version != key.version:
         return None
     waiting = judge_waiting(store.grace, [one for one in listed if one.attempt != own], found.modified, transaction.now)
-    if (going := [name for name in waiting.past if name in names]) and not remove_data(store, going):
+    if (removable := [name for name in waiting.past if name in names]) and not remove_data(store, removable):
         return waiting.seconds
     if removed and not waiting.kept:
         # Alone it is removed, where no late request could bring an older one back; else its small form is kept.
-        alone = set(names) <= {INDEX, *going}
+        alone = set(names) <= {INDEX, *removable}
         if alone and transaction.delete_tombstone(found):
             return None
         if len(key.data) == key_document.SMALL_TOMBSTONE:

@@ -17,8 +17,7 @@ from treering._format.leaf_values import same_value
 from treering._format.selection import Selection
 from treering._format.structure import KEYS, key_text, walk
 from treering._printable import MOST_LINES, list_lines, printable, shorten
-from treering._tree.flatten import Flattened, flatten_like, open_node
-from treering._tree.flatten_leaves import KINDS
+from treering._tree.flatten import KINDS, Flattened, flatten_like, open_node
 from treering._tree.registry import is_typed_key, key_dtype, key_impl
 from treering._tree.state_dict import shown_key, suggest
 from treering._values.dtypes import is_kind_kept, lookup, number_rank, numpy_dtype

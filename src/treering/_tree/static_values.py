@@ -29,12 +29,12 @@ from typing import Any, Final
 import jax
 import numpy as np
 import xxhash
+from jax import sharding
 
 from treering._codec.array_bytes import wire_blocks
 from treering._format.index import ForeignKey, OpaqueLeaf
 from treering._format.structure import class_name, key_text
 from treering._printable import kind_of
-from treering._tree.flatten_leaves import SETTINGS
 from treering._tree.registry import is_code, is_namedtuple, is_typed_key, open_pytree_node
 from treering._values.dtypes import SUB_BYTE
 from treering.errors import UnsupportedError
@@ -62,6 +62,11 @@ _SCALARS: Final[dict[type, Callable[[Any], bytes]]] = {
     bytes: bytes,
     bytearray: bytes,
 }
+# Settings: a program that makes ``like`` makes them too, and their text is all that they are.
+_PLACES: Final = (jax.Device, sharding.AbstractMesh, sharding.Mesh, sharding.PartitionSpec, sharding.Sharding)
+SETTINGS: Final = (enum.Enum, np.dtype, types.ModuleType, type(jax.tree.structure(0)), *_PLACES)
+"""Classes of settings."""
+
 _LONGEST: Final = 400
 # Deeper tuples and longer numbers are text: keys in a file are for people, too.
 _TUPLE_LEVELS: Final = 8

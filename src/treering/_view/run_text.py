@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import datetime
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
+from treering._format.run_document import StepFacts
 from treering._printable import printable, show_path
 from treering._values.human import bytes_text, duration_text, pluralize
 from treering._view.plain import align, cut, json_document, members_of, visible
@@ -19,23 +20,13 @@ _GAP = "  "
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class RunStep:
+class RunStep(StepFacts):
     """What is known of one step of a run, and what its rules say of it."""
 
-    step: int
-    """Its number."""
     path: str
     """Its folder, which is a checkpoint."""
-    saved: float
-    """When it was saved, in seconds since 1970."""
-    nbytes: int
-    """Bytes of its files."""
     seconds: float | None = None
     """How long its save took; None where the run has not noted it."""
-    metrics: Mapping[str, float] = dataclasses.field(default_factory=dict)
-    """What was measured at it, by name."""
-    temporary: bool = False
-    """Whether it goes as soon as a newer step is committed."""
     kept: bool = True
     """Whether a rule keeps it."""
     reasons: tuple[str, ...] = ()

@@ -21,7 +21,7 @@ import treering
 from tests import faults, limits
 from tests.leaves.chunks.test_arrays import list_foreign, write_foreign
 from tests.properties.strategies import quick
-from treering._arrays import chunk_grid, host, outgoing
+from treering._arrays import chunk_grid, host
 from treering._arrays.host import BoxedArray
 from treering._arrays.incoming import ReadRequest
 from treering._arrays.jobs import aligned_empty
@@ -166,7 +166,7 @@ def test_a_shard_that_is_cut_into_chunks_is_fetched_once(tmp_path: Path, monkeyp
 
 
 def test_small_is_what_it_says() -> None:
-    assert write._SMALL_BYTES == outgoing._SMALL_BYTES
+    assert write._SMALL_BYTES == host._SMALL_BYTES
 
 
 # ---------------------------------------------------------------------------------------------------- what a load takes

@@ -14,11 +14,11 @@ import pytest
 
 from tests import faults
 from treering._codec.zarr import ZarrArray, chunk_names, parse_zarray, zarray_bytes
-from treering._store.failures import DataFileMissingError
-from treering._store.leaves_api import MakeUpdate, Move, OlderAttempts, Update
+from treering._store.leaves_api import LeafFile, MakeUpdate, Move, OlderAttempts, Update
 from treering._store.leaves_folder import moves
 from treering._store.leaves_folder.leaves_folder import LeavesFolder
 from treering._store.leaves_folder.staged_leaves import JoinedLeaves, StagedLeaves
+from treering.errors import DataFileMissingError
 
 Staging = StagedLeaves
 Joined = JoinedLeaves
@@ -88,6 +88,10 @@ def chunks_of(content: bytes) -> list[tuple[str, bytes]]:
     return [(str(number), content[start : start + CHUNK]) for number, start in enumerate(range(0, len(content), CHUNK))]
 
 
+def files(*named: tuple[str, bytes]) -> list[LeafFile]:
+    return [(name, [data], len(data)) for name, data in named]
+
+
 def array_text(attempt: str, content: bytes) -> bytes:
     return zarray_bytes(ZarrArray(shape=(len(content),), chunks=(CHUNK,), dtype="int8", marker=attempt))
 
@@ -97,11 +101,11 @@ def write(saving: StagedLeaves, tree: Tree) -> dict[str, list[str]]:
     for number, (folder, content) in enumerate(tree.items()):
         text = array_text(saving.attempt, content)
         if number % 2:
-            saving.write_small(folder, [(".zarray", text), *chunks_of(content)])
+            saving.write(folder, files((".zarray", text), *chunks_of(content)))
         else:
             for name, chunk in chunks_of(content):
-                saving.write_file(folder, name, [chunk[:1], chunk[1:]], len(chunk))
-            saving.write_file(folder, ".zarray", [text], len(text))
+                saving.write(folder, [(name, [chunk[:1], memoryview(chunk[1:])], len(chunk))])
+            saving.write(folder, files((".zarray", text)))
     return {folder: [name for name, _ in chunks_of(content)] for folder, content in tree.items()}
 
 
@@ -141,7 +145,7 @@ def save(path: Path, tree: Tree, *, prefix: str = "", leave: bool = False) -> st
         leaves = write(saving, tree)
         record = json.dumps([time.time_ns(), prefix, leaves]).encode()
         if leave:
-            saving.commit_unindexed(record, update_for({}))
+            saving.commit(record, None)
         else:
 
             def update(old: bytes | None, older: OlderAttempts | None) -> Update | None:

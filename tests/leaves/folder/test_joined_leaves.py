@@ -14,6 +14,7 @@ from tests.leaves.folder.directories import (
     array_text,
     everything,
     expected,
+    files,
     join,
     load,
     open_leaves,
@@ -36,14 +37,14 @@ def staged(path: Path) -> Path:
 
 def commit(leader: directories.Staging) -> None:
     """Commit ``NEW``, of which the leader has written the ``.zarray`` and another one the chunks."""
-    leader.write_small("layer/w", [(".zarray", array_text(ATTEMPT, NEW["layer/w"]))])
+    leader.write("layer/w", files((".zarray", array_text(ATTEMPT, NEW["layer/w"]))))
     leader.make_durable()
     leader.commit(b"{}", update_for({"": (ATTEMPT, {"layer/w": ["0", "1"]})}))
 
 
 def write(joined: directories.Joined) -> None:
-    joined.write_file("layer/w", "0", [b"ab", b"cd"], 4)
-    joined.write_small("layer/w", [("1", b"efgh")])
+    joined.write("layer/w", [("0", [b"ab", b"cd"], 4)])
+    joined.write("layer/w", files(("1", b"efgh")))
 
 
 @pytest.mark.parametrize("whole", [True, False])
@@ -68,7 +69,7 @@ def test_every_written_file_and_folder_is_synced(tmp_path: Path, monkeypatch: py
     without_syncfs(monkeypatch)
     monkeypatch.setattr(os, "fsync", lambda number: synced.append(os.fstat(number).st_ino))
     with stage(tmp_path, ATTEMPT) as leader, join(tmp_path, ATTEMPT) as joined:
-        leader.write_small("other", [(".zarray", b"{}")])
+        leader.write("other", files((".zarray", b"{}")))
         write(joined)
         synced.clear()
         joined.make_durable()
@@ -82,11 +83,11 @@ def test_places_of_what_others_write_are_looked_at(tmp_path: Path) -> None:
     save(tmp_path, OLD, prefix="other")
     (tmp_path / "layer" / "w" / "1").unlink()
     with stage(tmp_path, ATTEMPT) as leader, join(tmp_path, ATTEMPT) as joined:
-        leader.write_small("c", [(".zarray", array_text(ATTEMPT, b"abcd"))])
+        leader.write("c", files((".zarray", array_text(ATTEMPT, b"abcd"))))
         leader.make_durable()
         (tmp_path / "c").mkdir()
         (tmp_path / "c" / "0").write_bytes(b"mine")
-        joined.write_small("c", [("0", b"abcd")])
+        joined.write("c", files(("0", b"abcd")))
         with pytest.raises(ExistsError, match=r"c.0"):
             leader.commit(b"{}", update_for({"": (ATTEMPT, {"c": ["0"]})}))
     assert (tmp_path / "c" / "0").read_bytes() == b"mine"
@@ -94,7 +95,7 @@ def test_places_of_what_others_write_are_looked_at(tmp_path: Path) -> None:
 
 def test_rolling_back_removes_what_this_process_wrote(tmp_path: Path) -> None:
     with stage(tmp_path, ATTEMPT) as leader, join(tmp_path, ATTEMPT) as joined:
-        leader.write_small("layer/w", [(".zarray", b"{}")])
+        leader.write("layer/w", files((".zarray", b"{}")))
         write(joined)
         joined.roll_back()
         leader.roll_back()
@@ -120,12 +121,12 @@ def test_a_save_that_is_not_rolled_back_is_left_to_the_next_one(tmp_path: Path) 
     leader = stage(tmp_path, ATTEMPT)
     with join(tmp_path, ATTEMPT) as joined:
         write(joined)
-        leader.write_small("layer/w", [(".zarray", array_text(ATTEMPT, NEW["layer/w"]))])
+        leader.write("layer/w", files((".zarray", array_text(ATTEMPT, NEW["layer/w"]))))
         leader.make_durable()
         with pytest.raises(ZeroDivisionError):
             leader.commit(b"{}", lambda *_: 1 / 0)  # type: ignore[arg-type]
         leader.close()
-        joined.write_small("late", [("0", b"abcd")])
+        joined.write("late", files(("0", b"abcd")))
         assert staged(tmp_path).exists()
         assert not (staged(tmp_path).parent / "record.json").exists()
         assert load(tmp_path) == OLD

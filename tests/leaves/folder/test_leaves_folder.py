@@ -26,7 +26,6 @@ from tests.leaves.folder.directories import (
     write,
 )
 from tests.store.platforms import without_dir_fd
-from treering._store.failures import DataFileMissingError, LinkRefusedError
 from treering._store.leaves_api import Update
 from treering._store.leaves_folder.leaves_folder import LeavesFolder
 from treering._store.leaves_folder.moves import sync_folders, sync_written
@@ -34,7 +33,14 @@ from treering._store.posix import descriptors
 from treering._store.posix.folder import Folder
 from treering._store.posix.folder_tree import FolderTree
 from treering._values.leaves_names import attempt_folder
-from treering.errors import CorruptError, NotDirectoryError, NotFoundError, StoreError
+from treering.errors import (
+    CorruptError,
+    DataFileMissingError,
+    LinkRefusedError,
+    NotDirectoryError,
+    NotFoundError,
+    StoreError,
+)
 from treering.leaves import index_leaves
 
 ATTEMPT = "0123456789abcdef"
@@ -258,16 +264,16 @@ def leaves(tmp_path: Path, request: pytest.FixtureRequest, monkeypatch: pytest.M
 
 def test_each_file_comes_up_to_one_byte_more(leaves: Path) -> None:
     with LeavesFolder(leaves) as directory:
-        assert directory.read_small("a/n2", [(".zarray", 9), ("0", 2)], None) == [b"{}", b"\0\0"]
-        assert directory.read_small("a/n2", [("0", 1), (".zarray", 0)], None) == [b"\0\0", b"{"]
-        assert directory.read_small("a/n2", [("0", 0)], None) == [b"\0"]
-        assert directory.read_small("a/n0", [("0", 5)], None) == [b""]
+        assert directory.read_each([("a/n2", [(".zarray", 9), ("0", 2)], None)]) == [[b"{}", b"\0\0"]]
+        assert directory.read_each([("a/n2", [("0", 1), (".zarray", 0)], None)]) == [[b"\0\0", b"{"]]
+        assert directory.read_each([("a/n2", [("0", 0)], None)]) == [[b"\0"]]
+        assert directory.read_each([("a/n0", [("0", 5)], None)]) == [[b""]]
 
 
 def test_files_beside_the_index_have_no_folder(leaves: Path) -> None:
     (leaves / "0").write_bytes(b"x")
     with LeavesFolder(leaves) as directory:
-        assert directory.read_small("", [("0", 5)], None) == [b"x"]
+        assert directory.read_each([("", [("0", 5)], None)]) == [[b"x"]]
 
 
 def test_staged_files_come_first_and_both_of_one_place(leaves: Path) -> None:
@@ -275,15 +281,15 @@ def test_staged_files_come_first_and_both_of_one_place(leaves: Path) -> None:
     staged.mkdir(parents=True)
     (staged / ".zarray").write_bytes(b"new")
     with LeavesFolder(leaves) as directory:
-        assert directory.read_small("a/n1", [(".zarray", 9)], ATTEMPT) == [b"new"]
-        assert directory.read_small("a/n1", [(".zarray", 9), ("0", 9)], ATTEMPT) == [b"{}", b"\0"]
-        assert directory.read_small("a/n2", [(".zarray", 9)], ATTEMPT) == [b"{}"]
+        assert directory.read_each([("a/n1", [(".zarray", 9)], ATTEMPT)]) == [[b"new"]]
+        assert directory.read_each([("a/n1", [(".zarray", 9), ("0", 9)], ATTEMPT)]) == [[b"{}", b"\0"]]
+        assert directory.read_each([("a/n2", [(".zarray", 9)], ATTEMPT)]) == [[b"{}"]]
 
 
 @pytest.mark.parametrize("way", ["a/n9", "b", "a/n1/0"])
-def test_what_is_not_there_is_named(leaves: Path, way: str) -> None:
-    with LeavesFolder(leaves) as directory, pytest.raises(DataFileMissingError, match="1"):
-        directory.read_small(way, [("1", 5)], None)
+def test_of_what_is_not_there_nothing_is_returned(leaves: Path, way: str) -> None:
+    with LeavesFolder(leaves) as directory:
+        assert directory.read_each([(way, [("1", 5)], None), ("a/n2", [("0", 5)], None)]) == [None, [b"\0\0"]]
 
 
 def test_links_to_small_files_are_refused(leaves: Path) -> None:
@@ -292,34 +298,33 @@ def test_links_to_small_files_are_refused(leaves: Path) -> None:
     with LeavesFolder(leaves) as directory:
         for way, name in (("a/n0", "1"), ("b/n0", "0"), ("b", "0")):
             with pytest.raises(LinkRefusedError, match="link"):
-                directory.read_small(way, [(name, 5)], None)
+                directory.read_each([(way, [(name, 5)], None)])
 
 
 def test_a_folder_in_the_place_of_a_file(leaves: Path) -> None:
-    with LeavesFolder(leaves) as directory, pytest.raises(DataFileMissingError, match="n1"):
-        directory.read_small("a", [("n1", 5)], None)
+    with LeavesFolder(leaves) as directory:
+        assert directory.read_each([("a", [("n1", 5)], None)]) == [None]
 
 
 def test_a_pipe_is_not_waited_for(leaves: Path) -> None:
     os.mkfifo(leaves / "a" / "n0" / "1")
     with LeavesFolder(leaves) as directory:
-        assert directory.read_small("a/n0", [("1", 5)], None) == [b""]
+        assert directory.read_each([("a/n0", [("1", 5)], None)]) == [[b""]]
 
 
 def test_no_way_leads_out(leaves: Path) -> None:
     with LeavesFolder(leaves) as directory:
         for way in ("../a", "a/../a", "/a", ".treering/x"):
             with pytest.raises(CorruptError):
-                directory.read_small(way, [("0", 5)], None)
+                directory.read_each([(way, [("0", 5)], None)])
 
 
 def test_nothing_stays_open(leaves: Path) -> None:
     before = len(list(Path("/dev/fd").iterdir()))
     with LeavesFolder(leaves) as directory:
         for number in range(3):
-            directory.read_small(f"a/n{number}", [("0", 9), (".zarray", 9)], None)
-            with pytest.raises(DataFileMissingError):
-                directory.read_small(f"a/n{number}", [("0", 9), ("1", 9)], None)
+            directory.read_each([(f"a/n{number}", [("0", 9), (".zarray", 9)], None)])
+            assert directory.read_each([(f"a/n{number}", [("0", 9), ("1", 9)], None)]) == [None]
     assert len(list(Path("/dev/fd").iterdir())) == before
 
 

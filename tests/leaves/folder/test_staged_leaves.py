@@ -21,6 +21,7 @@ from tests.leaves.folder.directories import (
     everything,
     expected,
     fail_moves,
+    files,
     load,
     open_leaves,
     pending,
@@ -323,14 +324,21 @@ def test_the_disk_is_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     with stage(tmp_path) as saving, monkeypatch.context() as patch:
         faults.fail(patch, os, "write", errno.ENOSPC)
         for add in (
-            lambda: saving.write_small("a", [("0", b"1")]),
-            lambda: saving.write_file("b", "0", [b"1"], 1),
-            lambda: saving.commit_unindexed(b"record", update_for({})),
+            lambda: saving.write("a", files(("0", b"1"))),
+            lambda: saving.write("b", [("0", [b"1"], 1 << 20)]),
+            lambda: saving.commit(b"record", None),
         ):
             with pytest.raises(StoreError, match="free some space; the path is unchanged") as caught:
                 add()
             assert caught.value.errno == errno.ENOSPC
     assert everything(tmp_path, records=True) == before
+
+
+@pytest.mark.parametrize("size", [1, 3, 1 << 20])
+def test_buffers_that_hold_another_number_of_bytes(tmp_path: Path, size: int) -> None:
+    with stage(tmp_path) as saving, pytest.raises(StoreError, match="announced"):
+        saving.write("a", [("0", [b"1", memoryview(b"2")], size)])
+    assert everything(tmp_path) == []
 
 
 @pytest.mark.parametrize("reason", [errno.EACCES, errno.EROFS])
@@ -505,12 +513,12 @@ def test_the_index_keeps_its_rights(tmp_path: Path) -> None:
 
 def test_a_manager_writes_by_itself(tmp_path: Path) -> None:
     saving = stage(tmp_path)
-    saving.write_small("a", ())
+    saving.write("a", ())
     target = tmp_path / ".treering" / saving.attempt / "leaves" / "a" / "b"
     target.mkdir()
     for name, content in (("0", b"1234"), ("1", b"5")):
         (target / name).write_bytes(content)
-    saving.write_small("a/b", [(".zarray", array_text(saving.attempt, b"12345"))])
+    saving.write("a/b", files((".zarray", array_text(saving.attempt, b"12345"))))
     update = update_for({"": (saving.attempt, {"a/b": ["0", "1"]})})
 
     def end() -> None:
@@ -522,7 +530,7 @@ def test_a_manager_writes_by_itself(tmp_path: Path) -> None:
     thread.join()
     assert load(tmp_path) == {"a/b": b"12345"}
     with pytest.raises(RuntimeError, match="has ended"):
-        saving.write_small("a/b", [("0", b"1")])
+        saving.write("a/b", files(("0", b"1")))
 
 
 def test_few_system_calls_for_a_small_leaf(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -535,10 +543,10 @@ def test_few_system_calls_for_a_small_leaf(tmp_path: Path, monkeypatch: pytest.M
     for name in ("open", "close", "write", "mkdir", "stat", "lstat", "fstat", "scandir", "fsync"):
         counted(name)
     with stage(tmp_path) as saving:
-        saving.write_small("a/0", [(".zarray", b"{}"), ("0", b"1")])
+        saving.write("a/0", files((".zarray", b"{}"), ("0", b"1")))
         calls.clear()
         for number in range(1, 11):
-            saving.write_small(f"a/{number}", [(".zarray", b"{}"), ("0", b"1")])
+            saving.write(f"a/{number}", files((".zarray", b"{}"), ("0", b"1")))
         assert calls == ["mkdir", "open", "open", "write", "write", "close", "close"] * 10
         saving.commit(b"{}", update_for({"": (saving.attempt, {})}))
     with open_leaves(tmp_path) as directory:

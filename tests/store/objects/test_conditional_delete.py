@@ -10,9 +10,9 @@ from typing import Any, cast
 import pytest
 from obstore.store import AzureStore, GCSStore, MemoryStore, S3Store
 
-from treering._store.objects.conditional_delete import delete_version
 from treering._store.objects.obstore_stores import StoreVariants
 from treering._store.objects.requests import ObjectVersion, Status
+from treering._store.objects.signed_requests import delete_version
 
 VERSION = ObjectVersion('"a1"')
 

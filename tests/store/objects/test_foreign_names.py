@@ -15,7 +15,7 @@ from tests.buckets import List, ObstoreClient, without_settings
 from torture import gcs_fake
 from torture.bucket_servers import BucketServer
 from torture.gcs_fake import GcsFake
-from treering._store.objects.foreign_names import how_to_remove
+from treering._store.objects.signed_requests import how_to_remove
 from treering.errors import StoreError
 
 KEYS = [

@@ -10,10 +10,9 @@ from typing import Any
 import pytest
 
 from tests.buckets import MemoryBucket
-from treering._store.failures import DataFileMissingError
 from treering._store.objects.reading import FIRST_BYTES, ObjectReader, plan_spans
 from treering._store.objects.requests import Answer, Delete, Get, ObjectVersion, Put, Request, Status
-from treering.errors import CorruptError, NotFoundError, StoreError
+from treering.errors import CorruptError, DataFileMissingError, NotFoundError, StoreError
 
 MIB = 1 << 20
 

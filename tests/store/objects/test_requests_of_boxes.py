@@ -65,7 +65,7 @@ class Saved:
         return sum(headers) + sum(len(data) for name, data in own.items() if name.endswith(".json")) + (1 << 19)
 
 
-@pytest.fixture(scope="module", params=[*itertools.product(SPECS[:3], [(240, 64), (24, 768)])], ids=str)
+@pytest.fixture(scope="module", params=[*itertools.product(SPECS[:3], [(80, 64), (24, 768)])], ids=str)
 def saved(request: pytest.FixtureRequest) -> Saved:
     spec, (count, side) = request.param
     bucket = MemoryBucket()

@@ -209,7 +209,7 @@ class Scanner:
         step: how many bytes are fetched at once, where ``leaves`` take the bytes of arrays from what was fetched.
 
     Example:
-        >>> from treering._checkpoint.msgpack_source import Views
+        >>> from treering._foreign.msgpack_source import Views
         >>> data = b"\x82\xa1a\x01\xa1b\xc0"
         >>> Scanner(data, len(data), lambda offset, n: data[offset : offset + n], Views(data)).run()
         {'a': 1, 'b': None}

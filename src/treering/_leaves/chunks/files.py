@@ -22,14 +22,14 @@ from treering._format.index import DAMAGE_HINT, Index
 from treering._leaves.documents.join import LazySequence
 from treering._leaves.documents.record import OpenBranch, first_checksums
 from treering._store.api import Reader
-from treering._store.failures import DataFileMissingError, naming
+from treering._store.failures import naming
 from treering._store.leaves_api import OpenLeaves, SmallFiles, opened_at
 from treering._values.boxes import Box
 from treering._values.checksums import SMALLEST_BLOCK, block_checksums, block_count
 from treering._values.human import pluralize
 from treering._values.keys import split_key
 from treering._values.leaves_names import ZARRAY, parts_of
-from treering.errors import CorruptError, TreeringError
+from treering.errors import CorruptError, DataFileMissingError, TreeringError
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -24,7 +24,7 @@ from treering._arrays.outgoing import DescribedLeaves, HeldBox
 from treering._codec.array_bytes import holds_wire_bytes, wire_blocks
 from treering._codec.zarr import ZarrArray, chunk_box, chunk_bytes, chunk_count, chunk_name, item_dtype, zarray_bytes
 from treering._codec.zarr_chunks import encode
-from treering._store.leaves_api import LeafWriter
+from treering._store.leaves_api import LeafFile, LeafWriter
 from treering._store.memory_pool import MemoryPool
 from treering._values.boxes import Box, contains, intersection, relative, shape_of, slices
 from treering._values.checksums import block_bytes, block_checksums, block_count
@@ -80,7 +80,7 @@ class WrittenLeaf:
     """Which of its chunks this process writes, ascending."""
     nbytes: int
     """Bytes of those chunks, before any compressor."""
-    head: Sequence[tuple[str, bytes]]
+    head: Sequence[LeafFile]
     """Its ``.zarray`` as a file, if this process writes that."""
     sizes: Sequence[int] = ()
     """Bytes of those chunk files, if they are compressed."""
@@ -129,7 +129,7 @@ def write_leaves(
         numbers = range(form.count) if chunks is None else chunks.get(number, ())
         if not (numbers or headed):
             continue
-        head = ((ZARRAY, form.document),) if headed else ()
+        head = ((ZARRAY, (form.document,), len(form.document)),) if headed else ()
         leaf = WrittenLeaf(folder, form, sources, numbers, len(numbers) * form.chunk, head)
         every.append(leaf)
         total += leaf.nbytes
@@ -163,7 +163,7 @@ def _write_small(staged: LeafWriter, leaves: Sequence[WrittenLeaf]) -> int:
             _write_small_chunks(staged, leaf)
     # Written together: a turn to the system and back for each leaf costs the processor's caches.
     for leaf, name, data in single:
-        staged.write_small(leaf.folder, (*leaf.head, (name, data)))
+        staged.write(leaf.folder, (*leaf.head, (name, (data,), len(data))))
     return sum(leaf.nbytes for leaf in leaves)
 
 
@@ -178,17 +178,17 @@ def _whole_bytes(data: Any, form: WriteForm) -> bytes:
 def _write_small_chunks(staged: LeafWriter, leaf: WrittenLeaf) -> None:
     form = leaf.form
     pieces = LeafPieces(form.array, leaf.sources)
-    files = list(leaf.head)
+    files: list[LeafFile] = list(leaf.head)
     checksums = array("Q")
     for number in leaf.numbers:
         data = to_stored(pieces.chunk(number), form.array)
         content = data.tobytes() if form.array.compressor is None else encode(form.array, data)
         checksums += block_checksums(memoryview(content))
-        files.append((chunk_name(form.array, number), content))
-    staged.write_small(leaf.folder, files)
+        files.append((chunk_name(form.array, number), (content,), len(content)))
+    staged.write(leaf.folder, files)
     leaf.checksums = checksums
     if form.array.compressor is not None:
-        leaf.sizes = [len(content) for _, content in files[len(leaf.head) :]]
+        leaf.sizes = [size for _, _, size in files[len(leaf.head) :]]
 
 
 def _plan_large(staged: LeafWriter, leaves: Sequence[WrittenLeaf], tally: Tally) -> Work:
@@ -196,7 +196,7 @@ def _plan_large(staged: LeafWriter, leaves: Sequence[WrittenLeaf], tally: Tally)
     work = Work()
     for leaf in leaves:
         if leaf.head:
-            staged.write_small(leaf.folder, leaf.head)
+            staged.write(leaf.folder, leaf.head)
         chunks = _LargeLeaf(staged, leaf, tally)
         work.jobs.extend(functools.partial(chunks.write, place) for place in range(len(leaf.numbers)))
         work.nbytes += leaf.nbytes
@@ -229,12 +229,12 @@ class _LargeLeaf:
         if form.array.compressor is None:
             size = form.chunk
             checksums = array("Q", bytes(8 * block_count(size, form.block)))
-            self._staged.write_file(leaf.folder, name, self._stream(chunk, checksums), size)
+            self._staged.write(leaf.folder, [(name, self._stream(chunk, checksums), size)])
         else:
             content = encode(form.array, to_stored(chunk, form.array))
             size = len(content)
             checksums = block_checksums(memoryview(content))
-            self._staged.write_file(leaf.folder, name, (content,), size)
+            self._staged.write(leaf.folder, [(name, (content,), size)])
             self._tally.add(form.chunk)
         self._sizes[place], self._checksums[place] = size, checksums
         with self._lock:

@@ -24,11 +24,11 @@ from treering._format.leaf_values import check_shape
 from treering._format.structure import Nested, flatten_nested
 from treering._leaves.documents.index import LEAVES_INDEX, Entry
 from treering._leaves.documents.record import ChunkLayout, LeavesRecord, OpenBranch, arrays_of, parts_of_folder
-from treering._store.failures import DataFileMissingError, naming_file
+from treering._store.failures import naming_file
 from treering._store.leaves_api import OpenLeaves
 from treering._values.human import pluralize
 from treering._values.keys import join_key
-from treering.errors import CorruptError, UnsupportedError
+from treering.errors import CorruptError, DataFileMissingError, UnsupportedError
 
 
 class OtherLeaf(NamedTuple):

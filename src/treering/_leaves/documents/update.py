@@ -77,7 +77,7 @@ def update_in_attempts(
     records: Sequence[LeavesRecord],
     older: OlderAttempts,
     *,
-    later: Sequence[LeavesRecord] = (),
+    later: Sequence[bytes] = (),
     last: str | None = None,
 ) -> Update:
     """Return the index that a save of branches makes where its files stay in the folder of its attempt.
@@ -89,7 +89,7 @@ def update_in_attempts(
         old: the present index.
         records: of different prefixes.
         older: what older attempts have there.
-        later: saves that are not to be listed yet.
+        later: the records of saves that are not to be listed yet.
         last: the attempt that changes the index and has no save of its own, by which it is known that it did.
 
     Raises:
@@ -109,7 +109,7 @@ def update_in_attempts(
         gone = [other.attempt for other in waiting if other.prefix == record.prefix and other.attempt != record.attempt]
         branches[record.prefix] = _branch_in_attempt(record, index.branches.get(record.prefix), gone, older)
     taken = {other.attempt for other in waiting if other.prefix in saved}
-    unindexed = [*(one for one in index.unindexed if attempt_of(one) not in taken), *map(encode_record, later)]
+    unindexed = [*(one for one in index.unindexed if attempt_of(one) not in taken), *later]
     document = {**index.document, "nonce": secrets.token_hex(16), **({"last attempt": last} if last else {})}
     new = leaves_index.LeavesIndex(branches=branches, document=document, unindexed=unindexed)
     data = leaves_index.encode_leaves_index(new)
@@ -120,6 +120,15 @@ def update_in_attempts(
     if None in live or not live.isdisjoint(dropped):
         dropped = []  # something in the index is damaged: nothing is removed on its word
     return Update(moving=data, moved=data, moves=(), dropped=tuple(dropped))
+
+
+def list_later(old: bytes, record: bytes, older: OlderAttempts) -> Update:
+    """Return the index in a bucket that holds the record of a save which is to be listed later.
+
+    Raises:
+        CorruptError, FormatError: as `update_for`.
+    """
+    return update_in_attempts(old, [], older, later=[record])
 
 
 def index_unindexed(old: bytes | None, older: OlderAttempts, last: str) -> Update:

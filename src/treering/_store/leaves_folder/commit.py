@@ -11,23 +11,23 @@ import errno
 import os
 import secrets
 import time
-from collections.abc import Callable, Collection, Sequence
-from typing import Self
+from collections.abc import Callable, Collection
 
 from treering._codec.key_document import find_attempts
-from treering._store.failures import LinkRefusedError, with_errno
+from treering._store.api import Closable
+from treering._store.failures import with_errno
 from treering._store.leaves_api import Unfinished, Update
 from treering._store.leaves_folder import moves
 from treering._store.leaves_folder.leaves_folder import AS_FOLDER, index_bytes, list_attempts
 from treering._store.pieces import write_all
 from treering._store.posix import descriptors
+from treering._store.posix.descriptors import OpenDescriptor
 from treering._store.posix.folder import Folder, FolderLock
 from treering._store.posix.folder_tree import FolderTree, Parts
-from treering._store.posix.open_descriptor import OpenDescriptor
 from treering._values import leaves_names, timing
 from treering._values.checkpoint_names import LOCK_FILE
 from treering._values.leaves_names import ATTEMPTS, RECORD, attempt_folder
-from treering.errors import BusyError, StoreError
+from treering.errors import BusyError, LinkRefusedError, StoreError
 
 _TRIES = 20
 
@@ -147,16 +147,14 @@ def sweep_unfinished(tree: FolderTree) -> None:
             remove_if_dead(tree, attempt, spared=lambda names: RECORD in names)
 
 
-class LeavesCommit:
-    """The lock of a leaves directory, a context manager. Inside, ``index`` is the present index, without moves.
+class LeavesCommit(Closable):
+    """One change of a leaves directory by a saver that has it to itself; closed, it lets others in.
 
     Raises:
         BusyError: others kept saving, or the directory is no longer at its path.
         LinkRefusedError: the index is a link.
         OSError: the system refused, also to finish what a dead saver had begun.
     """
-
-    index: bytes | None
 
     def __init__(self, folder: Folder, tree: FolderTree, own: AttemptFolder, unfinished: Unfinished, shown: str):
         self._folder = folder
@@ -166,36 +164,23 @@ class LeavesCommit:
         self._shown = shown
         self._lock = FolderLock(folder)
 
-    def __enter__(self) -> Self:
-        try:
-            self._take_lock()
-            self.index = index_bytes(self._tree)
-            if self.index is not None:
-                self._finish_dead(self.index)
-        except BaseException:  # an interrupt too: the lock must not stay; raised again below
-            self.close()
-            raise
-        return self
-
-    def __exit__(self, *_error: object) -> None:
-        self.close()
-
     def close(self) -> None:
-        """Give the lock back. ``with contextlib.closing(commit), commit:`` does so whenever an interrupt comes."""
+        """Give the lock back."""
         self._lock.give_back()
 
     def change(self, update: Callable[[bytes | None], Update | None]) -> None:
         """Change the index, and do what the change promises.
 
         Args:
-            update: gets the present index; None leaves it as it is.
+            update: gets the present index, without moves; None leaves it as it is.
 
         Raises:
             ExistsError: something stands where files would be moved to. Nothing has changed.
             StoreError: the new index is in place, and what the message says is not done.
             OSError: the system refused. Nothing has changed.
         """
-        change = update(self.index)
+        before = self._begin()
+        change = update(before)
         if change is None:
             return
         replaced = moves.survey(self._tree, change.moves)
@@ -207,7 +192,7 @@ class LeavesCommit:
         except OSError as error:
             hint = "the new content is in place: treering reads it, and the next save or index_leaves moves the rest"
             raise StoreError.of(error, self._shown, "move all files to their key paths in", hint=hint) from error
-        self._sweep(change.moved, change.dropped)
+        self._sweep(before, change)
 
     def move_unindexed(self) -> None:
         """Move the own files to their key paths without an index.
@@ -217,8 +202,21 @@ class LeavesCommit:
             LinkRefusedError: a folder on the way is a link.
             OSError: the system refused.
         """
+        self._begin()
         moves.require_free(self._tree, self._own.attempt, moves.ReplacedFiles())
         moves.sync_folders(self._folder, self._tree, moves.move_staged(self._tree, self._own.attempt))
+
+    def _begin(self) -> bytes | None:
+        """Take the lock, do what the index promises and its saver did not live to do, and return the index then."""
+        self._take_lock()
+        index = index_bytes(self._tree)
+        if index is None:
+            return None
+        if (change := self._unfinished(index)) is None:
+            self._take_up(index)
+            return index
+        self._finish(change, moves.survey(self._tree, change.moves))
+        return change.moved
 
     def _take_lock(self) -> None:
         deadline = time.monotonic() + timing.current.directory_lock
@@ -231,15 +229,6 @@ class LeavesCommit:
             pause = min(2 * pause, timing.current.directory_lock_longest)
         if not self._folder.is_there():
             raise self._busy("another process moved or removed the folder")
-
-    def _finish_dead(self, index: bytes) -> None:
-        """Do what the index promises and its saver did not live to do."""
-        change = self._unfinished(index)
-        if change is None:
-            self._take_up(index)
-            return
-        self.index = change.moved
-        self._finish(change, moves.survey(self._tree, change.moves))
 
     def _finish(self, change: Update, replaced: moves.ReplacedFiles) -> None:
         """Clear, move, make that durable, and say so in the index."""
@@ -289,24 +278,22 @@ class LeavesCommit:
         found = self._tree.find((), leaves_names.INDEX)
         return new is not None and found is not None and os.path.samestat(new, found)
 
-    def _sweep(self, index: bytes, dropped: Sequence[str]) -> None:
+    def _sweep(self, before: bytes | None, change: Update) -> None:
         """Remove what no index needs: superseded attempts, whose savers are done, and those of the dead."""
-        named = find_attempts(index)
-        done = find_attempts(self.index or b"").union(dropped)
+        done = find_attempts(before or b"").union(change.dropped)
+
+        def is_spared(names: Collection[str]) -> bool:
+            """Whether an attempt may be needed: it waits for an index, or it is of one that is lost."""
+            is_whole = leaves_names.RECORD in names and leaves_names.LEAVES not in names
+            return leaves_names.PENDING in names or (before is None and is_whole)
+
+        kept = {self._own.attempt, *find_attempts(change.moved)}
         with contextlib.suppress(OSError):  # the save is done; the next one sweeps
             for attempt in list_attempts(self._tree):
-                if attempt == self._own.attempt or attempt in named:
-                    continue
-                if attempt in done:
+                if attempt in done - kept:
                     remove_attempt(self._tree, attempt)
-                else:
-                    remove_if_dead(self._tree, attempt, spared=self._is_spared)
-
-    def _is_spared(self, names: Collection[str]) -> bool:
-        """Whether an attempt that no index names may be needed: it waits for one, or it is of an index that is lost."""
-        return leaves_names.PENDING in names or (
-            self.index is None and leaves_names.RECORD in names and leaves_names.LEAVES not in names
-        )
+                elif attempt not in kept:
+                    remove_if_dead(self._tree, attempt, spared=is_spared)
 
     def _busy(self, what: str, hint: str | None = None) -> BusyError:
         error = BusyError(f"could not write {self._shown!r}: {what}", hint=hint)

@@ -16,7 +16,7 @@ from typing import TypeVar
 
 from treering._codec.key_document import unindexed_attempts
 from treering._store.api import LARGEST_DOCUMENT
-from treering._store.failures import DataFileMissingError, missing_error, naming, with_errno
+from treering._store.failures import missing_error, naming, with_errno
 from treering._store.leaves_api import OpenLeaves, SmallFiles, Unlisted
 from treering._store.open_folder import shown_names
 from treering._store.posix import descriptors, folder
@@ -29,7 +29,7 @@ from treering._values.checkpoint_names import INDEX as CHECKPOINT
 from treering._values.checkpoint_names import is_message, is_message_folder
 from treering._values.human import pluralize
 from treering._values.leaves_names import INDEX
-from treering.errors import CorruptError, FormatError, NotFoundError, StoreError, TreeringError
+from treering.errors import CorruptError, DataFileMissingError, FormatError, NotFoundError, StoreError, TreeringError
 
 # Where a save turns a leaf into a branch or the reverse, a file is met where a folder was, or a folder in its place.
 _ABSENT = (FileNotFoundError, NotADirectoryError, IsADirectoryError)
@@ -93,23 +93,15 @@ class LeavesFolder(OpenLeaves):
             (*leaves_names.parts_of(folder), *below), name, attempt, lambda parts: open_below(self._tree, parts, name)
         )
 
-    def read_small(self, folder: str, files: Sequence[tuple[str, int]], attempt: str | None) -> list[bytes]:
-        """Return what is in some small files of a leaf, in half the time that `open` needs."""
-        return self._read(
-            leaves_names.parts_of(folder),
-            files[0][0],
-            attempt,
-            lambda parts: read_small_files(self._tree, parts, files),
-        )
-
     def read_each(self, wanted: Sequence[SmallFiles]) -> list[list[bytes] | None]:
-        """Return what `read_small` does for each of several leaves; None where a file is missing."""
+        """Return what is in some small files of each of several leaves, in half the time that `open` needs."""
         found: list[list[bytes] | None] = []
-        for one in wanted:
-            files = None
+        for leaf, files, attempt in wanted:
+            read = functools.partial(read_small_files, self._tree, files=files)
+            some = None
             with contextlib.suppress(DataFileMissingError):
-                files = self.read_small(*one)
-            found.append(files)
+                some = self._read(leaves_names.parts_of(leaf), files[0][0], attempt, read)
+            found.append(some)
         return found
 
     def unlisted(self) -> Unlisted:

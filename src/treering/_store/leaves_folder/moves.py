@@ -12,18 +12,17 @@ import os
 import stat
 import unicodedata
 from collections import deque
-from collections.abc import Iterable
-from typing import NoReturn
+from collections.abc import Callable, Iterable, Sequence
 
 from treering._codec.zarr import marker_of, number_of_chunk, parse_zarray
 from treering._store.crew import FirstError, work_together
-from treering._store.failures import LinkRefusedError, with_errno
+from treering._store.failures import with_errno
 from treering._store.leaves_api import Move
 from treering._store.posix import descriptors
 from treering._store.posix.folder import Folder
 from treering._store.posix.folder_tree import FILE, FOLDER, OTHER, FolderTree, Parts
 from treering._values.leaves_names import ATTEMPTS, ZARRAY, parts_of, staged_leaves
-from treering.errors import CorruptError, ExistsError, TreeringError
+from treering.errors import CorruptError, ExistsError, LinkRefusedError, TreeringError
 
 _ABSENT = (FileNotFoundError, NotADirectoryError, LinkRefusedError)
 _OCCUPIED = frozenset({errno.ENOTEMPTY, errno.EEXIST, errno.EACCES, errno.EPERM})
@@ -46,7 +45,7 @@ class ReplacedFiles:
         return sorted(ways, key=len, reverse=True)
 
 
-def survey(tree: FolderTree, moves: Iterable[Move]) -> ReplacedFiles:
+def survey(tree: FolderTree, moves: Sequence[Move]) -> ReplacedFiles:
     """Return which files of the leaves that saves replace are to go: chunks, and last the ``.zarray`` that proves it.
 
     A folder that is not there, or that has a link on its way, holds nothing of a leaf; one whose ``.zarray`` names an
@@ -56,19 +55,18 @@ def survey(tree: FolderTree, moves: Iterable[Move]) -> ReplacedFiles:
         OSError: the system refused.
     """
     replaced = ReplacedFiles()
-    moves = tuple(moves)
     moving = {move.attempt for move in moves}
-    for folder in [folder for move in moves for folder in move.cleared]:
+    # Two branches may list one array, as another program's index does.
+    for folder in dict.fromkeys(folder for move in moves for folder in move.cleared):
         with contextlib.suppress(*_ABSENT, CorruptError):
             parts = parts_of(folder)
             replaced.folders.add(parts)
-            found = replaced.staying[parts] = tree.scan(parts)
-            text = tree.read_small(parts, ZARRAY) if found.get(ZARRAY) == FILE else None
-            if text is not None and marker_of(text) not in moving:
+            if _staying(tree, replaced, parts).get(ZARRAY) != FILE:
+                continue
+            text = tree.read_small(parts, ZARRAY)
+            if marker_of(text) not in moving:
                 _survey_chunks(tree, parts, text, replaced)
-                names = replaced.files.setdefault(parts, [])
-                if ZARRAY not in names:  # two branches may list one array, as another program's index does
-                    names.append(ZARRAY)
+                replaced.files[parts] = [*replaced.files.pop(parts, ()), ZARRAY]
     for parts, names in replaced.files.items():
         for name in names:
             del replaced.staying[parts][name]
@@ -91,23 +89,16 @@ def _survey_chunks(tree: FolderTree, parts: Parts, zarray: bytes, replaced: Repl
     try:
         array = parse_zarray(zarray)
     except TreeringError:
-        array = None
+        return
     waiting = [parts]
     while waiting:
         here = waiting.pop()
-        found = replaced.staying[here]
+        found = _staying(tree, replaced, here)
         start = "".join(f"{part}/" for part in here[len(parts) :])
-        chunks = [
-            name
-            for name, kind in found.items()
-            if kind == FILE and array and number_of_chunk(array, start + name) is not None
-        ]
-        if chunks:
+        files = [name for name, kind in found.items() if kind == FILE]
+        if chunks := [name for name in files if number_of_chunk(array, start + name) is not None]:
             replaced.files[here] = chunks
-        for name, kind in found.items():
-            if kind == FOLDER and name.isdecimal():
-                replaced.staying[(*here, name)] = tree.scan((*here, name))
-                waiting.append((*here, name))
+        waiting += [(*here, name) for name, kind in found.items() if kind == FOLDER and name.isdecimal()]
 
 
 def clear(tree: FolderTree, replaced: ReplacedFiles) -> None:
@@ -124,6 +115,28 @@ def clear(tree: FolderTree, replaced: ReplacedFiles) -> None:
             tree.remove_empty(parts)
 
 
+def _walk_staged(tree: FolderTree, attempt: str, is_done: Callable[[Parts, str, str], bool]) -> list[Parts]:
+    """Walk through what an attempt has staged, and return the folders that were entered, as parts of key paths.
+
+    Args:
+        tree: the directory.
+        attempt: the attempt.
+        is_done: gets a folder, a name in it and what that is; False for a folder that is to be entered.
+    """
+    waiting: list[Parts] = [()]
+    entered: list[Parts] = []
+    while waiting:
+        here = waiting.pop()
+        try:
+            found = tree.scan((*staged_leaves(attempt), *here))
+        except FileNotFoundError:  # nothing is staged (any more)
+            continue
+        entered.append(here)
+        # An array without its .zarray is missing to everybody; one without its chunks would be read as zeros.
+        waiting += [(*here, name) for name in sorted(found, key=ZARRAY.__eq__) if not is_done(here, name, found[name])]
+    return entered
+
+
 def move_staged(tree: FolderTree, attempt: str) -> list[Parts]:
     """Move the staged files of an attempt to their key paths: whole folders, or file by file into those that are there.
 
@@ -134,23 +147,11 @@ def move_staged(tree: FolderTree, attempt: str) -> list[Parts]:
         OSError: the system refused; what is left to move is staged still.
     """
     source = staged_leaves(attempt)
-    waiting: list[Parts] = [()]
-    into: list[Parts] = []
-    while waiting:
-        below = waiting.pop()
-        try:
-            found = tree.scan((*source, *below))
-        except FileNotFoundError:  # nothing is staged (any more)
-            continue
-        into.append(below)
-        # An array without its .zarray is missing to everybody; one without its chunks would be read as zeros.
-        waiting += [
-            (*below, name)
-            for name in sorted(found, key=ZARRAY.__eq__)
-            if not _rename(tree, (*source, *below), name, below, folder=found[name] == FOLDER)
-        ]
-    for below in reversed(into):
-        tree.remove_empty((*source, *below))
+    into = _walk_staged(
+        tree, attempt, lambda to, name, kind: _rename(tree, (*source, *to), name, to, folder=kind == FOLDER)
+    )
+    for to in reversed(into):
+        tree.remove_empty((*source, *to))
     return into
 
 
@@ -178,40 +179,43 @@ def require_free(tree: FolderTree, attempt: str, replaced: ReplacedFiles) -> Non
         LinkRefusedError: a folder on the way is a link.
         OSError: the system refused.
     """
-    source = staged_leaves(attempt)
     folds = tree.find((), ATTEMPTS.upper()) is not None  # some systems take ``W`` and ``w`` for the same
-    waiting: list[Parts] = [()]
-    while waiting:
-        below = waiting.pop()
-        with contextlib.suppress(FileNotFoundError):  # nothing is staged (any more)
-            staged = tree.scan((*source, *below))
-            there = _staying(tree, replaced, below)
-            if staged and ZARRAY in there:
-                tree.refuse_link((*below, ZARRAY))
-                _refuse(tree, below, ZARRAY, "an array that no index lists")
-            # Where the .zarray of a replaced leaf is lost, nothing tells its chunks from others: they are replaced.
-            lost = below in replaced.folders and ZARRAY not in replaced.files.get(below, ())
-            for name, kind in staged.items():
-                found = there.get(name)
-                if found is None:
-                    if folds and _folded(name) in map(_folded, there):
-                        _refuse(tree, below, name, "what has the same name in other letters")
-                elif found == OTHER:
-                    tree.refuse_link((*below, name))
-                    _refuse(tree, below, name, "a device, a pipe or a socket")
-                elif found != kind:
-                    _refuse(tree, below, name, "a file" if found == FILE else "a folder that is not replaced")
-                elif kind == FOLDER:
-                    waiting.append((*below, name))
-                elif not lost:
-                    _refuse(tree, below, name, "a file that no index lists")
+
+    def is_free(here: Parts, name: str, kind: str) -> bool:
+        try:
+            there = _staying(tree, replaced, here)
+        except FileNotFoundError:  # somebody removed it meanwhile
+            return True
+        found = there.get(name)
+        # Where the .zarray of a replaced leaf is lost, nothing tells its chunks from others: they are replaced.
+        lost = here in replaced.folders and ZARRAY not in replaced.files.get(here, ())
+        what = None
+        if ZARRAY in there:
+            name, what = ZARRAY, "an array that no index lists"
+        elif found is None:
+            if folds and _folded(name) in map(_folded, there):
+                what = "what has the same name in other letters"
+        elif found != kind:
+            what = _IN_THE_WAY[found]
+        elif kind == FOLDER:
+            return False
+        elif not lost:
+            what = "a file that no index lists"
+        if what is not None:
+            raise _in_the_way_error(tree, here, name, what)
+        return True
+
+    _walk_staged(tree, attempt, is_free)
 
 
-def _refuse(tree: FolderTree, parts: Parts, name: str, what: str) -> NoReturn:
+_IN_THE_WAY = {FILE: "a file", FOLDER: "a folder that is not replaced", OTHER: "a device, a pipe or a socket"}
+
+
+def _in_the_way_error(tree: FolderTree, parts: Parts, name: str, what: str) -> ExistsError:
+    tree.refuse_link((*parts, name))
     shown = tree.shown(parts, name)
     hint = "move it away, or save to another path; treering.leaves.index_leaves lists arrays that no index does"
-    error = ExistsError(f"{what} stands at {shown!r}, where a leaf would go", hint=hint)
-    raise with_errno(error, errno.EEXIST, shown)
+    return with_errno(ExistsError(f"{what} stands at {shown!r}, where a leaf would go", hint=hint), errno.EEXIST, shown)
 
 
 def _folded(name: str) -> str:

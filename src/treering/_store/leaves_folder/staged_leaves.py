@@ -11,15 +11,13 @@ import errno
 import os
 import threading
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from treering._store.failures import LinkRefusedError, naming, with_errno
-from treering._store.leaves_api import LeafWriter, LeavesSave, MakeUpdate, Unfinished
+from treering._store.failures import naming, with_errno
+from treering._store.leaves_api import LeafFile, LeafWriter, LeavesSave, MakeUpdate, Unfinished
 from treering._store.leaves_folder.commit import AttemptFolder, LeavesCommit, sweep_unfinished
-from treering._store.leaves_folder.leaves_folder import has_saver
 from treering._store.leaves_folder.moves import sync_written
-from treering._store.pieces import Buffer
 from treering._store.posix import descriptors
 from treering._store.posix.folder import Folder, make_folder, remove_folders, resolved_folder, sync_parent
 from treering._store.posix.folder_tree import FOLDER, FolderTree, Parts
@@ -28,7 +26,7 @@ from treering._store.posix.writing import write_content
 from treering._values import timing
 from treering._values.checkpoint_names import INDEX as CHECKPOINT
 from treering._values.leaves_names import ATTEMPTS, INDEX, PENDING, RECORD, parts_of, staged_leaves
-from treering.errors import ExistsError, TreeringError, UnsupportedError
+from treering.errors import ExistsError, LinkRefusedError, TreeringError, UnsupportedError
 
 # Writeback is started when the file is closed; all files are made durable together, before the commit.
 _BEGUN_EARLY = 1 << 20
@@ -61,26 +59,23 @@ class _StagedFiles(LeafWriter):
         self._staged = staged_leaves(attempt)
         self._room = _LONGEST_PATH - len(os.fsencode(folder.path)) - len("//".join(self._staged)) - _CHUNK_NAME_BYTES
 
-    def write_small(self, folder: str, files: Sequence[tuple[str, bytes]]) -> None:
-        """Make the folder of a leaf and its files, in few system calls."""
+    def write(self, folder: str, files: Sequence[LeafFile]) -> None:
+        """Make the folder of a leaf and files in it, small ones in few system calls."""
         with naming(self._shown, "write"):
-            parts = self._note(folder, [name for name, _ in files])
+            parts = self._note(folder, [name for name, _, _ in files])
             staged = self._staged + parts
+            if any(size >= _BEGUN_EARLY for _, _, size in files):
+                self._tree.make(staged)
+                for name, buffers, size in files:
+                    with self._tree.create(staged, name) as opened:
+                        write_content(opened.number, buffers, size)
+                        descriptors.start_writeback(opened.number, 0, size)
+                return
             try:
                 self._tree.fill(staged, files)
             except FileNotFoundError:
                 self._tree.make(staged)
                 self._tree.fill(staged, files)
-
-    def write_file(self, folder: str, name: str, buffers: Iterable[Buffer], size: int) -> None:
-        """Write one file of a leaf as the concatenation of ``buffers``."""
-        with naming(self._shown, "write"):
-            parts = self._note(folder, [name])
-            self._tree.make((*self._staged, *parts))
-            with self._tree.create((*self._staged, *parts), name) as opened:
-                write_content(opened.number, buffers, size)
-                if size >= _BEGUN_EARLY:
-                    descriptors.start_writeback(opened.number, 0, size)
 
     def make_durable(self) -> None:
         """Make what this process has written durable, and the names of all folders on the way to it."""
@@ -174,7 +169,7 @@ def _removed_error() -> OSError:
 
 
 class StagedLeaves(_StagedFiles, LeavesSave):
-    """One save on its way into a leaves directory: left without `commit` or `commit_unindexed`, nothing has changed.
+    """One save on its way into a leaves directory: left without `commit`, nothing has changed.
 
     Staging takes no lock, so several saves may be under way; only their commits wait for each other. A context
     manager, or used without ``with`` and ended by `close`, as when another thread commits later.
@@ -228,20 +223,15 @@ class StagedLeaves(_StagedFiles, LeavesSave):
         super().make_durable()
         self._durable = True
 
-    def has_saver(self, attempt: str) -> bool:
-        """Tell whether the saver of an attempt there is at work; False where that cannot be told."""
-        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
-            return has_saver(self._tree, attempt)
-        return False
-
     def roll_back(self) -> None:
         """Let the end of a joint save remove everything: no other process will write anything of it any more."""
         self._joint = False
 
-    def commit(self, record: bytes, update: MakeUpdate) -> None:
+    def commit(self, record: bytes, update: MakeUpdate | None) -> None:
         """Make everything durable, make ``update`` the index, move the files to their key paths.
 
-        Waits up to a minute for other savers. What a dead save left to be moved is moved first.
+        Waits up to a minute for other savers. What a dead save left to be moved is moved first. Without an update, the
+        files are moved if their key paths are free; else they stay staged until the save is listed.
 
         Raises:
             BusyError: others kept saving, or the directory was moved away.
@@ -252,17 +242,10 @@ class StagedLeaves(_StagedFiles, LeavesSave):
         """
         with naming(self._shown, "write"):
             self._make_durable(record)
-            with self._committing() as saving, saving:
-                saving.change(lambda index: update(index, None))
-
-    def commit_unindexed(self, record: bytes, update: MakeUpdate) -> None:
-        """Make everything durable, and leave it to be listed later.
-
-        The files are moved to their key paths if these are free; else they stay staged until then.
-        """
-        del update  # the index need not name it
-        with naming(self._shown, "write"):
-            self._make_durable(record)
+            if update is not None:
+                with self._committing() as saving, saving:  # left twice, so that an interrupt cannot keep the lock
+                    saving.change(lambda index: update(index, None))
+                return
             self._own.write(PENDING, b"")
             self._tree.sync(self._own.parts)
             self._own.kept = True
@@ -292,8 +275,8 @@ class StagedLeaves(_StagedFiles, LeavesSave):
             undo.pop_all()
         self._made, self._own = made, own
 
-    def _committing(self) -> contextlib.closing[LeavesCommit]:
-        return contextlib.closing(LeavesCommit(self._open_folder, self._tree, self._own, self._unfinished, self._shown))
+    def _committing(self) -> LeavesCommit:
+        return LeavesCommit(self._open_folder, self._tree, self._own, self._unfinished, self._shown)
 
     def _make_durable(self, record: bytes) -> None:
         """Make the files durable, then the record: an attempt without one is whole to nobody."""

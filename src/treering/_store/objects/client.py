@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final
 
 from treering._store.objects import obstore_requests
-from treering._store.objects.conditional_delete import delete_version
 from treering._store.objects.obstore_requests import FailedBuffers, upload_parts
 from treering._store.objects.obstore_stores import StoreVariants
 from treering._store.objects.reading import Jobs, Span
@@ -29,6 +28,7 @@ from treering._store.objects.requests import (
     Request,
     Status,
 )
+from treering._store.objects.signed_requests import delete_version
 from treering._store.pieces import Buffer
 from treering._values.telemetry import TRAFFIC
 

@@ -13,11 +13,11 @@ import obstore
 
 from treering._store.api import LARGEST_DOCUMENT
 from treering._store.memory_pool import lasting_pieces
-from treering._store.objects.foreign_names import list_past
 from treering._store.objects.obstore_stores import StoreVariants
 from treering._store.objects.reading import Span
 from treering._store.objects.repetition import Cause, ShortAnswer, failure_of, requests_at_once
 from treering._store.objects.requests import Absent, Answer, Condition, Listed, ObjectVersion, Put, Status
+from treering._store.objects.signed_requests import list_past
 from treering._store.pieces import Buffer
 from treering._values.human import pluralize
 from treering._values.telemetry import TRAFFIC

@@ -17,9 +17,9 @@ from pathlib import PurePath
 from typing import Final, TypeAlias
 
 from treering._store.api import Reader, require_range
-from treering._store.failures import DataFileMissingError, naming, with_errno
+from treering._store.failures import naming, with_errno
 from treering._store.objects.requests import Client, Get, ObjectVersion, ask
-from treering.errors import StoreError
+from treering.errors import DataFileMissingError, StoreError
 
 Jobs: TypeAlias = "Sequence[tuple[int, memoryview]]"
 

@@ -16,10 +16,10 @@ from typing import Final
 
 from treering._printable import hide_secrets, printable
 from treering._store.crew import FirstError, work_together
-from treering._store.objects.foreign_names import how_to_remove
 from treering._store.objects.obstore_stores import was_led_away
 from treering._store.objects.reading import Jobs, Span, plan_spans
 from treering._store.objects.requests import PATIENCE, Answer, ObjectVersion, Status, require_answer
+from treering._store.objects.signed_requests import how_to_remove
 from treering._values.telemetry import LOGGER, TRAFFIC
 from treering.errors import UnsupportedError
 

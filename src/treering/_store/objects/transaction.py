@@ -29,7 +29,7 @@ _ASKED: Final[weakref.WeakSet[Client]] = weakref.WeakSet()
 """The buckets of which a single file was put twice, to see whether they heed conditions."""
 
 _MARKERS: Final[weakref.WeakKeyDictionary[Client, tuple[str, float]]] = weakref.WeakKeyDictionary()
-_JUST_NOW: Final = 30.0
+_CACHE_SECONDS: Final = 30.0
 _PROBING: Final = threading.Lock()
 _CLOCK_KEPT: Final = 86400.0
 _HIGHEST_PROCESS: Final = 99_999
@@ -185,7 +185,7 @@ class ObjectTransaction(Transaction):
     def _look_at_marker(self) -> tuple[float, float] | None:
         """Return when a marker was put just now, by both clocks; None where none was."""
         put = _MARKERS.get(self._client)
-        if put is None or time.monotonic() - put[1] >= _JUST_NOW:
+        if put is None or time.monotonic() - put[1] >= _CACHE_SECONDS:
             return None
         found = ask(self._client, Head(put[0])).found
         return None if found is None else (found.modified, put[1])

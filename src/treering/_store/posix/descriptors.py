@@ -1,22 +1,20 @@
-"""What an open descriptor can be asked beyond reading and writing: to lock, to go direct, to be durable.
-
-Linux has all of it. Where ``fcntl`` or ``O_DIRECT`` is missing the answers are "no" and the callers take their
-plain way: nothing here is needed for correct results, only for speed and for sweeping.
-"""
+"""Open files and folders of the system: what is asked of a descriptor, and one that an interrupt cannot lose."""
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
 import errno
+import functools
 import importlib.util
+import itertools
 import os
 import re
 import stat
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from types import ModuleType
-from typing import Any
+from typing import Any, Self
 
 from treering._values.human import bytes_text, pluralize
 
@@ -262,3 +260,95 @@ def _syncs_as_a_whole(descriptor: int) -> bool:
     kernel = re.match(r"(\d+)\.(\d+)", os.uname().release)
     tells = kernel is not None and (int(kernel[1]), int(kernel[2])) >= _TELLING_KERNEL
     return tells and ctypes.c_ulong.from_buffer(about).value in _SYNCED_AS_A_WHOLE
+
+
+class OpenDescriptor:
+    """What ``opener(*arguments)`` opens, a context manager that an interrupt cannot lose. A dropped one closes itself.
+
+    Python handles signals between two instructions, never inside a call of C. In ``number = os.open(path)`` the call
+    and the assignment are two instructions, and an interrupt between them loses the number. Here one call of C opens
+    and records, and one call of C forgets and closes.
+
+    Raises:
+        OSError: the system refused.
+
+    Example:
+        >>> import tempfile
+        >>> with OpenDescriptor(os.open, tempfile.mkdtemp(), os.O_RDONLY) as opened:
+        ...     opened.number >= 0
+        True
+        >>> opened.number
+        -1
+    """
+
+    # ``__del__`` is an attribute of the instance, a function of C: an interrupt inside a method would be lost.
+    __slots__ = ("__del__", "_close", "_lockable", "_numbers")
+
+    def __init__(self, opener: Callable[..., int] | None = None, *arguments: Any) -> None:
+        self._lockable = False
+        self._numbers = numbers = [-1]
+        # ``pop`` gives each number once, then the -1 that ends the iterator. ``any`` goes on, as ``close`` gives None.
+        self.__del__ = self._close = functools.partial(any, map(os.close, iter(numbers.pop, -1)))
+        if opener is not None:
+            numbers.extend(itertools.starmap(opener, (arguments,)))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if error is None:
+            if self._lockable:
+                self.unlock()
+            self._close_each()
+            return
+        with contextlib.suppress(OSError):  # the error that brought us here says more
+            self.close()
+
+    @property
+    def number(self) -> int:
+        """The descriptor, of several the first; -1 when it is closed."""
+        first = self._numbers[1:2]
+        return first[0] if first else -1
+
+    def open(self, opener: Callable[..., int], *arguments: Any) -> None:
+        """Open what was made without an opener; once."""
+        self._numbers.extend(itertools.starmap(opener, (arguments,)))
+
+    def open_each(self, opener: Callable[..., int], *columns: Iterable[Any]) -> list[int]:
+        """Open what each row of arguments says, and return those descriptors; they are closed with this one."""
+        known = len(self._numbers)
+        self._numbers.extend(map(opener, *columns))
+        return self._numbers[known:]
+
+    def lock(self) -> bool | None:
+        """Take its lock without waiting, as the function; closing gives it back."""
+        self._lockable = True
+        return lock(self.number)
+
+    def unlock(self) -> None:
+        """Give its lock back at once, also where a child that was forked meanwhile holds the file open."""
+        if self._lockable and (number := self.number) >= 0:
+            unlock(number)
+
+    def close(self) -> None:
+        """Give its lock back and close it. May be called twice.
+
+        Raises:
+            OSError: the system refused to close it.
+        """
+        self.unlock()
+        self._close_each()
+
+    def _close_each(self) -> None:
+        try:
+            self._close()
+        except OSError:
+            while self._numbers:  # one that could not be closed well keeps no other open
+                with contextlib.suppress(OSError):
+                    self._close()
+            raise
+
+
+def open_folder(folder: str) -> OpenDescriptor | None:
+    """Open ``folder`` so that it can be synced; None where the platform cannot open folders."""
+    return None if os.name == "nt" else OpenDescriptor(os.open, folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)

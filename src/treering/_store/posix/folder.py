@@ -18,8 +18,8 @@ from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 from treering._store.api import Closable
-from treering._store.posix import descriptors, open_descriptor
-from treering._store.posix.open_descriptor import OpenDescriptor
+from treering._store.posix import descriptors
+from treering._store.posix.descriptors import OpenDescriptor
 from treering._values.checkpoint_names import LOCK_FILE
 from treering.errors import UnsupportedError
 
@@ -59,7 +59,7 @@ class Folder(Closable):
             OSError: there is none, or it cannot be read.
         """
         self.path = path
-        self._opened = open_descriptor.open_folder(path) if opened is None else opened
+        self._opened = descriptors.open_folder(path) if opened is None else opened
 
     def close(self) -> None:
         """Close the folder. May be called twice."""
@@ -341,7 +341,7 @@ def remove_folders(made: Sequence[str]) -> None:
 
 def sync_folder(path: str) -> None:
     """Make the names in the folder at a path durable."""
-    if (opened := open_descriptor.open_folder(path)) is not None:
+    if (opened := descriptors.open_folder(path)) is not None:
         with opened:
             descriptors.sync_folder(opened.number)
 

@@ -16,11 +16,10 @@ from pathlib import Path
 
 from treering._store.api import Reader, Version, require_range
 from treering._store.crew import FirstError, work_together
-from treering._store.failures import LinkRefusedError
+from treering._store.posix.descriptors import OpenDescriptor
 from treering._store.posix.folder import Folder, require_file
-from treering._store.posix.open_descriptor import OpenDescriptor
 from treering._values.human import pluralize
-from treering.errors import CorruptError, StoreError
+from treering.errors import CorruptError, LinkRefusedError, StoreError
 
 # How the cache of the Hugging Face hub stores a snapshot's files: content by hash, beside the snapshots.
 # https://huggingface.co/docs/huggingface_hub/guides/manage-cache

@@ -17,12 +17,11 @@ from treering._store import api
 from treering._store.api import ANY, Document, Entry, Held, Kind, Outcome, Store, Transaction, Version
 from treering._store.failures import naming
 from treering._store.pieces import Buffer, write_all
-from treering._store.posix import descriptors, open_descriptor
+from treering._store.posix import descriptors
+from treering._store.posix.descriptors import OpenDescriptor
 from treering._store.posix.folder import NO_LINKS, Folder, FolderLock, make_folder, resolved_folder, sync_parent
-from treering._store.posix.open_descriptor import OpenDescriptor
 from treering._store.posix.reading import READING, FileVersion, LocalFile, open_in, stat_of
-from treering._store.posix.stage import StagedFile
-from treering._store.posix.writing import write_content
+from treering._store.posix.writing import StagedFile, write_content
 from treering._values import timing
 from treering._values.checkpoint_names import INDEX
 
@@ -276,7 +275,7 @@ class PosixStore(Store):
         if self._clock() - self._refreshed < timing.current.refresh:
             return
         with contextlib.suppress(OSError):  # only the wait gets longer
-            open_descriptor.open_folder(self.folder.path)
+            descriptors.open_folder(self.folder.path)
         self._refreshed = self._clock()
 
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import math
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -16,15 +17,15 @@ from treering._arrays.source import Source, held_index
 from treering._codec.compression import GZIP_MAGIC, gzip_decompress
 from treering._codec.msgpack.scan import Scanner
 from treering._codec.msgpack.window import WINDOW_BYTES
-from treering._format.index import Chunks, Container, DataFile, Index, LeafType, Token
+from treering._foreign.folder_files import ForeignLeaf
+from treering._foreign.foreign_tree import build_index, count_leaf, leaf_of_record
+from treering._format.index import Container, DataFile, Index, LeafType, Token
 from treering._format.listing import LeafRecord, list_msgpack
 from treering._printable import show_path
 from treering._store.api import Reader
-from treering._store.opened_files import OpenedFiles
+from treering._store.open_folder import OpenedFiles
 from treering._store.resolve import open_file
-from treering._values.boxes import Box, boxes_of_range, size_of
-from treering._values.checksums import block_bytes
-from treering._values.dtypes import Dtype, itemsize_of, numpy_dtype
+from treering._values.dtypes import Dtype, numpy_dtype
 from treering._values.keys import Trail, join_key, unwind
 from treering.errors import CorruptError, FormatError
 
@@ -95,6 +96,16 @@ class Views(_NumpyLeaves):
     def join_chunks(self, shape: tuple[int, ...], parts: list[Any]) -> NDArray[Any]:
         """Return the pieces joined, in fresh writable memory."""
         return np.concatenate(parts).reshape(shape)
+
+
+def scan_views(source: Any, allowance: int | None = None) -> Any:
+    """Return the state dict in bytes or in a view of them; its arrays are views too. ``allowance`` is the scanner's."""
+    first = source if isinstance(source, bytes) else bytes(source[:WINDOW_BYTES])
+
+    def fetch(offset: int, count: int) -> bytes:
+        return bytes(source[offset : offset + count])
+
+    return Scanner(first, len(source), fetch, Views(source), allowance=allowance).run()
 
 
 class PlannedArrays(_NumpyLeaves):
@@ -190,50 +201,22 @@ def index_records(root: Any) -> Index:
         >>> index.keys, index.type_of(0).shape, index.values
         (['w', 'step'], (3,), {1: 1})
     """
-    structure, keys, leaves = _flatten(root)
-    types: dict[LeafType, int] = {}
-    leaf_types: list[int] = []
-    values: dict[int, Any] = {}
-    rows: list[tuple[int, Box | None, int, int]] = []
-    for number, leaf in enumerate(leaves):
-        if isinstance(leaf, LeafRecord):
-            kind = "numpy" if leaf.is_array else leaf.kind
-            shape = (leaf.nbytes,) if leaf.shape is None else leaf.shape
-            found = LeafType(kind=kind, dtype=leaf.dtype or "uint8", shape=shape)
-            rows += [(number, *row) for row in _rows_of(leaf, shape)]
-        else:
-            found, values[number] = LeafType(kind=_KINDS.get(type(leaf).__name__, "opaque")), leaf
-        leaf_types.append(types.setdefault(found, len(types)))
-    owners, boxes, offsets, sizes = map(list, zip(*rows, strict=True)) if rows else ([], [], [], [])
-    files = [0] * len(rows)
-    chunks = Chunks(
-        leaf=owners, box=boxes, file=files, offset=offsets, nbytes=sizes, block=list(map(block_bytes, sizes))
-    )
-    return Index(
-        attempt="", structure=structure, keys=keys, types=tuple(types), leaf_types=leaf_types, values=values,
-        chunks=chunks, files=[DataFile(name="", nbytes=0, header=0, digest=None)], verified=False,
-    )  # fmt: skip
-
-
-def _rows_of(record: LeafRecord, shape: tuple[int, ...]) -> Iterator[tuple[Box | None, int, int]]:
-    """Yield where the boxes of a leaf lie: box, offset and bytes; a flat piece of an array is several boxes."""
-    if not record.parts:
-        yield None, record.offset or 0, record.nbytes
-    itemsize, done = itemsize_of(record.dtype), 0
-    for offset, nbytes in record.parts:
-        at = offset
-        for box in boxes_of_range(shape, done, done + nbytes // itemsize):
-            size = size_of(box) * itemsize
-            yield box, at, size
-            at += size
-        done += nbytes // itemsize
+    structure, keys, found = _flatten(root)
+    leaves = [
+        leaf_of_record(leaf, "numpy" if leaf.is_array else leaf.kind, 0)
+        if isinstance(leaf, LeafRecord)
+        else ForeignLeaf(LeafType(kind=_KINDS.get(type(leaf).__name__, "opaque")), leaf)
+        for leaf in found
+    ]
+    index = build_index(structure, keys, leaves, [DataFile(name="", nbytes=0, header=0, digest=None)])
+    return dataclasses.replace(index, attempt="")
 
 
 def _read(file: Reader, *, mapped: bool) -> Any:
     first = file.read(0, min(file.size, WINDOW_BYTES))
     if first.startswith(GZIP_MAGIC):
         data = gzip_decompress(file.read(0, file.size), None)
-        return Scanner(data[:WINDOW_BYTES], len(data), lambda at, n: data[at : at + n], Views(data)).run()
+        return scan_views(data)
     return read_state(file, first, mapped=mapped)
 
 
@@ -254,8 +237,5 @@ def _flatten(state: Any) -> tuple[list[Token], list[str], list[Any]]:
             continue
         keys.append(join_key(unwind(trail)))
         leaves.append(value)
-        if structure and isinstance(structure[-1], int):
-            structure[-1] += 1
-        else:
-            structure.append(1)
+        count_leaf(structure)
     return structure, keys, leaves

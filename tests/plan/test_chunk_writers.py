@@ -12,9 +12,8 @@ from hypothesis import strategies as st
 
 from tests import faults
 from tests.plan.layouts import any_layouts, mesh_layout, mesh_layouts, replicated
-from treering._leaves import shares
-from treering._leaves.plan import balanced_chunk, shared_chunk_shape
-from treering._leaves.shares import plan_writers
+from treering._plan import chunks as chunks_module
+from treering._plan.chunks import balanced_chunk, plan_writers, shared_chunk_shape
 from treering._plan.save import LeafLayout, SavePlan, level_loads
 from treering._values.boxes import Box, intersection, size_of
 from treering.errors import UnsupportedError
@@ -120,7 +119,7 @@ def test_leaves_that_lie_alike_are_planned_together(monkeypatch: pytest.MonkeyPa
         nonlocal looked_at
         looked_at += 1
 
-    faults.before(monkeypatch, shares, "_holders", counted)
+    faults.before(monkeypatch, chunks_module, "_holders", counted)
     ways = [
         mesh_layout((8192, 512), 2, (64, 16), (0, None)),
         mesh_layout((8192, 512), 2, (64, 16), (0, 1)),

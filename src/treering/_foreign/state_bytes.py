@@ -21,11 +21,11 @@ import jax
 import numpy as np
 
 from treering._arrays.delivered import device_put
-from treering._arrays.host import adopt, jax_holds, piece_buffers, to_host
-from treering._checkpoint.msgpack_source import Views, read_state
-from treering._codec.msgpack.scan import Scanner
+from treering._arrays.host import jax_holds, piece_buffers
+from treering._checkpoint.save_msgpack import encode_state
 from treering._codec.msgpack.window import MAX_DEPTH, WINDOW_BYTES
-from treering._codec.msgpack.write import Encoder, Piece, pieces_size, vary
+from treering._codec.msgpack.write import Piece, pieces_size, vary
+from treering._foreign.msgpack_source import read_state, scan_views
 from treering._printable import show_path
 from treering._store.crew import FirstError, work_together
 from treering._store.pieces import Readable, is_lasting
@@ -39,11 +39,6 @@ from treering.errors import CorruptError, FormatError, MismatchError, TreeringEr
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
-
-
-def encode_state(state: Any, *, chunk_size: int, sort_keys: bool = False) -> list[Piece]:
-    """Return the pieces of the msgpack form of a tree of dicts and lists."""
-    return Encoder(adopt, to_host, max(0, chunk_size), sort_keys).encode(state)
 
 
 def pack(pytree: Any, *, chunk_size: int, sort_keys: bool) -> bytes:
@@ -62,10 +57,8 @@ def unpack(encoded: Readable, *, allowance: int | None = None) -> Any:
     if not view.c_contiguous or not is_lasting(owner):
         return unpack(view.tobytes(), allowance=allowance)
     source: Any = owner if view.nbytes == len(owner) else view.cast("B")  # type: ignore[arg-type]
-    first = source if isinstance(source, bytes) else bytes(source[:WINDOW_BYTES])
-    refuse_gzip(first)
-    size, leaves = len(source), Views(source)
-    return Scanner(first, size, lambda at, n: bytes(source[at : at + n]), leaves, allowance=allowance).run()
+    refuse_gzip(bytes(source[:2]))
+    return scan_views(source, allowance)
 
 
 def refuse_gzip(first: bytes) -> None:

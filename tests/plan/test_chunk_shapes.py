@@ -13,7 +13,7 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from tests import meshes
-from treering._leaves.plan import chunk_shape, shared_chunk_shape
+from treering._plan.chunks import chunk_shape, shared_chunk_shape
 from treering._values.boxes import Box, held_boxes, whole
 
 

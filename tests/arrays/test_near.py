@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.properties.strategies import quick
-from treering._plan.load import group_near
+from treering._arrays.jobs import group_near
 
 
 class Wanted(NamedTuple):
