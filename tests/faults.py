@@ -49,3 +49,20 @@ def before(patch: pytest.MonkeyPatch, owner: Any, name: str, act: Callable[..., 
         return real(*arguments, **options)
 
     patch.setattr(owner, name, call)
+
+
+def after(patch: pytest.MonkeyPatch, owner: Any, name: str, act: Callable[..., object]) -> None:
+    """Let something be done, with what a function returned and its arguments, after each call of it."""
+    real = getattr(owner, name)
+
+    def call(*arguments: Any, **options: Any) -> Any:
+        answer = real(*arguments, **options)
+        act(answer, *arguments, **options)
+        return answer
+
+    patch.setattr(owner, name, call)
+
+
+def answer(patch: pytest.MonkeyPatch, owner: Any, name: str, value: Any) -> None:
+    """Let a function do nothing and return a value, whatever it is given."""
+    patch.setattr(owner, name, lambda *_, **__: value)

@@ -50,6 +50,13 @@ def memory_held(patch: pytest.MonkeyPatch) -> list[int]:
     return rooms
 
 
+def arrays_together(patch: pytest.MonkeyPatch) -> list[int]:
+    """Return a list that fills with how many arrays lie in one memory, each time that some is taken for several."""
+    counts: list[int] = []
+    faults.after(patch, incoming, "aligned_together", lambda arrays, _: counts.append(len(arrays)))
+    return counts
+
+
 def read_parts(path: Path, parts: Callable[[str], Sequence[Index]]) -> dict[str, list[tuple[Index, Any]]]:
     """Read parts of all leaves in one go, as a load of one process does.
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from treering._coordination.message_board import PathMessageBoard
 from treering._leaves.commit import begin_save as begin_leaves
 from treering._store.resolve import located, open_file, store_at
 from treering._store.resolve import write_file as write_pieces
 
-__all__ = ["begin_leaves", "copy_to_memory", "located", "read_file", "store_at", "write_file"]
+__all__ = ["begin_leaves", "copy_to_memory", "located", "put_messages", "read_file", "store_at", "write_file"]
 
 
 def read_file(path: str | os.PathLike[str]) -> bytes:
@@ -21,6 +22,14 @@ def read_file(path: str | os.PathLike[str]) -> bytes:
 def write_file(path: str | os.PathLike[str], data: bytes) -> None:
     """Write a file, wherever it is."""
     write_pieces(located(path), [data], len(data))
+
+
+def put_messages(folder: Path, *names: str) -> None:
+    """Let messages of a job be in a folder, which is made; those of far processes lie in a folder of messages."""
+    store_at(folder).transaction().make()
+    board = PathMessageBoard(folder)
+    for name in names:
+        board.put(name, b"{}")
 
 
 def copy_to_memory(folder: Path, url: str) -> None:

@@ -16,11 +16,10 @@ from hypothesis import strategies as st
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import treering
-from tests import limits, meshes
+from tests import limits, meshes, reads
 from tests.on_disk import INDEX, block_checksums, digest, signed_again
 from tests.properties.strategies import quick
 from tests.system_calls import spans_read
-from treering._arrays import incoming, jobs
 from treering.errors import CorruptError
 
 SHAPE = (96, 160, 144)
@@ -84,15 +83,7 @@ def test_large_arrays_are_aligned_for_jax(tmp_path: Path) -> None:
 
 def test_neighbouring_arrays_share_large_pages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     limits.lower(monkeypatch, shared_memory=1 << 20)
-    rooms: list[int] = []
-    together = jobs.aligned_together
-
-    def allocate(wanted: Any) -> Any:
-        found = together(wanted)
-        rooms.append(len(found))
-        return found
-
-    monkeypatch.setattr(incoming, "aligned_together", allocate)
+    rooms = reads.arrays_together(monkeypatch)
     # 400 KB each, but one of 1.6 MB, which has its own.
     tree = {f"n{n}": np.arange(100_000 if n != 3 else 400_000, dtype="i4") + n for n in range(7)}
     treering.save(tmp_path / "c", tree)

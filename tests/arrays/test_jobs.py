@@ -24,19 +24,16 @@ def test_progress_ends_at_its_total_whoever_comes_in_last(tmp_path: Path, monkey
     treering.save(tmp_path / "c", {"w": np.zeros(4 * MIB, np.uint8)})
     started, finish = threading.Event(), threading.Event()
     main = threading.current_thread()
-    preadv = os.preadv
 
-    def ordered(*arguments: Any) -> int:
-        count = preadv(*arguments)
+    def order(*_: object) -> None:
         if threading.current_thread() is main:
             assert started.wait(10)
             finish.set()
         else:
             started.set()
             assert finish.wait(10)
-        return count
 
-    monkeypatch.setattr(os, "preadv", ordered)
+    faults.after(monkeypatch, os, "preadv", order)
     for _ in range(5):
         started.clear()
         finish.clear()
@@ -54,13 +51,7 @@ def test_the_first_error_stops_the_rest(tmp_path: Path, monkeypatch: pytest.Monk
             data.seek(4096 + at)
             data.write(b"x")
     ran: list[int] = []
-    preadv = os.preadv
-
-    def counted(*arguments: Any) -> int:
-        ran.append(preadv(*arguments))
-        return ran[-1]
-
-    monkeypatch.setattr(os, "preadv", counted)
+    faults.after(monkeypatch, os, "preadv", lambda count, *_: ran.append(count))
     threads = threading.active_count()
     with pytest.raises(CorruptError, match="'w' is damaged"):
         treering.load(tmp_path / "c")

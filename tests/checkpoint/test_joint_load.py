@@ -215,7 +215,7 @@ def test_what_lies_with_one_process_is_loaded_without_a_word(loading: Loading, s
 def test_a_large_job_has_one_process_read_the_index(
     loading: Loading, saved: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(joint_load, "this_processes", lambda _: Processes(this=0, count=4))
+    faults.answer(monkeypatch, joint_load, "this_processes", Processes(this=0, count=4))
     limits.lower(monkeypatch, shared_index_from=4)
     wide = jax.ShapeDtypeStruct(WIDE.shape, WIDE.dtype, sharding=COLUMNS)
     assert_wide(tr.load(saved / "ckpt", {"w": wide}, extra="ignore")["w"])

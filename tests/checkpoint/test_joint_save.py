@@ -19,6 +19,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import treering
+from tests import faults
 from tests.checkpoint.together import PATIENT, Together, together, two
 from tests.compat import independent_reader
 from tests.on_disk import attempt_of_journal, is_data_of, is_message
@@ -540,7 +541,7 @@ def test_of_two_jobs_one_wins(together: Together, tmp_path: Path) -> None:
 
 
 def test_saved_alone_where_other_processes_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(jax, "process_count", lambda: 2)
+    faults.answer(monkeypatch, jax, "process_count", 2)
     treering.save(tmp_path / "ckpt", {"w": put(numbers(8), "x")}, processes="this")
     assert "process" not in index(tmp_path / "ckpt")["files"][0]
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import io
 import itertools
 import os
-import sys
 import time
 import types
 from collections.abc import Callable, Iterator
@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 
 import treering as tr
+from tests import faults
 from treering.errors import UnsupportedError
 
 TREE = {"w": np.arange(1 << 14, dtype=np.float32)}
@@ -92,27 +93,26 @@ def test_every_function_that_takes_progress_is_called_here() -> None:
 
 
 @pytest.mark.parametrize("name", CALLS)
-def test_a_bar_is_for_terminals_alone(name: str, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    terminal, pipe = Terminal(), io.StringIO()
-    monkeypatch.setattr(sys, "stderr", pipe)
-    with pytest.raises(UnsupportedError, match="progress= is True or a function"):
-        CALLS[name](path, progress="yes")
-    CALLS[name](path, progress=True)
+def test_a_bar_is_for_terminals_alone(name: str, path: Path) -> None:
+    with contextlib.redirect_stderr(io.StringIO()) as pipe:
+        with pytest.raises(UnsupportedError, match="progress= is True or a function"):
+            CALLS[name](path, progress="yes")
+        CALLS[name](path, progress=True)
     assert pipe.getvalue() == ""
-    monkeypatch.setattr(sys, "stderr", terminal)
-    CALLS[name](prepared(path / "another"), progress=False)
-    assert terminal.getvalue() == ""
-    CALLS[name](prepared(path / "again"), progress=True)
+    with contextlib.redirect_stderr(Terminal()) as terminal:
+        CALLS[name](prepared(path / "another"), progress=False)
+        assert terminal.getvalue() == ""
+        CALLS[name](prepared(path / "again"), progress=True)
     said = terminal.getvalue()
     assert "100% [####################] 64.0 KiB of 64.0 KiB" in said
     assert said.endswith("\r\x1b[K")
 
 
 def test_no_line_is_longer_than_the_terminal_is_wide(monkeypatch: pytest.MonkeyPatch, path: Path) -> None:
-    monkeypatch.setattr(sys, "stderr", terminal := Terminal())
-    monkeypatch.setattr(os, "get_terminal_size", lambda _: os.terminal_size((30, 10)))
-    monkeypatch.setattr(Terminal, "fileno", lambda _: 2)
-    tr.save(path / "new", TREE, progress=True)
+    faults.answer(monkeypatch, os, "get_terminal_size", os.terminal_size((30, 10)))
+    faults.answer(monkeypatch, Terminal, "fileno", 2)
+    with contextlib.redirect_stderr(Terminal()) as terminal:
+        tr.save(path / "new", TREE, progress=True)
     assert max(map(len, terminal.getvalue().split("\r\x1b[K"))) == 29
 
 
@@ -123,23 +123,23 @@ def test_lines_come_less_often_than_news(monkeypatch: pytest.MonkeyPatch, path: 
     assert len(news) >= 10
     times = itertools.count()
     monkeypatch.setattr(time, "monotonic", lambda: 0.04 * next(times))  # a line takes at least a tenth of a second
-    monkeypatch.setattr(sys, "stderr", terminal := Terminal())
-    tr.save(path / "two", tree, progress=True)
+    with contextlib.redirect_stderr(Terminal()) as terminal:
+        tr.save(path / "two", tree, progress=True)
     assert 0 < terminal.getvalue().count("%") <= len(news) // 2
 
 
-def test_nothing_to_do_has_a_line_too(monkeypatch: pytest.MonkeyPatch, path: Path) -> None:
+def test_nothing_to_do_has_a_line_too(path: Path) -> None:
     tr.save(path / "empty", {"a": np.zeros((0, 3))})
-    monkeypatch.setattr(sys, "stderr", terminal := Terminal())
-    tr.verify(path / "empty", progress=True)
+    with contextlib.redirect_stderr(Terminal()) as terminal:
+        tr.verify(path / "empty", progress=True)
     assert "100% [####################] 0 B of 0 B" in terminal.getvalue()
 
 
-def test_a_terminal_that_is_gone_stops_no_work(monkeypatch: pytest.MonkeyPatch, path: Path) -> None:
+def test_a_terminal_that_is_gone_stops_no_work(path: Path) -> None:
     class Gone(Terminal):
         def write(self, text: str) -> int:
             raise OSError(5, "Input/output error")
 
-    monkeypatch.setattr(sys, "stderr", Gone())
-    tr.save(path / "new", TREE, progress=True)
-    assert tr.verify(path / "new", progress=True).ok
+    with contextlib.redirect_stderr(Gone()):
+        tr.save(path / "new", TREE, progress=True)
+        assert tr.verify(path / "new", progress=True).ok

@@ -19,6 +19,7 @@ import numpy as np
 import pytest
 
 import treering as tr
+from tests import faults
 from tests.command import inside, treering
 from treering import leaves
 from treering._checkpoint.transaction import CheckpointFolder
@@ -621,9 +622,9 @@ def test_what_is_not_shown_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     folder = os.open(tmp_path, os.O_RDONLY)
     try:
         monkeypatch.setattr("treering._store.orphans._OF_THIS_MACHINE", _Every())  # tests may run on any
-        monkeypatch.setattr(os, "readlink", lambda *_: "pid:[4026532000]")
+        faults.answer(monkeypatch, os, "readlink", "pid:[4026532000]")
         assert seen_locks(folder).gap == "locks of other containers are not shown here"
-        monkeypatch.setattr(os, "readlink", lambda *_: "pid:[4026531836]")
+        faults.answer(monkeypatch, os, "readlink", "pid:[4026531836]")
         assert seen_locks(folder).gap is None
         monkeypatch.setattr("treering._store.orphans._OF_THIS_MACHINE", ())
         assert "locks of other machines" in (seen_locks(folder).gap or "")

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from tests import clocks
+from tests import clocks, faults
 from treering._arrays.host import this_processes
 from treering._coordination import allgather
 from treering._coordination.allgather import PAYLOAD_BYTES, allgather_in_order, allgather_with_deadline, run_in_order
@@ -251,6 +251,11 @@ def test_dtypes_are_those_of_the_caller() -> None:
         assert run_in_order(dtype, OF_THREE, timeout=60, board=None, doing="x") == "int64"
 
 
+def let_meet(monkeypatch: pytest.MonkeyPatch, gathered: Callable[[bytes], list[bytes]]) -> None:
+    """Let this function bring processes together from now on."""
+    monkeypatch.setattr(allgather, "allgather", gathered)
+
+
 def rows(*given_up: int, label: bytes = b"load 'x'") -> Callable[[bytes], list[bytes]]:
     """Return what brings these processes together, which have given up so many calls; the last is at ``label``."""
 
@@ -263,11 +268,11 @@ def rows(*given_up: int, label: bytes = b"load 'x'") -> Callable[[bytes], list[b
 
 
 def test_processes_at_different_calls_are_told_and_meet_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(allgather, "allgather", rows(2, 0, 2))
+    let_meet(monkeypatch, rows(2, 0, 2))
     with pytest.raises(TimedOutError, match="process 1 arrived at a call that the others had given up"):
         allgather_with_deadline(b"abc", OF_THREE, timeout=60, board=None, doing="load 'x'")
     assert allgather._order.given_up == 2
-    monkeypatch.setattr(allgather, "allgather", rows(2, 2, 2))
+    let_meet(monkeypatch, rows(2, 2, 2))
     assert allgather_with_deadline(b"abc", OF_THREE, timeout=60, board=None, doing="load 'x'") == [b"abc"] * 3
 
 
@@ -276,7 +281,7 @@ def load(doing: str = "load '/mnt/a/x'", timeout: float = 60) -> list[bytes]:
 
 
 def test_calls_that_differ_are_told_and_counted_as_met(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(allgather, "allgather", rows(0, 0, 0, label=b"remove steps of 'x'"))
+    let_meet(monkeypatch, rows(0, 0, 0, label=b"remove steps of 'x'"))
     wanted = (
         r"could not load '/mnt/a/x': the calls differ: processes 0 and 1 came to load 'x', process 2 came to remove"
         r" steps of 'x'; all processes must make the same calls in the same order"
@@ -284,7 +289,7 @@ def test_calls_that_differ_are_told_and_counted_as_met(monkeypatch: pytest.Monke
     with pytest.raises(MismatchError, match=f"^{wanted}$"):
         load()
     assert allgather._order.given_up == 0
-    monkeypatch.setattr(allgather, "allgather", rows(0, 0, 0))
+    let_meet(monkeypatch, rows(0, 0, 0))
     assert load() == [b"abc"] * 3
     assert load("load '/mnt/b/x'") == [b"abc"] * 3
 
@@ -294,7 +299,7 @@ def test_many_calls_that_differ_are_not_all_named(monkeypatch: pytest.MonkeyPatc
         header = allgather._HEADER.pack
         return [header(0, len(at), 3) + at + b"abc" for at in (b"load '%d'" % number for number in range(300))]
 
-    monkeypatch.setattr(allgather, "allgather", gathered)
+    let_meet(monkeypatch, gathered)
     with pytest.raises(
         MismatchError, match=r"process 3 came to load '3', others came to 296 other calls; all"
     ) as raised:
@@ -309,7 +314,7 @@ def test_a_long_name_counts_to_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
         sent.append(row)
         return [row, sent[0], row]
 
-    monkeypatch.setattr(allgather, "allgather", gathered)
+    let_meet(monkeypatch, gathered)
     load(f"load '{'a' * 600}'")
     with pytest.raises(MismatchError, match=r"^could not load 'a+b': the calls differ"):
         load(f"load '{'a' * 599}b'")
@@ -325,13 +330,13 @@ def test_a_call_that_met_another_one_after_its_deadline_is_made_up_for(
         absent.wait(60)
         return [*rows(0, 0)(row), row]
 
-    monkeypatch.setattr(allgather, "allgather", late)
+    let_meet(monkeypatch, late)
     with pytest.raises(TimedOutError):
         load("remove steps of 'x'", timeout=0.2)
     assert allgather._order.given_up == 1
     absent.set()
     label = again.encode()
-    monkeypatch.setattr(allgather, "allgather", lambda row: [allgather._HEADER.pack(0, len(label), 1) + label + b"+"])
+    let_meet(monkeypatch, lambda row: [allgather._HEADER.pack(0, len(label), 1) + label + b"+"])
     if again == "load 'x'":
         with pytest.raises(MismatchError, match="the calls differ"):
             load(again)
@@ -529,9 +534,9 @@ def test_a_process_that_gave_a_sign_is_not_looked_at_again(monkeypatch: pytest.M
 
 
 def test_trees_without_jax_arrays_ask_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(jax, "process_count", lambda: 7)
+    faults.answer(monkeypatch, jax, "process_count", 7)
     assert this_processes([1, "a", None, [], object()]) == ALONE
     assert this_processes([1, jnp.ones(2)]).count == 7
     assert this_processes([jax.random.key(0)]).count == 7
-    monkeypatch.setattr(jax.distributed, "is_initialized", lambda: True)
+    faults.answer(monkeypatch, jax.distributed, "is_initialized", True)
     assert this_processes([]).count == 7

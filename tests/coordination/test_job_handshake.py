@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import pytest
 
 import treering
+from tests import clocks, faults
 from treering._codec.documents import json_text
 from treering._coordination import allgather, job_handshake
 from treering._coordination.job_handshake import counted_save, find_note, leave_note, next_sequence, renumber
@@ -21,7 +22,6 @@ from treering._coordination.message_board import PathMessageBoard
 from treering._coordination.messages import Failure, VoteMessage, VoteStage
 from treering._coordination.operations import Call, derive_attempt
 from treering._store.posix.folder import make_folder
-from treering._values import timing
 from treering._values.checkpoint_names import arrival_name, heartbeat_name, is_message, vote_name
 from treering._values.processes import Processes
 from treering.errors import (
@@ -122,7 +122,7 @@ def test_who_waits_elsewhere_finds_a_save_that_it_has_not_begun_and_counts_it(
     this: int, tmp_path: Path, others: Others, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     processes = Processes(this=this, count=3)
-    monkeypatch.setattr(timing, "current", dataclasses.replace(timing.current, heartbeat_first=0.01))
+    clocks.wait_at_most(monkeypatch, heartbeat_first=0.01)
     name = JOB.encode()
     (tmp_path / heartbeat_name(0)).write_bytes(name)
     others.rows = [[name, name, name], [b"", b"", b""]]
@@ -161,7 +161,7 @@ def test_who_waits_elsewhere_finds_a_save_that_it_has_not_begun_and_counts_it(
 
 
 def test_no_note_is_left_beside_a_checkpoint_of_no_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(timing, "current", dataclasses.replace(timing.current, heartbeat_first=0.0))
+    clocks.wait_at_most(monkeypatch, heartbeat_first=0.0)
     for this, name in ((0, "ckpt"), (2, "step_00000001")):
         processes = Processes(this=this, count=3)
         waits = Call(job=JOB, number=1, processes=processes, timeout=60, doing="save")
@@ -381,7 +381,7 @@ def test_a_job_that_was_begun_anew_agrees_anew(tmp_path: Path, others: Others, m
     more = agreed(Processes(this=0, count=4))
     assert (more.number, more.job == first.job) == (1, False)
     devices = jax.devices()
-    monkeypatch.setattr(jax, "devices", lambda: devices[1:])
+    faults.answer(monkeypatch, jax, "devices", devices[1:])
     assert agreed(Processes(this=0, count=4)).job != more.job
 
 

@@ -13,6 +13,7 @@ import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
 import treering
+from tests import faults
 from tests.checkpoint.together import Together, job_of
 from tests.crash.power_cuts import SOURCES, Line, Recorder, Tree, lay, states
 from tests.leaves.jobs_of_threads import Job
@@ -199,7 +200,7 @@ def undone(monkeypatch: pytest.MonkeyPatch) -> None:
     """Scenes choose ways to the disk for their process, which is this one: undo that."""
     for module, name in SETTINGS:
         monkeypatch.setattr(module, name, getattr(module, name))
-    monkeypatch.setattr(os, "fsync", lambda descriptor: None)
+    faults.answer(monkeypatch, os, "fsync", None)
     monkeypatch.setattr(*FILE_SYSTEM_FLUSH, lambda descriptor: True)
 
 

@@ -4,6 +4,7 @@ import shutil
 
 import pytest
 
+from tests import faults
 from tests.crash.attacks import attack
 from torture import traced
 
@@ -21,5 +22,5 @@ def test_one_scene_is_killed_everywhere() -> None:
 
 
 def test_without_strace_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shutil, "which", lambda name: None)
+    faults.answer(monkeypatch, shutil, "which", None)
     assert traced.missing_reason() == "strace is not installed"

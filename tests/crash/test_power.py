@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tests import faults
 from tests.crash.attacks import ROOT, attack
 from torture import images
 
@@ -72,8 +73,8 @@ def test_a_step_that_is_left_out_is_noticed(scene: str, broken: str) -> None:
 
 
 def test_where_nothing_can_be_mounted_it_says_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(images.os, "geteuid", lambda: 1)  # type: ignore[attr-defined]
+    faults.answer(monkeypatch, images.os, "geteuid", 1)  # type: ignore[attr-defined]
     assert images.missing_reason() == "only root may mount"
-    monkeypatch.setattr(images.os, "geteuid", lambda: 0)  # type: ignore[attr-defined]
-    monkeypatch.setattr(images.shutil, "which", lambda tool: None)  # type: ignore[attr-defined]
+    faults.answer(monkeypatch, images.os, "geteuid", 0)  # type: ignore[attr-defined]
+    faults.answer(monkeypatch, images.shutil, "which", None)  # type: ignore[attr-defined]
     assert images.missing_reason() == "mkfs.ext4 is not installed"

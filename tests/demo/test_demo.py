@@ -158,7 +158,7 @@ def test_a_kill_that_did_harm_is_found(stage: Stage) -> None:
 def test_damage_is_undone_and_a_silent_load_is_found(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
     assert [proof.held for proof in breaking.break_it(stage)] == [True]
     assert package.verify(stage.run).ok
-    monkeypatch.setattr(breaking, "complaint_of", lambda *_: "")
+    faults.answer(monkeypatch, breaking, "complaint_of", "")
     assert [proof.held for proof in breaking.break_it(stage)] == [False]
 
 

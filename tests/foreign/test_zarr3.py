@@ -13,7 +13,6 @@ import pytest
 import tensorstore
 
 import treering
-from treering._foreign.zarr_leaves import parse_zarr_json
 from treering.errors import CorruptError, FormatError, TreeringError, UnsupportedError
 
 _LITTLE: dict[str, Any] = {"name": "bytes", "configuration": {"endian": "little"}}
@@ -210,10 +209,16 @@ _DOCUMENT: dict[str, Any] = {
         ({"storage_transformers": [{}]}, UnsupportedError, "transformers"),
     ],
 )
-def test_what_has_no_reader_is_named(change: dict[str, Any], error: type[TreeringError], problem: str) -> None:
-    document = copy.deepcopy(_DOCUMENT) | change
+def test_what_has_no_reader_is_named(
+    change: dict[str, Any], error: type[TreeringError], problem: str, tmp_path: Path
+) -> None:
+    document = json.dumps(copy.deepcopy(_DOCUMENT) | change)
+    (tmp_path / "w").mkdir()
+    place = _item(tmp_path)
+    (tmp_path / "w" / "zarr.json").write_text(document)
     with pytest.raises(error, match=problem):
-        parse_zarr_json(json.dumps(document).encode())
-    for cut in range(0, len(json.dumps(document)), 40):
+        treering.load(place)
+    for cut in range(0, len(document), 40):
+        (tmp_path / "w" / "zarr.json").write_text(document[:cut])
         with pytest.raises(TreeringError):
-            parse_zarr_json(json.dumps(document).encode()[:cut])
+            treering.load(place)

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from jax.sharding import PartitionSpec as P
 
+from tests import faults
 from tests.folders import listing
 from tests.leaves.saved import INDEX, arrays_at, index_at, put, stored, visible
 from tests.trees import assert_same
@@ -283,22 +284,20 @@ def test_what_is_no_leaf_is_not_listed(tmp_path: Path) -> None:
 def test_a_save_on_its_way_is_not_taken_for_a_whole_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tree_serialize_leaves(tmp_path / "d", TREE, prefix="model")
     (tmp_path / "d" / INDEX).unlink()
-    opened, lock, done = os.open, fcntl.flock, []
+    done: list[str] = []
 
-    def noted(name: Any, flags: int, *arguments: Any, **options: Any) -> int:
+    def note(name: Any, flags: int, *_: object, **__: object) -> None:
         if Path(name).name == "record.json" and flags & os.O_CREAT:  # the last file of a save before its index
             done.append("staged")
-        return opened(name, flags, *arguments, **options)
 
     def index_first(descriptor: int, operation: int) -> None:
         if done == ["staged"] and operation & fcntl.LOCK_EX:  # the lock of the index
             done.append("indexed")
             index_leaves(tmp_path / "d")
             assert_same(stored(tmp_path / "d", "model"), TREE, restored=False)
-        lock(descriptor, operation)
 
-    monkeypatch.setattr(os, "open", noted)
-    monkeypatch.setattr(fcntl, "flock", index_first)
+    faults.before(monkeypatch, os, "open", note)
+    faults.before(monkeypatch, fcntl, "flock", index_first)
     tree_serialize_leaves(tmp_path / "d", OTHER, prefix="model")
     assert done == ["staged", "indexed"]
     assert_same(stored(tmp_path / "d", "model"), OTHER, restored=False)

@@ -102,17 +102,16 @@ def test_an_unverified_tree_is_not_mixed_with_the_one_that_replaces_it(
     path = tmp_path / "plain"
     before = tree_deserialize_leaves(path)
     saved: list[Any] = []
-    opened, chunks = os.open, 0
+    chunks = 0
 
-    def followed(name: Any, flags: int, *arguments: Any, **options: Any) -> int:
+    def followed(name: Any, *_: object, **__: object) -> None:
         nonlocal chunks
         chunks += Path(name).name[0].isdigit()
         if chunks == 5 and not saved:  # the first four arrays are read
             saved.append(jax.tree.map(lambda leaf: leaf + 1, before))
             tree_serialize_leaves(path, saved[0])
-        return opened(name, flags, *arguments, **options)
 
-    monkeypatch.setattr(os, "open", followed)
+    faults.before(monkeypatch, os, "open", followed)
     assert_same(tree_deserialize_leaves(path, chunk_size=4), saved[0], restored=False)
 
 

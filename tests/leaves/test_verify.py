@@ -17,7 +17,7 @@ import pytest
 from jax.sharding import PartitionSpec
 
 import treering as tr
-from tests import on_disk
+from tests import faults, on_disk
 from tests.leaves.saved import INDEX, index_at, put
 from treering.errors import CorruptError, FormatError, TreeringError, UnsupportedError
 from treering.leaves import tree_serialize_leaves
@@ -346,15 +346,14 @@ def test_an_index_that_lists_nothing(tmp_path: Path) -> None:
 
 
 def test_a_save_meanwhile_is_no_damage(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    opened, saves = os.open, iter([{"w": np.arange(3.0)}])
+    saves = iter([{"w": np.arange(3.0)}])
 
-    def overtaken(name: Any, flags: int, *arguments: Any, **options: Any) -> int:
+    def overtake(name: Any, *_: object, **__: object) -> None:
         if Path(name).name == ".zarray":  # the index is read
             for tree in saves:
                 tree_serialize_leaves(path, tree)
-        return opened(name, flags, *arguments, **options)
 
-    monkeypatch.setattr(os, "open", overtaken)
+    faults.before(monkeypatch, os, "open", overtake)
     found = tr.verify(path)
     assert list(saves) == []
     assert found, str(found)

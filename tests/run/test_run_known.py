@@ -2,6 +2,7 @@
 
 import collections
 import contextlib
+import functools
 import os
 import shutil
 import tempfile
@@ -57,16 +58,12 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> collections.Counter[str]:
     made: collections.Counter[str] = collections.Counter()
     lock = threading.Lock()
 
-    def counted(name: str, real: Any) -> Any:
-        def call(*args: Any, **keywords: Any) -> Any:
-            with lock:
-                made[name] += 1
-            return real(*args, **keywords)
-
-        return call
+    def count(name: str, *_: object, **__: object) -> None:
+        with lock:
+            made[name] += 1
 
     for name in ("open", "stat", "lstat", "listdir", "scandir", "unlink", "rename", "replace", "rmdir", "mkdir"):
-        monkeypatch.setattr(os, name, counted(name, getattr(os, name)))
+        faults.before(monkeypatch, os, name, functools.partial(count, name))
     return made
 
 

@@ -9,21 +9,14 @@ import pytest
 import treering as tr
 from tests.folders import names
 from tests.on_disk import heartbeat_name, step_path, vote_name
+from tests.stores import put_messages
 
 ATTEMPT = "0123456789abcdef"
 
 
 def leave_messages(run: Path, step: int) -> None:
     """Let three messages be all that is in the folder of a step; one lies in a folder of messages."""
-    folder = step_path(run, step)
-    far = folder / f".treering-{ATTEMPT}-messages-00001"
-    far.mkdir(parents=True)
-    for message in (
-        folder / vote_name(ATTEMPT, 1),
-        far / f".treering-{ATTEMPT}-left-00300",
-        folder / heartbeat_name(1),
-    ):
-        message.write_bytes(b"{}")
+    put_messages(step_path(run, step), vote_name(ATTEMPT, 1), f".treering-{ATTEMPT}-left-00300", heartbeat_name(1))
 
 
 def folders(run: Path) -> list[int]:

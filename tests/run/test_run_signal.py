@@ -239,7 +239,7 @@ def test_what_cannot_be_waited_for_is_refused(monkeypatch: pytest.MonkeyPatch) -
     thread.start()
     thread.join()
     assert "main thread" in str(refused[0])
-    monkeypatch.setattr(signal, "getsignal", lambda signum: None)
+    faults.answer(monkeypatch, signal, "getsignal", None)
     with pytest.raises(UnsupportedError, match="Python could not restore"):
         signals.watch(signal.SIGUSR1)
     assert not signals.watching
@@ -322,7 +322,7 @@ print(told, flush=True)
 
 
 def test_jax_without_the_service_has_heard_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(jax.distributed, "is_initialized", lambda: True)
+    faults.answer(monkeypatch, jax.distributed, "is_initialized", True)
     faults.fail(
         monkeypatch,
         multihost_utils,
@@ -344,7 +344,7 @@ def test_an_answer_that_comes_late_undoes_no_other(monkeypatch: pytest.MonkeyPat
         assert answered.wait(60)
         return False
 
-    monkeypatch.setattr(jax.distributed, "is_initialized", lambda: True)
+    faults.answer(monkeypatch, jax.distributed, "is_initialized", True)
     monkeypatch.setattr(multihost_utils, "reached_preemption_sync_point", reached)
     one, other, late = Signals(), Signals(), Signals()
     thread = threading.Thread(target=other.hear_preemption)
@@ -353,5 +353,5 @@ def test_an_answer_that_comes_late_undoes_no_other(monkeypatch: pytest.MonkeyPat
     assert one.hear_preemption()
     answered.set()
     thread.join(60)
-    monkeypatch.setattr(multihost_utils, "reached_preemption_sync_point", lambda count: False)
+    faults.answer(monkeypatch, multihost_utils, "reached_preemption_sync_point", False)
     assert late.hear_preemption()

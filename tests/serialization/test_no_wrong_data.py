@@ -17,7 +17,7 @@ import msgpack
 import numpy as np
 import pytest
 
-from tests import limits
+from tests import faults, limits
 from treering import serialization
 from treering.errors import CorruptError, MismatchError, TreeringError, UnsupportedError
 
@@ -260,15 +260,12 @@ def test_the_staged_file_is_never_wider_than_the_old_one(tmp_path: Path, monkeyp
     path.write_bytes(b"old")
     path.chmod(0o600)
     modes: list[int] = []
-    real_open = os.open
 
-    def spy(name: Any, flags: int, mode: int = 0o777, **more: Any) -> int:
-        descriptor = real_open(name, flags, mode, **more)
+    def note(descriptor: int, name: Any, *_: object, **__: object) -> None:
         if str(name).endswith(".treering-tmp"):
             modes.append(stat.S_IMODE(os.fstat(descriptor).st_mode))
-        return descriptor
 
-    monkeypatch.setattr(os, "open", spy)
+    faults.after(monkeypatch, os, "open", note)
     serialization.save_to_file({"a": 1}, path)
     assert modes == [0o600]
     assert stat.S_IMODE(path.stat().st_mode) == 0o600

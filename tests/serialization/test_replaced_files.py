@@ -60,13 +60,7 @@ def test_the_content_is_durable_before_the_name_and_the_name_before_the_answer(
 ) -> None:
     calls: list[str] = []
     for name in ("write", "pwrite", "ftruncate", "fsync", "replace"):
-        real = getattr(os, name)
-
-        def record(*args: object, real: object = real, name: str = name) -> object:
-            calls.append(name)
-            return real(*args)  # type: ignore[operator]
-
-        monkeypatch.setattr(os, name, record)
+        faults.before(monkeypatch, os, name, lambda *_, name=name: calls.append(name))
     save_to_file(noise(100), tmp_path / "a.bin")
     assert calls == ["write", "fsync", "replace", "fsync"]
     calls.clear()
@@ -113,7 +107,7 @@ def test_another_group_gets_no_more_than_everybody_had(tmp_path: Path, monkeypat
 def test_a_write_protected_file_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "a.bin"
     path.write_bytes(b"old")
-    monkeypatch.setattr(os, "access", lambda path, mode: False)
+    faults.answer(monkeypatch, os, "access", False)
     with pytest.raises(PermissionError, match="write-protected") as caught:
         save_to_file(NEW, path)
     assert isinstance(caught.value, StoreError)
@@ -223,7 +217,7 @@ def test_a_disk_that_is_clearly_too_small_is_seen_before_writing(
     path.write_bytes(b"old")
 
     full = SimpleNamespace(f_blocks=1 << 40, f_bfree=0, f_frsize=4096)
-    monkeypatch.setattr(os, "fstatvfs", lambda descriptor: full)
+    faults.answer(monkeypatch, os, "fstatvfs", full)
     faults.fail(monkeypatch, os, "write", AssertionError())
     with pytest.raises(
         StoreError, match=r"needed, \d+ bytes.* are free; free some space; the path is unchanged"
@@ -272,11 +266,8 @@ def test_a_failed_sync_of_the_file_fails_the_save_and_is_not_asked_again(
     path.write_bytes(b"old")
     asked: list[int] = []
 
-    def fsync(descriptor: int) -> None:
-        asked.append(descriptor)
-        raise OSError(5, "Input/output error")
-
-    monkeypatch.setattr(os, "fsync", fsync)
+    faults.fail(monkeypatch, os, "fsync", errno.EIO)
+    faults.before(monkeypatch, os, "fsync", asked.append)
     with pytest.raises(StoreError, match="could not write"):
         save_to_file(NEW, path)
     assert len(asked) == 1

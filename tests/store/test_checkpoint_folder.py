@@ -14,13 +14,12 @@ from types import SimpleNamespace
 import pytest
 
 from tests import faults
+from tests.buckets import Answer, List, Status, install
 from tests.folders import names, open_descriptors
 from tests.on_disk import vote_name
 from tests.store.checkpoints import data_names, folder_at, journal_name, load, names_in, save, write
 from tests.store.platforms import PLATFORMS, without_locks
-from treering._store.objects.store import ObjectStore
-from treering._store.posix.store import PosixStore
-from treering._store.resolve import located, store_at
+from tests.stores import located, store_at
 from treering.errors import BusyError, ExistsError, NotDirectoryError, NotFoundError, StoreError
 
 
@@ -483,7 +482,7 @@ def test_rights_of_new_and_old_files(tmp_path: Path) -> None:
 
 def test_a_write_protected_checkpoint_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     save(tmp_path, b"old")
-    monkeypatch.setattr(os, "access", lambda *_, **__: False)  # root may write anything
+    faults.answer(monkeypatch, os, "access", False)  # root may write anything
     with pytest.raises(PermissionError, match="write-protected"):
         save(tmp_path, b"new", overwrite=True)
     assert load(tmp_path) == b"old"
@@ -517,9 +516,9 @@ def test_no_room_is_told_in_units_and_says_that_the_old_checkpoint_stays(tmp_pat
 
 def test_a_read_only_file_system_is_told_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     save(tmp_path, b"old")
-    monkeypatch.setattr(os, "access", lambda *_, **__: False)
+    faults.answer(monkeypatch, os, "access", False)
     room = SimpleNamespace(f_flag=os.ST_RDONLY, f_blocks=1 << 40, f_bfree=1 << 40, f_frsize=1)
-    monkeypatch.setattr(os, "fstatvfs", lambda _: room)
+    faults.answer(monkeypatch, os, "fstatvfs", room)
     with pytest.raises(StoreError, match="Read-only file system; use a folder on a file system that") as caught:
         save(tmp_path, b"new", overwrite=True)
     assert caught.value.errno == errno.EROFS
@@ -585,12 +584,13 @@ def test_what_the_buffers_raise_passes(tmp_path: Path) -> None:
 
 
 def test_data_that_came_after_the_first_listing_is_superseded(monkeypatch: pytest.MonkeyPatch) -> None:
+    bucket = install(monkeypatch, grace=0.0)
     path = located("memory://late/ckpt")
     first = save(path, b"treering")
-    listings: Iterator[list[str]] = iter([[]])  # the first listing was made before the first save came
-    whole = ObjectStore.names
-    monkeypatch.setattr(ObjectStore, "names", lambda store: next(listings, None) or whole(store))
+    early = [Answer(Status.DONE)]  # the first listing was made before the first save came
+    bucket.meet = lambda request: early.pop() if early and isinstance(request, List) else None
     with folder_at(path, overwrite=True) as saving:
+        assert not early
         assert sorted(saving.superseded) == data_names(first)
         saving.commit(write(saving, b"newer"))
     assert not {*data_names(first)} & {*store_at(path).names()}
@@ -605,8 +605,9 @@ def test_messages_of_an_attempt_that_came_after_the_first_listing_stay(monkeypat
     there = store.read("treering.json")
     assert there is not None
     store.transaction().begin(journal_name(DEAD), there.version)
-    whole = ObjectStore.names
-    monkeypatch.setattr(ObjectStore, "names", lambda store: [*{*whole(store)} - {journal_name(DEAD)}])
+    kind = type(store)
+    whole = kind.names
+    monkeypatch.setattr(kind, "names", lambda store: [*{*whole(store)} - {journal_name(DEAD)}])
     with folder_at(path, overwrite=True):
         assert store.find(vote_name(DEAD, 1)) is not None
         assert store.find(vote_name("f" * 16, 1)) is None
@@ -617,20 +618,18 @@ def test_an_interrupt_after_the_folder_was_closed_is_raised(
     written: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = folder_at(tmp_path / "a")
-    real = PosixStore.close
-    struck: list[PosixStore] = []
+    struck: list[object] = []
 
-    def close(store: PosixStore) -> None:
-        real(store)
+    def strike(*_: object) -> None:
         if not struck:
-            struck.append(store)
+            struck.append(None)
             raise KeyboardInterrupt
 
     def fail() -> None:
         with contextlib.closing(folder), folder:
             if written:
                 write(folder, b"treering")
-            monkeypatch.setattr(PosixStore, "close", close)
+            faults.after(monkeypatch, type(store_at(tmp_path)), "close", strike)
             raise Stop
 
     with pytest.raises(KeyboardInterrupt):

@@ -100,11 +100,11 @@ def test_an_error_that_is_no_os_error_arrives_too(tmp_path: Path, monkeypatch: p
 
 
 def test_a_write_that_takes_nothing_is_no_endless_loop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(os, "pwrite", lambda descriptor, data, offset: 0)
+    faults.answer(monkeypatch, os, "pwrite", 0)
     with pytest.raises(StoreError, match="accepts no more bytes"):
         save_direct(tmp_path / "a.bin")
     limits.write_past_the_cache(monkeypatch, above=1 << 62)
-    monkeypatch.setattr(os, "write", lambda descriptor, data: 0)
+    faults.answer(monkeypatch, os, "write", 0)
     with pytest.raises(StoreError, match="accepts no more bytes"):
         save_direct(tmp_path / "a.bin")
     assert names(tmp_path) == []
@@ -336,7 +336,7 @@ def test_only_a_file_too_large_for_free_memory_goes_past_the_cache(
 ) -> None:
     went: list[int] = []
     limits.write_past_the_cache(monkeypatch, above=MIB, free_share=USUAL[1])
-    monkeypatch.setattr(descriptors, "free_memory", lambda: free)
+    faults.answer(monkeypatch, descriptors, "free_memory", free)
 
     def refuse(descriptor: int) -> bool:
         went.append(descriptor)

@@ -162,13 +162,7 @@ def test_the_staged_name_is_never_too_long(tmp_path: Path, monkeypatch: pytest.M
 
 def test_a_rename_whose_answer_is_lost_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "a.bin").write_bytes(b"old")
-    real = os.replace
-
-    def replace(old: str, new: str) -> None:
-        real(old, new)
-        raise OSError(5, "Input/output error")
-
-    monkeypatch.setattr(os, "replace", replace)
+    faults.fail(monkeypatch, os, "replace", errno.EIO, done=True)
     save_to_file(NEW, tmp_path / "a.bin")
     assert (tmp_path / "a.bin").read_bytes() == to_bytes(NEW)
     assert names(tmp_path) == ["a.bin"]

@@ -198,23 +198,9 @@ class TestRemoving:
         self, run: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         order: list[str] = []
-        replace, unlink, sync = os.replace, os.unlink, os.fsync
-
-        def replaced(name: str, new: str, **options: int) -> None:
-            order.append(f"{name} is {new[-7:]}")
-            replace(name, new, **options)
-
-        def removed(name: str, **options: int) -> None:
-            order.append(name.rpartition(".")[2])
-            unlink(name, **options)
-
-        def synced(descriptor: int) -> None:
-            order.append("sync")
-            sync(descriptor)
-
-        monkeypatch.setattr(os, "replace", replaced)
-        monkeypatch.setattr(os, "unlink", removed)
-        monkeypatch.setattr(os, "fsync", synced)
+        faults.before(monkeypatch, os, "replace", lambda name, new, **_: order.append(f"{name} is {new[-7:]}"))
+        faults.before(monkeypatch, os, "unlink", lambda name, **_: order.append(name.rpartition(".")[2]))
+        faults.before(monkeypatch, os, "fsync", lambda _: order.append("sync"))
         remove(run, 20)
         assert order[-6:] == ["treering.json is removed", "sync", "safetensors", "safetensors", "sync", "removed"]
 

@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 from jax.sharding import NamedSharding, PartitionSpec
 
 import treering
-from tests import meshes
+from tests import faults, meshes
 from tests.compat.golden_files import dtype_named
 from tests.leaves.folder.directories import fail_moves
 from tests.leaves.saved import INDEX
@@ -71,16 +71,13 @@ def read(path: Path, key: str, place: Any = ...) -> np.ndarray:
 def opens(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Every file of a leaf that is opened from now on: folder and name."""
     names: list[str] = []
-    opener = os.open
 
-    def counted(path: Any, flags: int, *arguments: Any, **options: Any) -> int:
-        descriptor = opener(path, flags, *arguments, **options)
+    def note(descriptor: int, *_: object, **__: object) -> None:
         place = Path(f"/proc/self/fd/{descriptor}").readlink()
         if place.name == ".zarray" or place.name.replace(".", "").isdecimal():
             names.append("/".join(place.parts[-2:]))
-        return descriptor
 
-    monkeypatch.setattr(os, "open", counted)
+    faults.after(monkeypatch, os, "open", note)
     return names
 
 

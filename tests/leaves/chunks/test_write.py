@@ -20,6 +20,7 @@ import pytest
 import tensorstore
 from jax.sharding import PartitionSpec
 
+from tests import faults
 from tests.compat.golden_files import dtype_named
 from tests.compat.independent_leaves_reader import read_record
 from tests.folders import names
@@ -55,25 +56,18 @@ def record_at(path: Path) -> dict[str, Any]:
 
 def watch_writes(monkeypatch: pytest.MonkeyPatch, seen: Callable[[str, Path, int], None]) -> None:
     """Call ``seen`` with each file of a leaf that is created or written to: which of it, folder and name, and bytes."""
-    opener, writer = os.open, os.write
 
     def tell(what: str, descriptor: int, nbytes: int) -> None:
         place = Path(f"/proc/self/fd/{descriptor}").readlink()
         if "leaves" in place.parts:
             seen(what, Path(*place.parts[-2:]), nbytes)
 
-    def opened(path: Any, flags: int, *arguments: Any, **options: Any) -> int:
-        descriptor = opener(path, flags, *arguments, **options)
+    def opened(descriptor: int, path: Any, flags: int, *_: Any, **__: Any) -> None:
         if flags & os.O_CREAT:
             tell("open", descriptor, 0)
-        return descriptor
 
-    def written(descriptor: int, data: Any) -> int:
-        tell("write", descriptor, len(data))
-        return writer(descriptor, data)
-
-    monkeypatch.setattr(os, "open", opened)
-    monkeypatch.setattr(os, "write", written)
+    faults.after(monkeypatch, os, "open", opened)
+    faults.before(monkeypatch, os, "write", lambda descriptor, data: tell("write", descriptor, len(data)))
 
 
 @pytest.mark.parametrize("name", sorted({*NUMPY_DTYPES, *EXTENDED_DTYPES}))

@@ -344,14 +344,14 @@ def folder_and_tree(tmp_path: Path) -> Iterator[tuple[Folder, FolderTree]]:
 def test_kernels_that_keep_errors_to_themselves(
     monkeypatch: pytest.MonkeyPatch, folder_and_tree: tuple[Folder, FolderTree], release: str, trusted: bool
 ) -> None:
-    monkeypatch.setattr(os, "uname", lambda: SimpleNamespace(release=release))
+    faults.answer(monkeypatch, os, "uname", SimpleNamespace(release=release))
     assert folder_and_tree[0].descriptor is not None
     assert descriptors.sync_file_system(folder_and_tree[0].descriptor) is trusted
 
 
 @linux
 def test_file_systems_that_are_not_known(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(os, "uname", lambda: SimpleNamespace(release="6.1.0"))
+    faults.answer(monkeypatch, os, "uname", SimpleNamespace(release="6.1.0"))
     with Folder("/proc") as folder:
         assert folder.descriptor is not None
         assert not descriptors.sync_file_system(folder.descriptor)
@@ -362,7 +362,7 @@ def test_file_systems_that_are_known(
     monkeypatch: pytest.MonkeyPatch, folder_and_tree: tuple[Folder, FolderTree]
 ) -> None:
     assert folder_and_tree[0].descriptor is not None
-    monkeypatch.setattr(descriptors, "_syncs_as_a_whole", lambda descriptor: True)
+    faults.answer(monkeypatch, descriptors, "_syncs_as_a_whole", True)
     assert descriptors.sync_file_system(folder_and_tree[0].descriptor)
     with pytest.raises(OSError, match="Bad file descriptor") as caught:
         descriptors.sync_file_system(-1)
@@ -381,7 +381,7 @@ def test_what_was_written_is_synced_and_the_way_to_it(
     monkeypatch.setattr(
         os, "fsync", lambda descriptor: synced.append(str(Path(f"/proc/self/fd/{descriptor}").readlink()))
     )
-    monkeypatch.setattr(descriptors, "sync_file_system", lambda descriptor: whole)
+    faults.answer(monkeypatch, descriptors, "sync_file_system", whole)
     sync_written(*folder_and_tree, ("a", "b"), [(("c",), ["0"])])
     below = ["", "/a", "/a/b", "/a/b/c", "/a/b/c/0"]
     assert sorted(synced) == ([] if whole else [f"{tmp_path}{name}" for name in below])
@@ -395,7 +395,7 @@ def test_an_error_of_any_folder_is_raised(
     for (name,) in folders:
         (tmp_path / name).mkdir()
 
-    monkeypatch.setattr(descriptors, "sync_file_system", lambda descriptor: False)
+    faults.answer(monkeypatch, descriptors, "sync_file_system", False)
     sync_folders(*folder_and_tree, folders)
     faults.fail(monkeypatch, os, "fsync", errno.EIO)
     with pytest.raises(OSError, match="Input/output error"):

@@ -12,6 +12,7 @@ import pytest
 from obstore.store import GCSStore
 
 import treering as tr
+from tests import faults
 from tests.buckets import without_settings
 from tests.command import copy_path
 from torture import gcs_fake
@@ -34,14 +35,12 @@ class _Moving:
         """Called with each request to the first one."""
         self._left = 0
         self._monkeypatch = monkeypatch
-        asked = gcs_fake._Handler._asked
 
-        def count(handler: Any) -> tuple[str, dict[str, str]]:
+        def count(handler: Any) -> None:
             self.saw(handler)
             self._count(handler.server)
-            return asked(handler)
 
-        monkeypatch.setattr(gcs_fake._Handler, "_asked", count)
+        faults.before(monkeypatch, gcs_fake._Handler, "_asked", count)
         self.name(first)
 
     def name(self, server: GcsFake) -> None:

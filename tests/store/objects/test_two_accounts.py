@@ -11,6 +11,7 @@ import pytest
 from obstore.store import GCSStore
 
 import treering
+from tests import faults
 from tests.buckets import without_settings
 from torture import gcs_fake
 from torture.bucket_servers import BucketServer
@@ -104,13 +105,11 @@ def _path_with(token: str, server: GcsFake, name: str) -> Any:
 
 def test_two_paths_of_one_url_lead_to_two_servers_with_their_own_credentials(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: set[tuple[int, str]] = set()
-    asked = gcs_fake._Handler._asked
 
-    def see(handler: Any) -> tuple[str, dict[str, str]]:
+    def see(handler: Any) -> None:
         seen.add((handler.server.port, handler.headers["Authorization"]))
-        return asked(handler)
 
-    monkeypatch.setattr(gcs_fake._Handler, "_asked", see)
+    faults.before(monkeypatch, gcs_fake._Handler, "_asked", see)
     with GcsFake() as first, GcsFake() as second:
         a, b = _path_with("of-a", first, "a"), _path_with("of-b", second, "a")
         assert str(a) == str(b) == "gs://bucket/a"
@@ -128,15 +127,13 @@ def test_two_paths_of_one_url_lead_to_two_servers_with_their_own_credentials(mon
 
 def test_two_credentials_of_one_bucket_are_used_side_by_side(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: dict[str, set[str]] = {"a": set(), "b": set()}
-    asked = gcs_fake._Handler._asked
 
-    def see(handler: Any) -> tuple[str, dict[str, str]]:
-        name, options = asked(handler)
+    def see(asked: tuple[str, dict[str, str]], handler: Any) -> None:
+        name, options = asked
         shown = options.get("prefix", name.removeprefix("bucket/"))
         seen[shown[0]].add(handler.headers["Authorization"])
-        return name, options
 
-    monkeypatch.setattr(gcs_fake._Handler, "_asked", see)
+    faults.after(monkeypatch, gcs_fake._Handler, "_asked", see)
     with GcsFake() as server:
         for _ in range(2):
             for name in ("a", "b"):
