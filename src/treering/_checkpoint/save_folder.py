@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from typing import Any
 
-from treering._arrays.outgoing import SaveData, SaveLayout, divide_save, merge_checksums, versions
+from treering._arrays.outgoing import SaveData, SaveLayout, divide_save, merge_checksums
 from treering._arrays.plan_cache import TreePlan
 from treering._arrays.source import Source
 from treering._arrays.source_arrays import describe_source

@@ -4,11 +4,18 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import datetime
 import os
+import platform
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final, Literal, TypeAlias, TypeVar
 
+import jax
+import ml_dtypes
+import numpy as np
+
+from treering import __version__
 from treering._arrays.host import with_python_numbers
 from treering._arrays.jobs import Progress
 from treering._codec.documents import check_json
@@ -146,3 +153,11 @@ def require_one_of(name: str, value: object, known: tuple[str, ...]) -> None:
     """
     if value not in known:
         raise UnsupportedError(f"{name} is {value!r:.100}, but must be {' or '.join(map(repr, known))}")
+
+
+def versions() -> dict[str, str]:
+    """Return who writes, with what, and when: nothing of the machine or its user."""
+    now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+    found = {"by": f"treering {__version__}", "at": now, "python": platform.python_version()}
+    # From the modules: importlib.metadata would read files, in the middle of a save.
+    return found | {"jax": jax.__version__, "numpy": np.__version__, "ml_dtypes": ml_dtypes.__version__}

@@ -15,7 +15,7 @@ from typing import Any, Literal, Protocol
 import xxhash
 
 from treering._arrays.jobs import Progress
-from treering._arrays.outgoing import DescribedLeaves, versions
+from treering._arrays.outgoing import DescribedLeaves
 from treering._checkpoint.save_options import HostLocal, versions
 from treering._codec.zarr import ZarrArray, chunk_bytes, chunk_count, stored_dtype
 from treering._codec.zarr_chunks import require_known_compressor
