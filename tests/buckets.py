@@ -83,8 +83,7 @@ class MemoryBucket(DictionaryClient):
         if self.denied(request):
             raise PermissionError(errno.EACCES, "AccessDenied")
         answer = self.meet(request) or self.answer(request)
-        more = request.span.stop - request.span.start if isinstance(request, Range) else 0
-        self._count(type(request).__name__, len(answer.data) + more)
+        self._count(type(request).__name__, len(answer.data))
         if isinstance(request, Get) and answer.found is not None:
             self.opened.add(request.name)
         return answer
@@ -95,7 +94,7 @@ class MemoryBucket(DictionaryClient):
 
     def read_range(self, request: Range) -> Answer:
         """Fill the buffers of a range."""
-        self._count(["Range"], request.span.stop - request.span.start)
+        self._count("Range", request.span.stop - request.span.start)
         return super().perform(request)
 
     def is_clock_of_runs(self, patch: pytest.MonkeyPatch) -> None:
