@@ -20,9 +20,10 @@ from treering._checkpoint.joint_load import LoadGroup, spans_processes
 from treering._checkpoint.load import LoadOptions
 from treering._coordination.allgather import failed_collectives, last_allgather
 from treering._printable import kind_of
-from treering._runs.iterators import load_items, require_step_number, restore_states
+from treering._runs.iterators import load_items, restore_states
 from treering._runs.results import Resumed
 from treering._runs.run_state import RunState
+from treering._runs.step_notes import require_step_number
 from treering._runs.steps import missing_step, open_run, step_path, steps_of
 from treering._store.open_folder import is_linked
 from treering._tree.flatten import flatten_like

@@ -15,8 +15,8 @@ from treering._coordination.allgather import allgather_with_deadline, broadcast
 from treering._coordination.message_board import PathMessageBoard
 from treering._printable import show_path
 from treering._runs.gc import KnownSteps, collect, judge, remove_steps
-from treering._runs.iterators import require_step_number
 from treering._runs.schedule import SaveSchedule, Signals
+from treering._runs.step_notes import require_step_number
 from treering._runs.steps import latest_of, missing_step, records_of, step_path, steps_of
 from treering._store.resolve import absolute, new_folder_path
 from treering._values import timing

@@ -22,10 +22,11 @@ from treering._checkpoint.save_options import SaveOptions
 from treering._format.document import INDEX_NAME
 from treering._runs.folder import RunFolder
 from treering._runs.gc import raise_first, remove_judged, tidy_steps
-from treering._runs.iterators import replace_stateful_items, require_step_number, state_keys, step_metadata
+from treering._runs.iterators import replace_stateful_items, state_keys
 from treering._runs.removal import announce_superseded, collect_errors, remove_superseded, withdraw_on_failure
 from treering._runs.results import StepSave
 from treering._runs.run_state import RunState
+from treering._runs.step_notes import require_step_number, step_metadata
 from treering._runs.steps import latest_known, names_in, noted_steps, require_run, step_path, steps_from
 from treering._store.waiting import warn_denied
 from treering._values.checkpoint_names import LEFT_DOCUMENT, step_name, step_of_name
