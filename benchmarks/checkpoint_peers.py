@@ -15,7 +15,7 @@ import orbax.checkpoint
 import xxhash
 
 from benchmarks.workloads import Tree
-from treering._arrays import incoming, outgoing
+from treering._arrays import host, incoming
 from treering._values.checksums import block_count
 
 __all__ = ["Orbax", "inside", "unchecked", "without_checksums"]
@@ -61,7 +61,7 @@ def _trusting(*_: Any) -> None:
 @contextmanager
 def without_checksums() -> Iterator[None]:
     """Saves made inside write zeros for checksums: no bytes are looked at twice."""
-    with mock.patch.object(outgoing, "block_checksums", _zeros), mock.patch.object(xxhash, "xxh3_64_intdigest", _zero):
+    with mock.patch.object(host, "block_checksums", _zeros), mock.patch.object(xxhash, "xxh3_64_intdigest", _zero):
         yield
 
 
