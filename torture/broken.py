@@ -24,6 +24,7 @@ def break_promise(name: str) -> None:
 
 
 def _set(owner: Any, name: str, value: Any) -> None:
+    assert hasattr(owner, name), f"{owner} has no {name}: what is broken here has moved"
     setattr(owner, name, value)
 
 
@@ -143,7 +144,7 @@ def _swallow_decision() -> None:
 def _leave_files() -> None:
     from treering._checkpoint.transaction import JoinedFolder
 
-    _set(JoinedFolder, "withdraw", lambda _: None)
+    _set(JoinedFolder, "abort", lambda _: None)
 
 
 def _move_a_point() -> None:
