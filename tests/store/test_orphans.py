@@ -71,6 +71,17 @@ def test_a_link_in_the_place_of_the_attempts_is_no_way(tmp_path: Path) -> None:
     assert found.trouble is not None
 
 
+@pytest.mark.skipif(os.name == "nt", reason="Windows removes no folder that is open")
+def test_a_folder_is_opened_once(tmp_path: Path) -> None:
+    """One that is removed meanwhile is empty, whatever is at its path by then."""
+    place = tmp_path / "place"
+    place.mkdir()
+    with opened_store(place) as store:
+        place.rmdir()
+        found = scan_folder(store)
+    assert (found.names, found.orphans, found.trouble) == ([], [], None)
+
+
 def test_a_second_name_of_the_index_is_known(tmp_path: Path) -> None:
     (tmp_path / "treering.json").write_bytes(b"{}")
     os.link(tmp_path / "treering.json", tmp_path / journal_of(A))

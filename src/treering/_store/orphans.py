@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from treering._store.api import Entry, Kind, Store, open_below
-from treering._store.posix.descriptors import open_folder
+from treering._store.posix.store import PosixStore
 from treering._values import checkpoint_names, leaves_names, timing
 from treering._values.processes import Life
 from treering.errors import LinkRefusedError
@@ -206,10 +206,7 @@ def _is_outdated(store: Store, marker: str, index: Entry) -> bool:
 def _locks_at(store: Store) -> Locks:
     if store.asks_by_request:
         return Locks("a bucket does not tell whether its process runs", {})
-    if (opened := open_folder(os.fspath(store.path))) is None:
-        return seen_locks(None)
-    with opened:
-        return seen_locks(opened.number)
+    return seen_locks(store.folder.descriptor if isinstance(store, PosixStore) else None)
 
 
 def seen_locks(folder: int | None) -> Locks:

@@ -307,10 +307,10 @@ def find_at(path: str | os.PathLike[str], *, follow: bool = True) -> Entry | Non
 
 def names_at(path: str | os.PathLike[str]) -> Iterator[str]:
     """Walk through the names in a place, if there is one that can be read."""
-    place = located(path)
+    buckets, place = _buckets_of(path), located(path)
     with contextlib.suppress(OSError):
-        if not is_on_disk(path):
-            yield from store_at(place).names()
+        if buckets is not None:
+            yield from buckets.place(place).names()
             return
         with os.scandir(place) as entries:
             for entry in entries:
@@ -319,10 +319,10 @@ def names_at(path: str | os.PathLike[str]) -> Iterator[str]:
 
 def places_at(path: str | os.PathLike[str], most: int | None = None) -> list[str]:
     """Return the places among the first ``most`` names in a place, or in all of it; a link to one is none."""
-    place = located(path)
+    buckets, place = _buckets_of(path), located(path)
     with contextlib.suppress(OSError):
-        if not is_on_disk(path):
-            return store_at(place).places()[:most]
+        if buckets is not None:
+            return buckets.place(place).places()[:most]
         with os.scandir(place) as entries:
             return [entry.name for entry in itertools.islice(entries, most) if _is_folder(entry)]
     return []

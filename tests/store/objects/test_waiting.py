@@ -14,10 +14,12 @@ import treering as tr
 from tests import faults, limits
 from tests.buckets import DAY, HOUR, MemoryBucket, install, store_in
 from tests.command import ended
-from treering._codec.key_document import attempts_in, encode_tombstone, is_tombstone, placeholder, superseded_in
-from treering._format.document import parse_index
+from torture.bucket_programs import fence
+from treering._codec.key_document import attempts_in, encode_tombstone, fenced, is_tombstone, placeholder, superseded_in
+from treering._format.document import parse_index, read_names
 from treering._inspect.doctor import diagnose
-from treering._store.objects.requests import Answer, Delete, Get, Head, List, Put, Range, Status
+from treering._store.objects.requests import Answer, Delete, Get, Head, List, Put, Range, Request, Status, drive
+from treering._store.waiting import sweep_old
 from treering._values.checkpoint_names import is_data, journal_of
 from treering._values.processes import Life
 from treering.errors import (
@@ -422,6 +424,60 @@ def test_data_without_a_key_go_after_a_day_and_a_fence(bucket: MemoryBucket) -> 
         run.gc(dry_run=False)
         assert data_in(bucket, "run/step_00000000/") == []
         assert run.steps() == [1]
+
+
+def key_request(request: Request) -> tuple[str, str] | None:
+    """Return the kind of a request for the key, and that of its condition."""
+    if getattr(request, "name", None) != KEY:
+        return None
+    return type(request).__name__, type(getattr(request, "condition", None)).__name__
+
+
+@pytest.fixture(params=[True, False], ids=["over an index", "where no key is"])
+def lone(request: pytest.FixtureRequest, bucket: MemoryBucket) -> str:
+    """Old data that no marker explains and no key lists."""
+    if request.param:
+        tr.save(PATH, tree(1))
+    name = f"data-{'d' * 16}-00000-of-00001.safetensors"
+    store_in(bucket, "ckpt").put(name, b"of a late request")
+    bucket.wait(2 * DAY)
+    return name
+
+
+def sweep_place(bucket: MemoryBucket) -> bool:
+    store = store_in(bucket, "ckpt")
+    return sweep_old(store, store.transaction(), (), read_names)
+
+
+def test_the_key_is_fenced_as_in_the_simulation(bucket: MemoryBucket, lone: str) -> None:
+    before = dict(bucket._objects)
+    bucket.requests.clear()
+    drive(bucket, fence(KEY, lambda: True))
+    simulated = list(filter(None, map(key_request, bucket.requests)))
+    bucket._objects.clear()
+    bucket._objects.update(before)
+    bucket.requests.clear()
+    assert sweep_place(bucket)
+    assert list(filter(None, map(key_request, bucket.requests))) == simulated
+    assert f"ckpt/{lone}" not in bucket.names()
+
+
+@pytest.mark.parametrize("kinds", [["Get", "Put"], ["Get", "Put", "Get"]], ids=["before the fence", "after it"])
+def test_nothing_is_swept_by_age_where_the_key_changes_meanwhile(
+    bucket: MemoryBucket, lone: str, kinds: list[str]
+) -> None:
+    asked: list[str] = []
+
+    def change(request: Request) -> None:
+        if (found := key_request(request)) is not None:
+            asked.append(found[0])
+            if asked == kinds:
+                bucket.put(KEY, fenced(bucket.data(KEY)) if KEY in bucket.names() else placeholder())
+
+    bucket.meet = change
+    assert not sweep_place(bucket)
+    assert asked[: len(kinds)] == kinds
+    assert f"ckpt/{lone}" in bucket.names()
 
 
 def test_nothing_is_swept_by_age_where_the_index_is_damaged(bucket: MemoryBucket) -> None:
