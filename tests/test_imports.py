@@ -61,6 +61,13 @@ def test_the_door_to_runs_imports_no_jax() -> None:
     assert not {"jax", "jaxlib", "numpy", "ml_dtypes"} & set(fresh(program)["modules"])  # type: ignore[call-overload]
 
 
+def test_the_serialization_module_imports_nothing_of_checkpoints() -> None:
+    program = "import json, sys, treering.serialization; print(json.dumps({'modules': sorted(sys.modules)}))"
+    rooms = ("_checkpoint", "_coordination", "_background", "_leaves", "_runs")
+    modules: list[str] = fresh(program)["modules"]  # type: ignore[assignment]
+    assert [name for name in modules if name.startswith(tuple(f"treering.{room}." for room in rooms))] == []
+
+
 @pytest.mark.parametrize("arguments", [["inspect", "FILE"], ["inspect", "FILE", "--json"], ["--help"], ["--version"]])
 def test_header_verbs_start_without_jax_and_numpy(arguments: list[str], tmp_path: Path) -> None:
     file = tmp_path / "state.msgpack"

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from typing import Any, BinaryIO, TypeVar, overload
 
-from treering._checkpoint.save_msgpack import encode_state
+from treering._arrays.host import encode_state
 from treering._codec.compression import default_limit, gzip_compress, gzip_decompress
 from treering._foreign import state_bytes
 from treering._foreign.state_bytes import pack, restore_into, unpack, unserializable

@@ -108,6 +108,16 @@ def test_every_error_is_two_lines(monkeypatch: pytest.MonkeyPatch, error: Treeri
     assert lines[0] == f"error: {str(error).removesuffix('; take another')}"
 
 
+@pytest.mark.parametrize("verb", ["inspect", "ls", "cat", "convert"])
+def test_a_gzip_file_that_is_cut_short_is_damaged(tmp_path: Path, verb: str) -> None:
+    path = tmp_path / "state.msgpack.gz"
+    path.write_bytes(package.serialization.to_compressed_bytes({"w": list(range(100))})[:-9])
+    more = {"cat": ["w/3"], "convert": [str(tmp_path / "new")]}.get(verb, [])
+    lines = here(verb, str(path), *more, code=1).stderr.splitlines()
+    assert re.fullmatch(r"error: .*the gzip data is cut short \(at byte \d+\)", lines[0])
+    assert len(lines) == 2
+
+
 def test_ctrl_c(monkeypatch: pytest.MonkeyPatch) -> None:
     assert end_with(monkeypatch, KeyboardInterrupt(), 130).strip() == "error: stopped"
 

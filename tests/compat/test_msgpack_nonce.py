@@ -19,7 +19,7 @@ from tests import limits
 from tests.buckets import MemoryBucket
 from tests.trees import assert_same
 from treering import serialization
-from treering._checkpoint.save_msgpack import encode_state
+from treering._arrays.host import encode_state
 from treering._codec.msgpack.write import vary
 from treering._foreign.state_bytes import join_pieces
 from treering._tree.state_dict import to_state_dict

@@ -251,6 +251,10 @@ def test_arrays_and_random_keys_come_out_of_every_door(step_of_items: Path, root
             *((lost, True) for lost in ("config/metadata", "arr", "key")),
             *((lost, False) for lost in ("state/_METADATA", "config/metadata", "key")),
         ]
+    ]
+    + [
+        pytest.param(lost, False, id=f"{lost}-beside one alone", marks=pytest.mark.slow)
+        for lost in ("arr/_METADATA", "key/jax_random_key/_METADATA", "arr")
     ],
 )
 def test_an_item_that_was_lost_is_named_at_every_door(

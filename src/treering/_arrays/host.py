@@ -19,7 +19,7 @@ import xxhash
 
 from treering._codec.array_bytes import holds_wire_bytes, wire_blocks
 from treering._codec.documents import MAX_NESTING
-from treering._codec.msgpack.write import ArrayLike, Piece
+from treering._codec.msgpack.write import ArrayLike, Encoder, Piece
 from treering._format.index import LeafType
 from treering._store.crew import work_together
 from treering._store.memory_pool import PIECE_BYTES, MemoryPool
@@ -98,6 +98,11 @@ def _runtime_holds(dtype: np.dtype[Any]) -> bool:
     except RuntimeError:
         return False
     return True
+
+
+def encode_state(state: Any, *, chunk_size: int, sort_keys: bool = False) -> list[Piece]:
+    """Return the pieces of the msgpack form of a tree of dicts and lists."""
+    return Encoder(adopt, to_host, max(0, chunk_size), sort_keys).encode(state)
 
 
 def piece_buffers(parts: Iterable[Piece]) -> Iterator[bytes | memoryview]:

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from treering._arrays.host import BoxedArray, adopt, piece_buffers, to_host
+from treering._arrays.host import BoxedArray, encode_state, piece_buffers, to_host
 from treering._arrays.source import Source
 from treering._arrays.source_arrays import SourceArray, describe_source
 from treering._background.writer import UNWATCHED, Watch
@@ -29,11 +29,6 @@ _LEAST, _MOST = -(1 << 63), 1 << 64
 
 CHUNK_BYTES: Final = 2**30
 """Larger arrays are written in chunks, as flax does."""
-
-
-def encode_state(state: Any, *, chunk_size: int, sort_keys: bool = False) -> list[Piece]:
-    """Return the pieces of the msgpack form of a tree of dicts and lists."""
-    return Encoder(adopt, to_host, max(0, chunk_size), sort_keys).encode(state)
 
 
 class MsgpackSave:

@@ -87,11 +87,19 @@ class Verbs(click.Group):
         return super().resolve_command(ctx, args)
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Run the verb; a reader that left the pipe is told apart here, because click would exit with 1."""
+        """Run the verb; what click would take for an end of its own is told apart here.
+
+        At a reader that left the pipe it would exit with 1, and a gzip file that is cut short, which is an
+        ``EOFError`` too, would be a Ctrl-D.
+        """
         try:
             return super().invoke(ctx)
         except BrokenPipeError as error:
             raise _ReaderLeft from error
+        except EOFError as error:
+            if not isinstance(error, CorruptError):
+                raise
+            raise CorruptError(error.message, path=error.path, offset=error.offset, hint=error.hint) from error
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
         """List the verbs without importing them."""

@@ -17,8 +17,6 @@ from treering._arrays.source import Source, held_index
 from treering._codec.compression import GZIP_MAGIC, gzip_decompress
 from treering._codec.msgpack.scan import Scanner
 from treering._codec.msgpack.window import WINDOW_BYTES
-from treering._foreign.folder_files import ForeignLeaf
-from treering._foreign.foreign_tree import build_index, count_leaf, leaf_of_record
 from treering._format.index import Container, DataFile, Index, LeafType, Token
 from treering._format.listing import LeafRecord, list_msgpack
 from treering._printable import show_path
@@ -200,6 +198,10 @@ def index_records(root: Any) -> Index:
         >>> index.keys, index.type_of(0).shape, index.values
         (['w', 'step'], (3,), {1: 1})
     """
+    # Only here: `treering.serialization` reads bytes, and needs nothing of what opens trees of others.
+    from treering._foreign.folder_files import ForeignLeaf
+    from treering._foreign.foreign_tree import build_index, leaf_of_record
+
     structure, keys, found = _flatten(root)
     leaves = [
         leaf_of_record(leaf, "numpy" if leaf.is_array else leaf.kind, 0)
@@ -221,6 +223,8 @@ def _read(file: Reader, *, mapped: bool) -> Any:
 
 def _flatten(state: Any) -> tuple[list[Token], list[str], list[Any]]:
     """Return the containers, keys and leaves of nested dicts, lists and tuples, in order."""
+    from treering._foreign.foreign_tree import count_leaf
+
     structure: list[Token] = []
     keys: list[str] = []
     leaves: list[Any] = []

@@ -21,8 +21,7 @@ import jax
 import numpy as np
 
 from treering._arrays.delivered import device_put
-from treering._arrays.host import jax_holds, piece_buffers
-from treering._checkpoint.save_msgpack import encode_state
+from treering._arrays.host import encode_state, jax_holds, piece_buffers
 from treering._codec.msgpack.window import MAX_DEPTH, WINDOW_BYTES
 from treering._codec.msgpack.write import Piece, pieces_size, vary
 from treering._foreign.msgpack_source import read_state, scan_views
