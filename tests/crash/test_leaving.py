@@ -57,7 +57,7 @@ def ended(folder: Path, ways: Sequence[str], sizes: Sequence[str], count: int = 
     arguments = ["-m", "tests.crash.ends", str(folder), ";".join(ways), ";".join(sizes), str(count)]
     command = [sys.executable, "-W", "ignore", *arguments]
     environment = os.environ | {"PYTHONPATH": f"{ROOT / 'src'}:{ROOT}"}
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=900, check=False)
     assert (done.returncode, done.stderr) == (0, "")
     told: list[dict[str, Any]] = json.loads(done.stdout)
     assert len(told) == len(ways) * len(sizes) * count
