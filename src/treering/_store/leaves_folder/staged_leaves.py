@@ -83,6 +83,10 @@ class _StagedFiles(LeafWriter):
                     if size >= _BEGUN_EARLY:
                         descriptors.start_writeback(opened.number, 0, size)
 
+    def require_room(self, folder: str) -> None:
+        """Refuse a folder whose path, with the name of a chunk, is longer than the system takes."""
+        self._parts_of(folder)
+
     def make_durable(self) -> None:
         """Make what this process has written durable, and the names of all folders on the way to it."""
         with naming(self._shown, "write"):
