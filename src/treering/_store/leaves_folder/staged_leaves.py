@@ -72,7 +72,8 @@ class _StagedFiles(LeafWriter):
                 try:
                     self._tree.fill(staged, files)
                 except FileNotFoundError as error:
-                    if isinstance(error, TreeringError):  # what gives the bytes has raised it
+                    # What gives the bytes has raised it, perhaps a callback of the user's.
+                    if isinstance(error, TreeringError) or self._tree.find(staged[:-1], staged[-1]) is not None:
                         raise
                 else:
                     return
