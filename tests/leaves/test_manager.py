@@ -263,6 +263,29 @@ def test_a_manager_that_refuses_at_once_leaves_nothing(tmp_path: Path) -> None:
     assert listing(tmp_path / "d") == before
 
 
+def test_no_manager_gets_a_folder_whose_path_is_too_long(tmp_path: Path) -> None:
+    given: list[str] = []
+
+    class Refuses(Slow):
+        def serialize_with_paths(self, arrays: Sequence[Any], paths: Sequence[str], **options: Any) -> None:
+            given.extend(paths)
+            raise ZeroDivisionError
+
+    refused = 0
+    for length in range(3500, 4095, 20):  # of the last part alone, or of what is above it, too much
+        *above, last = [("n" * 200)] * (length // 201) + ["n" * (length % 201 + 1)]
+        tree: Any = {last: jnp.ones(2)}
+        for name in above:
+            tree = {name: tree}
+        with pytest.raises((ZeroDivisionError, UnsupportedError)) as caught:
+            tree_serialize_leaves(tmp_path / "d", tree, Refuses())
+        refused += caught.type is UnsupportedError
+    assert given
+    assert refused
+    assert max(map(len, given)) + len("/") + 255 <= 4095
+    assert listing(tmp_path) == {}
+
+
 def test_a_manager_that_fails_in_the_middle_leaves_the_old_tree_and_nothing_else(tmp_path: Path) -> None:
     def fail_at_the_second(array: Any, path: str) -> None:
         if path.endswith("second"):

@@ -66,6 +66,7 @@ def begin_writes(
     """Give a manager its leaves, and the folders where they are staged; it calls ``finish`` when they are written."""
     above = writer.store.path.joinpath(*staged_leaves(writer.attempt))
     for folder in managed.values():
+        writer.require_room(folder)
         writer.write(folder.rpartition("/")[0], ())  # what a manager makes is its folder, not those on the way
     arrays = [flat.leaves[number] for number in managed]
     paths = [os.fspath(above.joinpath(*parts_of(folder))) for folder in managed.values()]

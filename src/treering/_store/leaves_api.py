@@ -158,6 +158,13 @@ class LeafWriter(Closable, abc.ABC):
             UnsupportedError: the folder's path is longer than the system takes.
         """
 
+    def require_room(self, folder: str) -> None:
+        """Refuse the folder of a leaf that another program is to make, as `write` does; a bucket refuses keys itself.
+
+        Raises:
+            UnsupportedError: its path is longer than the system takes.
+        """
+
     @abc.abstractmethod
     def make_durable(self) -> None:
         """Make what this process has written durable.

@@ -5,7 +5,7 @@ import json
 import os
 import stat
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -32,7 +32,16 @@ from tests.leaves.folder.directories import (
     write,
 )
 from tests.store import platforms
-from treering.errors import BusyError, ExistsError, FormatError, NotDirectoryError, StoreError, UnsupportedError
+from treering.errors import (
+    BusyError,
+    ExistsError,
+    FormatError,
+    LinkRefusedError,
+    NotDirectoryError,
+    NotFoundError,
+    StoreError,
+    UnsupportedError,
+)
 
 DEAD = "0123456789abcdef"
 OLD = {"a/b": b"treering", "a/c": b"x", "d": b""}
@@ -339,6 +348,29 @@ def test_buffers_that_hold_another_number_of_bytes(tmp_path: Path, size: int) ->
     with stage(tmp_path) as saving, pytest.raises(StoreError, match="announced"):
         saving.write("a", [("0", [b"1", memoryview(b"2")], size)])
     assert everything(tmp_path) == []
+
+
+@pytest.mark.parametrize("size", [4, 1 << 20])
+def test_a_missing_file_of_what_gives_the_bytes_is_told(tmp_path: Path, size: int) -> None:
+    def buffers() -> Iterator[bytes]:
+        raise FileNotFoundError(errno.ENOENT, "mine")
+        yield b""
+
+    with stage(tmp_path) as saving:
+        saving.write("a", ())
+        with pytest.raises(NotFoundError, match="mine"):
+            saving.write("a", [("0", buffers(), size)])
+
+
+@pytest.mark.parametrize("size", [4, 1 << 20])
+def test_nothing_is_written_through_a_link_to_a_folder(tmp_path: Path, size: int) -> None:
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    with stage(tmp_path / "d") as saving:
+        (tmp_path / "d" / ".treering" / saving.attempt / "leaves" / "a").symlink_to(outside)
+        with pytest.raises(LinkRefusedError, match="is a link"):
+            saving.write("a", [("0", [bytes(size)], size)])
+    assert not list(outside.iterdir())
 
 
 @pytest.mark.parametrize("reason", [errno.EACCES, errno.EROFS])

@@ -72,7 +72,8 @@ class _StagedFiles(LeafWriter):
                 try:
                     self._tree.fill(staged, files)
                 except FileNotFoundError as error:
-                    if isinstance(error, TreeringError):  # what gives the bytes has raised it
+                    # What gives the bytes has raised it, perhaps a callback of the user's.
+                    if isinstance(error, TreeringError) or self._tree.find(staged[:-1], staged[-1]) is not None:
                         raise
                 else:
                     return
@@ -82,6 +83,10 @@ class _StagedFiles(LeafWriter):
                     write_content(opened.number, buffers, size)
                     if size >= _BEGUN_EARLY:
                         descriptors.start_writeback(opened.number, 0, size)
+
+    def require_room(self, folder: str) -> None:
+        """Refuse a folder whose path, with the name of a chunk, is longer than the system takes."""
+        self._parts_of(folder)
 
     def make_durable(self) -> None:
         """Make what this process has written durable, and the names of all folders on the way to it."""

@@ -109,8 +109,10 @@ class FolderTree:
         *above, leaf = parts
         with self._lock:
             leaf, start = self._place(tuple(above), leaf)
-            with contextlib.suppress(FileExistsError):
+            try:
                 os.mkdir(leaf, dir_fd=start)
+            except FileExistsError:
+                self._refuse_link(leaf, start, parts)
             opener = functools.partial(os.open, dir_fd=start)
             for first in range(0, len(files), _OPEN_TOGETHER):
                 some = files[first : first + _OPEN_TOGETHER]
