@@ -28,9 +28,8 @@ class Unlisted(NamedTuple):
     """Attempts with the copies of their records, but for a save that is still on its way to its commit. One that is
     larger than any index is given as empty: as damaged as that."""
     arrays: Iterator[str] = iter(())
-    """Every folder that holds a ``.zarray``, in sorted order; links are not followed, staged ones left out. Nothing is
-    looked for inside the folder of an array, nor in another leaves directory, nor in a group of zarr, which no program
-    makes for leaves."""
+    """Every folder that holds a ``.zarray``, sorted. Links are not followed; staged folders, what lies in the folder
+    of an array, other leaves directories and groups of zarr, which no program makes for leaves, are left out."""
 
 
 LeafFile: TypeAlias = tuple[str, Iterable[Buffer], int]
@@ -83,10 +82,7 @@ class OpenLeaves(Closable, abc.ABC):
         """Return what is in some small files of each of several leaves, in half the time that `open` needs.
 
         Of a file that is longer than wanted comes one byte more. None stands for a leaf of which a file is missing, or
-        just being moved: `open` finds each one.
-
-        Raises:
-            LinkRefusedError, CorruptError, StoreError: as `open`.
+        just being moved: `open` finds each one. It raises as `open` does.
         """
 
     @abc.abstractmethod
