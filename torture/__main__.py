@@ -146,7 +146,7 @@ def _add_more(attacks: Any) -> None:
     striking.add_argument("--seed", type=int, default=None, help="for the times of kills (random)")
     flipping = attacks.add_parser("flip", help="bit rot: every bit of what is small, random bits of what is larger")
     flipping.add_argument("--processes", type=int, default=os.cpu_count() or 1, help="how many at once (all cores)")
-    flipping.add_argument("--stride", type=int, default=1, help="every how many-th bit of what is small (1)")
+    flipping.add_argument("--stride", type=int, default=1, help="flip every n-th bit of what is small (1)")
     flipping.add_argument("--random", type=int, default=2000, help="how many bits of each larger one (2000)")
     flipping.add_argument("--seed", type=int, default=None, help="for the random bits (random)")
 

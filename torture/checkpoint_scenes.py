@@ -36,10 +36,10 @@ class CheckpointScene(Scene):
 
     target: ClassVar[str] = "ckpt"
 
-    def settle(self) -> None:
+    def configure(self) -> None:
         """Choose the way to the disk, how large files grow, and whether there are hard links."""
         # No super(): a dataclass with slots is a new class.
-        Scene.settle(self)
+        Scene.configure(self)
         setattr(plan_cache, "FILE_BYTES", self.file_bytes)  # noqa: B010 - a constant to everybody else
         if not self.links:
             os.link = _no_links

@@ -29,7 +29,7 @@ class Disk:
         self._image = image
         self.root = root
 
-    def settle(self) -> None:
+    def configure(self) -> None:
         """Make everything durable that is there now."""
         _run("sync", "-f", str(self.root))
 

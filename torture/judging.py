@@ -78,7 +78,7 @@ def _judged(scene: Scene, path: Path, answer: Answer, *, killed: bool, call: str
 def next_save(scene: Scene, path: Path, *, old: bool) -> Iterator[str]:
     """Save once more, and yield what is wrong with that."""
     version = NEW + 1
-    scene.settle()
+    scene.configure()
     failed = told(lambda: scene.save(path, version, old=old))
     if failed is not None:
         yield f"the next save failed: {failed}"

@@ -100,7 +100,7 @@ def _with_content(scene: Scene, path: Path) -> set[str]:
 
 
 def _save_on_and_on(scene: Scene, path: Path, version: int, pipe: int) -> None:
-    scene.settle()
+    scene.configure()
     try:
         os.write(pipe, b"!")
         while True:

@@ -51,16 +51,16 @@ class LeavesScene(Scene):
     sweeps_first: ClassVar[bool] = False
     entries: ClassVar[int] = 60
 
-    def settle(self) -> None:
+    def configure(self) -> None:
         """Choose the way to the disk, and how it is made durable."""
         # No super(): a dataclass with slots is a new class.
-        Scene.settle(self)
+        Scene.configure(self)
         if self.portable:
             descriptors.sync_file_system = _no_such_call
 
     def furnish(self, path: Path) -> None:
         """Put the old tree there, what lies beside it, and what a dead writer left."""
-        self.settle()
+        self.configure()
         if self.old:
             self._save(path, OLD)
         if self.beside:

@@ -62,7 +62,7 @@ def tell(what: str, report: Report) -> None:
 
 def save_new(scene: Scene, path: Path, injector: Injector | None) -> None:
     """Save the version that is attacked, in a child."""
-    scene.settle()
+    scene.configure()
     if injector is not None:
         injector.install()
     scene.save(path, NEW, old=scene.old)

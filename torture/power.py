@@ -84,7 +84,7 @@ def _after_saves(scene: Scene, made: Disk, cuts: int, report: Report) -> None:
         if not scene.old:
             path = scene.prepared(made.root / f"scene-{version}")
         # What others put there is theirs to make durable; it also makes each cut see one save alone.
-        made.settle()
+        made.configure()
         with _saver(scene, path, version - 1, go_on=False) as (_, acknowledged):
             if os.read(acknowledged, 1) != b".":
                 report.violations.append(f"version {version} was not saved")
@@ -103,7 +103,7 @@ def _during_saves(scene: Scene, made: Disk, moments: int, source: random.Random,
     path = scene.prepared(made.root / "scene")
     if not scene.old:
         scene.save(path, OLD, old=False)
-    made.settle()
+    made.configure()
     with _saver(scene, path, OLD, go_on=True) as (child, acknowledged):
         version = OLD
         os.set_blocking(acknowledged, False)
@@ -138,7 +138,7 @@ def _saver(scene: Scene, path: Path, version: int, *, go_on: bool) -> Iterator[t
     child = os.fork()
     if child == 0:
         try:
-            scene.settle()
+            scene.configure()
             while True:
                 version += 1
                 scene.save(path, version, old=scene.old or go_on)
@@ -202,7 +202,7 @@ def _peer_after_save(name: str, place: str | None) -> str:
                     return "not installed" if saver.wait() == 3 else "did not save"
                 _stop(saver.pid)
                 found = _peer_found(name, made)
-                made.settle()
+                made.configure()
                 durable = _peer_found(name, made)
             finally:
                 saver.kill()

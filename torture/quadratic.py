@@ -80,7 +80,7 @@ class Timed:
 
 
 def colliding_pairs(count: int, first: int = 0) -> Iterator[tuple[int, int]]:
-    """Yield pairs (first or more, any) that have one hash."""
+    """Yield pairs (first or more, any) that collide."""
     p1, p2, p5 = _PRIMES
     back1, back2 = pow(p1, -1, 1 << 64), pow(p2, -1, 1 << 64)
     wanted = (0x1234567 * back1) & _MASK
@@ -142,7 +142,7 @@ def _array(shape: Sequence[int]) -> dict[str, Any]:
 
 
 def colliding_shapes(count: int) -> list[tuple[int, ...]]:
-    """Shapes without items that have one hash: zeros and ones in front, and the last length solved for."""
+    """Shapes without items that collide: zeros and ones in front, and the last length solved for."""
     p1, p2, p5 = _PRIMES
     back1, back2 = pow(p1, -1, 1 << 64), pow(p2, -1, 1 << 64)
     wanted = (0x1234567 * back1) & _MASK

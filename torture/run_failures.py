@@ -135,7 +135,7 @@ class _Pausing(Injector):
 
 
 def _begun(scene: BackgroundScene | RunScene, path: Path, injector: _Pausing) -> Any:
-    scene.settle()
+    scene.configure()
     injector.install()
     return scene.begin(path, NEW, old=scene.old)
 

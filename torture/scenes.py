@@ -18,7 +18,7 @@ __all__ = ["OLD", "SETTINGS", "Scene", "fingerprint", "state"]
 OLD = 1
 """The version that is there before a save of an overwrite is attacked."""
 SETTINGS: tuple[tuple[Any, str], ...] = ((writing, "DIRECT_FROM"), (writing, "FREE_SHARE"), (writing, "BLOCK_BYTES"))
-"""What `Scene.settle` sets, module and name."""
+"""What `Scene.configure` sets, module and name."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,7 +59,7 @@ class Scene(abc.ABC):
         self.furnish(path)
         return path
 
-    def settle(self) -> None:
+    def configure(self) -> None:
         """Choose the way to the disk, for the rest of this process."""
         writing.DIRECT_FROM = 0 if self.straight else 1 << 62
         writing.FREE_SHARE = 0

@@ -1,4 +1,4 @@
-"""Strict JSON, keys that are chosen to have one hash, and documents with a digest in their first line."""
+"""Strict JSON, keys that are chosen to collide, and documents with a digest in their first line."""
 
 from __future__ import annotations
 
@@ -207,7 +207,7 @@ def test_an_index_of_such_keys_is_refused_at_once(tmp_path: Path) -> None:
         document["values"] = [None] * len(keys)
         data = signed(document)
         start = time.process_time()
-        with pytest.raises(CorruptError, match="have one hash"):
+        with pytest.raises(CorruptError, match="collide"):
             parse_index(data)
         assert time.process_time() - start < 3
 
@@ -226,13 +226,13 @@ def test_leaves_that_are_cut_at_places_of_one_hash_are_refused_at_once() -> None
     index = index_of(keys, [LeafType(kind="jax", dtype="int8", shape=(0,))], [0] * len(keys), [])
     long = LeafType(kind="jax", dtype="int8", shape=(parts + 3 * modulus,))
     begun = time.process_time()
-    with pytest.raises(CorruptError, match="ways to cut leaves have one hash"):
+    with pytest.raises(CorruptError, match="ways to cut leaves collide"):
         check_chunks(dataclasses.replace(index, types=[long], chunks=Chunks(**columns)))
     assert time.process_time() - begun < 1
 
 
 def test_what_could_not_be_loaded_is_not_saved(tmp_path: Path) -> None:
-    with pytest.raises(UnsupportedError, match="have one hash"):
+    with pytest.raises(UnsupportedError, match="collide"):
         treering.save(tmp_path / "ckpt", dict.fromkeys(INTS[:100], 1))
     assert not (tmp_path / "ckpt" / "treering.json").exists()
     treering.save(tmp_path / "ckpt", dict.fromkeys(INTS[:64], 1))

@@ -109,7 +109,7 @@ def raise_unreported(path: str | os.PathLike[str]) -> None:
         raise deferred_error(failed)
 
 
-def settle(path: str | os.PathLike[str]) -> None:
+def finish_saves(path: str | os.PathLike[str]) -> None:
     """Wait for the saves to a path that are in flight; raise what one of them failed at, unless that was told.
 
     Raises:

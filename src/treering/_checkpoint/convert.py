@@ -19,7 +19,7 @@ from treering._arrays.host import this_processes
 from treering._arrays.mapped_source import cast_floats, map_source, unmap_source
 from treering._arrays.source import Source
 from treering._arrays.source_arrays import SourceArray, tree_source
-from treering._background.saves import settle
+from treering._background.saves import finish_saves
 from treering._background.writer import UNWATCHED, Watch
 from treering._checkpoint.forms import (
     FORMS,
@@ -104,8 +104,8 @@ def require_target(source: str | os.PathLike[str], save: SaveOptions, options: C
     writer = find_writer(save.path, save.shown, options.to)
     if not writer.suffix or resolved(save.path) == resolved(source):  # a file may lie beside those of a folder
         require_outside(source, save.path, save.shown)
-    settle(source)
-    settle(save.path)
+    finish_saves(source)
+    finish_saves(save.path)
     return writer
 
 
@@ -140,7 +140,7 @@ def export_tree(tree: Any, save: SaveOptions, options: ConvertOptions) -> None:
         hint = "call it under `if jax.process_index() == 0:`"
         raise UnsupportedError(f"process {this} cannot export {save.shown!r}: process 0 does, alone", hint=hint)
     writer = find_writer(save.path, save.shown, options.to)
-    settle(save.path)
+    finish_saves(save.path)
     source = tree_source(flatten(tree))
     if options.key_map is not None:
         source = unmap_source(source, options.key_map)

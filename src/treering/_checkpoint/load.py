@@ -21,7 +21,7 @@ from treering._arrays.host import jax_holds
 from treering._arrays.jobs import Progress, split_by_bytes
 from treering._arrays.mapped_source import map_index
 from treering._arrays.source import Source
-from treering._background.saves import settle
+from treering._background.saves import finish_saves
 from treering._checkpoint.forms import read_index, read_source
 from treering._checkpoint.joint_load import LoadGroup, spans_processes
 from treering._format.index import ARRAY_KINDS, Container, Index, OpaqueLeaf, Token
@@ -160,7 +160,7 @@ def load_tree(path: str | os.PathLike[str], like: Any, options: LoadOptions) -> 
 
     @contextlib.contextmanager
     def opened() -> Iterator[Source]:
-        settle(path)
+        finish_saves(path)
         with read_source(path, mapped=options.mapped, key_map=options.whole_map, shared=group.share_index()) as source:
             yield source
 
@@ -409,7 +409,7 @@ def abstract_tree(
     """Return the tree at ``path`` without its arrays; ``treering.abstract`` says more."""
     require_path(path)
     check_key_map(key_map)
-    settle(path)
+    finish_saves(path)
     index = read_index(path)
     index = index if key_map is None else map_index(index, key_map)
     part = select(index.structure, index.keys, at=at, only=only)

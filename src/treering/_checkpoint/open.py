@@ -14,7 +14,7 @@ from treering._arrays.incoming import ReadRequest
 from treering._arrays.jobs import on_host
 from treering._arrays.mapped_source import map_source
 from treering._arrays.source import Key, Source, box_and_rest
-from treering._background.saves import settle
+from treering._background.saves import finish_saves
 from treering._checkpoint.forms import open_source
 from treering._checkpoint.source import require_no_loss
 from treering._format.index import ARRAY_KINDS, Index, LeafType, leaf_bytes
@@ -202,7 +202,7 @@ def open_path(path: str | os.PathLike[str], key_map: KeyMap | None = None) -> Ch
     """Open what stands at ``path``; ``treering.open`` says more."""
     require_path(path)
     check_key_map(key_map)
-    settle(path)
+    finish_saves(path)
     with contextlib.ExitStack() as files:
         source = open_source(path, files, mapped=False)
         source = source if key_map is None else map_source(source, key_map)

@@ -18,7 +18,7 @@ from typing import Any, Final, TypeAlias
 from treering._arrays.host import this_processes
 from treering._arrays.outgoing import ALONE
 from treering._arrays.plan_cache import TreePlan, plan_tree
-from treering._background.saves import raise_unreported, reword, settle, watch_for_end, writer
+from treering._background.saves import finish_saves, raise_unreported, reword, watch_for_end, writer
 from treering._background.writer import UNWATCHED, PendingSave, SaveJob, Watch
 from treering._checkpoint.joint_driver import tell_of_end
 from treering._checkpoint.save_files import SafetensorsSave
@@ -74,10 +74,10 @@ def save_tree(tree: Any, options: SaveOptions) -> None:
     """Save ``tree``; ``treering.save`` says more."""
     with report("save", options.path), showing(options.progress):
         if not options.together:
-            settle(options.path)
+            finish_saves(options.path)
             prepare_alone(tree, options).write(options)
             return
-        plan, processes = plan_together(tree, options, lambda: settle(options.path))
+        plan, processes = plan_together(tree, options, lambda: finish_saves(options.path))
         if processes.count > 1:
             _require_place(options.path)
             write_share(begin_call(options, processes), plan, options)
@@ -114,14 +114,14 @@ def prepare_alone(tree: Any, options: SaveOptions) -> PreparedSave:
 
 
 def plan_together(
-    tree: Any, options: SaveOptions, settle_earlier: Callable[[], None]
+    tree: Any, options: SaveOptions, finish_earlier: Callable[[], None]
 ) -> tuple[TreePlan | Exception, Processes]:
     """Plan to save a tree into a folder, with the other processes of the job if there are any.
 
     Args:
         tree: the tree.
         options: what the caller asks for.
-        settle_earlier: looks at earlier saves to the path, and raises their errors.
+        finish_earlier: looks at earlier saves to the path, and raises their errors.
 
     Returns:
         The plan, and the processes that save the tree. Where there are others, the plan may be the error why there is
@@ -131,7 +131,7 @@ def plan_together(
         Exception: why this process, which is alone, cannot save the tree.
     """
     try:
-        settle_earlier()
+        finish_earlier()
         options.python_metadata()
         plan = plan_tree(tree)
     except Exception as error:

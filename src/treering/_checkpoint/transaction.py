@@ -535,6 +535,6 @@ def finish_removals(store: Store, names: Collection[str], names_in: NamesIn, liv
         data = [name for name in listed if name in names and name not in live]
         store.remove(*data)
         if data:
-            # As durable as the tombstone's own end, or nobody would know any more whose they are.
+            # As durable as the tombstone's own end, or nobody would know any more which attempt they belong to.
             store.flush()
         store.remove(tombstone)

@@ -37,7 +37,7 @@ _Kind = TypeVar("_Kind")
 quote = json.encoder.encode_basestring_ascii
 """``quoted(text)`` is the text as a JSON string in ASCII."""
 _ENCODER: Final = json.JSONEncoder(separators=(",", ":"), allow_nan=False, check_circular=False)
-# Python's own coincidences stay below: 35 floats that are powers of two have one hash, 17 ints of 64 bits.
+# Python's own coincidences stay below: 35 floats that are powers of two have the same hash, 17 ints of 64 bits.
 _MOST_COLLIDING: Final = 64
 
 
@@ -287,10 +287,10 @@ def check_hashes(values: Collection[Hashable], what: str, error: type[TreeringEr
         >>> check_hashes([number * (2**61 - 1) for number in range(100)], "the keys")
         Traceback (most recent call last):
         ...
-        treering.errors.CorruptError: more than 64 of the keys have one hash, which would make a dict of them quadratic
+        treering.errors.CorruptError: more than 64 of the keys collide, which would make a dict of them quadratic
     """
     if collide(values):
-        raise error(f"more than {_MOST_COLLIDING} of {what} have one hash, which would make a dict of them quadratic")
+        raise error(f"more than {_MOST_COLLIDING} of {what} collide, which would make a dict of them quadratic")
 
 
 def check_texts(nodes: list[Any], what: str) -> list[str]:

@@ -458,7 +458,7 @@ class _JobHandshake:
 
 
 class _SignedMessageBoard(PathMessageBoard):
-    """Messages that also say whose they are and of which call, so that signs of life of process 0 are its mark as well.
+    """Messages tagged with the job and the call, so that signs of life of process 0 are its mark as well.
 
     Attributes:
         signature: what they end with.

@@ -35,7 +35,7 @@ class ProcessState:
     late: float | None = None
     """Seconds since the save began, of a process that has not voted and did not fail."""
     nbytes: int | None = None
-    """Bytes in data files of its own, where their names tell whose they are."""
+    """Bytes in data files of its own, where their names tell the process."""
     through: int | None = None
     """The process that collects its vote; None where it is process 0."""
 

@@ -216,7 +216,7 @@ class Listing:
         return tuple(ProcessShare(process=each, files=len(of[each]), nbytes=sum(of[each])) for each in sorted(of))
 
 
-_ARRAYS_OF_OTHERS: Final = "array"
+_UNKNOWN_KIND: Final = "array"
 _TEXT_KINDS: Final = frozenset({"str", "bytes", "bytearray"})
 _SHORT_TEXT: Final = 256
 
@@ -286,7 +286,7 @@ def _leaves(index: Index) -> Iterator[Any]:
         is_text = kind.kind in _TEXT_KINDS
         rows = range(first, at)
         yield LeafRecord(
-            kind=kind.kind if is_said[number] else _ARRAYS_OF_OTHERS,
+            kind=kind.kind if is_said[number] else _UNKNOWN_KIND,
             dtype=None if is_text else kind.dtype,
             shape=None if is_text else kind.shape,
             nbytes=sizes[number],
@@ -326,7 +326,7 @@ def _place_leaves(index: Index, places: Sequence[Place]) -> Iterator[Any]:
         place = next(left)
         yield dataclasses.replace(
             leaf,
-            kind=index.type_of(leaf.number or 0).kind if place.verified or leaf.dtype is None else _ARRAYS_OF_OTHERS,
+            kind=index.type_of(leaf.number or 0).kind if place.verified or leaf.dtype is None else _UNKNOWN_KIND,
             # A compressed chunk holds no byte of the leaf that could be looked at.
             offset=None if place.file is None or place.compressor else 0,
             file=place.file,

@@ -426,7 +426,7 @@ def _ours(text: str, size: int, raw: bytes) -> Index:
 
 def _foreign(header: Mapping[str, Any], note: Mapping[str, str], size: int, base: int) -> Index:
     types: list[LeafType] = []
-    # By the text of the shape: tuples of numbers can be made to have one hash.
+    # By the text of the shape: tuples of numbers can be made to collide.
     numbers: dict[tuple[str, str], tuple[int, int]] = {}
     leaf_types: list[int] = []
     offsets: list[int] = []

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from treering._background.saves import reword, settle
+from treering._background.saves import finish_saves, reword
 from treering._checkpoint.convert import ConvertOptions, convert_opened, convert_path, require_target
 from treering._checkpoint.detect import ForeignForm, Form, detect
 from treering._checkpoint.forms import Loss, accept_losses, find_writer, stream_source
@@ -73,7 +73,7 @@ def convert_any(source: str | os.PathLike[str], save: SaveOptions, options: Conv
     """Convert what stands at ``source``, of a run every step; ``treering.convert`` says more."""
     require_path(source)
     source = kept(source)
-    settle(source)
+    finish_saves(source)
     with contextlib.ExitStack() as files:
         with asking(once=True):
             form = detect(source)

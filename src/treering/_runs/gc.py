@@ -259,7 +259,7 @@ def collect(path: Path, keep: Policy | None) -> list[Verdict]:
 def remove_steps(path: Path, steps: Iterable[int], *, by_age: bool = False) -> None:
     """Remove steps, whatever a policy says; one that is not there is gone already.
 
-    A step whose index cannot be read is gone too, but its files stay: nothing proves whose they are. With ``by_age``
+    A step whose index cannot be read is gone too, but its files stay: nothing proves who wrote them. With ``by_age``
     what is left over in a bucket is judged by its age too.
 
     Raises:

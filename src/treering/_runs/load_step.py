@@ -14,7 +14,7 @@ from jax.sharding import NamedSharding, Sharding
 
 from treering._arrays.host import this_processes
 from treering._arrays.source import Source
-from treering._background.saves import raise_unreported, settle, wait_for
+from treering._background.saves import finish_saves, raise_unreported, wait_for
 from treering._checkpoint.forms import read_source
 from treering._checkpoint.joint_load import LoadGroup, spans_processes
 from treering._checkpoint.load import LoadOptions
@@ -85,7 +85,7 @@ def _of_latest(run: RunState, read: Callable[[int | None], Callable[[], T]]) -> 
         run: the run.
         read: reads a step, and returns what ends the load where all processes have read it.
     """
-    latest = run.latest(before=lambda: settle(run.path))  # nothing of the run is in flight then
+    latest = run.latest(before=lambda: finish_saves(run.path))  # nothing of the run is in flight then
     while latest is not None:
         found: Callable[[], T] | Exception
         failed, met = failed_collectives(), last_allgather()

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Final, Literal, SupportsIndex, TypeVar
 
 from treering._arrays.host import this_processes
-from treering._background.saves import raise_unreported, settle, wait_for
+from treering._background.saves import finish_saves, raise_unreported, wait_for
 from treering._coordination.allgather import allgather_with_deadline, broadcast
 from treering._coordination.message_board import PathMessageBoard
 from treering._printable import show_path
@@ -160,7 +160,7 @@ class RunState:
         """
         self._closed = True
         try:
-            settle(self.path)
+            finish_saves(self.path)
             if removals:
                 self._await_removals(time.monotonic() + self.timeout)
             if sweep and this_processes(()).is_coordinator:
@@ -243,7 +243,7 @@ class RunState:
         verdicts: list[Verdict] = []
 
         def judge_all() -> None:
-            settle(self.path)
+            finish_saves(self.path)
             verdicts.extend(judge(self.path, self.keep))
 
         def remove() -> None:
@@ -284,7 +284,7 @@ class RunState:
                 raise missing_step(self.shown, step, there)
             act()
 
-        self.broadcast(work, doing, before=lambda: settle(self.path))
+        self.broadcast(work, doing, before=lambda: finish_saves(self.path))
 
 
 def _require_rule(name: str, given: object, kind: type[Policy | Cadence], example: str) -> None:

@@ -16,7 +16,7 @@ import numpy as np
 
 from treering._arrays.host import this_processes
 from treering._arrays.jobs import Progress
-from treering._background.saves import in_flight, raise_unreported, reword, settle, wait_for
+from treering._background.saves import finish_saves, in_flight, raise_unreported, reword, wait_for
 from treering._checkpoint.save import begin_save, counted
 from treering._checkpoint.save_options import SaveOptions
 from treering._format.document import INDEX_NAME
@@ -163,7 +163,7 @@ def order_of(run: RunState, step: int, *, rollback: bool, is_coordinator: bool) 
     if step > max(folders, default=-1):
         return Order(there=folders)
     # Only what is in flight knows which steps there will be: it may remove some, or fail.
-    settle(run.path)
+    finish_saves(run.path)
     if is_coordinator and LEFT_DOCUMENT in names:
         with RunFolder(run.path) as folder:
             raise_first(remove_superseded(folder))

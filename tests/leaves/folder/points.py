@@ -44,12 +44,12 @@ class LeavesScene(Scene):
 
     target: ClassVar[str] = "leaves"
 
-    def settle(self) -> None:
+    def configure(self) -> None:
         if self.portable:
             without_syncfs(pytest.MonkeyPatch())
 
     def furnish(self, path: Path) -> None:
-        self.settle()
+        self.configure()
         if self.old:
             directories.save(path, self.tree(OLD))
         if self.other:
