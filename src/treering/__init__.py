@@ -91,7 +91,8 @@ if not TYPE_CHECKING:  # a type checker sees the imports above, and so a mistype
 
     def __getattr__(name: str) -> Any:
         if name in _HOMES:
-            return getattr(importlib.import_module(_HOMES[name]), name)
+            found = globals()[name] = getattr(importlib.import_module(_HOMES[name]), name)  # asked for once
+            return found
         if name in _MODULES:
             return importlib.import_module(f"treering.{name}")
         if name == "at":
