@@ -11,7 +11,7 @@ from pathlib import Path, PurePath
 import pytest
 
 import treering
-from tests.buckets import bucket_path
+from tests.buckets import MemoryBucket, bucket_path, use_for_memory
 from tests.stores import located
 from treering.errors import UnsupportedError
 
@@ -95,6 +95,17 @@ def test_a_pathlib_path_of_a_url_means_the_same() -> None:
 
 
 NO_URLS = ("runs/a", "C:/a", "a:b", "/s3://b", "./s3://b", "")
+
+
+def test_all_of_the_memory_is_a_place_and_no_folder_on_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    use_for_memory(monkeypatch, MemoryBucket("memory://"))
+    root = located("memory://")
+    assert os.fspath(root) == os.fspath((root / "a").parent) == "memory://"
+    assert located(os.fspath(root)) == root
+    treering.save("memory://", {"w": 1})
+    assert treering.load("memory://") == {"w": 1}
+    assert not list(tmp_path.iterdir())
 
 
 def test_schemes() -> None:

@@ -85,6 +85,10 @@ class MemoryPath(UrlPath):
 
     _ROOT_PARTS = 1
 
+    def __str__(self) -> str:
+        # Of all of the memory, "memory:" would be a name on disk.
+        return super().__str__() if self.key else "memory://"
+
     @property
     def key(self) -> str:
         """The name that it has in the memory: all but the scheme."""
