@@ -72,8 +72,9 @@ class _StagedFiles(LeafWriter):
                 try:
                     self._tree.fill(staged, files)
                 except FileNotFoundError as error:
-                    # What gives the bytes has raised it, perhaps a callback of the user's.
-                    if isinstance(error, TreeringError) or self._tree.find(staged[:-1], staged[-1]) is not None:
+                    # What gives the bytes has raised it, perhaps a callback of the user's: a file was begun. The
+                    # folder does not tell, for another thread may have made it meanwhile.
+                    if isinstance(error, TreeringError) or self._tree.find(staged, files[0][0]) is not None:
                         raise
                 else:
                     return
