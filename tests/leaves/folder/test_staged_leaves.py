@@ -324,6 +324,25 @@ def test_many_files_are_synced_one_by_one_where_there_is_no_syncfs(
     assert {f"{staged}/{number}{name}" for number in range(40) for name in ("", "/0", "/.zarray")} <= set(synced)
 
 
+@pytest.mark.parametrize("content", [files(), files(("0", b"1"), ("1", b"2"))], ids=["empty", "two files"])
+def test_another_thread_makes_the_folder_of_a_leaf_after_it_was_missed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: Any
+) -> None:
+    made: list[Path] = []
+
+    def make_instead(*_: Any, **__: Any) -> bool:
+        if made:
+            return False
+        made.append(tmp_path / ".treering" / saving.attempt / "leaves" / "a" / "b")
+        made[0].mkdir(parents=True)
+        return True
+
+    with stage(tmp_path) as saving, monkeypatch.context() as patch:
+        faults.fail(patch, os, "mkdir", errno.ENOENT, when=make_instead)
+        saving.write("a/b", content)
+        assert names(made[0]) == [name for name, _, _ in content]
+
+
 def test_the_disk_is_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     save(tmp_path, OLD)
     before = everything(tmp_path, records=True)

@@ -74,7 +74,8 @@ class _StagedFiles(LeafWriter):
                 except FileNotFoundError as error:
                     # What gives the bytes has raised it, perhaps a callback of the user's: a file was begun. The
                     # folder does not tell, for another thread may have made it meanwhile.
-                    if isinstance(error, TreeringError) or self._tree.find(staged, files[0][0]) is not None:
+                    begun = bool(files) and self._tree.find(staged, files[0][0]) is not None
+                    if begun or isinstance(error, TreeringError):
                         raise
                 else:
                     return
