@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 import dataclasses
 import itertools
 import math
@@ -176,6 +177,21 @@ def split_by_bytes(
             run, held = [], 0
     if run:
         yield run, held
+
+
+def cut_by_bytes(sizes: Iterable[int], most: int, *, longest: int = sys.maxsize) -> Iterator[slice]:
+    """Yield the same runs of items of these sizes, none longer than ``longest``, as slices.
+
+    Example:
+        >>> list(cut_by_bytes([2, 1, 3], 3))
+        [slice(0, 2, None), slice(2, 3, None)]
+    """
+    ends, start = list(itertools.accumulate(sizes)), 0
+    while start < len(ends):
+        stop = bisect.bisect_left(ends, (ends[start - 1] if start else 0) + most, start) + 1
+        stop = min(stop, start + longest, len(ends))
+        yield slice(start, stop)
+        start = stop
 
 
 class PlacedBytes(Protocol):
