@@ -305,8 +305,13 @@ def _put_by_boxes(
 
 @functools.lru_cache(maxsize=64)
 def _passer(sharding: jax.sharding.Sharding | None) -> Callable[[list[Any]], list[jax.Array]]:
-    """Return a jitted function that returns its arguments, on the device of a sharding."""
-    return jax.jit(list) if sharding is None else jax.jit(list, out_shardings=sharding)
+    """Return a jitted function that returns its arguments, on the device of a sharding.
+
+    Its arguments are donated: what jax puts on the device becomes the result, and is not copied there once more.
+    """
+    if sharding is None:
+        return jax.jit(list, donate_argnums=0)
+    return jax.jit(list, donate_argnums=0, out_shardings=sharding)
 
 
 def put_all(
