@@ -347,7 +347,7 @@ def _arrays_to_place(
     avals: dict[tuple[int, int], Any] = {}
     likes = [None] * len(keys) if target is None else target.leaves
     for key, leaf, fit, like in zip(keys, matches.leaves, matches.fits, likes, strict=True):
-        place = sharding_of(like)
+        place = sharding_of(like) if getattr(like, "committed", True) else None
         if not (every or place is not None) or fit is KEPT or isinstance(like, np.ndarray | np.generic):
             continue
         alike = index.leaf_types[leaf], id(fit)

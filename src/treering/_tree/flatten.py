@@ -157,13 +157,14 @@ class _FlattenWalk:
 
         Where all of them are leaves of known kinds and no key needs escaping, all are noted down at once.
         """
-        parts, children = list(map(key_text, node.container.keys)), node.children
+        keys, children = node.container.keys, node.children
+        parts = keys if set(map(type, keys)) <= {str} else list(map(key_text, keys))
         kinds = [kind for kind in map(KINDS.get, map(type, children)) if kind is not None]
         text = "".join(parts)
         known = len(kinds) == len(children) == len(parts) and "/" not in text and "~" not in text and "" not in parts
-        if not known or any(
-            kind == "numpy" and x.dtype not in WRITABLE for kind, x in zip(kinds, children, strict=True)
-        ):
+        if known and "numpy" in kinds:
+            known = {x.dtype for x, kind in zip(children, kinds, strict=True) if kind == "numpy"} <= WRITABLE
+        if not known:
             return zip(parts, children, strict=True)
         self.flat.keys.extend(map(prefix.__add__, parts))
         self.flat.leaves.extend(children)
