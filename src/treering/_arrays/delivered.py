@@ -17,7 +17,7 @@ import numpy as np
 
 from treering._arrays.host import jax_holds
 from treering._arrays.incoming import ReadRequest, SmallChunks, StoredArrays
-from treering._arrays.jobs import Progress, cut_by_bytes, on_host
+from treering._arrays.jobs import Progress, aligned_empty, cut_by_bytes, on_host
 from treering._arrays.source import Source
 from treering._format.index import leaf_bytes
 from treering._plan.exchange import Parts
@@ -40,6 +40,8 @@ _SMALL_BYTES: Final = 64 << 10
 _COLUMNS_FROM: Final = 64
 BATCH_BYTES: Final = 256 << 20
 """Arrays are read and placed about so many bytes at a time: host copies of device arrays do not add up."""
+_CAST_COUNTS: Final = 16
+"""A byte that is cast counts as so many: the results stay, and what was read shall be little beside them."""
 _NBYTES: Final = operator.attrgetter("nbytes")
 # One call of device_put for many arrays costs half of a call for each.
 _TOGETHER: Final = 256
@@ -263,7 +265,8 @@ def take_arrays(arrays: list[NDArray[Any]], way: Way, key: str) -> list[NDArray[
 
 def _cast(array: NDArray[Any], dtype: np.dtype[Any], box: Box) -> NDArray[Any]:
     try:
-        return cast_array(array, dtype)
+        # Many results of some MiB each: what lies between them and the next large page would add up.
+        return cast_array(array, dtype, functools.partial(aligned_empty, pages=False))
     except NotKept as error:
         within = error.index or ()
         raise NotKept(error.value, tuple(at + start for at, (start, _) in zip(within, box, strict=True))) from None
@@ -468,7 +471,9 @@ def _copied_bytes(source: Source, leaf: int, way: Way) -> int:
     else:
         is_on_cpu = all(device.platform == "cpu" for device in sharding.device_set)
     stays = kind == "numpy" or (kind == "jax" and is_on_cpu)
-    if not stays or way.fit.dtype is not None or way.nbytes <= _SMALL_BYTES:
+    if stays and way.fit.dtype is not None:
+        return way.nbytes * _CAST_COUNTS  # both what was read and the result lie on the host
+    if not stays or way.nbytes <= _SMALL_BYTES:
         return way.nbytes
     return way.nbytes if source.index.type_of(leaf).dtype in SUB_BYTE else 0
 

@@ -36,8 +36,8 @@ _ROOM_BYTES: Final = 64 * 1024
 _SMALL_BYTES: Final = 64 << 10
 
 
-def aligned_bytes(nbytes: int) -> NDArray[np.uint8]:
-    """Return ``nbytes`` of unset memory that starts at a multiple of 64 bytes, from 4 MiB on at one of 2 MiB.
+def aligned_bytes(nbytes: int, *, pages: bool = True) -> NDArray[np.uint8]:
+    """Return ``nbytes`` of unset memory that starts at a multiple of 64 bytes, with ``pages`` from 4 MiB on at 2 MiB.
 
     Raises:
         UnsupportedError: the system has no such memory; also a ``MemoryError``.
@@ -46,7 +46,7 @@ def aligned_bytes(nbytes: int) -> NDArray[np.uint8]:
         >>> aligned_bytes(3).ctypes.data % 64
         0
     """
-    alignment = ALIGNMENT if nbytes < _PAGES_FROM else _PAGE_BYTES
+    alignment = _PAGE_BYTES if pages and nbytes >= _PAGES_FROM else ALIGNMENT
     try:
         room = np.empty(nbytes + alignment, np.uint8)
     except (MemoryError, ValueError) as error:  # ValueError: more than an address has bits
@@ -56,14 +56,14 @@ def aligned_bytes(nbytes: int) -> NDArray[np.uint8]:
     return room[skip : skip + nbytes]
 
 
-def aligned_empty(shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
+def aligned_empty(shape: tuple[int, ...], dtype: np.dtype[Any], *, pages: bool = True) -> NDArray[Any]:
     """Return an unset array in `aligned_bytes`.
 
     Example:
         >>> aligned_empty((2, 3), np.dtype("u1")).shape
         (2, 3)
     """
-    return np.ndarray(shape, dtype, aligned_bytes(math.prod(shape) * dtype.itemsize))
+    return np.ndarray(shape, dtype, aligned_bytes(math.prod(shape) * dtype.itemsize, pages=pages))
 
 
 def aligned_together(wanted: Sequence[tuple[tuple[int, ...], np.dtype[Any]]]) -> list[NDArray[Any]]:
