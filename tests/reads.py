@@ -27,7 +27,7 @@ def act_before_reads(patch: pytest.MonkeyPatch, act: Callable[[Sequence[ReadRequ
 
 def act_before_plans(patch: pytest.MonkeyPatch, act: Callable[[Sequence[ReadRequest]], object]) -> None:
     """Do something with what is asked for, before it is planned what is read for it."""
-    faults.before(patch, StoredArrays, "plan_reads", lambda _, requests: act(requests))
+    faults.before(patch, StoredArrays, "plan_reads", lambda _, requests, *__: act(requests))
 
 
 def memory_held(patch: pytest.MonkeyPatch) -> list[int]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -93,3 +94,36 @@ def test_whatever_jax_is_set_to(
     assert {len(array.sharding.device_set) for array in placed} == {1}
     # Of each dtype 512 take the quick way, and the rest of it stays.
     assert sum(put) == (MANY - 512 * len(DTYPES) if quick else MANY)
+
+
+def _count_calls(work: Callable[[], object]) -> int:
+    """Count how often a function of treering is entered in this thread, generators each time that they go on."""
+    calls = 0
+
+    def count(frame: Any, event: str, argument: object) -> None:
+        nonlocal calls
+        calls += event == "call" and frame.f_globals.get("__name__", "").startswith("treering.")
+
+    before = sys.getprofile()
+    sys.setprofile(count)
+    try:
+        work()
+    finally:
+        sys.setprofile(before)
+    return calls
+
+
+@pytest.mark.parametrize("committed", [False, True])
+def test_leaves_that_are_alike_are_handled_in_columns(tmp_path: Path, committed: bool) -> None:
+    """A leaf more costs next to no calls, and so no objects of ours: what is common to many is there once."""
+    device = jax.devices()[0] if committed else None
+    few, many = 1024, 4096
+    calls: dict[int, int] = {}
+    for count in (few, many):
+        tree = {str(layer): {str(n): np.full(8, n, np.float32) for n in range(64)} for layer in range(count // 64)}
+        treering.save(tmp_path / str(count), tree)
+        like = jax.device_put(tree, device)
+        treering.load(tmp_path / str(count), like)
+        calls[count] = _count_calls(lambda count=count, like=like: treering.load(tmp_path / str(count), like))  # type: ignore[misc]
+    most = 3.5 if committed else 1.5
+    assert (calls[many] - calls[few]) / (many - few) < most, calls

@@ -21,10 +21,10 @@ import xxhash
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from treering._arrays import delivered
-from treering._arrays.delivered import Delivery, spans, stored_dtype_of, take_arrays, without_shards
+from treering._arrays.delivered import Deliveries, Way, spans, stored_dtype_of, take_arrays, without_shards
 from treering._arrays.host import host_blocks
 from treering._arrays.incoming import ReadRequest
-from treering._arrays.jobs import split_by_bytes
+from treering._arrays.jobs import cut_by_bytes
 from treering._arrays.source import Source
 from treering._codec.documents import json_text
 from treering._format.index import leaf_bytes
@@ -50,74 +50,79 @@ _SAMPLE_ITEMS: Final = 1024
 _MOST_SAMPLED: Final = 64 << 20
 
 
-def divide(source: Source, deliveries: Iterable[Delivery], processes: int) -> None:
-    """Plan who reads what of the leaves that lie over several processes, and turn their requests into that.
+def divide(source: Source, batches: Sequence[Deliveries], processes: int) -> list[Deliveries]:
+    """Plan who reads what of the leaves that lie over several processes; return batches of what this one reads.
 
     What a process counts of a leaf from here on is what it reads itself.
     """
-    joint = [delivery for delivery in deliveries if spans(delivery.sharding)]
-    leaves = list(_describe_stored(source, joint, processes))
-    items: dict[int, int] = {}
-    for delivery, leaf, plan in zip(joint, leaves, plan_loads(leaves, processes), strict=True):
-        delivery.dtype = source.arrays.dtype_of(delivery.request.leaf)
-        if plan.parts is not None:
-            sharding: Any = delivery.sharding
-            delivery.parts = plan.parts
-            delivery.request = ReadRequest(delivery.request.leaf, part_boxes(delivery.shape, sharding, plan.parts))
-        # Of leaves that are stored and wanted alike, this process reads alike, unless they take turns.
-        if plan.parts is not None or (count := items.get(id(leaf))) is None:
-            count = items[id(leaf)] = sum(map(size_of, delivery.request.boxes))
-        delivery.nbytes = count * delivery.dtype.itemsize
+    deliveries = Deliveries.join(batches)
+    joint = {way for way in dict.fromkeys(deliveries.ways) if spans(way.sharding)}
+    places = [at for at, way in enumerate(deliveries.ways) if way in joint]
+    leaves = list(_describe_stored(source, deliveries.take(places), processes))
+    known: dict[tuple[Way, Parts | None], Way] = {}
+    for at, plan in zip(places, plan_loads(leaves, processes), strict=True):
+        alike = (deliveries.ways[at], plan.parts)
+        if (way := known.get(alike)) is None:
+            way = known[alike] = _own_part(*alike, source.arrays.dtype_of(deliveries.leaves[at]))
+        deliveries.ways[at] = way
+    ends = itertools.accumulate(map(len, batches))
+    return [deliveries[end - len(batch) : end] for batch, end in zip(batches, ends, strict=True)]
 
 
-def _describe_stored(source: Source, joint: Iterable[Delivery], processes: int) -> Iterator[StoredLeaf]:
+def _own_part(way: Way, parts: Parts | None, dtype: np.dtype[Any]) -> Way:
+    sharding: Any = way.sharding
+    boxes = way.boxes if parts is None else part_boxes(way.shape, sharding, parts)
+    nbytes = sum(map(size_of, boxes)) * dtype.itemsize
+    return dataclasses.replace(way, boxes=boxes, parts=parts, dtype=dtype, nbytes=nbytes)
+
+
+def _describe_stored(source: Source, joint: Deliveries, processes: int) -> Iterator[StoredLeaf]:
     """Yield how each leaf is stored and wanted, those that are alike as one object."""
-    known: dict[tuple[object, ...], StoredLeaf] = {}
-    grids: dict[tuple[object, ...], Grid | None] = {}
-    for delivery in joint:
-        number, axes = delivery.request.leaf, len(delivery.shape)
-        alike = (source.index.leaf_types[number], delivery.fit.dtype, delivery.sharding)
-        if alike not in grids:
-            can = can_exchange(delivery.fit.dtype or source.arrays.dtype_of(number))
-            grids[alike] = grid_of(delivery.sharding, axes) if can else None
-        chunks = source.arrays.stored_chunks(number) if grids[alike] is not None else ()
-        if (leaf := known.get((*alike, id(chunks)))) is None:
-            leaf = known[(*alike, id(chunks))] = StoredLeaf(
-                shape=delivery.shape,
+    known: dict[tuple[Way, int], StoredLeaf] = {}
+    grids: dict[Way, Grid | None] = {}
+    for number, way in zip(joint.leaves, joint.ways, strict=True):
+        if way not in grids:
+            can = can_exchange(way.fit.dtype or source.arrays.dtype_of(number))
+            grids[way] = grid_of(way.sharding, len(way.shape)) if can else None
+        chunks = source.arrays.stored_chunks(number) if grids[way] is not None else ()
+        if (leaf := known.get((way, id(chunks)))) is None:
+            leaf = known[way, id(chunks)] = StoredLeaf(
+                shape=way.shape,
                 itemsize=source.arrays.dtype_of(number).itemsize,
                 chunks=chunks,
-                wanted=_wanted_boxes(delivery.sharding, delivery.shape, processes),
-                grid=grids[alike],
+                wanted=_wanted_boxes(way.sharding, way.shape, processes),
+                grid=grids[way],
             )
         yield leaf
 
 
-def rounds(deliveries: Sequence[Delivery], processes: int, most: int) -> Iterator[list[Delivery]]:
+def rounds(deliveries: Deliveries, processes: int, most: int) -> Iterator[slice]:
     """Yield runs of exchanged leaves of which no process gets more than about ``most`` bytes; the same on all."""
 
-    def nbytes(delivery: Delivery) -> int:
-        wanted = _wanted_boxes(delivery.sharding, delivery.shape, processes)
-        return _largest(wanted) * (delivery.dtype.itemsize if delivery.dtype else 1)
+    def nbytes(way: Way) -> int:
+        return _largest(_wanted_boxes(way.sharding, way.shape, processes)) * (way.dtype.itemsize if way.dtype else 1)
 
-    return (some for some, _ in split_by_bytes(deliveries, nbytes, most, longest=_MOST_LEAVES))
+    sizes = {way: nbytes(way) for way in dict.fromkeys(deliveries.ways)}
+    return cut_by_bytes(map(sizes.__getitem__, deliveries.ways), most, longest=_MOST_LEAVES)
 
 
-def plan_digest(batches: Iterable[Sequence[Delivery]]) -> str:
+def plan_digest(keys: Sequence[str], batches: Iterable[Deliveries]) -> str:
     """Return a digest of what all processes have to want alike: leaves that lie over several, and how."""
     lines = []
-    known: dict[tuple[object, ...], str] = {}
+    known: dict[Way, str | None] = {}
     for number, batch in enumerate(batches):
-        for delivery in batch:
-            if not spans(delivery.sharding):
-                continue
-            alike = (delivery.fit, delivery.dtype, delivery.shape, delivery.sharding)
-            if (how := known.get(alike)) is None:
-                wanted = _sharding_digest(delivery.sharding, delivery.shape)
-                dtype = delivery.fit.dtype or delivery.dtype
-                how = known[alike] = f"{delivery.fit.kind} {dtype} {delivery.shape} {wanted}"
-            cut = delivery.parts and (delivery.parts.axis, delivery.parts.rows, delivery.parts.first)
-            lines.append(f"{number} {delivery.key} {how} {cut}")
+        for leaf, way in zip(batch.leaves, batch.ways, strict=True):
+            if way not in known:
+                known[way] = _describe_way(way) if spans(way.sharding) else None
+            if (how := known[way]) is not None:
+                lines.append(f"{number} {keys[leaf]} {how}")
     return digest(["\n".join(lines).encode("utf-8", "surrogatepass")])
+
+
+def _describe_way(way: Way) -> str:
+    cut = way.parts and (way.parts.axis, way.parts.rows, way.parts.first)
+    wanted = _sharding_digest(way.sharding, way.shape)
+    return f"{way.fit.kind} {way.fit.dtype or way.dtype} {way.shape} {wanted} {cut}"
 
 
 def state_digest(source: Source) -> str:
@@ -175,11 +180,12 @@ def _read_samples(source: Source) -> Iterator[bytes]:
     return (request.arrays[0].tobytes() for request in requests)
 
 
-def digest_common(state: xxhash.xxh3_128, deliveries: Iterable[Delivery], *, processes: int) -> None:
+def digest_common(state: xxhash.xxh3_128, deliveries: Deliveries, found: list[Any], *, processes: int) -> None:
     """Add to a digest what was read of those leaves of which every process wants the same, and reads it itself."""
-    own = (one for one in deliveries if one.parts is None and spans(one.sharding))
-    common = (one for one in own if len(set(_wanted_boxes(one.sharding, one.shape, processes))) == 1)
-    for array in itertools.chain.from_iterable(one.request.arrays for one in common):
+    own = (way for way in dict.fromkeys(deliveries.ways) if way.parts is None and spans(way.sharding))
+    common = {way for way in own if len(set(_wanted_boxes(way.sharding, way.shape, processes))) == 1}
+    read = (one for one, way in zip(found, deliveries.ways, strict=True) if way in common)
+    for array in itertools.chain.from_iterable(one if isinstance(one, list) else [one] for one in read):
         for piece in host_blocks(array, 0, array.size):
             state.update(piece)
 
@@ -289,14 +295,13 @@ def part_boxes(shape: tuple[int, ...], sharding: NamedSharding, parts: Parts) ->
     return tuple(box for box in boxes if box is not None)
 
 
-def take_parts(delivery: Delivery) -> PartedLeaf:
-    """Return the rows that were read of a leaf for its devices to exchange; its arrays are let go."""
-    sharding: Any = delivery.sharding
-    if delivery.parts is None:
+def take_parts(way: Way, read: Any, key: str) -> PartedLeaf:
+    """Return the rows that were read of a leaf for its devices to exchange."""
+    sharding: Any = way.sharding
+    if way.parts is None:
         raise AssertionError("no exchange was planned for it")
-    return PartedLeaf(
-        LeafForm(delivery.shape, stored_dtype_of(delivery), sharding, delivery.parts), take_arrays(delivery)
-    )
+    arrays = take_arrays(read if isinstance(read, list) else [read], way, key)
+    return PartedLeaf(LeafForm(way.shape, stored_dtype_of(way), sharding, way.parts), arrays)
 
 
 def exchange_parts(leaves: Sequence[PartedLeaf], run: Runner) -> list[jax.Array]:

@@ -14,9 +14,10 @@ import itertools
 import math
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
+import xxhash
 
 from treering._arrays.jobs import (
     ALIGNMENT,
@@ -86,6 +87,31 @@ class ReadRequest:
     """What ``StoredArrays.read`` brings: one array for each box."""
     steps: Sequence[int] | None = None
     """The stride along each axis of a box; None: every item is wanted."""
+
+
+@dataclasses.dataclass(slots=True)
+class SmallChunks:
+    """Leaves that are wanted whole, each of one small chunk, in columns: there may be thousands of them."""
+
+    found: list[Any]
+    """Where the array of each goes."""
+    places: list[int] = dataclasses.field(default_factory=list)
+    """Its place there."""
+    chunks: list[int] = dataclasses.field(default_factory=list)
+    """Number of its chunk."""
+
+    def give(self, numbers: Sequence[int], arrays: Sequence[NDArray[Any]]) -> None:
+        """Take the arrays of some of them, which are known by their numbers in the columns."""
+        for number, array in zip(numbers, arrays, strict=True):
+            self.found[self.places[number]] = array
+
+
+_Give: TypeAlias = Callable[[Sequence[int], Sequence["NDArray[Any]"]], None]
+
+
+def _give(requests: Sequence[ReadRequest], numbers: Sequence[int], arrays: Sequence[NDArray[Any]]) -> None:
+    for number, array in zip(numbers, arrays, strict=True):
+        requests[number].arrays = [array]
 
 
 class _Run(NamedTuple):
@@ -183,40 +209,52 @@ class StoredArrays:
         for number in self._checked:
             self._check_header(number)
 
-    def read(self, requests: Sequence[ReadRequest], progress: Progress | None = None) -> None:
-        """Fill ``arrays`` of every request.
+    def read(
+        self, requests: Sequence[ReadRequest], progress: Progress | None = None, small: SmallChunks | None = None
+    ) -> None:
+        """Fill ``arrays`` of every request, and what ``small`` wants.
 
         Raises:
             CorruptError: bytes do not have their checksums, or are not there.
             StoreError: the system refuses.
         """
-        work = self.plan_reads(requests)
+        work = self.plan_reads(requests) if small is None else self.plan_reads(requests, small)
         run_all(work, Tally(work.nbytes, progress), threads=self._threads)
         self.bytes_read += work.nbytes
 
-    def plan_reads(self, requests: Sequence[ReadRequest]) -> Work:
+    def plan_reads(self, requests: Sequence[ReadRequest], small: SmallChunks | None = None) -> Work:
         """Return what is to be done to fill ``arrays`` of every request; large ones have their memory already.
+
+        Args:
+            requests: boxes of leaves.
+            small: other leaves, that are wanted whole.
 
         Raises:
             CorruptError: a file that it takes is lost, or its header is damaged.
         """
         work = Work()
-        small: list[tuple[int, ReadRequest]] = []
+        single: list[tuple[int, ReadRequest]] = []
         large: list[_LargeRequest] = []
+        if small is not None:
+            work.nbytes += sum(map(self.index.chunks.nbytes.__getitem__, small.chunks))
+            for file in dict.fromkeys(map(self.index.chunks.file.__getitem__, small.chunks)):
+                self._check_header(file)
         for request in requests:
-            work.nbytes += self._plan(request, work.jobs, small, large)
+            work.nbytes += self._plan(request, work.jobs, single, large)
         allocate_rooms([(one.request, one.dtype) for one in large], self.index.keys)
         pieces = [piece for one in large for piece in self._plan_large(one)]
         work.nbytes += sum(piece.nbytes for piece in pieces)
-        pieces += self._together(small)
+        pieces += self._together([chunk for chunk, _ in single], functools.partial(_give, [one for _, one in single]))
+        if small is not None:
+            pieces += self._together(small.chunks, small.give)
         groups = group_near(pieces, gap=self._gap_bytes, most=self._group_bytes)
         work.jobs.extend(functools.partial(self._fill, group) for group in groups)
         return work
 
     def _plan(
-        self, request: ReadRequest, jobs: deque[Job], small: list[tuple[int, ReadRequest]], large: list[_LargeRequest]
+        self, request: ReadRequest, jobs: deque[Job], single: list[tuple[int, ReadRequest]], large: list[_LargeRequest]
     ) -> int:
-        """Plan the reads of one request, or note that it is small or large; return how many bytes are planned."""
+        """Plan the reads of one request, or note that it is one small chunk, or large; return the bytes planned."""
         columns = self.index.chunks
         every = _chunks_of(self.index, request.leaf)
         chunks: Sequence[int] = every
@@ -230,7 +268,7 @@ class StoredArrays:
             for chunk in chunks:
                 self._check_header(columns.file[chunk])
         if whole and len(every) == 1 and columns.nbytes[chunks[0]] <= _SMALL_BYTES:
-            small.append((chunks[0], request))
+            single.append((chunks[0], request))
             return columns.nbytes[chunks[0]]
         dtype = self.dtype_of(request.leaf)
         if self._mapped and whole and box_sums.size_of(request.boxes[0]) > 0:
@@ -319,43 +357,65 @@ class StoredArrays:
 
     # ---------------------------------------------------------------------------------------------- small ones together
 
-    def _together(self, small: list[tuple[int, ReadRequest]]) -> Iterator[_Piece]:
+    def small_chunks(self, leaves: Sequence[int]) -> list[int]:
+        """Return for each leaf the chunk that is all of it, where it is one small chunk; -1 for others."""
+        return list(map(self._small_chunk_of.__getitem__, leaves))
+
+    @functools.cached_property
+    def _small_chunk_of(self) -> list[int]:
+        columns = self.index.chunks
+        leaf, nbytes = np.asarray(columns.leaf, np.int64), np.asarray(columns.nbytes, np.int64)
+        nexts = np.append(leaf[1:] != leaf[:-1], True)
+        alone = nexts & np.append(True, nexts[:-1]) & (nbytes > 0) & (nbytes <= _SMALL_BYTES)
+        alone &= [box is None for box in columns.box]
+        found = np.full(len(self.index.keys), -1)
+        found[leaf[alone]] = np.flatnonzero(alone)
+        return found.tolist()
+
+    def _together(self, chunks: Sequence[int], give: _Give) -> Iterator[_Piece]:
         """Give small chunks that are neighbours in a file memory that they share."""
         columns = self.index.chunks
-        small.sort(key=lambda pair: (columns.file[pair[0]], columns.offset[pair[0]]))
-        group: list[tuple[int, ReadRequest]] = []
-        end = (-1, 0)
-        held = 0
-        for chunk, request in small:
-            here = (columns.file[chunk], columns.offset[chunk])
-            nbytes = columns.nbytes[chunk]
-            if group and (here != end or held + nbytes > self._together_bytes):
-                yield self._piece_of_small(group, held)
-                group, held = [], 0
-            group.append((chunk, request))
-            held += nbytes
-            end = (here[0], here[1] + nbytes)
-        if group:
-            yield self._piece_of_small(group, held)
-
-    def _piece_of_small(self, group: list[tuple[int, ReadRequest]], nbytes: int) -> _Piece:
-        columns, first = self.index.chunks, group[0][0]
-        into = aligned_bytes(nbytes)
-        return _Piece(
-            columns.file[first], columns.offset[first], nbytes, into, functools.partial(self._share_memory, group)
+        file, offset, nbytes = (
+            np.fromiter(map(column.__getitem__, chunks), np.int64, len(chunks))
+            for column in (columns.file, columns.offset, columns.nbytes)
         )
+        order = np.lexsort((offset, file))
+        file, offset, end = file[order], offset[order], (offset + nbytes)[order]
+        gaps = np.flatnonzero((file[1:] != file[:-1]) | (offset[1:] != end[:-1])) + 1
+        start = 0
+        for stop in (*gaps.tolist(), len(order)):
+            while start < stop:
+                most = int(np.searchsorted(end[start:stop], offset[start] + self._together_bytes, "right"))
+                after = start + max(1, most)
+                here = slice(start, after)
+                begin, size = int(offset[start]), int(end[after - 1] - offset[start])
+                share = functools.partial(self._share_memory, order[here], offset[here] - begin, chunks, give)
+                yield _Piece(int(file[start]), begin, size, aligned_bytes(size), share)
+                start = after
 
-    def _share_memory(self, group: list[tuple[int, ReadRequest]], data: memoryview) -> None:
-        columns, index = self.index.chunks, self.index
-        start = columns.offset[group[0][0]]
+    def _share_memory(
+        self, places: NDArray[Any], starts: NDArray[Any], chunks: Sequence[int], give: _Give, data: memoryview
+    ) -> None:
+        """Check small chunks that lie side by side in memory, and give their arrays."""
+        index, columns = self.index, self.index.chunks
+        at, some = [*starts.tolist(), len(data)], [chunks[place] for place in places]
+        if index.verified:
+            wanted = [index.checksums[self._first_checksum[chunk]] if columns.nbytes[chunk] else None for chunk in some]
+            found = [xxhash.xxh3_64_intdigest(data[a:b]) if b > a else None for a, b in itertools.pairwise(at)]
+            if found != wanted:
+                for chunk, (a, b) in zip(some, itertools.pairwise(at), strict=True):
+                    self._check(chunk, 0, data[a:b])
+        arrays: list[NDArray[Any]] = []
         dtypes: dict[int, np.dtype[Any]] = {}
-        for chunk, request in group:
-            at = columns.offset[chunk] - start
-            self._check(chunk, 0, data[at : at + columns.nbytes[chunk]])
-            number = index.leaf_types[request.leaf]
+        for number, alike in itertools.groupby([index.leaf_types[columns.leaf[chunk]] for chunk in some]):
+            count, shape = len(list(alike)), index.types[number].shape or ()
             if (dtype := dtypes.get(number)) is None:
-                dtype = dtypes[number] = self.dtype_of(request.leaf)
-            request.arrays = [np.ndarray(box_sums.shape_of(request.boxes[0]), dtype, data, at)]
+                dtype = dtypes[number] = self.dtype_of(columns.leaf[some[len(arrays)]])
+            if count == 1 or not shape:
+                arrays += [np.ndarray(shape, dtype, data, start) for start in at[len(arrays) : len(arrays) + count]]
+            else:  # as rows of one array, which is faster than one by one
+                arrays += list(np.ndarray((count, *shape), dtype, data, at[len(arrays)]))
+        give(places.tolist(), arrays)
 
     # ------------------------------------------------------------------------------------------------- slab by slab
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 import dataclasses
 import itertools
 import math
@@ -35,8 +36,8 @@ _ROOM_BYTES: Final = 64 * 1024
 _SMALL_BYTES: Final = 64 << 10
 
 
-def aligned_bytes(nbytes: int) -> NDArray[np.uint8]:
-    """Return ``nbytes`` of unset memory that starts at a multiple of 64 bytes, from 4 MiB on at one of 2 MiB.
+def aligned_bytes(nbytes: int, *, pages: bool = True) -> NDArray[np.uint8]:
+    """Return ``nbytes`` of unset memory that starts at a multiple of 64 bytes, with ``pages`` from 4 MiB on at 2 MiB.
 
     Raises:
         UnsupportedError: the system has no such memory; also a ``MemoryError``.
@@ -45,7 +46,7 @@ def aligned_bytes(nbytes: int) -> NDArray[np.uint8]:
         >>> aligned_bytes(3).ctypes.data % 64
         0
     """
-    alignment = ALIGNMENT if nbytes < _PAGES_FROM else _PAGE_BYTES
+    alignment = _PAGE_BYTES if pages and nbytes >= _PAGES_FROM else ALIGNMENT
     try:
         room = np.empty(nbytes + alignment, np.uint8)
     except (MemoryError, ValueError) as error:  # ValueError: more than an address has bits
@@ -55,14 +56,14 @@ def aligned_bytes(nbytes: int) -> NDArray[np.uint8]:
     return room[skip : skip + nbytes]
 
 
-def aligned_empty(shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
+def aligned_empty(shape: tuple[int, ...], dtype: np.dtype[Any], *, pages: bool = True) -> NDArray[Any]:
     """Return an unset array in `aligned_bytes`.
 
     Example:
         >>> aligned_empty((2, 3), np.dtype("u1")).shape
         (2, 3)
     """
-    return np.ndarray(shape, dtype, aligned_bytes(math.prod(shape) * dtype.itemsize))
+    return np.ndarray(shape, dtype, aligned_bytes(math.prod(shape) * dtype.itemsize, pages=pages))
 
 
 def aligned_together(wanted: Sequence[tuple[tuple[int, ...], np.dtype[Any]]]) -> list[NDArray[Any]]:
@@ -176,6 +177,21 @@ def split_by_bytes(
             run, held = [], 0
     if run:
         yield run, held
+
+
+def cut_by_bytes(sizes: Iterable[int], most: int, *, longest: int = sys.maxsize) -> Iterator[slice]:
+    """Yield the same runs of items of these sizes, none longer than ``longest``, as slices.
+
+    Example:
+        >>> list(cut_by_bytes([2, 1, 3], 3))
+        [slice(0, 2, None), slice(2, 3, None)]
+    """
+    ends, start = list(itertools.accumulate(sizes)), 0
+    while start < len(ends):
+        stop = bisect.bisect_left(ends, (ends[start - 1] if start else 0) + most, start) + 1
+        stop = min(stop, start + longest, len(ends))
+        yield slice(start, stop)
+        start = stop
 
 
 class PlacedBytes(Protocol):

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import itertools
 import json
 import os
 import time
@@ -19,7 +18,7 @@ from typing import Any, Final, TypeVar
 import jax
 import xxhash
 
-from treering._arrays.delivered import BATCH_BYTES, Delivery, ReadProgress, finish, read_batches, spans
+from treering._arrays.delivered import BATCH_BYTES, Deliveries, ReadProgress, finish, read_batches, read_leaves, spans
 from treering._arrays.exchange import (
     digest_common,
     divide,
@@ -159,8 +158,10 @@ class LoadGroup:
 
     # ------------------------------------------------------------------------------------------------------ meeting
 
-    def agree(self, source: Source, batches: Sequence[Sequence[Delivery]]) -> None:
+    def agree(self, source: Source, batches: Sequence[Deliveries]) -> Sequence[Deliveries]:
         """Divide the reading of leaves that lie over several processes, if any do, and see that all do the same.
+
+        Returns the batches of what this process reads.
 
         Args:
             source: the opened tree.
@@ -171,22 +172,22 @@ class LoadGroup:
             MismatchError: they want different things.
             TreeringError: another process failed, or did not come.
         """
-        deliveries = list(itertools.chain.from_iterable(batches))
         # A sharding has devices, so jax runs, and may be asked.
-        if not self.joined and any(map(spans, dict.fromkeys(delivery.sharding for delivery in deliveries))):
+        if not self.joined and any(spans(sharding) for batch in batches for sharding in batch.shardings):
             self._join_all()
         if not self.joined:
-            return
-        nbytes = sum(delivery.nbytes for delivery in deliveries)
-        divide(source, deliveries, self._processes.count)
-        self._digests = {"state": state_digest(source), "plan": plan_digest(batches)}
+            return batches
+        nbytes = sum(batch.nbytes for batch in batches)
+        batches = divide(source, batches, self._processes.count)
+        self._digests = {"state": state_digest(source), "plan": plan_digest(source.index.keys, batches)}
         self._read = xxhash.xxh3_128() if is_told_by_numbers(source) and not source.mapped else None
-        exchanges = any(delivery.parts is not None for delivery in deliveries)
+        exchanges = any(way.parts is not None for batch in batches for way in batch.ways)
         # Where processes differ in this, they differ in a digest too, or say that they are not done (`end`). What has
         # no checksums may be replaced unnoticed: whether it was is asked when all have opened it.
         small = nbytes < _READ_FIRST_BYTES and self._processes.count < _SHARED_FROM
         if exchanges or not small or not self._repeats or not source.index.verified:
             self._compare(last=False)
+        return batches
 
     def end(self) -> None:
         """Meet for the last time: each process has what it wanted, or all fail.
@@ -350,9 +351,7 @@ class LoadGroup:
 
     # ------------------------------------------------------------------------------------------------------ reading
 
-    def read_batches(
-        self, source: Source, deliveries: Sequence[Delivery], report: ReadProgress | None = None
-    ) -> list[Any]:
+    def read_batches(self, source: Source, deliveries: Deliveries, report: ReadProgress | None = None) -> list[Any]:
         """Return the leaves of some deliveries, in their order: read here, or exchanged with the others.
 
         Raises:
@@ -361,16 +360,17 @@ class LoadGroup:
         """
         if not self.joined:
             return read_batches(source, deliveries, report)
-        own = [delivery for delivery in deliveries if delivery.parts is None]
+        own = [at for at, way in enumerate(deliveries.ways) if way.parts is None]
         look = self._read and functools.partial(digest_common, self._read, processes=self._processes.count)
-        found = read_batches(source, own, report, look)
-        leaves = {id(delivery): leaf for delivery, leaf in zip(own, found, strict=True)}
-        shared = [delivery for delivery in deliveries if delivery.parts is not None]
-        for some in rounds(shared, self._processes.count, BATCH_BYTES):
-            source.arrays.read([one.request for one in some if one.request.boxes], report.step if report else None)
-            if report:
-                report.add(sum(one.nbytes for one in some))
-            parted = [take_parts(one) for one in some]
+        leaves = dict(zip(own, read_batches(source, deliveries.take(own), report, look), strict=True))
+        places = [at for at, way in enumerate(deliveries.ways) if way.parts is not None]
+        shared, keys = deliveries.take(places), source.index.keys
+        for here in rounds(shared, self._processes.count, BATCH_BYTES):
+            some = shared[here]
+            found = read_leaves(source, some, report)[::-1]
+            parted = [
+                take_parts(way, found.pop(), keys[leaf]) for way, leaf in zip(some.ways, some.leaves, strict=True)
+            ]
             self._met()
             self._meet_again()
             try:
@@ -378,8 +378,10 @@ class LoadGroup:
             except BaseException:  # an interrupt too: the others are in the midst of it, and hear nothing
                 self.over = True
                 raise
-            leaves |= {id(one): finish(array, one) for one, array in zip(some, arrays, strict=True)}
-        return [leaves.pop(id(delivery)) for delivery in deliveries]
+            fits = [way.fit for way in some.ways]
+            done = [finish(*one) for one in zip(arrays, fits, map(keys.__getitem__, some.leaves), strict=True)]
+            leaves |= zip(places[here], done, strict=True)
+        return [leaves.pop(at) for at in range(len(deliveries))]
 
     def _run(self, work: Callable[[], T], /) -> T:
         board = PathMessageBoard.of(self.path)

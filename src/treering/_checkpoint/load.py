@@ -16,9 +16,9 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from treering._arrays.delivered import Delivery, ReadProgress, plan_deliveries
+from treering._arrays.delivered import Deliveries, ReadProgress, plan_deliveries
 from treering._arrays.host import jax_holds
-from treering._arrays.jobs import Progress, split_by_bytes
+from treering._arrays.jobs import Progress, cut_by_bytes
 from treering._arrays.mapped_source import map_index
 from treering._arrays.source import Source
 from treering._background.saves import finish_saves
@@ -35,7 +35,7 @@ from treering._tree.flatten import Flattened, flatten_like
 from treering._tree.likeness import (
     KEPT,
     Fit,
-    LeafMatch,
+    Matches,
     Wording,
     array_dtype,
     aval_shape,
@@ -189,7 +189,7 @@ class LoadPlan:
     """The tree that it is put into; None for the containers that were saved."""
     target: Flattened | None
     """The same, flattened."""
-    matches: list[LeafMatch]
+    matches: Matches
     """What each leaf of the result becomes."""
     placements: list[Any]
     """Where each leaf of the result goes."""
@@ -201,7 +201,7 @@ class LoadPlan:
         """The keys of the leaves of ``like`` for which nothing is stored."""
         if self.target is None:
             return []
-        return [key for key, match in zip(self.target.keys, self.matches, strict=True) if match.fit is KEPT]
+        return [key for key, fit in zip(self.target.keys, self.matches.fits, strict=True) if fit is KEPT]
 
     def tree(self, source: Source, leaves: list[Any]) -> Any:
         """Return the leaves in their containers; functions, and what is kept, come from ``like``.
@@ -210,9 +210,10 @@ class LoadPlan:
         """
         if self.target is None:
             return build(self.part.structure, leaves)
-        for number, (match, kind) in enumerate(zip(self.matches, self.target.kinds, strict=True)):
-            if match.fit is KEPT or kind == "opaque":
-                leaves[number] = self.target.leaves[number]
+        if -1 in self.matches.leaves or "opaque" in self.target.kinds:
+            for number, (fit, kind) in enumerate(zip(self.matches.fits, self.target.kinds, strict=True)):
+                if fit is KEPT or kind == "opaque":
+                    leaves[number] = self.target.leaves[number]
         if source.structured:
             _report_static(source.index, self.part, self.target, self.matches, self.called)
         return unflatten(self.like, leaves)
@@ -258,36 +259,37 @@ def load_parts(
         callback: ``callback(array, key text)`` makes the leaf of each stored array.
         batch: so many arrays are read before the callback is given them, and then let go; 0: all.
     """
-    matches = [match for one in parts for match in one.matches]
+    matches = Matches(
+        [leaf for one in parts for leaf in one.matches.leaves], [fit for one in parts for fit in one.matches.fits]
+    )
     placements = [placement for one in parts for placement in one.placements]
     with phase("load/read"):
         leaves, deliveries = plan_deliveries(source, matches, placements)
-        batches = _cut_batches(source.index, deliveries, batch)
-        group.agree(source, batches)
-        report = ReadProgress(progress, sum(delivery.nbytes for delivery in deliveries))
+        batches = group.agree(source, _cut_batches(source.index, deliveries, batch))
+        report = ReadProgress(progress, sum(some.nbytes for some in batches))
         for some in batches:
             found = group.read_batches(source, some, report)
-            for number, delivery in enumerate(some):
+            for number, (place, stored) in enumerate(zip(some.numbers, some.leaves, strict=True)):
                 # Here nothing of a batch outlives its callbacks.
                 leaf, found[number] = found[number], None
-                if callback is not None and _is_array(source.index, delivery):
+                if callback is not None and _is_array(source.index, stored):
                     group.seen = True
-                    leaf = callback(leaf, delivery.key)
-                leaves[delivery.number] = leaf
+                    leaf = callback(leaf, source.index.keys[stored])
+                leaves[place] = leaf
                 del leaf
     rest = iter(leaves)
-    return [one.tree(source, list(itertools.islice(rest, len(one.matches)))) for one in parts]
+    return [one.tree(source, list(itertools.islice(rest, len(one.placements)))) for one in parts]
 
 
-def _cut_batches(index: Index, deliveries: list[Delivery], arrays: int) -> list[list[Delivery]]:
+def _cut_batches(index: Index, deliveries: Deliveries, arrays: int) -> list[Deliveries]:
     """Cut deliveries after every so many arrays; long texts, which lie in files too, do not count as arrays."""
     if not arrays:
         return [deliveries]
-    return [some for some, _ in split_by_bytes(deliveries, functools.partial(_is_array, index), arrays)]
+    return [deliveries[some] for some in cut_by_bytes([_is_array(index, leaf) for leaf in deliveries.leaves], arrays)]
 
 
-def _is_array(index: Index, delivery: Delivery) -> bool:
-    return index.type_of(delivery.request.leaf).kind in ARRAY_KINDS
+def _is_array(index: Index, leaf: int) -> bool:
+    return index.type_of(leaf).kind in ARRAY_KINDS
 
 
 def _require_tree(like: Any) -> None:
@@ -304,7 +306,7 @@ def _require_tree(like: Any) -> None:
 def _placements(
     index: Index,
     keys: Sequence[str],
-    matches: list[LeafMatch],
+    matches: Matches,
     target: Flattened | None,
     options: LoadOptions,
     *,
@@ -323,40 +325,42 @@ def _placements(
     explicit = options.shardings is not None or options.mesh is not None or options.placer is not None
     arrays = _arrays_to_place(index, keys, matches, target, every=explicit)
     if not (explicit or arrays.avals):
-        return [None] * len(matches)
+        return [None] * len(keys)
     placer = options.placer or functools.partial(_place, options, keys)
     chosen = placer(arrays, known)
-    for number, key in enumerate(keys):
-        match = matches[number]
-        if match.fit.kind == "numpy" and chosen.get(key) is not None:
-            matches[number] = LeafMatch(match.leaf, dataclasses.replace(match.fit, kind="jax"))
-    return list(map(chosen.get, keys))
+    placements = list(map(chosen.get, keys))
+    if arrays.on_host:
+        moved: dict[int, Fit] = {}  # leaves that are alike still share one
+        for number, (fit, place) in enumerate(zip(matches.fits, placements, strict=True)):
+            if fit.kind == "numpy" and place is not None:
+                matches.fits[number] = moved.setdefault(id(fit), dataclasses.replace(fit, kind="jax"))
+    return placements
 
 
 def _arrays_to_place(
-    index: Index, keys: Sequence[str], matches: Sequence[LeafMatch], target: Flattened | None, *, every: bool
+    index: Index, keys: Sequence[str], matches: Matches, target: Flattened | None, *, every: bool
 ) -> ArraysToPlace:
     """Return the arrays that may go on devices: every one, or those whose leaves of the target lie there."""
     found = ArraysToPlace()
     held: dict[np.dtype[Any], bool] = {}  # as jax is configured now
     # Thousands of leaves are of a few types.
-    avals: dict[tuple[int, Fit], Any] = {}
-    for number, (key, match) in enumerate(zip(keys, matches, strict=True)):
-        like = target.leaves[number] if target is not None else None
-        place = sharding_of(like)
-        if match.fit is KEPT or not (every or place is not None) or isinstance(like, np.ndarray | np.generic):
+    avals: dict[tuple[int, int], Any] = {}
+    likes = [None] * len(keys) if target is None else target.leaves
+    for key, leaf, fit, like in zip(keys, matches.leaves, matches.fits, likes, strict=True):
+        place = sharding_of(like) if getattr(like, "committed", True) else None
+        if not (every or place is not None) or fit is KEPT or isinstance(like, np.ndarray | np.generic):
             continue
-        alike = index.leaf_types[match.leaf], match.fit
+        alike = index.leaf_types[leaf], id(fit)
         if alike not in avals:
-            dtype = array_dtype(index, match)
-            avals[alike] = None if dtype is None else aval_of(aval_shape(index, match), dtype)
+            dtype = array_dtype(index.type_of(leaf), fit)
+            avals[alike] = None if dtype is None else aval_of(aval_shape(index.type_of(leaf), fit), dtype)
             if dtype is not None and dtype not in held:
                 held[dtype] = jax_holds(dtype)
         if (aval := avals[alike]) is None:
             continue
         found.avals[key] = aval
         found.own[key] = place
-        if match.fit.kind == "numpy":
+        if fit.kind == "numpy":
             found.on_host.add(key)
         if not held[aval.dtype]:
             found.too_wide[key] = aval.dtype
@@ -377,12 +381,13 @@ def _place(options: LoadOptions, keys: Sequence[str], arrays: ArraysToPlace, kno
     return chosen
 
 
-def _report_static(index: Index, part: Selection, target: Flattened, matches: Sequence[LeafMatch], called: str) -> None:
+def _report_static(index: Index, part: Selection, target: Flattened, matches: Matches, called: str) -> None:
     same = len(part.structure) == len(target.tokens) and all(map(_same_token, part.structure, target.tokens))
     lines = [] if same else static_differences(part.structure, target.tokens, called=called)
-    for key, kind, leaf, match in zip(target.keys, target.kinds, target.leaves, matches, strict=True):
-        if kind == "opaque" and match.fit is not KEPT:
-            saved, here = index.values[match.leaf], opaque_of(leaf)
+    for number in [number for number, kind in enumerate(target.kinds) if kind == "opaque"]:
+        if matches.fits[number] is not KEPT:
+            key, saved = target.keys[number], index.values[matches.leaves[number]]
+            here = opaque_of(target.leaves[number])
             if not same_value(saved, here):
                 lines.append(f"{key}: saved as {difference(saved, here, called)}")
     if lines:

@@ -125,7 +125,7 @@ class _FlattenWalk:
         keys, leaves, kinds = self.flat.keys, self.flat.leaves, self.flat.kinds
         top = self._begin("", tree)
         # A level: its children still to come, and the key text in front of theirs.
-        levels: list[tuple[Iterator[tuple[str, Any]], str]] = [] if top is None else [(top, "")]
+        levels: list[tuple[Iterator[tuple[str, Any]], str]] = [] if top is None else [(self._children(top, ""), "")]
         while levels:
             children, prefix = levels[-1]
             for part, child in children:
@@ -139,10 +139,10 @@ class _FlattenWalk:
                     kinds.append(kind)
                     continue
                 if (inner := self._begin(key, child)) is not None:
-                    levels.append((inner, f"{prefix}{part}/"))
-                    if len(levels) > MAX_LEVELS:
+                    if len(levels) == MAX_LEVELS:
                         deep = f"the tree is more than {MAX_LEVELS} containers deep"
                         raise UnsupportedError(deep, path=split_key(key), hint="it may hold itself")
+                    levels.append((self._children(inner, f"{prefix}{part}/"), f"{prefix}{part}/"))
                     break
             else:
                 levels.pop()
@@ -152,15 +152,34 @@ class _FlattenWalk:
         self.flat.opaque.update(opaque)
         return self.flat
 
-    def _begin(self, key: str, x: Any) -> Iterator[tuple[str, Any]] | None:
-        """Note ``x`` down; return the children of a node with the texts of their keys, None for a leaf."""
+    def _children(self, node: OpenNode, prefix: str) -> Iterator[tuple[str, Any]]:
+        """Return the children of a node that are still to be looked at, with the texts of their keys.
+
+        Where all of them are leaves of known kinds and no key needs escaping, all are noted down at once.
+        """
+        keys, children = node.container.keys, node.children
+        parts = keys if set(map(type, keys)) <= {str} else list(map(key_text, keys))
+        kinds = [kind for kind in map(KINDS.get, map(type, children)) if kind is not None]
+        text = "".join(parts)
+        known = len(kinds) == len(children) == len(parts) and "/" not in text and "~" not in text and "" not in parts
+        if known and "numpy" in kinds:
+            known = {x.dtype for x, kind in zip(children, kinds, strict=True) if kind == "numpy"} <= WRITABLE
+        if not known:
+            return zip(parts, children, strict=True)
+        self.flat.keys.extend(map(prefix.__add__, parts))
+        self.flat.leaves.extend(children)
+        self.flat.kinds.extend(kinds)
+        return iter(())
+
+    def _begin(self, key: str, x: Any) -> OpenNode | None:
+        """Note ``x`` down; return a node, whose children are still to be looked at, and None for a leaf."""
         kind = KINDS.get(type(x))
         try:
             node = open_node(x) if kind is None else None
             if node is not None:
                 self._count_leaves()
                 self.flat.tokens.append(node.container)
-                return zip(map(key_text, node.container.keys), node.children, strict=True)
+                return node
             if kind is None or kind == "numpy":
                 kind = self.kind_of(x)
         except UnsupportedError as error:
@@ -242,7 +261,7 @@ def _keys(keys: Iterable[Any]) -> tuple[Any, ...]:
         UnsupportedError: two are alike as text, or one has no text.
     """
     found = tuple(keys)
-    if all(type(key) is str for key in found):
+    if set(map(type, found)) <= {str}:
         return found
     held: dict[str, tuple[Any, Any]] = {}
     for key in found:

@@ -151,32 +151,32 @@ KEPT: Final = Fit("kept")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class LeafMatch:
-    """What becomes of one leaf of the result."""
+class Matches:
+    """What becomes of the leaves of a result, in columns of equal length."""
 
-    leaf: int
-    """Number of the stored leaf; -1 where ``like``'s own value is kept."""
-    fit: Fit
-    """What it becomes."""
+    leaves: list[int]
+    """Number of each stored leaf; -1 where ``like``'s own value is kept."""
+    fits: list[Fit]
+    """What each leaf becomes; arrays that are alike share one object."""
 
 
-def match_stored(index: Index, selection: Selection) -> list[LeafMatch]:
+def match_stored(index: Index, selection: Selection) -> Matches:
     """Return for every stored leaf of a part that it comes back as what it was."""
     fits = [Fit(leaf_type.kind, impl=leaf_type.impl) for leaf_type in index.types]
-    return [LeafMatch(leaf, fits[index.leaf_types[leaf]]) for leaf in selection.leaves]
+    return Matches(list(selection.leaves), [fits[index.leaf_types[leaf]] for leaf in selection.leaves])
 
 
-def array_dtype(index: Index, match: LeafMatch) -> np.dtype[Any] | None:
+def array_dtype(kind: LeafType, fit: Fit) -> np.dtype[Any] | None:
     """Return the dtype of a leaf that may go on devices, None for any other."""
-    if match.fit is KEPT or match.fit.kind not in ("jax", "key", "numpy"):
+    if fit.kind not in ("jax", "key", "numpy"):
         return None
-    return match.fit.dtype if match.fit.dtype is not None else stored_dtype(index.type_of(match.leaf))
+    return fit.dtype if fit.dtype is not None else stored_dtype(kind)
 
 
-def aval_shape(index: Index, match: LeafMatch) -> tuple[int, ...]:
+def aval_shape(kind: LeafType, fit: Fit) -> tuple[int, ...]:
     """Return the shape of such a leaf; that of keys is without their data."""
-    shape = index.type_of(match.leaf).shape or ()
-    return shape[:-1] if match.fit.kind == "key" else shape
+    shape = kind.shape or ()
+    return shape[:-1] if fit.kind == "key" else shape
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -202,7 +202,7 @@ def match_leaves(
     raw_keys: bool,
     extra: Literal["error", "ignore"] = "error",
     wording: Wording = Wording(),
-) -> list[LeafMatch]:
+) -> Matches:
     """Return for every leaf of ``like`` the stored leaf that goes there.
 
     Args:
@@ -219,34 +219,48 @@ def match_leaves(
     Raises:
         MismatchError: with one line for each difference.
     """
-    stored = dict(zip(selection.keys, selection.leaves, strict=True))
     sources = apply_renames(target.keys, rename or {})
-    wanted = {sources.get(key, key) for key in target.keys}
-    unexpected = _list_unexpected(index, stored, wanted, target)
+    numbers, unexpected = _find_stored(index, selection, target, sources)
     report = _Report(wording, unexpected, ignored=extra == "ignore", keeps=missing == "keep")
-    result, fits = list[LeafMatch](), dict[Any, Fit | None]()
-    for key, kind, leaf in zip(target.keys, target.kinds, target.leaves, strict=True):
-        source = sources.get(key, key)
-        if (number := stored.get(source)) is None:
+    result = Matches([], [])
+    arrays = {number for number, type_ in enumerate(index.types) if type_.kind in ARRAY_KINDS}
+    known: dict[Any, Fit] = {}
+    for number, key, kind, leaf in zip(numbers, target.keys, target.kinds, target.leaves, strict=True):
+        if number is None:
             if missing == "leave" or (missing == "keep" and kind != "abstract"):
-                result.append(LeafMatch(-1, KEPT))
+                result.leaves.append(-1)
+                result.fits.append(KEPT)
                 report.kept.append((key, leaf, kind))
             else:
-                report.add_missing(key, source, wanted_text(leaf, kind))
+                report.add_missing(key, sources.get(key, key), wanted_text(leaf, kind))
             continue
-        type_ = index.type_of(number)
         # Thousands of arrays are of a few dtypes and shapes: the answer is the same for each of them.
-        arrays = kind in ("jax", "numpy", "abstract") and type_.kind in ARRAY_KINDS
-        alike = (index.leaf_types[number], kind, leaf.dtype, leaf.shape) if arrays else key
-        if alike not in fits:
-            fits[alike] = fit_leaf(type_, leaf, kind, cast=cast, raw_keys=raw_keys)
-        if (fit := fits[alike]) is None:
-            report.lines.append(f"{_shown(key)}: wanted {wanted_text(leaf, kind)}, found {found_text(type_)}")
-            report.castable |= not cast and fit_leaf(type_, leaf, kind, cast=True, raw_keys=raw_keys) is not None
-        else:
-            result.append(LeafMatch(number, fit))
+        type_ = index.leaf_types[number]
+        is_array = type_ in arrays and kind in ("jax", "numpy", "abstract")
+        alike = (type_, kind, leaf.dtype, leaf.shape) if is_array else key
+        if (fit := known.get(alike)) is None:
+            stored_type = index.types[type_]
+            if (fit := fit_leaf(stored_type, leaf, kind, cast=cast, raw_keys=raw_keys)) is None:
+                report.lines.append(f"{_shown(key)}: wanted {wanted_text(leaf, kind)}, found {found_text(stored_type)}")
+                castable = not cast and fit_leaf(stored_type, leaf, kind, cast=True, raw_keys=raw_keys) is not None
+                report.castable |= castable
+                continue
+            known[alike] = fit
+        result.leaves.append(number)
+        result.fits.append(fit)
     report.raise_if_any()
     return result
+
+
+def _find_stored(
+    index: Index, selection: Selection, target: Flattened, sources: Mapping[str, str]
+) -> tuple[Sequence[int | None], dict[str, str]]:
+    """Return what is stored for each leaf of ``like``, None where nothing is; and what is stored and not wanted."""
+    if not sources and list(selection.keys) == target.keys:
+        return selection.leaves, {}
+    stored = dict(zip(selection.keys, selection.leaves, strict=True))
+    wanted = [sources.get(key, key) for key in target.keys]
+    return list(map(stored.get, wanted)), _list_unexpected(index, stored, set(wanted), target)
 
 
 def _list_unexpected(
@@ -385,13 +399,14 @@ def unflatten(like: Any, leaves: Sequence[Any]) -> Any:
         children, results, rebuild = levels[-1]
         for child in children:
             node = None if type(child) in KINDS else open_node(child)
-            if node is not None:
+            if node is not None and not KINDS.keys() >= set(map(type, node.children)):
                 levels.append((iter(node.children), [], node.rebuild))
                 break
-            if taken == len(leaves):
-                raise ValueError(f"like has more leaves than the {taken} that were given")
-            results.append(leaves[taken])
-            taken += 1
+            stop = taken + (1 if node is None else len(node.children))
+            if stop > len(leaves):
+                raise ValueError(f"like has more leaves than the {len(leaves)} that were given")
+            results.append(leaves[taken] if node is None else node.rebuild(list(leaves[taken:stop])))
+            taken = stop
         else:
             levels.pop()
             if levels:

@@ -283,9 +283,10 @@ def choose_shardings(
         try:
             given = choice(key, aval)
             alike = (given, aval.shape) if isinstance(given, Sharding | PartitionSpec) else key
-            if alike not in known:
-                known[alike] = _sharding(given, mesh, aval)
-            result[key] = known[alike]
+            # Asked once: to hash a sharding costs as much as all the rest.
+            if (sharding := known.get(alike)) is None:
+                sharding = known[alike] = _sharding(given, mesh, aval)
+            result[key] = sharding
         except UnsupportedError as error:
             error.path = error.path or split_key(key)
             raise

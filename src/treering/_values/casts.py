@@ -11,6 +11,8 @@ import ml_dtypes
 import numpy as np
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from numpy.typing import NDArray
 
 _BLOCK_ITEMS: Final = 1 << 16
@@ -40,8 +42,17 @@ class NotKept(Exception):
         return f"{text} at index {list(self.index)}" if self.index else text
 
 
-def cast_array(array: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[Any]:
+def cast_array(
+    array: NDArray[Any],
+    dtype: np.dtype[Any],
+    empty: Callable[[tuple[int, ...], np.dtype[Any]], NDArray[Any]] = np.empty,
+) -> NDArray[Any]:
     """Return an array in another dtype; beside the result, memory for a block is taken.
+
+    Args:
+        array: the numbers.
+        dtype: the other dtype.
+        empty: makes the result, which is then filled.
 
     Raises:
         NotKept: the cast would change a value by more than rounding; it is the first one.
@@ -54,10 +65,11 @@ def cast_array(array: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[Any]:
             ...
         treering._values.casts.NotKept: the value 16777217 at index [1]
     """
+    result = empty(array.shape, dtype)
     if _always_keeps(array.dtype, dtype):
-        return array.astype(dtype)
-    items = array.reshape(-1)
-    result = np.empty(items.shape, dtype)
+        result[...] = array
+        return result
+    items, result = array.reshape(-1), result.reshape(-1)
     with np.errstate(all="ignore"):
         for start in range(0, items.size, _BLOCK_ITEMS):
             before = items[start : start + _BLOCK_ITEMS]
