@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 from treering._arrays.jobs import Progress, Tally
-from treering._arrays.outgoing import DescribedLeaves, HeldBox, SaveData, SaveLayout, describe_leaves, snapshot
+from treering._arrays.outgoing import DescribedLeaves, LeafSources, SaveData, SaveLayout, describe_leaves, snapshot
 from treering._arrays.plan_cache import held_bytes
 from treering._arrays.source import Source
 from treering._arrays.source_arrays import describe_source
@@ -30,7 +30,6 @@ from treering._format.selection import Selection
 from treering._store.pieces import Buffer
 from treering._store.resolve import is_taken, write_file
 from treering._tree.flatten import Flattened, flatten
-from treering._values.boxes import whole
 from treering._values.keys import split_key
 from treering.errors import ExistsError, UnsupportedError
 
@@ -67,8 +66,7 @@ class SafetensorsSave:
 
     def snapshot(self) -> SafetensorsSave:
         """Return the same with arrays that nobody changes any more."""
-        rows = [(number, source.box) for number, sources in self._leaves.sources.items() for source in sources]
-        return SafetensorsSave(dataclasses.replace(self._flat, leaves=[]), snapshot(self._leaves, rows))
+        return SafetensorsSave(dataclasses.replace(self._flat, leaves=[]), snapshot(self._leaves))
 
     def write(self, options: SaveOptions, watch: Watch = UNWATCHED) -> None:
         """Write the file; ``treering.save`` says more."""
@@ -166,6 +164,7 @@ def _read_again(
 
 def _join_parts(leaves: DescribedLeaves) -> DescribedLeaves:
     """Let every leaf be one box: readers of safetensors know no parts."""
-    shapes = [kind.shape or () for kind in leaves.types]
-    boxes = {number: whole(shapes[leaves.leaf_types[number]]) for number in leaves.sources}
-    return dataclasses.replace(leaves, sources={n: (HeldBox(box, leaves.whole_of(n)),) for n, box in boxes.items()})
+    sources = leaves.sources
+    if not sources.parted:
+        return leaves
+    return dataclasses.replace(leaves, sources=LeafSources({number: leaves.whole_of(number) for number in sources}))
