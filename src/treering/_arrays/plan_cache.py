@@ -49,6 +49,18 @@ from treering.errors import UnsupportedError
 _KEPT: Final = 4
 
 
+@dataclasses.dataclass(slots=True)
+class _Common:
+    """What all saves of leaves that are alike have in common, made when it is first asked for."""
+
+    layout: tuple[Chunks, list[bytes]] | None = None
+    """Chunks of a process that saves alone, and the headers of its files as those of an attempt of zeros."""
+    single: tuple[Chunks, list[bytes]] | None = None
+    """The same of one file in which no leaf is in parts."""
+    plan: SavePlan[Box] | None = None
+    """Who writes what."""
+
+
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class TreePlan:
     """A tree, planned: nothing was copied from a device yet, and no attempt has begun."""
@@ -59,7 +71,7 @@ class TreePlan:
     """Its leaves, as this process sees them."""
     processes: Processes
     """Those that save it together."""
-    _common: _Entry
+    _common: _Common = dataclasses.field(default_factory=_Common)
     """What was made for these leaves, or for others that are alike."""
 
     def layout(self, attempt: str) -> SaveLayout:
@@ -77,6 +89,21 @@ class TreePlan:
         headers = [of_attempt(header, attempt) for header in made]
         names = [data_name(attempt, number, len(made)) for number in range(len(made))]
         return SaveLayout(leaves=self.leaves, chunks=chunks, headers=headers, names=names, writers=[0] * len(made))
+
+    def single_layout(self) -> SaveLayout:
+        """Return where everything will lie in one file, with every leaf in one piece: readers of others know no parts.
+
+        Its header is that of a data file of another attempt; who writes the file makes one around its index.
+        """
+        leaves, common = self.leaves, self._common
+        if leaves.sources.parted:
+            joined = LeafSources({number: leaves.whole_of(number) for number in leaves.sources})
+            leaves = dataclasses.replace(leaves, sources=joined)
+        if common.single is None:
+            rows: list[Row] = [(number, None) for number in leaves.sources]
+            common.single = lay_out_files("0" * 16, self.flat.keys, leaves.types, leaves.leaf_types, [rows])
+        chunks, headers = common.single
+        return SaveLayout(leaves=leaves, chunks=chunks, headers=headers, names=[""], writers=[0])
 
     def divided(self) -> DividedSave:
         """Return who writes what, in a save by several processes."""
@@ -141,7 +168,7 @@ def plan_tree(tree: Any, processes: Processes | None = None) -> TreePlan:
     leaves = describe_leaves(flat, processes)
     entry = _Entry(tree, flat, leaves, processes)
     _remember(entry)
-    return TreePlan(flat=flat, leaves=leaves, processes=processes, _common=entry)
+    return TreePlan(flat=flat, leaves=leaves, processes=processes, _common=entry.common)
 
 
 def held_bytes(leaves: DescribedLeaves) -> int:
@@ -162,16 +189,14 @@ def forget() -> None:
 
 
 class _Entry:
-    """A structure that was planned, and what all saves of it have in common, made when it is first asked for.
+    """A structure that was planned.
 
     Attributes:
-        layout: chunks of a process that saves alone, and the headers of its files as those of an attempt of zeros.
-        plan: who writes what.
+        common: what all saves of it have in common.
     """
 
     def __init__(self, tree: Any, flat: Flattened, leaves: DescribedLeaves, processes: Processes) -> None:
-        self.layout: tuple[Chunks, list[bytes]] | None = None
-        self.plan: SavePlan[Box] | None = None
+        self.common: Final = _Common()
         self._flat = dataclasses.replace(flat, leaves=[])
         self._structure = KnownStructure(tree, flat)
         self._leaves = KnownLeaves(flat, leaves, processes)
@@ -187,7 +212,7 @@ class _Entry:
             return None
         known = self._flat
         flat = Flattened(tokens=known.tokens, keys=known.keys, leaves=found, kinds=known.kinds, opaque=known.opaque)
-        return TreePlan(flat=flat, leaves=leaves, processes=self._leaves.processes, _common=self)
+        return TreePlan(flat=flat, leaves=leaves, processes=self._leaves.processes, _common=self.common)
 
 
 _ENTRIES: Final[list[_Entry]] = []
