@@ -246,8 +246,17 @@ def cut_box(array: Any, held: Box, box: Box) -> Any:
     """
     part = relative(box, held)
     if isinstance(array, jax.Array) and not is_view(array):
-        return jax.lax.slice(array, [start for start, _ in part], [stop for _, stop in part])
+        starts = [start for start, _ in part]
+        if max(array.shape, default=0) > _MOST_PLACES:
+            return jax.lax.slice(array, starts, [stop for _, stop in part])
+        with jax.transfer_guard_host_to_device("allow"):
+            return _cut(array, list(map(np.int32, starts)), shape_of(part))
     return to_host(array)[slices(part)]
+
+
+# One program for all places: with places in it, each process of a job would compile programs of its own at once.
+_cut: Final = jax.jit(jax.lax.dynamic_slice, static_argnums=2)
+_MOST_PLACES: Final = 2**31 - 1
 
 
 def host_blocks(array: Any, start: int, stop: int) -> Iterator[memoryview]:
