@@ -24,7 +24,7 @@ from tests.properties.strategies import quick
 from treering._format.document import encode_index, parse_index
 from treering._format.index import LeafType
 from treering._format.leaf_values import decode_type
-from treering._format.safetensors import parse_safetensors, single_file
+from treering._format.safetensors import header_bytes, parse_safetensors, single_file
 from treering._values.checksums import block_checksums, digest
 from treering.errors import CorruptError, FormatError, TreeringError, UnsupportedError
 
@@ -153,7 +153,7 @@ def test_keys_of_one_container(keys: list[Any]) -> None:
 def test_a_single_file_holds_arrays_and_none_only(kind: LeafType) -> None:
     rows = [(0, None)] if kind.stored else []
     index = index_of(["a"], [kind], [0], [rows], values={} if kind.stored else {0: 7}, single=True)
-    moved, header = single_file(index)
+    moved, header = single_file(index, header_bytes(index, 0))
     content = header + bytes(moved.files[0].nbytes - len(header))
     with pytest.raises(CorruptError, match="which no safetensors file holds"):
         parse_safetensors(len(content), lambda offset, n: content[offset : offset + n])
@@ -162,7 +162,7 @@ def test_a_single_file_holds_arrays_and_none_only(kind: LeafType) -> None:
 def test_a_single_file_holds_no_parts() -> None:
     kind = LeafType(kind="numpy", dtype="int8", shape=(2,))
     index = index_of(["a"], [kind], [0], [[(0, ((0, 1),)), (0, ((1, 2),))]], single=True)
-    moved, header = single_file(index)
+    moved, header = single_file(index, header_bytes(index, 0))
     content = header + bytes(moved.files[0].nbytes - len(header))
     with pytest.raises(CorruptError, match="in parts"):
         parse_safetensors(len(content), lambda offset, n: content[offset : offset + n])

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import gc
+import sys
 import warnings
 from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -20,7 +21,7 @@ import xxhash
 from treering._codec.array_bytes import holds_wire_bytes, wire_blocks
 from treering._codec.documents import MAX_NESTING
 from treering._codec.msgpack.write import ArrayLike, Encoder, Piece
-from treering._format.index import LeafType
+from treering._format.index import LeafType, leaf_bytes
 from treering._store.crew import work_together
 from treering._store.memory_pool import PIECE_BYTES, MemoryPool
 from treering._values.boxes import Box, box_of_slices, boxes_of_range, intersection, relative, shape_of, slices
@@ -182,6 +183,8 @@ def this_processes(leaves: Iterable[Any]) -> Processes:
 _DONATED_ITEMS: Final = 4096
 _SLAB_BYTES: Final = 4 << 20
 _SMALL_BYTES: Final = 64 << 10
+# A snapshot copies arrays up to this size: a view of one takes as long, and objects that the collector looks at.
+_COPIED_BYTES: Final = 4 << 10
 
 # jax holds these in fewer bits than a byte, or unpacks them: numpy gets a copy also on CPU.
 _NARROW: Final = frozenset(
@@ -243,8 +246,17 @@ def cut_box(array: Any, held: Box, box: Box) -> Any:
     """
     part = relative(box, held)
     if isinstance(array, jax.Array) and not is_view(array):
-        return jax.lax.slice(array, [start for start, _ in part], [stop for _, stop in part])
+        starts = [start for start, _ in part]
+        if max(array.shape, default=0) > _MOST_PLACES:
+            return jax.lax.slice(array, starts, [stop for _, stop in part])
+        with jax.transfer_guard_host_to_device("allow"):
+            return _cut(array, list(map(np.int32, starts)), shape_of(part))
     return to_host(array)[slices(part)]
+
+
+# One program for all places: with places in it, each process of a job would compile programs of its own at once.
+_cut: Final = jax.jit(jax.lax.dynamic_slice, static_argnums=2)
+_MOST_PLACES: Final = 2**31 - 1
 
 
 def host_blocks(array: Any, start: int, stop: int) -> Iterator[memoryview]:
@@ -367,18 +379,44 @@ def _check_stream(pieces: Iterator[memoryview], block: int, checksums: array[int
         checksums[first] = state.intdigest()
 
 
+def join_arrays(arrays: Sequence[Any], nbytes: int) -> bytes | None:
+    r"""Return the bytes of small arrays end to end, each read once; None where that takes more than copying memory.
+
+    Args:
+        arrays: arrays of jax or numpy.
+        nbytes: how many bytes they have together in a file.
+
+    Example:
+        >>> join_arrays([np.arange(2, dtype="u1"), jax.numpy.zeros(2, "u1")], 4)
+        b'\x00\x01\x00\x00'
+        >>> join_arrays([np.zeros((2, 2)).T], 32) is None, join_arrays([np.zeros(2, ">f4")], 8) is None
+        (True, True)
+    """
+    dtypes = {array.dtype for array in arrays if isinstance(array, np.ndarray)}
+    if sys.byteorder == "big" or not all(map(holds_wire_bytes, dtypes)):
+        return None
+    try:
+        joined = b"".join(arrays)
+    except (TypeError, ValueError, BufferError):  # on another device, in several parts, of a dtype without a buffer
+        return None
+    return joined if len(joined) == nbytes else None
+
+
 class HostCopies:
     """Host copies of one snapshot, and what it found out of arrays that are alike.
 
     On CPU a numpy view of a jax array is enough: the runtime does not hand a donated buffer on while somebody holds a
     view of it. Elsewhere the bytes come to the host, all copies begun before the first is waited for. What is numpy's
-    own is copied, since anybody may write into it.
+    own is copied, since anybody may write into it. Small arrays are copied too: that is faster than a view is made.
 
     Args:
         types: the types of the leaves.
+        leaf_types: number of the type of each leaf.
     """
 
-    def __init__(self, types: Sequence[LeafType]) -> None:
+    def __init__(self, types: Sequence[LeafType], leaf_types: Sequence[int]) -> None:
+        self._types = types
+        self._leaf_types = leaf_types
         # The memory of a text is nobody else's: it was copied, or lies in a ``bytes``.
         self._texts = [kind.kind in ("str", "bytes", "bytearray") for kind in types]
         self._views: dict[tuple[int, Any], bool] = {}
@@ -401,6 +439,41 @@ class HostCopies:
             return np.asarray(data) if views_survive() else np.asarray(data).copy()
         host: NDArray[Any] = data if self._texts[kind] else np.array(data, order="C")
         return host
+
+    def hold_all(self, arrays: Mapping[int, Any]) -> dict[int, NDArray[Any] | None]:
+        """Return host arrays of leaves that lie in one piece; what has to be fetched for them is begun first."""
+        alike: dict[int, list[int]] = {}
+        for number in arrays:
+            alike.setdefault(self._leaf_types[number], []).append(number)
+        together: list[list[int]] = []
+        alone: list[int] = []
+        for kind, numbers in alike.items():
+            nbytes, first = leaf_bytes(self._types[kind]), arrays[numbers[0]]
+            if 0 < nbytes <= _COPIED_BYTES and not (isinstance(first, jax.Array) and not self._is_view(first, kind)):
+                step = _RUN_BYTES // nbytes
+                together += [numbers[start : start + step] for start in range(0, len(numbers), step)]
+            else:
+                alone += numbers
+        for number in alone:
+            self.begin(arrays[number], self._leaf_types[number])
+        held: dict[int, NDArray[Any] | None] = dict.fromkeys(arrays)
+        for numbers in together:
+            if copies := self._copy([arrays[number] for number in numbers], self._leaf_types[numbers[0]]):
+                held.update(zip(numbers, copies, strict=True))
+            else:
+                alone += numbers
+        for number in alone:
+            self.begin(arrays[number], self._leaf_types[number])
+            held[number] = self.hold(arrays[number], self._leaf_types[number])
+        return held
+
+    def _copy(self, arrays: Sequence[Any], kind: int) -> list[NDArray[Any]]:
+        """Return copies of small arrays of one type in one memory; none where that cannot be."""
+        joined = join_arrays(arrays, len(arrays) * leaf_bytes(self._types[kind]))
+        if joined is None:
+            return []
+        block = np.frombuffer(joined, arrays[0].dtype).reshape(len(arrays), *(self._types[kind].shape or ()))
+        return [block[at, ...] for at in range(len(arrays))]
 
     def _is_view(self, data: jax.Array, kind: int) -> bool:
         # Leaves of one type have one dtype; shardings are as many objects as there are arrays.

@@ -16,8 +16,18 @@ from typing import Any, Final, NamedTuple, TypeAlias
 
 import jax
 import numpy as np
+import xxhash
 
-from treering._arrays.host import TOGETHER, BoxedArray, HostCopies, cut_box, parts_of, read_checked, require_alive
+from treering._arrays.host import (
+    TOGETHER,
+    BoxedArray,
+    HostCopies,
+    cut_box,
+    join_arrays,
+    parts_of,
+    read_checked,
+    require_alive,
+)
 from treering._arrays.jobs import Progress
 from treering._format.document import data_name
 from treering._format.index import ARRAY_KINDS, LARGE_VALUE, Chunks, LeafType, leaf_bytes
@@ -26,11 +36,15 @@ from treering._plan.save import FILE_BYTES, LeafLayout, SavePlan, file_counts, f
 from treering._store.memory_pool import MemoryPool
 from treering._tree.flatten import Flattened
 from treering._values.boxes import Box, box_of_slices, contains, held_boxes, size_of, whole
-from treering._values.checksums import block_count
+from treering._values.checksums import SMALLEST_BLOCK, block_count
 from treering._values.dtypes import check_writable
 from treering._values.keys import split_key
 from treering._values.processes import Processes, format_processes
 from treering.errors import ProcessFailedError, TreeringError, UnsupportedError
+
+# Small arrays are read together, so many bytes and so many arrays at once.
+_RUN_BYTES: Final = 256 << 10
+_RUN_CHUNKS: Final = 1024
 
 ALONE: Final = Processes(this=0, count=1)
 """A process that saves what it holds, without others."""
@@ -48,6 +62,34 @@ class HeldBox(NamedTuple):
     """The array of just that box, on a device or on the host."""
 
 
+class LeafSources(Mapping[int, tuple[HeldBox, ...]]):
+    """Leaf number -> its distinct boxes that this process holds: columns, in which most leaves have no object.
+
+    Args:
+        whole: the leaves that lie here in one piece, each with its array.
+        parted: all others that lie in files, each with its boxes; none where nothing of a leaf is here.
+
+    Example:
+        >>> sources = LeafSources({0: np.zeros(3), 2: np.zeros(2)}, {1: ()})
+        >>> list(sources), sources[2][0].box
+        ([0, 1, 2], ((0, 2),))
+    """
+
+    def __init__(self, whole: Mapping[int, Any], parted: Mapping[int, tuple[HeldBox, ...]] | None = None) -> None:
+        self.whole: Final = whole
+        self.parted: Final = parted or {}
+        self._order = sorted([*whole, *self.parted])
+
+    def __getitem__(self, leaf: int) -> tuple[HeldBox, ...]:
+        return self.parted[leaf] if (data := self.whole.get(leaf)) is None else (HeldBox(whole(data.shape), data),)
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._order)
+
+    def __len__(self) -> int:
+        return len(self._order)
+
+
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class DescribedLeaves:
     """A tree's leaves, described."""
@@ -58,9 +100,8 @@ class DescribedLeaves:
     """Number of the type of each leaf."""
     values: dict[int, Any]
     """Values of the leaves that lie in no file."""
-    sources: Mapping[int, tuple[HeldBox, ...]]
-    """Leaf number -> its distinct boxes that this process holds, of the leaves that lie in files. Empty for a leaf
-    of which it holds nothing."""
+    sources: LeafSources
+    """The leaves that lie in files, and what this process holds of them."""
     meshes: Sequence[str]
     """Their meshes, as text."""
     spread: Mapping[int, HeldBoxes] = dataclasses.field(default_factory=dict)
@@ -74,6 +115,12 @@ class DescribedLeaves:
             return sources[0].data
         source = next(source for source in sources if contains(source.box, box))
         return source.data if source.box == box else cut_box(source.data, source.box, box)
+
+    def data_of_all(self, leaves: Iterable[int], boxes: Iterable[Box | None]) -> list[Any]:
+        """Return the arrays of one box of each of these leaves."""
+        held = self.sources.whole
+        rows = zip(leaves, boxes, strict=True)
+        return [held[leaf] if box is None and leaf in held else self.data_of(leaf, box) for leaf, box in rows]
 
     def whole_of(self, leaf: int) -> Any:
         """Return all of a leaf as one array, where this process holds all of its boxes."""
@@ -119,12 +166,17 @@ def describe_leaves(flat: Flattened, processes: Processes = ALONE) -> DescribedL
     describe = Describer(processes)
     leaf_types: list[int] = []
     values: dict[int, Any] = {}
-    sources: dict[int, tuple[HeldBox, ...]] = {}
+    whole_leaves: dict[int, Any] = {}
+    parted: dict[int, tuple[HeldBox, ...]] = {}
     spread: dict[int, HeldBoxes] = {}
     for number, (key, kind, leaf) in enumerate(zip(flat.keys, flat.kinds, flat.leaves, strict=True)):
         try:
             if kind in ARRAY_KINDS or is_large(kind, leaf):
-                leaf_type, sources[number], held = describe.describe(kind, leaf)
+                leaf_type, data, parts, held = describe.describe(kind, leaf)
+                if parts is None:
+                    whole_leaves[number] = data
+                else:
+                    parted[number] = parts
                 if held is not None:
                     spread[number] = held
             else:
@@ -138,7 +190,7 @@ def describe_leaves(flat: Flattened, processes: Processes = ALONE) -> DescribedL
         types=tuple(describe.numbers),
         leaf_types=leaf_types,
         values=values,
-        sources=sources,
+        sources=LeafSources(whole_leaves, parted),
         meshes=tuple(describe.meshes),
         spread=spread,
     )
@@ -162,6 +214,25 @@ def is_large(kind: str, leaf: Any) -> bool:
     return kind in ("bytes", "bytearray") and len(leaf) > LARGE_VALUE
 
 
+class _Alike(NamedTuple):
+    """What arrays of one shape, dtype and sharding have in common."""
+
+    aval: Any
+    """Shape and dtype of them; it lives as long as this, so no other object has its id."""
+    sharding: Any
+    number: int
+    """That of their type."""
+    held: HeldBoxes | None
+    """Who holds which box, where they lie over processes."""
+    is_whole: bool
+    """Whether this process holds each of them in one piece."""
+
+
+Described: TypeAlias = tuple[int, Any, tuple[HeldBox, ...] | None, HeldBoxes | None]
+"""Number of a leaf's type; its array, if that is here in one piece, or else its boxes that are here; and who holds each
+box of one that lies over processes."""
+
+
 class Describer:
     """Describes leaves that lie in files; gives equal types, and equal boxes, one number or object.
 
@@ -174,6 +245,7 @@ class Describer:
         self.meshes: dict[str, None] = {}
         self._processes = processes
         self._known: dict[Any, int] = {}
+        self._alike: dict[tuple[int, str | None], _Alike] = {}
         self._held: dict[Any, HeldBoxes | None] = {}
         self._equal: dict[HeldBoxes, HeldBoxes] = {}
 
@@ -181,36 +253,46 @@ class Describer:
         """Return the number of a type."""
         return self.numbers.setdefault(leaf_type, len(self.numbers))
 
-    def describe(self, kind: str, leaf: Any) -> tuple[int, tuple[HeldBox, ...], HeldBoxes | None]:
-        """Return the number of a leaf's type, its boxes that are here, and who holds each if it lies over processes.
+    def describe(self, kind: str, leaf: Any) -> Described:
+        """Return what is known of a leaf, which is not copied yet.
 
         Raises:
             UnsupportedError: it is deleted, traced, of a dtype that no file has, or other processes hold parts of it.
         """
-        if kind in ("jax", "key"):
-            return self._jax(kind, leaf)
+        if kind == "jax":
+            return self._jax(leaf, None)
+        if kind == "key":
+            require_alive(leaf)
+            return self._jax(jax.random.key_data(leaf), str(jax.random.key_impl(leaf)))
         if kind == "str":
             leaf = np.frombuffer(leaf.encode("utf-8", "surrogatepass"), np.uint8)
         elif kind in ("bytes", "bytearray"):
             leaf = np.frombuffer(bytes(leaf), np.uint8)
         elif kind == "numpy scalar":
             leaf = np.asarray(leaf)
-        number = self._number_type(kind, leaf.dtype, leaf.shape, None, None)
-        return number, (HeldBox(whole(leaf.shape), leaf),), None
+        return self._number_type(kind, leaf.dtype, leaf.shape, None, None), leaf, None, None
 
-    def _jax(self, kind: str, leaf: Any) -> tuple[int, tuple[HeldBox, ...], HeldBoxes | None]:
+    def _jax(self, leaf: Any, impl: str | None) -> Described:
+        alike = self._alike.get((id(leaf.aval), impl))
+        # What one jitted function gives has a few objects for all of these; a comparison costs more than the rest.
+        if alike is None or not (leaf.sharding is alike.sharding or leaf.sharding == alike.sharding):
+            alike = self._alike[id(leaf.aval), impl] = self._look_at(leaf, impl)
+        elif leaf.is_deleted():
+            require_alive(leaf)
+        if alike.is_whole:
+            return alike.number, leaf, None, None
+        if alike.held is not None:
+            return alike.number, None, self._own_boxes(leaf), alike.held
+        return alike.number, None, tuple(HeldBox(box, data) for box, data in parts_of(leaf)), None
+
+    def _look_at(self, leaf: Any, impl: str | None) -> _Alike:
         require_alive(leaf)
-        impl = None
-        if kind == "key":
-            impl = str(jax.random.key_impl(leaf))
-            leaf = jax.random.key_data(leaf)
+        kind = "jax" if impl is None else "key"
         number = self._number_type(kind, leaf.dtype, leaf.shape, leaf.sharding, impl)
-        if (held := self._held_by(leaf)) is not None:
-            return number, self._own_boxes(leaf), held
+        held = self._held_by(leaf)
         # An array of no items may be spread out all the same, in boxes of nothing.
-        if leaf.is_fully_replicated or not leaf.size:
-            return number, (HeldBox(whole(leaf.shape), leaf),), None
-        return number, tuple(HeldBox(box, data) for box, data in parts_of(leaf)), None
+        is_whole = held is None and (leaf.is_fully_replicated or not leaf.size)
+        return _Alike(leaf.aval, leaf.sharding, number, held, is_whole)
 
     def _held_by(self, leaf: jax.Array) -> HeldBoxes | None:
         """Return the boxes of an array and who holds each; None where this process holds all of it."""
@@ -271,32 +353,38 @@ def snapshot(leaves: DescribedLeaves, wanted: Iterable[Row] | None = None) -> De
         >>> held.data_of(0, None)
         array([0., 0., 0.])
     """
-    taking = HostCopies(leaves.types)
-    chosen = [(number, leaves.leaf_types[number], parts) for number, parts in _choose_boxes(leaves, wanted)]
-    for _, kind, parts in chosen:
+    chosen = _choose_boxes(leaves, wanted)
+    taking = HostCopies(leaves.types, leaves.leaf_types)
+    parted = list(chosen.parted.items())
+    for number, parts in parted:
         for _, data in parts:
-            taking.begin(data, kind)
-    sources = {n: tuple([HeldBox(box, taking.hold(data, kind)) for box, data in parts]) for n, kind, parts in chosen}
+            taking.begin(data, leaves.leaf_types[number])
+    whole_leaves = taking.hold_all(chosen.whole)
+    kinds = leaves.leaf_types
+    copies = {n: tuple([HeldBox(box, taking.hold(data, kinds[n])) for box, data in parts]) for n, parts in parted}
     values = {number: bytearray(v) if type(v) is bytearray else v for number, v in leaves.values.items()}
-    return dataclasses.replace(leaves, sources=sources, values=values)
+    return dataclasses.replace(leaves, sources=LeafSources(whole_leaves, copies), values=values)
 
 
-def _choose_boxes(leaves: DescribedLeaves, wanted: Iterable[Row] | None) -> Iterable[tuple[int, Sequence[HeldBox]]]:
-    """Yield each leaf and what is to be held of it."""
+def _choose_boxes(leaves: DescribedLeaves, wanted: Iterable[Row] | None) -> LeafSources:
+    """Return what is to be held of each leaf."""
     if wanted is None:
-        yield from leaves.sources.items()
-        return
+        return leaves.sources
     boxes: dict[int, list[Box | None]] = {}
     for number, box in wanted:
         boxes.setdefault(number, []).append(box)
+    held: dict[int, Any] = {}
+    parted: dict[int, tuple[HeldBox, ...]] = {}
     for number, sources in leaves.sources.items():
-        if (chosen := boxes.get(number)) is None:
-            yield number, [HeldBox(source.box, None) for source in sources]
-        elif number in leaves.spread:
-            yield number, [_cut_source(sources, box) for box in chosen]
+        chosen = boxes.get(number, [])
+        if chosen and number in leaves.spread:
+            parted[number] = tuple(_cut_source(sources, box) for box in chosen)
+        elif None in chosen and number in leaves.sources.whole:
+            held[number] = leaves.sources.whole[number]
         else:
             # All of its boxes stay: whoever plans again has to come to the same plan.
-            yield number, [s if s.box in chosen or None in chosen else HeldBox(s.box, None) for s in sources]
+            parted[number] = tuple(s if s.box in chosen or None in chosen else HeldBox(s.box, None) for s in sources)
+    return LeafSources(held, parted)
 
 
 def _cut_source(sources: Sequence[HeldBox], box: Box | None) -> HeldBox:
@@ -349,17 +437,41 @@ class SaveData:
 
     def data_of(self, file: int, *, kept: bool = True) -> Iterator[bytes | memoryview]:
         """Yield the data of one file, in the order of the file; with ``kept=False`` only to note the checksums."""
-        chunks = self._layout.chunks
         total = self._layout.data_bytes
+        for piece in itertools.chain.from_iterable(self._read(run, kept=kept) for run in self._runs(file)):
+            yield piece
+            self._done += len(piece)
+            if self._progress is not None:
+                self._progress(self._done, total)
+            del piece  # its memory is free for the next one
+
+    def _runs(self, file: int) -> Iterator[Sequence[int]]:
+        """Yield the chunks of a file: neighbours that are small together, any other alone."""
+        rows = self._layout.chunks.of_file(file)
+        start = held = 0
+        for at, nbytes in enumerate(map(self._layout.chunks.nbytes.__getitem__, rows)):
+            size = nbytes if nbytes <= SMALLEST_BLOCK else _RUN_BYTES + 1
+            if start < at and (held + size > _RUN_BYTES or at - start == _RUN_CHUNKS):
+                yield rows[start:at]
+                start, held = at, 0
+            held += size
+        yield rows[start:]
+
+    def _read(self, run: Sequence[int], *, kept: bool) -> Iterable[bytes | memoryview]:
+        """Return the bytes of some chunks, and note their checksums."""
+        chunks, starts = self._layout.chunks, self._starts
+        arrays = self._layout.leaves.data_of_all(map(chunks.leaf.__getitem__, run), map(chunks.box.__getitem__, run))
+        ends = list(itertools.accumulate(map(chunks.nbytes.__getitem__, run), initial=0))
+        if len(run) > 1 and (joined := join_arrays(arrays, ends[-1])) is not None:
+            for chunk, part in zip(run, map(memoryview(joined).__getitem__, map(slice, ends, ends[1:])), strict=True):
+                if part:
+                    self.checksums[starts[chunk]] = xxhash.xxh3_64_intdigest(part)
+            return (joined,)
         pool = self._pool if kept else None
-        for chunk in chunks.of_file(file):
-            data = self._layout.leaves.data_of(chunks.leaf[chunk], chunks.box[chunk])
-            for piece in read_checked(data, chunks.block[chunk], self.checksums, self._starts[chunk], pool):
-                yield piece
-                self._done += len(piece)
-                if self._progress is not None:
-                    self._progress(self._done, total)
-                del piece  # its memory is free for the next one
+        rows = zip(run, arrays, strict=True)
+        return itertools.chain.from_iterable(
+            read_checked(data, chunks.block[n], self.checksums, starts[n], pool) for n, data in rows
+        )
 
     def first_other(self, other: SaveData) -> int | None:
         """Return the first leaf whose blocks have other checksums in ``other``, None where all are the same."""

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import math
 import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
@@ -25,6 +26,7 @@ from treering._arrays.outgoing import (
     Describer,
     DividedSave,
     HeldBox,
+    LeafSources,
     SaveLayout,
     describe_leaves,
     divide_save,
@@ -32,19 +34,31 @@ from treering._arrays.outgoing import (
     snapshot,
 )
 from treering._format.document import data_name
-from treering._format.index import Chunks, Container, LeafType, leaf_bytes
+from treering._format.index import Chunks, Container, leaf_bytes
 from treering._format.leaf_values import same_value
 from treering._format.safetensors import Row, lay_out_files, of_attempt
 from treering._plan.save import FILE_BYTES, SavePlan, plan_save
 from treering._tree.flatten import KINDS, Flattened, flatten, kind_to_save, open_node
 from treering._tree.registry import is_namedtuple
 from treering._tree.static_values import opaque_of
-from treering._values.boxes import Box, size_of, whole
+from treering._values.boxes import Box, size_of
 from treering._values.processes import Processes
 from treering._values.telemetry import phase
 from treering.errors import UnsupportedError
 
 _KEPT: Final = 4
+
+
+@dataclasses.dataclass(slots=True)
+class _Common:
+    """What all saves of leaves that are alike have in common, made when it is first asked for."""
+
+    layout: tuple[Chunks, list[bytes]] | None = None
+    """Chunks of a process that saves alone, and the headers of its files as those of an attempt of zeros."""
+    single: tuple[Chunks, list[bytes]] | None = None
+    """The same of one file in which no leaf is in parts."""
+    plan: SavePlan[Box] | None = None
+    """Who writes what."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,7 +71,7 @@ class TreePlan:
     """Its leaves, as this process sees them."""
     processes: Processes
     """Those that save it together."""
-    _common: _Entry
+    _common: _Common = dataclasses.field(default_factory=_Common)
     """What was made for these leaves, or for others that are alike."""
 
     def layout(self, attempt: str) -> SaveLayout:
@@ -75,6 +89,21 @@ class TreePlan:
         headers = [of_attempt(header, attempt) for header in made]
         names = [data_name(attempt, number, len(made)) for number in range(len(made))]
         return SaveLayout(leaves=self.leaves, chunks=chunks, headers=headers, names=names, writers=[0] * len(made))
+
+    def single_layout(self) -> SaveLayout:
+        """Return where everything will lie in one file, with every leaf in one piece: readers of others know no parts.
+
+        Its header is that of a data file of another attempt; who writes the file makes one around its index.
+        """
+        leaves, common = self.leaves, self._common
+        if leaves.sources.parted:
+            joined = LeafSources({number: leaves.whole_of(number) for number in leaves.sources})
+            leaves = dataclasses.replace(leaves, sources=joined)
+        if common.single is None:
+            rows: list[Row] = [(number, None) for number in leaves.sources]
+            common.single = lay_out_files("0" * 16, self.flat.keys, leaves.types, leaves.leaf_types, [rows])
+        chunks, headers = common.single
+        return SaveLayout(leaves=leaves, chunks=chunks, headers=headers, names=[""], writers=[0])
 
     def divided(self) -> DividedSave:
         """Return who writes what, in a save by several processes."""
@@ -139,14 +168,15 @@ def plan_tree(tree: Any, processes: Processes | None = None) -> TreePlan:
     leaves = describe_leaves(flat, processes)
     entry = _Entry(tree, flat, leaves, processes)
     _remember(entry)
-    return TreePlan(flat=flat, leaves=leaves, processes=processes, _common=entry)
+    return TreePlan(flat=flat, leaves=leaves, processes=processes, _common=entry.common)
 
 
 def held_bytes(leaves: DescribedLeaves) -> int:
     """Return how much memory a snapshot of leaves takes."""
     nbytes = list(map(leaf_bytes, leaves.types))
     own: int = sum(source.data.nbytes for leaf in leaves.spread for source in leaves.sources[leaf])
-    return own + sum(nbytes[leaves.leaf_types[leaf]] for leaf in leaves.sources if leaf not in leaves.spread)
+    alone = (leaf for leaf in leaves.sources if leaf not in leaves.spread) if leaves.spread else leaves.sources
+    return own + sum(map(nbytes.__getitem__, map(leaves.leaf_types.__getitem__, alone)))
 
 
 def forget() -> None:
@@ -159,16 +189,14 @@ def forget() -> None:
 
 
 class _Entry:
-    """A structure that was planned, and what all saves of it have in common, made when it is first asked for.
+    """A structure that was planned.
 
     Attributes:
-        layout: chunks of a process that saves alone, and the headers of its files as those of an attempt of zeros.
-        plan: who writes what.
+        common: what all saves of it have in common.
     """
 
     def __init__(self, tree: Any, flat: Flattened, leaves: DescribedLeaves, processes: Processes) -> None:
-        self.layout: tuple[Chunks, list[bytes]] | None = None
-        self.plan: SavePlan[Box] | None = None
+        self.common: Final = _Common()
         self._flat = dataclasses.replace(flat, leaves=[])
         self._structure = KnownStructure(tree, flat)
         self._leaves = KnownLeaves(flat, leaves, processes)
@@ -184,7 +212,7 @@ class _Entry:
             return None
         known = self._flat
         flat = Flattened(tokens=known.tokens, keys=known.keys, leaves=found, kinds=known.kinds, opaque=known.opaque)
-        return TreePlan(flat=flat, leaves=leaves, processes=self._leaves.processes, _common=self)
+        return TreePlan(flat=flat, leaves=leaves, processes=self._leaves.processes, _common=self.common)
 
 
 _ENTRIES: Final[list[_Entry]] = []
@@ -198,34 +226,32 @@ def _remember(entry: _Entry) -> None:
 
 def _rows(leaves: DescribedLeaves) -> list[Row]:
     """Return the boxes that this process writes; a leaf that lies in one piece is written as one."""
-    rows: list[Row] = [(number, None) for number, sources in leaves.sources.items() if len(sources) == 1]
-    numbers = [number for number, sources in leaves.sources.items() if len(sources) > 1]
+    counts = {number: len(parts) for number, parts in leaves.sources.parted.items()}
+    rows: list[Row] = [(number, None) for number in leaves.sources if counts.get(number, 1) == 1]
+    numbers = [number for number, count in counts.items() if count > 1]
     parts = plan_save(list(map(leaves.layout_of, numbers)), 1).parts_of(0)
     return rows + [(numbers[number], box) for number, box in parts]
 
 
-def _shared_out(leaves: DescribedLeaves, rows: Sequence[Row]) -> list[list[Row]]:
+def _shared_out(leaves: DescribedLeaves, rows: Sequence[Row]) -> list[Sequence[Row]]:
     """Share the rows out to files; one that is larger than a file's limit has a file of its own."""
-    files: list[list[Row]] = [[]]
-    held = 0
-    for row in rows:
-        nbytes = _nbytes(leaves, row)
-        if held and held + nbytes > FILE_BYTES:
-            files.append([])
-            held = 0
-        files[-1].append(row)
-        held += nbytes
-    return files if rows else []
-
-
-def _nbytes(leaves: DescribedLeaves, row: Row) -> int:
-    leaf, box = row
-    kind = leaves.types[leaves.leaf_types[leaf]]
-    all_ = whole(kind.shape or ())
-    return leaf_bytes(kind) // (size_of(all_) or 1) * size_of(all_ if box is None else box)
+    nbytes = list(map(leaf_bytes, leaves.types))
+    itemsizes = [all_ // (math.prod(kind.shape or ()) or 1) for all_, kind in zip(nbytes, leaves.types, strict=True)]
+    kinds = ((leaves.leaf_types[leaf], box) for leaf, box in rows)
+    sizes = (nbytes[kind] if box is None else itemsizes[kind] * size_of(box) for kind, box in kinds)
+    files: list[Sequence[Row]] = []
+    start = held = 0
+    for at, size in enumerate(sizes):
+        if held and held + size > FILE_BYTES:
+            files.append(rows[start:at])
+            start, held = at, 0
+        held += size
+    return [*files, rows[start:]] if rows else []
 
 
 _TEXTS: Final = ("str", "bytes", "bytearray")
+# Kinds of leaves that are arrays themselves, and are compared with what they were; others are described anew.
+_COMPARED: Final = ("jax", "numpy")
 _AVAL: Final = operator.attrgetter("aval")
 _SHAPE_AND_DTYPE: Final = operator.attrgetter("shape", "dtype")
 _SHARDING: Final = operator.attrgetter("sharding")
@@ -236,28 +262,24 @@ _Match = Callable[[Sequence[Any]], bool]
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
-class _Sources(Mapping[int, tuple[HeldBox, ...]]):
-    """The boxes of leaves that are alike: for thousands of leaves nothing is made until it is asked for."""
+class _Parts(Mapping[int, tuple[HeldBox, ...]]):
+    """The boxes of leaves that lie on several devices: of arrays nothing is made until it is asked for."""
 
-    order: Sequence[int]
-    whole: Mapping[int, Box]
-    picked: Mapping[int, _Picks]
+    picks: Mapping[int, _Picks]
     anew: Mapping[int, tuple[HeldBox, ...]]
     leaves: Sequence[Any]
 
     def __getitem__(self, number: int) -> tuple[HeldBox, ...]:
-        if (box := self.whole.get(number)) is not None:
-            return (HeldBox(box, self.leaves[number]),)
-        if (picks := self.picked.get(number)) is None:
+        if (picks := self.picks.get(number)) is None:
             return self.anew[number]
         held = {shard.device: shard.data for shard in self.leaves[number].addressable_shards}
         return tuple(HeldBox(box, held[device]) for box, device in picks)
 
     def __iter__(self) -> Iterator[int]:
-        return iter(self.order)
+        return itertools.chain(self.picks, self.anew)
 
     def __len__(self) -> int:
-        return len(self.order)
+        return len(self.picks) + len(self.anew)
 
 
 def _match_numpy(arrays: Sequence[Any]) -> _Match:
@@ -313,26 +335,21 @@ class KnownLeaves:
 
     def __init__(self, flat: Flattened, leaves: DescribedLeaves, processes: Processes) -> None:
         self.processes = processes
-        self._empty = dataclasses.replace(leaves, sources={}, values={})
-        self._order = list(leaves.sources)
+        self._empty = dataclasses.replace(leaves, sources=LeafSources({}), values={})
         self._values = list(leaves.values)
         self._opaque = {number: value for number, value in leaves.values.items() if flat.kinds[number] == "opaque"}
         self._texts = [(number, flat.kinds[number]) for number in leaves.values if flat.kinds[number] in _TEXTS]
-        self._whole: dict[int, Box] = {}
-        self._picked: dict[int, _Picks] = {}
-        self._anew: list[tuple[int, str, LeafType]] = []
+        held, kinds = leaves.sources, flat.kinds
+        self._whole = [number for number in held.whole if kinds[number] in _COMPARED]
+        self._anew = [(n, kinds[n], leaves.types[leaves.leaf_types[n]]) for n in held if kinds[n] not in _COMPARED]
+        self._picks: dict[int, _Picks] = {}
         shared: dict[_Picks, _Picks] = {}
-        for number, sources in leaves.sources.items():
-            kind, leaf = flat.kinds[number], flat.leaves[number]
-            if kind in ("jax", "numpy") and len(sources) == 1 and sources[0].data is leaf:
-                self._whole[number] = sources[0].box
-            elif kind == "jax":
+        for number, parts in held.parted.items():
+            if kinds[number] == "jax":
                 # Which device holds which box follows from sharding and shape.
-                devices = {id(shard.data): shard.device for shard in leaf.addressable_shards}
-                picks = tuple((source.box, devices[id(source.data)]) for source in sources)
-                self._picked[number] = shared.setdefault(picks, picks)
-            else:
-                self._anew.append((number, kind, leaves.types[leaves.leaf_types[number]]))
+                devices = {id(shard.data): shard.device for shard in flat.leaves[number].addressable_shards}
+                picks = tuple((source.box, devices[id(source.data)]) for source in parts)
+                self._picks[number] = shared.setdefault(picks, picks)
         self._columns: list[tuple[Callable[[Sequence[Any]], Any], _Match]] = []
         for kind, match in (("jax", _match_jax), ("numpy", _match_numpy), ("key", _match_jax)):
             if numbers := [number for number in leaves.sources if flat.kinds[number] == kind]:
@@ -353,11 +370,17 @@ class KnownLeaves:
         describer = Describer(self.processes)
         found = [describer.describe(kind, leaves[number]) for number, kind, _ in self._anew]
         types = tuple(describer.numbers)
-        if any(types[number] != row[2] for (number, _, _), row in zip(found, self._anew, strict=True)):
+        if any(types[number] != row[2] for (number, *_), row in zip(found, self._anew, strict=True)):
             return None
-        anew = {number: boxes for (number, _, _), (_, boxes, _) in zip(self._anew, found, strict=True)}
+        held = dict(zip(self._whole, map(leaves.__getitem__, self._whole), strict=True))
+        anew: dict[int, tuple[HeldBox, ...]] = {}
+        for (number, _, _), (_, data, parts, _) in zip(self._anew, found, strict=True):
+            if parts is None:
+                held[number] = data
+            else:
+                anew[number] = parts
         values = {number: leaves[number] for number in self._values} | self._opaque
-        sources = _Sources(self._order, self._whole, self._picked, anew, leaves)
+        sources = LeafSources(held, _Parts(self._picks, anew, leaves))
         return dataclasses.replace(self._empty, sources=sources, values=values)
 
 

@@ -12,7 +12,7 @@ from treering._arrays.host import BoxedArray, cut_box, to_host
 from treering._arrays.incoming import ReadRequest, dtype_in
 from treering._arrays.jobs import Progress, aligned_empty
 from treering._arrays.mapped_source import largest_block
-from treering._arrays.outgoing import DescribedLeaves, HeldBox, describe_leaves
+from treering._arrays.outgoing import DescribedLeaves, LeafSources, describe_leaves
 from treering._arrays.source import Source
 from treering._codec.array_bytes import wire_blocks
 from treering._format.index import Chunks, Index, LeafType
@@ -87,11 +87,9 @@ def describe_source(source: Source, part: Selection) -> DescribedLeaves:
         types=tuple(types),
         leaf_types=leaf_types,
         values={number: index.values[leaf] for number, leaf in enumerate(part.leaves) if leaf in index.values},
-        sources={
-            number: (HeldBox(whole(index.type_of(leaf).shape or ()), SourceArray(source, leaf)),)
-            for number, leaf in enumerate(part.leaves)
-            if index.type_of(leaf).stored
-        },
+        sources=LeafSources(
+            {n: SourceArray(source, leaf) for n, leaf in enumerate(part.leaves) if index.type_of(leaf).stored}
+        ),
         meshes=index.meshes,
     )
 

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import secrets
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 from treering._arrays.jobs import Progress, Tally
-from treering._arrays.outgoing import DescribedLeaves, HeldBox, SaveData, SaveLayout, describe_leaves, snapshot
-from treering._arrays.plan_cache import held_bytes
+from treering._arrays.outgoing import ALONE, SaveData, SaveLayout
+from treering._arrays.plan_cache import TreePlan, plan_tree
 from treering._arrays.source import Source
 from treering._arrays.source_arrays import describe_source
 from treering._background.writer import UNWATCHED, Watch
@@ -18,19 +17,10 @@ from treering._checkpoint.forms import Loss, lost_leaves, lost_members
 from treering._checkpoint.save_folder import flatten_source, make_index
 from treering._checkpoint.save_options import SaveOptions
 from treering._codec.documents import check_json
-from treering._format.safetensors import (
-    RESERVED,
-    check_single_file,
-    check_single_metadata,
-    lay_out_files,
-    single_file,
-    why_not_stored,
-)
+from treering._format.safetensors import RESERVED, check_single_file, check_single_metadata, single_file, why_not_stored
 from treering._format.selection import Selection
 from treering._store.pieces import Buffer
 from treering._store.resolve import is_taken, write_file
-from treering._tree.flatten import Flattened, flatten
-from treering._values.boxes import whole
 from treering._values.keys import split_key
 from treering.errors import ExistsError, UnsupportedError
 
@@ -46,10 +36,9 @@ class SafetensorsSave:
         nbytes: how much memory its snapshot takes.
     """
 
-    def __init__(self, flat: Flattened, leaves: DescribedLeaves) -> None:
-        self._flat = flat
-        self._leaves = leaves
-        self.nbytes = held_bytes(leaves)
+    def __init__(self, plan: TreePlan) -> None:
+        self._plan = plan
+        self.nbytes = plan.nbytes
 
     @classmethod
     def of(cls, tree: Any, metadata: Mapping[str, Any]) -> SafetensorsSave:
@@ -58,32 +47,28 @@ class SafetensorsSave:
         Raises:
             UnsupportedError: leaves that the form cannot hold, by name, or metadata.
         """
-        flat = flatten(tree)
-        leaves = describe_leaves(flat)
-        check_single_file(flat.keys, leaves.types, leaves.leaf_types)
+        plan = plan_tree(tree, ALONE)
+        check_single_file(plan.flat.keys, plan.leaves.types, plan.leaves.leaf_types)
         check_json(metadata, "metadata")
         check_single_metadata(metadata)
-        return cls(flat, leaves)
+        return cls(plan)
 
     def snapshot(self) -> SafetensorsSave:
         """Return the same with arrays that nobody changes any more."""
-        rows = [(number, source.box) for number, sources in self._leaves.sources.items() for source in sources]
-        return SafetensorsSave(dataclasses.replace(self._flat, leaves=[]), snapshot(self._leaves, rows))
+        return SafetensorsSave(self._plan.snapshot())
 
     def write(self, options: SaveOptions, watch: Watch = UNWATCHED) -> None:
         """Write the file; ``treering.save`` says more."""
         metadata = options.json_metadata()
-        keys, leaves = self._flat.keys, _join_parts(self._leaves)
         _require_free(options)
         attempt = secrets.token_hex(8)
-        rows = [(number, None) for number in leaves.sources]
-        chunks, headers = lay_out_files(attempt, keys, leaves.types, leaves.leaf_types, [rows])
-        layout = SaveLayout(leaves=leaves, chunks=chunks, headers=headers, names=[""], writers=[0])
+        flat, layout = self._plan.flat, self._plan.single_layout()
         first = SaveData(layout, None)
         for _ in first.data_of(0, kept=False):
             pass
-        _, header = single_file(make_index(self._flat, layout, first.checksums, metadata, attempt=attempt))
-        buffers = claim_at_end(_read_again(header, layout, first, options.progress, keys), watch)
+        index = make_index(flat, layout, first.checksums, metadata, attempt=attempt)
+        _, header = single_file(index, layout.headers[0])
+        buffers = claim_at_end(_read_again(header, layout, first, options.progress, flat.keys), watch)
         size = len(header) + layout.data_bytes
         write_file(options.path, buffers, size, new=not options.overwrite, unique=True)
 
@@ -96,7 +81,8 @@ def find_losses(source: Source, part: Selection, metadata: Mapping[str, Any]) ->
 
 def write(source: Source, part: Selection, save: SaveOptions, watch: Watch) -> None:
     """Write the file, which has checksums of its own."""
-    SafetensorsSave(flatten_source(source, part), describe_source(source, part)).write(save, watch)
+    plan = TreePlan(flat=flatten_source(source, part), leaves=describe_source(source, part), processes=ALONE)
+    SafetensorsSave(plan).write(save, watch)
 
 
 def write_buffers(
@@ -162,10 +148,3 @@ def _read_again(
         )
         error.path = split_key(keys[changed])
         raise error
-
-
-def _join_parts(leaves: DescribedLeaves) -> DescribedLeaves:
-    """Let every leaf be one box: readers of safetensors know no parts."""
-    shapes = [kind.shape or () for kind in leaves.types]
-    boxes = {number: whole(shapes[leaves.leaf_types[number]]) for number in leaves.sources}
-    return dataclasses.replace(leaves, sources={n: (HeldBox(box, leaves.whole_of(n)),) for n, box in boxes.items()})

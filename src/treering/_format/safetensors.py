@@ -173,8 +173,7 @@ def header_text(
         note: what stands in ``__metadata__``.
     """
     plain = [_entry(kind, kind.shape or ()) if kind.stored else "" for kind in types]
-    note_entry = f'"__metadata__":{json_text(dict(note))}'
-    entries: list[str] = []
+    entries = [_note_entry(note)]
     for leaf, box, offset, nbytes in rows:
         key, number = keys[leaf], leaf_types[leaf]
         if box is None:
@@ -186,7 +185,11 @@ def header_text(
         elif not key.isascii():
             key = escape_surrogates(key)
         entries.append(f"{quote(key)}:{entry}[{offset},{offset + nbytes}]}}")
-    return "{" + ",".join([note_entry, *entries]) + "}"
+    return "{" + ",".join(entries) + "}"
+
+
+def _note_entry(note: Mapping[str, str]) -> str:
+    return f'"__metadata__":{json_text(dict(note))}'
 
 
 def _entry(kind: LeafType, shape: tuple[int, ...]) -> str:
@@ -262,6 +265,8 @@ def check_single_file(keys: Sequence[str], types: Sequence[LeafType], leaf_types
         save to a folder instead, which can hold them all
     """
     reasons = [why_not_stored(kind) for kind in types]
+    if not any(reasons):
+        return
     leaves = zip(keys, leaf_types, strict=True)
     if problems := [f"leaf {key!r}: {reasons[number]}" for key, number in leaves if reasons[number]]:
         more = len(problems) - _SHOWN_PROBLEMS
@@ -298,12 +303,13 @@ def check_single_metadata(metadata: Mapping[str, Any]) -> None:
         )
 
 
-def single_file(index: Index) -> tuple[Index, bytes]:
+def single_file(index: Index, header: bytes) -> tuple[Index, bytes]:
     """Return the index of a file that holds everything, and that file's bytes before its data.
 
     Args:
         index: with one file, and the checksums. Its chunks' offsets count from its file's ``header``, whatever that is:
             here all of them are moved to where the data will start.
+        header: what `lay_out_files` made for that file; its entries are those of the single file, only the note is not.
 
     Raises:
         UnsupportedError: the header is larger than readers take.
@@ -312,26 +318,28 @@ def single_file(index: Index) -> tuple[Index, bytes]:
         >>> from treering._format.safetensors import lay_out_files
         >>> from treering._format.index import Container, LeafType
         >>> kind = LeafType(kind="numpy", dtype="float32", shape=(0,))
-        >>> chunks, _ = lay_out_files("0" * 16, ["a"], [kind], [0], [[(0, None)]])
+        >>> chunks, headers = lay_out_files("0" * 16, ["a"], [kind], [0], [[(0, None)]])
         >>> index = Index(
         ...     attempt="0" * 16, meshes=[], replaces=[],
         ...     structure=[Container(node="dict", keys=("a",)), 1], keys=["a"],
         ...     types=[kind], leaf_types=[0], values={}, chunks=chunks,
         ...     files=[DataFile(name="", nbytes=4096, header=4096, digest=None)],
         ... )
-        >>> moved, header = single_file(index)
+        >>> moved, header = single_file(index, headers[0])
         >>> parse_safetensors(len(header), lambda offset, n: header[offset : offset + n]) == moved
         True
     """
     # The header holds the index, and the index where the data starts. Any number of spaces may follow the header, so
     # its size is taken from a guess that is too large.
     guess = round_up(LARGEST_HEADER)
-    size = round_up(8 + len(_single_header(_move(index, guess))))
+    # The first entry is a note, in which no brace stands.
+    entries = header[header.index(b"}") + 1 :].rstrip(b" ").decode("ascii")
+    size = round_up(8 + len(_single_header(_move(index, guess), entries)))
     if size - 8 > LARGEST_HEADER:
         problem = f"a header of {pluralize(size, 'bytes')} is too large for safetensors readers"
         raise UnsupportedError(f"{problem} (at most {LARGEST_HEADER})", hint="save to a folder instead")
     moved = _move(index, size)
-    return moved, frame(_single_header(moved), size)
+    return moved, frame(_single_header(moved, entries), size)
 
 
 def _move(index: Index, header: int) -> Index:
@@ -342,17 +350,17 @@ def _move(index: Index, header: int) -> Index:
     return dataclasses.replace(index, chunks=chunks, files=[moved])
 
 
-def _single_header(index: Index) -> str:
-    return _header_around(index, encode_index(index, embedded=True))
+def _single_header(index: Index, entries: str) -> str:
+    return f"{{{_note_entry(_single_note(index, encode_index(index, embedded=True)))}{entries}"
 
 
-def _header_around(index: Index, document: bytes) -> str:
+def _single_note(index: Index, document: bytes) -> dict[str, str]:
     note = {_NOTE: _NOTE_TEXT, _INDEX: document.decode("ascii")}
     if not is_first_version(document):
         # The members that any reader of safetensors can hold.
         texts = {n: text for n, text in index.metadata.items() if type(text) is str and not _SURROGATE.search(n + text)}
         note = {_FORMAT: _FORMAT_TEXT, **texts, **note}
-    return header_text(index.keys, index.types, index.leaf_types, rows_of_file(index, 0), note)
+    return note
 
 
 # -------------------------------------------------------------------------------------------------------------- reading
@@ -416,7 +424,8 @@ def _ours(text: str, size: int, raw: bytes) -> Index:
         raise CorruptError(f"{pluralize(file.nbytes, 'bytes were')} written, {size} are there{which}", offset=size)
     if file.header != 8 + len(raw):
         raise CorruptError(f"the header has {pluralize(8 + len(raw), 'bytes')}, {file.header} were written", offset=0)
-    wanted = frame(_header_around(index, document), file.header)[8:]
+    note, rows = _single_note(index, document), rows_of_file(index, 0)
+    wanted = frame(header_text(index.keys, index.types, index.leaf_types, rows, note), file.header)[8:]
     if wanted != raw:
         differing = (place for place, (one, other) in enumerate(zip(wanted, raw, strict=False)) if one != other)
         place = next(differing, min(len(wanted), len(raw)))

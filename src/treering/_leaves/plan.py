@@ -15,7 +15,7 @@ from typing import Any, Literal, Protocol
 import xxhash
 
 from treering._arrays.jobs import Progress
-from treering._arrays.outgoing import DescribedLeaves
+from treering._arrays.outgoing import DescribedLeaves, LeafSources
 from treering._checkpoint.save_options import HostLocal, versions
 from treering._codec.zarr import ZarrArray, chunk_bytes, chunk_count, stored_dtype
 from treering._codec.zarr_chunks import require_known_compressor
@@ -98,7 +98,7 @@ class PlannedLeaves:
         """Return the plan of all other leaves, and their arrays out of those of all stored leaves."""
         rows = zip(self.leaves.sources.items(), self.folders, arrays, strict=True)
         kept = [row for row in rows if row[0][0] not in numbers]
-        leaves = dataclasses.replace(self.leaves, sources=dict(row[0] for row in kept))
+        leaves = dataclasses.replace(self.leaves, sources=LeafSources({}, dict(row[0] for row in kept)))
         return dataclasses.replace(self, leaves=leaves, folders=[row[1] for row in kept]), [row[2] for row in kept]
 
     def record(self, attempt: str) -> LeavesRecord:
