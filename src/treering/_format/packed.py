@@ -188,12 +188,17 @@ def key_texts(structure: Sequence[Token], leaves: int) -> list[str]:
 def encode_chunks(index: Index) -> dict[str, Any]:
     """Return the chunks as JSON: a text for each column, or the number that all of its rows have."""
     chunks = index.chunks
-    found: dict[str, Any] = {name: _pack_or_share(getattr(chunks, name)) for name in ("file", "nbytes", "block")}
-    found["leaf"] = None if list(chunks.leaf) == columns.stored_leaves(index) else pack(chunks.leaf)
     boxes = {box: number for number, box in enumerate(dict.fromkeys(chunks.box))}
-    numbers = [*map(boxes.__getitem__, chunks.box)]
-    more = {"offset": pack(chunks.offset), "boxes": list(boxes), "box": _pack_or_share(numbers), "codec": None}
-    return found | more
+    return {
+        "leaf": None if list(chunks.leaf) == columns.stored_leaves(index) else pack(chunks.leaf),
+        "file": _pack_or_share(chunks.file),
+        "offset": pack(chunks.offset),
+        "nbytes": _pack_or_share(chunks.nbytes),
+        "block": _pack_or_share(chunks.block),
+        "boxes": list(boxes),
+        "box": _pack_or_share([*map(boxes.__getitem__, chunks.box)]),
+        "codec": None,
+    }
 
 
 def _pack_or_share(column: Sequence[int]) -> str | int:

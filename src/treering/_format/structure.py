@@ -314,10 +314,20 @@ def iter_runs(tokens: Sequence[Token]) -> Iterator[tuple[str, list[str]]]:
             around.append((parts, place))
             above.append(parts[first])
             if (inner := known.get(id(token))) is None:
-                inner = known[id(token)] = [escape_part(key_text(key)) for key in token.keys]
+                inner = known[id(token)] = _parts(token.keys)
             parts, place = inner, 0
     if place != len(parts) or any(place != len(parts) for parts, place in around):
         raise FormatError("the structure ends early")
+
+
+def _parts(keys: tuple[Any, ...]) -> list[str]:
+    """Return keys as parts of key texts; those of a long list, and plain names, take no call for each."""
+    kinds = set(map(type, keys))
+    if kinds == {int}:
+        return [*map(str, keys)]
+    if kinds == {str} and escape_part(joined := "".join(keys)) == joined:
+        return list(keys)
+    return [escape_part(key_text(key)) for key in keys]
 
 
 # ---------------------------------------------------------------------------------------------------- trees of leaves
