@@ -40,6 +40,7 @@ _LIMITS = {
     "zstd_whole": "treering._codec.compression._WHOLE",
     "zstd_window": "treering._codec.compression._WINDOW",
     # documents and messages
+    "packed_index_from": "treering._format.document.PACKED_FROM",
     "largest_document": "treering._store.open_folder.LARGEST_DOCUMENT",
     "largest_message": "treering._coordination.message_board.LARGEST_MESSAGE",
     "largest_message_of_stores": "treering._store.api.LARGEST_MESSAGE",

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-import json
 import multiprocessing
 import os
 import random
@@ -23,6 +22,7 @@ import numpy as np
 
 import treering
 from torture.scenes import fingerprint
+from treering._format.document import parse_index
 from treering.errors import TreeringError
 from treering.leaves import tree_serialize_leaves
 
@@ -94,6 +94,12 @@ def large() -> dict[Any, Any]:
     sharded = jax.device_put(noise.normal(size=(64, 999)).astype(np.float32), parts)
     layers = [noise.normal(size=(7, 11)).astype(np.float32) for _ in range(300)]
     return {"whole": whole, "sharded": sharded, "layers": layers}
+
+
+def large_packed() -> dict[str, Any]:
+    """Return a state of so many leaves that its index has packed columns; an array in parts and values among them."""
+    layers = {f"layer {n}": {"w": np.full(3, n, np.int16) if n % 8 == 0 else None, "n": n} for n in range(2100)}
+    return {"layers": layers, "sharded": large()["sharded"]}
 
 
 def small_leaves() -> dict[str, Any]:
@@ -168,6 +174,7 @@ def _archive(save: Callable[[Path, Any], None]) -> Subject:
 SUBJECTS = {
     "small checkpoint": _checkpoint(small),
     "large checkpoint": _checkpoint(large),
+    "large packed checkpoint": _checkpoint(large_packed),
     "small leaves directory": _leaves(small_leaves),
     "large leaves directory": _leaves(large_leaves),
     "small npz": _archive(_save_stored),
@@ -290,14 +297,11 @@ def _places(path: Path) -> _Places:
         # A folder for each leaf; only keys with a dot in them are escaped.
         files = [name for name in _files(path) if "/" in name]
         return _Places({name: [(0, 1 << 62, name.rpartition("/")[0].replace("%2E", "."))] for name in files})
-    index = json.loads((path / "treering.json").read_bytes())
-    chunks = index["chunks"]
+    index = parse_index((path / "treering.json").read_bytes())
+    chunks = index.chunks
     spans: dict[str, list[tuple[int, int, str]]] = {}
-    for leaf, file, offset, nbytes in zip(
-        *(chunks[name] for name in ("leaf", "file", "offset", "nbytes")), strict=True
-    ):
-        key = index["leaves"]["key"][leaf]
-        spans.setdefault(index["files"][file]["name"], []).append((offset, offset + nbytes, key))
+    for leaf, file, offset, nbytes in zip(chunks.leaf, chunks.file, chunks.offset, chunks.nbytes, strict=True):
+        spans.setdefault(index.files[file].name, []).append((offset, offset + nbytes, index.keys[leaf]))
     return _Places(spans)
 
 

@@ -22,6 +22,7 @@ import treering
 from treering._codec.documents import parse_json
 from treering._codec.zarr import parse_zarray
 from treering._format.document import INDEX_NAME, parse_index
+from treering._format.packed import pack
 from treering._format.run_document import parse_run, parse_superseded
 from treering._format.safetensors import parse_safetensors
 from treering._inspect.inspect import inspect
@@ -441,6 +442,20 @@ def _sized(per_item: int, build: Callable[[int], bytes]) -> Build:
     return lambda nbytes: build(max(nbytes // per_item, 1))
 
 
+def _pack_tree(members: dict[str, Any]) -> dict[str, Any]:
+    """Return what an index with packed columns says instead."""
+    texts = [json.dumps(token) for token in members["structure"]]
+    kinds = {text: number for number, text in enumerate(dict.fromkeys(t for t in texts if t.startswith("{")))}
+    tokens = [kinds[text] if text in kinds else len(kinds) - 1 + int(text) for text in texts]
+    chunks = members["chunks"]
+    rows = {name: pack(chunks[name]) for name in ("leaf", "file", "offset", "nbytes", "block")}
+    return members | {
+        "structure": {"containers": [*map(json.loads, kinds)], "tokens": pack(tokens)},
+        "leaves": {"type": pack(members["leaves"]["type"])},
+        "chunks": rows | {"boxes": chunks["box"], "box": pack(range(len(chunks["box"]))), "codec": None},
+    }
+
+
 def _indexes() -> Iterator[tuple[str, Case]]:
     for name, (per_item, make) in _TREES.items():
 
@@ -453,7 +468,11 @@ def _indexes() -> Iterator[tuple[str, Case]]:
         def inside(count: int, make: Callable[[int], dict[str, Any]] = make) -> bytes:
             return _leaves_index([], treering={"": {"record": record(count, make).decode()}})
 
+        def packed(count: int, make: Callable[[int], dict[str, Any]] = make) -> bytes:
+            return _signed("treering", _pack_tree(make(count)), 4)
+
         yield f"checkpoint: {name}", Case(_sized(per_item, index), parse_index, INDEX_NAME, folder=True)
+        yield f"packed: {name}", Case(_sized(per_item, packed), parse_index, INDEX_NAME, folder=True)
         yield f"record: {name}", Case(_sized(per_item, record), parse_record)
         if not make(1)["chunks"]["leaf"]:
             yield f"leaves: {name}", Case(_sized(per_item, inside), _parsed_leaves, LEAVES_INDEX, folder=True)

@@ -1,4 +1,4 @@
-"""Checkpoints of version 1 as they were written once: the trees that went in, and how the files were made.
+"""Checkpoints of versions 1 and 4 as they were written once: the trees that went in, and how the files were made.
 
     python -c "from tests.compat.golden_checkpoints import main; main()"    # writes golden/treering anew, on 8 devices
 
@@ -91,6 +91,16 @@ def _containers() -> dict[str, Any]:
     }
 
 
+def _packed() -> dict[str, Any]:
+    """Enough leaves for an index of version 4; few of them lie in files, so that it stays small."""
+    layers = {
+        f"layer {number}": {"w": np.full(3, number, np.int16) if number % 16 == 0 else None, "x": None, "n": number}
+        for number in range(1366)
+    }
+    odd = [{("é", 2.5): 1}, {"a/b": np.zeros((0, 2)), "\ud800": [(), 2]}, {}]
+    return {"layers": layers, "divided": _divided(), "odd": odd}
+
+
 def _single() -> dict[str, Any]:
     return {"a": [np.arange(3.0), (jnp.ones(2, jnp.bfloat16), None)], "ints": {5: np.float32(2)}}
 
@@ -115,6 +125,7 @@ def trees() -> dict[str, Any]:
         "python": _python(),
         "containers": _containers(),
         "bare": np.arange(3),
+        "packed": _packed(),
         "single.safetensors": _single(),
         "single-2.safetensors": _single(),
     }

@@ -6,6 +6,7 @@ same size; classes come as dicts of their fields.
 
 import base64
 import json
+import re
 import struct
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from typing import Any
 import numpy as np
 import xxhash
 
-HEAD = b'{"treering": 1, "digest": "'
+HEAD = re.compile(rb'\{"treering": [14], "digest": "')
 DIGEST_CHARACTERS = len("xxh3-128:") + 32
 ONE_BYTE = {"int1", "int2", "int4", "uint1", "uint2", "uint4"}
 
@@ -23,10 +24,33 @@ def digest(*parts: bytes) -> str:
 
 
 def read_index(data: bytes) -> dict[str, Any]:
-    assert data.startswith(HEAD), "not an index of version 1"
-    end = len(HEAD) + DIGEST_CHARACTERS
-    assert data[len(HEAD) : end].decode() == digest(data[: len(HEAD)], data[end:]), "the index is damaged"
-    return json.loads(data)
+    head = HEAD.match(data)
+    assert head, "not an index of version 1 or 4"
+    end = head.end() + DIGEST_CHARACTERS
+    assert data[head.end() : end].decode() == digest(head[0], data[end:]), "the index is damaged"
+    index = json.loads(data)
+    return unpacked(index) if index["treering"] == 4 else index
+
+
+def unpacked(index: dict[str, Any]) -> dict[str, Any]:
+    """Turn an index of version 4 into what version 1 would say."""
+
+    def numbers(node: Any, rows: int = 0) -> list[int]:
+        text = isinstance(node, str)
+        return np.frombuffer(base64.b64decode(node[3:]), f"<{node[:2]}").tolist() if text else [node] * rows
+
+    types, chunks, nodes = numbers(index["leaves"]["type"]), index["chunks"], index["structure"]["containers"]
+    if chunks["leaf"] is None:
+        chunks["leaf"] = [leaf for leaf, of in enumerate(types) if "dtype" in index["types"][of]]
+    rows = len(numbers(chunks["offset"]))
+    lists = {name: numbers(chunks[name], rows) for name in ("file", "offset", "nbytes", "block", "box")}
+    if isinstance(chunks["leaf"], int | str):
+        lists["leaf"] = numbers(chunks["leaf"], rows)
+    chunks |= lists | {"box": [chunks["boxes"][n] for n in lists["box"]]}
+    tokens = numbers(index["structure"]["tokens"])
+    index["structure"] = [nodes[n] if n < len(nodes) else n - len(nodes) + 1 for n in tokens]
+    index["leaves"] = {"type": types, "key": build(index["structure"], types)[1]}
+    return index
 
 
 def numpy_dtype(name: str) -> np.dtype:
@@ -117,21 +141,31 @@ def key(node: Any) -> Any:
     return forms[form](content) if form in forms else content  # None, True, False
 
 
-def build(tokens: list[Any], leaves: list[Any]) -> Any:
-    """Put the containers around the leaves."""
+def part(node: Any) -> str:
+    """Return the text of a key as a part of a key text."""
+    found = key(node)
+    shown = found if isinstance(found, str) else text(node["text"]) if "text" in node else ascii(found)
+    escaped = shown.replace("~", "~0").replace("/", "~1")
+    return re.sub("[\ud800-\udfff]", lambda half: f"~u{ord(half[0]):04x}", escaped)
+
+
+def build(tokens: list[Any], leaves: list[Any]) -> tuple[Any, list[str]]:
+    """Put the containers around the leaves; return the key texts of these too."""
+    keys: list[str] = []
     waiting = iter(leaves)
     stream = iter([each for token in tokens for each in ([token] if isinstance(token, dict) else [None] * token)])
 
-    def child() -> Any:
+    def child(*way: str) -> Any:
         node = next(stream)
         if node is None:
+            keys.append("~" if way == ("",) else "/".join(way))
             return next(waiting)
         if node["node"] in ("list", "tuple"):
-            items = [child() for _ in range(node["length"])]
+            items = [child(*way, str(n)) for n in range(node["length"])]
             return items if node["node"] == "list" else tuple(items)
-        return {key(name): child() for name in node["keys" if "keys" in node else "fields"]}
+        return {key(name): child(*way, part(name)) for name in node["keys" if "keys" in node else "fields"]}
 
-    return child()
+    return child(), keys
 
 
 def read(folder: Path) -> tuple[Any, dict[str, Any]]:
@@ -145,4 +179,6 @@ def read(folder: Path) -> tuple[Any, dict[str, Any]]:
             into = {"str": lambda raw: raw.decode("utf-8", "surrogatepass"), "bytes": bytes, "bytearray": bytearray}
             data = into[kind["kind"]](data.tobytes())
         leaves.append(data)
-    return build(index["structure"], leaves), dict(zip(index["leaves"]["key"], leaves, strict=True))
+    tree, keys = build(index["structure"], leaves)
+    assert keys == index["leaves"]["key"]
+    return tree, dict(zip(keys, leaves, strict=True))

@@ -1,4 +1,4 @@
-"""Checkpoints of version 1 are read for ever, and written today as they were then."""
+"""Checkpoints of versions 1 and 4 are read for ever, and written today as they were then."""
 
 from __future__ import annotations
 

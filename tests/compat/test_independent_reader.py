@@ -18,6 +18,7 @@ from jax.sharding import PartitionSpec as P
 
 import treering
 from tests.compat import independent_reader
+from tests.limits import lower
 from tests.properties.strategies import EXTENDED_DTYPES, NUMPY_DTYPES
 from tests.trees import Point
 
@@ -28,6 +29,13 @@ def saved(tree: Any, folder: Path) -> tuple[Any, dict[str, Any]]:
     return independent_reader.read(folder)
 
 
+@pytest.fixture(autouse=True, params=["lists", "packed"])
+def form(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Indexes of both forms: lists in columns, and packed ones, which else only large trees have."""
+    if request.param == "packed":
+        lower(monkeypatch, packed_index_from=0)
+
+
 def bits(array: Any) -> tuple[tuple[int, ...], bytes]:
     host = np.asarray(array)
     return host.shape, host.tobytes()
@@ -35,9 +43,9 @@ def bits(array: Any) -> tuple[tuple[int, ...], bytes]:
 
 def test_the_reader_is_small_and_uses_nothing_of_treering() -> None:
     text = Path(independent_reader.__file__).read_text(encoding="utf-8")
-    assert len(text.splitlines()) < 150
+    assert len(text.splitlines()) < 200
     imported = [line.split()[1] for line in text.splitlines() if line.startswith(("import ", "from "))]
-    assert set(imported) == {"base64", "json", "struct", "pathlib", "typing", "numpy", "xxhash"}
+    assert set(imported) == {"base64", "json", "re", "struct", "pathlib", "typing", "numpy", "xxhash"}
 
 
 @pytest.mark.parametrize("dtype", [*NUMPY_DTYPES, *EXTENDED_DTYPES])

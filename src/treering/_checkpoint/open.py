@@ -104,6 +104,7 @@ class Checkpoint(Closable, Mapping[str, Any]):
         self._source = source
         self._closing = closing
         self._closed = False
+        self._looked_up = False
         self.index: Index = source.index
 
     def close(self) -> None:
@@ -122,6 +123,11 @@ class Checkpoint(Closable, Mapping[str, Any]):
         return build(self.index.structure, list(self.values()))
 
     def __getitem__(self, key: str) -> LeafView | Any:
+        if not self._looked_up:
+            # Who reads one leaf needs no dict of all.
+            self._looked_up = True
+            with contextlib.suppress(ValueError):
+                return self._leaf(self.index.keys.index(key))
         if (number := self._known.get(key)) is None:
             raise self._no_such(key)
         return self._leaf(number)

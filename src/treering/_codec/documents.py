@@ -356,6 +356,8 @@ class SignedForm:
     """What such a document is called in messages."""
     hint: str
     """What to do about a damaged one."""
+    also: tuple[int, ...] = ()
+    """Further versions that are read; the member of the first line tells ``read`` which it is."""
 
     def encode(self, members: Iterable[tuple[str, Any]]) -> bytes:
         """Return a document of these members."""
@@ -402,8 +404,12 @@ class SignedForm:
         is_right = first is not None and is_whole(data)
         # A newer version may sign in another way, but a digest that is wrong is damage.
         version = first or re.match((_OTHER_VERSION % re.escape(self.member)).encode(), data)
-        if version is not None and (is_right or not first) and int(version[1]) != self.version:
-            problem = f"is of version {version[1].decode()}; this treering reads version {self.version}"
+        if (
+            version is not None
+            and (is_right or not first)
+            and int(version[1]) not in (known := (self.version, *self.also))
+        ):
+            problem = f"is of version {version[1].decode()}; this treering reads version {' or '.join(map(str, known))}"
             raise FormatError(f"{self.name} {problem}", hint="it was written by a newer treering: use that version")
         if not is_right:
             problem = "its digest is not that of its bytes" if first else "it does not begin like an index"

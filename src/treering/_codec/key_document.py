@@ -32,10 +32,13 @@ from treering._values.human import pluralize
 from treering._values.leaves_names import INDEX as LEAVES_INDEX
 from treering.errors import CorruptError, FormatError, UnsupportedError
 
-INDEX_FORM: Final = SignedForm("treering", 1, INDEX, hint="use another copy of the checkpoint")
+INDEX_FORM: Final = SignedForm("treering", 1, INDEX, hint="use another copy of the checkpoint", also=(4,))
 """How an index is signed. Its version grows when a reader of the old one would read something wrong."""
 
-TOMBSTONE_FORM: Final = dataclasses.replace(INDEX_FORM, version=3, hint="remove it, if no checkpoint is to be there")
+PACKED_FORM: Final = dataclasses.replace(INDEX_FORM, version=4, also=())
+"""How an index of many leaves is signed, whose columns are packed."""
+
+TOMBSTONE_FORM: Final = dataclasses.replace(PACKED_FORM, version=3, hint="remove it, if no checkpoint is to be there")
 """How a tombstone is signed."""
 
 SMALL_TOMBSTONE: Final = 192
@@ -50,7 +53,7 @@ HEAD_BYTES: Final = 96
 MOST_SUPERSEDED: Final = 1 << 16
 """No document lists more attempts than this whose data wait."""
 
-_IS_INDEX: Final = f'{{"treering": {INDEX_FORM.version}, '.encode()
+_IS_INDEX: Final = tuple(f'{{"treering": {form.version}, '.encode() for form in (INDEX_FORM, PACKED_FORM))
 _IS_TOMBSTONE: Final = f'{{"treering": {TOMBSTONE_FORM.version}, "digest": "'.encode()
 _NONCE: Final = re.compile(r"[0-9a-f]{32}")
 _FENCE: Final = re.compile(rb'(?<=,\n)"fence": "[0-9a-f]{32}",\n')
@@ -329,7 +332,8 @@ def fenced(data: bytes) -> bytes:
     if ("fence" in document) != (old is not None):
         raise UnsupportedError(f"{INDEX} has a member 'fence' that another writer put there")
     rest = lines if old is None else data[old.end() :]
-    return INDEX_FORM.sign(f'"fence": "{secrets.token_hex(16)}",\n'.encode() + rest)
+    form = PACKED_FORM if document["treering"] == PACKED_FORM.version else INDEX_FORM
+    return form.sign(f'"fence": "{secrets.token_hex(16)}",\n'.encode() + rest)
 
 
 # In the index a record is a string, so its quotes have a backslash in front.

@@ -7,7 +7,6 @@ containers around the leaves are JSON here too, and the key texts follow from th
 from __future__ import annotations
 
 import itertools
-import operator
 import re
 from array import array
 from collections import Counter
@@ -82,10 +81,11 @@ def encode_structure(structure: Sequence[Token]) -> list[Any]:
         >>> encode_structure([Container(node="dict", keys=("a", "b")), 2])
         [{'node': 'dict', 'keys': ['a', 'b']}, 2]
     """
-    return [token if type(token) is int else _encode(token) for token in structure]  # type: ignore[arg-type]
+    return [token if type(token) is int else encode_container(token) for token in structure]  # type: ignore[arg-type]
 
 
-def _encode(container: Container) -> dict[str, Any]:
+def encode_container(container: Container) -> dict[str, Any]:
+    """Return the token of a container as JSON."""
     node: dict[str, Any] = {"node": container.node}
     match container.node:
         case "dict":
@@ -142,19 +142,28 @@ def decode_structure(nodes: list[Any], leaves: int) -> list[Token]:
             in_runs += node
             tokens.append(node)
             continue
-        container = _find_repeated(node, known) or _decode(node, f"token {number} of the structure", most - children)
+        container = _find_repeated(node, known) or decode_container(
+            node, f"token {number} of the structure", most - children
+        )
         if container.node == "dict":
             known[container.keys] = container
         found += 1
         children += len(container.keys)
         tokens.append(container)
+    check_counts(leaves, in_runs=in_runs, containers=found, children=children)
+    return tokens
+
+
+def check_counts(leaves: int, *, in_runs: int, containers: int, children: int) -> None:
+    """Require that the tokens count as many leaves as there are, and that every child is a container or a leaf.
+
+    Raises:
+        CorruptError: they do not.
+    """
     if in_runs != leaves:
         raise CorruptError(f"the structure has {pluralize(in_runs, 'leaves')}, there are {pluralize(leaves, 'keys')}")
-    if children != found + leaves - 1:
-        raise CorruptError(
-            f"the containers have {pluralize(children, 'children')}, there are {found + leaves - 1} of them"
-        )
-    return tokens
+    if children != (there := containers + leaves - 1):
+        raise CorruptError(f"the containers have {pluralize(children, 'children')}, there are {there} of them")
 
 
 def _find_repeated(node: Any, known: dict[tuple[Any, ...], Container]) -> Container | None:
@@ -165,7 +174,8 @@ def _find_repeated(node: Any, known: dict[tuple[Any, ...], Container]) -> Contai
     return None
 
 
-def _decode(node: Any, what: str, most: int) -> Container:
+def decode_container(node: Any, what: str, most: int) -> Container:
+    """Return the container that a token stands for; ``most`` is how many children there can be for it."""
     kind = member(node, "node", str, what)
     match kind:
         case "dict":
@@ -195,7 +205,7 @@ def _decode_keys(node: dict[str, Any], name: str, what: str) -> tuple[Any, ...]:
     texts = found if keys == list(found) else tuple(map(key_text, found))
     if len(set(found)) != len(found) or len(set(texts)) != len(texts):
         raise CorruptError(f"{what} has two children of the same name")
-    if any(type(key) is tuple and _holds_text(key) for key in found):
+    if any(_holds_text(key) for key in found if type(key) is tuple):
         raise CorruptError(
             f"{what} has a tuple for a key that holds the text of an object; such a tuple is text itself"
         )
@@ -248,16 +258,18 @@ def _short(key: str) -> str:
     return repr(key) if len(key) <= _SHOWN else f"{key[:_SHOWN]!r}..."
 
 
-_COLUMNS: Final = ("leaf", "file", "offset", "nbytes", "block")
+COLUMNS: Final = ("leaf", "file", "offset", "nbytes", "block")
+"""The columns of chunks that hold whole numbers."""
+
 _BLOCKS: Final = frozenset(1 << bits for bits in range(SMALLEST_BLOCK.bit_length() - 1, LARGEST_BLOCK.bit_length()))
 _SHOWN_KEYS: Final = 4
 _CHECKSUM: Final = "xxh3-64"
 
 
-def encode_chunks(chunks: Chunks) -> dict[str, Any]:
+def encode_chunks(index: Index) -> dict[str, Any]:
     """Return the chunks as JSON, a list for each column."""
-    columns: dict[str, Any] = {name: list(getattr(chunks, name)) for name in _COLUMNS}
-    return columns | {"box": list(chunks.box), "codec": None}
+    columns: dict[str, Any] = {name: list(getattr(index.chunks, name)) for name in COLUMNS}
+    return columns | {"box": list(index.chunks.box), "codec": None}
 
 
 def check_ints(column: list[Any], limit: int, what: str) -> None:
@@ -275,11 +287,16 @@ def check_ints(column: list[Any], limit: int, what: str) -> None:
     """
     if not set(map(type, column)) <= {int}:
         raise CorruptError(f"{what} holds something other than whole numbers")
+    check_range(column, limit, what)
+
+
+def check_range(column: list[int], limit: int, what: str) -> None:
+    """Require that whole numbers are from 0 up to, but not including, ``limit``. Raises ``CorruptError``."""
     if column and (min(column) < 0 or max(column) >= limit):
         raise CorruptError(f"{what} holds a number that is not from 0 to {limit - 1}")
 
 
-def decode_chunks(node: Any, leaves: int, files: int) -> Chunks:
+def decode_chunks(node: Any, tree: TreeColumns, files: int) -> Chunks:
     """Return the columns of chunks; `check_chunks` says whether they fit the rest.
 
     Raises:
@@ -287,21 +304,40 @@ def decode_chunks(node: Any, leaves: int, files: int) -> Chunks:
         FormatError: the bytes lie there in a coded form, which a newer version wrote.
     """
     what = "the table of chunks"
-    if type(node) is dict and node.get("codec") is not None:
-        raise FormatError(f"the chunks are packed with the codec {show(node['codec'])}", hint="use a newer treering")
-    columns = {name: member(node, name, list, what) for name in _COLUMNS}
+    check_codec(node)
+    columns = {name: member(node, name, list, what) for name in COLUMNS}
     boxes = member(node, "box", list, what)
-    if len({len(column) for column in (*columns.values(), boxes)}) != 1:
-        raise CorruptError("the columns of the table of chunks are of unequal length")
-    limits = {"leaf": leaves, "file": files}
+    check_lengths(*columns.values(), boxes)
+    limits = {"leaf": len(tree.keys), "file": files}
     for name, column in columns.items():
         check_ints(column, limits.get(name, LIMIT), f"the column {name!r} of the chunks")
+    return Chunks(**columns, box=decode_boxes(boxes))
+
+
+def check_codec(node: Any) -> None:
+    """Require that the bytes of the chunks lie there as they are. Raises ``FormatError`` where they do not."""
+    if type(node) is dict and node.get("codec") is not None:
+        raise FormatError(f"the chunks are packed with the codec {show(node['codec'])}", hint="use a newer treering")
+
+
+def check_lengths(*columns: Sequence[Any]) -> None:
+    """Require that the columns of chunks are of equal length. Raises ``CorruptError`` where they are not."""
+    if len(set(map(len, columns))) != 1:
+        raise CorruptError("the columns of the table of chunks are of unequal length")
+
+
+def decode_boxes(boxes: list[Any]) -> list[Box | None]:
+    """Return boxes that lie in a document as lists.
+
+    Raises:
+        CorruptError: one is no list of pairs of whole numbers.
+    """
     if boxes.count(None) != len(boxes):
         boxes = [None if box is None else _decode_box(box, number) for number, box in enumerate(boxes)]
         sides = itertools.chain.from_iterable(box for box in boxes if box is not None)
         check_ints([*itertools.chain.from_iterable(sides)], LIMIT, "the column 'box' of the chunks")
         check_hashes(boxes, "the boxes of the chunks")
-    return Chunks(**columns, box=boxes)
+    return boxes
 
 
 def _decode_box(node: Any, number: int) -> Box:
@@ -319,17 +355,30 @@ def check_chunks(index: Index) -> None:
             checksums is not that of the blocks; the message names the leaf, or the file and the bytes.
     """
     chunks = index.chunks
-    stored = [kind.stored for kind in index.types]
-    expected = [leaf for leaf, number in enumerate(index.leaf_types) if stored[number]]
+    expected = stored_leaves(index)
     if chunks.leaf != expected:
         _check_parts(index, expected)
-    _check_sizes(index)
+    _check_sizes(index, whole=len(chunks) == len(expected))
     if not set(chunks.block) <= _BLOCKS:
         raise CorruptError(f"a block of the chunks is not a power of two from {SMALLEST_BLOCK} to {LARGEST_BLOCK}")
     _check_tiles(index)
     if index.verified and (blocks := chunks.first_blocks()[-1]) != len(index.checksums):
         found = pluralize(len(index.checksums), "checksums")
         raise CorruptError(f"the chunks have {pluralize(blocks, 'blocks')}, there are {found}")
+
+
+def stored_leaves(tree: TreeColumns) -> list[int]:
+    """Return the numbers of the leaves that lie in files, in their order.
+
+    Example:
+        >>> columns = dict(structure=[], keys=["a", "b"], types=[LeafType(kind="int")], leaf_types=[0, 0], values={})
+        >>> stored_leaves(TreeColumns(**columns))
+        []
+    """
+    stored = [kind.stored for kind in tree.types]
+    if all(stored):
+        return list(range(len(tree.leaf_types)))
+    return [leaf for leaf, number in enumerate(tree.leaf_types) if stored[number]]
 
 
 def _check_parts(index: Index, expected: list[int]) -> None:
@@ -344,12 +393,14 @@ def _check_parts(index: Index, expected: list[int]) -> None:
     )
 
 
-def _check_sizes(index: Index) -> None:
+def _check_sizes(index: Index, *, whole: bool) -> None:
+    """Check that the chunks of the leaves have the bytes of these; ``whole`` says that each leaf has one."""
     chunks = index.chunks
     by_type = [leaf_bytes(kind) for kind in index.types]
-    whole = list(map(by_type.__getitem__, map(index.leaf_types.__getitem__, chunks.leaf)))
-    if whole == chunks.nbytes and chunks.box.count(None) == len(chunks) == len(set(chunks.leaf)):
-        return
+    if whole and chunks.box.count(None) == len(chunks):
+        kinds = index.leaf_types if len(chunks) == len(index.keys) else map(index.leaf_types.__getitem__, chunks.leaf)
+        if list(map(by_type.__getitem__, kinds)) == chunks.nbytes:
+            return
     # Most leaves of a model are alike, and so are their parts: each way to cut one is looked at once.
     cuts: dict[int, tuple[int, tuple[Box | None, ...], tuple[int, ...]]] = {}
     start = 0
@@ -384,27 +435,21 @@ def _check_leaf(index: Index, leaf: int, numbers: range) -> None:
 
 def _check_tiles(index: Index) -> None:
     """Check that the chunks of each file follow each other from its header to its end."""
-    chunks, files = index.chunks, index.files
-    starts: list[list[int]] = [[] for _ in files]
-    ends: list[list[int]] = [[] for _ in files]
-    empty: list[set[int]] = [set() for _ in files]
-    if len(files) == 1 and all(chunks.nbytes):
-        starts, ends = [list(chunks.offset)], [list(map(operator.add, chunks.offset, chunks.nbytes))]
-    else:
-        for number, offset, nbytes in zip(chunks.file, chunks.offset, chunks.nbytes, strict=True):
-            if nbytes:
-                starts[number].append(offset)
-                ends[number].append(offset + nbytes)
-            else:
-                empty[number].add(offset)
-    for number, (file, begins, stops) in enumerate(zip(files, starts, ends, strict=True)):
+    chunks = index.chunks
+    for number, file in enumerate(index.files):
+        rows = chunks.of_file(number)
+        begins, sizes = [chunks.offset[row] for row in rows], [chunks.nbytes[row] for row in rows]
+        if list(itertools.accumulate(sizes, initial=file.header)) == [*begins, file.nbytes]:
+            continue
         # Starts and ends, each in order: ranges tile a stretch exactly when every end but the last is a start.
-        edges, closing = [file.header, *sorted(stops)], [*sorted(begins), file.nbytes]
+        full = [(start, start + size) for start, size in zip(begins, sizes, strict=True) if size]
+        edges = [file.header, *sorted(stop for _, stop in full)]
+        closing = [*sorted(start for start, _ in full), file.nbytes]
         if edges != closing:
             stop, start = next(pair for pair in zip(edges, closing, strict=True) if pair[0] != pair[1])
             raise CorruptError(_tiling_problem(index, file, min(stop, start), max(stop, start), gap=stop < start))
-        for offset in sorted(empty[number].difference(edges)) if empty[number] else ():
-            raise CorruptError(f"an empty array lies inside another one, at byte {offset} of file {number}")
+        offset = min({start for start, size in zip(begins, sizes, strict=True) if not size}.difference(edges))
+        raise CorruptError(f"an empty array lies inside another one, at byte {offset} of file {number}")
 
 
 def _tiling_problem(index: Index, file: DataFile, first: int, last: int, *, gap: bool) -> str:
@@ -469,11 +514,15 @@ def encode_tree(tree: TreeColumns) -> Iterator[tuple[str, Any]]:
     if not "".join(keys).isascii():
         keys = [escape_surrogates(key) for key in keys]
     yield "leaves", {"key": keys, "type": list(tree.leaf_types)}
-    values = [
+    yield "values", encode_values(tree)
+
+
+def encode_values(tree: TreeColumns) -> list[Any]:
+    """Return the values of the leaves that lie in no file, in the order of the leaves, as JSON."""
+    return [
         None if kind == "none" else encode_value(kind, tree.values[leaf])
         for leaf, kind in _iter_unstored(tree.types, tree.leaf_types)
     ]
-    yield "values", values
 
 
 def decode_tree(document: Any, what: str) -> TreeColumns:
@@ -491,8 +540,7 @@ def decode_tree(document: Any, what: str) -> TreeColumns:
     leaves = member(document, "leaves", dict, what)
     keys = check_texts(member(leaves, "key", list, "leaves"), "the column of keys")
     leaf_types = member(leaves, "type", list, "leaves")
-    types = [decode_type(node, number) for number, node in enumerate(member(document, "types", list, what))]
-    check_hashes([kind.shape for kind in types], "the shapes of the types")
+    types = decode_types(document, what)
     check_ints(leaf_types, len(types), "the column of leaf types")
     if len(leaf_types) != len(keys):
         raise CorruptError(f"there are {pluralize(len(keys), 'keys')} and {pluralize(len(leaf_types), 'leaf types')}")
@@ -500,14 +548,36 @@ def decode_tree(document: Any, what: str) -> TreeColumns:
         keys = [unescape_surrogates(key) for key in keys]
     structure = decode_structure(member(document, "structure", list, what), len(keys))
     check_keys(structure, keys)
+    values = decode_values(document, what, keys, types, leaf_types)
+    return TreeColumns(structure=structure, keys=keys, types=types, leaf_types=leaf_types, values=values)
+
+
+def decode_types(document: Any, what: str) -> list[LeafType]:
+    """Return the types of leaves that a parsed document lists.
+
+    Raises:
+        CorruptError, FormatError, UnsupportedError: as `decode_type` says.
+    """
+    types = [decode_type(node, number) for number, node in enumerate(member(document, "types", list, what))]
+    check_hashes([kind.shape for kind in types], "the shapes of the types")
+    return types
+
+
+def decode_values(
+    document: Any, what: str, keys: Sequence[str], types: Sequence[LeafType], leaf_types: Sequence[int]
+) -> dict[int, Any]:
+    """Return the values of the leaves that lie in no file, by the numbers of these.
+
+    Raises:
+        CorruptError: they are not as many as there are such leaves, or one is not of its kind.
+    """
     unstored = list(_iter_unstored(types, leaf_types))
     nodes = member(document, "values", list, what)
     if len(unstored) != len(nodes):
         count = pluralize(len(unstored), "leaves lie")
         raise CorruptError(f"{count} in no file, there are {pluralize(len(nodes), 'values')}")
     pairs = zip(unstored, nodes, strict=True)
-    values = {leaf: decode_value(kind, node, f"the value of leaf {keys[leaf]!r:.200}") for (leaf, kind), node in pairs}
-    return TreeColumns(structure=structure, keys=keys, types=types, leaf_types=leaf_types, values=values)
+    return {leaf: decode_value(kind, node, f"the value of leaf {keys[leaf]!r:.200}") for (leaf, kind), node in pairs}
 
 
 def _iter_unstored(types: Sequence[LeafType], leaf_types: Sequence[int]) -> Iterator[tuple[int, str]]:

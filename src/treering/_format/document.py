@@ -13,11 +13,12 @@ import dataclasses
 import functools
 import re
 from collections.abc import Iterator, Mapping
+from types import ModuleType
 from typing import Any, Final
 
 from treering._codec.documents import DIGEST, check_json, check_name, check_texts, join_lines, member, member_line, show
-from treering._codec.key_document import INDEX_FORM, decode_waiting, encode_waiting, find_members
-from treering._format import columns
+from treering._codec.key_document import INDEX_FORM, PACKED_FORM, decode_waiting, encode_waiting, find_members
+from treering._format import columns, packed
 from treering._format.index import LIMIT, DataFile, Index
 from treering._values.checkpoint_names import ATTEMPT
 from treering.errors import CorruptError
@@ -25,10 +26,13 @@ from treering.errors import CorruptError
 INDEX_NAME: Final = "treering.json"
 """Name of the document in the checkpoint's folder."""
 
+PACKED_FROM: Final = 4096
+"""An index of so many leaves is written with packed columns."""
+
 _DATA_NAME: Final = re.compile(r"data-[0-9a-f]{16}-[0-9]{5,9}-of-[0-9]{5,9}\.safetensors")
 _ALIGNMENT: Final = 4096
 # In a single file; version 1 of it had no other names in `__metadata__` than ours.
-_EMBEDDED_FORM: Final = dataclasses.replace(INDEX_FORM, version=2)
+_EMBEDDED_FORM: Final = dataclasses.replace(INDEX_FORM, version=2, also=())
 _IS_FIRST: Final = f'{{"treering": {INDEX_FORM.version}, '.encode()
 
 
@@ -66,19 +70,20 @@ def encode_index(index: Index, *, embedded: bool = False) -> bytes:
         UnsupportedError: the metadata, or a key or static field of the structure, has no form in it.
     """
     # Each column becomes text before the next one is made: those of a large tree together would take far more memory.
-    lines = [member_line(name, value) for name, value in _members(index)]
-    return (_EMBEDDED_FORM if embedded else INDEX_FORM).sign(join_lines(lines))
+    is_packed = not embedded and len(index.keys) >= PACKED_FROM and packed.fits(index.keys)
+    lines = [member_line(name, value) for name, value in _members(index, packed if is_packed else columns)]
+    return (_EMBEDDED_FORM if embedded else PACKED_FORM if is_packed else INDEX_FORM).sign(join_lines(lines))
 
 
-def _members(index: Index) -> Iterator[tuple[str, Any]]:
+def _members(index: Index, form: ModuleType) -> Iterator[tuple[str, Any]]:
     check_json(index.metadata, "metadata")
     check_json(index.written, "written")
     yield "attempt", index.attempt
     yield "written", index.written
     yield "processes", index.processes
     yield "meshes", list(index.meshes)
-    yield from columns.encode_tree(index)
-    yield "chunks", columns.encode_chunks(index.chunks)
+    yield from form.encode_tree(index)
+    yield "chunks", form.encode_chunks(index)
     yield "checksums", columns.encode_checksums(index.checksums)
     yield "files", list(map(_file_members, index.files))
     yield "replaces", list(index.replaces)
@@ -119,7 +124,8 @@ def parse_index(data: bytes, *, embedded: bool = False) -> Index:
 
 def _index(document: Any, *, embedded: bool) -> Index:
     what = INDEX_NAME
-    tree = columns.decode_tree(document, what)
+    form = packed if document["treering"] == PACKED_FORM.version else columns
+    tree = form.decode_tree(document, what)
     files = [_file(node, embedded=embedded) for node in member(document, "files", list, what)]
     names = {file.name for file in files}
     if len(names) != len(files) or (embedded and len(files) != 1):
@@ -130,7 +136,7 @@ def _index(document: Any, *, embedded: bool) -> Index:
         processes=member(document, "processes", int, what),
         meshes=check_texts(member(document, "meshes", list, what), "the list of meshes"),
         **tree.columns(),
-        chunks=columns.decode_chunks(document.get("chunks"), len(tree.keys), len(files)),
+        chunks=form.decode_chunks(document.get("chunks"), tree, len(files)),
         checksums=columns.decode_checksums(document.get("checksums")),
         files=files,
         replaces=[check_name(_DATA_NAME, name, "a replaced file") for name in _replaced(document)],

@@ -142,7 +142,8 @@ class Chunks:
             [0, 2, 3]
         """
         if not self._first_blocks:
-            if self.nbytes and min(self.nbytes) > 0 and max(self.nbytes) <= SMALLEST_BLOCK:
+            sizes = set(self.nbytes)
+            if sizes and min(sizes) > 0 and max(sizes) <= SMALLEST_BLOCK:
                 starts: Iterable[int] = range(len(self.nbytes) + 1)  # one block each, as small arrays have it
             else:
                 starts = itertools.accumulate(map(block_count, self.nbytes, self.block), initial=0)
@@ -159,11 +160,16 @@ class Chunks:
         """
         if not self._of_files and self.file:
             found: dict[int, list[int]] = {}
-            for number, place in enumerate(self.file):
-                found.setdefault(place, []).append(number)
+            if len(set(self.file)) == 1:
+                found[self.file[0]] = list(range(len(self.file)))
+            else:
+                for number, place in enumerate(self.file):
+                    found.setdefault(place, []).append(number)
+            # Empty arrays lie where the next one starts; among themselves they keep their order.
+            offset, nbytes = self.offset, self.nbytes
+            key = offset.__getitem__ if all(nbytes) else lambda row: 2 * offset[row] + (nbytes[row] > 0)
             for rows in found.values():
-                # Empty arrays lie where the next one starts; among themselves they keep their order.
-                rows.sort(key=lambda row: 2 * self.offset[row] + (self.nbytes[row] > 0))
+                rows.sort(key=key)
             self._of_files.update(found)
         return self._of_files.get(file, ())
 
@@ -275,7 +281,8 @@ def file_digest(index: Index, file: int, header: bytes | Iterable[bytes]) -> str
     """
     starts, table = index.chunks.first_blocks(), index.checksums
     if starts[-1] == len(index.chunks) and all(index.chunks.nbytes):  # one for each
-        in_order = array("Q", map(table.__getitem__, index.chunks.of_file(file)))
+        sums = table.tolist()
+        in_order = array("Q", [sums[chunk] for chunk in index.chunks.of_file(file)])
     else:
         in_order = array("Q")
         for chunk in index.chunks.of_file(file):

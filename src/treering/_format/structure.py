@@ -287,21 +287,47 @@ def iter_runs(tokens: Sequence[Token]) -> Iterator[tuple[str, list[str]]]:
         >>> list(iter_runs([Container(node="dict", keys=("a", 3)), 1, Container(node="list", keys=(0, 1)), 2]))
         [('', ['a']), ('3/', ['0', '1'])]
     """
-    # Layers are alike: one container stands for all, and its parts are made once.
+    # As `walk`, in one loop: of many layers each token counts. One container stands for all that are alike.
     known: dict[int, list[str]] = {}
+    around: list[tuple[list[str], int]] = []
     above: list[str] = []
-    levels = [[""]]
-    for depth, place, token in walk(tokens):
-        del above[depth:], levels[depth + 1 :]
-        parts = levels[depth]
+    parts, place, first = [""], 0, 0
+    for token in tokens:
+        left = token if type(token) is int else 1
+        if left < 1:
+            raise FormatError(f"a run of {pluralize(left, 'leaves')} stands in the structure")
+        while left:
+            while place == len(parts):
+                if not around:
+                    raise FormatError("the structure continues after its end")
+                parts, place = around.pop()
+                above.pop()
+            first, place = place, min(place + left, len(parts))
+            left -= place - first
+            if type(token) is int:
+                run = parts if place - first == len(parts) else parts[first:place]
+                # The way to a run is put together for it alone: containers without leaves may have any number of ways.
+                yield "/".join([*above[1:], ""]), [part or "~" for part in run] if len(around) == 1 else run
         if isinstance(token, Container):
-            above.append(f"{parts[place]}/" if depth else "")
+            if len(around) >= MAX_LEVELS:
+                raise FormatError(f"the structure is more than {MAX_LEVELS} containers deep")
+            around.append((parts, place))
+            above.append(parts[first])
             if (inner := known.get(id(token))) is None:
-                inner = known[id(token)] = [escape_part(key_text(key)) for key in token.keys]
-            levels.append(inner)
-        else:
-            parts = parts[place : place + token]
-            yield "".join(above), [part or "~" for part in parts] if depth == 1 else parts
+                inner = known[id(token)] = _parts(token.keys)
+            parts, place = inner, 0
+    if place != len(parts) or any(place != len(parts) for parts, place in around):
+        raise FormatError("the structure ends early")
+
+
+def _parts(keys: tuple[Any, ...]) -> list[str]:
+    """Return keys as parts of key texts; those of a long list, and plain names, take no call for each."""
+    kinds = set(map(type, keys))
+    if kinds == {int}:
+        return [*map(str, keys)]
+    if kinds == {str} and escape_part(joined := "".join(keys)) == joined:
+        return list(keys)
+    return [escape_part(key_text(key)) for key in keys]
 
 
 # ---------------------------------------------------------------------------------------------------- trees of leaves
