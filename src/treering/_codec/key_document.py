@@ -12,8 +12,8 @@ import contextlib
 import dataclasses
 import json
 import math
+import os
 import re
-import secrets
 from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
@@ -114,7 +114,7 @@ def encode_tombstone(superseded: Iterable[Superseded]) -> bytes:
         (1024, True)
     """
     listed = list(superseded)
-    lines = f'"nonce": "{secrets.token_hex(16)}",\n"superseded": {json_text(encode_waiting(listed))}}}'.encode("ascii")
+    lines = f'"nonce": "{os.urandom(16).hex()}",\n"superseded": {json_text(encode_waiting(listed))}}}'.encode("ascii")
     size = len(TOMBSTONE_FORM.sign(lines + b"\n"))
     if size > SMALL_TOMBSTONE or any(waiting.files for waiting in listed):
         padding = -size % TOMBSTONE_BLOCK
@@ -329,7 +329,7 @@ def fenced(data: bytes) -> bytes:
     if ("fence" in document) != (old is not None):
         raise UnsupportedError(f"{INDEX} has a member 'fence' that another writer put there")
     rest = lines if old is None else data[old.end() :]
-    return INDEX_FORM.sign(f'"fence": "{secrets.token_hex(16)}",\n'.encode() + rest)
+    return INDEX_FORM.sign(f'"fence": "{os.urandom(16).hex()}",\n'.encode() + rest)
 
 
 # In the index a record is a string, so its quotes have a backslash in front.
@@ -358,7 +358,7 @@ def empty_index() -> bytes:
         >>> is_empty(empty_index()), empty_index() == empty_index()
         (True, False)
     """
-    document = {"format": "tensorstore", "version": "1.0", "prefixes": {}, "nonce": secrets.token_hex(16)}
+    document = {"format": "tensorstore", "version": "1.0", "prefixes": {}, "nonce": os.urandom(16).hex()}
     return json.dumps(document, indent=2).encode("ascii")
 
 
