@@ -36,6 +36,8 @@ _BY_REASON = {
         "run/test_run_links.py::test_no_write_goes_through_a_link",
         "run/test_run_links.py::test_other_links_to_folders_stay_links",
         "run/test_run_load.py::test_a_missing_step_names_those_that_are_there",
+        "run/test_run_steps.py::TestManyAtOnce::test_an_index_is_opened_once_and_not_asked_for_before",
+        "run/test_run_steps.py::TestManyAtOnce::test_nothing_is_a_step_that_is_none",
         "run/test_run_steps.py::TestTheDocument::test_hostile_ones",
     ),
     "In a bucket no two files of msgpack have the same bytes; tests/compat/test_msgpack_nonce.py reads them.": (

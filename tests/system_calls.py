@@ -59,8 +59,8 @@ def act_before_indexes(monkeypatch: pytest.MonkeyPatch, act: Callable[[], object
 
     def watched(path: Any, flags: int, *arguments: Any, dir_fd: int | None = None) -> None:
         if os.path.basename(os.fspath(path)) == "treering.json":  # noqa: PTH119 - it may be bytes
-            folder = Path(path).parent if dir_fd is None else Path(f"/proc/self/fd/{dir_fd}").readlink()
-            folders.append(folder.name)
+            above = Path() if dir_fd is None else Path(f"/proc/self/fd/{dir_fd}").readlink()
+            folders.append((above / path).parent.name)
             with monkeypatch.context() as patch:  # the action may open indexes of its own
                 patch.setattr(os, "open", opened)
                 act()

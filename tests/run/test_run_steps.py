@@ -16,6 +16,7 @@ import treering as tr
 from tests import faults
 from treering._checkpoint import source
 from treering._checkpoint.detect import Form, detect
+from treering._codec.key_document import placeholder
 from treering._format import document
 from treering._format.run_document import RunDocument, StepNote, add_note, encode_run, parse_run
 from treering._runs import gc, steps
@@ -180,7 +181,7 @@ class TestFacts:
         assert steps_of(run) == [20, 30]
 
     def test_a_step_that_cannot_be_read_now_is_an_error(self, run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        faults.fail(monkeypatch, Folder, "open", errno.EIO, when=lambda folder, name, flags: name == "treering.json")
+        faults.fail(monkeypatch, os, "open", errno.EIO, when=lambda name, *_, **__: str(name).endswith("treering.json"))
         with pytest.raises(StoreError, match="step_00000010"):
             facts_of(run)
 
@@ -377,3 +378,34 @@ def test_a_missing_step_names_those_that_are_there() -> None:
     assert "it has steps 1 and 2" in str(missing_step(Path("run"), 3, [1, 2]))
     assert "it has no step yet" in str(missing_step(Path("run"), 3, []))
     assert len(str(missing_step(Path("run"), 3, range(10**6)))) < 200
+
+
+class TestManyAtOnce:
+    def test_nothing_is_a_step_that_is_none(self, run: Path) -> None:
+        def put(step: int) -> Path:
+            step_path(run, step).mkdir()
+            return step_path(run, step) / "treering.json"
+
+        step_path(run, 40).mkdir()
+        put(41).mkdir()
+        put(42).symlink_to(step_path(run, 10) / "treering.json")
+        put(43).write_bytes(placeholder())
+        os.mkfifo(put(44))
+        step_path(run, 45).symlink_to(step_path(run, 20))
+        step_path(run, 46).write_bytes(b"")
+        put(47).write_bytes(b"no index")
+        assert tr.Run(run).steps() == [10, 20, 30, 47]
+        with RunFolder(run) as folder:
+            heads = folder.heads()
+            assert heads == {step: folder.read_head(step) for step in (10, 20, 30, 47)}
+        assert list(records_of(run).unreadable) == [47]
+
+    def test_an_index_is_opened_once_and_not_asked_for_before(self, run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        note_step(run, 30)
+        opened: list[str] = []
+        faults.before(monkeypatch, os, "open", lambda path, *_, **__: opened.append(os.fspath(path)))
+        faults.before(monkeypatch, os, "stat", lambda path, *_, **__: opened.append(os.fspath(path)))
+        judge(run, None)
+        assert [name for name in opened if "step_" in name] == [
+            f"{step_path(run, n).name}/treering.json" for n in (10, 20, 30)
+        ]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import shutil
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, TextIO, TypeAlias, TypeVar
 
@@ -153,7 +152,11 @@ def no_run(path: str) -> UnsupportedError:
 def style_of(stream: TextIO) -> Style:
     """Choose how a tree is drawn on a stream."""
     style = UNICODE if can_show("├└│─·…", stream) else ASCII
-    width = shutil.get_terminal_size().columns if stream.isatty() else None
+    width = None
+    if stream.isatty():
+        import shutil  # what writes into a pipe starts sooner without it
+
+        width = shutil.get_terminal_size().columns
     return dataclasses.replace(style, color=wants_color(stream), width=width)
 
 

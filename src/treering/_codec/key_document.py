@@ -12,8 +12,8 @@ import contextlib
 import dataclasses
 import json
 import math
+import os
 import re
-import secrets
 from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
@@ -117,7 +117,7 @@ def encode_tombstone(superseded: Iterable[Superseded]) -> bytes:
         (1024, True)
     """
     listed = list(superseded)
-    lines = f'"nonce": "{secrets.token_hex(16)}",\n"superseded": {json_text(encode_waiting(listed))}}}'.encode("ascii")
+    lines = f'"nonce": "{os.urandom(16).hex()}",\n"superseded": {json_text(encode_waiting(listed))}}}'.encode("ascii")
     size = len(TOMBSTONE_FORM.sign(lines + b"\n"))
     if size > SMALL_TOMBSTONE or any(waiting.files for waiting in listed):
         padding = -size % TOMBSTONE_BLOCK
@@ -333,7 +333,7 @@ def fenced(data: bytes) -> bytes:
         raise UnsupportedError(f"{INDEX} has a member 'fence' that another writer put there")
     rest = lines if old is None else data[old.end() :]
     form = PACKED_FORM if document["treering"] == PACKED_FORM.version else INDEX_FORM
-    return form.sign(f'"fence": "{secrets.token_hex(16)}",\n'.encode() + rest)
+    return form.sign(f'"fence": "{os.urandom(16).hex()}",\n'.encode() + rest)
 
 
 # In the index a record is a string, so its quotes have a backslash in front.
@@ -362,7 +362,7 @@ def empty_index() -> bytes:
         >>> is_empty(empty_index()), empty_index() == empty_index()
         (True, False)
     """
-    document = {"format": "tensorstore", "version": "1.0", "prefixes": {}, "nonce": secrets.token_hex(16)}
+    document = {"format": "tensorstore", "version": "1.0", "prefixes": {}, "nonce": os.urandom(16).hex()}
     return json.dumps(document, indent=2).encode("ascii")
 
 

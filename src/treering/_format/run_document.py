@@ -225,8 +225,9 @@ def encode_run(document: RunDocument) -> bytes:
     return _FORM.sign(join_lines([*rules, f'"steps": [{steps}]']))
 
 
+@functools.lru_cache(maxsize=1)  # that of thousands of steps is read again by each call, and seldom another one
 def parse_run(data: bytes) -> RunDocument:
-    """Return what a ``run.json`` says.
+    """Return what a ``run.json`` says; nobody may change what is in it.
 
     Raises:
         CorruptError: it is damaged, or contradicts itself.

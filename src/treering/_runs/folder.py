@@ -20,7 +20,7 @@ from treering._format.run_document import SupersededSteps, find_note, parse_run,
 from treering._store.api import Entry, Kind, Outcome, Store, Version, open_below
 from treering._store.crew import map_together
 from treering._store.failures import naming, naming_file
-from treering._store.open_folder import find_index, index_document, is_removed
+from treering._store.open_folder import find_index, has_indexes, index_document, index_heads, is_removed
 from treering._store.resolve import opened_store
 from treering._values.checkpoint_names import INDEX, LEFT_DOCUMENT, RUN_DOCUMENT, is_data, step_name, step_of_name
 from treering.errors import (
@@ -118,6 +118,16 @@ class RunFolder:
         superseded = self.superseded_steps()
         return [step for step in there if step not in superseded]
 
+    def heads(self) -> dict[int, tuple[int, bytes] | None]:
+        """Return the steps as `steps` does, each with what `read_head` says; None where that has to be asked."""
+        with self._reading:
+            folders = [] if self.store.asks_by_request else self.folders()
+            read = dict(zip(folders, index_heads(self.store, list(map(step_name, folders))), strict=True))
+            on_disk = [step for step in folders if read[step] is not None or self._has_index(step)]
+            there = self._indexed() if self.store.asks_by_request else on_disk
+        superseded = self.superseded_steps()
+        return {step: read.get(step) for step in there if step not in superseded}
+
     def latest(self) -> int | None:
         """Return the highest step that is there; None where there is none. Raises as `steps` does."""
         return self._latest(self.superseded_steps())
@@ -170,7 +180,9 @@ class RunFolder:
 
     def _indexed(self) -> list[int]:
         if not self.store.asks_by_request:
-            return [step for step in self.folders() if self._has_index(step)]
+            folders = self.folders()
+            told = zip(folders, has_indexes(self.store, list(map(step_name, folders))), strict=True)
+            return [step for step, there in told if (self._has_index(step) if there is None else there)]
         # One listing tells indexes from tombstones, of which there may be far more, without a look at each.
         listed = self._listed()
         gone = set(self._tombstones(listed))

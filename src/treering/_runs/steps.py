@@ -232,12 +232,12 @@ def records_in(run: RunFolder) -> Records:
     def look(step: int) -> StepRecord | TreeringError | None:
         try:
             old = known.get(step)
-            return old if old is not None and is_current(run, old) else read_record(run, step)
+            return old if old is not None and is_current(run, old, there[step]) else read_record(run, step)
         except NOT_READ as error:
             return error
 
-    there = run.steps()
-    found = map_together(look, there, AT_ONCE) if run.store.asks_by_request else list(map(look, there))
+    there = run.heads()
+    found = map_together(look, list(there), AT_ONCE) if run.store.asks_by_request else list(map(look, there))
     unreadable = {step: one for step, one in zip(there, found, strict=True) if isinstance(one, TreeringError)}
     steps = tuple(one for one in found if isinstance(one, StepRecord))
     return Records(document.keep, document.save_every, steps, unreadable, trouble)
@@ -267,14 +267,14 @@ def document_in(data: bytes | None) -> RunDocument:
         return RunDocument()
 
 
-def is_current(run: RunFolder, record: StepRecord) -> bool:
-    """Whether a record speaks of the index that is there, by the first line of it.
+def is_current(run: RunFolder, record: StepRecord, head: tuple[int, bytes] | None = None) -> bool:
+    """Whether a record speaks of the index that is there, by the first line of it, which may have been read already.
 
     Raises:
         LinkRefusedError: the index is a link.
         StoreError: the system refuses.
     """
-    head = run.read_head(record.step)
+    head = head or run.read_head(record.step)
     return head is not None and (head[0], read_digest(head[1])) == (record.index_nbytes, record.digest)
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-from collections.abc import Iterable
+import stat
+from collections.abc import Iterable, Sequence
 from pathlib import Path, PurePath
 from typing import Final
 
@@ -14,6 +15,7 @@ from treering._codec.key_document import HEAD_BYTES, SMALL_TOMBSTONE, is_tombsto
 from treering._store.api import LARGEST_DOCUMENT, Closable, Document, Entry, Kind, Reader, Store, Version, open_below
 from treering._store.failures import naming, with_errno
 from treering._store.posix.reading import LocalFile
+from treering._store.posix.store import PosixStore
 from treering._store.resolve import find_at, is_on_disk, open_file, opened_store
 from treering._values.checkpoint_names import INDEX, attempt_of_tombstone, step_of_name
 from treering._values.human import pluralize
@@ -137,6 +139,30 @@ def find_index(store: Store, place: str = "") -> Entry | None:
     """
     found = store.find(f"{place}/{INDEX}" if place else INDEX)
     return None if found is None or is_removed(store, found, place) else found
+
+
+def has_indexes(store: Store, places: Sequence[str]) -> list[bool | None]:
+    """Tell of many places in an open store whether an index is there; None of those that take a look at each."""
+    if not isinstance(store, PosixStore):
+        return [None] * len(places)
+    found = store.folder.find_each([f"{place}/{INDEX}" for place in places])
+    # What may be a tombstone has to be read, and so has a link, which a snapshot of a hub has.
+    return [each is not None if each is None or _is_plain(each) else None for each in found]
+
+
+def _is_plain(found: os.stat_result) -> bool:
+    return stat.S_ISREG(found.st_mode) and not is_tombstone_size(found.st_size)
+
+
+def index_heads(store: Store, places: Sequence[str]) -> list[tuple[int, bytes] | None]:
+    """Return the sizes and the first bytes of many indexes in an open store; None where opening each has to say it.
+
+    A place that was a folder when the caller listed it, and became a link since, is read where the link leads.
+    """
+    if not isinstance(store, PosixStore):
+        return [None] * len(places)
+    found = store.folder.read_each([f"{place}/{INDEX}" for place in places], HEAD_BYTES)
+    return [None if each is None or is_tombstone(each[1]) else each for each in found]
 
 
 def find_index_at(path: Path, *, follow: bool = True) -> Entry | None:

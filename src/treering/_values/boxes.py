@@ -8,7 +8,7 @@ from __future__ import annotations
 import collections
 import functools
 import math
-import random
+import os
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import Final, TypeAlias, TypeVar
 
@@ -18,7 +18,6 @@ Box: TypeAlias = tuple[tuple[int, int], ...]
 """One half-open range for each axis; () for the whole of a 0-d array."""
 
 _PRIME: Final = (1 << 127) - 1
-_RANDOM: Final = random.SystemRandom()
 Device = TypeVar("Device", bound=Hashable)
 
 
@@ -257,7 +256,7 @@ def _same_cover(some: Iterable[Box], others: Iterable[Box]) -> bool:
     how often each item is held. So equal covers have equal sums, and others agree by chance only: about once in
     2 ** 120, as two polynomials do at a random point.
     """
-    numbers: dict[tuple[int, int], int] = collections.defaultdict(lambda: _RANDOM.getrandbits(127))
+    numbers: dict[tuple[int, int], int] = collections.defaultdict(lambda: int.from_bytes(os.urandom(16)) >> 1)
     total = 0
     for sign, boxes in ((1, some), (-1, others)):
         for box in boxes:

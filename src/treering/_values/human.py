@@ -7,7 +7,6 @@ count in powers of 1000 (MB/s), as disks are sold; counts of parameters use K, M
 from __future__ import annotations
 
 import datetime
-import difflib
 import functools
 import math
 from collections.abc import Iterable, Sequence
@@ -145,6 +144,8 @@ def near(text: str, names: Iterable[str], cutoff: float = 0.6) -> str | None:
         >>> near("parms", ["params", "step"]), near("STEP", ["params", "step"]), near("zzz", ["params"])
         ('params', 'step', None)
     """
+    import difflib  # the command line starts sooner without it
+
     # Of names that differ in case alone the first one counts.
     folded = {name.casefold(): name for name in reversed(list(islice(names, _COMPARED)))}
     close = difflib.get_close_matches(text.casefold(), folded, n=1, cutoff=cutoff)

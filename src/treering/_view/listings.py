@@ -7,7 +7,6 @@ docs/command-line.md describes every member of the document.
 from __future__ import annotations
 
 import dataclasses
-import html
 import itertools
 import json
 from collections.abc import Iterator, Sequence
@@ -338,4 +337,6 @@ def _row(row: Row, texts: Sequence[str], shown: Sequence[int]) -> str:
 
 
 def _safe(text: str) -> str:
+    import html  # the command line starts sooner without it
+
     return html.escape(visible(text))

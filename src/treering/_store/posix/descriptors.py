@@ -320,6 +320,11 @@ class OpenDescriptor:
         self._numbers.extend(map(opener, *columns))
         return self._numbers[known:]
 
+    @property
+    def numbers(self) -> list[int]:
+        """All that are open: after an error of `open_each` those that come before the one that it is about."""
+        return self._numbers[1:]
+
     def lock(self) -> bool | None:
         """Take its lock without waiting, as the function; closing gives it back."""
         self._lockable = True

@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import functools
+import itertools
 import os
 import re
 import stat
@@ -43,6 +44,10 @@ NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL
 """How a file is opened that must not be there."""
 CAREFUL = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
 """And how anything is: never through a link, and not for programs that are started."""
+READ = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0)
+"""How a file is opened to be read: without waiting, should it be a pipe that nobody writes to; files ignore that."""
+# So many files are open at the same time where each of many is read.
+_READ_TOGETHER: Final = 16
 
 
 class Folder(Closable):
@@ -135,6 +140,39 @@ class Folder(Closable):
         except FileNotFoundError:
             return None
 
+    def find_each(self, names: Sequence[str]) -> list[os.stat_result | None]:
+        """Return what `find` does for many names; None, too, where something that is no folder is on the way."""
+        start = self._start
+        look = functools.partial(os.stat, dir_fd=start, follow_symlinks=False)
+        found: list[os.stat_result | None] = []
+        results = map(look, names if start is not None else [self._at(name, start) for name in names])
+        while len(found) < len(names):
+            try:
+                found.extend(results)
+            except (FileNotFoundError, NotADirectoryError):
+                found.append(None)
+        return found
+
+    def read_each(self, names: Sequence[str], most: int) -> list[tuple[int, bytes] | None]:
+        """Return the sizes and the first bytes of many files; None where `open` would raise, and for what is no file.
+
+        Only the last part of a name is sure to be no link.
+        """
+        if (start := self._start) is None:
+            return [None] * len(names)
+        opener, flags = functools.partial(os.open, dir_fd=start), itertools.repeat(READ | CAREFUL)
+        found: list[tuple[int, bytes] | None] = []
+        while len(found) < len(names):
+            some = names[len(found) : len(found) + _READ_TOGETHER]
+            with OpenDescriptor() as opened:
+                with contextlib.suppress(OSError):
+                    opened.open_each(opener, some, flags)
+                numbers = opened.numbers
+                found += map(_size_and_head, numbers, itertools.repeat(most))
+            if len(numbers) < len(some):
+                found.append(None)
+        return found
+
     def link_text(self, name: str) -> str:
         """Return where the link ``name`` leads, as it says."""
         start = self._start
@@ -215,6 +253,13 @@ class Folder(Closable):
 
     def _at(self, name: str, start: int | None) -> str:
         return os.path.join(self.path, name) if start is None else name
+
+
+def _size_and_head(number: int, most: int) -> tuple[int, bytes] | None:
+    with contextlib.suppress(OSError):
+        found = os.fstat(number)
+        return (found.st_size, os.pread(number, most, 0)) if stat.S_ISREG(found.st_mode) else None
+    return None
 
 
 class FolderLock:

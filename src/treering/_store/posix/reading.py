@@ -17,7 +17,7 @@ from pathlib import Path
 from treering._store.api import Reader, Version, require_range
 from treering._store.crew import FirstError, work_together
 from treering._store.posix.descriptors import OpenDescriptor
-from treering._store.posix.folder import Folder, require_file
+from treering._store.posix.folder import READ, Folder, require_file
 from treering._values.human import pluralize
 from treering.errors import CorruptError, LinkRefusedError, StoreError
 
@@ -29,8 +29,8 @@ _HUB_LINK = re.compile(r"((?:\.\./){2,}|/(?:.*/)?)blobs/([0-9a-f]{40}(?:[0-9a-f]
 _PIECE_BYTES = 8 << 20
 # Linux and macOS take no more buffers at once (IOV_MAX).
 _MOST_VIEWS = 1024
-READING = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
-"""How a file is opened to be read: without waiting, should it be a pipe that nobody writes to; files ignore that."""
+READING = READ | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
+"""How a file is opened to be read by its path, which may be a link."""
 # From here on a second thread pays for itself.
 _TWO_THREADS_FROM = 4 << 20
 

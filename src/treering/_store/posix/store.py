@@ -6,7 +6,6 @@ import contextlib
 import errno
 import functools
 import os
-import secrets
 import stat
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -217,7 +216,7 @@ class PosixStore(Store):
     @contextlib.contextmanager
     def _aside(self, name: str, data: bytes, *, durable: bool = False) -> Iterator[str]:
         """Write a file beside ``name``, which an error in the block removes; yield what it is called."""
-        aside = f"{name}.{secrets.token_hex(8)}.new"
+        aside = f"{name}.{os.urandom(8).hex()}.new"
         try:
             with self.folder.create(aside) as opened:
                 write_all(opened.number, memoryview(data))

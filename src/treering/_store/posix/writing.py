@@ -15,7 +15,6 @@ import errno
 import mmap
 import os
 import queue
-import secrets
 import time
 from collections.abc import Iterable
 from pathlib import Path
@@ -126,7 +125,7 @@ class StagedFile:
 
     def _create(self, mode: int) -> None:
         for _ in range(_ATTEMPTS):
-            path = os.path.join(self._folder, f".{self._stem}.{secrets.token_hex(_TOKEN_BYTES)}{_SUFFIX}")
+            path = os.path.join(self._folder, f".{self._stem}.{os.urandom(_TOKEN_BYTES).hex()}{_SUFFIX}")
             self._path, self._file = path, OpenDescriptor()
             self._file.open(os.open, path, NEW | CAREFUL, mode)
             if self._file.lock() is not False and descriptors.is_at(self.descriptor, path):
