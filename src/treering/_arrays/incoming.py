@@ -57,6 +57,8 @@ _FEW_THREADS: Final = 2
 _ROOM_BYTES: Final = 32 << 20
 # So many ways in which leaves lie are remembered: few enough, whatever a hostile file makes of their hashes.
 _MOST_ALIKE: Final = 256
+# The same of places in chunks: each of a leaf's chunks is another one.
+_MOST_PLACES: Final = 1024
 # What is only checked is touched once.
 _MAPPED_BYTES: Final = 16 << 20
 
@@ -278,7 +280,7 @@ class StoredArrays:
         if request.steps is not None:
             return None
         box = self.index.box_of(chunk)
-        wanted = [number for number, other in enumerate(request.boxes) if box_sums.intersection(box, other) is not None]
+        wanted = _boxes_that_want(box, tuple(request.boxes), None)
         if len(wanted) != 1:
             return None
         target = request.boxes[wanted[0]]
@@ -361,9 +363,12 @@ class StoredArrays:
 
     def _slabs(self, chunk: int, request: ReadRequest, itemsize: int) -> Iterator[tuple[int, int]]:
         """Yield ranges of bytes of a chunk: whole blocks that hold wanted items, a few at a time."""
-        block = self.index.chunks.block[chunk]
-        step = max(_SLAB_BYTES, block)
-        for start, stop in covering_ranges(self.index.box_of(chunk), request.boxes, itemsize, block, request.steps):
+        box, block = self.index.box_of(chunk), self.index.chunks.block[chunk]
+        nbytes, step = box_sums.size_of(box) * itemsize, max(_SLAB_BYTES, block)
+        steps = None if request.steps is None else tuple(request.steps)
+        wanted = [request.boxes[number] for number in _boxes_that_want(box, tuple(request.boxes), steps)]
+        one_block = [(0, nbytes)] if wanted and nbytes <= block else None
+        for start, stop in one_block or covering_ranges(box, wanted, itemsize, block, steps):
             for at in range(start, stop, step):
                 yield at, min(at + step, stop)
 
@@ -433,16 +438,35 @@ def _chunks_of(index: Index, leaf: int) -> range:
 
 def _scatter(items: NDArray[Any], first: int, chunk_box: Box, request: ReadRequest) -> None:
     """Copy a run of a chunk's items, the first of which has this flat number, to every box that wants some of them."""
+    steps = None if request.steps is None else tuple(request.steps)
+    for at, shape, number, target, source in _ways_of(chunk_box, first, len(items), tuple(request.boxes), steps):
+        part = items[at : at + math.prod(shape)].reshape(shape)
+        request.arrays[number][target] = part[source]
+
+
+# Of leaves that are alike these are the same, and take longer to find than to use.
+@functools.lru_cache(maxsize=_MOST_PLACES)
+def _ways_of(
+    chunk_box: Box, first: int, count: int, boxes: tuple[Box, ...], steps: tuple[int, ...] | None
+) -> list[tuple[int, tuple[int, ...], int, tuple[slice, ...], tuple[slice, ...]]]:
+    """Return for a run of a chunk's items where parts of it begin, their shapes, who wants of them, where, and what."""
     corner = [start for start, _ in chunk_box]
+    ways = []
     at = 0
-    for part in box_sums.boxes_of_range(box_sums.shape_of(chunk_box), first, first + len(items)):
-        size = box_sums.size_of(part)
-        source = items[at : at + size].reshape(box_sums.shape_of(part))
-        at += size
+    for part in box_sums.boxes_of_range(box_sums.shape_of(chunk_box), first, first + count):
         place = tuple((a + c, b + c) for (a, b), c in zip(part, corner, strict=True))
-        for box, array in zip(request.boxes, request.arrays, strict=True):
-            if (found := box_sums.pick_overlap(place, box, request.steps)) is not None:
-                array[box_sums.slices(found[0])] = source[found[1]]
+        overlaps = [(number, box_sums.pick_overlap(place, box, steps)) for number, box in enumerate(boxes)]
+        shape = box_sums.shape_of(part)
+        ways += [(at, shape, number, box_sums.slices(one[0]), one[1]) for number, one in overlaps if one is not None]
+        at += math.prod(shape)
+    return ways
+
+
+@functools.lru_cache(maxsize=_MOST_PLACES)
+def _boxes_that_want(place: Box, boxes: tuple[Box, ...], steps: tuple[int, ...] | None) -> list[int]:
+    """Return the numbers of those boxes of which some items that are picked lie in a place."""
+    found = (box_sums.pick_overlap(place, box, steps) for box in boxes)
+    return [number for number, overlap in enumerate(found) if overlap is not None]
 
 
 def _bytes_of(array: NDArray[Any]) -> NDArray[np.uint8]:
