@@ -245,6 +245,9 @@ class StoredArrays:
 
     def _plan_large(self, large: _LargeRequest) -> Iterator[_Piece]:
         """Yield what is read for a request whose arrays have their memory."""
+        if large.whole and (together := self._side_by_side(large)) is not None:
+            yield together
+            return
         request, columns = large.request, self.index.chunks
         straight: Iterable[_Run | None]
         if large.whole:
@@ -259,6 +262,27 @@ class StoredArrays:
             for start, stop in self._slabs(chunk, request, large.dtype.itemsize) if whole is None else ():
                 share_out = functools.partial(self._share_out, chunk, start, request, large.dtype)
                 yield _Piece(file, offset + start, stop - start, None, share_out)
+
+    def _side_by_side(self, large: _LargeRequest) -> _Piece | None:
+        """Return the small chunks of a request as one piece, if they lie in the file as their arrays do in memory."""
+        columns, chunks, arrays = self.index.chunks, large.chunks, large.request.arrays
+        sizes = [array.nbytes for array in arrays]
+        if len(chunks) == 1 or sum(sizes) > _TOGETHER_BYTES or any(size % ALIGNMENT for size in sizes[:-1]):
+            return None  # memory between them, if they are no multiples
+        file, start = columns.file[chunks[0]], columns.offset[chunks[0]]
+        *offsets, end = itertools.accumulate(sizes, initial=start)
+        if any(columns.file[chunk] != file for chunk in chunks) or [columns.offset[one] for one in chunks] != offsets:
+            return None
+        if (room := arrays[0].base) is None:
+            raise AssertionError("arrays of a request lie in memory of many")
+        at = arrays[0].ctypes.data - room.ctypes.data
+        check = functools.partial(self._check_each, chunks, sizes)
+        return _Piece(file, start, end - start, room[at : at + end - start], check)
+
+    def _check_each(self, chunks: Sequence[int], sizes: Sequence[int], data: memoryview) -> None:
+        """Compare chunks that lie side by side with their checksums."""
+        for chunk, size, end in zip(chunks, sizes, itertools.accumulate(sizes), strict=True):
+            self._check(chunk, 0, data[end - size : end])
 
     def _fill(self, group: Sequence[_Piece]) -> int:
         """Read neighbouring pieces with one call."""
@@ -398,20 +422,19 @@ class StoredArrays:
 
 def allocate_rooms(wanted: Sequence[tuple[ReadRequest, np.dtype[Any]]], keys: Sequence[str]) -> None:
     """Give the arrays of requests their memory, those of neighbours in one allocation; ``keys`` are those of leaves."""
-    rooms: list[list[tuple[ReadRequest, np.dtype[Any]]]] = [[]]
+    rooms: list[list[tuple[ReadRequest, list[tuple[tuple[int, ...], np.dtype[Any]]]]]] = [[]]
     held = 0
     for request, dtype in wanted:
-        shapes = [box_sums.picked_shape(box, request.steps) for box in request.boxes]
-        nbytes = sum(map(math.prod, shapes)) * dtype.itemsize
+        arrays = [(box_sums.picked_shape(box, request.steps), dtype) for box in request.boxes]
+        nbytes = sum([math.prod(shape) for shape, _ in arrays]) * dtype.itemsize
         if rooms[-1] and held + nbytes > _ROOM_BYTES:
             rooms.append([])
             held = 0
-        rooms[-1].append((request, dtype))
+        rooms[-1].append((request, arrays))
         held += nbytes
     for room in filter(None, rooms):
-        arrays = [(box_sums.picked_shape(box, one.steps), dtype) for one, dtype in room for box in one.boxes]
         with naming_leaf(keys[room[0][0].leaf]):
-            made = iter(aligned_together(arrays))
+            made = iter(aligned_together([one for _, arrays in room for one in arrays]))
         for request, _ in room:
             request.arrays = list(itertools.islice(made, len(request.boxes)))
 
