@@ -13,7 +13,7 @@ from typing import get_args
 from benchmarks import report, scale, suite
 from benchmarks.workloads import LeafKind, ask_for_devices
 
-_NAMES = ("bucket", "checkpoint", "convert", "leaves", "msgpack", "plans", "processes", "run", "scale", "walk")
+_NAMES = ("bucket", "checkpoint", "convert", "leaves", "many", "msgpack", "plans", "processes", "run", "scale", "walk")
 
 
 def _parser() -> argparse.ArgumentParser:

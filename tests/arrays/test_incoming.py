@@ -96,6 +96,28 @@ def test_neighbouring_arrays_share_large_pages(tmp_path: Path, monkeypatch: pyte
     assert all((array == -1).all() for array in found.values())
 
 
+@pytest.mark.parametrize("width", [64, 12], ids=["side by side", "with gaps in memory"])
+def test_small_leaves_of_many_boxes_are_checked_box_by_box(tmp_path: Path, width: int) -> None:
+    over, turned = (NamedSharding(meshes.grid(*size), PartitionSpec("x", "y")) for size in ((4, 2), (2, 4)))
+    tree = {f"n{n}": np.arange(16 * width, dtype="f4").reshape(16, width) + 10_000 * n for n in range(30)}
+    treering.save(tmp_path / "c", jax.device_put(tree, over))
+    for sharding in (over, turned):
+        found = treering.load(tmp_path / "c", shardings=sharding)
+        for key, array in found.items():
+            assert array.sharding == sharding
+            assert np.array_equal(array, tree[key])
+
+    (data,) = (tmp_path / "c").glob("data-*")
+    content = bytearray(data.read_bytes())
+    at = content.find(np.ascontiguousarray(tree["n7"][8:12, width // 2 :]).tobytes())
+    content[at + 20] ^= 1
+    data.write_bytes(content)
+    for sharding in (over, turned):
+        with pytest.raises(CorruptError, match=rf"'n7'\[8:12,{width // 2}:{width}\]"):
+            treering.load(tmp_path / "c", shardings=sharding)
+        assert np.array_equal(treering.load(tmp_path / "c", only="n8", shardings=sharding)["n8"], tree["n8"])
+
+
 def test_neighbouring_small_arrays_are_read_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     treering.save(tmp_path / "c", {f"n{n}": np.full(32, n) for n in range(1000)})
     spans = spans_read(monkeypatch)

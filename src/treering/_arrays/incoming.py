@@ -58,6 +58,8 @@ _FEW_THREADS: Final = 2
 _ROOM_BYTES: Final = 32 << 20
 # So many ways in which leaves lie are remembered: few enough, whatever a hostile file makes of their hashes.
 _MOST_ALIKE: Final = 256
+# The same of places in chunks: each of a leaf's chunks is another one.
+_MOST_PLACES: Final = 1024
 # What is only checked is touched once.
 _MAPPED_BYTES: Final = 16 << 20
 
@@ -281,6 +283,9 @@ class StoredArrays:
 
     def _plan_large(self, large: _LargeRequest) -> Iterator[_Piece]:
         """Yield what is read for a request whose arrays have their memory."""
+        if large.whole and (together := self._side_by_side(large)) is not None:
+            yield together
+            return
         request, columns = large.request, self.index.chunks
         straight: Iterable[_Run | None]
         if large.whole:
@@ -295,6 +300,27 @@ class StoredArrays:
             for start, stop in self._slabs(chunk, request, large.dtype.itemsize) if whole is None else ():
                 share_out = functools.partial(self._share_out, chunk, start, request, large.dtype)
                 yield _Piece(file, offset + start, stop - start, None, share_out)
+
+    def _side_by_side(self, large: _LargeRequest) -> _Piece | None:
+        """Return the small chunks of a request as one piece, if they lie in the file as their arrays do in memory."""
+        columns, chunks, arrays = self.index.chunks, large.chunks, large.request.arrays
+        sizes = [array.nbytes for array in arrays]
+        if len(chunks) == 1 or sum(sizes) > _TOGETHER_BYTES or any(size % ALIGNMENT for size in sizes[:-1]):
+            return None  # memory between them, if they are no multiples
+        file, start = columns.file[chunks[0]], columns.offset[chunks[0]]
+        *offsets, end = itertools.accumulate(sizes, initial=start)
+        if any(columns.file[chunk] != file for chunk in chunks) or [columns.offset[one] for one in chunks] != offsets:
+            return None
+        if (room := arrays[0].base) is None:
+            raise AssertionError("arrays of a request lie in memory of many")
+        at = arrays[0].ctypes.data - room.ctypes.data
+        check = functools.partial(self._check_each, chunks, sizes)
+        return _Piece(file, start, end - start, room[at : at + end - start], check)
+
+    def _check_each(self, chunks: Sequence[int], sizes: Sequence[int], data: memoryview) -> None:
+        """Compare chunks that lie side by side with their checksums."""
+        for chunk, size, end in zip(chunks, sizes, itertools.accumulate(sizes), strict=True):
+            self._check(chunk, 0, data[end - size : end])
 
     def _fill(self, group: Sequence[_Piece]) -> int:
         """Read neighbouring pieces with one call."""
@@ -316,7 +342,7 @@ class StoredArrays:
         if request.steps is not None:
             return None
         box = self.index.box_of(chunk)
-        wanted = [number for number, other in enumerate(request.boxes) if box_sums.intersection(box, other) is not None]
+        wanted = _boxes_that_want(box, tuple(request.boxes), None)
         if len(wanted) != 1:
             return None
         target = request.boxes[wanted[0]]
@@ -421,9 +447,12 @@ class StoredArrays:
 
     def _slabs(self, chunk: int, request: ReadRequest, itemsize: int) -> Iterator[tuple[int, int]]:
         """Yield ranges of bytes of a chunk: whole blocks that hold wanted items, a few at a time."""
-        block = self.index.chunks.block[chunk]
-        step = max(_SLAB_BYTES, block)
-        for start, stop in covering_ranges(self.index.box_of(chunk), request.boxes, itemsize, block, request.steps):
+        box, block = self.index.box_of(chunk), self.index.chunks.block[chunk]
+        nbytes, step = box_sums.size_of(box) * itemsize, max(_SLAB_BYTES, block)
+        steps = None if request.steps is None else tuple(request.steps)
+        wanted = [request.boxes[number] for number in _boxes_that_want(box, tuple(request.boxes), steps)]
+        one_block = [(0, nbytes)] if wanted and nbytes <= block else None
+        for start, stop in one_block or covering_ranges(box, wanted, itemsize, block, steps):
             for at in range(start, stop, step):
                 yield at, min(at + step, stop)
 
@@ -453,20 +482,19 @@ class StoredArrays:
 
 def allocate_rooms(wanted: Sequence[tuple[ReadRequest, np.dtype[Any]]], keys: Sequence[str]) -> None:
     """Give the arrays of requests their memory, those of neighbours in one allocation; ``keys`` are those of leaves."""
-    rooms: list[list[tuple[ReadRequest, np.dtype[Any]]]] = [[]]
+    rooms: list[list[tuple[ReadRequest, list[tuple[tuple[int, ...], np.dtype[Any]]]]]] = [[]]
     held = 0
     for request, dtype in wanted:
-        shapes = [box_sums.picked_shape(box, request.steps) for box in request.boxes]
-        nbytes = sum(map(math.prod, shapes)) * dtype.itemsize
+        arrays = [(box_sums.picked_shape(box, request.steps), dtype) for box in request.boxes]
+        nbytes = sum([math.prod(shape) for shape, _ in arrays]) * dtype.itemsize
         if rooms[-1] and held + nbytes > _ROOM_BYTES:
             rooms.append([])
             held = 0
-        rooms[-1].append((request, dtype))
+        rooms[-1].append((request, arrays))
         held += nbytes
     for room in filter(None, rooms):
-        arrays = [(box_sums.picked_shape(box, one.steps), dtype) for one, dtype in room for box in one.boxes]
         with naming_leaf(keys[room[0][0].leaf]):
-            made = iter(aligned_together(arrays))
+            made = iter(aligned_together([one for _, arrays in room for one in arrays]))
         for request, _ in room:
             request.arrays = list(itertools.islice(made, len(request.boxes)))
 
@@ -493,16 +521,35 @@ def _chunks_of(index: Index, leaf: int) -> range:
 
 def _scatter(items: NDArray[Any], first: int, chunk_box: Box, request: ReadRequest) -> None:
     """Copy a run of a chunk's items, the first of which has this flat number, to every box that wants some of them."""
+    steps = None if request.steps is None else tuple(request.steps)
+    for at, shape, number, target, source in _ways_of(chunk_box, first, len(items), tuple(request.boxes), steps):
+        part = items[at : at + math.prod(shape)].reshape(shape)
+        request.arrays[number][target] = part[source]
+
+
+# Of leaves that are alike these are the same, and take longer to find than to use.
+@functools.lru_cache(maxsize=_MOST_PLACES)
+def _ways_of(
+    chunk_box: Box, first: int, count: int, boxes: tuple[Box, ...], steps: tuple[int, ...] | None
+) -> list[tuple[int, tuple[int, ...], int, tuple[slice, ...], tuple[slice, ...]]]:
+    """Return for a run of a chunk's items where parts of it begin, their shapes, who wants of them, where, and what."""
     corner = [start for start, _ in chunk_box]
+    ways = []
     at = 0
-    for part in box_sums.boxes_of_range(box_sums.shape_of(chunk_box), first, first + len(items)):
-        size = box_sums.size_of(part)
-        source = items[at : at + size].reshape(box_sums.shape_of(part))
-        at += size
+    for part in box_sums.boxes_of_range(box_sums.shape_of(chunk_box), first, first + count):
         place = tuple((a + c, b + c) for (a, b), c in zip(part, corner, strict=True))
-        for box, array in zip(request.boxes, request.arrays, strict=True):
-            if (found := box_sums.pick_overlap(place, box, request.steps)) is not None:
-                array[box_sums.slices(found[0])] = source[found[1]]
+        overlaps = [(number, box_sums.pick_overlap(place, box, steps)) for number, box in enumerate(boxes)]
+        shape = box_sums.shape_of(part)
+        ways += [(at, shape, number, box_sums.slices(one[0]), one[1]) for number, one in overlaps if one is not None]
+        at += math.prod(shape)
+    return ways
+
+
+@functools.lru_cache(maxsize=_MOST_PLACES)
+def _boxes_that_want(place: Box, boxes: tuple[Box, ...], steps: tuple[int, ...] | None) -> list[int]:
+    """Return the numbers of those boxes of which some items that are picked lie in a place."""
+    found = (box_sums.pick_overlap(place, box, steps) for box in boxes)
+    return [number for number, overlap in enumerate(found) if overlap is not None]
 
 
 def _bytes_of(array: NDArray[Any]) -> NDArray[np.uint8]:
