@@ -26,8 +26,8 @@ from treering._format.columns import (
     unescape_surrogates,
 )
 from treering._format.index import MAX_LEVELS, Container, ForeignKey, Token
-from treering._format.selection import select
-from treering._format.structure import key_text
+from treering._format.selection import Selection, drop_leaves, select
+from treering._format.structure import iter_runs, key_text
 from treering._tree.flatten import flatten
 from treering._tree.likeness import apply_renames
 from treering._values.keys import join_key, split_key
@@ -304,3 +304,24 @@ def test_thousands_of_globs_and_leaves_take_no_square_of_time() -> None:
     assert list(part.leaves) == [0]
     with pytest.raises(TreeringError):
         select(flat.tokens, flat.keys, at=None, only="/".join(["**", "b"] * 20))
+
+
+FEW_NAMES = st.sampled_from(["a", "b/c", "", "~"])
+SMALL_TREES = st.recursive(
+    st.just(1), lambda inner: st.lists(inner, max_size=4) | st.dictionaries(FEW_NAMES, inner, max_size=3), max_leaves=12
+)
+
+
+@given(tree=SMALL_TREES, data=st.data())
+def test_the_structure_has_the_keys_that_stay(tree: Any, data: st.DataObject) -> None:
+    flat = flatten(tree)
+    dropped = {key for key in flat.keys if data.draw(st.booleans())}
+    part = Selection(structure=flat.tokens, leaves=range(10, 10 + len(flat.keys)), keys=flat.keys)
+    rest = drop_leaves(part, dropped)
+    stay = [(number, key) for number, key in enumerate(flat.keys, 10) if key not in dropped]
+    assert list(zip(rest.leaves, rest.keys, strict=True)) == stay
+    heads = [token for token in rest.structure if isinstance(token, Container)]
+    # Only of a leaf that is the whole tree nothing is left.
+    if rest.structure:
+        assert [above + name for above, names in iter_runs(rest.structure) for name in names] == rest.keys
+    assert len(heads) == sum(isinstance(token, Container) for token in flat.tokens)

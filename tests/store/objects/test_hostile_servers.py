@@ -10,9 +10,12 @@ import signal
 import threading
 import time
 import traceback
+import urllib.error
+import urllib.request
 import zlib
 from collections.abc import Callable, Iterator
-from typing import Any, ClassVar
+from email.message import Message
+from typing import Any, ClassVar, cast
 
 import numpy as np
 import obstore
@@ -23,7 +26,7 @@ import treering as tr
 from tests import limits
 from tests.buckets import ask_once
 from tests.command import inside
-from treering._store.objects import obstore_requests
+from treering._store.objects import https, obstore_requests
 from treering._store.objects.client import ObstoreClient
 from treering._store.objects.connect import connect
 from treering._store.objects.https import WebClient, sends_on_to
@@ -318,3 +321,23 @@ def test_a_wrong_secret_ends_in_one_short_error(
     if call in ("load", "verify"):
         err = inside("ls", place, code=2)[1]
         assert "(status code: 403 Forbidden)" in err  # a look has no body that could say more
+
+
+def test_no_redirect_leads_to_what_is_not_encrypted() -> None:
+    request = urllib.request.Request("https://host/a")
+    redirects = https._Redirects()
+    for url in ("http://host/a", "ftp://host/a", "http://127.0.0.1:1/a"):
+        with pytest.raises(urllib.error.HTTPError, match="not encrypted"):
+            redirects.redirect_request(request, None, 302, "Found", Message(), url)
+    assert redirects.redirect_request(request, None, 302, "Found", Message(), "https://other/a") is not None
+
+
+def test_a_body_that_drips_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    limits.lower(monkeypatch, seconds_of_web_reads=0.05, slowest_web_read=1 << 30)
+
+    class Dripping:
+        def read1(self, _: int) -> bytes:
+            time.sleep(0.01)
+            return b"x"
+
+    assert len(list(https._read(cast("Any", Dripping()), 1000))) < 10
