@@ -15,6 +15,7 @@ from tests import faults
 from treering._arrays import incoming, jobs
 from treering._arrays.incoming import ReadRequest, StoredArrays
 from treering._checkpoint.forms import open_source
+from treering._runs import load_step
 from treering._values.boxes import box_of_slices, slices
 
 Index = tuple[slice, ...]
@@ -28,6 +29,11 @@ def act_before_reads(patch: pytest.MonkeyPatch, act: Callable[[Sequence[ReadRequ
 def act_before_plans(patch: pytest.MonkeyPatch, act: Callable[[Sequence[ReadRequest]], object]) -> None:
     """Do something with what is asked for, before it is planned what is read for it."""
     faults.before(patch, StoredArrays, "plan_reads", lambda _, requests, *__: act(requests))
+
+
+def act_before_steps(patch: pytest.MonkeyPatch, act: Callable[[], object]) -> None:
+    """Do something before each time that a run opens one of its steps, to load it."""
+    faults.before(patch, load_step, "read_source", lambda *_, **__: act())
 
 
 def memory_held(patch: pytest.MonkeyPatch) -> list[int]:

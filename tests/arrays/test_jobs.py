@@ -1,18 +1,22 @@
-"""Memory that arrays are read into; and two threads: the first error ends all, progress ends at its total."""
+"""Memory that arrays are read into; two threads, whose first error ends all; pieces of files in groups."""
 
 from __future__ import annotations
 
+import itertools
 import os
 import threading
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 import treering
 from tests import faults
-from treering._arrays.jobs import aligned_bytes, aligned_together
+from tests.properties.strategies import quick
+from treering._arrays.jobs import aligned_bytes, aligned_together, group_near
 from treering.errors import CorruptError
 from treering.leaves import tree_serialize_leaves
 
@@ -133,3 +137,31 @@ def test_arrays_that_share_memory_do_not_overlap() -> None:
         array[:] = number
     assert [set(array.tolist()) for array in arrays] == [{0}, set(), {2}, {3}, {4}]
     assert all(array.ctypes.data % 64 == 0 for array in arrays)
+
+
+class Wanted(NamedTuple):
+    file: int
+    offset: int
+    nbytes: int
+
+
+PIECES = st.lists(st.builds(Wanted, st.integers(0, 2), st.integers(0, 400), st.integers(0, 60)), max_size=40)
+
+
+@quick(300)
+@given(PIECES, st.integers(0, 30), st.integers(1, 100))
+def test_groups_hold_every_piece_once(pieces: list[Wanted], gap: int, most: int) -> None:
+    groups = list(group_near(pieces, gap=gap, most=most))
+    assert sorted(itertools.chain.from_iterable(groups)) == sorted(pieces)
+    for group in groups:
+        assert len({piece.file for piece in group}) == 1
+        assert len(group) == 1 or group[-1].offset + group[-1].nbytes - group[0].offset <= most
+        for one, other in itertools.pairwise(group):
+            assert one.offset + one.nbytes <= other.offset <= one.offset + one.nbytes + gap
+
+
+def test_contiguous_pieces_fill_their_groups() -> None:
+    """A group ends where another piece would not fit: of pieces of a fifth, none has less than four fifths."""
+    pieces = [Wanted(0, start, min(20, 1001 - start)) for start in range(0, 1001, 20)]
+    groups = list(group_near(reversed(pieces), gap=0, most=100))
+    assert [len(group) for group in groups] == [5] * 10 + [1]

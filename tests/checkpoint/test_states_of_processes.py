@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,17 +11,10 @@ import pytest
 
 import treering
 from tests.buckets import MemoryBucket
-from tests.checkpoint.together import Together, two
-from treering._checkpoint.save import save_tree
-from treering._checkpoint.save_options import SaveOptions
+from tests.checkpoint.together import Together, save_as_step, two
 from treering.errors import MismatchError, NotFoundError
 
 __all__ = ["two"]
-
-
-def _save(path: Path, tree: Any) -> None:
-    options = SaveOptions.of(path, metadata=None, overwrite=False, progress=None, timeout=60)
-    save_tree(tree, dataclasses.replace(options, states=("data",)))
 
 
 @pytest.fixture(params=["disk", "bucket"])
@@ -43,7 +35,7 @@ def test_states_that_differ_are_refused_and_other_leaves_are_process_0s(two: Tog
     def differing(process: int) -> Any:
         return {"data": {"next": process, "seed": np.arange(3)}, "database": process, "w": np.full(2, process)}
 
-    outcomes = two.save(place / "a", differing, save=_save)
+    outcomes = two.save(place / "a", differing, save=save_as_step)
     for outcome in outcomes:
         assert isinstance(outcome, MismatchError)
         assert "leaf 'data/next' differs on process 1" in str(outcome)
@@ -54,7 +46,7 @@ def test_states_that_differ_are_refused_and_other_leaves_are_process_0s(two: Tog
     def alike(process: int) -> Any:
         return {**differing(process), "data": {"next": 7, "seed": np.arange(3)}}
 
-    assert two.save(place / "b", alike, save=_save) == [None, None]
+    assert two.save(place / "b", alike, save=save_as_step) == [None, None]
     assert treering.load(place / "b")["w"].tolist() == [0, 0]
 
 
@@ -93,7 +85,7 @@ def test_states_of_any_kind_are_refused_with_what_to_do(two: Together, place: An
         other = {"a" if last else "w": np.zeros(2)}
         return other | {"data": state_of(process)} if last else {"data": state_of(process)} | other
 
-    outcomes = two.save(place / "a", tree_of, save=_save)
+    outcomes = two.save(place / "a", tree_of, save=save_as_step)
     for outcome in outcomes:
         assert isinstance(outcome, MismatchError)
         assert "data" in str(outcome) or "containers" in str(outcome)
@@ -106,6 +98,6 @@ def test_other_differences_have_no_advice_about_iterators(two: Together, place: 
         lambda process: {"data": 7, "w": [1] * (1 + process)},
         lambda process: {"data": 7, "w": [1, 1.5][process]},
     ):
-        for outcome in two.save(place / "a", tree_of, save=_save):
+        for outcome in two.save(place / "a", tree_of, save=save_as_step):
             assert isinstance(outcome, MismatchError)
             assert "iterator" not in str(outcome)

@@ -23,13 +23,14 @@ from treering._arrays import delivered, exchange, outgoing, plan_cache
 from treering._arrays.outgoing import ALONE
 from treering._checkpoint import joint_load, save_folder
 from treering._checkpoint import save as saving
+from treering._checkpoint.save_options import SaveOptions
 from treering._coordination import allgather
 from treering._coordination.messages import Failure
 from treering._coordination.operations import Call
 from treering._values.processes import Processes
 from treering._values.timing import Timing
 
-__all__ = ["Loading", "Together", "four", "job_of", "loading", "together", "two"]
+__all__ = ["Loading", "Together", "four", "job_of", "loading", "save_as_step", "together", "two"]
 
 
 SOON = Timing(linger=0.3)
@@ -102,6 +103,12 @@ class Together:
             thread.join(120)
             assert not thread.is_alive()
         return outcomes
+
+
+def save_as_step(path: Path, tree: Any) -> None:
+    """Save a tree as a run saves a step that holds the state of an iterator, under "data"."""
+    options = SaveOptions.of(path, metadata=None, overwrite=False, progress=None, timeout=60)
+    saving.save_tree(tree, dataclasses.replace(options, states=("data",)))
 
 
 class _Calls(threading.local):

@@ -22,9 +22,9 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 import treering as tr
 from tests.buckets import MemoryBucket
 from tests.checkpoint.together import Loading, loading
+from tests.command import copy_path
 from tests.store.objects.web_server import serving
 from tests.stores import write_file
-from treering._runs.copy_run import copy_path
 from treering.errors import TreeringError
 
 __all__ = ["loading"]

@@ -17,9 +17,9 @@ from jax.sharding import PartitionSpec as P
 
 from tests import faults
 from tests.folders import listing
+from tests.leaves.folder.directories import cut_moves_short
 from tests.leaves.saved import INDEX, arrays_at, index_at, put, stored, visible
 from tests.trees import assert_same
-from treering._store.leaves_folder import moves
 from treering.errors import CorruptError, FormatError, MismatchError, NotFoundError, StoreError
 from treering.leaves import index_leaves, tree_serialize_leaves
 
@@ -408,11 +408,8 @@ def test_two_saves_whose_moves_were_cut_short_do_not_clear_each_other(
     left(path, {"x": np.ones(2)})
     left(path, {"w": np.full(3, 7.0)}, "m")
 
-    def die(*_: object) -> None:
-        raise KeyboardInterrupt
-
     with monkeypatch.context() as patch:
-        patch.setattr(moves, "sync_folders", die)
+        cut_moves_short(patch)
         with pytest.raises(KeyboardInterrupt):
             index_leaves(path)
     tree_serialize_leaves(path, {"q": np.ones(1)}, prefix="z")

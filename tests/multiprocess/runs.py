@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import shutil
 from collections.abc import Callable
 from typing import Any
@@ -17,9 +16,8 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 import treering as tr
 from tests.multiprocess.meetings import told
 from tests.multiprocess.refusals import tree
+from tests.reads import act_before_steps
 from tests.system_calls import hide_names, refuse_removals
-from treering._checkpoint.forms import read_source
-from treering._runs import load_step
 from treering.errors import NotFoundError
 
 _GENEROUS = 60.0
@@ -158,12 +156,12 @@ def loads_beside_a_trainer(folder: str, victim: int) -> dict[str, dict[str, Any]
         found[name]["position"] = data.position
     with pytest.MonkeyPatch.context() as patch:
         if number == victim:
-            patch.setattr(load_step, "read_source", _find_nothing)
+            act_before_steps(patch, _find_nothing)
         found["found by some"] = told(lambda: int(run.load()["state"]["step"]))
     return found
 
 
-def _find_nothing(*_: Any, **__: Any) -> Any:
+def _find_nothing() -> None:
     raise NotFoundError("nothing is there")
 
 
@@ -175,10 +173,9 @@ def _train_while_reading(patch: pytest.MonkeyPatch, run: tr.Run, newest: int, *,
         after.rename(hidden)
     multihost_utils.sync_global_devices(f"hidden {newest}")
 
-    def opened(*arguments: Any, real: Any, **options: Any) -> Any:
+    def come_and_go() -> None:
         if is_here and hidden.exists():
             hidden.rename(after)
             shutil.rmtree(before)
-        return real(*arguments, **options)
 
-    patch.setattr(load_step, "read_source", functools.partial(opened, real=read_source))
+    act_before_steps(patch, come_and_go)

@@ -8,6 +8,7 @@ import enum
 import functools
 import itertools
 import math
+from collections.abc import Callable
 from typing import Any
 
 import equinox as eqx
@@ -29,6 +30,7 @@ from tests.properties.strategies import Box, Chexed, Layer, Pair, Plain, Point, 
 from treering._format.index import ARRAY_KINDS, PYTHON_KINDS, Container, ForeignKey, OpaqueLeaf
 from treering._tree.flatten import flatten, flatten_like
 from treering._values.keys import join_key
+from treering.errors import UnsupportedError
 from treering.serialization import register_serialization_state
 
 
@@ -410,3 +412,11 @@ def test_a_tree_of_1024_levels() -> None:
     flat = flatten(tree)
     assert flat.keys == ["/".join("0" * 1024)]
     assert keys_of(flat.tokens) == flat.keys
+
+
+@pytest.mark.parametrize("walk", [flatten, flatten_like])
+def test_a_tree_that_holds_itself_is_refused(walk: Callable[[Any], object]) -> None:
+    tree: list[Any] = [1, 2]
+    tree += [tree, tree]
+    with pytest.raises(UnsupportedError, match="hold itself"):
+        walk(tree)

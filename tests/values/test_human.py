@@ -1,12 +1,24 @@
-"""Numbers for people: three digits, never a rounding that jumps over its unit."""
+"""Numbers and stretches of time for people: three digits, never a rounding that jumps over its unit."""
 
 from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from treering._values.human import bytes_text, count_text, duration_text, pluralize, rate_text
+from treering._values.human import (
+    bytes_text,
+    count_text,
+    duration_text,
+    interval_of,
+    interval_text,
+    pluralize,
+    rate_text,
+)
+from treering.errors import UnsupportedError
 
 UNITS = {"B": 0, "KiB": 1, "MiB": 2, "GiB": 3, "TiB": 4, "PiB": 5, "EiB": 6}
 
@@ -79,3 +91,38 @@ def test_rates() -> None:
 def test_one_is_singular(things: str, one: str) -> None:
     assert pluralize(1, things) == one
     assert pluralize(0, things) == f"0 {things}"
+
+
+@given(st.timedeltas(min_value=timedelta(microseconds=1)))
+def test_the_text_is_the_stretch(interval: timedelta) -> None:
+    if interval < timedelta(days=10_000):  # beyond, a float of seconds has no microseconds
+        assert eval(interval_text(interval), {"timedelta": timedelta}) == interval
+
+
+@pytest.mark.parametrize(
+    ("interval", "text"),
+    [
+        (timedelta(days=2), "timedelta(days=2)"),
+        (timedelta(hours=36), "timedelta(hours=36)"),
+        (timedelta(minutes=90), "timedelta(minutes=90)"),
+        (timedelta(seconds=61), "timedelta(seconds=61)"),
+        (timedelta(milliseconds=250), "timedelta(seconds=0.25)"),
+        (timedelta(microseconds=1), "timedelta(seconds=1e-06)"),
+    ],
+)
+def test_the_text_has_the_largest_unit_that_fits(interval: timedelta, text: str) -> None:
+    assert interval_text(interval) == text
+
+
+def test_seconds_and_a_timedelta_are_the_same() -> None:
+    assert (
+        interval_of(90, "interval") == interval_of(90.0, "interval") == interval_of(timedelta(seconds=90), "interval")
+    )
+
+
+@pytest.mark.parametrize(
+    "given", [0, -1, True, "10", None, float("nan"), float("inf"), 1e300, timedelta(), timedelta(seconds=-1), 1e-9]
+)
+def test_what_is_no_stretch_is_refused_by_its_name(given: Any) -> None:
+    with pytest.raises(UnsupportedError, match="interval"):
+        interval_of(given, "interval")

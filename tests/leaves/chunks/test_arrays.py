@@ -7,8 +7,9 @@ import errno
 import itertools
 import json
 import os
+import shutil
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -255,13 +256,28 @@ def test_several_threads_read_at_a_time(tmp_path: Path) -> None:
 DAMAGED = {"small": np.arange(100.0), "large": np.arange(300_000.0), "empty": np.zeros((0, 2))}
 
 
+@pytest.fixture(scope="module")
+def sound(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Any], Path]:
+    """By codec, a directory that is saved once; what is to be damaged is a copy of it."""
+    places: dict[str, Path] = {}
+
+    def place_of(codec: Any) -> Path:
+        name = codec_id(codec)
+        if name not in places:
+            places[name] = tmp_path_factory.mktemp(name)
+            tree_serialize_leaves(places[name], DAMAGED, compressor=codec)
+        return places[name]
+
+    return place_of
+
+
 @pytest.mark.parametrize("codec", CODECS, ids=codec_id)
 @pytest.mark.parametrize("key", ["small", "large"])
 @pytest.mark.parametrize("harm", ["missing", "short", "long", "empty", "flipped"])
 def test_a_damaged_chunk_file_is_named_with_its_leaf(
-    tmp_path: Path, codec: dict[str, Any] | None, key: str, harm: str
+    tmp_path: Path, sound: Callable[[Any], Path], codec: dict[str, Any] | None, key: str, harm: str
 ) -> None:
-    tree_serialize_leaves(tmp_path, DAMAGED, compressor=codec)
+    shutil.copytree(sound(codec), tmp_path, dirs_exist_ok=True)
     file = tmp_path / key / "0"
     content = file.read_bytes()
     middle = len(content) // 2

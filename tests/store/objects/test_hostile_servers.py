@@ -1,34 +1,43 @@
-"""Servers and settings that are not what they should be: each ends in an error of ours, soon."""
+"""Servers and settings that are not what they should be: each ends in an error of ours, soon, that tells no secret."""
 
 from __future__ import annotations
 
 import asyncio
+import errno
 import http.server
 import os
+import pickle
 import secrets
 import signal
 import threading
 import time
 import traceback
+import urllib.error
+import urllib.request
 import zlib
 from collections.abc import Callable, Iterator
-from typing import Any, ClassVar
+from email.message import Message
+from typing import Any, ClassVar, cast
 
+import hypothesis.strategies as st
 import numpy as np
 import obstore
 import pytest
+from hypothesis import given
 from obstore.store import S3Store
 
 import treering as tr
-from tests import limits
+from tests import faults, limits
 from tests.buckets import ask_once
 from tests.command import inside
-from treering._store.objects import obstore_requests
+from treering._printable import hide_secrets
+from treering._store.failures import naming, with_errno
+from treering._store.objects import https, obstore_requests
 from treering._store.objects.client import ObstoreClient
 from treering._store.objects.connect import connect
 from treering._store.objects.https import WebClient, sends_on_to
-from treering._store.objects.requests import Answer
-from treering._store.objects.url import bucket_path
+from treering._store.objects.requests import Answer, Get
+from treering._store.objects.url import bucket_path, web_path
 from treering.errors import NotFoundError, PermissionDeniedError, StoreError, TreeringError, UnsupportedError
 
 Serve = Callable[[int, dict[str, str], bytes], str]
@@ -318,3 +327,95 @@ def test_a_wrong_secret_ends_in_one_short_error(
     if call in ("load", "verify"):
         err = inside("ls", place, code=2)[1]
         assert "(status code: 403 Forbidden)" in err  # a look has no body that could say more
+
+
+def test_no_redirect_leads_to_what_is_not_encrypted() -> None:
+    request = urllib.request.Request("https://host/a")
+    redirects = https._Redirects()
+    for url in ("http://host/a", "ftp://host/a", "http://127.0.0.1:1/a"):
+        with pytest.raises(urllib.error.HTTPError, match="not encrypted"):
+            redirects.redirect_request(request, None, 302, "Found", Message(), url)
+    assert redirects.redirect_request(request, None, 302, "Found", Message(), "https://other/a") is not None
+
+
+def test_a_body_that_drips_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    limits.lower(monkeypatch, seconds_of_web_reads=0.05, slowest_web_read=1 << 30)
+
+    class Dripping:
+        def read1(self, _: int) -> bytes:
+            time.sleep(0.01)
+            return b"x"
+
+    assert len(list(https._read(cast("Any", Dripping()), 1000))) < 10
+
+
+_SECRET = st.text("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789%+-_.~/=&", min_size=12, max_size=40)
+_SCHEMES = st.sampled_from(["https", "HTTP", "s3", "az", "abfss"])
+
+
+@given(scheme=_SCHEMES, secret=_SECRET, before=st.sampled_from(["", "'", '"', "(", "at "]))
+def test_queries_and_logins_are_hidden(scheme: str, secret: str, before: str) -> None:
+    told = hide_secrets(f"could not read {before}{scheme}://host/a?X-Amz-Signature={secret}' now")
+    assert secret not in told
+    login = secret.replace("/", "_")
+    assert login not in hide_secrets(f"{before}{scheme}://user:{login}@host/a is gone")
+    assert login not in hide_secrets(f"{before}https://{login}@host/a is gone")
+
+
+@given(secret=_SECRET, odd=st.sampled_from(list(" '\"\t\n")), at=st.integers(0, 12))
+def test_a_query_that_no_text_could_hide_is_refused(secret: str, odd: str, at: int) -> None:
+    query = f"{secret[:at]}{odd}{secret[at:]}"
+    for text in (f"https://host/a?sig={query}", f"az://container/a?sig={query}"):
+        with pytest.raises(UnsupportedError) as caught:
+            (web_path if text.startswith("https") else bucket_path)(text)
+        for told in (str(caught.value), repr(caught.value), str(caught.value.args)):
+            assert len(secret) - at < 12 or secret[at:] not in told
+            assert at < 12 or secret[:at] not in told.partition("?")[2]
+
+
+@given(
+    scheme=st.sampled_from(["https", "s3", "az", "ftp", "hf"]), secret=_SECRET, odd=st.sampled_from(list(" '\"\t\n\\"))
+)
+def test_no_door_shows_a_query_whatever_is_in_it(scheme: str, secret: str, odd: str) -> None:
+    url = f"{scheme}://host/a?sig={secret}{odd}{secret}"
+    for door in (tr.load, tr.bucket, tr.Run, lambda path: tr.save(path, {"a": 1})):
+        with pytest.raises(TreeringError) as caught:
+            door(url)
+        error: Any = caught.value
+        assert secret not in f"{error} {error!r} {error.args} {getattr(error, 'filename', '')}"
+
+
+def test_the_request_that_failed_first_is_named_without_its_query(monkeypatch: pytest.MonkeyPatch) -> None:
+    faults.fail(monkeypatch, WebClient, "_ask", ConnectionError("reset"))
+    client = WebClient("https://host")
+    client._patience, client._reached = 0.0, True
+    answer = client.perform(Get("a?X-Amz-Signature=1f2e3d"))
+    assert answer.reason == "GET 'https://host/a?X-Amz-Signature=1f2e3d' failed first: reset"
+    error = StoreError.of(OSError(errno.EIO, answer.reason), "https://host/a", "read")
+    assert "1f2e3d" not in _all_of(error)
+
+
+def _all_of(error: Any) -> str:
+    return f"{error} {error!r} {error.args} {error.filename} {error.strerror} {pickle.loads(pickle.dumps(error)).args}"
+
+
+def test_no_attribute_of_an_error_has_a_signature() -> None:
+    url = "https://host/a.safetensors?X-Amz-Signature=1f2e3d"
+    errors: list[TreeringError] = [
+        StoreError.of(OSError(errno.EIO, f"refused at {url}"), url, "read"),
+        with_errno(NotFoundError(f"{url!r} is missing"), errno.ENOENT, url),
+    ]
+    with pytest.raises(StoreError) as caught, naming(url, "read"):
+        raise OSError(errno.EIO, f"refused at {url}")
+    assert caught.value.__cause__ is None
+    for error in [*errors, caught.value]:
+        assert "1f2e3d" not in _all_of(error), error
+
+
+@pytest.mark.parametrize("name", ["AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3"])
+def test_a_login_in_the_endpoint_is_refused_and_not_shown(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    monkeypatch.setenv(name, "http://me:hidden@127.0.0.1:9")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "k")
+    with pytest.raises(UnsupportedError, match=f"{name} has a login before its host, '127.0.0.1'") as caught:
+        tr.load("s3://bucket-with-login/a")
+    assert "hidden" not in repr(caught.value)

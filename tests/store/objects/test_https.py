@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import time
-import urllib.error
-import urllib.request
 from collections.abc import Iterator
-from email.message import Message
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,7 +13,6 @@ import treering
 from tests import limits
 from tests.command import ended
 from tests.store.objects.web_server import WebFiles, serving
-from treering._store.objects import https
 from treering.errors import NotFoundError, StoreError, TreeringError, UnsupportedError
 from treering.serialization import load_from_file, save_to_file
 
@@ -155,26 +150,6 @@ def test_urls_that_are_refused(url: str, why: str) -> None:
     with pytest.raises(UnsupportedError, match=why) as caught:
         treering.load(url)
     assert "secret" not in str(caught.value)
-
-
-def test_no_redirect_leads_to_what_is_not_encrypted() -> None:
-    request = urllib.request.Request("https://host/a")
-    redirects = https._Redirects()
-    for url in ("http://host/a", "ftp://host/a", "http://127.0.0.1:1/a"):
-        with pytest.raises(urllib.error.HTTPError, match="not encrypted"):
-            redirects.redirect_request(request, None, 302, "Found", Message(), url)
-    assert redirects.redirect_request(request, None, 302, "Found", Message(), "https://other/a") is not None
-
-
-def test_a_body_that_drips_ends(monkeypatch: pytest.MonkeyPatch) -> None:
-    limits.lower(monkeypatch, seconds_of_web_reads=0.05, slowest_web_read=1 << 30)
-
-    class Dripping:
-        def read1(self, _: int) -> bytes:
-            time.sleep(0.01)
-            return b"x"
-
-    assert len(list(https._read(cast("Any", Dripping()), 1000))) < 10
 
 
 def test_no_message_has_the_signature_of_a_url(files: WebFiles, caplog: pytest.LogCaptureFixture) -> None:
