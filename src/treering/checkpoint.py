@@ -412,8 +412,8 @@ def export(
         path: as for ``convert``.
         tree: any pytree.
         to: as for ``convert``: "hf" writes a Hugging Face folder, ``model.safetensors`` or shards and their index,
-            which transformers and PyTorch open; keys are joined by ".". One that holds weights is refused, with
-            ``overwrite`` too.
+            which transformers and PyTorch open; keys are joined by ".". "orbax" writes an item that Orbax restores,
+            with a target or without one, on disk only. A folder that holds either is refused, with ``overwrite`` too.
         key_map: write the leaves of which ``load`` with this ``KeyMap`` makes the tree, so that one map serves both.
         dtype: as for ``convert``; also a dtype of numpy or jax.
         max_file_size: as for ``convert``.
@@ -472,8 +472,8 @@ def convert(
         source: as for ``load``; also a run.
         path: where to. One that ends in ``.safetensors``, ``.msgpack`` or ``.npz`` becomes one such file, any other a
             folder.
-        to: the form of the target: "treering" (the default), "hf" or "leaves" for a folder; for a file its suffix says
-            it; or a form that another package writes (``docs/plug-points.md``).
+        to: the form of the target: "treering" (the default), "hf", "leaves" or "orbax" for a folder; for a file its
+            suffix says it; or a form that another package writes (``docs/plug-points.md``).
         only: as for ``load``.
         at: as for ``load``.
         key_map: as for ``open``.

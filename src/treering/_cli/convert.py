@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     "treering convert model.safetensors ckpt --map llama.toml",
     "treering convert ckpt params.safetensors --at params --dtype bfloat16",
     "treering convert ckpt model --to hf --at params --max-file-size 2GB",
+    "treering convert ckpt item --to orbax",
     "treering convert ckpt state.msgpack --rename 'params/{k**}=model/{k**}'",
     "treering convert ckpt weights.npz --lose scalars --lose 'opt/**'",
     "treering convert orbax_run run",
@@ -54,8 +55,8 @@ def convert(
     """Save SRC, a checkpoint or file of any form that treering reads, to DST in another form, and verify DST.
 
     A DST that ends in .safetensors, .msgpack or .npz becomes one such file, any other a folder: of treering, or of the
-    form --to hf or leaves. If the form cannot hold something, that is listed, and nothing is written; --lose accepts
-    it.
+    form --to hf, leaves or orbax. If the form cannot hold something, that is listed, and nothing is written; --lose
+    accepts it.
 
     Of a run, or of the root of Orbax's CheckpointManager, every step becomes a step of the run DST, with its metrics,
     metadata and time. Called again after an interrupt, the verb goes on where it was.
