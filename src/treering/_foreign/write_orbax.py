@@ -50,7 +50,10 @@ UNCOMMITTED: Final = ".orbax-checkpoint-tmp"
 _HANDLERS: Final = "orbax.checkpoint._src.handlers."
 PYTREE: Final = f"{_HANDLERS}standard_checkpoint_handler.StandardCheckpointHandler"
 """What restores a tree."""
-_COMMITTED: Final = "Checkpoint commit was successful"
+COMMITTED: Final = "commit_success.txt"
+"""The file that says that a folder is whole, where it has no rename to say so."""
+MARK: Final = b"Checkpoint commit was successful"
+"""What is in it."""
 _COPIES: Final = {"s3": "aws s3 cp --recursive", "gs": "gcloud storage cp -r", "az": "azcopy copy --recursive"}
 _CHUNK_BYTES: Final = 16 << 20
 _TOGETHER: Final = 32 << 20
@@ -115,11 +118,22 @@ def write(source: Source, part: Selection, save: SaveOptions, watch: Watch) -> d
     began = time.time_ns()
     with new_folder(save.path, UNCOMMITTED) as folder:
         written = write_item(folder, "", source, part, save=save, watch=watch)
-        custom = metadata.pop("custom_metadata", {})
-        custom = metadata | custom if type(custom) is dict else metadata | {"custom_metadata": custom}
-        write_facts(folder, PYTREE, (began, time.time_ns()), custom)
+        write_facts(folder, PYTREE, (began, time.time_ns()), custom_metadata(metadata))
         watch.claim()
     return written
+
+
+def custom_metadata(metadata: Mapping[str, Any]) -> dict[str, Any]:
+    """Return metadata as Orbax has the user's: what it had of them already is among the rest again.
+
+    Example:
+        >>> custom_metadata({"git": "abc", "custom_metadata": {"by": "me"}})
+        {'git': 'abc', 'by': 'me'}
+    """
+    own = metadata.get("custom_metadata")
+    if type(own) is not dict:
+        return dict(metadata)
+    return {name: value for name, value in metadata.items() if name != "custom_metadata"} | own
 
 
 def require_disk(save: SaveOptions) -> None:
@@ -147,7 +161,7 @@ def write_facts(folder: StagedFolder, handlers: Any, times: tuple[int, int], cus
         "init_timestamp_nsecs": times[0], "commit_timestamp_nsecs": times[1], "custom_metadata": dict(custom),
     }  # fmt: skip
     folder.write("_CHECKPOINT_METADATA", json.dumps(facts).encode())
-    folder.write("commit_success.txt", _COMMITTED.encode())
+    folder.write(COMMITTED, MARK)
 
 
 # ---------------------------------------------------------------------------------------------------------------- items
@@ -251,11 +265,20 @@ def _entry(path: Sequence[Step], kind: str, array: ZarrArray | None = None) -> d
 
 def _leaf(described: DescribedLeaves, number: int, name: str) -> _Leaf:
     kind = described.types[described.leaf_types[number]]
-    value = described.whole_of(number) if number in described.sources else described.values[number]
-    if kind.kind == "str" and isinstance(value, SourceArray):
-        value = b"".join(value.blocks(0, value.size)).decode("utf-8", "surrogatepass")
+    value = leaf_value(described, number)
     dtype, shape = {"bool": "bool", "int": "int64", "float": "float64"}.get(kind.kind, kind.dtype), kind.shape or ()
     return _Leaf(name, kind, value, None if kind.kind in ("str", "none") or dtype is None else _layout(dtype, shape))
+
+
+def leaf_value(described: DescribedLeaves, number: int) -> Any:
+    """Return a leaf: an array to read, or a Python value, which is read now where it is a long one."""
+    if number not in described.sources:
+        return described.values[number]
+    value, kind = described.whole_of(number), described.types[described.leaf_types[number]].kind
+    if kind not in ("str", "bytes"):
+        return value
+    data = b"".join(value.blocks(0, value.size))
+    return data if kind == "bytes" else data.decode("utf-8", "surrogatepass")
 
 
 @functools.lru_cache(maxsize=1024)

@@ -179,3 +179,64 @@ def test_the_state_of_an_optimizer(tmp_path: Path) -> None:
     found = ocp.StandardCheckpointer().restore(tmp_path / "item", like)
     assert type(found["opt"][1][0]) is type(state[1][0])
     assert _bits(found) == _bits({"params": params, "opt": state})
+
+
+def test_a_run_as_a_manager(tmp_path: Path) -> None:
+    tree = {"params": {"w": jnp.arange(6.0).reshape(2, 3)}, "opt": (jnp.ones(2), 0), "data": {"next": 7}}
+    with treering.Run(tmp_path / "run") as run:
+        for step, loss in {1: 0.5, 5: 0.25, 10: 0.75}.items():
+            run.save(step, {**tree, "opt": (jnp.ones(2), step)}, metrics={"loss": loss}, metadata={"config": {"h": 4}})
+    treering.convert(tmp_path / "run", tmp_path / "root", to="orbax")
+    options = ocp.CheckpointManagerOptions(best_fn=lambda metrics: metrics["loss"], best_mode="min")
+    with ocp.CheckpointManager(tmp_path / "root", options=options) as manager:
+        assert (manager.all_steps(), manager.latest_step(), manager.best_step()) == ([1, 5, 10], 10, 5)
+        assert manager.metrics(5) == {"loss": 0.25}
+        wanted = {**tree, "opt": (jnp.ones(2), 5)}
+        assert _bits(manager.restore(5)) == _bits(wanted)
+        assert _bits(manager.restore(5, args=ocp.args.StandardRestore(wanted))) == _bits(wanted)
+        assert manager.metadata(5).custom_metadata == {"config": {"h": 4}}
+        assert manager.save(20, args=ocp.args.StandardSave(wanted), metrics={"loss": 0.125})  # the job goes on there
+        manager.wait_until_finished()
+        assert manager.best_step() == 20
+
+
+def test_a_run_as_items(tmp_path: Path) -> None:
+    with treering.Run(tmp_path / "run") as run:
+        tree = {"params": {"w": jnp.ones(3)}, "opt": [jnp.zeros(2), 5], "data": {"next": 7}}
+        run.save(5, tree, metrics={"loss": float("nan")}, metadata={"config": {"h": 4}})
+    items = {"params": "params", "state": "opt", "data": "grain:data", "config": "json:config"}
+    treering.convert(tmp_path / "run", tmp_path / "root", to="orbax", items=items)
+    with ocp.CheckpointManager(tmp_path / "root") as manager:
+        args = ocp.args.Composite(
+            params=ocp.args.StandardRestore(tree["params"]),
+            state=ocp.args.PyTreeRestore(),
+            config=ocp.args.JsonRestore(),
+        )
+        found = manager.restore(5, args=args)
+        assert _bits([found["params"], found["state"]]) == _bits([tree["params"], tree["opt"]])
+        assert found["config"] == {"h": 4}
+    assert _bits(ocp1.load_checkpointables(tmp_path / "root" / "5", {"params": None, "state": None})["state"]) == _bits(
+        tree["opt"]
+    )
+    treering.convert(tmp_path / "run", tmp_path / "v1", to="orbax", items={"state": ""})
+    with ocp1.training.Checkpointer(tmp_path / "v1") as checkpointer:
+        assert _bits(checkpointer.load(5)) == _bits(tree)
+
+
+def test_a_manager_there_and_back(tmp_path: Path) -> None:
+    treering.convert(GOLDEN / "manager", tmp_path / "run")
+    items = {"state": "", "config": "json:config"}
+    treering.convert(tmp_path / "run", tmp_path / "back", to="orbax", items=items)
+    found = []
+    for root in (GOLDEN / "manager", tmp_path / "back"):
+        args = ocp.args.Composite(state=ocp.args.StandardRestore(), config=ocp.args.JsonRestore())
+        with ocp.CheckpointManager(root, options=ocp.CheckpointManagerOptions(read_only=True)) as manager:
+            restored = {step: manager.restore(step, args=args) for step in manager.all_steps()}
+            found.append(
+                [
+                    (step, _bits(step_found["state"]), step_found["config"], manager.metrics(step))
+                    for step, step_found in restored.items()
+                ]
+            )
+    assert found[0] == found[1]
+    assert len(found[0]) == 2
