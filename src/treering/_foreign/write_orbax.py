@@ -16,7 +16,7 @@ import math
 import re
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
+from typing import Any, Final, NamedTuple, Self
 
 import jax
 import numpy as np
@@ -35,14 +35,12 @@ from treering._format.index import Container, LeafType, Token, leaf_bytes
 from treering._format.selection import Selection
 from treering._format.structure import key_text, walk
 from treering._plan.chunks import chunk_shape
+from treering._store.api import StagedFolder
 from treering._store.resolve import new_folder, require_paths, require_space
 from treering._values.dtypes import itemsize_of
 from treering._values.human import pluralize
 from treering._values.keys import split_key
 from treering.errors import StoreError, UnsupportedError
-
-if TYPE_CHECKING:
-    from treering._store.posix.staged_folder import StagedFolder
 
 UNCOMMITTED: Final = ".orbax-checkpoint-tmp"
 """What follows the name of a folder that is not whole yet."""

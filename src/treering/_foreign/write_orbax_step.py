@@ -13,7 +13,7 @@ import re
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from treering._arrays.source import Source
 from treering._arrays.source_arrays import describe_source
@@ -40,12 +40,10 @@ from treering._format.index import Container
 from treering._format.run_document import Conversion, find_note, remove_note
 from treering._format.selection import Selection, select
 from treering._format.structure import build
+from treering._store.api import StagedFolder
 from treering._store.resolve import is_folder, new_folder
 from treering._values.keys import join_key, split_key
 from treering.errors import ExistsError, UnsupportedError
-
-if TYPE_CHECKING:
-    from treering._store.posix.staged_folder import StagedFolder
 
 _NOTE: Final = "treering_conversion.json"
 _JSON: Final = "orbax.checkpoint._src.handlers.json_checkpoint_handler.JsonCheckpointHandler"

@@ -12,7 +12,7 @@ from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Final, cast
 
 from treering._printable import kind_of
-from treering._store.api import Entry, Kind, Reader, Store
+from treering._store.api import Entry, Kind, Reader, StagedFolder, Store
 from treering._store.objects.url import (
     READ_ONLY,
     MemoryPath,
@@ -27,7 +27,7 @@ from treering._store.pieces import Buffer
 from treering._store.posix import descriptors
 from treering._store.posix.folder import remove_folders
 from treering._store.posix.reading import LocalFile
-from treering._store.posix.staged_folder import StagedFolder, stage_folder
+from treering._store.posix.staged_folder import stage_folder
 from treering._store.posix.store import PosixStore, entry_of
 from treering._store.posix.writing import replace_file
 from treering.errors import PermissionDeniedError, StoreError, UnsupportedError

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import functools
 import os
 import re
 import secrets
@@ -11,6 +12,7 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
+from treering._store.api import StagedFolder
 from treering._store.failures import naming, taken_meanwhile
 from treering._store.pieces import write_all
 from treering._store.posix import descriptors
@@ -20,24 +22,6 @@ from treering.errors import ExistsError, StoreError
 
 _DIGITS = 20
 _ATTEMPTS = 20
-
-
-class StagedFolder:
-    """A new folder that does not have its name yet.
-
-    Attributes:
-        path: where it is, for programs that write into it by the paths of files.
-    """
-
-    def __init__(self, path: str) -> None:
-        self.path = path
-
-    def write(self, name: str, data: bytes) -> None:
-        """Make a file in it, and the folders above it; ``name`` is a path in it with ``/``."""
-        path = os.path.join(self.path, *name.split("/"))
-        os.makedirs(os.path.dirname(path), exist_ok=True)
-        with OpenDescriptor(os.open, path, NEW | CAREFUL, 0o666) as opened:
-            write_all(opened.number, memoryview(data))
 
 
 @contextlib.contextmanager
@@ -64,7 +48,7 @@ def stage_folder(path: Path, suffix: str) -> Iterator[StagedFolder]:
         staged, opened = _make(f"{target}{suffix}-")
         try:
             with opened or contextlib.nullcontext():
-                yield StagedFolder(staged)
+                yield StagedFolder(staged, functools.partial(_write, staged))
                 _sync_all(staged)
                 _put_in_place(staged, target, shown)
         except BaseException:  # an interrupt too; raised again below
@@ -76,6 +60,13 @@ def stage_folder(path: Path, suffix: str) -> Iterator[StagedFolder]:
         except OSError as error:
             hint = "it is in place, but a power cut may undo it"
             raise StoreError.of(error, shown, "make durable", hint=hint) from error
+
+
+def _write(staged: str, name: str, data: bytes) -> None:
+    path = os.path.join(staged, *name.split("/"))
+    os.makedirs(os.path.dirname(path), exist_ok=True)
+    with OpenDescriptor(os.open, path, NEW | CAREFUL, 0o666) as opened:
+        write_all(opened.number, memoryview(data))
 
 
 def _require_free(target: str, shown: str) -> None:
