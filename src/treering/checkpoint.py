@@ -412,8 +412,8 @@ def export(
         path: as for ``convert``.
         tree: any pytree.
         to: as for ``convert``: "hf" writes a Hugging Face folder, ``model.safetensors`` or shards and their index,
-            which transformers and PyTorch open; keys are joined by ".". One that holds weights is refused, with
-            ``overwrite`` too.
+            which transformers and PyTorch open; keys are joined by ".". "orbax" writes an item that Orbax restores,
+            with a target or without one, on disk only. A folder that holds either is refused, with ``overwrite`` too.
         key_map: write the leaves of which ``load`` with this ``KeyMap`` makes the tree, so that one map serves both.
         dtype: as for ``convert``; also a dtype of numpy or jax.
         max_file_size: as for ``convert``.
@@ -455,6 +455,7 @@ def convert(
     key_map: KeyMap | None = None,
     dtype: str | None = None,
     max_file_size: int | str | None = None,
+    items: Mapping[str, str] | None = None,
     lose: str | Sequence[str] = (),
     overwrite: bool = False,
     progress: Progress | bool | None = None,
@@ -465,22 +466,22 @@ def convert(
     held as a whole. The calling process works alone. ``docs/convert.md`` says what each form can hold.
 
     Of a run, and of a root of Orbax's ``CheckpointManager``, every step becomes a step of a run, with its number,
-    metrics, metadata and time. The options apply to each. Steps that an earlier call converted are not converted again.
-    A step that cannot be converted does not stop the others; the error at the end names it.
+    metrics, metadata and time; with ``to="orbax"`` a step of such a root. The options apply to each. An earlier call's
+    steps are not converted again. One that cannot be converted does not stop the others; the error at the end names it.
 
     Args:
         source: as for ``load``; also a run.
-        path: where to. One that ends in ``.safetensors``, ``.msgpack`` or ``.npz`` becomes one such file, any other a
-            folder.
-        to: the form of the target: "treering" (the default), "hf" or "leaves" for a folder; for a file its suffix says
-            it; or a form that another package writes (``docs/plug-points.md``).
+        path: where to. One that ends in ``.safetensors``, ``.msgpack`` or ``.npz`` becomes such a file, else a folder.
+        to: the form of the target: "treering" (the default), "hf", "leaves" or "orbax" for a folder; for a file its
+            suffix says it; or a form that another package writes (``docs/plug-points.md``).
         only: as for ``load``.
         at: as for ``load``.
         key_map: as for ``open``.
         dtype: the dtype that all arrays of floats get. It rounds; a value that would change in another way raises.
         max_file_size: of the form "hf", bytes or a text; default: "5GB". A larger array has a file of its own.
-        lose: what may be lost: kinds of losses ("arrays", "keys", "metadata", "names", "none", "objects", "scalars",
-            "strings", "structure"), and globs over the keys of leaves.
+        items: of the form "orbax", name of an item -> key of the subtree in it; "grain:KEY" is the state of an iterator
+            of grain, "json:NAME" a member of the metadata. Default: one item "default" in a step of a run, else none.
+        lose: what may be lost: kinds of losses, which ``docs/convert.md`` lists, and globs over the keys of leaves.
         overwrite: as for ``save``.
         progress: as for ``save``.
 
@@ -488,12 +489,10 @@ def convert(
         UnsupportedError: the target cannot hold something that ``lose`` does not name; the error lists it with its
             kind, and nothing was written. Or the source is a run, and the target is none.
         NotFoundError, MismatchError, CorruptError, FormatError, StoreError: as ``load``.
-        ExistsError, BusyError: as ``save``; also ExistsError where the target is another run, or has a step made of
-            another save or with other options, which ``overwrite`` replaces; BusyError where the source was replaced.
+        ExistsError, BusyError: as ``save``; also where the target is of another run or options, or the source replaced.
 
     Example:
-        >>> import os, tempfile
-        >>> import numpy as np
+        >>> import os, tempfile, numpy as np
         >>> folder = tempfile.mkdtemp()
         >>> save(os.path.join(folder, "ckpt"), {"w": np.ones((2, 3)), "step": 7})
         >>> convert(os.path.join(folder, "ckpt"), os.path.join(folder, "w.safetensors"), only="w", dtype="float16")
@@ -504,7 +503,8 @@ def convert(
     from treering._runs.convert_run import convert_any
 
     into = save_options(path, to=to, overwrite=overwrite, progress=progress, max_file_size=max_file_size)
-    convert_any(source, into, ConvertOptions(to=to, only=only, at=at, key_map=key_map, dtype=dtype, lose=lose))
+    options = ConvertOptions(to=to, only=only, at=at, key_map=key_map, dtype=dtype, lose=lose, items=items)
+    convert_any(source, into, options)
 
 
 if not TYPE_CHECKING:  # a type checker sees the imports above, and so a mistyped name

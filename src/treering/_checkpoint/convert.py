@@ -59,6 +59,8 @@ class ConvertOptions:
     key_map: KeyMap | None = None
     dtype: Any = None
     lose: str | Sequence[str] = ()
+    items: Mapping[str, str] | None = None
+    """Name of an item -> what is in it; None: the result has none."""
     describe: Callable[[Index], Mapping[str, Any]] | None = None
     """Makes the metadata of the result; None: they are those of the source."""
 
@@ -153,7 +155,7 @@ def _write(
     source: Source, writer: TargetWriter, save: SaveOptions, options: ConvertOptions, watch: Watch
 ) -> Mapping[str, Any] | None:
     """Write the part of an opened tree that is asked for; return what was written, or None where checksums tell."""
-    module = importlib.import_module(writer.module)
+    module = importlib.import_module(writer.module) if options.items is None else step_writer(writer, options.items)
     source = source if options.dtype is None else cast_floats(source, options.dtype)
     part = select(source.index.structure, source.index.keys, at=options.at, only=options.only)
     losses = accept_losses(writer.form, list(module.find_losses(source, part, save.metadata)), options.lose)
@@ -161,6 +163,17 @@ def _write(
     source = _lose_keys(source) if any(loss.kind == "keys" for loss in losses) else source
     written: Mapping[str, Any] | None = module.write(source, part, dataclasses.replace(save, metadata=metadata), watch)
     return written
+
+
+def step_writer(writer: TargetWriter, items: Mapping[str, str]) -> Any:
+    """Return what writes several items into one folder.
+
+    Raises:
+        UnsupportedError: the form has no items, or one has no name.
+    """
+    if not writer.steps:
+        raise UnsupportedError(f"the form {writer.form} has no items", hint="to='orbax' has them")
+    return importlib.import_module(writer.steps).StepWriter(items)
 
 
 class _StillThere(Watch):

@@ -216,6 +216,9 @@ class TargetWriter(NamedTuple):
     keys in the result, or None where the result has checksums of its own."""
     suffix: str = ""
     """How the path of a file ends; a folder has none."""
+    steps: str = ""
+    """A module that writes the steps of whole runs in this form, if it has any: its ``StepWriter(items)`` is as
+    ``module``, and its ``find_conversions(place)`` returns what the steps that are there were converted from."""
 
 
 _WRITERS: Final = (
@@ -225,6 +228,7 @@ _WRITERS: Final = (
     TargetWriter("npz", "treering._foreign.write_npz", suffix=".npz"),
     TargetWriter("hf", "treering._foreign.write_huggingface"),
     TargetWriter("leaves", "treering._leaves.serialize"),
+    TargetWriter("orbax", "treering._foreign.write_orbax", steps="treering._foreign.write_orbax_step"),
 )
 _PLUG_INS: Final = "treering.writers"
 """The group of entry points of writers in other packages; each names a module as `TargetWriter` does, whose ``SUFFIX``

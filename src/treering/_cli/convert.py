@@ -21,9 +21,11 @@ if TYPE_CHECKING:
     "treering convert model.safetensors ckpt --map llama.toml",
     "treering convert ckpt params.safetensors --at params --dtype bfloat16",
     "treering convert ckpt model --to hf --at params --max-file-size 2GB",
+    "treering convert ckpt item --to orbax",
     "treering convert ckpt state.msgpack --rename 'params/{k**}=model/{k**}'",
     "treering convert ckpt weights.npz --lose scalars --lose 'opt/**'",
     "treering convert orbax_run run",
+    "treering convert run orbax_run --to orbax --item params=params --item state=opt",
 )
 @click.argument("source", metavar="SRC", type=click.Path(path_type=str))
 @click.argument("target", metavar="DST", type=click.Path(path_type=str))
@@ -46,29 +48,47 @@ if TYPE_CHECKING:
     metavar="NAME",
     help=f"Accept that a kind of things is lost ({', '.join(LOSSES)}), or leaves by a glob; may be repeated.",
 )
+@click.option(
+    "--item",
+    "items",
+    multiple=True,
+    metavar="NAME=KEY",
+    help="An item of the form orbax and the subtree in it; may be repeated.",
+)
 @click.option("--overwrite", is_flag=True, help="Replace a checkpoint or a file that is there.")
 def convert(
     source: str, target: str, *, to: str | None, globs: tuple[str, ...], at: str | None, map_path: str | None,
-    renames: tuple[str, ...], dtype: str | None, max_file_size: str | None, lose: tuple[str, ...], overwrite: bool,
+    renames: tuple[str, ...], dtype: str | None, max_file_size: str | None, lose: tuple[str, ...],
+    items: tuple[str, ...], overwrite: bool,
 ) -> int:  # fmt: skip
     """Save SRC, a checkpoint or file of any form that treering reads, to DST in another form, and verify DST.
 
     A DST that ends in .safetensors, .msgpack or .npz becomes one such file, any other a folder: of treering, or of the
-    form --to hf or leaves. If the form cannot hold something, that is listed, and nothing is written; --lose accepts
-    it.
+    form --to hf, leaves or orbax. If the form cannot hold something, that is listed, and nothing is written; --lose
+    accepts it.
 
     Of a run, or of the root of Orbax's CheckpointManager, every step becomes a step of the run DST, with its metrics,
-    metadata and time. Called again after an interrupt, the verb goes on where it was.
+    metadata and time; with --to orbax a step of a root that CheckpointManager reads, in one item, or in those that
+    --item names: --item state=opt, and --item data=grain:data for the state of an iterator of grain, --item
+    config=json:config for a member of the metadata. Called again after an interrupt, the verb goes on where it was.
     """
     from treering._checkpoint.convert import ConvertOptions, save_options
     from treering._runs.convert_run import convert_any
 
     key_map = _read_map(map_path, renames)
-    options = ConvertOptions(to=to, only=list(globs) or None, at=at, key_map=key_map, dtype=dtype, lose=lose)
+    options = ConvertOptions(
+        to=to, only=list(globs) or None, at=at, key_map=key_map, dtype=dtype, lose=lose, items=_read_items(items)
+    )
     save = save_options(target, to=to, overwrite=overwrite, progress=True, max_file_size=max_file_size)
     convert_any(source, save, options)
     write_lines([hide_secrets(f"{target}: {describe(target)}, from {source}")])
     return GOOD
+
+
+def _read_items(items: Sequence[str]) -> dict[str, str] | None:
+    if odd := [item for item in items if "=" not in item]:
+        raise click.UsageError(f"--item {odd[0]!r} is not NAME=KEY")
+    return {name: key for name, _, key in (item.partition("=") for item in items)} or None
 
 
 def _read_map(path: str | None, renames: Sequence[str]) -> KeyMap | None:

@@ -47,7 +47,7 @@ def grain_entries(state: Any) -> list[Entry]:
     if type(state) is dict and _LOADER_STATE in state:
         state = json.dumps(state, indent=4).encode()
     entries: list[Entry] = []
-    for path, value in nested_leaves(state, what=_GRAIN)[0]:
+    for path, value in nested_leaves(state, what=GRAIN)[0]:
         kind = "none" if value is None else type(value).__name__
         entries.append((path, EMPTY.get(kind.title(), ForeignLeaf(LeafType(kind=kind), value))))
     return entries
@@ -64,9 +64,9 @@ _STEP: Final = re.compile(r"(?:.*[^0-9])?([0-9]{1,18})")
 # Steps of flax may be any numbers, which Orbax's are not.
 _NOT_WHOLE: Final = re.compile(r".*[0-9](\.|e[-+]?)[0-9]+|.*_-[0-9]+")
 _METRICS: Final = "metrics"
-_GRAIN: Final = "process_0-of-1.json"
+GRAIN: Final = "process_0-of-1.json"
 """Where the state of an iterator of grain is, in a job of one process."""
-_JSON_FILES: Final = ("metadata", _METRICS, _GRAIN)
+_JSON_FILES: Final = ("metadata", _METRICS, GRAIN)
 _GRAIN_OF_MANY: Final = re.compile(r"process_[0-9]+-of-([0-9]+)\.json")
 _RANDOM_KEYS: Final = ("jax_random_key/", "np_random_key/")
 _TAIL: Final = 4096
@@ -132,7 +132,7 @@ def open_foreign(place: Path, files: contextlib.ExitStack) -> ForeignTree:
     if not has_renames(place) and not folder.has(found.folder + _COMMITTED):
         notes.append(f"it has no {_COMMITTED}: Orbax itself takes it for uncommitted in a bucket")
     # A run has a place for them, beside its trees; elsewhere they are metadata, and change the path of no leaf.
-    grain = {name: path for name, path in found.documents.items() if path.endswith(_GRAIN) and PARTLY.get()}
+    grain = {name: path for name, path in found.documents.items() if path.endswith(GRAIN) and PARTLY.get()}
     others = {name: path for name, path in found.documents.items() if name not in grain}
     metadata = _read_metadata(folder, found._replace(documents=others), items, notes)
     alone = len(items) + len(grain) == 1

@@ -8,15 +8,16 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import importlib
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from treering._background.saves import finish_saves, reword
-from treering._checkpoint.convert import ConvertOptions, convert_opened, convert_path, require_target
+from treering._checkpoint.convert import ConvertOptions, convert_opened, convert_path, require_target, step_writer
 from treering._checkpoint.detect import ForeignForm, Form, detect
-from treering._checkpoint.forms import Loss, accept_losses, find_writer, stream_source
+from treering._checkpoint.forms import Loss, TargetWriter, accept_losses, find_writer, stream_source
 from treering._checkpoint.save_options import SaveOptions
 from treering._foreign.foreign_tree import ForeignSteps, find_steps, reading_partly
 from treering._format.document import INDEX_NAME, read_summary
@@ -42,6 +43,8 @@ from treering.errors import (
 
 # Errors of one step, after which the others are converted all the same.
 _STEP_ERRORS: Final = (CorruptError, FormatError, MismatchError, UnsupportedError)
+_DEFAULT: Final[Mapping[str, str]] = {"default": ""}
+"""The items of a step of Orbax where none are named: one that is the whole tree."""
 # Options that do not change what is in a step: all that is lost of one has to be accepted.
 _CALL_ONLY: Final = frozenset({"to", "lose", "describe"})
 
@@ -148,45 +151,63 @@ def _convert_steps(
         TreeringError: a step could not be converted; the message names it.
     """
     shown, place = os.fspath(source), resolved(source)
-    if find_writer(save.path, save.shown, options.to).form != "treering":
+    writer = find_writer(save.path, save.shown, options.to)
+    if writer.steps or options.items is not None:
+        options = dataclasses.replace(options, items=options.items or _DEFAULT)
+        step_writer(writer, options.items or {})
+    elif writer.form != "treering":
         hint = f"convert one of its steps: its folder is the source, below {shown!r}"
         raise UnsupportedError(f"{shown!r} is a run, and {save.shown!r} would hold one step", hint=hint)
     require_outside(source, save.path, save.shown)
     if not (numbers := steps.numbers()):
         raise NotFoundError(f"the run {shown!r} has no step yet")
-    there = read_run(save.path, lambda run: _read_digests(run, os.fspath(place), numbers), dict[int, str]())
+    made_of: dict[int, Conversion | None] = {}
+    if writer.steps:
+        made_of = importlib.import_module(writer.steps).find_conversions(save.path)
+    else:
+        made_of = read_run(save.path, _read_conversions, made_of)
+    there = _digests(made_of, save.path, os.fspath(place), numbers)
     failed: dict[int, TreeringError] = {}
 
     def convert(step: int) -> None:
         try:
-            _convert_step(steps.look(step), os.fspath(place), there.get(step), save, options)
+            origin = os.fspath(place), there.get(step)
+            _convert_step(steps.look(step), *origin, writer=writer, save=save, options=options)
         except _STEP_ERRORS as error:
             failed[step] = error
         except TreeringError as error:
             raise reword(error, f"step {step} of {shown!r} was not converted") from error
 
     for_each_step(source, numbers, steps.numbers, convert)
-    read_run(save.path, lambda run: note_records(run, dataclasses.replace(records_in(run), **rules)), None)
+    if not writer.steps:
+        read_run(save.path, lambda run: note_records(run, dataclasses.replace(records_in(run), **rules)), None)
     for step, problem in failed.items():
         what = f"{steps_text(list(failed))} of {shown!r} could not be converted"
         raise reword(problem, what if len(failed) == 1 else f"{what}; step {step}") from problem
 
 
-def _read_digests(run: RunFolder, place: str, numbers: Sequence[int]) -> dict[int, str]:
-    """Return the digests of what the steps of a run were made of.
-
-    Raises:
-        ExistsError: a step of it does not come from ``place``, or was left behind there by a save of an earlier one.
-    """
-    found: dict[int, str] = {}
+def _read_conversions(run: RunFolder) -> dict[int, Conversion | None]:
+    """Return the steps of a run by their numbers, each with what it was converted from, if it was."""
+    found: dict[int, Conversion | None] = {}
     for step in run.steps():
         if (data := run.read_index(step)) is None:
             continue
         with naming_file(step_path(run.path, step) / INDEX_NAME):
             note = find_note(read_summary(data).metadata)
-        origin = None if note is None else note.converted
+        found[step] = None if note is None else note.converted
+    return found
+
+
+def _digests(there: Mapping[int, Conversion | None], path: Path, place: str, numbers: Sequence[int]) -> dict[int, str]:
+    """Return the digests of what the steps that are there were made of.
+
+    Raises:
+        ExistsError: a step of it does not come from ``place``, or was left behind there by a save of an earlier one.
+    """
+    found: dict[int, str] = {}
+    for step, origin in there.items():
         if origin is None or (step not in numbers and (origin.path != place or step > numbers[-1])):
-            problem = f"{os.fspath(run.path)!r} is another run: its step {step} is none of the steps of {place!r}"
+            problem = f"{os.fspath(path)!r} is another run: its step {step} is none of the steps of {place!r}"
             raise ExistsError(problem, hint="convert to another path")
         found[step] = origin.digest
     return found
@@ -201,19 +222,21 @@ def _texts_of(options: ConvertOptions) -> Iterator[str]:
 
 
 def _convert_step(
-    found: _SourceStep, place: str, there: str | None, save: SaveOptions, options: ConvertOptions
-) -> None:
+    found: _SourceStep, place: str, there: str | None, *, writer: TargetWriter, save: SaveOptions,
+    options: ConvertOptions,
+) -> None:  # fmt: skip
     """Convert a step; ``there`` is the digest of what the one that is there was made of, and None where none is."""
     made_of = digest([repr((found.version, *_texts_of(options))).encode("utf-8", "surrogatepass")])
     if there == made_of:
         return
-    path = step_path(save.path, found.note.step)
-    if there is not None and not save.overwrite:
+    path = save.path / str(found.note.step) if writer.steps else step_path(save.path, found.note.step)
+    if there is not None and (writer.steps or not save.overwrite):
         problem = f"{os.fspath(path)!r} was made of another save of the step, or with other options"
-        raise ExistsError(problem, hint="convert to another path; overwrite=True replaces it")
-    accept_losses("treering", found.losses, options.lose)
+        replace = "remove its folder" if writer.steps else "overwrite=True replaces it"
+        raise ExistsError(problem, hint=f"convert to another path; {replace}")
+    accept_losses(writer.form, found.losses, options.lose)
     note = dataclasses.replace(found.note, converted=Conversion(place, found.note.step, made_of))
     save = dataclasses.replace(save, path=path, shown=os.fspath(path), overwrite=there is not None)
-    given = dataclasses.replace(options, to=None, describe=lambda index: add_note(found.describe(index), note))
+    given = dataclasses.replace(options, to=writer.form, describe=lambda index: add_note(found.describe(index), note))
     with reading_partly():  # what is not read of it was accepted
         convert_path(found.path, save, given)

@@ -113,6 +113,15 @@ class Document(NamedTuple):
     """Their version."""
 
 
+class StagedFolder(NamedTuple):
+    """A new folder on disk that does not have its name yet, for files that another library writes."""
+
+    path: str
+    """Where it is."""
+    write: Callable[[str, bytes], None]
+    """Makes a file in it, and the folders above that; a name is a path in it with ``/``."""
+
+
 class Reader(Closable, abc.ABC):
     """Data open for reading by position: it stays whole whatever a later save does."""
 

@@ -12,7 +12,7 @@ from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Final, cast
 
 from treering._printable import kind_of
-from treering._store.api import Entry, Kind, Reader, Store
+from treering._store.api import Entry, Kind, Reader, StagedFolder, Store
 from treering._store.objects.url import (
     READ_ONLY,
     MemoryPath,
@@ -27,6 +27,7 @@ from treering._store.pieces import Buffer
 from treering._store.posix import descriptors
 from treering._store.posix.folder import remove_folders
 from treering._store.posix.reading import LocalFile
+from treering._store.posix.staged_folder import stage_folder
 from treering._store.posix.store import PosixStore, entry_of
 from treering._store.posix.writing import replace_file
 from treering.errors import PermissionDeniedError, StoreError, UnsupportedError
@@ -433,6 +434,11 @@ def write_file(
         replace_file(located(path), buffers, size, new=new)
     else:
         buckets.write_file(located(path), buffers, size, new=new, unique=unique)
+
+
+def new_folder(path: str | os.PathLike[str], suffix: str) -> contextlib.AbstractContextManager[StagedFolder]:
+    """Return what makes a folder on disk for files that another library writes, as `stage_folder` does."""
+    return stage_folder(located(path), suffix)
 
 
 def require_space(path: str | os.PathLike[str], size: int) -> None:

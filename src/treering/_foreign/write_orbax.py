@@ -1,0 +1,402 @@
+"""An opened tree -> what Orbax restores: an item of its v0 API, with arrays of zarr 2 in one OCDBT database.
+
+TensorStore writes the database. Arrays go into it a chunk at a time; what is small is committed together. The folder
+has the name that Orbax gives to unfinished ones until all of it is durable.
+
+Source: https://orbax.readthedocs.io/en/latest/guides/checkpoint/checkpoint_format.html, and files of its releases.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import functools
+import json
+import math
+import re
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, Final, NamedTuple, Self
+
+import jax
+import numpy as np
+
+from treering._arrays.jobs import Tally
+from treering._arrays.outgoing import DescribedLeaves
+from treering._arrays.source import Source
+from treering._arrays.source_arrays import SourceArray, describe_source
+from treering._background.writer import Watch
+from treering._checkpoint.detect import refuse_other_form
+from treering._checkpoint.forms import Loss, key_texts, lost_containers, lost_leaves, lost_names, refuse_others
+from treering._checkpoint.save_options import SaveOptions
+from treering._codec.zarr import ZarrArray, chunk_bytes, chunk_name, stored_dtype, zarray_bytes
+from treering._foreign.foreign_tree import EMPTY, Step
+from treering._format.index import Container, LeafType, Token, leaf_bytes
+from treering._format.selection import Selection
+from treering._format.structure import key_text, walk
+from treering._plan.chunks import chunk_shape
+from treering._store.api import StagedFolder
+from treering._store.resolve import new_folder, require_paths, require_space
+from treering._values.dtypes import itemsize_of
+from treering._values.human import pluralize
+from treering._values.keys import split_key
+from treering.errors import StoreError, UnsupportedError
+
+UNCOMMITTED: Final = ".orbax-checkpoint-tmp"
+"""What follows the name of a folder that is not whole yet."""
+
+_HANDLERS: Final = "orbax.checkpoint._src.handlers."
+PYTREE: Final = f"{_HANDLERS}standard_checkpoint_handler.StandardCheckpointHandler"
+"""What restores a tree."""
+COMMITTED: Final = "commit_success.txt"
+"""The file that says that a folder is whole, where it has no rename to say so."""
+MARK: Final = b"Checkpoint commit was successful"
+"""What is in it."""
+_COPIES: Final = {"s3": "aws s3 cp --recursive", "gs": "gcloud storage cp -r", "az": "azcopy copy --recursive"}
+_CHUNK_BYTES: Final = 16 << 20
+_TOGETHER: Final = 32 << 20
+_MOST_AXES: Final = 32
+_CONFIG: Final = {"max_inline_value_bytes": 1024, "max_decoded_node_bytes": 100_000_000, "manifest_kind": "single"}
+_NUMBERS: Final = {"bool": "|b1", "int": "<i8", "float": "<f8"}
+_VALUE_TYPES: Final = {
+    "jax": "jax.Array", "key": "jax.Array", "numpy": "np.ndarray", "numpy scalar": "np.ndarray",
+    "str": "string", "none": "None", **dict.fromkeys(_NUMBERS, "scalar"),
+}  # fmt: skip
+_EMPTY: Final = {container.node: name for name, container in EMPTY.items()}
+_SEQUENCES: Final = frozenset({"list", "tuple"})
+_KEY_TYPES: Final = {True: 1, False: 2}
+# TensorStore takes names for paths, without a slash too many.
+_ODD: Final = re.compile("[\ud800-\udfff]|^/|//|/$")
+_LIMITS: Final = range(-(1 << 63), 1 << 63)
+
+
+def find_losses(source: Source, part: Selection, metadata: Mapping[str, Any]) -> Iterator[Loss]:
+    """Yield what Orbax cannot hold: other leaves than arrays, numbers, texts and None, and names that are not alone."""
+    del metadata
+    yield from lost_containers(part.structure, empty=False)
+    yield from lost_leaves(source, part, _refuse)
+    names = [".".join(split_key(key)) for key in key_texts(part.structure)]
+    yield from lost_names(part.keys, names, _ODD.search)
+    rows = list(zip(part.keys, names, part.leaves, strict=True))
+    texts = {name for _, name, leaf in rows if source.index.type_of(leaf).kind == "str"}
+    for key, name, leaf in rows:
+        value = source.index.values.get(leaf)
+        if type(value) is int and value not in _LIMITS:
+            yield Loss("scalars", key, f"leaf {key!r:.200}: an int of more than 64 bits")
+        elif name in texts and ("~" in name or not texts.isdisjoint(_above(name))):
+            yield Loss("names", key, f"leaf {key!r:.200}: {name!r:.200} is no name of a text, which are a tree by '/'")
+
+
+def _above(name: str) -> Iterator[str]:
+    """Yield what stands before each slash of a name."""
+    parts = name.split("/")
+    return ("/".join(parts[:count]) for count in range(1, len(parts)))
+
+
+def _refuse(kind: LeafType) -> str | None:
+    """Say what a leaf is that Orbax has no form for; None where it has one."""
+    if kind.kind not in _VALUE_TYPES:
+        return refuse_others(kind, ())
+    if not kind.stored or kind.kind == "str":
+        return None
+    axes = len(kind.shape or ())
+    try:
+        if stored_dtype(kind.dtype or "") == kind.dtype:
+            return f"an array of {pluralize(axes, 'axes')}" if axes > _MOST_AXES else None
+    except UnsupportedError:
+        pass
+    return f"an array of {kind.dtype}"
+
+
+def write(source: Source, part: Selection, save: SaveOptions, watch: Watch) -> dict[str, Any]:
+    """Write the folder; return what is in it by its keys."""
+    require_disk(save)
+    refuse_other_form(save.path, "orbax")
+    metadata = save.json_metadata()
+    began = time.time_ns()
+    with new_folder(save.path, UNCOMMITTED) as folder:
+        written = write_item(folder, "", source, part, save=save, watch=watch)
+        write_facts(folder, PYTREE, (began, time.time_ns()), custom_metadata(metadata))
+        watch.claim()
+    return written
+
+
+def custom_metadata(metadata: Mapping[str, Any]) -> dict[str, Any]:
+    """Return metadata as Orbax has the user's: what it had of them already is among the rest again.
+
+    Example:
+        >>> custom_metadata({"git": "abc", "custom_metadata": {"by": "me"}})
+        {'git': 'abc', 'by': 'me'}
+    """
+    own = metadata.get("custom_metadata")
+    if type(own) is not dict:
+        return dict(metadata)
+    return {name: value for name, value in metadata.items() if name != "custom_metadata"} | own
+
+
+def require_disk(save: SaveOptions) -> None:
+    """Refuse a bucket, to which nothing is renamed when it is whole.
+
+    Raises:
+        UnsupportedError: the path leads to one.
+    """
+    copy = _COPIES.get(save.shown.partition(":")[0], "a copy of all files in it")
+    hint = f"two commands do it: treering convert SOURCE folder --to orbax, and {copy} folder {save.shown}"
+    require_paths(save.path, f"{save.shown!r} is in a bucket, and the form orbax is written to disk alone", hint)
+
+
+def write_facts(folder: StagedFolder, handlers: Any, times: tuple[int, int], custom: Mapping[str, Any]) -> None:
+    """Write what is known of a checkpoint as a whole, and the mark that it is one.
+
+    Args:
+        folder: the folder.
+        handlers: what restores it, or each of its items by name.
+        times: when it was begun and ended, in nanoseconds.
+        custom: what the user wrote beside it.
+    """
+    facts = {
+        "item_handlers": handlers, "metrics": {}, "performance_metrics": {},
+        "init_timestamp_nsecs": times[0], "commit_timestamp_nsecs": times[1], "custom_metadata": dict(custom),
+    }  # fmt: skip
+    folder.write("_CHECKPOINT_METADATA", json.dumps(facts).encode())
+    folder.write(COMMITTED, MARK)
+
+
+# ---------------------------------------------------------------------------------------------------------------- items
+
+
+class _Leaf(NamedTuple):
+    """A leaf as Orbax stores it."""
+
+    name: str
+    """Its name in the database."""
+    kind: LeafType
+    value: Any
+    """A `SourceArray`, or a Python value."""
+    array: ZarrArray | None
+    """How it lies in the database, if it does."""
+
+
+def write_item(
+    folder: StagedFolder, below: str, source: Source, part: Selection, *, save: SaveOptions, watch: Watch
+) -> dict[str, Any]:
+    """Write a tree into a staged folder; return what is in it by its keys.
+
+    Args:
+        folder: the folder.
+        below: empty, or the name of the folder in it, with a ``/`` at its end.
+        source: the tree.
+        part: which part of it.
+        save: how it is saved.
+        watch: watches the save.
+    """
+    described = describe_source(source, part)
+    entries: dict[str, Any] = {}
+    leaves: list[_Leaf] = []
+    for path, container in _walk_paths(part.structure):
+        if container is None:
+            leaf = _leaf(described, len(leaves), ".".join([key for key, _ in path]))
+            leaves.append(leaf)
+            entries |= _entry(path, _VALUE_TYPES[leaf.kind.kind], leaf.array)
+        else:
+            entries |= _entry(path, _EMPTY.get(container.node, "Dict"))
+    _write_arrays(folder, below, leaves, save, watch)
+    shardings = {
+        base64.b64encode(leaf.name.encode()).decode(): _sharding()
+        for leaf in leaves
+        if leaf.kind.kind in ("jax", "key")
+    }
+    documents: dict[str, Any] = {
+        "_METADATA": {
+            "tree_metadata": entries, "use_ocdbt": True, "use_zarr3": False,
+            "store_array_data_equal_to_fill_value": True, "custom_metadata": None,
+        },
+        "_sharding": shardings,
+        "array_metadatas/process_0": {"array_metadatas": list(_describe_arrays(leaves))},
+        "_strings.json": _nest({leaf.name: leaf.value for leaf in leaves if leaf.kind.kind == "str"}),
+    }  # fmt: skip
+    for name, document in documents.items():
+        if document:
+            folder.write(below + name, json.dumps(document).encode())
+    return dict(zip(key_texts(part.structure), [leaf.value for leaf in leaves], strict=True))
+
+
+def _nest(texts: Mapping[str, str]) -> dict[str, Any]:
+    """Return texts as Orbax finds them, which takes their names for JSON pointers.
+
+    Example:
+        >>> _nest({"a/b": "x", "c": "y"})
+        {'a': {'b': 'x'}, 'c': 'y'}
+    """
+    root: dict[str, Any] = {}
+    for name, text in texts.items():
+        *above, last = name.split("/")
+        functools.reduce(lambda node, key: node.setdefault(key, {}), above, root)[last] = text
+    return root
+
+
+def _walk_paths(structure: Sequence[Token]) -> Iterator[tuple[list[Step], Container | None]]:
+    """Yield the path of each leaf, and of each empty container together with it."""
+    above: list[Step] = []
+    levels: list[list[Step]] = []
+    for depth, place, token in walk(structure):
+        del levels[depth:], above[max(depth - 1, 0) :]
+        heads = levels[-1] if depth else []
+        if isinstance(token, Container):
+            above += heads[place : place + 1]
+            levels.append([(key_text(key), token.node in _SEQUENCES) for key in token.keys])
+            if not token.keys:
+                yield list(above), token
+        else:
+            for step in heads[place : place + token] if depth else [None]:
+                yield [*above, *([] if step is None else [step])], None
+
+
+def _entry(path: Sequence[Step], kind: str, array: ZarrArray | None = None) -> dict[str, Any]:
+    """Return what the metadata say of a leaf."""
+    value: dict[str, Any] = {"value_type": kind, "skip_deserialize": kind in EMPTY or kind == "None"}
+    if array is not None and kind != "scalar":
+        value["write_shape"] = array.chunks
+    keys = [{"key": key, "key_type": _KEY_TYPES[listed]} for key, listed in path]
+    return {str(tuple([key for key, _ in path])): {"key_metadata": keys, "value_metadata": value}}
+
+
+def _leaf(described: DescribedLeaves, number: int, name: str) -> _Leaf:
+    kind = described.types[described.leaf_types[number]]
+    value = leaf_value(described, number)
+    dtype, shape = {"bool": "bool", "int": "int64", "float": "float64"}.get(kind.kind, kind.dtype), kind.shape or ()
+    return _Leaf(name, kind, value, None if kind.kind in ("str", "none") or dtype is None else _layout(dtype, shape))
+
+
+def leaf_value(described: DescribedLeaves, number: int) -> Any:
+    """Return a leaf: an array to read, or a Python value, which is read now where it is a long one."""
+    if number not in described.sources:
+        return described.values[number]
+    value, kind = described.whole_of(number), described.types[described.leaf_types[number]].kind
+    if kind not in ("str", "bytes"):
+        return value
+    data = b"".join(value.blocks(0, value.size))
+    return data if kind == "bytes" else data.decode("utf-8", "surrogatepass")
+
+
+@functools.lru_cache(maxsize=1024)
+def _layout(dtype: str, shape: tuple[int, ...]) -> ZarrArray:
+    chunks = chunk_shape(shape, (), itemsize_of(dtype), _CHUNK_BYTES)
+    if (axis := _cut_axis(shape, chunks)) is not None:
+        # Raw chunks are as long as all others at the end of an axis too: of few rows, a part may be much of the whole.
+        most = chunks[axis]
+        even = next((part for part in range(most, most // 8, -1) if not shape[axis] % part), most)
+        chunks = (*chunks[:axis], even, *chunks[axis + 1 :])
+    return ZarrArray(shape=shape, chunks=chunks, dtype=dtype)
+
+
+def _cut_axis(shape: Sequence[int], chunks: Sequence[int]) -> int | None:
+    """Return the last axis along which there are several chunks; along those before, each is one item."""
+    cut = [axis for axis, (whole, part) in enumerate(zip(shape, chunks, strict=True)) if part < whole]
+    return cut[-1] if cut else None
+
+
+@functools.cache
+def _sharding() -> str:
+    """Return where arrays are restored that no target has: the device where this process has them."""
+    return json.dumps({"sharding_type": "SingleDeviceSharding", "device_str": str(jax.local_devices()[0])})
+
+
+def _describe_arrays(leaves: Iterable[_Leaf]) -> Iterator[dict[str, Any]]:
+    for leaf in leaves:
+        if leaf.array is not None and leaf.kind.kind in ("jax", "key"):
+            extended = None if leaf.kind.impl is None else {"random_key_impl": leaf.kind.impl}
+            shapes = {"write_shape": leaf.array.chunks, "chunk_shape": leaf.array.chunks}
+            yield {"array_metadata": {"param_name": leaf.name, **shapes, "ext_metadata": extended}}
+
+
+# ------------------------------------------------------------------------------------------------------------- database
+
+
+def _write_arrays(folder: StagedFolder, below: str, leaves: Sequence[_Leaf], save: SaveOptions, watch: Watch) -> None:
+    """Write the arrays and numbers into a database.
+
+    Raises:
+        StoreError: TensorStore could not write.
+    """
+    total = sum(leaf_bytes(leaf.kind) for leaf in leaves if leaf.kind.kind != "str")
+    require_space(folder.path, total)
+    tally = Tally(total, save.progress)
+    with _Database(f"{folder.path}/{below}", save.shown) as database:
+        for leaf in leaves:
+            if leaf.array is None:
+                continue
+            start = f"{leaf.name}/" if leaf.name else ""
+            database.put(f"{start}.zarray", zarray_bytes(leaf.array))
+            if not isinstance(leaf.value, SourceArray):
+                database.put(f"{start}0", np.array(leaf.value, _NUMBERS[leaf.kind.kind]).tobytes())
+                continue
+            for number, chunk in enumerate(_chunks(leaf.value, leaf.array)):
+                watch.move()
+                database.put(start + chunk_name(leaf.array, number), chunk)
+                tally.add(min(len(chunk), leaf.value.nbytes))
+
+
+def _chunks(value: SourceArray, array: ZarrArray) -> Iterator[bytes]:
+    """Yield the chunks of an array, each of which is a stretch of its items, the last of a row filled with zeros."""
+    row = left = math.prod(array.shape[_cut_axis(array.shape, array.chunks) or 0 :]) * value.dtype.itemsize
+    size = chunk_bytes(array)
+    held = bytearray()
+    for block in value.blocks(0, value.size):
+        at = 0
+        while at < len(block):
+            taken = min(size - len(held), left, len(block) - at)
+            held += block[at : at + taken]
+            at, left = at + taken, left - taken
+            if len(held) == size or not left:
+                yield bytes(held) + bytes(size - len(held))
+                held.clear()
+                left = left or row
+
+
+class _Database:
+    """An OCDBT database that is being written, a context manager."""
+
+    def __init__(self, path: str, shown: str) -> None:
+        import tensorstore  # here: it is slow to import
+
+        self._begin = functools.partial(tensorstore.Transaction, atomic=True)
+        self._shown = shown
+        spec = {"driver": "ocdbt", "base": {"driver": "file", "path": path}, "config": _CONFIG}
+        # What is in the folder becomes durable as a whole; nothing of it is read again.
+        context = tensorstore.Context({"cache_pool": {"total_bytes_limit": 0}, "file_io_sync": False})
+        with self._naming():
+            self._store = tensorstore.KvStore.open(spec, context=context).result()
+        self._change: Any = None
+        self._held = 0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: object, *_: object) -> None:
+        if self._change is not None and kind is not None:
+            self._change.abort()
+        else:
+            self._commit()
+
+    def put(self, key: str, data: bytes) -> None:
+        """Put a value there; it is in memory until about 32 MiB are."""
+        with self._naming():
+            self._change = self._change or self._begin()
+            self._store.with_transaction(self._change).write(key.encode(), data).result()
+        self._held += len(data)
+        if self._held >= _TOGETHER:
+            self._commit()
+
+    def _commit(self) -> None:
+        if self._change is not None:
+            with self._naming():
+                self._change.commit_sync()
+        self._change, self._held = None, 0
+
+    @contextlib.contextmanager
+    def _naming(self) -> Iterator[None]:
+        try:
+            yield
+        except ValueError as error:  # what TensorStore makes of any refusal
+            raise StoreError(f"{self._shown!r}: TensorStore could not write: {error}") from error
