@@ -27,7 +27,7 @@ from tests.properties.strategies import quick
 from treering._format.document import data_name, encode_index, parse_index, read_summary
 from treering._format.index import Index, LeafType, damage_error, file_digest, file_digests
 from treering._format.leaf_values import decode_type
-from treering._format.safetensors import check_single_file, header_bytes, lay_out, header_bytes, parse_safetensors, single_file
+from treering._format.safetensors import check_single_file, header_bytes, lay_out, parse_safetensors, single_file
 from treering._values.checkpoint_names import is_data
 from treering._values.checksums import block_checksums, digest
 from treering.errors import CorruptError, FormatError, TreeringError, UnsupportedError
