@@ -3,8 +3,9 @@
 Strict JSON in ASCII, a member a line. The first line holds the version and a digest of every other byte. Reading
 believes nothing: what passes here is a tree, files and leaves that fit each other.
 
-The index of ten thousand leaves is a MiB of JSON. `read_summary` reads the few members that do not grow with the tree
-and does not parse the others: the digest covers all of it and costs little, and each member has a line of its own.
+From 4,096 leaves on the columns are packed (`treering._format.packed`), and the version is another. `read_summary`
+reads the few members that do not grow with the tree and does not parse the others: the digest covers all of it and
+costs little, and each member has a line of its own.
 """
 
 from __future__ import annotations

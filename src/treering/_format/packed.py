@@ -23,7 +23,7 @@ from treering.errors import CorruptError, FormatError
 KEY_CHARACTERS: Final = 256
 """The key texts have at most this many characters for each leaf: the structure repeats what it says, they do not."""
 
-# Little endian, without sign: how a column begins, and what Python's arrays call such items.
+# Little endian and unsigned: how a column begins, and what Python's arrays call such items.
 _ITEMS: Final = {"u1:": "B", "u2:": "H", "u4:": "I", "u8:": "Q"}
 
 
