@@ -20,6 +20,7 @@ from typing import Any, Final
 from treering._codec.documents import DIGEST, check_json, check_name, check_texts, join_lines, member, member_line, show
 from treering._codec.key_document import INDEX_FORM, PACKED_FORM, decode_waiting, encode_waiting, find_members
 from treering._format import columns, packed
+from treering._format.chunk_checks import check_chunks
 from treering._format.index import LIMIT, DataFile, Index
 from treering._values.checkpoint_names import ATTEMPT
 from treering.errors import CorruptError
@@ -151,7 +152,7 @@ def _index(document: Any, *, embedded: bool) -> Index:
     writers = {0, *(file.process for file in files if file.process is not None)}
     if not 0 <= min(writers) <= max(writers) < index.processes or not names.isdisjoint(index.replaces):
         raise CorruptError("its processes and files cannot be those of a checkpoint")
-    columns.check_chunks(index)
+    check_chunks(index)
     return index
 
 
