@@ -45,6 +45,7 @@ def stored_leaves(tree: TreeColumns) -> list[int]:
     """Return the numbers of the leaves that lie in files, in their order.
 
     Example:
+        >>> from treering._format.index import LeafType
         >>> columns = dict(structure=[], keys=["a", "b"], types=[LeafType(kind="int")], leaf_types=[0, 0], values={})
         >>> stored_leaves(TreeColumns(**columns))
         []
