@@ -22,6 +22,7 @@ from typing import Any
 import treering
 from tests.checkpoint.documents import Document, document_of, signed, signed_text
 from tests.memory import in_child, measured
+from treering._format.packed import pack
 
 MIB = 2**20
 
@@ -64,6 +65,17 @@ def _of_arrays(base: Document, count: int, shape: list[int], checksums: int) -> 
         checksums={"algorithm": "xxh3-64", "table": table},
         files=[file],
     )
+
+
+def _packed_empty(base: Document, count: int) -> bytes:
+    """A packed index of arrays without items, which take the fewest bytes of it."""
+    document = json.loads(_of_arrays(base, 1, [0], 0))
+    del document["treering"], document["digest"]
+    document["structure"] = {"containers": [{"node": "list", "length": count}], "tokens": pack([0, count])}
+    document["leaves"] = {"type": pack([0] * count)}
+    shared = {"leaf": None, "file": 0, "nbytes": 0, "block": 65536, "boxes": [None], "box": 0, "codec": None}
+    document["chunks"] = {"offset": pack([4096] * count), **shared}
+    return signed_text(json.dumps(document)[1:], "4")
 
 
 def _deep(base: Document, wide: int, *, honest: bool) -> bytes:
@@ -190,6 +202,7 @@ def _arrays(base: Document) -> dict[str, Callable[[], bytes]]:
 
     return {
         "many arrays": lambda: _of_arrays(base, 50_000, [1], 50_000),
+        "many empty arrays in packed columns": lambda: _packed_empty(base, 250_000),
         "many empty arrays": lambda: _of_arrays(base, 50_000, [0], 0),
         "an array in fifty thousand parts": lambda: boxes(50_000),
         "checksums of nothing": lambda: _of_arrays(base, 1, [1], MIB),

@@ -284,7 +284,15 @@ def hostile(containers: list[Any], numbers: list[int], leaves: int) -> bytes:
     """An index of leaves that are None."""
     found = document()
     none = {"types": [{"kind": "none"}], "leaves": {"type": pack([0] * leaves)}, "values": [None] * leaves}
-    chunks = {"leaf": None, "file": "u1:", "offset": "u1:", "nbytes": 0, "block": 65536, "boxes": [], "box": "u1:"}
+    chunks: Document = {
+        "leaf": None,
+        "file": "u1:",
+        "offset": "u1:",
+        "nbytes": 0,
+        "block": 65536,
+        "boxes": [],
+        "box": "u1:",
+    }
     more = {"chunks": chunks | {"codec": None}, "checksums": found["checksums"] | {"table": ""}, "files": []}
     return signed(found | none | more | {"structure": {"containers": containers, "tokens": pack(numbers)}})
 

@@ -17,12 +17,22 @@ from hypothesis import strategies as st
 from jax.sharding import NamedSharding, PartitionSpec
 
 import treering
+from tests.limits import lower
 from tests.properties.strategies import JAX_DTYPES, arrays, jax_arrays, leaves, quick, trees, typed_keys
 from tests.trees import assert_same, assert_same_structure, fingerprint
 from treering._format.index import OpaqueLeaf
 from treering._tree.flatten import flatten
 from treering._tree.likeness import static_differences
 from treering.tree import tree_map_with_path
+
+
+@pytest.fixture(scope="module", autouse=True, params=["lists", "packed columns"])
+def form(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Indexes of both forms; only large trees have packed columns else."""
+    with pytest.MonkeyPatch.context() as patch:
+        if request.param != "lists":
+            lower(patch, packed_index_from=0)
+        yield
 
 
 @contextlib.contextmanager

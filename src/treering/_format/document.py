@@ -3,8 +3,9 @@
 Strict JSON in ASCII, a member a line. The first line holds the version and a digest of every other byte. Reading
 believes nothing: what passes here is a tree, files and leaves that fit each other.
 
-The index of ten thousand leaves is a MiB of JSON. `read_summary` reads the few members that do not grow with the tree
-and does not parse the others: the digest covers all of it and costs little, and each member has a line of its own.
+From 4,096 leaves on the columns are packed (`treering._format.packed`), and the version is another. `read_summary`
+reads the few members that do not grow with the tree and does not parse the others: the digest covers all of it and
+costs little, and each member has a line of its own.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from typing import Any, Final
 from treering._codec.documents import DIGEST, check_json, check_name, check_texts, join_lines, member, member_line, show
 from treering._codec.key_document import INDEX_FORM, PACKED_FORM, decode_waiting, encode_waiting, find_members
 from treering._format import columns, packed
+from treering._format.chunk_checks import check_chunks
 from treering._format.index import LIMIT, DataFile, Index
 from treering._values.checkpoint_names import ATTEMPT
 from treering.errors import CorruptError
@@ -150,7 +152,7 @@ def _index(document: Any, *, embedded: bool) -> Index:
     writers = {0, *(file.process for file in files if file.process is not None)}
     if not 0 <= min(writers) <= max(writers) < index.processes or not names.isdisjoint(index.replaces):
         raise CorruptError("its processes and files cannot be those of a checkpoint")
-    columns.check_chunks(index)
+    check_chunks(index)
     return index
 
 

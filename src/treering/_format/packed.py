@@ -14,6 +14,7 @@ from typing import Any, Final
 
 from treering._codec.documents import json_text, member, raising_corrupt, show
 from treering._format import columns
+from treering._format.chunk_checks import stored_leaves
 from treering._format.index import LIMIT, Chunks, Container, Index, Token, TreeColumns
 from treering._format.leaf_values import encode_type, from_base64, to_base64
 from treering._format.structure import iter_runs
@@ -23,7 +24,7 @@ from treering.errors import CorruptError, FormatError
 KEY_CHARACTERS: Final = 256
 """The key texts have at most this many characters for each leaf: the structure repeats what it says, they do not."""
 
-# Little endian, without sign: how a column begins, and what Python's arrays call such items.
+# Little endian and unsigned: how a column begins, and what Python's arrays call such items.
 _ITEMS: Final = {"u1:": "B", "u2:": "H", "u4:": "I", "u8:": "Q"}
 
 
@@ -190,7 +191,7 @@ def encode_chunks(index: Index) -> dict[str, Any]:
     chunks = index.chunks
     boxes = {box: number for number, box in enumerate(dict.fromkeys(chunks.box))}
     return {
-        "leaf": None if list(chunks.leaf) == columns.stored_leaves(index) else pack(chunks.leaf),
+        "leaf": None if list(chunks.leaf) == stored_leaves(index) else pack(chunks.leaf),
         "file": _pack_or_share(chunks.file),
         "offset": pack(chunks.offset),
         "nbytes": _pack_or_share(chunks.nbytes),
@@ -206,7 +207,7 @@ def _pack_or_share(column: Sequence[int]) -> str | int:
 
 
 def decode_chunks(node: Any, tree: TreeColumns, files: int) -> Chunks:
-    """Return the columns of chunks; `treering._format.columns.check_chunks` says whether they fit the rest.
+    """Return the columns of chunks; `treering._format.chunk_checks.check_chunks` says whether they fit the rest.
 
     Raises:
         CorruptError: the columns are no columns of whole numbers, or of unequal length.
@@ -225,7 +226,7 @@ def decode_chunks(node: Any, tree: TreeColumns, files: int) -> Chunks:
 
     found: dict[str, Any] = {"file": column("file", files), "nbytes": column("nbytes"), "block": column("block")}
     each = node.get("leaf", "") is None
-    found["leaf"] = columns.stored_leaves(tree) if each else column("leaf", len(tree.keys))
+    found["leaf"] = stored_leaves(tree) if each else column("leaf", len(tree.keys))
     boxes = columns.decode_boxes(member(node, "boxes", list, what))
     found["box"] = [*map(boxes.__getitem__, column("box", len(boxes)))]
     columns.check_lengths(offset, *found.values())
