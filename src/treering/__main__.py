@@ -16,7 +16,7 @@ def main() -> None:
             with contextlib.suppress(OSError, AttributeError):
                 sys.stdout.write(f"treering {__version__}\n")
                 sys.stdout.flush()
-                return
+                sys.exit(0)
         from treering._cli.main import main as run
     except KeyboardInterrupt:
         sys.stderr.write("error: stopped\n")

@@ -50,6 +50,10 @@ def test_what_shows_headers_starts_without_numpy(verb: str, checkpoint: Path) ->
     assert not imported_by(verb, str(checkpoint)) & HEAVY
 
 
+def test_what_shows_headers_needs_no_hashes_of_the_system(checkpoint: Path) -> None:
+    assert not imported_by("ls", str(checkpoint)) & {"hashlib", "random", "secrets", "shutil", "difflib", "html"}
+
+
 @pytest.mark.parametrize("arguments", [["verify"], ["cat", "params/w"], ["diff", "--values"]])
 def test_what_reads_arrays_starts_without_jax(arguments: list[str], checkpoint: Path) -> None:
     verb, *more = arguments
@@ -59,6 +63,18 @@ def test_what_reads_arrays_starts_without_jax(arguments: list[str], checkpoint: 
 
 def test_the_version() -> None:
     assert treering("--version", code=0).stdout == f"treering {package.__version__}\n"
+
+
+def test_the_version_is_told_by_the_package_alone() -> None:
+    assert not imported_by("--version") & {*HEAVY, "click", "treering._cli"}
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full here")
+def test_a_version_that_cannot_be_written() -> None:
+    with Path("/dev/full").open("w") as full:
+        command = [sys.executable, "-m", "treering", "--version"]
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert (done.returncode, done.stderr) == (2, "error: could not write the output: No space left on device\n")
 
 
 @pytest.mark.parametrize(

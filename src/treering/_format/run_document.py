@@ -39,6 +39,8 @@ LATEST_TIME: Final = 253_402_300_799.0
 _FORM: Final = SignedForm("treering_run", 1, RUN_DOCUMENT, hint="remove it: it is rebuilt from the steps")
 _TIME: Final = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{6}Z", re.ASCII)
 _LIMIT: Final = 1 << 63
+# A larger ``run.json``, of about 35,000 steps, takes too much memory to be kept after it was read.
+_MOST_KEPT: Final = 8 << 20
 # What JSON has no numbers for.
 _NO_NUMBERS: Final = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
 _LEFT_FORM: Final = SignedForm("treering_left", 1, LEFT_DOCUMENT, hint="it lists the steps that were removed")
@@ -225,7 +227,6 @@ def encode_run(document: RunDocument) -> bytes:
     return _FORM.sign(join_lines([*rules, f'"steps": [{steps}]']))
 
 
-@functools.lru_cache(maxsize=1)  # that of thousands of steps is read again by each call, and seldom another one
 def parse_run(data: bytes) -> RunDocument:
     """Return what a ``run.json`` says; nobody may change what is in it.
 
@@ -242,6 +243,12 @@ def parse_run(data: bytes) -> RunDocument:
         >>> parse_run(encode_run(RunDocument(keep="KeepLast(3)")))
         RunDocument(keep='KeepLast(3)', save_every=None, steps=())
     """
+    read = _read_run if len(data) <= _MOST_KEPT else _read_run.__wrapped__
+    return read(data)
+
+
+@functools.lru_cache(maxsize=1)  # that of thousands of steps is read again by each call, and seldom another one
+def _read_run(data: bytes) -> RunDocument:
     return _FORM.read(data, _document)
 
 
