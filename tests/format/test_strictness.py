@@ -153,7 +153,7 @@ def test_keys_of_one_container(keys: list[Any]) -> None:
 def test_a_single_file_holds_arrays_and_none_only(kind: LeafType) -> None:
     rows = [(0, None)] if kind.stored else []
     index = index_of(["a"], [kind], [0], [rows], values={} if kind.stored else {0: 7}, single=True)
-    moved, header = single_file(index, header_bytes(index, 0))
+    moved, header, _ = single_file(index, header_bytes(index, 0))
     content = header + bytes(moved.files[0].nbytes - len(header))
     with pytest.raises(CorruptError, match="which no safetensors file holds"):
         parse_safetensors(len(content), lambda offset, n: content[offset : offset + n])
@@ -162,7 +162,7 @@ def test_a_single_file_holds_arrays_and_none_only(kind: LeafType) -> None:
 def test_a_single_file_holds_no_parts() -> None:
     kind = LeafType(kind="numpy", dtype="int8", shape=(2,))
     index = index_of(["a"], [kind], [0], [[(0, ((0, 1),)), (0, ((1, 2),))]], single=True)
-    moved, header = single_file(index, header_bytes(index, 0))
+    moved, header, _ = single_file(index, header_bytes(index, 0))
     content = header + bytes(moved.files[0].nbytes - len(header))
     with pytest.raises(CorruptError, match="in parts"):
         parse_safetensors(len(content), lambda offset, n: content[offset : offset + n])
