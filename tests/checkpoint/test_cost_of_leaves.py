@@ -54,6 +54,7 @@ def calls_of(work: Callable[[], object]) -> int:
 
 def calls_a_leaf(path: Path, kind: str, save: Callable[[Path, Any], object], *, again: bool) -> float:
     found = {}
+    save(path / "warm", tree_of(2, kind, next(names)))  # whatever is imported, is
     for leaves in (FEW, MANY):
         name = next(names)  # so that nothing is known of the tree
         tree, other = tree_of(leaves, kind, name), tree_of(leaves, kind, name)
@@ -74,12 +75,12 @@ def save_behind(path: Path, tree: Any) -> None:
 @pytest.mark.parametrize(
     ("kind", "save", "first", "later"),
     [
-        ("jax", treering.save, 14, 9),
-        ("jax", save_file, 26, 9),
-        ("jax", save_behind, 18, 7),
-        ("numpy", treering.save, 19, 4),
-        ("numpy", save_file, 20, 4),
-        ("numpy", save_behind, 12, 0.2),
+        ("jax", treering.save, 25, 9),
+        ("jax", save_file, 25, 9),
+        ("jax", save_behind, 17, 7),
+        ("numpy", treering.save, 18, 4),
+        ("numpy", save_file, 19, 4),
+        ("numpy", save_behind, 11, 0.2),
     ],
 )
 def test_few_functions_are_called_for_each_leaf(

@@ -45,8 +45,10 @@ from treering.errors import ProcessFailedError, TreeringError, UnsupportedError
 # Small arrays are read together, so many bytes and so many arrays at once.
 _RUN_BYTES: Final = 256 << 10
 _RUN_CHUNKS: Final = 1024
-# What is read twice keeps so many bytes of small arrays from the first time.
+# What is read twice keeps so many bytes from the first time, of arrays that are so small: a second reading of larger
+# ones costs little beside what their bytes cost anyway.
 _KEPT_BYTES: Final = 16 << 20
+_KEPT_LEAF_BYTES: Final = 8 << 10
 
 ALONE: Final = Processes(this=0, count=1)
 """A process that saves what it holds, without others."""
@@ -275,9 +277,9 @@ class Describer:
         return self._number_type(kind, leaf.dtype, leaf.shape, None, None), leaf, None, None
 
     def _jax(self, leaf: Any, impl: str | None) -> Described:
-        alike = self._alike.get((id(leaf.aval), impl))
+        alike, sharding = self._alike.get((id(leaf.aval), impl)), leaf.sharding
         # What one jitted function gives has a few objects for all of these; a comparison costs more than the rest.
-        if alike is None or not (leaf.sharding is alike.sharding or leaf.sharding == alike.sharding):
+        if alike is None or not (sharding is alike.sharding or sharding == alike.sharding):
             alike = self._alike[id(leaf.aval), impl] = self._look_at(leaf, impl)
         elif leaf.is_deleted():
             require_alive(leaf)
@@ -479,7 +481,7 @@ class SaveData:
             for chunk, part in zip(run, map(memoryview(joined).__getitem__, map(slice, ends, ends[1:])), strict=True):
                 if part:
                     self.checksums[starts[chunk]] = xxhash.xxh3_64_intdigest(part)
-            if not kept and len(joined) <= self._room:
+            if not kept and len(joined) <= min(self._room, len(run) * _KEPT_LEAF_BYTES):
                 self.kept[run[0]] = joined
                 self._room -= len(joined)
             return (joined,)
