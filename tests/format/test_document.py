@@ -204,7 +204,7 @@ def test_headers_follow_from_the_index(index: Index) -> None:
 @quick(150)
 @given(indexes(single=True), st.data())
 def test_single_files_come_back_and_every_bit_of_the_header_counts(index: Index, data: st.DataObject) -> None:
-    moved, header = single_file(index, header_bytes(index, 0))
+    moved, header, _ = single_file(index, header_bytes(index, 0))
     content = header + bytes(moved.files[0].nbytes - len(header))
 
     def parsed(content: bytes) -> Index:
@@ -223,7 +223,7 @@ def test_half_a_character_in_the_index_is_damage() -> None:
     """JSON can spell half of a pair of surrogates, which is no text: one bit makes it of a pair."""
     kind = LeafType(kind="numpy", dtype="uint8", shape=(3,))
     index = index_of(["w"], [kind], [0], [[(0, None)]], single=True)
-    _, header = single_file(index, header_bytes(index, 0))
+    _, header, _ = single_file(index, header_bytes(index, 0))
     wanted = rb'"treering.index":"{'
     assert wanted in header
     bad = header.replace(wanted, wanted[:-1] + rb"\ud83c")[: len(header)]  # the header ends in spaces
@@ -237,7 +237,7 @@ def test_single_files_of_many_sizes(leaves: int) -> None:
     kind = LeafType(kind="numpy", dtype="uint8", shape=(3,))
     keys = [f"leaf {number}" for number in range(leaves)]
     index = index_of(keys, [kind], [0] * leaves, [[(number, None) for number in range(leaves)]], single=True)
-    moved, header = single_file(index, header_bytes(index, 0))
+    moved, header, _ = single_file(index, header_bytes(index, 0))
     content = header + bytes(moved.files[0].nbytes - len(header))
     assert struct.unpack("<Q", header[:8])[0] == len(header) - 8
     assert parse_safetensors(len(content), lambda offset, count: content[offset : offset + count]) == moved
@@ -376,7 +376,7 @@ def test_keys_of_one_container(keys: list[Any]) -> None:
 def test_a_single_file_holds_arrays_and_none_only(kind: LeafType) -> None:
     rows = [(0, None)] if kind.stored else []
     index = index_of(["a"], [kind], [0], [rows], values={} if kind.stored else {0: 7}, single=True)
-    moved, header = single_file(index, header_bytes(index, 0))
+    moved, header, _ = single_file(index, header_bytes(index, 0))
     content = header + bytes(moved.files[0].nbytes - len(header))
     with pytest.raises(CorruptError, match="which no safetensors file holds"):
         parse_safetensors(len(content), lambda offset, n: content[offset : offset + n])
@@ -385,7 +385,7 @@ def test_a_single_file_holds_arrays_and_none_only(kind: LeafType) -> None:
 def test_a_single_file_holds_no_parts() -> None:
     kind = LeafType(kind="numpy", dtype="int8", shape=(2,))
     index = index_of(["a"], [kind], [0], [[(0, ((0, 1),)), (0, ((1, 2),))]], single=True)
-    moved, header = single_file(index, header_bytes(index, 0))
+    moved, header, _ = single_file(index, header_bytes(index, 0))
     content = header + bytes(moved.files[0].nbytes - len(header))
     with pytest.raises(CorruptError, match="in parts"):
         parse_safetensors(len(content), lambda offset, n: content[offset : offset + n])

@@ -45,6 +45,10 @@ from treering.errors import ProcessFailedError, TreeringError, UnsupportedError
 # Small arrays are read together, so many bytes and so many arrays at once.
 _RUN_BYTES: Final = 256 << 10
 _RUN_CHUNKS: Final = 1024
+# What is read twice keeps so many bytes from the first time, of arrays that are so small: a second reading of larger
+# ones costs little beside what their bytes cost anyway.
+_KEPT_BYTES: Final = 16 << 20
+_KEPT_LEAF_BYTES: Final = 8 << 10
 
 ALONE: Final = Processes(this=0, count=1)
 """A process that saves what it holds, without others."""
@@ -273,9 +277,9 @@ class Describer:
         return self._number_type(kind, leaf.dtype, leaf.shape, None, None), leaf, None, None
 
     def _jax(self, leaf: Any, impl: str | None) -> Described:
-        alike = self._alike.get((id(leaf.aval), impl))
+        alike, sharding = self._alike.get((id(leaf.aval), impl)), leaf.sharding
         # What one jitted function gives has a few objects for all of these; a comparison costs more than the rest.
-        if alike is None or not (leaf.sharding is alike.sharding or leaf.sharding == alike.sharding):
+        if alike is None or not (sharding is alike.sharding or sharding == alike.sharding):
             alike = self._alike[id(leaf.aval), impl] = self._look_at(leaf, impl)
         elif leaf.is_deleted():
             require_alive(leaf)
@@ -423,20 +427,28 @@ class SaveLayout:
 class SaveData:
     """What is known of a save while it is written.
 
+    Args:
+        layout: where everything will lie.
+        progress: called with the bytes that were taken.
+        before: an earlier reading, of which small arrays are taken as they were read.
+
     Attributes:
         checksums: those of all blocks, chunk after chunk; complete when every file's content was taken.
+        kept: the bytes of small chunks that were read for a later reading, by the first of them.
     """
 
-    def __init__(self, layout: SaveLayout, progress: Progress | None) -> None:
+    def __init__(self, layout: SaveLayout, progress: Progress | None, before: SaveData | None = None) -> None:
         self._layout = layout
         self._starts = layout.chunks.first_blocks()
         self._progress = progress
         self._pool = MemoryPool()
         self._done = 0
-        self.checksums = array("Q", bytes(8 * self._starts[-1]))
+        self.kept: dict[int, bytes] = {} if before is None else before.kept
+        self._room = _KEPT_BYTES
+        self.checksums: array[int] = array("Q", bytes(8 * self._starts[-1]) if before is None else before.checksums)
 
     def data_of(self, file: int, *, kept: bool = True) -> Iterator[bytes | memoryview]:
-        """Yield the data of one file, in the order of the file; with ``kept=False`` only to note the checksums."""
+        """Yield the data of one file, in the order of the file; with ``kept=False`` only for a later reading."""
         total = self._layout.data_bytes
         for piece in itertools.chain.from_iterable(self._read(run, kept=kept) for run in self._runs(file)):
             yield piece
@@ -455,10 +467,13 @@ class SaveData:
                 yield rows[start:at]
                 start, held = at, 0
             held += size
-        yield rows[start:]
+        if rows:
+            yield rows[start:]
 
     def _read(self, run: Sequence[int], *, kept: bool) -> Iterable[bytes | memoryview]:
         """Return the bytes of some chunks, and note their checksums."""
+        if (read := self.kept.get(run[0])) is not None:
+            return (read,)
         chunks, starts = self._layout.chunks, self._starts
         arrays = self._layout.leaves.data_of_all(map(chunks.leaf.__getitem__, run), map(chunks.box.__getitem__, run))
         ends = list(itertools.accumulate(map(chunks.nbytes.__getitem__, run), initial=0))
@@ -466,6 +481,9 @@ class SaveData:
             for chunk, part in zip(run, map(memoryview(joined).__getitem__, map(slice, ends, ends[1:])), strict=True):
                 if part:
                     self.checksums[starts[chunk]] = xxhash.xxh3_64_intdigest(part)
+            if not kept and len(joined) <= min(self._room, len(run) * _KEPT_LEAF_BYTES):
+                self.kept[run[0]] = joined
+                self._room -= len(joined)
             return (joined,)
         pool = self._pool if kept else None
         rows = zip(run, arrays, strict=True)

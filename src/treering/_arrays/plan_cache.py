@@ -34,9 +34,9 @@ from treering._arrays.outgoing import (
     snapshot,
 )
 from treering._format.document import data_name
-from treering._format.index import Chunks, Container, leaf_bytes
+from treering._format.index import Chunks, Container, Index, leaf_bytes
 from treering._format.leaf_values import same_value
-from treering._format.safetensors import Row, lay_out_files, of_attempt
+from treering._format.safetensors import Row, lay_out_files, of_attempt, single_file
 from treering._plan.save import FILE_BYTES, SavePlan, plan_save
 from treering._tree.flatten import KINDS, Flattened, flatten, kind_to_save, open_node
 from treering._tree.registry import is_namedtuple
@@ -57,6 +57,8 @@ class _Common:
     """Chunks of a process that saves alone, and the headers of its files as those of an attempt of zeros."""
     single: tuple[Chunks, list[bytes]] | None = None
     """The same of one file in which no leaf is in parts."""
+    header_size: tuple[int, int] | None = None
+    """What `single_file` knows of the size of its header."""
     plan: SavePlan[Box] | None = None
     """Who writes what."""
 
@@ -91,9 +93,9 @@ class TreePlan:
         return SaveLayout(leaves=self.leaves, chunks=chunks, headers=headers, names=names, writers=[0] * len(made))
 
     def single_layout(self) -> SaveLayout:
-        """Return where everything will lie in one file, with every leaf in one piece: readers of others know no parts.
+        """Return where everything will lie in one file, with every leaf in one piece, before `single_header` moves it.
 
-        Its header is that of a data file of another attempt; who writes the file makes one around its index.
+        The header is that of a data file.
         """
         leaves, common = self.leaves, self._common
         if leaves.sources.parted:
@@ -104,6 +106,11 @@ class TreePlan:
             common.single = lay_out_files("0" * 16, self.flat.keys, leaves.types, leaves.leaf_types, [rows])
         chunks, headers = common.single
         return SaveLayout(leaves=leaves, chunks=chunks, headers=headers, names=[""], writers=[0])
+
+    def single_header(self, index: Index, header: bytes) -> bytes:
+        """Return the bytes before the data of a file of `single_layout`, given its index and the layout's header."""
+        _, made, self._common.header_size = single_file(index, header, self._common.header_size)
+        return made
 
     def divided(self) -> DividedSave:
         """Return who writes what, in a save by several processes."""

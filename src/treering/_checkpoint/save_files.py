@@ -17,7 +17,7 @@ from treering._checkpoint.forms import Loss, lost_leaves, lost_members
 from treering._checkpoint.save_folder import flatten_source, make_index
 from treering._checkpoint.save_options import SaveOptions
 from treering._codec.documents import check_json
-from treering._format.safetensors import RESERVED, check_single_file, check_single_metadata, single_file, why_not_stored
+from treering._format.safetensors import RESERVED, check_single_file, check_single_metadata, why_not_stored
 from treering._format.selection import Selection
 from treering._store.pieces import Buffer
 from treering._store.resolve import is_taken, write_file
@@ -30,7 +30,7 @@ _T = TypeVar("_T")
 class SafetensorsSave:
     """A tree of arrays, to be written as a safetensors file that carries its own index.
 
-    The checksums stand in the header, which comes first: every array is read twice.
+    The checksums stand in the header, which comes first: every array is read twice, but for some MiB of small ones.
 
     Attributes:
         nbytes: how much memory its snapshot takes.
@@ -67,7 +67,7 @@ class SafetensorsSave:
         for _ in first.data_of(0, kept=False):
             pass
         index = make_index(flat, layout, first.checksums, metadata, attempt=attempt)
-        _, header = single_file(index, layout.headers[0])
+        header = self._plan.single_header(index, layout.headers[0])
         buffers = claim_at_end(_read_again(header, layout, first, options.progress, flat.keys), watch)
         size = len(header) + layout.data_bytes
         write_file(options.path, buffers, size, new=not options.overwrite, unique=True)
@@ -139,7 +139,7 @@ def _read_again(
     header: bytes, layout: SaveLayout, first: SaveData, progress: Progress | None, keys: Sequence[str]
 ) -> Iterator[bytes | memoryview]:
     """Yield the file; at its end, require that the second reading of the arrays found what the first one did."""
-    second = SaveData(layout, progress)
+    second = SaveData(layout, progress, first)
     yield header
     yield from second.data_of(0)
     if (changed := second.first_other(first)) is not None:

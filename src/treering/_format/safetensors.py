@@ -304,13 +304,16 @@ def check_single_metadata(metadata: Mapping[str, Any]) -> None:
         )
 
 
-def single_file(index: Index, header: bytes) -> tuple[Index, bytes]:
-    """Return the index of a file that holds everything, and that file's bytes before its data.
+def single_file(
+    index: Index, header: bytes, like: tuple[int, int] | None = None
+) -> tuple[Index, bytes, tuple[int, int]]:
+    """Return the index of a file that holds everything, that file's bytes before its data, and a `like` of its own.
 
     Args:
         index: with one file, and the checksums. Its chunks' offsets count from its file's ``header``, whatever that is:
             here all of them are moved to where the data will start.
         header: what `lay_out_files` made for that file; its entries are those of the single file, only the note is not.
+        like: what came back for another index of the same chunks: half the work is to find out how large the header is.
 
     Raises:
         UnsupportedError: the header is larger than readers take.
@@ -326,21 +329,30 @@ def single_file(index: Index, header: bytes) -> tuple[Index, bytes]:
         ...     types=[kind], leaf_types=[0], values={}, chunks=chunks,
         ...     files=[DataFile(name="", nbytes=4096, header=4096, digest=None)],
         ... )
-        >>> moved, header = single_file(index, headers[0])
+        >>> moved, header, _ = single_file(index, headers[0])
         >>> parse_safetensors(len(header), lambda offset, n: header[offset : offset + n]) == moved
         True
     """
-    # The header holds the index, and the index where the data starts. Any number of spaces may follow the header, so
-    # its size is taken from a guess that is too large.
-    guess = round_up(LARGEST_HEADER)
     # The first entry is a note, in which no brace stands.
     entries = header[header.index(b"}") + 1 :].rstrip(b" ").decode("ascii")
-    size = round_up(8 + len(_single_header(_move(index, guess), entries)))
+
+    def text_at(size: int) -> tuple[Index, str]:
+        moved = _move(index, size)
+        return moved, f"{{{_note_entry(_single_note(moved, encode_index(moved, embedded=True)))}{entries}"
+
+    if like is not None:
+        moved, text = text_at(like[0])
+        if round_up(8 + len(text) + like[1]) == like[0]:
+            return moved, frame(text, like[0]), like
+    # The header holds the index, and the index where the data starts. Any number of spaces may follow the header, so
+    # its size is taken from a guess that is too large.
+    _, longest = text_at(round_up(LARGEST_HEADER))
+    size = round_up(8 + len(longest))
     if size - 8 > LARGEST_HEADER:
         problem = f"a header of {pluralize(size, 'bytes')} is too large for safetensors readers"
         raise UnsupportedError(f"{problem} (at most {LARGEST_HEADER})", hint="save to a folder instead")
-    moved = _move(index, size)
-    return moved, frame(_single_header(moved, entries), size)
+    moved, text = text_at(size)
+    return moved, frame(text, size), (size, len(longest) - len(text))
 
 
 def _move(index: Index, header: int) -> Index:
@@ -349,10 +361,6 @@ def _move(index: Index, header: int) -> Index:
     chunks = dataclasses.replace(index.chunks, offset=[offset + by for offset in index.chunks.offset])
     moved = DataFile(name="", nbytes=file.nbytes + by, header=header, digest=None)
     return dataclasses.replace(index, chunks=chunks, files=[moved])
-
-
-def _single_header(index: Index, entries: str) -> str:
-    return f"{{{_note_entry(_single_note(index, encode_index(index, embedded=True)))}{entries}"
 
 
 def _single_note(index: Index, document: bytes) -> dict[str, str]:
