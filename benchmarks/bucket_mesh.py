@@ -11,12 +11,15 @@ import numpy as np
 
 import treering
 from benchmarks.bucket_requests import call_groups
-from benchmarks.bucket_scene import url_of
-from benchmarks.byte_bucket import NEAR_BUCKET, remove_objects, start_server
-from benchmarks.measure import Group, Work
+from benchmarks.bucket_scene import costs, url_of
+from benchmarks.byte_bucket import BUCKET, NEAR_BUCKET, remove_objects, start_server
+from benchmarks.measure import Case, Group, Work
 from benchmarks.workloads import LeafKind, mesh, sharded
 
-__all__ = ["MeshScene"]
+__all__ = ["COMPARED", "WHOLE", "MeshScene"]
+
+COMPARED = "load boxes beside whole leaves"
+WHOLE = "whole leaves over 4 x 2"
 
 _SIDE = 64
 _FAR = (NEAR_BUCKET, "30 ms")
@@ -66,11 +69,28 @@ class MeshScene:
                 treering.diff(self._url("boxes", bucket), self._url("whole", bucket), values=True).differences
             ),
         }
-        return tuple(
-            group
-            for name, call in calls.items()
-            for group in call_groups(name, self._begin(call), beside_data=False, far=_FAR)
+        compared = Group(
+            name=COMPARED,
+            cases=(
+                self._timed("treering", "boxes", turned=False),
+                self._timed("treering, over 2 x 4", "boxes", turned=True),
+                self._timed(WHOLE, "whole", turned=False, limit=True),
+            ),
+            peaks=False,
+            unit="CPU s",
         )
+        counted = (call_groups(name, self._begin(call), beside_data=False, far=_FAR) for name, call in calls.items())
+        return (compared, *(group for pair in counted for group in pair))
+
+    def _timed(self, name: str, kept: str, *, turned: bool, limit: bool = False) -> Case:
+        def begin() -> Work:
+            return costs(lambda: self._load(kept, BUCKET, turned=turned))
+
+        def check(spent: Any) -> str | None:
+            same = all(np.array_equal(spent.result[key], leaf) for key, leaf in self._tree.items())
+            return None if same else "the values differ"
+
+        return Case(name=name, begin=begin, check=check, count=lambda spent: spent.cpu, limit=limit)
 
     @staticmethod
     def _begin(call: Callable[[str], Any]) -> Callable[[str], Work]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from benchmarks import many_load, many_save
+from benchmarks import many_bucket, many_load, many_save
 from benchmarks.many_scene import SIZES, ManyFiles
 from benchmarks.measure import Group
 from benchmarks.suite import Benchmark, Goal, Scene
@@ -39,8 +39,8 @@ class _ManyScene(Scene):
         self._files.close()
 
     def groups(self) -> tuple[Group, ...]:
-        """Saving, saving in the background, loading, opening."""
-        return many_save.groups(self._files) + many_load.groups(self._files)
+        """Saving, saving in the background, loading, opening; in a bucket too."""
+        return tuple(group for part in (many_save, many_load, many_bucket) for group in part.groups(self._files))
 
 
 def _each(row: int, group: str, bounds: dict[str, float]) -> tuple[Goal, ...]:
@@ -67,6 +67,10 @@ _GOALS = (
         for name, bound in {"10k": 0.005, "100k": 0.04}.items()
     ),
     Goal(row=7, workload="1M", group="open, all keys", kind="count", bound=40 * _MIB),
+    *(
+        Goal(row=8, workload="10k", group=group, kind="times", against=many_bucket.FOLDER, bound=1.5)
+        for group in (many_bucket.SAVE, many_bucket.LOAD)
+    ),
 )
 
 BENCHMARK = Benchmark(
@@ -75,7 +79,7 @@ BENCHMARK = Benchmark(
     workloads=SIZES,
     numpy_only=(),
     jax_only=SIZES,
-    packages=("jax", "numpy", "xxhash", "orbax-checkpoint", "safetensors"),
+    packages=("jax", "numpy", "xxhash", "orbax-checkpoint", "safetensors", "obstore"),
     scene=_ManyScene,
     goals=_GOALS,
 )

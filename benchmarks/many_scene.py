@@ -163,7 +163,7 @@ class ManyFiles:
             return "a leaf has another dtype or shape"
         return None if equal_bytes(np.stack(rows), self.block) else "the values differ"
 
-    def right_checkpoint(self, path: Path) -> str | None:
+    def right_checkpoint(self, path: Path | str) -> str | None:
         """Whether treering reads the tree back."""
         return self.right_tree(treering.load(path))
 
