@@ -275,8 +275,9 @@ def run(steps: list[list[str]], home: Path) -> int:
     """Run the commands from the root of the project; all of them, even when one fails."""
     scripts = str(python_of(home).parent)
     env = {**os.environ, "VIRTUAL_ENV": str(home), "PATH": os.pathsep.join([scripts, os.environ.get("PATH", "")])}
-    # A path of another checkout would be tested in place of this one.
-    for name in ("PYTHONPATH", "PYTHONHOME"):
+    # A path of another checkout would be tested in place of this one. Where nothing that was compiled is kept, each of
+    # the many processes that tests start compiles treering again, and each run the tests.
+    for name in ("PYTHONPATH", "PYTHONHOME", "PYTHONDONTWRITEBYTECODE"):
         env.pop(name, None)
     os.chdir(ROOT)
     if len(steps) == 1 and os.name != "nt":

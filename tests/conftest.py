@@ -4,7 +4,7 @@ import gc
 import os
 import secrets
 import signal
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, cast
 
@@ -36,6 +36,16 @@ def pytest_configure(config: pytest.Config) -> None:
     # Read when the properties are imported: by default they draw a part of their examples.
     if "examples" in config.option.markexpr:
         os.environ["TREERING_ALL_EXAMPLES"] = "1"
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    # Nearly all that is made here stays, so that looking for garbage meanwhile finds none.
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
 
 
 def pytest_collection_finish() -> None:

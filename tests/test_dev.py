@@ -125,6 +125,16 @@ def test_what_dev_does_not_know_goes_to_the_tool(
     assert seen == [(tmp_path / "v", ("test",)), passed]
 
 
+def test_tools_see_this_checkout_and_keep_what_they_compile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    names = ("PYTHONPATH", "PYTHONHOME", "PYTHONDONTWRITEBYTECODE")
+    for name in names:
+        monkeypatch.setenv(name, str(tmp_path))
+    step = [sys.executable, "-c", f"import os, sys; sys.exit(any(name in os.environ for name in {names}))"]
+    assert dev.run([step, step], tmp_path) == 0
+    assert Path.cwd() == dev.ROOT
+
+
 def test_the_tests_of_buckets_are_those_of_checkpoints_runs_and_leaves_too() -> None:
     plain, again = dev.commands("test", Path("v"), ["-m", "bucket"])
     assert plain[-2:] == ["-m", "bucket"]

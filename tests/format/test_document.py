@@ -25,7 +25,7 @@ from tests.checkpoint.test_mutations import mutated
 from tests.format.indexes import ATTEMPT, index_of, indexes
 from tests.properties.strategies import quick
 from treering._format.document import data_name, encode_index, parse_index, read_summary
-from treering._format.index import Index, LeafType, damage_error, file_digest, file_digests
+from treering._format.index import Chunks, Index, LeafType, damage_error, file_digest, file_digests
 from treering._format.leaf_values import decode_type
 from treering._format.safetensors import check_single_file, header_bytes, lay_out, parse_safetensors, single_file
 from treering._values.checkpoint_names import is_data
@@ -467,3 +467,8 @@ def test_what_is_taken_is_written_again_alike(sampled: Document, data: st.DataOb
 @pytest.fixture(scope="module")
 def sampled(tmp_path_factory: pytest.TempPathFactory) -> Document:
     return document_of(sample(tmp_path_factory.mktemp("again") / "ckpt"))
+
+
+def test_empty_arrays_lie_before_the_one_that_starts_where_they_are() -> None:
+    rows: dict[str, Any] = {"leaf": [0, 1, 2, 3], "box": [None] * 4, "block": [65536] * 4, "file": [0] * 4}
+    assert Chunks(**rows, offset=[8, 0, 8, 0], nbytes=[4, 8, 0, 0]).of_file(0) == [3, 1, 2, 0]

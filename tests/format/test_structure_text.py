@@ -225,6 +225,13 @@ def test_keys_come_back_whatever_the_container(tmp_path: Path, make: Any) -> Non
     assert treering.load(tmp_path / "ckpt", at=text) == 1
 
 
+def test_lists_cannot_claim_more_children_together_than_there_are() -> None:
+    # Each is told at once: all of them together would take memory by the square of their number.
+    nodes: list[Any] = [*({"node": "list", "length": 50} for _ in range(100)), 10]
+    with pytest.raises(CorruptError, match="token 2 of the structure is a list of 50 items; the tree has 10 for it"):
+        decode_structure(nodes, 10)
+
+
 def test_selection_and_structure_agree() -> None:
     tokens: list[Token] = [Container(node="dict", keys=((NEW,), "a")), 2]
     keys = keys_of(tokens)

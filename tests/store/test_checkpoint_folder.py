@@ -389,18 +389,26 @@ def test_a_folder_that_is_moved_away_is_not_committed(tmp_path: Path, replaced: 
     assert not replaced or load(path) == b"other"
 
 
-def test_a_folder_that_a_failing_saver_removes_is_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("moved", [False, True])
+def test_a_folder_that_goes_before_it_is_locked_is_made_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moved: bool
+) -> None:
+    """A saver that fails removes the folder that it made; whoever moves it takes nothing of the save along."""
     path = tmp_path / "new" / "a"
     times = iter(range(100))
 
     def flock(descriptor: int, operation: int) -> None:
-        if operation & fcntl.LOCK_EX and next(times) < 3:
-            path.rmdir()
-            path.parent.rmdir()
+        if operation & fcntl.LOCK_EX and (number := next(times)) < 3:
+            if moved:
+                path.rename(tmp_path / f"moved {number}")
+            else:
+                path.rmdir()
+                path.parent.rmdir()
 
     faults.before(monkeypatch, fcntl, "flock", flock)
     save(path, b"new")
     assert load(path) == b"new"
+    assert [names(place) for place in tmp_path.glob("moved *")] == [[]] * (3 if moved else 0)
 
 
 def test_a_folder_that_vanishes_after_it_was_locked_is_made_again(

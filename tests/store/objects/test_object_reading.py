@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import random
 import threading
 from collections.abc import Callable, Iterator
@@ -16,7 +17,7 @@ from treering._store.objects.reading import FIRST_BYTES, ObjectReader, plan_span
 from treering._store.objects.requests import Answer, Delete, Get, Put, Range, Request, Status
 from treering.errors import CorruptError, DataFileMissingError, NotFoundError, StoreError
 
-MIB = 1 << 20
+KIB, MIB = 1 << 10, 1 << 20
 
 
 class CountedBucket(MemoryBucket):
@@ -121,14 +122,16 @@ def test_spans_fill_what_was_asked_for() -> None:
             assert buffer == data[offset : offset + len(buffer)]
 
 
-DATA = random.Random(3).randbytes(40 * MIB)
-KIB = 1 << 10
+@functools.cache
+def large() -> bytes:
+    """What the larger objects hold."""
+    return random.Random(3).randbytes(40 * MIB)
 
 
 @pytest.fixture
 def bucket() -> MemoryBucket:
     bucket = MemoryBucket()
-    bucket.put("a", DATA)
+    bucket.put("a", large())
     bucket.start_over()
     return bucket
 
@@ -144,7 +147,7 @@ def opened(bucket: MemoryBucket) -> Iterator[ObjectReader]:
 def test_reads_that_follow_each_other(bucket: MemoryBucket, opened: ObjectReader, count: int, gap: int) -> None:
     start, stop = 3 * MIB, min(39 * MIB, 3 * MIB + 4000 * (count + gap))
     for offset in range(start, stop - count, count + gap):
-        assert opened.read(offset, count) == DATA[offset : offset + count]
+        assert opened.read(offset, count) == large()[offset : offset + count]
     assert len(bucket.asked) <= (stop - start) / (8 * MIB) + 5
     assert bucket.received <= stop - start + 9 * MIB
 
@@ -153,7 +156,7 @@ def test_three_series_side_by_side(bucket: MemoryBucket, opened: ObjectReader) -
     for number in range(400):
         for start, count in ((MIB, 20 * KIB), (16 * MIB, 5 * KIB), (30 * MIB, 100)):
             offset = start + number * count
-            assert opened.read(offset, count) == DATA[offset : offset + count]
+            assert opened.read(offset, count) == large()[offset : offset + count]
     assert len(bucket.asked) <= 14
     assert bucket.received <= 40 * MIB
 
@@ -161,10 +164,10 @@ def test_three_series_side_by_side(bucket: MemoryBucket, opened: ObjectReader) -
 def test_reads_in_no_order_fetch_little_more(bucket: MemoryBucket, opened: ObjectReader) -> None:
     draw = random.Random(4)
     for _ in range(3000):
-        offset, count = draw.randrange(len(DATA) - 4 * KIB), draw.randrange(1, 4 * KIB)
-        assert opened.read(offset, count) == DATA[offset : offset + count]
+        offset, count = draw.randrange(len(large()) - 4 * KIB), draw.randrange(1, 4 * KIB)
+        assert opened.read(offset, count) == large()[offset : offset + count]
     # Every byte once, and what did not pay.
-    assert bucket.received <= len(DATA) + 48 * MIB
+    assert bucket.received <= len(large()) + 48 * MIB
 
 
 def test_threads_get_the_right_bytes(opened: ObjectReader) -> None:
@@ -177,8 +180,8 @@ def test_threads_get_the_right_bytes(opened: ObjectReader) -> None:
             rooms = [bytearray(draw.randrange(1, 60 * KIB)) for _ in range(3)]
             starts = [offset + 70 * KIB * place for place in draw.sample(range(3), 3)]
             opened.read_into([(start, memoryview(room)) for start, room in zip(starts, rooms, strict=True)])
-            wrong.extend(s for s, room in zip(starts, rooms, strict=True) if DATA[s : s + len(room)] != room)
-            offset = (offset + draw.choice((200 * KIB, 3 * MIB))) % (len(DATA) - MIB)
+            wrong.extend(s for s, room in zip(starts, rooms, strict=True) if large()[s : s + len(room)] != room)
+            offset = (offset + draw.choice((200 * KIB, 3 * MIB))) % (len(large()) - MIB)
 
     threads = [threading.Thread(target=read, args=(number,)) for number in range(6)]
     for thread in threads:
@@ -192,10 +195,10 @@ def test_memory_is_bounded_over_all_files_and_let_go(bucket: MemoryBucket) -> No
     reading._HELD.clear()  # of files that nobody closed
     files = []
     for number in range(20):
-        bucket.put(f"b{number}", DATA)
+        bucket.put(f"b{number}", large())
         files.append(ObjectReader(bucket, f"b{number}", PurePath("b")))
         for offset in range(4 * MIB, 5 * MIB, 64 * KIB):
-            assert files[-1].read(offset, 10) == DATA[offset : offset + 10]
+            assert files[-1].read(offset, 10) == large()[offset : offset + 10]
     held = sum(window.stop - window.start for window in reading._HELD)
     assert 0 < held <= 64 * MIB
     for file in files:
@@ -207,10 +210,10 @@ def test_what_is_fetched_anew_is_not_what_was_held(bucket: MemoryBucket, opened:
     for offset in range(4 * MIB, 5 * MIB, 64 * KIB):
         opened.read(offset, 10)
     found = bucket._objects["a"]
-    bucket._objects["a"] = found._replace(data=bytes(len(DATA)))  # of the same version: a bit was wrong on the way
+    bucket._objects["a"] = found._replace(data=bytes(len(large())))  # of the same version: a bit was wrong on the way
     room = bytearray(10)
     opened.read_into([(9 * MIB // 2, memoryview(room))])
-    assert room == DATA[9 * MIB // 2 : 9 * MIB // 2 + 10]
+    assert room == large()[9 * MIB // 2 : 9 * MIB // 2 + 10]
     assert opened.refetch([(9 * MIB // 2, memoryview(room))])
     assert room == bytes(10)
 
@@ -219,8 +222,8 @@ def test_what_is_fetched_anew_is_not_what_was_held(bucket: MemoryBucket, opened:
 def test_a_whole_object_in_small_reads(
     bucket: MemoryBucket, opened: ObjectReader, order: Callable[[range], list[int]]
 ) -> None:
-    for offset in order(range(0, len(DATA), 50_000)):
-        count = min(50_000, len(DATA) - offset)
-        assert opened.read(offset, count) == DATA[offset : offset + count]
-    assert len(bucket.asked) <= len(DATA) // (8 * MIB) + 5
-    assert bucket.received <= len(DATA) * 1.01 + 100_000
+    for offset in order(range(0, len(large()), 50_000)):
+        count = min(50_000, len(large()) - offset)
+        assert opened.read(offset, count) == large()[offset : offset + count]
+    assert len(bucket.asked) <= len(large()) // (8 * MIB) + 5
+    assert bucket.received <= len(large()) * 1.01 + 100_000
