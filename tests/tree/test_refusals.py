@@ -266,6 +266,14 @@ def test_too_deep_is_refused() -> None:
         save(tree)
 
 
+def test_a_template_that_holds_itself_twice_is_refused() -> None:
+    path = save([1, 2])
+    tree: list[Any] = [1, 2]
+    tree += [tree, tree]
+    with pytest.raises(UnsupportedError, match="hold itself"):
+        treering.load(path, like=tree)
+
+
 def test_a_traced_array_is_refused_by_name() -> None:
     def step(x: jax.Array) -> jax.Array:
         save({"a": x})

@@ -45,6 +45,7 @@ from treering._coordination.allgather import (
 from treering._coordination.message_board import PathMessageBoard
 from treering._coordination.messages import Failure
 from treering._store.resolve import located
+from treering._tree.flatten import flatten_like
 from treering._tree.placement import current_mesh, is_placement, spec_of
 from treering._values import timing
 from treering._values.checksums import digest
@@ -103,7 +104,8 @@ def _named_shardings(shardings: Any, mesh: Any, like: Any) -> Iterator[Any]:
         yield jax.sharding.NamedSharding(mesh, spec_of())
     given = jax.tree_util.tree_leaves(shardings, is_leaf=is_placement)
     if mesh is None and shardings is None:
-        given = [getattr(leaf, "sharding", None) for leaf in jax.tree_util.tree_leaves(like)]
+        # jax would never come to the end of a tree that holds itself twice; this walk refuses it.
+        given = [getattr(leaf, "sharding", None) for leaf in flatten_like(like).leaves]
     current = current_mesh()
     for one in dict.fromkeys(filter(is_placement, given)):
         abstract = isinstance(getattr(one, "mesh", None), jax.sharding.AbstractMesh)
