@@ -31,8 +31,9 @@ from treering.errors import CorruptError, MismatchError, UnsupportedError
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-# device_put costs some 45 us an array whatever its size. The arguments of a jitted function are put there in 5 us each,
-# but a first call with new shapes compiles for 20 ms: worth it from some five hundred arrays alike.
+# device_put of a list costs some 16 us an array whatever its size. The arguments of a jitted function are put there in
+# 3 us each, but a first call with new shapes compiles for 20 ms: worth it from a thousand or two arrays alike, and kept
+# for the loads that follow.
 _CALL: Final = 64
 _ALIKE: Final = 512
 _SMALL_BYTES: Final = 64 << 10

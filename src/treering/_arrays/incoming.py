@@ -246,7 +246,9 @@ class StoredArrays:
         allocate_rooms([(one.request, one.dtype) for one in large], self.index.keys)
         pieces = [piece for one in large for piece in self._plan_large(one)]
         work.nbytes += sum(piece.nbytes for piece in pieces)
-        pieces += self._together([chunk for chunk, _ in single], functools.partial(_give, [one for _, one in single]))
+        if single:
+            give = functools.partial(_give, [request for _, request in single])
+            pieces += self._together([chunk for chunk, _ in single], give)
         if small is not None:
             pieces += self._together(small.chunks, small.give)
         groups = group_near(pieces, gap=self._gap_bytes, most=self._group_bytes)
@@ -401,31 +403,41 @@ class StoredArrays:
     def _together(self, chunks: Sequence[int], give: _Give) -> Iterator[_Piece]:
         """Give small chunks that are neighbours in a file memory that they share."""
         columns = self.index.chunks
-        file, offset, nbytes = (
-            np.fromiter(map(column.__getitem__, chunks), np.int64, len(chunks))
-            for column in (columns.file, columns.offset, columns.nbytes)
-        )
-        order = np.lexsort((offset, file))
-        file, offset, end = file[order], offset[order], (offset + nbytes)[order]
-        gaps = np.flatnonzero((file[1:] != file[:-1]) | (offset[1:] != end[:-1])) + 1
-        start = 0
-        for stop in (*gaps.tolist(), len(order)):
-            while start < stop:
-                most = int(np.searchsorted(end[start:stop], offset[start] + self._together_bytes, "right"))
-                after = start + max(1, most)
-                here = slice(start, after)
-                begin, size = int(offset[start]), int(end[after - 1] - offset[start])
-                share = functools.partial(self._share_memory, order[here], offset[here] - begin, chunks, give)
-                yield _Piece(int(file[start]), begin, size, aligned_bytes(size), share)
-                start = after
+        if len(chunks) == 1:
+            yield self._piece_of_small([0], columns.nbytes[chunks[0]], chunks, give)
+            return
+        files, offsets = ([column[chunk] for chunk in chunks] for column in (columns.file, columns.offset))
+        order = sorted(range(len(chunks)), key=offsets.__getitem__)
+        order.sort(key=files.__getitem__)
+        group: list[int] = []
+        here = begin = end = 0
+        for number in order:
+            offset, nbytes = offsets[number], columns.nbytes[chunks[number]]
+            if group and (offset != end or files[number] != here or end + nbytes - begin > self._together_bytes):
+                yield self._piece_of_small(group, end - begin, chunks, give)
+                group = []
+            if not group:
+                here, begin = files[number], offset
+            group.append(number)
+            end = offset + nbytes
+        if group:
+            yield self._piece_of_small(group, end - begin, chunks, give)
 
-    def _share_memory(
-        self, places: NDArray[Any], starts: NDArray[Any], chunks: Sequence[int], give: _Give, data: memoryview
-    ) -> None:
+    def _piece_of_small(self, group: list[int], nbytes: int, chunks: Sequence[int], give: _Give) -> _Piece:
+        columns, first = self.index.chunks, chunks[group[0]]
+        share = functools.partial(self._share_memory, group, chunks, give)
+        return _Piece(columns.file[first], columns.offset[first], nbytes, aligned_bytes(nbytes), share)
+
+    def _share_memory(self, group: list[int], chunks: Sequence[int], give: _Give, data: memoryview) -> None:
         """Check small chunks that lie side by side in memory, and give their arrays."""
         index, columns = self.index, self.index.chunks
-        at, some = [*starts.tolist(), len(data)], [chunks[place] for place in places]
-        if index.verified:
+        some = [chunks[number] for number in group]
+        begin = columns.offset[some[0]]
+        at = [columns.offset[chunk] - begin for chunk in some]
+        at.append(len(data))
+        if len(some) == 1:
+            self._check(some[0], 0, data)
+        elif index.verified:
             wanted = [index.checksums[self._first_checksum[chunk]] if columns.nbytes[chunk] else None for chunk in some]
             found = [xxhash.xxh3_64_intdigest(data[a:b]) if b > a else None for a, b in itertools.pairwise(at)]
             if found != wanted:
@@ -441,7 +453,7 @@ class StoredArrays:
                 arrays += [np.ndarray(shape, dtype, data, start) for start in at[len(arrays) : len(arrays) + count]]
             else:  # as rows of one array, which is faster than one by one
                 arrays += list(np.ndarray((count, *shape), dtype, data, at[len(arrays)]))
-        give(places.tolist(), arrays)
+        give(group, arrays)
 
     # ------------------------------------------------------------------------------------------------- slab by slab
 
