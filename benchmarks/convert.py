@@ -72,11 +72,15 @@ _GOALS = (
         Goal(row=3, workload=name, group=convert_orbax.GROUP, kind="faster", against=convert_orbax.PEER, bound=bound)
         for name, bound in zip(_ORBAX, (2.0, 8.0), strict=True)
     ),
+    *(
+        Goal(row=4, workload=name, group=convert_orbax.WRITE, kind="faster", against=convert_orbax.PEER, bound=1.0)
+        for name in _ORBAX
+    ),
 )
 
 BENCHMARK = Benchmark(
     name="convert",
-    title="treering.convert between formats, Hugging Face folders onto a mesh, and reading Orbax",
+    title="treering.convert between formats, Hugging Face folders onto a mesh, and Orbax",
     workloads=(*SOURCES, *_OTHERS),
     numpy_only=(),
     jax_only=(*SOURCES, *_OTHERS),

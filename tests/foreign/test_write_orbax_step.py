@@ -138,6 +138,11 @@ def test_a_single_checkpoint_with_items(tmp_path: Path) -> None:
     assert tr.inspect(tmp_path / "step").metadata == {"custom_metadata": {"note": 1}}
 
 
+def test_a_bucket_is_refused_before_a_step_is_read(steps: Path) -> None:
+    with pytest.raises(UnsupportedError, match="'memory://orbax/root' is in a bucket"):
+        tr.convert(steps, "memory://orbax/root", to="orbax")
+
+
 def test_on_the_command_line(steps: Path, tmp_path: Path) -> None:
     items = [part for name, key in ITEMS.items() for part in ("--item", f"{name}={key}")]
     inside("convert", str(steps), str(tmp_path / "root"), "--to", "orbax", *items, code=0)

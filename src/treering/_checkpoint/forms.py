@@ -218,7 +218,7 @@ class TargetWriter(NamedTuple):
     """How the path of a file ends; a folder has none."""
     steps: str = ""
     """A module that writes the steps of whole runs in this form, if it has any: its ``StepWriter(items)`` is as
-    ``module``, and its ``find_conversions(place)`` returns what the steps that are there were converted from."""
+    ``module``, and its ``find_conversions(save)`` returns what the steps that are there were converted from."""
 
 
 _WRITERS: Final = (

@@ -48,13 +48,7 @@ if TYPE_CHECKING:
     metavar="NAME",
     help=f"Accept that a kind of things is lost ({', '.join(LOSSES)}), or leaves by a glob; may be repeated.",
 )
-@click.option(
-    "--item",
-    "items",
-    multiple=True,
-    metavar="NAME=KEY",
-    help="An item of the form orbax and the subtree in it; may be repeated.",
-)
+@click.option("--item", "items", multiple=True, metavar="NAME=KEY", help="An item of the form orbax, and its subtree.")
 @click.option("--overwrite", is_flag=True, help="Replace a checkpoint or a file that is there.")
 def convert(
     source: str, target: str, *, to: str | None, globs: tuple[str, ...], at: str | None, map_path: str | None,

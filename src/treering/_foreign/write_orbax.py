@@ -346,12 +346,16 @@ def _chunks(value: SourceArray, array: ZarrArray) -> Iterator[bytes]:
         at = 0
         while at < len(block):
             taken = min(size - len(held), left, len(block) - at)
-            held += block[at : at + taken]
+            piece = block[at : at + taken]
             at, left = at + taken, left - taken
-            if len(held) == size or not left:
-                yield bytes(held) + bytes(size - len(held))
-                held.clear()
-                left = left or row
+            if taken == size:
+                yield bytes(piece)  # all of a chunk, copied once
+            else:
+                held += piece
+                if len(held) == size or not left:
+                    yield bytes(held.ljust(size, b"\0"))
+                    held.clear()
+            left = left or row
 
 
 class _Database:
@@ -368,16 +372,19 @@ class _Database:
         with self._naming():
             self._store = tensorstore.KvStore.open(spec, context=context).result()
         self._change: Any = None
+        self._committing: Any = None
         self._held = 0
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: object, *_: object) -> None:
-        if self._change is not None and kind is not None:
-            self._change.abort()
-        else:
+        if kind is None:
             self._commit()
+        elif self._change is not None:
+            self._change.abort()
+        with contextlib.nullcontext() if kind is None else contextlib.suppress(StoreError):
+            self._wait()
 
     def put(self, key: str, data: bytes) -> None:
         """Put a value there; it is in memory until about 32 MiB are."""
@@ -389,10 +396,17 @@ class _Database:
             self._commit()
 
     def _commit(self) -> None:
+        """Begin to commit what is held, when what came before it is committed."""
+        self._wait()
         if self._change is not None:
-            with self._naming():
-                self._change.commit_sync()
+            self._committing = self._change.commit_async()
         self._change, self._held = None, 0
+
+    def _wait(self) -> None:
+        if self._committing is not None:
+            with self._naming():
+                self._committing.result()
+        self._committing = None
 
     @contextlib.contextmanager
     def _naming(self) -> Iterator[None]:

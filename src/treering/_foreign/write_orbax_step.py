@@ -12,7 +12,6 @@ import os
 import re
 import time
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from treering._arrays.source import Source
@@ -192,14 +191,16 @@ def _state_of(source: Source, part: Selection) -> Any:
     return build(part.structure, [leaf_value(leaves, number) for number in range(len(part.leaves))])
 
 
-def find_conversions(place: Path) -> dict[int, Conversion | None]:
-    """Return the steps of a root by their numbers, each with what it was converted from, if it was.
+def find_conversions(save: SaveOptions) -> dict[int, Conversion | None]:
+    """Return the steps of the root at a path by their numbers, each with what it was converted from, if it was.
 
     Raises:
+        UnsupportedError: it would be in a bucket.
         ExistsError: it is no such root.
         CorruptError, UnsupportedError, StoreError: as `list_steps`.
     """
-    if not is_folder(place):
+    require_disk(save)
+    if not is_folder(place := save.path):
         return {}
     refuse_other_form(place, "orbax")
     if not (steps := list_steps(place)) and (seen := recognise(place)) is not None:

@@ -163,7 +163,7 @@ def _convert_steps(
         raise NotFoundError(f"the run {shown!r} has no step yet")
     made_of: dict[int, Conversion | None] = {}
     if writer.steps:
-        made_of = importlib.import_module(writer.steps).find_conversions(save.path)
+        made_of = importlib.import_module(writer.steps).find_conversions(save)
     else:
         made_of = read_run(save.path, _read_conversions, made_of)
     there = _digests(made_of, save.path, os.fspath(place), numbers)

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import equinox
 import jax
 import jax.numpy as jnp
 import ml_dtypes
@@ -16,6 +17,8 @@ import optax
 import orbax.checkpoint as ocp
 import orbax.checkpoint.experimental.v1 as ocp1
 import pytest
+from flax import linen, nnx
+from flax.training import train_state
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
@@ -169,6 +172,40 @@ def test_onto_another_mesh(shape: tuple[int, int], tmp_path: Path) -> None:
     for found in (ocp.StandardCheckpointer().restore(tmp_path / "item", like), ocp1.load(tmp_path / "item", like)):
         assert _bits(found) == _bits(tree)
         assert all(found[name].sharding == like[name].sharding for name in like)
+
+
+class _Model(nnx.Module):
+    def __init__(self) -> None:
+        rngs = nnx.Rngs(0)
+        self.layers = nnx.List([nnx.Linear(3, 4, rngs=rngs), nnx.Linear(4, 2, rngs=rngs)])
+        self.drop = nnx.Dropout(0.5, rngs=rngs)
+
+
+def _states() -> dict[str, Any]:
+    linen_model = linen.Sequential([linen.Dense(4), linen.BatchNorm(use_running_average=True), linen.Dense(2)])
+    variables = linen_model.init(jax.random.key(0), jnp.ones((1, 3)))
+    mlp = equinox.nn.MLP(3, 2, 4, 2, key=jax.random.key(1))
+    return {
+        "nnx": nnx.to_pure_dict(nnx.state(_Model())),
+        "linen": variables,
+        "train state": train_state.TrainState.create(
+            apply_fn=linen_model.apply, params=variables["params"], tx=optax.adamw(1e-3)
+        ),
+        "equinox": equinox.filter(mlp, equinox.is_array),
+    }
+
+
+@pytest.mark.parametrize("name", ["nnx", "linen", "train state", "equinox"])
+def test_states_of_libraries(name: str, tmp_path: Path) -> None:
+    state = _states()[name]
+    # Keys that are no text become text; functions and other static fields are those of the target.
+    treering.export(tmp_path / "item", state, to="orbax", lose=["structure", "objects"])
+    found = ocp.StandardCheckpointer().restore(tmp_path / "item", state)
+    assert jax.tree.structure(found) == jax.tree.structure(state)  # type: ignore[operator]
+    assert [_bits(leaf) for leaf in jax.tree.leaves(found)] == [_bits(leaf) for leaf in jax.tree.leaves(state)]
+    assert [_bits(leaf) for leaf in jax.tree.leaves(ocp1.load(tmp_path / "item", state))] == [
+        _bits(leaf) for leaf in jax.tree.leaves(state)
+    ]
 
 
 def test_the_state_of_an_optimizer(tmp_path: Path) -> None:
