@@ -308,6 +308,18 @@ def test_long_names_above_many_containers_are_not_put_together(leaves: int) -> N
         tracemalloc.stop()
 
 
+def test_a_long_name_below_itself_is_not_put_together() -> None:
+    """A name of 64 KiB, a thousand times on the way to one leaf."""
+    data = hostile([{"node": "dict", "keys": ["n" * (1 << 16)]}], [*[0] * 1000, 1], 1)
+    tracemalloc.start()
+    try:
+        with pytest.raises(CorruptError, match="more than 256 characters"):
+            parse_index(data)
+        assert tracemalloc.get_traced_memory()[1] < 4 << 20
+    finally:
+        tracemalloc.stop()
+
+
 def test_opening_costs_no_call_for_each_leaf(tmp_path: Path) -> None:
     """Twice the leaves, and as many calls of functions."""
 

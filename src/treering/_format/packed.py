@@ -173,7 +173,7 @@ def key_texts(structure: Sequence[Token], leaves: int) -> list[str]:
     keys: list[str] = []
     left = KEY_CHARACTERS * leaves
     with raising_corrupt(FormatError):
-        for above, names in iter_runs(structure):
+        for above, names in iter_runs(structure, left):
             # Before they are made: a few containers may say any number of long ones.
             left -= len(above) * len(names) + sum(map(len, names))
             if left < 0:
