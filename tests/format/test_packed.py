@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import sys
 import tracemalloc
@@ -22,7 +23,7 @@ from tests.limits import lower
 from tests.properties.strategies import quick
 from treering._codec.key_document import attempts_in, fenced, find_members
 from treering._format.document import encode_index, parse_index, read_summary
-from treering._format.index import Container, Index, LeafType
+from treering._format.index import Container, Index, LeafType, Token
 from treering._format.packed import pack, unpack
 from treering.errors import CorruptError, FormatError, TreeringError
 
@@ -312,6 +313,37 @@ def test_long_names_above_many_containers_are_not_put_together(leaves: int) -> N
         else:
             assert parse_index(data).keys == []
         assert tracemalloc.get_traced_memory()[1] < 16 << 20
+    finally:
+        tracemalloc.stop()
+
+
+def test_static_fields_are_not_repeated_without_end() -> None:
+    """One container of hundreds of fields, which stands for a thousand objects that would have all of them."""
+    other = {"node": "other", "class": "a.B", "fields": [], "static": {f"s{n}": "x" for n in range(300)}}
+    data = hostile([{"node": "list", "length": 1001}, other], [0, *[1] * 1000, 2], 1)
+    with pytest.raises(CorruptError, match="the static fields have more than 256 characters for each leaf"):
+        parse_index(data)
+
+
+@pytest.mark.parametrize(("characters", "version"), [(248, 4), (249, 1)])
+def test_a_tree_of_longer_static_fields_is_written_as_lists(characters: int, version: int) -> None:
+    node = Container(node="other", keys=("w",), class_name="a.B", static=(("s", "x" * characters),))
+    tree: list[Token] = [Container(node="list", keys=(0, 1)), node, 1, node, 1]
+    index = index_of(["0/w", "1/w"], [LeafType(kind="none")], [0, 0], [], values={0: None, 1: None})
+    index = dataclasses.replace(index, structure=tree)
+    data = encode_index(index)
+    assert json.loads(data)["treering"] == version
+    assert parse_index(data) == index
+
+
+def test_a_long_name_below_itself_is_not_put_together() -> None:
+    """A name of 64 KiB, a thousand times on the way to one leaf."""
+    data = hostile([{"node": "dict", "keys": ["n" * (1 << 16)]}], [*[0] * 1000, 1], 1)
+    tracemalloc.start()
+    try:
+        with pytest.raises(CorruptError, match="more than 256 characters"):
+            parse_index(data)
+        assert tracemalloc.get_traced_memory()[1] < 4 << 20
     finally:
         tracemalloc.stop()
 

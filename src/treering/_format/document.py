@@ -72,7 +72,7 @@ def encode_index(index: Index, *, embedded: bool = False) -> bytes:
         UnsupportedError: the metadata, or a key or static field of the structure, has no form in it.
     """
     # Each column becomes text before the next one is made: those of a large tree together would take far more memory.
-    is_packed = not embedded and len(index.keys) >= PACKED_FROM and packed.fits(index.keys)
+    is_packed = not embedded and len(index.keys) >= PACKED_FROM and packed.fits(index.keys, index.structure)
     lines = [member_line(name, value) for name, value in _members(index, packed if is_packed else columns)]
     return (_EMBEDDED_FORM if embedded else PACKED_FORM if is_packed else INDEX_FORM).sign(join_lines(lines))
 

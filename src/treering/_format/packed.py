@@ -23,19 +23,33 @@ from treering.errors import CorruptError, FormatError
 
 KEY_CHARACTERS: Final = 256
 """The key texts have at most this many characters for each leaf: the structure repeats what it says, they do not."""
+STATIC_CHARACTERS: Final = 256
+"""And so many the static fields of the containers, each counted as often as it stands there: whoever builds has all."""
 
 # Little endian and unsigned: how a column begins, and what Python's arrays call such items.
 _ITEMS: Final = {"u1:": "B", "u2:": "H", "u4:": "I", "u8:": "Q"}
 
 
-def fits(keys: Sequence[str]) -> bool:
-    """Tell whether these key texts are short enough to be left out of a document.
+def fits(keys: Sequence[str], structure: Sequence[Token]) -> bool:
+    """Tell whether key texts are short enough to be left out of a document, and static fields to be written once.
+
+    Raises:
+        UnsupportedError: a key or static field of the structure has no form in a document.
 
     Example:
-        >>> fits(["a", "b" * 511]), fits(["a", "b" * 512])
+        >>> fits(["a", "b" * 511], [2]), fits(["a", "b" * 512], [2])
         (True, False)
     """
-    return sum(map(len, keys)) <= KEY_CHARACTERS * len(keys)
+    if sum(map(len, keys)) > KEY_CHARACTERS * len(keys):
+        return False
+    nodes = {id(token): token for token in structure if type(token) is Container and token.static}
+    times = Counter(map(id, structure if nodes else ()))
+    total = sum(_static_characters(columns.encode_container(node)) * times[number] for number, node in nodes.items())
+    return total <= STATIC_CHARACTERS * len(keys)
+
+
+def _static_characters(node: dict[str, Any]) -> int:
+    return len(json_text(node["static"])) if node.get("static") else 0
 
 
 # -------------------------------------------------------------------------------------------------------------- columns
@@ -150,14 +164,17 @@ def _decode_structure(node: dict[str, Any], leaves: int) -> list[Token]:
     for number, each in enumerate(nodes):
         containers.append(columns.decode_container(each, f"container {number} of the structure", most))
         most -= len(containers[-1].keys)
-    in_runs = found = children = 0
+    in_runs = found = children = static = 0
     for token, times in Counter(tokens).items():
         if token > runs:
             in_runs += (token - runs) * times
         else:
             found += times
             children += len(containers[token].keys) * times
+            static += _static_characters(nodes[token]) * times
     columns.check_counts(leaves, in_runs=in_runs, containers=found, children=children)
+    if static > STATIC_CHARACTERS * leaves:
+        raise CorruptError(f"the static fields have more than {STATIC_CHARACTERS} characters for each leaf")
     return [containers[token] if token <= runs else token - runs for token in tokens]
 
 
@@ -174,7 +191,7 @@ def key_texts(structure: Sequence[Token], leaves: int) -> list[str]:
     keys: list[str] = []
     left = KEY_CHARACTERS * leaves
     with raising_corrupt(FormatError):
-        for above, names in iter_runs(structure):
+        for above, names in iter_runs(structure, left):
             # Before they are made: a few containers may say any number of long ones.
             left -= len(above) * len(names) + sum(map(len, names))
             if left < 0:

@@ -275,13 +275,18 @@ def walk(tokens: Iterable[Token]) -> Iterator[tuple[int, int, Token]]:
         raise FormatError("the structure ends early")
 
 
-def iter_runs(tokens: Sequence[Token]) -> Iterator[tuple[str, list[str]]]:
+def iter_runs(tokens: Sequence[Token], longest: int | None = None) -> Iterator[tuple[str, list[str]]]:
     """Yield the key texts of the leaves in two pieces: what all leaves of a run begin with, and how each of them ends.
 
     A hostile structure may have key texts that fill any memory; so they are not put together here.
 
+    Args:
+        tokens: the structure.
+        longest: how many characters the leaves of a run may begin with. One container that stands in itself a thousand
+            times gives a text a thousand times as long as all that was read.
+
     Raises:
-        FormatError: as `walk` says.
+        FormatError: as `walk` says, or what the leaves of a run begin with is longer than that.
 
     Example:
         >>> list(iter_runs([Container(node="dict", keys=("a", 3)), 1, Container(node="list", keys=(0, 1)), 2]))
@@ -305,6 +310,8 @@ def iter_runs(tokens: Sequence[Token]) -> Iterator[tuple[str, list[str]]]:
             first, place = place, min(place + left, len(parts))
             left -= place - first
             if type(token) is int:
+                if longest is not None and sum(map(len, above)) > longest:
+                    raise FormatError(f"the key texts of a run begin with more than {longest} characters")
                 run = parts if place - first == len(parts) else parts[first:place]
                 # The way to a run is put together for it alone: containers without leaves may have any number of ways.
                 yield "/".join([*above[1:], ""]), [part or "~" for part in run] if len(around) == 1 else run
