@@ -130,6 +130,24 @@ def test_what_is_in_no_item_is_lost_by_name(steps: Path, tmp_path: Path) -> None
     assert list(tr.load(tmp_path / "root" / "5")) == ["w"]
 
 
+@pytest.mark.parametrize("member", [["a", "b"], {"loss": 5, "other": 2}])
+def test_a_member_in_whose_place_the_metrics_are_is_refused(member: Any, tmp_path: Path) -> None:
+    with tr.Run(tmp_path / "run") as run:
+        run.save(1, {"w": np.ones(2)}, metrics={"loss": 0.5}, metadata={"metrics": member})
+    with pytest.raises(UnsupportedError, match="the member 'metrics' of the metadata"):
+        tr.convert(tmp_path / "run", tmp_path / "root", to="orbax")
+    assert not (tmp_path / "root").exists()
+    tr.convert(tmp_path / "run", tmp_path / "root", to="orbax", lose="metadata")
+    assert _json(tmp_path, "root", "1", "metrics", "metrics") == {"loss": 0.5}
+
+
+def test_members_that_stay_beside_the_metrics_are_no_loss(tmp_path: Path) -> None:
+    with tr.Run(tmp_path / "run") as run:
+        run.save(1, {"w": np.ones(2)}, metrics={"loss": 0.5}, metadata={"metrics": {"loss": 0.5, "other": 2}})
+    tr.convert(tmp_path / "run", tmp_path / "root", to="orbax")
+    assert _json(tmp_path, "root", "1", "metrics", "metrics") == {"loss": 0.5, "other": 2}
+
+
 def test_a_single_checkpoint_with_items(tmp_path: Path) -> None:
     tr.save(tmp_path / "ckpt", {"params": {"w": np.ones(2)}, "opt": [1, 2.5]}, metadata={"note": 1})
     tr.convert(tmp_path / "ckpt", tmp_path / "step", to="orbax", items={"params": "params", "state": "opt"})

@@ -108,6 +108,7 @@ class StepWriter:
             elif (why := _why_no_state(source, inner)) is not None:
                 for key in (keys[leaf] for leaf in inner.leaves):
                     yield Loss("items", key, f"leaf {key!r:.200} of the item {item.name!r}: {why}")
+        yield from self._lost_members(metadata)
         listed = ", ".join(item.name for item in self._items)
         for key in left.values():
             yield Loss("items", key, f"leaf {key!r:.200}: it is in none of the items {listed}")
@@ -142,6 +143,17 @@ class StepWriter:
             return next(iter(trees.values()))
         rows = ((name, key, leaf) for name, leaves in trees.items() for key, leaf in leaves.items())
         return {join_key([name, *split_key(key)]): leaf for name, key, leaf in rows}
+
+    def _lost_members(self, metadata: Mapping[str, Any]) -> Iterator[Loss]:
+        """Yield the members of the metadata in whose place others of the same name would be."""
+        items = {item.key for item in self._items if item.kind == "json"}
+        rest = {name: value for name, value in remove_note(metadata).items() if name not in items}
+        note = find_note(metadata)
+        metrics = {} if note is None else note.metrics
+        own = rest.pop(_METRICS, {}) if metrics else {}
+        if type(own) is not dict or any(name in own and repr(own[name]) != repr(metrics[name]) for name in metrics):
+            yield Loss("metadata", _METRICS, "the member 'metrics' of the metadata: the step has such metrics too")
+        yield from write_orbax.lost_overlaps(rest)
 
     def _divide(self, metadata: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
         """Return what was measured at a step, and what the user wrote that is in no item."""
