@@ -31,7 +31,7 @@ from treering._checkpoint.detect import refuse_other_form
 from treering._checkpoint.forms import Loss, key_texts, lost_containers, lost_leaves, lost_names, refuse_others
 from treering._checkpoint.save_options import SaveOptions
 from treering._codec.zarr import ZarrArray, chunk_bytes, chunk_name, stored_dtype, zarray_bytes
-from treering._foreign.foreign_tree import EMPTY, Step
+from treering._foreign.foreign_tree import EMPTY, Step, keys_of
 from treering._format.index import Container, LeafType, Token, leaf_bytes
 from treering._format.selection import Selection
 from treering._format.structure import key_text, walk
@@ -276,6 +276,13 @@ def _walk_paths(structure: Sequence[Token]) -> Iterator[tuple[list[Step], Contai
         else:
             for step in heads[place : place + token] if depth else [None]:
                 yield [*above, *([] if step is None else [step])], None
+
+
+def empty_paths(structure: Sequence[Token]) -> Iterator[tuple[str, ...]]:
+    """Yield the keys of each empty container."""
+    for path, container in _walk_paths(structure):
+        if container is not None:
+            yield keys_of(path)
 
 
 def _entry(path: Sequence[Step], kind: str, array: ZarrArray | None = None) -> dict[str, Any]:
