@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import collections
+import errno
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +18,7 @@ import tensorstore
 import treering
 from tests.stores import copy_to_memory
 from tests.trees import assert_same_arrays
-from treering.errors import ExistsError, TreeringError, UnsupportedError
+from treering.errors import ExistsError, StoreError, TreeringError, UnsupportedError
 
 Pair = collections.namedtuple("Pair", "left right")  # noqa: PYI024
 Empty = collections.namedtuple("Empty", "")  # noqa: PYI024
@@ -181,6 +183,34 @@ def test_what_a_dead_writer_left_is_removed_and_that_of_a_live_one_stays(tmp_pat
         (place / "d").mkdir(parents=True)
     treering.export(tmp_path / "item", {"a": np.ones(1)}, to="orbax")
     assert sorted(tmp_path.iterdir()) == sorted([tmp_path / "item", *others])
+
+
+def test_folders_above_do_not_stay_where_none_can_be_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    mkdir = os.mkdir
+
+    def full(path: Any, *mode: Any) -> None:
+        if ".orbax-checkpoint-tmp" in os.fspath(path):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        mkdir(path, *mode)
+
+    monkeypatch.setattr(os, "mkdir", full)
+    with pytest.raises(StoreError, match="could not write"):
+        treering.export(tmp_path / "new" / "item", {"a": np.ones(1)}, to="orbax")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_cannot_be_listed_is_not_committed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    scandir = os.scandir
+
+    def broken(path: Any) -> Any:
+        if isinstance(path, str) and path.endswith("/d"):
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", broken)
+    with pytest.raises(StoreError, match="could not write"):
+        treering.export(tmp_path / "item", {"a": np.ones(1)}, to="orbax")
+    assert not (tmp_path / "item").exists()
 
 
 def test_nothing_is_left_of_a_save_that_fails(tmp_path: Path) -> None:

@@ -201,3 +201,6 @@ def test_on_the_command_line(steps: Path, tmp_path: Path) -> None:
     assert tr.load(tmp_path / "root" / "10" / "state")[1] == 10
     said = inside("convert", str(steps), str(tmp_path / "other"), "--to", "orbax", "--item", "params", code=2)
     assert "--item 'params' is not NAME=KEY" in str(said)
+    twice = ("--item", "state=opt", "--item", "state=params")
+    said = inside("convert", str(steps), str(tmp_path / "other"), "--to", "orbax", *twice, code=2)
+    assert "--item names 'state' twice" in str(said)
