@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import collections
+import errno
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +18,7 @@ import tensorstore
 import treering
 from tests.stores import copy_to_memory
 from tests.trees import assert_same_arrays
-from treering.errors import ExistsError, TreeringError, UnsupportedError
+from treering.errors import ExistsError, StoreError, TreeringError, UnsupportedError
 
 Pair = collections.namedtuple("Pair", "left right")  # noqa: PYI024
 Empty = collections.namedtuple("Empty", "")  # noqa: PYI024
@@ -104,6 +106,10 @@ def test_arrays_of_several_chunks(tmp_path: Path) -> None:
         ({"/a": np.ones(1)}, "is no name of a tensor"),
         ({"~": "text"}, "'~' is no name of a text"),
         ({"a": "text", "a/b": "text"}, "'a/b' is no name of a text"),
+        ({"a/" * 9999 + "b": "text"}, "is no name of a text"),
+        ({"a" * 65_530: np.ones(1)}, "is no name of a tensor"),
+        ({"a": "half \ud800"}, "leaf 'a': a str with half of a surrogate pair"),
+        ({"a": "long \ud800" * 99_999}, "leaf 'a': a str with half of a surrogate pair"),
     ],
 )  # fmt: skip
 def test_what_it_cannot_hold_is_refused_by_name(tree: Any, said: str | None, tmp_path: Path) -> None:
@@ -115,6 +121,24 @@ def test_what_it_cannot_hold_is_refused_by_name(tree: Any, said: str | None, tmp
         lose = ["arrays", "names", "objects", "scalars", "strings", "structure"]
         treering.export(tmp_path / "item", {"w": np.ones(2), **tree}, to="orbax", lose=lose)
         assert treering.load(tmp_path / "item")["w"].tolist() == [1, 1]
+
+
+def test_an_empty_container_may_have_the_name_of_an_array(tmp_path: Path) -> None:
+    treering.save(tmp_path / "ckpt", {"a.b": {}, "a": {"b": np.ones(2)}})
+    treering.convert(tmp_path / "ckpt", tmp_path / "item", to="orbax")
+    found = treering.load(tmp_path / "item")
+    assert found["a.b"] == {}
+    assert found["a"]["b"].tolist() == [1, 1]
+
+
+def test_a_member_that_custom_metadata_have_too_is_refused(tmp_path: Path) -> None:
+    metadata = {"by": "me", "note": 1, "custom_metadata": {"by": "you"}}
+    with pytest.raises(UnsupportedError, match="the member 'by' of the metadata: custom_metadata have it too"):
+        treering.export(tmp_path / "item", {"w": np.ones(2)}, to="orbax", metadata=metadata)
+    assert list(tmp_path.iterdir()) == []
+    treering.export(tmp_path / "item", {"w": np.ones(2)}, to="orbax", metadata=metadata, lose="metadata")
+    facts = json.loads((tmp_path / "item" / "_CHECKPOINT_METADATA").read_bytes())
+    assert facts["custom_metadata"] == {"note": 1, "by": "you"}
 
 
 def test_a_tree_that_is_one_leaf_or_none(tmp_path: Path) -> None:
@@ -159,6 +183,34 @@ def test_what_a_dead_writer_left_is_removed_and_that_of_a_live_one_stays(tmp_pat
         (place / "d").mkdir(parents=True)
     treering.export(tmp_path / "item", {"a": np.ones(1)}, to="orbax")
     assert sorted(tmp_path.iterdir()) == sorted([tmp_path / "item", *others])
+
+
+def test_folders_above_do_not_stay_where_none_can_be_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    mkdir = os.mkdir
+
+    def full(path: Any, *mode: Any) -> None:
+        if ".orbax-checkpoint-tmp" in os.fspath(path):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        mkdir(path, *mode)
+
+    monkeypatch.setattr(os, "mkdir", full)
+    with pytest.raises(StoreError, match="could not write"):
+        treering.export(tmp_path / "new" / "item", {"a": np.ones(1)}, to="orbax")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_cannot_be_listed_is_not_committed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    scandir = os.scandir
+
+    def broken(path: Any) -> Any:
+        if isinstance(path, str) and path.endswith("/d"):
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", broken)
+    with pytest.raises(StoreError, match="could not write"):
+        treering.export(tmp_path / "item", {"a": np.ones(1)}, to="orbax")
+    assert not (tmp_path / "item").exists()
 
 
 def test_nothing_is_left_of_a_save_that_fails(tmp_path: Path) -> None:

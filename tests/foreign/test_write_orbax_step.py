@@ -118,7 +118,10 @@ def test_what_is_in_no_item_is_lost_by_name(steps: Path, tmp_path: Path) -> None
         tr.convert(steps, tmp_path / "root", to="orbax", items={"default": "", "config": "json:other"})
     with pytest.raises(MismatchError, match="nothing lies at 'other'"):
         tr.convert(steps, tmp_path / "root", to="orbax", items={"other": "other"})
-    for name in ("a/b", "..", "metrics", "", ".a"):
+    with pytest.raises(UnsupportedError, match="names no tree"):
+        tr.convert(steps, tmp_path / "root", to="orbax", items={"data": "grain:data"})
+    reserved = ("metrics", "d", "array_metadatas", "manifest.ocdbt", "commit_success.txt", "treering_conversion.json")
+    for name in ("a/b", "..", "", ".a", *reserved):
         with pytest.raises(UnsupportedError, match="is no name of an item"):
             tr.convert(steps, tmp_path / "root", to="orbax", items={name: ""})
     with pytest.raises(UnsupportedError, match="names no item"):
@@ -127,7 +130,56 @@ def test_what_is_in_no_item_is_lost_by_name(steps: Path, tmp_path: Path) -> None
         tr.convert(steps, tmp_path / "root", items={"default": ""})
     assert not (tmp_path / "root").exists()
     tr.convert(steps, tmp_path / "root", to="orbax", items={"params": "params"}, lose="items")
+    tr.convert(steps, tmp_path / "two", to="orbax", items={"a": "params", "b": ""})
+    tr.convert(steps, tmp_path / "two", to="orbax", items={"b": "", "a": "params"})  # the same, in another order
     assert list(tr.load(tmp_path / "root" / "5")) == ["w"]
+
+
+@pytest.mark.parametrize("member", [["a", "b"], {"loss": 5, "other": 2}])
+def test_a_member_in_whose_place_the_metrics_are_is_refused(member: Any, tmp_path: Path) -> None:
+    with tr.Run(tmp_path / "run") as run:
+        run.save(1, {"w": np.ones(2)}, metrics={"loss": 0.5}, metadata={"metrics": member})
+    with pytest.raises(UnsupportedError, match="the member 'metrics' of the metadata"):
+        tr.convert(tmp_path / "run", tmp_path / "root", to="orbax")
+    assert not (tmp_path / "root").exists()
+    tr.convert(tmp_path / "run", tmp_path / "root", to="orbax", lose="metadata")
+    assert _json(tmp_path, "root", "1", "metrics", "metrics") == {"loss": 0.5}
+
+
+def test_members_that_stay_beside_the_metrics_are_no_loss(tmp_path: Path) -> None:
+    with tr.Run(tmp_path / "run") as run:
+        run.save(1, {"w": np.ones(2)}, metrics={"loss": 0.5}, metadata={"metrics": {"loss": 0.5, "other": 2}})
+    tr.convert(tmp_path / "run", tmp_path / "root", to="orbax")
+    assert _json(tmp_path, "root", "1", "metrics", "metrics") == {"loss": 0.5, "other": 2}
+
+
+def test_an_empty_container_in_no_item_is_lost_by_name(tmp_path: Path) -> None:
+    tr.save(tmp_path / "ckpt", {"p": {"w": np.ones(2), "in": {}}, "e": [{}]})
+    with pytest.raises(UnsupportedError, match="the empty container 'e/0': it is in none of the items p") as caught:
+        tr.convert(tmp_path / "ckpt", tmp_path / "step", to="orbax", items={"p": "p"})
+    assert "'p/in'" not in str(caught.value)
+    tr.convert(tmp_path / "ckpt", tmp_path / "step", to="orbax", items={"p": "p"}, lose="structure")
+    tr.convert(tmp_path / "ckpt", tmp_path / "all", to="orbax", items={"p": "p", "e": "e"})
+
+
+@pytest.mark.parametrize(
+    ("state", "said", "lose"),
+    [
+        ({"next": float("nan")}, "a state of grain is JSON: the text is not JSON: NaN is not JSON", None),
+        (b"\x00\xff", "a state of grain is JSON: the text", None),
+        (b"{", "a state of grain is JSON: the text", None),
+        ({1: 2}, "its key 1 is no text", "structure"),
+    ],
+)
+def test_what_is_no_state_of_grain_is_lost_by_name(state: Any, said: str, lose: str | None, tmp_path: Path) -> None:
+    with tr.Run(tmp_path / "run") as made:
+        made.save(3, {"w": np.ones(2), "data": state})
+    items = {"state": "w", "data": "grain:data"}
+    with pytest.raises(UnsupportedError, match=said):
+        tr.convert(tmp_path / "run", tmp_path / "root", to="orbax", items=items)
+    assert not (tmp_path / "root").exists()
+    if lose is not None:
+        tr.convert(tmp_path / "run", tmp_path / "root", to="orbax", items=items, lose=lose)
 
 
 def test_a_single_checkpoint_with_items(tmp_path: Path) -> None:
@@ -149,3 +201,6 @@ def test_on_the_command_line(steps: Path, tmp_path: Path) -> None:
     assert tr.load(tmp_path / "root" / "10" / "state")[1] == 10
     said = inside("convert", str(steps), str(tmp_path / "other"), "--to", "orbax", "--item", "params", code=2)
     assert "--item 'params' is not NAME=KEY" in str(said)
+    twice = ("--item", "state=opt", "--item", "state=params")
+    said = inside("convert", str(steps), str(tmp_path / "other"), "--to", "orbax", *twice, code=2)
+    assert "--item names 'state' twice" in str(said)

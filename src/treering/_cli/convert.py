@@ -82,7 +82,11 @@ def convert(
 def _read_items(items: Sequence[str]) -> dict[str, str] | None:
     if odd := [item for item in items if "=" not in item]:
         raise click.UsageError(f"--item {odd[0]!r} is not NAME=KEY")
-    return {name: key for name, _, key in (item.partition("=") for item in items)} or None
+    found: dict[str, str] = {}
+    for name, _, key in (item.partition("=") for item in items):
+        if found.setdefault(name, key) != key:
+            raise click.UsageError(f"--item names {name!r} twice")
+    return found or None
 
 
 def _read_map(path: str | None, renames: Sequence[str]) -> KeyMap | None:

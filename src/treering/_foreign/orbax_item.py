@@ -97,6 +97,7 @@ METADATA: Final = "_METADATA"
 
 _SEQUENCE: Final = 1
 _KEY_TYPES: Final = (_SEQUENCE, 2)
+_WITHOUT_ARRAY: Final = frozenset({*EMPTY, "None", "string"})
 _KINDS: Final = {"jax.Array": "jax", "np.ndarray": "numpy", "scalar": "numpy scalar"}
 
 
@@ -191,7 +192,8 @@ def _list_entries(
 ) -> list[Entry]:
     """Return the leaves; values that lie in the file of an old item are taken from there."""
     entries: list[Entry] = []
-    shared = {name for name, count in collections.Counter(row.name for row in rows).items() if count > 1}
+    arrays_by_name = collections.Counter(name for _, name, kind, _ in rows if kind not in _WITHOUT_ARRAY)
+    shared = {name for name, count in arrays_by_name.items() if count > 1}
     path: Sequence[Step] = ()
     try:
         for path, name, kind, skipped in rows:

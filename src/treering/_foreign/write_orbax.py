@@ -16,6 +16,7 @@ import math
 import re
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from typing import Any, Final, NamedTuple, Self
 
 import jax
@@ -30,7 +31,7 @@ from treering._checkpoint.detect import refuse_other_form
 from treering._checkpoint.forms import Loss, key_texts, lost_containers, lost_leaves, lost_names, refuse_others
 from treering._checkpoint.save_options import SaveOptions
 from treering._codec.zarr import ZarrArray, chunk_bytes, chunk_name, stored_dtype, zarray_bytes
-from treering._foreign.foreign_tree import EMPTY, Step
+from treering._foreign.foreign_tree import EMPTY, Step, keys_of
 from treering._format.index import Container, LeafType, Token, leaf_bytes
 from treering._format.selection import Selection
 from treering._format.structure import key_text, walk
@@ -67,24 +68,49 @@ _SEQUENCES: Final = frozenset({"list", "tuple"})
 _KEY_TYPES: Final = {True: 1, False: 2}
 # TensorStore takes names for paths, without a slash too many.
 _ODD: Final = re.compile("[\ud800-\udfff]|^/|//|/$")
+_SURROGATE: Final = re.compile("[\ud800-\udfff]")
+# A key of OCDBT has at most 65,535 bytes, and the end of one says which chunk it is.
+_LONGEST_NAME: Final = 64_000
+# The texts of all leaves are one JSON document, which is as deep as a name has slashes.
+_MOST_SLASHES: Final = 100
 _LIMITS: Final = range(-(1 << 63), 1 << 63)
 
 
 def find_losses(source: Source, part: Selection, metadata: Mapping[str, Any]) -> Iterator[Loss]:
     """Yield what Orbax cannot hold: other leaves than arrays, numbers, texts and None, and names that are not alone."""
-    del metadata
+    yield from lost_overlaps(metadata)
     yield from lost_containers(part.structure, empty=False)
     yield from lost_leaves(source, part, _refuse)
     names = [".".join(split_key(key)) for key in key_texts(part.structure)]
-    yield from lost_names(part.keys, names, _ODD.search)
+    yield from lost_names(part.keys, names, _is_odd)
     rows = list(zip(part.keys, names, part.leaves, strict=True))
     texts = {name for _, name, leaf in rows if source.index.type_of(leaf).kind == "str"}
-    for key, name, leaf in rows:
+    described = describe_source(source, part) if texts else None
+    for number, (key, name, leaf) in enumerate(rows):
         value = source.index.values.get(leaf)
         if type(value) is int and value not in _LIMITS:
             yield Loss("scalars", key, f"leaf {key!r:.200}: an int of more than 64 bits")
-        elif name in texts and ("~" in name or not texts.isdisjoint(_above(name))):
+        elif described and name in texts and _SURROGATE.search(leaf_value(described, number)):
+            yield Loss("strings", key, f"leaf {key!r:.200}: a str with half of a surrogate pair, which is no UTF-8")
+        elif name in texts and _is_no_pointer(name, texts):
             yield Loss("names", key, f"leaf {key!r:.200}: {name!r:.200} is no name of a text, which are a tree by '/'")
+
+
+def lost_overlaps(metadata: Mapping[str, Any]) -> Iterator[Loss]:
+    """Yield the members of the metadata in whose place others of the same name would be."""
+    kept = custom_metadata(metadata)
+    for name, value in metadata.items():
+        if name in kept and kept[name] is not value and repr(kept[name]) != repr(value):
+            yield Loss("metadata", name, f"the member {name!r:.200} of the metadata: custom_metadata have it too")
+
+
+def _is_odd(name: str) -> bool:
+    return _ODD.search(name) is not None or len(name.encode()) > _LONGEST_NAME
+
+
+def _is_no_pointer(name: str, texts: AbstractSet[str]) -> bool:
+    """Tell whether a text cannot be found by its name, as a pointer into JSON."""
+    return "~" in name or name.count("/") > _MOST_SLASHES or not texts.isdisjoint(_above(name))
 
 
 def _above(name: str) -> Iterator[str]:
@@ -250,6 +276,13 @@ def _walk_paths(structure: Sequence[Token]) -> Iterator[tuple[list[Step], Contai
         else:
             for step in heads[place : place + token] if depth else [None]:
                 yield [*above, *([] if step is None else [step])], None
+
+
+def empty_paths(structure: Sequence[Token]) -> Iterator[tuple[str, ...]]:
+    """Yield the keys of each empty container."""
+    for path, container in _walk_paths(structure):
+        if container is not None:
+            yield keys_of(path)
 
 
 def _entry(path: Sequence[Step], kind: str, array: ZarrArray | None = None) -> dict[str, Any]:

@@ -18,9 +18,9 @@ from treering._arrays.source import Source
 from treering._arrays.source_arrays import describe_source
 from treering._background.writer import Watch
 from treering._checkpoint.detect import refuse_other_form
-from treering._checkpoint.forms import Loss
+from treering._checkpoint.forms import Loss, lost_containers
 from treering._checkpoint.save_options import SaveOptions
-from treering._codec.documents import member
+from treering._codec.documents import decode_text, member, parse_json
 from treering._foreign import write_orbax
 from treering._foreign.folder_files import FolderFiles, ForeignLeaf
 from treering._foreign.foreign_tree import PARTLY, keys_of
@@ -30,6 +30,7 @@ from treering._foreign.write_orbax import (
     MARK,
     PYTREE,
     UNCOMMITTED,
+    empty_paths,
     leaf_value,
     require_disk,
     write_facts,
@@ -42,12 +43,14 @@ from treering._format.structure import build
 from treering._store.api import StagedFolder
 from treering._store.resolve import is_folder, new_folder
 from treering._values.keys import join_key, split_key
-from treering.errors import ExistsError, UnsupportedError
+from treering.errors import CorruptError, ExistsError, UnsupportedError
 
 _NOTE: Final = "treering_conversion.json"
 _JSON: Final = "orbax.checkpoint._src.handlers.json_checkpoint_handler.JsonCheckpointHandler"
 _NAME: Final = re.compile(r"[A-Za-z][A-Za-z0-9_.-]{0,99}")
 _METRICS: Final = "metrics"
+_RESERVED: Final = frozenset({_METRICS, _NOTE, COMMITTED, "array_metadatas", "d", "manifest.ocdbt"})
+"""What has another meaning in a folder of Orbax."""
 _KINDS: Final = ("grain", "json")
 
 
@@ -73,13 +76,15 @@ def parse_items(items: Mapping[str, str]) -> list[_Item]:
     """
     found = []
     for name, text in items.items():
-        if not _NAME.fullmatch(name) or name == _METRICS or UNCOMMITTED in name:
-            hint = "letters, digits, '_', '-' and '.', and not 'metrics'"
+        if not _NAME.fullmatch(name) or name in _RESERVED or UNCOMMITTED in name:
+            hint = f"letters, digits, '_', '-' and '.', and none of {', '.join(sorted(_RESERVED))}"
             raise UnsupportedError(f"{name!r:.100} is no name of an item", hint=hint)
         kind, colon, key = text.partition(":")
         found.append(_Item(name, kind, key) if colon and kind in _KINDS else _Item(name, "", text))
     if not found:
         raise UnsupportedError("items= names no item", hint="omit it, or pass {'params': 'params'}")
+    if all(item.kind for item in found):
+        raise UnsupportedError("items= names no tree", hint="add one, such as 'params': 'params'")
     return found
 
 
@@ -105,12 +110,22 @@ class StepWriter:
                 # By the keys that they have in the whole tree, which globs are compared with.
                 named = dataclasses.replace(inner, keys=[keys[leaf] for leaf in inner.leaves])
                 yield from write_orbax.find_losses(source, named, {})
-            elif (why := _why_no_state(source, inner)) is not None:
+                continue
+            if (why := _why_no_state(source, inner)) is not None:
                 for key in (keys[leaf] for leaf in inner.leaves):
                     yield Loss("items", key, f"leaf {key!r:.200} of the item {item.name!r}: {why}")
+            yield from lost_containers(inner.structure, empty=False)
+        yield from self._lost_members(metadata)
         listed = ", ".join(item.name for item in self._items)
         for key in left.values():
             yield Loss("items", key, f"leaf {key!r:.200}: it is in none of the items {listed}")
+        # What has no leaf is left behind by no leaf's name.
+        for path in empty_paths(part.structure):
+            if not any(
+                path[: len(at)] == at for at in (split_key(item.key) for item in self._items if item.kind != "json")
+            ):
+                key = join_key(path)
+                yield Loss("structure", key, f"the empty container {key!r:.200}: it is in none of the items {listed}")
 
     def write(self, source: Source, part: Selection, save: SaveOptions, watch: Watch) -> dict[str, Any]:
         """Write the folder; return what treering reads as its tree by its keys."""
@@ -143,6 +158,17 @@ class StepWriter:
         rows = ((name, key, leaf) for name, leaves in trees.items() for key, leaf in leaves.items())
         return {join_key([name, *split_key(key)]): leaf for name, key, leaf in rows}
 
+    def _lost_members(self, metadata: Mapping[str, Any]) -> Iterator[Loss]:
+        """Yield the members of the metadata in whose place others of the same name would be."""
+        items = {item.key for item in self._items if item.kind == "json"}
+        rest = {name: value for name, value in remove_note(metadata).items() if name not in items}
+        note = find_note(metadata)
+        metrics = {} if note is None else note.metrics
+        own = rest.pop(_METRICS, {}) if metrics else {}
+        if type(own) is not dict or any(name in own and repr(own[name]) != repr(metrics[name]) for name in metrics):
+            yield Loss("metadata", _METRICS, "the member 'metrics' of the metadata: the step has such metrics too")
+        yield from write_orbax.lost_overlaps(rest)
+
     def _divide(self, metadata: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
         """Return what was measured at a step, and what the user wrote that is in no item."""
         note = find_note(metadata)
@@ -160,8 +186,7 @@ class StepWriter:
         inner = _below(part, item.key)
         if not item.kind:
             return write_item(folder, f"{item.name}/", source, inner, save=save, watch=watch)
-        state = _state_of(source, inner)
-        text = state if isinstance(state, bytes) else json.dumps(state, indent=4).encode()
+        text = _state_text(source, inner)
         folder.write(f"{item.name}/{GRAIN}", text)
         if not PARTLY.get():
             return None
@@ -180,15 +205,27 @@ def _why_no_state(source: Source, part: Selection) -> str | None:
     """Say why a subtree is no state of an iterator of grain; None where it is one."""
     kinds = {source.index.type_of(leaf).kind for leaf in part.leaves}
     if kinds == {"bytes"} and len(part.leaves) == 1 and part.keys[0] == "":
-        return None
+        return _why_no_json(_state_text(source, part))
     odd = kinds - {"none", "bool", "int", "float", "str"}
     odd |= {token.node for token in part.structure if isinstance(token, Container)} - {"dict", "list"}
-    return f"a state of grain is JSON, or bytes alone, and has no {min(odd)}" if odd else None
+    if odd:
+        return f"a state of grain is JSON, or bytes alone, and has no {min(odd)}"
+    return _why_no_json(_state_text(source, part))
 
 
-def _state_of(source: Source, part: Selection) -> Any:
+def _why_no_json(text: bytes) -> str | None:
+    try:
+        parse_json(decode_text(text, "the text"), "the text")
+    except CorruptError as error:
+        return f"a state of grain is JSON: {error.message}"
+    return None
+
+
+def _state_text(source: Source, part: Selection) -> bytes:
+    """Return a subtree as the text that grain writes."""
     leaves = describe_source(source, part)
-    return build(part.structure, [leaf_value(leaves, number) for number in range(len(part.leaves))])
+    state = build(part.structure, [leaf_value(leaves, number) for number in range(len(part.leaves))])
+    return state if isinstance(state, bytes) else json.dumps(state, indent=4).encode()
 
 
 def find_conversions(save: SaveOptions) -> dict[int, Conversion | None]:

@@ -217,6 +217,7 @@ def _texts_of(options: ConvertOptions) -> Iterator[str]:
     """Yield the options that change what is in a step; a text is the same as a list of it alone."""
     for name in (field.name for field in dataclasses.fields(options) if field.name not in _CALL_ONLY):
         value = getattr(options, name)
+        value = dict(sorted(value.items())) if name == "items" and value else value  # in any order
         if value not in (None, (), []):
             yield f"{name}={list(value) if isinstance(value, list | tuple) else [value]!r}"
 

@@ -11,6 +11,7 @@ import secrets
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NoReturn
 
 from treering._store.api import StagedFolder
 from treering._store.failures import naming, taken_meanwhile
@@ -44,8 +45,12 @@ def stage_folder(path: Path, suffix: str) -> Iterator[StagedFolder]:
         target = resolved_folder(shown)
         _require_free(target, shown)
         made = make_folder(os.path.dirname(target))
-        _sweep(target, suffix)
-        staged, opened = _make(f"{target}{suffix}-")
+        try:
+            _sweep(target, suffix)
+            staged, opened = _make(f"{target}{suffix}-")
+        except BaseException:  # an interrupt too; raised again below
+            remove_folders(made)
+            raise
         try:
             with opened or contextlib.nullcontext():
                 yield StagedFolder(staged, functools.partial(_write, staged))
@@ -106,11 +111,16 @@ def _sweep(target: str, suffix: str) -> None:
 
 def _sync_all(folder: str) -> None:
     """Make everything in a folder durable, its own names last."""
-    for place, _, files in os.walk(folder, topdown=False):
+    for place, _, files in os.walk(folder, topdown=False, onerror=_refuse):
         for file in files:
             with OpenDescriptor(os.open, os.path.join(place, file), os.O_RDWR | CAREFUL) as opened:
                 descriptors.sync(opened.number)
         sync_folder(place)
+
+
+def _refuse(error: OSError) -> NoReturn:
+    """Raise what the system says of a folder that cannot be listed: nothing in it would be durable."""
+    raise error
 
 
 def _put_in_place(staged: str, target: str, shown: str) -> None:
