@@ -392,7 +392,7 @@ class StoredArrays:
         columns = self.index.chunks
         leaf, nbytes = np.asarray(columns.leaf, np.int64), np.asarray(columns.nbytes, np.int64)
         nexts = np.append(leaf[1:] != leaf[:-1], True)
-        alone = nexts & np.append(True, nexts[:-1]) & (nbytes > 0) & (nbytes <= _SMALL_BYTES)
+        alone = nexts & np.append(True, nexts[:-1]) & (nbytes <= _SMALL_BYTES)
         alone &= [box is None for box in columns.box]
         found = np.full(len(self.index.keys), -1)
         found[leaf[alone]] = np.flatnonzero(alone)
@@ -405,7 +405,8 @@ class StoredArrays:
             np.fromiter(map(column.__getitem__, chunks), np.int64, len(chunks))
             for column in (columns.file, columns.offset, columns.nbytes)
         )
-        order = np.lexsort((offset, file))
+        # Of chunks that start at one place those without bytes come first: none of them is a gap.
+        order = np.lexsort((nbytes, offset, file))
         file, offset, end = file[order], offset[order], (offset + nbytes)[order]
         gaps = np.flatnonzero((file[1:] != file[:-1]) | (offset[1:] != end[:-1])) + 1
         start = 0
