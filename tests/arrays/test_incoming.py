@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import json
 import random
 import struct
 from pathlib import Path
@@ -128,6 +129,27 @@ def test_neighbouring_small_arrays_are_read_together(tmp_path: Path, monkeypatch
     spans.clear()
     treering.load(tmp_path / "c", only=["n10", "n500"])
     assert [count for _, count in spans] == [256, 256]
+
+
+def test_arrays_without_items_part_no_neighbours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # What wrote the file is another program: here arrays without items lie between the others, at their offsets.
+    shapes: list[tuple[int, ...]] = [(5,), (0, 3), (7,), (20_000,)]
+    tree = {f"{n:03}": np.full(shapes[n % 4], n, "f4") for n in range(80)}
+    header: dict[str, Any] = {}
+    at = 0
+    for key, array in tree.items():
+        header[key] = {"dtype": "F32", "shape": array.shape, "data_offsets": [at, at + array.nbytes]}
+        at += array.nbytes
+    text = json.dumps(header).encode()
+    data = b"".join(array.tobytes() for array in tree.values())
+    path = tmp_path / "other.safetensors"
+    path.write_bytes(struct.pack("<Q", len(text)) + text + data)
+    spans = spans_read(monkeypatch)
+    loaded = treering.load(path)
+    assert sum(count for _, count in spans) == len(data)
+    assert len(spans) <= 2
+    for key, array in tree.items():
+        assert np.array_equal(loaded[key], array)  # shapes too
 
 
 def test_neighbouring_boxes_are_read_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

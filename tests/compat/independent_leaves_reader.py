@@ -131,4 +131,4 @@ def read(folder: Path, prefix: str | None = None) -> tuple[Any, dict[str, Any]]:
         leaves.append(data)
     assert entries == (index["prefixes"][prefix] if prefix else index["arrays"]), "the list is not that of the record"
     assert next(files.sums, None) is next(files.sizes, None) is next(layouts, None) is None
-    return build(record["structure"], leaves), dict(zip(record["leaves"]["key"], leaves, strict=True))
+    return build(record["structure"], leaves)[0], dict(zip(record["leaves"]["key"], leaves, strict=True))

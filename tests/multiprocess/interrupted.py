@@ -11,6 +11,7 @@ from typing import Any, Final, Self
 
 import jax
 import pytest
+from jax.experimental import multihost_utils
 
 import treering as tr
 from tests.multiprocess import trees
@@ -74,7 +75,10 @@ def interrupts_before_counting(folder: str, victim: int) -> dict[str, list[dict[
             said.append(_interrupted(work))
         said.append(told(work))
         found[name] = said
-    found["argument"] = [told(lambda: saved(-1.0 if number == victim else GENEROUS)), told(saved)]
+    refused = told(lambda: saved(-1.0 if number == victim else GENEROUS))
+    # Whoever looks late would find the other in the next save.
+    multihost_utils.sync_global_devices("refused")
+    found["argument"] = [refused, told(saved)]
     first: Any = "one" if number == victim else next(steps)
     run = tr.Run(run.path, timeout=2.0)
     wrong = told(lambda: run.save(first, tree(1)).result(GENEROUS))

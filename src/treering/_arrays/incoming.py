@@ -394,7 +394,7 @@ class StoredArrays:
         columns = self.index.chunks
         leaf, nbytes = np.asarray(columns.leaf, np.int64), np.asarray(columns.nbytes, np.int64)
         nexts = np.append(leaf[1:] != leaf[:-1], True)
-        alone = nexts & np.append(True, nexts[:-1]) & (nbytes > 0) & (nbytes <= _SMALL_BYTES)
+        alone = nexts & np.append(True, nexts[:-1]) & (nbytes <= _SMALL_BYTES)
         alone &= [box is None for box in columns.box]
         found = np.full(len(self.index.keys), -1)
         found[leaf[alone]] = np.flatnonzero(alone)
@@ -406,13 +406,17 @@ class StoredArrays:
         if len(chunks) == 1:
             yield self._piece_of_small([0], columns.nbytes[chunks[0]], chunks, give)
             return
-        files, offsets = ([column[chunk] for chunk in chunks] for column in (columns.file, columns.offset))
-        order = sorted(range(len(chunks)), key=offsets.__getitem__)
+        files, offsets, sizes = (
+            [column[chunk] for chunk in chunks] for column in (columns.file, columns.offset, columns.nbytes)
+        )
+        # Of chunks that start at one place those without bytes come first: none of them is a gap.
+        order = sorted(range(len(chunks)), key=sizes.__getitem__)
+        order.sort(key=offsets.__getitem__)
         order.sort(key=files.__getitem__)
         group: list[int] = []
         here = begin = end = 0
         for number in order:
-            offset, nbytes = offsets[number], columns.nbytes[chunks[number]]
+            offset, nbytes = offsets[number], sizes[number]
             if group and (offset != end or files[number] != here or end + nbytes - begin > self._together_bytes):
                 yield self._piece_of_small(group, end - begin, chunks, give)
                 group = []

@@ -7,8 +7,6 @@ import errno
 import functools
 import os
 import re
-import secrets
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NoReturn
@@ -57,7 +55,7 @@ def stage_folder(path: Path, suffix: str) -> Iterator[StagedFolder]:
                 _sync_all(staged)
                 _put_in_place(staged, target, shown)
         except BaseException:  # an interrupt too; raised again below
-            shutil.rmtree(staged, ignore_errors=True)
+            _remove_tree(staged)
             remove_folders(made)
             raise
         try:
@@ -85,7 +83,7 @@ def _require_free(target: str, shown: str) -> None:
 def _make(start: str) -> tuple[str, OpenDescriptor | None]:
     """Return a new folder, and what holds its lock."""
     for _ in range(_ATTEMPTS):
-        path = f"{start}{secrets.randbelow(10**_DIGITS):0{_DIGITS}}"
+        path = f"{start}{int.from_bytes(os.urandom(16)) % 10**_DIGITS:0{_DIGITS}}"
         os.mkdir(path)
         opened = descriptors.open_folder(path)
         # A sweeper may have met it before it had its lock, and removed it.
@@ -106,7 +104,13 @@ def _sweep(target: str, suffix: str) -> None:
             path = os.path.join(above, left)
             with contextlib.suppress(OSError), descriptors.open_folder(path) or contextlib.nullcontext() as opened:
                 if opened is not None and opened.lock() and descriptors.is_at(opened.number, path):
-                    shutil.rmtree(path, ignore_errors=True)
+                    _remove_tree(path)
+
+
+def _remove_tree(path: str) -> None:
+    import shutil  # what only reads starts sooner without it
+
+    shutil.rmtree(path, ignore_errors=True)
 
 
 def _sync_all(folder: str) -> None:
