@@ -298,7 +298,7 @@ def test_wrong_arguments_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "a"
     treering.save(path, {"w": np.ones(3)})
     for target, given, problem in [
-        ("b", {"to": "pickle"}, "is not a form that can be written"),
+        ("b", {"to": "zip"}, "is not a form that can be written"),
         ("b", {"to": "safetensors"}, "is not a path of the form safetensors"),
         ("b.msgpack", {"to": "treering"}, "is not a path of the form treering"),
         ("b.npz", {"to": "leaves"}, "is not a path of the form leaves"),

@@ -162,6 +162,14 @@ def test_an_empty_container_in_no_item_is_lost_by_name(tmp_path: Path) -> None:
     tr.convert(tmp_path / "ckpt", tmp_path / "all", to="orbax", items={"p": "p", "e": "e"})
 
 
+def test_containers_of_items_are_named_as_in_the_whole_tree(tmp_path: Path) -> None:
+    tr.save(tmp_path / "ckpt", {"p": {"in": {1: np.ones(2)}}, "o": {1: np.ones(2)}})
+    items = {"params": "p", "opt": "o"}
+    with pytest.raises(UnsupportedError, match=r"the dict at 'p/in': its key 1 is no text\n  the dict at 'o': its"):
+        tr.convert(tmp_path / "ckpt", tmp_path / "step", to="orbax", items=items)
+    tr.convert(tmp_path / "ckpt", tmp_path / "step", to="orbax", items=items, lose=["p/**", "o"])
+
+
 @pytest.mark.parametrize(
     ("state", "said", "lose"),
     [

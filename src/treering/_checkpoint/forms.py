@@ -363,17 +363,18 @@ def lost_names(keys: Sequence[str], names: Sequence[str], is_odd: Callable[[str]
             yield Loss("names", key, f"leaf {key!r:.200}: {other!r:.200} has the name {name!r:.200} too")
 
 
-def lost_containers(tokens: Sequence[Token], *, empty: bool = True) -> Iterator[Loss]:
+def lost_containers(tokens: Sequence[Token], *, empty: bool = True, above: Sequence[str] = ()) -> Iterator[Loss]:
     """Yield a loss for what containers are more than the names of what is in them.
 
     Args:
         tokens: the structure.
         empty: whether an empty container is a loss.
+        above: where the structure is in the tree.
     """
-    path: list[str] = []
+    path = list(above)
     heads: list[Node] = []
     for depth, place, token in walk(tokens):
-        del path[max(0, depth - 1) :], heads[depth:]
+        del path[len(above) + max(0, depth - 1) :], heads[depth:]
         if depth:
             path.append(key_text(heads[-1].keys[place]))
         if not isinstance(token, Node):

@@ -76,10 +76,12 @@ _MOST_SLASHES: Final = 100
 _LIMITS: Final = range(-(1 << 63), 1 << 63)
 
 
-def find_losses(source: Source, part: Selection, metadata: Mapping[str, Any]) -> Iterator[Loss]:
+def find_losses(
+    source: Source, part: Selection, metadata: Mapping[str, Any], above: Sequence[str] = ()
+) -> Iterator[Loss]:
     """Yield what Orbax cannot hold: other leaves than arrays, numbers, texts and None, and names that are not alone."""
     yield from lost_overlaps(metadata)
-    yield from lost_containers(part.structure, empty=False)
+    yield from lost_containers(part.structure, empty=False, above=above)
     yield from lost_leaves(source, part, _refuse)
     names = [".".join(split_key(key)) for key in key_texts(part.structure)]
     yield from lost_names(part.keys, names, _is_odd)

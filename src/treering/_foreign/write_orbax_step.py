@@ -109,12 +109,12 @@ class StepWriter:
             if not item.kind:
                 # By the keys that they have in the whole tree, which globs are compared with.
                 named = dataclasses.replace(inner, keys=[keys[leaf] for leaf in inner.leaves])
-                yield from write_orbax.find_losses(source, named, {})
+                yield from write_orbax.find_losses(source, named, {}, split_key(item.key))
                 continue
             if (why := _why_no_state(source, inner)) is not None:
                 for key in (keys[leaf] for leaf in inner.leaves):
                     yield Loss("items", key, f"leaf {key!r:.200} of the item {item.name!r}: {why}")
-            yield from lost_containers(inner.structure, empty=False)
+            yield from lost_containers(inner.structure, empty=False, above=split_key(item.key))
         yield from self._lost_members(metadata)
         listed = ", ".join(item.name for item in self._items)
         for key in left.values():
