@@ -3,9 +3,10 @@
 import ast
 import dataclasses
 import os
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import numpy as np
@@ -95,6 +96,34 @@ class Leaves(LeavesScene):
         return after if after == before or not self.indexed else f"{before}, and {after} after another was saved"
 
 
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class OrbaxItem(Scene):
+    """An item of Orbax, of texts alone: what TensorStore writes of others becomes durable with all that is there."""
+
+    target: ClassVar[str] = "item"
+
+    def furnish(self, path: Path) -> None:
+        pass
+
+    def save(self, path: Path, version: int, *, old: bool) -> None:
+        if old:
+            shutil.rmtree(path)  # such a folder is never replaced
+        treering.export(path, self._tree(version), to="orbax")
+
+    def ledger(self, version: int) -> str:
+        return repr(self._tree(version))
+
+    def found(self, path: Path) -> str | None:
+        return repr(treering.load(path)) if path.exists() else None
+
+    def litter(self, path: Path) -> list[str]:
+        folder = path.parent
+        return [entry.name for entry in folder.glob("*orbax-checkpoint-tmp*")] if folder.is_dir() else []
+
+    def _tree(self, version: int) -> dict[str, str]:
+        return {"text": "ring" * self.size, "version": str(version)}
+
+
 def _sharded(version: int) -> dict[str, Any]:
     mesh = jax.make_mesh((8,), ("x",))
     place = NamedSharding(mesh, PartitionSpec("x"))
@@ -174,6 +203,7 @@ CUTS = [
     Cut(scene=Steps(name="run, next", old=True)),
     Cut(scene=Steps(name="run, back", old=True, back=True), loose=True),
     Cut(scene=Steps(name="run, gc", old=True, gc=True), loose=True),
+    Cut(scene=OrbaxItem(name="item of Orbax", folder="a/b")),
     Cut(scene=Leaves(name="leaves, first", folder="a/b")),
     Cut(scene=Leaves(name="leaves, in a new folder"), made=True, whole=False),
     Cut(scene=Leaves(name="leaves, beside others", old=True, beside=True)),
