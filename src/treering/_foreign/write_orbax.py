@@ -168,8 +168,10 @@ def require_disk(save: SaveOptions) -> None:
     Raises:
         UnsupportedError: the path leads to one.
     """
-    copy = _COPIES.get(save.shown.partition(":")[0], "a copy of all files in it")
-    hint = f"two commands do it: treering convert SOURCE folder --to orbax, and {copy} folder {save.shown}"
+    commands = ["treering convert SOURCE folder --to orbax"]
+    if (copy := _COPIES.get(save.shown.partition(":")[0])) is not None:
+        commands.append(f"{copy} folder {save.shown}")
+    hint = f"write it to a folder on disk, and copy that into the bucket: {'; '.join(commands)}"
     require_paths(save.path, f"{save.shown!r} is in a bucket, and the form orbax is written to disk alone", hint)
 
 
