@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -38,19 +37,9 @@ from treering._values.human import pluralize
 from treering.errors import CorruptError, MismatchError
 
 
-def stateful_items(tree: Any) -> dict[Place, Stateful]:
-    """Return the objects of a tree that give their state away: values of its dicts at any depth, or it is one itself.
-
-    Example:
-        >>> stateful_items({"w": 1.5, "loaders": {}})
-        {}
-    """
-    return find_items(tree, gives_state)
-
-
 def _common_items(tree: Any) -> dict[Place, Stateful]:
-    """Return those whose state is one for all processes."""
-    return {place: item for place, item in stateful_items(tree).items() if type(item) is not Each}
+    """Return the objects of a tree that give their state away, and have one for all processes."""
+    return find_items(tree, lambda kind: kind is not Each and gives_state(kind))
 
 
 def state_keys(tree: Any) -> tuple[str, ...]:
@@ -105,12 +94,11 @@ def load_tree(path: str | os.PathLike[str], like: Any, options: LoadOptions) -> 
     """Return the tree at ``path``; ``treering.load`` says more."""
     if not find_items(like, is_each):
         return load.load_tree(path, like, options)
-    read = functools.partial(_load_marked, like=like, options=options)
+
+    def read(source: Source, group: LoadGroup) -> LoadedItems:
+        return load_items(source, like, options, group, wanted=is_each)
+
     return restore_states(load.load_tree(path, like, options, read), is_each)
-
-
-def _load_marked(source: Source, group: LoadGroup, *, like: Any, options: LoadOptions) -> LoadedItems:
-    return load_items(source, like, options, group, wanted=is_each)
 
 
 def load_items(

@@ -9,6 +9,7 @@ other. So a job of a thousand processes has two leaves more for an item, and no 
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import struct
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final, TypeAlias
@@ -82,19 +83,15 @@ class Each:
         Raises:
             MismatchError: the item has no function for that, or it gave another number of states.
         """
-        lacking = "merge" if len(states) > 1 and self._merge is None else None
-        lacking = "split" if count > 1 and self._split is None else lacking
-        if lacking is not None:
-            here, hint = (
-                pluralize(count, "processes"),
-                f"pass {lacking}= to treering.each, or give the item {lacking}()",
-            )
-            raise MismatchError(f"it has the states of {pluralize(len(states), 'processes')}, and here {here} load it",
-                                hint=f"{hint}; or load it with as many processes as saved it")  # fmt: skip
+        before, here = pluralize(len(states), "processes"), pluralize(count, "processes")
+        wanted = [("merge", self._merge)] * (len(states) > 1) + [("split", self._split)] * (count > 1)
+        if lacking := [f"{name}=" for name, function in wanted if function is None]:
+            hint = f"pass {' and '.join(lacking)} to treering.each, or load it with as many processes as saved it"
+            raise MismatchError(f"it has the states of {before}, and here {here} load it", hint=hint)
         merged = self._merge(list(states)) if self._merge is not None and len(states) > 1 else states[0]
         parts = self._split(merged, count) if self._split is not None and count > 1 else [merged]
         if len(parts) != count:
-            raise MismatchError(f"split() gave {pluralize(len(parts), 'states')} for {pluralize(count, 'processes')}")
+            raise MismatchError(f"its split gave {pluralize(len(parts), 'states')} for {here}")
         return parts
 
     def __iter__(self) -> Iterator[Any]:
@@ -297,11 +294,7 @@ def places(head: bytes, count: int, nbytes: int) -> list[tuple[int, int]]:
     sizes = [size for (size,) in _SIZE.iter_unpack(head)] if len(head) == SIZE * count else []
     if not 0 < count == len(sizes) or len(head) + sum(sizes) != nbytes:
         raise CorruptError(f"{pluralize(nbytes, 'bytes')} are not the states of {pluralize(count, 'processes')}")
-    found, start = [], len(head)
-    for size in sizes:
-        found.append((start, start + size))
-        start += size
-    return found
+    return list(itertools.pairwise(itertools.accumulate(sizes, initial=len(head))))
 
 
 def encode_state(state: Any) -> bytes:
