@@ -23,23 +23,28 @@ if TYPE_CHECKING:
     from treering._format.index import ForeignKey, OpaqueLeaf
     from treering._format.structure import StandIn, register_node
     from treering._keymap.key_map import KeyMap
+    from treering._tree.each import Each, EachStates, each
     from treering._tree.likeness import uncompared
     from treering._tree.placement import Shardings
 
 __all__ = [
-    "Checkpoint", "ForeignKey", "LeafView", "LoadKeywords", "OpaqueLeaf", "PendingSave", "Shardings", "StandIn",
-    "abstract", "convert", "export", "load", "open", "register_node", "save", "save_async", "uncompared",
+    "Checkpoint", "Each", "EachStates", "ForeignKey", "LeafView", "LoadKeywords", "OpaqueLeaf", "PendingSave",
+    "Shardings", "StandIn", "abstract", "convert", "each", "export", "load", "open", "register_node", "save",
+    "save_async", "uncompared",
 ]  # fmt: skip
 
 # What needs numpy or jax, imported when it is asked for.
 _LATER = {
     "Checkpoint": "_checkpoint.open",
+    "Each": "_tree.each",
+    "EachStates": "_tree.each",
     "ForeignKey": "_format.index",
     "LeafView": "_checkpoint.open",
     "OpaqueLeaf": "_format.index",
     "PendingSave": "_background.writer",
     "Shardings": "_tree.placement",
     "StandIn": "_format.structure",
+    "each": "_tree.each",
     "register_node": "_format.structure",
     "uncompared": "_tree.likeness",
 }
@@ -324,7 +329,8 @@ def load(path: str | os.PathLike[str], like: Any = None, **options: Unpack[LoadK
         >>> load(path, {"w": jax.ShapeDtypeStruct((2, 3), "float32")}, at="params")["w"].sum()
         Array(6., dtype=float32)
     """
-    from treering._checkpoint.load import LoadOptions, load_tree
+    from treering._checkpoint.load import LoadOptions
+    from treering._runs.iterators import load_tree
 
     return load_tree(path, like, LoadOptions.of(options))
 

@@ -107,7 +107,8 @@ class Run:
         You may change, donate or delete the tree when this returns. A dict of items is the usual tree:
         ``{"state": state, "data": iterator, "config": {...}}`` is saved together or not at all. An item with
         ``get_state()`` and ``set_state(state)``, such as a data iterator, is saved as the result of ``get_state()``. In
-        a job of many processes, leaves that each process holds by itself, such a state too, are taken from process 0.
+        a job of many processes, leaves that each process holds by itself are taken from process 0. Such a state has to
+        be the same on all processes; mark an item of which each has another one with `treering.each`.
 
         Args:
             step: its number, 0 or more.

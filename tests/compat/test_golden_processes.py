@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import struct
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from tests.compat import independent_reader
 from tests.compat.golden_checkpoints import METADATA, bits
 
 GOLDEN = Path(__file__).parent / "golden" / "processes" / "four"
+EACH = GOLDEN.with_name("each")
 
 
 def tree() -> dict[str, Any]:
@@ -55,8 +57,28 @@ def save(path: Path) -> None:
         assert job_of(4, patch).save(path, lambda process: saved, metadata=METADATA) == [None] * 4
 
 
+def state_of(process: int) -> dict[str, Any]:
+    """Return the state of one process, of every kind of leaf."""
+    rows = np.arange(process * 1100, dtype=">i4")
+    plain = {"position": (process, None), "seed": 10**30, "loss": float("nan"), "name": "é" * process, "raw": b"\0\xff"}
+    return {**plain, "rows": rows, "last": np.float32(process / 3)}
+
+
+def save_each(path: Path) -> None:
+    """Write by two processes what each has a state of its own for: one that is small, and one that lies in a file."""
+
+    def tree_of(process: int) -> dict[str, Any]:
+        small = treering.each({"process": process})
+        return {"w": np.arange(5), "data": {"train": treering.each(state_of(process)), "eval": small}, "step": 3}
+
+    with pytest.MonkeyPatch.context() as patch:
+        assert job_of(2, patch).save(path, tree_of, metadata=METADATA) == [None] * 2
+
+
 def main() -> None:
     """Write the golden files."""
+    shutil.rmtree(EACH, ignore_errors=True)
+    save_each(EACH)
     shutil.rmtree(GOLDEN, ignore_errors=True)
     GOLDEN.parent.mkdir(parents=True, exist_ok=True)
     save(GOLDEN)
@@ -67,6 +89,56 @@ def document(path: Path) -> dict[str, Any]:
     members: dict[str, Any] = json.loads((path / "treering.json").read_text(encoding="ascii"))
     del members["digest"], members["written"]
     return members
+
+
+def same(found: dict[str, Any], process: int) -> bool:
+    """Tell whether a state is that of a process, to the last bit."""
+    want = state_of(process)
+    rows, want["rows"] = found["rows"], want["rows"].astype("<i4")
+    return bits(rows) == bits(want["rows"]) and repr({**found, "rows": 0}) == repr({**want, "rows": 0})
+
+
+def read_states(node: dict[str, Any]) -> list[Any]:
+    """Return the states of all processes that a node "each" holds, read by the specification alone."""
+    data, at, found = node["states"], 8 * node["processes"], []
+    for (size,) in struct.iter_unpack("<Q", data[:at]):
+        state, at = data[at : at + size], at + size
+        (end,) = struct.unpack("<Q", state[:8])
+        document, place = json.loads(state[8 : 8 + end]), 8 + end
+        values, leaves = iter(document["values"]), []
+        for of in document["leaves"]["type"]:
+            kind = document["types"][of]
+            if "dtype" not in kind:
+                leaves.append(independent_reader.value(kind["kind"], next(values)))
+                continue
+            array = np.frombuffer(
+                state, independent_reader.numpy_dtype(kind["dtype"]), int(np.prod(kind["shape"])), place
+            )
+            leaves.append(array.reshape(kind["shape"]))
+            place += array.nbytes
+        assert place == size
+        tree, keys = independent_reader.build(document["structure"], leaves)
+        assert keys == document["leaves"]["key"]
+        found.append(tree)
+    assert at == len(data)
+    return found
+
+
+def test_states_of_processes_are_read() -> None:
+    found = treering.load(EACH)
+    assert treering.verify(EACH)
+    assert [same(state, process) for process, state in enumerate(found["data"]["train"])] == [True, True]
+    assert list(found["data"]["eval"]) == [{"process": 0}, {"process": 1}]
+    tree, leaves = independent_reader.read(EACH)
+    assert leaves["w"].tolist() == list(range(5))
+    for process, state in enumerate(read_states(tree["data"]["train"])):
+        assert np.array_equal(state["rows"], state_of(process)["rows"])
+        assert (state["position"], state["seed"]) == ((process, None), 10**30)
+
+
+def test_states_of_processes_are_written_as_they_were(tmp_path: Path) -> None:
+    save_each(tmp_path / "ckpt")
+    check_written(tmp_path / "ckpt", EACH)
 
 
 def test_they_are_read() -> None:
@@ -84,9 +156,14 @@ def test_a_stranger_reads_them() -> None:
 
 def test_they_are_written_as_they_were(tmp_path: Path) -> None:
     save(tmp_path / "ckpt")
-    assert document(tmp_path / "ckpt") == document(GOLDEN)
-    names = sorted(entry.name for entry in GOLDEN.iterdir())
-    assert sorted(entry.name for entry in (tmp_path / "ckpt").iterdir()) == names
+    check_written(tmp_path / "ckpt", GOLDEN)
+
+
+def check_written(path: Path, golden: Path) -> None:
+    """Compare a checkpoint with a golden one, but for what differs from save to save."""
+    assert document(path) == document(golden)
+    names = sorted(entry.name for entry in golden.iterdir())
+    assert sorted(entry.name for entry in path.iterdir()) == names
     for name in names:
         if name.startswith("data-"):
-            assert (tmp_path / "ckpt" / name).read_bytes() == (GOLDEN / name).read_bytes()
+            assert (path / name).read_bytes() == (golden / name).read_bytes()

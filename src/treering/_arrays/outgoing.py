@@ -542,6 +542,63 @@ class DividedSave:
         chunks, headers = lay_out_files(attempt, self.keys, leaves.types, leaves.leaf_types, rows)
         return SaveLayout(leaves=leaves, chunks=chunks, headers=headers, names=names, writers=writers)
 
+    def file_of(self, attempt: str, leaves: DescribedLeaves, values: Mapping[int, bytes]) -> SaveLayout:
+        """Lay out one file more, whose number is behind those of all others: of bytes that were values before.
+
+        Args:
+            attempt: the attempt.
+            leaves: the leaves.
+            values: leaf number -> its bytes.
+        """
+        number = sum(file_counts(self.plan, FILE_BYTES))
+        kinds = [LeafType(kind="bytes", dtype="uint8", shape=(len(data),)) for data in values.values()]
+        leaf_types = list(leaves.leaf_types)
+        for at, leaf in enumerate(values, len(leaves.types)):
+            leaf_types[leaf] = at
+        leaves = dataclasses.replace(
+            leaves,
+            types=(*leaves.types, *kinds),
+            leaf_types=leaf_types,
+            values={leaf: value for leaf, value in leaves.values.items() if leaf not in values},
+            sources=LeafSources({leaf: np.frombuffer(data, np.uint8) for leaf, data in values.items()}),
+        )
+        rows: list[Row] = [(leaf, None) for leaf in values]
+        chunks, headers = lay_out_files(attempt, self.keys, leaves.types, leaves.leaf_types, [rows])
+        names = [data_name(attempt, number, number + 1)]
+        return SaveLayout(leaves=leaves, chunks=chunks, headers=headers, names=names, writers=[0])
+
+
+def join_layouts(
+    one: SaveLayout, sums: array[int], more: SaveLayout, more_sums: array[int]
+) -> tuple[SaveLayout, array[int]]:
+    """Return a layout with the files of ``more`` behind those of ``one``, and the checksums of all chunks.
+
+    Args:
+        one: a layout.
+        sums: the checksums of its chunks.
+        more: another one, of other leaves; it says what all leaves are.
+        more_sums: the checksums of its chunks.
+    """
+    tables = ((one.chunks, sums, 0), (more.chunks, more_sums, len(one.names)))
+    rows = sorted((leaf, at, row) for at, (chunks, _, _) in enumerate(tables) for row, leaf in enumerate(chunks.leaf))
+    table = array("Q")
+    for _, at, row in rows:
+        starts = tables[at][0].first_blocks()
+        table += tables[at][1][starts[row] : starts[row + 1]]
+    columns = {
+        name: [getattr(tables[at][0], name)[row] for _, at, row in rows]
+        for name in ("leaf", "box", "offset", "nbytes", "block")
+    }
+    files = [tables[at][0].file[row] + tables[at][2] for _, at, row in rows]
+    joined = SaveLayout(
+        leaves=more.leaves,
+        chunks=Chunks(**columns, file=files),
+        headers=[*one.headers, *more.headers],
+        names=[*one.names, *more.names],
+        writers=[*one.writers, *more.writers],
+    )
+    return joined, table
+
 
 def divide_save(
     keys: Sequence[str], leaves: DescribedLeaves, processes: int, plan: SavePlan[Box] | None = None

@@ -73,6 +73,8 @@ class TreePlan:
     """Its leaves, as this process sees them."""
     processes: Processes
     """Those that save it together."""
+    states: Mapping[str, bytes] = dataclasses.field(default_factory=dict)
+    """Keys of leaves that get the states of all processes, each with that of this one (`treering.each`)."""
     _common: _Common = dataclasses.field(default_factory=_Common)
     """What was made for these leaves, or for others that are alike."""
 

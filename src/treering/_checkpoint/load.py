@@ -31,6 +31,7 @@ from treering._format.structure import build
 from treering._keymap.key_map import KeyMap, check_key_map
 from treering._printable import kind_of
 from treering._store.resolve import kept, require_path
+from treering._tree import each  # noqa: F401 - so that its class of states is known where one stands in a file
 from treering._tree.flatten import Flattened, flatten_like
 from treering._tree.likeness import (
     KEPT,
@@ -144,8 +145,13 @@ class LoadOptions:
         return any(isinstance(leaf, jax.Array | jax.ShapeDtypeStruct) for leaf in leaves)
 
 
-def load_tree(path: str | os.PathLike[str], like: Any, options: LoadOptions) -> Any:
-    """Return the tree at ``path``; ``treering.load`` says more."""
+def load_tree(
+    path: str | os.PathLike[str],
+    like: Any,
+    options: LoadOptions,
+    read: Callable[[Source, LoadGroup], Any] | None = None,
+) -> Any:
+    """Return the tree at ``path``, or what ``read`` reads of it; ``treering.load`` says more."""
     require_path(path)
     path = kept(path)
     options.check(like)
@@ -154,6 +160,8 @@ def load_tree(path: str | os.PathLike[str], like: Any, options: LoadOptions) -> 
     group = LoadGroup(path, timeout=options.timeout, is_shared=is_shared, is_joint=is_joint)
 
     def work(source: Source) -> Any:
+        if read is not None:
+            return read(source, group)
         plan = plan_load(source, select_part(source, options), like, options)
         (tree,) = load_parts(source, [plan], options.progress, group)
         return tree

@@ -15,6 +15,8 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 
+import jax
+
 from treering._arrays.host import this_processes
 from treering._arrays.outgoing import ALONE
 from treering._arrays.plan_cache import TreePlan, plan_tree
@@ -29,9 +31,11 @@ from treering._coordination.job_handshake import counted_save, release
 from treering._coordination.operations import Call
 from treering._store.open_folder import refuse_linked
 from treering._store.resolve import absolute, new_folder_path, require_shared, resolved
+from treering._tree.each import hold_states
 from treering._values.processes import Processes
 from treering._values.telemetry import phase, report
 from treering._view.progress import showing
+from treering.errors import UnsupportedError
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -110,7 +114,13 @@ def prepare_alone(tree: Any, options: SaveOptions) -> PreparedSave:
         UnsupportedError: the form cannot hold it.
     """
     prepare = _FILES.get(options.path.suffix.lower())
-    return FolderSave(plan_tree(tree, ALONE)) if prepare is None else prepare(tree, options.python_metadata())
+    held, _ = hold_states(tree, lambda: 1)
+    if prepare is None:
+        return FolderSave(plan_tree(held, ALONE))
+    if held is not tree:
+        what = f"a {options.path.suffix} file does not hold the states that treering.each marks"
+        raise UnsupportedError(what, hint="save to a folder, or put the state itself into the tree")
+    return prepare(tree, options.python_metadata())
 
 
 def plan_together(
@@ -133,7 +143,9 @@ def plan_together(
     try:
         finish_earlier()
         options.python_metadata()
-        plan = plan_tree(tree)
+        held, own = hold_states(tree, lambda: this_processes(jax.tree_util.tree_leaves(tree)).count)
+        plan = plan_tree(held)
+        plan = dataclasses.replace(plan, states=own) if own else plan
     except Exception as error:
         processes = this_processes(())
         if processes.count == 1:

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from typing import Any
 
-from treering._arrays.outgoing import SaveData, SaveLayout, divide_save, merge_checksums
+from treering._arrays.outgoing import SaveData, SaveLayout, divide_save, join_layouts, merge_checksums
 from treering._arrays.plan_cache import TreePlan
 from treering._arrays.source import Source
 from treering._arrays.source_arrays import describe_source
@@ -28,10 +28,11 @@ from treering._coordination.job_handshake import next_sequence
 from treering._coordination.message_board import MessageBoard
 from treering._coordination.operations import Call
 from treering._format.document import encode_index, read_names
-from treering._format.index import Container, DataFile, Index, OpaqueLeaf, file_digests
+from treering._format.index import LARGE_VALUE, Container, DataFile, Index, OpaqueLeaf, file_digests
 from treering._format.selection import Selection
 from treering._format.structure import node_keys
 from treering._printable import kind_of
+from treering._tree.each import pack, unpack
 from treering._tree.flatten import Flattened
 from treering._values.processes import Processes
 from treering._values.telemetry import phase
@@ -133,6 +134,7 @@ class _CheckpointShare(JointShare):
             call, plan.flat, self._plan.leaves, compares_local=options.compares_local, states=options.states
         )
         self._options = options
+        self._own = plan.states
         self._metadata: dict[str, Any] = {}
         self._watch = watch
         self._folder: CheckpointFolder | JoinedFolder | None = None
@@ -172,18 +174,36 @@ class _CheckpointShare(JointShare):
     def _write(self, folder: AttemptFiles) -> bytes:
         """Write the own files, durable but for their names; return what process 0 has to know of them."""
         layout = self._plan.files(self._call.attempt, [self._call.processes.this])
-        return self.hand_in(write_data(layout, folder, self._options))
+        payload = self.hand_in(write_data(layout, folder, self._options))
+        return pack([payload, *self._own.values()]) if self._own else payload
 
     def commit(self, payloads: Sequence[bytes]) -> None:
         layout, folder = self._layout, self._folder
         if layout is None or not isinstance(folder, CheckpointFolder):
             raise RuntimeError("a commit comes after the data")
-        checksums = merge_checksums(layout, [found for (found,) in self.handed_in(payloads, 1)])
-        call = self._call
+        call, count = self._call, len(self._own)
+        handed = [unpack(payload, 1 + count) for payload in payloads] if count else [[one] for one in payloads]
+        checksums = merge_checksums(layout, [found for (found,) in self.handed_in([one[0] for one in handed], 1)])
+        if count:
+            every = {key: pack([one[1 + at] for one in handed]) for at, key in enumerate(self._own)}
+            layout, checksums = self._put_states(layout, checksums, every, folder)
         index = make_index(
             self._flat, layout, checksums, self._metadata, attempt=call.attempt, processes=call.processes.count
         )
         commit_index(folder, index, layout.headers, self._watch)
+
+    def _put_states(
+        self, layout: SaveLayout, checksums: array[int], states: Mapping[str, bytes], folder: CheckpointFolder
+    ) -> tuple[SaveLayout, array[int]]:
+        """Return a layout with the states of all processes in it; what of them is large is in one file more."""
+        found = {self._flat.keys.index(key): data for key, data in states.items()}
+        values = layout.leaves.values | {leaf: data for leaf, data in found.items() if len(data) <= LARGE_VALUE}
+        layout = dataclasses.replace(layout, leaves=dataclasses.replace(layout.leaves, values=values))
+        if not (large := {leaf: data for leaf, data in found.items() if len(data) > LARGE_VALUE}):
+            return layout, checksums
+        more = self._plan.file_of(self._call.attempt, layout.leaves, large)
+        written = write_data(more, folder, dataclasses.replace(self._options, progress=None))
+        return join_layouts(layout, checksums, more, written)
 
     def roll_back(self) -> None:
         if isinstance(self._folder, CheckpointFolder):

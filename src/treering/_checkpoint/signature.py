@@ -30,8 +30,8 @@ _SHOWN: Final = 10
 _SHOWN_BOXES: Final = 4
 _NOTHING: Final = 0
 _STATES_HINT: Final = (
-    "a step holds the state of an iterator once, for all processes: let it give the same state on each of them, such "
-    "as a count of batches, and choose its share of the data by the number of the process"
+    "a step holds the state of an iterator once, for all processes: mark one that has another state in each process, "
+    "{'data': treering.each(iterator)}, or let it give the same state on all of them, such as a count of batches"
 )
 
 

@@ -30,6 +30,10 @@ from treering._values.checksums import pack_checksums, unpack_checksums
 from treering._values.human import pluralize
 from treering.errors import CorruptError, FormatError, TreeringError, UnsupportedError
 
+EACH_STATES: Final = "treering.checkpoint.EachStates"
+"""Class of the states of all processes. Its containers are of a kind of their own, which versions that would give them
+to an object as its one state do not know."""
+
 _SURROGATE: Final = re.compile("[\ud800-\udfff]")
 _SHOWN: Final = 200
 _WRITTEN_SURROGATE: Final = re.compile("~u([0-9a-f]{4})")
@@ -73,7 +77,8 @@ def encode_structure(structure: Sequence[Token]) -> list[Any]:
 
 def encode_container(container: Container) -> dict[str, Any]:
     """Return the token of a container as JSON."""
-    node: dict[str, Any] = {"node": container.node}
+    is_each = container.class_name == EACH_STATES
+    node: dict[str, Any] = {"node": "each" if is_each else container.node}
     match container.node:
         case "dict":
             node["keys"] = _encode_keys(container.keys)
@@ -172,12 +177,14 @@ def decode_container(node: Any, what: str, most: int) -> Container:
             if not 0 <= length <= most:
                 raise CorruptError(f"{what} is a {kind} of {show(length)} items; the tree has {most} for it")
             return Container(node=kind, keys=tuple(range(length)))
-        case "namedtuple" | "other":
+        case "namedtuple" | "other" | "each":
             fields, name = _decode_keys(node, "fields", what), member(node, "class", str, what)
-            nodes = member(node, "static", dict, what) if kind == "other" else {}
+            nodes = member(node, "static", dict, what) if kind != "namedtuple" else {}
             static = tuple((name, decode_key(value, f"{what}, {name!r},")) for name, value in nodes.items())
             _check_static(static, CorruptError, what)
-            return Container(node=kind, keys=fields, class_name=name, static=static)
+            if (kind == "each") != (name == EACH_STATES):
+                raise CorruptError(f"{what} is of the kind {kind}, but its class is {show(name)}")
+            return Container(node="other" if kind == "each" else kind, keys=fields, class_name=name, static=static)
         case _:
             raise FormatError(f"{what} is a container of the unknown kind {kind[:60]!r}", hint="use a newer treering")
 

@@ -3,42 +3,43 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
-from typing import Any, TypeAlias
+import os
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
+from treering._arrays.host import this_processes
+from treering._arrays.incoming import ReadRequest
 from treering._arrays.source import Source
+from treering._checkpoint import load
 from treering._checkpoint.joint_load import LoadGroup
 from treering._checkpoint.load import OF_LIKE, LoadOptions, load_parts, plan_load, select_part
+from treering._format.columns import EACH_STATES
+from treering._format.index import Container, leaf_bytes
 from treering._format.selection import Selection, select
-from treering._format.structure import key_text
 from treering._runs.results import Stateful
+from treering._tree.each import (
+    SIZE,
+    STATES,
+    Each,
+    Place,
+    by_first,
+    decode_state,
+    find_items,
+    gives_state,
+    is_each,
+    key_of,
+    places,
+    put_items,
+)
 from treering._tree.flatten import flatten_like
 from treering._tree.likeness import Wording
-from treering._values.keys import escape_part
-from treering.errors import MismatchError
-
-Place: TypeAlias = tuple[Any, ...]
-"""The keys of the dicts that lead to an object; empty for the tree itself."""
+from treering._values.human import pluralize
+from treering.errors import CorruptError, MismatchError
 
 
-def stateful_items(tree: Any, above: Place = ()) -> dict[Place, Stateful]:
-    """Return the objects of a tree that give their state away: values of its dicts at any depth, or it is one itself.
-
-    Example:
-        >>> stateful_items({"w": 1.5, "loaders": {}})
-        {}
-    """
-    if _gives_state(type(tree)):
-        return {above: tree}
-    if type(tree) is not dict:
-        return {}
-    # By class: there are few of them, and perhaps thousands of leaves.
-    kinds = {kind for kind in set(map(type, tree.values())) if kind is dict or _gives_state(kind)}
-    found: dict[Place, Stateful] = {}
-    for name, item in tree.items() if kinds else ():
-        if type(item) in kinds:
-            found |= stateful_items(item, (*above, name))
-    return found
+def _common_items(tree: Any) -> dict[Place, Stateful]:
+    """Return the objects of a tree that give their state away, and have one for all processes."""
+    return find_items(tree, lambda kind: kind is not Each and gives_state(kind))
 
 
 def state_keys(tree: Any) -> tuple[str, ...]:
@@ -48,50 +49,30 @@ def state_keys(tree: Any) -> tuple[str, ...]:
         >>> state_keys({"w": 1.5})
         ()
     """
-    return tuple(_stored_key(place, LoadOptions()) for place in stateful_items(tree))
+    return tuple(_stored_key(place, LoadOptions()) for place in _common_items(tree))
 
 
 def replace_stateful_items(tree: Any) -> Any:
     """Return what is saved of a tree: each object that gives its state away is replaced by its state.
 
+    Markers of `treering.each` stay: their states are taken where all trees are planned.
+
     Example:
         >>> replace_stateful_items({"w": 1.5, "count": 3})
         {'w': 1.5, 'count': 3}
     """
-    found = stateful_items(tree)
-    return _put(tree, tree, {place: item.get_state() for place, item in found.items()}) if found else tree
-
-
-def _put(like: Any, tree: Any, items: Mapping[Place, Any]) -> Any:
-    """Return a tree with items at their places, and the dicts above them in the order of ``like``."""
-    if () in items:
-        return items[()]
-    below = _by_first(items)
-    return {
-        name: _put(item, tree.get(name, {}), below[name]) if name in below else tree[name]
-        for name, item in like.items()
-    }
+    found = _common_items(tree)
+    return put_items(tree, tree, {place: item.get_state() for place, item in found.items()}) if found else tree
 
 
 def _cut(tree: Any, places: Mapping[Place, Any]) -> Any:
     """Return a tree without what is at some places."""
-    below = _by_first(places)
+    below = by_first(places)
     return {
         name: _cut(item, below[name]) if name in below else item
         for name, item in tree.items()
         if () not in below.get(name, ())
     }
-
-
-def _by_first(items: Mapping[Place, Any]) -> dict[Any, dict[Place, Any]]:
-    below: dict[Any, dict[Place, Any]] = {}
-    for place, item in items.items():
-        below.setdefault(place[0], {})[place[1:]] = item
-    return below
-
-
-def _gives_state(kind: type) -> bool:
-    return callable(getattr(kind, "get_state", None)) and callable(getattr(kind, "set_state", None))
 
 
 # ------------------------------------------------------------------------------------------------------------- loading
@@ -109,8 +90,25 @@ class LoadedItems:
     """Keys of the leaves and objects of ``like`` for which nothing is stored."""
 
 
+def load_tree(path: str | os.PathLike[str], like: Any, options: LoadOptions) -> Any:
+    """Return the tree at ``path``; ``treering.load`` says more."""
+    if not find_items(like, is_each):
+        return load.load_tree(path, like, options)
+
+    def read(source: Source, group: LoadGroup) -> LoadedItems:
+        return load_items(source, like, options, group, wanted=is_each)
+
+    return restore_states(load.load_tree(path, like, options, read), is_each)
+
+
 def load_items(
-    source: Source, like: Any, options: LoadOptions, group: LoadGroup, *, wording: Wording = OF_LIKE
+    source: Source,
+    like: Any,
+    options: LoadOptions,
+    group: LoadGroup,
+    *,
+    wording: Wording = OF_LIKE,
+    wanted: Callable[[type], bool] = gives_state,
 ) -> LoadedItems:
     """Load a part of a step: into ``like`` what has a place there, as it was saved what its objects take back.
 
@@ -118,14 +116,18 @@ def load_items(
         MismatchError: they do not fit; or ``only`` leaves out a part of such a state.
     """
     part = select_part(source, options)
-    objects = stateful_items(like)
+    objects = find_items(like, wanted)
     parts: dict[Place, Selection] = {}
     for name in objects:
         stored = _stored_key(name, options)
         if options.missing == "error" or _has(part, stored):
             parts[name] = _whole(source, part, stored, options)
     as_saved = LoadOptions(progress=options.progress)
-    pieces = [plan_load(source, one, None, as_saved) for one in parts.values()]
+    own = {
+        name: _own_state(source, part, objects[name], name) for name, part in parts.items() if _holds_each(source, part)
+    }
+    common = [name for name in parts if name not in own]
+    pieces = [plan_load(source, parts[name], None, as_saved) for name in common]
     fresh = [_stored_key(name, LoadOptions()) for name in objects if name not in parts]
     kept = [key for key in flatten_like(like).keys if any(_below(key, item) for item in fresh)] if fresh else []
     if () not in objects:
@@ -139,21 +141,67 @@ def load_items(
         kept = [*pieces[0].kept, *kept]
     trees = load_parts(source, pieces, options.progress, group)
     tree = like if () in objects else trees.pop(0)
-    tree = _put(like, tree, objects) if objects else tree
-    return LoadedItems(tree=tree, states=dict(zip(parts, trees, strict=True)), kept=tuple(kept))
+    tree = put_items(like, tree, objects) if objects else tree
+    return LoadedItems(tree=tree, states=own | dict(zip(common, trees, strict=True)), kept=tuple(kept))
 
 
-def restore_states(items: LoadedItems) -> Any:
+def restore_states(items: LoadedItems, wanted: Callable[[type], bool] = gives_state) -> Any:
     """Give the objects their states; return the tree, with them in their places."""
-    objects = stateful_items(items.tree)
+    objects = find_items(items.tree, wanted)
     for name, state in items.states.items():
         objects[name].set_state(state)
     return items.tree
 
 
+def _holds_each(source: Source, part: Selection) -> bool:
+    head = part.structure[0] if part.structure else None
+    if source.structured:
+        return isinstance(head, Container) and head.class_name == EACH_STATES
+    # Another form has no class for it, and an object would take it for its one state.
+    kinds = [source.index.type_of(leaf).kind for leaf in part.leaves]
+    return list(part.keys) == ["processes", STATES] and kinds == ["int", "bytes"]
+
+
+def _own_state(source: Source, part: Selection, item: Any, place: Place) -> Any:
+    """Return the state of this process, of those that all processes have saved.
+
+    In a job of as many processes each reads its own bytes alone.
+
+    Raises:
+        CorruptError: they are no such states.
+        MismatchError: the job has another number of processes, for which the item does not regroup them.
+    """
+    index, here = source.index, this_processes(())
+    if [index.type_of(leaf).kind for leaf in part.leaves] != ["int", "bytes"]:
+        raise CorruptError(f"{key_of(place)!r:.200} does not hold the states of processes")
+    count, leaf = part.leaves
+    saved, nbytes = index.values[count], len(index.values.get(leaf, b"")) or leaf_bytes(index.type_of(leaf))
+    if not 0 < saved <= nbytes // SIZE:
+        raise CorruptError(f"{key_of(place)!r:.200} does not hold the states of {pluralize(saved, 'processes')}")
+    spans = places(_bytes_of(source, leaf, 0, SIZE * saved), saved, nbytes)
+    if saved == here.count:
+        return decode_state(_bytes_of(source, leaf, *spans[here.this]))
+    data = _bytes_of(source, leaf, 0, nbytes)
+    try:
+        each = item if isinstance(item, Each) else Each(item)
+        return each.regroup([decode_state(data[start:stop]) for start, stop in spans], here.count)[here.this]
+    except MismatchError as error:
+        raise MismatchError(f"item {key_of(place)!r:.200}: {error.message}", hint=error.hint) from error
+
+
+def _bytes_of(source: Source, leaf: int, start: int, stop: int) -> bytes:
+    """Return some of the bytes of a leaf, wherever it lies, read and checked."""
+    if leaf in source.index.values:
+        value: bytes = source.index.values[leaf]
+        return value[start:stop]
+    request = ReadRequest(leaf, (((start, stop),),))
+    source.arrays.read([request], None)
+    return request.arrays[0].tobytes()
+
+
 def _stored_key(place: Place, options: LoadOptions) -> str:
     """Return the key under which an item's state is stored, below ``at``; the empty text for the tree itself."""
-    key = "/".join(escape_part(key_text(name)) for name in place)
+    key = key_of(place)
     return options.rename.get(key, key)
 
 

@@ -374,8 +374,8 @@ _REGISTER: Final = (
 )
 _LEAVE_OUT: Final = f"omit it, or put its content into the tree; for your own class, {_REGISTER}"
 _STATE: Final = (
-    "treering.Run saves its state where only dicts lead to it, as {'loaders': {'train': iterator}}; elsewhere put "
-    "get_state() in its place"
+    "treering.Run saves its state where only dicts lead to it, as {'loaders': {'train': iterator}}, and treering.save "
+    "that of a treering.each there; elsewhere put get_state() in its place"
 )
 _PARTIAL: Final = "pass them as arguments: a jax.tree_util.Partial(function, arrays) holds them visibly"
 _MOST_SEEN: Final = 1000
