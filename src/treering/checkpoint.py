@@ -246,8 +246,9 @@ def save_async(
     """
     from treering._checkpoint.save import begin_save, counted
     from treering._checkpoint.save_options import SaveOptions
+    from treering._values.telemetry import phase
 
-    with counted(path, processes):
+    with counted(path, processes), phase("save/blocked"):
         return begin_save(tree, SaveOptions.of(
             path, metadata=metadata, overwrite=overwrite, progress=progress, processes=processes,
             host_local=host_local, timeout=timeout,

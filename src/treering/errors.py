@@ -47,9 +47,9 @@ __all__ = [
     "IsDirectoryError", "KeptOnHostWarning", "LeavesInitialisedWarning", "LinkRefusedError", "MismatchError",
     "MissingExtraError", "NoMemoryError", "NoSuchLeafError", "NotDirectoryError", "NotFencedWarning", "NotFoundError",
      "NotRemovedWarning", "NotShardedWarning", "NotSharedError",
-    "PermissionDeniedError", "ProcessFailedError", "RulesUnmatchedWarning", "StaticFieldsDifferWarning",
-    "StepsNotSavedWarning", "StoreError", "TimedOutError", "TooDeepError", "TreeringError", "UnknownMetricWarning",
-    "UnsupportedError",
+    "PermissionDeniedError", "ProcessFailedError", "RulesUnmatchedWarning", "SaveFailedWarning", "SavesFailedError",
+    "StaticFieldsDifferWarning", "StepsNotSavedWarning", "StoreError", "TimedOutError", "TooDeepError", "TreeringError",
+    "UnknownMetricWarning", "UnsupportedError",
 ]  # fmt: skip
 
 _LONGEST_PATH = 400
@@ -240,6 +240,10 @@ class CancelledError(TreeringError):
     """A save in flight was cancelled before its commit, here or on another process. Its path is unchanged."""
 
 
+class SavesFailedError(TreeringError):
+    """A run that warns of failed saves had ``max_failures`` of them in a row; the last one is the ``__cause__``."""
+
+
 class NotSharedError(StoreError):
     """The path is not one folder for all processes of the job. Use a file system that all of them share.
 
@@ -276,6 +280,10 @@ class LeavesInitialisedWarning(UserWarning):
 
 class UnknownMetricWarning(UserWarning):
     """A rule of a run names a metric that no step has, so it keeps all steps."""
+
+
+class SaveFailedWarning(UserWarning):
+    """A save of a run with ``on_save_error="warn"`` failed; the text says why, and training goes on."""
 
 
 class StepsNotSavedWarning(UserWarning):

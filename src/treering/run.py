@@ -6,13 +6,14 @@
 from __future__ import annotations
 
 import html
+import operator
 import os
 import signal
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self, SupportsIndex, TypeAlias, TypeVar, Unpack, overload
 
-from treering._runs.results import Resumed, Stateful, StepSave
+from treering._runs.results import Preemption, Resumed, RunStatus, Stateful, StepSave
 from treering.checkpoint import LOAD_DEFAULTS, LoadKeywords, moved_options
 
 if TYPE_CHECKING:
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from treering._tree.placement import Shardings
     from treering.rules import Cadence, Policy, Verdict
 
-__all__ = ["Resumed", "Run", "Stateful", "StepSave"]
+__all__ = ["Preemption", "Resumed", "Run", "RunStatus", "Stateful", "StepSave"]
 
 T = TypeVar("T")
 Progress: TypeAlias = Callable[[int, int], object]
@@ -40,6 +41,9 @@ class Run:
         keep: which steps stay, as ``KeepLast(3) | KeepBest("loss")``; None keeps all. The newest always stays.
         save_every: when ``save`` saves, as ``SaveEvery(steps=1000)``; None: at each call.
         timeout: seconds to wait for other processes; None: ``TREERING_TIMEOUT_S``, else 600.
+        on_save_error: "warn" warns of a failed save (``treering.errors.SaveFailedWarning``) where "raise" raises its
+            error. Calls that are wrong raise all the same.
+        max_failures: after how many failures in a row a run that warns raises ``SavesFailedError``; None: never.
 
     Attributes:
         path: the folder.
@@ -68,10 +72,15 @@ class Run:
         keep: Policy | None = None,
         save_every: Cadence | None = None,
         timeout: float | None = None,
+        on_save_error: Literal["raise", "warn"] = "raise",
+        max_failures: int | None = None,
     ) -> None:
         from treering._runs.run_state import RunState
 
-        self._state: RunState = RunState(path, keep=keep, save_every=save_every, timeout=timeout)
+        self._state: RunState = RunState(
+            path, keep=keep, save_every=save_every, timeout=timeout, on_save_error=on_save_error,
+            max_failures=max_failures,
+        )  # fmt: skip
 
     @property
     def path(self) -> Path:
@@ -123,7 +132,8 @@ class Run:
         Raises:
             ExistsError: the step or a later one exists; also a ``FileExistsError``.
             UnsupportedError: something cannot be stored, or is not a step, metric or metadata; nothing was written.
-            TreeringError: an earlier save of this run failed; this one was not begun.
+            TreeringError: an earlier save of this run failed; this one was not begun. With ``on_save_error="warn"``
+                it is begun after a warning, unless ``max_failures`` is reached.
 
         Example:
             >>> import os, tempfile
@@ -141,7 +151,7 @@ class Run:
             progress=progress,
         )  # fmt: skip
 
-    def save_on_signal(self, signum: int = signal.SIGTERM) -> None:
+    def save_on_signal(self, signum: int = signal.SIGTERM, *, grace: float | None = None) -> None:
         """Save the next step when a signal comes, then re-raise the signal.
 
         The handler only sets a flag. The next ``save``, on all processes, saves whatever ``save_every`` says, waits
@@ -150,9 +160,11 @@ class Run:
 
         Args:
             signum: the signal, such as ``signal.SIGTERM``.
+            grace: seconds from the signal until the process is killed, if they are known. The last save then waits for
+                other processes only as long as is left, 5 s at least, and ``preempted`` tells the deadline.
 
         Raises:
-            UnsupportedError: this is not the main thread, or the signal cannot be caught.
+            UnsupportedError: this is not the main thread, the signal cannot be caught, or ``grace`` is no such number.
 
         Example:
             >>> import os, tempfile
@@ -160,7 +172,43 @@ class Run:
             >>> run.save_on_signal(signal.SIGUSR1)
             >>> run.close()                            # restores the handler
         """
-        self._state.signals.watch(signum)
+        self._state.signals.watch(signum, grace)
+
+    def preempted(self, step: SupportsIndex, *, batch: SupportsIndex = 0) -> Preemption | None:
+        """Tell, between saves, whether the job is to end soon; the next ``save`` is then the last, and is waited for.
+
+        Call it where a loop does not save for long, in evaluations and while it waits for data. All processes of a job
+        call it at the same steps and batches, and get the same answer there. Nobody waits for another one: jax's
+        preemption service agrees in the background on where all hear of it, about a second after the signal. It tells
+        of one preemption in the life of a job.
+
+        Args:
+            step: where the loop is; counted alike on all processes.
+            batch: where within the step, for a loop in it. A place that was asked about has one answer.
+
+        Returns:
+            Why, and with ``grace`` of ``save_on_signal`` the deadline; None while nothing has happened.
+
+        Raises:
+            UnsupportedError: there are several processes, and jax cannot tell the others: its preemption service is
+                off, or its handler of SIGTERM was replaced before ``save_on_signal``.
+
+        Example:
+            >>> import os, tempfile
+            >>> run = Run(os.path.join(tempfile.mkdtemp(), "run"), save_every=None)
+            >>> run.save_on_signal(signal.SIGUSR1, grace=30)
+            >>> for batch in range(100):
+            ...     if preemption := run.preempted(7, batch=batch):
+            ...         break
+            ...     if batch == 2:
+            ...         signal.raise_signal(signal.SIGUSR1)    # in practice the scheduler sends it
+            >>> batch, preemption.reason, preemption.seconds_left > 20
+            (3, 'SIGUSR1 came', True)
+            >>> before = signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+            >>> run.close()
+        """
+        state = self._state
+        return state.schedule.preempted(operator.index(step), operator.index(batch), state.processes())
 
     # ------------------------------------------------------------------------------------------------------ loading
 
@@ -357,9 +405,30 @@ class Run:
         """
         keep = self.keep if keep is None else keep
         save_every = self.save_every if save_every is None else save_every
-        new = Run(path, keep=keep, save_every=save_every, timeout=self._state.timeout)
+        outcomes = self._state.outcomes
+        new = Run(
+            path, keep=keep, save_every=save_every, timeout=self._state.timeout,
+            on_save_error="warn" if outcomes.warns else "raise", max_failures=outcomes.most,
+        )  # fmt: skip
         self._state.branch(step, new._state)
         return new
+
+    def status(self) -> RunStatus:
+        """Return what a crash would cost now: the newest durable step, its age, failures in a row, what is in flight.
+
+        It asks the store nothing: it says what this process knows by its own saves and loads.
+
+        Example:
+            >>> import os, tempfile
+            >>> run = Run(os.path.join(tempfile.mkdtemp(), "run"))
+            >>> run.status().step is None, run.save(7, {"w": 1.5}).result()
+            (True, None)
+            >>> status = run.status()
+            >>> status.step, status.seconds < 60, status.failures, status.saves_in_flight
+            (7, True, 0, 0)
+            >>> run.close()
+        """
+        return self._state.outcomes.status()
 
     def wait(self, timeout: float | None = None) -> None:
         """Wait until every save is durable and every step that no rule keeps is removed.
@@ -371,7 +440,8 @@ class Run:
 
         Raises:
             TimedOutError: it takes longer.
-            TreeringError: a save of this run failed.
+            TreeringError: a save of this run failed. With ``on_save_error="warn"`` that is a warning, unless
+                ``max_failures`` is reached.
         """
         self._state.wait(timeout)
 
@@ -383,7 +453,9 @@ class Run:
                 their grace is over, and what dead processes left; ``gc`` does it too. On disk nothing waits.
 
         Raises:
-            TreeringError: a save of this run failed, or something could not be removed.
+            TreeringError: a save of this run failed, or something could not be removed. With ``on_save_error="warn"``
+                a failed save is a warning, unless ``max_failures`` is reached; if no later one was saved, the program
+                still ends with a line on stderr and a status that is not 0.
         """
         self._state.close(sweep=sweep)
         self._state.warn()

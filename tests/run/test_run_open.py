@@ -52,7 +52,7 @@ CALLS: dict[str, Callable[[tr.Run], Any]] = {
     "str": str,
 }
 # What looks into no folder.
-ELSEWHERE = {"close", "keep", "path", "save_every", "save_on_signal", "wait"}
+ELSEWHERE = {"close", "keep", "path", "preempted", "save_every", "save_on_signal", "status", "wait"}
 
 
 def made(path: Path, names: list[str]) -> Path:

@@ -178,10 +178,9 @@ def leave() -> None:
         lost = f"is not done, and was abandoned: {why}"
         _ending.lines += [f"the save to {job.shown!r} {lost}" for job in saves.jobs if why]
         _ending.waited = True
-    _ending.lines += [
-        f"the save to {job.shown!r} failed, and its error was never raised: {error_text(job.error)}"
-        for job in saves.take_failed()
-    ]
+    for job in saves.take_failed():
+        what = "no later one of its run was saved" if job.forgiven else "its error was never raised"
+        _ending.lines.append(f"the save to {job.shown!r} failed, and {what}: {error_text(job.error)}")
     if _ending.lines:
         _ending.last = _Last(functools.partial(os._exit, _STATUS))
     while _ending.lines:

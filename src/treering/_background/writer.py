@@ -20,12 +20,13 @@ import traceback
 from collections import deque
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Final, NoReturn, Self
+from typing import Final, NoReturn, Self, TypeAlias
 
 from treering._arrays.jobs import Progress
 from treering._printable import show_path
 from treering._store.crew import Waiters
 from treering._values import timing
+from treering._values.telemetry import note_value
 from treering.errors import CancelledError, TimedOutError, TreeringError, UnsupportedError
 
 
@@ -74,6 +75,9 @@ def writes_here() -> bool:
     return _here.writes
 
 
+Ended: TypeAlias = "Callable[[SaveJob, BaseException | None], bool]"
+
+
 class SaveJob(Watch):
     """One save in flight.
 
@@ -83,17 +87,21 @@ class SaveJob(Watch):
         run: the run that it is a step of, resolved; None for none.
         timeout: seconds after which one that shows no progress is given up by those who wait for it.
         nbytes: how much memory its snapshot holds on to.
+        ended: told of its end, with the error or None, before anybody else; returns whether it takes care of the error.
 
     Attributes:
         doing: what it does, for messages.
         stage: how far it is.
         error: why it failed, once it has ended; None where it is saved.
         told: whether the caller knows the error.
+        forgiven: whether the error is not to be raised by a later call; the end of the program still tells of it.
         cancelled: whether it was called off in time.
         moved_at: when it last showed progress, on the clock of ``time.monotonic``.
     """
 
-    def __init__(self, path: Path, *, shown: str, run: Path | None, timeout: float, nbytes: int) -> None:
+    def __init__(
+        self, path: Path, *, shown: str, run: Path | None, timeout: float, nbytes: int, ended: Ended | None = None
+    ) -> None:
         self.path: Final = path
         self.shown: Final = show_path(shown)
         self.doing: Final = f"save {shown!r}"
@@ -103,9 +111,11 @@ class SaveJob(Watch):
         self.stage = SaveStage.WAITING
         self.error: BaseException | None = None
         self.told = False
+        self.forgiven = False
         self.cancelled = False
         self.moved_at = time.monotonic()
         self._raised = False
+        self._ended = ended
         self._owner = os.getpid()
         self._lock = threading.RLock()  # a signal handler may ask while its thread has it
         self._waiters = Waiters()
@@ -168,6 +178,8 @@ class SaveJob(Watch):
 
     def end(self, error: BaseException | None) -> None:
         """Note how it ended."""
+        if self._ended is not None:
+            self.forgiven = self._ended(self, error)
         with self._lock:
             self.error = error
             self.told = self.told or (self.cancelled and isinstance(error, CancelledError))
@@ -372,9 +384,15 @@ class Writer:
             with self._lock:
                 if has_room():
                     self.jobs.append(job)
-                    return
+                    break
             self._require_progress(f"could not {job.doing}: no room beside the saves in flight")
             self._changed.wait(has_room, timing.current.writer_pause)
+        self._tell()
+
+    def _tell(self) -> None:
+        jobs = self.jobs
+        note_value("save/in_flight", len(jobs))
+        note_value("save/in_flight_bytes", sum(job.nbytes for job in jobs))
 
     def reserve(self, job: SaveJob) -> Reservation:
         """Return the room that a save will have; ``with room, room:`` gives it back unless the save is handed over."""
@@ -412,7 +430,7 @@ class Writer:
             self._changed.wait(lambda: self.jobs[0] is job, timing.current.writer_pause)
         job.begin()
         self._do(job, write)
-        if job.error is not None and not job.told:
+        if job.error is not None and not (job.told or job.forgiven):
             job.told = True
             raise job.error
 
@@ -443,12 +461,15 @@ class Writer:
         except BaseException as raised:  # noqa: BLE001 - an interrupt too: whoever waits for the save gets it
             # It may be kept for long, and holds no arrays then: not by this frame, nor by those that are over.
             error = raised.with_traceback(raised.__traceback__ and raised.__traceback__.tb_next)
-            _release_frames(error)
+            release_frames(error)
         with self._lock:
             job.end(error)
+            if error is None or job.forgiven:
+                self.excuse(job.run)
             self.failed = [one for one in (*self.failed, job) if one.error is not None and not one.told]
             self._drop(job)
         self._changed.notify()
+        self._tell()
 
     def _drop(self, job: SaveJob) -> None:
         self.jobs = [other for other in self.jobs if other is not job]
@@ -460,6 +481,18 @@ class Writer:
         with self._lock:
             return [job for job in self.jobs if path is None or path in (job.path, job.run)]
 
+    def note_failed(self, job: SaveJob, error: BaseException) -> None:
+        """Note a save that failed before it was handed over."""
+        with self._lock:
+            job.end(error)
+            self.excuse(job.run)
+            self.failed = [*self.failed, job]
+
+    def excuse(self, run: Path | None) -> None:
+        """Let the end of the program say nothing of failures of a run that are forgiven: a later save is what counts."""
+        for job in self.failed:
+            job.told = job.told or (job.forgiven and job.run == run)
+
     def take_failed(self, path: Path | None = None) -> list[SaveJob]:
         """Return the saves to a path, or of a run, whose errors nobody knows yet; from now on somebody does.
 
@@ -468,7 +501,7 @@ class Writer:
         """
         with self._lock:
             untold = [job for job in self.failed if not job.told]
-            taken = [job for job in untold if path is None or path in (job.path, job.run)]
+            taken = [job for job in untold if path is None or (path in (job.path, job.run) and not job.forgiven)]
             for job in taken:
                 job.told = True
             self.failed = [job for job in untold if not job.told]
@@ -500,12 +533,14 @@ class Writer:
             raise TimedOutError(f"{what}: nothing was written for the {jobs[0].timeout:g} s of its timeout")
 
 
-def _release_frames(error: BaseException) -> None:
-    """Let the frames of an error, and of those that led to it, hold nothing."""
+def release_frames(error: BaseException, *, callers: bool = False) -> None:
+    """Let the frames of an error, and of those that led to it, hold nothing; nor those of the callers, if asked for."""
     seen: set[int] = set()
     left: list[BaseException | None] = [error]
     while left:
         if (one := left.pop()) is not None and id(one) not in seen:
             seen.add(id(one))
             traceback.clear_frames(one.__traceback__)
+            if callers:
+                one.__traceback__ = None
             left += [one.__cause__, one.__context__]

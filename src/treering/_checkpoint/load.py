@@ -271,10 +271,10 @@ def load_parts(
         [leaf for one in parts for leaf in one.matches.leaves], [fit for one in parts for fit in one.matches.fits]
     )
     placements = [placement for one in parts for placement in one.placements]
-    with phase("load/read"):
+    with phase("load/read") as moved:
         leaves, deliveries = plan_deliveries(source, matches, placements)
         batches = group.agree(source, _cut_batches(source.index, deliveries, batch))
-        report = ReadProgress(progress, sum(some.nbytes for some in batches))
+        report = ReadProgress(progress, total := sum(some.nbytes for some in batches))
         for some in batches:
             found = group.read_batches(source, some, report)
             for number, (place, stored) in enumerate(zip(some.numbers, some.leaves, strict=True)):
@@ -285,6 +285,7 @@ def load_parts(
                     leaf = callback(leaf, source.index.keys[stored])
                 leaves[place] = leaf
                 del leaf
+        moved.nbytes = total
     rest = iter(leaves)
     return [one.tree(source, list(itertools.islice(rest, len(one.placements)))) for one in parts]
 

@@ -10,6 +10,7 @@ import contextlib
 import dataclasses
 import functools
 import os
+import time
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -21,7 +22,7 @@ from treering._arrays.host import this_processes
 from treering._arrays.outgoing import ALONE
 from treering._arrays.plan_cache import TreePlan, plan_tree
 from treering._background.saves import finish_saves, raise_unreported, reword, watch_for_end, writer
-from treering._background.writer import UNWATCHED, PendingSave, SaveJob, Watch
+from treering._background.writer import UNWATCHED, Ended, PendingSave, SaveJob, Watch
 from treering._checkpoint.joint_driver import tell_of_end
 from treering._checkpoint.save_files import SafetensorsSave
 from treering._checkpoint.save_folder import begin_call, write_folder, write_share
@@ -33,7 +34,7 @@ from treering._store.open_folder import refuse_linked
 from treering._store.resolve import absolute, new_folder_path, require_shared, resolved
 from treering._tree.each import hold_states
 from treering._values.processes import Processes
-from treering._values.telemetry import phase, report
+from treering._values.telemetry import note_duration, phase, report
 from treering._view.progress import showing
 from treering.errors import UnsupportedError
 
@@ -76,7 +77,7 @@ _FILES: Final[Mapping[str, Callable[[Any, Mapping[str, Any]], PreparedSave]]] = 
 
 def save_tree(tree: Any, options: SaveOptions) -> None:
     """Save ``tree``; ``treering.save`` says more."""
-    with report("save", options.path), showing(options.progress):
+    with phase("save/blocked"), report("save", options.path), showing(options.progress):
         if not options.together:
             finish_saves(options.path)
             prepare_alone(tree, options).write(options)
@@ -164,7 +165,13 @@ Around: TypeAlias = AbstractContextManager[None] | None
 
 
 def begin_save(
-    tree: Any, options: SaveOptions, *, run: Path | None = None, around: Around = None, refusal: Exception | None = None
+    tree: Any,
+    options: SaveOptions,
+    *,
+    run: Path | None = None,
+    around: Around = None,
+    refusal: Exception | None = None,
+    ended: Ended | None = None,
 ) -> PendingSave:
     """Begin to save ``tree``; ``treering.save_async`` says more.
 
@@ -175,6 +182,7 @@ def begin_save(
         around: entered around the writing, on the thread that does it: it sees an error, and does what follows the
             commit. What it raises is the save's error.
         refusal: why this process cannot save after all: raised once the others of the job are told, who wait for it.
+        ended: told how the save ended, once this function has returned it.
 
     Raises:
         TimedOutError: the saves in flight leave no room and show no progress.
@@ -183,7 +191,7 @@ def begin_save(
     watch_for_end()
     # The program's current folder may be another one when the save's turn comes.
     options = dataclasses.replace(options, path=absolute(options.path))
-    begun = _Beginning(options, None if run is None else resolved(run), around, refusal)
+    begun = _Beginning(options, None if run is None else resolved(run), around, refusal, ended)
     if not options.together:
         begun.require_clear()
         return begun.hand_over(prepare_alone(tree, options), options)
@@ -202,6 +210,7 @@ class _Beginning:
     run: Path | None
     around: Around
     refusal: Exception | None
+    ended: Ended | None
 
     def require_clear(self) -> None:
         """Raise why this process cannot save, or the error of an earlier save that was not raised yet."""
@@ -212,14 +221,18 @@ class _Beginning:
     def hand_over(self, prepared: PreparedSave, options: SaveOptions, job: SaveJob | None = None) -> PendingSave:
         """Copy what is saved, and let the writer thread write it."""
         options = options.snapshot()
-        job = job or self._job(prepared.nbytes)
+        job = job or self._job(prepared.nbytes, self.ended)
         with writer().reserve(job) as room, room:
-            room.take()
+            with phase("save/admit"):
+                room.take()
             # In a list, out of which the writer takes it: the function below lives as long as an error raised in it.
             with phase("save/snapshot"):
                 held = [prepared.snapshot()]
 
+            handed = time.perf_counter()
+
             def write() -> None:
+                note_duration("save/queue", handed)
                 with report("save", options.path), self.around or contextlib.nullcontext(), showing(options.progress):
                     progress = job.progress(options.progress)
                     held.pop().write(dataclasses.replace(options, progress=progress), job)
@@ -234,7 +247,7 @@ class _Beginning:
         for this process on theirs.
         """
         options = self.options
-        job = self._job(0 if isinstance(plan, Exception) else plan.nbytes)
+        job = self._job(0 if isinstance(plan, Exception) else plan.nbytes, self.ended)
         call = begin_call(options, processes)
         try:
             release(call)
@@ -252,7 +265,7 @@ class _Beginning:
             writer().hand_over(telling, functools.partial(write_share, call, why, options, telling))
             raise
 
-    def _job(self, nbytes: int) -> SaveJob:
+    def _job(self, nbytes: int, ended: Ended | None = None) -> SaveJob:
         options = self.options
         path = resolved(options.path)
-        return SaveJob(path, shown=options.shown, run=self.run, timeout=options.timeout, nbytes=nbytes)
+        return SaveJob(path, shown=options.shown, run=self.run, timeout=options.timeout, nbytes=nbytes, ended=ended)

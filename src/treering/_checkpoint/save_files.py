@@ -22,6 +22,7 @@ from treering._format.selection import Selection
 from treering._store.pieces import Buffer
 from treering._store.resolve import is_taken, write_file
 from treering._values.keys import split_key
+from treering._values.telemetry import phase
 from treering.errors import ExistsError, UnsupportedError
 
 _T = TypeVar("_T")
@@ -70,7 +71,9 @@ class SafetensorsSave:
         header = self._plan.single_header(index, layout.headers[0])
         buffers = claim_at_end(_read_again(header, layout, first, options.progress, flat.keys), watch)
         size = len(header) + layout.data_bytes
-        write_file(options.path, buffers, size, new=not options.overwrite, unique=True)
+        with phase("save/write") as moved:
+            write_file(options.path, buffers, size, new=not options.overwrite, unique=True)
+            moved.nbytes = size
 
 
 def find_losses(source: Source, part: Selection, metadata: Mapping[str, Any]) -> Iterator[Loss]:
@@ -113,7 +116,9 @@ def write_buffers(
             yield buffer
             tally.add(len(buffer))
 
-    write_file(options.path, claim_at_end(count(), watch), size, new=not options.overwrite, unique=unique)
+    with phase("save/write") as moved:
+        write_file(options.path, claim_at_end(count(), watch), size, new=not options.overwrite, unique=unique)
+        moved.nbytes = size
 
 
 def _require_free(options: SaveOptions) -> None:

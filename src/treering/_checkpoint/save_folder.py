@@ -49,14 +49,15 @@ def write_folder(plan: TreePlan, options: SaveOptions, watch: Watch) -> None:
         commit_index(folder, index, layout.headers, watch)
 
 
-@phase("save/write")
 def write_data(layout: SaveLayout, folder: AttemptFiles, options: SaveOptions) -> array[int]:
     """Write the data files, durable but for their names, and return the checksums of their blocks."""
     sizes = layout.sizes()
-    folder.require_space(sum(sizes))
-    written = SaveData(layout, options.progress)
-    for number, (name, header, size) in enumerate(zip(layout.names, layout.headers, sizes, strict=True)):
-        folder.write_file(name, itertools.chain([header], written.data_of(number)), size)
+    with phase("save/write") as moved:
+        folder.require_space(sum(sizes))
+        written = SaveData(layout, options.progress)
+        for number, (name, header, size) in enumerate(zip(layout.names, layout.headers, sizes, strict=True)):
+            folder.write_file(name, itertools.chain([header], written.data_of(number)), size)
+        moved.nbytes = sum(sizes)
     return written.checksums
 
 

@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import functools
 from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, Final, SupportsIndex, TypeVar, cast
 
@@ -14,11 +15,12 @@ from jax.sharding import NamedSharding, Sharding
 
 from treering._arrays.host import this_processes
 from treering._arrays.source import Source
-from treering._background.saves import finish_saves, raise_unreported, wait_for
+from treering._background.saves import wait_for
 from treering._checkpoint.forms import read_source
 from treering._checkpoint.joint_load import LoadGroup, spans_processes
 from treering._checkpoint.load import LoadOptions
 from treering._coordination.allgather import failed_collectives, last_allgather
+from treering._format.run_document import find_note
 from treering._printable import kind_of
 from treering._runs.iterators import load_items, restore_states
 from treering._runs.results import Resumed
@@ -85,7 +87,7 @@ def _of_latest(run: RunState, read: Callable[[int | None], Callable[[], T]]) -> 
         run: the run.
         read: reads a step, and returns what ends the load where all processes have read it.
     """
-    latest = run.latest(before=lambda: finish_saves(run.path))  # nothing of the run is in flight then
+    latest = run.latest(before=run.finish_saves)  # nothing of the run is in flight then
     while latest is not None:
         found: Callable[[], T] | Exception
         failed, met = failed_collectives(), last_allgather()
@@ -155,7 +157,7 @@ def _load(run: RunState, step: int, like: Any, options: LoadOptions) -> Callable
 def _open_step(run: RunState, step: int, path: Path, options: LoadOptions, group: LoadGroup) -> Iterator[Source]:
     """Open a step; a save of it that is in flight is waited for."""
     wait_for(path)
-    raise_unreported(run.path)
+    run.raise_unreported()
     shared = group.share_index()
     with contextlib.ExitStack() as files:
         try:
@@ -163,10 +165,19 @@ def _open_step(run: RunState, step: int, path: Path, options: LoadOptions, group
                 if step in folder.superseded_steps() or is_linked(path):  # files are there, but not the step
                     raise missing_step(run.shown, step, steps_of(run.path))
             opened = read_source(path, mapped=options.mapped, key_map=options.whole_map, shared=shared)
-            source = files.enter_context(opened)
+            source = files.enter_context(_noting(run, step, opened))
         except NotFoundError as error:
             raise missing_step(run.shown, step, steps_of(run.path)) from error
         yield source
+
+
+@contextlib.contextmanager
+def _noting(run: RunState, step: int, opened: AbstractContextManager[Source]) -> Iterator[Source]:
+    """Open a step, and note that it is there, for ``Run.status``."""
+    with opened as source:
+        yield source
+        if (note := find_note(source.index.metadata)) is not None:
+            run.outcomes.loaded(step, note.saved)
 
 
 # --------------------------------------------------------------------------------------------------- initialising
@@ -202,7 +213,7 @@ def _load_or_init(
     group = LoadGroup(path, timeout=run.timeout, is_shared=lambda: spans_processes(None, None, fresh.like))
     asked = LoadOptions(missing="leave", extra=options.extra, progress=options.progress, none_is_leaf=True)
     load = functools.partial(load_items, like=fresh.like, options=asked, group=group, wording=_WORDING)
-    items = group.retry_on_overwrite(functools.partial(read_source, path, mapped=False), load)
+    items = group.retry_on_overwrite(lambda: _noting(run, step, read_source(path, mapped=False)), load)
 
     def finish() -> Resumed[T]:
         tree = fresh.complete(items.tree, items.kept)

@@ -6,7 +6,12 @@ Nothing here imports jax, so that the door to runs can be imported without it.
 from __future__ import annotations
 
 import dataclasses
+import html
+import time
 from typing import TYPE_CHECKING, Any, Protocol, Self, TypeVar, runtime_checkable
+
+from treering._printable import printable
+from treering._values.human import bytes_text, duration_text, pluralize
 
 if TYPE_CHECKING:
     from treering._background.writer import PendingSave
@@ -95,6 +100,8 @@ class StepSave:
     """Whether it goes when a newer step is committed."""
     pending: PendingSave | None = None
     """The save in flight; None where nothing is saved."""
+    error: Exception | None = None
+    """Why the save could not begin, in a run that only warns of that; None where it was begun, or not due."""
 
     def __bool__(self) -> bool:
         return self.pending is not None
@@ -107,11 +114,73 @@ class StepSave:
     def result(self, timeout: float | None = None) -> None:
         """Wait until the step is durable, on process 0 also until every step is removed that has to go.
 
-        It returns at once where nothing is saved. `Run.wait` waits for the removals on the other processes too.
+        It returns at once where no save was due. `Run.wait` waits for the removals on the other processes too.
 
         Raises:
             TimedOutError: it is not done in that time; it goes on.
-            TreeringError: it failed.
+            TreeringError: it failed, also in a run that only warns of that.
         """
+        if self.error is not None:
+            raise self.error
         if self.pending is not None:
             self.pending.result(timeout)
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class RunStatus:
+    """What ``Run.status`` returns: how much a crash would cost now, as far as this process knows without looking.
+
+    Example:
+        >>> print(RunStatus(step=1200, seconds=34.6, saves_in_flight=1, bytes_in_flight=4096))
+        newest durable step 1200, 34.6 s old; 1 save in flight, 4.00 KiB
+        >>> error = OSError("no space left on device")
+        >>> print(RunStatus(failures=2, last_error=error))
+        no durable step yet; 2 failures in a row, the last: OSError: no space left on device; no save in flight
+    """
+
+    step: int | None = None
+    """The newest durable step that this process saved or loaded; None where it has done neither."""
+    seconds: float | None = None
+    """How long ago it became durable; of a step that was loaded, how long ago its save began."""
+    failures: int = 0
+    """How many saves have failed since the last one that did not."""
+    last_error: BaseException | None = None
+    """Why the last of all failed saves failed; None where none has."""
+    saves_in_flight: int = 0
+    """How many saves are being written, or wait."""
+    bytes_in_flight: int = 0
+    """How much memory their snapshots hold."""
+
+    def __str__(self) -> str:
+        texts = ["no durable step yet"]
+        if self.step is not None and self.seconds is not None:
+            texts = [f"newest durable step {self.step}, {duration_text(self.seconds)} old"]
+        if self.failures:
+            why = f"{type(self.last_error).__name__}: {self.last_error}"
+            texts.append(f"{pluralize(self.failures, 'failures')} in a row, the last: {' '.join(why.split())}")
+        flying = f"{pluralize(self.saves_in_flight, 'saves')} in flight, {bytes_text(self.bytes_in_flight)}"
+        return printable("; ".join([*texts, flying if self.saves_in_flight else "no save in flight"]))
+
+    def _repr_html_(self) -> str:
+        return f"<pre>{html.escape(str(self))}</pre>"
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Preemption:
+    """What ``Run.preempted`` returns where the job is to end soon; it is true.
+
+    Example:
+        >>> preemption = Preemption(reason="SIGTERM came", deadline=time.monotonic() + 30)
+        >>> bool(preemption), preemption.seconds_left is not None and 29 < preemption.seconds_left <= 30
+        (True, True)
+    """
+
+    reason: str
+    """What was heard, in words for people."""
+    deadline: float | None = None
+    """When the job is to be gone, on this process's clock of ``time.monotonic``; None where ``grace`` is not known."""
+
+    @property
+    def seconds_left(self) -> float | None:
+        """How many seconds there are until then, 0.0 where it has passed; None where ``grace`` is not known."""
+        return None if self.deadline is None else max(0.0, self.deadline - time.monotonic())

@@ -10,18 +10,19 @@ from pathlib import Path
 from typing import Final, Literal, SupportsIndex, TypeVar
 
 from treering._arrays.host import this_processes
-from treering._background.saves import finish_saves, raise_unreported, wait_for
+from treering._background.saves import raise_unreported, wait_for
 from treering._coordination.allgather import allgather_with_deadline, broadcast
 from treering._coordination.message_board import PathMessageBoard
 from treering._printable import show_path
 from treering._runs.gc import KnownSteps, collect, judge, remove_steps
+from treering._runs.outcomes import SaveOutcomes
 from treering._runs.schedule import SaveSchedule, Signals
 from treering._runs.step_notes import require_step_number
 from treering._runs.steps import latest_of, missing_step, records_of, step_path, steps_of
 from treering._store.resolve import absolute, new_folder_path
 from treering._values import timing
 from treering._values.human import near, steps_text
-from treering._values.processes import timeout_seconds
+from treering._values.processes import Processes, timeout_seconds
 from treering._values.telemetry import warn_of
 from treering.errors import (
     ClosedError,
@@ -32,7 +33,7 @@ from treering.errors import (
     UnknownMetricWarning,
     UnsupportedError,
 )
-from treering.rules import Cadence, Policy, Verdict, best_steps
+from treering.rules import Cadence, Decision, Policy, Verdict, best_steps
 
 T = TypeVar("T", bound=int | None)
 
@@ -47,6 +48,8 @@ class RunState:
         keep: which steps stay.
         save_every: when to save.
         timeout: seconds to wait for other processes; None for what the environment says.
+        on_save_error: "raise", or "warn" where a failed save does not end training.
+        max_failures: after how many failures in a row it does.
 
     Attributes:
         path: its folder; absolute, for the folder of the program may be another one when a save's turn comes.
@@ -61,6 +64,7 @@ class RunState:
         known_place: whether the folder was found to be one of a run, or of nothing.
         unmeasured: the metrics that ``keep`` goes by and no step has, with the name that was probably meant; the last
             save found them out.
+        outcomes: what became of the saves of this process.
         has_saved: whether this process has begun a save.
         known: what its saves know of its steps.
         now: the clock that a step's time is taken from, in POSIX seconds.
@@ -70,7 +74,14 @@ class RunState:
     """
 
     def __init__(
-        self, path: str | os.PathLike[str], *, keep: Policy | None, save_every: Cadence | None, timeout: float | None
+        self,
+        path: str | os.PathLike[str],
+        *,
+        keep: Policy | None,
+        save_every: Cadence | None,
+        timeout: float | None,
+        on_save_error: str = "raise",
+        max_failures: int | None = None,
     ) -> None:
         _require_rule("keep", keep, Policy, "KeepLast(3)")
         _require_rule("save_every", save_every, Cadence, "SaveEvery(steps=1000)")
@@ -81,6 +92,7 @@ class RunState:
         self.keep_text = None if keep is None else repr(keep)
         self.save_every_text = None if save_every is None else repr(save_every)
         self.timeout = timeout_seconds(timeout)
+        self.outcomes = SaveOutcomes(self.path, self.shown, on_save_error, max_failures)
         self.signals = Signals()
         self.schedule = SaveSchedule(save_every, self.signals, gather=self.gather, shown=self.shown)
         self.known_place = False
@@ -127,6 +139,10 @@ class RunState:
         doing = f"look for the latest step of {self.shown!r}"
         return self.broadcast(lambda: find_latest(self.path), doing, before=before)
 
+    def processes(self) -> Processes:
+        """Return the processes of the job."""
+        return this_processes(())
+
     def wait(self, timeout: float | None) -> None:
         """Wait until nothing of the run is in flight; raise what failed, unless that was told.
 
@@ -136,9 +152,33 @@ class RunState:
         """
         begun = time.monotonic()
         wait_for(self.path, timeout)
-        raise_unreported(self.path)
+        self.raise_unreported()
         self.warn()
         self._await_removals(time.monotonic() + self.timeout if timeout is None else begun + timeout)
+
+    def raise_unreported(self, *, raises: bool = True) -> None:
+        """Raise what an earlier save failed at, or warn of it, unless that was told; `SaveOutcomes.settle` says more.
+
+        Raises:
+            TreeringError: an earlier save failed.
+        """
+        raise_unreported(self.path)
+        self.outcomes.settle(raises=raises)
+
+    def finish_saves(self) -> None:
+        """Wait until nothing of the run is in flight; raise what failed, or warn of it, unless that was told.
+
+        Raises:
+            TimedOutError: a save shows no progress any more.
+            TreeringError: a save failed.
+        """
+        wait_for(self.path)
+        self.raise_unreported()
+
+    def timeout_of(self, decision: Decision) -> float:
+        """Return how long a save waits for others: not longer than this process is there, if that is known."""
+        left = self.schedule.seconds_left() if decision.final else None
+        return self.timeout if left is None else min(self.timeout, max(left, timing.current.linger))
 
     def warn(self) -> None:
         """Warn, once, where ``keep`` goes by metrics that no step has."""
@@ -160,7 +200,7 @@ class RunState:
         """
         self._closed = True
         try:
-            finish_saves(self.path)
+            self.finish_saves()
             if removals:
                 self._await_removals(time.monotonic() + self.timeout)
             if sweep and this_processes(()).is_coordinator:
@@ -196,6 +236,10 @@ class RunState:
         """
         if not self.has_saved or this_processes(()).is_coordinator:
             return
+        with self.outcomes.warning("waiting for the removals"):
+            self._watch_removals(end)
+
+    def _watch_removals(self, end: float) -> None:
         while going := [verdict.step for verdict in judge(self.path, self.keep) if not verdict.kept]:
             if time.monotonic() >= end:
                 what = f"process 0 has not removed {steps_text(going)} of {self.shown!r}, which `keep` does not keep"
@@ -243,7 +287,7 @@ class RunState:
         verdicts: list[Verdict] = []
 
         def judge_all() -> None:
-            finish_saves(self.path)
+            self.finish_saves()
             verdicts.extend(judge(self.path, self.keep))
 
         def remove() -> None:
@@ -284,7 +328,7 @@ class RunState:
                 raise missing_step(self.shown, step, there)
             act()
 
-        self.broadcast(work, doing, before=lambda: finish_saves(self.path))
+        self.broadcast(work, doing, before=self.finish_saves)
 
 
 def _require_rule(name: str, given: object, kind: type[Policy | Cadence], example: str) -> None:

@@ -16,13 +16,15 @@ import numpy as np
 
 from treering._arrays.host import this_processes
 from treering._arrays.jobs import Progress
-from treering._background.saves import finish_saves, in_flight, raise_unreported, reword, wait_for
+from treering._background.saves import in_flight, reword, wait_for
+from treering._background.writer import PendingSave
 from treering._checkpoint.save import begin_save, counted
 from treering._checkpoint.save_options import SaveOptions
 from treering._format.document import INDEX_NAME
 from treering._runs.folder import RunFolder
 from treering._runs.gc import raise_first, remove_judged, tidy_steps
 from treering._runs.iterators import replace_stateful_items, state_keys
+from treering._runs.outcomes import BegunSave
 from treering._runs.removal import announce_superseded, collect_errors, remove_superseded, withdraw_on_failure
 from treering._runs.results import StepSave
 from treering._runs.run_state import RunState
@@ -32,6 +34,7 @@ from treering._store.waiting import warn_denied
 from treering._values.checkpoint_names import LEFT_DOCUMENT, step_name, step_of_name
 from treering._values.human import steps_text
 from treering._values.processes import Processes
+from treering._values.telemetry import note_duration
 from treering.errors import BusyError, ExistsError, NotFoundError, StoreError, TreeringError
 from treering.rules import Decision, unknown_metrics
 
@@ -68,6 +71,33 @@ def save_step(
     progress: Progress | bool | None,
 ) -> StepSave:
     """Save a step of ``run``; ``Run.save`` says more."""
+    start = time.perf_counter()
+    try:
+        saved = _save_step(
+            run, step, tree, metrics=metrics, metadata=metadata, rollback=rollback, force=force, progress=progress
+        )
+    except Exception as error:
+        if not run.outcomes.forgives(error):
+            raise
+        number = operator.index(step)
+        run.schedule.pass_over(number)
+        return run.outcomes.fail(number, error, run.timeout)
+    if saved:
+        note_duration("save/blocked", start)
+    return saved
+
+
+def _save_step(
+    run: RunState,
+    step: SupportsIndex,
+    tree: Any,
+    *,
+    metrics: Mapping[str, Any] | None,
+    metadata: Mapping[str, Any] | None,
+    rollback: bool,
+    force: bool,
+    progress: Progress | bool | None,
+) -> StepSave:
     decision: Decision | None = None
     number = operator.index(step) if isinstance(step, int | np.integer) else None
     processes, path = this_processes(()), run.path if number is None else step_path(run.path, number)
@@ -82,13 +112,13 @@ def save_step(
         latest = functools.partial(run.latest, find_latest=latest_known)
         decision = run.schedule.decide(step, processes, latest=latest, force=force)
         if not decision.save:
-            raise_unreported(run.path)
+            run.raise_unreported(raises=processes.count == 1)  # where others save, they can be told
             return StepSave(step=step, reason=decision.reason)
         order = Order()
         items, note = None, dict[str, Any]()
         refusal: Exception | None = None
         try:
-            raise_unreported(run.path)
+            run.raise_unreported()
             if processes.is_coordinator or rollback:
                 order = order_of(run, step, rollback=rollback, is_coordinator=processes.is_coordinator)
             note = step_metadata(
@@ -101,21 +131,32 @@ def save_step(
             if processes.count == 1:
                 raise
             refusal = error  # the others wait for this process, and are told
-        begun, path = time.monotonic(), step_path(run.path, step)
+        path = step_path(run.path, step)
+        begun = BegunSave(run.outcomes, step)
         run.has_saved = True
         with withdraw_on_failure(run.path, order.mark):
-            options = SaveOptions.of(path, metadata=note, overwrite=rollback, progress=progress, timeout=run.timeout)
+            options = SaveOptions.of(
+                path, metadata=note, overwrite=rollback, progress=progress, timeout=run.timeout_of(decision)
+            )
             if processes.count > 1:  # process 0 alone writes them
                 options = dataclasses.replace(options, states=state_keys(tree))
-            around = _collect_afterwards(run, step, order, begun=begun) if processes.is_coordinator else None
-            pending = begin_save(items, options, run=run.path, around=around, refusal=refusal)
+            around = _collect_afterwards(run, order, begun) if processes.is_coordinator else None
+            pending = begin_save(items, options, run=run.path, around=around, refusal=refusal, ended=begun.ended)
     if decision.final:
-        wait_for(pending.path)
-        pending.result()
-    if decision.final and decision.signum is not None:
-        run.signals.pass_signal_on(decision.signum)
+        _finish(run, pending, decision.signum)
     reason = decision.reason + order.text(step)
     return StepSave(step=step, reason=reason, temporary=decision.temporary, pending=pending)
+
+
+def _finish(run: RunState, pending: PendingSave, signum: int | None) -> None:
+    """Wait until the last step is durable, or has failed in a run that only warns of that; then let a signal go on."""
+    wait_for(pending.path)
+    if run.outcomes.warns:
+        run.raise_unreported()
+    else:
+        pending.result()
+    if signum is not None:
+        run.signals.pass_signal_on(signum)
 
 
 @contextlib.contextmanager
@@ -124,7 +165,7 @@ def _take_back_on_failure(run: RunState, processes: Processes, is_decided: Calla
     try:
         yield
     except Exception:  # whatever it is: the step was not saved; raised again below
-        if processes.count == 1 and is_decided():
+        if processes.count == 1 and is_decided() and not run.outcomes.warns:  # else it would warn at each step
             run.schedule.take_back()
         raise
 
@@ -163,7 +204,7 @@ def order_of(run: RunState, step: int, *, rollback: bool, is_coordinator: bool) 
     if step > max(folders, default=-1):
         return Order(there=folders)
     # Only what is in flight knows which steps there will be: it may remove some, or fail.
-    finish_saves(run.path)
+    run.finish_saves()
     if is_coordinator and LEFT_DOCUMENT in names:
         with RunFolder(run.path) as folder:
             raise_first(remove_superseded(folder))
@@ -183,18 +224,19 @@ def order_of(run: RunState, step: int, *, rollback: bool, is_coordinator: bool) 
 
 
 @contextlib.contextmanager
-def _collect_afterwards(run: RunState, step: int, order: Order, *, begun: float) -> Iterator[None]:
+def _collect_afterwards(run: RunState, order: Order, save: BegunSave) -> Iterator[None]:
     """Do what process 0 does on the writing thread when a step is committed.
 
     Args:
         run: the run.
-        step: the step that is saved in the block.
-        order: where it stands among the others.
-        begun: when the save began, of the monotonic clock.
+        order: where the step stands among the others.
+        save: the save that the block carries out.
     """
+    step = save.step
     with withdraw_on_failure(run.path, order.mark):
         yield
-    seconds = time.monotonic() - begun
+    save.committed = time.monotonic()
+    seconds = save.committed - save.begun
     try:
         if order.replaced or order.left:
             run.known.forget()

@@ -10,10 +10,11 @@ before is called by this handler, for one that came later may call this one.
 
 from __future__ import annotations
 
-import contextlib
+import ctypes
 import dataclasses
 import itertools
 import json
+import math
 import os
 import signal
 import threading
@@ -25,6 +26,7 @@ from typing import Any, Final, NamedTuple, TypeAlias
 import jax
 from jax.experimental import multihost_utils
 
+from treering._runs.results import Preemption
 from treering._values import timing
 from treering._values.processes import Processes
 from treering.errors import UnsupportedError
@@ -68,6 +70,41 @@ class SaveSchedule:
         self._since = 0.0
         self._before: tuple[int | None, float] = None, 0.0
         self._met_at = _SyncPoint(step=0, ask=0, time=0.0)
+        self._preemption: Preemption | None = None
+        self._is_due = False
+        self._asked: tuple[int, int] | None = None
+
+    def preempted(self, step: int, batch: int, processes: Processes) -> Preemption | None:
+        """Return what the job was told, alike on all processes that ask at the same places; None where nothing was.
+
+        The step that is saved next is then the last one. Nobody is waited for.
+
+        Args:
+            step: its number.
+            batch: where in the step; at a place that was asked about already the answer is the same.
+            processes: those of the job.
+
+        Raises:
+            UnsupportedError: jax cannot tell the others of a signal.
+        """
+        if processes.count > 1 and self._asked == (step, batch):
+            return self._preemption
+        self._asked = step, batch
+        if processes.count > 1:
+            self._signals.tell_jax()
+        told = self._signals.hear_preemption()
+        signum = self._signals.noted if processes.count == 1 else None
+        if self._preemption is None and (told or signum is not None):
+            self._note_preemption(_reason(signum))
+        return self._preemption
+
+    def seconds_left(self) -> float | None:
+        """Return for how long this process is still there; None where that is not known."""
+        return None if self._preemption is None else self._preemption.seconds_left
+
+    def _note_preemption(self, reason: str) -> None:
+        self._preemption = Preemption(reason=reason, deadline=self._signals.deadline())
+        self._is_due = True
 
     def decide(
         self, step: int, processes: Processes, *, latest: Callable[[], int | None], force: bool = False
@@ -90,11 +127,14 @@ class SaveSchedule:
             counted_from = None if self._cadence is None else latest()
             self._step = step - 1 if counted_from is None else counted_from
             self._since = self._clock()
-        told = self._signals.watching and self._signals.hear_preemption()
+        told = (self._signals.watching and self._signals.hear_preemption()) or self._is_due
         passed: float = 0.0
         signum: int | None = None
         if processes.count == 1:
             passed, signum = self._clock() - self._since, self._signals.noted
+        elif self._is_due:
+            # All know that they save, and ask each other which signal goes on.
+            signum = self._meet(step, processes)[1] if self._signals.watching else None
         elif (self._signals.watching or self._seconds is not None) and not told:
             by_steps = self._apply_rules(step, 0.0, force=force)
             if not by_steps.save and self._met_at.step <= step < self._met_at.ask:
@@ -102,6 +142,10 @@ class SaveSchedule:
                 return dataclasses.replace(by_steps, reason=reason)
             passed, signum = self._meet(step, processes)
         decision = self._apply_signals(self._apply_rules(step, passed, force=force), signum, told=told)
+        if decision.final:
+            if not self._is_due:
+                self._note_preemption(decision.reason)
+            self._is_due = False
         self.unsaved = None if decision.save else ((self.unsaved or (step, step))[0], step)
         if decision.save:
             self._before = self._step, self._since
@@ -112,7 +156,17 @@ class SaveSchedule:
         """Tell whether all processes save a step, as far as that is known before they decide."""
         if self._signals.watching or self._seconds is not None:
             return False  # they meet first, and where one fails none saves
-        return self._cadence is None or force or (step is not None and self._apply_rules(step, 0.0, force=force).save)
+        return (
+            self._is_due
+            or self._cadence is None
+            or force
+            or (step is not None and self._apply_rules(step, 0.0, force=force).save)
+        )
+
+    def pass_over(self, step: int) -> None:
+        """Count a step as saved that could not be, where nothing has been counted yet: else each step would be tried."""
+        if self._step is None:
+            self._step, self._since = step, self._clock()
 
     def take_back(self) -> None:
         """Count the step that was to be saved last as not saved: the next one that is offered makes up for it.
@@ -135,7 +189,7 @@ class SaveSchedule:
         """Return a decision with what the job was told: it saves, and has to be waited for."""
         if signum is None and not told:
             return decision
-        reason = "jax was told that a machine is going away" if signum is None else f"{signal_text(signum)} came"
+        reason = _reason(signum)
         # Out of turn, where there are such steps at all: it goes when the next one is there.
         temporary = decision.temporary if decision.save else self._seconds is not None
         return Decision(save=True, temporary=temporary, reason=reason, final=True, signum=signum)
@@ -162,6 +216,10 @@ class SaveSchedule:
         if self._met_at.ask == 0 or steps <= 0:
             return 1
         return max(1, min(int(seconds * steps / passed) if passed > 0 else _MOST_STEPS, _MOST_STEPS))
+
+
+def _reason(signum: int | None) -> str:
+    return "jax was told that a machine is going away" if signum is None else f"{signal_text(signum)} came"
 
 
 class _SyncPoint(NamedTuple):
@@ -203,18 +261,28 @@ class Signals:
         self._pid = os.getpid()
         self._passing = False
         self._heard = _notice.heard
+        self._grace: float | None = None
+        self._noted_at: float | None = None
+        self._has_told = False
 
     @property
     def watching(self) -> bool:
         """Whether any signal is waited for."""
         return bool(self._before)
 
-    def watch(self, signum: int) -> None:
-        """Wait for a signal; another time for the same changes nothing.
+    def watch(self, signum: int, grace: float | None = None) -> None:
+        """Wait for a signal; another time for the same changes nothing but ``grace``.
+
+        Args:
+            signum: the signal.
+            grace: how many seconds after it this process is still there; None where that is not known.
 
         Raises:
             UnsupportedError: this is not the main thread, where Python sets handlers, or no such signal can be caught.
         """
+        if grace is not None:
+            self._grace = _require_seconds(grace)
+        jax_sigterm = _c_handler(signal.SIGTERM)
         try:
             before = signal.getsignal(signum)
             if before not in (None, self._handle):
@@ -227,6 +295,33 @@ class Signals:
             raise UnsupportedError(f"{signal_text(signum)} has a handler that Python could not restore", hint=hint)
         self._passing = False
         self._pid = os.getpid()
+        _jax_sigterm.note(jax_sigterm, of_python=_c_handler(signum))
+
+    def deadline(self) -> float | None:
+        """Return when this process is to be gone, by the monotonic clock; None where that is not known.
+
+        One that got no signal itself counts from now on.
+        """
+        if self._grace is None:
+            return None
+        return (time.monotonic() if self._noted_at is None else self._noted_at) + self._grace
+
+    def tell_jax(self) -> None:
+        """Let jax tell the other processes of the signal that came, once; without a collective.
+
+        Raises:
+            UnsupportedError: it cannot: its handler is not there, or its service is switched off.
+        """
+        if _notice.is_off:
+            hint = "do not set jax_enable_preemption_service to False"
+            raise UnsupportedError("run.preempted goes by jax's preemption service, which is switched off", hint=hint)
+        if self.watching and not _jax_sigterm.is_there():
+            hint = "call save_on_signal after jax.distributed.initialize, and before other handlers of SIGTERM are set"
+            what = "run.preempted tells the other processes of a signal by jax's handler of SIGTERM, which is not there"
+            raise UnsupportedError(what, hint=hint)
+        if self.noted is not None and not self._has_told:
+            self._has_told = True
+            _jax_sigterm.call()
 
     def hear_preemption(self) -> bool:
         """Tell whether jax has heard that a machine of the job goes away; True once for each time, on all processes.
@@ -239,7 +334,8 @@ class Signals:
 
     def pass_signal_on(self, signum: int) -> None:
         """Restore all handlers and re-raise a signal."""
-        self.noted = None
+        self.noted = self._noted_at = None
+        self._has_told = False
         self._passing = True
         signal.raise_signal(signum)
 
@@ -256,7 +352,7 @@ class Signals:
         if self._passing or os.getpid() != self._pid:
             self._pass_on(signum, frame)
         elif self.noted is None:
-            self.noted = signum
+            self._noted_at, self.noted = time.monotonic(), signum
 
     def _pass_on(self, signum: int, frame: FrameType | None) -> None:
         """Call the handler that was there before; where that leads here again, the one before that."""
@@ -311,18 +407,66 @@ class _PreemptionNotice:
 
     Attributes:
         heard: how often it came.
+        is_off: whether jax has no such service.
     """
 
     def __init__(self) -> None:
         self.heard = 0
+        self.is_off = False
         self._count = itertools.count(1)
 
     def ask(self) -> None:
         """Ask jax once more; one of the runs asks at the moment when all processes are to hear it."""
         if jax.distributed.is_initialized():
-            with contextlib.suppress(RuntimeError):  # the service is switched off
-                if multihost_utils.reached_preemption_sync_point(next(self._count)):
-                    self.heard += 1  # added after the answer: another run may ask meanwhile
+            try:
+                reached = multihost_utils.reached_preemption_sync_point(next(self._count))
+            except RuntimeError:
+                reached, self.is_off = False, True
+            if reached:
+                self.heard += 1  # added after the answer: another run may ask meanwhile
 
 
+class _JaxSigterm:
+    """The handler that ``jax.distributed`` sets for SIGTERM, written in C: Python neither shows nor restores it.
+
+    Called, it lets jax tell all processes, in a thread, at which of their questions they hear of it.
+    """
+
+    def __init__(self) -> None:
+        self._address: int | None = None
+        self._of_python: int | None = None
+
+    def note(self, found: int | None, of_python: int | None) -> None:
+        """Remember the handler that was found, unless it is the one by which Python calls its own."""
+        self._of_python = of_python
+        if found not in (None, of_python, int(signal.SIG_IGN)):
+            self._address = found
+
+    def is_there(self) -> bool:
+        """Tell whether the handler is known."""
+        if self._address is None:  # jax may have set it since
+            self.note(_c_handler(signal.SIGTERM), self._of_python)
+        return self._address is not None
+
+    def call(self) -> None:
+        """Do what the signal would have done."""
+        if self._address is not None:
+            ctypes.CFUNCTYPE(None, ctypes.c_int)(self._address)(int(signal.SIGTERM))
+
+
+def _c_handler(signum: int) -> int | None:
+    """Return the address of what the system calls for a signal; None for what it does by default."""
+    ask = ctypes.pythonapi.PyOS_getsig
+    ask.argtypes, ask.restype = [ctypes.c_int], ctypes.c_void_p
+    address: int | None = ask(signum)
+    return address
+
+
+def _require_seconds(grace: object) -> float:
+    if isinstance(grace, bool) or not isinstance(grace, int | float) or not 0 < grace < math.inf:
+        raise UnsupportedError(f"grace is {grace!r:.100}, but must be a positive number of seconds")
+    return float(grace)
+
+
+_jax_sigterm: Final = _JaxSigterm()
 _notice: Final = _PreemptionNotice()
