@@ -14,6 +14,7 @@
     │   └── TooDeepError    a tree has too many levels, or holds itself
     ├── NoSuchLeafError     an open checkpoint has no leaf of that key    (KeyError)
     ├── ClosedError         a run or checkpoint was closed: open it again (ValueError)
+    ├── LeaseLostError      a lease on a step has ended: hold it again
     ├── TimedOutError       other processes did not arrive: check them    (TimeoutError)
     ├── StoreError          the system refused: free space, fix rights    (OSError)
     │   ├── NotSharedError  the processes see different folders           (OSError)
@@ -44,12 +45,12 @@ from treering._printable import cut_middle, cut_names, hide_secrets, printable, 
 
 __all__ = [
     "BusyError", "CancelledError", "ClosedError", "CorruptError", "DataFileMissingError", "ExistsError", "FormatError",
-    "IsDirectoryError", "KeptOnHostWarning", "LeavesInitialisedWarning", "LinkRefusedError", "MismatchError",
-    "MissingExtraError", "NoMemoryError", "NoSuchLeafError", "NotDirectoryError", "NotFencedWarning", "NotFoundError",
-     "NotRemovedWarning", "NotShardedWarning", "NotSharedError",
-    "PermissionDeniedError", "ProcessFailedError", "RulesUnmatchedWarning", "SaveFailedWarning", "SavesFailedError",
-    "StaticFieldsDifferWarning", "StepsNotSavedWarning", "StoreError", "TimedOutError", "TooDeepError", "TreeringError",
-    "UnknownMetricWarning", "UnsupportedError",
+    "IsDirectoryError", "KeptOnHostWarning", "LeaseLostError", "LeavesInitialisedWarning", "LinkRefusedError",
+    "MismatchError", "MissingExtraError", "NoMemoryError", "NoSuchLeafError", "NotDirectoryError", "NotFencedWarning",
+    "NotFoundError", "NotRemovedWarning", "NotShardedWarning", "NotSharedError", "PermissionDeniedError",
+    "ProcessFailedError", "RulesUnmatchedWarning", "SaveFailedWarning", "SavesFailedError", "StaticFieldsDifferWarning",
+    "StepsNotSavedWarning", "StoreError", "TimedOutError", "TooDeepError", "TreeringError", "UnknownMetricWarning",
+    "UnsupportedError",
 ]  # fmt: skip
 
 _LONGEST_PATH = 400
@@ -242,6 +243,10 @@ class CancelledError(TreeringError):
 
 class SavesFailedError(TreeringError):
     """A run that warns of failed saves had ``max_failures`` of them in a row; the last one is the ``__cause__``."""
+
+
+class LeaseLostError(TreeringError):
+    """A lease on a step has ended before it was released: the step may be gone."""
 
 
 class NotSharedError(StoreError):

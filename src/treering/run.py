@@ -19,11 +19,12 @@ from treering.checkpoint import LOAD_DEFAULTS, LoadKeywords, moved_options
 if TYPE_CHECKING:
     import jax
 
+    from treering._runs.leases import Lease, Watch
     from treering._runs.run_state import RunState
     from treering._tree.placement import Shardings
     from treering.rules import Cadence, Policy, Verdict
 
-__all__ = ["Preemption", "Resumed", "Run", "RunStatus", "Stateful", "StepSave"]
+__all__ = ["Lease", "Preemption", "Resumed", "Run", "RunStatus", "Stateful", "StepSave", "Watch"]
 
 T = TypeVar("T")
 Progress: TypeAlias = Callable[[int, int], object]
@@ -339,6 +340,60 @@ class Run:
         """
         return self._state.metrics(step)
 
+    # ---------------------------------------------------------------------------------------- beside another program
+
+    def watch(self, *, after: SupportsIndex | None = None, timeout: float | None = None, hold: bool = False) -> Watch:
+        """Yield each step once as it becomes durable, in order: first those that are there, then those that come.
+
+        For an evaluator beside the training: ``for step in run.watch(hold=True)``, or ``async for``. A look is one
+        request to a bucket, whatever the number of steps. Once the training has gone back (``rollback=True``), the
+        steps that it saves from there on are new ones, also under numbers that were yielded before. A step that is
+        removed before its turn is left out. In a job of many processes all iterate, and process 0 decides.
+
+        Args:
+            after: leave out the steps up to this one; None: yield all.
+            timeout: end when no new step came for so many seconds, 0: at once; None: never.
+            hold: whether each step is held until the next one is asked for, so that it is not removed meanwhile.
+
+        Raises:
+            StoreError: the system refuses.
+
+        Example:
+            >>> import os, tempfile
+            >>> with Run(os.path.join(tempfile.mkdtemp(), "run")) as run:
+            ...     saved = [run.save(step, {"w": step}) for step in (1, 2, 3)]
+            >>> for step in run.watch(after=1, timeout=0, hold=True):
+            ...     print(step, run.load(step))
+            2 {'w': 2}
+            3 {'w': 3}
+        """
+        return self._state.watch(after=after, timeout=timeout, hold=hold)
+
+    def hold(self, step: SupportsIndex, *, seconds: float = 60.0) -> Lease:
+        """Keep a step from being removed until the lease is released: by ``keep``, ``gc``, ``delete`` or a rollback.
+
+        Args:
+            step: its number.
+            seconds: how long the lease counts after it was last renewed, 1 to 86,400. A thread renews it. That of a
+                process that was killed ends by itself, by the clock of the store.
+
+        Raises:
+            NotFoundError: there is no such step, or it is gone before the lease counts.
+            BusyError: it is about to be removed.
+            StoreError: the system refuses: a lease is a small file in the run.
+
+        Example:
+            >>> import os, tempfile
+            >>> run = Run(os.path.join(tempfile.mkdtemp(), "run"))
+            >>> run.save(1, {"w": 1.5}).result()
+            >>> with run.hold(1):
+            ...     run.delete(1)
+            Traceback (most recent call last):
+            ...
+            treering.errors.BusyError: step 1 of '...' is not removed: it is held by ... until ...; release it there...
+        """
+        return self._state.hold(step, seconds)
+
     # ---------------------------------------------------------------------------------------------------- retention
 
     def gc(self, *, dry_run: bool = True) -> list[Verdict]:
@@ -366,7 +421,7 @@ class Run:
 
         Raises:
             NotFoundError: there is no such step; the error lists the steps that exist.
-            BusyError: another process is saving to it.
+            BusyError: another process is saving to it, or holds it.
 
         Example:
             >>> import os, tempfile
@@ -478,3 +533,16 @@ class Run:
 
     def _repr_html_(self) -> str:
         return f"<pre>{html.escape(str(self))}</pre>"
+
+
+if not TYPE_CHECKING:  # who imports runs does not open any
+
+    def __getattr__(name: str) -> type:
+        if name not in {"Lease", "Watch"}:
+            raise AttributeError(f"module 'treering.run' has no attribute {name!r}")
+        from treering._runs import leases
+
+        return getattr(leases, name)
+
+    def __dir__() -> list[str]:
+        return sorted({*globals(), *__all__})

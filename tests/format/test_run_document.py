@@ -330,5 +330,5 @@ def test_a_list_that_was_not_written_to_its_end_is_damaged() -> None:
 
 
 def test_a_newer_list_is_refused() -> None:
-    with pytest.raises(FormatError, match="is of version 2"):
-        parse_superseded(signed_list(list_node(), version=2))
+    with pytest.raises(FormatError, match="is of version 3"):
+        parse_superseded(signed_list(list_node(), version=3))

@@ -166,8 +166,8 @@ def test_one_that_was_not_written_to_its_end_means_nothing(cut: Path) -> None:
 
 def test_a_newer_list_is_not_passed_over(cut: Path) -> None:
     document = cut / LEFT_DOCUMENT
-    document.write_bytes(b'{"treering_left": 2, "new": 1}\n')
-    with pytest.raises(FormatError, match=r"run/\.run\.json\.left.* version 2"):
+    document.write_bytes(b'{"treering_left": 3, "new": 1}\n')
+    with pytest.raises(FormatError, match=r"run/\.run\.json\.left.* version 3"):
         steps_of(cut)
 
 

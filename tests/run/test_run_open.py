@@ -40,6 +40,8 @@ CALLS: dict[str, Callable[[tr.Run], Any]] = {
     "branch": lambda run: run.branch(1, run.path.parent / "branch"),
     "gc": lambda run: run.gc(),
     "gc for good": lambda run: run.gc(dry_run=False),
+    "hold": lambda run: run.hold(1),
+    "watch": lambda run: list(run.watch(timeout=0)),
     "delete": lambda run: run.delete(1),
     "latest": lambda run: run.latest(),
     "load": lambda run: run.load(),

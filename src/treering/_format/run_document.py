@@ -13,6 +13,7 @@ import functools
 import itertools
 import math
 import re
+import secrets
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
@@ -27,7 +28,7 @@ from treering._codec.documents import (
     member_line,
     show,
 )
-from treering._values.checkpoint_names import ATTEMPT, HIGHEST_STEP, LEFT_DOCUMENT, RUN_DOCUMENT
+from treering._values.checkpoint_names import ATTEMPT, HANDED_DOCUMENT, HIGHEST_STEP, LEFT_DOCUMENT, RUN_DOCUMENT
 from treering.errors import CorruptError, UnsupportedError
 
 MEMBER: Final = "treering"
@@ -43,7 +44,15 @@ _LIMIT: Final = 1 << 63
 _MOST_KEPT: Final = 8 << 20
 # What JSON has no numbers for.
 _NO_NUMBERS: Final = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
-_LEFT_FORM: Final = SignedForm("treering_left", 1, LEFT_DOCUMENT, hint="it lists the steps that were removed")
+_LEFT_HINT: Final = "it lists the steps that were removed"
+_LEFT_FORM: Final = SignedForm("treering_left", 1, LEFT_DOCUMENT, hint=_LEFT_HINT, also=(2,))
+# Versions that know nothing of leases refuse it, and so remove no step.
+_STAMPED_FORM: Final = SignedForm("treering_left", 2, LEFT_DOCUMENT, hint=_LEFT_HINT, also=(1,))
+_LEASE_FORM: Final = SignedForm("treering_lease", 1, "the lease on a step", hint="it ends by itself")
+_HANDED_FORM: Final = SignedForm(
+    "treering_handed", 1, HANDED_DOCUMENT, hint="without it, only later steps are handed over"
+)
+_MOST_NOT_HANDED: Final = 1000
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -350,12 +359,14 @@ def _time(text: str) -> float:
 class SupersededSteps:
     """The content of ``.run.json.left``."""
 
-    step: int
-    """The step that is gone back to."""
-    mark: str
+    step: int = -1
+    """The step that is gone back to; -1 where none is, and the document is there for the leases alone."""
+    mark: str = ""
     """The save of it that this is about: its note has the same."""
-    left: Mapping[int, str | None]
+    left: Mapping[int, str | None] = dataclasses.field(default_factory=dict)
     """The later steps, each with the attempt of its index; None where the index could not be read."""
+    leases: bool = False
+    """Whether there may be leases on steps of the run, so that versions that do not know them must not remove any."""
 
 
 def encode_superseded(document: SupersededSteps) -> bytes:
@@ -370,7 +381,12 @@ def encode_superseded(document: SupersededSteps) -> bytes:
         "left": [{"step":5,"attempt":"ffffffffffffffff"},{"step":7,"attempt":null}]}
     """
     left = [{"step": step, "attempt": attempt} for step, attempt in document.left.items()]
-    return _LEFT_FORM.encode([("step", document.step), ("mark", document.mark), ("left", left)])
+    members = [("step", document.step), ("mark", document.mark), ("left", left)]
+    if not document.leases:
+        return _LEFT_FORM.encode(members)
+    # Random digits, for in a bucket a version may say no more than the content does.
+    stamp = [("leases", True), ("nonce", secrets.token_hex(8))]
+    return _STAMPED_FORM.encode(stamp if document.step < 0 else [*stamp, *members])
 
 
 def parse_superseded(data: bytes) -> SupersededSteps:
@@ -389,12 +405,15 @@ def parse_superseded(data: bytes) -> SupersededSteps:
 
 
 def _left_document(document: Any) -> SupersededSteps:
+    leases = document.get("leases") is True
+    if leases and "step" not in document:
+        return SupersededSteps(leases=True)
     step = read_step(document, LEFT_DOCUMENT)
     left = dict(map(_left, member(document, "left", list, LEFT_DOCUMENT)))
     if min(left, default=step + 1) <= step:
         raise CorruptError("it leaves steps behind that are not later")
     mark = check_name(ATTEMPT, member(document, "mark", str, LEFT_DOCUMENT), "the mark")
-    return SupersededSteps(step=step, mark=mark, left=left)
+    return SupersededSteps(step=step, mark=mark, left=left, leases=leases)
 
 
 def _left(node: Any) -> tuple[int, str | None]:
@@ -403,3 +422,65 @@ def _left(node: Any) -> tuple[int, str | None]:
     if node.get("attempt", "") is None:
         return step, None
     return step, check_name(ATTEMPT, member(node, "attempt", str, what), "the attempt")
+
+
+def encode_lease(step: int, holder: str) -> bytes:
+    """Return the content of a lease: each time another one, for a version may say no more than the content does."""
+    return _LEASE_FORM.encode([("step", step), ("holder", holder), ("nonce", secrets.token_hex(8))])
+
+
+def parse_lease(data: bytes) -> str:
+    """Return who holds a step, for people.
+
+    Raises:
+        CorruptError: it is damaged.
+        FormatError: a newer version wrote it.
+
+    Example:
+        >>> parse_lease(encode_lease(1200, "node-1, process 7"))
+        'node-1, process 7'
+    """
+    return _LEASE_FORM.read(data, lambda node: str(member(node, "holder", str, "the lease on a step")))
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class HandedSteps:
+    """The content of ``.run.json.handed``: which steps ``on_commit`` was called for."""
+
+    through: int
+    """The highest step that it was called for, -1 for none; so it was for all lower ones but a few."""
+    without: Mapping[int, str]
+    """Those, each with the digest of its index: the function failed for them."""
+
+
+def encode_handed(document: HandedSteps) -> bytes:
+    """Return ``.run.json.handed``.
+
+    Example:
+        >>> document = HandedSteps(1200, {1000: "xxh3-128:" + "0" * 32})
+        >>> parse_handed(encode_handed(document)) == document
+        True
+    """
+    without = [{"step": step, "digest": digest} for step, digest in document.without.items()][-_MOST_NOT_HANDED:]
+    nonce = ("nonce", secrets.token_hex(8))
+    return _HANDED_FORM.encode([("through", document.through), ("without", without), nonce])
+
+
+def parse_handed(data: bytes) -> HandedSteps:
+    """Return what a ``.run.json.handed`` says.
+
+    Raises:
+        CorruptError: it is damaged.
+        FormatError: a newer version wrote it.
+    """
+    return _HANDED_FORM.read(data, _handed)
+
+
+def _handed(document: Any) -> HandedSteps:
+    through = member(document, "through", int, HANDED_DOCUMENT)
+    if not -1 <= through <= HIGHEST_STEP:
+        raise CorruptError(f"{show(through)} is not a step")
+    nodes = member(document, "without", list, HANDED_DOCUMENT)
+    read = {read_step(node, HANDED_DOCUMENT): member(node, "digest", str, HANDED_DOCUMENT) for node in nodes}
+    without = {step: check_name(DIGEST, digest, "a digest") for step, digest in sorted(read.items())}
+    return HandedSteps(through, dict(list(without.items())[-_MOST_NOT_HANDED:]))

@@ -24,6 +24,7 @@ from treering._leaves.documents.index import parse_leaves_index
 from treering._leaves.documents.record import OpenBranch
 from treering._leaves.documents.update import unfinished_update
 from treering._runs.folder import RunFolder
+from treering._runs.leases import held_steps
 from treering._runs.steps import records_of, step_path
 from treering._store.api import Reader, Store
 from treering._store.failures import naming, naming_file
@@ -308,6 +309,7 @@ def diagnose_run(path: str) -> RunDiagnosis:
     with RunFolder(place) as run:
         folders = run.folders()
         left = _left_text(run)
+        held = [f"step {step} is {by}" for step, by in held_steps(run).items()]
     records = records_of(place)
     found: list[StepDiagnosis] = []
     for step in folders:
@@ -315,7 +317,7 @@ def diagnose_run(path: str) -> RunDiagnosis:
             found.append(StepDiagnosis(step=step, found=diagnose(step_path(place, step))))
     steps, nbytes = [record.step for record in records.steps], sum(record.nbytes for record in records.steps)
     saved = records.steps[-1].saved if records.steps else None
-    notes = tuple(note for note in (records.trouble, left) if note is not None)
+    notes = (*(note for note in (records.trouble, left) if note is not None), *held)
     return RunDiagnosis(path=path, steps=steps, nbytes=nbytes, saved=saved, folders=found, notes=notes)
 
 

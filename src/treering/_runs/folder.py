@@ -7,6 +7,7 @@ run's own path may be a link; no link in it is followed.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import errno
 import os
 import secrets
@@ -16,7 +17,7 @@ from typing import Final, Self, TypeVar
 
 from treering._codec.key_document import HEAD_BYTES, SMALL_TOMBSTONE, is_tombstone, is_tombstone_size
 from treering._format.document import read_summary
-from treering._format.run_document import SupersededSteps, find_note, parse_run, parse_superseded
+from treering._format.run_document import SupersededSteps, encode_superseded, find_note, parse_run, parse_superseded
 from treering._store.api import Entry, Kind, Outcome, Store, Version, open_below
 from treering._store.crew import map_together
 from treering._store.failures import naming, naming_file
@@ -45,6 +46,7 @@ GONE: Final = "gone"
 """Stands for the attempt of a step that has no index."""
 
 _EMPTIED: Final = frozenset({0, 33})
+_TRIES: Final = 20
 _STEPS: Final = "step_"
 _LARGEST_DOCUMENT: Final = 64 << 20
 # So many of the highest steps are looked at one by one, then all are listed.
@@ -313,7 +315,7 @@ class RunFolder:
         """
         try:
             document = self.read_left()
-            index = None if document is None else self.read_index(document.step)
+            index = None if document is None or document.step < 0 else self.read_index(document.step)
             note = None if index is None else find_note(read_summary(index).metadata)
         except (
             CorruptError,
@@ -346,13 +348,17 @@ class RunFolder:
         with naming_file(self.path / LEFT_DOCUMENT):
             return None if data is None or len(data) in _EMPTIED else parse_superseded(data)
 
-    def write_left(self, data: bytes) -> None:
-        """Write ``.run.json.left``, durably, which must not be there, or be empty.
+    def write_left(self, document: SupersededSteps) -> None:
+        """Write ``.run.json.left``, durably, which must not be there, be empty, or be there for leases alone.
 
         One that is not written to its end is known by its digest: it needs no other name meanwhile.
         """
+        data = encode_superseded(document)
         with naming(os.fspath(self.path / LEFT_DOCUMENT), "write"):
             found = self.store.find(LEFT_DOCUMENT)
+            if found is not None and not _is_emptied(found) and self.is_left_for_leases():
+                self.stamp(document)
+                return
             if self.store.longest_delay or (found is not None and _is_emptied(found)):
                 if found is not None and not _is_emptied(found):
                     raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST))
@@ -369,13 +375,62 @@ class RunFolder:
                 raise
 
     def remove_left(self) -> None:
-        """Remove ``.run.json.left``, or empty it where a late request could bring it back; gone already is as well."""
+        """Remove ``.run.json.left``, or empty it where a late request could bring it back; gone already is as well.
+
+        Of one that is there for leases too only the list of steps goes.
+        """
+        with contextlib.suppress(*NOT_READ):
+            if (document := self.read_left()) is not None and document.leases:
+                self.stamp(SupersededSteps())
+                return
         with naming(os.fspath(self.path / LEFT_DOCUMENT), "remove"):
             if not self.store.longest_delay:
                 self.store.remove(LEFT_DOCUMENT)
             elif (found := self.store.find(LEFT_DOCUMENT)) is not None and not _is_emptied(found):
                 # Random digits: a late request meets another version each time that it is empty.
                 self._swap_left(f"{secrets.token_hex(16)}\n".encode(), found)
+
+    def is_left_for_leases(self) -> bool:
+        """Whether ``.run.json.left`` is there for leases alone, and supersedes no step."""
+        with contextlib.suppress(*NOT_READ):
+            return (document := self.read_left()) is not None and document.step < 0
+        return False
+
+    def stamp(self, document: SupersededSteps | None = None) -> None:
+        """Let ``.run.json.left`` say that there may be leases, and what it says already, or what ``document`` does.
+
+        Raises:
+            FormatError: a newer version wrote it.
+            StoreError: the system refuses, or others change it again and again.
+        """
+        with naming(os.fspath(self.path / LEFT_DOCUMENT), "write"):
+            for _ in range(_TRIES):
+                found = self.store.read(LEFT_DOCUMENT, _LARGEST_DOCUMENT)
+                there = SupersededSteps()
+                with contextlib.suppress(CorruptError):  # it was not written to its end
+                    there = (
+                        SupersededSteps()
+                        if found is None or len(found.data) in _EMPTIED
+                        else parse_superseded(found.data)
+                    )
+                if document is None and there.leases:
+                    return
+                data = encode_superseded(dataclasses.replace(document or there, leases=True))
+                if self.store.replace(LEFT_DOCUMENT, data, None if found is None else found.version) is Outcome.DONE:
+                    return
+            raise OSError(errno.EAGAIN, f"others change {LEFT_DOCUMENT!r} again and again")
+
+    def unstamp(self) -> None:
+        """Let ``.run.json.left`` go that is there for leases alone; where others change it meanwhile, it stays."""
+        with naming(os.fspath(self.path / LEFT_DOCUMENT), "remove"):
+            found = self.store.read(LEFT_DOCUMENT, _LARGEST_DOCUMENT)
+            if found is None or len(found.data) in _EMPTIED or not self.is_left_for_leases():
+                return
+            if self.store.longest_delay:
+                self.store.replace(LEFT_DOCUMENT, f"{secrets.token_hex(16)}\n".encode(), found.version)
+            else:
+                entry = Entry(LEFT_DOCUMENT, len(found.data), 0.0, found.version)
+                self.store.transaction(LEFT_DOCUMENT).delete_tombstone(entry)
 
     def _swap_left(self, data: bytes, found: Entry | None) -> None:
         outcome = self.store.replace(LEFT_DOCUMENT, data, None if found is None else found.version)

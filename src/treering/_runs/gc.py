@@ -11,6 +11,7 @@ import contextlib
 import dataclasses
 import functools
 import math
+import os
 import secrets
 import time
 from collections.abc import Collection, Iterable, Mapping
@@ -21,17 +22,9 @@ from treering._codec.key_document import HEAD_BYTES
 from treering._format.document import read_names, read_summary
 from treering._format.run_document import RunDocument, StepRecord, encode_run
 from treering._runs.folder import NOT_READ, RunFolder, attempt_in, unless_denied
+from treering._runs.leases import end_leases, held_error, held_steps, leave_leases
 from treering._runs.removal import collect_errors, remove_step, remove_superseded, tidy_step
-from treering._runs.steps import (
-    document_in,
-    is_current,
-    note_records,
-    open_run,
-    read_record,
-    read_run,
-    records_in,
-    records_of,
-)
+from treering._runs.steps import document_in, is_current, note_records, open_run, read_record, read_run, records_in
 from treering._values import timing
 from treering.errors import BusyError, NotFoundError, PermissionDeniedError, TreeringError
 from treering.rules import Policy, Verdict, find_deciders, removable, retained
@@ -234,7 +227,25 @@ class KnownSteps:
 
 def judge(path: Path, keep: Policy | None) -> list[Verdict]:
     """Return what becomes of each step, ascending, and change nothing; `collect` says more."""
-    return retained(keep, records_of(path).steps)
+
+    def read(run: RunFolder) -> list[Verdict]:
+        verdicts = retained(keep, records_in(run).steps)
+        going = _going(verdicts)
+        return _spare(verdicts, held_steps(run, going) if going else {})
+
+    return read_run(path, read, [])
+
+
+def _going(verdicts: Iterable[Verdict]) -> set[int]:
+    return {verdict.step for verdict in verdicts if not verdict.kept}
+
+
+def _spare(verdicts: Iterable[Verdict], held: Mapping[int, str]) -> list[Verdict]:
+    """Let steps stay that somebody holds, and say who does."""
+    return [
+        dataclasses.replace(one, kept=True, reasons=(held[one.step],)) if not one.kept and one.step in held else one
+        for one in verdicts
+    ]
 
 
 def collect(path: Path, keep: Policy | None) -> list[Verdict]:
@@ -263,12 +274,13 @@ def remove_steps(path: Path, steps: Iterable[int], *, by_age: bool = False) -> N
     what is left over in a bucket is judged by its age too.
 
     Raises:
-        BusyError: another process is saving to one of them.
+        BusyError: another process is saving to one of them, or holds it.
         StoreError: the system refused. The other steps are gone all the same.
     """
     errors: list[TreeringError] = []
     with contextlib.suppress(NotFoundError), open_run(path) as run:
-        errors += _clear(run, dict.fromkeys(sorted(steps)), by_age=by_age)
+        failed, held = _clear(run, dict.fromkeys(sorted(steps)), by_age=by_age)
+        errors += failed + [held_error(step, by, os.fspath(path)) for step, by in held.items()]
         with collect_errors(errors):
             note_records(run, records_in(run))
     raise_first(errors)
@@ -278,24 +290,40 @@ def _collect(run: RunFolder, keep: Policy | None) -> list[Verdict]:
     """Judge the steps, remove those that no rule keeps, and note the others."""
     records = records_in(run)
     verdicts = retained(keep, records.steps)
-    going = {verdict.step for verdict in verdicts if not verdict.kept}
-    errors = _clear(run, {old.step: old.digest for old in records.steps if old.step in going}, by_age=True)
+    going = _going(verdicts)
+    verdicts = _spare(verdicts, end_leases(run, going) if going else {})
+    going = _going(verdicts)
+    errors, held = _clear(run, {old.step: old.digest for old in records.steps if old.step in going}, by_age=True)
     with collect_errors(errors):
         note_records(run, records)
         run.drop_tombstones()
+    with collect_errors(errors):
+        if run.is_left_for_leases():
+            end_leases(run)
+            leave_leases(run)
     raise_first(error for error in errors if not isinstance(error, BusyError))  # the next call comes by again
-    return verdicts
+    return _spare(verdicts, held)
 
 
-def _clear(run: RunFolder, going: dict[int, str | None], *, by_age: bool = False) -> list[TreeringError]:
-    """Remove these steps, and finish what was cut short in any; return what went wrong."""
-    errors = remove_superseded(run)
-    back = run.read_superseded() if errors else None
+def _clear(
+    run: RunFolder, going: dict[int, str | None], *, by_age: bool = False
+) -> tuple[list[TreeringError], dict[int, str]]:
+    """Remove these steps, and finish what was cut short in any; return what went wrong, and which of them are held."""
+    errors, back = remove_superseded(run)
+    back = run.read_superseded() if errors else back
     if back is not None:
         going.pop(back.step, None)  # with it would go what hides the steps that it has left behind
-    remove_judged(run, going, errors)
+    held: dict[int, str] = {}
+    with collect_errors(errors):
+        # First it is said that they go, then leases are looked for: who begins to hold one sees that, or is seen.
+        document = document_in(run.read_document()) if going else RunDocument()
+        if any(record.step in going for record in document.steps):
+            steps = [record for record in document.steps if record.step not in going]
+            run.replace_document(encode_run(dataclasses.replace(document, steps=steps)))
+        held = end_leases(run, going) if going else {}
+        remove_judged(run, {step: digest for step, digest in going.items() if step not in held}, errors)
     tidy_steps(run, run.untidy(), max(run.folders(), default=-1), errors, by_age=by_age)
-    return errors
+    return errors, held
 
 
 def remove_judged(run: RunFolder, going: Mapping[int, str | None], errors: list[TreeringError]) -> list[int]:

@@ -18,8 +18,9 @@ from treering._checkpoint.transaction import finish_removals, sweep_attempts
 from treering._codec.key_document import is_tombstone_size
 from treering._coordination.message_board import sweep_messages
 from treering._format.document import read_names
-from treering._format.run_document import SupersededSteps, encode_superseded
+from treering._format.run_document import SupersededSteps
 from treering._runs.folder import GONE, RunFolder, attempt_in
+from treering._runs.leases import end_leases
 from treering._store.api import Document, Held, NamesIn, Outcome, Store, Transaction
 from treering._store.failures import naming, with_errno
 from treering._store.open_folder import find_index, index_document, key_content
@@ -230,7 +231,7 @@ def announce_superseded(path: Path, step: int, mark: str, left: Iterable[int]) -
     """
     with RunFolder(path) as run:
         there = {each: attempt for each in left if (attempt := run.attempt_of(each)) != GONE}
-        run.write_left(encode_superseded(SupersededSteps(step=step, mark=mark, left=there)))
+        run.write_left(SupersededSteps(step=step, mark=mark, left=there))
 
 
 @contextlib.contextmanager
@@ -252,21 +253,30 @@ def withdraw_on_failure(path: Path, mark: str | None) -> Iterator[None]:
         raise
 
 
-def remove_superseded(run: RunFolder) -> list[TreeringError]:
+def remove_superseded(run: RunFolder, *, force: bool = False) -> tuple[list[TreeringError], SupersededSteps | None]:
     """Remove the superseded steps, then their list; a list whose save was never committed is removed alone.
 
+    Args:
+        run: the run's folder.
+        force: whether steps go that somebody holds; else they stay, and their list, until that ends.
+
     Returns:
-        What went wrong; the list stays then, for the next one to go by.
+        What went wrong, and the list if it stays, for the next one to go by.
     """
     errors: list[TreeringError] = []
+    document = None
     with collect_errors(errors):
         document = run.read_superseded()
-        for step, attempt in {} if document is None else document.left.items():
+        left = {} if document is None else document.left
+        held = end_leases(run, left, force=left if force else ()) if left else {}
+        for step, attempt in left.items():
             with collect_errors(errors):
-                remove_step(run, step, read_names, functools.partial(_attempt_to_remove, attempt))
-        if not errors:
+                if step not in held:
+                    remove_step(run, step, read_names, functools.partial(_attempt_to_remove, attempt))
+        if not errors and not held:
             run.remove_left()
-    return errors
+            return errors, None
+    return errors, document
 
 
 @contextlib.contextmanager

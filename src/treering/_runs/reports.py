@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, Final
 from treering._checkpoint.forms import list_headers
 from treering._foreign.foreign_tree import reading_partly
 from treering._runs.folder import NOT_READ
+from treering._runs.leases import held_in
 from treering._runs.steps import Records, records_of, step_path
 from treering._store.resolve import located
 from treering._view.plain import members_of
@@ -62,7 +63,8 @@ def list_run(path: str | os.PathLike[str], *, shown: str | None = None) -> RunLi
     for metric, close in unknown_metrics(rules, records.steps).items():
         meant = f" (is it {close!r}?)" if close else ""
         notes.append(f"no step has the metric {metric!r}{meant}, so KeepBest({metric!r}) keeps all")
-    listing = list_records(shown or os.fspath(path), located(path), records, retained(rules, records.steps))
+    verdicts = retained(rules, records.steps)
+    listing = list_records(shown or os.fspath(path), located(path), records, verdicts, held=held_in(located(path)))
     return dataclasses.replace(listing, notes=(*notes, *listing.notes))
 
 
@@ -88,7 +90,9 @@ def list_foreign_steps(path: str | os.PathLike[str], steps: ForeignSteps) -> Run
     return RunListing(path=os.fspath(path), steps=found, notes=notes, form=steps.form.value)
 
 
-def list_records(shown: str, path: Path, records: Records, verdicts: Sequence[Verdict]) -> RunListing:
+def list_records(
+    shown: str, path: Path, records: Records, verdicts: Sequence[Verdict], *, held: Mapping[int, str] | None = None
+) -> RunListing:
     """Put what is known of the steps of a run, and what rules say of them, into a listing.
 
     Args:
@@ -96,13 +100,17 @@ def list_records(shown: str, path: Path, records: Records, verdicts: Sequence[Ve
         path: the folder.
         records: what is known of the steps.
         verdicts: what becomes of them.
+        held: the steps that somebody holds, with who does.
     """
     of = {verdict.step: verdict for verdict in verdicts}
     same = "step", "saved", "nbytes", "seconds", "metrics", "temporary"
     there = [
         members_of(one, *same) | members_of(of[one.step], "kept", "reasons") for one in records.steps if one.step in of
     ]
-    steps = [RunStep(path=os.fspath(step_path(path, one["step"])), **one) for one in there]
+    held = held or {}
+    steps = [
+        RunStep(path=os.fspath(step_path(path, one["step"])), held=held.get(one["step"], ""), **one) for one in there
+    ]
     unread = [f"step {step} cannot be read, and is not removed: {error}" for step, error in records.unreadable.items()]
     return RunListing(path=shown, steps=steps, keep=records.keep, save_every=records.save_every, notes=unread)
 
@@ -116,7 +124,7 @@ def run_text(run: RunState) -> str:
     records = records_of(run.path)
     if run.keep is None and run.save_every is None:  # none that saves: what the last one noted
         return "\n".join(log_lines(list_run(run.path, shown=run.shown), now=run.now()))
-    listing = list_records(run.shown, run.path, records, retained(run.keep, records.steps))
+    listing = list_records(run.shown, run.path, records, retained(run.keep, records.steps), held=held_in(run.path))
     listing = dataclasses.replace(listing, keep=run.keep_text or "every step", save_every=run.save_every_text)
     return "\n".join(log_lines(listing, now=run.now()))
 

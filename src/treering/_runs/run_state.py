@@ -7,7 +7,7 @@ import os
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Final, Literal, SupportsIndex, TypeVar
+from typing import Any, Final, Literal, SupportsIndex, TypeVar
 
 from treering._arrays.host import this_processes
 from treering._background.saves import raise_unreported, wait_for
@@ -15,6 +15,7 @@ from treering._coordination.allgather import allgather_with_deadline, broadcast
 from treering._coordination.message_board import PathMessageBoard
 from treering._printable import show_path
 from treering._runs.gc import KnownSteps, collect, judge, remove_steps
+from treering._runs.leases import Lease, Watch, hold_step
 from treering._runs.outcomes import SaveOutcomes
 from treering._runs.schedule import SaveSchedule, Signals
 from treering._runs.step_notes import require_step_number
@@ -278,6 +279,22 @@ class RunState:
             if record.step == step:
                 return dict(record.metrics)
         raise missing_step(self.shown, step, steps_of(self.path))
+
+    def watch(self, *, after: SupportsIndex | None, timeout: Any, hold: bool) -> Watch:
+        """Return the steps as they become durable; ``Run.watch`` says more."""
+        if timeout is not None and not (isinstance(timeout, int | float) and timeout >= 0):
+            raise UnsupportedError(f"timeout is {timeout!r:.100}", hint="seconds, 0 or more, or None to watch for ever")
+        after = None if after is None else require_step_number(after)
+        broadcast = None
+        if this_processes(()).count > 1:
+            broadcast = functools.partial(self.broadcast, doing=f"watch the steps of {self.shown!r}")
+        return Watch(self.path, self.shown, after=after, timeout=timeout, hold=hold, broadcast=broadcast)
+
+    def hold(self, step: SupportsIndex, seconds: float) -> Lease:
+        """Return a lease on a step; ``Run.hold`` says more."""
+        step = require_step_number(step)
+        wait_for(step_path(self.path, step))
+        return hold_step(self.path, self.shown, step, seconds)
 
     def collect(self, *, dry_run: bool) -> list[Verdict]:
         """Return what stays and what goes; ``Run.gc`` says more."""

@@ -24,6 +24,7 @@ from treering._format.document import INDEX_NAME
 from treering._runs.folder import RunFolder
 from treering._runs.gc import raise_first, remove_judged, tidy_steps
 from treering._runs.iterators import replace_stateful_items, state_keys
+from treering._runs.leases import end_leases, leave_leases
 from treering._runs.outcomes import BegunSave
 from treering._runs.removal import announce_superseded, collect_errors, remove_superseded, withdraw_on_failure
 from treering._runs.results import StepSave
@@ -35,7 +36,7 @@ from treering._values.checkpoint_names import LEFT_DOCUMENT, step_name, step_of_
 from treering._values.human import steps_text
 from treering._values.processes import Processes
 from treering._values.telemetry import note_duration
-from treering.errors import BusyError, ExistsError, NotFoundError, StoreError, TreeringError
+from treering.errors import BusyError, ExistsError, NotFoundError, PermissionDeniedError, StoreError, TreeringError
 from treering.rules import Decision, unknown_metrics
 
 
@@ -207,7 +208,10 @@ def order_of(run: RunState, step: int, *, rollback: bool, is_coordinator: bool) 
     run.finish_saves()
     if is_coordinator and LEFT_DOCUMENT in names:
         with RunFolder(run.path) as folder:
-            raise_first(remove_superseded(folder))
+            errors, remains = remove_superseded(folder)
+            if remains is not None and (rollback or step in remains.left):  # its name, or the list, is needed
+                errors, _ = remove_superseded(folder, force=True)
+            raise_first(errors)
     there = steps_from(run.path, step)
     later = [number for number in there if number > step]
     if not rollback and step in there and not later:
@@ -279,22 +283,54 @@ def collect_after(
     known = state.known
     with RunFolder(state.path) as run:
         back = None
-        if run.has_left():
+        leased = run.has_left()
+        if leased and not run.is_left_for_leases():
             known.forget()
-            errors += remove_superseded(run)
-            back = run.read_superseded() if errors else None
-        known.refresh(run, step, there, seconds=seconds, left={*left, *run.superseded_steps()} if errors else left)
-        going = known.removable(run, state.keep)
+            errors, back = remove_superseded(run)
+            back = run.read_superseded() if errors else back
+        hidden = run.superseded_steps() if back is not None else ()
+        known.refresh(run, step, there, seconds=seconds, left={*left, *hidden})
+        held = end_leases(run, known.records) if leased else {}
+        going = {old: digest for old, digest in known.removable(run, state.keep).items() if old not in held}
         if back is not None:
             going.pop(back.step, None)  # with it would go what hides the steps that it has left behind
         if going and known.denied is not None:
             warn_denied(state.path, known.denied, "steps that `keep` does not keep")
             going.clear()
-        known.drop(going)
-        with collect_errors(errors):
-            known.write(run, state.keep_text, state.save_every_text, may_wait=more_follow and not going)
-        removed = remove_judged(run, going, errors)
+        removed = _remove(state, run, going, errors, may_wait=more_follow)
         if run.store.grace:
             known.release(removed, run.store.grace)
         known.schedule(tidy_steps(run, known.untidy(), step, errors, by_age=known.by_age))
+        if leased and back is None and not held:
+            with collect_errors(errors):
+                leave_leases(run)
     raise_first(error for error in errors if not isinstance(error, BusyError))  # the next call comes by again
+
+
+def _remove(
+    state: RunState, run: RunFolder, going: Mapping[int, str], errors: list[TreeringError], *, may_wait: bool
+) -> list[int]:
+    """Note the steps that stay, then remove the others but for those that somebody holds; return the removed ones."""
+    known = state.known
+    noted = {old: known.records[old] for old in going}
+    known.drop(going)
+    with collect_errors(errors):
+        known.write(run, state.keep_text, state.save_every_text, may_wait=may_wait and not going)
+    # Only now, for who began to hold one of them before has not read that it goes.
+    spared = _find_held(run, going, errors)
+    if spared:
+        known.records |= {old: noted[old] for old in spared}
+        with collect_errors(errors):
+            known.write(run, state.keep_text, state.save_every_text, may_wait=False)
+    return remove_judged(run, {old: going[old] for old in going if old not in spared}, errors)
+
+
+def _find_held(run: RunFolder, going: Collection[int], errors: list[TreeringError]) -> Collection[int]:
+    """Return the steps that somebody holds; all where that cannot be known. ``run.json`` says already that they go."""
+    try:
+        return end_leases(run, going) if going else ()
+    except PermissionDeniedError as error:
+        warn_denied(run.path, error, "steps that `keep` does not keep")
+    except TreeringError as error:
+        errors.append(error)
+    return going

@@ -259,8 +259,16 @@ RUN_DOCUMENT = "run.json"
 LEFT_DOCUMENT = ".run.json.left"
 """The list of the steps that a save supersedes which goes back to an earlier one."""
 
+LEASES = ".leases"
+"""The folder of a run with the leases on its steps."""
+
+HANDED_DOCUMENT = ".run.json.handed"
+"""The document that says which steps of a run were handed to ``on_commit``."""
+
 HIGHEST_STEP = 2**63 - 1
 """Steps are counted from 0 to here."""
+
+_LEASE = re.compile(r"step_(0|[1-9][0-9]{0,18})-([1-9][0-9]{0,4})-[0-9a-f]{16}")
 
 # Eight digits, and more only where eight are not enough: each step has one name.
 _STEP = re.compile(r"step_([0-9]{8}|[1-9][0-9]{8,18})")
@@ -287,3 +295,24 @@ def step_of_name(name: str) -> int | None:
     found = _STEP.fullmatch(name)
     step = int(found[1]) if found else None
     return step if step is not None and step <= HIGHEST_STEP else None
+
+
+def lease_name(step: int, seconds: int, digits: str) -> str:
+    """Return the name of a lease on a step, which says for how many seconds it counts after it was written.
+
+    Example:
+        >>> lease_name(1200, 60, "0123456789abcdef")
+        'step_1200-60-0123456789abcdef'
+    """
+    return f"step_{step}-{seconds}-{digits}"
+
+
+def lease_of_name(name: str) -> tuple[int, int] | None:
+    """Return the step and the seconds of the lease that has this name; None for any other name.
+
+    Example:
+        >>> lease_of_name("step_1200-60-0123456789abcdef"), lease_of_name("step_00001200")
+        ((1200, 60), None)
+    """
+    found = _LEASE.fullmatch(name)
+    return (int(found[1]), int(found[2])) if found and int(found[1]) <= HIGHEST_STEP else None

@@ -94,6 +94,20 @@ class Timing:
     """The pause between two looks whether removals have ended."""
     writer_pause: float = 0.5
     """How often a thread that waits for the writer wakes to see whether it lives."""
+    watch_first: float = 1.0
+    """The first pause between two looks for a new step of a run."""
+    watch_longest: float = 15.0
+    """The longest pause between two looks for a new step of a run."""
+    watch_growth: float = 1.5
+    """How many times longer each of these pauses is than the one before."""
+    watch_together: float = 60.0
+    """How long process 0 looks for a new step, at most, until it tells the others that there is none yet."""
+    hold_pause: float = 0.05
+    """The pause between two looks whether a step that is to be held is noted in ``run.json``."""
+    hold_patience: float = 5.0
+    """How long ``hold`` looks for that."""
+    lease_share: float = 1 / 3
+    """After which share of its time a lease is renewed."""
 
     # Progress bars.
     bar_first: float = 0.3

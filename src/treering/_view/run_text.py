@@ -31,6 +31,8 @@ class RunStep(StepFacts):
     """Whether a rule keeps it."""
     reasons: tuple[str, ...] = ()
     """The rules that keep it, or why it goes."""
+    held: str = ""
+    """Who holds it, and until when; empty where nobody does."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,6 +71,7 @@ def step_lines(listing: RunListing, style: Style = UNICODE) -> Iterator[str]:
     for step in listing.steps:
         told = [f"{visible(name, _LONGEST, style.ellipsis)} {value:.5g}" for name, value in step.metrics.items()]
         told += ["temporary"] if step.temporary else []
+        told += [_shown_text(step.held, style)] if step.held else []
         rows.append((str(step.step), when_text(step.saved), bytes_text(step.nbytes), ", ".join(told)))
     return (_GAP.join(cells).rstrip() for cells in align(rows, right=(0, 2)))
 
@@ -214,6 +217,7 @@ def _row(step: RunStep, names: Sequence[str], now: float, style: Style) -> list[
         why = f"goes: {why or _NO_RULE}"
     elif step.temporary:
         why = f"{why} (temporary)".lstrip()
+    why += f"; {_shown_text(step.held, style)}" if step.held else ""
     metrics = [f"{step.metrics[name]:.5g}" if name in step.metrics else "-" for name in names]
     seconds = int(now - step.saved)
     age = duration_text(float(seconds)) if seconds > 0 else "under 1 s"

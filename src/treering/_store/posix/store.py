@@ -329,6 +329,18 @@ class PosixTransaction(Transaction):
         self._require_current()
         return True
 
+    def now(self) -> float:
+        """Return the time by which the file system dates files: that of one made for it, where one can be made."""
+        name = f".treering-waiting-99999.{os.urandom(8).hex()}.new"  # a name that sweeps know, should it stay
+        try:
+            with self._folder.create(name) as opened:
+                return os.fstat(opened.number).st_mtime
+        except OSError:
+            return time.time()
+        finally:
+            with contextlib.suppress(OSError):
+                self._folder.remove(name)
+
     def begin(self, marker: str, base: Version | None) -> None:
         """Make and lock the journal; its name is durable before any data file's.
 

@@ -1,0 +1,530 @@
+"""Programs beside a training: leases that keep steps from being removed, and the steps one by one as they are saved.
+
+A lease is a small document, and counts for some seconds after it was written, by the clock of the store alone. Who
+removes says first that a step goes, then looks for leases; who holds writes the lease first, then looks whether the
+step goes. So one of the two sees the other. ``docs/design/runs.md`` says it at length. jax is not needed here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import secrets
+import socket
+import threading
+import time
+import weakref
+from collections.abc import Callable, Collection, Iterator, Sequence
+from pathlib import Path
+from typing import Any, Final, NamedTuple, Self
+
+from treering._codec.key_document import HEAD_BYTES
+from treering._format.document import read_digest
+from treering._format.run_document import StepRecord, encode_lease, parse_lease
+from treering._printable import printable
+from treering._runs.folder import NOT_READ, RunFolder
+from treering._runs.steps import document_in, missing_step, open_run, read_record, step_path, steps_of
+from treering._store.api import Entry, Outcome, Store, open_below
+from treering._store.failures import naming, with_errno
+from treering._values import timing
+from treering._values.checkpoint_names import LEASES, is_message, lease_name, lease_of_name
+from treering._values.telemetry import LOGGER
+from treering._view.run_text import when_text
+from treering.errors import BusyError, ClosedError, LeaseLostError, NotFoundError, TreeringError, UnsupportedError
+
+LONGEST_LEASE: Final = 86_400
+"""No lease counts for more seconds after it was written."""
+
+_MOST: Final = 10_000
+_LARGEST: Final = 4096
+_LONGEST_NAME: Final = 200
+_NO_FOLDER: Final = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EMLINK})
+_TRIES: Final = 20
+_ENDED: Final = "this lease has ended\n"
+
+
+class _Found(NamedTuple):
+    """A lease that is there."""
+
+    step: int
+    until: float
+    entry: Entry
+
+
+# ----------------------------------------------------------------------------------------------- who removes looks here
+
+
+def held_steps(run: RunFolder, steps: Collection[int] | None = None) -> dict[int, str]:
+    """Return the steps that somebody holds, of some or of all, each with who does, and until when; nothing changes.
+
+    Leases that have expired and were not ended yet are among them: the clock of the store is not asked for it.
+    """
+    with _opened(run) as place, naming(os.fspath(run.path), "look for leases in"):
+        return {} if place is None else _describe(place, _leases(place), steps)
+
+
+def held_in(path: Path) -> dict[int, str]:
+    """Return the steps of the run at a path that somebody holds, as `held_steps`; none where no run is."""
+    with contextlib.suppress(NotFoundError), RunFolder(path) as run:
+        return held_steps(run)
+    return {}
+
+
+def end_leases(run: RunFolder, steps: Collection[int] = (), *, force: Collection[int] = ()) -> dict[int, str]:
+    """Return those of the steps that are held, as `held_steps`; leases that have expired end for good.
+
+    Args:
+        run: the run's folder.
+        steps: the steps; the leases on others that have not expired are not described.
+        force: the steps whose leases end whether they have expired or not.
+
+    Raises:
+        StoreError: the system refuses, or more names are there than leases could be.
+    """
+    with _opened(run) as place, naming(os.fspath(run.path), "look for leases in"):
+        if place is None or not (found := _leases(place)):
+            return {}
+        now = place.transaction().now()
+        live = []
+        for lease in found:
+            # Who renews it meanwhile wins or loses: both go by its version.
+            over = lease.until <= now or lease.step in force
+            if not over or not _end(place, lease.entry):
+                live.append(lease)
+        return _describe(place, live, steps)
+
+
+def leave_leases(run: RunFolder) -> None:
+    """Take the stamp away where no lease is left, so that every version removes steps again."""
+    with _opened(run) as place, naming(os.fspath(run.path), "look for leases in"):
+        if place is not None and _leases(place):
+            return
+        run.unstamp()
+        if place is not None and _leases(place):  # somebody has begun to hold a step meanwhile
+            run.stamp()
+        elif place is not None:
+            place.remove(*(name for name in place.names() if is_message(name)))
+            place.remove("")
+
+
+def held_error(step: int, by: str, shown: str) -> BusyError:
+    """Return the error that a step is not removed because somebody holds it."""
+    what = f"step {step} of {shown!r} is not removed: it is {by}"
+    return with_errno(BusyError(what, hint="release it there, or wait until the lease ends"), errno.EBUSY, shown)
+
+
+@contextlib.contextmanager
+def _opened(run: RunFolder) -> Iterator[Store | None]:
+    try:
+        place: Store | None = open_below(run.store, LEASES)
+    except OSError as error:
+        if error.errno not in _NO_FOLDER:
+            raise
+        place = None
+    with place or contextlib.nullcontext():
+        yield place
+
+
+def _leases(place: Store) -> list[_Found]:
+    found = []
+    for entry in place.list():
+        if (known := lease_of_name(entry.name)) is not None and entry.is_file:
+            found.append(_Found(known[0], entry.modified + known[1], entry))
+            if len(found) > _MOST:
+                raise OSError(errno.EFBIG, f"more than {_MOST:,} leases are there; remove those that nobody needs")
+    return found
+
+
+def _describe(place: Store, leases: Collection[_Found], steps: Collection[int] | None) -> dict[int, str]:
+    last: dict[int, _Found] = {}
+    for lease in leases:
+        if (steps is None or lease.step in steps) and (lease.step not in last or last[lease.step].until < lease.until):
+            last[lease.step] = lease
+    return {step: f"held by {_holder(place, last[step])} until {when_text(last[step].until)}" for step in sorted(last)}
+
+
+def _holder(place: Store, lease: _Found) -> str:
+    try:
+        document = place.read(lease.entry.name, _LARGEST)
+        return "somebody" if document is None else printable(parse_lease(document.data))[:_LONGEST_NAME]
+    except NOT_READ:
+        return "somebody"
+
+
+def _end(place: Store, entry: Entry) -> bool:
+    """End a lease of that version; False where it was renewed meanwhile."""
+    data = f"{secrets.token_hex(16)} {_ENDED}".encode()
+    try:
+        done = place.replace(entry.name, data, entry.version) is Outcome.DONE
+    except FileNotFoundError:
+        return True
+    if done or place.find(entry.name) is None:
+        place.remove(entry.name)
+        return True
+    return False
+
+
+# --------------------------------------------------------------------------------------------------------- who holds
+
+
+class Lease:
+    """A lease on a step, which keeps it from being removed until it is released or expires: a context manager.
+
+    ``Run.hold`` returns it. A thread renews it three times in its seconds. A process that is killed, or stands still
+    for longer, loses it; ``renew`` tells.
+
+    Attributes:
+        step: the step.
+        path: the path of its checkpoint.
+        lost: whether the lease is known to have ended before it was released.
+
+    Example:
+        >>> import os, tempfile
+        >>> import treering as tr
+        >>> with tr.Run(os.path.join(tempfile.mkdtemp(), "run"), keep=tr.KeepLast(1)) as run:
+        ...     run.save(1, {"w": 1.5}).result()
+        ...     with run.hold(1) as lease:
+        ...         run.save(2, {"w": 1.25}).result()
+        ...         lease.renew()
+        ...         run.steps()
+        ...     run.save(3, {"w": 1.0}).result()
+        [1, 2]
+        >>> run.steps()
+        [3]
+    """
+
+    def __init__(self, run: Path, step: int, seconds: int, head: tuple[int, bytes]) -> None:
+        self.step = step
+        self.path = step_path(run, step)
+        self.lost = False
+        self._run = run
+        self._seconds = seconds
+        self._head = head
+        self._name = lease_name(step, seconds, secrets.token_hex(8))
+        self._said = b""
+        self._version: object = None
+        self._changing = threading.Lock()
+        self._over = threading.Event()
+
+    def renew(self) -> None:
+        """Let the lease count for its seconds again, from now on.
+
+        Raises:
+            LeaseLostError: it has ended, and what it was for may be removed or was saved anew.
+            ClosedError: it was released.
+            StoreError: the system refuses; the lease counts as long as it did.
+        """
+        with self._changing, naming(os.fspath(self.path), "renew the lease on"):
+            if self._over.is_set():
+                raise ClosedError(f"the lease on step {self.step} was released", hint="run.hold(step) begins another")
+            if self.lost:
+                raise self._lose("it has ended")
+            with RunFolder(self._run) as run:
+                try:
+                    with open_below(run.store, LEASES) as place:
+                        renewed = self._renew(place)
+                except (NotFoundError, FileNotFoundError):
+                    renewed = False
+                if not renewed:
+                    raise self._lose("it expired before it was renewed, and was ended")
+                if run.read_head(self.step) != self._head:
+                    raise self._lose("the step was removed, or saved anew")
+                run.stamp()
+
+    def release(self) -> None:
+        """End the lease. May be called twice; one that cannot be removed now ends by itself."""
+        if self._over.is_set():
+            return
+        self._over.set()
+        try:
+            with self._changing, naming(os.fspath(self.path), "release"), RunFolder(self._run) as run:
+                self._remove(run)
+                leave_leases(run)
+        except (TreeringError, OSError) as error:
+            LOGGER.warning("the lease on %s was not removed, and ends by itself: %s", self.path, error)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.release()
+
+    def begin(self, run: RunFolder) -> None:
+        """Write the lease, and then prove that nobody who removes the step can have overlooked it.
+
+        Raises:
+            NotFoundError: the step has gone meanwhile.
+            BusyError: it is about to go.
+        """
+        self._create(run)
+        try:
+            self._prove(run)
+        except BaseException:  # an interrupt too: nobody would release it; raised again below
+            with contextlib.suppress(OSError, TreeringError):
+                self._remove(run)
+                leave_leases(run)
+            raise
+        pause = self._seconds * timing.current.lease_share
+        threading.Thread(target=_renew_often, args=(weakref.ref(self), self._over, pause), daemon=True).start()
+
+    def _create(self, run: RunFolder) -> None:
+        self._said = encode_lease(self.step, _this_process())
+        for _ in range(_TRIES):
+            run.stamp()
+            place = run.store.at(LEASES)
+            place.transaction().make()
+            with contextlib.suppress(FileNotFoundError):  # who released the last lease has removed the folder
+                place.open()
+                with place:
+                    place.create(self._name, [self._said], len(self._said))
+                    place.flush()
+                    self._version = self._written(place)
+                return
+        raise OSError(errno.EAGAIN, f"others remove {LEASES!r} again and again")
+
+    def _prove(self, run: RunFolder) -> None:
+        end = time.monotonic() + timing.current.hold_patience
+        while True:
+            run.stamp()
+            listed = {record.step: record.digest for record in document_in(run.read_document()).steps}
+            gone = self.step in run.superseded_steps()
+            if gone or run.read_head(self.step) != self._head:
+                raise missing_step(self._run, self.step, run.steps())
+            digest = read_digest(self._head[1])
+            if listed.get(self.step) == digest or digest is None:
+                return
+            # Not noted yet, or about to be removed; the newest is never removed by a rule.
+            if time.monotonic() >= end:
+                if run.latest() == self.step:
+                    return
+                what = f"step {self.step} of {os.fspath(self._run)!r} is not in run.json: somebody may be removing it"
+                raise BusyError(what, hint="the next save, or `treering gc --yes`, notes or removes it")
+            time.sleep(timing.current.hold_pause)
+
+    def _renew(self, place: Store) -> bool:
+        for _ in range(2):
+            before, self._said = self._said, encode_lease(self.step, _this_process())
+            outcome = place.replace(self._name, self._said, self._version)
+            if outcome is Outcome.DONE:
+                self._version = self._written(place)
+                return True
+            # The answer to an earlier try may have been lost, and that one counts.
+            found = place.read(self._name, _LARGEST)
+            if found is None or found.data not in (before, self._said):
+                return False
+            self._version = found.version
+            if found.data == self._said:
+                return True
+            self._said = before
+        raise OSError(errno.EIO, "no answer came")
+
+    def _written(self, place: Store) -> object:
+        found = place.read(self._name, _LARGEST)
+        if found is None or found.data != self._said:
+            raise self._lose("another process changed it")
+        return found.version
+
+    def _remove(self, run: RunFolder) -> None:
+        with _opened(run) as place:
+            if place is not None:
+                place.remove(self._name)
+
+    def _lose(self, why: str) -> LeaseLostError:
+        self.lost = True
+        what = f"the lease on step {self.step} of {os.fspath(self._run)!r} is lost: {why}"
+        return LeaseLostError(what, hint="run.hold(step) begins another, if the step is still there")
+
+
+def hold_step(path: Path, shown: str, step: int, seconds: Any) -> Lease:
+    """Return a lease on a step; ``Run.hold`` says more."""
+    if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 1 <= seconds <= LONGEST_LEASE:
+        raise UnsupportedError(f"seconds is {seconds!r:.100}", hint=f"leases last 1 to {LONGEST_LEASE} seconds")
+    try:
+        with naming(os.fspath(step_path(path, step)), "hold"), open_run(path) as run:
+            if (head := run.read_head(step)) is None or step in run.superseded_steps():
+                raise missing_step(shown, step, run.steps())
+            lease = Lease(path, step, int(seconds), head)
+            lease.begin(run)
+            return lease
+    except NotFoundError as error:
+        raise missing_step(shown, step, steps_of(path)) from error
+
+
+def _renew_often(lease: weakref.ref[Lease], over: threading.Event, pause: float) -> None:
+    """Renew a lease until it is over; one that nobody refers to any more ends by itself."""
+    while not over.wait(pause):
+        if (held := lease()) is None:
+            return
+        try:
+            held.renew()
+        except ClosedError:
+            return
+        except LeaseLostError as error:
+            LOGGER.warning("%s", error)
+            return
+        except (TreeringError, OSError) as error:
+            LOGGER.warning("%s", error)  # it is tried again, and counts until it expires
+        del held
+
+
+def _this_process() -> str:
+    return f"{socket.gethostname()[:_LONGEST_NAME]} (process {os.getpid()})"
+
+
+# --------------------------------------------------------------------------------------------------------- who watches
+
+
+class Watch:
+    """The steps of a run as they become durable: an iterator, also for ``async for``, and a context manager.
+
+    ``Run.watch`` returns it, and says which steps it yields.
+
+    Example:
+        >>> import os, tempfile
+        >>> import treering as tr
+        >>> with tr.Run(os.path.join(tempfile.mkdtemp(), "run")) as run:
+        ...     saved = [run.save(step, {"w": 1.5}) for step in (1, 2)]
+        >>> list(run.watch(timeout=0))
+        [1, 2]
+    """
+
+    def __init__(
+        self, path: Path, shown: str, *, after: int | None, timeout: float | None, hold: bool,
+        broadcast: Callable[[Callable[[], int | None]], int | None] | None = None,
+    ) -> None:  # fmt: skip
+        self._path, self._shown, self._hold = path, shown, hold
+        self._after = -1 if after is None else after
+        self._timeout = timeout
+        self._broadcast = broadcast
+        self._head: bytes | None = None
+        self._seen: dict[int, str] = {}
+        self._waiting: list[StepRecord] = []
+        self._there: Sequence[StepRecord] = ()
+        self._lease: Lease | None = None
+        self._since = time.monotonic()
+        self._pause = timing.current.watch_first
+        self._surveyed = False
+        self._ended = False
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> int:
+        if self._broadcast is None:
+            found = self._await_step(None)
+        else:
+            # Nobody can wait in a collective for hours: the others are told now and then that there is none yet.
+            while (found := self._broadcast(lambda: self._await_step(timing.current.watch_together))) is None:
+                pass
+        if found is None or found < 0:
+            raise StopIteration
+        return found
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> int:
+        import asyncio  # slow, and seldom needed
+
+        if self._broadcast is not None:
+            hint = "iterate with a plain `for` on the thread that the other collectives run on"
+            raise UnsupportedError("a job of several processes cannot await the steps of a run", hint=hint)
+        while (found := await asyncio.to_thread(self._look)) is None:  # noqa: ASYNC110 - another process saves
+            await asyncio.sleep(self._next_pause())
+        if found < 0:
+            raise StopAsyncIteration
+        return found
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End the iteration, and release the step that is held."""
+        self._ended = True
+        if self._lease is not None:
+            self._lease.release()
+            self._lease = None
+
+    def _await_step(self, most: float | None) -> int | None:
+        """Return the next step, -1 at the end; None where none came for ``most`` seconds."""
+        begun = time.monotonic()
+        while (found := self._look()) is None:
+            if most is not None and time.monotonic() - begun >= most:
+                return None
+            time.sleep(self._next_pause())
+        return found
+
+    def _next_pause(self) -> float:
+        pause = self._pause
+        self._pause = min(pause * timing.current.watch_growth, timing.current.watch_longest)
+        rest = pause if self._timeout is None else self._since + self._timeout - time.monotonic()
+        return max(min(pause, rest), 0.0)
+
+    def _look(self) -> int | None:
+        """Return the next step, -1 at the end; None where there is none yet. What was held is released first."""
+        if self._lease is not None:
+            self._lease.release()
+            self._lease = None
+        if self._ended:
+            return -1
+        over = self._timeout is not None and time.monotonic() - self._since >= self._timeout
+        opened = open_run if self._head is None else RunFolder  # once is enough to see that it is one of a run
+        with contextlib.suppress(NotFoundError), opened(self._path) as run:
+            if not self._waiting:
+                self._find(run, thorough=over or self._pause >= timing.current.watch_longest)
+            while self._waiting:
+                record = self._waiting.pop(0)
+                if self._take(run, record):
+                    self._since, self._pause = time.monotonic(), timing.current.watch_first
+                    return record.step
+        if over:
+            self.close()
+            return -1
+        return None
+
+    def _find(self, run: RunFolder, *, thorough: bool) -> None:
+        """Find steps that are new: by the first line of ``run.json``, and where that stays, once by their names."""
+        head = run.read_document(HEAD_BYTES)
+        if head is not None and head != self._head:
+            data = run.read_document() or b""
+            self._head, self._surveyed = data[:HEAD_BYTES], False
+            self._add(document_in(data).steps)
+        if self._waiting or self._surveyed or not (thorough or head is None):
+            return
+        # What saved the last ones may have died before it noted them; or nobody has noted any.
+        self._surveyed = head is not None
+        newer = [step for step in run.folders() if step > max(self._seen, default=-1)]
+        for step in newer:
+            with contextlib.suppress(*NOT_READ):
+                if (record := read_record(run, step)) is not None:
+                    self._add([*self._there, record])
+
+    def _add(self, records: Sequence[StepRecord]) -> None:
+        """Let the steps wait that are new among all that are there, ascending."""
+        there = {record.step: record.digest for record in records}
+        newest = max(there, default=-1)
+        # A step is another one once its index is: then the training has gone back, and all that follows is new.
+        back = [step for step, digest in there.items() if self._seen.get(step, digest) != digest]
+        if back or newest < max(self._seen, default=-1):
+            self._after = min([self._after, *(step - 1 for step in (*back, *(there.keys() - self._seen.keys())))])
+        self._waiting = [
+            record for record in records if self._seen.get(record.step) != record.digest and record.step > self._after
+        ]
+        self._there = records
+        self._seen = {step: digest for step, digest in self._seen.items() if step > newest} | there
+
+    def _take(self, run: RunFolder, record: StepRecord) -> bool:
+        """Whether a step is still there as it was noted; hold it where that is wanted."""
+        head = run.read_head(record.step)
+        if head is None or read_digest(head[1]) != record.digest or record.step in run.superseded_steps():
+            return False
+        if self._hold:
+            try:
+                self._lease = hold_step(self._path, self._shown, record.step, 60.0)
+            except (NotFoundError, BusyError):
+                return False
+        return True
