@@ -27,7 +27,18 @@ from treering._view.plain import members_of
 from treering._view.rows import leaves_of, weight_of
 from treering._view.run_text import RunListing, RunStep, log_lines
 from treering.errors import FormatError, NotFoundError, TreeringError
-from treering.rules import KeepBest, KeepEvery, KeepLast, KeepSteps, Policy, Verdict, retained, unknown_metrics
+from treering.rules import (
+    KeepBest,
+    KeepEvery,
+    KeepLast,
+    KeepLatest,
+    KeepNear,
+    KeepSteps,
+    Policy,
+    Verdict,
+    retained,
+    unknown_metrics,
+)
 
 if TYPE_CHECKING:
     from treering._foreign.foreign_tree import ForeignSteps
@@ -122,12 +133,14 @@ def run_text(run: RunState) -> str:
 
 
 _RULES: Final[Mapping[str, Callable[..., Policy]]] = {
-    rule.__name__: rule for rule in (KeepBest, KeepEvery, KeepLast, KeepSteps)
+    rule.__name__: rule for rule in (KeepBest, KeepEvery, KeepLast, KeepLatest, KeepNear, KeepSteps)
 }
 _LONGEST: Final = 10_000
 _HINT: Final = (
-    "rules are KeepLast(3), KeepEvery(steps=1000), KeepEvery(interval=3600), KeepBest('loss'), KeepSteps(100)"
+    "rules are KeepLast(3), KeepLatest(duration=3600), KeepEvery(steps=1000), KeepEvery(interval=3600), "
+    "KeepBest('loss'), KeepNear([100, 5000]), KeepSteps(100)"
 )
+_OWN_HINT: Final = "run.gc() applies rules of a program's own; `treering gc --keep RULES` goes by others"
 
 
 def policy_of(text: str) -> Policy:
@@ -164,7 +177,11 @@ def own_rules(records: Records) -> Policy | None:
     Raises:
         FormatError: this version does not know them.
     """
-    return None if records.keep is None else policy_of(records.keep)
+    try:
+        return None if records.keep is None else policy_of(records.keep)
+    except FormatError as error:
+        error.hint = _OWN_HINT
+        raise
 
 
 def _rule(node: ast.expr) -> Policy:
@@ -178,6 +195,8 @@ def _value(node: ast.expr) -> Any:
     match node:
         case ast.Constant(value=int() | float() | str() as value):
             return value
+        case ast.List(elts=items):
+            return list(map(_value, items))
         case ast.Call(func=ast.Name(id="timedelta"), args=[], keywords=named):
             return datetime.timedelta(**_named(named))
     raise SyntaxError

@@ -242,7 +242,9 @@ def collect_after(
             errors += remove_superseded(run)
             back = run.read_superseded() if errors else None
         known.refresh(run, step, there, seconds=seconds, left={*left, *run.superseded_steps()} if errors else left)
-        going = known.removable(run, state.keep)
+        going: dict[int, str] = {}
+        with collect_errors(errors):  # a rule of the user's own may fail
+            going = known.removable(run, state.keep)
         if back is not None:
             going.pop(back.step, None)  # with it would go what hides the steps that it has left behind
         if going and known.denied is not None:
