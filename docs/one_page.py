@@ -15,7 +15,7 @@ import treering
 
 PAGE = Path(__file__).with_name("api-on-one-page.md")
 _VERBS = ("save", "load", "open", "save_async", "export", "convert", "abstract", "inspect", "verify", "diff", "bucket")
-_CLASSES = ("Run", "KeepLast", "KeepEvery", "KeepBest", "SaveEvery", "KeyMap", "KeyRule")
+_CLASSES = ("Run", "Fallback", "KeepLast", "KeepEvery", "KeepBest", "SaveEvery", "KeyMap", "KeyRule")
 _MODULES = (
     "checkpoint", "run", "rules", "serialization", "leaves", "sharding", "tree", "formats", "testing", "errors",
 )  # fmt: skip

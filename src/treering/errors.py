@@ -46,10 +46,9 @@ __all__ = [
     "BusyError", "CancelledError", "ClosedError", "CorruptError", "DataFileMissingError", "ExistsError", "FormatError",
     "IsDirectoryError", "KeptOnHostWarning", "LeavesInitialisedWarning", "LinkRefusedError", "MismatchError",
     "MissingExtraError", "NoMemoryError", "NoSuchLeafError", "NotDirectoryError", "NotFencedWarning", "NotFoundError",
-     "NotRemovedWarning", "NotShardedWarning", "NotSharedError",
-    "PermissionDeniedError", "ProcessFailedError", "RulesUnmatchedWarning", "StaticFieldsDifferWarning",
-    "StepsNotSavedWarning", "StoreError", "TimedOutError", "TooDeepError", "TreeringError", "UnknownMetricWarning",
-    "UnsupportedError",
+    "NotRemovedWarning", "NotShardedWarning", "NotSharedError", "PermissionDeniedError", "ProcessFailedError",
+    "RulesUnmatchedWarning", "StaticFieldsDifferWarning", "StepPassedOverWarning", "StepsNotSavedWarning", "StoreError",
+    "TimedOutError", "TooDeepError", "TreeringError", "UnknownMetricWarning", "UnsupportedError",
 ]  # fmt: skip
 
 _LONGEST_PATH = 400
@@ -280,6 +279,13 @@ class UnknownMetricWarning(UserWarning):
 
 class StepsNotSavedWarning(UserWarning):
     """A run ended, and steps that a training loop offered since the last save are not in it."""
+
+
+class StepPassedOverWarning(UserWarning):
+    """A run was resumed from another step than its newest, because that is damaged, crashes, or was left behind.
+
+    It says of each step why; of damage the leaf and the file.
+    """
 
 
 class NotShardedWarning(UserWarning):

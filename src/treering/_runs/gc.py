@@ -13,7 +13,7 @@ import functools
 import math
 import secrets
 import time
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -43,6 +43,7 @@ _MOST_DUE: Final = 16
 # More steps that are new here than this are listed, where one listing tells which of them were removed.
 _FEW_NEW: Final = 4
 _NOT_LOADED: Final = b""
+_HELD: Final = "this process resumed from it, and no newer step was found whole yet"
 
 
 class KnownSteps:
@@ -52,6 +53,7 @@ class KnownSteps:
         records: what is known of each step that can be read.
         by_age: whether what is left over is to be judged by its age too: at the first save of a process, then daily.
         denied: why the steps could not be listed; None where they could, or it was not tried.
+        passed: the steps that were passed over when the run was resumed, which no rule counts.
 
     Example:
         >>> import pathlib, tempfile
@@ -72,6 +74,7 @@ class KnownSteps:
         self._surveyed = -math.inf
         self.by_age = False
         self.denied: PermissionDeniedError | None = None
+        self.passed: frozenset[int] = frozenset()
         self.forget()
 
     def forget(self) -> None:
@@ -174,11 +177,12 @@ class KnownSteps:
             StoreError: the system refuses.
         """
         while True:
-            known = [self.records[step] for step in sorted(self.records)]  # a look puts its step last
+            # A look puts its step last.
+            known = [self.records[step] for step in sorted(self.records) if step not in self.passed]
             going = removable(keep, known)
             by_presence, by_value = find_deciders(keep, known, going)
             if len(by_presence) > _FEW:  # were the newest one gone, the step that was just saved might go in its favour
-                by_presence = by_presence - self._seen | {max(self.records)}
+                by_presence = by_presence - self._seen | {known[-1].step}
             doubtful = {*going, *by_value, *by_presence} - self._checked
             if not doubtful:
                 return {step: self.records[step].digest for step in going}
@@ -232,12 +236,20 @@ class KnownSteps:
 # -------------------------------------------------------------------------------------------------- garbage collection
 
 
-def judge(path: Path, keep: Policy | None) -> list[Verdict]:
+def judge(path: Path, keep: Policy | None, *, held: int | None = None) -> list[Verdict]:
     """Return what becomes of each step, ascending, and change nothing; `collect` says more."""
-    return retained(keep, records_of(path).steps)
+    return _judge(keep, records_of(path).steps, held)
 
 
-def collect(path: Path, keep: Policy | None) -> list[Verdict]:
+def _judge(keep: Policy | None, steps: Sequence[StepRecord], held: int | None) -> list[Verdict]:
+    verdicts = retained(keep, steps)
+    return [
+        Verdict(step=held, kept=True, reasons=(_HELD,)) if verdict.step == held and not verdict.kept else verdict
+        for verdict in verdicts
+    ]
+
+
+def collect(path: Path, keep: Policy | None, *, held: int | None = None) -> list[Verdict]:
     """Remove the steps that a policy does not keep, the oldest first, and finish removals that were interrupted before.
 
     A step stays if another process has replaced it since it was judged, or is saving to it; the next call judges it
@@ -246,6 +258,7 @@ def collect(path: Path, keep: Policy | None) -> list[Verdict]:
     Args:
         path: the run's folder; where none is there is nothing to do.
         keep: the policy; None keeps all but temporary steps that a newer one has replaced.
+        held: the step that this process resumed from, which stays until a newer one is there and whole.
 
     Returns:
         What becomes of each step, ascending.
@@ -253,7 +266,7 @@ def collect(path: Path, keep: Policy | None) -> list[Verdict]:
     Raises:
         StoreError: the system refused. The other steps are done all the same; what is left is for the next call.
     """
-    return read_run(path, lambda run: _collect(run, keep), [])
+    return read_run(path, lambda run: _collect(run, keep, held), [])
 
 
 def remove_steps(path: Path, steps: Iterable[int], *, by_age: bool = False) -> None:
@@ -274,10 +287,10 @@ def remove_steps(path: Path, steps: Iterable[int], *, by_age: bool = False) -> N
     raise_first(errors)
 
 
-def _collect(run: RunFolder, keep: Policy | None) -> list[Verdict]:
+def _collect(run: RunFolder, keep: Policy | None, held: int | None) -> list[Verdict]:
     """Judge the steps, remove those that no rule keeps, and note the others."""
     records = records_in(run)
-    verdicts = retained(keep, records.steps)
+    verdicts = _judge(keep, records.steps, held)
     going = {verdict.step for verdict in verdicts if not verdict.kept}
     errors = _clear(run, {old.step: old.digest for old in records.steps if old.step in going}, by_age=True)
     with collect_errors(errors):

@@ -109,10 +109,10 @@ def list_records(shown: str, path: Path, records: Records, verdicts: Sequence[Ve
         verdicts: what becomes of them.
     """
     of = {verdict.step: verdict for verdict in verdicts}
+    of |= {one.step: Verdict(step=one.step, kept=True, reasons=(_PASSED,)) for one in records.passed}
+    known = sorted((*records.steps, *records.passed), key=operator.attrgetter("step"))
     same = "step", "saved", "nbytes", "seconds", "metrics", "temporary"
-    there = [
-        members_of(one, *same) | members_of(of[one.step], "kept", "reasons") for one in records.steps if one.step in of
-    ]
+    there = [members_of(one, *same) | members_of(of[one.step], "kept", "reasons") for one in known if one.step in of]
     steps = [RunStep(path=os.fspath(step_path(path, one["step"])), **one) for one in there]
     unread = [f"step {step} cannot be read, and is not removed: {error}" for step, error in records.unreadable.items()]
     return RunListing(path=shown, steps=steps, keep=records.keep, save_every=records.save_every, notes=unread)
@@ -136,6 +136,7 @@ _RULES: Final[Mapping[str, Callable[..., Policy]]] = {
     rule.__name__: rule for rule in (KeepBest, KeepEvery, KeepLast, KeepLatest, KeepNear, KeepSteps)
 }
 _LONGEST: Final = 10_000
+_PASSED: Final = "it was passed over at a resume, and counts for no rule"
 _HINT: Final = (
     "rules are KeepLast(3), KeepLatest(duration=3600), KeepEvery(steps=1000), KeepEvery(interval=3600), "
     "KeepBest('loss'), KeepNear([100, 5000]), KeepSteps(100)"

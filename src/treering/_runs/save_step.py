@@ -20,6 +20,7 @@ from treering._background.saves import finish_saves, in_flight, raise_unreported
 from treering._checkpoint.save import begin_save, counted
 from treering._checkpoint.save_options import SaveOptions
 from treering._format.document import INDEX_NAME
+from treering._runs.fallback import require_whole
 from treering._runs.folder import RunFolder
 from treering._runs.gc import raise_first, remove_judged, tidy_steps
 from treering._runs.iterators import replace_stateful_items, state_keys
@@ -29,7 +30,7 @@ from treering._runs.run_state import RunState
 from treering._runs.step_notes import require_step_number, step_metadata
 from treering._runs.steps import latest_known, names_in, noted_steps, require_run, step_path, steps_from
 from treering._store.waiting import warn_denied
-from treering._values.checkpoint_names import LEFT_DOCUMENT, step_name, step_of_name
+from treering._values.checkpoint_names import LEFT_DOCUMENT, RESUMED_DOCUMENT, step_name, step_of_name
 from treering._values.human import steps_text
 from treering._values.processes import Processes
 from treering.errors import BusyError, ExistsError, NotFoundError, StoreError, TreeringError
@@ -48,6 +49,8 @@ class Order:
     """That of the list of those, on the process that writes it down; None where nothing is left behind."""
     there: frozenset[int] | None = None
     """The steps that had a folder, or were in flight; None if unknown."""
+    noted: bool = False
+    """Whether the run has noted steps that were passed over."""
 
     def text(self, step: int) -> str:
         """Return what becomes of them, to follow the reason of a save."""
@@ -79,8 +82,7 @@ def save_step(
         run.require_open()
         run.warn()
         step = require_step_number(step)
-        latest = functools.partial(run.latest, find_latest=latest_known)
-        decision = run.schedule.decide(step, processes, latest=latest, force=force)
+        decision = run.schedule.decide(step, processes, latest=functools.partial(_counted_from, run), force=force)
         if not decision.save:
             raise_unreported(run.path)
             return StepSave(step=step, reason=decision.reason)
@@ -104,7 +106,8 @@ def save_step(
         begun, path = time.monotonic(), step_path(run.path, step)
         run.has_saved = True
         with withdraw_on_failure(run.path, order.mark):
-            options = SaveOptions.of(path, metadata=note, overwrite=rollback, progress=progress, timeout=run.timeout)
+            replaces = rollback or step in run.passed
+            options = SaveOptions.of(path, metadata=note, overwrite=replaces, progress=progress, timeout=run.timeout)
             if processes.count > 1:  # process 0 alone writes them
                 options = dataclasses.replace(options, states=state_keys(tree))
             around = _collect_afterwards(run, step, order, begun=begun) if processes.is_coordinator else None
@@ -116,6 +119,11 @@ def save_step(
         run.signals.pass_signal_on(decision.signum)
     reason = decision.reason + order.text(step)
     return StepSave(step=step, reason=reason, temporary=decision.temporary, pending=pending)
+
+
+def _counted_from(run: RunState) -> int | None:
+    """Return the step from which the rules count: the latest, or the one that was resumed from in its place."""
+    return run.latest(find_latest=latest_known) if run.resumed is None else run.resumed
 
 
 @contextlib.contextmanager
@@ -156,12 +164,17 @@ def order_of(run: RunState, step: int, *, rollback: bool, is_coordinator: bool) 
             run.known_place = True
     # By names alone: a look into thousands of steps would hold up the loop.
     folders = frozenset([found for found in map(step_of_name, names | flying) if found is not None])
+    noted = RESUMED_DOCUMENT in names or bool(run.passed)
+    if run.passed and not rollback:
+        passed = _still_passed(run, step) - set(map(step_of_name, flying))
+        if step > max(folders - passed, default=-1):
+            return Order(replaced=step in passed & folders, there=folders, noted=noted)
     if step <= max(folders, default=-1):  # of some of them nothing but a tombstone may be left
         with contextlib.suppress(NotFoundError, StoreError), RunFolder(run.path) as folder:
             removed, untidy = folder.survey()
             folders -= removed - untidy
     if step > max(folders, default=-1):
-        return Order(there=folders)
+        return Order(there=folders, noted=noted)
     # Only what is in flight knows which steps there will be: it may remove some, or fail.
     finish_saves(run.path)
     if is_coordinator and LEFT_DOCUMENT in names:
@@ -176,7 +189,16 @@ def order_of(run: RunState, step: int, *, rollback: bool, is_coordinator: bool) 
         here = f"rollback=True continues here, and removes the steps after {step}"
         hint = f"run.branch(step, path) continues from an older step in a new run; {here}"
         raise ExistsError(f"step {step} of the run {run.shown!r} is older than its latest step, {later[-1]}", hint=hint)
-    return Order(replaced=step in there, left=later, mark=secrets.token_hex(8) if is_coordinator and later else None)
+    mark = secrets.token_hex(8) if is_coordinator and later else None
+    return Order(replaced=step in there, left=later, mark=mark, noted=noted)
+
+
+def _still_passed(run: RunState, step: int) -> frozenset[int]:
+    """Return this step and later ones that this process passed over when it resumed, and nobody has saved anew."""
+    marks = {each: mark for each, mark in run.passed.items() if each >= step}
+    with contextlib.suppress(NotFoundError), RunFolder(run.path) as folder:
+        return folder.unchanged(marks) if marks else frozenset()
+    return frozenset()
 
 
 # --------------------------------------------------------------------------------------------------- once it is durable
@@ -199,7 +221,9 @@ def _collect_afterwards(run: RunState, step: int, order: Order, *, begun: float)
         if order.replaced or order.left:
             run.known.forget()
         more = len(in_flight(run.path)) > 1
-        collect_after(run, step, there=order.there, left=order.left, seconds=seconds, more_follow=more)
+        collect_after(
+            run, step, there=order.there, left=order.left, seconds=seconds, more_follow=more, noted=order.noted
+        )
         run.unmeasured = unknown_metrics(run.keep, run.known.records.values())
     except Exception as error:
         shown = os.fspath(step_path(run.path, step))
@@ -214,6 +238,7 @@ def collect_after(
     left: Collection[int] = (),
     seconds: float | None,
     more_follow: bool = False,
+    noted: bool = False,
 ) -> None:
     """Do what follows the commit of a step: remove the steps that the policy does not keep, and note the others.
 
@@ -228,6 +253,7 @@ def collect_after(
         left: the steps that this save has left behind.
         seconds: how long the save took.
         more_follow: whether another save of the run is waiting, which will note this step too.
+        noted: whether the run has noted steps that were passed over.
 
     Raises:
         StoreError: the system refused. The other steps are done all the same; what is left is for the next call.
@@ -244,7 +270,13 @@ def collect_after(
         known.refresh(run, step, there, seconds=seconds, left={*left, *run.superseded_steps()} if errors else left)
         going: dict[int, str] = {}
         with collect_errors(errors):  # a rule of the user's own may fail
+            known.passed = run.unchanged(run.read_resumes().passed) if noted else frozenset()
             going = known.removable(run, state.keep)
+        if state.held not in (None, step):
+            with collect_errors(errors):
+                require_whole(state.path, step)
+                state.held = None
+        going.pop(-1 if state.held is None else state.held, None)
         if back is not None:
             going.pop(back.step, None)  # with it would go what hides the steps that it has left behind
         if going and known.denied is not None:

@@ -259,6 +259,9 @@ RUN_DOCUMENT = "run.json"
 LEFT_DOCUMENT = ".run.json.left"
 """The list of the steps that a save supersedes which goes back to an earlier one."""
 
+RESUMED_DOCUMENT = ".run.json.resumed"
+"""Which steps were passed over when the run was resumed, and how often it was resumed from one."""
+
 HIGHEST_STEP = 2**63 - 1
 """Steps are counted from 0 to here."""
 
