@@ -18,7 +18,7 @@ _VERBS = (
     "save", "load", "open", "save_async", "each", "export", "convert", "abstract", "inspect", "verify", "diff",
     "bucket",
 )  # fmt: skip
-_CLASSES = ("Run", "KeepLast", "KeepEvery", "KeepBest", "SaveEvery", "KeyMap", "KeyRule")
+_CLASSES = ("Run", "Fallback", "KeepLast", "KeepEvery", "KeepBest", "SaveEvery", "KeyMap", "KeyRule")
 _MODULES = (
     "checkpoint", "run", "rules", "serialization", "leaves", "sharding", "tree", "formats", "testing", "errors",
 )  # fmt: skip

@@ -15,7 +15,7 @@ from tests import faults
 from treering._arrays import incoming, jobs
 from treering._arrays.incoming import ReadRequest, StoredArrays
 from treering._checkpoint.forms import open_source
-from treering._runs import load_step
+from treering._runs import load_step, save_step
 from treering._values.boxes import box_of_slices, slices
 
 Index = tuple[slice, ...]
@@ -34,6 +34,16 @@ def act_before_plans(patch: pytest.MonkeyPatch, act: Callable[[Sequence[ReadRequ
 def act_before_steps(patch: pytest.MonkeyPatch, act: Callable[[], object]) -> None:
     """Do something before each time that a run opens one of its steps, to load it."""
     faults.before(patch, load_step, "read_source", lambda *_, **__: act())
+
+
+def fail_steps(patch: pytest.MonkeyPatch, error: BaseException, *, name: str) -> None:
+    """Let each load of a step whose folder has this name raise an error."""
+    faults.fail(patch, load_step, "read_source", error, when=lambda step, **_: step.name == name)
+
+
+def act_before_looks(patch: pytest.MonkeyPatch, act: Callable[[Path, int], object]) -> None:
+    """Do something with a run and a step before it is looked at whether that step, which was committed, is whole."""
+    faults.before(patch, save_step, "require_whole", act)
 
 
 def memory_held(patch: pytest.MonkeyPatch) -> list[int]:

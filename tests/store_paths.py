@@ -146,6 +146,10 @@ class _Looking(PurePosixPath):
         store_at(self.parent).remove(self.name)
 
 
+class MemoryTestPath(_Looking, BucketPath):
+    """A path in memory, which tests may look at, and change, as one on disk."""
+
+
 _FOLDERS: set[str] = set()
 """Folders that tests have made in buckets, which have none."""
 

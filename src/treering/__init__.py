@@ -30,13 +30,13 @@ if TYPE_CHECKING:
     from treering._store.buckets import bucket
     from treering.checkpoint import abstract, convert, each, export, load, open, save, save_async  # noqa: A004 - treering.open
     from treering.rules import KeepBest, KeepEvery, KeepLast, SaveEvery
-    from treering.run import Run
+    from treering.run import Fallback, Run
 
 __version__ = "0.2.0"
 __all__ = [
-    "KeepBest", "KeepEvery", "KeepLast", "KeyMap", "KeyRule", "Run", "SaveEvery", "__version__", "abstract", "bucket",
-    "checkpoint", "convert", "diff", "each", "errors", "export", "inspect", "leaves", "load", "open", "run", "save",
-    "save_async", "serialization", "sharding", "tree", "verify",
+    "Fallback", "KeepBest", "KeepEvery", "KeepLast", "KeyMap", "KeyRule", "Run", "SaveEvery", "__version__", "abstract",
+    "bucket", "checkpoint", "convert", "diff", "each", "errors", "export", "inspect", "leaves", "load", "open", "run",
+    "save", "save_async", "serialization", "sharding", "tree", "verify",
 ]  # fmt: skip
 
 _NAMES = {
@@ -48,7 +48,7 @@ _NAMES = {
     "_store.buckets": ("bucket",),
     "checkpoint": ("abstract", "convert", "each", "export", "load", "open", "save", "save_async"),
     "rules": ("KeepBest", "KeepEvery", "KeepLast", "SaveEvery"),
-    "run": ("Run",),
+    "run": ("Fallback", "Run"),
 }
 _HOMES = {name: f"treering.{home}" for home, names in _NAMES.items() for name in names}
 _MODULES = (

@@ -49,8 +49,8 @@ __all__ = [
     "MismatchError", "MissingExtraError", "NoMemoryError", "NoSuchLeafError", "NotDirectoryError", "NotFencedWarning",
     "NotFoundError", "NotRemovedWarning", "NotShardedWarning", "NotSharedError", "PermissionDeniedError",
     "ProcessFailedError", "RulesUnmatchedWarning", "SaveFailedWarning", "SavesFailedError", "StaticFieldsDifferWarning",
-    "StepsNotSavedWarning", "StoreError", "TimedOutError", "TooDeepError", "TreeringError", "UnknownMetricWarning",
-    "UnsupportedError",
+    "StepPassedOverWarning", "StepsNotSavedWarning", "StoreError", "TimedOutError", "TooDeepError", "TreeringError",
+    "UnknownMetricWarning", "UnsupportedError",
 ]  # fmt: skip
 
 _LONGEST_PATH = 400
@@ -293,6 +293,13 @@ class SaveFailedWarning(UserWarning):
 
 class StepsNotSavedWarning(UserWarning):
     """A run ended, and steps that a training loop offered since the last save are not in it."""
+
+
+class StepPassedOverWarning(UserWarning):
+    """A run was resumed from another step than its newest, because that is damaged, crashes, or was left behind.
+
+    It says of each step why; of damage the leaf and the file.
+    """
 
 
 class NotShardedWarning(UserWarning):

@@ -5,6 +5,8 @@ from treering.rules import (
     KeepBest,
     KeepEvery,
     KeepLast,
+    KeepLatest,
+    KeepNear,
     KeepSteps,
     Policy,
     StepFacts,
@@ -14,6 +16,6 @@ from treering.rules import (
 )  # fmt: skip
 
 __all__ = [
-    "AnyRule", "KeepBest", "KeepEvery", "KeepLast", "KeepSteps", "Policy", "StepFacts", "Verdict", "best_steps",
-    "retained",
+    "AnyRule", "KeepBest", "KeepEvery", "KeepLast", "KeepLatest", "KeepNear", "KeepSteps", "Policy", "StepFacts",
+    "Verdict", "best_steps", "retained",
 ]  # fmt: skip

@@ -1,6 +1,6 @@
 """The rules of a run: which of its steps stay, and when it saves one. They are values and use no clocks and no files.
 
-``KeepLast``, ``KeepEvery``, ``KeepBest``, ``KeepSteps`` and ``SaveEvery`` are also names of ``treering`` itself.
+``KeepLast``, ``KeepEvery``, ``KeepBest`` and ``SaveEvery`` are also names of ``treering`` itself.
 ``a | b`` keeps a step if ``a`` or ``b`` keeps it, and saves one if ``a`` or ``b`` does. The ``repr`` of a rule is its
 text in ``run.json`` and on the command line: Python's syntax.
 """
@@ -14,17 +14,18 @@ import datetime
 import functools
 import math
 import operator
-from collections.abc import Callable, Collection, Sequence
-from typing import Any, Generic, Literal, ParamSpec, TypeVar
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from typing import Any, Generic, Literal, ParamSpec, TypeVar, cast
 
 from treering._format.run_document import StepFacts
+from treering._printable import kind_of
 from treering._values.checkpoint_names import HIGHEST_STEP
 from treering._values.human import duration_text, interval_of, interval_text, near, require_count
 from treering.errors import UnsupportedError
 
 __all__ = [
-    "AnyRule", "AnyTime", "Cadence", "Decision", "KeepBest", "KeepEvery", "KeepLast", "KeepSteps", "LastSave", "Policy",
-    "Rule", "SaveEvery", "StepFacts", "Verdict", "best_steps", "retained",
+    "AnyRule", "AnyTime", "Cadence", "Decision", "KeepBest", "KeepEvery", "KeepLast", "KeepLatest", "KeepNear",
+    "KeepSteps", "LastSave", "Policy", "Rule", "SaveEvery", "StepFacts", "Verdict", "best_steps", "retained",
 ]  # fmt: skip
 
 P = ParamSpec("P")
@@ -44,9 +45,12 @@ class Rule(abc.ABC, Generic[T]):
         kind: Any = Policy if isinstance(self, Policy) else Cadence
         if not isinstance(other, kind):
             return NotImplemented
-        rules = tuple(dict.fromkeys((*single_rules(self), *single_rules(other))))
+        rules: list[T] = []
+        for rule in (*single_rules(self), *single_rules(other)):
+            if rule not in rules:  # a rule of a user's own may have no hash
+                rules.append(rule)
         joined: Any = AnyRule if kind is Policy else AnyTime
-        return self if len(rules) == 1 else joined(rules)  # type: ignore[return-value]
+        return self if len(rules) == 1 else joined(tuple(rules))  # type: ignore[return-value]
 
 
 @dataclasses.dataclass(frozen=True, slots=True, repr=False)
@@ -127,7 +131,27 @@ class Verdict:
 
 
 class Policy(Rule["Policy"]):
-    """A rule that decides which steps stay."""
+    """A rule that decides which steps stay. A subclass with a method ``kept`` is a rule of your own.
+
+    The newest step stays whatever ``kept`` returns, and a rule that raises, or returns anything else than steps with
+    texts, removes nothing. Its answer may depend on nothing but the facts, and must not change when steps that it did
+    not keep are gone, for it is asked again after each save. ``run.json`` has its ``repr`` for people, which therefore
+    should be one short line; ``treering gc`` cannot read that, and refuses to remove anything by it.
+
+    Example:
+        >>> import dataclasses
+        >>> @dataclasses.dataclass(frozen=True)
+        ... class KeepBelow(Policy):
+        ...     metric: str
+        ...     value: float
+        ...     def kept(self, facts):
+        ...         good = [fact.step for fact in facts if fact.metrics.get(self.metric, self.value) < self.value]
+        ...         return {step: (repr(self),) for step in good}
+        >>> losses = {1: 0.5, 2: 0.25, 3: 0.75}
+        >>> facts = [StepFacts(step=step, saved=0.0, metrics={"loss": loss}) for step, loss in losses.items()]
+        >>> [(verdict.step, verdict.kept) for verdict in retained(KeepLast(1) | KeepBelow("loss", 0.3), facts)]
+        [(1, False), (2, True), (3, True)]
+    """
 
     __slots__ = ()
 
@@ -155,7 +179,7 @@ class AnyRule(_AnyOf[Policy], Policy):
 
     def kept(self, facts: Sequence[StepFacts]) -> dict[int, tuple[str, ...]]:
         """Return the steps that any rule keeps; see `Policy.kept`."""
-        said = [rule.kept(facts) for rule in self.rules]
+        said = [_ask(rule, facts) for rule in self.rules]
         steps = sorted(set().union(*said))
         return {step: tuple(text for one in said for text in one.get(step, ())) for step in steps}
 
@@ -280,6 +304,82 @@ class KeepSteps(Policy):
         return f"KeepSteps({', '.join(map(str, self.steps))})"
 
 
+@dataclasses.dataclass(frozen=True, slots=True, repr=False, init=False)
+class KeepLatest(Policy):
+    """Keep the steps that were saved within a time before the newest one.
+
+    The time of the newest step counts, not that of now: a training that stands still, or is resumed a week later, loses
+    no step by that. Where a clock was set back, steps that seem to be newer than the newest one stay.
+
+    Args:
+        duration: a ``timedelta`` or seconds.
+
+    Example:
+        >>> KeepLatest(duration=5400)
+        KeepLatest(duration=timedelta(minutes=90))
+        >>> facts = [StepFacts(step=step, saved=3600.0 * step) for step in (1, 2, 3, 4)]
+        >>> list(KeepLatest(duration=5400).kept(facts))
+        [3, 4]
+    """
+
+    duration: datetime.timedelta
+    """How long before the newest step the others were saved at most."""
+
+    def __init__(self, *, duration: datetime.timedelta | float) -> None:
+        object.__setattr__(self, "duration", interval_of(duration, "duration"))
+
+    def kept(self, facts: Sequence[StepFacts]) -> dict[int, tuple[str, ...]]:
+        """Return the newest step and those that were saved shortly before it; see `Policy.kept`."""
+        ordered = sorted(facts, key=_number)
+        since = ordered[-1].saved - self.duration.total_seconds() if ordered else 0.0
+        return _by_rule(self, [fact.step for fact in ordered if fact.saved >= since])
+
+    def __repr__(self) -> str:
+        return f"KeepLatest(duration={interval_text(self.duration)})"
+
+
+@dataclasses.dataclass(frozen=True, slots=True, repr=False, init=False)
+class KeepNear(Policy):
+    """Keep for each number the step that is nearest to it, and both where two are equally near.
+
+    A number that the training has not reached yet keeps the newest step, until there is one that is nearer.
+
+    Args:
+        steps: the numbers.
+
+    Example:
+        >>> KeepNear([5000, 100])
+        KeepNear([100, 5000])
+        >>> facts = [StepFacts(step=step, saved=0.0) for step in (60, 90, 110, 4000)]
+        >>> list(KeepNear([100, 3000, 9000]).kept(facts))
+        [90, 110, 4000]
+    """
+
+    steps: tuple[int, ...]
+    """The numbers, ascending, each once."""
+
+    def __init__(self, steps: Iterable[int]) -> None:
+        given: object = steps
+        numbers = KeepSteps(*given).steps if isinstance(given, Iterable) and not isinstance(given, str) else ()
+        if not numbers:
+            raise UnsupportedError(f"steps is {given!r:.100}", hint="name steps, as in KeepNear([100, 5000])")
+        object.__setattr__(self, "steps", numbers)
+
+    def kept(self, facts: Sequence[StepFacts]) -> dict[int, tuple[str, ...]]:
+        """Return the nearest steps; see `Policy.kept`."""
+        there = sorted(fact.step for fact in facts)
+        chosen: set[int] = set()
+        for wanted in self.steps if there else ():
+            place = bisect.bisect_left(there, wanted)
+            around = there[max(place - 1, 0) : place + 1]
+            least = min(abs(step - wanted) for step in around)
+            chosen.update(step for step in around if abs(step - wanted) == least)
+        return _by_rule(self, sorted(chosen))
+
+    def __repr__(self) -> str:
+        return f"KeepNear([{', '.join(map(str, self.steps))}])"
+
+
 def best_steps(facts: Sequence[StepFacts], metric: str, mode: Literal["min", "max"] = "min") -> list[int]:
     """Return the steps that have a metric, the best first; of two equal ones the later comes first.
 
@@ -348,7 +448,33 @@ def removable(policy: Policy | None, facts: Sequence[StepFacts]) -> list[int]:
 
 def _kept(policy: Policy | None, facts: Sequence[StepFacts]) -> dict[int, tuple[str, ...]]:
     lasting = [fact for fact in facts if not fact.temporary]
-    return {fact.step: (_ALL,) for fact in lasting} if policy is None else policy.kept(lasting)
+    return {fact.step: (_ALL,) for fact in lasting} if policy is None else _ask(policy, lasting)
+
+
+def _ask(rule: Policy, facts: Sequence[StepFacts]) -> dict[int, tuple[str, ...]]:
+    """Return what a rule keeps; one of a user's own may fail, and what it returns is checked.
+
+    Raises:
+        UnsupportedError: it raised, or did not return steps with texts.
+    """
+    if type(rule).__module__ == __name__:
+        return rule.kept(facts)
+    name = type(rule).__name__
+    try:
+        said: object = rule.kept(facts)
+    except Exception as error:
+        hint = "no step was removed; correct the rule"
+        raise UnsupportedError(f"the rule {name} raised {type(error).__name__}: {error}", hint=hint) from error
+    told = cast("Mapping[object, object]", said) if isinstance(said, Mapping) else None
+    if told is None or not all(isinstance(step, int) and _are_texts(texts) for step, texts in told.items()):
+        hint = "no step was removed; kept() returns a dict: step -> texts, as in {100: ('why it stays',)}"
+        shown = kind_of(said) if told is None else f"{said!r:.100}"
+        raise UnsupportedError(f"the rule {name} returned {shown}, not steps with texts", hint=hint)
+    return {step: tuple(texts) for step, texts in cast("Mapping[int, Sequence[str]]", told).items()}
+
+
+def _are_texts(said: object) -> bool:
+    return isinstance(said, tuple | list) and bool(said) and all(isinstance(text, str) for text in said)
 
 
 def find_deciders(policy: Policy | None, facts: Sequence[StepFacts], going: Sequence[int]) -> tuple[set[int], set[int]]:
@@ -372,8 +498,10 @@ def find_deciders(policy: Policy | None, facts: Sequence[StepFacts], going: Sequ
     by_presence, by_value = {max([fact.step for fact in facts])}, set[int]()
     lasting = [fact for fact in facts if not fact.temporary]
     for rule in () if policy is None else single_rules(policy):
-        if isinstance(rule, KeepLast):
+        if isinstance(rule, KeepLast | KeepNear):
             by_presence.update(rule.kept(lasting))
+        elif isinstance(rule, KeepLatest):
+            by_value.update([max(fact.step for fact in lasting)] if lasting else [])
         elif isinstance(rule, KeepBest):
             best = best_steps(lasting, rule.metric, rule.mode)[: rule.n]
             # Where all are nan, one that has the metric decides that it is measured.

@@ -9,11 +9,11 @@ import html
 import operator
 import os
 import signal
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self, SupportsIndex, TypeAlias, TypeVar, Unpack, overload
 
-from treering._runs.results import Preemption, Resumed, RunStatus, Stateful, StepSave
+from treering._runs.results import Fallback, Preemption, Resumed, RunStatus, Stateful, StepSave
 from treering.checkpoint import LOAD_DEFAULTS, LoadKeywords, moved_options
 
 if TYPE_CHECKING:
@@ -24,7 +24,9 @@ if TYPE_CHECKING:
     from treering._tree.placement import Shardings
     from treering.rules import Cadence, Policy, Verdict
 
-__all__ = ["Lease", "Preemption", "Resumed", "Run", "RunStatus", "Stateful", "StepSave", "Watch"]
+__all__ = [
+    "Fallback", "Lease", "Preemption", "Resumed", "Run", "RunStatus", "Stateful", "StepSave", "Watch",
+]  # fmt: skip
 
 T = TypeVar("T")
 Progress: TypeAlias = Callable[[int, int], object]
@@ -45,6 +47,8 @@ class Run:
         on_save_error: "warn" warns of a failed save (``treering.errors.SaveFailedWarning``) where "raise" raises its
             error. Calls that are wrong raise all the same.
         max_failures: after how many failures in a row a run that warns raises ``SavesFailedError``; None: never.
+        search: other folders with steps of this run, such as a local disk beside a bucket. ``latest``, ``load`` and
+            ``load_or_init`` take the newest step of all; saves go to ``path`` alone, and nothing else changes there.
 
     Attributes:
         path: the folder.
@@ -75,12 +79,13 @@ class Run:
         timeout: float | None = None,
         on_save_error: Literal["raise", "warn"] = "raise",
         max_failures: int | None = None,
+        search: Sequence[str | os.PathLike[str]] = (),
     ) -> None:
         from treering._runs.run_state import RunState
 
         self._state: RunState = RunState(
             path, keep=keep, save_every=save_every, timeout=timeout, on_save_error=on_save_error,
-            max_failures=max_failures,
+            max_failures=max_failures, search=search,
         )  # fmt: skip
 
     @property
@@ -214,13 +219,22 @@ class Run:
     # ------------------------------------------------------------------------------------------------------ loading
 
     @overload
-    def load(self, step: SupportsIndex | None = ..., like: None = ..., **options: Unpack[LoadKeywords]) -> Any: ...
+    def load(
+        self, step: SupportsIndex | None = ..., like: None = ..., *, fallback: bool | Fallback = ...,
+        **options: Unpack[LoadKeywords],
+    ) -> Any: ...  # fmt: skip
 
     @overload
-    def load(self, step: SupportsIndex | None = ..., like: T = ..., **options: Unpack[LoadKeywords]) -> T: ...
+    def load(
+        self, step: SupportsIndex | None = ..., like: T = ..., *, fallback: bool | Fallback = ...,
+        **options: Unpack[LoadKeywords],
+    ) -> T: ...  # fmt: skip
 
     @moved_options(LoadKeywords, LOAD_DEFAULTS, rename="pass the dict as key_map=")
-    def load(self, step: SupportsIndex | None = None, like: Any = None, **options: Unpack[LoadKeywords]) -> Any:
+    def load(
+        self, step: SupportsIndex | None = None, like: Any = None, *, fallback: bool | Fallback = False,
+        **options: Unpack[LoadKeywords],
+    ) -> Any:  # fmt: skip
         """Load a step, or a part of it, and check every byte.
 
         An object in ``like`` that has ``get_state()`` and ``set_state(state)``, as ``like`` itself or as a value of
@@ -229,10 +243,13 @@ class Run:
         Args:
             step: its number; None: the latest. In a job of many processes all call this, and process 0 decides which.
             like: the structure, shapes and dtypes wanted, as for ``treering.load``.
+            fallback: go back to an earlier step, with a warning (``treering.errors.StepPassedOverWarning``), where the
+                latest is damaged; with a `Fallback` also where it was tried too often.
             options: those of ``treering.load``. Default of ``timeout``: the run's.
 
         Raises:
             NotFoundError: there is no such step; the error lists the steps that exist.
+            CorruptError: the step is damaged; with ``fallback`` all steps are, and the error says of each why.
             TreeringError: as ``treering.load``; or an earlier save of this run failed.
 
         Example:
@@ -246,7 +263,7 @@ class Run:
         from treering._checkpoint.load import LoadOptions
         from treering._runs.load_step import load_step
 
-        return load_step(self._state, step, like, LoadOptions.of(options))
+        return load_step(self._state, step, like, LoadOptions.of(options), fallback)
 
     def load_or_init(
         self,
@@ -256,6 +273,7 @@ class Run:
         mesh: jax.sharding.Mesh | None = None,
         extra: Literal["error", "ignore"] = "error",
         progress: Progress | bool | None = None,
+        fallback: bool | Fallback = False,
     ) -> Resumed[T]:
         """Load the latest step, and initialise the leaves that it lacks; without a step, initialise everything.
 
@@ -269,6 +287,7 @@ class Run:
             mesh: the mesh of partition specs.
             extra: as for ``load``; leaves that ``init_fn`` does not return are also missing in the next save.
             progress: as for ``load``.
+            fallback: as for ``load``. Where there are steps, nothing is ever begun anew.
 
         Returns:
             The step, or None if nothing was saved, and the tree; ``initialised`` names the leaves that were not
@@ -294,7 +313,30 @@ class Run:
         from treering._runs.load_step import load_or_init
 
         options = LoadOptions.of({"shardings": shardings, "mesh": mesh, "extra": extra, "progress": progress})
-        return load_or_init(self._state, init_fn, options)
+        return load_or_init(self._state, init_fn, options, fallback)
+
+    def attempts(self, step: SupportsIndex) -> int:
+        """Return how often the run was resumed from a step without a newer one since; 0 where that is not counted.
+
+        ``load`` and ``load_or_init`` count with ``fallback=Fallback(...)`` alone. A step that was passed over does not
+        count as a newer one.
+
+        Raises:
+            NotFoundError: there is no such step; the error lists the steps that exist.
+
+        Example:
+            >>> import os, tempfile
+            >>> run = Run(os.path.join(tempfile.mkdtemp(), "run"))
+            >>> with run:
+            ...     saved = run.save(7, {"w": 1.5})
+            >>> loaded = [Run(run.path).load(fallback=Fallback(max_attempts=3)) for _ in range(2)]
+            >>> run.attempts(7)
+            2
+        """
+        from treering._runs.fallback import count_attempts
+        from treering._runs.step_notes import require_step_number
+
+        return count_attempts(self._state, require_step_number(step))
 
     # ------------------------------------------------------------------------------------------------ what is there
 
@@ -305,10 +347,14 @@ class Run:
         return steps_of(self.path)
 
     def latest(self) -> int | None:
-        """Return the last step; None if there is none."""
+        """Return the last step; None if there is none. With ``search``, it may be one of another folder."""
         from treering._runs.steps import latest_of
 
-        return latest_of(self.path)
+        if not self._state.roots[1:]:
+            return latest_of(self.path)
+        from treering._runs.fallback import newest_step
+
+        return newest_step(self._state)
 
     def best(self, metric: str, mode: Literal["min", "max"] = "min") -> int | None:
         """Return the step whose metric is best, the later of two equal ones; None if the run has no step yet.

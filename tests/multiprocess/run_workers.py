@@ -15,7 +15,7 @@ import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
 import treering as tr
-from treering.errors import LeavesInitialisedWarning, MismatchError
+from treering.errors import CorruptError, LeavesInitialisedWarning, MismatchError, StepPassedOverWarning
 
 __all__ = ["all_of_it", "ends_for_good"]
 
@@ -123,3 +123,53 @@ def saves_iterators(folder: str) -> tuple[str, list[int], int]:
         run.save(2, {"data": {"train": Count(5)}, "mine": jax.process_index()}).result()
         back: Any = run.load(like={"data": {"train": Count(0)}, "mine": 0})
     return told, run.steps(), back["data"]["train"].count
+
+
+def _resumed(path: str, *, joint: bool, fallback: Any) -> list[Any]:
+    """Resume a run; return the step, the least and the greatest number of this process's part, and what was told."""
+    mesh = jax.make_mesh((jax.device_count(),), ("x",))
+    placed: dict[str, Any] = {"shardings": [("w", ROWS), ("count", PartitionSpec())], "mesh": mesh} if joint else {}
+    run = tr.Run(path, timeout=60)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", StepPassedOverWarning)
+        if joint:
+            step, tree = run.load_or_init(_fresh, **placed, fallback=fallback)
+        else:
+            tree = run.load(fallback=fallback)
+            step = int(tree["count"])
+    shards = [np.asarray(shard.data) for shard in tree["w"].addressable_shards]
+    told = [str(one.message) for one in caught if one.category is StepPassedOverWarning]
+    return [step, float(min(map(np.min, shards))), float(max(map(np.max, shards))), told]
+
+
+def goes_back(folder: str, joint: bool) -> list[Any]:
+    """Resume a run of which each process sees its own copy, and only one sees the damage."""
+    path = f"{folder}/{jax.process_index()}/run"
+    ways = True, tr.Fallback(max_attempts=1), tr.Fallback(max_attempts=1)
+    return [_resumed(path, joint=joint, fallback=fallback) for fallback in ways]
+
+
+def goes_on_after_damage(path: str) -> list[Any]:
+    """Resume past damage that all see, and save on: below the damaged step, in its place, and after it."""
+    mesh = jax.make_mesh((jax.device_count(),), ("x",))
+    run = tr.Run(path, keep=tr.KeepLast(1), timeout=60)
+    with warnings.catch_warnings(action="ignore", category=StepPassedOverWarning):
+        step, state = run.load_or_init(
+            _fresh, shardings=[("w", ROWS), ("count", PartitionSpec())], mesh=mesh, fallback=True
+        )
+    seen: list[Any] = [step]
+    with run:
+        for number in (25, 30, 31):
+            run.save(number, state)
+            run.wait()
+            seen.append(run.steps())
+    return seen
+
+
+def finds_nothing_whole(folder: str) -> str:
+    """Resume a run all of whose steps one process sees damaged."""
+    try:
+        tr.Run(f"{folder}/{jax.process_index()}/run", timeout=60).load_or_init(_fresh, fallback=True)
+    except CorruptError as error:
+        return str(error)
+    return "began anew"

@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
+import shutil
 import signal
 from pathlib import Path
 
+import jax.numpy as jnp
 import pytest
 
 import treering as tr
 from tests.multiprocess.jobs import Crews, results, run_job
-from tests.multiprocess.run_workers import all_of_it, ends_for_good, saves_iterators
+from tests.multiprocess.run_workers import (
+    all_of_it,
+    ends_for_good,
+    finds_nothing_whole,
+    goes_back,
+    goes_on_after_damage,
+    saves_iterators,
+)
+from tests.on_disk import step_path
 
 
 def test_all_processes_save_the_same_steps_and_hear_the_same_word(tmp_path: Path) -> None:
@@ -45,3 +55,56 @@ def test_iterators_that_differ_are_refused_on_all_processes(tmp_path: Path, crew
     for told, steps, count in results(crews.run(saves_iterators, 2, devices=1, arguments=[str(tmp_path / "run")])):
         assert "leaf 'data/train/count' differs on process 1" in told
         assert (steps, count) == ([2], 5)
+
+
+def a_run(path: Path, *steps: int) -> Path:
+    with tr.Run(path) as run:
+        for step in steps:
+            run.save(step, {"w": jnp.full((8, 4), float(step)), "count": jnp.int32(step)})
+    return path
+
+
+def hurt(path: Path, step: int) -> str:
+    """Damage the data of a step; return the name of the file."""
+    [file] = step_path(path, step).glob("data-*")
+    data = file.read_bytes()
+    file.write_bytes(data[:-3] + bytes([data[-3] ^ 4]) + data[-2:])
+    return file.name
+
+
+@pytest.mark.parametrize("joint", [False, True])
+@pytest.mark.parametrize("who", [0, 1])
+def test_damage_that_one_process_sees_lets_all_go_back_to_the_same_step(
+    tmp_path: Path, crews: Crews, joint: bool, who: int
+) -> None:
+    a_run(tmp_path / "0" / "run", 10, 20, 30)
+    shutil.copytree(tmp_path / "0", tmp_path / "1")
+    name = hurt(tmp_path / str(who) / "run", 30)
+    outcomes = results(crews.run(goes_back, 2, devices=1, arguments=[str(tmp_path), joint], timeout=120))
+    for found in outcomes:
+        for (step, least, greatest, [told]), wanted in zip(found, (20, 20, 10), strict=True):
+            assert (step, least, greatest) == (wanted, wanted, wanted)
+            assert "step 30: " in told
+            assert name in told
+            assert ("step 20: it was resumed 1 time" in told) == (wanted == 10)
+    noted = [(tmp_path / each / "run" / ".run.json.resumed").exists() for each in "01"]
+    assert noted == [True, False]  # process 0 alone writes
+
+
+def test_where_one_process_sees_no_whole_step_all_raise(tmp_path: Path, crews: Crews) -> None:
+    a_run(tmp_path / "0" / "run", 10, 20)
+    shutil.copytree(tmp_path / "0", tmp_path / "1")
+    names = [hurt(tmp_path / str(process) / "run", step) for process, step in ((0, 10), (1, 20))]
+    for told in results(crews.run(finds_nothing_whole, 2, devices=1, arguments=[str(tmp_path)])):
+        assert "no step of the run" in told
+        assert "step 10: process 0: leaf 'w' is damaged" in told or names[0] in told
+        assert names[1] in told
+
+
+def test_all_processes_save_on_after_damage(tmp_path: Path, crews: Crews) -> None:
+    path = a_run(tmp_path / "run", 10, 20, 30)
+    hurt(path, 30)
+    outcomes = results(crews.run(goes_on_after_damage, 2, devices=1, arguments=[str(path)], timeout=120))
+    assert outcomes[0] == [20, [25, 30], [30], [31]]
+    assert outcomes[1][0] == 20
+    assert tr.verify(path).ok

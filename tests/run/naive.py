@@ -8,7 +8,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from treering.rules import AnyRule, KeepBest, KeepEvery, KeepLast, KeepSteps, Policy, StepFacts
+from treering.rules import AnyRule, KeepBest, KeepEvery, KeepLast, KeepLatest, KeepNear, KeepSteps, Policy, StepFacts
 
 __all__ = ["METRICS", "facts_lists", "kept_by", "metric_values", "policies", "stays"]
 
@@ -29,6 +29,8 @@ _rules: st.SearchStrategy[Policy] = st.one_of(
         st.sampled_from(["min", "max"]),
     ),
     st.builds(lambda steps: KeepSteps(*steps), st.lists(st.integers(0, 40), max_size=3)),
+    st.builds(lambda seconds: KeepLatest(duration=seconds), st.sampled_from([0.5, 10, 60.0, 3600])),
+    st.builds(KeepNear, st.lists(st.integers(0, 50), min_size=1, max_size=3)),
 )
 
 
@@ -61,6 +63,12 @@ def kept_by(rule: Policy, facts: Iterable[StepFacts]) -> set[int]:
             return {step for step in steps if sum(other > step for other in steps) < n}
         case KeepSteps(wanted):
             return {step for step in steps if step in wanted}
+        case KeepNear(wanted):
+            return {
+                step for step in steps for one in wanted if all(abs(step - one) <= abs(other - one) for other in steps)
+            }
+        case KeepLatest(duration):
+            return {step for step in steps if steps[max(steps)].saved - duration.total_seconds() <= steps[step].saved}
         case KeepBest(metric=metric, n=n, mode=mode):
             having = {step: fact.metrics[metric] for step, fact in steps.items() if metric in fact.metrics}
             if not having:

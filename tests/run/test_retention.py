@@ -14,9 +14,23 @@ from hypothesis import strategies as st
 from tests.run.naive import facts_lists, kept_by, policies, stays
 from treering import retention
 from treering.errors import UnsupportedError
-from treering.rules import KeepBest, KeepEvery, KeepLast, KeepSteps, Policy, SaveEvery, StepFacts, best_steps, retained
+from treering.rules import (
+    KeepBest,
+    KeepEvery,
+    KeepLast,
+    KeepLatest,
+    KeepNear,
+    KeepSteps,
+    Policy,
+    SaveEvery,
+    StepFacts,
+    best_steps,
+    find_deciders,
+    removable,
+    retained,
+)
 
-NAMES = {name: getattr(retention, name) for name in ("KeepBest", "KeepEvery", "KeepLast", "KeepSteps")}
+NAMES = {name: getattr(retention, name) for name in retention.__all__ if name.startswith("Keep")}
 
 
 def facts(*steps: int, **metrics: list[float]) -> list[StepFacts]:
@@ -145,6 +159,42 @@ def test_a_clock_that_was_set_back_ends_no_interval_for_good() -> None:
     assert list(KeepEvery(interval=10).kept(given)) == [0, 2, 4]
 
 
+def test_a_pause_or_a_clock_that_was_set_back_makes_no_step_old() -> None:
+    policy = KeepLatest(duration=150)
+    assert kept(policy, facts(1, 2, 3, 4)) == [2, 3, 4]
+    late = [*facts(1, 2, 3), StepFacts(step=4, saved=86_400.0)]
+    assert kept(policy, late) == [4]
+    assert kept(policy, [*late, StepFacts(step=5, saved=100.0)]) == [1, 2, 3, 4, 5]
+
+
+def test_a_temporary_step_says_not_how_old_the_others_are() -> None:
+    late = StepFacts(step=4, saved=86_400.0, temporary=True)
+    assert kept(KeepLatest(duration=150), [*facts(1, 2, 3), late]) == [1, 2, 3, 4]
+
+
+@given(
+    wanted=st.lists(st.integers(0, 60), min_size=1, max_size=4),
+    steps=st.sets(st.integers(0, 60), min_size=1, max_size=15),
+)
+def test_the_nearest_of_all_steps_is_kept_though_others_are_removed_as_they_come(
+    wanted: list[int], steps: set[int]
+) -> None:
+    there: list[int] = []
+    for step in sorted(steps):
+        there.append(step)
+        there = kept(KeepNear(wanted), facts(*there))
+    nearest = {step for one in wanted for step in steps if abs(step - one) == min(abs(each - one) for each in steps)}
+    assert set(there) == nearest | {max(steps)}
+
+
+@given(policies, facts_lists)
+def test_what_decides_alone_decides_the_same(policy: Policy, given: list[StepFacts]) -> None:
+    going = removable(policy, given)
+    by_presence, by_value = find_deciders(policy, given, going)
+    named = [fact for fact in given if fact.step in {*going, *by_presence, *by_value}]
+    assert set(going) <= set(removable(policy, named))
+
+
 def test_nothing_is_kept_of_nothing() -> None:
     assert retained(KeepLast(1), []) == retained(None, []) == []
     assert KeepSteps().kept(facts(1, 2)) == {}
@@ -152,12 +202,15 @@ def test_nothing_is_kept_of_nothing() -> None:
 
 def test_texts_are_what_one_would_write() -> None:
     policy = KeepLast(3) | KeepEvery(steps=1000) | KeepEvery(interval=7200) | KeepBest("loss") | KeepSteps(9, 1, 9)
+    policy = policy | KeepLatest(duration=90) | KeepNear([9, 1, 9])
     assert repr(policy).split(" | ") == [
         "KeepLast(3)",
         "KeepEvery(steps=1000)",
         "KeepEvery(interval=timedelta(hours=2))",
         "KeepBest('loss', mode='min')",
         "KeepSteps(1, 9)",
+        "KeepLatest(duration=timedelta(seconds=90))",
+        "KeepNear([1, 9])",
     ]
 
 
@@ -175,6 +228,11 @@ def test_texts_are_what_one_would_write() -> None:
         (lambda: KeepBest("loss", n=-1), "n is -1"),
         (lambda: KeepBest("loss", mode=wrong("least")), "mode is 'least'"),
         (lambda: KeepSteps(1, -2), "-2 is not a step"),
+        (lambda: KeepNear([]), "name steps"),
+        (lambda: KeepNear(wrong(3)), "steps is 3"),
+        (lambda: KeepNear(wrong("3")), "steps is '3'"),
+        (lambda: KeepNear([wrong(1.5)]), "1.5 is not a step"),
+        (lambda: KeepLatest(duration=0), "duration is 0"),
         (lambda: KeepSteps(wrong("3")), "'3' is not a step"),
         (lambda: KeepSteps(2**63), r"is not a step; steps are ints from 0 to 2\*\*63 - 1"),
         (lambda: best_steps([], "loss", wrong("most")), "mode is 'most'"),
@@ -209,6 +267,48 @@ def test_a_rule_of_ones_own_composes() -> None:
             return {fact.step: ("Even()",) for fact in facts if fact.step % 2 == 0}
 
     assert kept(Even() | KeepSteps(1), facts(1, 2, 3, 4, 5)) == [1, 2, 4, 5]
+
+
+class Answering(Policy):
+    """A rule that answers what it is told to, and cannot be hashed."""
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __init__(self, answer: Any) -> None:
+        self.answer = answer
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Answering) and self.answer == other.answer
+
+    def kept(self, facts: Any) -> Any:
+        if isinstance(self.answer, Exception):
+            raise self.answer
+        return self.answer
+
+
+@pytest.mark.parametrize(
+    ("answer", "told"),
+    [
+        (ZeroDivisionError("no loss"), "the rule Answering raised ZeroDivisionError: no loss; no step was removed"),
+        (None, "returned None, not steps with texts"),
+        ([1, 2], "returned a list, not steps"),
+        ({"1": ("why",)}, "not steps with texts"),
+        ({1: "why"}, "not steps with texts"),
+        ({1: ()}, "not steps with texts"),
+        ({1: (2,)}, "not steps with texts"),
+    ],
+)
+def test_a_rule_of_ones_own_that_fails_removes_nothing(answer: Any, told: str) -> None:
+    for policy in (Answering(answer), KeepLast(1) | Answering(answer)):
+        for ask in (retained, removable):
+            with pytest.raises(UnsupportedError, match=told):
+                ask(policy, facts(1, 2, 3))
+
+
+def test_a_rule_of_ones_own_may_be_without_hash_and_name_steps_that_are_not_there() -> None:
+    same = Answering({2: ["why"], 100: ["why"]})
+    assert isinstance(same | Answering(same.answer), Answering)
+    assert kept(same | KeepLast(1), facts(1, 2, 3)) == [2, 3]
 
 
 @pytest.mark.parametrize("rule", [KeepEvery, SaveEvery])

@@ -36,6 +36,7 @@ NAMED = {
 }
 
 CALLS: dict[str, Callable[[tr.Run], Any]] = {
+    "attempts": lambda run: run.attempts(1),
     "best": lambda run: run.best("loss"),
     "branch": lambda run: run.branch(1, run.path.parent / "branch"),
     "gc": lambda run: run.gc(),

@@ -12,9 +12,10 @@ from hypothesis import strategies as some
 
 from tests.command import inside
 from tests.on_disk import RUN_DOCUMENT, signed
-from treering.rules import KeepBest, KeepEvery, KeepLast, KeepSteps, Policy
+from treering.rules import KeepBest, KeepEvery, KeepLast, KeepLatest, KeepNear, KeepSteps, Policy
 
-NAMES = {rule.__name__: rule for rule in (KeepBest, KeepEvery, KeepLast, KeepSteps, datetime.timedelta)}
+RULE_CLASSES = KeepBest, KeepEvery, KeepLast, KeepLatest, KeepNear, KeepSteps, datetime.timedelta
+NAMES = {rule.__name__: rule for rule in RULE_CLASSES}
 COUNTS = some.integers(1, 10**6)
 RULES: some.SearchStrategy[Policy] = some.one_of(
     COUNTS.map(KeepLast),
@@ -24,6 +25,10 @@ RULES: some.SearchStrategy[Policy] = some.one_of(
     ),
     some.builds(KeepBest, some.text(min_size=1, max_size=20), n=COUNTS, mode=some.sampled_from(["min", "max"])),
     some.lists(some.integers(0, 2**63 - 1), max_size=4).map(lambda steps: KeepSteps(*steps)),
+    some.lists(some.integers(0, 2**63 - 1), min_size=1, max_size=4).map(KeepNear),
+    some.timedeltas(datetime.timedelta(microseconds=1), datetime.timedelta(days=400)).map(
+        lambda duration: KeepLatest(duration=duration)
+    ),
 )
 
 
@@ -72,6 +77,14 @@ def test_a_rule_is_read_from_its_own_text(run: Path, rules: list[Policy]) -> Non
         "KeepBest('')",
         "KeepBest('loss', mode='best')",
         "KeepSteps(-1)",
+        "KeepNear()",
+        "KeepNear([])",
+        "KeepNear([1.5])",
+        "KeepNear('100')",
+        "KeepNear([*[3]])",
+        "KeepLatest(3)",
+        "KeepLatest(duration=0)",
+        "KeepLatest(duration=[3])",
         "__import__('os').system('true')",
         "KeepLast(3)\x00",
         "KeepLast(3)\nKeepLast(2)",

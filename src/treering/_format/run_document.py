@@ -28,7 +28,14 @@ from treering._codec.documents import (
     member_line,
     show,
 )
-from treering._values.checkpoint_names import ATTEMPT, HANDED_DOCUMENT, HIGHEST_STEP, LEFT_DOCUMENT, RUN_DOCUMENT
+from treering._values.checkpoint_names import (
+    ATTEMPT,
+    HANDED_DOCUMENT,
+    HIGHEST_STEP,
+    LEFT_DOCUMENT,
+    RESUMED_DOCUMENT,
+    RUN_DOCUMENT,
+)
 from treering.errors import CorruptError, UnsupportedError
 
 MEMBER: Final = "treering"
@@ -42,6 +49,7 @@ _TIME: Final = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{6}Z", re.ASCII)
 _LIMIT: Final = 1 << 63
 # A larger ``run.json``, of about 35,000 steps, takes too much memory to be kept after it was read.
 _MOST_KEPT: Final = 8 << 20
+_MOST_RESUMED: Final = 1000
 # What JSON has no numbers for.
 _NO_NUMBERS: Final = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
 _LEFT_HINT: Final = "it lists the steps that were removed"
@@ -53,6 +61,9 @@ _HANDED_FORM: Final = SignedForm(
     "treering_handed", 1, HANDED_DOCUMENT, hint="without it, only later steps are handed over"
 )
 _MOST_NOT_HANDED: Final = 1000
+_RESUMED_FORM: Final = SignedForm(
+    "treering_resumed", 1, RESUMED_DOCUMENT, hint="remove it; the next load with fallback= writes it again"
+)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -417,7 +428,7 @@ def _left_document(document: Any) -> SupersededSteps:
 
 
 def _left(node: Any) -> tuple[int, str | None]:
-    what = "a step that is left behind"
+    what = "a step that is left behind, or was passed over"
     step = read_step(node, what)
     if node.get("attempt", "") is None:
         return step, None
@@ -484,3 +495,58 @@ def _handed(document: Any) -> HandedSteps:
     read = {read_step(node, HANDED_DOCUMENT): member(node, "digest", str, HANDED_DOCUMENT) for node in nodes}
     without = {step: check_name(DIGEST, digest, "a digest") for step, digest in sorted(read.items())}
     return HandedSteps(through, dict(list(without.items())[-_MOST_NOT_HANDED:]))
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Resumes:
+    """The content of ``.run.json.resumed``."""
+
+    passed: Mapping[int, str | None] = dataclasses.field(default_factory=dict)
+    """The steps that were passed over, each with the attempt of its index; None where the index could not be read."""
+    counts: Mapping[tuple[int, str], int] = dataclasses.field(default_factory=dict)
+    """Step and attempt -> how often the run was resumed from it."""
+
+
+def encode_resumes(document: Resumes) -> bytes:
+    """Return ``.run.json.resumed``; of very many steps the highest are written.
+
+    Example:
+        >>> print(encode_resumes(Resumes({7: None}, {(3, "f" * 16): 2})).decode(), end="")
+        {"treering_resumed": 1, "digest": "xxh3-128:1e88a0d6c5d1a645b9a66d8a1170453b",
+        "passed": [{"step":7,"attempt":null}],
+        "resumed": [{"step":3,"attempt":"ffffffffffffffff","count":2}]}
+    """
+    passed = [{"step": step, "attempt": attempt} for step, attempt in sorted(document.passed.items())[-_MOST_RESUMED:]]
+    counts = sorted(document.counts.items())[-_MOST_RESUMED:]
+    resumed = [{"step": step, "attempt": attempt, "count": count} for (step, attempt), count in counts]
+    return _RESUMED_FORM.encode([("passed", passed), ("resumed", resumed)])
+
+
+def parse_resumes(data: bytes) -> Resumes:
+    """Return what a ``.run.json.resumed`` says.
+
+    Raises:
+        CorruptError: it is damaged.
+        FormatError: a newer version wrote it.
+
+    Example:
+        >>> document = Resumes({7: None}, {(3, "f" * 16): 2})
+        >>> parse_resumes(encode_resumes(document)) == document
+        True
+    """
+    return _RESUMED_FORM.read(data, _resumes)
+
+
+def _resumes(document: Any) -> Resumes:
+    what = "a step that was resumed from"
+    passed = member(document, "passed", list, RESUMED_DOCUMENT)
+    resumed = member(document, "resumed", list, RESUMED_DOCUMENT)
+    if max(len(passed), len(resumed)) > _MOST_RESUMED:
+        raise CorruptError(f"it names more than {_MOST_RESUMED} steps")
+    counts = {
+        (read_step(node, what), check_name(ATTEMPT, member(node, "attempt", str, what), "the attempt")): _count(
+            node, "count", what, _LIMIT
+        )
+        for node in resumed
+    }
+    return Resumes(dict(map(_left, passed)), counts)

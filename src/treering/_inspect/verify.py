@@ -89,7 +89,8 @@ def verify_run(path: str | os.PathLike[str], progress: Progress | None) -> Verif
 
     place = located(path)
     records = records_of(place)
-    sizes = dict.fromkeys(records.unreadable, 0) | {record.step: record.nbytes for record in records.steps}
+    known = (*records.steps, *records.passed)
+    sizes = dict.fromkeys(records.unreadable, 0) | {record.step: record.nbytes for record in known}
     total = sum(sizes.values())
     findings: list[Finding] = []
     checked: list[Verification] = []

@@ -17,13 +17,30 @@ from typing import Final, Self, TypeVar
 
 from treering._codec.key_document import HEAD_BYTES, SMALL_TOMBSTONE, is_tombstone, is_tombstone_size
 from treering._format.document import read_summary
-from treering._format.run_document import SupersededSteps, encode_superseded, find_note, parse_run, parse_superseded
+from treering._format.run_document import (
+    Resumes,
+    SupersededSteps,
+    encode_resumes,
+    encode_superseded,
+    find_note,
+    parse_resumes,
+    parse_run,
+    parse_superseded,
+)
 from treering._store.api import Entry, Kind, Outcome, Store, Version, open_below
 from treering._store.crew import map_together
 from treering._store.failures import naming, naming_file
 from treering._store.open_folder import find_index, has_indexes, index_document, index_heads, is_removed
 from treering._store.resolve import opened_store
-from treering._values.checkpoint_names import INDEX, LEFT_DOCUMENT, RUN_DOCUMENT, is_data, step_name, step_of_name
+from treering._values.checkpoint_names import (
+    INDEX,
+    LEFT_DOCUMENT,
+    RESUMED_DOCUMENT,
+    RUN_DOCUMENT,
+    is_data,
+    step_name,
+    step_of_name,
+)
 from treering.errors import (
     CorruptError,
     FormatError,
@@ -62,6 +79,7 @@ class RunFolder:
 
     Attributes:
         store: the place that was opened.
+        listed: the names in it, where they were listed already; None where not.
 
     Raises:
         NotFoundError: nothing is there.
@@ -80,6 +98,7 @@ class RunFolder:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self.listed: Collection[str] | None = None
         self._noted: Version | None = None
         self._reading = naming(os.fspath(path), "read")
         with self._reading:
@@ -328,8 +347,11 @@ class RunFolder:
     def superseded_steps(self) -> frozenset[int]:
         """Return the superseded steps whose folders still have an index; raises as `read_superseded` does."""
         document = self.read_superseded()
-        left = {} if document is None else document.left
-        return frozenset(step for step, attempt in left.items() if self.attempt_of(step) == attempt)
+        return self.unchanged({} if document is None else document.left)
+
+    def unchanged(self, noted: Mapping[int, str | None]) -> frozenset[int]:
+        """Return the steps whose index still has the attempt that was noted of it, or, for None, cannot be read yet."""
+        return frozenset(step for step, attempt in noted.items() if self.attempt_of(step) == attempt)
 
     def has_left(self) -> bool:
         """Whether anything is called ``.run.json.left``, and is not empty."""
@@ -436,6 +458,34 @@ class RunFolder:
         outcome = self.store.replace(LEFT_DOCUMENT, data, None if found is None else found.version)
         if outcome is not Outcome.DONE:
             raise OSError(errno.EAGAIN, f"another process changed it, or no answer came to PUT {LEFT_DOCUMENT!r}")
+
+    # ---------------------------------------------------------------------------------------------- .run.json.resumed
+
+    def read_resumes(self) -> Resumes:
+        """Return what ``.run.json.resumed`` says; nothing where it is not there.
+
+        Raises:
+            CorruptError: it is damaged.
+            FormatError: a newer version wrote it.
+        """
+        data = self._read(RESUMED_DOCUMENT)
+        with naming_file(self.path / RESUMED_DOCUMENT):
+            return Resumes() if data is None else parse_resumes(data)
+
+    def write_resumes(self, document: Resumes) -> None:
+        """Put a ``.run.json.resumed`` there in one step, durably; a link of that name is replaced, not followed."""
+        with naming(os.fspath(self.path / RESUMED_DOCUMENT), "write"):
+            self.store.replace(RESUMED_DOCUMENT, encode_resumes(document))
+
+    def passed_over(self) -> frozenset[int]:
+        """Return the steps that were passed over when the run was resumed, and were not saved anew since.
+
+        Nothing is asked where the names in the folder were not listed, or that document is not among them. Raises as
+        `read_resumes` does.
+        """
+        if RESUMED_DOCUMENT not in (self.listed or ()):
+            return frozenset()
+        return self.unchanged(self.read_resumes().passed)
 
 
 def unless_denied(store: Store, look: Callable[[], T], known: Callable[[], T]) -> T:

@@ -36,6 +36,7 @@ _MOST_DUE: Final = 16
 # More steps that are new here than this are listed, where one listing tells which of them were removed.
 _FEW_NEW: Final = 4
 _NOT_LOADED: Final = b""
+_RESUMED: Final = "this process resumed from it, and no newer step was found whole yet"
 
 
 class KnownSteps:
@@ -45,6 +46,7 @@ class KnownSteps:
         records: what is known of each step that can be read.
         by_age: whether what is left over is to be judged by its age too: at the first save of a process, then daily.
         denied: why the steps could not be listed; None where they could, or it was not tried.
+        passed: the steps that were passed over when the run was resumed, which no rule counts.
 
     Example:
         >>> import pathlib, tempfile
@@ -65,6 +67,7 @@ class KnownSteps:
         self._surveyed = -math.inf
         self.by_age = False
         self.denied: PermissionDeniedError | None = None
+        self.passed: frozenset[int] = frozenset()
         self.forget()
 
     def forget(self) -> None:
@@ -167,11 +170,12 @@ class KnownSteps:
             StoreError: the system refuses.
         """
         while True:
-            known = [self.records[step] for step in sorted(self.records)]  # a look puts its step last
+            # A look puts its step last.
+            known = [self.records[step] for step in sorted(self.records) if step not in self.passed]
             going = removable(keep, known)
             by_presence, by_value = find_deciders(keep, known, going)
             if len(by_presence) > _FEW:  # were the newest one gone, the step that was just saved might go in its favour
-                by_presence = by_presence - self._seen | {max(self.records)}
+                by_presence = by_presence - self._seen | {known[-1].step}
             doubtful = {*going, *by_value, *by_presence} - self._checked
             if not doubtful:
                 return {step: self.records[step].digest for step in going}
@@ -225,19 +229,23 @@ class KnownSteps:
 # -------------------------------------------------------------------------------------------------- garbage collection
 
 
-def judge(path: Path, keep: Policy | None) -> list[Verdict]:
+def judge(path: Path, keep: Policy | None, *, resumed: int | None = None) -> list[Verdict]:
     """Return what becomes of each step, ascending, and change nothing; `collect` says more."""
 
     def read(run: RunFolder) -> list[Verdict]:
         verdicts = retained(keep, records_in(run).steps)
         going = _going(verdicts)
-        return _spare(verdicts, held_steps(run, going) if going else {})
+        return _spare(verdicts, (held_steps(run, going) if going else {}) | _resumed(resumed))
 
     return read_run(path, read, [])
 
 
 def _going(verdicts: Iterable[Verdict]) -> set[int]:
     return {verdict.step for verdict in verdicts if not verdict.kept}
+
+
+def _resumed(step: int | None) -> dict[int, str]:
+    return {} if step is None else {step: _RESUMED}
 
 
 def _spare(verdicts: Iterable[Verdict], held: Mapping[int, str]) -> list[Verdict]:
@@ -248,7 +256,7 @@ def _spare(verdicts: Iterable[Verdict], held: Mapping[int, str]) -> list[Verdict
     ]
 
 
-def collect(path: Path, keep: Policy | None) -> list[Verdict]:
+def collect(path: Path, keep: Policy | None, *, resumed: int | None = None) -> list[Verdict]:
     """Remove the steps that a policy does not keep, the oldest first, and finish removals that were interrupted before.
 
     A step stays if another process has replaced it since it was judged, or is saving to it; the next call judges it
@@ -257,6 +265,7 @@ def collect(path: Path, keep: Policy | None) -> list[Verdict]:
     Args:
         path: the run's folder; where none is there is nothing to do.
         keep: the policy; None keeps all but temporary steps that a newer one has replaced.
+        resumed: the step that this process resumed from, which stays until a newer one is there and whole.
 
     Returns:
         What becomes of each step, ascending.
@@ -264,7 +273,7 @@ def collect(path: Path, keep: Policy | None) -> list[Verdict]:
     Raises:
         StoreError: the system refused. The other steps are done all the same; what is left is for the next call.
     """
-    return read_run(path, lambda run: _collect(run, keep), [])
+    return read_run(path, lambda run: _collect(run, keep, resumed), [])
 
 
 def remove_steps(path: Path, steps: Iterable[int], *, by_age: bool = False) -> None:
@@ -286,10 +295,10 @@ def remove_steps(path: Path, steps: Iterable[int], *, by_age: bool = False) -> N
     raise_first(errors)
 
 
-def _collect(run: RunFolder, keep: Policy | None) -> list[Verdict]:
+def _collect(run: RunFolder, keep: Policy | None, resumed: int | None) -> list[Verdict]:
     """Judge the steps, remove those that no rule keeps, and note the others."""
     records = records_in(run)
-    verdicts = retained(keep, records.steps)
+    verdicts = _spare(retained(keep, records.steps), _resumed(resumed))
     going = _going(verdicts)
     verdicts = _spare(verdicts, end_leases(run, going) if going else {})
     going = _going(verdicts)

@@ -13,7 +13,6 @@ from typing import Any, Final, SupportsIndex, TypeVar, cast
 import jax
 from jax.sharding import NamedSharding, Sharding
 
-from treering._arrays.host import this_processes
 from treering._arrays.source import Source
 from treering._background.saves import wait_for
 from treering._checkpoint.forms import read_source
@@ -22,8 +21,9 @@ from treering._checkpoint.load import LoadOptions
 from treering._coordination.allgather import failed_collectives, last_allgather
 from treering._format.run_document import find_note
 from treering._printable import kind_of
+from treering._runs.fallback import Read, load_newest, require_one_folder, root_of
 from treering._runs.iterators import load_items, restore_states
-from treering._runs.results import Resumed
+from treering._runs.results import Fallback, Resumed
 from treering._runs.run_state import RunState
 from treering._runs.step_notes import require_step_number
 from treering._runs.steps import missing_step, open_run, step_path, steps_of
@@ -31,7 +31,6 @@ from treering._store.open_folder import is_linked
 from treering._tree.flatten import flatten_like
 from treering._tree.likeness import Wording, unflatten
 from treering._tree.placement import aval_of, current_mesh, resolve_shardings, sharding_of
-from treering._values.processes import format_processes
 from treering._values.telemetry import warn_of
 from treering._view.progress import showing
 from treering.errors import (
@@ -49,36 +48,51 @@ _WORDING: Final = Wording("init_fn", "with run.load(like=...): ", takes_extra=Tr
 _TRACED: Final = ("jax", "key")
 
 
-def load_step(run: RunState, step: SupportsIndex | None, like: Any, options: LoadOptions) -> Any:
+def load_step(
+    run: RunState, step: SupportsIndex | None, like: Any, options: LoadOptions, fallback: bool | Fallback = False
+) -> Any:
     """Return the tree of a step; ``Run.load`` says more."""
     options.check(like)
+    _check_fallback(fallback)
     if step is not None:
-        return _load(run, require_step_number(step), like, options)()
+        if fallback:
+            raise UnsupportedError("fallback= is for the latest step, and a step is given", hint="omit one of them")
+        number = require_step_number(step)
+        return _load(run, root_of(run, number) if run.roots[1:] else run.path, number, like, options)()
 
-    def read(latest: int | None) -> Callable[[], Any]:
+    def read(latest: int | None, root: Path) -> Callable[[], Any]:
         if latest is None:
             hint = "load_or_init starts a run if nothing was saved"
             raise NotFoundError(f"the run {run.shown!r} has no step yet", hint=hint)
-        return _load(run, latest, like, options)
+        return _load(run, root, latest, like, options)
 
-    return _of_latest(run, read)
+    return _of_latest(run, read, fallback)
 
 
-def load_or_init(run: RunState, init_fn: Callable[[], T], options: LoadOptions) -> Resumed[T]:
+def load_or_init(
+    run: RunState, init_fn: Callable[[], T], options: LoadOptions, fallback: bool | Fallback = False
+) -> Resumed[T]:
     """Return the latest step, with what it lacks initialised; ``Run.load_or_init`` says more."""
     options.check(())
+    _check_fallback(fallback)
 
-    def read(step: int | None) -> Callable[[], Resumed[T]]:
+    def read(step: int | None, root: Path) -> Callable[[], Resumed[T]]:
         with showing(options.progress):
-            return _load_or_init(run, step, init_fn, options)
+            return _load_or_init(run, root, step, init_fn, options)
 
-    return _of_latest(run, read)
+    return _of_latest(run, read, fallback)
+
+
+def _check_fallback(fallback: object) -> None:
+    if not isinstance(fallback, bool | Fallback):
+        hint = "write fallback=treering.Fallback(max_attempts=3), say"
+        raise UnsupportedError(f"fallback={fallback!r:.100} is neither True, False nor a Fallback", hint=hint)
 
 
 # --------------------------------------------------------------------------------------------------------------- steps
 
 
-def _of_latest(run: RunState, read: Callable[[int | None], Callable[[], T]]) -> T:
+def _of_latest(run: RunState, read: Read[T], fallback: bool | Fallback) -> T:
     """Return what is read of the latest step; None stands for it where there is none.
 
     Another program may save newer steps, and remove this one, while it is read. Then all processes begin again.
@@ -86,13 +100,16 @@ def _of_latest(run: RunState, read: Callable[[int | None], Callable[[], T]]) -> 
     Args:
         run: the run.
         read: reads a step, and returns what ends the load where all processes have read it.
+        fallback: whether to go back where it is damaged.
     """
+    if fallback or run.roots[1:]:
+        return load_newest(run, read, fallback)
     latest = run.latest(before=run.finish_saves)  # nothing of the run is in flight then
     while latest is not None:
         found: Callable[[], T] | Exception
         failed, met = failed_collectives(), last_allgather()
         try:
-            found = read(latest)
+            found = read(latest, run.path)
         except Exception as error:
             if failed_collectives() > failed:  # the others may be elsewhere
                 raise
@@ -104,10 +121,10 @@ def _of_latest(run: RunState, read: Callable[[int | None], Callable[[], T]]) -> 
         newer = run.latest() if gone else latest
         if newer in (None, latest):
             if gone and (isinstance(found, NotFoundError) or not isinstance(found, Exception)):
-                _require_one_folder(run, latest, gone)
+                require_one_folder(run, latest, gone)
             return _value_of(found)
         latest = newer
-    return read(None)()
+    return read(None, run.path)()
 
 
 def _value_of(found: Callable[[], T] | Exception) -> T:
@@ -126,22 +143,8 @@ def _find_gone(run: RunState, found: object) -> tuple[int, ...]:
     return tuple(number for number, one in enumerate(heard) if one)
 
 
-def _require_one_folder(run: RunState, step: int, gone: tuple[int, ...]) -> None:
-    """Refuse that some found nothing where others read a step: who hears `NotFoundError` may begin a new run.
-
-    Raises:
-        NotSharedError: they did.
-    """
-    if len(gone) < this_processes(()).count:
-        what = f"{format_processes(gone)} did not find what the others found"
-        hint = "use one folder for all processes, on a file system that they share"
-        error = NotSharedError(f"could not load step {step} of the run {run.shown!r}: {what}", hint=hint)
-        error.processes = gone
-        raise error
-
-
-def _load(run: RunState, step: int, like: Any, options: LoadOptions) -> Callable[[], Any]:
-    path = step_path(run.path, step)
+def _load(run: RunState, root: Path, step: int, like: Any, options: LoadOptions) -> Callable[[], Any]:
+    path = step_path(root, step)
     is_shared = functools.partial(spans_processes, options.shardings, options.mesh, like)
     is_joint = functools.partial(options.places_array_of, like)
     timeout = run.timeout if options.timeout is None else options.timeout
@@ -161,13 +164,13 @@ def _open_step(run: RunState, step: int, path: Path, options: LoadOptions, group
     shared = group.share_index()
     with contextlib.ExitStack() as files:
         try:
-            with open_run(run.path) as folder:
+            with open_run(path.parent) as folder:
                 if step in folder.superseded_steps() or is_linked(path):  # files are there, but not the step
-                    raise missing_step(run.shown, step, steps_of(run.path))
+                    raise missing_step(run.shown, step, steps_of(path.parent))
             opened = read_source(path, mapped=options.mapped, key_map=options.whole_map, shared=shared)
             source = files.enter_context(_noting(run, step, opened))
         except NotFoundError as error:
-            raise missing_step(run.shown, step, steps_of(run.path)) from error
+            raise missing_step(run.shown, step, steps_of(path.parent)) from error
         yield source
 
 
@@ -184,7 +187,7 @@ def _noting(run: RunState, step: int, opened: AbstractContextManager[Source]) ->
 
 
 def _load_or_init(
-    run: RunState, step: int | None, init_fn: Callable[[], T], options: LoadOptions
+    run: RunState, root: Path, step: int | None, init_fn: Callable[[], T], options: LoadOptions
 ) -> Callable[[], Resumed[T]]:
     """Return what ends the load, with what is stored read already.
 
@@ -194,6 +197,7 @@ def _load_or_init(
 
     Args:
         run: the run.
+        root: the folder that has the step.
         step: its step; None initialises everything.
         init_fn: a function without arguments. It is traced, as ``jax.jit`` does, once or twice.
         options: where arrays go, what becomes of leaves that ``init_fn`` does not have, and whom to tell of progress.
@@ -209,7 +213,7 @@ def _load_or_init(
     if step is None:
         keys = fresh.flat.keys
         return lambda: Resumed(None, fresh.complete(fresh.like, keys), tuple(keys))
-    path = step_path(run.path, step)
+    path = step_path(root, step)
     group = LoadGroup(path, timeout=run.timeout, is_shared=lambda: spans_processes(None, None, fresh.like))
     asked = LoadOptions(missing="leave", extra=options.extra, progress=options.progress, none_is_leaf=True)
     load = functools.partial(load_items, like=fresh.like, options=asked, group=group, wording=_WORDING)

@@ -28,7 +28,18 @@ from treering._view.plain import members_of
 from treering._view.rows import leaves_of, weight_of
 from treering._view.run_text import RunListing, RunStep, log_lines
 from treering.errors import FormatError, NotFoundError, TreeringError
-from treering.rules import KeepBest, KeepEvery, KeepLast, KeepSteps, Policy, Verdict, retained, unknown_metrics
+from treering.rules import (
+    KeepBest,
+    KeepEvery,
+    KeepLast,
+    KeepLatest,
+    KeepNear,
+    KeepSteps,
+    Policy,
+    Verdict,
+    retained,
+    unknown_metrics,
+)
 
 if TYPE_CHECKING:
     from treering._foreign.foreign_tree import ForeignSteps
@@ -103,11 +114,11 @@ def list_records(
         held: the steps that somebody holds, with who does.
     """
     of = {verdict.step: verdict for verdict in verdicts}
+    of |= {one.step: Verdict(step=one.step, kept=True, reasons=(_PASSED,)) for one in records.passed}
+    known = sorted((*records.steps, *records.passed), key=operator.attrgetter("step"))
     same = "step", "saved", "nbytes", "seconds", "metrics", "temporary"
-    there = [
-        members_of(one, *same) | members_of(of[one.step], "kept", "reasons") for one in records.steps if one.step in of
-    ]
     held = held or {}
+    there = [members_of(one, *same) | members_of(of[one.step], "kept", "reasons") for one in known if one.step in of]
     steps = [
         RunStep(path=os.fspath(step_path(path, one["step"])), held=held.get(one["step"], ""), **one) for one in there
     ]
@@ -130,12 +141,15 @@ def run_text(run: RunState) -> str:
 
 
 _RULES: Final[Mapping[str, Callable[..., Policy]]] = {
-    rule.__name__: rule for rule in (KeepBest, KeepEvery, KeepLast, KeepSteps)
+    rule.__name__: rule for rule in (KeepBest, KeepEvery, KeepLast, KeepLatest, KeepNear, KeepSteps)
 }
 _LONGEST: Final = 10_000
+_PASSED: Final = "it was passed over at a resume, and counts for no rule"
 _HINT: Final = (
-    "rules are KeepLast(3), KeepEvery(steps=1000), KeepEvery(interval=3600), KeepBest('loss'), KeepSteps(100)"
+    "rules are KeepLast(3), KeepLatest(duration=3600), KeepEvery(steps=1000), KeepEvery(interval=3600), "
+    "KeepBest('loss'), KeepNear([100, 5000]), KeepSteps(100)"
 )
+_OWN_HINT: Final = "run.gc() applies rules of a program's own; `treering gc --keep RULES` goes by others"
 
 
 def policy_of(text: str) -> Policy:
@@ -172,7 +186,11 @@ def own_rules(records: Records) -> Policy | None:
     Raises:
         FormatError: this version does not know them.
     """
-    return None if records.keep is None else policy_of(records.keep)
+    try:
+        return None if records.keep is None else policy_of(records.keep)
+    except FormatError as error:
+        error.hint = _OWN_HINT
+        raise
 
 
 def _rule(node: ast.expr) -> Policy:
@@ -186,6 +204,8 @@ def _value(node: ast.expr) -> Any:
     match node:
         case ast.Constant(value=int() | float() | str() as value):
             return value
+        case ast.List(elts=items):
+            return list(map(_value, items))
         case ast.Call(func=ast.Name(id="timedelta"), args=[], keywords=named):
             return datetime.timedelta(**_named(named))
     raise SyntaxError

@@ -11,7 +11,7 @@ import time
 from typing import TYPE_CHECKING, Any, Protocol, Self, TypeVar, runtime_checkable
 
 from treering._printable import printable
-from treering._values.human import bytes_text, duration_text, pluralize
+from treering._values.human import bytes_text, duration_text, pluralize, require_count
 
 if TYPE_CHECKING:
     from treering._background.writer import PendingSave
@@ -42,6 +42,25 @@ class Stateful(Protocol):
 
     def set_state(self, state: Any, /) -> Any:
         """Go on from a state."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Fallback:
+    """How a run is resumed where its newest step is damaged, or the program crashes each time that it resumes from it.
+
+    ``fallback=True`` passes over damaged steps. ``fallback=Fallback(max_attempts=3)`` also passes over a step from
+    which the run was resumed three times without a newer step since; `Run.attempts` tells how often it was.
+
+    Example:
+        >>> Fallback(max_attempts=5)
+        Fallback(max_attempts=5)
+    """
+
+    max_attempts: int = 3
+    """So often a run is resumed from one step, before an earlier one is tried."""
+
+    def __post_init__(self) -> None:
+        require_count(self.max_attempts, "max_attempts")
 
 
 class Resumed(tuple[int | None, T]):  # noqa: SLOT001 - a tuple of Python has no room for slots

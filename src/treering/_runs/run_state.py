@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, Literal, SupportsIndex, TypeVar
 
@@ -51,6 +51,7 @@ class RunState:
         timeout: seconds to wait for other processes; None for what the environment says.
         on_save_error: "raise", or "warn" where a failed save does not end training.
         max_failures: after how many failures in a row it does.
+        search: other folders that may have steps of it.
 
     Attributes:
         path: its folder; absolute, for the folder of the program may be another one when a save's turn comes.
@@ -68,6 +69,11 @@ class RunState:
         outcomes: what became of the saves of this process.
         has_saved: whether this process has begun a save.
         known: what its saves know of its steps.
+        roots: the folders that its steps are loaded from, its own first.
+        resumed: the step that this process resumed from, where others were passed over, or other roots searched.
+        passed: the steps of its own folder that this process passed over, each with the attempt of its index as far as
+            process 0 knows it; a save may replace these.
+        held: the step that this process resumed from, which stays until a newer one is found whole.
         now: the clock that a step's time is taken from, in POSIX seconds.
 
     Raises:
@@ -83,6 +89,7 @@ class RunState:
         timeout: float | None,
         on_save_error: str = "raise",
         max_failures: int | None = None,
+        search: Sequence[str | os.PathLike[str]] = (),
     ) -> None:
         _require_rule("keep", keep, Policy, "KeepLast(3)")
         _require_rule("save_every", save_every, Cadence, "SaveEvery(steps=1000)")
@@ -101,6 +108,10 @@ class RunState:
         self.has_saved = False
         self.known = KnownSteps()
         self.now: Callable[[], float] = time.time
+        self.roots: tuple[Path, ...] = (self.path, *_other_roots(self.path, search))
+        self.resumed: int | None = None
+        self.passed: dict[int, str | None] = {}
+        self.held: int | None = None
         self._closed = False
         self._warned = False
 
@@ -241,7 +252,7 @@ class RunState:
             self._watch_removals(end)
 
     def _watch_removals(self, end: float) -> None:
-        while going := [verdict.step for verdict in judge(self.path, self.keep) if not verdict.kept]:
+        while going := [one.step for one in judge(self.path, self.keep, resumed=self.held) if not one.kept]:
             if time.monotonic() >= end:
                 what = f"process 0 has not removed {steps_text(going)} of {self.shown!r}, which `keep` does not keep"
                 error = TimedOutError(
@@ -275,7 +286,7 @@ class RunState:
         records = records_of(self.path)
         if step in records.unreadable:
             raise records.unreadable[step]
-        for record in records.steps:
+        for record in (*records.steps, *records.passed):
             if record.step == step:
                 return dict(record.metrics)
         raise missing_step(self.shown, step, steps_of(self.path))
@@ -299,16 +310,16 @@ class RunState:
     def collect(self, *, dry_run: bool) -> list[Verdict]:
         """Return what stays and what goes; ``Run.gc`` says more."""
         if dry_run:
-            return judge(self.path, self.keep)
+            return judge(self.path, self.keep, held=self.held)
         doing = f"remove steps of {self.shown!r}"
         verdicts: list[Verdict] = []
 
         def judge_all() -> None:
             self.finish_saves()
-            verdicts.extend(judge(self.path, self.keep))
+            verdicts.extend(judge(self.path, self.keep, resumed=self.held))
 
         def remove() -> None:
-            collect(self.path, self.keep)
+            collect(self.path, self.keep, resumed=self.held)
             self.known.forget()
 
         # All processes judge before process 0 removes, so that every process lists the steps that go.
@@ -352,3 +363,15 @@ def _require_rule(name: str, given: object, kind: type[Policy | Cadence], exampl
     if given is not None and not isinstance(given, kind):
         hint = f"write {name}=treering.{example}, say"
         raise UnsupportedError(f"{name} is {given!r:.100}, which is not a rule", hint=hint)
+
+
+def _other_roots(path: Path, search: Sequence[str | os.PathLike[str]]) -> list[Path]:
+    """Return the folders to search beside the run's own, each once.
+
+    Raises:
+        UnsupportedError: it is one path, not a list of them.
+    """
+    if isinstance(search, str | os.PathLike):
+        raise UnsupportedError(f"search is {search!r:.200}, but must be a list of paths", hint="write search=[path]")
+    others = dict.fromkeys(absolute(new_folder_path(other)) for other in search)
+    return [other for other in others if other != path]

@@ -21,6 +21,7 @@ from treering._background.writer import PendingSave
 from treering._checkpoint.save import begin_save, counted
 from treering._checkpoint.save_options import SaveOptions
 from treering._format.document import INDEX_NAME
+from treering._runs.fallback import require_whole
 from treering._runs.folder import RunFolder
 from treering._runs.gc import raise_first, remove_judged, tidy_steps
 from treering._runs.iterators import replace_stateful_items, state_keys
@@ -32,7 +33,7 @@ from treering._runs.run_state import RunState
 from treering._runs.step_notes import require_step_number, step_metadata
 from treering._runs.steps import latest_known, names_in, noted_steps, require_run, step_path, steps_from
 from treering._store.waiting import warn_denied
-from treering._values.checkpoint_names import LEFT_DOCUMENT, step_name, step_of_name
+from treering._values.checkpoint_names import LEFT_DOCUMENT, RESUMED_DOCUMENT, step_name, step_of_name
 from treering._values.human import steps_text
 from treering._values.processes import Processes
 from treering._values.telemetry import note_duration
@@ -52,6 +53,8 @@ class Order:
     """That of the list of those, on the process that writes it down; None where nothing is left behind."""
     there: frozenset[int] | None = None
     """The steps that had a folder, or were in flight; None if unknown."""
+    noted: bool = False
+    """Whether the run has noted steps that were passed over."""
 
     def text(self, step: int) -> str:
         """Return what becomes of them, to follow the reason of a save."""
@@ -110,8 +113,7 @@ def _save_step(
         run.require_open()
         run.warn()
         step = require_step_number(step)
-        latest = functools.partial(run.latest, find_latest=latest_known)
-        decision = run.schedule.decide(step, processes, latest=latest, force=force)
+        decision = run.schedule.decide(step, processes, latest=functools.partial(_counted_from, run), force=force)
         if not decision.save:
             run.raise_unreported(raises=processes.count == 1)  # where others save, they can be told
             return StepSave(step=step, reason=decision.reason)
@@ -137,8 +139,9 @@ def _save_step(
         run.has_saved = True
         with withdraw_on_failure(run.path, order.mark):
             options = SaveOptions.of(
-                path, metadata=note, overwrite=rollback, progress=progress, timeout=run.timeout_of(decision)
-            )
+                path, metadata=note, overwrite=rollback or step in run.passed, progress=progress,
+                timeout=run.timeout_of(decision),
+            )  # fmt: skip
             if processes.count > 1:  # process 0 alone writes them
                 options = dataclasses.replace(options, states=state_keys(tree))
             around = _collect_afterwards(run, order, begun) if processes.is_coordinator else None
@@ -158,6 +161,11 @@ def _finish(run: RunState, pending: PendingSave, signum: int | None) -> None:
         pending.result()
     if signum is not None:
         run.signals.pass_signal_on(signum)
+
+
+def _counted_from(run: RunState) -> int | None:
+    """Return the step from which the rules count: the latest, or the one that was resumed from in its place."""
+    return run.latest(find_latest=latest_known) if run.resumed is None else run.resumed
 
 
 @contextlib.contextmanager
@@ -198,12 +206,17 @@ def order_of(run: RunState, step: int, *, rollback: bool, is_coordinator: bool) 
             run.known_place = True
     # By names alone: a look into thousands of steps would hold up the loop.
     folders = frozenset([found for found in map(step_of_name, names | flying) if found is not None])
+    noted = RESUMED_DOCUMENT in names or bool(run.passed)
+    if run.passed and not rollback:
+        passed = _still_passed(run, step) - set(map(step_of_name, flying))
+        if step > max(folders - passed, default=-1):
+            return Order(replaced=step in passed & folders, there=folders, noted=noted)
     if step <= max(folders, default=-1):  # of some of them nothing but a tombstone may be left
         with contextlib.suppress(NotFoundError, StoreError), RunFolder(run.path) as folder:
             removed, untidy = folder.survey()
             folders -= removed - untidy
     if step > max(folders, default=-1):
-        return Order(there=folders)
+        return Order(there=folders, noted=noted)
     # Only what is in flight knows which steps there will be: it may remove some, or fail.
     run.finish_saves()
     if is_coordinator and LEFT_DOCUMENT in names:
@@ -221,7 +234,16 @@ def order_of(run: RunState, step: int, *, rollback: bool, is_coordinator: bool) 
         here = f"rollback=True continues here, and removes the steps after {step}"
         hint = f"run.branch(step, path) continues from an older step in a new run; {here}"
         raise ExistsError(f"step {step} of the run {run.shown!r} is older than its latest step, {later[-1]}", hint=hint)
-    return Order(replaced=step in there, left=later, mark=secrets.token_hex(8) if is_coordinator and later else None)
+    mark = secrets.token_hex(8) if is_coordinator and later else None
+    return Order(replaced=step in there, left=later, mark=mark, noted=noted)
+
+
+def _still_passed(run: RunState, step: int) -> frozenset[int]:
+    """Return this step and later ones that this process passed over when it resumed, and nobody has saved anew."""
+    marks = {each: mark for each, mark in run.passed.items() if each >= step}
+    with contextlib.suppress(NotFoundError), RunFolder(run.path) as folder:
+        return folder.unchanged(marks) if marks else frozenset()
+    return frozenset()
 
 
 # --------------------------------------------------------------------------------------------------- once it is durable
@@ -245,7 +267,9 @@ def _collect_afterwards(run: RunState, order: Order, save: BegunSave) -> Iterato
         if order.replaced or order.left:
             run.known.forget()
         more = len(in_flight(run.path)) > 1
-        collect_after(run, step, there=order.there, left=order.left, seconds=seconds, more_follow=more)
+        collect_after(
+            run, step, there=order.there, left=order.left, seconds=seconds, more_follow=more, noted=order.noted
+        )
         run.unmeasured = unknown_metrics(run.keep, run.known.records.values())
     except Exception as error:
         shown = os.fspath(step_path(run.path, step))
@@ -260,6 +284,7 @@ def collect_after(
     left: Collection[int] = (),
     seconds: float | None,
     more_follow: bool = False,
+    noted: bool = False,
 ) -> None:
     """Do what follows the commit of a step: remove the steps that the policy does not keep, and note the others.
 
@@ -274,6 +299,7 @@ def collect_after(
         left: the steps that this save has left behind.
         seconds: how long the save took.
         more_follow: whether another save of the run is waiting, which will note this step too.
+        noted: whether the run has noted steps that were passed over.
 
     Raises:
         StoreError: the system refused. The other steps are done all the same; what is left is for the next call.
@@ -291,7 +317,15 @@ def collect_after(
         hidden = run.superseded_steps() if back is not None else ()
         known.refresh(run, step, there, seconds=seconds, left={*left, *hidden})
         held = end_leases(run, known.records) if leased else {}
-        going = {old: digest for old, digest in known.removable(run, state.keep).items() if old not in held}
+        going: dict[int, str] = {}
+        with collect_errors(errors):  # a rule of the user's own may fail
+            known.passed = run.unchanged(run.read_resumes().passed) if noted else frozenset()
+            going = {old: digest for old, digest in known.removable(run, state.keep).items() if old not in held}
+        if state.held not in (None, step):
+            with collect_errors(errors):
+                require_whole(state.path, step)
+                state.held = None
+        going.pop(-1 if state.held is None else state.held, None)
         if back is not None:
             going.pop(back.step, None)  # with it would go what hides the steps that it has left behind
         if going and known.denied is not None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import operator
 import os
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -53,7 +54,8 @@ def open_run(path: Path) -> Iterator[RunFolder]:
         StoreError: a file is there, or the system refuses.
     """
     with RunFolder(path) as run:
-        require_run(run, names_in(run))
+        run.listed = names_in(run)
+        require_run(run, run.listed)
         yield run
 
 
@@ -131,6 +133,8 @@ class Records(RunDocument):
     unreadable: Mapping[int, TreeringError] = dataclasses.field(default_factory=dict)
     """The steps whose index is damaged, or of a newer version, with why; nothing is known of them, they are never kept
     in another one's place, and never removed."""
+    passed: Sequence[StepRecord] = ()
+    """The steps that were passed over when the run was resumed: no rule counts them, and none of them is removed."""
     trouble: str | None = None
     """Why ``run.json`` cannot be used; None where it can."""
 
@@ -239,8 +243,11 @@ def records_in(run: RunFolder) -> Records:
     there = run.heads()
     found = map_together(look, list(there), AT_ONCE) if run.store.asks_by_request else list(map(look, there))
     unreadable = {step: one for step, one in zip(there, found, strict=True) if isinstance(one, TreeringError)}
-    steps = tuple(one for one in found if isinstance(one, StepRecord))
-    return Records(document.keep, document.save_every, steps, unreadable, trouble)
+    steps = [one for one in found if isinstance(one, StepRecord)]
+    over = run.passed_over()
+    passed = tuple(one for one in steps if one.step in over)
+    steps = [one for one in steps if one.step not in over]
+    return Records(document.keep, document.save_every, tuple(steps), unreadable, passed, trouble)
 
 
 def note_records(run: RunFolder, records: Records) -> None:
@@ -253,7 +260,8 @@ def note_records(run: RunFolder, records: Records) -> None:
         LinkRefusedError: ``run.json`` is a link.
     """
     there = set(run.steps())
-    steps = [record for record in records.steps if record.step in there]
+    known = sorted((*records.steps, *records.passed), key=operator.attrgetter("step"))
+    steps = [record for record in known if record.step in there]
     data, old = encode_run(dataclasses.replace(records, steps=steps)), run.read_document()
     if data != old and (steps or old is not None):
         run.replace_document(data)

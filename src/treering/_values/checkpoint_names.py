@@ -265,6 +265,9 @@ LEASES = ".leases"
 HANDED_DOCUMENT = ".run.json.handed"
 """The document that says which steps of a run were handed to ``on_commit``."""
 
+RESUMED_DOCUMENT = ".run.json.resumed"
+"""Which steps were passed over when the run was resumed, and how often it was resumed from one."""
+
 HIGHEST_STEP = 2**63 - 1
 """Steps are counted from 0 to here."""
 
