@@ -14,7 +14,10 @@ from typing import Any
 import treering
 
 PAGE = Path(__file__).with_name("api-on-one-page.md")
-_VERBS = ("save", "load", "open", "save_async", "export", "convert", "abstract", "inspect", "verify", "diff", "bucket")
+_VERBS = (
+    "save", "load", "open", "save_async", "load_async", "export", "convert", "abstract", "inspect", "verify", "diff",
+    "bucket",
+)  # fmt: skip
 _CLASSES = ("Run", "KeepLast", "KeepEvery", "KeepBest", "SaveEvery", "KeyMap", "KeyRule")
 _MODULES = (
     "checkpoint", "run", "rules", "serialization", "leaves", "sharding", "tree", "formats", "testing", "errors",

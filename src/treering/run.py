@@ -8,8 +8,9 @@ from __future__ import annotations
 import html
 import os
 import signal
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from types import EllipsisType
 from typing import TYPE_CHECKING, Any, Literal, Self, SupportsIndex, TypeAlias, TypeVar, Unpack, overload
 
 from treering._runs.results import Resumed, Stateful, StepSave
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 
     from treering._runs.run_state import RunState
     from treering._tree.placement import Shardings
+    from treering.checkpoint import Dtypes
     from treering.rules import Cadence, Policy, Verdict
 
 __all__ = ["Resumed", "Run", "Stateful", "StepSave"]
@@ -96,6 +98,8 @@ class Run:
         step: SupportsIndex,
         tree: Any,
         *,
+        only: str | Sequence[str] | None = None,
+        dtype: Dtypes = None,
         metrics: Mapping[str, Any] | None = None,
         metadata: Mapping[str, Any] | None = None,
         rollback: bool = False,
@@ -112,6 +116,8 @@ class Run:
         Args:
             step: its number, 0 or more.
             tree: any pytree, as for ``treering.save``.
+            only: as for ``treering.save``; ``load_or_init`` initialises what such a step does not have.
+            dtype: as for ``treering.save_async``.
             metrics: numbers by name, for ``best`` and ``KeepBest``: Python's, numpy's, or jax scalars.
             metadata: JSON to store beside the tree; its member "treering" is reserved.
             rollback: go on from an older step: replace ``step`` if it exists, and discard the later ones. They are
@@ -136,8 +142,8 @@ class Run:
         from treering._runs.save_step import save_step
 
         return save_step(
-            self._state, step, tree, metrics=metrics, metadata=metadata, rollback=rollback, force=force,
-            progress=progress,
+            self._state, step, tree, only=only, dtype=dtype, metrics=metrics, metadata=metadata, rollback=rollback,
+            force=force, progress=progress,
         )  # fmt: skip
 
     def save_on_signal(self, signum: int = signal.SIGTERM) -> None:
@@ -164,7 +170,9 @@ class Run:
     # ------------------------------------------------------------------------------------------------------ loading
 
     @overload
-    def load(self, step: SupportsIndex | None = ..., like: None = ..., **options: Unpack[LoadKeywords]) -> Any: ...
+    def load(
+        self, step: SupportsIndex | None = ..., like: EllipsisType | None = ..., **options: Unpack[LoadKeywords]
+    ) -> Any: ...
 
     @overload
     def load(self, step: SupportsIndex | None = ..., like: T = ..., **options: Unpack[LoadKeywords]) -> T: ...

@@ -443,7 +443,7 @@ class Writer:
         except BaseException as raised:  # noqa: BLE001 - an interrupt too: whoever waits for the save gets it
             # It may be kept for long, and holds no arrays then: not by this frame, nor by those that are over.
             error = raised.with_traceback(raised.__traceback__ and raised.__traceback__.tb_next)
-            _release_frames(error)
+            release_frames(error)
         with self._lock:
             job.end(error)
             self.failed = [one for one in (*self.failed, job) if one.error is not None and not one.told]
@@ -500,7 +500,7 @@ class Writer:
             raise TimedOutError(f"{what}: nothing was written for the {jobs[0].timeout:g} s of its timeout")
 
 
-def _release_frames(error: BaseException) -> None:
+def release_frames(error: BaseException) -> None:
     """Let the frames of an error, and of those that led to it, hold nothing."""
     seen: set[int] = set()
     left: list[BaseException | None] = [error]

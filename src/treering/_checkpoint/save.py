@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Final, TypeAlias
 
 from treering._arrays.host import this_processes
-from treering._arrays.outgoing import ALONE
+from treering._arrays.outgoing import ALONE, SavedPart
 from treering._arrays.plan_cache import TreePlan, plan_tree
 from treering._background.saves import finish_saves, raise_unreported, reword, watch_for_end, writer
 from treering._background.writer import UNWATCHED, PendingSave, SaveJob, Watch
@@ -64,7 +64,7 @@ class FolderSave:
 PreparedSave: TypeAlias = FolderSave | MsgpackSave | SafetensorsSave
 """A tree that is ready to be saved in one form; nothing was copied or written yet."""
 
-_FILES: Final[Mapping[str, Callable[[Any, Mapping[str, Any]], PreparedSave]]] = {
+_FILES: Final[Mapping[str, Callable[[Any, Mapping[str, Any], SavedPart], PreparedSave]]] = {
     ".msgpack": MsgpackSave.of,
     ".safetensors": SafetensorsSave.of,
 }
@@ -110,7 +110,9 @@ def prepare_alone(tree: Any, options: SaveOptions) -> PreparedSave:
         UnsupportedError: the form cannot hold it.
     """
     prepare = _FILES.get(options.path.suffix.lower())
-    return FolderSave(plan_tree(tree, ALONE)) if prepare is None else prepare(tree, options.python_metadata())
+    if prepare is None:
+        return FolderSave(plan_tree(tree, ALONE, options.part))
+    return prepare(tree, options.python_metadata(), options.part)
 
 
 def plan_together(
@@ -133,7 +135,7 @@ def plan_together(
     try:
         finish_earlier()
         options.python_metadata()
-        plan = plan_tree(tree)
+        plan = plan_tree(tree, part=options.part)
     except Exception as error:
         processes = this_processes(())
         if processes.count == 1:

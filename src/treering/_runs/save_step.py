@@ -15,7 +15,6 @@ from typing import Any, SupportsIndex
 import numpy as np
 
 from treering._arrays.host import this_processes
-from treering._arrays.jobs import Progress
 from treering._background.saves import finish_saves, in_flight, raise_unreported, reword, wait_for
 from treering._checkpoint.save import begin_save, counted
 from treering._checkpoint.save_options import SaveOptions
@@ -65,9 +64,9 @@ def save_step(
     metadata: Mapping[str, Any] | None,
     rollback: bool,
     force: bool,
-    progress: Progress | bool | None,
+    **others: Any,
 ) -> StepSave:
-    """Save a step of ``run``; ``Run.save`` says more."""
+    """Save a step of ``run``; ``Run.save`` says more, and ``SaveOptions.of`` of the other options."""
     decision: Decision | None = None
     number = operator.index(step) if isinstance(step, int | np.integer) else None
     processes, path = this_processes(()), run.path if number is None else step_path(run.path, number)
@@ -104,7 +103,7 @@ def save_step(
         begun, path = time.monotonic(), step_path(run.path, step)
         run.has_saved = True
         with withdraw_on_failure(run.path, order.mark):
-            options = SaveOptions.of(path, metadata=note, overwrite=rollback, progress=progress, timeout=run.timeout)
+            options = SaveOptions.of(path, metadata=note, overwrite=rollback, timeout=run.timeout, **others)
             if processes.count > 1:  # process 0 alone writes them
                 options = dataclasses.replace(options, states=state_keys(tree))
             around = _collect_afterwards(run, step, order, begun=begun) if processes.is_coordinator else None
