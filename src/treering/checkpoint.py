@@ -494,7 +494,7 @@ def export(
 
 @moved_options(target="it is called path")
 def convert(
-    source: str | os.PathLike[str],
+    source: Where,
     path: str | os.PathLike[str],
     *,
     to: str | None = None,
@@ -518,7 +518,7 @@ def convert(
     steps are not converted again. One that cannot be converted does not stop the others; the error at the end names it.
 
     Args:
-        source: as for ``load``; also a run.
+        source: as for ``load``; also a run. Of a list the result is all of it in one; a run is none of a list.
         path: where to. One that ends in ``.safetensors``, ``.msgpack`` or ``.npz`` becomes such a file, else a folder.
         to: the form of the target: "treering" (the default), "hf", "leaves" or "orbax" for a folder; for a file its
             suffix says it; or a form that another package writes (``docs/plug-points.md``).

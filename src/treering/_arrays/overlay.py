@@ -15,9 +15,9 @@ from treering._arrays.incoming import ReadRequest
 from treering._arrays.jobs import Progress
 from treering._arrays.source import Source
 from treering._format.index import Chunks, Container, Index, LeafType, Token
-from treering._format.structure import assemble, iter_runs, key_text, node_keys
+from treering._format.structure import assemble, iter_runs, key_text, nest_paths, node_keys
 from treering._plan.exchange import StoredChunk
-from treering._values.keys import join_key
+from treering._values.keys import join_key, split_key
 from treering.errors import MismatchError
 
 if TYPE_CHECKING:
@@ -70,6 +70,7 @@ def merge_indexes(indexes: Sequence[Index], paths: Sequence[str]) -> tuple[Index
 
     Raises:
         MismatchError: as `lay_over` says.
+        FormatError: the names of a flat form are paths of which one lies inside another.
     """
     root = _nest(0, indexes[0])
     for number, index in enumerate(indexes[1:], 1):
@@ -84,7 +85,7 @@ def merge_indexes(indexes: Sequence[Index], paths: Sequence[str]) -> tuple[Index
         written=indexes[-1].written,
         meshes=tuple(dict.fromkeys(mesh for index in indexes for mesh in index.meshes)),
         structure=structure,
-        keys=[above + name for above, names in iter_runs(structure) for name in names],
+        keys=_key_texts(structure),
         types=tuple(types),
         leaf_types=leaf_types,
         values=values,
@@ -103,8 +104,16 @@ def _nest(number: int, index: Index) -> _Node:
     def make(head: Container, children: list[Any]) -> _Node:
         return _Node(head, number, dict(zip(map(key_text, head.keys), children, strict=True)))
 
-    places = [(number, leaf) for leaf in range(len(index.keys))]
-    return _Node(Container(node="dict", keys=("",)), number, {"": assemble(index.structure, places, make)})
+    structure: Sequence[Token] = index.structure
+    order: Sequence[int] = range(len(index.keys))
+    if _key_texts(structure) != list(index.keys):  # a flat form, whose names are paths
+        structure, order = nest_paths(map(split_key, index.keys))
+    places = [(number, leaf) for leaf in order]
+    return _Node(Container(node="dict", keys=("",)), number, {"": assemble(structure, places, make)})
+
+
+def _key_texts(structure: Sequence[Token]) -> list[str]:
+    return [above + name for above, names in iter_runs(structure) for name in names]
 
 
 def _merge(lower: _Node, upper: _Node, indexes: Sequence[Index], paths: Sequence[str]) -> None:
