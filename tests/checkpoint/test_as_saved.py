@@ -18,6 +18,9 @@ from tests import meshes
 from tests.trees import assert_unchanged
 from treering.errors import MismatchError
 
+load: Any = tr.load  # what is loaded has the type of `like`, of `...` too
+load_async: Any = tr.load_async
+
 
 class Pair(NamedTuple):
     x: Any
@@ -50,8 +53,8 @@ def path(tmp_path: Path) -> Path:
 
 
 def test_the_whole_tree(path: Path) -> None:
-    assert_unchanged(tr.load(path, ...), tr.load(path))
-    assert_unchanged(tr.load(path, ..., at="opt/1"), TREE["opt"][1])
+    assert_unchanged(load(path, ...), load(path))
+    assert_unchanged(load(path, ..., at="opt/1"), TREE["opt"][1])
 
 
 def test_leaves_and_branches_at_any_depth(path: Path) -> None:
@@ -60,8 +63,8 @@ def test_leaves_and_branches_at_any_depth(path: Path) -> None:
         "opt": (Pair(..., "x"), ..., ...),
         "key": ..., "f": jnp.sin, "step": ...,
     }  # fmt: skip
-    found = tr.load(path, like)
-    saved = tr.load(path)
+    found = load(path, like)
+    saved = load(path)
     assert isinstance(found["params"]["layers"][0], Layer)
     assert_unchanged(found["params"]["layers"][0].weight, TREE["params"]["layers"][0].weight)
     assert isinstance(found["params"]["layers"][1], tr.checkpoint.StandIn)
@@ -70,27 +73,27 @@ def test_leaves_and_branches_at_any_depth(path: Path) -> None:
     assert_unchanged(found["params"]["n"], TREE["params"]["n"])
     assert_unchanged(found["key"], TREE["key"])
     assert (found["step"], found["f"]) == (7, jnp.sin)
-    assert isinstance(tr.load(path, {"f": ...}, extra="ignore")["f"], tr.checkpoint.OpaqueLeaf)
+    assert isinstance(load(path, {"f": ...}, extra="ignore")["f"], tr.checkpoint.OpaqueLeaf)
 
 
 def test_what_is_not_there_is_missing(path: Path) -> None:
     with pytest.raises(MismatchError, match=r"nothing: missing, `like` has `\.\.\.`"):
-        tr.load(path, {"nothing": ...}, extra="ignore")
+        load(path, {"nothing": ...}, extra="ignore")
     with pytest.raises(MismatchError, match=r"nothing: missing, `like` has `\.\.\.`"):
-        tr.load(path, {"nothing": ..., "step": 0}, extra="ignore", missing="keep")
+        load(path, {"nothing": ..., "step": 0}, extra="ignore", missing="keep")
     with pytest.raises(MismatchError, match=r"step: unexpected"):
-        tr.load(path, {name: ... for name in TREE if name != "step"})
+        load(path, {name: ... for name in TREE if name != "step"})
 
 
 def test_shardings_place_it(path: Path) -> None:
     split = NamedSharding(meshes.line(), P("x"))
-    found = tr.load(
+    found = load(
         path, {"params": ...}, extra="ignore",
         shardings=lambda key, aval: split if key.endswith("weight") else None,
     )  # fmt: skip
     assert [layer.weight.sharding for layer in found["params"]["layers"]] == [split, split]
     assert isinstance(found["params"]["n"], np.ndarray)
-    tree = tr.load(
+    tree = load(
         path,
         {"params": ...},
         extra="ignore",
@@ -101,7 +104,7 @@ def test_shardings_place_it(path: Path) -> None:
 
 
 def test_renamed_branches_and_parts(path: Path) -> None:
-    found = tr.load(
+    found = load(
         path,
         {"p": ..., "first": ..., "s": 0},
         key_map={"p": "params/layers/1", "first": "opt/0/x", "s": "step"},
@@ -109,15 +112,15 @@ def test_renamed_branches_and_parts(path: Path) -> None:
     )
     assert found["p"].bias.tolist() == [1, 1, 1, 1]
     assert (found["first"], found["s"]) == (1.5, 7)
-    found = tr.load(path, {"layers": ..., "n": ...}, at="params", only=["n", "layers/1/bias"])
+    found = load(path, {"layers": ..., "n": ...}, at="params", only=["n", "layers/1/bias"])
     assert found["layers"] == {1: {"bias": pytest.approx([1, 1, 1, 1])}}
     with pytest.raises(MismatchError, match=r"like.*has no such key"):
-        tr.load(path, {"params": ...}, key_map={"params/n": "step"}, extra="ignore")
+        load(path, {"params": ...}, key_map={"params/n": "step"}, extra="ignore")
 
 
 def test_it_is_no_cast_and_no_check(path: Path) -> None:
     like = {"params": {"layers": ..., "n": np.zeros(3, "i2")}}
-    found = tr.load(path, like, extra="ignore", cast=True)
+    found = load(path, like, extra="ignore", cast=True)
     assert found["params"]["n"].dtype == np.int16
     assert found["params"]["layers"][0].weight.dtype == jnp.float32
 
@@ -130,10 +133,10 @@ def test_in_a_run_and_over_each_other(tmp_path: Path) -> None:
         assert_unchanged(run.load(1, ...), run.load(1))
     tr.save(tmp_path / "over", {"step": 8, "lora": {"a": jnp.ones(2)}})
     both = [tmp_path / "run", tmp_path / "over"]
-    found = tr.load(both, {"step": ..., "lora": ..., "opt": ...}, extra="ignore")
+    found = load(both, {"step": ..., "lora": ..., "opt": ...}, extra="ignore")
     assert found["step"] == 8
     assert_unchanged(found["opt"], TREE["opt"])
-    assert tr.load_async(both, {"lora": ...}, extra="ignore").result()["lora"]["a"].tolist() == [1, 1]
+    assert load_async(both, {"lora": ...}, extra="ignore").result()["lora"]["a"].tolist() == [1, 1]
 
 
 def test_in_other_forms(tmp_path: Path) -> None:
@@ -142,17 +145,15 @@ def test_in_other_forms(tmp_path: Path) -> None:
     tr.save(tmp_path / "x.msgpack", state)
     tr.leaves.tree_serialize_leaves(tmp_path / "leaves", state)
     for name in ("x.safetensors", "x.msgpack", "leaves"):
-        found = tr.load(tmp_path / name, {"a": ..., "c": np.zeros(2, int)})
+        found = load(tmp_path / name, {"a": ..., "c": np.zeros(2, int)})
         assert found["a"]["b"].tolist() == [0, 0, 0], name
-    assert (
-        tr.leaves.tree_deserialize_leaves(tmp_path / "leaves", target={"a": ..., "c": np.zeros(2, int)})["a"]["w"][0]
-        == 1
-    )
+    target: Any = {"a": ..., "c": np.zeros(2, int)}
+    assert tr.leaves.tree_deserialize_leaves(tmp_path / "leaves", target=target)["a"]["w"][0] == 1
 
 
 def test_many_of_them_take_one_look_at_the_tree(tmp_path: Path) -> None:
     state = {f"l{n}": {"w": np.full(2, n), "b": n} for n in range(3000)}
     tr.save(tmp_path / "ckpt", state)
-    found = tr.load(tmp_path / "ckpt", dict.fromkeys(state, ...))
+    found = load(tmp_path / "ckpt", dict.fromkeys(state, ...))
     assert found["l2999"]["b"] == 2999
     assert found["l17"]["w"].tolist() == [17, 17]

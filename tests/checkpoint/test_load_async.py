@@ -82,11 +82,11 @@ def test_errors_come_from_result(path: str, tmp_path: Path) -> None:
 
 def test_arguments_are_checked_at_once(path: str) -> None:
     with pytest.raises(UnsupportedError, match="found an int"):
-        tr.load_async(3)  # type: ignore[arg-type]
+        tr.load_async(3)  # type: ignore[call-overload]
     with pytest.raises(UnsupportedError, match="cast="):
         tr.load_async(path, cast=True)
     with pytest.raises(TypeError, match="unexpected keyword argument 'lazy'"):
-        tr.load_async(path, lazy=True)  # type: ignore[call-arg]
+        tr.load_async(path, lazy=True)  # type: ignore[call-overload]
 
 
 def test_what_is_set_for_the_caller_s_thread_counts(path: str) -> None:
