@@ -15,8 +15,8 @@ import treering
 
 PAGE = Path(__file__).with_name("api-on-one-page.md")
 _VERBS = (
-    "save", "load", "open", "save_async", "each", "export", "convert", "abstract", "inspect", "verify", "diff",
-    "bucket",
+    "save", "load", "open", "save_async", "load_async", "each", "export", "convert", "abstract", "inspect", "verify",
+    "diff", "bucket",
 )  # fmt: skip
 _CLASSES = ("Run", "Fallback", "KeepLast", "KeepEvery", "KeepBest", "SaveEvery", "KeyMap", "KeyRule")
 _MODULES = (

@@ -15,11 +15,8 @@ from treering._checkpoint.load import LoadOptions
 
 CALLS: dict[str, tuple[Callable[[Path], Any], str]] = {
     "save form": (lambda path: tr.save(path, {}, form="hf"), "no option 'form': call treering.export"),  # type: ignore[call-arg]
-    "save dtype": (lambda path: tr.save(path, {}, dtype="float16"), "pass it to treering.export"),  # type: ignore[call-arg]
     "save key_map": (lambda path: tr.save(path, {}, key_map=None), "pass it to treering.export"),  # type: ignore[call-arg]
-    "save only": (lambda path: tr.save(path, {}, only="a"), "no option 'only': it is reserved for a later version"),  # type: ignore[call-arg]
     "save_async base": (lambda path: tr.save_async(path, {}, base="a"), "no option 'base': it is reserved for a later"),  # type: ignore[call-arg]
-    "save_async dtype": (lambda path: tr.save_async(path, {}, dtype="a"), "it is reserved for a later version"),  # type: ignore[call-arg]
     "load": (lambda path: tr.load(path, {}, rename={}), "no option 'rename': pass the dict as key_map="),  # type: ignore[call-overload]
     "convert": (lambda path: tr.convert(path, target=path), "no option 'target': it is called path"),  # type: ignore[call-arg]
     "Run.load": (lambda path: tr.Run(path).load(rename={}), "pass the dict as key_map="),  # type: ignore[call-overload]
@@ -76,7 +73,7 @@ def test_a_moved_name_leads_to_where_it_is_now(door: str, name: str, home: str) 
 
 
 def test_the_root_has_few_names() -> None:
-    assert len(tr.__all__) <= 29
+    assert len(tr.__all__) <= 30
 
 
 OF_PEERS = {

@@ -28,15 +28,15 @@ if TYPE_CHECKING:
     from treering._keymap.key_map import KeyMap
     from treering._keymap.key_rule import KeyRule
     from treering._store.buckets import bucket
-    from treering.checkpoint import abstract, convert, each, export, load, open, save, save_async  # noqa: A004 - treering.open
+    from treering.checkpoint import abstract, convert, each, export, load, load_async, open, save, save_async  # noqa: A004
     from treering.rules import KeepBest, KeepEvery, KeepLast, SaveEvery
     from treering.run import Fallback, Run
 
 __version__ = "0.2.0"
 __all__ = [
     "Fallback", "KeepBest", "KeepEvery", "KeepLast", "KeyMap", "KeyRule", "Run", "SaveEvery", "__version__", "abstract",
-    "bucket", "checkpoint", "convert", "diff", "each", "errors", "export", "inspect", "leaves", "load", "open", "run",
-    "save", "save_async", "serialization", "sharding", "tree", "verify",
+    "bucket", "checkpoint", "convert", "diff", "each", "errors", "export", "inspect", "leaves", "load", "load_async",
+    "open", "run", "save", "save_async", "serialization", "sharding", "tree", "verify",
 ]  # fmt: skip
 
 _NAMES = {
@@ -46,7 +46,7 @@ _NAMES = {
     "_keymap.key_map": ("KeyMap",),
     "_keymap.key_rule": ("KeyRule",),
     "_store.buckets": ("bucket",),
-    "checkpoint": ("abstract", "convert", "each", "export", "load", "open", "save", "save_async"),
+    "checkpoint": ("abstract", "convert", "each", "export", "load", "load_async", "open", "save", "save_async"),
     "rules": ("KeepBest", "KeepEvery", "KeepLast", "SaveEvery"),
     "run": ("Fallback", "Run"),
 }

@@ -11,14 +11,16 @@ import inspect
 import os
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from types import MappingProxyType
+from types import EllipsisType, MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, Literal, ParamSpec, TypeAlias, TypedDict, TypeVar, Unpack, overload
 
 if TYPE_CHECKING:
     import jax
     from jax.typing import DTypeLike
 
+    from treering._background.saves import PendingLoad
     from treering._background.writer import PendingSave
+    from treering._checkpoint.forms import Where
     from treering._checkpoint.open import Checkpoint, LeafView
     from treering._format.index import ForeignKey, OpaqueLeaf
     from treering._format.structure import StandIn, register_node
@@ -28,9 +30,9 @@ if TYPE_CHECKING:
     from treering._tree.placement import Shardings
 
 __all__ = [
-    "Checkpoint", "Each", "EachStates", "ForeignKey", "LeafView", "LoadKeywords", "OpaqueLeaf", "PendingSave",
-    "Shardings", "StandIn", "abstract", "convert", "each", "export", "load", "open", "register_node", "save",
-    "save_async", "uncompared",
+    "Checkpoint", "Each", "EachStates", "ForeignKey", "LeafView", "LoadKeywords", "OpaqueLeaf", "PendingLoad",
+    "PendingSave", "Shardings", "StandIn", "abstract", "convert", "each", "export", "load", "load_async", "open",
+    "register_node", "save", "save_async", "uncompared",
 ]  # fmt: skip
 
 # What needs numpy or jax, imported when it is asked for.
@@ -41,6 +43,7 @@ _LATER = {
     "ForeignKey": "_format.index",
     "LeafView": "_checkpoint.open",
     "OpaqueLeaf": "_format.index",
+    "PendingLoad": "_background.saves",
     "PendingSave": "_background.writer",
     "Shardings": "_tree.placement",
     "StandIn": "_format.structure",
@@ -49,6 +52,7 @@ _LATER = {
     "uncompared": "_tree.likeness",
 }
 
+Dtypes: TypeAlias = "DTypeLike | Mapping[str, DTypeLike] | None"
 P = ParamSpec("P")
 T = TypeVar("T")
 Progress: TypeAlias = Callable[[int, int], object]
@@ -128,10 +132,7 @@ def moved_names(module: str, /, *names: str) -> Callable[[str], Any]:
     return find
 
 
-_RESERVED = {
-    **dict.fromkeys(("base", "only"), "it is reserved for a later version"),
-    "dtype": "it is reserved for a later version; to cast now, pass it to treering.export(path, tree, ...)",
-}
+_RESERVED = {"base": "it is reserved for a later version"}
 
 
 @moved_options(
@@ -140,9 +141,10 @@ _RESERVED = {
     **_RESERVED,
 )
 def save(
-    path: str | os.PathLike[str], tree: Any, *, metadata: Mapping[str, Any] | None = None, overwrite: bool = False,
-    progress: Progress | bool | None = None, processes: Literal["all", "this"] = "all",
-    host_local: Literal["first", "equal"] = "first", timeout: float | None = None,
+    path: str | os.PathLike[str], tree: Any, *, only: str | Sequence[str] | None = None, dtype: Dtypes = None,
+    metadata: Mapping[str, Any] | None = None, overwrite: bool = False, progress: Progress | bool | None = None,
+    processes: Literal["all", "this"] = "all", host_local: Literal["first", "equal"] = "first",
+    timeout: float | None = None,
 ) -> None:  # fmt: skip
     """Save a pytree atomically; when this returns, it survives a power cut.
 
@@ -158,6 +160,10 @@ def save(
         path: the path to save to; a relative one counts from the current folder. Missing folders are created.
         tree: any pytree. Arrays of jax and numpy on any devices of the job, typed PRNG keys, Python numbers, None, str,
             bytes. Functions and other static objects are recorded by name and come back from ``like``.
+        only: glob or globs over key texts, as for ``load``: save what they keep, such as an adapter, and record that it
+            is a part. ``load([base, part], like)`` puts it over the rest.
+        dtype: the dtype that arrays of floats are saved in, or a dict of globs and dtypes, of which the first that
+            matches a leaf counts. It rounds; a value that would change in another way raises.
         metadata: JSON to store beside the tree: dicts with str keys, lists, str, finite numbers, bool, None.
         overwrite: replace an existing checkpoint. Only its own files are removed, and only after the new one is
             complete; other files in the folder stay.
@@ -171,7 +177,7 @@ def save(
     Raises:
         ExistsError: the path exists; also a ``FileExistsError``. BusyError: another process is saving to the path.
         UnsupportedError: a leaf cannot be stored; the error names all such leaves, and nothing was written.
-        MismatchError: the processes have different trees; the error names the leaves.
+        MismatchError: the processes have different trees, a glob matches nothing, or a value does not fit ``dtype``.
         TimedOutError, ProcessFailedError: other processes did not arrive, or failed; the error names them.
         StoreError: the system refused; an ``OSError``. ``NotSharedError``: not all processes see the same folder.
 
@@ -191,8 +197,8 @@ def save(
 
     with counted(path, processes):
         save_tree(tree, SaveOptions.of(
-            path, metadata=metadata, overwrite=overwrite, progress=progress, processes=processes,
-            host_local=host_local, timeout=timeout,
+            path, only=only, dtype=dtype, metadata=metadata, overwrite=overwrite, progress=progress,
+            processes=processes, host_local=host_local, timeout=timeout,
         ))  # fmt: skip
 
 
@@ -201,6 +207,8 @@ def save_async(
     path: str | os.PathLike[str],
     tree: Any,
     *,
+    only: str | Sequence[str] | None = None,
+    dtype: Dtypes = None,
     metadata: Mapping[str, Any] | None = None,
     overwrite: bool = False,
     progress: Progress | bool | None = None,
@@ -221,6 +229,8 @@ def save_async(
     Args:
         path: as for ``save``.
         tree: as for ``save``; a leaf that cannot be saved is refused before this returns.
+        only: as for ``save``.
+        dtype: as for ``save``; the snapshot has the tree's own dtypes, and the thread that writes casts.
         metadata: as for ``save``.
         overwrite: as for ``save``.
         progress: as for ``save``, but called from, or shown by, the thread that writes.
@@ -250,8 +260,8 @@ def save_async(
 
     with counted(path, processes), phase("save/blocked"):
         return begin_save(tree, SaveOptions.of(
-            path, metadata=metadata, overwrite=overwrite, progress=progress, processes=processes,
-            host_local=host_local, timeout=timeout,
+            path, only=only, dtype=dtype, metadata=metadata, overwrite=overwrite, progress=progress,
+            processes=processes, host_local=host_local, timeout=timeout,
         ))  # fmt: skip
 
 
@@ -276,15 +286,15 @@ LOAD_DEFAULTS: Final[Mapping[str, Any]] = {"missing": "error", "extra": "error",
 
 
 @overload
-def load(path: str | os.PathLike[str], like: None = ..., **options: Unpack[LoadKeywords]) -> Any: ...
+def load(path: Where, like: EllipsisType | None = ..., **options: Unpack[LoadKeywords]) -> Any: ...
 
 
 @overload
-def load(path: str | os.PathLike[str], like: T, **options: Unpack[LoadKeywords]) -> T: ...
+def load(path: Where, like: T, **options: Unpack[LoadKeywords]) -> T: ...
 
 
 @moved_options(LoadKeywords, LOAD_DEFAULTS, rename="pass the dict as key_map=")
-def load(path: str | os.PathLike[str], like: Any = None, **options: Unpack[LoadKeywords]) -> Any:
+def load(path: Where, like: Any = None, **options: Unpack[LoadKeywords]) -> Any:
     """Load a pytree, or a part of it, onto any devices, and check every byte.
 
     Without ``like``, dicts, lists, tuples and namedtuples come back as they were, other containers as ``StandIn`` (see
@@ -294,7 +304,10 @@ def load(path: str | os.PathLike[str], like: Any = None, **options: Unpack[LoadK
 
     Args:
         path: a checkpoint, a leaves directory (its prefixes are branches), or a ``.safetensors`` or ``.msgpack`` file.
+            Of a list, such as a base and an adapter, each lies over those before it: containers merge by key, of each
+            leaf the last one counts, and all options are about the whole.
         like: the structure, shapes and dtypes wanted: arrays or ``jax.ShapeDtypeStruct``; a numpy leaf gives numpy.
+            ``...`` in the place of a leaf or a branch gives what was saved there, as without ``like``.
         only: glob or globs over key texts, such as ``"params/**"``; ``*`` matches inside a part, ``**`` any parts. A
             list or tuple that loses items comes back as a dict of index to item.
         at: key text of the subtree to load as if it were the whole tree.
@@ -336,11 +349,49 @@ def load(path: str | os.PathLike[str], like: Any = None, **options: Unpack[LoadK
     return load_tree(path, like, LoadOptions.of(options))
 
 
-def open(path: str | os.PathLike[str], *, key_map: KeyMap | None = None) -> Checkpoint:  # noqa: A001 - treering.open is the name
-    """Open a checkpoint or single file as a mapping of key texts; arrays are read when they are sliced.
+@overload
+def load_async(path: Where, like: EllipsisType | None = ..., **options: Unpack[LoadKeywords]) -> PendingLoad[Any]: ...
+
+
+@overload
+def load_async(path: Where, like: T, **options: Unpack[LoadKeywords]) -> PendingLoad[T]: ...
+
+
+@moved_options(LoadKeywords, LOAD_DEFAULTS)
+def load_async(path: Where, like: Any = None, **options: Unpack[LoadKeywords]) -> PendingLoad[Any]:
+    """Load a pytree like ``load``, in the background: this returns at once, and ``result()`` of the result is the tree.
+
+    A thread of its own reads, checks and places the leaves, with the mesh, default device and ``jax_enable_x64`` that
+    the caller has now. Arrays that lie over several processes are refused: these would have to meet.
 
     Args:
         path: as for ``load``.
+        like: as for ``load``; it stays as it is until the load has ended.
+        options: those of ``load``.
+
+    Raises:
+        UnsupportedError: an option has no meaning, or ``shardings``, ``mesh`` or ``like`` name several processes. What
+            else ``load`` raises comes from ``result()``, ``exception()`` or ``await``; where nobody asks, it is a line
+            on stderr at the program's end, with status 1.
+
+    Example:
+        >>> import os, tempfile
+        >>> path = os.path.join(tempfile.mkdtemp(), "ckpt")
+        >>> save(path, {"params": {"w": 1.5}, "step": 7})
+        >>> pending = load_async(path, at="params")
+        >>> pending.result()
+        {'w': 1.5}
+    """
+    from treering._checkpoint.load import LoadOptions, begin_load_tree
+
+    return begin_load_tree(path, like, LoadOptions.of(options))
+
+
+def open(path: Where, *, key_map: KeyMap | None = None) -> Checkpoint:  # noqa: A001 - treering.open is the name
+    """Open a checkpoint or single file as a mapping of key texts; arrays are read when they are sliced.
+
+    Args:
+        path: as for ``load``; of several, ``origin(key)`` of the result says where a leaf comes from.
         key_map: the ``KeyMap`` that makes the tree of the stored one.
 
     Raises:
@@ -361,11 +412,7 @@ def open(path: str | os.PathLike[str], *, key_map: KeyMap | None = None) -> Chec
 
 
 def abstract(
-    path: str | os.PathLike[str],
-    *,
-    only: str | Sequence[str] | None = None,
-    at: str | None = None,
-    key_map: KeyMap | None = None,
+    path: Where, *, only: str | Sequence[str] | None = None, at: str | None = None, key_map: KeyMap | None = None
 ) -> Any:
     """Return the tree of a checkpoint without its arrays, from headers alone: for ``like=``, ``jax.eval_shape``, sizes.
 
@@ -403,7 +450,7 @@ def export(
     *,
     to: str | None = None,
     key_map: KeyMap | None = None,
-    dtype: DTypeLike | None = None,
+    dtype: Dtypes = None,
     max_file_size: int | str | None = None,
     lose: str | Sequence[str] = (),
     metadata: Mapping[str, Any] | None = None,
@@ -422,7 +469,7 @@ def export(
             which transformers and PyTorch open; keys are joined by ".". "orbax" writes an item that Orbax restores,
             with a target or without one, on disk only. A folder that holds either is refused, with ``overwrite`` too.
         key_map: write the leaves of which ``load`` with this ``KeyMap`` makes the tree, so that one map serves both.
-        dtype: as for ``convert``; also a dtype of numpy or jax.
+        dtype: as for ``save``.
         max_file_size: as for ``convert``.
         lose: as for ``convert``.
         metadata: as for ``save``, as far as the form holds any: a Hugging Face folder holds texts by names.
@@ -453,14 +500,14 @@ def export(
 
 @moved_options(target="it is called path")
 def convert(
-    source: str | os.PathLike[str],
+    source: Where,
     path: str | os.PathLike[str],
     *,
     to: str | None = None,
     only: str | Sequence[str] | None = None,
     at: str | None = None,
     key_map: KeyMap | None = None,
-    dtype: str | None = None,
+    dtype: Dtypes = None,
     max_file_size: int | str | None = None,
     items: Mapping[str, str] | None = None,
     lose: str | Sequence[str] = (),
@@ -477,14 +524,14 @@ def convert(
     steps are not converted again. One that cannot be converted does not stop the others; the error at the end names it.
 
     Args:
-        source: as for ``load``; also a run.
+        source: as for ``load``; also a run. Of a list the result is all of it in one; a run is none of a list.
         path: where to. One that ends in ``.safetensors``, ``.msgpack`` or ``.npz`` becomes such a file, else a folder.
         to: the form of the target: "treering" (the default), "hf", "leaves" or "orbax" for a folder; for a file its
             suffix says it; or a form that another package writes (``docs/plug-points.md``).
         only: as for ``load``.
         at: as for ``load``.
         key_map: as for ``open``.
-        dtype: the dtype that all arrays of floats get. It rounds; a value that would change in another way raises.
+        dtype: as for ``save``; globs are about the tree that ``key_map`` makes.
         max_file_size: of the form "hf", bytes or a text; default: "5GB". A larger array has a file of its own.
         items: of the form "orbax", name of an item -> key of the subtree in it; "grain:KEY" is the state of an iterator
             of grain, "json:NAME" a member of the metadata. Default: one item "default" in a step of a run, else none.

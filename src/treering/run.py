@@ -11,6 +11,7 @@ import os
 import signal
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from types import EllipsisType
 from typing import TYPE_CHECKING, Any, Literal, Self, SupportsIndex, TypeAlias, TypeVar, Unpack, overload
 
 from treering._runs.results import Fallback, Preemption, Resumed, RunStatus, Stateful, StepSave
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from treering._runs.leases import Lease, Watch
     from treering._runs.run_state import RunState
     from treering._tree.placement import Shardings
+    from treering.checkpoint import Dtypes
     from treering.rules import Cadence, Policy, Verdict
 
 __all__ = [
@@ -111,6 +113,8 @@ class Run:
         step: SupportsIndex,
         tree: Any,
         *,
+        only: str | Sequence[str] | None = None,
+        dtype: Dtypes = None,
         metrics: Mapping[str, Any] | None = None,
         metadata: Mapping[str, Any] | None = None,
         rollback: bool = False,
@@ -128,6 +132,8 @@ class Run:
         Args:
             step: its number, 0 or more.
             tree: any pytree, as for ``treering.save``.
+            only: as for ``treering.save``; ``load_or_init`` initialises what such a step does not have.
+            dtype: as for ``treering.save_async``.
             metrics: numbers by name, for ``best`` and ``KeepBest``: Python's, numpy's, or jax scalars.
             metadata: JSON to store beside the tree; its member "treering" is reserved.
             rollback: go on from an older step: replace ``step`` if it exists, and discard the later ones. They are
@@ -153,8 +159,8 @@ class Run:
         from treering._runs.save_step import save_step
 
         return save_step(
-            self._state, step, tree, metrics=metrics, metadata=metadata, rollback=rollback, force=force,
-            progress=progress,
+            self._state, step, tree, only=only, dtype=dtype, metrics=metrics, metadata=metadata, rollback=rollback,
+            force=force, progress=progress,
         )  # fmt: skip
 
     def save_on_signal(self, signum: int = signal.SIGTERM, *, grace: float | None = None) -> None:
@@ -220,7 +226,7 @@ class Run:
 
     @overload
     def load(
-        self, step: SupportsIndex | None = ..., like: None = ..., *, fallback: bool | Fallback = ...,
+        self, step: SupportsIndex | None = ..., like: EllipsisType | None = ..., *, fallback: bool | Fallback = ...,
         **options: Unpack[LoadKeywords],
     ) -> Any: ...  # fmt: skip
 

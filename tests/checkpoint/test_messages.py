@@ -192,9 +192,9 @@ def test_a_hint_stands_where_it_helps(path: Path) -> None:
 
 
 def test_a_type_has_its_article() -> None:
-    for wrong, named in ((3, "an int"), (None, "None"), ([], "a list")):
+    for wrong, named in ((3, "an int"), (None, "None"), ([], "an empty list"), ([3], "an int")):
         with pytest.raises(UnsupportedError, match=f"the path, a str or os.PathLike; found {named}$"):
-            treering.load(wrong)  # type: ignore[call-overload]
+            treering.load(wrong)  # type: ignore[arg-type]
     sources = Path(inspect.getfile(treering)).parent.rglob("*.py")
     assert not [path.name for path in sources if "a {type(" in path.read_text(encoding="utf-8")]
 

@@ -52,5 +52,5 @@ def test_every_option_has_its_reason_in_the_docstring(name: str) -> None:
     function: Any = FUNCTIONS[name]
     options = {one.name for one in inspect.signature(function).parameters.values() if one.kind is one.KEYWORD_ONLY}
     said = set(re.findall(r"^ {4}(\w+): \S", inspect.getdoc(function) or "", re.MULTILINE))
-    shared = treering.checkpoint.LoadKeywords.__annotations__ if name == "Run.load" else ()  # those of load
+    shared = treering.checkpoint.LoadKeywords.__annotations__ if name in ("Run.load", "load_async") else ()
     assert options - said - set(shared) == set()

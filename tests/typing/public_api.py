@@ -102,6 +102,19 @@ class Model(NamedTuple):
     layers: int
 
 
+async def awaited(model: Model) -> None:
+    assert_type(await treering.load_async("ckpt", model), Model)
+
+
+def parts(model: Model) -> None:
+    treering.save("adapter", model, only=["**/lora"], dtype={"**/lora": jax.numpy.bfloat16, "head": "float32"})
+    treering.save_async("adapter", model, only="**/lora", dtype=np.float16)
+    treering.convert(["base", Path("adapter")], "merged", dtype="bfloat16")
+    treering.Run("runs/a").save(1, model, only="**/lora", dtype="bfloat16")
+    with treering.open(("base", "adapter")) as opened:
+        assert_type(opened.origin("w"), str)
+
+
 def hugging_face_folders(model: Model) -> None:
     assert_type(treering.export("model", model, to="hf", max_file_size="2GB", dtype="bfloat16"), None)
     treering.export(Path("model"), model, to="hf", max_file_size=1 << 30, dtype=jax.numpy.bfloat16)
@@ -112,6 +125,13 @@ def what_is_loaded_has_the_type_of_what_is_asked_for(model: Model, anything: Any
     assert_type(treering.load("ckpt", like=model, shardings=None, cast=True), Model)
     assert_type(treering.load("ckpt", [model], at="models"), list[Model])
     assert_type(treering.load("ckpt"), Any)
+    assert_type(treering.load(["base", Path("adapter")], model), Model)
+    assert_type(treering.load("ckpt", ...), Any)
+    assert_type(treering.load_async("ckpt", model, cast=True), treering.checkpoint.PendingLoad[Model])
+    assert_type(treering.load_async(["base", "adapter"]).result(timeout=1), Any)
+    assert_type(treering.load_async("ckpt", like=model).result(), Model)
+    assert_type(treering.load_async("ckpt").done(), bool)
+    assert_type(treering.abstract(["base", "adapter"]), Any)
     assert_type(treering.abstract(Path("ckpt"), only=["params/**"], at="state"), Any)
     assert_type(treering.load("ckpt", anything), Any)
     assert_type(leaves.tree_deserialize_leaves("ckpt", target=model), Model)

@@ -134,6 +134,9 @@ def state_digest(source: Source) -> str:
     Raises:
         CorruptError, NotFoundError, StoreError: as reading does.
     """
+    if source.layers:
+        return digest([source.index.keys[n].encode("utf-8", "surrogatepass") for n in range(len(source.index.keys))]
+                      + [state_digest(layer).encode() for layer in source.layers])  # fmt: skip
     index = source.index
     head = repr((index.attempt, index.types, [(file.name, file.nbytes, file.digest) for file in index.files]))
     keys = "\0".join(index.keys)
@@ -148,6 +151,8 @@ def state_digest(source: Source) -> str:
 
 def is_told_by_numbers(source: Source) -> bool:
     """Tell whether nothing but the numbers tells one state of a tree from another: no checksums, and no versions."""
+    if source.layers:
+        return any(map(is_told_by_numbers, source.layers))
     return not (source.index.verified or _versions(source))
 
 

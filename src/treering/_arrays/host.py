@@ -25,9 +25,11 @@ from treering._format.index import LeafType, leaf_bytes
 from treering._store.crew import work_together
 from treering._store.memory_pool import PIECE_BYTES, MemoryPool
 from treering._values.boxes import Box, box_of_slices, boxes_of_range, intersection, relative, shape_of, slices
+from treering._values.casts import NotKept, cast_array
 from treering._values.checksums import block_checksums
+from treering._values.keys import split_key
 from treering._values.processes import Processes
-from treering.errors import UnsupportedError
+from treering.errors import MismatchError, UnsupportedError
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -311,6 +313,58 @@ class BoxedArray:
                 _fill(slab[at : at + count].reshape(shape), box, hosts)
                 at += count
             yield from wire_blocks(slab, 0, len(slab))
+
+
+class CastArray(BoxedArray):
+    """An array whose floats become those of another dtype when they are read, a slab at a time.
+
+    Args:
+        data: an array of jax or numpy, on any devices.
+        dtype: the other dtype.
+        key: the key of its leaf, for errors.
+        start: where it begins in its leaf.
+    """
+
+    def __init__(self, data: Any, dtype: np.dtype[Any], key: str, start: Sequence[int] = ()) -> None:
+        self.shape = tuple(data.shape)
+        self.dtype = dtype
+        self.size = int(np.prod(self.shape, dtype=np.int64))
+        self.nbytes = self.size * dtype.itemsize
+        self._data = data
+        self._key = key
+        self._start = start or (0,) * len(self.shape)
+
+    def blocks(self, start: int, stop: int) -> Iterator[memoryview]:
+        """Yield the bytes of items ``start`` to ``stop`` in C order, little endian.
+
+        Raises:
+            MismatchError: the cast would change a number by more than rounding.
+
+        Example:
+            >>> array = CastArray(np.array([1.0, 2.0]), np.dtype("float16"), "w")
+            >>> b"".join(array.blocks(0, 2)) == np.array([1, 2], "float16").tobytes()
+            True
+        """
+        stored = np.dtype(self._data.dtype).newbyteorder("<")
+        step, at = max(1, _SLAB_BYTES // stored.itemsize), start
+        for piece in host_blocks(self._data, start, stop):
+            items = np.frombuffer(piece, stored)
+            for first in range(0, len(items), step):
+                before = items[first : first + step]
+                try:
+                    after = cast_array(before, self.dtype)
+                except NotKept as error:
+                    raise self._not_kept(error, at) from None
+                at += len(before)
+                yield from wire_blocks(after, 0, len(after))
+
+    def _not_kept(self, error: NotKept, at: int) -> MismatchError:
+        number = at + (error.index or (0,))[0]
+        within = map(int, np.unravel_index(number, self.shape)) if self.shape else ()
+        place = tuple(start + index for start, index in zip(self._start, within, strict=True))
+        what = f"{NotKept(error.value, place)} does not fit {self.dtype.name}"
+        hint = "dtype= rounds floats, and changes no other number; globs in it can leave a leaf as it is"
+        return MismatchError(what, path=split_key(self._key), hint=hint)
 
 
 def _fill(into: NDArray[Any], box: Box, hosts: Sequence[tuple[Box, NDArray[Any]]]) -> None:

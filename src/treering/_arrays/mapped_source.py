@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
@@ -14,22 +13,22 @@ from treering._arrays.jobs import Progress, aligned_empty, split_by_bytes
 from treering._arrays.source import Arrays, HeldArrays, Source
 from treering._format.index import Chunks, Index, LeafType
 from treering._format.leaf_values import same_value
+from treering._format.selection import choose_dtypes
 from treering._format.structure import nest_paths
 from treering._keymap.key_map import KeyMap, MappedLeaf, MapPlan, SourceBox
 from treering._keymap.key_rule import MapLeaf, Piece
 from treering._plan.exchange import StoredChunk
 from treering._printable import list_lines
 from treering._values.boxes import Box, bounding_box, picked_shape, relative, size_of, slices, whole
-from treering._values.casts import NotKept, cast_array
+from treering._values.casts import NotKept, cast_array, float_dtypes
 from treering._values.dtypes import lookup, numpy_dtype
 from treering._values.human import build_mismatch
 from treering._values.keys import naming_leaf, split_key
-from treering.errors import MismatchError, UnsupportedError
+from treering.errors import MismatchError
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-_FLOATS: Final = ("float", "bfloat")
 _ARRAYS: Final = frozenset({"jax", "numpy", "numpy scalar"})
 # Stored boxes are read beside the arrays that they are copied into, about so many bytes at a time.
 _SLAB_BYTES: Final = 32 << 20
@@ -63,23 +62,22 @@ def unmap_source(source: Source, key_map: KeyMap) -> Source:
 
 
 def cast_floats(source: Source, dtype: Any) -> Source:
-    """Return an opened tree in which all arrays of floats have one dtype, which is a name or what numpy takes for one.
+    """Return an opened tree in which arrays of floats have the dtypes that `float_dtypes` takes.
 
     Raises:
-        UnsupportedError: it is not a dtype of floats.
+        UnsupportedError: one is not a dtype of floats.
+        MismatchError: nothing matches a glob.
     """
-    with contextlib.suppress(TypeError):
-        dtype = dtype if isinstance(dtype, str) else np.dtype(dtype).name
-    if not isinstance(dtype, str) or lookup(dtype) is None or not dtype.startswith(_FLOATS):
-        raise UnsupportedError(f"dtype={dtype!r:.100} is not a dtype of floats", hint="for example bfloat16 or float32")
     index = source.index
+    types = [index.types[number] for number in index.leaf_types]
+    chosen = choose_dtypes(index.structure, index.keys, types, float_dtypes(dtype))
     leaves = []
     for number, key in enumerate(index.keys):
         leaf = _map_leaf(key, index.type_of(number))
-        casts = (leaf.dtype or "").startswith(_FLOATS) and leaf.dtype != dtype
         axes = tuple(range(len(leaf.shape or ())))
         piece = Piece(whole(leaf.shape or ()), number, (0,) * len(axes), axes)
-        leaves.append(MappedLeaf(key, leaf.shape, dtype if casts else leaf.dtype, (piece,), renamed=not casts))
+        name = chosen.get(number)
+        leaves.append(MappedLeaf(key, leaf.shape, name or leaf.dtype, (piece,), renamed=name is None))
     return _replace_leaves(source, leaves)
 
 
@@ -106,8 +104,13 @@ def _replace_leaves(source: Source, leaves: Sequence[MappedLeaf], **columns: Any
     return Source(
         mapped, MappedArrays(source.arrays, leaves), structured=False, raw_keys=source.raw_keys, mapped=source.mapped,
         held=source.held, is_current=source.is_current, most_tries=source.most_tries,
-        opened=source.opened,
+        opened=source.opened, layers=source.layers, paths=source.paths,
+        origins=[_origins(source, leaf) for leaf in leaves] if source.layers else (),
     )  # fmt: skip
+
+
+def _origins(source: Source, leaf: MappedLeaf) -> tuple[int, ...]:
+    return tuple(sorted({number for piece in leaf.pieces for number in source.origins[piece.leaf]}))
 
 
 def _map_leaf(key: str, kind: LeafType) -> MapLeaf:

@@ -21,6 +21,7 @@ import xxhash
 from treering._arrays.host import (
     TOGETHER,
     BoxedArray,
+    CastArray,
     HostCopies,
     cut_box,
     join_arrays,
@@ -32,12 +33,14 @@ from treering._arrays.jobs import Progress
 from treering._format.document import data_name
 from treering._format.index import ARRAY_KINDS, LARGE_VALUE, Chunks, LeafType, leaf_bytes
 from treering._format.safetensors import Row, lay_out_files
+from treering._format.selection import choose_dtypes
 from treering._plan.save import FILE_BYTES, LeafLayout, SavePlan, file_counts, files_by_position, plan_save
 from treering._store.memory_pool import MemoryPool
 from treering._tree.flatten import Flattened
 from treering._values.boxes import Box, box_of_slices, contains, held_boxes, size_of, whole
+from treering._values.casts import float_dtypes
 from treering._values.checksums import SMALLEST_BLOCK, block_count
-from treering._values.dtypes import check_writable
+from treering._values.dtypes import check_writable, lookup, numpy_dtype
 from treering._values.keys import split_key
 from treering._values.processes import Processes, format_processes
 from treering.errors import ProcessFailedError, TreeringError, UnsupportedError
@@ -94,6 +97,65 @@ class LeafSources(Mapping[int, tuple[HeldBox, ...]]):
         return len(self._order)
 
 
+class Cast(NamedTuple):
+    """What a leaf is cast to on its way into a file."""
+
+    dtype: np.dtype[Any]
+    """The dtype that is written."""
+    key: str
+    """Its key."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class SavedPart:
+    """What of a tree is saved, and which floats are written in another dtype."""
+
+    only: tuple[str, ...] | None = None
+    """The globs that keep leaves; None keeps all."""
+    dtypes: tuple[tuple[str | None, str], ...] = ()
+    """Globs and names of dtypes, of which the first that matches counts; None for every leaf."""
+
+    @classmethod
+    def of(cls, only: object, dtype: object) -> SavedPart:
+        """Return what the arguments of ``treering.save`` say.
+
+        Raises:
+            UnsupportedError: one of them has no meaning.
+
+        Example:
+            >>> SavedPart.of("**/lora", {"head": "float32", "**": np.float16})
+            SavedPart(only=('**/lora',), dtypes=(('head', 'float32'), ('**', 'float16')))
+        """
+        globs = only if isinstance(only, list | tuple) else () if only is None else (only,)
+        if odd := [glob for glob in globs if not isinstance(glob, str)]:
+            raise UnsupportedError(f"only= is a glob or a list of globs, found {odd[0]!r:.100}")
+        return cls(None if only is None else tuple(map(str, globs)), float_dtypes(dtype))
+
+
+WHOLE: Final = SavedPart()
+"""All of a tree, as it is."""
+
+
+def cast_leaves(flat: Flattened, leaves: DescribedLeaves, part: SavedPart) -> DescribedLeaves:
+    """Return described leaves of which some are cast when they are read.
+
+    Raises:
+        MismatchError: nothing matches a glob.
+    """
+    types = [leaves.types[number] for number in leaves.leaf_types]
+    chosen = choose_dtypes(flat.tokens, flat.keys, types, part.dtypes)
+    if not chosen:
+        return leaves
+    numbers: dict[LeafType, int] = {}
+    for number, name in chosen.items():
+        types[number] = dataclasses.replace(types[number], dtype=name)
+    known = {name: numpy_dtype(found) for name in chosen.values() if (found := lookup(name)) is not None}
+    casts = {number: Cast(known[name], flat.keys[number]) for number, name in chosen.items()}
+    leaf_types = [numbers.setdefault(kind, len(numbers)) for kind in types]
+    held = (leaves.types, leaves.leaf_types)
+    return dataclasses.replace(leaves, types=tuple(numbers), leaf_types=leaf_types, casts=casts, held=held)
+
+
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class DescribedLeaves:
     """A tree's leaves, described."""
@@ -108,6 +170,10 @@ class DescribedLeaves:
     """The leaves that lie in files, and what this process holds of them."""
     meshes: Sequence[str]
     """Their meshes, as text."""
+    casts: Mapping[int, Cast] = dataclasses.field(default_factory=dict)
+    """Leaf number -> what its array is cast to when it is read; its type has that dtype, its sources have their own."""
+    held: tuple[Sequence[LeafType], Sequence[int]] | None = None
+    """The types, and the number of that of each leaf, before the casts; None where nothing is cast."""
     spread: Mapping[int, HeldBoxes] = dataclasses.field(default_factory=dict)
     """Leaf number -> its distinct boxes and who holds each, of the leaves that lie over processes. Equal ones are one
     object. The other leaves are process 0's, whatever this process has in their place."""
@@ -116,13 +182,17 @@ class DescribedLeaves:
         """Return the array of one box of a leaf, or of all of it; of a box inside of a source, just that is taken."""
         sources = self.sources[leaf]
         if box is None:
-            return sources[0].data
+            return self._cast(leaf, sources[0].data, ())
         source = next(source for source in sources if contains(source.box, box))
-        return source.data if source.box == box else cut_box(source.data, source.box, box)
+        return self._cast(leaf, source.data if source.box == box else cut_box(source.data, source.box, box), box)
+
+    def _cast(self, leaf: int, data: Any, box: Box) -> Any:
+        cast = self.casts.get(leaf)
+        return data if cast is None else CastArray(data, cast.dtype, cast.key, [start for start, _ in box])
 
     def data_of_all(self, leaves: Iterable[int], boxes: Iterable[Box | None]) -> list[Any]:
         """Return the arrays of one box of each of these leaves."""
-        held = self.sources.whole
+        held = {} if self.casts else self.sources.whole
         rows = zip(leaves, boxes, strict=True)
         return [held[leaf] if box is None and leaf in held else self.data_of(leaf, box) for leaf, box in rows]
 
@@ -130,8 +200,8 @@ class DescribedLeaves:
         """Return all of a leaf as one array, where this process holds all of its boxes."""
         sources = self.sources[leaf]
         if len(sources) == 1:
-            return sources[0].data
-        return BoxedArray(self.types[self.leaf_types[leaf]].shape or (), sources)
+            return self._cast(leaf, sources[0].data, ())
+        return self._cast(leaf, BoxedArray(self.types[self.leaf_types[leaf]].shape or (), sources), ())
 
     def held_by(self, leaf: int) -> HeldBoxes:
         """Return the distinct boxes of a leaf that lies in files, and who holds each."""
@@ -358,13 +428,13 @@ def snapshot(leaves: DescribedLeaves, wanted: Iterable[Row] | None = None) -> De
         array([0., 0., 0.])
     """
     chosen = _choose_boxes(leaves, wanted)
-    taking = HostCopies(leaves.types, leaves.leaf_types)
+    types, kinds = leaves.held or (leaves.types, leaves.leaf_types)
+    taking = HostCopies(types, kinds)
     parted = list(chosen.parted.items())
     for number, parts in parted:
         for _, data in parts:
-            taking.begin(data, leaves.leaf_types[number])
+            taking.begin(data, kinds[number])
     whole_leaves = taking.hold_all(chosen.whole)
-    kinds = leaves.leaf_types
     copies = {n: tuple([HeldBox(box, taking.hold(data, kinds[n])) for box, data in parts]) for n, parts in parted}
     values = {number: bytearray(v) if type(v) is bytearray else v for number, v in leaves.values.items()}
     return dataclasses.replace(leaves, sources=LeafSources(whole_leaves, copies), values=values)

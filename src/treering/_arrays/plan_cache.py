@@ -22,12 +22,15 @@ from typing import Any, Final
 
 from treering._arrays.host import this_processes
 from treering._arrays.outgoing import (
+    WHOLE,
     DescribedLeaves,
     Describer,
     DividedSave,
     HeldBox,
     LeafSources,
+    SavedPart,
     SaveLayout,
+    cast_leaves,
     describe_leaves,
     divide_save,
     is_large,
@@ -38,7 +41,7 @@ from treering._format.index import Chunks, Container, Index, leaf_bytes
 from treering._format.leaf_values import same_value
 from treering._format.safetensors import Row, lay_out_files, of_attempt, single_file
 from treering._plan.save import FILE_BYTES, SavePlan, plan_save
-from treering._tree.flatten import KINDS, Flattened, flatten, kind_to_save, open_node
+from treering._tree.flatten import KINDS, REFUSED, Flattened, flatten, flatten_part, kind_to_save, open_node
 from treering._tree.registry import is_namedtuple
 from treering._tree.static_values import opaque_of
 from treering._values.boxes import Box, size_of
@@ -102,7 +105,7 @@ class TreePlan:
         leaves, common = self.leaves, self._common
         if leaves.sources.parted:
             joined = LeafSources({number: leaves.whole_of(number) for number in leaves.sources})
-            leaves = dataclasses.replace(leaves, sources=joined)
+            leaves = dataclasses.replace(leaves, sources=joined, casts={})
         if common.single is None:
             rows: list[Row] = [(number, None) for number in leaves.sources]
             common.single = lay_out_files("0" * 16, self.flat.keys, leaves.types, leaves.leaf_types, [rows])
@@ -151,15 +154,17 @@ class TreePlan:
 
 
 @phase("save/plan")
-def plan_tree(tree: Any, processes: Processes | None = None) -> TreePlan:
+def plan_tree(tree: Any, processes: Processes | None = None, part: SavedPart = WHOLE) -> TreePlan:
     """Plan to save a tree.
 
     Args:
         tree: any pytree.
         processes: those that save it together; None for those of the job that jax runs.
+        part: what of it is saved, and what is cast.
 
     Raises:
         UnsupportedError: leaves that cannot be saved; nothing was written.
+        MismatchError: nothing matches a glob.
 
     Example:
         >>> import numpy as np
@@ -168,24 +173,29 @@ def plan_tree(tree: Any, processes: Processes | None = None) -> TreePlan:
         (['w', 'step'], [64])
     """
     for entry in tuple(_ENTRIES):
-        if (found := entry.of(tree, processes)) is not None:
+        if (found := entry.of(tree, processes, part)) is not None:
             _remember(entry)
             return found
-    flat = flatten(tree)
+    whole, flat, numbers = (None, flatten(tree), None) if part.only is None else flatten_part(tree, part.only)
     if processes is None:
-        processes = this_processes(flat.leaves)
+        processes = this_processes(flat.leaves if whole is None else whole.leaves)
     leaves = describe_leaves(flat, processes)
-    entry = _Entry(tree, flat, leaves, processes)
+    cast = cast_leaves(flat, leaves, part) if part.dtypes else leaves
+    if whole is not None and REFUSED in whole.kinds:  # it is looked at anew each time
+        return TreePlan(flat=flat, leaves=cast, processes=processes)
+    entry = _Entry(KnownStructure(tree, whole or flat), flat, leaves, processes)
+    entry.part, entry.numbers, entry.cast = part, numbers, dataclasses.replace(cast, sources=LeafSources({}), values={})
     _remember(entry)
-    return TreePlan(flat=flat, leaves=leaves, processes=processes, _common=entry.common)
+    return TreePlan(flat=flat, leaves=cast, processes=processes, _common=entry.common)
 
 
 def held_bytes(leaves: DescribedLeaves) -> int:
     """Return how much memory a snapshot of leaves takes."""
-    nbytes = list(map(leaf_bytes, leaves.types))
+    types, leaf_types = leaves.held or (leaves.types, leaves.leaf_types)
+    nbytes = list(map(leaf_bytes, types))
     own: int = sum(source.data.nbytes for leaf in leaves.spread for source in leaves.sources[leaf])
     alone = (leaf for leaf in leaves.sources if leaf not in leaves.spread) if leaves.spread else leaves.sources
-    return own + sum(map(nbytes.__getitem__, map(leaves.leaf_types.__getitem__, alone)))
+    return own + sum(map(nbytes.__getitem__, map(leaf_types.__getitem__, alone)))
 
 
 def forget() -> None:
@@ -202,25 +212,35 @@ class _Entry:
 
     Attributes:
         common: what all saves of it have in common.
+        part: what of a tree was saved.
+        numbers: the leaves of the tree that were; None: all.
+        cast: the leaves as they were written, without any array.
     """
 
-    def __init__(self, tree: Any, flat: Flattened, leaves: DescribedLeaves, processes: Processes) -> None:
+    def __init__(
+        self, structure: KnownStructure, flat: Flattened, leaves: DescribedLeaves, processes: Processes
+    ) -> None:
         self.common: Final = _Common()
+        self.part = WHOLE
+        self.numbers: Sequence[int] | None = None
+        self.cast = leaves
         self._flat = dataclasses.replace(flat, leaves=[])
-        self._structure = KnownStructure(tree, flat)
+        self._structure = structure
         self._leaves = KnownLeaves(flat, leaves, processes)
 
-    def of(self, tree: Any, processes: Processes | None) -> TreePlan | None:
+    def of(self, tree: Any, processes: Processes | None, part: SavedPart) -> TreePlan | None:
         """Return the plan of a tree that is the same in all that matters, None for any other."""
-        if processes is not None and processes != self._leaves.processes:
+        if part != self.part or (processes is not None and processes != self._leaves.processes):
             return None
         found = self._structure.leaves(tree)
         if found is None or (processes is None and this_processes(found) != self._leaves.processes):
             return None
+        found = found if self.numbers is None else list(map(found.__getitem__, self.numbers))
         if (leaves := self._leaves.describe(found)) is None:
             return None
-        known = self._flat
-        flat = Flattened(tokens=known.tokens, keys=known.keys, leaves=found, kinds=known.kinds, opaque=known.opaque)
+        flat = dataclasses.replace(self._flat, leaves=found)
+        if self.cast.casts:
+            leaves = dataclasses.replace(self.cast, sources=leaves.sources, values=leaves.values)
         return TreePlan(flat=flat, leaves=leaves, processes=self._leaves.processes, _common=self.common)
 
 

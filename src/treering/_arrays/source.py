@@ -123,6 +123,9 @@ class Source:
             take files away from an opened tree, or where it has no checksums.
         opened: the files of a tree without checksums, as far as they are known.
         most_tries: how often it is opened at most, where it is replaced each time before it was read.
+        layers: the opened trees that it is made of, the lowest first; none where it is one.
+        paths: where they are.
+        origins: the numbers of the layers that each leaf comes from.
     """
 
     index: Index
@@ -135,6 +138,9 @@ class Source:
     is_current: Callable[[], bool] = lambda: True
     most_tries: int = 100
     opened: OpenedFiles | None = None
+    layers: Sequence[Source] = ()
+    paths: Sequence[str] = ()
+    origins: Sequence[tuple[int, ...]] = ()
 
     def __post_init__(self) -> None:
         if self.opened is not None:
@@ -149,9 +155,17 @@ class Source:
         Raises:
             StoreError: the store refuses to say.
         """
+        if self.layers:
+            return all(layer.is_consistent(joint=joint) for layer in self.layers)
         if self.index.verified or self.is_current():
             return True
         return not joint and self.opened is not None and self.opened.is_whole()
+
+    def is_written_into(self) -> bool:
+        """Tell whether a file without checksums was written into after it was opened."""
+        if self.layers:
+            return any(layer.is_written_into() for layer in self.layers)
+        return self.opened is not None and not self.index.verified and self.opened.is_written_into()
 
 
 class HeldArrays:

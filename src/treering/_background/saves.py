@@ -1,26 +1,30 @@
-"""The saves of this process that are in flight, by their paths, and what became of those that were.
+"""The saves of this process that are in flight, by their paths, and what became of those that were; and its loads.
 
 Each process has one `treering._background.writer.Writer`; a fork begins with a new one.
 
 At the end of the program saves in flight are waited for, and what is lost is said. Not silently and not for ever: a
 save that makes progress is waited for, one that shows none for as long as its timeout is given up. The program then
-ends with status 1, so that whoever started it knows.
+ends with status 1, so that whoever started it knows. A load in the background has a thread of its own, and is given up
+at the end of the program.
 """
 
 from __future__ import annotations
 
+import _thread
 import atexit
 import contextlib
 import functools
 import os
 import sys
-from collections.abc import Callable, Sequence
-from typing import Final
+from collections.abc import Callable, Generator, Sequence
+from typing import Any, Final, Generic, TypeVar
 
-from treering._background.writer import PendingSave, SaveJob, Writer
+from treering._background.writer import PendingSave, SaveJob, Writer, release_frames
 from treering._coordination.messages import Failure
 from treering._store.resolve import resolved
-from treering.errors import MismatchError, TimedOutError, TreeringError
+from treering.errors import CancelledError, MismatchError, TimedOutError, TreeringError
+
+T = TypeVar("T")
 
 
 def reword(error: BaseException, said: str) -> TreeringError:
@@ -64,10 +68,126 @@ def error_text(error: BaseException | None) -> str:
     return ": ".join(filter(None, (type(error).__name__, " ".join(str(error).split()))))
 
 
+class PendingLoad(Generic[T]):
+    """A tree that is being loaded in the background; ``await`` gives it too.
+
+    An error that nobody asks for is a line on stderr at the program's end, with status 1. A program that ends before
+    gives the load up.
+
+    Example:
+        >>> import os, tempfile, treering
+        >>> path = os.path.join(tempfile.mkdtemp(), "ckpt")
+        >>> treering.save(path, {"step": 7})
+        >>> pending = treering.load_async(path)
+        >>> pending.result(), pending.done()
+        ({'step': 7}, True)
+    """
+
+    def __init__(self, shown: str, timeout: float) -> None:
+        from concurrent.futures import Future  # who loads in the foreground does without
+
+        self._future: Future[T] = Future()
+        self._future.set_running_or_notify_cancel()
+        self._shown = shown
+        self._timeout = timeout
+        self._owner = os.getpid()
+        self._given_up = False
+        self._told = False
+
+    def result(self, timeout: float | None = None) -> T:
+        """Wait until it is loaded, and return the tree.
+
+        Args:
+            timeout: how many seconds to wait; None for as long as it takes.
+
+        Raises:
+            TimedOutError: it is not done in that time; it goes on.
+            TreeringError: what ``load`` raises.
+        """
+        self._require_own()
+        try:
+            self._told = self._future.exception(timeout) is not None
+        except TimeoutError:
+            what = f"the load of {self._shown!r} is not done within {timeout:g} s"
+            raise TimedOutError(what, hint="it goes on") from None
+        return self._future.result()
+
+    def done(self) -> bool:
+        """Tell whether it has ended, well or not; without waiting."""
+        self._require_own()
+        return self._future.done()
+
+    def __await__(self) -> Generator[Any, None, T]:
+        import asyncio
+
+        self._require_own()
+        try:
+            return (yield from asyncio.wrap_future(self._future).__await__())
+        finally:
+            self._told = True
+
+    def _require_own(self) -> None:
+        """Refuse to answer in a fork, in which nothing goes on."""
+        if os.getpid() != self._owner:
+            what = f"the load of {self._shown!r} belongs to process {self._owner}, of which this process is a fork"
+            raise TreeringError(what, hint="only that process has its result")
+
+    def run(self, work: Callable[[Callable[[], None]], T]) -> None:
+        """Do the work on this thread; it calls what it is given now and then, which raises when it is given up."""
+        try:
+            result = work(self._require_wanted)
+        except BaseException as raised:  # noqa: BLE001 - whoever waits for the load gets it
+            error = raised.with_traceback(raised.__traceback__ and raised.__traceback__.tb_next)
+            release_frames(error)
+            self._future.set_exception(error)
+        else:
+            _loads.remove(self)
+            self._future.set_result(result)
+
+    def _require_wanted(self) -> None:
+        if self._given_up:
+            raise CancelledError(f"the load of {self._shown!r} was given up: the program ends")
+
+    def give_up(self) -> None:
+        """Let it end as soon as may be, and wait for that: jax goes down next."""
+        self._given_up = True
+        with contextlib.suppress(TimeoutError):
+            self._told = isinstance(self._future.exception(self._timeout), CancelledError) or self._told
+
+    def untold(self) -> str:
+        """Return why it failed, where nobody was told; no text for any other."""
+        error = None if self._told or not self._future.done() else self._future.exception()
+        failed = f"the load of {self._shown!r} failed, and its error was never raised"
+        return f"{failed}: {error_text(error)}" if error else ""
+
+
+def begin_load(work: Callable[[Callable[[], None]], T], *, shown: str, timeout: float) -> PendingLoad[T]:
+    """Let a thread of its own do some work, which calls what it is given now and then.
+
+    Args:
+        work: returns what was loaded.
+        shown: what is loaded, as the caller named it.
+        timeout: seconds that the end of the program waits for it.
+    """
+    watch_for_end()
+    _loads[:] = [load for load in _loads if not load.done() or load.untold()]
+    pending = PendingLoad[T](shown, timeout)
+    _loads.append(pending)
+    try:
+        # One call of C starts and counts it; `threading.Thread.start` hangs after an interrupt in it.
+        _thread.start_new_thread(pending.run, (work,))
+    except RuntimeError:  # the interpreter goes down, or the system has no more threads
+        pending.run(work)
+    return pending
+
+
 _current: Final = {"writer": Writer()}
+_loads: Final[list[PendingLoad[Any]]] = []
+"""The loads that are going on, and those that failed without anybody having been told."""
 if hasattr(os, "register_at_fork"):
     # A fork has neither the thread nor the saves, and locks as somebody held them: it begins anew.
     os.register_at_fork(after_in_child=lambda: _current.update(writer=Writer()))
+    os.register_at_fork(after_in_child=_loads.clear)
 
 
 def writer() -> Writer:
@@ -174,6 +294,8 @@ def leave() -> None:
     """
     saves = writer()
     if not _ending.waited:
+        for load in [load for load in _loads if not load.done()]:
+            load.give_up()
         why = _wait(saves)
         lost = f"is not done, and was abandoned: {why}"
         _ending.lines += [f"the save to {job.shown!r} {lost}" for job in saves.jobs if why]
@@ -181,6 +303,8 @@ def leave() -> None:
     for job in saves.take_failed():
         what = "no later one of its run was saved" if job.forgiven else "its error was never raised"
         _ending.lines.append(f"the save to {job.shown!r} failed, and {what}: {error_text(job.error)}")
+    _ending.lines += filter(None, [load.untold() for load in _loads])
+    _loads.clear()
     if _ending.lines:
         _ending.last = _Last(functools.partial(os._exit, _STATUS))
     while _ending.lines:

@@ -26,11 +26,13 @@ from treering._checkpoint.forms import (
     SUFFIXES,
     Loss,
     TargetWriter,
+    Where,
     accept_losses,
     find_writer,
     is_run,
     key_texts,
     left_out,
+    paths_of,
     stream_source,
     verify_bytes,
 )
@@ -85,15 +87,16 @@ def save_options(
     )  # fmt: skip
 
 
-def convert_path(source: str | os.PathLike[str], save: SaveOptions, options: ConvertOptions) -> None:
+def convert_path(source: Where, save: SaveOptions, options: ConvertOptions) -> None:
     """Convert ``source``, which is no run; ``treering.convert`` says more."""
-    writer = require_target(source, save, options)
+    paths = paths_of(source)
+    writer, *_ = [require_target(one, save, options) for one in paths]
     with contextlib.ExitStack() as files:
         with asking(once=True):
-            if is_run(source):
-                raise UnsupportedError(f"{os.fspath(source)!r} is a run", hint="convert its steps, one at a time")
-            opened = stream_source(source, files)
-        convert_opened(opened, source, writer, save, options)
+            for one in filter(is_run, paths):
+                raise UnsupportedError(f"{os.fspath(one)!r} is a run", hint="convert its steps, one at a time")
+            opened = stream_source(paths if len(paths) > 1 else paths[0], files)
+        convert_opened(opened, " + ".join([os.fspath(one) for one in paths]), writer, save, options)
 
 
 def require_target(source: str | os.PathLike[str], save: SaveOptions, options: ConvertOptions) -> TargetWriter:
@@ -112,14 +115,14 @@ def require_target(source: str | os.PathLike[str], save: SaveOptions, options: C
 
 
 def convert_opened(
-    opened: Source, source: str | os.PathLike[str], writer: TargetWriter, save: SaveOptions, options: ConvertOptions
+    opened: Source, source: str, writer: TargetWriter, save: SaveOptions, options: ConvertOptions
 ) -> None:
     """Convert what was opened at ``source``; ``treering.convert`` says more."""
     with showing(save.progress):
         mapped = opened if options.key_map is None else map_source(opened, options.key_map)
         metadata = dict(options.describe(opened.index)) if options.describe else _metadata_of(opened.index)
         save = dataclasses.replace(save, metadata=metadata)
-        watch = _StillThere(opened, os.fspath(source))
+        watch = _StillThere(opened, source)
         try:
             written = _write(mapped, writer, save, options, watch)
         except (CorruptError, NotFoundError):

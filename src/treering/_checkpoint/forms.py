@@ -11,7 +11,7 @@ import importlib
 import os
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias, cast
 
 from treering._checkpoint.detect import Form, detect, import_function
 from treering._format.index import Container as Node
@@ -21,7 +21,7 @@ from treering._format.structure import iter_runs, key_text, walk
 from treering._printable import list_lines
 from treering._store.asked import asking
 from treering._store.open_folder import OpenFolder
-from treering._store.resolve import kept
+from treering._store.resolve import kept, require_path
 from treering._values.human import join_first
 from treering._values.keys import GlobSet, join_key, split_key
 from treering.errors import UnsupportedError
@@ -69,13 +69,37 @@ _FOREIGN: Final = FormFunctions("_foreign.foreign_tree:open_source", "_foreign.f
 # fmt: on
 
 
-def open_source(
-    path: str | os.PathLike[str], files: contextlib.ExitStack, *, mapped: bool, shared: SharedIndex | None = None
-) -> Source:
+Where: TypeAlias = "str | os.PathLike[str] | Sequence[str | os.PathLike[str]]"
+"""A path, or several whose trees lie over each other, the lowest first."""
+
+
+def paths_of(path: Where) -> list[str | os.PathLike[str]]:
+    """Return the paths that an argument names, each of which leads to the same account to the end of a call.
+
+    Raises:
+        UnsupportedError: it is something else, or an empty list.
+
+    Example:
+        >>> paths_of("ckpt"), paths_of(["base", "adapter"])
+        (['ckpt'], ['base', 'adapter'])
+    """
+    paths: list[Any] = list(path) if isinstance(path, list | tuple) else [path]
+    if not paths:
+        raise UnsupportedError("the first argument is the path, a str or os.PathLike; found an empty list")
+    for one in paths:
+        require_path(one)
+    return [kept(one) for one in paths]
+
+
+def _lay_over(layers: Sequence[Source], paths: Sequence[str | os.PathLike[str]]) -> Source:
+    return cast("Source", import_function("_arrays.overlay:lay_over")(layers, [os.fspath(path) for path in paths]))
+
+
+def open_source(path: Where, files: contextlib.ExitStack, *, mapped: bool, shared: SharedIndex | None = None) -> Source:
     """Open what is at ``path`` to read leaves; it stays open until ``files`` closes it.
 
     Args:
-        path: the checkpoint or file.
+        path: the checkpoint or file, or several.
         files: closes it.
         mapped: whether arrays may be maps of the files.
         shared: the index of the checkpoint at ``path``, if process 0 read it for all.
@@ -85,6 +109,9 @@ def open_source(
         CorruptError: its headers contradict themselves.
         StoreError: the system refuses.
     """
+    if isinstance(path, list | tuple):
+        return _lay_over([open_source(one, files, mapped=mapped) for one in path], path)
+    path = cast("str | os.PathLike[str]", path)
     if shared is not None:
         return cast(
             "Source", import_function(_READERS[Form.CHECKPOINT].source)(path, files, mapped=mapped, shared=shared)
@@ -92,9 +119,11 @@ def open_source(
     return cast("Source", _call("source", path, files, mapped=mapped))
 
 
-def stream_source(path: str | os.PathLike[str], files: contextlib.ExitStack) -> Source:
+def stream_source(path: Where, files: contextlib.ExitStack) -> Source:
     """Open what is at ``path`` to read it a piece at a time where that can be; raises as `open_source` does."""
-    path = kept(path)
+    if isinstance(path, list | tuple):
+        return _lay_over([stream_source(one, files) for one in path], path)
+    path = kept(cast("str | os.PathLike[str]", path))
     with asking(once=True):
         if detect(path) is Form.MSGPACK:
             return cast("Source", import_function("_foreign.msgpack_source:stream_msgpack")(path, files))
@@ -103,7 +132,7 @@ def stream_source(path: str | os.PathLike[str], files: contextlib.ExitStack) -> 
 
 @contextlib.contextmanager
 def read_source(
-    path: str | os.PathLike[str], *, mapped: bool, key_map: KeyMap | None = None, shared: SharedIndex | None = None
+    path: Where, *, mapped: bool, key_map: KeyMap | None = None, shared: SharedIndex | None = None
 ) -> Iterator[Source]:
     """Open what is at ``path``, through a key map if there is one, for as long as the block runs.
 
@@ -116,13 +145,17 @@ def read_source(
         yield source if key_map is None else import_function("_arrays.mapped_source:map_source")(source, key_map)
 
 
-def read_index(path: str | os.PathLike[str]) -> Index:
+def read_index(path: Where) -> Index:
     """Return the index of what is at ``path``, of a run that of its latest step; no array is read.
 
     Raises:
         NotFoundError, FormatError, UnsupportedError, CorruptError, StoreError: as `open_source`.
     """
-    path = kept(path)
+    if isinstance(path, list | tuple):
+        indexes = list(map(read_index, path))
+        merged, _ = import_function("_arrays.overlay:merge_indexes")(indexes, list(map(os.fspath, path)))
+        return cast("Index", merged)
+    path = kept(cast("str | os.PathLike[str]", path))
     with asking(once=True), contextlib.ExitStack() as files:
         if detect(path) is Form.GZIP:  # opening it would make every array and text
             return cast("Index", import_function("_foreign.msgpack_source:index_records")(list_headers(path).root))

@@ -13,7 +13,7 @@ import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
-from typing import Any, Final, TypeVar
+from typing import Any, Final, NoReturn, TypeVar
 
 import jax
 import xxhash
@@ -59,6 +59,7 @@ from treering.errors import (
     NotSharedError,
     TimedOutError,
     TreeringError,
+    UnsupportedError,
 )
 
 S = TypeVar("S", bound=Source)
@@ -126,6 +127,7 @@ class LoadGroup:
         repeats: whether reading may begin again when a save came between; not where the caller saw some of it.
         is_joint: tells whether an array is sure to be placed, where ``is_shared`` is true: then process 0 of a large
             job reads the index for all.
+        alone: refuse what other processes would have to take part in: this is not the thread that meets them.
 
     Attributes:
         path: the tree.
@@ -142,6 +144,7 @@ class LoadGroup:
         repeats: bool = True,
         *,
         is_joint: Callable[[], bool] = lambda: False,
+        alone: bool = False,
     ) -> None:
         self.seen = False
         self.joined = False
@@ -151,6 +154,7 @@ class LoadGroup:
         self._is_shared = is_shared
         self._repeats = repeats
         self._is_joint = is_joint
+        self._alone = alone
         self._processes = Processes(this=0, count=1)
         # What the others have not been told yet of this process's tree.
         self._digests: dict[str, str] = {}
@@ -242,7 +246,7 @@ class LoadGroup:
             NotSharedError: it found nothing, and others did.
             MismatchError: it found nothing where others make another call.
         """
-        if not self.joined and self._is_shared():
+        if not self.joined and not self._alone and self._is_shared():
             self._join_all()
         if self.joined and not self.over:
             try:
@@ -253,7 +257,18 @@ class LoadGroup:
             except (TreeringError, Reopen):
                 pass  # what becomes of the others is their concern: this process raises its own error
 
+    def refuse_others(self) -> NoReturn:
+        """Refuse to load arrays that lie over several processes.
+
+        Raises:
+            UnsupportedError: always.
+        """
+        what = f"could not {self._doing} in the background: an array lies over several processes, which have to meet"
+        raise UnsupportedError(what, hint="treering.load does, called by all of them")
+
     def _join_all(self) -> None:
+        if self._alone:
+            self.refuse_others()
         self._processes = job_processes()
         self.joined = True
 
@@ -331,7 +346,7 @@ class LoadGroup:
             TreeringError: another process failed, or did not come.
         """
         processes = this_processes(())
-        if processes.count < _SHARED_FROM or not (self._is_shared() and self._is_joint()):
+        if self._alone or processes.count < _SHARED_FROM or not (self._is_shared() and self._is_joint()):
             return None
         self._join_all()
         data = None

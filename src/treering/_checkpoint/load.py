@@ -21,17 +21,18 @@ from treering._arrays.host import jax_holds
 from treering._arrays.jobs import Progress, cut_by_bytes
 from treering._arrays.mapped_source import map_index
 from treering._arrays.source import Source
-from treering._background.saves import finish_saves
-from treering._checkpoint.forms import read_index, read_source
+from treering._background.saves import PendingLoad, begin_load, finish_saves
+from treering._checkpoint.forms import Where, paths_of, read_index, read_source
 from treering._checkpoint.joint_load import LoadGroup, spans_processes
 from treering._format.index import ARRAY_KINDS, Container, Index, OpaqueLeaf, Token
 from treering._format.leaf_values import same_value
+from treering._format.listing import describe_part
 from treering._format.selection import Selection, select
 from treering._format.structure import build
 from treering._keymap.key_map import KeyMap, check_key_map
 from treering._printable import kind_of
-from treering._store.resolve import kept, require_path
-from treering._tree import each  # noqa: F401 - so that its class of states is known where one stands in a file
+from treering._store.resolve import absolute, located
+from treering._tree.each import find_items, is_each
 from treering._tree.flatten import Flattened, flatten_like
 from treering._tree.likeness import (
     KEPT,
@@ -41,17 +42,28 @@ from treering._tree.likeness import (
     array_dtype,
     aval_shape,
     difference,
+    expand_ellipses,
     match_leaves,
     match_stored,
     static_differences,
     stored_dtype,
     unflatten,
 )
-from treering._tree.placement import ArraysToPlace, Placer, Shardings, aval_of, is_rules, resolve_shardings, sharding_of
+from treering._tree.placement import (
+    ArraysToPlace,
+    Placer,
+    Shardings,
+    aval_of,
+    current_mesh,
+    is_rules,
+    resolve_shardings,
+    sharding_of,
+)
 from treering._tree.registry import key_dtype
 from treering._tree.static_values import opaque_of
 from treering._values.human import pluralize
 from treering._values.keys import split_key
+from treering._values.processes import timeout_seconds
 from treering._values.telemetry import phase, warn_of
 from treering._view.progress import reporter, showing
 from treering.errors import KeptOnHostWarning, StaticFieldsDifferWarning, UnsupportedError
@@ -146,18 +158,22 @@ class LoadOptions:
 
 
 def load_tree(
-    path: str | os.PathLike[str],
+    path: Where,
     like: Any,
     options: LoadOptions,
     read: Callable[[Source, LoadGroup], Any] | None = None,
+    *,
+    alone: bool = False,
 ) -> Any:
-    """Return the tree at ``path``, or what ``read`` reads of it; ``treering.load`` says more."""
-    require_path(path)
-    path = kept(path)
+    """Return the tree at ``path``, or what ``read`` reads of it; ``treering.load`` says more.
+
+    ``alone`` refuses to load it with other processes.
+    """
+    paths = paths_of(path)
     options.check(like)
     is_shared = functools.partial(spans_processes, options.shardings, options.mesh, like)
     is_joint = functools.partial(options.places_array_of, like)
-    group = LoadGroup(path, timeout=options.timeout, is_shared=is_shared, is_joint=is_joint)
+    group = LoadGroup(paths[-1], timeout=options.timeout, is_shared=is_shared, is_joint=is_joint, alone=alone)
 
     def work(source: Source) -> Any:
         if read is not None:
@@ -168,12 +184,44 @@ def load_tree(
 
     @contextlib.contextmanager
     def opened() -> Iterator[Source]:
-        finish_saves(path)
-        with read_source(path, mapped=options.mapped, key_map=options.whole_map, shared=group.share_index()) as source:
+        for one in paths:
+            finish_saves(one)
+        where = paths if len(paths) > 1 else paths[0]
+        shared = group.share_index() if len(paths) == 1 else None
+        with read_source(where, mapped=options.mapped, key_map=options.whole_map, shared=shared) as source:
             yield source
 
     with showing(options.progress):
         return group.retry_on_overwrite(opened, work)
+
+
+def begin_load_tree(path: Where, like: Any, options: LoadOptions) -> PendingLoad[Any]:
+    """Begin to load the tree at ``path`` in the background; ``treering.load_async`` says more."""
+    # The program's current folder, and what is set for the calling thread alone, may be others later.
+    paths = [absolute(located(one)) for one in paths_of(path)]
+    options.check(like)
+    if find_items(like, is_each):
+        what = "load_async does not restore states that treering.each marks"
+        raise UnsupportedError(what, hint="load them by treering.load or Run.load, on the thread that uses them")
+    config: Any = jax.config  # jax 0.10 does not say which settings it has
+    wide, device, mesh = bool(config.jax_enable_x64), config.jax_default_device, current_mesh()
+    group = LoadGroup(paths[-1], timeout=options.timeout, is_shared=lambda: False, alone=True)
+    if spans_processes(options.shardings, options.mesh, like):
+        group.refuse_others()
+
+    def work(require_wanted: Callable[[], None]) -> Any:
+        def step(done: int, total: int) -> None:
+            require_wanted()
+            if options.progress is not None:
+                options.progress(done, total)
+
+        meshed = contextlib.nullcontext() if mesh is None else jax.set_mesh(mesh)
+        with jax.enable_x64(wide), jax.default_device(device), meshed, showing(options.progress):
+            return load_tree(paths, like, dataclasses.replace(options, progress=step), alone=True)
+
+    given = [path] if isinstance(path, str | os.PathLike) else path
+    shown = " + ".join([os.fspath(one) for one in given])
+    return begin_load(work, shown=shown, timeout=timeout_seconds(options.timeout))
 
 
 def select_part(source: Source, options: LoadOptions) -> Selection:
@@ -184,7 +232,16 @@ def select_part(source: Source, options: LoadOptions) -> Selection:
     """
     if options.at is None and options.only is None:
         source.arrays.check_files()  # also those that hold nothing: all of it was asked for
-    return select(source.index.structure, source.index.keys, at=options.at, only=options.only)
+    index = source.index
+    return select(index.structure, index.keys, at=options.at, only=options.only, stored=_stored_text(source))
+
+
+def _stored_text(source: Source) -> str:
+    """Return what a tree was read of, for errors."""
+    if source.layers:
+        return f"the checkpoints {' and '.join(f'{path!r:.200}' for path in source.paths)}"
+    part = source.index.part
+    return f"the checkpoint, which is a part of a tree ({describe_part(part)})" if part else "the checkpoint"
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -203,6 +260,8 @@ class LoadPlan:
     """Where each leaf of the result goes."""
     called: str = "like"
     """What the user calls ``like``."""
+    as_saved: Mapping[int, Selection] = dataclasses.field(default_factory=dict)
+    """Number of a leaf of ``like`` -> the container that was saved in its place."""
 
     @property
     def kept(self) -> list[str]:
@@ -224,7 +283,17 @@ class LoadPlan:
                     leaves[number] = self.target.leaves[number]
         if source.structured:
             _report_static(source.index, self.part, self.target, self.matches, self.called)
-        return unflatten(self.like, leaves)
+        return unflatten(self.like, list(self._gather(leaves)))
+
+    def _gather(self, leaves: list[Any]) -> Iterator[Any]:
+        """Yield the leaves of ``like``, with the containers that were saved in the place of some."""
+        rest = iter(leaves)
+        inside = sum(len(part.keys) - 1 for part in self.as_saved.values())
+        for number in range(len(leaves) - inside):
+            if (part := self.as_saved.get(number)) is None:
+                yield next(rest)
+            else:
+                yield build(part.structure, list(itertools.islice(rest, len(part.keys))))
 
 
 @phase("load/plan")
@@ -239,13 +308,21 @@ def plan_load(
     index = source.index
     known = select(index.structure, index.keys, at=options.at, only=None).keys
     target = None if like is None and not options.none_is_leaf else flatten_like(like)
+    as_saved: Mapping[int, Selection] = {}
+    if target is not None:
+        target, as_saved = expand_ellipses(target, part, options.rename)
+    if source.layers or index.part:
+        wording = dataclasses.replace(wording, stored=_stored_text(source), is_part=bool(index.part))
     matches = match_stored(index, part) if target is None else match_leaves(
         index, part, target, rename=options.rename, missing=options.missing, extra=options.extra, cast=options.cast,
         raw_keys=source.raw_keys, wording=wording,
     )  # fmt: skip
     keys = part.keys if target is None else target.keys
     placements = _placements(index, keys, matches, target, options, known=known)
-    return LoadPlan(part=part, like=like, target=target, matches=matches, placements=placements, called=wording.called)
+    return LoadPlan(
+        part=part, like=like, target=target, matches=matches, placements=placements, called=wording.called,
+        as_saved=as_saved,
+    )  # fmt: skip
 
 
 def load_parts(
@@ -417,14 +494,13 @@ _ENTRY: Final = re.compile(r"None|'[\w.-]+'|\([^()]*\)")
 _NAME: Final = re.compile(r"'([\w.-]+)'")
 
 
-def abstract_tree(
-    path: str | os.PathLike[str], *, at: str | None, only: str | Sequence[str] | None, key_map: KeyMap | None
-) -> Any:
+def abstract_tree(path: Where, *, at: str | None, only: str | Sequence[str] | None, key_map: KeyMap | None) -> Any:
     """Return the tree at ``path`` without its arrays; ``treering.abstract`` says more."""
-    require_path(path)
+    paths = paths_of(path)
     check_key_map(key_map)
-    finish_saves(path)
-    index = read_index(path)
+    for one in paths:
+        finish_saves(one)
+    index = read_index(paths if len(paths) > 1 else paths[0])
     index = index if key_map is None else map_index(index, key_map)
     part = select(index.structure, index.keys, at=at, only=only)
     # Thousands of arrays are of a few types.

@@ -7,7 +7,7 @@ import functools
 import html
 import os
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from treering._arrays.incoming import ReadRequest
@@ -15,17 +15,16 @@ from treering._arrays.jobs import on_host
 from treering._arrays.mapped_source import map_source
 from treering._arrays.source import Key, Source, box_and_rest
 from treering._background.saves import finish_saves
-from treering._checkpoint.forms import open_source
+from treering._checkpoint.forms import Where, open_source, paths_of
 from treering._checkpoint.source import require_no_loss
 from treering._format.index import ARRAY_KINDS, Index, LeafType, leaf_bytes
 from treering._format.structure import build
 from treering._keymap.key_map import KeyMap, check_key_map
 from treering._printable import LONGEST_LINE, cut_middle, printable, show_path
 from treering._store.api import Closable
-from treering._store.resolve import require_path
 from treering._values.boxes import whole
 from treering._values.human import bytes_text, near, pluralize
-from treering.errors import BusyError, ClosedError, CorruptError, NoSuchLeafError, NotFoundError
+from treering.errors import BusyError, ClosedError, CorruptError, MismatchError, NoSuchLeafError, NotFoundError
 
 if TYPE_CHECKING:
     import numpy as np
@@ -99,8 +98,9 @@ class Checkpoint(Closable, Mapping[str, Any]):
         index: everything that is known without reading an array; its form may change between versions.
     """
 
-    def __init__(self, path: str, source: Source, closing: contextlib.ExitStack) -> None:
-        self._path = path
+    def __init__(self, paths: Sequence[str], source: Source, closing: contextlib.ExitStack) -> None:
+        self._paths = paths
+        self._path = " + ".join(paths)
         self._source = source
         self._closing = closing
         self._closed = False
@@ -121,6 +121,20 @@ class Checkpoint(Closable, Mapping[str, Any]):
     def structure(self) -> Any:
         """The tree with its own containers; in place of each leaf its ``LeafView``, or its value."""
         return build(self.index.structure, list(self.values()))
+
+    def origin(self, key: str) -> str:
+        """Return the path of the checkpoint that a leaf comes from, where several lie over each other; else the path.
+
+        Raises:
+            NoSuchLeafError: there is no such leaf.
+            MismatchError: the ``KeyMap`` makes it of leaves of several of them.
+        """
+        if (number := self._known.get(key)) is None:
+            raise self._no_such(key)
+        found = [self._paths[layer] for layer in self._source.origins[number]] if self._source.layers else self._paths
+        if len(found) > 1:
+            raise MismatchError(f"the key map makes {key!r:.400} of leaves of {', '.join(map(repr, found))}")
+        return found[0]
 
     def __getitem__(self, key: str) -> LeafView | Any:
         if not self._looked_up:
@@ -155,8 +169,7 @@ class Checkpoint(Closable, Mapping[str, Any]):
                 raise
             message = f"{self._path!r} was saved again after it was opened, and {self.index.keys[number]!r} is gone"
             raise BusyError(message, hint="open it again") from error
-        opened = self._source.opened
-        if opened is not None and not self.index.verified and opened.is_written_into():
+        if self._source.is_written_into():
             raise BusyError(f"{self._path!r} was written into after it was opened", hint="open it again")
         return request.arrays[0].copy() if self._source.held else request.arrays[0]
 
@@ -178,7 +191,8 @@ class Checkpoint(Closable, Mapping[str, Any]):
         found = f"; did you mean {close!r}?" if close else ""
         if branch:
             found = f"; {pluralize(branch, 'leaves lie')} below it"
-        hint = f"treering.load({self._path!r:.200}, at={key!r:.200}) loads the branch" if branch else None
+        where = self._path if len(self._paths) == 1 else self._paths
+        hint = f"treering.load({where!r:.200}, at={key!r:.200}) loads the branch" if branch else None
         return NoSuchLeafError(f"{self._path!r} has no leaf {key!r:.400}{found}", hint=hint)
 
     def __repr__(self) -> str:
@@ -204,15 +218,17 @@ class Checkpoint(Closable, Mapping[str, Any]):
         return f"<pre>{html.escape(repr(self))}</pre>"
 
 
-def open_path(path: str | os.PathLike[str], key_map: KeyMap | None = None) -> Checkpoint:
+def open_path(path: Where, key_map: KeyMap | None = None) -> Checkpoint:
     """Open what stands at ``path``; ``treering.open`` says more."""
-    require_path(path)
+    paths = paths_of(path)
     check_key_map(key_map)
-    finish_saves(path)
+    for one in paths:
+        finish_saves(one)
     with contextlib.ExitStack() as files:
-        source = open_source(path, files, mapped=False)
+        source = open_source(paths if len(paths) > 1 else paths[0], files, mapped=False)
         source = source if key_map is None else map_source(source, key_map)
-        checkpoint = Checkpoint(os.fspath(path), source, closing := files.pop_all())
+        shown = list(path) if isinstance(path, list | tuple) else [path]
+        checkpoint = Checkpoint([os.fspath(cast("Any", one)) for one in shown], source, closing := files.pop_all())
     # For one that nobody closes. At the end of the program the system does it.
     weakref.finalize(checkpoint, closing.close).atexit = False
     return checkpoint

@@ -19,7 +19,7 @@ from typing import Any, Final, TypeAlias
 import jax
 
 from treering._arrays.host import this_processes
-from treering._arrays.outgoing import ALONE
+from treering._arrays.outgoing import ALONE, SavedPart
 from treering._arrays.plan_cache import TreePlan, plan_tree
 from treering._background.saves import finish_saves, raise_unreported, reword, watch_for_end, writer
 from treering._background.writer import UNWATCHED, Ended, PendingSave, SaveJob, Watch
@@ -69,7 +69,7 @@ class FolderSave:
 PreparedSave: TypeAlias = FolderSave | MsgpackSave | SafetensorsSave
 """A tree that is ready to be saved in one form; nothing was copied or written yet."""
 
-_FILES: Final[Mapping[str, Callable[[Any, Mapping[str, Any]], PreparedSave]]] = {
+_FILES: Final[Mapping[str, Callable[[Any, Mapping[str, Any], SavedPart], PreparedSave]]] = {
     ".msgpack": MsgpackSave.of,
     ".safetensors": SafetensorsSave.of,
 }
@@ -117,11 +117,11 @@ def prepare_alone(tree: Any, options: SaveOptions) -> PreparedSave:
     prepare = _FILES.get(options.path.suffix.lower())
     held, _ = hold_states(tree, lambda: 1)
     if prepare is None:
-        return FolderSave(plan_tree(held, ALONE))
+        return FolderSave(plan_tree(held, ALONE, options.part))
     if held is not tree:
         what = f"a {options.path.suffix} file does not hold the states that treering.each marks"
         raise UnsupportedError(what, hint="save to a folder, or put the state itself into the tree")
-    return prepare(tree, options.python_metadata())
+    return prepare(tree, options.python_metadata(), options.part)
 
 
 def plan_together(
@@ -145,8 +145,10 @@ def plan_together(
         finish_earlier()
         options.python_metadata()
         held, own = hold_states(tree, lambda: this_processes(jax.tree_util.tree_leaves(tree)).count)
-        plan = plan_tree(held)
-        plan = dataclasses.replace(plan, states=own) if own else plan
+        plan = plan_tree(held, part=options.part)
+        if own:  # of a part of the tree, those that are in it
+            own = {key: own[key] for key in plan.flat.keys if key in own}
+            plan = dataclasses.replace(plan, states=own)
     except Exception as error:
         processes = this_processes(())
         if processes.count == 1:

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 from treering._arrays.jobs import Progress, Tally
-from treering._arrays.outgoing import ALONE, SaveData, SaveLayout
+from treering._arrays.outgoing import ALONE, WHOLE, SaveData, SavedPart, SaveLayout
 from treering._arrays.plan_cache import TreePlan, plan_tree
 from treering._arrays.source import Source
 from treering._arrays.source_arrays import describe_source
@@ -42,13 +42,14 @@ class SafetensorsSave:
         self.nbytes = plan.nbytes
 
     @classmethod
-    def of(cls, tree: Any, metadata: Mapping[str, Any]) -> SafetensorsSave:
+    def of(cls, tree: Any, metadata: Mapping[str, Any], part: SavedPart = WHOLE) -> SafetensorsSave:
         """Return the tree, ready to be written.
 
         Raises:
             UnsupportedError: leaves that the form cannot hold, by name, or metadata.
+            MismatchError: nothing matches a glob.
         """
-        plan = plan_tree(tree, ALONE)
+        plan = plan_tree(tree, ALONE, part)
         check_single_file(plan.flat.keys, plan.leaves.types, plan.leaves.leaf_types)
         check_json(metadata, "metadata")
         check_single_metadata(metadata)

@@ -28,9 +28,8 @@ from treering._coordination.job_handshake import next_sequence
 from treering._coordination.message_board import MessageBoard
 from treering._coordination.operations import Call
 from treering._format.document import encode_index, read_names
-from treering._format.index import LARGE_VALUE, Container, DataFile, Index, OpaqueLeaf, file_digests
-from treering._format.selection import Selection
-from treering._format.structure import node_keys
+from treering._format.index import LARGE_VALUE, DataFile, Index, OpaqueLeaf, file_digests
+from treering._format.selection import Selection, thinned_as_dicts
 from treering._printable import kind_of
 from treering._tree.each import pack, unpack
 from treering._tree.flatten import Flattened
@@ -103,6 +102,7 @@ def make_index(
         files=files,
         replaces=(),
         metadata=metadata,
+        part=flat.part,
     )
 
 
@@ -235,9 +235,8 @@ def write(source: Source, part: Selection, save: SaveOptions, watch: Watch) -> N
 def flatten_source(source: Source, part: Selection) -> Flattened:
     """Return a part of an opened tree as what a save takes, without its leaves; what is thinned becomes a dict."""
     kinds = [source.index.type_of(leaf).kind for leaf in part.leaves]
-    tokens = [
-        Container(node="dict", keys=node_keys(token)) if isinstance(token, Container) and token.thinned else token
-        for token in part.structure
-    ]
+    tokens = thinned_as_dicts(part.structure)
     # The keys of a foreign tree may be other texts.
-    return Flattened(tokens=tokens, keys=key_texts(tokens), kinds=kinds, structured=source.structured)
+    return Flattened(
+        tokens=tokens, keys=key_texts(tokens), kinds=kinds, structured=source.structured, part=source.index.part
+    )

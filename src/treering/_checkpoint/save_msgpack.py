@@ -9,6 +9,7 @@ from typing import Any, Final
 import numpy as np
 
 from treering._arrays.host import BoxedArray, encode_state, piece_buffers, to_host
+from treering._arrays.outgoing import WHOLE, SavedPart
 from treering._arrays.source import Source
 from treering._arrays.source_arrays import SourceArray, describe_source
 from treering._background.writer import UNWATCHED, Watch
@@ -43,12 +44,18 @@ class MsgpackSave:
         self.nbytes = pieces_size(pieces)
 
     @classmethod
-    def of(cls, tree: Any, metadata: Mapping[str, Any]) -> MsgpackSave:
+    def of(cls, tree: Any, metadata: Mapping[str, Any], part: SavedPart = WHOLE) -> MsgpackSave:
         """Return what the file will be made of.
 
         Raises:
-            UnsupportedError: a leaf that the form cannot hold, or metadata.
+            UnsupportedError: a leaf that the form cannot hold, or metadata, or that it is a part, or a cast.
         """
+        if part.only is not None:
+            hint = "save to a folder or a .safetensors file, from which treering.convert makes one"
+            raise UnsupportedError("a msgpack file cannot say that it holds a part of a tree, only=", hint=hint)
+        if part.dtypes:
+            hint = "treering.export(path, tree, dtype=...) casts on the way into such a file"
+            raise UnsupportedError("a msgpack file is saved as the tree is, without dtype=", hint=hint)
         if metadata:
             hint = "save to a folder or a .safetensors file"
             raise UnsupportedError("a msgpack file cannot hold metadata", hint=hint)

@@ -7,7 +7,7 @@ import dataclasses
 import datetime
 import os
 import platform
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, Literal, TypeAlias, TypeVar
 
@@ -18,6 +18,7 @@ import numpy as np
 from treering import __version__
 from treering._arrays.host import with_python_numbers
 from treering._arrays.jobs import Progress
+from treering._arrays.outgoing import WHOLE, SavedPart
 from treering._codec.documents import check_json
 from treering._printable import kind_of
 from treering._store.resolve import kept, located, new_file_path, new_folder_path, require_path
@@ -63,6 +64,8 @@ class SaveOptions:
     """How large a file of a Hugging Face folder may be."""
     states: tuple[str, ...] = ()
     """Keys of states that have to be the same on all processes."""
+    part: SavedPart = WHOLE
+    """What of the tree is saved, and what is cast."""
 
     @classmethod
     def of(
@@ -76,6 +79,8 @@ class SaveOptions:
         host_local: HostLocal = "first",
         timeout: float | None,
         max_file_size: int | str | None = None,
+        only: str | Sequence[str] | None = None,
+        dtype: object = None,
         suffixes: tuple[str, ...] = FILE_SUFFIXES,
     ) -> SaveOptions:
         """Return what the arguments of ``treering.save`` say; paths with one of ``suffixes`` become a file.
@@ -102,6 +107,7 @@ class SaveOptions:
             host_local=host_local,
             timeout=seconds,
             max_file_size=max_file_size,
+            part=SavedPart.of(only, dtype),
         )
 
     @property

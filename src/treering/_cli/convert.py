@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     "treering convert orbax_run run",
     "treering convert run orbax_run --to orbax --item params=params --item state=opt",
 )
-@click.argument("source", metavar="SRC", type=click.Path(path_type=str))
+@click.argument("sources", metavar="SRC...", type=click.Path(path_type=str), nargs=-1, required=True)
 @click.argument("target", metavar="DST", type=click.Path(path_type=str))
 @click.option("--to", metavar="FORM", help=f"The form of DST, {', '.join(FORMS)}; else its suffix says it.")
 @click.option("--only", "globs", multiple=True, metavar="GLOB", help="Convert these leaves alone; may be repeated.")
@@ -51,15 +51,16 @@ if TYPE_CHECKING:
 @click.option("--item", "items", multiple=True, metavar="NAME=KEY", help="An item of the form orbax, and its subtree.")
 @click.option("--overwrite", is_flag=True, help="Replace a checkpoint or a file that is there.")
 def convert(
-    source: str, target: str, *, to: str | None, globs: tuple[str, ...], at: str | None, map_path: str | None,
-    renames: tuple[str, ...], dtype: str | None, max_file_size: str | None, lose: tuple[str, ...],
+    sources: tuple[str, ...], target: str, *, to: str | None, globs: tuple[str, ...], at: str | None,
+    map_path: str | None, renames: tuple[str, ...], dtype: str | None, max_file_size: str | None, lose: tuple[str, ...],
     items: tuple[str, ...], overwrite: bool,
 ) -> int:  # fmt: skip
     """Save SRC, a checkpoint or file of any form that treering reads, to DST in another form, and verify DST.
 
     A DST that ends in .safetensors, .msgpack or .npz becomes one such file, any other a folder: of treering, or of the
     form --to hf, leaves or orbax. If the form cannot hold something, that is listed, and nothing is written; --lose
-    accepts it.
+    accepts it. Several SRC, such as a base and an adapter, lie over each other, and DST has the whole: of each leaf the
+    last one counts.
 
     Of a run, or of the root of Orbax's CheckpointManager, every step becomes a step of the run DST, with its metrics,
     metadata and time; with --to orbax a step of a root that CheckpointManager reads, in one item, or in those that
@@ -74,8 +75,8 @@ def convert(
         to=to, only=list(globs) or None, at=at, key_map=key_map, dtype=dtype, lose=lose, items=_read_items(items)
     )
     save = save_options(target, to=to, overwrite=overwrite, progress=True, max_file_size=max_file_size)
-    convert_any(source, save, options)
-    write_lines([hide_secrets(f"{target}: {describe(target)}, from {source}")])
+    convert_any(sources, save, options)
+    write_lines([hide_secrets(f"{target}: {describe(target)}, from {' + '.join(sources)}")])
     return GOOD
 
 

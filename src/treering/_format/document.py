@@ -21,7 +21,7 @@ from treering._codec.documents import DIGEST, check_json, check_name, check_text
 from treering._codec.key_document import INDEX_FORM, PACKED_FORM, decode_waiting, encode_waiting, find_members
 from treering._format import columns, packed
 from treering._format.chunk_checks import check_chunks
-from treering._format.index import LIMIT, DataFile, Index
+from treering._format.index import LIMIT, Container, DataFile, Index, Token
 from treering._values.checkpoint_names import ATTEMPT
 from treering.errors import CorruptError
 
@@ -96,6 +96,8 @@ def _members(index: Index, form: ModuleType) -> Iterator[tuple[str, Any]]:
         yield "origin", index.origin
     if not index.structured:
         yield "structured", False
+    if index.part:
+        yield "part", {"only": list(map(columns.escape_surrogates, index.part))}
     yield "metadata", index.metadata
 
 
@@ -146,7 +148,10 @@ def _index(document: Any, *, embedded: bool) -> Index:
         metadata=columns.read_free_json(document, "metadata", what),
         origin=columns.read_free_json(document, "origin", what) if "origin" in document else None,
         structured=member(document, "structured", bool, what) if "structured" in document else True,
+        part=_part(document) if "part" in document else (),
     )
+    if index.part:  # a dict may stand for another container that lost children
+        index = dataclasses.replace(index, structure=list(map(_thinned, index.structure)))
     if any(not names.isdisjoint(waiting.files) for waiting in index.superseded):
         raise CorruptError("one of its data files is in the list of superseded data")
     writers = {0, *(file.process for file in files if file.process is not None)}
@@ -154,6 +159,19 @@ def _index(document: Any, *, embedded: bool) -> Index:
         raise CorruptError("its processes and files cannot be those of a checkpoint")
     check_chunks(index)
     return index
+
+
+def _part(document: dict[str, Any]) -> tuple[str, ...]:
+    globs = member(member(document, "part", dict, INDEX_NAME), "only", list, "what is said of a part")
+    if not globs:
+        raise CorruptError("it is said to be a part of a tree, of which no glob keeps anything")
+    return tuple(map(columns.unescape_surrogates, check_texts(globs, "the globs of a part")))
+
+
+def _thinned(token: Token) -> Token:
+    if isinstance(token, Container) and token.node == "dict":
+        return dataclasses.replace(token, thinned=True)
+    return token
 
 
 def _replaced(document: dict[str, Any]) -> list[str]:

@@ -238,6 +238,8 @@ class Index(TreeColumns):
     """Which of them wait for readers; only where the store keeps superseded data for a grace."""
     metadata: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     """What the user wrote beside the tree."""
+    part: tuple[str, ...] = ()
+    """The globs that kept its leaves, where others of the tree were left out; nothing where all of it was saved."""
     origin: Mapping[str, Any] | None = None
     """Of a copy: the path and the attempt that it was made of."""
     verified: bool = True

@@ -219,6 +219,7 @@ class Listing:
 _UNKNOWN_KIND: Final = "array"
 _TEXT_KINDS: Final = frozenset({"str", "bytes", "bytearray"})
 _SHORT_TEXT: Final = 256
+_SHOWN_GLOBS: Final = 5
 
 
 def list_index(
@@ -251,7 +252,20 @@ def list_index(
         processes=index.processes,
         verified=index.verified,
         structured=index.is_exact,
+        notes=(f"a part of a tree: what {describe_part(index.part)} kept",) if index.part else (),
     )
+
+
+def describe_part(part: Sequence[str]) -> str:
+    """Return for people the argument that kept the leaves of a part.
+
+    Example:
+        >>> describe_part(["**/lora_a", "**/lora_b"])
+        "only=['**/lora_a', '**/lora_b']"
+    """
+    more = f", and {len(part) - _SHOWN_GLOBS} more" if len(part) > _SHOWN_GLOBS else ""
+    shown = ", ".join(f"{glob!r:.100}" for glob in part[:_SHOWN_GLOBS])
+    return f"only={shown}" if len(part) == 1 else f"only=[{shown}{more}]"
 
 
 def _node(head: Container, children: list[Any]) -> Any:

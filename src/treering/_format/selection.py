@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Sequence
 from collections.abc import Set as AbstractSet
 from typing import Any, Final, cast
 
 from treering._codec.documents import show
-from treering._format.index import Container, Token
+from treering._format.index import ARRAY_KINDS, Container, LeafType, Token
 from treering._format.structure import KEYS, key_text, node_keys, walk
+from treering._values.dtypes import is_float
 from treering._values.human import near
-from treering._values.keys import GlobSet, split_key
+from treering._values.keys import GlobSet, join_key, split_key
 from treering.errors import MismatchError
 
 _COMPARED: Final = 2000
+_ABOUT_STARS: Final = "'*' stays inside one part of a key, '**/NAME' looks at every depth, and '~2' is a '*' in a key"
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,11 +33,18 @@ class Selection:
 
 
 def select(
-    structure: Sequence[Token], keys: Sequence[str], *, at: str | None, only: str | Sequence[str] | None
+    structure: Sequence[Token],
+    keys: Sequence[str],
+    *,
+    at: str | None,
+    only: str | Sequence[str] | None,
+    saves: str = "",
+    stored: str = "the checkpoint",
 ) -> Selection:
     """Return the part below ``at`` that the globs keep; a glob that matches a container keeps all of it.
 
-    A container that loses children keeps its class and is marked as thinned.
+    A container that loses children keeps its class and is marked as thinned. ``saves`` is the name of the argument that
+    has the globs where they are about a tree that is saved, ``stored`` what else the tree is, for errors.
 
     Raises:
         MismatchError: nothing lies at ``at``, or nothing matches a glob.
@@ -48,19 +57,21 @@ def select(
     """
     whole = Selection(structure=structure, leaves=range(len(keys)), keys=keys)
     if at:
-        whole = _below(whole, at)
+        whole = _below(whole, at, stored)
     if only is None:
         return whole
     globs = [only] if isinstance(only, str) else list(only)
     if not globs:
-        raise MismatchError("only= holds no glob, so it selects nothing", hint="omit it to load everything")
+        what = "save" if saves else "load"
+        raise MismatchError("only= holds no glob, so it selects nothing", hint=f"omit it to {what} everything")
     part, hit = _thin(whole, globs)
     if len(hit) < len(globs):
         missed = globs[min(set(range(len(globs))) - hit)]
         branches = _branches(whole.keys)
+        where = f"the tree matches {missed!r} of {saves}=" if saves else f"{stored} matches {missed!r}"
         raise MismatchError(
-            f"nothing in the checkpoint matches {missed!r}{_near(missed, branches)}",
-            hint=_about_globs(missed, branches, below=bool(at)),
+            f"nothing in {where}{_near(missed, branches)}",
+            hint=_ABOUT_STARS if saves else _about_globs(missed, branches, below=bool(at)),
         )
     return part
 
@@ -102,12 +113,94 @@ def drop_leaves(part: Selection, dropped: AbstractSet[str]) -> Selection:
     return Selection(structure=structure, leaves=leaves, keys=keys)
 
 
-def _below(whole: Selection, at: str) -> Selection:
+def subtrees(part: Selection, keys: Collection[str]) -> dict[str, Selection]:
+    """Return the containers at some keys as parts of their own, with the keys that their leaves have in ``part``.
+
+    Example:
+        >>> part = select([Container(node="dict", keys=("a", "b")), Container(node="list", keys=(0,)), 2],
+        ...               ["a/0", "b"], at=None, only=None)
+        >>> subtrees(part, {"a", "b"})["a"].keys
+        ['a/0']
+    """
+    begun: list[tuple[int, str, list[Token], int]] = []
+    found: dict[str, Selection] = {}
+    path: list[str] = []
+    heads: list[Container] = []
+    leaf = 0
+
+    def close(depth: int) -> None:
+        while begun and begun[-1][0] >= depth:
+            _, key, tokens, first = begun.pop()
+            found[key] = Selection(
+                structure=tokens, leaves=list(part.leaves[first:leaf]), keys=list(part.keys[first:leaf])
+            )
+
+    for depth, place, token in walk(part.structure):
+        close(depth)
+        del path[max(0, depth - 1) :], heads[depth:]
+        if isinstance(token, Container):
+            path += [key_text(heads[-1].keys[place])] if depth else []
+            heads.append(token)
+            if (key := join_key(path)) in keys:
+                begun.append((depth, key, [], leaf))
+        for _, _, tokens, _ in begun:
+            tokens.append(token)
+        leaf += 0 if isinstance(token, Container) else token
+    close(0)
+    return found
+
+
+def choose_dtypes(
+    structure: Sequence[Token], keys: Sequence[str], types: Sequence[LeafType], dtypes: Iterable[tuple[str | None, str]]
+) -> dict[int, str]:
+    """Return leaf number -> name of the dtype, of the arrays of floats that get another one.
+
+    Args:
+        structure: the containers.
+        keys: key text of each leaf.
+        types: the type of each leaf.
+        dtypes: what `float_dtypes` returns.
+
+    Raises:
+        MismatchError: nothing matches a glob.
+
+    Example:
+        >>> types = [LeafType(kind="jax", dtype="float32", shape=(2,)), LeafType(kind="int")]
+        >>> choose_dtypes([Container(node="dict", keys=("w", "n")), 2], ["w", "n"], types, [(None, "bfloat16")])
+        {0: 'bfloat16'}
+    """
+    chosen: dict[int, str] = {}
+    for glob, name in dtypes:
+        found = range(len(keys)) if glob is None else select(structure, keys, at=None, only=glob, saves="dtype").leaves
+        for number in found:
+            chosen.setdefault(number, name)
+    arrays = ARRAY_KINDS - {"key"}
+    return {
+        number: name
+        for number, name in chosen.items()
+        if types[number].kind in arrays and is_float(types[number].dtype) and types[number].dtype != name
+    }
+
+
+def thinned_as_dicts(structure: Sequence[Token]) -> list[Token]:
+    """Return a structure in which each container that lost children is a dict of those that it has.
+
+    Example:
+        >>> thinned_as_dicts([Container(node="list", keys=(1,), thinned=True), 1])[0].node
+        'dict'
+    """
+    return [
+        Container(node="dict", keys=node_keys(token)) if isinstance(token, Container) and token.thinned else token
+        for token in structure
+    ]
+
+
+def _below(whole: Selection, at: str, stored: str) -> Selection:
     """Return the subtree at a key."""
     count = len(split_key(at))
     part, hit = _thin(whole, [at.replace("*", "~2")], first=True)
     if not hit:
-        raise MismatchError(f"nothing lies at {at!r} in the checkpoint{_near(at, _branches(whole.keys))}")
+        raise MismatchError(f"nothing lies at {at!r} in {stored}{_near(at, _branches(whole.keys))}")
     # Each container on the way has one child left. An empty part alone, above or below, is written "~".
     start = len(at) + (at != "~")
     keys = ["" if key == at else key[start:] or "~" for key in part.keys]
@@ -211,6 +304,6 @@ def _about_globs(text: str, branches: Sequence[str], *, below: bool) -> str:
         glob = show(found + text[len(named) :])
         facts.append(f"only={glob} with key_map={{{show(named)}: {show(found)}}} loads {show(named)} of `like`")
     elif "*" in text:
-        facts.append("'*' stays inside one part of a key, '**/NAME' looks at every depth, and '~2' is a '*' in a key")
+        facts.append(_ABOUT_STARS)
     facts += ["keys begin below `at`"] if below else []
     return "; ".join(facts)

@@ -17,7 +17,7 @@ from typing import Any, Final, NamedTuple
 from treering._background.saves import finish_saves, reword
 from treering._checkpoint.convert import ConvertOptions, convert_opened, convert_path, require_target, step_writer
 from treering._checkpoint.detect import ForeignForm, Form, detect
-from treering._checkpoint.forms import Loss, TargetWriter, accept_losses, find_writer, stream_source
+from treering._checkpoint.forms import Loss, TargetWriter, Where, accept_losses, find_writer, paths_of, stream_source
 from treering._checkpoint.save_options import SaveOptions
 from treering._foreign.foreign_tree import ForeignSteps, find_steps, reading_partly
 from treering._format.document import INDEX_NAME, read_summary
@@ -27,7 +27,7 @@ from treering._runs.folder import RunFolder
 from treering._runs.steps import for_each_step, note_records, open_run, read_run, records_in, step_path
 from treering._store.asked import asking
 from treering._store.failures import naming_file
-from treering._store.resolve import kept, located, require_outside, require_path, resolved
+from treering._store.resolve import located, require_outside, resolved
 from treering._values.checksums import digest
 from treering._values.human import steps_text
 from treering.errors import (
@@ -72,10 +72,12 @@ class _SourceSteps(NamedTuple):
     """Returns what is known of one; NotFoundError where it is gone."""
 
 
-def convert_any(source: str | os.PathLike[str], save: SaveOptions, options: ConvertOptions) -> None:
+def convert_any(source: Where, save: SaveOptions, options: ConvertOptions) -> None:
     """Convert what stands at ``source``, of a run every step; ``treering.convert`` says more."""
-    require_path(source)
-    source = kept(source)
+    source, *others = paths_of(source)
+    if others:
+        convert_path([source, *others], save, options)
+        return
     finish_saves(source)
     with contextlib.ExitStack() as files:
         with asking(once=True):
@@ -85,7 +87,7 @@ def convert_any(source: str | os.PathLike[str], save: SaveOptions, options: Conv
             writer = require_target(source, save, options) if is_tree else None
             opened = stream_source(source, files) if is_tree else None
         if writer is not None and opened is not None:
-            convert_opened(opened, source, writer, save, options)
+            convert_opened(opened, os.fspath(source), writer, save, options)
             return
     if form is Form.RUN:
         with open_run(located(source)) as run:

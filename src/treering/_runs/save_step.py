@@ -15,7 +15,6 @@ from typing import Any, SupportsIndex
 import numpy as np
 
 from treering._arrays.host import this_processes
-from treering._arrays.jobs import Progress
 from treering._background.saves import in_flight, reword, wait_for
 from treering._background.writer import PendingSave
 from treering._checkpoint.save import begin_save, counted
@@ -72,13 +71,13 @@ def save_step(
     metadata: Mapping[str, Any] | None,
     rollback: bool,
     force: bool,
-    progress: Progress | bool | None,
+    **others: Any,
 ) -> StepSave:
-    """Save a step of ``run``; ``Run.save`` says more."""
+    """Save a step of ``run``; ``Run.save`` says more, and ``SaveOptions.of`` of the other options."""
     start = time.perf_counter()
     try:
         saved = _save_step(
-            run, step, tree, metrics=metrics, metadata=metadata, rollback=rollback, force=force, progress=progress
+            run, step, tree, metrics=metrics, metadata=metadata, rollback=rollback, force=force, **others
         )
     except Exception as error:
         if not run.outcomes.forgives(error):
@@ -100,7 +99,7 @@ def _save_step(
     metadata: Mapping[str, Any] | None,
     rollback: bool,
     force: bool,
-    progress: Progress | bool | None,
+    **others: Any,
 ) -> StepSave:
     decision: Decision | None = None
     number = operator.index(step) if isinstance(step, int | np.integer) else None
@@ -138,10 +137,8 @@ def _save_step(
         begun = BegunSave(run.outcomes, step)
         run.has_saved = True
         with withdraw_on_failure(run.path, order.mark):
-            options = SaveOptions.of(
-                path, metadata=note, overwrite=rollback or step in run.passed, progress=progress,
-                timeout=run.timeout_of(decision),
-            )  # fmt: skip
+            replaces, timeout = rollback or step in run.passed, run.timeout_of(decision)
+            options = SaveOptions.of(path, metadata=note, overwrite=replaces, timeout=timeout, **others)
             if processes.count > 1:  # process 0 alone writes them
                 options = dataclasses.replace(options, states=state_keys(tree))
             around = _collect_afterwards(run, order, begun) if processes.is_coordinator else None

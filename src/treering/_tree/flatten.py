@@ -25,6 +25,7 @@ import jax
 import numpy as np
 
 from treering._format.index import MAX_LEVELS, Container, OpaqueLeaf, Token
+from treering._format.selection import select, thinned_as_dicts
 from treering._format.structure import KEYS, StandIn, class_name, key_text
 from treering._printable import kind_of, list_lines, way_to_save
 from treering._tree.registry import (
@@ -68,6 +69,12 @@ class Flattened:
     """Leaf number -> what stands in a file for an opaque leaf."""
     structured: bool = True
     """Whether the containers are those of the tree itself."""
+    part: tuple[str, ...] = ()
+    """The globs that kept the leaves, where others were left out."""
+
+
+REFUSED: Final = "refused"
+"""The kind of a leaf that cannot be saved, in a tree of which a part is wanted."""
 
 
 def flatten(tree: Any) -> Flattened:
@@ -97,6 +104,37 @@ def flatten(tree: Any) -> Flattened:
     return _FlattenWalk(kind_to_save).over(tree)
 
 
+def flatten_part(tree: Any, only: Sequence[str]) -> tuple[Flattened, Flattened, list[int]]:
+    """Return what `flatten` does, the part of it that globs keep, and the numbers of the leaves of that.
+
+    A leaf that cannot be saved is of the kind ``REFUSED`` where no glob keeps it. Containers of the part that lost
+    children are dicts.
+
+    Raises:
+        UnsupportedError: as `flatten` says, of the leaves that are kept.
+        MismatchError: nothing matches a glob.
+
+    Example:
+        >>> flat, part, numbers = flatten_part({"w": [1.5, 2.5], "tags": {"a"}}, ["w/1"])
+        >>> flat.kinds, part.keys, part.leaves, numbers
+        (['float', 'float', 'refused'], ['w/1'], [2.5], [1])
+    """
+    walked = _FlattenWalk(kind_to_save, keeps_refused=True)
+    flat = walked.over(tree)
+    kept = select(flat.tokens, flat.keys, at=None, only=only, saves="only")
+    numbers = list(kept.leaves)
+    walked.raise_refused({flat.keys[number] for number in numbers if flat.kinds[number] == REFUSED})
+    part = Flattened(
+        tokens=thinned_as_dicts(kept.structure),
+        keys=list(kept.keys),
+        leaves=[flat.leaves[number] for number in numbers],
+        kinds=[flat.kinds[number] for number in numbers],
+        opaque={new: flat.opaque[old] for new, old in enumerate(numbers) if old in flat.opaque},
+        part=tuple(only) if len(numbers) < len(flat.keys) else (),
+    )
+    return flat, part, numbers
+
+
 def flatten_like(like: Any) -> Flattened:
     """Return a target in the same form: nothing is refused as a leaf, and abstract arrays are of kind "abstract".
 
@@ -119,6 +157,8 @@ class _FlattenWalk:
     flat: Flattened = dataclasses.field(default_factory=Flattened)
     refused: list[tuple[str, UnsupportedError]] = dataclasses.field(default_factory=list)
     counted: int = 0
+    keeps_refused: bool = False
+    """Whether what is refused is a leaf, and the caller raises."""
 
     def over(self, tree: Any) -> Flattened:
         """Walk over all of it."""
@@ -147,7 +187,8 @@ class _FlattenWalk:
             else:
                 levels.pop()
         self._count_leaves()
-        self._raise_refused()
+        if not self.keeps_refused:
+            self.raise_refused({key for key, _ in self.refused})
         opaque = ((number, opaque_of(leaves[number])) for number, kind in enumerate(kinds) if kind == "opaque")
         self.flat.opaque.update(opaque)
         return self.flat
@@ -184,7 +225,9 @@ class _FlattenWalk:
                 kind = self.kind_of(x)
         except UnsupportedError as error:
             self.refused.append((key, error))
-            return None
+            if not self.keeps_refused:
+                return None
+            kind = REFUSED
         self.flat.keys.append(key)
         self.flat.leaves.append(x)
         self.flat.kinds.append(kind)
@@ -196,12 +239,14 @@ class _FlattenWalk:
             self.flat.tokens.append(count)
             self.counted = len(self.flat.keys)
 
-    def _raise_refused(self) -> None:
-        if len(self.refused) == 1:
-            ((key, error),) = self.refused
+    def raise_refused(self, keys: Collection[str]) -> None:
+        """Raise why the leaves of these keys cannot be saved, if there are any."""
+        refused = [(key, error) for key, error in self.refused if key in keys]
+        if len(refused) == 1:
+            ((key, error),) = refused
             raise UnsupportedError(error.message, path=split_key(key), hint=error.hint) from error
-        if self.refused:
-            lines = [f"{shown_key(key) or '.'}: {error}" for key, error in self.refused]
+        if refused:
+            lines = [f"{shown_key(key) or '.'}: {error}" for key, error in refused]
             raise UnsupportedError(f"{pluralize(len(lines), 'leaves')} cannot be saved:{list_lines(lines)}")
 
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from treering._format.index import ARRAY_KINDS, Container, ForeignKey, Index, LeafType, OpaqueLeaf, Token
 from treering._format.leaf_values import same_value
-from treering._format.selection import Selection
+from treering._format.selection import Selection, subtrees
 from treering._format.structure import KEYS, key_text, walk
 from treering._printable import MOST_LINES, list_lines, printable, shorten
 from treering._tree.flatten import KINDS, Flattened, flatten_like, open_node
@@ -50,10 +50,12 @@ def fit_leaf(kind: LeafType, like: Any, like_kind: str, *, cast: bool, raw_keys:
     Args:
         kind: what is stored.
         like: the leaf of the target.
-        like_kind: its kind; "abstract" for a ``jax.ShapeDtypeStruct``.
+        like_kind: its kind; "abstract" for a ``jax.ShapeDtypeStruct``, ``AS_SAVED`` for ``...``.
         cast: whether numbers may change their dtype, within their category or to a wider one.
         raw_keys: the form knows no typed keys: their uint32 data stands for them.
     """
+    if like_kind == AS_SAVED:
+        return Fit(kind.kind, impl=kind.impl)
     if is_typed_key(like):
         return _fit_key(kind, like, raw_keys=raw_keys)
     if like_kind == "abstract" and kind.kind == _weak_number(like):
@@ -141,9 +143,55 @@ def wanted_text(like: Any, like_kind: str) -> str:
     """Describe a leaf of the target in the same words."""
     if is_typed_key(like):
         return f"key<{key_impl(like)}>{list(like.shape)}"
+    if like_kind == AS_SAVED:
+        return "`...`"
     if like_kind in ("jax", "numpy", "numpy scalar", "abstract"):
         return f"{np.dtype(like.dtype).name}{list(like.shape)}"
     return "None" if like_kind == "none" else "a function or setting" if like_kind == "opaque" else like_kind
+
+
+AS_SAVED: Final = "as saved"
+"""The kind of the leaves of a target that stand for what was saved there: ``...`` in ``like``."""
+
+
+def expand_ellipses(
+    target: Flattened, part: Selection, rename: Mapping[str, str]
+) -> tuple[Flattened, dict[int, Selection]]:
+    """Return a target in which leaves of what was saved stand in the place of each ``...``.
+
+    Args:
+        target: ``like``, flattened.
+        part: what is loaded of the stored tree.
+        rename: wanted key -> stored key, of leaves or of branches.
+
+    Returns:
+        The target, and for each ``...`` where a container was saved its number among the leaves, and that container.
+
+    Raises:
+        MismatchError: a renaming covers no key.
+    """
+    if not any(leaf is ... for leaf in target.leaves):
+        return target, {}
+    sources = apply_renames(target.keys, rename)
+    places = {n: sources.get(target.keys[n], target.keys[n]) for n, leaf in enumerate(target.leaves) if leaf is ...}
+    found = subtrees(part, set(places.values()).difference(part.keys))
+    keys: list[str] = []
+    leaves: list[Any] = []
+    kinds: list[str] = []
+    for number, (key, leaf, kind) in enumerate(zip(target.keys, target.leaves, target.kinds, strict=True)):
+        source = places.get(number)
+        below = None if source is None else found.get(source)
+        if source is None or below is None:
+            keys.append(key)
+            leaves.append(leaf)
+            kinds.append(kind if source is None else AS_SAVED)
+            continue
+        names = [name[len(source) + 1 :] if source else name for name in below.keys]
+        keys += [f"{key}/{name}" if key else name for name in names]
+        leaves += [...] * len(names)
+        kinds += [AS_SAVED] * len(names)
+    expanded = dataclasses.replace(target, keys=keys, leaves=leaves, kinds=kinds)
+    return expanded, {number: found[source] for number, source in places.items() if source in found}
 
 
 KEPT: Final = Fit("kept")
@@ -189,6 +237,10 @@ class Wording:
     """What comes before advice about the arguments of ``treering.load``, where it is another function that speaks."""
     takes_extra: bool = False
     """Whether that function takes ``extra=`` itself."""
+    stored: str = "the checkpoint"
+    """What the tree is compared with."""
+    is_part: bool = False
+    """Whether that is a part of a tree."""
 
 
 def match_leaves(
@@ -227,7 +279,7 @@ def match_leaves(
     known: dict[Any, Fit] = {}
     for number, key, kind, leaf in zip(numbers, target.keys, target.kinds, target.leaves, strict=True):
         if number is None:
-            if missing == "leave" or (missing == "keep" and kind != "abstract"):
+            if missing == "leave" or (missing == "keep" and kind not in ("abstract", AS_SAVED)):
                 result.leaves.append(-1)
                 result.fits.append(KEPT)
                 report.kept.append((key, leaf, kind))
@@ -237,7 +289,7 @@ def match_leaves(
         # Thousands of arrays are of a few dtypes and shapes: the answer is the same for each of them.
         type_ = index.leaf_types[number]
         is_array = type_ in arrays and kind in ("jax", "numpy", "abstract")
-        alike = (type_, kind, leaf.dtype, leaf.shape) if is_array else key
+        alike = (type_, kind, leaf.dtype, leaf.shape) if is_array else (type_, kind) if kind == AS_SAVED else key
         if (fit := known.get(alike)) is None:
             stored_type = index.types[type_]
             if (fit := fit_leaf(stored_type, leaf, kind, cast=cast, raw_keys=raw_keys)) is None:
@@ -348,7 +400,7 @@ class _Report:
         if found:
             hint = self._hint()
             count = pluralize(len(found), "differences")
-            message = f"{count} between `{called}` and the checkpoint:{list_lines(found)}"
+            message = f"{count} between `{called}` and {self.wording.stored}:{list_lines(found)}"
             raise build_mismatch(f"{message}\n  {hint}" if hint else message, found)
 
     def _hint(self) -> str:
@@ -357,6 +409,7 @@ class _Report:
             return "`like` is one leaf, not a tree; jax.eval_shape(init) makes a tree of a function; at= loads a part"
         leave = self.unexpected and not self.ignored and 'extra="ignore" ignores leaves that only the checkpoint has'
         hints = [
+            self.missing and self.wording.is_part and "load([base, part], like) puts a part over the rest of its tree",
             self.castable and f"cast=True converts numbers to the dtypes of `{called}`, within a category",
             self.missing and not self.keeps and f'missing="keep" keeps what `{called}` has',
             leave and not self.wording.takes_extra and f"{leave}, only= and at= load a part",
@@ -449,8 +502,8 @@ def containers_of(tokens: Iterable[Token]) -> Iterator[tuple[tuple[str, ...], Co
 
 
 def _differences(saved: Container, like: Container, called: str) -> Iterator[str]:
-    if saved.thinned and like.node == "dict":
-        return  # as it comes back without like
+    if saved.thinned and "dict" in (saved.node, like.node):
+        return  # as it comes back without like, or as a part of a tree is saved
     if _described_node(saved) != _described_node(like):
         yield f"saved as {_described_node(saved)}, {called} has {_described_node(like)}"
         return

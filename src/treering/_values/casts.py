@@ -5,10 +5,15 @@ Integers, bools and times stay what they are, finite floats stay finite, and inf
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 import ml_dtypes
 import numpy as np
+
+from treering._values.dtypes import is_float, lookup
+from treering.errors import UnsupportedError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -40,6 +45,38 @@ class NotKept(Exception):
         long = isinstance(self.value, int) and self.value.bit_length() > _SHOWN_BITS
         text = f"an int of {self.value.bit_length()} bits" if long else f"the value {self.value!s}"
         return f"{text} at index {list(self.index)}" if self.index else text
+
+
+def float_name(dtype: Any) -> str:
+    """Return the name of a dtype of floats, given it or what numpy takes for one.
+
+    Raises:
+        UnsupportedError: it is not a dtype of floats.
+
+    Example:
+        >>> float_name("bfloat16"), float_name(np.float32)
+        ('bfloat16', 'float32')
+    """
+    with contextlib.suppress(TypeError):
+        dtype = dtype if isinstance(dtype, str) else np.dtype(dtype).name
+    if not isinstance(dtype, str) or lookup(dtype) is None or not is_float(dtype):
+        raise UnsupportedError(f"dtype={dtype!r:.100} is not a dtype of floats", hint="for example bfloat16 or float32")
+    return dtype
+
+
+def float_dtypes(dtype: object) -> tuple[tuple[str | None, str], ...]:
+    """Return a ``dtype=`` as pairs of a glob, None for every leaf, and the name of a dtype of floats.
+
+    Raises:
+        UnsupportedError: a name is not one of floats, or a glob is no text.
+    """
+    if dtype is None:
+        return ()
+    if not isinstance(dtype, Mapping):
+        return ((None, float_name(dtype)),)
+    if odd := [glob for glob in dtype if not isinstance(glob, str)]:
+        raise UnsupportedError(f"dtype= is a dtype, or a dict of globs and dtypes, found {odd[0]!r:.100}")
+    return tuple((glob, float_name(one)) for glob, one in dtype.items())
 
 
 def cast_array(

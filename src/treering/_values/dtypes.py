@@ -79,6 +79,16 @@ def itemsize_of(name: str | None) -> int:
 
 
 @functools.lru_cache(maxsize=256)
+def is_float(name: str | None) -> bool:
+    """Tell whether the name is that of a dtype of floats.
+
+    Example:
+        >>> is_float("bfloat16"), is_float("complex64"), is_float(None)
+        (True, False, False)
+    """
+    return (name or "").startswith(("float", "bfloat"))
+
+
 def number_rank(name: str) -> int | None:
     """Return the place of a dtype among kinds of numbers, each of which holds those before; None for no numbers.
 

@@ -1,0 +1,176 @@
+"""load_async: a tree that is read on a thread of its own, as the caller's thread would have read it."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import PartitionSpec as P
+
+import treering as tr
+from tests import meshes
+from tests.trees import assert_unchanged
+from treering.errors import CorruptError, MismatchError, NotFoundError, TimedOutError, TreeringError, UnsupportedError
+
+TREE: dict[str, Any] = {"w": jnp.arange(64.0).reshape(8, 8), "n": np.arange(5), "step": 7, "key": jax.random.key(1)}
+
+
+@pytest.fixture(params=["disk", "memory"])
+def path(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    place = f"{tmp_path}/ckpt" if request.param == "disk" else f"memory://{tmp_path.name}/ckpt"
+    tr.save(place, TREE)
+    return place
+
+
+def test_it_gives_what_load_gives(path: str) -> None:
+    assert_unchanged(tr.load_async(path).result(), tr.load(path))
+    like = {"w": jax.ShapeDtypeStruct((8, 8), jnp.bfloat16), "step": 0}
+    found = tr.load_async(path, like, cast=True, extra="ignore").result()
+    assert_unchanged(found, tr.load(path, like, cast=True, extra="ignore"))
+
+
+def test_it_is_read_on_another_thread_and_waits_for_saves(path: str) -> None:
+    threads = set()
+    tr.save_async(path, {"w": np.arange(300_000)}, overwrite=True)
+    pending = tr.load_async(path, progress=lambda done, total: threads.add(threading.get_ident()))
+    assert pending.result()["w"][-1] == 299_999
+    assert pending.result() is pending.result()
+    assert pending.done()
+    assert threads
+    assert threading.get_ident() not in threads
+
+
+def test_it_can_be_awaited(path: str) -> None:
+    async def both() -> list[Any]:
+        return await asyncio.gather(*[_awaited(tr.load_async(path, at=key)) for key in ("step", "n")])
+
+    async def _awaited(pending: Any) -> Any:
+        return await pending
+
+    step, array = asyncio.run(both())
+    assert (step, array.tolist()) == (7, [0, 1, 2, 3, 4])
+
+    async def fails() -> None:
+        with pytest.raises(NotFoundError):
+            await tr.load_async(f"{path}-not")
+
+    asyncio.run(fails())
+
+
+def test_errors_come_from_result(path: str, tmp_path: Path) -> None:
+    with pytest.raises(MismatchError, match="w: wanted float32"):
+        tr.load_async(path, TREE | {"w": jnp.zeros(3)}).result()
+    missing = tr.load_async(f"{path}-not")
+    for _ in range(2):
+        with pytest.raises(NotFoundError, match="ckpt-not"):
+            missing.result()
+    if path.startswith("/"):
+        (file,) = Path(path).glob("data-*")
+        file.write_bytes(file.read_bytes()[:-1] + b"!")
+        with pytest.raises(CorruptError):
+            tr.load_async(path).result()
+
+
+def test_arguments_are_checked_at_once(path: str) -> None:
+    with pytest.raises(UnsupportedError, match="found an int"):
+        tr.load_async(3)  # type: ignore[call-overload]
+    with pytest.raises(UnsupportedError, match="cast="):
+        tr.load_async(path, cast=True)
+    with pytest.raises(TypeError, match="unexpected keyword argument 'lazy'"):
+        tr.load_async(path, lazy=True)  # type: ignore[call-overload]
+
+
+def test_what_is_set_for_the_caller_s_thread_counts(path: str) -> None:
+    mesh = meshes.line()
+    last = jax.devices()[-1]
+    with jax.set_mesh(mesh):
+        split = tr.load_async(path, only="w", shardings=P("x"))
+    with jax.default_device(last):
+        there = tr.load_async(path, only="w")
+    with jax.enable_x64(True):
+        tr.save(f"{path}-wide", {"x": jnp.arange(3)})
+        wide = tr.load_async(f"{path}-wide")
+    assert split.result()["w"].sharding.mesh == mesh
+    assert there.result()["w"].devices() == {last}
+    assert isinstance(wide.result()["x"], jax.Array)
+    assert wide.result()["x"].dtype == np.int64
+
+
+def test_a_relative_path_is_that_of_the_call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tr.save(tmp_path / "ckpt", {"w": np.zeros(500_000)})
+    monkeypatch.chdir(tmp_path)
+    go = threading.Event()
+    pending = tr.load_async(["ckpt"], progress=lambda done, total: go.wait(60) and None)
+    monkeypatch.chdir("/")
+    go.set()
+    assert pending.result()["w"].shape == (500_000,)
+
+
+def test_a_wait_may_end_before_it(path: str) -> None:
+    go = threading.Event()
+    pending = tr.load_async(path, progress=lambda done, total: go.wait(60))
+    assert not pending.done()
+    with pytest.raises(TimedOutError, match=r"is not done within 0\.01 s; it goes on"):
+        pending.result(timeout=0.01)
+    go.set()
+    assert pending.result(timeout=60)["step"] == 7
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork")
+@pytest.mark.filterwarnings("ignore")
+def test_a_fork_has_no_result(path: str) -> None:
+    pending = tr.load_async(path)
+    pending.result()
+    child = os.fork()
+    if child == 0:
+        try:
+            pending.result(timeout=5)
+        except TreeringError as error:
+            os._exit(17 if "is a fork" in str(error) else 1)
+        os._exit(2)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 17
+
+
+PROGRAM = """
+import sys, threading
+import numpy as np
+import treering as tr
+path, way = sys.argv[1:]
+if way == "failed":
+    pending = tr.load_async(path + "-not")
+    try:
+        tr.load_async(path + "-not").result()
+    except FileNotFoundError:
+        pass
+    while not pending.done():
+        pass
+else:
+    stopped = threading.Event()
+    tr.load_async(path, progress=lambda done, total: stopped.wait(0.01))
+"""
+
+
+@pytest.mark.parametrize("way", ["failed", "under way"])
+def test_the_end_of_a_program(way: str, tmp_path: Path) -> None:
+    tr.save(tmp_path / "ckpt", {"w": np.zeros(1 << 20)})
+    run = subprocess.run(
+        [sys.executable, "-c", PROGRAM, str(tmp_path / "ckpt"), way],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    if way == "failed":
+        assert run.returncode == 1
+        assert run.stderr.count("its error was never raised: NotFoundError") == 1
+    else:
+        assert (run.returncode, run.stderr) == (0, "")
