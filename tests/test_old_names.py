@@ -18,7 +18,6 @@ CALLS: dict[str, tuple[Callable[[Path], Any], str]] = {
     "save dtype": (lambda path: tr.save(path, {}, dtype="float16"), "pass it to treering.export"),  # type: ignore[call-arg]
     "save key_map": (lambda path: tr.save(path, {}, key_map=None), "pass it to treering.export"),  # type: ignore[call-arg]
     "save only": (lambda path: tr.save(path, {}, only="a"), "no option 'only': it is reserved for a later version"),  # type: ignore[call-arg]
-    "save_async base": (lambda path: tr.save_async(path, {}, base="a"), "no option 'base': it is reserved for a later"),  # type: ignore[call-arg]
     "save_async dtype": (lambda path: tr.save_async(path, {}, dtype="a"), "it is reserved for a later version"),  # type: ignore[call-arg]
     "load": (lambda path: tr.load(path, {}, rename={}), "no option 'rename': pass the dict as key_map="),  # type: ignore[call-overload]
     "convert": (lambda path: tr.convert(path, target=path), "no option 'target': it is called path"),  # type: ignore[call-arg]

@@ -124,7 +124,7 @@ def moved_names(module: str, /, *names: str) -> Callable[[str], Any]:
 
 
 _RESERVED = {
-    **dict.fromkeys(("base", "only"), "it is reserved for a later version"),
+    "only": "it is reserved for a later version",
     "dtype": "it is reserved for a later version; to cast now, pass it to treering.export(path, tree, ...)",
 }
 
@@ -138,6 +138,7 @@ def save(
     path: str | os.PathLike[str], tree: Any, *, metadata: Mapping[str, Any] | None = None, overwrite: bool = False,
     progress: Progress | bool | None = None, processes: Literal["all", "this"] = "all",
     host_local: Literal["first", "equal"] = "first", timeout: float | None = None,
+    base: str | os.PathLike[str] | None = None,
 ) -> None:  # fmt: skip
     """Save a pytree atomically; when this returns, it survives a power cut.
 
@@ -162,6 +163,8 @@ def save(
         host_local: leaves that every process holds by itself (numpy, Python, arrays on its own devices) are taken from
             process 0, and so is ``metadata``. "equal" refuses them if they differ between processes.
         timeout: seconds to wait at one point for other processes. Default: ``TREERING_TIMEOUT_S``, else 600.
+        base: the folder of an older checkpoint. What it has already is not written again: its data files are shared by
+            hard links, or copied by the server of a bucket. Each checkpoint stays whole whatever becomes of the other.
 
     Raises:
         ExistsError: the path exists; also a ``FileExistsError``. BusyError: another process is saving to the path.
@@ -187,7 +190,7 @@ def save(
     with counted(path, processes):
         save_tree(tree, SaveOptions.of(
             path, metadata=metadata, overwrite=overwrite, progress=progress, processes=processes,
-            host_local=host_local, timeout=timeout,
+            host_local=host_local, timeout=timeout, base=base,
         ))  # fmt: skip
 
 
@@ -202,6 +205,7 @@ def save_async(
     processes: Literal["all", "this"] = "all",
     host_local: Literal["first", "equal"] = "first",
     timeout: float | None = None,
+    base: str | os.PathLike[str] | None = None,
 ) -> PendingSave:
     """Save a pytree like ``save``, in the background: this returns when treering holds a snapshot of the tree.
 
@@ -222,6 +226,7 @@ def save_async(
         processes: as for ``save``. All processes of a job have to begin their joint saves in the same order.
         host_local: as for ``save``.
         timeout: as for ``save``; a call that waits for a save gives up if it shows no progress for so long.
+        base: as for ``save``; it may be in flight itself.
 
     Raises:
         UnsupportedError: a leaf cannot be stored; the error names all such leaves.
@@ -245,7 +250,7 @@ def save_async(
     with counted(path, processes):
         return begin_save(tree, SaveOptions.of(
             path, metadata=metadata, overwrite=overwrite, progress=progress, processes=processes,
-            host_local=host_local, timeout=timeout,
+            host_local=host_local, timeout=timeout, base=base,
         ))  # fmt: skip
 
 
