@@ -40,6 +40,10 @@ class Run:
         keep: which steps stay, as ``KeepLast(3) | KeepBest("loss")``; None keeps all. The newest always stays.
         save_every: when ``save`` saves, as ``SaveEvery(steps=1000)``; None: at each call.
         timeout: seconds to wait for other processes; None: ``TREERING_TIMEOUT_S``, else 600.
+        incremental: whether a save shares the data files of the step before that hold what has not changed, by hard
+            links, or by copies of the server of a bucket. Each step stays whole by itself.
+        full_every: with ``incremental``, every how many saves one writes everything anew; None: only where a shared
+            file cannot be used any more. Damage to a shared file concerns all steps that share it.
 
     Attributes:
         path: the folder.
@@ -68,10 +72,16 @@ class Run:
         keep: Policy | None = None,
         save_every: Cadence | None = None,
         timeout: float | None = None,
+        incremental: bool = False,
+        full_every: int | None = None,
     ) -> None:
         from treering._runs.run_state import RunState
 
         self._state: RunState = RunState(path, keep=keep, save_every=save_every, timeout=timeout)
+        if incremental or full_every is not None:
+            from treering._runs.run_state import step_increment
+
+            self._state.increment = step_increment(self._state.path, incremental=incremental, full_every=full_every)
 
     @property
     def path(self) -> Path:

@@ -338,7 +338,8 @@ def test_each_process_shares_its_own_boxes(together: Together, tmp_path: Path) -
     trees = [spread(), spread(), spread(layer=37), spread(layer=37), spread(1)]
     for number, tree in enumerate(trees):
         wishes: dict[str, Any] = {"base": tmp_path / f"{number - 1}"} if number else {}
-        outcomes = together.save(tmp_path / f"{number}", dict.fromkeys(range(together.count), tree).__getitem__, **wishes)
+        trees_of = dict.fromkeys(range(together.count), tree).__getitem__
+        outcomes = together.save(tmp_path / f"{number}", trees_of, **wishes)
         assert outcomes == [None] * together.count
     for number, tree in enumerate(trees):
         assert verify(tmp_path / f"{number}").ok

@@ -166,8 +166,6 @@ def gather_files(states: Sequence[int], nbytes: Sequence[int], limit: int = FILE
 def most_files(nbytes: int, limit: int = FILE_BYTES) -> int:
     """Return how many files a process may have that writes or shares so many bytes, whatever is found to be shared.
 
-    Two files in a row that are written have more than ``limit`` together, and each of the two states begins its own.
-
     Example:
         >>> most_files(10) - MOST_SHARED
         4
@@ -254,7 +252,7 @@ def lay_out_shares(
     file = [places[number] for number in chunks.file]
     table += zip(chunks.leaf, chunks.box, file, chunks.offset, chunks.nbytes, chunks.block, strict=True)
     table.sort(key=_place)  # type: ignore[arg-type]  # of its first two columns
-    columns = [list(column) for column in zip(*table, strict=True)] or [[] for _ in range(6)]
+    columns = [list(column) for column in zip(*table, strict=True)] or [[]] * 6
     named = dict(zip(("leaf", "box", "file", "offset", "nbytes", "block"), columns, strict=True))
     headers = [b""] * len(names)
     for number, header in zip(places, made, strict=True):

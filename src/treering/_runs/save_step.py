@@ -105,8 +105,8 @@ def save_step(
         run.has_saved = True
         with withdraw_on_failure(run.path, order.mark):
             options = SaveOptions.of(path, metadata=note, overwrite=rollback, progress=progress, timeout=run.timeout)
-            if processes.count > 1:  # process 0 alone writes them
-                options = dataclasses.replace(options, states=state_keys(tree))
+            states = state_keys(tree) if processes.count > 1 else ()  # process 0 alone writes them
+            options = dataclasses.replace(options, states=states, increment=run.increment)
             around = _collect_afterwards(run, step, order, begun=begun) if processes.is_coordinator else None
             pending = begin_save(items, options, run=run.path, around=around, refusal=refusal)
     if decision.final:
