@@ -23,6 +23,7 @@ _LIMITS = {
     "converted_piece": "treering._arrays.source_arrays._PIECE_BYTES",
     "exchanged_together": "treering._arrays.exchange._TOGETHER",
     "data_file": "treering._arrays.outgoing.FILE_BYTES",
+    "compared_box": "treering._plan.increment.BOX_BYTES",
     "copied_piece": "treering._checkpoint.copy_checkpoint._PIECE_BYTES",
     # joint loads
     "joint_batch": "treering._checkpoint.joint_load.BATCH_BYTES",

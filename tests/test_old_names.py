@@ -16,7 +16,6 @@ from treering._checkpoint.load import LoadOptions
 CALLS: dict[str, tuple[Callable[[Path], Any], str]] = {
     "save form": (lambda path: tr.save(path, {}, form="hf"), "no option 'form': call treering.export"),  # type: ignore[call-arg]
     "save key_map": (lambda path: tr.save(path, {}, key_map=None), "pass it to treering.export"),  # type: ignore[call-arg]
-    "save_async base": (lambda path: tr.save_async(path, {}, base="a"), "no option 'base': it is reserved for a later"),  # type: ignore[call-arg]
     "load": (lambda path: tr.load(path, {}, rename={}), "no option 'rename': pass the dict as key_map="),  # type: ignore[call-overload]
     "convert": (lambda path: tr.convert(path, target=path), "no option 'target': it is called path"),  # type: ignore[call-arg]
     "Run.load": (lambda path: tr.Run(path).load(rename={}), "pass the dict as key_map="),  # type: ignore[call-overload]

@@ -11,6 +11,7 @@ from treering._codec.key_document import SMALL_TOMBSTONE, is_tombstone
 from treering._store.objects.requests import (
     Absent,
     Answer,
+    Copy,
     Delete,
     Get,
     Head,
@@ -124,7 +125,7 @@ class Bucket:
             case Head(name):
                 found = self.objects.get(name)
                 return MISSING if found is None else Answer(Status.DONE, found=_listed(name, found))
-            case Range():
+            case Range() | Copy():
                 raise Violation("the programs read whole objects")
 
     def _put(self, put: Put, actor: Actor) -> Answer:

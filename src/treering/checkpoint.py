@@ -132,19 +132,15 @@ def moved_names(module: str, /, *names: str) -> Callable[[str], Any]:
     return find
 
 
-_RESERVED = {"base": "it is reserved for a later version"}
-
-
 @moved_options(
     form="call treering.export(path, tree, to=...)",
     **dict.fromkeys(("max_file_size", "key_map"), "pass it to treering.export(path, tree, ...)"),
-    **_RESERVED,
 )
 def save(
     path: str | os.PathLike[str], tree: Any, *, only: str | Sequence[str] | None = None, dtype: Dtypes = None,
     metadata: Mapping[str, Any] | None = None, overwrite: bool = False, progress: Progress | bool | None = None,
     processes: Literal["all", "this"] = "all", host_local: Literal["first", "equal"] = "first",
-    timeout: float | None = None,
+    timeout: float | None = None, base: str | os.PathLike[str] | None = None,
 ) -> None:  # fmt: skip
     """Save a pytree atomically; when this returns, it survives a power cut.
 
@@ -173,6 +169,8 @@ def save(
         host_local: leaves that every process holds by itself (numpy, Python, arrays on its own devices) are taken from
             process 0, and so is ``metadata``. "equal" refuses them if they differ between processes.
         timeout: seconds to wait at one point for other processes. Default: ``TREERING_TIMEOUT_S``, else 600.
+        base: the folder of an older checkpoint. What it has already is not written again: its data files are shared by
+            hard links, or copied by the server of a bucket. Each checkpoint stays whole whatever becomes of the other.
 
     Raises:
         ExistsError: the path exists; also a ``FileExistsError``. BusyError: another process is saving to the path.
@@ -198,11 +196,10 @@ def save(
     with counted(path, processes):
         save_tree(tree, SaveOptions.of(
             path, only=only, dtype=dtype, metadata=metadata, overwrite=overwrite, progress=progress,
-            processes=processes, host_local=host_local, timeout=timeout,
+            processes=processes, host_local=host_local, timeout=timeout, base=base,
         ))  # fmt: skip
 
 
-@moved_options(**_RESERVED)
 def save_async(
     path: str | os.PathLike[str],
     tree: Any,
@@ -215,6 +212,7 @@ def save_async(
     processes: Literal["all", "this"] = "all",
     host_local: Literal["first", "equal"] = "first",
     timeout: float | None = None,
+    base: str | os.PathLike[str] | None = None,
 ) -> PendingSave:
     """Save a pytree like ``save``, in the background: this returns when treering holds a snapshot of the tree.
 
@@ -237,6 +235,7 @@ def save_async(
         processes: as for ``save``. All processes of a job have to begin their joint saves in the same order.
         host_local: as for ``save``.
         timeout: as for ``save``; a call that waits for a save gives up if it shows no progress for so long.
+        base: as for ``save``; it may be in flight itself.
 
     Raises:
         UnsupportedError: a leaf cannot be stored; the error names all such leaves.
@@ -261,7 +260,7 @@ def save_async(
     with counted(path, processes), phase("save/blocked"):
         return begin_save(tree, SaveOptions.of(
             path, only=only, dtype=dtype, metadata=metadata, overwrite=overwrite, progress=progress,
-            processes=processes, host_local=host_local, timeout=timeout,
+            processes=processes, host_local=host_local, timeout=timeout, base=base,
         ))  # fmt: skip
 
 

@@ -51,6 +51,10 @@ class Run:
         max_failures: after how many failures in a row a run that warns raises ``SavesFailedError``; None: never.
         search: other folders with steps of this run, such as a local disk beside a bucket. ``latest``, ``load`` and
             ``load_or_init`` take the newest step of all; saves go to ``path`` alone, and nothing else changes there.
+        incremental: whether a save shares the data files of the step before that hold what has not changed, by hard
+            links, or by copies of the server of a bucket. Each step stays whole by itself.
+        full_every: with ``incremental``, every how many saves one writes everything anew; None: only where a shared
+            file cannot be used any more. Damage to a shared file concerns all steps that share it.
 
     Attributes:
         path: the folder.
@@ -82,6 +86,8 @@ class Run:
         on_save_error: Literal["raise", "warn"] = "raise",
         max_failures: int | None = None,
         search: Sequence[str | os.PathLike[str]] = (),
+        incremental: bool = False,
+        full_every: int | None = None,
     ) -> None:
         from treering._runs.run_state import RunState
 
@@ -89,6 +95,10 @@ class Run:
             path, keep=keep, save_every=save_every, timeout=timeout, on_save_error=on_save_error,
             max_failures=max_failures, search=search,
         )  # fmt: skip
+        if incremental or full_every is not None:
+            from treering._runs.run_state import step_increment
+
+            self._state.increment = step_increment(self._state.path, incremental=incremental, full_every=full_every)
 
     @property
     def path(self) -> Path:

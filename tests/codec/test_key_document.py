@@ -163,7 +163,7 @@ def test_a_fence_that_stands_elsewhere_is_left_alone() -> None:
         (b"", CorruptError),
         (placeholder().replace(b'"nonce": "', b'"nonce": "g'), CorruptError),
         (placeholder()[:-1], CorruptError),
-        (SignedForm("treering", 5, "treering.json", hint="").encode([("a", 1)]), FormatError),
+        (SignedForm("treering", 6, "treering.json", hint="").encode([("a", 1)]), FormatError),
         (SignedForm("treering", 2, "treering.json", hint="").encode([("a", 1)]), FormatError),
     ],
 )

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import xxhash
 
-HEAD = re.compile(rb'\{"treering": [14], "digest": "')
+HEAD = re.compile(rb'\{"treering": [145], "digest": "')
 DIGEST_CHARACTERS = len("xxh3-128:") + 32
 ONE_BYTE = {"int1", "int2", "int4", "uint1", "uint2", "uint4"}
 
@@ -25,15 +25,15 @@ def digest(*parts: bytes) -> str:
 
 def read_index(data: bytes) -> dict[str, Any]:
     head = HEAD.match(data)
-    assert head, "not an index of version 1 or 4"
+    assert head, "not an index of version 1, 4 or 5"
     end = head.end() + DIGEST_CHARACTERS
     assert data[head.end() : end].decode() == digest(head[0], data[end:]), "the index is damaged"
     index = json.loads(data)
-    return unpacked(index) if index["treering"] == 4 else index
+    return unpacked(index) if isinstance(index["structure"], dict) else index
 
 
 def unpacked(index: dict[str, Any]) -> dict[str, Any]:
-    """Turn an index of version 4 into what version 1 would say."""
+    """Turn an index with packed columns into what version 1 would say."""
 
     def numbers(node: Any, rows: int = 0) -> list[int]:
         text = isinstance(node, str)

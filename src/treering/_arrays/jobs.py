@@ -242,11 +242,32 @@ def group_near(pieces: Iterable[P], *, gap: int, most: int) -> Iterator[list[P]]
 
 
 def spans_of_file(index: Index, file: int, most: int) -> Iterator[list[Piece]]:
-    """Yield stretches of a data file, end to end, of ``most`` bytes or up to twice that; no block exceeds ``most``."""
+    """Yield stretches of a data file, end to end, of ``most`` bytes or up to twice that; no block exceeds ``most``.
+
+    Where a file has bytes of no leaf, a stretch ends, and the next one begins behind them.
+    """
+    if index.gapped:
+        for run in _runs_of_file(index, file):
+            yield from _spans(index, run, most)
+    else:
+        yield from _spans(index, index.chunks.of_file(file), most)
+
+
+def _runs_of_file(index: Index, file: int) -> Iterator[Sequence[int]]:
+    """Yield the chunks of a file that follow each other without a gap."""
+    chunks, rows = index.chunks, index.chunks.of_file(file)
+    start = 0
+    for at in range(1, len(rows) + 1):
+        if at == len(rows) or chunks.offset[rows[at - 1]] + chunks.nbytes[rows[at - 1]] != chunks.offset[rows[at]]:
+            yield rows[start:at]
+            start = at
+
+
+def _spans(index: Index, rows: Sequence[int], most: int) -> Iterator[list[Piece]]:
     chunks = index.chunks
     pieces = (
         (chunk, start, min(start + most, chunks.nbytes[chunk]))
-        for chunk in chunks.of_file(file)
+        for chunk in rows
         for start in range(0, chunks.nbytes[chunk], most)
     )
     return (span for span, _ in split_by_bytes(pieces, lambda piece: piece[2] - piece[1], most))

@@ -11,7 +11,7 @@ import dataclasses
 import itertools
 import math
 from array import array
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, MutableMapping, Sequence
 from typing import Any, Final, NamedTuple, TypeAlias
 
 import jax
@@ -31,13 +31,14 @@ from treering._arrays.host import (
 )
 from treering._arrays.jobs import Progress
 from treering._format.document import data_name
-from treering._format.index import ARRAY_KINDS, LARGE_VALUE, Chunks, LeafType, leaf_bytes
+from treering._format.index import ARRAY_KINDS, LARGE_VALUE, Chunks, DataFile, LeafType, leaf_bytes
 from treering._format.safetensors import Row, lay_out_files
 from treering._format.selection import choose_dtypes
+from treering._plan.increment import row_bytes
 from treering._plan.save import FILE_BYTES, LeafLayout, SavePlan, file_counts, files_by_position, plan_save
 from treering._store.memory_pool import MemoryPool
 from treering._tree.flatten import Flattened
-from treering._values.boxes import Box, box_of_slices, contains, held_boxes, size_of, whole
+from treering._values.boxes import Box, box_of_slices, contains, held_boxes, whole
 from treering._values.casts import float_dtypes
 from treering._values.checksums import SMALLEST_BLOCK, block_count
 from treering._values.dtypes import check_writable, lookup, numpy_dtype
@@ -480,17 +481,23 @@ class SaveLayout:
     """The names of the files."""
     writers: Sequence[int]
     """Which process writes each file."""
+    linked: Mapping[int, DataFile] = dataclasses.field(default_factory=dict)
+    """The files that are shared with an older checkpoint, and are not written."""
 
     @property
     def data_bytes(self) -> int:
-        """Bytes of all arrays."""
-        return sum(self.chunks.nbytes)
+        """Bytes of all arrays that are written."""
+        if not self.linked:
+            return sum(self.chunks.nbytes)
+        return sum(n for file, n in zip(self.chunks.file, self.chunks.nbytes, strict=True) if file not in self.linked)
 
     def sizes(self) -> list[int]:
         """Return the bytes of each file."""
         sizes = list(map(len, self.headers))
         for file, nbytes in zip(self.chunks.file, self.chunks.nbytes, strict=True):
             sizes[file] += nbytes
+        for file, found in self.linked.items():
+            sizes[file] = found.nbytes
         return sizes
 
 
@@ -501,17 +508,26 @@ class SaveData:
         layout: where everything will lie.
         progress: called with the bytes that were taken.
         before: an earlier reading, of which small arrays are taken as they were read.
+        digests: where the digest of each chunk that is read goes; None where none is wanted.
 
     Attributes:
         checksums: those of all blocks, chunk after chunk; complete when every file's content was taken.
         kept: the bytes of small chunks that were read for a later reading, by the first of them.
     """
 
-    def __init__(self, layout: SaveLayout, progress: Progress | None, before: SaveData | None = None) -> None:
+    def __init__(
+        self,
+        layout: SaveLayout,
+        progress: Progress | None,
+        before: SaveData | None = None,
+        *,
+        digests: MutableMapping[int, bytes] | None = None,
+    ) -> None:
         self._layout = layout
         self._starts = layout.chunks.first_blocks()
         self._progress = progress
         self._pool = MemoryPool()
+        self._digests = digests
         self._done = 0
         self.kept: dict[int, bytes] = {} if before is None else before.kept
         self._room = _KEPT_BYTES
@@ -551,6 +567,8 @@ class SaveData:
             for chunk, part in zip(run, map(memoryview(joined).__getitem__, map(slice, ends, ends[1:])), strict=True):
                 if part:
                     self.checksums[starts[chunk]] = xxhash.xxh3_64_intdigest(part)
+                if self._digests is not None:
+                    self._digests[chunk] = xxhash.xxh3_128_digest(part)
             if not kept and len(joined) <= min(self._room, len(run) * _KEPT_LEAF_BYTES):
                 self.kept[run[0]] = joined
                 self._room -= len(joined)
@@ -558,8 +576,22 @@ class SaveData:
         pool = self._pool if kept else None
         rows = zip(run, arrays, strict=True)
         return itertools.chain.from_iterable(
-            read_checked(data, chunks.block[n], self.checksums, starts[n], pool) for n, data in rows
+            self._digested(n, read_checked(data, chunks.block[n], self.checksums, starts[n], pool)) for n, data in rows
         )
+
+    def _digested(self, chunk: int, pieces: Iterator[bytes | memoryview]) -> Iterator[bytes | memoryview]:
+        """Return the pieces of a chunk, of which a digest is noted where that is wanted: of what the file gets."""
+        return pieces if self._digests is None else self._digest(self._digests, chunk, pieces)
+
+    def _digest(
+        self, digests: MutableMapping[int, bytes], chunk: int, pieces: Iterator[bytes | memoryview]
+    ) -> Iterator[bytes | memoryview]:
+        state = xxhash.xxh3_128()
+        for piece in pieces:
+            state.update(piece)
+            yield piece
+            del piece  # its memory is free for the next one
+        digests[chunk] = state.digest()
 
     def first_other(self, other: SaveData) -> int | None:
         """Return the first leaf whose blocks have other checksums in ``other``, None where all are the same."""
@@ -580,6 +612,13 @@ class DividedSave:
     plan: SavePlan[Box]
     """The plan of all."""
 
+    def rows_of(self, process: int) -> list[Row]:
+        """Return the boxes that a process writes."""
+        leaves = self.leaves
+        every = [whole(kind.shape or ()) for kind in leaves.types]
+        rows = [(self.stored[number], box) for number, box in self.plan.parts_of(process)]
+        return [(leaf, None if box == every[leaves.leaf_types[leaf]] else box) for leaf, box in rows]
+
     def files(self, attempt: str, processes: Iterable[int]) -> SaveLayout:
         """Lay out the files of some processes.
 
@@ -588,8 +627,6 @@ class DividedSave:
             processes: whose, ascending.
         """
         leaves = self.leaves
-        shapes = [kind.shape or () for kind in leaves.types]
-        itemsizes = [leaf_bytes(kind) // (math.prod(kind.shape or ()) or 1) for kind in leaves.types]
         counts = file_counts(self.plan, FILE_BYTES)
         firsts = list(itertools.accumulate(counts, initial=0))
         rows: list[list[Row]] = []
@@ -597,13 +634,8 @@ class DividedSave:
         writers: list[int] = []
         for process in processes:
             found: dict[int, list[Row]] = {}
-            mine: list[Row] = []
-            sizes: list[int] = []
-            for number, box in self.plan.parts_of(process):
-                leaf = self.stored[number]
-                kind = leaves.leaf_types[leaf]
-                mine.append((leaf, None if box == whole(shapes[kind]) else box))
-                sizes.append(itemsizes[kind] * size_of(box))
+            mine = self.rows_of(process)
+            sizes = row_bytes(mine, leaves.types, leaves.leaf_types)
             for row, file in zip(mine, files_by_position(sizes, counts[process], FILE_BYTES), strict=True):
                 found.setdefault(file, []).append(row)
             rows += found.values()
@@ -612,15 +644,18 @@ class DividedSave:
         chunks, headers = lay_out_files(attempt, self.keys, leaves.types, leaves.leaf_types, rows)
         return SaveLayout(leaves=leaves, chunks=chunks, headers=headers, names=names, writers=writers)
 
-    def file_of(self, attempt: str, leaves: DescribedLeaves, values: Mapping[int, bytes]) -> SaveLayout:
+    def file_of(
+        self, attempt: str, leaves: DescribedLeaves, values: Mapping[int, bytes], number: int | None = None
+    ) -> SaveLayout:
         """Lay out one file more, whose number is behind those of all others: of bytes that were values before.
 
         Args:
             attempt: the attempt.
             leaves: the leaves.
             values: leaf number -> its bytes.
+            number: its number; None: that behind the files of the plan.
         """
-        number = sum(file_counts(self.plan, FILE_BYTES))
+        number = sum(file_counts(self.plan, FILE_BYTES)) if number is None else number
         kinds = [LeafType(kind="bytes", dtype="uint8", shape=(len(data),)) for data in values.values()]
         leaf_types = list(leaves.leaf_types)
         for at, leaf in enumerate(values, len(leaves.types)):
@@ -640,8 +675,10 @@ class DividedSave:
 
 def join_layouts(
     one: SaveLayout, sums: array[int], more: SaveLayout, more_sums: array[int]
-) -> tuple[SaveLayout, array[int]]:
+) -> tuple[SaveLayout, array[int], list[tuple[int, int]]]:
     """Return a layout with the files of ``more`` behind those of ``one``, and the checksums of all chunks.
+
+    The third value says of each chunk in which of both it was, 0 or 1, and its number there.
 
     Args:
         one: a layout.
@@ -666,8 +703,9 @@ def join_layouts(
         headers=[*one.headers, *more.headers],
         names=[*one.names, *more.names],
         writers=[*one.writers, *more.writers],
+        linked=one.linked,
     )
-    return joined, table
+    return joined, table, [(at, row) for _, at, row in rows]
 
 
 def divide_save(

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import math
 import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
@@ -40,11 +39,12 @@ from treering._format.document import data_name
 from treering._format.index import Chunks, Container, Index, leaf_bytes
 from treering._format.leaf_values import same_value
 from treering._format.safetensors import Row, lay_out_files, of_attempt, single_file
+from treering._plan.increment import cut_rows, row_bytes
 from treering._plan.save import FILE_BYTES, SavePlan, plan_save
 from treering._tree.flatten import KINDS, REFUSED, Flattened, flatten, flatten_part, kind_to_save, open_node
 from treering._tree.registry import is_namedtuple
 from treering._tree.static_values import opaque_of
-from treering._values.boxes import Box, size_of
+from treering._values.boxes import Box
 from treering._values.processes import Processes
 from treering._values.telemetry import phase
 from treering.errors import UnsupportedError
@@ -64,6 +64,8 @@ class _Common:
     """What `single_file` knows of the size of its header."""
     plan: SavePlan[Box] | None = None
     """Who writes what."""
+    boxes: list[Row] | None = None
+    """The boxes that a process that saves alone compares with those of an older checkpoint."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,6 +98,13 @@ class TreePlan:
         headers = [of_attempt(header, attempt) for header in made]
         names = [data_name(attempt, number, len(made)) for number in range(len(made))]
         return SaveLayout(leaves=self.leaves, chunks=chunks, headers=headers, names=names, writers=[0] * len(made))
+
+    def boxes(self) -> list[Row]:
+        """Return the boxes in which a process that saves alone compares the tree with an older checkpoint."""
+        common, leaves = self._common, self.leaves
+        if common.boxes is None:
+            common.boxes = cut_rows(_rows(leaves), leaves.types, leaves.leaf_types)
+        return common.boxes
 
     def single_layout(self) -> SaveLayout:
         """Return where everything will lie in one file, with every leaf in one piece, before `single_header` moves it.
@@ -264,10 +273,7 @@ def _rows(leaves: DescribedLeaves) -> list[Row]:
 
 def _shared_out(leaves: DescribedLeaves, rows: Sequence[Row]) -> list[Sequence[Row]]:
     """Share the rows out to files; one that is larger than a file's limit has a file of its own."""
-    nbytes = list(map(leaf_bytes, leaves.types))
-    itemsizes = [all_ // (math.prod(kind.shape or ()) or 1) for all_, kind in zip(nbytes, leaves.types, strict=True)]
-    kinds = ((leaves.leaf_types[leaf], box) for leaf, box in rows)
-    sizes = (nbytes[kind] if box is None else itemsizes[kind] * size_of(box) for kind, box in kinds)
+    sizes = row_bytes(rows, leaves.types, leaves.leaf_types)
     files: list[Sequence[Row]] = []
     start = held = 0
     for at, size in enumerate(sizes):

@@ -97,13 +97,16 @@ def checked_pieces(index: Index, number: int, file: Reader) -> Iterator[bytes]:
     Raises:
         CorruptError: a block is not what was saved.
     """
-    starts = index.chunks.first_blocks()
+    starts, at = index.chunks.first_blocks(), index.files[number].header
     for span in spans_of_file(index, number, _PIECE_BYTES):
-        data = file.read(*span_range(index, span))
+        begin, count = span_range(index, span)
+        yield from read_pieces(file, begin, start=at)  # of no leaf any more: nothing says what they have to be
+        data, at = file.read(begin, count), begin + count
         for (chunk, start, _), found, wanted in damaged_pieces(index, starts, span, memoryview(data)):
             block = next(n for n, (one, other) in enumerate(zip(found, wanted, strict=True)) if one != other)
             raise damage_error(index, chunk, start // index.chunks.block[chunk] + block, found[block])
         yield data
+    yield from read_pieces(file, index.files[number].nbytes, start=at)
 
 
 def _after(header: bytes, pieces: Iterator[bytes], tally: Tally) -> Iterator[bytes]:

@@ -7,7 +7,7 @@ import dataclasses
 import datetime
 import os
 import platform
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, Literal, TypeAlias, TypeVar
 
@@ -21,7 +21,7 @@ from treering._arrays.jobs import Progress
 from treering._arrays.outgoing import WHOLE, SavedPart
 from treering._codec.documents import check_json
 from treering._printable import kind_of
-from treering._store.resolve import kept, located, new_file_path, new_folder_path, require_path
+from treering._store.resolve import absolute, kept, located, new_file_path, new_folder_path, require_path
 from treering._values.processes import timeout_seconds
 from treering._view.progress import reporter
 from treering.errors import UnsupportedError
@@ -38,6 +38,43 @@ FILE_SUFFIXES: Final = (".msgpack", ".safetensors")
 _OTHER_FORMS: Final = frozenset(
     {".bin", ".gguf", ".gz", ".h5", ".hdf5", ".json", ".npy", ".npz", ".onnx", ".pkl", ".pickle", ".pt", ".pth", ".zip"}
 )
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Increment:
+    """The older checkpoints whose files a save may share."""
+
+    find: Callable[[], Iterable[Path]]
+    """Returns them when the save is written, the one to prefer first."""
+    required: bool = True
+    """Whether it is an error that none is there, or that it cannot be read."""
+    full_every: int | None = None
+    """How many saves in a row may share files, the first one counted, which shares none; None for any number."""
+    note: Callable[[Path], object] = lambda _: None
+    """Called with the path when the save is committed."""
+
+    @classmethod
+    def of(cls, base: str | os.PathLike[str]) -> Increment:
+        """Return what the argument ``base`` says.
+
+        Raises:
+            UnsupportedError: it is no path.
+        """
+        place = absolute(located(kept(require_base(base))))
+        return cls(find=lambda: (place,))
+
+
+def require_base(base: str | os.PathLike[str]) -> str | os.PathLike[str]:
+    """Return a path that can be that of a checkpoint's folder.
+
+    Raises:
+        UnsupportedError: it cannot.
+    """
+    require_path(base)
+    if os.fspath(base).lower().endswith(FILE_SUFFIXES):
+        what = f"base is {os.fspath(base)!r}, a single file, which is written as a whole"
+        raise UnsupportedError(what, hint="save to a folder, and pass that; files of a folder can be shared")
+    return base
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,6 +103,8 @@ class SaveOptions:
     """Keys of states that have to be the same on all processes."""
     part: SavedPart = WHOLE
     """What of the tree is saved, and what is cast."""
+    increment: Increment | None = None
+    """The older checkpoints whose files it may share; None where each save writes everything."""
 
     @classmethod
     def of(
@@ -82,6 +121,7 @@ class SaveOptions:
         only: str | Sequence[str] | None = None,
         dtype: object = None,
         suffixes: tuple[str, ...] = FILE_SUFFIXES,
+        base: str | os.PathLike[str] | None = None,
     ) -> SaveOptions:
         """Return what the arguments of ``treering.save`` say; paths with one of ``suffixes`` become a file.
 
@@ -97,6 +137,9 @@ class SaveOptions:
         if (suffix := place.suffix.lower()) in _OTHER_FORMS.difference(suffixes):
             hint = "a name without it becomes a folder; .safetensors and .msgpack become one file"
             raise UnsupportedError(f"{os.fspath(path)!r}: treering writes no {suffix} files", hint=hint)
+        if base is not None and suffix in suffixes:
+            what = f"{os.fspath(path)!r} is a single file, which shares nothing with base={os.fspath(base)!r}"
+            raise UnsupportedError(what, hint="a path without that suffix becomes a folder, whose files are shared")
         return cls(
             path=located(kept(place)),
             shown=os.fspath(path),
@@ -108,6 +151,7 @@ class SaveOptions:
             timeout=seconds,
             max_file_size=max_file_size,
             part=SavedPart.of(only, dtype),
+            increment=None if base is None else Increment.of(base),
         )
 
     @property

@@ -144,10 +144,10 @@ def check_data_file(index: Index, number: int, file: Reader) -> None:
         raise CorruptError(f"the header of {os.fspath(file.path)!r} is damaged: bytes 0 to {entry.header}", hint=hint)
 
 
-def read_pieces(file: Reader, end: int) -> Iterator[bytes]:
+def read_pieces(file: Reader, end: int, *, start: int = 0) -> Iterator[bytes]:
     """Yield the bytes of a file up to ``end``, a piece at a time: how many they are, the file says."""
-    for start in range(0, end, _PIECE_BYTES):
-        yield file.read(start, min(_PIECE_BYTES, end - start))
+    for at in range(start, end, _PIECE_BYTES):
+        yield file.read(at, min(_PIECE_BYTES, end - at))
 
 
 def _open_files(path: Path) -> tuple[Index, list[Reader | None], bool]:

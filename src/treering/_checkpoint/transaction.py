@@ -26,7 +26,7 @@ from treering._coordination.message_board import (
     holds_messages,
     sweep_messages,
 )
-from treering._store.api import Closable, Entry, Held, NamesIn, Outcome, Store, Transaction, Version
+from treering._store.api import Closable, Entry, Held, NamesIn, Outcome, Reader, Store, Transaction, Version
 from treering._store.failures import naming, with_errno
 from treering._store.open_folder import index_document, is_removed, key_content, refuse_linked
 from treering._store.pieces import Buffer
@@ -98,6 +98,47 @@ class AttemptFiles(Closable):
             except FileExistsError:
                 self._written.remove(name)  # somebody else's
                 raise
+
+    def link_file(self, name: str, source: Store, old: str | None = None) -> bool:
+        """Give a file of another place a name here too: a second name of the same bytes, or a copy by the server.
+
+        Args:
+            name: the new name.
+            source: the other place.
+            old: the name there; None for the same one. A file that has two names is made read-only.
+
+        Returns:
+            False where that cannot be, on another file system for one: then its bytes have to be written.
+
+        Raises:
+            StoreError: the system refused.
+            ValueError: the name is not one of this attempt.
+        """
+        require_data_name(self.attempt, name)
+        with naming(self._shown, "write"):
+            self._written.append(name)
+            linked = link_file(source, self._open_store(), old or name, name, shared=old is not None)
+        if not linked:
+            self._written.remove(name)
+        return linked
+
+    def open_linked(self, name: str) -> Reader:
+        """Open a file that was linked.
+
+        Raises:
+            NotFoundError, StoreError: it is not there, or the store refuses.
+        """
+        return self._open_store().open_file(name)
+
+    def unlink(self, name: str) -> None:
+        """Give up the name of a file that was linked.
+
+        Raises:
+            StoreError: the system refused.
+        """
+        with naming(self._shown, "write"):
+            self._open_store().remove(name)
+            self._written.remove(name)
 
     def _open_store(self) -> Store:
         if not self._opened:
@@ -272,21 +313,6 @@ class CheckpointFolder(AttemptFiles):
     def others_are_done(self) -> None:
         """Let everything go, should the save fail: no other process will write anything of this attempt any more."""
         self._alone = True
-
-    def link_file(self, name: str, source: Store) -> bool:
-        """Give the file ``name`` of another place the same name here, as a second name of the same bytes.
-
-        Returns:
-            False where that cannot be, on another file system for one: then its bytes have to be written.
-
-        Raises:
-            StoreError: the system refused.
-            ValueError: the name is not one of this attempt.
-        """
-        require_data_name(self.attempt, name)
-        with naming(self._shown, "write"):
-            self._written.append(name)
-            return link_file(source, self._open_store(), name)
 
     def commit(self, index: bytes) -> None:
         """Make the new files durable, make ``index`` the index, make that durable, remove the superseded files.

@@ -32,11 +32,14 @@ from treering._values.human import pluralize
 from treering._values.leaves_names import INDEX as LEAVES_INDEX
 from treering.errors import CorruptError, FormatError, UnsupportedError
 
-INDEX_FORM: Final = SignedForm("treering", 1, INDEX, hint="use another copy of the checkpoint", also=(4,))
+INDEX_FORM: Final = SignedForm("treering", 1, INDEX, hint="use another copy of the checkpoint", also=(4, 5))
 """How an index is signed. Its version grows when a reader of the old one would read something wrong."""
 
 PACKED_FORM: Final = dataclasses.replace(INDEX_FORM, version=4, also=())
 """How an index of many leaves is signed, whose columns are packed."""
+
+GAPPED_FORM: Final = dataclasses.replace(PACKED_FORM, version=5)
+"""How an index is signed whose data files hold bytes of no leaf: those of older checkpoints that share them."""
 
 TOMBSTONE_FORM: Final = dataclasses.replace(PACKED_FORM, version=3, hint="remove it, if no checkpoint is to be there")
 """How a tombstone is signed."""
@@ -53,7 +56,7 @@ HEAD_BYTES: Final = 96
 MOST_SUPERSEDED: Final = 1 << 16
 """No document lists more attempts than this whose data wait."""
 
-_IS_INDEX: Final = tuple(f'{{"treering": {form.version}, '.encode() for form in (INDEX_FORM, PACKED_FORM))
+_IS_INDEX: Final = tuple(f'{{"treering": {form.version}, '.encode() for form in (INDEX_FORM, PACKED_FORM, GAPPED_FORM))
 _IS_TOMBSTONE: Final = f'{{"treering": {TOMBSTONE_FORM.version}, "digest": "'.encode()
 _NONCE: Final = re.compile(r"[0-9a-f]{32}")
 _FENCE: Final = re.compile(rb'(?<=,\n)"fence": "[0-9a-f]{32}",\n')

@@ -116,6 +116,9 @@ def _check_tiles(index: Index) -> None:
         begins, sizes = [chunks.offset[row] for row in rows], [chunks.nbytes[row] for row in rows]
         if list(itertools.accumulate(sizes, initial=file.header)) == [*begins, file.nbytes]:
             continue
+        if index.gapped:
+            _check_apart(index, file, [file.header, *begins, file.nbytes], [0, *sizes, 0])
+            continue
         # Starts and ends, each in order: ranges tile a stretch exactly when every end but the last is a start.
         full = [(start, start + size) for start, size in zip(begins, sizes, strict=True) if size]
         edges = [file.header, *sorted(stop for _, stop in full)]
@@ -125,6 +128,13 @@ def _check_tiles(index: Index) -> None:
             raise CorruptError(_tiling_problem(index, file, min(stop, start), max(stop, start), gap=stop < start))
         offset = min({start for start, size in zip(begins, sizes, strict=True) if not size}.difference(edges))
         raise CorruptError(f"an empty array lies inside another one, at byte {offset} of file {number}")
+
+
+def _check_apart(index: Index, file: DataFile, begins: list[int], sizes: list[int]) -> None:
+    """Check that chunks lie in a file in order, apart from each other, from its header to its end."""
+    for (begin, size), after in zip(zip(begins, sizes, strict=True), begins[1:], strict=False):
+        if begin + size > after:
+            raise CorruptError(_tiling_problem(index, file, after, begin + size, gap=False))
 
 
 def _tiling_problem(index: Index, file: DataFile, first: int, last: int, *, gap: bool) -> str:

@@ -13,7 +13,17 @@ from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
 from treering._codec.documents import check_hashes, check_json, check_texts, member, raising_corrupt, show
-from treering._format.index import LIMIT, Chunks, Container, ForeignKey, Index, LeafType, Token, TreeColumns
+from treering._format.index import (
+    DIGEST_BYTES,
+    LIMIT,
+    Chunks,
+    Container,
+    ForeignKey,
+    Index,
+    LeafType,
+    Token,
+    TreeColumns,
+)
 from treering._format.leaf_values import (
     decode_key,
     decode_type,
@@ -256,6 +266,7 @@ COLUMNS: Final = ("leaf", "file", "offset", "nbytes", "block")
 """The columns of chunks that hold whole numbers."""
 
 _CHECKSUM: Final = "xxh3-64"
+_DIGEST: Final = "xxh3-128"
 
 
 def encode_chunks(index: Index) -> dict[str, Any]:
@@ -375,6 +386,31 @@ def decode_checksums(node: Any) -> array[int]:
     if len(table) % 8:
         raise CorruptError(f"{what} has {pluralize(len(table), 'bytes')}, not 8 for each")
     return unpack_checksums(table)
+
+
+def encode_digests(digests: bytes, saves: int) -> dict[str, Any]:
+    """Return the digests of the chunks as JSON, and how many saves in a row have shared files.
+
+    Example:
+        >>> encode_digests(bytes(16), 2)
+        {'algorithm': 'xxh3-128', 'table': 'AAAAAAAAAAAAAAAAAAAAAA==', 'saves': 2}
+    """
+    return {"algorithm": _DIGEST, "table": to_base64(digests), "saves": saves}
+
+
+def decode_digests(document: dict[str, Any], chunks: int) -> tuple[bytes, int]:
+    """Return what `encode_digests` wrote; nothing where a save noted none, or notes what this version does not know.
+
+    Raises:
+        CorruptError: it is no table of 16 bytes for each chunk.
+    """
+    what = "the table of digests"
+    if "digests" not in document or (node := member(document, "digests", dict, what)).get("algorithm") != _DIGEST:
+        return b"", 0
+    table, saves = from_base64(member(node, "table", str, what), what), member(node, "saves", int, what)
+    if len(table) != DIGEST_BYTES * chunks or not 0 <= saves < LIMIT:
+        raise CorruptError(f"{what} has {pluralize(len(table), 'bytes')} for {pluralize(chunks, 'chunks')}")
+    return table, saves
 
 
 def encode_tree(tree: TreeColumns) -> Iterator[tuple[str, Any]]:

@@ -18,7 +18,14 @@ from types import ModuleType
 from typing import Any, Final
 
 from treering._codec.documents import DIGEST, check_json, check_name, check_texts, join_lines, member, member_line, show
-from treering._codec.key_document import INDEX_FORM, PACKED_FORM, decode_waiting, encode_waiting, find_members
+from treering._codec.key_document import (
+    GAPPED_FORM,
+    INDEX_FORM,
+    PACKED_FORM,
+    decode_waiting,
+    encode_waiting,
+    find_members,
+)
 from treering._format import columns, packed
 from treering._format.chunk_checks import check_chunks
 from treering._format.index import LIMIT, Container, DataFile, Index, Token
@@ -74,7 +81,8 @@ def encode_index(index: Index, *, embedded: bool = False) -> bytes:
     # Each column becomes text before the next one is made: those of a large tree together would take far more memory.
     is_packed = not embedded and len(index.keys) >= PACKED_FROM and packed.fits(index.keys, index.structure)
     lines = [member_line(name, value) for name, value in _members(index, packed if is_packed else columns)]
-    return (_EMBEDDED_FORM if embedded else PACKED_FORM if is_packed else INDEX_FORM).sign(join_lines(lines))
+    form = _EMBEDDED_FORM if embedded else PACKED_FORM if is_packed else INDEX_FORM
+    return (GAPPED_FORM if index.gapped else form).sign(join_lines(lines))
 
 
 def _members(index: Index, form: ModuleType) -> Iterator[tuple[str, Any]]:
@@ -87,6 +95,8 @@ def _members(index: Index, form: ModuleType) -> Iterator[tuple[str, Any]]:
     yield from form.encode_tree(index)
     yield "chunks", form.encode_chunks(index)
     yield "checksums", columns.encode_checksums(index.checksums)
+    if index.digests:
+        yield "digests", columns.encode_digests(index.digests, index.saves)
     yield "files", list(map(_file_members, index.files))
     yield "replaces", list(index.replaces)
     if index.superseded:
@@ -128,19 +138,24 @@ def parse_index(data: bytes, *, embedded: bool = False) -> Index:
 
 def _index(document: Any, *, embedded: bool) -> Index:
     what = INDEX_NAME
-    form = packed if document["treering"] == PACKED_FORM.version else columns
+    version = document["treering"]
+    gapped = version == GAPPED_FORM.version
+    is_packed = type(document.get("structure")) is dict if gapped else version == PACKED_FORM.version
+    form = packed if is_packed else columns
     tree = form.decode_tree(document, what)
     files = [_file(node, embedded=embedded) for node in member(document, "files", list, what)]
     names = {file.name for file in files}
     if len(names) != len(files) or (embedded and len(files) != 1):
         raise CorruptError("two data files have the same name")
+    chunks = form.decode_chunks(document.get("chunks"), tree, len(files))
+    digests, saves = columns.decode_digests(document, len(chunks))
     index = Index(
         attempt=check_name(ATTEMPT, member(document, "attempt", str, what), "the attempt"),
         written=columns.read_free_json(document, "written", what),
         processes=member(document, "processes", int, what),
         meshes=check_texts(member(document, "meshes", list, what), "the list of meshes"),
         **tree.columns(),
-        chunks=form.decode_chunks(document.get("chunks"), tree, len(files)),
+        chunks=chunks,
         checksums=columns.decode_checksums(document.get("checksums")),
         files=files,
         replaces=[check_name(_DATA_NAME, name, "a replaced file") for name in _replaced(document)],
@@ -149,6 +164,9 @@ def _index(document: Any, *, embedded: bool) -> Index:
         origin=columns.read_free_json(document, "origin", what) if "origin" in document else None,
         structured=member(document, "structured", bool, what) if "structured" in document else True,
         part=_part(document) if "part" in document else (),
+        digests=digests,
+        saves=saves,
+        gapped=gapped,
     )
     if index.part:  # a dict may stand for another container that lost children
         index = dataclasses.replace(index, structure=list(map(_thinned, index.structure)))

@@ -32,6 +32,9 @@ LARGE_VALUE: Final = 4096
 LIMIT: Final = 1 << 63
 """Sizes, places and numbers in documents are below it."""
 
+DIGEST_BYTES: Final = 16
+"""Bytes of the digest of a chunk, where an index has these."""
+
 MAX_LEVELS: Final = 1024
 """Containers inside containers, at most."""
 
@@ -246,6 +249,12 @@ class Index(TreeColumns):
     """False for a file of another writer, which has no checksums: then ``checksums`` is empty."""
     structured: bool = True
     """False where its containers are those of another form, which did not have the tree's own."""
+    digests: bytes = b""
+    """A digest of 16 bytes for each chunk, by which a later save finds what is unchanged; empty where none is."""
+    saves: int = 0
+    """How many saves in a row have shared data files, this one too."""
+    gapped: bool = False
+    """Whether bytes of its data files may belong to no leaf: such a file is shared with an older checkpoint."""
 
     @property
     def is_exact(self) -> bool:

@@ -202,8 +202,10 @@ def _check_file(index: Index, number: int, file: Reader | None) -> Iterator[Find
         yield Finding(key=None, file=entry.name, start=0, stop=entry.header, problem=problem)
         return
     if file_digest(index, number, header) != entry.digest:
-        start, stop = differing_span(header, header_bytes(index, number))
-        stop = min(stop, entry.header)
+        start, stop = 0, entry.header
+        if not index.digests:  # a header that may be shared has the attempt of the save that wrote it
+            start, stop = differing_span(header, header_bytes(index, number))
+            stop = min(stop, entry.header)
         yield Finding(key=None, file=entry.name, start=start, stop=stop, problem="has a damaged header")
 
 

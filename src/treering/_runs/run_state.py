@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, Literal, SupportsIndex, TypeVar
 
 from treering._arrays.host import this_processes
 from treering._background.saves import raise_unreported, wait_for
+from treering._checkpoint.save_options import Increment
 from treering._coordination.allgather import allgather_with_deadline, broadcast
 from treering._coordination.message_board import PathMessageBoard
 from treering._printable import show_path
@@ -75,6 +77,7 @@ class RunState:
             process 0 knows it; a save may replace these.
         held: the step that this process resumed from, which stays until a newer one is found whole.
         now: the clock that a step's time is taken from, in POSIX seconds.
+        increment: the steps whose files a save may share; None where each save writes everything.
 
     Raises:
         UnsupportedError: an argument has no meaning.
@@ -112,6 +115,7 @@ class RunState:
         self.resumed: int | None = None
         self.passed: dict[int, str | None] = {}
         self.held: int | None = None
+        self.increment: Increment | None = None
         self._closed = False
         self._warned = False
 
@@ -357,6 +361,31 @@ class RunState:
             act()
 
         self.broadcast(work, doing, before=self.finish_saves)
+
+
+def step_increment(path: Path, *, incremental: bool, full_every: int | None) -> Increment:
+    """Return what says which steps of a run a save may share files with: the last one that this process saved, if any.
+
+    Raises:
+        UnsupportedError: the options of the run have no meaning.
+    """
+    number = full_every if type(full_every) is int else 0
+    if incremental is not True or (full_every is not None and number < 1):
+        given = f"incremental={incremental!r:.100}, full_every={full_every!r:.100}"
+        hint = "full_every is a number of saves, 1 or more, and goes with incremental=True"
+        raise UnsupportedError(f"a run cannot have {given}", hint=hint)
+    last: list[Path] = []
+
+    def find() -> Iterator[Path]:
+        yield from last[-1:]
+        # It is gone, or nothing was saved by this process yet.
+        with contextlib.suppress(TreeringError):
+            if (latest := latest_of(path)) is not None:
+                yield step_path(path, latest)
+
+    return Increment(
+        find=find, required=False, full_every=full_every, note=lambda saved: last.__setitem__(slice(None), [saved])
+    )
 
 
 def _require_rule(name: str, given: object, kind: type[Policy | Cadence], example: str) -> None:

@@ -139,8 +139,8 @@ def _save_step(
         with withdraw_on_failure(run.path, order.mark):
             replaces, timeout = rollback or step in run.passed, run.timeout_of(decision)
             options = SaveOptions.of(path, metadata=note, overwrite=replaces, timeout=timeout, **others)
-            if processes.count > 1:  # process 0 alone writes them
-                options = dataclasses.replace(options, states=state_keys(tree))
+            states = state_keys(tree) if processes.count > 1 else ()  # process 0 alone writes them
+            options = dataclasses.replace(options, states=states, increment=run.increment)
             around = _collect_afterwards(run, order, begun) if processes.is_coordinator else None
             pending = begin_save(items, options, run=run.path, around=around, refusal=refusal, ended=begun.ended)
     if decision.final:

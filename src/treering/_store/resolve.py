@@ -451,15 +451,29 @@ def require_space(path: str | os.PathLike[str], size: int) -> None:
         descriptors.require_space(os.fspath(path), size)
 
 
-def link_file(source: Store, target: Store, name: str) -> bool:
-    """Give data of one place the same name in another one, without a copy; False where that cannot be.
+def link_file(source: Store, target: Store, name: str, new: str, *, shared: bool = False) -> bool:
+    """Give data of one place a name in another one, as a second name or as a copy by the server.
+
+    Args:
+        source: where the data are.
+        target: where they get the name.
+        name: their name there.
+        new: the name that they get.
+        shared: whether the server of a bucket may copy them, and a file with two names becomes read-only.
+
+    Returns:
+        False where that cannot be; nothing has changed then.
 
     Raises:
         OSError: the system refused.
     """
-    if not (isinstance(source, PosixStore) and isinstance(target, PosixStore)):
+    if isinstance(source, PosixStore) and isinstance(target, PosixStore):
+        return target.folder.link_from(source.folder, name, new, read_only=shared)
+    if not shared or isinstance(source, PosixStore) or isinstance(target, PosixStore):
         return False
-    return target.folder.link_from(source.folder, name)
+    from treering._store.objects.store import copy_object
+
+    return copy_object(source, target, name, new)
 
 
 def remove_made(made: Sequence[str]) -> bool:

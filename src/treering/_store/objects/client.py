@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final
 
+from treering._printable import printable
 from treering._store.objects import obstore_requests
 from treering._store.objects.obstore_requests import FailedBuffers, upload_parts
 from treering._store.objects.obstore_stores import StoreVariants
@@ -18,6 +19,7 @@ from treering._store.objects.repetition import PASSING, Cause, RepeatingClient, 
 from treering._store.objects.requests import (
     PATIENCE,
     Answer,
+    Copy,
     Delete,
     Get,
     Head,
@@ -30,10 +32,11 @@ from treering._store.objects.requests import (
 )
 from treering._store.objects.signed_requests import delete_version
 from treering._store.pieces import Buffer
-from treering._values.telemetry import TRAFFIC
+from treering._values.telemetry import LOGGER, TRAFFIC
 
 _NAMES_AT_ONCE: Final = 1000
 _LARGEST_MESSAGE: Final = 64 << 20
+_LARGEST_COPY: Final = 5 << 30
 _DATA: Final = (".safetensors", ".msgpack")
 _RIGHTS: Final = {
     "S3Store": {"get": "s3:GetObject", "put": "s3:PutObject", "delete": "s3:DeleteObject", "list": "s3:ListBucket"},
@@ -115,6 +118,8 @@ class ObstoreClient(RepeatingClient):
             case List(prefix, deep):
                 list_names = functools.partial(obstore_requests.list_names, prefix=prefix, deep=deep)
                 return self._answer("list", prefix, lambda store: list_names(store, reopen=self._stores.at_url))
+            case Copy(name, new):
+                return self._copy(name, new)
 
     def put_parts(self, name: str, buffers: Iterable[Buffer], size: int, *, new: bool = True) -> None:
         """Write an object in parts that are sent while the next ones are made.
@@ -158,6 +163,17 @@ class ObstoreClient(RepeatingClient):
             if answer.status is not Status.DONE:
                 break
         return answer
+
+    def _copy(self, name: str, new: str) -> Answer:
+        """Let the server copy an object, which may take as long as its bytes take to be sent."""
+        if self._storage_class is not None:  # obstore copies into the usual one
+            return Answer(Status.REFUSED)
+        copy = functools.partial(obstore_requests.copy, name=name, new=new)
+        try:
+            return self._answer("put", new, copy, _LARGEST_COPY)
+        except OSError as error:  # it is denied, or larger than a copy may be; whoever writes it instead finds out
+            LOGGER.info("%s copies no %s: %s", printable(self.shown), printable(name), printable(str(error)))
+            return Answer(Status.REFUSED)
 
     def _right(self, verb: str) -> str:
         """Return what a policy calls the right to do so."""

@@ -19,6 +19,7 @@ from treering._store.objects.requests import (
     Answer,
     Client,
     Condition,
+    Copy,
     Delete,
     Get,
     Head,
@@ -86,6 +87,9 @@ class DictionaryClient:
                     return self._delete(names, condition)
                 case List(prefix, deep):
                     return self._list(prefix, deep=deep)
+                case Copy(name, new):
+                    there = self._objects.get(name)
+                    return _MISSING if there is None else self._put(new, there.data, None)
 
     def put_parts(self, name: str, buffers: Iterable[Buffer], size: int, *, new: bool = True) -> None:
         """Write an object."""

@@ -71,6 +71,12 @@ def put(store: Any, request: Put, storage_class: str | None = None) -> Answer:
     return Answer(Status.DONE, found=Listed(request.name, len(request.data), 0.0, version_of(result)))
 
 
+def copy(store: Any, name: str, new: str) -> Answer:
+    """Let the server copy an object."""
+    obstore.copy(store, name, new)
+    return Answer(Status.DONE)
+
+
 def storage_attributes(storage_class: str | None) -> dict[str, str]:
     """Return how obstore says the class that an object is put in."""
     return {} if storage_class is None else {"Storage-Class": storage_class}

@@ -129,7 +129,17 @@ class List:
     """Whether those below a further slash are listed too."""
 
 
-Request: TypeAlias = Get | Range | Head | Put | Delete | List
+@dataclasses.dataclass(frozen=True, slots=True)
+class Copy:
+    """Let the server copy an object; REFUSED where it cannot, as for one of more than 5 GB."""
+
+    name: str
+    """The object."""
+    new: str
+    """The name that its copy gets."""
+
+
+Request: TypeAlias = Get | Range | Head | Put | Delete | List | Copy
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -26,6 +26,7 @@ from treering._store.objects.requests import (
     Answer,
     Client,
     Condition,
+    Copy,
     Delete,
     Get,
     Head,
@@ -83,6 +84,10 @@ class ObjectStore(Store):
         self.grace = grace
         self.client = client
         self._prefix = prefix
+
+    def key_of(self, name: str) -> str:
+        """Return the whole name of an object in the bucket."""
+        return self._prefix + name
 
     def open(self, *, quick: bool = False) -> None:
         """Nothing is asked: a place is there where an object is in it."""
@@ -203,6 +208,31 @@ class ObjectStore(Store):
 
     def _places(self, answer: Answer) -> builtins.list[str]:
         return [name for place in answer.places if (name := place[len(self._prefix) :])]
+
+
+def copy_object(source: Store, target: Store, name: str, new: str) -> bool:
+    """Let the server copy an object into another place of the same bucket; False where it does not.
+
+    It is what it was before: the name of data is never used again, and the version is compared afterwards.
+
+    Raises:
+        OSError: the bucket refused, or does not answer.
+    """
+    if not isinstance(source, ObjectStore) or not isinstance(target, ObjectStore) or source.client is not target.client:
+        return False
+    found = source.find(name)
+    if found is None:
+        return False
+    answer = target.client.perform(Copy(source.key_of(name), target.key_of(new)))
+    if answer.status is not Status.DONE:
+        if answer.status is Status.NO_ANSWER:
+            raise unanswered(target.client.shown, target.key_of(new))
+        return False
+    after, copy = source.find(name), target.find(new)
+    if after is not None and copy is not None and after.version == found.version and copy.size == found.size:
+        return True
+    target.remove(new)
+    return False
 
 
 def entry_of(name: str, found: Listed) -> Entry:

@@ -208,17 +208,27 @@ class Folder(Closable):
         start = self._start
         os.link(self._at(name, start), self._at(new, start), src_dir_fd=start, dst_dir_fd=start)
 
-    def link_from(self, source: Folder, name: str) -> bool:
-        """Give the file ``name`` of another folder the same name here; False where there can be no such link."""
+    def link_from(self, source: Folder, name: str, new: str | None = None, *, read_only: bool = False) -> bool:
+        """Give the file ``name`` of another folder the name ``new`` here; False where there can be no such link.
+
+        Args:
+            source: the other folder.
+            name: the name there.
+            new: the name here; None for the same one.
+            read_only: whether nobody may write into it from now on, under either name.
+        """
         if (found := source.find(name)) is None or not stat.S_ISREG(found.st_mode):
             return False
-        start, there = source._start, self._start
+        start, there, new = source._start, self._start, new or name
         try:
-            os.link(source._at(name, start), self._at(name, there), src_dir_fd=start, dst_dir_fd=there, **_NOT_FOLLOWED)
+            os.link(source._at(name, start), self._at(new, there), src_dir_fd=start, dst_dir_fd=there, **_NOT_FOLLOWED)
         except OSError as error:
             if error.errno not in _NONE_TO_THERE:
                 raise
             return False
+        if read_only and os.name != "nt":  # Windows removes no file that is read-only
+            with contextlib.suppress(OSError):  # it is another user's
+                os.chmod(self._at(new, there), stat.S_IMODE(found.st_mode) & ~0o222, dir_fd=there)
         return True
 
     def replace(self, name: str, new: str) -> None:

@@ -1,0 +1,260 @@
+"""Which boxes of a tree an older checkpoint has already, and which of its files a new one shares: pure functions.
+
+A leaf is cut into boxes of some 16 MiB along its leading axes: a stacked leaf mixes layers that change with others that
+do not. Whole files are shared, so what changes together lies together. ``docs/design/incremental.md`` has the figures.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+from collections import Counter
+from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence
+from typing import Final
+
+from treering._format.document import data_name
+from treering._format.index import Chunks, DataFile, LeafType, leaf_bytes
+from treering._format.safetensors import Row, lay_out_files
+from treering._values.boxes import Box, size_of, whole
+from treering._values.checksums import block_bytes
+
+BOX_BYTES: Final = 16 << 20
+"""A leaf of more bytes is cut into boxes of at most so many."""
+
+FILE_BYTES: Final = 4 << 30
+"""A file that others may share is not begun beyond so many bytes: a bucket copies up to 5 GB by one request."""
+
+MOST_SHARED: Final = 64
+"""A process shares so many files at most: the boxes of the others, which have the fewest, are gathered anew."""
+
+CHANGED: Final = 0
+"""The state of a box that the older checkpoint does not have."""
+MOVED: Final = 1
+"""That of a box that it has, in a file that is not shared: it is written, beside others that did not change."""
+SHARED: Final = 2
+"""That of a box whose bytes lie in a file that is shared."""
+
+
+def cut_leading(box: Box, itemsize: int, most: int = BOX_BYTES) -> Iterator[Box]:
+    """Yield the boxes of at most ``most`` bytes that a box is cut into, in C order, each one run of its bytes.
+
+    Args:
+        box: a box of an array.
+        itemsize: bytes of an item.
+        most: bytes of a box; that of one item may be larger.
+
+    Example:
+        >>> list(cut_leading(((0, 5), (0, 8)), 4, most=64))
+        [((0, 2), (0, 8)), ((2, 4), (0, 8)), ((4, 5), (0, 8))]
+        >>> list(cut_leading(((0, 1), (0, 3)), 4, most=4))
+        [((0, 1), (0, 1)), ((0, 1), (1, 2)), ((0, 1), (2, 3))]
+    """
+    if size_of(box) * itemsize <= most or not box:
+        yield box
+        return
+    (start, stop), inner = box[0], box[1:]
+    rows = most // (size_of(inner) * itemsize)
+    for first in range(start, stop, max(rows, 1)):
+        last = min(first + max(rows, 1), stop)
+        below = [inner] if rows else cut_leading(inner, itemsize, most)
+        yield from (((first, last), *rest) for rest in below)
+
+
+def cut_rows(rows: Iterable[Row], types: Sequence[LeafType], leaf_types: Sequence[int]) -> list[Row]:
+    """Return the boxes that a tree is compared in, by leaf and by place, given those that a process writes."""
+    shapes = [kind.shape or () for kind in types]
+    nbytes = list(map(leaf_bytes, types))
+    found: list[Row] = []
+    for leaf, box in rows:
+        kind = leaf_types[leaf]
+        if nbytes[kind] <= BOX_BYTES:
+            found.append((leaf, box))
+            continue
+        every = whole(shapes[kind])
+        itemsize = nbytes[kind] // math.prod(shapes[kind])
+        found += [(leaf, None if cut == every else cut) for cut in cut_leading(box or every, itemsize, BOX_BYTES)]
+    return sorted(found, key=_place)
+
+
+def _place(row: Row) -> tuple[int, Box]:
+    return row[0], row[1] or ()
+
+
+def row_bytes(rows: Iterable[Row], types: Sequence[LeafType], leaf_types: Sequence[int]) -> list[int]:
+    """Return how many bytes each of some boxes has."""
+    nbytes = list(map(leaf_bytes, types))
+    itemsizes = [all_ // (math.prod(kind.shape or ()) or 1) for all_, kind in zip(nbytes, types, strict=True)]
+    kinds = ((leaf_types[leaf], box) for leaf, box in rows)
+    return [nbytes[kind] if box is None else itemsizes[kind] * size_of(box) for kind, box in kinds]
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class OlderBoxes:
+    """The boxes of a checkpoint, in columns, and its files."""
+
+    numbers: Mapping[Hashable, int]
+    """What tells a box from all others of the tree -> its number."""
+    file: Sequence[int]
+    """Which file each box lies in."""
+    nbytes: Sequence[int]
+    """How many bytes each has."""
+    offset: Sequence[int] = ()
+    """Where it begins in that file."""
+    file_bytes: Sequence[int]
+    """How many bytes of boxes each file has, of boxes that are not used any more too."""
+
+
+def choose_shared(same: Sequence[int], older: OlderBoxes, most: int = MOST_SHARED) -> tuple[int, ...]:
+    """Return the files of an older checkpoint that a new one shares, ascending.
+
+    Args:
+        same: for each box of the new tree the number of the older box that has the same bytes, -1 for none.
+        older: the older checkpoint.
+        most: how many files are shared at most.
+
+    A file of which less than half is still used is written anew: what a chain of saves takes on the disk is at most
+    twice what its newest tree has.
+
+    Example:
+        >>> older = OlderBoxes(numbers={}, file=[0, 0, 1], nbytes=[60, 40, 10], file_bytes=[100, 10])
+        >>> choose_shared([0, -1, 2], older), choose_shared([-1, 1, 2], older)
+        ((0, 1), (1,))
+    """
+    live: Counter[int] = Counter()
+    for number in same:
+        if number >= 0:
+            live[older.file[number]] += older.nbytes[number]
+    halves = [file for file, nbytes in live.items() if 2 * nbytes >= older.file_bytes[file] and nbytes]
+    halves.sort(key=lambda file: (-live[file], file))
+    return tuple(sorted(halves[:most]))
+
+
+def states_of(same: Sequence[int], older: OlderBoxes, shared: Collection[int]) -> list[int]:
+    """Return the state of each box of the new tree, given the files that are shared.
+
+    Example:
+        >>> older = OlderBoxes(numbers={"a": 0, "b": 1}, file=[0, 1], nbytes=[1, 1], file_bytes=[1, 1])
+        >>> states_of([0, 1, -1], older, {1}) == [MOVED, SHARED, CHANGED]
+        True
+    """
+    return [CHANGED if n < 0 else SHARED if older.file[n] in shared else MOVED for n in same]
+
+
+def gather_files(states: Sequence[int], nbytes: Sequence[int], limit: int = FILE_BYTES) -> list[list[int]]:
+    """Return the files that are written, each as the numbers of its boxes: what did not change first.
+
+    A file ends where it has ``limit`` bytes; one box may have more.
+
+    Example:
+        >>> gather_files([CHANGED, MOVED, CHANGED, SHARED], [2, 2, 2, 2], limit=3)
+        [[1], [0], [2]]
+    """
+    files: list[list[int]] = []
+    for state in (MOVED, CHANGED):
+        file, held = list[int](), 0
+        for number in itertools.compress(range(len(states)), map(state.__eq__, states)):
+            if held and held + nbytes[number] > limit:
+                files.append(file)
+                file, held = [], 0
+            file.append(number)
+            held += nbytes[number]
+        files += [file] if file else []
+    return files
+
+
+def most_files(nbytes: int, limit: int = FILE_BYTES) -> int:
+    """Return how many files a process may have that writes or shares so many bytes, whatever is found to be shared.
+
+    Example:
+        >>> most_files(10) - MOST_SHARED
+        4
+    """
+    return MOST_SHARED + 2 * (nbytes // limit) + 4
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Share:
+    """The boxes of one process in a new checkpoint."""
+
+    process: int
+    """The process."""
+    first: int
+    """The number of its first file; those that it shares come before those that it writes."""
+    rows: Sequence[Row]
+    """Its boxes, by leaf and by place."""
+    states: Sequence[int]
+    """The state of each."""
+    numbers: Sequence[int]
+    """The number of each in the older checkpoint, -1 for one that is not there."""
+    linked: Mapping[int, DataFile]
+    """Number of each file of the older checkpoint that it shares, ascending -> the file here."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class SharesLayout:
+    """Where everything lies in a checkpoint that shares files with an older one."""
+
+    chunks: Chunks
+    """Which box lies where, by leaf and by place."""
+    headers: Sequence[bytes]
+    """The bytes of each file before its data; nothing for one that is shared."""
+    names: Sequence[str]
+    """The names of the files."""
+    writers: Sequence[int]
+    """Which process writes, or shares, each file."""
+    linked: Mapping[int, DataFile]
+    """The files that are shared, by their number here."""
+
+
+def lay_out_shares(
+    attempt: str,
+    keys: Sequence[str],
+    types: Sequence[LeafType],
+    leaf_types: Sequence[int],
+    shares: Sequence[Share],
+    *,
+    older: OlderBoxes | None,
+    count: int,
+) -> SharesLayout:
+    """Lay out the files of some processes.
+
+    Args:
+        attempt: the new attempt.
+        keys: key text of each leaf.
+        types: the different types of leaves.
+        leaf_types: number of the type of each leaf.
+        shares: what each process has.
+        older: the older checkpoint; None where nothing is shared.
+        count: how many files the checkpoint has at most; their names say it.
+    """
+    table: list[tuple[int, Box | None, int, int, int, int]] = []
+    names: list[str] = []
+    writers: list[int] = []
+    linked: dict[int, DataFile] = {}
+    written: list[list[Row]] = []
+    places: list[int] = []
+    for share in shares:
+        sizes = row_bytes(share.rows, types, leaf_types)
+        here = {file: len(names) + at for at, file in enumerate(share.linked)}
+        linked |= {here[file]: found for file, found in share.linked.items()}
+        names += [found.name for found in share.linked.values()]
+        for (leaf, box), state, number, nbytes in zip(share.rows, share.states, share.numbers, sizes, strict=True):
+            if state == SHARED and older is not None:
+                place = here[older.file[number]], older.offset[number]
+                table.append((leaf, box, *place, nbytes, block_bytes(nbytes)))
+        for rows in gather_files(share.states, sizes):
+            places.append(len(names))
+            names.append(data_name(attempt, share.first + len(names) - len(writers), count))
+            written.append([share.rows[row] for row in rows])
+        writers += [share.process] * (len(names) - len(writers))
+    chunks, made = lay_out_files(attempt, keys, types, leaf_types, written)
+    file = [places[number] for number in chunks.file]
+    table += zip(chunks.leaf, chunks.box, file, chunks.offset, chunks.nbytes, chunks.block, strict=True)
+    table.sort(key=_place)  # type: ignore[arg-type]  # of its first two columns
+    columns = [list(column) for column in zip(*table, strict=True)] or [[]] * 6
+    named = dict(zip(("leaf", "box", "file", "offset", "nbytes", "block"), columns, strict=True))
+    headers = [b""] * len(names)
+    for number, header in zip(places, made, strict=True):
+        headers[number] = header
+    return SharesLayout(chunks=Chunks(**named), headers=headers, names=names, writers=writers, linked=linked)
