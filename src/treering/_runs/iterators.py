@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -11,6 +10,7 @@ from treering._arrays.host import this_processes
 from treering._arrays.incoming import ReadRequest
 from treering._arrays.source import Source
 from treering._checkpoint import load
+from treering._checkpoint.forms import Where
 from treering._checkpoint.joint_load import LoadGroup
 from treering._checkpoint.load import OF_LIKE, LoadOptions, load_parts, plan_load, select_part
 from treering._format.columns import EACH_STATES
@@ -90,7 +90,7 @@ class LoadedItems:
     """Keys of the leaves and objects of ``like`` for which nothing is stored."""
 
 
-def load_tree(path: str | os.PathLike[str], like: Any, options: LoadOptions) -> Any:
+def load_tree(path: Where, like: Any, options: LoadOptions) -> Any:
     """Return the tree at ``path``; ``treering.load`` says more."""
     if not find_items(like, is_each):
         return load.load_tree(path, like, options)

@@ -314,7 +314,7 @@ class RunState:
     def collect(self, *, dry_run: bool) -> list[Verdict]:
         """Return what stays and what goes; ``Run.gc`` says more."""
         if dry_run:
-            return judge(self.path, self.keep, held=self.held)
+            return judge(self.path, self.keep, resumed=self.held)
         doing = f"remove steps of {self.shown!r}"
         verdicts: list[Verdict] = []
 
