@@ -489,7 +489,7 @@ class Writer:
             self.failed = [*self.failed, job]
 
     def excuse(self, run: Path | None) -> None:
-        """Let the end of the program say nothing of failures of a run that are forgiven: a later save is what counts."""
+        """Let the end of the program say nothing of forgiven failures of a run: a later save is what counts."""
         for job in self.failed:
             job.told = job.told or (job.forgiven and job.run == run)
 

@@ -79,7 +79,8 @@ class SaveOutcomes:
         self._lock = threading.RLock()  # a signal handler may ask while its thread has it
         self._newest: tuple[int, float] | None = None
         self._failures = 0
-        self._raised = 0
+        self._raised = False
+        self._reached = False
         self._last: tuple[int, BaseException] | None = None
         self._unsaid: list[tuple[int, SaveJob, int]] = []
 
@@ -103,19 +104,30 @@ class SaveOutcomes:
             if not failed:
                 note_value("run/step", step)
                 self._newest = step, time.monotonic() if committed is None else committed
-                self._failures = self._raised = 0
+                self._failures = 0
+                self._raised = self._reached = False
             elif isinstance(error, Exception) and not isinstance(error, _NO_FAILURES):
                 self._failures += 1
+                self._reached = self.most is not None and self._failures >= self.most
             if error is not None:
                 self._last = step, error
                 note_event("save/failed")
+            if self.warns and isinstance(error, SavesFailedError):  # another process came to that first
+                self._reached = not self._raised
+                return True
             if error is None or not self.forgives(error):
                 return False
             self._unsaid.append((step, job, self._failures if failed else 0))
             return True
 
-    def fail(self, step: int, error: Exception, timeout: float) -> StepSave:
+    def fail(self, step: int, error: Exception, timeout: float, *, raises: bool) -> StepSave:
         """Note, and warn of, a save that could not begin; return what the caller gets in place of a save.
+
+        Args:
+            step: its number.
+            error: why.
+            timeout: that of the run.
+            raises: as for `settle`: in a job all raise at the next call.
 
         Raises:
             SavesFailedError: it was the last of too many.
@@ -128,7 +140,7 @@ class SaveOutcomes:
         )  # fmt: skip
         watch_for_end()
         writer().note_failed(job, error)
-        self.settle()
+        self.settle(raises=raises)
         return StepSave(step=step, reason=f"it failed: {error_text(error)}", error=error)
 
     def settle(self, *, raises: bool = True) -> None:
@@ -151,10 +163,8 @@ class SaveOutcomes:
                 what = f"step {step} of the run {self._shown!r} is saved, but what follows a save failed"
                 job.told = True
             warn_of(what, [error_text(job.error)], SaveFailedWarning)
-        if not raises or self.most is None or self._last is None:
-            return
-        if self._failures >= self.most and self._failures > self._raised:
-            self._raised = self._failures
+        if raises and self._reached and self._last is not None:
+            self._reached, self._raised = False, True
             step, cause = self._last
             writer().excuse(self._place)
             count = pluralize(self._failures, "saves")

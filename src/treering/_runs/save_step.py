@@ -81,7 +81,7 @@ def save_step(
             raise
         number = operator.index(step)
         run.schedule.pass_over(number)
-        return run.outcomes.fail(number, error, run.timeout)
+        return run.outcomes.fail(number, error, run.timeout, raises=run.processes().count == 1)
     if saved:
         note_duration("save/blocked", start)
     return saved

@@ -164,7 +164,7 @@ class SaveSchedule:
         )
 
     def pass_over(self, step: int) -> None:
-        """Count a step as saved that could not be, where nothing has been counted yet: else each step would be tried."""
+        """Count a step that could not be saved, where nothing has been counted yet: else each would be tried."""
         if self._step is None:
             self._step, self._since = step, self._clock()
 
