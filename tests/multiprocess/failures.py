@@ -18,6 +18,7 @@ import treering as tr
 from tests import faults
 from tests.multiprocess.jobs import say
 from tests.multiprocess.refusals import tree
+from treering._checkpoint.save_options import SaveOptions
 from treering._coordination import allgather
 from treering.errors import SaveFailedWarning, TreeringError
 
@@ -79,7 +80,7 @@ def goes_on(folder: str) -> list[list[Any]]:
     return [*found, [run.steps(), run.status().step, float(state.sum())]]
 
 
-def _evaluates(run: tr.Run, signum: int) -> tuple[int, int, Any, int]:
+def _evaluates(run: tr.Run, signum: int) -> tuple[int, int, tr.run.Preemption, int]:
     """Ask between saves until something is heard; the last process gets a signal. Return where, what, and meetings."""
     meetings: list[object] = []
     this, last = jax.process_index(), jax.process_count() - 1
@@ -106,11 +107,14 @@ def hears_between_saves(folder: str) -> list[Any]:
         run.save_on_signal(signal.SIGUSR1, grace=50)
         step, batch, heard, meetings = _evaluates(run, signal.SIGUSR1)
         left = heard.seconds_left
-        saved = run.save(step, tree(step))
-        assert run.preempted(step, batch=batch) is heard
+        limits: list[float] = []
+        with pytest.MonkeyPatch.context() as patch:
+            faults.before(patch, SaveOptions, "of", lambda *_, timeout, **__: limits.append(timeout))
+            saved = run.save(step, tree(step))
         told = [saved.saved, saved.reason, caught == [signal.SIGUSR1]]
         after = bool(run.save(step + 1, tree(step + 1)))
-    return [[step, batch, heard.reason, meetings, 30 < left <= 50], told, after, tr.Run(f"{folder}/run").steps()]
+    is_bounded = left is not None and 30 < limits[0] <= left <= 50
+    return [[step, batch, heard.reason, meetings, is_bounded], told, after, tr.Run(f"{folder}/run").steps()]
 
 
 def ends_between_saves(folder: str) -> None:
