@@ -80,6 +80,28 @@ def goes_on(folder: str) -> list[list[Any]]:
     return [*found, [run.steps(), run.status().step, float(state.sum())]]
 
 
+def tells_the_others(folder: str) -> list[list[Any]]:
+    """Let the last process alone have had too many failures: it hears less than the others, so to speak."""
+    last = jax.process_index() == jax.process_count() - 1
+    most = 1 if last else 5
+    run = tr.Run(f"{folder}/other", timeout=_GENEROUS, on_save_error="warn", max_failures=most)
+    found: list[list[Any]] = []
+    for step in range(1, 5):
+        raised = None
+        with warnings.catch_warnings(action="ignore"), pytest.MonkeyPatch.context() as patch:
+            if last and step == 1:
+                faults.fail(patch, os, "fsync", errno.ENOSPC)
+            try:
+                saved = run.save(step, tree(step))
+                while saved.pending is not None and not saved.pending.done():
+                    pass
+            except TreeringError as error:
+                raised = type(error).__name__
+        found.append([step, raised])
+    run.close()
+    return [*found, run.steps()]
+
+
 def _evaluates(run: tr.Run, signum: int) -> tuple[int, int, tr.run.Preemption, int]:
     """Ask between saves until something is heard; the last process gets a signal. Return where, what, and meetings."""
     meetings: list[object] = []

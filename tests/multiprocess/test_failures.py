@@ -15,6 +15,7 @@ from tests.multiprocess.failures import (
     goes_on,
     hears_between_saves,
     hears_of_jax_between_saves,
+    tells_the_others,
 )
 from tests.multiprocess.jobs import Crews, results, run_job, start_job
 
@@ -42,6 +43,14 @@ def test_all_warn_of_what_fails_on_one_and_all_raise_when_it_is_too_much(
     for step in (5, 9):
         assert np.asarray(tr.load(tmp_path / "run" / f"step_{step:08d}")["state"]["w"])[0, 0] == step
         assert tr.verify(tmp_path / "run" / f"step_{step:08d}").ok
+
+
+def test_one_that_has_had_too_many_alone_tells_the_others(tmp_path: Path, crews: Crews) -> None:
+    every = results(crews.run(tells_the_others, 2, devices=1, arguments=[str(tmp_path)], timeout=150))
+    for number, (*calls, steps) in enumerate(every):
+        raised = [step for step, error in calls if error == "SavesFailedError"]
+        assert raised == [2 if number else 3], every
+        assert steps == [4], every
 
 
 @pytest.mark.parametrize("count", COUNTS)

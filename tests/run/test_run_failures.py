@@ -20,6 +20,7 @@ import pytest
 
 import treering as tr
 from tests import faults
+from tests.buckets import DictionaryClient
 from tests.jobs import be_process
 from tests.system_calls import refuse_removals
 from treering.errors import (
@@ -80,6 +81,23 @@ def test_training_goes_on_and_each_failure_is_a_warning_at_the_next_call(tmp_pat
     assert run.steps() == [2, 4]
     assert run.status().failures == 0
     assert isinstance(run.status().last_error, NotDirectoryError)
+    run.close()
+
+
+def test_a_bucket_that_refuses_is_warned_of_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = tr.Run(f"memory://failures-{os.getpid()}/run", keep=tr.KeepLast(1), on_save_error="warn")
+    run.save(1, TREE).result()
+    with monkeypatch.context() as patch:
+        faults.fail(patch, DictionaryClient, "perform", PermissionError(errno.EACCES, "the key has expired"))
+        with warnings.catch_warnings(record=True, action="always") as caught:
+            saved = run.save(2, TREE)
+            if saved:
+                end(saved)
+            run.wait()
+    assert [one.category for one in caught] == [SaveFailedWarning]
+    assert "the key has expired" in str(caught[0].message)
+    run.save(3, TREE).result()
+    assert run.steps() == [3]
     run.close()
 
 
@@ -353,6 +371,7 @@ run.close()
 """
     found = ended(program, tmp_path / "run")
     assert (found.returncode, found.stdout) == (0, "told\n"), found.stderr
+    assert "Warning" not in found.stderr
 
 
 def test_a_full_disk_is_a_failed_save(tmp_path: Path) -> None:

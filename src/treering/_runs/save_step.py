@@ -59,23 +59,11 @@ class Order:
         return replaced + gone
 
 
-def save_step(
-    run: RunState,
-    step: SupportsIndex,
-    tree: Any,
-    *,
-    metrics: Mapping[str, Any] | None,
-    metadata: Mapping[str, Any] | None,
-    rollback: bool,
-    force: bool,
-    progress: Progress | bool | None,
-) -> StepSave:
-    """Save a step of ``run``; ``Run.save`` says more."""
+def save_step(run: RunState, step: SupportsIndex, tree: Any, **wishes: Any) -> StepSave:
+    """Save a step of ``run``; ``Run.save`` says more, also of the other arguments."""
     start = time.perf_counter()
     try:
-        saved = _save_step(
-            run, step, tree, metrics=metrics, metadata=metadata, rollback=rollback, force=force, progress=progress
-        )
+        saved = _save_step(run, step, tree, **wishes)
     except Exception as error:
         if not run.outcomes.forgives(error):
             raise
