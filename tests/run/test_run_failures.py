@@ -19,8 +19,7 @@ import numpy as np
 import pytest
 
 import treering as tr
-from tests import faults
-from tests.buckets import DictionaryClient
+from tests import buckets, faults
 from tests.jobs import be_process
 from tests.system_calls import refuse_removals
 from treering.errors import (
@@ -85,10 +84,11 @@ def test_training_goes_on_and_each_failure_is_a_warning_at_the_next_call(tmp_pat
 
 
 def test_a_bucket_that_refuses_is_warned_of_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    run = tr.Run(f"memory://failures-{os.getpid()}/run", keep=tr.KeepLast(1), on_save_error="warn")
+    buckets.install(monkeypatch)
+    run = tr.Run("memory://failures/run", keep=tr.KeepLast(1), on_save_error="warn")
     run.save(1, TREE).result()
     with monkeypatch.context() as patch:
-        faults.fail(patch, DictionaryClient, "perform", PermissionError(errno.EACCES, "the key has expired"))
+        faults.fail(patch, buckets.MemoryBucket, "perform", PermissionError(errno.EACCES, "the key has expired"))
         with warnings.catch_warnings(record=True, action="always") as caught:
             saved = run.save(2, TREE)
             if saved:
