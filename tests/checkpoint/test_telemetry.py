@@ -1,6 +1,9 @@
 """Every save, load and removal is one line of the logger and one event of jax.monitoring, its phases are others."""
 
 import logging
+import os
+import re
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -10,7 +13,7 @@ import jax.numpy as jnp
 import pytest
 
 import treering as tr
-from treering.errors import NotFoundError
+from treering.errors import NotDirectoryError, NotFoundError
 from treering.leaves import tree_deserialize_leaves, tree_serialize_leaves
 from treering.serialization import load_from_file, save_to_file
 
@@ -74,6 +77,62 @@ def test_a_load_is_one_line_and_one_event(tmp_path: Path, heard: list[str], capl
         f"load {str(tmp_path / name)!r}: {end}"
         for name, end in zip("abcd", ["done"] * 3 + ["NotFoundError"], strict=True)
     ]
+
+
+def test_every_event_of_the_page_is_told_of_some_work_and_no_other(tmp_path: Path) -> None:
+    kinds: dict[str, str] = {}
+
+    def hear(kind: str) -> Callable[..., None]:
+        def listen(event: str, *_: float, **__: str | int) -> None:
+            if event.startswith("/treering/"):
+                kinds[event] = kind
+
+        return listen
+
+    duration, scalar, event = hear("duration"), hear("scalar"), hear("event")
+    jax.monitoring.register_event_duration_secs_listener(duration)
+    jax.monitoring.register_scalar_listener(scalar)
+    jax.monitoring.register_event_listener(event)
+    try:
+        for place in (f"memory://telemetry-{os.getpid()}/run", tmp_path / "run"):
+            with tr.Run(place, keep=tr.KeepLast(1), on_save_error="warn") as run:
+                run.save(1, TREE).result()
+                run.save(2, TREE).result()
+                run.load()
+        (tmp_path / "run" / "step_00000003").write_text("mine")
+        failed = tr.Run(tmp_path / "run")
+        with pytest.raises(NotDirectoryError):
+            failed.save(3, TREE).result()
+    finally:
+        jax.monitoring.unregister_event_duration_listener(duration)
+        jax.monitoring.unregister_scalar_listener(scalar)
+        jax.monitoring.unregister_event_listener(event)
+    page = (Path(__file__).parents[2] / "docs" / "telemetry.md").read_text(encoding="utf-8")
+    told = dict(re.findall(r"^\| `(/treering/.*?)` \| (.*?) \|", page, re.MULTILINE))
+    of_servers = {f"/treering/{name}" for name in ("requests", "retries", "sent", "received")}
+    assert kinds == {name: kind for name, kind in told.items() if name not in of_servers}
+
+
+def test_what_blocks_is_told_apart_from_what_happens_in_the_background(tmp_path: Path) -> None:
+    threads: dict[str, set[bool]] = {}
+
+    def listen(event: str, duration_secs: float, **_: str | int) -> None:
+        if event.startswith("/treering/save"):
+            threads.setdefault(event.removeprefix("/treering/"), set()).add(
+                threading.current_thread() is threading.main_thread()
+            )
+
+    jax.monitoring.register_event_duration_secs_listener(listen)
+    try:
+        with tr.Run(tmp_path / "run") as run:
+            run.save(1, TREE)
+    finally:
+        jax.monitoring.unregister_event_duration_listener(listen)
+    blocking = {"save/blocked", "save/plan", "save/admit", "save/snapshot"}
+    assert {name for name, here in threads.items() if here == {True}} == blocking
+    assert {name for name, here in threads.items() if here == {False}} == {
+        "save", "save/queue", "save/write", "save/commit",
+    }  # fmt: skip
 
 
 def test_a_step_that_goes_is_one_line_and_one_event(

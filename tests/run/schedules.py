@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from treering._coordination import allgather
+from treering._runs.results import Preemption
 from treering._runs.schedule import SaveSchedule, Signals
 from treering._values.processes import Processes
 from treering.rules import Cadence, Decision
@@ -34,10 +35,14 @@ class Noted(Signals):
         super().__init__()
         self.waited_for = False
         self.jax_has_told = False
+        self.has_told_jax = False
 
     @property
     def watching(self) -> bool:
         return self.waited_for
+
+    def tell_jax(self) -> None:
+        self.has_told_jax = self.has_told_jax or self.noted is not None
 
     def hear_preemption(self) -> bool:
         news, self.jax_has_told = self.jax_has_told, False
@@ -108,6 +113,13 @@ class Job:
         first, *others = self.offer(step, **wishes)
         assert all(other == first for other in others)
         return first
+
+    def ask(self, step: int, batch: int = 0) -> list[Preemption | None]:
+        """Let every process ask whether the job is to end soon; nobody may meet."""
+        return [
+            schedule.preempted(step, batch, Processes(this=number, count=self.count))
+            for number, schedule in enumerate(self.schedules)
+        ]
 
     def _decide(self, number: int, step: int, latest: int | None, force: bool) -> Decision:
         processes = Processes(this=number, count=self.count)

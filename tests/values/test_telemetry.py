@@ -4,11 +4,46 @@ import logging
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 import jax
 import pytest
 
-from treering._values.telemetry import phase, report
+from treering._values.telemetry import EVENTS, TRAFFIC, phase, report
+
+PAGE = Path(__file__).parents[2] / "docs" / "telemetry.md"
+
+
+def test_the_page_lists_every_event_with_its_unit() -> None:
+    rows = re.findall(
+        r"^\| `/treering/(.*?)` \| (.*?) \| (.*?) \| (.*) \|$", PAGE.read_text(encoding="utf-8"), re.MULTILINE
+    )
+    assert [(name, how, unit.strip(), meaning) for name, how, unit, meaning in rows] == [
+        (name, *kind) for name, kind in EVENTS.items()
+    ]
+
+
+def test_a_phase_tells_of_the_bytes_that_it_moved_and_the_operation_of_all(caplog: pytest.LogCaptureFixture) -> None:
+    heard: dict[str, float] = {}
+
+    def listen(event: str, value: float, **_: str | int) -> None:
+        heard[event] = value
+
+    jax.monitoring.register_scalar_listener(listen)
+    try:
+        with caplog.at_level(logging.DEBUG, "treering"), report("save", "a"):
+            TRAFFIC.add(requests=3, retries=1, sent=7)
+            with phase("save/write") as moved:
+                moved.nbytes = 3072
+            with phase("save/commit"):
+                pass
+    finally:
+        jax.monitoring.unregister_scalar_listener(listen)
+    assert heard["/treering/save/bytes"] == 3072
+    assert heard["/treering/save/throughput"] > 3072
+    assert [heard[f"/treering/{name}"] for name in ("requests", "retries", "sent", "received")] == [3, 1, 7, 0]
+    lines = [record.getMessage() for record in caplog.records]
+    assert [bool(re.search(r", 3.00 KiB \([\d.]+ \w+/s\)", line)) for line in lines] == [True, False, True]
 
 
 def test_an_operation_is_one_line_and_a_phase_another(caplog: pytest.LogCaptureFixture) -> None:

@@ -176,10 +176,12 @@ class SaveJob(Watch):
 
         return step
 
+    def tell(self, error: BaseException | None) -> None:
+        """Tell whoever takes care of its end how it came, before anybody else hears of it."""
+        self.forgiven = self._ended is not None and self._ended(self, error)
+
     def end(self, error: BaseException | None) -> None:
         """Note how it ended."""
-        if self._ended is not None:
-            self.forgiven = self._ended(self, error)
         with self._lock:
             self.error = error
             self.told = self.told or (self.cancelled and isinstance(error, CancelledError))
@@ -462,6 +464,7 @@ class Writer:
             # It may be kept for long, and holds no arrays then: not by this frame, nor by those that are over.
             error = raised.with_traceback(raised.__traceback__ and raised.__traceback__.tb_next)
             release_frames(error)
+        job.tell(error)
         with self._lock:
             job.end(error)
             if error is None or job.forgiven:
@@ -483,6 +486,7 @@ class Writer:
 
     def note_failed(self, job: SaveJob, error: BaseException) -> None:
         """Note a save that failed before it was handed over."""
+        job.tell(error)
         with self._lock:
             job.end(error)
             self.excuse(job.run)
@@ -490,8 +494,7 @@ class Writer:
 
     def excuse(self, run: Path | None) -> None:
         """Let the end of the program say nothing of forgiven failures of a run: a later save is what counts."""
-        for job in self.failed:
-            job.told = job.told or (job.forgiven and job.run == run)
+        self.failed = [job for job in self.failed if not job.forgiven or job.run != run]
 
     def take_failed(self, path: Path | None = None) -> list[SaveJob]:
         """Return the saves to a path, or of a run, whose errors nobody knows yet; from now on somebody does.

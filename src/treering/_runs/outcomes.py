@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
+from treering import errors
 from treering._background.saves import error_text, watch_for_end, writer
 from treering._background.writer import SaveJob, release_frames
 from treering._runs.results import RunStatus, StepSave
@@ -23,22 +24,12 @@ from treering._runs.steps import step_path
 from treering._store.resolve import resolved
 from treering._values.human import pluralize
 from treering._values.telemetry import note_event, note_value, warn_of
-from treering.errors import (
-    CancelledError,
-    ClosedError,
-    ExistsError,
-    FormatError,
-    MismatchError,
-    MissingExtraError,
-    SaveFailedWarning,
-    SavesFailedError,
-    UnsupportedError,
-)
+from treering.errors import SaveFailedWarning, SavesFailedError, UnsupportedError
 
 # The program has to change, or its user has to do something; or somebody wanted it so.
 _NO_FAILURES: Final = (
-    CancelledError, ClosedError, ExistsError, FormatError, MismatchError, MissingExtraError, SavesFailedError,
-    UnsupportedError, Warning,
+    errors.CancelledError, errors.ClosedError, errors.ExistsError, errors.FormatError, errors.MismatchError,
+    errors.MissingExtraError, SavesFailedError, UnsupportedError, Warning,
 )  # fmt: skip
 
 
@@ -60,7 +51,7 @@ class SaveOutcomes:
 
     Example:
         >>> outcomes = SaveOutcomes(Path("run"), "run", "warn", 3)
-        >>> outcomes.forgives(OSError("the disk is full")), outcomes.forgives(ExistsError("step 3 is there"))
+        >>> outcomes.forgives(OSError("the disk is full")), outcomes.forgives(errors.ExistsError("it is there"))
         (True, False)
     """
 
@@ -79,7 +70,8 @@ class SaveOutcomes:
         self._lock = threading.RLock()  # a signal handler may ask while its thread has it
         self._newest: tuple[int, float] | None = None
         self._failures = 0
-        self._raised = 0
+        self._raised = False
+        self._reached = False
         self._last: tuple[int, BaseException] | None = None
         self._unsaid: list[tuple[int, SaveJob, int]] = []
 
@@ -96,39 +88,50 @@ class SaveOutcomes:
             error: why it failed; None if it did not.
             committed: when it was committed, by the monotonic clock, where that came before the error.
         """
+        failed = error is not None and committed is None
+        if self._newest is not None:
+            note_value("run/step_age", time.monotonic() - self._newest[1])
+        if failed:
+            note_event("save/failed")
+        else:
+            note_value("run/step", step)
         with self._lock:
-            failed = error is not None and committed is None
-            if self._newest is not None:
-                note_value("run/step_age", max(0.0, time.monotonic() - self._newest[1]))
             if not failed:
-                note_value("run/step", step)
                 self._newest = step, time.monotonic() if committed is None else committed
-                self._failures = self._raised = 0
+                self._failures = 0
+                self._raised = self._reached = False
             elif isinstance(error, Exception) and not isinstance(error, _NO_FAILURES):
                 self._failures += 1
+                self._reached = self.most is not None and self._failures >= self.most
             if error is not None:
                 self._last = step, error
-                note_event("save/failed")
+            if self.warns and isinstance(error, SavesFailedError):  # another process came to that first
+                self._reached = not self._raised
+                return True
             if error is None or not self.forgives(error):
                 return False
             self._unsaid.append((step, job, self._failures if failed else 0))
             return True
 
-    def fail(self, step: int, error: Exception, timeout: float) -> StepSave:
+    def fail(self, step: int, error: Exception, timeout: float, *, raises: bool) -> StepSave:
         """Note, and warn of, a save that could not begin; return what the caller gets in place of a save.
+
+        Args:
+            step: its number.
+            error: why.
+            timeout: that of the run.
+            raises: as for `settle`: in a job all raise at the next call.
 
         Raises:
             SavesFailedError: it was the last of too many.
         """
         release_frames(error, callers=True)  # it may be kept for long, and must not hold the tree
         place = step_path(self._path, step)
-        job = SaveJob(
-            resolved(place), shown=str(place), run=resolved(self._path), timeout=timeout, nbytes=0,
-            ended=lambda job, why: self.ended(step, job, why, None),
-        )  # fmt: skip
+        ended = BegunSave(self, step).ended
+        job = SaveJob(resolved(place), shown=str(place), run=self._place, timeout=timeout, nbytes=0, ended=ended)
         watch_for_end()
         writer().note_failed(job, error)
-        self.settle()
+        self.settle(raises=raises)
         return StepSave(step=step, reason=f"it failed: {error_text(error)}", error=error)
 
     def settle(self, *, raises: bool = True) -> None:
@@ -140,21 +143,19 @@ class SaveOutcomes:
         Raises:
             SavesFailedError: there were too many in a row.
         """
-        if not self._unsaid and self.most is None:
-            return
         with self._lock:
             unsaid, self._unsaid = self._unsaid, []
         for step, job, number in unsaid:
+            if job.told:  # by the caller's `result()`
+                continue
             in_a_row = f" ({number} in a row)" if number > 1 else ""
             what = f"the save of step {step} of the run {self._shown!r} failed{in_a_row}"
             if not number:  # nothing is lost that the end of the program would have to tell
                 what = f"step {step} of the run {self._shown!r} is saved, but what follows a save failed"
                 job.told = True
             warn_of(what, [error_text(job.error)], SaveFailedWarning)
-        if not raises or self.most is None or self._last is None:
-            return
-        if self._failures >= self.most and self._failures > self._raised:
-            self._raised = self._failures
+        if raises and self._reached and self._last is not None:
+            self._reached, self._raised = False, True
             step, cause = self._last
             writer().excuse(self._place)
             count = pluralize(self._failures, "saves")

@@ -62,29 +62,17 @@ class Order:
         return replaced + gone
 
 
-def save_step(
-    run: RunState,
-    step: SupportsIndex,
-    tree: Any,
-    *,
-    metrics: Mapping[str, Any] | None,
-    metadata: Mapping[str, Any] | None,
-    rollback: bool,
-    force: bool,
-    **others: Any,
-) -> StepSave:
-    """Save a step of ``run``; ``Run.save`` says more, and ``SaveOptions.of`` of the other options."""
+def save_step(run: RunState, step: SupportsIndex, tree: Any, **wishes: Any) -> StepSave:
+    """Save a step of ``run``; ``Run.save`` says more, also of the other arguments."""
     start = time.perf_counter()
     try:
-        saved = _save_step(
-            run, step, tree, metrics=metrics, metadata=metadata, rollback=rollback, force=force, **others
-        )
+        saved = _save_step(run, step, tree, **wishes)
     except Exception as error:
         if not run.outcomes.forgives(error):
             raise
         number = operator.index(step)
         run.schedule.pass_over(number)
-        return run.outcomes.fail(number, error, run.timeout)
+        return run.outcomes.fail(number, error, run.timeout, raises=run.processes().count == 1)
     if saved:
         note_duration("save/blocked", start)
     return saved

@@ -93,6 +93,9 @@ class SaveSchedule:
         if processes.count > 1:
             self._signals.tell_jax()
         told = self._signals.hear_preemption()
+        if processes.count > 1 and _notice.is_off:
+            hint = "leave the setting jax_enable_preemption_service of jax on"
+            raise UnsupportedError("run.preempted goes by jax's preemption service, which is switched off", hint=hint)
         signum = self._signals.noted if processes.count == 1 else None
         if self._preemption is None and (told or signum is not None):
             self._note_preemption(_reason(signum))
@@ -164,7 +167,7 @@ class SaveSchedule:
         )
 
     def pass_over(self, step: int) -> None:
-        """Count a step that could not be saved, where nothing has been counted yet: else each step would be tried."""
+        """Count a step that could not be saved, where nothing has been counted yet: else each would be tried."""
         if self._step is None:
             self._step, self._since = step, self._clock()
 
@@ -310,11 +313,8 @@ class Signals:
         """Let jax tell the other processes of the signal that came, once; without a collective.
 
         Raises:
-            UnsupportedError: it cannot: its handler is not there, or its service is switched off.
+            UnsupportedError: it cannot: its handler is not there.
         """
-        if _notice.is_off:
-            hint = "do not set jax_enable_preemption_service to False"
-            raise UnsupportedError("run.preempted goes by jax's preemption service, which is switched off", hint=hint)
         if self.watching and not _jax_sigterm.is_there():
             hint = "call save_on_signal after jax.distributed.initialize, and before other handlers of SIGTERM are set"
             what = "run.preempted tells the other processes of a signal by jax's handler of SIGTERM, which is not there"
@@ -420,6 +420,7 @@ class _PreemptionNotice:
         if jax.distributed.is_initialized():
             try:
                 reached = multihost_utils.reached_preemption_sync_point(next(self._count))
+                self.is_off = False
             except RuntimeError:
                 reached, self.is_off = False, True
             if reached:
