@@ -477,8 +477,9 @@ class Watch:
             if not self._waiting:
                 self._find(run, thorough=over or self._pause >= timing.current.watch_longest)
             while self._waiting:
-                record = self._waiting.pop(0)
-                if self._take(run, record):
+                taken = self._take(run, record := self._waiting[0])  # an error leaves it to the next call
+                del self._waiting[0]
+                if taken:
                     self._since, self._pause = time.monotonic(), timing.current.watch_first
                     return record.step
         if over:
@@ -496,12 +497,14 @@ class Watch:
         if self._waiting or self._surveyed or not (thorough or head is None):
             return
         # What saved the last ones may have died before it noted them; or nobody has noted any.
+        newer = []
+        for step in run.folders():
+            if step > max(self._seen, default=-1):
+                with contextlib.suppress(*NOT_READ):
+                    newer += [record] if (record := read_record(run, step)) is not None else []
         self._surveyed = head is not None
-        newer = [step for step in run.folders() if step > max(self._seen, default=-1)]
-        for step in newer:
-            with contextlib.suppress(*NOT_READ):
-                if (record := read_record(run, step)) is not None:
-                    self._add([*self._there, record])
+        if newer:
+            self._add([*self._there, *newer])
 
     def _add(self, records: Sequence[StepRecord]) -> None:
         """Let the steps wait that are new among all that are there, ascending."""
