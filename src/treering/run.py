@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self, SupportsIndex, TypeAlias, TypeVar, Unpack, overload
 
-from treering._runs.results import Resumed, Stateful, StepSave
+from treering._runs.results import Resumed, Stateful, StepCommit, StepSave
 from treering.checkpoint import LOAD_DEFAULTS, LoadKeywords, moved_options
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from treering._tree.placement import Shardings
     from treering.rules import Cadence, Policy, Verdict
 
-__all__ = ["Lease", "Resumed", "Run", "Stateful", "StepSave", "Watch"]
+__all__ = ["Lease", "Resumed", "Run", "Stateful", "StepCommit", "StepSave", "Watch"]
 
 T = TypeVar("T")
 Progress: TypeAlias = Callable[[int, int], object]
@@ -41,6 +41,9 @@ class Run:
         keep: which steps stay, as ``KeepLast(3) | KeepBest("loss")``; None keeps all. The newest always stays.
         save_every: when ``save`` saves, as ``SaveEvery(steps=1000)``; None: at each call.
         timeout: seconds to wait for other processes; None: ``TREERING_TIMEOUT_S``, else 600.
+        on_commit: a function that is called with a ``treering.run.StepCommit`` for each step once it is durable: on
+            process 0, in the background, at least once; its failure is logged, and it is called again later. The step
+            is held until it returns, and ``wait`` and ``close`` wait for it.
 
     Attributes:
         path: the folder.
@@ -69,10 +72,11 @@ class Run:
         keep: Policy | None = None,
         save_every: Cadence | None = None,
         timeout: float | None = None,
+        on_commit: Callable[[StepCommit], object] | None = None,
     ) -> None:
         from treering._runs.run_state import RunState
 
-        self._state: RunState = RunState(path, keep=keep, save_every=save_every, timeout=timeout)
+        self._state: RunState = RunState(path, keep=keep, save_every=save_every, timeout=timeout, on_commit=on_commit)
 
     @property
     def path(self) -> Path:

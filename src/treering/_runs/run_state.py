@@ -15,7 +15,8 @@ from treering._coordination.allgather import allgather_with_deadline, broadcast
 from treering._coordination.message_board import PathMessageBoard
 from treering._printable import show_path
 from treering._runs.gc import KnownSteps, collect, judge, remove_steps
-from treering._runs.leases import Lease, Watch, hold_step
+from treering._runs.leases import CommitCalls, Lease, Watch, hold_step
+from treering._runs.results import StepCommit
 from treering._runs.schedule import SaveSchedule, Signals
 from treering._runs.step_notes import require_step_number
 from treering._runs.steps import latest_of, missing_step, records_of, step_path, steps_of
@@ -48,6 +49,7 @@ class RunState:
         keep: which steps stay.
         save_every: when to save.
         timeout: seconds to wait for other processes; None for what the environment says.
+        on_commit: what is called for each step that was committed; None: nothing.
 
     Attributes:
         path: its folder; absolute, for the folder of the program may be another one when a save's turn comes.
@@ -64,6 +66,7 @@ class RunState:
             save found them out.
         has_saved: whether this process has begun a save.
         known: what its saves know of its steps.
+        calls: calls ``on_commit``, on process 0 alone; None where there is none.
         now: the clock that a step's time is taken from, in POSIX seconds.
 
     Raises:
@@ -71,7 +74,13 @@ class RunState:
     """
 
     def __init__(
-        self, path: str | os.PathLike[str], *, keep: Policy | None, save_every: Cadence | None, timeout: float | None
+        self,
+        path: str | os.PathLike[str],
+        *,
+        keep: Policy | None,
+        save_every: Cadence | None,
+        timeout: float | None,
+        on_commit: Callable[[StepCommit], object] | None = None,
     ) -> None:
         _require_rule("keep", keep, Policy, "KeepLast(3)")
         _require_rule("save_every", save_every, Cadence, "SaveEvery(steps=1000)")
@@ -89,6 +98,9 @@ class RunState:
         self.has_saved = False
         self.known = KnownSteps()
         self.now: Callable[[], float] = time.time
+        if not (on_commit is None or callable(on_commit)):
+            raise UnsupportedError(f"on_commit is {on_commit!r:.100}, and must be a function of one StepCommit")
+        self.calls = None if on_commit is None else CommitCalls(self.path, self.shown, on_commit)
         self._closed = False
         self._warned = False
 
@@ -139,7 +151,9 @@ class RunState:
         wait_for(self.path, timeout)
         raise_unreported(self.path)
         self.warn()
-        self._await_removals(time.monotonic() + self.timeout if timeout is None else begun + timeout)
+        end = time.monotonic() + self.timeout if timeout is None else begun + timeout
+        self._await_calls(end)
+        self._await_removals(end)
 
     def warn(self) -> None:
         """Warn, once, where ``keep`` goes by metrics that no step has."""
@@ -163,6 +177,7 @@ class RunState:
         try:
             finish_saves(self.path)
             if removals:
+                self._await_calls(time.monotonic() + self.timeout)
                 self._await_removals(time.monotonic() + self.timeout)
             if sweep and this_processes(()).is_coordinator:
                 remove_steps(self.path, (), by_age=True)
@@ -188,6 +203,21 @@ class RunState:
             steps = f"{last}" if first == last else f"{first} to {last}"
             line = f"{steps}; run.save({last}, tree, force=True) saves whatever save_every says"
             warn_of(what, [line], StepsNotSavedWarning)
+
+    def _await_calls(self, end: float) -> None:
+        """Wait until ``on_commit`` was called for all steps, then remove those that stayed only for that.
+
+        Raises:
+            TimedOutError: it was not, when the monotonic clock says ``end``.
+        """
+        if self.calls is None or not this_processes(()).is_coordinator:
+            return
+        self.calls.prepare(None)
+        self.calls.wait(end)
+        if self.calls.spared:
+            self.calls.spared = False
+            collect(self.path, self.keep)
+            self.known.forget()
 
     def _await_removals(self, end: float) -> None:
         """Wait until process 0 of the job has removed what has to go after the saves of this process.

@@ -98,6 +98,8 @@ def save_step(
             items = replace_stateful_items(tree)
             if order.mark is not None:
                 announce_superseded(run.path, step, order.mark, order.left)
+            if run.calls is not None and processes.is_coordinator:
+                run.calls.prepare(step)
         except Exception as error:
             if processes.count == 1:
                 raise
@@ -208,6 +210,9 @@ def _collect_afterwards(run: RunState, step: int, order: Order, *, begun: float)
     except Exception as error:
         shown = os.fspath(step_path(run.path, step))
         raise reword(error, f"the save to {shown!r} is committed; a later part of it failed") from error
+    finally:
+        if run.calls is not None:
+            run.calls.offer(step)
 
 
 def collect_after(
@@ -250,6 +255,9 @@ def collect_after(
         known.refresh(run, step, there, seconds=seconds, left={*left, *hidden})
         held = end_leases(run, known.records) if leased else {}
         going = {old: digest for old, digest in known.removable(run, state.keep).items() if old not in held}
+        if state.calls is not None and (waiting := state.calls.pending() & going.keys()):
+            state.calls.spared = True
+            going = {old: going[old] for old in going.keys() - waiting}
         if back is not None:
             going.pop(back.step, None)  # with it would go what hides the steps that it has left behind
         if going and known.denied is not None:
