@@ -9,7 +9,7 @@ import pytest
 
 import treering as tr
 from tests.multiprocess.jobs import Crews, results, run_job
-from tests.multiprocess.run_workers import all_of_it, ends_for_good, saves_iterators
+from tests.multiprocess.run_workers import all_of_it, ends_for_good, follows, saves_iterators
 
 
 def test_all_processes_save_the_same_steps_and_hear_the_same_word(tmp_path: Path) -> None:
@@ -45,3 +45,11 @@ def test_iterators_that_differ_are_refused_on_all_processes(tmp_path: Path, crew
     for told, steps, count in results(crews.run(saves_iterators, 2, devices=1, arguments=[str(tmp_path / "run")])):
         assert "leaf 'data/train/count' differs on process 1" in told
         assert (steps, count) == ([2], 5)
+
+
+def test_all_follow_a_run_together_and_process_0_alone_is_called(tmp_path: Path, crews: Crews) -> None:
+    zero, one = results(crews.run(follows, 2, devices=1, arguments=[str(tmp_path / "run")], timeout=120))
+    assert (zero[0], one[0]) == ([1, 2, 4], [])
+    assert zero[1] == [2]
+    assert zero[2] == one[2] == [2, [2, 4], 4]
+    assert not (tmp_path / "run" / ".leases").exists()

@@ -567,13 +567,9 @@ class CommitCalls:
         path: the run's folder.
         shown: what messages call it.
         function: what is called, with a `StepCommit`.
-
-    Attributes:
-        spared: whether a step stayed only because the function had not been called for it.
     """
 
     def __init__(self, path: Path, shown: str, function: Callable[[StepCommit], object]) -> None:
-        self.spared = False
         self._path, self._shown, self._function = path, shown, function
         self._known: HandedSteps | None = None
         self._todo: set[int] = set()

@@ -97,7 +97,7 @@ class StepCommit:
     nbytes: int
     """The bytes of its files."""
     digest: str
-    """The digest of its index: the same again when the function is called again for this save, and for no other."""
+    """That of its index; the same when the function is called again for this save, and for no other."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,11 +15,11 @@ from treering._coordination.allgather import allgather_with_deadline, broadcast
 from treering._coordination.message_board import PathMessageBoard
 from treering._printable import show_path
 from treering._runs.gc import KnownSteps, collect, judge, remove_steps
-from treering._runs.leases import CommitCalls, Lease, Watch, hold_step
+from treering._runs.leases import CommitCalls, Lease, Watch, held_in, hold_step
 from treering._runs.results import StepCommit
 from treering._runs.schedule import SaveSchedule, Signals
 from treering._runs.step_notes import require_step_number
-from treering._runs.steps import latest_of, missing_step, records_of, step_path, steps_of
+from treering._runs.steps import latest_of, missing_step, noted_steps, read_run, records_of, step_path, steps_of
 from treering._store.resolve import absolute, new_folder_path
 from treering._values import timing
 from treering._values.human import near, steps_text
@@ -67,6 +67,7 @@ class RunState:
         has_saved: whether this process has begun a save.
         known: what its saves know of its steps.
         calls: calls ``on_commit``, on process 0 alone; None where there is none.
+        spared: whether the last save left a step because somebody held it, or ``on_commit`` was not called for it yet.
         now: the clock that a step's time is taken from, in POSIX seconds.
 
     Raises:
@@ -101,6 +102,7 @@ class RunState:
         if not (on_commit is None or callable(on_commit)):
             raise UnsupportedError(f"on_commit is {on_commit!r:.100}, and must be a function of one StepCommit")
         self.calls = None if on_commit is None else CommitCalls(self.path, self.shown, on_commit)
+        self.spared = False
         self._closed = False
         self._warned = False
 
@@ -205,19 +207,20 @@ class RunState:
             warn_of(what, [line], StepsNotSavedWarning)
 
     def _await_calls(self, end: float) -> None:
-        """Wait until ``on_commit`` was called for all steps, then remove those that stayed only for that.
+        """Wait until ``on_commit`` was called for all steps, then remove steps that stayed for that, or for a lease.
 
         Raises:
             TimedOutError: it was not, when the monotonic clock says ``end``.
         """
-        if self.calls is None or not this_processes(()).is_coordinator:
+        if not this_processes(()).is_coordinator:
             return
-        self.calls.prepare(None)
-        self.calls.wait(end)
-        if self.calls.spared:
-            self.calls.spared = False
+        if self.calls is not None:
+            self.calls.prepare(None)
+            self.calls.wait(end)
+        if self.spared:
             collect(self.path, self.keep)
             self.known.forget()
+            self.spared = bool(held_in(self.path))
 
     def _await_removals(self, end: float) -> None:
         """Wait until process 0 of the job has removed what has to go after the saves of this process.
@@ -227,7 +230,7 @@ class RunState:
         """
         if not self.has_saved or this_processes(()).is_coordinator:
             return
-        while going := [verdict.step for verdict in judge(self.path, self.keep) if not verdict.kept]:
+        while going := self._still_there():
             if time.monotonic() >= end:
                 what = f"process 0 has not removed {steps_text(going)} of {self.shown!r}, which `keep` does not keep"
                 error = TimedOutError(
@@ -236,6 +239,13 @@ class RunState:
                 error.missing = (0,)
                 raise error
             time.sleep(timing.current.removal_pause)
+
+    def _still_there(self) -> list[int]:
+        """Return the steps that process 0 is about to remove: of those that it spared, ``run.json`` still tells."""
+        verdicts = judge(self.path, self.keep)
+        going = [verdict.step for verdict in verdicts if not verdict.kept]
+        noted = read_run(self.path, noted_steps, set[int]()) if going else set()
+        return [step for step in going if not {step, verdicts[-1].step} <= noted]
 
     # ------------------------------------------------------------------------------------------------ what is there
 

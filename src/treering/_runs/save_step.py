@@ -96,10 +96,7 @@ def save_step(
                 step, run.now(), metrics=metrics, metadata=metadata, temporary=decision.temporary, mark=order.mark
             )
             items = replace_stateful_items(tree)
-            if order.mark is not None:
-                announce_superseded(run.path, step, order.mark, order.left)
-            if run.calls is not None and processes.is_coordinator:
-                run.calls.prepare(step)
+            _announce(run, step, order, processes)
         except Exception as error:
             if processes.count == 1:
                 raise
@@ -119,6 +116,14 @@ def save_step(
         run.signals.pass_signal_on(decision.signum)
     reason = decision.reason + order.text(step)
     return StepSave(step=step, reason=reason, temporary=decision.temporary, pending=pending)
+
+
+def _announce(run: RunState, step: int, order: Order, processes: Processes) -> None:
+    """Write down what others have to know before a step is committed."""
+    if order.mark is not None:
+        announce_superseded(run.path, step, order.mark, order.left)
+    if run.calls is not None and processes.is_coordinator:
+        run.calls.prepare(step)
 
 
 @contextlib.contextmanager
@@ -254,10 +259,10 @@ def collect_after(
         hidden = run.superseded_steps() if back is not None else ()
         known.refresh(run, step, there, seconds=seconds, left={*left, *hidden})
         held = end_leases(run, known.records) if leased else {}
-        going = {old: digest for old, digest in known.removable(run, state.keep).items() if old not in held}
-        if state.calls is not None and (waiting := state.calls.pending() & going.keys()):
-            state.calls.spared = True
-            going = {old: going[old] for old in going.keys() - waiting}
+        spared = held.keys() | (set() if state.calls is None else state.calls.pending())
+        judged = known.removable(run, state.keep)
+        going = {old: digest for old, digest in judged.items() if old not in spared}
+        state.spared = len(going) < len(judged)
         if back is not None:
             going.pop(back.step, None)  # with it would go what hides the steps that it has left behind
         if going and known.denied is not None:
@@ -285,6 +290,7 @@ def _remove(
     # Only now, for who began to hold one of them before has not read that it goes.
     spared = _find_held(run, going, errors)
     if spared:
+        state.spared = True
         known.records |= {old: noted[old] for old in spared}
         with collect_errors(errors):
             known.write(run, state.keep_text, state.save_every_text, may_wait=False)
