@@ -14,7 +14,7 @@ from pathlib import Path
 from types import EllipsisType
 from typing import TYPE_CHECKING, Any, Literal, Self, SupportsIndex, TypeAlias, TypeVar, Unpack, overload
 
-from treering._runs.results import Fallback, Preemption, Resumed, RunStatus, Stateful, StepSave
+from treering._runs.results import Fallback, Preemption, Resumed, RunStatus, Stateful, StepCommit, StepSave
 from treering.checkpoint import LOAD_DEFAULTS, LoadKeywords, moved_options
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from treering.rules import Cadence, Policy, Verdict
 
 __all__ = [
-    "Fallback", "Lease", "Preemption", "Resumed", "Run", "RunStatus", "Stateful", "StepSave", "Watch",
+    "Fallback", "Lease", "Preemption", "Resumed", "Run", "RunStatus", "Stateful", "StepCommit", "StepSave", "Watch",
 ]  # fmt: skip
 
 T = TypeVar("T")
@@ -55,6 +55,9 @@ class Run:
             links, or by copies of the server of a bucket. Each step stays whole by itself.
         full_every: with ``incremental``, every how many saves one writes everything anew; None: only where a shared
             file cannot be used any more. Damage to a shared file concerns all steps that share it.
+        on_commit: a function that is called with a ``treering.run.StepCommit`` for each step once it is durable: on
+            process 0, in the background, at least once; its failure is logged, and it is called again later. The step
+            is held until it returns, and ``wait`` and ``close`` wait for it.
 
     Attributes:
         path: the folder.
@@ -88,12 +91,13 @@ class Run:
         search: Sequence[str | os.PathLike[str]] = (),
         incremental: bool = False,
         full_every: int | None = None,
+        on_commit: Callable[[StepCommit], object] | None = None,
     ) -> None:
         from treering._runs.run_state import RunState
 
         self._state: RunState = RunState(
             path, keep=keep, save_every=save_every, timeout=timeout, on_save_error=on_save_error,
-            max_failures=max_failures, search=search,
+            max_failures=max_failures, search=search, on_commit=on_commit,
         )  # fmt: skip
         if incremental or full_every is not None:
             from treering._runs.run_state import step_increment

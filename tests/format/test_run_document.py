@@ -11,21 +11,26 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests import on_disk
 from tests.compat import independent_run_reader
 from treering._codec.documents import SignedForm
 from treering._format.document import read_digest, read_names, read_summary
 from treering._format.run_document import (
     LATEST_TIME,
     Conversion,
+    HandedSteps,
     RunDocument,
     StepNote,
     StepOrigin,
     StepRecord,
     SupersededSteps,
     add_note,
+    encode_handed,
     encode_run,
     encode_superseded,
     find_note,
+    parse_handed,
+    parse_lease,
     parse_run,
     parse_superseded,
     remove_note,
@@ -256,7 +261,7 @@ PAGE = Path(__file__).parents[2] / "docs" / "spec" / "run.md"
 
 def test_the_examples_of_the_specification() -> None:
     text = PAGE.read_text(encoding="utf-8")
-    note, document, list_of_left, converted = re.findall(r"```json\n(.*?)```", text, re.DOTALL)
+    note, document, list_of_left, lease, stamp, handed, converted = re.findall(r"```json\n(.*?)```", text, re.DOTALL)
     metadata = json.loads(note)
     found = find_note(metadata)
     assert found is not None
@@ -271,6 +276,9 @@ def test_the_examples_of_the_specification() -> None:
     steps = independent_run_reader.signed(document.encode(), "treering_run")["steps"]
     assert [step["step"] for step in steps] == [1000, 1200]
     assert encode_superseded(parse_superseded(list_of_left.encode())) == list_of_left.encode()
+    assert parse_lease(lease.encode()) == "node-1 (process 77)"
+    assert parse_superseded(stamp.encode()) == SupersededSteps(leases=True)
+    assert parse_handed(handed.encode()).through == 1200
 
 
 # ------------------------------------------------------------------------------------------- steps that are left behind
@@ -332,3 +340,34 @@ def test_a_list_that_was_not_written_to_its_end_is_damaged() -> None:
 def test_a_newer_list_is_refused() -> None:
     with pytest.raises(FormatError, match="is of version 3"):
         parse_superseded(signed_list(list_node(), version=3))
+
+
+def test_a_stamp_supersedes_nothing_and_versions_before_refuse_it() -> None:
+    stamp = encode_superseded(SupersededSteps(leases=True))
+    assert stamp.startswith(b'{"treering_left": 2, ')
+    assert parse_superseded(stamp) == SupersededSteps(leases=True)
+    both = dataclasses.replace(SUPERSEDED, leases=True)
+    assert parse_superseded(encode_superseded(both)) == both
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        '"through": -2, "without": []}',
+        '"through": true, "without": []}',
+        '"through": 9223372036854775808, "without": []}',
+        '"through": 1, "without": {}}',
+        '"through": 1, "without": [{"step": 1, "digest": "x"}]}',
+        '"through": 1, "without": [1]}',
+        '"without": []}',
+    ],
+)
+def test_a_record_of_handed_steps_that_contradicts_itself_is_damaged(body: str) -> None:
+    with pytest.raises(CorruptError):
+        parse_handed(on_disk.signed("treering_handed", body))
+
+
+def test_the_steps_that_were_not_handed_over_are_bounded() -> None:
+    digest = "xxh3-128:" + "0" * 32
+    document = HandedSteps(5000, dict.fromkeys(range(3000), digest))
+    assert sorted(parse_handed(encode_handed(document)).without) == list(range(2000, 3000))

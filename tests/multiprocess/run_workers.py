@@ -173,3 +173,24 @@ def finds_nothing_whole(folder: str) -> str:
     except CorruptError as error:
         return str(error)
     return "began anew"
+
+
+def follows(path: str) -> Any:
+    """Save together, follow together, and call a function on process 0 alone."""
+    called: list[int] = []
+    run = tr.Run(path, keep=tr.KeepLast(1), timeout=_LONGEST, on_commit=lambda commit: called.append(commit.step))
+    for number in (1, 2):
+        run.save(number, _fresh()).result(_LONGEST)
+    run.wait()
+    kept = run.steps()
+    seen: list[Any] = []
+    watch = tr.Run(path, timeout=_LONGEST).watch(hold=True, timeout=0)
+    for step in watch:
+        seen.append(step)
+        if step < 4:
+            run.save(step + 2, _fresh()).result(_LONGEST)
+            run.wait()
+            seen.append(run.steps())
+    with run.hold(4):  # each process by itself
+        run.close()
+    return [called, kept, seen]

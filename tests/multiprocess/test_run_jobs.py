@@ -15,6 +15,7 @@ from tests.multiprocess.run_workers import (
     all_of_it,
     ends_for_good,
     finds_nothing_whole,
+    follows,
     goes_back,
     goes_on_after_damage,
     saves_iterators,
@@ -108,3 +109,11 @@ def test_all_processes_save_on_after_damage(tmp_path: Path, crews: Crews) -> Non
     assert outcomes[0] == [20, [25, 30], [30], [31]]
     assert outcomes[1][0] == 20
     assert tr.verify(path).ok
+
+
+def test_all_follow_a_run_together_and_process_0_alone_is_called(tmp_path: Path, crews: Crews) -> None:
+    zero, one = results(crews.run(follows, 2, devices=1, arguments=[str(tmp_path / "run")], timeout=120))
+    assert (zero[0], one[0]) == ([1, 2, 4], [])
+    assert zero[1] == [2]
+    assert zero[2] == one[2] == [2, [2, 4], 4]
+    assert not (tmp_path / "run" / ".leases").exists()

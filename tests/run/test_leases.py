@@ -18,7 +18,15 @@ from tests.clocks import wait_at_most
 from tests.command import inside
 from tests.on_disk import LEFT_DOCUMENT, signed
 from tests.stores import read_file, store_at, write_file
-from treering.errors import BusyError, ClosedError, FormatError, LeaseLostError, NotFoundError, UnsupportedError
+from treering.errors import (
+    BusyError,
+    ClosedError,
+    FormatError,
+    LeaseLostError,
+    NotFoundError,
+    NotRemovedWarning,
+    UnsupportedError,
+)
 from treering.rules import KeepLast
 
 LEASES = ".leases"
@@ -276,6 +284,35 @@ def test_a_link_in_the_place_of_the_leases_is_not_followed(tmp_path: Path) -> No
     (tmp_path / "run" / LEASES).symlink_to(elsewhere)
     run.delete(1)
     assert run.steps() == [2]
+
+
+# ------------------------------------------------------------------------------------------------------- what it costs
+
+
+def test_a_save_that_removes_nothing_asks_nothing_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    bucket = install(monkeypatch, grace=0.0)
+    run = fill("memory://b/run", 1, 2, 3)
+    bucket.requests.clear()
+    run.save(4, {"step": 4}).result()
+    assert not [request for request in bucket.requests if LEASES in repr(request)]
+
+
+def test_one_that_removes_a_step_makes_one_listing_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    bucket = install(monkeypatch, grace=0.0)
+    run = fill("memory://b/run", 1, 2, 3, keep=KeepLast(2))
+    bucket.requests.clear()
+    run.save(4, {"step": 4}).result()
+    assert run.steps() == [3, 4]
+    assert [type(request).__name__ for request in bucket.requests if LEASES in repr(request)] == ["List"]
+
+
+def test_without_the_right_to_list_leases_nothing_is_removed(monkeypatch: pytest.MonkeyPatch) -> None:
+    bucket = install(monkeypatch, grace=0.0)
+    run = fill("memory://b/run", 1, keep=KeepLast(1))
+    bucket.denied = lambda request: LEASES in repr(request)
+    with pytest.warns(NotRemovedWarning):
+        run.save(2, {"step": 2}).result()
+    assert run.steps() == [1, 2]
 
 
 # ---------------------------------------------------------------------------------------------------------- the race

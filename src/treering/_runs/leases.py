@@ -14,6 +14,7 @@ import secrets
 import socket
 import threading
 import time
+import types
 import weakref
 from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
@@ -21,17 +22,35 @@ from typing import Any, Final, NamedTuple, Self
 
 from treering._codec.key_document import HEAD_BYTES
 from treering._format.document import read_digest
-from treering._format.run_document import StepRecord, encode_lease, parse_lease
+from treering._format.run_document import (
+    HandedSteps,
+    StepRecord,
+    encode_handed,
+    encode_lease,
+    parse_handed,
+    parse_lease,
+)
 from treering._printable import printable
 from treering._runs.folder import NOT_READ, RunFolder
+from treering._runs.results import StepCommit
 from treering._runs.steps import document_in, missing_step, open_run, read_record, step_path, steps_of
 from treering._store.api import Entry, Outcome, Store, open_below
 from treering._store.failures import naming, with_errno
+from treering._store.resolve import store_at
 from treering._values import timing
-from treering._values.checkpoint_names import LEASES, is_message, lease_name, lease_of_name
+from treering._values.checkpoint_names import HANDED_DOCUMENT, LEASES, is_message, lease_name, lease_of_name
 from treering._values.telemetry import LOGGER
 from treering._view.run_text import when_text
-from treering.errors import BusyError, ClosedError, LeaseLostError, NotFoundError, TreeringError, UnsupportedError
+from treering.errors import (
+    BusyError,
+    ClosedError,
+    CorruptError,
+    LeaseLostError,
+    NotFoundError,
+    TimedOutError,
+    TreeringError,
+    UnsupportedError,
+)
 
 LONGEST_LEASE: Final = 86_400
 """No lease counts for more seconds after it was written."""
@@ -41,6 +60,8 @@ _LARGEST: Final = 4096
 _LONGEST_NAME: Final = 200
 _NO_FOLDER: Final = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EMLINK})
 _TRIES: Final = 20
+_SECONDS: Final = 60.0
+_UNKNOWN: Final = "xxh3-128:" + "0" * 32
 _ENDED: Final = "this lease has ended\n"
 
 
@@ -477,8 +498,9 @@ class Watch:
             if not self._waiting:
                 self._find(run, thorough=over or self._pause >= timing.current.watch_longest)
             while self._waiting:
-                record = self._waiting.pop(0)
-                if self._take(run, record):
+                taken = self._take(run, record := self._waiting[0])  # an error leaves it to the next call
+                del self._waiting[0]
+                if taken:
                     self._since, self._pause = time.monotonic(), timing.current.watch_first
                     return record.step
         if over:
@@ -496,12 +518,14 @@ class Watch:
         if self._waiting or self._surveyed or not (thorough or head is None):
             return
         # What saved the last ones may have died before it noted them; or nobody has noted any.
+        newer = []
+        for step in run.folders():
+            if step > max(self._seen, default=-1):
+                with contextlib.suppress(*NOT_READ):
+                    newer += [record] if (record := read_record(run, step)) is not None else []
         self._surveyed = head is not None
-        newer = [step for step in run.folders() if step > max(self._seen, default=-1)]
-        for step in newer:
-            with contextlib.suppress(*NOT_READ):
-                if (record := read_record(run, step)) is not None:
-                    self._add([*self._there, record])
+        if newer:
+            self._add([*self._there, *newer])
 
     def _add(self, records: Sequence[StepRecord]) -> None:
         """Let the steps wait that are new among all that are there, ascending."""
@@ -524,7 +548,147 @@ class Watch:
             return False
         if self._hold:
             try:
-                self._lease = hold_step(self._path, self._shown, record.step, 60.0)
+                self._lease = hold_step(self._path, self._shown, record.step, _SECONDS)
             except (NotFoundError, BusyError):
                 return False
         return True
+
+
+# ------------------------------------------------------------------------------------------------------- who is called
+
+
+class CommitCalls:
+    """Calls a function for each step that was committed, at least once, on a thread of its own. Process 0 has one.
+
+    ``.run.json.handed`` says which steps are done. It is there before the first step is committed, so that a later
+    program finds those for which this one did not live to call the function.
+
+    Args:
+        path: the run's folder.
+        shown: what messages call it.
+        function: what is called, with a `StepCommit`.
+    """
+
+    def __init__(self, path: Path, shown: str, function: Callable[[StepCommit], object]) -> None:
+        self._path, self._shown, self._function = path, shown, function
+        self._known: HandedSteps | None = None
+        self._todo: set[int] = set()
+        self._thread: threading.Thread | None = None
+        self._changed = threading.Condition()
+
+    def pending(self) -> frozenset[int]:
+        """Return the steps that wait for the function, which no rule may remove."""
+        with self._changed:
+            return frozenset(self._todo)
+
+    def prepare(self, step: int | None) -> None:
+        """Find out which steps others have left to do; before ``step`` is committed, write down that it is not done.
+
+        Raises:
+            StoreError: the system refuses.
+            FormatError: a newer version wrote what is done.
+        """
+        if self._known is None:
+            self._read(begins=step is not None)
+        known = self._known
+        if step is not None and known is not None and step <= known.through:  # the training goes back
+            with self._changed:
+                self._todo = {one for one in self._todo if one < step}
+                self._note(HandedSteps(step - 1, {one: digest for one, digest in known.without.items() if one < step}))
+
+    def offer(self, step: int) -> None:
+        """Let the function be called for a step that is committed, and again for those that it failed for."""
+        with self._changed:
+            self._todo |= {step, *(() if self._known is None else self._known.without)}
+            self._start()
+
+    def wait(self, end: float) -> None:
+        """Wait until the function was called for all steps.
+
+        Raises:
+            TimedOutError: it was not, when the monotonic clock says ``end``.
+        """
+        with self._changed:
+            if not self._changed.wait_for(lambda: not self._todo, max(end - time.monotonic(), 0.0)):
+                what = f"on_commit has not ended for step {min(self._todo)} of {self._shown!r}"
+                raise TimedOutError(what, hint="it is called again by the next program that saves with on_commit=")
+
+    def _read(self, *, begins: bool) -> None:
+        with naming(os.fspath(self._path / HANDED_DOCUMENT), "read"):
+            if begins:
+                store_at(self._path).transaction().make()
+            with contextlib.suppress(NotFoundError), open_run(self._path) as run:
+                found = run.store.read(HANDED_DOCUMENT)
+                steps = run.steps()
+                try:
+                    known = None if found is None else parse_handed(found.data)
+                except CorruptError as error:
+                    LOGGER.warning("%s; only steps that are saved from now on are handed to on_commit", error)
+                    known = None
+                with self._changed:
+                    if known is None:  # what was saved without on_commit is not handed over
+                        if begins:
+                            self._note(HandedSteps(max(steps, default=-1), {}))
+                        return
+                    self._known = known
+                    self._todo |= {step for step in steps if step > known.through or step in known.without}
+                    if self._todo:
+                        self._start()
+
+    def _start(self) -> None:
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._work, name="treering-on-commit", daemon=True)
+            self._thread.start()
+
+    def _work(self) -> None:
+        while True:
+            with self._changed:
+                if not self._todo:
+                    self._thread = None
+                    return
+                step = min(self._todo)
+            failed = self._call(step)
+            with self._changed:
+                if step in self._todo:  # else the training has gone back meanwhile
+                    self._finish(step, failed)
+                self._changed.notify_all()
+
+    def _call(self, step: int) -> str | None:
+        """Call the function for a step; return the digest of its index if that failed, None where nothing is left."""
+        digest = None
+        try:
+            try:
+                lease = hold_step(self._path, self._shown, step, _SECONDS)
+            except NotFoundError:  # it was removed by hand, or superseded
+                return None
+            with lease, RunFolder(self._path) as run:
+                if (record := read_record(run, step)) is not None:
+                    digest = record.digest
+                    metrics = types.MappingProxyType(dict(record.metrics))
+                    self._function(
+                        StepCommit(
+                            step=step, path=lease.path, metrics=metrics, nbytes=record.nbytes, digest=record.digest
+                        )
+                    )
+        except Exception:  # noqa: BLE001 - whatever it is, no save fails because of it
+            LOGGER.exception(
+                "on_commit failed for step %d of %s; it is called again after the next save", step, self._shown
+            )
+            return digest or _UNKNOWN
+        return None
+
+    def _finish(self, step: int, failed: str | None) -> None:
+        self._todo.discard(step)
+        known = self._known or HandedSteps(-1, {})
+        without = {one: digest for one, digest in known.without.items() if one != step}
+        if failed is not None:
+            without[step] = failed
+        try:
+            self._note(HandedSteps(max(known.through, step), dict(sorted(without.items()))))
+        except (TreeringError, OSError):  # it is called again
+            LOGGER.exception("it was not noted that on_commit was called for step %d of %s", step, self._shown)
+
+    def _note(self, document: HandedSteps) -> None:
+        self._known = document
+        with RunFolder(self._path) as run, naming(os.fspath(self._path / HANDED_DOCUMENT), "write"):
+            run.store.replace(HANDED_DOCUMENT, encode_handed(document))

@@ -8,6 +8,8 @@ from __future__ import annotations
 import dataclasses
 import html
 import time
+from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, Self, TypeVar, runtime_checkable
 
 from treering._printable import printable
@@ -94,6 +96,32 @@ class Resumed(tuple[int | None, T]):  # noqa: SLOT001 - a tuple of Python has no
     def tree(self) -> T:
         """The tree."""
         return self[1]
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class StepCommit:
+    """What ``Run(on_commit=function)`` calls the function with: a step that is durable.
+
+    Example:
+        >>> import os, tempfile
+        >>> import treering as tr
+        >>> done = []
+        >>> with tr.Run(os.path.join(tempfile.mkdtemp(), "run"), on_commit=done.append) as run:
+        ...     saved = run.save(7, {"w": 1.5}, metrics={"loss": 0.25})
+        >>> done[0].step, done[0].path.name, dict(done[0].metrics)
+        (7, 'step_00000007', {'loss': 0.25})
+    """
+
+    step: int
+    """Its number."""
+    path: Path
+    """The path of its checkpoint."""
+    metrics: Mapping[str, float]
+    """Metric -> value."""
+    nbytes: int
+    """The bytes of its files."""
+    digest: str
+    """That of its index; the same when the function is called again for this save, and for no other."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,11 +17,12 @@ from treering._coordination.allgather import allgather_with_deadline, broadcast
 from treering._coordination.message_board import PathMessageBoard
 from treering._printable import show_path
 from treering._runs.gc import KnownSteps, collect, judge, remove_steps
-from treering._runs.leases import Lease, Watch, hold_step
+from treering._runs.leases import CommitCalls, Lease, Watch, held_in, hold_step
 from treering._runs.outcomes import SaveOutcomes
+from treering._runs.results import StepCommit
 from treering._runs.schedule import SaveSchedule, Signals
 from treering._runs.step_notes import require_step_number
-from treering._runs.steps import latest_of, missing_step, records_of, step_path, steps_of
+from treering._runs.steps import latest_of, missing_step, noted_steps, read_run, records_of, step_path, steps_of
 from treering._store.resolve import absolute, new_folder_path
 from treering._values import timing
 from treering._values.human import near, steps_text
@@ -54,6 +55,7 @@ class RunState:
         on_save_error: "raise", or "warn" where a failed save does not end training.
         max_failures: after how many failures in a row it does.
         search: other folders that may have steps of it.
+        on_commit: what is called for each step that was committed; None: nothing.
 
     Attributes:
         path: its folder; absolute, for the folder of the program may be another one when a save's turn comes.
@@ -76,6 +78,8 @@ class RunState:
         passed: the steps of its own folder that this process passed over, each with the attempt of its index as far as
             process 0 knows it; a save may replace these.
         held: the step that this process resumed from, which stays until a newer one is found whole.
+        calls: calls ``on_commit``, on process 0 alone; None where there is none.
+        spared: whether the last save left a step because somebody held it, or ``on_commit`` was not called for it yet.
         now: the clock that a step's time is taken from, in POSIX seconds.
         increment: the steps whose files a save may share; None where each save writes everything.
 
@@ -93,6 +97,7 @@ class RunState:
         on_save_error: str = "raise",
         max_failures: int | None = None,
         search: Sequence[str | os.PathLike[str]] = (),
+        on_commit: Callable[[StepCommit], object] | None = None,
     ) -> None:
         _require_rule("keep", keep, Policy, "KeepLast(3)")
         _require_rule("save_every", save_every, Cadence, "SaveEvery(steps=1000)")
@@ -116,6 +121,10 @@ class RunState:
         self.passed: dict[int, str | None] = {}
         self.held: int | None = None
         self.increment: Increment | None = None
+        if not (on_commit is None or callable(on_commit)):
+            raise UnsupportedError(f"on_commit is {on_commit!r:.100}, and must be a function of one StepCommit")
+        self.calls = None if on_commit is None else CommitCalls(self.path, self.shown, on_commit)
+        self.spared = False
         self._closed = False
         self._warned = False
 
@@ -170,7 +179,9 @@ class RunState:
         wait_for(self.path, timeout)
         self.raise_unreported()
         self.warn()
-        self._await_removals(time.monotonic() + self.timeout if timeout is None else begun + timeout)
+        end = time.monotonic() + self.timeout if timeout is None else begun + timeout
+        self._await_calls(end)
+        self._await_removals(end)
 
     def raise_unreported(self, *, raises: bool = True) -> None:
         """Raise what an earlier save failed at, or warn of it, unless that was told; `SaveOutcomes.settle` says more.
@@ -218,6 +229,7 @@ class RunState:
         try:
             self.finish_saves()
             if removals:
+                self._await_calls(time.monotonic() + self.timeout)
                 self._await_removals(time.monotonic() + self.timeout)
             if sweep and this_processes(()).is_coordinator:
                 remove_steps(self.path, (), by_age=True)
@@ -244,6 +256,22 @@ class RunState:
             line = f"{steps}; run.save({last}, tree, force=True) saves whatever save_every says"
             warn_of(what, [line], StepsNotSavedWarning)
 
+    def _await_calls(self, end: float) -> None:
+        """Wait until ``on_commit`` was called for all steps, then remove steps that stayed for that, or for a lease.
+
+        Raises:
+            TimedOutError: it was not, when the monotonic clock says ``end``.
+        """
+        if not this_processes(()).is_coordinator:
+            return
+        if self.calls is not None:
+            self.calls.prepare(None)
+            self.calls.wait(end)
+        if self.spared:
+            collect(self.path, self.keep)
+            self.known.forget()
+            self.spared = bool(held_in(self.path))
+
     def _await_removals(self, end: float) -> None:
         """Wait until process 0 of the job has removed what has to go after the saves of this process.
 
@@ -256,7 +284,7 @@ class RunState:
             self._watch_removals(end)
 
     def _watch_removals(self, end: float) -> None:
-        while going := [one.step for one in judge(self.path, self.keep, resumed=self.held) if not one.kept]:
+        while going := self._still_there():
             if time.monotonic() >= end:
                 what = f"process 0 has not removed {steps_text(going)} of {self.shown!r}, which `keep` does not keep"
                 error = TimedOutError(
@@ -265,6 +293,13 @@ class RunState:
                 error.missing = (0,)
                 raise error
             time.sleep(timing.current.removal_pause)
+
+    def _still_there(self) -> list[int]:
+        """Return the steps that process 0 is about to remove: of those that it spared, ``run.json`` still tells."""
+        verdicts = judge(self.path, self.keep, resumed=self.held)
+        going = [verdict.step for verdict in verdicts if not verdict.kept]
+        noted = read_run(self.path, noted_steps, set[int]()) if going else set()
+        return [step for step in going if not {step, verdicts[-1].step} <= noted]
 
     # ------------------------------------------------------------------------------------------------ what is there
 

@@ -115,8 +115,7 @@ def _save_step(
                 step, run.now(), metrics=metrics, metadata=metadata, temporary=decision.temporary, mark=order.mark
             )
             items = replace_stateful_items(tree)
-            if order.mark is not None:
-                announce_superseded(run.path, step, order.mark, order.left)
+            _announce(run, step, order, processes)
         except Exception as error:
             if processes.count == 1:
                 raise
@@ -151,6 +150,14 @@ def _finish(run: RunState, pending: PendingSave, signum: int | None) -> None:
 def _counted_from(run: RunState) -> int | None:
     """Return the step from which the rules count: the latest, or the one that was resumed from in its place."""
     return run.latest(find_latest=latest_known) if run.resumed is None else run.resumed
+
+
+def _announce(run: RunState, step: int, order: Order, processes: Processes) -> None:
+    """Write down what others have to know before a step is committed."""
+    if order.mark is not None:
+        announce_superseded(run.path, step, order.mark, order.left)
+    if run.calls is not None and processes.is_coordinator:
+        run.calls.prepare(step)
 
 
 @contextlib.contextmanager
@@ -259,6 +266,9 @@ def _collect_afterwards(run: RunState, order: Order, save: BegunSave) -> Iterato
     except Exception as error:
         shown = os.fspath(step_path(run.path, step))
         raise reword(error, f"the save to {shown!r} is committed; a later part of it failed") from error
+    finally:
+        if run.calls is not None:
+            run.calls.offer(step)
 
 
 def collect_after(
@@ -302,15 +312,18 @@ def collect_after(
         hidden = run.superseded_steps() if back is not None else ()
         known.refresh(run, step, there, seconds=seconds, left={*left, *hidden})
         held = end_leases(run, known.records) if leased else {}
-        going: dict[int, str] = {}
+        spared = held.keys() | (set() if state.calls is None else state.calls.pending())
+        judged: dict[int, str] = {}
         with collect_errors(errors):  # a rule of the user's own may fail
             known.passed = run.unchanged(run.read_resumes().passed) if noted else frozenset()
-            going = {old: digest for old, digest in known.removable(run, state.keep).items() if old not in held}
+            judged = known.removable(run, state.keep)
         if state.held not in (None, step):
             with collect_errors(errors):
                 require_whole(state.path, step)
                 state.held = None
-        going.pop(-1 if state.held is None else state.held, None)
+        judged.pop(-1 if state.held is None else state.held, None)
+        going = {old: digest for old, digest in judged.items() if old not in spared}
+        state.spared = len(going) < len(judged)
         if back is not None:
             going.pop(back.step, None)  # with it would go what hides the steps that it has left behind
         if going and known.denied is not None:
@@ -338,6 +351,7 @@ def _remove(
     # Only now, for who began to hold one of them before has not read that it goes.
     spared = _find_held(run, going, errors)
     if spared:
+        state.spared = True
         known.records |= {old: noted[old] for old in spared}
         with collect_errors(errors):
             known.write(run, state.keep_text, state.save_every_text, may_wait=False)

@@ -1,0 +1,165 @@
+"""A function that is called for each step once it is durable: at least once, whatever dies, and no save fails of it."""
+
+from __future__ import annotations
+
+import logging
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+import treering as tr
+from tests.buckets import install
+from tests.stores import read_file, write_file
+from treering.errors import FormatError, TimedOutError, UnsupportedError
+from treering.rules import KeepLast
+from treering.run import StepCommit
+
+HANDED = ".run.json.handed"
+
+
+@pytest.fixture(params=["disk", "memory"])
+def path(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The path of a run that does not exist yet."""
+    install(monkeypatch, grace=0.0)
+    return str(tmp_path / "run") if request.param == "disk" else "memory://bucket/run"
+
+
+def test_it_is_called_once_for_each_step_with_what_is_known(path: str) -> None:
+    done: list[StepCommit] = []
+    with tr.Run(path, on_commit=done.append) as run:
+        for step in (1, 2, 3):
+            run.save(step, {"w": step}, metrics={"loss": 1 / step})
+    assert [(one.step, one.path.name, dict(one.metrics)) for one in done] == [
+        (step, f"step_{step:08d}", {"loss": 1 / step}) for step in (1, 2, 3)
+    ]
+    assert all(one.nbytes > 0 and one.digest.startswith("xxh3-128:") for one in done)
+    with tr.Run(path, on_commit=done.append) as run:
+        run.save(4, {"w": 4})
+    assert [one.step for one in done] == [1, 2, 3, 4]
+
+
+def test_the_step_is_held_until_it_ends_and_no_save_waits_for_it(path: str) -> None:
+    go, seen = threading.Event(), []
+
+    def act(commit: StepCommit) -> None:
+        assert go.wait(60)
+        seen.append((commit.step, tr.load(commit.path)))
+
+    with tr.Run(path, keep=KeepLast(1), on_commit=act) as run:
+        for step in (1, 2, 3):
+            run.save(step, {"w": step}).result()
+        assert run.steps() == [1, 2, 3]
+        with pytest.raises(TimedOutError, match="on_commit has not ended for step 1"):
+            run.wait(0)
+        go.set()
+        run.wait()
+        assert seen == [(1, {"w": 1}), (2, {"w": 2}), (3, {"w": 3})]
+        assert run.steps() == [3]
+
+
+def test_its_failure_is_logged_and_it_is_called_again_after_the_next_save(
+    path: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    calls: list[tuple[int, str]] = []
+
+    def act(commit: StepCommit) -> None:
+        calls.append((commit.step, commit.digest))
+        if len(calls) == 1:
+            raise OSError("no network")
+
+    with caplog.at_level(logging.ERROR, "treering"), tr.Run(path, on_commit=act) as run:
+        run.save(1, {"w": 1}).result()
+        run.wait()
+        assert "on_commit failed for step 1" in caplog.text
+        run.save(2, {"w": 2}).result()
+    assert [step for step, _ in calls] == [1, 1, 2]
+    assert calls[0] == calls[1]
+
+
+def test_what_failed_at_the_end_is_found_by_the_next_program(path: str) -> None:
+    def fail(commit: StepCommit) -> None:
+        raise ValueError(commit)
+
+    with tr.Run(path, on_commit=fail) as run:
+        run.save(1, {"w": 1})
+        run.save(2, {"w": 2})
+    done: list[int] = []
+    with tr.Run(path, on_commit=lambda commit: done.append(commit.step)):
+        pass
+    assert done == [1, 2]
+
+
+def test_steps_that_were_saved_without_it_are_not_handed_over(path: str) -> None:
+    with tr.Run(path) as run:
+        run.save(1, {"w": 1})
+    done: list[int] = []
+    with tr.Run(path, on_commit=lambda commit: done.append(commit.step)) as run:
+        run.wait()
+        run.save(2, {"w": 2})
+    assert done == [2]
+
+
+def test_what_is_saved_after_the_training_has_gone_back_is_handed_over(path: str) -> None:
+    done: list[tuple[int, str]] = []
+    with tr.Run(path, on_commit=lambda commit: done.append((commit.step, commit.digest))) as run:
+        for step in (1, 2, 3):
+            run.save(step, {"w": step}).result()
+        run.wait()
+        run.save(2, {"w": 22}, rollback=True).result()
+        run.save(3, {"w": 33}).result()
+    assert [step for step, _ in done] == [1, 2, 3, 2, 3]
+    assert len(set(done)) == 5
+
+
+def test_a_damaged_record_is_said_and_begun_anew(path: str, caplog: pytest.LogCaptureFixture) -> None:
+    done: list[int] = []
+    with tr.Run(path, on_commit=lambda commit: done.append(commit.step)) as run:
+        run.save(1, {"w": 1})
+    write_file(f"{path}/{HANDED}", read_file(f"{path}/{HANDED}")[:-3])
+    again = tr.Run(path, on_commit=lambda commit: done.append(commit.step))
+    with caplog.at_level(logging.WARNING, "treering"), again as run:
+        run.save(2, {"w": 2})
+    assert (done, "only steps that are saved from now on" in caplog.text) == ([1, 2], True)
+    write_file(f"{path}/{HANDED}", b'{"treering_handed": 9}\n')
+    with pytest.raises(FormatError, match="version 9"):
+        tr.Run(path, on_commit=print).save(3, {"w": 3})
+
+
+def test_without_it_nothing_is_written_for_it(tmp_path: Path) -> None:
+    with tr.Run(tmp_path / "run") as run:
+        run.save(1, {"w": 1})
+    assert not (tmp_path / "run" / HANDED).exists()
+
+
+def test_other_values_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(UnsupportedError, match="on_commit is 'upload'"):
+        tr.Run(tmp_path, on_commit="upload")  # type: ignore[arg-type]
+
+
+_TRAINING = """
+import os, sys, treering as tr
+def die(commit):
+    print(commit.step, commit.digest, flush=True)
+    if commit.step == 2:
+        os.kill(os.getpid(), 9)
+run = tr.Run(sys.argv[1], keep=tr.KeepLast(2), on_commit=die)
+for step in (1, 2):
+    run.save(step, {"w": step}).result()
+run.wait()
+"""
+
+
+def test_a_training_that_is_killed_before_it_was_done_is_made_up_for(tmp_path: Path) -> None:
+    path = str(tmp_path / "run")
+    killed = subprocess.run([sys.executable, "-c", _TRAINING, path], capture_output=True, text=True, check=False)
+    assert killed.returncode == -9, killed.stderr
+    first, second = killed.stdout.splitlines()
+    done: list[str] = []
+    with tr.Run(path, keep=KeepLast(2), on_commit=lambda commit: done.append(f"{commit.step} {commit.digest}")) as run:
+        run.save(3, {"w": 3})
+    assert first.startswith("1 ")
+    assert done[0] == second  # the same digest: who has done it already can tell
+    assert [one.split()[0] for one in done] == ["2", "3"]
