@@ -17,15 +17,18 @@ from treering._format.document import read_digest, read_names, read_summary
 from treering._format.run_document import (
     LATEST_TIME,
     Conversion,
+    Resumes,
     RunDocument,
     StepNote,
     StepOrigin,
     StepRecord,
     SupersededSteps,
     add_note,
+    encode_resumes,
     encode_run,
     encode_superseded,
     find_note,
+    parse_resumes,
     parse_run,
     parse_superseded,
     remove_note,
@@ -256,7 +259,7 @@ PAGE = Path(__file__).parents[2] / "docs" / "spec" / "run.md"
 
 def test_the_examples_of_the_specification() -> None:
     text = PAGE.read_text(encoding="utf-8")
-    note, document, list_of_left, converted = re.findall(r"```json\n(.*?)```", text, re.DOTALL)
+    note, document, list_of_left, resumed, converted = re.findall(r"```json\n(.*?)```", text, re.DOTALL)
     metadata = json.loads(note)
     found = find_note(metadata)
     assert found is not None
@@ -271,6 +274,7 @@ def test_the_examples_of_the_specification() -> None:
     steps = independent_run_reader.signed(document.encode(), "treering_run")["steps"]
     assert [step["step"] for step in steps] == [1000, 1200]
     assert encode_superseded(parse_superseded(list_of_left.encode())) == list_of_left.encode()
+    assert encode_resumes(parse_resumes(resumed.encode())) == resumed.encode()
 
 
 # ------------------------------------------------------------------------------------------- steps that are left behind
@@ -332,3 +336,54 @@ def test_a_list_that_was_not_written_to_its_end_is_damaged() -> None:
 def test_a_newer_list_is_refused() -> None:
     with pytest.raises(FormatError, match="is of version 2"):
         parse_superseded(signed_list(list_node(), version=2))
+
+
+# ------------------------------------------------------------------------------------------------- .run.json.resumed
+
+attempts = st.from_regex(r"[0-9a-f]{16}", fullmatch=True)
+RESUMED = SignedForm(member="treering_resumed", version=1, name=".run.json.resumed", hint="")
+
+
+@given(
+    passed=st.dictionaries(steps, st.none() | attempts, max_size=4),
+    counts=st.dictionaries(st.tuples(steps, attempts), st.integers(0, 1 << 63), max_size=4),
+)
+def test_what_was_noted_of_resumes_comes_back(
+    passed: dict[int, str | None], counts: dict[tuple[int, str], int]
+) -> None:
+    assert parse_resumes(encode_resumes(Resumes(passed, counts))) == Resumes(passed, counts)
+
+
+def test_of_very_many_the_highest_are_noted() -> None:
+    document = Resumes(dict.fromkeys(range(5000)), {(step, "f" * 16): 1 for step in range(5000)})
+    found = parse_resumes(encode_resumes(document))
+    assert list(found.passed) == [step for step, _ in found.counts] == list(range(4000, 5000))
+
+
+@pytest.mark.parametrize(
+    ("passed", "resumed"),
+    [
+        ({}, []),
+        ([1], []),
+        ([{"step": -1, "attempt": None}], []),
+        ([{"step": 1}], []),
+        ([{"step": 1, "attempt": "../../etc/passwd"}], []),
+        ([], None),
+        ([], [{"step": 1, "attempt": None, "count": 1}]),
+        ([], [{"step": 1, "attempt": "f" * 16}]),
+        ([], [{"step": 1, "attempt": "f" * 16, "count": -1}]),
+        ([], [{"step": 1, "attempt": "f" * 16, "count": True}]),
+        ([], [{"step": 1, "attempt": "f" * 16, "count": 1 << 64}]),
+        ([{"step": step, "attempt": None} for step in range(1001)], []),
+    ],
+    ids=lambda value: str(value)[:40],
+)
+def test_what_contradicts_itself_says_nothing_of_resumes(passed: Any, resumed: Any) -> None:
+    with pytest.raises(CorruptError, match=r"\.run\.json\.resumed.*remove it"):
+        parse_resumes(RESUMED.encode([("passed", passed), ("resumed", resumed)]))
+
+
+def test_a_newer_version_of_what_was_noted_is_said_so() -> None:
+    newer = dataclasses.replace(RESUMED, version=2).encode([("passed", []), ("resumed", [])])
+    with pytest.raises(FormatError, match="version 2"):
+        parse_resumes(newer)

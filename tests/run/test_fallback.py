@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import secrets
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -13,6 +14,8 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 import treering as tr
 from tests import faults
@@ -137,6 +140,45 @@ def test_where_all_are_damaged_nothing_is_begun_anew(path: Path) -> None:
         assert all(file.name in str(caught.value) for file in files)
         assert "step 1: " in str(caught.value)
         assert "step 2: " in str(caught.value)
+
+
+@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    damaged=st.lists(st.sampled_from([None, None, "data", "index"]), min_size=1, max_size=6),
+    last=st.integers(1, 3),
+    ahead=st.integers(-30, 15),
+)
+def test_whatever_is_damaged_the_newest_whole_step_is_found_and_good_ones_stay(
+    tmp_path: Path, damaged: list[str | None], last: int, ahead: int
+) -> None:
+    path = tmp_path / secrets.token_hex(4)
+    steps = [10 * number for number in range(1, len(damaged) + 1)]
+    save(path, *steps)
+    bad = {step for step, what in zip(steps, damaged, strict=True) if what is not None}
+    for step, what in zip(steps, damaged, strict=True):
+        if what is not None:
+            hurt(path, step, index=what == "index")
+    whole = [step for step in steps if step not in bad]
+    if not whole:
+        with pytest.raises(CorruptError, match="no step of the run"):
+            tr.Run(path).load(fallback=True)
+        return
+    run, step, _ = resume(path, keep=tr.KeepLast(last))
+    assert step == whole[-1]
+    later = max(steps) + ahead
+    if later <= step:
+        later = step + 5
+    with run:
+        run.save(later, tree(later))
+    passed = {each for each in bad if each > step}  # of earlier ones, in which nobody looked, nothing is known
+    known = sorted({*(each for each in steps if each not in passed), later})
+    unread = {each for each, what in zip(steps, damaged, strict=True) if what == "index"}
+    there = set(run.steps())
+    assert {step, later} & there == {later, *([step] if last > 1 else [])}
+    assert passed - {later} <= there
+    assert unread - {later} <= there
+    assert there - unread - passed <= set(known)
+    assert resume(path)[1] == later
 
 
 def test_where_nothing_was_saved_a_run_begins_and_a_load_says_so(path: Path) -> None:
@@ -299,6 +341,17 @@ def test_a_step_that_was_repaired_is_loaded_and_counts_again(path: Path) -> None
     assert resume(path)[1:] == (20, "")
     assert json.loads((path / NOTED).read_bytes())["passed"] == []
     assert [one.step for one in tr.Run(path, keep=tr.KeepLast(1)).gc() if one.kept] == [20]
+
+
+def test_a_part_of_a_damaged_step_may_be_loaded_and_proves_nothing_of_the_rest(path: Path) -> None:
+    save(path, 10, 20)
+    hurt(path, 20)
+    resume(path)
+    noted = (path / NOTED).read_bytes()
+    for options in ({"at": "step"}, {"only": "step"}, {"like": {"step": 0}, "extra": "ignore"}):
+        found: Any = tr.Run(path).load(fallback=True, **options)
+        assert found in (20, {"step": 20})
+        assert (path / NOTED).read_bytes() == noted
 
 
 def test_a_damaged_note_of_it_removes_nothing_and_is_written_again(path: Path) -> None:

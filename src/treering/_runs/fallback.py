@@ -88,13 +88,15 @@ class NewestStep:
     Args:
         run: the run.
         fallback: whether to go back, and how often a step may be tried.
+        entire: whether all leaves are read, so that a step is known to be whole afterwards.
 
     Attributes:
         passed: the steps that were passed over, with why; alike on all processes.
     """
 
-    def __init__(self, run: RunState, fallback: bool | Fallback) -> None:
+    def __init__(self, run: RunState, fallback: bool | Fallback, *, entire: bool = True) -> None:
         self._run = run
+        self._entire = entire
         self._goes_back = bool(fallback)
         self._most = fallback.max_attempts if isinstance(fallback, Fallback) else None
         self.passed: dict[_Found, str] = {}
@@ -270,7 +272,8 @@ class NewestStep:
             old = _resumes_in(folder)
             marks.update({step: folder.attempt_of(step) for step in marks})
             still = {step: old.passed[step] for step in folder.unchanged(old.passed)} | marks
-            over = {step: mark for step, mark in still.items() if mark != GONE and (one.root or step != one.step)}
+            cleared = one.step if self._entire and not one.root else None
+            over = {step: mark for step, mark in still.items() if mark != GONE and step != cleared}
             counts: Mapping[tuple[int, str], int] = old.counts
             if attempt not in (None, GONE):
                 key, again = (one.step, str(attempt)), {each.step for each in self.passed}
@@ -297,9 +300,9 @@ class NewestStep:
         return f"step {one.step}{of}"
 
 
-def load_newest(run: RunState, read: Read[T], fallback: bool | Fallback) -> T:
+def load_newest(run: RunState, read: Read[T], fallback: bool | Fallback, *, entire: bool) -> T:
     """Return what is read of the newest step that can be used; `Run.load` says more."""
-    search = NewestStep(run, fallback)
+    search = NewestStep(run, fallback, entire=entire)
     doing = f"look for the latest step of {run.shown!r}"
     while (code := run.broadcast(search.choose, doing, before=lambda: finish_saves(run.path))) is not None:
         one = search.take(code)

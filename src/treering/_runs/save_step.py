@@ -33,7 +33,7 @@ from treering._store.waiting import warn_denied
 from treering._values.checkpoint_names import LEFT_DOCUMENT, RESUMED_DOCUMENT, step_name, step_of_name
 from treering._values.human import steps_text
 from treering._values.processes import Processes
-from treering.errors import BusyError, ExistsError, NotFoundError, StoreError, TreeringError
+from treering.errors import BusyError, CorruptError, ExistsError, NotFoundError, StoreError, TreeringError
 from treering.rules import Decision, unknown_metrics
 
 
@@ -272,11 +272,8 @@ def collect_after(
         with collect_errors(errors):  # a rule of the user's own may fail
             known.passed = run.unchanged(run.read_resumes().passed) if noted else frozenset()
             going = known.removable(run, state.keep)
-        if state.held not in (None, step):
-            with collect_errors(errors):
-                require_whole(state.path, step)
-                state.held = None
-        going.pop(-1 if state.held is None else state.held, None)
+        with collect_errors(errors):
+            _let_go(state, step, going)
         if back is not None:
             going.pop(back.step, None)  # with it would go what hides the steps that it has left behind
         if going and known.denied is not None:
@@ -285,8 +282,30 @@ def collect_after(
         known.drop(going)
         with collect_errors(errors):
             known.write(run, state.keep_text, state.save_every_text, may_wait=more_follow and not going)
-        removed = remove_judged(run, going, errors)
+        removed = _remove_judged(run, going, errors)
         if run.store.grace:
             known.release(removed, run.store.grace)
         known.schedule(tidy_steps(run, known.untidy(), step, errors, by_age=known.by_age))
     raise_first(error for error in errors if not isinstance(error, BusyError))  # the next call comes by again
+
+
+def _let_go(state: RunState, step: int, going: dict[int, str]) -> None:
+    """Keep the step that this process resumed from among those that go, until the one that was saved is found whole.
+
+    Raises:
+        CorruptError: it is damaged.
+        StoreError: the system refuses to read it.
+    """
+    held, kept = state.held, None if state.held is None else going.pop(state.held, None)
+    if held not in (None, step):
+        require_whole(state.path, step)
+        state.held = None
+        going |= {} if kept is None else {held: kept}
+
+
+def _remove_judged(run: RunFolder, going: Mapping[int, str], errors: list[TreeringError]) -> list[int]:
+    """Remove steps; one whose index turns out to be damaged stays, and ends no training: `gc` and `verify` say so."""
+    refused: list[TreeringError] = []
+    removed = remove_judged(run, going, refused)
+    errors += [error for error in refused if not isinstance(error, CorruptError)]
+    return removed
