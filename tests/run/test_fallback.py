@@ -325,6 +325,9 @@ def test_what_is_known_to_be_damaged_counts_for_no_rule_and_is_shown(path: Path,
     if "memory" not in str(path):
         said = inside("log", str(path), code=0)[0]
         assert "passed over" in said or "cannot be read" in said
+        said = inside("doctor", str(path), code=int(index))[0]
+        assert "the latest is 30" in said
+        assert "passed over at a resume, and kept by no rule and by none removed: step 30" in said
         inside("gc", str(path), "--keep-last", "1", "--yes", code=0)
         assert run.steps() == [20, 30]
         if not index:

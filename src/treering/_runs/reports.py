@@ -110,9 +110,12 @@ def list_records(shown: str, path: Path, records: Records, verdicts: Sequence[Ve
     """
     of = {verdict.step: verdict for verdict in verdicts}
     of |= {one.step: Verdict(step=one.step, kept=True, reasons=(_PASSED,)) for one in records.passed}
-    known = sorted((*records.steps, *records.passed), key=operator.attrgetter("step"))
     same = "step", "saved", "nbytes", "seconds", "metrics", "temporary"
-    there = [members_of(one, *same) | members_of(of[one.step], "kept", "reasons") for one in known if one.step in of]
+    there = [
+        members_of(one, *same) | members_of(of[one.step], "kept", "reasons")
+        for one in records.readable
+        if one.step in of
+    ]
     steps = [RunStep(path=os.fspath(step_path(path, one["step"])), **one) for one in there]
     unread = [f"step {step} cannot be read, and is not removed: {error}" for step, error in records.unreadable.items()]
     return RunListing(path=shown, steps=steps, keep=records.keep, save_every=records.save_every, notes=unread)

@@ -246,7 +246,7 @@ class RunState:
         records = records_of(self.path)
         if step in records.unreadable:
             raise records.unreadable[step]
-        for record in (*records.steps, *records.passed):
+        for record in records.readable:
             if record.step == step:
                 return dict(record.metrics)
         raise missing_step(self.shown, step, steps_of(self.path))
