@@ -24,11 +24,9 @@ from treering._format.run_document import (
     StepRecord,
     SupersededSteps,
     add_note,
-    encode_resumes,
     encode_run,
     encode_superseded,
     find_note,
-    parse_resumes,
     parse_run,
     parse_superseded,
     remove_note,
@@ -274,7 +272,7 @@ def test_the_examples_of_the_specification() -> None:
     steps = independent_run_reader.signed(document.encode(), "treering_run")["steps"]
     assert [step["step"] for step in steps] == [1000, 1200]
     assert encode_superseded(parse_superseded(list_of_left.encode())) == list_of_left.encode()
-    assert encode_resumes(parse_resumes(resumed.encode())) == resumed.encode()
+    assert Resumes.parse(resumed.encode()).encode() == resumed.encode()
 
 
 # ------------------------------------------------------------------------------------------- steps that are left behind
@@ -351,12 +349,12 @@ RESUMED = SignedForm(member="treering_resumed", version=1, name=".run.json.resum
 def test_what_was_noted_of_resumes_comes_back(
     passed: dict[int, str | None], counts: dict[tuple[int, str], int]
 ) -> None:
-    assert parse_resumes(encode_resumes(Resumes(passed, counts))) == Resumes(passed, counts)
+    assert Resumes.parse(Resumes(passed, counts).encode()) == Resumes(passed, counts)
 
 
 def test_of_very_many_the_highest_are_noted() -> None:
     document = Resumes(dict.fromkeys(range(5000)), {(step, "f" * 16): 1 for step in range(5000)})
-    found = parse_resumes(encode_resumes(document))
+    found = Resumes.parse(document.encode())
     assert list(found.passed) == [step for step, _ in found.counts] == list(range(4000, 5000))
 
 
@@ -380,10 +378,10 @@ def test_of_very_many_the_highest_are_noted() -> None:
 )
 def test_what_contradicts_itself_says_nothing_of_resumes(passed: Any, resumed: Any) -> None:
     with pytest.raises(CorruptError, match=r"\.run\.json\.resumed.*remove it"):
-        parse_resumes(RESUMED.encode([("passed", passed), ("resumed", resumed)]))
+        Resumes.parse(RESUMED.encode([("passed", passed), ("resumed", resumed)]))
 
 
 def test_a_newer_version_of_what_was_noted_is_said_so() -> None:
     newer = dataclasses.replace(RESUMED, version=2).encode([("passed", []), ("resumed", [])])
     with pytest.raises(FormatError, match="version 2"):
-        parse_resumes(newer)
+        Resumes.parse(newer)

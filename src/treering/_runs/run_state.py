@@ -76,14 +76,9 @@ class RunState:
     """
 
     def __init__(
-        self,
-        path: str | os.PathLike[str],
-        *,
-        keep: Policy | None,
-        save_every: Cadence | None,
-        timeout: float | None,
+        self, path: str | os.PathLike[str], *, keep: Policy | None, save_every: Cadence | None, timeout: float | None,
         search: Sequence[str | os.PathLike[str]] = (),
-    ) -> None:
+    ) -> None:  # fmt: skip
         _require_rule("keep", keep, Policy, "KeepLast(3)")
         _require_rule("save_every", save_every, Cadence, "SaveEvery(steps=1000)")
         self.path: Path = absolute(new_folder_path(path))

@@ -20,6 +20,7 @@ from treering._background.saves import finish_saves, in_flight, raise_unreported
 from treering._checkpoint.save import begin_save, counted
 from treering._checkpoint.save_options import SaveOptions
 from treering._format.document import INDEX_NAME
+from treering._format.run_document import Resumes
 from treering._runs.fallback import require_whole
 from treering._runs.folder import RunFolder
 from treering._runs.gc import raise_first, remove_judged, tidy_steps
@@ -30,7 +31,7 @@ from treering._runs.run_state import RunState
 from treering._runs.step_notes import require_step_number, step_metadata
 from treering._runs.steps import latest_known, names_in, noted_steps, require_run, step_path, steps_from
 from treering._store.waiting import warn_denied
-from treering._values.checkpoint_names import LEFT_DOCUMENT, RESUMED_DOCUMENT, step_name, step_of_name
+from treering._values.checkpoint_names import LEFT_DOCUMENT, step_name, step_of_name
 from treering._values.human import steps_text
 from treering._values.processes import Processes
 from treering.errors import BusyError, CorruptError, ExistsError, NotFoundError, StoreError, TreeringError
@@ -164,7 +165,7 @@ def order_of(run: RunState, step: int, *, rollback: bool, is_coordinator: bool) 
             run.known_place = True
     # By names alone: a look into thousands of steps would hold up the loop.
     folders = frozenset([found for found in map(step_of_name, names | flying) if found is not None])
-    noted = RESUMED_DOCUMENT in names or bool(run.passed)
+    noted = Resumes.NAME in names or bool(run.passed)
     if run.passed and not rollback:
         passed = _still_passed(run, step) - set(map(step_of_name, flying))
         if step > max(folders - passed, default=-1):
