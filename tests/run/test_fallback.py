@@ -482,6 +482,19 @@ def test_where_every_step_was_tried_too_often_it_says_so(path: Path) -> None:
     assert int(tr.Run(path).load(10)["step"]) == 10
 
 
+@pytest.mark.parametrize("reason", [errno.EROFS, errno.EACCES])
+def test_who_may_not_write_resumes_all_the_same_but_counts_nothing(
+    tmp_path: Path, reason: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save(tmp_path / "run", 10, 20)
+    hurt(tmp_path / "run", 20)
+    faults.fail(monkeypatch, os, "replace", reason)
+    _, step, told = resume(tmp_path / "run")
+    assert (step, "step 20: " in told) == (10, True)
+    with pytest.raises(StoreError, match="resumed"):
+        tr.Run(tmp_path / "run").load(fallback=tr.Fallback())
+
+
 def test_a_count_that_cannot_be_noted_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     save(tmp_path / "run", 10)
     faults.fail(monkeypatch, os, "replace", errno.ENOSPC)

@@ -244,15 +244,16 @@ class NewestStep:
         """
         run = self._run
         marks: dict[int, str | None] = dict.fromkeys(step for step, root in self.passed if not root)
-        if self._most is not None:
-            run.broadcast(lambda: self._note(one, marks), f"note the resume of {run.shown!r}")
-        elif self._goes_back and this_processes(()).is_coordinator:
+
+        def note() -> None:
             try:
                 self._note(one, marks)
-            except StoreError as error:
-                if error.errno not in _NOT_WRITABLE:
-                    raise  # who may not write removes nothing either
+            except StoreError as error:  # who may not write removes nothing either
+                if self._most is not None or error.errno not in _NOT_WRITABLE:
+                    raise
+
         if self._goes_back:
+            run.broadcast(note, f"note the resume of {run.shown!r}")
             run.held = None if one.root else one.step
         run.passed, run.resumed = marks, one.step
         lines = [f"{self._name(each)}: {why}" for each, why in self.passed.items()]
@@ -292,7 +293,7 @@ class NewestStep:
             lines = [f"{self._name(one)}: {why}" for one, why in self.passed.items()]
             more = f"\n  and {len(lines) - _SHOWN} more" if len(lines) > _SHOWN else ""
             told = "".join(f"\n  {line}" for line in lines[:_SHOWN])
-            hint = "\nuse a copy of a step, load one by its number, or begin in another folder"
+            hint = "use a copy of a step, load one by its number, or begin in another folder"
             raise CorruptError(f"no step of the run {self._run.shown!r} can be used:{told}{more}", hint=hint)
 
     def _name(self, one: _Found) -> str:
