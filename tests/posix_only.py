@@ -109,6 +109,10 @@ _NOT_IN_BUCKETS = {
     ),
     "It refuses calls of the system that a bucket does not make.": (
         "run/test_convert_run.py::test_a_second_call_goes_on_wherever_the_first_one_died",
+        "run/test_search.py::test_a_root_that_cannot_be_reached_is_an_error_unless_fallback_does_without_it",
+    ),
+    "A disk that cannot give bytes back says so of these bytes; a server that does not answer says nothing of them.": (
+        "run/test_fallback.py::test_bytes_that_the_disk_refuses_twice_are_damage",
     ),
     "A place in a bucket is never missing, so ``run.json`` is written.": (
         "run/test_run_steps.py::TestFacts::test_where_there_is_no_run",

@@ -54,6 +54,16 @@ def left(run: Path, there: dict[int, Path]) -> set[int]:
     return {each["step"] for each in listed["left"] if attempt(there.get(each["step"])) == (each["attempt"],)}
 
 
+def passed(run: Path) -> set[int]:
+    """Return the steps that a resume has passed over, which no policy may see."""
+    try:
+        listed = signed((run / ".run.json.resumed").read_bytes(), "treering_resumed")
+    except FileNotFoundError:
+        return set()
+    there = indexes(run)
+    return {each["step"] for each in listed["passed"] if attempt(there.get(each["step"])) == (each["attempt"],)}
+
+
 def attempt(index: Path | None) -> tuple[str | None, ...]:
     """Return the attempt of an index, None where it cannot be read, and nothing where there is none."""
     try:

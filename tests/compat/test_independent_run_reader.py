@@ -15,7 +15,7 @@ from tests.command import inside
 from tests.compat import independent_run_reader as referee
 from tests.on_disk import signed, step_path, with_note
 from tests.system_calls import refuse_removals
-from treering.errors import StoreError
+from treering.errors import StepPassedOverWarning, StoreError
 
 PAGE = Path(__file__).parents[2] / "docs" / "spec" / "run.md"
 
@@ -79,6 +79,25 @@ def test_the_referee_knows_what_was_left_behind(tmp_path: Path, monkeypatch: pyt
     assert list(referee.indexes(path)) == tr.Run(path).steps() == [7, 10]
     save(path, 7)
     assert list(referee.indexes(path)) == tr.Run(path).steps() == [7, 8, 9, 10]
+
+
+def test_the_referee_knows_what_was_passed_over(tmp_path: Path) -> None:
+    path = tmp_path / "run"
+    for step in (7, 8, 9, 10):
+        save(path, step)
+    (step_path(path, 10) / "treering.json").write_bytes(b"damaged")
+    for data in step_path(path, 9).glob("data-*"):
+        data.unlink()
+    with pytest.warns(StepPassedOverWarning):
+        tr.Run(path).load(fallback=tr.Fallback())
+    assert referee.passed(path) == {9, 10}
+    noted = referee.signed((path / ".run.json.resumed").read_bytes(), "treering_resumed")
+    (attempt,) = referee.attempt(referee.indexes(path)[8])
+    assert noted["resumed"] == [{"step": 8, "attempt": attempt, "count": 1}]
+    assert [one.step for one in tr.Run(path, keep=tr.KeepLast(1)).gc() if one.kept] == [8]
+    save(path, 9)
+    assert referee.passed(path) == {10}
+    assert [one.step for one in tr.Run(path, keep=tr.KeepLast(1)).gc() if one.kept] == [9]
 
 
 def test_what_a_tombstone_proves(tmp_path: Path) -> None:

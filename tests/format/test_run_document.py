@@ -19,6 +19,7 @@ from treering._format.run_document import (
     LATEST_TIME,
     Conversion,
     HandedSteps,
+    Resumes,
     RunDocument,
     StepNote,
     StepOrigin,
@@ -261,7 +262,9 @@ PAGE = Path(__file__).parents[2] / "docs" / "spec" / "run.md"
 
 def test_the_examples_of_the_specification() -> None:
     text = PAGE.read_text(encoding="utf-8")
-    note, document, list_of_left, lease, stamp, handed, converted = re.findall(r"```json\n(.*?)```", text, re.DOTALL)
+    note, document, list_of_left, resumed, lease, stamp, handed, converted = re.findall(
+        r"```json\n(.*?)```", text, re.DOTALL
+    )
     metadata = json.loads(note)
     found = find_note(metadata)
     assert found is not None
@@ -279,6 +282,7 @@ def test_the_examples_of_the_specification() -> None:
     assert parse_lease(lease.encode()) == "node-1 (process 77)"
     assert parse_superseded(stamp.encode()) == SupersededSteps(leases=True)
     assert parse_handed(handed.encode()).through == 1200
+    assert Resumes.parse(resumed.encode()).encode() == resumed.encode()
 
 
 # ------------------------------------------------------------------------------------------- steps that are left behind
@@ -371,3 +375,54 @@ def test_the_steps_that_were_not_handed_over_are_bounded() -> None:
     digest = "xxh3-128:" + "0" * 32
     document = HandedSteps(5000, dict.fromkeys(range(3000), digest))
     assert sorted(parse_handed(encode_handed(document)).without) == list(range(2000, 3000))
+
+
+# ------------------------------------------------------------------------------------------------- .run.json.resumed
+
+attempts = st.from_regex(r"[0-9a-f]{16}", fullmatch=True)
+RESUMED = SignedForm(member="treering_resumed", version=1, name=".run.json.resumed", hint="")
+
+
+@given(
+    passed=st.dictionaries(steps, st.none() | attempts, max_size=4),
+    counts=st.dictionaries(st.tuples(steps, attempts), st.integers(0, 1 << 63), max_size=4),
+)
+def test_what_was_noted_of_resumes_comes_back(
+    passed: dict[int, str | None], counts: dict[tuple[int, str], int]
+) -> None:
+    assert Resumes.parse(Resumes(passed, counts).encode()) == Resumes(passed, counts)
+
+
+def test_of_very_many_the_highest_are_noted() -> None:
+    document = Resumes(dict.fromkeys(range(5000)), {(step, "f" * 16): 1 for step in range(5000)})
+    found = Resumes.parse(document.encode())
+    assert list(found.passed) == [step for step, _ in found.counts] == list(range(4000, 5000))
+
+
+@pytest.mark.parametrize(
+    ("passed", "resumed"),
+    [
+        ({}, []),
+        ([1], []),
+        ([{"step": -1, "attempt": None}], []),
+        ([{"step": 1}], []),
+        ([{"step": 1, "attempt": "../../etc/passwd"}], []),
+        ([], None),
+        ([], [{"step": 1, "attempt": None, "count": 1}]),
+        ([], [{"step": 1, "attempt": "f" * 16}]),
+        ([], [{"step": 1, "attempt": "f" * 16, "count": -1}]),
+        ([], [{"step": 1, "attempt": "f" * 16, "count": True}]),
+        ([], [{"step": 1, "attempt": "f" * 16, "count": 1 << 64}]),
+        ([{"step": step, "attempt": None} for step in range(1001)], []),
+    ],
+    ids=lambda value: str(value)[:40],
+)
+def test_what_contradicts_itself_says_nothing_of_resumes(passed: Any, resumed: Any) -> None:
+    with pytest.raises(CorruptError, match=r"\.run\.json\.resumed.*remove it"):
+        Resumes.parse(RESUMED.encode([("passed", passed), ("resumed", resumed)]))
+
+
+def test_a_newer_version_of_what_was_noted_is_said_so() -> None:
+    newer = dataclasses.replace(RESUMED, version=2).encode([("passed", []), ("resumed", [])])
+    with pytest.raises(FormatError, match="version 2"):
+        Resumes.parse(newer)

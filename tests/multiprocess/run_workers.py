@@ -15,7 +15,14 @@ import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
 import treering as tr
-from treering.errors import CorruptError, LeavesInitialisedWarning, MismatchError, StepPassedOverWarning
+from treering.errors import (
+    CorruptError,
+    LeavesInitialisedWarning,
+    MismatchError,
+    NotSharedError,
+    ProcessFailedError,
+    StepPassedOverWarning,
+)
 
 __all__ = ["all_of_it", "ends_for_good"]
 
@@ -164,6 +171,38 @@ def goes_on_after_damage(path: str) -> list[Any]:
             run.wait()
             seen.append(run.steps())
     return seen
+
+
+def breaks_off_on_the_way_back(path: str) -> list[Any]:
+    """Resume past damage; process 1 fails at the older step by itself. Return what was raised, and what goes on."""
+    calls: list[int] = []
+
+    def init() -> dict[str, Any]:
+        calls.append(1)
+        if jax.process_index() and len(calls) > 1:
+            raise ValueError("no memory left for the model")
+        return _fresh()
+
+    run, told = tr.Run(path, timeout=60), ""
+    try:
+        run.load_or_init(init, fallback=tr.Fallback())
+    except (ValueError, ProcessFailedError) as error:
+        told = f"{type(error).__name__}: {error}"
+    with warnings.catch_warnings(action="ignore", category=StepPassedOverWarning):
+        step, _ = run.load_or_init(_fresh, fallback=tr.Fallback())
+    return [told, step, run.attempts(20)]
+
+
+def searches(own: str, roots: list[str], fallback: bool) -> list[Any]:
+    """Resume a run with further roots, and save a step; return what was found, the error, and the steps afterwards."""
+    run = tr.Run(own, search=[roots[jax.process_index()]], timeout=60)
+    try:
+        step, state = run.load_or_init(_fresh, fallback=fallback)
+    except NotSharedError as error:
+        return ["refused", list(error.processes)]
+    with run:
+        run.save((step or 0) + 1, state)
+    return [step, int(state["count"]), run.steps(), run.latest()]
 
 
 def finds_nothing_whole(folder: str) -> str:

@@ -13,12 +13,14 @@ import treering as tr
 from tests.multiprocess.jobs import Crews, results, run_job
 from tests.multiprocess.run_workers import (
     all_of_it,
+    breaks_off_on_the_way_back,
     ends_for_good,
     finds_nothing_whole,
     follows,
     goes_back,
     goes_on_after_damage,
     saves_iterators,
+    searches,
 )
 from tests.on_disk import step_path
 
@@ -117,3 +119,30 @@ def test_all_follow_a_run_together_and_process_0_alone_is_called(tmp_path: Path,
     assert zero[1] == [2]
     assert zero[2] == one[2] == [2, [2, 4], 4]
     assert not (tmp_path / "run" / ".leases").exists()
+
+
+@pytest.mark.parametrize("fallback", [False, True])
+def test_all_processes_resume_from_another_root_that_all_see(tmp_path: Path, crews: Crews, fallback: bool) -> None:
+    a_run(tmp_path / "run", 10)
+    other = str(a_run(tmp_path / "other" / "run", 10, 20))
+    arguments = [str(tmp_path / "run"), [other, other], fallback]
+    for found in results(crews.run(searches, 2, devices=1, arguments=arguments)):
+        assert found == [20, 20, [10, 21], 21]
+    assert tr.Run(other).steps() == [10, 20]
+    # Of the next one only process 0 sees the step.
+    a_run(tmp_path / "mine" / "run", 30)
+    arguments = [str(tmp_path / "run"), [str(tmp_path / "mine" / "run"), other], fallback]
+    for found in results(crews.run(searches, 2, devices=1, arguments=arguments)):
+        assert found == ["refused", [1]]
+
+
+def test_a_process_that_breaks_off_on_the_way_back_ends_it_for_all_and_counts_nothing(
+    tmp_path: Path, crews: Crews
+) -> None:
+    path = a_run(tmp_path / "run", 10, 20, 30)
+    hurt(path, 30)
+    first, second = results(crews.run(breaks_off_on_the_way_back, 2, devices=1, arguments=[str(path)]))
+    assert first[0].startswith("ProcessFailedError: could not load step 20 of")
+    assert "no memory left for the model" in first[0]
+    assert second[0] == "ValueError: no memory left for the model"
+    assert [first[1:], second[1:]] == [[20, 1], [20, 1]]  # the one that failed was no resume

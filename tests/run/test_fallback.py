@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import secrets
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -13,6 +14,8 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 import treering as tr
 from tests import faults
@@ -137,6 +140,45 @@ def test_where_all_are_damaged_nothing_is_begun_anew(path: Path) -> None:
         assert all(file.name in str(caught.value) for file in files)
         assert "step 1: " in str(caught.value)
         assert "step 2: " in str(caught.value)
+
+
+@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    damaged=st.lists(st.sampled_from([None, None, "data", "index"]), min_size=1, max_size=6),
+    last=st.integers(1, 3),
+    ahead=st.integers(-30, 15),
+)
+def test_whatever_is_damaged_the_newest_whole_step_is_found_and_good_ones_stay(
+    tmp_path: Path, damaged: list[str | None], last: int, ahead: int
+) -> None:
+    path = tmp_path / secrets.token_hex(4)
+    steps = [10 * number for number in range(1, len(damaged) + 1)]
+    save(path, *steps)
+    bad = {step for step, what in zip(steps, damaged, strict=True) if what is not None}
+    for step, what in zip(steps, damaged, strict=True):
+        if what is not None:
+            hurt(path, step, index=what == "index")
+    whole = [step for step in steps if step not in bad]
+    if not whole:
+        with pytest.raises(CorruptError, match="no step of the run"):
+            tr.Run(path).load(fallback=True)
+        return
+    run, step, _ = resume(path, keep=tr.KeepLast(last))
+    assert step == whole[-1]
+    later = max(steps) + ahead
+    if later <= step:
+        later = step + 5
+    with run:
+        run.save(later, tree(later))
+    passed = {each for each in bad if each > step}  # of earlier ones, in which nobody looked, nothing is known
+    known = sorted({*(each for each in steps if each not in passed), later})
+    unread = {each for each, what in zip(steps, damaged, strict=True) if what == "index"}
+    there = set(run.steps())
+    assert {step, later} & there == {later, *([step] if last > 1 else [])}
+    assert passed - {later} <= there
+    assert unread - {later} <= there
+    assert there - unread - passed <= set(known)
+    assert resume(path)[1] == later
 
 
 def test_where_nothing_was_saved_a_run_begins_and_a_load_says_so(path: Path) -> None:
@@ -283,6 +325,9 @@ def test_what_is_known_to_be_damaged_counts_for_no_rule_and_is_shown(path: Path,
     if "memory" not in str(path):
         said = inside("log", str(path), code=0)[0]
         assert "passed over" in said or "cannot be read" in said
+        said = inside("doctor", str(path), code=int(index))[0]
+        assert "the latest is 30" in said
+        assert "passed over at a resume, and kept by no rule and by none removed: step 30" in said
         inside("gc", str(path), "--keep-last", "1", "--yes", code=0)
         assert run.steps() == [20, 30]
         if not index:
@@ -299,6 +344,17 @@ def test_a_step_that_was_repaired_is_loaded_and_counts_again(path: Path) -> None
     assert resume(path)[1:] == (20, "")
     assert json.loads((path / NOTED).read_bytes())["passed"] == []
     assert [one.step for one in tr.Run(path, keep=tr.KeepLast(1)).gc() if one.kept] == [20]
+
+
+def test_a_part_of_a_damaged_step_may_be_loaded_and_proves_nothing_of_the_rest(path: Path) -> None:
+    save(path, 10, 20)
+    hurt(path, 20)
+    resume(path)
+    noted = (path / NOTED).read_bytes()
+    for options in ({"at": "step"}, {"only": "step"}, {"like": {"step": 0}, "extra": "ignore"}):
+        found: Any = tr.Run(path).load(fallback=True, **options)
+        assert found in (20, {"step": 20})
+        assert (path / NOTED).read_bytes() == noted
 
 
 def test_a_damaged_note_of_it_removes_nothing_and_is_written_again(path: Path) -> None:
@@ -424,6 +480,19 @@ def test_where_every_step_was_tried_too_often_it_says_so(path: Path) -> None:
     with pytest.raises(CorruptError, match="step 10: it was resumed 1 time, and no newer step was saved"):
         tr.Run(path).load_or_init(lambda: tree(0), fallback=tr.Fallback(max_attempts=1))
     assert int(tr.Run(path).load(10)["step"]) == 10
+
+
+@pytest.mark.parametrize("reason", [errno.EROFS, errno.EACCES])
+def test_who_may_not_write_resumes_all_the_same_but_counts_nothing(
+    tmp_path: Path, reason: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save(tmp_path / "run", 10, 20)
+    hurt(tmp_path / "run", 20)
+    faults.fail(monkeypatch, os, "replace", reason)
+    _, step, told = resume(tmp_path / "run")
+    assert (step, "step 20: " in told) == (10, True)
+    with pytest.raises(StoreError, match="resumed"):
+        tr.Run(tmp_path / "run").load(fallback=tr.Fallback())
 
 
 def test_a_count_that_cannot_be_noted_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -118,6 +118,11 @@ class LoadOptions:
         """The map of the whole stored tree."""
         return self.key_map if isinstance(self.key_map, KeyMap) else None
 
+    @property
+    def entire(self) -> bool:
+        """Whether every leaf that is stored is read."""
+        return self.only is None and self.at is None and self.extra == "error" and self.whole_map is None
+
     def check(self, like: Any) -> None:
         """Refuse arguments of the wrong kind by their names, before anything is opened.
 

@@ -15,7 +15,7 @@ import math
 import re
 import secrets
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from typing import Any, ClassVar, Final, Self
 
 from treering._codec.documents import (
     DIGEST,
@@ -499,54 +499,50 @@ def _handed(document: Any) -> HandedSteps:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Resumes:
-    """The content of ``.run.json.resumed``."""
+    """The content of ``.run.json.resumed``.
+
+    Example:
+        >>> document = Resumes({7: None}, {(3, "f" * 16): 2})
+        >>> print(document.encode().decode(), end="")
+        {"treering_resumed": 1, "digest": "xxh3-128:1e88a0d6c5d1a645b9a66d8a1170453b",
+        "passed": [{"step":7,"attempt":null}],
+        "resumed": [{"step":3,"attempt":"ffffffffffffffff","count":2}]}
+        >>> Resumes.parse(document.encode()) == document
+        True
+    """
+
+    NAME: ClassVar[str] = RESUMED_DOCUMENT
 
     passed: Mapping[int, str | None] = dataclasses.field(default_factory=dict)
     """The steps that were passed over, each with the attempt of its index; None where the index could not be read."""
     counts: Mapping[tuple[int, str], int] = dataclasses.field(default_factory=dict)
     """Step and attempt -> how often the run was resumed from it."""
 
+    def encode(self) -> bytes:
+        """Return ``.run.json.resumed``; of very many steps the highest are written."""
+        passed = [{"step": step, "attempt": attempt} for step, attempt in sorted(self.passed.items())]
+        counts = [{"step": step, "attempt": of, "count": count} for (step, of), count in sorted(self.counts.items())]
+        return _RESUMED_FORM.encode([("passed", passed[-_MOST_RESUMED:]), ("resumed", counts[-_MOST_RESUMED:])])
 
-def encode_resumes(document: Resumes) -> bytes:
-    """Return ``.run.json.resumed``; of very many steps the highest are written.
+    @classmethod
+    def parse(cls, data: bytes) -> Self:
+        """Return what a ``.run.json.resumed`` says.
 
-    Example:
-        >>> print(encode_resumes(Resumes({7: None}, {(3, "f" * 16): 2})).decode(), end="")
-        {"treering_resumed": 1, "digest": "xxh3-128:1e88a0d6c5d1a645b9a66d8a1170453b",
-        "passed": [{"step":7,"attempt":null}],
-        "resumed": [{"step":3,"attempt":"ffffffffffffffff","count":2}]}
-    """
-    passed = [{"step": step, "attempt": attempt} for step, attempt in sorted(document.passed.items())[-_MOST_RESUMED:]]
-    counts = sorted(document.counts.items())[-_MOST_RESUMED:]
-    resumed = [{"step": step, "attempt": attempt, "count": count} for (step, attempt), count in counts]
-    return _RESUMED_FORM.encode([("passed", passed), ("resumed", resumed)])
+        Raises:
+            CorruptError: it is damaged.
+            FormatError: a newer version wrote it.
+        """
+        return _RESUMED_FORM.read(data, cls._of)
 
-
-def parse_resumes(data: bytes) -> Resumes:
-    """Return what a ``.run.json.resumed`` says.
-
-    Raises:
-        CorruptError: it is damaged.
-        FormatError: a newer version wrote it.
-
-    Example:
-        >>> document = Resumes({7: None}, {(3, "f" * 16): 2})
-        >>> parse_resumes(encode_resumes(document)) == document
-        True
-    """
-    return _RESUMED_FORM.read(data, _resumes)
+    @classmethod
+    def _of(cls, document: Any) -> Self:
+        passed, resumed = (member(document, name, list, RESUMED_DOCUMENT) for name in ("passed", "resumed"))
+        if max(len(passed), len(resumed)) > _MOST_RESUMED:
+            raise CorruptError(f"it names more than {_MOST_RESUMED} steps")
+        return cls(dict(map(_left, passed)), dict(map(_resumed, resumed)))
 
 
-def _resumes(document: Any) -> Resumes:
+def _resumed(node: Any) -> tuple[tuple[int, str], int]:
     what = "a step that was resumed from"
-    passed = member(document, "passed", list, RESUMED_DOCUMENT)
-    resumed = member(document, "resumed", list, RESUMED_DOCUMENT)
-    if max(len(passed), len(resumed)) > _MOST_RESUMED:
-        raise CorruptError(f"it names more than {_MOST_RESUMED} steps")
-    counts = {
-        (read_step(node, what), check_name(ATTEMPT, member(node, "attempt", str, what), "the attempt")): _count(
-            node, "count", what, _LIMIT
-        )
-        for node in resumed
-    }
-    return Resumes(dict(map(_left, passed)), counts)
+    attempt = check_name(ATTEMPT, member(node, "attempt", str, what), "the attempt")
+    return (read_step(node, what), attempt), _count(node, "count", what, _LIMIT)

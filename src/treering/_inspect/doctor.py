@@ -315,9 +315,12 @@ def diagnose_run(path: str) -> RunDiagnosis:
     for step in folders:
         with contextlib.suppress(NotFoundError):  # it was removed meanwhile, or holds nothing of ours
             found.append(StepDiagnosis(step=step, found=diagnose(step_path(place, step))))
-    steps, nbytes = [record.step for record in records.steps], sum(record.nbytes for record in records.steps)
-    saved = records.steps[-1].saved if records.steps else None
-    notes = (*(note for note in (records.trouble, left) if note is not None), *held)
+    readable = records.readable
+    steps, nbytes = [record.step for record in readable], sum(record.nbytes for record in readable)
+    saved = readable[-1].saved if readable else None
+    over = [record.step for record in records.passed]
+    passed = f"passed over at a resume, and kept by no rule and by none removed: {steps_text(over)}" if over else None
+    notes = (*(note for note in (records.trouble, left, passed) if note is not None), *held)
     return RunDiagnosis(path=path, steps=steps, nbytes=nbytes, saved=saved, folders=found, notes=notes)
 
 

@@ -89,8 +89,7 @@ def verify_run(path: str | os.PathLike[str], progress: Progress | None) -> Verif
 
     place = located(path)
     records = records_of(place)
-    known = (*records.steps, *records.passed)
-    sizes = dict.fromkeys(records.unreadable, 0) | {record.step: record.nbytes for record in known}
+    sizes = dict.fromkeys(records.unreadable, 0) | {record.step: record.nbytes for record in records.readable}
     total = sum(sizes.values())
     findings: list[Finding] = []
     checked: list[Verification] = []

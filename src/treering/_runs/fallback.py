@@ -88,13 +88,15 @@ class NewestStep:
     Args:
         run: the run.
         fallback: whether to go back, and how often a step may be tried.
+        entire: whether all leaves are read, so that a step is known to be whole afterwards.
 
     Attributes:
         passed: the steps that were passed over, with why; alike on all processes.
     """
 
-    def __init__(self, run: RunState, fallback: bool | Fallback) -> None:
+    def __init__(self, run: RunState, fallback: bool | Fallback, *, entire: bool = True) -> None:
         self._run = run
+        self._entire = entire
         self._goes_back = bool(fallback)
         self._most = fallback.max_attempts if isinstance(fallback, Fallback) else None
         self.passed: dict[_Found, str] = {}
@@ -242,15 +244,16 @@ class NewestStep:
         """
         run = self._run
         marks: dict[int, str | None] = dict.fromkeys(step for step, root in self.passed if not root)
-        if self._most is not None:
-            run.broadcast(lambda: self._note(one, marks), f"note the resume of {run.shown!r}")
-        elif self._goes_back and this_processes(()).is_coordinator:
+
+        def note() -> None:
             try:
                 self._note(one, marks)
-            except StoreError as error:
-                if error.errno not in _NOT_WRITABLE:
-                    raise  # who may not write removes nothing either
+            except StoreError as error:  # who may not write removes nothing either
+                if self._most is not None or error.errno not in _NOT_WRITABLE:
+                    raise
+
         if self._goes_back:
+            run.broadcast(note, f"note the resume of {run.shown!r}")
             run.held = None if one.root else one.step
         run.passed, run.resumed = marks, one.step
         lines = [f"{self._name(each)}: {why}" for each, why in self.passed.items()]
@@ -270,7 +273,8 @@ class NewestStep:
             old = _resumes_in(folder)
             marks.update({step: folder.attempt_of(step) for step in marks})
             still = {step: old.passed[step] for step in folder.unchanged(old.passed)} | marks
-            over = {step: mark for step, mark in still.items() if mark != GONE and (one.root or step != one.step)}
+            cleared = one.step if self._entire and not one.root else None
+            over = {step: mark for step, mark in still.items() if mark != GONE and step != cleared}
             counts: Mapping[tuple[int, str], int] = old.counts
             if attempt not in (None, GONE):
                 key, again = (one.step, str(attempt)), {each.step for each in self.passed}
@@ -289,7 +293,7 @@ class NewestStep:
             lines = [f"{self._name(one)}: {why}" for one, why in self.passed.items()]
             more = f"\n  and {len(lines) - _SHOWN} more" if len(lines) > _SHOWN else ""
             told = "".join(f"\n  {line}" for line in lines[:_SHOWN])
-            hint = "\nuse a copy of a step, load one by its number, or begin in another folder"
+            hint = "use a copy of a step, load one by its number, or begin in another folder"
             raise CorruptError(f"no step of the run {self._run.shown!r} can be used:{told}{more}", hint=hint)
 
     def _name(self, one: _Found) -> str:
@@ -297,9 +301,9 @@ class NewestStep:
         return f"step {one.step}{of}"
 
 
-def load_newest(run: RunState, read: Read[T], fallback: bool | Fallback) -> T:
+def load_newest(run: RunState, read: Read[T], fallback: bool | Fallback, *, entire: bool) -> T:
     """Return what is read of the newest step that can be used; `Run.load` says more."""
-    search = NewestStep(run, fallback)
+    search = NewestStep(run, fallback, entire=entire)
     doing = f"look for the latest step of {run.shown!r}"
     while (code := run.broadcast(search.choose, doing, before=lambda: finish_saves(run.path))) is not None:
         one = search.take(code)

@@ -20,10 +20,8 @@ from treering._format.document import read_summary
 from treering._format.run_document import (
     Resumes,
     SupersededSteps,
-    encode_resumes,
     encode_superseded,
     find_note,
-    parse_resumes,
     parse_run,
     parse_superseded,
 )
@@ -32,15 +30,7 @@ from treering._store.crew import map_together
 from treering._store.failures import naming, naming_file
 from treering._store.open_folder import find_index, has_indexes, index_document, index_heads, is_removed
 from treering._store.resolve import opened_store
-from treering._values.checkpoint_names import (
-    INDEX,
-    LEFT_DOCUMENT,
-    RESUMED_DOCUMENT,
-    RUN_DOCUMENT,
-    is_data,
-    step_name,
-    step_of_name,
-)
+from treering._values.checkpoint_names import INDEX, LEFT_DOCUMENT, RUN_DOCUMENT, is_data, step_name, step_of_name
 from treering.errors import (
     CorruptError,
     FormatError,
@@ -468,14 +458,14 @@ class RunFolder:
             CorruptError: it is damaged.
             FormatError: a newer version wrote it.
         """
-        data = self._read(RESUMED_DOCUMENT)
-        with naming_file(self.path / RESUMED_DOCUMENT):
-            return Resumes() if data is None else parse_resumes(data)
+        data = self._read(Resumes.NAME)
+        with naming_file(self.path / Resumes.NAME):
+            return Resumes() if data is None else Resumes.parse(data)
 
     def write_resumes(self, document: Resumes) -> None:
         """Put a ``.run.json.resumed`` there in one step, durably; a link of that name is replaced, not followed."""
-        with naming(os.fspath(self.path / RESUMED_DOCUMENT), "write"):
-            self.store.replace(RESUMED_DOCUMENT, encode_resumes(document))
+        with naming(os.fspath(self.path / Resumes.NAME), "write"):
+            self.store.replace(Resumes.NAME, document.encode())
 
     def passed_over(self) -> frozenset[int]:
         """Return the steps that were passed over when the run was resumed, and were not saved anew since.
@@ -483,7 +473,7 @@ class RunFolder:
         Nothing is asked where the names in the folder were not listed, or that document is not among them. Raises as
         `read_resumes` does.
         """
-        if RESUMED_DOCUMENT not in (self.listed or ()):
+        if Resumes.NAME not in (self.listed or ()):
             return frozenset()
         return self.unchanged(self.read_resumes().passed)
 

@@ -66,7 +66,7 @@ def load_step(
             raise NotFoundError(f"the run {run.shown!r} has no step yet", hint=hint)
         return _load(run, root, latest, like, options)
 
-    return _of_latest(run, read, fallback)
+    return _of_latest(run, read, fallback, options)
 
 
 def load_or_init(
@@ -80,7 +80,7 @@ def load_or_init(
         with showing(options.progress):
             return _load_or_init(run, root, step, init_fn, options)
 
-    return _of_latest(run, read, fallback)
+    return _of_latest(run, read, fallback, options)
 
 
 def _check_fallback(fallback: object) -> None:
@@ -92,7 +92,7 @@ def _check_fallback(fallback: object) -> None:
 # --------------------------------------------------------------------------------------------------------------- steps
 
 
-def _of_latest(run: RunState, read: Read[T], fallback: bool | Fallback) -> T:
+def _of_latest(run: RunState, read: Read[T], fallback: bool | Fallback, options: LoadOptions) -> T:
     """Return what is read of the latest step; None stands for it where there is none.
 
     Another program may save newer steps, and remove this one, while it is read. Then all processes begin again.
@@ -101,9 +101,10 @@ def _of_latest(run: RunState, read: Read[T], fallback: bool | Fallback) -> T:
         run: the run.
         read: reads a step, and returns what ends the load where all processes have read it.
         fallback: whether to go back where it is damaged.
+        options: what the caller asks for.
     """
     if fallback or run.roots[1:]:
-        return load_newest(run, read, fallback)
+        return load_newest(run, read, fallback, entire=options.entire)
     latest = run.latest(before=run.finish_saves)  # nothing of the run is in flight then
     while latest is not None:
         found: Callable[[], T] | Exception

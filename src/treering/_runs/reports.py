@@ -18,6 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from treering import retention
 from treering._checkpoint.forms import list_headers
 from treering._foreign.foreign_tree import reading_partly
 from treering._runs.folder import NOT_READ
@@ -28,18 +29,7 @@ from treering._view.plain import members_of
 from treering._view.rows import leaves_of, weight_of
 from treering._view.run_text import RunListing, RunStep, log_lines
 from treering.errors import FormatError, NotFoundError, TreeringError
-from treering.rules import (
-    KeepBest,
-    KeepEvery,
-    KeepLast,
-    KeepLatest,
-    KeepNear,
-    KeepSteps,
-    Policy,
-    Verdict,
-    retained,
-    unknown_metrics,
-)
+from treering.rules import Policy, Verdict, retained, unknown_metrics
 
 if TYPE_CHECKING:
     from treering._foreign.foreign_tree import ForeignSteps
@@ -115,10 +105,13 @@ def list_records(
     """
     of = {verdict.step: verdict for verdict in verdicts}
     of |= {one.step: Verdict(step=one.step, kept=True, reasons=(_PASSED,)) for one in records.passed}
-    known = sorted((*records.steps, *records.passed), key=operator.attrgetter("step"))
     same = "step", "saved", "nbytes", "seconds", "metrics", "temporary"
     held = held or {}
-    there = [members_of(one, *same) | members_of(of[one.step], "kept", "reasons") for one in known if one.step in of]
+    there = [
+        members_of(one, *same) | members_of(of[one.step], "kept", "reasons")
+        for one in records.readable
+        if one.step in of
+    ]
     steps = [
         RunStep(path=os.fspath(step_path(path, one["step"])), held=held.get(one["step"], ""), **one) for one in there
     ]
@@ -141,7 +134,7 @@ def run_text(run: RunState) -> str:
 
 
 _RULES: Final[Mapping[str, Callable[..., Policy]]] = {
-    rule.__name__: rule for rule in (KeepBest, KeepEvery, KeepLast, KeepLatest, KeepNear, KeepSteps)
+    name: getattr(retention, name) for name in retention.__all__ if name.startswith("Keep")
 }
 _LONGEST: Final = 10_000
 _PASSED: Final = "it was passed over at a resume, and counts for no rule"

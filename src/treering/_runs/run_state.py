@@ -88,17 +88,10 @@ class RunState:
     """
 
     def __init__(
-        self,
-        path: str | os.PathLike[str],
-        *,
-        keep: Policy | None,
-        save_every: Cadence | None,
-        timeout: float | None,
-        on_save_error: str = "raise",
-        max_failures: int | None = None,
-        search: Sequence[str | os.PathLike[str]] = (),
+        self, path: str | os.PathLike[str], *, keep: Policy | None, save_every: Cadence | None, timeout: float | None,
+        on_save_error: str = "raise", max_failures: int | None = None, search: Sequence[str | os.PathLike[str]] = (),
         on_commit: Callable[[StepCommit], object] | None = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         _require_rule("keep", keep, Policy, "KeepLast(3)")
         _require_rule("save_every", save_every, Cadence, "SaveEvery(steps=1000)")
         self.path: Path = absolute(new_folder_path(path))
@@ -325,7 +318,7 @@ class RunState:
         records = records_of(self.path)
         if step in records.unreadable:
             raise records.unreadable[step]
-        for record in (*records.steps, *records.passed):
+        for record in records.readable:
             if record.step == step:
                 return dict(record.metrics)
         raise missing_step(self.shown, step, steps_of(self.path))

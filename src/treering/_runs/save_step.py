@@ -20,6 +20,7 @@ from treering._background.writer import PendingSave
 from treering._checkpoint.save import begin_save, counted
 from treering._checkpoint.save_options import SaveOptions
 from treering._format.document import INDEX_NAME
+from treering._format.run_document import Resumes
 from treering._runs.fallback import require_whole
 from treering._runs.folder import RunFolder
 from treering._runs.gc import raise_first, remove_judged, tidy_steps
@@ -32,11 +33,19 @@ from treering._runs.run_state import RunState
 from treering._runs.step_notes import require_step_number, step_metadata
 from treering._runs.steps import latest_known, names_in, noted_steps, require_run, step_path, steps_from
 from treering._store.waiting import warn_denied
-from treering._values.checkpoint_names import LEFT_DOCUMENT, RESUMED_DOCUMENT, step_name, step_of_name
+from treering._values.checkpoint_names import LEFT_DOCUMENT, step_name, step_of_name
 from treering._values.human import steps_text
 from treering._values.processes import Processes
 from treering._values.telemetry import note_duration
-from treering.errors import BusyError, ExistsError, NotFoundError, PermissionDeniedError, StoreError, TreeringError
+from treering.errors import (
+    BusyError,
+    CorruptError,
+    ExistsError,
+    NotFoundError,
+    PermissionDeniedError,
+    StoreError,
+    TreeringError,
+)
 from treering.rules import Decision, unknown_metrics
 
 
@@ -198,7 +207,7 @@ def order_of(run: RunState, step: int, *, rollback: bool, is_coordinator: bool) 
             run.known_place = True
     # By names alone: a look into thousands of steps would hold up the loop.
     folders = frozenset([found for found in map(step_of_name, names | flying) if found is not None])
-    noted = RESUMED_DOCUMENT in names or bool(run.passed)
+    noted = Resumes.NAME in names or bool(run.passed)
     if run.passed and not rollback:
         passed = _still_passed(run, step) - set(map(step_of_name, flying))
         if step > max(folders - passed, default=-1):
@@ -317,11 +326,8 @@ def collect_after(
         with collect_errors(errors):  # a rule of the user's own may fail
             known.passed = run.unchanged(run.read_resumes().passed) if noted else frozenset()
             judged = known.removable(run, state.keep)
-        if state.held not in (None, step):
-            with collect_errors(errors):
-                require_whole(state.path, step)
-                state.held = None
-        judged.pop(-1 if state.held is None else state.held, None)
+        with collect_errors(errors):
+            _let_go(state, step, judged)
         going = {old: digest for old, digest in judged.items() if old not in spared}
         state.spared = len(going) < len(judged)
         if back is not None:
@@ -355,7 +361,7 @@ def _remove(
         known.records |= {old: noted[old] for old in spared}
         with collect_errors(errors):
             known.write(run, state.keep_text, state.save_every_text, may_wait=False)
-    return remove_judged(run, {old: going[old] for old in going if old not in spared}, errors)
+    return _remove_judged(run, {old: going[old] for old in going if old not in spared}, errors)
 
 
 def _find_held(run: RunFolder, going: Collection[int], errors: list[TreeringError]) -> Collection[int]:
@@ -367,3 +373,25 @@ def _find_held(run: RunFolder, going: Collection[int], errors: list[TreeringErro
     except TreeringError as error:
         errors.append(error)
     return going
+
+
+def _let_go(state: RunState, step: int, going: dict[int, str]) -> None:
+    """Keep the step that this process resumed from among those that go, until the one that was saved is found whole.
+
+    Raises:
+        CorruptError: it is damaged.
+        StoreError: the system refuses to read it.
+    """
+    held, kept = state.held, None if state.held is None else going.pop(state.held, None)
+    if held not in (None, step):
+        require_whole(state.path, step)
+        state.held = None
+        going |= {} if kept is None else {held: kept}
+
+
+def _remove_judged(run: RunFolder, going: Mapping[int, str], errors: list[TreeringError]) -> list[int]:
+    """Remove steps; one whose index turns out to be damaged stays, and ends no training: `gc` and `verify` say so."""
+    refused: list[TreeringError] = []
+    removed = remove_judged(run, going, refused)
+    errors += [error for error in refused if not isinstance(error, CorruptError)]
+    return removed

@@ -138,6 +138,11 @@ class Records(RunDocument):
     trouble: str | None = None
     """Why ``run.json`` cannot be used; None where it can."""
 
+    @property
+    def readable(self) -> list[StepRecord]:
+        """The steps that can be read, ascending, those too that were passed over."""
+        return sorted((*self.steps, *self.passed), key=operator.attrgetter("step"))
+
 
 def step_path(path: Path, step: int) -> Path:
     """Return the path of a step's checkpoint, whether it is there or not.
@@ -260,8 +265,7 @@ def note_records(run: RunFolder, records: Records) -> None:
         LinkRefusedError: ``run.json`` is a link.
     """
     there = set(run.steps())
-    known = sorted((*records.steps, *records.passed), key=operator.attrgetter("step"))
-    steps = [record for record in known if record.step in there]
+    steps = [record for record in records.readable if record.step in there]
     data, old = encode_run(dataclasses.replace(records, steps=steps)), run.read_document()
     if data != old and (steps or old is not None):
         run.replace_document(data)
