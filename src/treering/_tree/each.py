@@ -19,7 +19,7 @@ import numpy as np
 from treering._codec.array_bytes import wire_blocks
 from treering._codec.documents import decode_text, json_text, parse_json
 from treering._format.columns import EACH_STATES, decode_tree, encode_tree
-from treering._format.index import LeafType, TreeColumns, leaf_bytes
+from treering._format.index import MAX_LEVELS, LeafType, TreeColumns, leaf_bytes
 from treering._format.structure import build, key_text, register_node
 from treering._printable import kind_of
 from treering._tree.flatten import flatten
@@ -180,23 +180,26 @@ register_node(EachStates)
 # ------------------------------------------------------------------------------------------------------------- items
 
 
-def find_items(tree: Any, wanted: Callable[[type], bool], above: Place = ()) -> dict[Place, Any]:
+def find_items(tree: Any, wanted: Callable[[type], bool]) -> dict[Place, Any]:
     """Return the objects of some classes that only dicts lead to, at any depth, or the tree itself if it is one.
 
     Example:
         >>> find_items({"w": 1.5, "data": {"train": each(7)}}, lambda kind: kind is Each)
         {('data', 'train'): each(7)}
     """
-    if wanted(type(tree)):
-        return {above: tree}
-    if type(tree) is not dict:
-        return {}
-    # By class: there are few of them, and perhaps thousands of leaves.
-    kinds = {kind for kind in set(map(type, tree.values())) if kind is dict or wanted(kind)}
     found: dict[Place, Any] = {}
-    for name, item in tree.items() if kinds else ():
-        if type(item) in kinds:
-            found |= find_items(item, wanted, (*above, name))
+    pending: list[tuple[Place, Any]] = [((), tree)]
+    while pending:
+        place, node = pending.pop()
+        if wanted(type(node)):
+            found[place] = node
+        elif len(place) > MAX_LEVELS:
+            return found  # it may hold itself: it is refused where it is flattened
+        elif type(node) is dict:
+            # By class: there are few of them, and perhaps thousands of leaves.
+            kinds = {kind for kind in set(map(type, node.values())) if kind is dict or wanted(kind)}
+            inner = reversed(node.items()) if kinds else ()
+            pending += [((*place, name), item) for name, item in inner if type(item) in kinds]
     return found
 
 
