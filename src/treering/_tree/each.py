@@ -12,7 +12,7 @@ import dataclasses
 import itertools
 import struct
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Final, TypeAlias
+from typing import Any, ClassVar, Final, Self, TypeAlias
 
 import numpy as np
 
@@ -60,6 +60,12 @@ class Each:
     """
 
     __slots__ = ("_merge", "_split", "item")
+    is_used: ClassVar[bool] = False
+    """Whether this process has made one; where not, no tree is looked through for them."""
+
+    def __new__(cls, *_: Any, **__: Any) -> Self:
+        Each.is_used = True
+        return super().__new__(cls)
 
     def __init__(self, item: Any, merge: Merge | None = None, split: Split | None = None) -> None:
         self.item = item
@@ -244,7 +250,7 @@ def hold_states(tree: Any, processes: Callable[[], int]) -> tuple[Any, dict[str,
     Raises:
         UnsupportedError: a state cannot be saved, or all of them are too large.
     """
-    if not (found := find_items(tree, is_each)):
+    if not (found := find_items(tree, is_each) if Each.is_used else {}):
         return tree, {}
     count, held = processes(), dict[Place, bytes]()
     for place, item in found.items():
