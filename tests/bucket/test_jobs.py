@@ -8,6 +8,7 @@ import treering
 from tests.command import copy_path
 from tests.compat import independent_reader
 from tests.multiprocess import trees
+from tests.multiprocess.each_states import saves_and_loads
 from tests.multiprocess.jobs import results, run_job
 from tests.multiprocess.run_workers import saves_iterators
 from tests.multiprocess.runs import goes_through
@@ -48,3 +49,10 @@ def test_iterators_that_differ_are_refused_on_all_processes(folder: str) -> None
     for told, steps, count in results(run_job(saves_iterators, 2, devices=1, arguments=[f"{folder}/run"], timeout=120)):
         assert "leaf 'data/train/count' differs on process 1" in told
         assert (steps, count) == ([2], 5)
+
+
+def test_each_process_gets_its_own_state_back(folder: str) -> None:
+    for number, one in enumerate(results(run_job(saves_and_loads, 2, devices=1, arguments=[folder], timeout=120))):
+        assert one["same"] == [True] * 4, one
+        assert one["wanted"][4] == {"process": number}
+    assert treering.verify(f"{folder}/async").ok

@@ -336,3 +336,14 @@ def test_bytes_that_are_no_states_are_damage(tmp_path: Path) -> None:
         tr.save(tmp_path / f"odd {number}", {"data": odd})
         with pytest.raises(CorruptError, match="does not hold the states"):
             tr.load(tmp_path / f"odd {number}", like={"data": tr.each(None)})
+
+
+@pytest.mark.parametrize("leaves", [1, 5000], ids=["lists", "packed"])
+def test_its_container_is_of_a_kind_that_older_versions_refuse(tmp_path: Path, leaves: int) -> None:
+    tr.save(tmp_path / "a", {"w": list(range(leaves)), "data": tr.each({"n": 1})})
+    text = (tmp_path / "a" / "treering.json").read_text(encoding="ascii")
+    assert text.count('{"node":"each","class":"treering.checkpoint.EachStates"') == 1
+    found: Any = tr.load(tmp_path / "a", like={"w": list(range(leaves)), "data": tr.each(None)})
+    assert found["data"].item == {"n": 1}
+    tr.save(tmp_path / "b", {"w": list(range(leaves))})
+    assert "each" not in (tmp_path / "b" / "treering.json").read_text(encoding="ascii")

@@ -34,7 +34,7 @@ from treering._codec.documents import (
     parse_json,
 )
 from treering._format.chunk_checks import check_chunks
-from treering._format.columns import decode_checksums, encode_checksums, read_free_json
+from treering._format.columns import decode_checksums, decode_container, encode_checksums, read_free_json
 from treering._format.document import parse_index
 from treering._format.index import Chunks, LeafType
 from treering.errors import CorruptError, FormatError, TreeringError, UnsupportedError
@@ -298,3 +298,10 @@ def test_parts() -> None:
     assert read_free_json({"a": {"b": [1]}}, "a", "it") == {"b": [1]}
     with pytest.raises(CorruptError):
         read_free_json({"a": [1]}, "a", "it")
+
+
+def test_no_other_container_may_have_its_class() -> None:
+    head = {"node": "other", "class": "treering.checkpoint.EachStates", "fields": ["states"], "static": {}}
+    for odd in (head, {**head, "node": "each", "class": "a.B"}, {**head, "node": "namedtuple"}):
+        with pytest.raises(CorruptError, match="its class is"):
+            decode_container(odd, "token 0", 1)

@@ -12,14 +12,14 @@ import dataclasses
 import itertools
 import struct
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Final, TypeAlias
+from typing import Any, ClassVar, Final, Self, TypeAlias
 
 import numpy as np
 
 from treering._codec.array_bytes import wire_blocks
 from treering._codec.documents import decode_text, json_text, parse_json
 from treering._format.columns import EACH_STATES, decode_tree, encode_tree
-from treering._format.index import LeafType, TreeColumns, leaf_bytes
+from treering._format.index import MAX_LEVELS, LeafType, TreeColumns, leaf_bytes
 from treering._format.structure import build, key_text, register_node
 from treering._printable import kind_of
 from treering._tree.flatten import flatten
@@ -60,6 +60,12 @@ class Each:
     """
 
     __slots__ = ("_merge", "_split", "item")
+    is_used: ClassVar[bool] = False
+    """Whether this process has made one; where not, no tree is looked through for them."""
+
+    def __new__(cls, *_: Any, **__: Any) -> Self:
+        Each.is_used = True
+        return super().__new__(cls)
 
     def __init__(self, item: Any, merge: Merge | None = None, split: Split | None = None) -> None:
         self.item = item
@@ -180,23 +186,26 @@ register_node(EachStates)
 # ------------------------------------------------------------------------------------------------------------- items
 
 
-def find_items(tree: Any, wanted: Callable[[type], bool], above: Place = ()) -> dict[Place, Any]:
+def find_items(tree: Any, wanted: Callable[[type], bool]) -> dict[Place, Any]:
     """Return the objects of some classes that only dicts lead to, at any depth, or the tree itself if it is one.
 
     Example:
         >>> find_items({"w": 1.5, "data": {"train": each(7)}}, lambda kind: kind is Each)
         {('data', 'train'): each(7)}
     """
-    if wanted(type(tree)):
-        return {above: tree}
-    if type(tree) is not dict:
-        return {}
-    # By class: there are few of them, and perhaps thousands of leaves.
-    kinds = {kind for kind in set(map(type, tree.values())) if kind is dict or wanted(kind)}
     found: dict[Place, Any] = {}
-    for name, item in tree.items() if kinds else ():
-        if type(item) in kinds:
-            found |= find_items(item, wanted, (*above, name))
+    pending: list[tuple[Place, Any]] = [((), tree)]
+    while pending:
+        place, node = pending.pop()
+        if wanted(type(node)):
+            found[place] = node
+        elif len(place) > MAX_LEVELS:
+            return found  # it may hold itself: it is refused where it is flattened
+        elif type(node) is dict:
+            # By class: there are few of them, and perhaps thousands of leaves.
+            kinds = {kind for kind in set(map(type, node.values())) if kind is dict or wanted(kind)}
+            inner = reversed(node.items()) if kinds else ()
+            pending += [((*place, name), item) for name, item in inner if type(item) in kinds]
     return found
 
 
@@ -241,7 +250,7 @@ def hold_states(tree: Any, processes: Callable[[], int]) -> tuple[Any, dict[str,
     Raises:
         UnsupportedError: a state cannot be saved, or all of them are too large.
     """
-    if not (found := find_items(tree, is_each)):
+    if not (found := find_items(tree, is_each) if Each.is_used else {}):
         return tree, {}
     count, held = processes(), dict[Place, bytes]()
     for place, item in found.items():
