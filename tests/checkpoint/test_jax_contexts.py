@@ -223,6 +223,7 @@ ACTIONS: dict[str, Callable[[Scene, Path], Any]] = {
     "load shardings": lambda s, to: tr.load(
         s.path / "a", only=["rows", "half"], shardings={"rows": ROWS, "half": None}
     ),
+    "load_async": lambda s, to: tr.load_async(s.path / "a", s.like).result(),
     "load mesh": lambda s, to: tr.load(s.path / "a", only="rows", mesh=AUTO, shardings=[("rows", P("x"))]),
     "load cast": lambda s, to: tr.load(
         s.path / "a",

@@ -174,3 +174,17 @@ def test_the_end_of_a_program(way: str, tmp_path: Path) -> None:
         assert run.stderr.count("its error was never raised: NotFoundError") == 1
     else:
         assert (run.returncode, run.stderr) == (0, "")
+
+
+def test_many_at_once_from_many_threads(path: str) -> None:
+    found: list[Any] = []
+
+    def loads() -> None:
+        found.extend([pending.result(60)["step"] for pending in [tr.load_async(path) for _ in range(5)]])
+
+    threads = [threading.Thread(target=loads) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found == [7] * 20

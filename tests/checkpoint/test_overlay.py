@@ -11,6 +11,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
@@ -267,9 +269,45 @@ def test_a_merge_is_a_conversion(tmp_path: Path) -> None:
     for name in ("merged", "merged.safetensors"):
         tr.convert([tmp_path / "hf", tmp_path / "adapter"], tmp_path / name)
         assert load(tmp_path / name)["lora"].tolist() == [1, 1]
-        assert "part of a tree" not in str(tr.inspect(tmp_path / name))
+        assert "part:" not in str(tr.inspect(tmp_path / name))
         assert tr.verify(tmp_path / name).ok
     with tr.Run(tmp_path / "run") as run:
         run.save(1, base)
     with pytest.raises(UnsupportedError, match="is a run"):
         tr.convert([tmp_path / "hf", tmp_path / "run"], tmp_path / "no")
+
+
+_TREES = st.recursive(
+    st.integers(0, 9) | st.builds(lambda n: np.full(2, n), st.integers(0, 9)),
+    lambda inner: (
+        st.lists(inner, min_size=1, max_size=3)
+        | st.dictionaries(st.sampled_from(["a", "b", "c/d", "~", "*", "0", 7]), inner, min_size=1, max_size=3)
+        | st.builds(Pair, inner, inner)
+        | st.lists(inner, min_size=1, max_size=3).map(tuple)
+    ),
+    max_leaves=8,
+)
+
+
+@settings(max_examples=10, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(tree=_TREES.map(lambda tree: {"root": tree, "more": [1, {"x": 2}]}), data=st.data())
+def test_the_parts_of_a_tree_give_the_tree_again(tree: Any, data: st.DataObject, tmp_path: Path) -> None:
+    place = f"memory://{tmp_path.name}-parts"
+    tr.save(f"{place}/whole", tree, overwrite=True)
+    with tr.open(f"{place}/whole") as opened:
+        keys = [key.replace("*", "~2") for key in opened]
+    first = data.draw(st.lists(st.sampled_from(keys), min_size=1, max_size=len(keys), unique=True))
+    second = [key for key in keys if key not in first] + data.draw(
+        st.lists(st.sampled_from(keys), max_size=2, unique=True)
+    )
+    paths = [f"{place}/first"]
+    tr.save(paths[0], tree, only=first, overwrite=True)
+    if second:
+        paths.append(f"{place}/second")
+        tr.save(paths[1], tree, only=second, overwrite=True)
+    assert_unchanged(load(paths, tree), load(f"{place}/whole", tree))
+    merged = load(paths)
+    assert_unchanged(load(paths, ...), merged)
+    with tr.open(paths) as opened, tr.open(f"{place}/whole") as whole_tree:
+        assert set(opened) == set(whole_tree)
+        assert all(opened.origin(key) == paths[-1] for key in opened if key.replace("*", "~2") in second)

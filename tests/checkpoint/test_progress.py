@@ -43,6 +43,7 @@ CALLS: dict[str, Callable[..., object]] = {
     "save": lambda path, **options: tr.save(path / "new", TREE, **options),
     "save_async": lambda path, **options: tr.save_async(path / "new", TREE, **options).result(60),
     "load": lambda path, **options: tr.load(path / "a", **options),
+    "load_async": lambda path, **options: tr.load_async(path / "a", **options).result(60),
     "convert": lambda path, **options: tr.convert(path / "a", path / "converted", **options),
     "export": lambda path, **options: tr.export(path / "exported", TREE, **options),
     "verify": lambda path, **options: tr.verify(path / "a", **options),

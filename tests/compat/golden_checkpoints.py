@@ -25,7 +25,7 @@ from jax.sharding import PartitionSpec as P
 import treering
 from tests.properties.strategies import EXTENDED_DTYPES, NUMPY_DTYPES
 
-__all__ = ["GOLDEN", "METADATA", "Layer", "Pair", "bits", "trees"]
+__all__ = ["GOLDEN", "METADATA", "PART", "Layer", "Pair", "bits", "trees", "whole_of_part"]
 
 GOLDEN = Path(__file__).parent / "golden" / "treering"
 METADATA = {"run": "a", "nested": {"list": [1, 2.5, None, True, "é"]}}
@@ -131,6 +131,15 @@ def trees() -> dict[str, Any]:
     }
 
 
+PART = ("layers/1", "pair/first")
+
+
+def whole_of_part() -> dict[str, Any]:
+    """The tree of which ``part`` has what the globs keep."""
+    layers = [{"w": np.arange(3.0) + number, "lora": (np.float32(number), number)} for number in range(2)]
+    return {"layers": layers, "pair": Pair(7, None), "step": 3}
+
+
 def bits(leaf: Any) -> Any:
     """What makes a leaf equal to another: its kind, and every bit."""
     if isinstance(leaf, jax.Array) and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
@@ -153,3 +162,4 @@ def main() -> None:
     for name, tree in trees().items():
         treering.save(GOLDEN / name, tree, metadata=METADATA if name != "example" else {"run": "a"})
     (GOLDEN / "single.safetensors").write_bytes(old)
+    treering.save(GOLDEN / "part", whole_of_part(), metadata=METADATA, only=PART)

@@ -15,7 +15,7 @@ import pytest
 
 import treering
 from tests.compat import independent_reader
-from tests.compat.golden_checkpoints import GOLDEN, METADATA, bits, trees
+from tests.compat.golden_checkpoints import GOLDEN, METADATA, PART, bits, trees, whole_of_part
 
 TREES = trees()
 SPEC = Path(__file__).parents[2] / "docs" / "spec" / "checkpoint.md"
@@ -56,6 +56,17 @@ def test_a_stranger_reads_them(name: str) -> None:
     for key, value in arrays.items():
         if isinstance(value, jax.Array | np.ndarray) and not jnp.issubdtype(value.dtype, jax.dtypes.prng_key):
             assert np.asarray(found[key]).tobytes() == np.asarray(value).tobytes()
+
+
+def test_a_part_is_read_and_written_as_it_was(tmp_path: Path) -> None:
+    whole = whole_of_part()
+    wanted = {"layers": {1: whole["layers"][1]}, "pair": {"first": 7}}
+    assert flat(treering.load(GOLDEN / "part")) == flat(wanted)
+    assert "part: only=['layers/1', 'pair/first']" in str(treering.inspect(GOLDEN / "part"))
+    treering.save(tmp_path / "part", whole, metadata=METADATA, only=PART)
+    assert document(tmp_path / "part") == document(GOLDEN / "part")
+    _, found = independent_reader.read(GOLDEN / "part")
+    assert list(found) == ["layers/1/w", "layers/1/lora/0", "layers/1/lora/1", "pair/first"]
 
 
 def document(path: Path) -> dict[str, Any]:

@@ -133,9 +133,8 @@ def _merge(lower: _Node, upper: _Node, indexes: Sequence[Index], paths: Sequence
             if not fits:
                 key = join_key((*path, text)[1:])
                 has = " and ".join(f"{paths[_tree(one)]!r:.200} has {_name(one)}" for one in (below, above) if one)
-                what = (
-                    f"the checkpoints do not fit over each other {f'at {key!r:.200}' if key else 'at the root'}: {has}"
-                )
+                where = f"at {key!r:.200}" if key else "at the root"
+                what = f"the checkpoints do not fit over each other {where}: {has}"
                 hint = "save the upper one with only=, so that it holds nothing but its own leaves"
                 raise MismatchError(what, hint=hint)
         lower.head, lower.tree = _merge_heads(lower.head, upper.head), upper.tree

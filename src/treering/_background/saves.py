@@ -141,7 +141,7 @@ class PendingLoad(Generic[T]):
             release_frames(error)
             self._future.set_exception(error)
         else:
-            _loads.remove(self)
+            _loads.discard(self)
             self._future.set_result(result)
 
     def _require_wanted(self) -> None:
@@ -170,9 +170,10 @@ def begin_load(work: Callable[[Callable[[], None]], T], *, shown: str, timeout: 
         timeout: seconds that the end of the program waits for it.
     """
     watch_for_end()
-    _loads[:] = [load for load in _loads if not load.done() or load.untold()]
+    # One call of C each, which no other thread sees half done.
+    _loads.difference_update([load for load in tuple(_loads) if load.done() and not load.untold()])
     pending = PendingLoad[T](shown, timeout)
-    _loads.append(pending)
+    _loads.add(pending)
     try:
         # One call of C starts and counts it; `threading.Thread.start` hangs after an interrupt in it.
         _thread.start_new_thread(pending.run, (work,))
@@ -182,7 +183,7 @@ def begin_load(work: Callable[[Callable[[], None]], T], *, shown: str, timeout: 
 
 
 _current: Final = {"writer": Writer()}
-_loads: Final[list[PendingLoad[Any]]] = []
+_loads: Final[set[PendingLoad[Any]]] = set()
 """The loads that are going on, and those that failed without anybody having been told."""
 if hasattr(os, "register_at_fork"):
     # A fork has neither the thread nor the saves, and locks as somebody held them: it begins anew.
@@ -294,7 +295,7 @@ def leave() -> None:
     """
     saves = writer()
     if not _ending.waited:
-        for load in [load for load in _loads if not load.done()]:
+        for load in tuple(_loads):
             load.give_up()
         why = _wait(saves)
         lost = f"is not done, and was abandoned: {why}"
@@ -303,7 +304,7 @@ def leave() -> None:
     for job in saves.take_failed():
         what = "no later one of its run was saved" if job.forgiven else "its error was never raised"
         _ending.lines.append(f"the save to {job.shown!r} failed, and {what}: {error_text(job.error)}")
-    _ending.lines += filter(None, [load.untold() for load in _loads])
+    _ending.lines += filter(None, [load.untold() for load in tuple(_loads)])
     _loads.clear()
     if _ending.lines:
         _ending.last = _Last(functools.partial(os._exit, _STATUS))

@@ -288,7 +288,7 @@ class LoadPlan:
                     leaves[number] = self.target.leaves[number]
         if source.structured:
             _report_static(source.index, self.part, self.target, self.matches, self.called)
-        return unflatten(self.like, list(self._gather(leaves)))
+        return unflatten(self.like, list(self._gather(leaves)) if self.as_saved else leaves)
 
     def _gather(self, leaves: list[Any]) -> Iterator[Any]:
         """Yield the leaves of ``like``, with the containers that were saved in the place of some."""

@@ -23,6 +23,7 @@ from treering._cli.options import (
     style_of,
     verb,
 )
+from treering._format.listing import describe_part
 from treering._printable import printable
 from treering._store.resolve import is_seen
 from treering._view import listings
@@ -99,6 +100,8 @@ def ls(path: str, globs: tuple[str, ...], sort: str, as_json: bool) -> int:
         write_lines(listings.key_json(leaves, {"file": path, "globs": globs, **listings.origin_members(listing)}))
     else:
         write_lines(listings.key_lines(leaves, style_of(sys.stdout)))
+        if listing.part:
+            note(f"{path!r} is a part of a tree: {describe_part(listing.part)}")
     return GOOD if leaves or not globs else nothing_matches(path, globs, listing.root)
 
 

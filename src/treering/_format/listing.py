@@ -200,6 +200,9 @@ class Listing:
     structured: bool = False
     """Whether it keeps the kinds of its containers and leaves; else they are what the form makes of them."""
 
+    part: Sequence[str] = ()
+    """The globs that kept its leaves, where others of the tree were left out."""
+
     @property
     def shares(self) -> tuple[ProcessShare, ...]:
         """What each process wrote, in their order; empty where it was one, or where the files do not say.
@@ -252,7 +255,7 @@ def list_index(
         processes=index.processes,
         verified=index.verified,
         structured=index.is_exact,
-        notes=(f"a part of a tree: what {describe_part(index.part)} kept",) if index.part else (),
+        part=index.part,
     )
 
 

@@ -110,7 +110,7 @@ def list_checkpoint(path: str | os.PathLike[str]) -> Listing:
         files.append(FileRecord(name=file.name, nbytes=file.nbytes, process=process))
     nbytes = sum(file.nbytes for file in files)
     listing = list_index(index, form=Form.CHECKPOINT.value, files=files, file_bytes=nbytes)
-    return listing if waits is None else dataclasses.replace(listing, notes=(*listing.notes, waits))
+    return listing if waits is None else dataclasses.replace(listing, notes=(waits,))
 
 
 def list_safetensors(path: str | os.PathLike[str]) -> Listing:

@@ -170,27 +170,22 @@ def expand_ellipses(
     Raises:
         MismatchError: a renaming covers no key.
     """
-    if not any(leaf is ... for leaf in target.leaves):
+    if "opaque" not in target.kinds or not any(leaf is ... for leaf in target.leaves):
         return target, {}
     sources = apply_renames(target.keys, rename)
     places = {n: sources.get(target.keys[n], target.keys[n]) for n, leaf in enumerate(target.leaves) if leaf is ...}
     found = subtrees(part, set(places.values()).difference(part.keys))
-    keys: list[str] = []
-    leaves: list[Any] = []
-    kinds: list[str] = []
+    rows: list[tuple[str, Any, str]] = []
     for number, (key, leaf, kind) in enumerate(zip(target.keys, target.leaves, target.kinds, strict=True)):
-        source = places.get(number)
-        below = None if source is None else found.get(source)
-        if source is None or below is None:
-            keys.append(key)
-            leaves.append(leaf)
-            kinds.append(kind if source is None else AS_SAVED)
-            continue
-        names = [name[len(source) + 1 :] if source else name for name in below.keys]
-        keys += [f"{key}/{name}" if key else name for name in names]
-        leaves += [...] * len(names)
-        kinds += [AS_SAVED] * len(names)
-    expanded = dataclasses.replace(target, keys=keys, leaves=leaves, kinds=kinds)
+        source = places.get(number, "")
+        if number in places and (below := found.get(source)) is not None:
+            names = [name[len(source) + 1 :] if source else name for name in below.keys]
+            rows += [(f"{key}/{name}" if key else name, ..., AS_SAVED) for name in names]
+        else:
+            rows.append((key, leaf, AS_SAVED if number in places else kind))
+    expanded = dataclasses.replace(
+        target, keys=[row[0] for row in rows], leaves=[row[1] for row in rows], kinds=[row[2] for row in rows]
+    )
     return expanded, {number: found[source] for number, source in places.items() if source in found}
 
 

@@ -12,7 +12,7 @@ import json
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from treering._format.listing import LeafRecord, Listing, Named
+from treering._format.listing import LeafRecord, Listing, Named, describe_part
 from treering._values.human import bytes_text, join_first, pluralize
 from treering._values.processes import format_processes
 from treering._view.plain import Json, align, json_document, json_text, members_of, visible
@@ -56,6 +56,7 @@ def notes_of(listing: Listing) -> list[tuple[str, str]]:
         notes.append(("unverified", f"{shown}: written by another program, without checksums"))
     sizes = [f"{file.name} ({bytes_text(file.nbytes)})" for file in listing.files]
     more = [
+        ("part", describe_part(listing.part) if listing.part else ""),
         *(("note", text) for text in listing.notes),
         ("written", _written(listing) if listing.written else ""),
         ("split", _shares(listing) if listing.shares else ""),
@@ -279,6 +280,7 @@ def origin_members(listing: Listing) -> Json:
     ]
     if listing.form == "leaves":
         found |= members_of(listing, "prefixes", "unverified")
+    found |= members_of(listing, "part") if listing.part else {}
     return found | {"shares": shares} if (shares := listing.shares) else found
 
 
