@@ -12,6 +12,7 @@ import pytest
 
 import treering as tr
 from tests import limits
+from tests.command import here
 from treering._inspect.verify import verify
 from treering._store.posix.reading import LocalFile
 from treering.errors import UnsupportedError
@@ -159,9 +160,23 @@ def test_damage_to_a_shared_file_names_all_steps_that_share_it(tmp_path: Path) -
     content = bytearray(file.read_bytes())
     content[4096 + 5] ^= 1
     file.write_bytes(content)
-    damaged = {finding.file.split(os.sep)[0] for finding in verify(tmp_path).findings}
+    damaged = {Path(finding.file).parts[0] for finding in verify(tmp_path).findings}
     assert damaged == {f"step_{step:08}" for step in range(4)}
     assert {finding.key for finding in verify(tmp_path).findings} == {"base"}
     with tr.Run(tmp_path, incremental=True, full_every=1) as run:
         run.save(9, state(9))
     assert verify(tmp_path / "step_00000009").ok
+
+
+def test_du_says_what_the_steps_share(tmp_path: Path) -> None:
+    with tr.Run(tmp_path / "plain") as run:
+        run.save(1, state(1))
+        run.save(2, state(2))
+    assert "on the disk" not in here("du", str(tmp_path / "plain"), code=0).stdout
+    with tr.Run(tmp_path / "run", incremental=True) as run:
+        for step in range(4):
+            run.save(step, state(step))
+    last = here("du", str(tmp_path / "run"), code=0).stdout.splitlines()[-1]
+    assert last == (
+        "data files of 4 steps: 157 KiB by their names, 50.4 KiB on the disk, 5.00 KiB of these in step 3 alone"
+    )

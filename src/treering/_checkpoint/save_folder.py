@@ -29,7 +29,7 @@ from treering._checkpoint.detect import Form, detect
 from treering._checkpoint.forms import Loss, key_texts
 from treering._checkpoint.joint_driver import JointShare, save_jointly
 from treering._checkpoint.save_options import Increment, SaveOptions, require_value, versions
-from treering._checkpoint.source import check_data_file, read_pieces
+from treering._checkpoint.source import check_data_file
 from treering._checkpoint.transaction import AttemptFiles, CheckpointFolder, JoinedFolder
 from treering._coordination.job_handshake import next_sequence
 from treering._coordination.message_board import MessageBoard
@@ -356,7 +356,7 @@ def write_changed(
     """
     rows, leaves = own.rows, own.leaves
     same, facts = [-1] * len(rows), dict[int, tuple[bytes, array[int]]]()
-    linked: dict[int, DataFile] = {}
+    found: dict[int, tuple[DataFile, bytes]] = {}
     boxes = OlderBoxes(file=(), nbytes=(), file_bytes=()) if older is None else older.boxes
     sizes = shares.row_bytes(rows, leaves.types, leaves.leaf_types)
     # Should it be removed meanwhile, or be damaged, what it has is written.
@@ -369,9 +369,9 @@ def write_changed(
             facts = {row: data.facts_of(number) for row, number in enumerate(same) if number >= 0}
             wanted = shares.choose_shared(same, boxes)
             planned = len(wanted) + len(shares.gather_files(shares.states_of(same, boxes, wanted), sizes))
-            linked = _link_files(folder, store, older, wanted, (first, count or planned))
-    states = shares.states_of(same, boxes, linked)
-    linked = _with_digests(folder, linked, same, boxes, facts)
+            found = _link_files(folder, store, older, wanted, (first, count or planned))
+    states = shares.states_of(same, boxes, found)
+    linked = _with_digests(found, same, boxes, facts)
     share = Share(process=process, first=first, rows=rows, states=states, numbers=same, linked=linked)
     count = count or len(linked) + len(shares.gather_files(states, sizes))
     layout = lay_out(folder.attempt, own, [share], boxes, count)
@@ -419,12 +419,12 @@ def _digests_of(own: OwnBoxes, wanted: Sequence[int], sizes: Sequence[int]) -> I
 
 def _link_files(
     folder: AttemptFiles, store: Store, older: OlderCheckpoint, wanted: Collection[int], numbered: tuple[int, int]
-) -> dict[int, DataFile]:
+) -> dict[int, tuple[DataFile, bytes]]:
     """Give files of an older checkpoint names of the attempt, as far as that can be; return them by their old number.
 
-    The digests are those of the older checkpoint.
+    Each comes with its header; its digest is that of the older checkpoint.
     """
-    linked: dict[int, DataFile] = {}
+    linked: dict[int, tuple[DataFile, bytes]] = {}
     first, count = numbered
     for file in wanted:
         entry = older.index.files[file]
@@ -434,16 +434,14 @@ def _link_files(
         try:
             with folder.open_linked(name) as data:
                 check_data_file(older.index, file, data)
+                linked[file] = dataclasses.replace(entry, name=name), data.read(0, entry.header)
         except (CorruptError, NotFoundError):
             folder.unlink(name)
-            continue
-        linked[file] = dataclasses.replace(entry, name=name)
     return linked
 
 
 def _with_digests(
-    folder: AttemptFiles,
-    linked: Mapping[int, DataFile],
+    linked: Mapping[int, tuple[DataFile, bytes]],
     same: Sequence[int],
     boxes: OlderBoxes,
     facts: Mapping[int, tuple[bytes, array[int]]],
@@ -454,10 +452,9 @@ def _with_digests(
         if number >= 0 and (places := used.get(boxes.file[number])) is not None:
             places.append((boxes.offset[number], boxes.nbytes[number], row))
     found: dict[int, DataFile] = {}
-    for file, entry in linked.items():
+    for file, (entry, header) in linked.items():
         table = b"".join(pack_checksums(facts[row][1]) for _, _, row in sorted(used[file]))
-        with folder.open_linked(entry.name) as data:
-            found[file] = dataclasses.replace(entry, digest=digest([*read_pieces(data, entry.header), table]))
+        found[file] = dataclasses.replace(entry, digest=digest([header, table]))
     return found
 
 
