@@ -13,7 +13,10 @@ from typing import get_args
 from benchmarks import report, scale, suite
 from benchmarks.workloads import LeafKind, ask_for_devices
 
-_NAMES = ("bucket", "checkpoint", "convert", "leaves", "many", "msgpack", "plans", "processes", "run", "scale", "walk")
+_NAMES = (
+    "bucket", "checkpoint", "convert", "incremental", "leaves", "many", "msgpack", "plans", "processes", "run", "scale",
+    "walk",
+)  # fmt: skip
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -49,6 +52,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         from benchmarks import walk
 
         return walk.main(arguments[1:])
+    if arguments[:1] == ["incremental"]:  # and this one compares saves in a chain
+        from benchmarks import incremental
+
+        return incremental.main(arguments[1:])
     parser = _parser()
     given = parser.parse_args(arguments)
     benchmark = suite.load(given.benchmark)

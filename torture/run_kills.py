@@ -20,7 +20,7 @@ from torture.children import compile_once
 from torture.judging import fresh, told
 from torture.process_jobs import Job
 from torture.run_ledger import Ledger, Rules, differences
-from torture.run_training import BEST, EVERY, LAST, fingerprint_of, reference, train
+from torture.run_training import BEST, EVERY, LAST, fingerprint_of, frozen, reference, train
 
 __all__ = ["Killer", "kill_runs", "litter"]
 
@@ -40,15 +40,18 @@ class _Found:
     litter: list[str]
 
 
-def kill_runs(rounds: int, seed: int) -> int:
-    """Kill a loop so many times and print what was found.
+def kill_runs(rounds: int, seed: int, *, incremental: bool = False) -> int:
+    """Kill a loop so many times and print what was found; one that shares files between steps, if so asked.
 
     Returns:
         The exit code: 1 when something was lost or left behind.
     """
     # jax dislikes every fork; no device and no thread has been started here.
     warnings.filterwarnings("ignore", category=RuntimeWarning)
-    with tempfile.TemporaryDirectory(prefix="treering-run-") as folder, Killer(Path(folder), seed) as killer:
+    with (
+        tempfile.TemporaryDirectory(prefix="treering-run-") as folder,
+        Killer(Path(folder), seed, incremental=incremental) as killer,
+    ):
         compile_once(Path(folder, "compiled"))
         for number in range(rounds):
             killer.round(number)
@@ -72,7 +75,8 @@ class Killer:
         acknowledged: how many saves were acknowledged.
     """
 
-    def __init__(self, folder: Path, seed: int) -> None:
+    def __init__(self, folder: Path, seed: int, *, incremental: bool = False) -> None:
+        self._incremental = incremental
         self.violations: list[str] = []
         self.outcomes: collections.Counter[str] = collections.Counter()
         self.acknowledged = 0
@@ -141,7 +145,8 @@ class Killer:
         listens = source.choice(["at once", "now and then", "thread"])
         every = source.choice([1, 1, 2, 5])
         path = os.fspath(self._path)
-        return {"path": path, "branch": self._branch, "back": back, "every": every, "listens": listens, "steps": None}
+        asked = {"path": path, "branch": self._branch, "back": back, "every": every, "listens": listens, "steps": None}
+        return asked | {"incremental": True} if self._incremental else asked
 
     def _listen(self, job: Job, seconds: float) -> None:
         job.until(lambda job: job.said[0].answer is not None, seconds)
@@ -231,6 +236,8 @@ def _look(path: Path) -> dict[str, Any]:
         tree = run.load(step)
         loss = float(run.metrics(step)["loss"])
         steps[step] = [fingerprint_of(tree), tree["config"]["branch"], loss if math.isfinite(loss) else str(loss)]
+        if "frozen" in tree and tree["frozen"].tobytes() != frozen().tobytes():
+            problems.append(f"step {step} holds other bits of what never changed")
         verified = treering.verify(path / f"step_{step:08d}")
         if not verified:
             problems.append(f"step {step} loads, but verify says: {verified}")

@@ -16,8 +16,9 @@ import numpy as np
 
 import treering
 from torture.scenes import fingerprint
+from treering._plan import increment
 
-__all__ = ["BEST", "EVERY", "LAST", "Batches", "fingerprint_of", "reference", "resumed", "retention", "train"]
+__all__ = ["BEST", "EVERY", "LAST", "Batches", "fingerprint_of", "frozen", "reference", "resumed", "retention", "train"]
 
 LAST: Final = 2
 EVERY: Final = 20
@@ -27,6 +28,8 @@ BEST: Final = 1
 _WIDTH: Final = 64
 _ROWS: Final = 512
 _RATE: Final = 0.01
+_FROZEN: Final = 1 << 18
+_BOX: Final = 4096
 
 
 class Batches:
@@ -83,11 +86,19 @@ def fingerprint_of(tree: dict[str, Any]) -> str:
     return fingerprint(_on_host({name: tree[name] for name in ("data", "state")}))
 
 
-def resumed(run: Any, step: int | None) -> tuple[Any, Batches]:
-    """Return the state after a step of the run, and the iterator that stands there; the first ones for None."""
+def frozen() -> Any:
+    """Return what never changes in a training that saves what changed: most of its bytes, in many boxes."""
+    return np.arange(_FROZEN, dtype=np.float32).reshape(64, -1)
+
+
+def resumed(run: Any, step: int | None, **more: Any) -> tuple[Any, Batches]:
+    """Return the state after a step of the run, and the iterator that stands there; the first ones for None.
+
+    Further items of the step are loaded and left alone.
+    """
     if step is None:
         return _first(), Batches()
-    like = {"config": {"branch": 0}, "data": Batches(), "state": jax.eval_shape(_first)}
+    like = {"config": {"branch": 0}, "data": Batches(), "state": jax.eval_shape(_first), **more}
     tree = run.load(step, like)
     return tree["state"], tree["data"]
 
@@ -99,17 +110,22 @@ def train(command: str, tell: Callable[[str], None]) -> None:
     ``skipped STEP`` where that was not due; ``acknowledged STEP`` once its ``result()`` has returned.
     """
     asked = json.loads(command)
-    with treering.Run(asked["path"], keep=retention(), save_every=treering.SaveEvery(steps=asked["every"])) as run:
+    every, more = treering.SaveEvery(steps=asked["every"]), dict[str, Any]()
+    options: dict[str, Any] = {}
+    if asked.get("incremental"):
+        increment.BOX_BYTES = _BOX  # type: ignore[misc]  # so that a small tree has many
+        options, more = {"incremental": True, "full_every": 50}, {"frozen": frozen()}
+    with treering.Run(asked["path"], keep=retention(), save_every=every, **options) as run:
         newest = run.latest()
         start = newest if asked["back"] is None else asked["back"]
-        state, batches = resumed(run, start)
+        state, batches = resumed(run, start, **more)
         step = start or 0
         back = start != newest
         listener = _Listener(asked["listens"], tell)
         for _ in range(asked["steps"] or 1 << 40):
             state, loss = _step(state, next(batches))
             step += 1
-            tree = {"config": {"branch": asked["branch"]}, "data": batches, "state": state}
+            tree = {"config": {"branch": asked["branch"]}, "data": batches, "state": state, **more}
             if step == (start or 0) + 1:
                 jax.block_until_ready(state)
                 tell(f"begun {step}")  # what is compiled at the first time is no part of it

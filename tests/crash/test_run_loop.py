@@ -22,8 +22,9 @@ def broken(what: str, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.slow
-def test_a_loop_that_is_killed_loses_nothing() -> None:
-    done = attack("run", "--kills", "3", "--seed", "7")
+@pytest.mark.parametrize("more", [(), ("--incremental",)], ids=["whole", "incremental"])
+def test_a_loop_that_is_killed_loses_nothing(more: tuple[str, ...]) -> None:
+    done = attack("run", "--kills", "3", "--seed", "7", *more)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "  0 violations" in done.stdout
     assert " 0 saves acknowledged" not in done.stdout

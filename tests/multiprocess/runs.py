@@ -91,6 +91,28 @@ def _resumed(run: tr.Run) -> list[Any]:
     return [resumed.step, list(resumed.initialised), new.tolist(), resumed.tree["state"]["step"]]
 
 
+def shares_files(folder: str) -> list[Any]:
+    """Save steps of which a part changes, with process 1 once where the base is gone from its view; load them."""
+    number = jax.process_index()
+    rows = NamedSharding(Mesh(np.array(jax.devices()), ("x",)), PartitionSpec("x"))
+    wanted = np.arange(64 * 64, dtype=np.float32).reshape(64, 64)
+    with tr.Run(f"{folder}/run", incremental=True, full_every=4, timeout=_GENEROUS) as run:
+        for step in range(6):
+            wanted[step] += 1
+            values = wanted.copy()
+            state = {
+                "rows": jax.make_array_from_callback(values.shape, rows, values.__getitem__),
+                "frozen": np.arange(1000.0), "step": step,
+            }  # fmt: skip
+            with pytest.MonkeyPatch.context() as patch:
+                if step == 2 and number == 1:
+                    hide_names(patch, "step_0000000[01]")
+                run.save(step, state).result(_GENEROUS)
+        found = [run.load(step) for step in run.steps()]
+    local = [np.asarray(tree["rows"].addressable_shards[0].data).sum() for tree in found]
+    return [[tree["step"] for tree in found], [float(tree["frozen"].sum()) for tree in found], list(map(float, local))]
+
+
 def fails_afterwards(folder: str) -> list[dict[str, Any]]:
     """Let process 0 fail at what comes after a commit: only it knows, and tells the others at the next call."""
     run = tr.Run(f"{folder}/run", keep=tr.KeepLast(1), timeout=_GENEROUS)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import treering as tr
@@ -14,6 +16,7 @@ from tests.multiprocess.runs import (
     fails_afterwards,
     goes_through,
     loads_beside_a_trainer,
+    shares_files,
 )
 
 
@@ -46,6 +49,23 @@ def test_all_go_through_a_run(tmp_path: Path, crews: Crews) -> None:
     check_what_all_found(zero, one)
     # What each process holds by itself is that of process 0.
     assert tr.load(tmp_path / "other" / "step_00000003")["data"] == {"position": 30}
+
+
+def test_the_steps_of_a_job_share_files_and_are_whole(tmp_path: Path, crews: Crews) -> None:
+    every = results(crews.run(shares_files, 2, devices=2, arguments=[str(tmp_path)], timeout=120))
+    for number, (steps, sums, _) in enumerate(every):
+        assert steps == list(range(6)), number
+        assert sums == [499500.0] * 6
+    steps = [tmp_path / "run" / f"step_{step:08}" for step in range(6)]
+    wanted = np.arange(64 * 64, dtype=np.float32).reshape(64, 64)
+    for step, path in enumerate(steps):
+        wanted[step] += 1
+        assert tr.verify(path).ok
+        found = tr.load(path)
+        assert np.array_equal(found["rows"], wanted)
+        assert found["step"] == step
+    numbers = [{file.stat().st_ino for file in path.glob("data-*")} for path in steps]
+    assert [bool(one & other) for one, other in pairwise(numbers)] == [True, True, True, False, True]
 
 
 def test_what_only_process_0_knows_all_are_told(tmp_path: Path, crews: Crews) -> None:

@@ -53,9 +53,7 @@ def older_of(chosen: random.Random, count: int) -> OlderBoxes:
     for place, size in zip(file, nbytes, strict=True):
         totals[place] += size
     dead = [chosen.choice([0, 0, 10, 2000]) for _ in range(files)]
-    return OlderBoxes(
-        numbers={}, file=file, nbytes=nbytes, file_bytes=[totals[number] + more for number, more in enumerate(dead)]
-    )
+    return OlderBoxes(file=file, nbytes=nbytes, file_bytes=[totals[number] + more for number, more in enumerate(dead)])
 
 
 @pytest.mark.parametrize("seed", range(60))
@@ -94,8 +92,7 @@ def test_a_thousand_processes_come_to_one_layout() -> None:
     kind = LeafType(kind="jax", dtype="float32", shape=(4000, 16))
     rows = cut_rows([(0, ((n, n + 2), (0, 16))) for n in range(0, 4000, 2)], [kind], [0])
     assert set(row_bytes(rows, [kind], [0])) == {128}
-    older = OlderBoxes(
-        numbers={}, file=[n // 2 for n in range(2000)], nbytes=[128] * 2000,
+    older = OlderBoxes(file=[n // 2 for n in range(2000)], nbytes=[128] * 2000,
         offset=[4096 + 128 * (n % 2) for n in range(2000)], file_bytes=[256] * 1000,
     )  # fmt: skip
     count = most_files(256)
@@ -132,6 +129,6 @@ def test_a_box_larger_than_a_file_has_one_of_its_own() -> None:
 
 
 def test_a_file_without_a_byte_in_use_is_not_shared() -> None:
-    older = OlderBoxes(numbers={}, file=[0], nbytes=[0], file_bytes=[0])
+    older = OlderBoxes(file=[0], nbytes=[0], file_bytes=[0])
     assert choose_shared([0], older) == ()
     assert states_of([0], dataclasses.replace(older, file=[0]), ()) == [MOVED]

@@ -12,7 +12,9 @@ import pytest
 
 import treering as tr
 from tests import limits
+from tests.command import here
 from treering._inspect.verify import verify
+from treering._store.posix.reading import LocalFile
 from treering.errors import UnsupportedError
 
 
@@ -129,3 +131,52 @@ def test_other_values_of_the_options_are_refused(tmp_path: Path) -> None:
     for options in wrong:
         with pytest.raises(UnsupportedError, match=r"full_every is a number of saves"):
             tr.Run(tmp_path, **options)
+
+
+def test_a_run_is_verified_by_reading_each_shared_file_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with tr.Run(tmp_path, incremental=True) as run:
+        for step in range(5):
+            run.save(step, state(step))
+    read: list[int] = []
+    opened = LocalFile.read
+
+    def note(file: LocalFile, offset: int, count: int) -> bytes:
+        read.append(count if offset else 0)  # headers are read under each name
+        return opened(file, offset, count)
+
+    monkeypatch.setattr(LocalFile, "read", note)
+    found = verify(tmp_path)
+    assert found.ok
+    assert found.nbytes == 5 * (24000 + 8192)
+    assert sum(read) == 24000 + 8192 + 4 * 1024
+
+
+def test_damage_to_a_shared_file_names_all_steps_that_share_it(tmp_path: Path) -> None:
+    with tr.Run(tmp_path, incremental=True) as run:
+        for step in range(4):
+            run.save(step, state(step))
+    (file,) = (tmp_path / "step_00000000").glob("data-*")
+    file.chmod(0o644)
+    content = bytearray(file.read_bytes())
+    content[4096 + 5] ^= 1
+    file.write_bytes(content)
+    damaged = {Path(finding.file).parts[0] for finding in verify(tmp_path).findings}
+    assert damaged == {f"step_{step:08}" for step in range(4)}
+    assert {finding.key for finding in verify(tmp_path).findings} == {"base"}
+    with tr.Run(tmp_path, incremental=True, full_every=1) as run:
+        run.save(9, state(9))
+    assert verify(tmp_path / "step_00000009").ok
+
+
+def test_du_says_what_the_steps_share(tmp_path: Path) -> None:
+    with tr.Run(tmp_path / "plain") as run:
+        run.save(1, state(1))
+        run.save(2, state(2))
+    assert "on the disk" not in here("du", str(tmp_path / "plain"), code=0).stdout
+    with tr.Run(tmp_path / "run", incremental=True) as run:
+        for step in range(4):
+            run.save(step, state(step))
+    last = here("du", str(tmp_path / "run"), code=0).stdout.splitlines()[-1]
+    assert last == (
+        "data files of 4 steps: 157 KiB by their names, 50.4 KiB on the disk, 5.00 KiB of these in step 3 alone"
+    )

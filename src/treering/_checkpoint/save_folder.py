@@ -11,14 +11,15 @@ import dataclasses
 import itertools
 import os
 from array import array
-from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any, Final
 
 import xxhash
 
-from treering._arrays.host import host_blocks
+from treering._arrays.host import host_blocks, join_arrays
+from treering._arrays.jobs import cut_by_bytes
 from treering._arrays.outgoing import (
     DescribedLeaves,
     DividedSave,
@@ -36,7 +37,7 @@ from treering._checkpoint.detect import Form, detect
 from treering._checkpoint.forms import Loss, key_texts
 from treering._checkpoint.joint_driver import JointShare, save_jointly
 from treering._checkpoint.save_options import Increment, SaveOptions, require_value, versions
-from treering._checkpoint.source import check_data_file, read_pieces
+from treering._checkpoint.source import check_data_file
 from treering._checkpoint.transaction import AttemptFiles, CheckpointFolder, JoinedFolder
 from treering._coordination.job_handshake import next_sequence
 from treering._coordination.message_board import MessageBoard
@@ -49,11 +50,13 @@ from treering._plan import increment as shares
 from treering._plan.increment import SHARED, OlderBoxes, Share
 from treering._printable import kind_of
 from treering._store.api import Reader, Store
+from treering._store.crew import map_together
 from treering._store.failures import naming_file
 from treering._store.open_folder import OpenFolder
 from treering._tree.each import pack, unpack
 from treering._tree.flatten import Flattened
-from treering._values.checksums import block_checksums, digest, pack_checksums, unpack_checksums
+from treering._values.boxes import Box
+from treering._values.checksums import SMALLEST_BLOCK, block_checksums, digest, pack_checksums, unpack_checksums
 from treering._values.processes import Processes, format_processes
 from treering._values.telemetry import phase
 from treering.errors import (
@@ -159,6 +162,8 @@ def make_index(
 # ------------------------------------------------------------------------------------- files of an older checkpoint
 
 _KEPT: Final = 2
+_RUN_BYTES: Final = 256 << 10
+_TWO_THREADS_FROM: Final = 4 << 20
 _INDEXES: Final[list[tuple[str, Index]]] = []
 
 
@@ -195,11 +200,15 @@ class OlderCheckpoint:
     """Its folder."""
     index: Index
     """Its index."""
+    leaf: Sequence[int]
+    """The leaf of each of its boxes."""
+    box: Sequence[Box | None]
+    """Which part of it each box is; None for the whole of it."""
     boxes: OlderBoxes
-    """The boxes of its leaves."""
+    """Where they lie."""
 
-    @classmethod
-    def find(cls, increment: Increment, attempt: str | None = None) -> OlderCheckpoint | None:
+    @staticmethod
+    def find(increment: Increment, attempt: str | None = None) -> OlderCheckpoint | None:
         """Return the checkpoint to share files with, None for none.
 
         Args:
@@ -222,14 +231,23 @@ class OlderCheckpoint:
                 continue
             if increment.full_every is not None and index.saves >= increment.full_every:
                 return None
-            return cls(path=path, index=index, boxes=_older_boxes(index))
+            return _older_boxes(path, index)
         return None
 
-    def places_of(self, own: OwnBoxes) -> list[int]:
+    def places_of(self, own: OwnBoxes) -> Sequence[int]:
         """Return the number of each box of a new tree here, -1 for one that is not there."""
-        dtypes = [kind.dtype for kind in own.leaves.types]
-        kinds, numbers = own.leaves.leaf_types, self.boxes.numbers
-        return [numbers.get((own.keys[leaf], dtypes[kinds[leaf]], box), -1) for leaf, box in own.rows]
+        index, leaves = self.index, own.leaves
+        dtypes = [kind.dtype for kind in leaves.types]
+        own_dtypes = list(map(dtypes.__getitem__, leaves.leaf_types))
+        dtypes = [kind.dtype for kind in index.types]
+        there = list(map(dtypes.__getitem__, index.leaf_types))
+        if index.digests and index.keys == own.keys and there == own_dtypes:
+            rows = list(zip(index.chunks.leaf, index.chunks.box, strict=True))
+            if rows == own.rows:
+                return range(len(rows))
+        keys, kinds = map(index.keys.__getitem__, self.leaf), map(there.__getitem__, self.leaf)
+        numbers = dict(zip(zip(keys, kinds, self.box, strict=True), range(len(self.leaf)), strict=True))
+        return [numbers.get((own.keys[leaf], own_dtypes[leaf], box), -1) for leaf, box in own.rows]
 
 
 def _refused_base(path: Path, error: TreeringError) -> TreeringError:
@@ -243,32 +261,24 @@ def _refused_base(path: Path, error: TreeringError) -> TreeringError:
     return error
 
 
-def _older_boxes(index: Index) -> OlderBoxes:
-    """Return the boxes of a checkpoint: its chunks; those that no digests were noted of are cut as a new tree is."""
+def _older_boxes(path: Path, index: Index) -> OlderCheckpoint:
+    """Return a checkpoint by its boxes: its chunks; those that no digests were noted of are cut as a new tree is."""
     chunks = index.chunks
-    numbers: dict[Hashable, int] = {}
-    kinds = [index.types[number].dtype for number in index.leaf_types]
     file_bytes = [entry.nbytes - entry.header for entry in index.files]
     if index.digests:
-        keys = map(index.keys.__getitem__, chunks.leaf)
-        named = zip(keys, map(kinds.__getitem__, chunks.leaf), chunks.box, strict=True)
-        numbers |= zip(named, range(len(chunks)), strict=True)
-        return OlderBoxes(
-            numbers=numbers, file=chunks.file, nbytes=chunks.nbytes, offset=chunks.offset, file_bytes=file_bytes
-        )
-    files: list[int] = []
-    sizes: list[int] = []
-    offsets: list[int] = []
+        boxes = OlderBoxes(file=chunks.file, nbytes=chunks.nbytes, offset=chunks.offset, file_bytes=file_bytes)
+        return OlderCheckpoint(path=path, index=index, leaf=chunks.leaf, box=chunks.box, boxes=boxes)
+    columns: list[list[Any]] = [[] for _ in range(5)]
     for row, leaf in enumerate(chunks.leaf):
         cuts = shares.cut_rows([(0, chunks.box[row])], [index.type_of(leaf)], [0])
-        at = chunks.offset[row]
-        for (_, box), nbytes in zip(cuts, shares.row_bytes(cuts, [index.type_of(leaf)], [0]), strict=True):
-            numbers[index.keys[leaf], kinds[leaf], box] = len(files)
-            files.append(chunks.file[row])
-            sizes.append(nbytes)
-            offsets.append(at)
-            at += nbytes
-    return OlderBoxes(numbers=numbers, file=files, nbytes=sizes, offset=offsets, file_bytes=file_bytes)
+        sizes = shares.row_bytes(cuts, [index.type_of(leaf)], [0])
+        starts = itertools.accumulate(sizes, initial=chunks.offset[row])
+        for (_, box), nbytes, start in zip(cuts, sizes, starts, strict=False):
+            for column, item in zip(columns, (leaf, box, chunks.file[row], nbytes, start), strict=True):
+                column.append(item)
+    leaves, cut, files, sizes, offsets = columns
+    boxes = OlderBoxes(file=files, nbytes=sizes, offset=offsets, file_bytes=file_bytes)
+    return OlderCheckpoint(path=path, index=index, leaf=leaves, box=cut, boxes=boxes)
 
 
 class _OlderData:
@@ -285,7 +295,16 @@ class _OlderData:
         self._store = store
         self._files = files
         self._readers: dict[int, Reader] = {}
+        self._known: dict[int, tuple[bytes, array[int]]] = {}
         self._starts = older.index.chunks.first_blocks()
+
+    def is_same(self, number: int, found: bytes) -> bool:
+        """Tell whether a box has that digest."""
+        if table := self._older.index.digests:
+            return table[DIGEST_BYTES * number : DIGEST_BYTES * number + DIGEST_BYTES] == found
+        with contextlib.suppress(CorruptError, NotFoundError):  # then it is written
+            return self.facts_of(number)[0] == found
+        return False
 
     def facts_of(self, number: int) -> tuple[bytes, array[int]]:
         """Return the digest and the checksums of a box; where no digest was noted, it is read.
@@ -296,14 +315,15 @@ class _OlderData:
         index, boxes = self._older.index, self._older.boxes
         if index.digests:
             start = DIGEST_BYTES * number
-            return index.digests[start : start + DIGEST_BYTES], index.checksums[
-                self._starts[number] : self._starts[number + 1]
-            ]
+            checksums = index.checksums[self._starts[number] : self._starts[number + 1]]
+            return index.digests[start : start + DIGEST_BYTES], checksums
         file = boxes.file[number]
         if file not in self._readers:
             self._readers[file] = self._files.enter_context(self._store.open_file(index.files[file].name))
-        data = self._readers[file].read(boxes.offset[number], boxes.nbytes[number])
-        return xxhash.xxh3_128_digest(data), block_checksums(memoryview(data))
+        if number not in self._known:
+            data = self._readers[file].read(boxes.offset[number], boxes.nbytes[number])
+            self._known[number] = xxhash.xxh3_128_digest(data), block_checksums(memoryview(data))
+        return self._known[number]
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -346,20 +366,22 @@ def write_changed(
     """
     rows, leaves = own.rows, own.leaves
     same, facts = [-1] * len(rows), dict[int, tuple[bytes, array[int]]]()
-    linked: dict[int, DataFile] = {}
-    boxes = OlderBoxes(numbers={}, file=(), nbytes=(), file_bytes=()) if older is None else older.boxes
+    found: dict[int, tuple[DataFile, bytes]] = {}
+    boxes = OlderBoxes(file=(), nbytes=(), file_bytes=()) if older is None else older.boxes
     sizes = shares.row_bytes(rows, leaves.types, leaves.leaf_types)
     # Should it be removed meanwhile, or be damaged, what it has is written.
     with contextlib.ExitStack() as files, contextlib.suppress(NotFoundError):
         if older is not None:
             store = files.enter_context(OpenFolder(older.path)).store
+            data = _OlderData(older, store, files)
             with phase("save/compare"):
-                same, facts = _compare(own, older, _OlderData(older, store, files))
+                same = _compare(own, older, data, sizes)
+            facts = {row: data.facts_of(number) for row, number in enumerate(same) if number >= 0}
             wanted = shares.choose_shared(same, boxes)
             planned = len(wanted) + len(shares.gather_files(shares.states_of(same, boxes, wanted), sizes))
-            linked = _link_files(folder, store, older, wanted, (first, count or planned))
-    states = shares.states_of(same, boxes, linked)
-    linked = _with_digests(folder, linked, same, boxes, facts)
+            found = _link_files(folder, store, older, wanted, (first, count or planned))
+    states = shares.states_of(same, boxes, found)
+    linked = _with_digests(found, same, boxes, facts)
     share = Share(process=process, first=first, rows=rows, states=states, numbers=same, linked=linked)
     count = count or len(linked) + len(shares.gather_files(states, sizes))
     layout = lay_out(folder.attempt, own, [share], boxes, count)
@@ -372,34 +394,47 @@ def write_changed(
     return WrittenShare(share=share, layout=layout, checksums=checksums, digests=table)
 
 
-def _compare(
-    own: OwnBoxes, older: OlderCheckpoint, data: _OlderData
-) -> tuple[list[int], dict[int, tuple[bytes, array[int]]]]:
-    """Return the number of the box in the older checkpoint that has the bytes of each, and what is known of it."""
-    same, facts = [-1] * len(own.rows), dict[int, tuple[bytes, array[int]]]()
-    for at, ((leaf, box), number) in enumerate(zip(own.rows, older.places_of(own), strict=True)):
-        if number < 0:
+def _compare(own: OwnBoxes, older: OlderCheckpoint, data: _OlderData, sizes: Sequence[int]) -> list[int]:
+    """Return the number of the box in the older checkpoint that has the bytes of each; -1 for none."""
+    same, places, nbytes = [-1] * len(own.rows), older.places_of(own), older.boxes.nbytes
+    wanted = [at for at, number in enumerate(places) if number >= 0 and nbytes[number] == sizes[at]]
+    for at, found in _digests_of(own, wanted, sizes):
+        if data.is_same(places[at], found):
+            same[at] = places[at]
+    return same
+
+
+def _digests_of(own: OwnBoxes, wanted: Sequence[int], sizes: Sequence[int]) -> Iterator[tuple[int, bytes]]:
+    """Yield the digests of some boxes: of small ones, many are read together."""
+    small = [at for at in wanted if sizes[at] <= SMALLEST_BLOCK]
+    alone = [at for at in wanted if sizes[at] > SMALLEST_BLOCK]
+    for run in map(small.__getitem__, cut_by_bytes([sizes[at] for at in small], _RUN_BYTES)):
+        arrays = own.leaves.data_of_all(*zip(*map(own.rows.__getitem__, run), strict=True))
+        ends = list(itertools.accumulate(map(sizes.__getitem__, run), initial=0))
+        if (joined := join_arrays(arrays, ends[-1])) is None:
+            alone += run
             continue
-        array_, state = own.leaves.data_of(leaf, box), xxhash.xxh3_128()
-        if array_.nbytes != older.boxes.nbytes[number]:
-            continue
+        parts = map(memoryview(joined).__getitem__, map(slice, ends, ends[1:]))
+        yield from zip(run, map(xxhash.xxh3_128_digest, parts), strict=True)
+
+    def read(at: int) -> bytes:
+        array_, state = own.leaves.data_of(*own.rows[at]), xxhash.xxh3_128()
         for piece in host_blocks(array_, 0, array_.size):
             state.update(piece)
-        with contextlib.suppress(CorruptError, NotFoundError):  # then it is written
-            found = data.facts_of(number)
-            if found[0] == state.digest():
-                same[at], facts[at] = number, found
-    return same, facts
+        return state.digest()
+
+    others = 1 if sum(map(sizes.__getitem__, alone)) >= _TWO_THREADS_FROM else 0
+    yield from zip(alone, map_together(read, alone, others), strict=True)
 
 
 def _link_files(
     folder: AttemptFiles, store: Store, older: OlderCheckpoint, wanted: Collection[int], numbered: tuple[int, int]
-) -> dict[int, DataFile]:
+) -> dict[int, tuple[DataFile, bytes]]:
     """Give files of an older checkpoint names of the attempt, as far as that can be; return them by their old number.
 
-    The digests are those of the older checkpoint.
+    Each comes with its header; its digest is that of the older checkpoint.
     """
-    linked: dict[int, DataFile] = {}
+    linked: dict[int, tuple[DataFile, bytes]] = {}
     first, count = numbered
     for file in wanted:
         entry = older.index.files[file]
@@ -409,16 +444,14 @@ def _link_files(
         try:
             with folder.open_linked(name) as data:
                 check_data_file(older.index, file, data)
+                linked[file] = dataclasses.replace(entry, name=name), data.read(0, entry.header)
         except (CorruptError, NotFoundError):
             folder.unlink(name)
-            continue
-        linked[file] = dataclasses.replace(entry, name=name)
     return linked
 
 
 def _with_digests(
-    folder: AttemptFiles,
-    linked: Mapping[int, DataFile],
+    linked: Mapping[int, tuple[DataFile, bytes]],
     same: Sequence[int],
     boxes: OlderBoxes,
     facts: Mapping[int, tuple[bytes, array[int]]],
@@ -429,10 +462,9 @@ def _with_digests(
         if number >= 0 and (places := used.get(boxes.file[number])) is not None:
             places.append((boxes.offset[number], boxes.nbytes[number], row))
     found: dict[int, DataFile] = {}
-    for file, entry in linked.items():
+    for file, (entry, header) in linked.items():
         table = b"".join(pack_checksums(facts[row][1]) for _, _, row in sorted(used[file]))
-        with folder.open_linked(entry.name) as data:
-            found[file] = dataclasses.replace(entry, digest=digest([*read_pieces(data, entry.header), table]))
+        found[file] = dataclasses.replace(entry, digest=digest([header, table]))
     return found
 
 
@@ -636,7 +668,7 @@ class _CheckpointShare(JointShare):
         handed = self.handed_in(told, 4)
         firsts = _first_files(self._plan)
         parts = [_share_of(self._plan, call, process, columns, older) for process, columns in enumerate(handed)]
-        boxes = OlderBoxes(numbers={}, file=(), nbytes=(), file_bytes=()) if older is None else older.boxes
+        boxes = OlderBoxes(file=(), nbytes=(), file_bytes=()) if older is None else older.boxes
         own = OwnBoxes(keys=self._flat.keys, leaves=self._leaves, rows=())
         layout = lay_out(call.attempt, own, parts, boxes, firsts[-1])
         checksums = merge_checksums(layout, [columns[0] for columns in handed])

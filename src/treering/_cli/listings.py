@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import sys
 
 import click
@@ -26,6 +27,7 @@ from treering._cli.options import (
 from treering._format.listing import describe_part
 from treering._printable import printable
 from treering._store.resolve import is_seen
+from treering._values.checkpoint_names import step_of_name
 from treering._view import listings
 from treering._view.plain import cut, json_document, members_of
 from treering._view.rows import USUAL_DEPTH, lay_out, leaves_of, weight_of
@@ -119,14 +121,19 @@ def du(path: str, globs: tuple[str, ...], as_json: bool, sort: str, depth: int) 
     PATH is the folder of a checkpoint, a leaves directory, a safetensors file, a msgpack file, or a run, whose latest
     step is shown; treering log shows the bytes of every step. The lines add up to the total, and no byte is counted
     twice. Names, headers, checksums and compression are not counted. GLOBs select leaves as in treering ls. In a
-    bucket, a last line says what superseded data wait for readers.
+    bucket, a last line says what superseded data wait for readers; of a run whose steps share files, how many bytes
+    these have by their names, and on the disk.
     """
-    path, listing = read_latest(path, list_headers)
+    run, (path, listing) = path, read_latest(path, list_headers)
     root = listing.root
     layout = lay_out(root, globs=globs, depth=depth)
     usage = listings.measure_usage(layout)
     usage = sorted(usage, key=lambda share: share[0]) if sort == "key" else usage
     waits = listing.notes if listing.form == Form.CHECKPOINT.value else ()
+    if path != run and (step := step_of_name(os.path.basename(path))) is not None:  # noqa: PTH119 - a URL, perhaps
+        from treering._runs.reports import sharing_of
+
+        waits = [*waits, *filter(None, [sharing_of(run, step)])]
     if as_json:
         head = {"file": path, "globs": globs, "depth": depth}
         write_lines(listings.usage_json(layout, usage, head | {"notes": waits} if waits else head))

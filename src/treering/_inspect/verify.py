@@ -8,7 +8,7 @@ import dataclasses
 import itertools
 import os
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Hashable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -93,7 +93,7 @@ def verify_run(path: str | os.PathLike[str], progress: Progress | None) -> Verif
     total = sum(sizes.values())
     findings: list[Finding] = []
     checked: list[Verification] = []
-    before = 0
+    before, shared = 0, SharedFiles()
     for step, size in sorted(sizes.items()):
         folder = step_path(place, step)
 
@@ -102,7 +102,7 @@ def verify_run(path: str | os.PathLike[str], progress: Progress | None) -> Verif
                 progress(before + size * done // (of or 1), total)
 
         try:
-            found = verify_checkpoint(folder, report)
+            found = verify_checkpoint(folder, report, shared)
         except NotFoundError:
             # The training may have removed it meanwhile, which is not damage.
             if step in steps_of(place):
@@ -121,8 +121,42 @@ def verify_run(path: str | os.PathLike[str], progress: Progress | None) -> Verif
 # ---------------------------------------------------------------------------------------------------------- checkpoints
 
 
-def verify_checkpoint(path: str | os.PathLike[str], progress: Progress | None) -> Verification:
-    """Check a checkpoint; raises as `verify` does."""
+class SharedFiles:
+    """What was found in files that several steps have, under a name each; such a file is read once."""
+
+    def __init__(self) -> None:
+        self._found: dict[Hashable, dict[Hashable, list[tuple[int, int, str]]]] = {}
+
+    def recall(self, index: Index, number: int, file: Reader) -> list[BadBlock] | None:
+        """Return what was found in a file where other steps have looked at all that this one has there, else None."""
+        found = self._found.get(file.identity) if file.identity is not None else None
+        rows = {row: _content_of(index, row) for row in index.chunks.of_file(number)}
+        if found is None or not rows or any(content not in found for content in rows.values()):
+            return None
+        return [BadBlock(row, *bad) for row, content in rows.items() for bad in found[content]]
+
+    def note(self, index: Index, number: int, file: Reader, bad: Iterable[BadBlock]) -> None:
+        """Remember what was found in a file."""
+        if file.identity is None:
+            return
+        found = self._found.setdefault(file.identity, {})
+        rows = index.chunks.of_file(number)
+        found |= {_content_of(index, row): [] for row in rows}
+        for block in bad:
+            if index.chunks.file[block.chunk] == number:
+                found[_content_of(index, block.chunk)].append((block.start, block.stop, block.problem))
+
+
+def _content_of(index: Index, row: int) -> Hashable:
+    """Return what lies at a place of a file, as far as an index says it."""
+    chunks, starts = index.chunks, index.chunks.first_blocks()
+    return chunks.offset[row], chunks.nbytes[row], index.checksums[starts[row] : starts[row + 1]].tobytes()
+
+
+def verify_checkpoint(
+    path: str | os.PathLike[str], progress: Progress | None, shared: SharedFiles | None = None
+) -> Verification:
+    """Check a checkpoint, of which ``shared`` may know some files; raises as `verify` does."""
     for _ in range(_TRIES_IN_BUCKETS):
         with contextlib.ExitStack() as held:
             try:
@@ -131,7 +165,8 @@ def verify_checkpoint(path: str | os.PathLike[str], progress: Progress | None) -
                 return _report_broken(os.fspath(path), INDEX_NAME, error)
             # In a bucket data may go while they are read. Are they not superseded, the next look finds them missing.
             with contextlib.suppress(DataFileMissingError):
-                found = _verify_open(os.fspath(path), index, files, findings, progress)
+                found = _verify_open(os.fspath(path), index, files, progress, shared)
+                found = dataclasses.replace(found, findings=(*findings, *found.findings))
                 if found.ok or is_attempt_there(located(path), index.attempt):
                     return found
     what = f"{os.fspath(path)!r} was replaced {_TRIES_IN_BUCKETS} times while it was being verified"
@@ -139,12 +174,19 @@ def verify_checkpoint(path: str | os.PathLike[str], progress: Progress | None) -
 
 
 def _verify_open(
-    shown: str, index: Index, files: list[Reader | None], findings: list[Finding], progress: Progress | None
+    shown: str, index: Index, files: list[Reader | None], progress: Progress | None, shared: SharedFiles | None
 ) -> Verification:
     """Check a checkpoint that is open."""
-    for number, found in enumerate(files):
-        findings += _check_file(index, number, found)
-    nbytes, bad = _check_data(index, files, progress)
+    findings = [found for number, file in enumerate(files) for found in _check_file(index, number, file)]
+    there = [(number, file) for number, file in enumerate(files) if file is not None and shared is not None]
+    shared = shared or SharedFiles()
+    recalled = {number: shared.recall(index, number, file) for number, file in there}
+    known = {number: found for number, found in recalled.items() if found is not None}
+    nbytes, bad = _check_data(index, files, progress, known)
+    for number, file in there:
+        if number not in known:
+            shared.note(index, number, file, bad)
+    bad += itertools.chain.from_iterable(known.values())
     bad += _find_bad_text(index, files, {block.chunk for block in bad})
     findings += merge_blocks(index, bad, [entry.name for entry in index.files])
     return Verification(path=shown, findings=tuple(findings), leaves=len(index.keys), nbytes=nbytes, checked=True)
@@ -211,11 +253,16 @@ def _check_file(index: Index, number: int, file: Reader | None) -> Iterator[Find
 # --------------------------------------------------------------------------------------------------------------- blocks
 
 
-def _check_data(index: Index, files: Sequence[Reader | None], progress: Progress | None) -> tuple[int, list[BadBlock]]:
-    """Compare every block with its checksum, large totals in threads; return how many bytes, and the bad ones."""
+def _check_data(
+    index: Index, files: Sequence[Reader | None], progress: Progress | None, known: Collection[int] = ()
+) -> tuple[int, list[BadBlock]]:
+    """Compare every block with its checksum, large totals in threads; return how many bytes, and the bad ones.
+
+    Files that are ``known`` are not read.
+    """
     starts = index.chunks.first_blocks()
     total = sum(index.chunks.nbytes)
-    there = [(number, file) for number, file in enumerate(files) if file is not None]
+    there = [(number, file) for number, file in enumerate(files) if file is not None and number not in known]
     threads = max((file.threads for _, file in there), default=1)
     most = _FAR_PIECE_BYTES if threads > _FEW_THREADS else _PIECE_BYTES
     spans = ((file, span) for number, file in there for span in spans_of_file(index, number, most))

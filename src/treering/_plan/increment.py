@@ -10,7 +10,7 @@ import dataclasses
 import itertools
 import math
 from collections import Counter
-from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Final
 
 from treering._format.document import data_name
@@ -93,8 +93,6 @@ def row_bytes(rows: Iterable[Row], types: Sequence[LeafType], leaf_types: Sequen
 class OlderBoxes:
     """The boxes of a checkpoint, in columns, and its files."""
 
-    numbers: Mapping[Hashable, int]
-    """What tells a box from all others of the tree -> its number."""
     file: Sequence[int]
     """Which file each box lies in."""
     nbytes: Sequence[int]
@@ -117,7 +115,7 @@ def choose_shared(same: Sequence[int], older: OlderBoxes, most: int = MOST_SHARE
     twice what its newest tree has.
 
     Example:
-        >>> older = OlderBoxes(numbers={}, file=[0, 0, 1], nbytes=[60, 40, 10], file_bytes=[100, 10])
+        >>> older = OlderBoxes(file=[0, 0, 1], nbytes=[60, 40, 10], file_bytes=[100, 10])
         >>> choose_shared([0, -1, 2], older), choose_shared([-1, 1, 2], older)
         ((0, 1), (1,))
     """
@@ -134,7 +132,7 @@ def states_of(same: Sequence[int], older: OlderBoxes, shared: Collection[int]) -
     """Return the state of each box of the new tree, given the files that are shared.
 
     Example:
-        >>> older = OlderBoxes(numbers={"a": 0, "b": 1}, file=[0, 1], nbytes=[1, 1], file_bytes=[1, 1])
+        >>> older = OlderBoxes(file=[0, 1], nbytes=[1, 1], file_bytes=[1, 1])
         >>> states_of([0, 1, -1], older, {1}) == [MOVED, SHARED, CHANGED]
         True
     """
@@ -236,13 +234,14 @@ def lay_out_shares(
     places: list[int] = []
     for share in shares:
         sizes = row_bytes(share.rows, types, leaf_types)
+        blocks = {nbytes: block_bytes(nbytes) for nbytes in set(sizes)}
         here = {file: len(names) + at for at, file in enumerate(share.linked)}
         linked |= {here[file]: found for file, found in share.linked.items()}
         names += [found.name for found in share.linked.values()]
         for (leaf, box), state, number, nbytes in zip(share.rows, share.states, share.numbers, sizes, strict=True):
             if state == SHARED and older is not None:
                 place = here[older.file[number]], older.offset[number]
-                table.append((leaf, box, *place, nbytes, block_bytes(nbytes)))
+                table.append((leaf, box, *place, nbytes, blocks[nbytes]))
         for rows in gather_files(share.states, sizes):
             places.append(len(names))
             names.append(data_name(attempt, share.first + len(names) - len(writers), count))

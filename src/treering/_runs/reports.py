@@ -24,7 +24,10 @@ from treering._foreign.foreign_tree import reading_partly
 from treering._runs.folder import NOT_READ
 from treering._runs.leases import held_in
 from treering._runs.steps import Records, records_of, step_path
-from treering._store.resolve import located
+from treering._store.api import Entry
+from treering._store.resolve import located, opened_store
+from treering._values.checkpoint_names import is_data, step_of_name
+from treering._values.human import bytes_text, pluralize
 from treering._view.plain import members_of
 from treering._view.rows import leaves_of, weight_of
 from treering._view.run_text import RunListing, RunStep, log_lines
@@ -34,6 +37,36 @@ from treering.rules import Policy, Verdict, retained, unknown_metrics
 if TYPE_CHECKING:
     from treering._foreign.foreign_tree import ForeignSteps
     from treering._runs.run_state import RunState
+
+
+def sharing_of(path: str | os.PathLike[str], step: int) -> str | None:
+    """Say how many bytes the data files of a run have by all their names, and how many there are.
+
+    None where no file has several names in it, and where the store does not tell.
+
+    Args:
+        path: the run's folder.
+        step: a step, of which it says what no other step has.
+
+    Raises:
+        OSError: the store refuses.
+    """
+    names: list[tuple[int, Entry]] = []
+    with opened_store(path) as store:
+        for entry in () if store.asks_by_request else store.list("step_"):
+            folder, _, name = entry.name.partition("/")
+            if (number := step_of_name(folder)) is not None and is_data(name):
+                names.append((number, entry))
+    holders: dict[Entry, set[int]] = {}
+    for number, entry in names:
+        holders.setdefault(entry._replace(name=""), set()).add(number)
+    apparent, own = sum(entry.size for _, entry in names), sum(entry.size for entry in holders)
+    if apparent == own:
+        return None
+    alone = sum(entry.size for entry, steps in holders.items() if steps == {step})
+    count = pluralize(len({number for number, _ in names}), "steps")
+    here = f"{bytes_text(alone)} of these in step {step} alone"
+    return f"data files of {count}: {bytes_text(apparent)} by their names, {bytes_text(own)} on the disk, {here}"
 
 
 def list_run(path: str | os.PathLike[str], *, shown: str | None = None) -> RunListing:

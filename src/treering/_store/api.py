@@ -133,6 +133,8 @@ class Reader(Closable, abc.ABC):
     """Its version."""
     threads: int = 2
     """How many threads read faster than fewer."""
+    identity: Hashable = None
+    """What tells the bytes that are open from all others, whatever name they were opened by; None where none does."""
 
     @abc.abstractmethod
     def read(self, offset: int, count: int) -> bytes:

@@ -107,6 +107,11 @@ class LocalFile(Reader):
         """Which file it is."""
         return FileVersion(self.found)
 
+    @property
+    def identity(self) -> FileVersion:  # type: ignore[override]
+        """Which file it is: its names do not matter."""
+        return self.version
+
     def is_whole(self) -> bool:
         """Tell whether nobody has written into it since it was opened."""
         return self.version == FileVersion(os.fstat(self._descriptor))
