@@ -77,16 +77,22 @@ class Forked:
         self.stderr: IO[str] | None = files[2]
         assert self._process.pid is not None
         self.pid: int = self._process.pid
+        self._code: int | None = None
 
     def poll(self) -> int | None:
         """Return its exit code, or None while it runs."""
-        return self._process.exitcode
+        if self._code is None and (code := self._process.exitcode) is not None:
+            self._code = code
+            # The descriptor that tells of its end would else stay until somebody collects garbage.
+            self._process.close()
+        return self._code
 
     def wait(self, timeout: float | None = None) -> int:
         """Wait for its end, and return its exit code."""
-        self._process.join(timeout)
+        if self._code is None:
+            self._process.join(timeout)
         if (code := self.poll()) is None:
-            raise subprocess.TimeoutExpired(self._process.name, timeout or 0)
+            raise subprocess.TimeoutExpired(str(self.pid), timeout or 0)
         return code
 
     def send_signal(self, sig: int) -> None:
