@@ -246,7 +246,8 @@ def say(message: str) -> None:
 def commands(verb: str, home: Path, theirs: list[str]) -> list[list[str]]:
     """List the commands of a verb, in order."""
     python = [str(python_of(home)), "-m"]
-    workers = str(max(1, min(4, os.cpu_count() or 1)))
+    # One more than there are cores: tests wait for the disk, for processes and for the end of a timeout.
+    workers = str(min(4, (os.cpu_count() or 1) + 1))
     test = [*python, "pytest", "-n", workers, "--dist", "worksteal"]
     referees = () if any(each.startswith("tests/") for each in theirs) else REFEREES
     # What is for buckets alone, and the tests of everything that works in a bucket as well.

@@ -1,17 +1,16 @@
 """Time as tests want it: how long treering waits, and what the clock says."""
 
-import dataclasses
 import time
 from typing import Any
 
 import pytest
 
-from treering._values import timing
+from tests import limits
 
 
 def wait_at_most(patch: pytest.MonkeyPatch, **seconds: Any) -> None:
     """Let treering wait only so long, by the names of `Timing`; for the rest as long as always."""
-    patch.setattr(timing, "current", dataclasses.replace(timing.current, **seconds))
+    limits.shorten(patch, **seconds)
 
 
 def stop_clock(patch: pytest.MonkeyPatch, at: float) -> None:

@@ -24,7 +24,10 @@ for flag, value in {"xla_force_host_platform_device_count": 8, "xla_backend_opti
 # A deadline per example fails on a busy machine, not on slow code. CI draws the same examples each time.
 settings.register_profile("default", deadline=None)
 settings.register_profile("ci", deadline=None, derandomize=True, print_blob=True)
-settings.load_profile("ci" if os.environ.get("CI") else "default")
+PROFILE = "ci" if os.environ.get("CI") else "default"
+settings.load_profile(PROFILE)
+# Of a property that says no number, as `quick` does it for those that say one.
+FEW_EXAMPLES, ALL_EXAMPLES = 34, 100
 
 # A shell starts what goes on in its background deaf to interrupts, and children inherit that: tests of interrupts would
 # wait in vain.
@@ -34,8 +37,12 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 def pytest_configure(config: pytest.Config) -> None:
     # Read when the properties are imported: by default they draw a part of their examples.
-    if "examples" in config.option.markexpr:
+    every = "examples" in config.option.markexpr
+    if every:
         os.environ["TREERING_ALL_EXAMPLES"] = "1"
+    drawn = ALL_EXAMPLES if every else FEW_EXAMPLES
+    settings.register_profile("drawn", settings.get_profile(PROFILE), max_examples=drawn)
+    settings.load_profile("drawn")
 
 
 @pytest.hookimpl(wrapper=True)
@@ -63,7 +70,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    for item in items:
+        if getattr(getattr(item, "function", None), "is_hypothesis_test", False):
+            item.add_marker("examples")
     asked = config.getoption("--store")
     if asked == "posix":
         return

@@ -3,6 +3,8 @@
 This is the one place of the tests that knows where these constants are. A constant that moved fails here by its name.
 """
 
+import dataclasses
+import importlib
 from typing import Any
 
 import pytest
@@ -74,6 +76,12 @@ def lower(patch: pytest.MonkeyPatch, **limits: Any) -> None:
     """Let limits of treering be these, by the names of the table above."""
     for name, limit in limits.items():
         patch.setattr(_LIMITS[name], limit)
+
+
+def shorten(patch: pytest.MonkeyPatch, **seconds: Any) -> None:
+    """Let treering wait only so long, by the names of `Timing`; for the rest as long as always."""
+    timing = importlib.import_module("treering._values.timing")
+    patch.setattr(timing, "current", dataclasses.replace(timing.current, **seconds))
 
 
 def write_past_the_cache(patch: pytest.MonkeyPatch, *, above: int = 0, free_share: float = 0) -> None:

@@ -53,22 +53,3 @@ def test_a_fork_in_the_first_call_of_another_thread_makes_its_own(tmp_path: Path
     command = [sys.executable, "-W", "ignore", "-c", PROGRAM, str(tmp_path), *MOMENTS]
     done = subprocess.run(command, capture_output=True, text=True, timeout=400, check=False)
     assert done.stdout.splitlines() == [f"{moment} 0" for moment in MOMENTS], done.stderr
-
-
-LOCKS = """
-import os, signal, threading
-from treering._store.objects import connect, repetition
-
-held = [repetition._SLOTS.acquire(blocking=False) for _ in range(repetition.requests_at_once())]
-assert all(held) and connect._LOCK.acquire()
-child = os.fork()
-if not child:
-    signal.alarm(20)
-    with repetition._SLOTS, connect._LOCK:
-        os._exit(0)
-raise SystemExit(os.waitpid(child, 0)[1])
-"""
-
-
-def test_a_fork_does_not_wait_for_requests_of_threads_that_it_does_not_have() -> None:
-    assert subprocess.run([sys.executable, "-c", LOCKS], timeout=60, check=False).returncode == 0

@@ -16,7 +16,8 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from tests import meshes
 from tests.checkpoint.test_aliased import KINDS, count_up, numbers, trees
-from treering._arrays.host import read_checked
+from tests.compilations import compiled
+from treering._arrays.host import cut_box, read_checked, to_host
 from treering._arrays.outgoing import describe_leaves
 from treering._codec.array_bytes import wire_blocks
 from treering._store.memory_pool import PIECE_BYTES, MemoryPool, lasting_pieces
@@ -25,6 +26,8 @@ from treering._values.boxes import find_cover_error
 from treering._values.checksums import block_bytes, block_checksums, block_count
 from treering._values.processes import Processes
 from treering.errors import UnsupportedError
+
+__all__ = ["compiled"]
 
 CUBE = np.arange(60 * 70 * 50, dtype="i4").reshape(60, 70, 50)
 
@@ -264,3 +267,13 @@ def test_a_leaf_is_copied_once() -> None:
     given = leaf.tobytes()
     leaf[:] = 0
     assert b"".join(pieces) == given
+
+
+def test_shares_of_one_size_are_cut_by_one_program(compiled: list[str]) -> None:
+    rows, share = 4096, 512
+    array = jax.device_put(np.arange(rows * 7).reshape(rows, 7).astype("int4"), jax.devices()[0])
+    compiled.clear()
+    with jax.transfer_guard("disallow"):
+        cuts = [cut_box(array, ((0, rows), (0, 7)), ((n, n + share), (0, 7))) for n in range(0, rows, share)]
+    assert len(compiled) <= 1
+    assert (np.concatenate(list(map(to_host, cuts))) == np.asarray(array)).all()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,24 +15,9 @@ import pytest
 import treering
 from tests.caches import clear_caches
 from tests.checkpoint.together import job_of
-from treering._arrays.host import cut_box, to_host
+from tests.compilations import compiled
 
-COMPILED = "/jax/core/compile/backend_compile_duration"
-
-
-@pytest.fixture
-def compiled() -> Iterator[list[str]]:
-    """The compilations from here on, by any thread."""
-    found: list[str] = []
-
-    def note(event: str, duration_secs: float, **kwargs: str | int) -> None:
-        del duration_secs, kwargs
-        if event == COMPILED:
-            found.append(event)
-
-    jax.monitoring.register_event_duration_secs_listener(note)
-    yield found
-    jax.monitoring.unregister_event_duration_listener(note)
+__all__ = ["compiled"]
 
 
 def replicated(leaves: int, rows: int, dtype: str) -> dict[str, jax.Array]:
@@ -83,13 +67,3 @@ def test_other_shares_are_cut_by_a_few_programs_however_many_leaves_there_are(
     # Of the line that all leaves make, each process has one stretch, which ends in a leaf on either side.
     assert max(counts) <= 2 * processes
     assert counts[0] == counts[1]
-
-
-def test_shares_of_one_size_are_cut_by_one_program(compiled: list[str]) -> None:
-    rows, share = 4096, 512
-    array = jax.device_put(np.arange(rows * 7).reshape(rows, 7).astype("int4"), jax.devices()[0])
-    compiled.clear()
-    with jax.transfer_guard("disallow"):
-        cuts = [cut_box(array, ((0, rows), (0, 7)), ((n, n + share), (0, 7))) for n in range(0, rows, share)]
-    assert len(compiled) <= 1
-    assert (np.concatenate(list(map(to_host, cuts))) == np.asarray(array)).all()

@@ -6,8 +6,6 @@ import json
 import os
 import pathlib
 import pickle
-import subprocess
-import sys
 import threading
 from pathlib import Path
 from typing import Any
@@ -20,7 +18,7 @@ import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
 import treering
-from tests import meshes
+from tests import meshes, warm
 from tests.compat.golden_files import dtype_named
 from tests.folders import listing, open_descriptors
 from tests.properties.strategies import EXTENDED_DTYPES, NUMPY_DTYPES
@@ -130,8 +128,6 @@ X64 = """
 import sys
 import numpy as np, jax, jax.numpy as jnp
 import treering
-from tests.compat.golden_files import dtype_named
-from tests.properties.strategies import EXTENDED_DTYPES, NUMPY_DTYPES
 path, x64 = sys.argv[1], jax.config.jax_enable_x64
 if x64:
     tree = {"f": jnp.arange(5.0), "i": jnp.arange(5), "c": jnp.ones(2, "complex128"), "n": np.arange(3)}
@@ -157,14 +153,7 @@ else:
 
 def test_processes_with_and_without_x64(tmp_path: Path) -> None:
     for x64 in ("1", "0"):
-        done = subprocess.run(
-            [sys.executable, "-W", "error", "-c", X64, str(tmp_path / "c")],
-            env=os.environ | {"JAX_ENABLE_X64": x64},
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=120,
-        )
+        done = warm.run("-W", "error", "-c", X64, str(tmp_path / "c"), environment={"JAX_ENABLE_X64": x64})
         assert done.returncode == 0, done.stderr[-2000:]
 
 

@@ -6,8 +6,6 @@ import collections
 import dataclasses
 import enum
 import json
-import subprocess
-import sys
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -25,6 +23,7 @@ from flax.core import freeze
 from flax.training.train_state import TrainState
 
 import treering
+from tests import warm
 from tests.properties.strategies import Box, Chexed, Pair, Plain, Point, add
 from tests.trees import assert_same, assert_same_structure
 from treering.errors import MismatchError, StaticFieldsDifferWarning, UnsupportedError
@@ -288,7 +287,8 @@ print(json.dumps({
     "leaves": len(jax.tree.leaves(tree)),
 }))
 """
-    done = subprocess.run([sys.executable, "-c", program, str(path)], capture_output=True, text=True, check=True)
+    done = warm.run("-c", program, str(path))
+    assert done.returncode == 0, done.stderr
     answer = json.loads(done.stdout)
     assert [name.rpartition(".")[2] for name in answer["classes"]] == ["MLP", "TrainState", "Box"]
     assert answer["adam"] == "ScaleByAdamState"
@@ -319,7 +319,8 @@ assert type(result["s"]) is Spot
 assert_same(result["b"], tree["b"])
 assert result["b"].note == "note"
 """
-    subprocess.run([sys.executable, "-c", program, str(path)], cwd=Path(__file__).parents[2], check=True)
+    done = warm.run("-c", program, str(path))
+    assert done.returncode == 0, done.stderr
 
 
 # ------------------------------------------------------------------------------------------------------------- a part

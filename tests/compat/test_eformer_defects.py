@@ -6,11 +6,8 @@ The numbers are those of ``docs/coming-from-eformer.md``.
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import signal
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +19,7 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import treering as tr
-from tests import clocks, meshes
+from tests import clocks, meshes, warm
 from tests.compat.golden_files import EFORMER
 from tests.trees import assert_unchanged
 from treering import serialization
@@ -83,7 +80,7 @@ tree_serialize_leaves(sys.argv[1], tree, progress=progress)
 
 
 def kill_a_save(path: Path) -> None:
-    done = subprocess.run([sys.executable, "-c", KILLED, str(path)], env=os.environ, capture_output=True, check=False)
+    done = warm.run("-c", KILLED, str(path))
     assert done.returncode == -signal.SIGKILL, done.stderr
 
 

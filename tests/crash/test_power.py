@@ -1,14 +1,12 @@
 """A slice of the power cuts, and proof that they would show a save that is not durable."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-from tests import faults
-from tests.crash.attacks import ROOT, attack
+from tests import faults, warm
+from tests.crash.attacks import attack
 from torture import images
 
 # One step of a commit is left out, in the process that saves; then one scene is cut.
@@ -56,14 +54,9 @@ def test_a_step_that_is_left_out_is_noticed(scene: str, broken: str) -> None:
     if reason is not None:
         pytest.skip(f"no power can be cut here: {reason}")
     cuts = 2 if broken == "nothing" else 6
-    environment = {"PYTHONPATH": f"{ROOT / 'src'}:{ROOT}", "PATH": "/usr/sbin:/usr/bin:/sbin:/bin"}
-    done = subprocess.run(
-        [sys.executable, "-c", BROKEN, broken, scene, str(cuts)],
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+    path = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin"}
+    done = warm.run("-c", BROKEN, broken, scene, str(cuts), environment=path)
+    assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout.splitlines()[-1])
     assert sum(found["outcomes"].values()) == cuts, done.stdout
     if broken == "nothing":

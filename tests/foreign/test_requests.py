@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -22,7 +23,7 @@ from treering.leaves import tree_serialize_leaves
 MIB = 1 << 20
 DRAW = np.random.default_rng(0)
 TREES = {
-    name: {f"n{n:03}": DRAW.standard_normal((side, side)).astype(np.float32) for n in range(count)}
+    name: {f"n{n:03}": DRAW.random((side, side), np.float32) for n in range(count)}
     for name, count, side in (("many", 80, 64), ("large", 12, 768))
 }
 
@@ -129,7 +130,16 @@ CALLS = [
     copy,
 ]  # fmt: skip
 # Folders of other programs and leaves directories are converted, not copied.
-CASES = [(form, call) for call in CALLS for form in FORMS if call is not copy or "." in form]
+CASES = [(form, call) for form in FORMS for call in CALLS if call is not copy or "." in form]
+
+
+@functools.lru_cache(maxsize=len(TREES))
+def written(form: str, size: str) -> dict[str, bytes]:
+    """Return the files of a tree in a form; all calls of a form come one after the other, and it is written once."""
+    with tempfile.TemporaryDirectory() as folder:
+        FORMS[form](Path(folder, form), TREES[size])
+        files = (file for file in Path(folder).rglob("*") if file.is_file())
+        return {str(file.relative_to(folder)): file.read_bytes() for file in files}
 
 
 def count_apart(form: str, call: Callable[..., Any], tree: dict[str, Any]) -> int:
@@ -144,13 +154,11 @@ def count_apart(form: str, call: Callable[..., Any], tree: dict[str, Any]) -> in
 
 @pytest.mark.parametrize("size", TREES)
 @pytest.mark.parametrize(("form", "call"), CASES)
-def test_requests_follow_the_bytes(form: str, call: Callable[..., Any], size: str, tmp_path: Path) -> None:
+def test_requests_follow_the_bytes(form: str, call: Callable[..., Any], size: str) -> None:
     tree = TREES[size]
     bucket = MemoryBucket()
-    FORMS[form](tmp_path / form, tree)
-    for file in tmp_path.rglob("*"):
-        if file.is_file():
-            bucket.put(str(file.relative_to(tmp_path)), file.read_bytes())
+    for name, data in written(form, size).items():
+        bucket.put(name, data)
     bucket.start_over()
     path = treering.bucket(bucket) / form
     found = call(path, tree) if call in {load_like, read_a_share} else call(path)
@@ -172,7 +180,7 @@ def test_requests_follow_the_bytes(form: str, call: Callable[..., Any], size: st
 def test_an_archive_is_read_once_in_whatever_boxes(tmp_path: Path) -> None:
     """Its CRC-32 is of whole arrays: they are put together from the boxes, a few rows at a time."""
     bucket = MemoryBucket()
-    tree: dict[str, Any] = {f"n{n}": DRAW.standard_normal((1024, 1024)).astype(np.float32) for n in range(4)}
+    tree: dict[str, Any] = {f"n{n}": DRAW.random((1024, 1024), np.float32) for n in range(4)}
     np.savez(tmp_path / "a.npz", **tree)
     bucket.put("a.npz", (tmp_path / "a.npz").read_bytes())
     mesh = over_mesh(4).mesh

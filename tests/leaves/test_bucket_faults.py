@@ -86,14 +86,17 @@ def load(prefix: str) -> Any:
 
 
 FAULTS = [lose_request, lose_answer, refuse, repeat, save_another]
+# One fault takes the even requests by default, the next one the odd ones.
+HALF_OR_ALL = pytest.mark.parametrize("stride", [2, pytest.param(1, marks=pytest.mark.slow)])
 
 
+@HALF_OR_ALL
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.__name__)
-def test_every_request_of_a_save(fault: Any, bucket: FaultyBucket) -> None:
+def test_every_request_of_a_save(fault: Any, bucket: FaultyBucket, stride: int) -> None:
     wanted = {name: fingerprint(tree, restored=False) for name, tree in (("old", OLD), ("new", NEW))}
     ended = set()
     tree_serialize_leaves(PATH, OLD, prefix="beside")
-    for place in itertools.count():
+    for place in itertools.count(FAULTS.index(fault) % stride, stride):
         tree_serialize_leaves(PATH, OLD, prefix="model")
         bucket.arm(place, fault)
         try:
@@ -113,12 +116,13 @@ def test_every_request_of_a_save(fault: Any, bucket: FaultyBucket) -> None:
     assert (fault is repeat) or len(ended) > 1 or fault is lose_answer
 
 
+@HALF_OR_ALL
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.__name__)
-def test_every_request_of_a_save_that_is_indexed_later(fault: Any, bucket: FaultyBucket) -> None:
+def test_every_request_of_a_save_that_is_indexed_later(fault: Any, bucket: FaultyBucket, stride: int) -> None:
     wanted = {name: fingerprint(tree, restored=False) for name, tree in (("old", OLD), ("new", NEW))}
     ended = set()
     tree_serialize_leaves(PATH, OLD, prefix="beside")
-    for place in itertools.count():
+    for place in itertools.count(FAULTS.index(fault) % stride, stride):
         tree_serialize_leaves(PATH, OLD, prefix="model")
         bucket.arm(place, fault)
         state = "old"
@@ -144,13 +148,16 @@ def test_every_request_of_a_save_that_is_indexed_later(fault: Any, bucket: Fault
     assert "new" in ended
 
 
+@HALF_OR_ALL
 @pytest.mark.parametrize("fault", [lose_answer, refuse, repeat], ids=lambda fault: fault.__name__)
-def test_every_request_of_a_joint_save(fault: Any, bucket: FaultyBucket, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_request_of_a_joint_save(
+    fault: Any, bucket: FaultyBucket, stride: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     new = {**NEW, "rows": put(jnp.arange(8.0), PartitionSpec("x"))}  # process 1 has the second half
     wanted = {name: fingerprint(tree, restored=False) for name, tree in (("old", OLD), ("new", new))}
     job = Job(monkeypatch, 2)
     ended = set()
-    for place in itertools.count():
+    for place in itertools.count(FAULTS.index(fault) % stride, stride):
         tree_serialize_leaves(PATH, OLD, prefix="model")
         bucket.arm(place, fault)
         errors = job.save(located(PATH), new, prefix="model", timeout=5)

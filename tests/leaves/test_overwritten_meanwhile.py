@@ -218,7 +218,8 @@ def test_files_that_move_while_they_are_read(loader: str, tmp_path: Path, monkey
 # --------------------------------------------------------------------------------------------------------- side by side
 
 
-def test_readers_beside_a_saver_see_whole_trees_that_only_get_newer(tmp_path: Path) -> None:
+@pytest.mark.parametrize("saves", [9, pytest.param(50, marks=pytest.mark.slow)])
+def test_readers_beside_a_saver_see_whole_trees_that_only_get_newer(tmp_path: Path, saves: int) -> None:
     tree_serialize_leaves(tmp_path, tree(0))
     stop = threading.Event()
     wrong: list[BaseException] = []
@@ -237,11 +238,11 @@ def test_readers_beside_a_saver_see_whole_trees_that_only_get_newer(tmp_path: Pa
     for reader in readers:
         reader.start()
     try:
-        for generation in range(1, 25):
+        for generation in range(1, saves + 1):
             tree_serialize_leaves(tmp_path, tree(generation))
     finally:
         stop.set()
         for reader in readers:
             reader.join()
     assert wrong == []
-    assert generation_of(exact(tmp_path)) == 24
+    assert generation_of(exact(tmp_path)) == saves

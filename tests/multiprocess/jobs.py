@@ -5,8 +5,8 @@ A worker is a function of a module under ``tests``; each process imports it by n
     outcomes = run_job(saves_and_loads, 4, devices=2, arguments=(str(tmp_path),))
     assert results(outcomes) == [...]
 
-Starting a process takes two seconds of its core. Tests whose workers end in step with each other therefore share the
-processes of the fixture ``crews``, which do one worker after another::
+The processes are forked from one that has imported jax (see `tests.warm`). Tests whose workers end in step with each
+other share the processes of the fixture ``crews`` besides, which do one worker after another::
 
     outcomes = crews.run(saves_and_loads, 4, devices=2, arguments=(str(tmp_path),))
 
@@ -34,6 +34,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Any, Final, Self
 
+from tests import warm
 from torture.ports import free_port
 
 __all__ = ["Crews", "Job", "Outcome", "hear", "results", "run_job", "say", "start_job"]
@@ -266,18 +267,7 @@ class _Process:
         self._gone = False
         self.done = threading.Event()
         """Its worker has returned, or it has ended."""
-        # How many devices it has, it is told later.
-        inherited = dict(os.environ, XLA_FLAGS="--xla_backend_optimization_level=0")
-        self.child = subprocess.Popen(
-            [sys.executable, "-m", "tests.multiprocess.jobs", json.dumps(settings)],
-            cwd=_ROOT,
-            env=inherited | {"JAX_PLATFORMS": "cpu", "PYTHONIOENCODING": "utf-8"} | environment,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            encoding="utf-8",
-            errors="replace",
-        )
+        self.child = _started(settings, environment)
         self._readers = [
             threading.Thread(target=self._read_output, args=(self.child.stdout,), daemon=True),
             threading.Thread(target=self._read_errors, args=(self.child.stderr,), daemon=True),
@@ -340,6 +330,24 @@ class _Process:
 
     def _read_errors(self, file: IO[str]) -> None:
         self._errors.extend(file)
+
+
+def _started(settings: dict[str, Any], environment: dict[str, str]) -> warm.Child:
+    # How many devices it has, it is told later.
+    own = {"XLA_FLAGS": "--xla_backend_optimization_level=0", "JAX_PLATFORMS": "cpu", "PYTHONIOENCODING": "utf-8"}
+    variables = dict(os.environ) | own | environment
+    if warm.CAN_FORK:
+        return warm.Forked(_main, (settings,), variables=variables)
+    return subprocess.Popen(
+        [sys.executable, "-m", "tests.multiprocess.jobs", json.dumps(settings)],
+        cwd=_ROOT,
+        env=variables,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        encoding="utf-8",
+        errors="replace",
+    )
 
 
 def say(text: str) -> None:

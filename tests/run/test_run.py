@@ -23,7 +23,6 @@ from tests import faults
 from tests.folders import names
 from tests.on_disk import step_path
 from tests.system_calls import CommitGate, commit_gate, refuse_removals
-from treering._runs import save_step
 from treering.errors import (
     ExistsError,
     NotFoundError,
@@ -91,31 +90,6 @@ def test_a_save_that_is_only_begun_is_not_saved(run: tr.Run, commit_gate: Commit
     assert failed.pending is not None
     assert isinstance(failed.pending.exception(60), StoreError)
     assert (bool(failed), failed.saved) == (True, False)
-
-
-def test_a_save_that_ends_between_two_looks_is_seen(
-    run: tr.Run, commit_gate: CommitGate, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    tr.save_async(run.path.with_name("other"), 1)
-    assert commit_gate.reached.wait(60)
-    saved = run.save(1, {"step": 1})  # waits in line: nothing is in the folder yet
-
-    def end_after(real: Callable[..., Any]) -> Callable[..., Any]:
-        def look(path: Any) -> Any:
-            found = real(path)
-            if threading.current_thread() is threading.main_thread():
-                commit_gate.opened.set()
-                saved.result()
-            return found
-
-        return look
-
-    for name in ("in_flight", "names_in"):
-        monkeypatch.setattr(save_step, name, end_after(getattr(save_step, name)))
-    with pytest.raises(
-        ExistsError, match="step 1 of the run"
-    ):  # at once, and not as the error of a save in the background
-        run.save(1, {"step": 2})
 
 
 def test_to_ask_whether_it_is_saved_takes_no_error_away(run: tr.Run, commit_gate: CommitGate) -> None:

@@ -7,6 +7,7 @@ import os
 import shutil
 import tempfile
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,9 @@ from hypothesis import strategies as st
 import treering as tr
 from tests import faults
 from tests.run.naive import kept_by, metric_values, policies, stays
+from tests.system_calls import CommitGate, commit_gate
 from treering._format.run_document import StepNote, add_note, parse_run
+from treering._runs import save_step
 from treering._runs.folder import RunFolder
 from treering._runs.run_state import RunState
 from treering._runs.save_step import collect_after
@@ -36,6 +39,8 @@ from treering.rules import (
     removable,
     retained,
 )
+
+__all__ = ["commit_gate"]
 
 TREE = {"w": np.arange(10.0)}
 RULES = [None, KeepLast(1000), KeepEvery(steps=1) | KeepBest("loss", n=2), KeepEvery(interval=3600) | KeepLast(1000)]
@@ -358,3 +363,30 @@ def test_a_rule_of_the_users_own_is_decided_by_all() -> None:
 
     facts = [StepFacts(step=step, saved=0.0) for step in range(5)]
     assert find_deciders(Odd() | KeepSteps(2), facts, removable(Odd() | KeepSteps(2), facts))[1] == set(range(5))
+
+
+def test_a_save_that_ends_between_two_looks_is_seen(
+    tmp_path: Path, commit_gate: CommitGate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = tr.Run(tmp_path / "run")
+    tr.save_async(run.path.with_name("other"), 1)
+    assert commit_gate.reached.wait(60)
+    saved = run.save(1, {"step": 1})  # waits in line: nothing is in the folder yet
+
+    def end_after(real: Callable[..., Any]) -> Callable[..., Any]:
+        def look(path: Any) -> Any:
+            found = real(path)
+            if threading.current_thread() is threading.main_thread():
+                commit_gate.opened.set()
+                saved.result()
+            return found
+
+        return look
+
+    for name in ("in_flight", "names_in"):
+        monkeypatch.setattr(save_step, name, end_after(getattr(save_step, name)))
+    with pytest.raises(
+        ExistsError, match="step 1 of the run"
+    ):  # at once, and not as the error of a save in the background
+        run.save(1, {"step": 2})
+    run.close()

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import concurrent.futures
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 
+from tests import warm
 from tests.trees import assert_same
 from torture.ports import free_port
 from treering import serialization
@@ -54,23 +53,10 @@ print("fine")
 def test_an_array_that_is_not_fully_addressable_is_refused_with_its_path(tmp_path: Path) -> None:
     script = tmp_path / "worker.py"
     script.write_text(WORKER, encoding="utf-8")
-    port = str(free_port())
-    target = tmp_path / "never" / "state"
-    workers = [
-        subprocess.Popen(
-            [sys.executable, str(script), port, str(process), str(target)],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for process in range(2)
-    ]
-    try:
-        outputs = [worker.communicate(timeout=120) for worker in workers]
-    finally:
-        for worker in workers:
-            worker.kill()
-    assert [output[0].strip() for output in outputs] == ["fine", "fine"], outputs
+    port, target = str(free_port()), tmp_path / "never" / "state"
+    with concurrent.futures.ThreadPoolExecutor(2) as pool:
+        done = list(pool.map(lambda process: warm.run(str(script), port, process, str(target)), ("0", "1")))
+    assert [(one.returncode, one.stdout) for one in done] == [(0, "fine\n")] * 2, done
     assert not target.parent.exists()
 
 

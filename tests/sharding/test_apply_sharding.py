@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import collections
-import os
-import subprocess
-import sys
 from typing import Any
 
 import jax
@@ -15,7 +12,7 @@ import pytest
 from jax.sharding import Mesh, NamedSharding, SingleDeviceSharding
 from jax.sharding import PartitionSpec as P
 
-from tests import meshes
+from tests import meshes, warm
 from tests.trees import Pair
 from treering.errors import NotShardedWarning, UnsupportedError
 from treering.sharding import apply_sharding_tree, make_itsharded, validate_sharding_tree
@@ -305,8 +302,6 @@ def test_the_width_is_asked_when_it_counts(x64: str) -> None:
         "from treering.sharding import apply_sharding_tree\n"
         "print(apply_sharding_tree({'a': np.int64(2**40)}, {'a': None})['a'].dtype)\n"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", program], env={**os.environ, "JAX_ENABLE_X64": x64}, capture_output=True, check=False
-    )
-    assert (done.stdout.strip() == b"int64") is (x64 == "1")
-    assert (b"a (int64)" in done.stderr) is (x64 == "0")
+    done = warm.run("-c", program, environment={"JAX_ENABLE_X64": x64})
+    assert (done.stdout.strip() == "int64") is (x64 == "1")
+    assert ("a (int64)" in done.stderr) is (x64 == "0")

@@ -10,9 +10,10 @@ import pytest
 ROOT = Path(__file__).parents[2]
 
 
+@pytest.mark.parametrize("rounds", [12, pytest.param(50, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("locks", ["locks", "no locks"])
-def test_savers_and_readers_at_once(tmp_path: Path, locks: str) -> None:
-    command = [sys.executable, "-m", "tests.store.racing", str(tmp_path), "25", locks]
+def test_savers_and_readers_at_once(tmp_path: Path, locks: str, rounds: int) -> None:
+    command = [sys.executable, "-m", "tests.store.racing", str(tmp_path), str(rounds), locks]
     environment = {"PYTHONPATH": f"{ROOT / 'src'}:{ROOT}"}
     done = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

@@ -8,10 +8,8 @@ import numpy as np
 import pytest
 
 import treering
-from tests.buckets import install
 from tests.jobs import be_process
 from tests.stores import located
-from treering._store.resolve import names_at, places_at
 from treering.errors import UnsupportedError
 
 TREE = {"w": np.arange(4)}
@@ -26,12 +24,6 @@ def test_a_file_url_is_a_path_on_disk(name: str, tmp_path: Path) -> None:
     assert treering.load(url)["w"].tolist() == [0, 1, 2, 3]
     treering.leaves.tree_serialize_leaves(f"{url}.leaves", TREE)
     assert treering.load(f"{url}.leaves")["w"].tolist() == [0, 1, 2, 3]
-
-
-def test_what_lies_in_memory_is_listed_by_the_url_of_all_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    install(monkeypatch)
-    treering.save("memory://a/b", TREE)
-    assert list(names_at("memory://")) == places_at("memory://") == ["a"]
 
 
 def test_forms_of_file_urls() -> None:

@@ -3,13 +3,11 @@
 import errno
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-from tests import faults
+from tests import faults, warm
 from tests.folders import names, open_descriptors
 from tests.on_disk import locked
 from tests.store.checkpoints import (
@@ -27,8 +25,6 @@ from tests.store.checkpoints import (
 from tests.store.platforms import without_locks
 from tests.store.removal_points import payload
 from treering.errors import BusyError, CorruptError, StoreError
-
-ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture
@@ -323,9 +319,7 @@ def test_an_error_says_which_step_it_was(run: Path, monkeypatch: pytest.MonkeyPa
     ],
 )
 def test_faults_here_and_there(tmp_path: Path, kinds: str, stride: int) -> None:
-    command = [sys.executable, "-m", "tests.store.removal_points", str(stride), kinds]
-    environment = {"PYTHONPATH": f"{ROOT / 'src'}:{ROOT}", "TMPDIR": str(tmp_path)}
-    done = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, check=False)
+    done = warm.run("-m", "tests.store.removal_points", str(stride), kinds, environment={"TMPDIR": str(tmp_path)})
     assert done.returncode == 0, done.stderr
     found = [json.loads(line) for line in done.stdout.splitlines()]
     assert len(found) == 8

@@ -17,16 +17,31 @@ import pytest
 
 import treering
 from tests import limits
-from tests.buckets import MemoryBucket, without_settings
+from tests.buckets import MemoryBucket, install, without_settings
 from tests.store.objects.web_server import serving
 from treering._store.objects import connect
 from treering._store.objects.client import ObstoreClient
 from treering._store.objects.store import GRACE
 from treering._store.objects.url import bucket_path
-from treering._store.resolve import store_at
+from treering._store.resolve import names_at, places_at, store_at
 from treering.errors import MissingExtraError, NotFoundError, TreeringError, UnsupportedError
 
 stores: Any = pytest.importorskip("obstore.store")
+
+
+LOCKS = """
+import os, signal, threading
+from treering._store.objects import connect, repetition
+
+held = [repetition._SLOTS.acquire(blocking=False) for _ in range(repetition.requests_at_once())]
+assert all(held) and connect._LOCK.acquire()
+child = os.fork()
+if not child:
+    signal.alarm(20)
+    with repetition._SLOTS, connect._LOCK:
+        os._exit(0)
+raise SystemExit(os.waitpid(child, 0)[1])
+"""
 
 
 @pytest.fixture(autouse=True)
@@ -244,3 +259,13 @@ loaded = [name for name in sys.modules if name.startswith(("obstore", "treering.
 assert loaded == ["treering._store.objects.url"], loaded
 """
     subprocess.run([sys.executable, "-c", program], check=True)
+
+
+def test_what_lies_in_memory_is_listed_by_the_url_of_all_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    install(monkeypatch)
+    treering.save("memory://a/b", {"w": 1})
+    assert list(names_at("memory://")) == places_at("memory://") == ["a"]
+
+
+def test_a_fork_does_not_wait_for_requests_of_threads_that_it_does_not_have() -> None:
+    assert subprocess.run([sys.executable, "-c", LOCKS], timeout=60, check=False).returncode == 0

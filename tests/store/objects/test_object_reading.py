@@ -1,4 +1,4 @@
-"""Objects are read with few requests, of one version, and ahead where reads follow each other."""
+"""Objects are read with few requests, of one version, ahead where reads follow each other, and none is asked twice."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ from typing import Any
 import pytest
 
 from tests.buckets import MemoryBucket
+from treering._store.asked import asking, remembered
 from treering._store.objects import reading
 from treering._store.objects.reading import FIRST_BYTES, ObjectReader, plan_spans
-from treering._store.objects.requests import Answer, Delete, Get, Put, Range, Request, Status
+from treering._store.objects.requests import Answer, Delete, Get, Head, List, Put, Range, Request, Status, ask
 from treering.errors import CorruptError, DataFileMissingError, NotFoundError, StoreError
 
 KIB, MIB = 1 << 10, 1 << 20
@@ -227,3 +228,67 @@ def test_a_whole_object_in_small_reads(
         assert opened.read(offset, count) == large()[offset : offset + count]
     assert len(bucket.asked) <= len(large()) // (8 * MIB) + 5
     assert bucket.received <= len(large()) * 1.01 + 100_000
+
+
+# ----------------------------------------------------------------------------------- what a call knows already
+
+
+def bucket_with(*names: str) -> MemoryBucket:
+    bucket = MemoryBucket()
+    for name in names:
+        bucket.perform(Put(name, name.encode()))
+    bucket.start_over()
+    return bucket
+
+
+def test_nothing_is_looked_at_twice() -> None:
+    bucket = bucket_with("a/b", "a/c/d")
+    with asking(once=True):
+        first = [ask(bucket, request) for request in (Head("a/b"), Get("a/b", 2), List("a/"))]
+        with asking(once=True):
+            assert [ask(bucket, request) for request in (Head("a/b"), Get("a/b", 2), List("a/"))] == first
+    assert bucket.asked == ["Head", "Get", "List"]
+
+
+def test_a_listing_says_what_is_there_and_what_is_not() -> None:
+    bucket = bucket_with("a/b", "a/c/d")
+    with asking(once=True):
+        listed = ask(bucket, List("a/"))
+        assert ask(bucket, Head("a/b")).found == listed.listed[0]
+        assert ask(bucket, Head("a/x")).status is ask(bucket, Get("a/x", 9)).status is Status.MISSING
+        assert ask(bucket, List("a/x/")).listed == ()
+        assert bucket.asked == ["List"]
+        # It does not say what is in an object, nor what is below a place.
+        assert ask(bucket, Get("a/b", 9)).data == b"a/b"
+        assert [found.name for found in ask(bucket, List("a/c/")).listed] == ["a/c/d"]
+
+
+def test_what_may_have_changed_is_asked_anew() -> None:
+    bucket = bucket_with("a/b")
+    with asking(once=True):
+        for _ in range(2):  # a document may have been damaged on the way, and a deep listing tells what has changed
+            ask(bucket, Get("a/b"))
+            ask(bucket, List("a/", deep=True))
+        ask(bucket, Head("a/b"))
+        with asking(once=False):
+            ask(bucket, Head("a/b"))
+        ask(bucket, Head("a/b"))
+    ask(bucket, Head("a/b"))
+    assert bucket.asked == ["Get", "List"] * 2 + ["Head"] * 3
+
+
+def test_another_bucket_and_another_thread_know_nothing() -> None:
+    one, other = bucket_with("a"), bucket_with("a")
+    with asking(once=True):
+        for bucket in (one, other):
+            ask(bucket, Head("a"))
+        thread = threading.Thread(target=ask, args=(one, Head("a")))
+        thread.start()
+        thread.join()
+    assert (one.asked, other.asked) == (["Head"] * 2, ["Head"])
+
+
+def test_few_answers_are_kept() -> None:
+    with asking(once=True):
+        assert [remembered(number, lambda: None) for number in range(100)] == [None] * 100
+        assert [remembered(number, lambda: "anew") for number in (0, 99)] == [None, "anew"]
