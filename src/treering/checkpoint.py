@@ -145,12 +145,11 @@ def save(
     """Save a pytree atomically; when this returns, it survives a power cut.
 
     A path that ends in ``.msgpack`` or ``.safetensors`` becomes one such file, any other a folder: array bytes in
-    safetensors files, and ``treering.json``, which makes them a checkpoint. Until that file is there, the old content
-    of the path is untouched.
+    safetensors files, and ``treering.json``, which makes them a checkpoint and is written last.
 
-    In a job of several processes (``jax.distributed``) all of them call this with the same path, which all must see,
-    and a tree of the same structure; each writes a part of the folder. No process returns before everything is durable,
-    and an error on one process is raised on all. Single files are written by each caller alone.
+    In a job of several processes (``jax.distributed``) all call this with the same path, which all must see, and a tree
+    of the same structure; each writes a part. No process returns before everything is durable, and an error on one is
+    raised on all. Single files are written by each caller alone.
 
     Args:
         path: the path to save to; a relative one counts from the current folder. Missing folders are created.
@@ -183,8 +182,7 @@ def save(
     ``NotFencedWarning``.
 
     Example:
-        >>> import os, tempfile
-        >>> import jax.numpy as jnp
+        >>> import os, tempfile, jax.numpy as jnp
         >>> path = os.path.join(tempfile.mkdtemp(), "ckpt")
         >>> save(path, {"w": jnp.ones((2, 3)), "step": 7}, metadata={"loss": 0.25})
         >>> load(path)["step"]
@@ -201,19 +199,11 @@ def save(
 
 
 def save_async(
-    path: str | os.PathLike[str],
-    tree: Any,
-    *,
-    only: str | Sequence[str] | None = None,
-    dtype: Dtypes = None,
-    metadata: Mapping[str, Any] | None = None,
-    overwrite: bool = False,
-    progress: Progress | bool | None = None,
-    processes: Literal["all", "this"] = "all",
-    host_local: Literal["first", "equal"] = "first",
-    timeout: float | None = None,
-    base: str | os.PathLike[str] | None = None,
-) -> PendingSave:
+    path: str | os.PathLike[str], tree: Any, *, only: str | Sequence[str] | None = None, dtype: Dtypes = None,
+    metadata: Mapping[str, Any] | None = None, overwrite: bool = False, progress: Progress | bool | None = None,
+    processes: Literal["all", "this"] = "all", host_local: Literal["first", "equal"] = "first",
+    timeout: float | None = None, base: str | os.PathLike[str] | None = None,
+) -> PendingSave:  # fmt: skip
     """Save a pytree like ``save``, in the background: this returns when treering holds a snapshot of the tree.
 
     Then you may donate arrays and write to numpy arrays. One thread writes one save after the other. At most two are in

@@ -322,12 +322,7 @@ def collect_after(
         known.refresh(run, step, there, seconds=seconds, left={*left, *hidden})
         held = end_leases(run, known.records) if leased else {}
         spared = held.keys() | (set() if state.calls is None else state.calls.pending())
-        judged: dict[int, str] = {}
-        with collect_errors(errors):  # a rule of the user's own may fail
-            known.passed = run.unchanged(run.read_resumes().passed) if noted else frozenset()
-            judged = known.removable(run, state.keep)
-        with collect_errors(errors):
-            _let_go(state, step, judged)
+        judged = _judge(state, run, step, errors, noted=noted)
         going = {old: digest for old, digest in judged.items() if old not in spared}
         state.spared = len(going) < len(judged)
         if back is not None:
@@ -343,6 +338,17 @@ def collect_after(
             with collect_errors(errors):
                 leave_leases(run)
     raise_first(error for error in errors if not isinstance(error, BusyError))  # the next call comes by again
+
+
+def _judge(state: RunState, run: RunFolder, step: int, errors: list[TreeringError], *, noted: bool) -> dict[int, str]:
+    """Return the steps that no rule keeps, each with the digest of its index; none where a rule fails."""
+    known, judged = state.known, dict[int, str]()
+    with collect_errors(errors):  # a rule of the user's own may fail
+        known.passed = run.unchanged(run.read_resumes().passed) if noted else frozenset()
+        judged = known.removable(run, state.keep)
+    with collect_errors(errors):
+        _let_go(state, step, judged)
+    return judged
 
 
 def _remove(
