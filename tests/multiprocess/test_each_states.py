@@ -68,3 +68,16 @@ def test_where_one_cannot_give_its_state_all_hear_of_it(tmp_path: Path, crews: C
     assert "numpy.asarray(x)" in one[1]["message"]
     assert "more than 1048576" in one[2]["message"]
     assert len(tr.load(tmp_path / "odd")["data"]) == 2
+
+
+def test_damaged_states_are_an_error_on_all_and_nothing_is_given_to_an_iterator(tmp_path: Path, crews: Crews) -> None:
+    path = tmp_path / "ckpt"
+    results(crews.run(saves_for_another_job, 2, devices=1, arguments=[str(path)], timeout=120))
+    (states,) = path.glob("data-*-00002-of-00003.safetensors")  # of process 0 and 1 the arrays, then the states
+    data = bytearray(states.read_bytes())
+    data[-1] ^= 1
+    states.write_bytes(data)
+    for one in results(crews.run(loads_what_others_saved, 2, devices=1, arguments=[str(path)], timeout=120)):
+        assert one["told"]["error"] == "CorruptError", one
+        assert one["told"]["seconds"] < 60
+        assert len(one["left"]) == 12
