@@ -17,9 +17,8 @@ from jax.sharding import NamedSharding, PartitionSpec
 import treering as tr
 from tests import faults
 from tests.multiprocess.jobs import say
+from tests.multiprocess.meetings import meetings_seen, time_limits_seen
 from tests.multiprocess.refusals import tree
-from treering._checkpoint.save_options import SaveOptions
-from treering._coordination import allgather
 from treering.errors import SaveFailedWarning, TreeringError
 
 _GENEROUS = 60.0
@@ -104,11 +103,10 @@ def tells_the_others(folder: str) -> list[list[Any]]:
 
 def _evaluates(run: tr.Run, signum: int) -> tuple[int, int, tr.run.Preemption, int]:
     """Ask between saves until something is heard; the last process gets a signal. Return where, what, and meetings."""
-    meetings: list[object] = []
     this, last = jax.process_index(), jax.process_count() - 1
     pause = threading.Event()
     with pytest.MonkeyPatch.context() as patch:
-        faults.before(patch, allgather, "allgather", meetings.append)
+        meetings = meetings_seen(patch)
         for step in range(10_000):
             for batch in range(3):
                 if (step, batch, this) == (5, 1, last):
@@ -129,9 +127,8 @@ def hears_between_saves(folder: str) -> list[Any]:
         run.save_on_signal(signal.SIGUSR1, grace=50)
         step, batch, heard, meetings = _evaluates(run, signal.SIGUSR1)
         left = heard.seconds_left
-        limits: list[float] = []
         with pytest.MonkeyPatch.context() as patch:
-            faults.before(patch, SaveOptions, "of", lambda *_, timeout, **__: limits.append(timeout))
+            limits = time_limits_seen(patch)
             saved = run.save(step, tree(step))
         told = [saved.saved, saved.reason, caught == [signal.SIGUSR1]]
         after = bool(run.save(step + 1, tree(step + 1)))

@@ -13,8 +13,10 @@ import pytest
 from jax.sharding import Mesh
 
 import treering as tr
+from tests import faults
 from tests.multiprocess.jobs import hear, say
 from treering._arrays.host import this_processes
+from treering._checkpoint.save_options import SaveOptions
 from treering._coordination import allgather
 from treering._coordination.allgather import PAYLOAD_BYTES, allgather_with_deadline
 from treering._coordination.job_handshake import next_sequence
@@ -22,6 +24,20 @@ from treering._coordination.message_board import PathMessageBoard
 from treering.leaves import tree_serialize_leaves
 
 _GENEROUS = 60.0
+
+
+def meetings_seen(patch: pytest.MonkeyPatch) -> list[object]:
+    """Return a list that fills with what this process brings to each meeting of all."""
+    rows: list[object] = []
+    faults.before(patch, allgather, "allgather", rows.append)
+    return rows
+
+
+def time_limits_seen(patch: pytest.MonkeyPatch) -> list[float]:
+    """Return a list that fills with how long each save waits for others."""
+    limits: list[float] = []
+    faults.before(patch, SaveOptions, "of", lambda *_, timeout, **__: limits.append(timeout))
+    return limits
 
 
 def told(work: Callable[[], Any]) -> dict[str, Any]:
