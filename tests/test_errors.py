@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import builtins
+import functools
 from pathlib import Path
 
 import treering
@@ -41,14 +42,20 @@ CAUGHT_INSIDE = {
 """Classes that never reach a caller, except as the public error that they are."""
 
 
-def defined() -> dict[str, ast.ClassDef]:
-    """Return the classes of treering that are errors or warnings, by name."""
-    classes = {
-        node.name: node
+@functools.cache
+def statements() -> list[ast.ClassDef | ast.Raise]:
+    """Return all classes and raises of treering; its modules are parsed once."""
+    return [
+        node
         for path in SOURCE.rglob("*.py")
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
-        if isinstance(node, ast.ClassDef)
-    }
+        if isinstance(node, ast.ClassDef | ast.Raise)
+    ]
+
+
+def defined() -> dict[str, ast.ClassDef]:
+    """Return the classes of treering that are errors or warnings, by name."""
+    classes = {node.name: node for node in statements() if isinstance(node, ast.ClassDef)}
 
     def is_error(name: str) -> bool:
         base = getattr(builtins, name, None)
@@ -80,8 +87,7 @@ def test_whatever_is_raised_by_its_name_is_known() -> None:
     known = {*errors.__all__, *dir(builtins), *OF_PEERS, *CAUGHT_INSIDE}
     raised = {
         called.id
-        for path in SOURCE.rglob("*.py")
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        for node in statements()
         if isinstance(node, ast.Raise)
         and isinstance(called := node.exc.func if isinstance(node.exc, ast.Call) else node.exc, ast.Name)
         and called.id[:1].isupper()

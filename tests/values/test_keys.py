@@ -106,10 +106,10 @@ def test_globs_by_example(glob: str, key: str, wanted: bool) -> None:
 
 
 def test_no_pattern_takes_long() -> None:
-    began = time.perf_counter()
+    began = time.thread_time()
     assert not matches("*a" * 2_000 + "b", ("a" * 100_000,))
     assert not matches("**/a/" * 50 + "b", ("a",) * 10_000)
-    assert time.perf_counter() - began < 5
+    assert time.thread_time() - began < 5
 
 
 PARTS = st.sampled_from(["a", "b", "ab", "*", "**", "a*", "*b", ""])
