@@ -16,6 +16,7 @@ from treering._arrays import incoming, jobs
 from treering._arrays.incoming import ReadRequest, StoredArrays
 from treering._checkpoint.forms import open_source
 from treering._runs import load_step
+from treering._store.posix.reading import LocalFile
 from treering._values.boxes import box_of_slices, slices
 
 Index = tuple[slice, ...]
@@ -34,6 +35,13 @@ def act_before_plans(patch: pytest.MonkeyPatch, act: Callable[[Sequence[ReadRequ
 def act_before_steps(patch: pytest.MonkeyPatch, act: Callable[[], object]) -> None:
     """Do something before each time that a run opens one of its steps, to load it."""
     faults.before(patch, load_step, "read_source", lambda *_, **__: act())
+
+
+def bytes_read(patch: pytest.MonkeyPatch) -> list[int]:
+    """Return a list that fills with the bytes of each read of a file on disk that does not begin at its start."""
+    counts: list[int] = []
+    faults.before(patch, LocalFile, "read", lambda _, offset, count: counts.append(count if offset else 0))
+    return counts
 
 
 def memory_held(patch: pytest.MonkeyPatch) -> list[int]:

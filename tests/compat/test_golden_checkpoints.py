@@ -15,7 +15,7 @@ import pytest
 
 import treering
 from tests.compat import independent_reader
-from tests.compat.golden_checkpoints import GOLDEN, METADATA, bits, trees
+from tests.compat.golden_checkpoints import GOLDEN, METADATA, bits, save_shared, trees
 
 TREES = trees()
 SPEC = Path(__file__).parents[2] / "docs" / "spec" / "checkpoint.md"
@@ -87,7 +87,10 @@ def statics(node: Any) -> list[Any]:
 
 @pytest.mark.parametrize("name", [name for name in TREES if name != "single.safetensors"])
 def test_they_are_written_as_they_were(tmp_path: Path, name: str) -> None:
-    treering.save(tmp_path / name, TREES[name], metadata={"run": "a"} if name == "example" else METADATA)
+    if name == "shared":
+        save_shared(tmp_path / name)
+    else:
+        treering.save(tmp_path / name, TREES[name], metadata={"run": "a"} if name == "example" else METADATA)
     assert document(tmp_path / name) == document(GOLDEN / name)
 
 
