@@ -16,6 +16,7 @@ from treering._arrays import incoming, jobs
 from treering._arrays.incoming import ReadRequest, StoredArrays
 from treering._checkpoint.forms import open_source
 from treering._runs import load_step, save_step
+from treering._store.posix.reading import LocalFile
 from treering._values.boxes import box_of_slices, slices
 
 Index = tuple[slice, ...]
@@ -44,6 +45,13 @@ def fail_steps(patch: pytest.MonkeyPatch, error: BaseException, *, name: str) ->
 def act_before_looks(patch: pytest.MonkeyPatch, act: Callable[[Path, int], object]) -> None:
     """Do something with a run and a step before it is looked at whether that step, which was committed, is whole."""
     faults.before(patch, save_step, "require_whole", act)
+
+
+def bytes_read(patch: pytest.MonkeyPatch) -> list[int]:
+    """Return a list that fills with the bytes of each read of a file on disk that does not begin at its start."""
+    counts: list[int] = []
+    faults.before(patch, LocalFile, "read", lambda _, offset, count: counts.append(count if offset else 0))
+    return counts
 
 
 def memory_held(patch: pytest.MonkeyPatch) -> list[int]:

@@ -23,11 +23,10 @@ import treering as tr
 from tests import limits
 from tests.checkpoint.in_background import write_by_threads
 from tests.checkpoint.together import PATIENT, Together, job_of, together, two
+from tests.command import here
 from tests.compat import independent_reader
 from tests.stores import store_at
 from treering._checkpoint import save_folder
-from treering._inspect.verify import verify
-from treering._runs.copy_run import copy_path
 from treering.errors import MismatchError, NotFoundError, UnsupportedError
 from treering.leaves import tree_serialize_leaves
 
@@ -87,7 +86,7 @@ def test_an_unchanged_tree_shares_all_its_files(tmp_path: Path) -> None:
     assert len(names) == 3  # of three attempts
     shutil.rmtree(tmp_path / "a")
     shutil.rmtree(tmp_path / "b")
-    assert verify(tmp_path / "c").ok
+    assert tr.verify(tmp_path / "c").ok
     assert same(tr.load(tmp_path / "c"), tree)
     assert index(tmp_path / "c")["treering"] == 1  # every reader reads it
 
@@ -111,7 +110,7 @@ def test_one_layer_of_a_stacked_leaf_is_all_that_is_written(tmp_path: Path) -> N
     tr.save(tmp_path / "b", tree, base=tmp_path / "a")
     assert written(tmp_path / "b") == 4096 + 1024
     assert index(tmp_path / "b")["treering"] == 5  # a shared file has bytes of no leaf
-    assert verify(tmp_path / "b").ok
+    assert tr.verify(tmp_path / "b").ok
     assert same(tr.load(tmp_path / "b"), tree)
     assert same(tr.load(tmp_path / "a"), tree_of())
     found, leaves = independent_reader.read(tmp_path / "b")
@@ -132,7 +131,7 @@ def test_a_file_of_which_less_than_half_is_used_is_written_anew(tmp_path: Path) 
         assert sum(file["nbytes"] - file["header"] for file in index(tmp_path / f"{layer + 1}")["files"]) <= 2 * live
     assert not numbers_of(tmp_path / "10") & numbers_of(tmp_path / "0")
     assert same(tr.load(tmp_path / "10"), tree)
-    assert verify(tmp_path / "10").ok
+    assert tr.verify(tmp_path / "10").ok
 
 
 @pytest.mark.parametrize("number", [errno.EPERM, errno.EMLINK, errno.EXDEV])
@@ -149,7 +148,7 @@ def test_where_no_link_can_be_the_bytes_are_written(
     tr.save(tmp_path / "b", tree_of(), base=tmp_path / "a")
     assert not numbers_of(tmp_path / "a") & numbers_of(tmp_path / "b")
     assert same(tr.load(tmp_path / "b"), tree_of())
-    assert verify(tmp_path / "b").ok
+    assert tr.verify(tmp_path / "b").ok
 
 
 def test_a_base_whose_file_is_damaged_or_lost_is_not_shared(tmp_path: Path) -> None:
@@ -160,7 +159,7 @@ def test_a_base_whose_file_is_damaged_or_lost_is_not_shared(tmp_path: Path) -> N
     content = file.read_bytes()
     file.write_bytes(content[:100] + b"x" + content[101:])  # its header
     tr.save(tmp_path / "c", tree_of(), base=tmp_path / "b")
-    assert verify(tmp_path / "c").ok
+    assert tr.verify(tmp_path / "c").ok
     file.unlink()
     tr.save(tmp_path / "d", tree_of(), base=tmp_path / "b")
     assert same(tr.load(tmp_path / "d"), tree_of())
@@ -235,7 +234,7 @@ def test_in_memory_the_server_copies(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [type(request).__name__ for request in asked].count("Copy") == 1
     store = store_at(f"{url}/a")
     store.remove(*store.names())
-    assert verify(f"{url}/b").ok
+    assert tr.verify(f"{url}/b").ok
     assert same(tr.load(f"{url}/b"), changed)
 
 
@@ -245,7 +244,7 @@ def test_a_base_in_another_store_is_compared_and_everything_is_written(tmp_path:
     tr.save(f"{url}/b", tree, base=tmp_path / "a")
     tr.save(tmp_path / "c", tree, base=f"{url}/b")
     assert same(tr.load(tmp_path / "c"), tree)
-    assert verify(f"{url}/b").ok
+    assert tr.verify(f"{url}/b").ok
 
 
 def leaves_directory(path: Path) -> None:
@@ -294,8 +293,8 @@ def test_copies_and_conversions_of_a_checkpoint_that_shares_files(tmp_path: Path
     tree["layers"] = tree["layers"].copy()
     tree["layers"][4] += 1
     tr.save(tmp_path / "b", tree, base=tmp_path / "a")
-    copy_path(str(tmp_path / "b"), str(tmp_path / "copy"), overwrite=False)
-    assert verify(tmp_path / "copy").ok
+    here("cp", str(tmp_path / "b"), str(tmp_path / "copy"), code=0)
+    assert tr.verify(tmp_path / "copy").ok
     assert np.array_equal(tr.load(tmp_path / "copy")["layers"], tree["layers"])
     tr.save(tmp_path / "c", tree, base=tmp_path / "copy")
     assert numbers_of(tmp_path / "c") == numbers_of(tmp_path / "copy")
@@ -342,7 +341,7 @@ def test_each_process_shares_its_own_boxes(together: Together, tmp_path: Path) -
         outcomes = together.save(tmp_path / f"{number}", trees_of, **wishes)
         assert outcomes == [None] * together.count
     for number, tree in enumerate(trees):
-        assert verify(tmp_path / f"{number}").ok
+        assert tr.verify(tmp_path / f"{number}").ok
         assert equal(tmp_path / f"{number}", tree)
     assert written(tmp_path / "1") == written(tmp_path / "3") == 0
     total = sum(index(tmp_path / "2")["chunks"]["nbytes"])
@@ -360,7 +359,7 @@ def test_another_number_of_processes_goes_on(tmp_path: Path, monkeypatch: pytest
     assert equal(tmp_path / "alone", tree)
     four = job_of(4, monkeypatch)
     assert four.save(tmp_path / "c", lambda process: tree, base=tmp_path / "alone") == [None] * 4
-    assert verify(tmp_path / "c").ok
+    assert tr.verify(tmp_path / "c").ok
     assert equal(tmp_path / "c", tree)
 
 
@@ -402,7 +401,7 @@ def test_a_process_that_finds_another_base_writes_its_part(two: Together, tmp_pa
     )
     assert outcomes == [None, None]
     assert equal(tmp_path / "c", tree)
-    assert verify(tmp_path / "c").ok
+    assert tr.verify(tmp_path / "c").ok
 
 
 def test_what_a_process_hands_in_has_to_fit(two: Together, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""Checkpoints of versions 1 and 4 as they were written once: the trees that went in, and how the files were made.
+"""Checkpoints of versions 1, 4 and 5 as they were written once: the trees that went in, and how the files were made.
 
     python -c "from tests.compat.golden_checkpoints import main; main()"    # writes golden/treering anew, on 8 devices
 
@@ -25,7 +25,7 @@ from jax.sharding import PartitionSpec as P
 import treering
 from tests.properties.strategies import EXTENDED_DTYPES, NUMPY_DTYPES
 
-__all__ = ["GOLDEN", "METADATA", "PART", "Layer", "Pair", "bits", "trees", "whole_of_part"]
+__all__ = ["GOLDEN", "METADATA", "PART", "Layer", "Pair", "bits", "save_shared", "trees", "whole_of_part"]
 
 GOLDEN = Path(__file__).parent / "golden" / "treering"
 METADATA = {"run": "a", "nested": {"list": [1, 2.5, None, True, "é"]}}
@@ -101,6 +101,19 @@ def _packed() -> dict[str, Any]:
     return {"layers": layers, "divided": _divided(), "odd": odd}
 
 
+def _shared(step: int) -> dict[str, Any]:
+    """A tree of which one array changes: its checkpoint is of version 5, and has a file with bytes of no leaf."""
+    return {"frozen": np.arange(40, dtype=np.int16), "trained": np.full(3, step, np.int16), "empty": np.zeros((0, 2))}
+
+
+def save_shared(path: Path) -> None:
+    """Save that tree with the one before as its base, which is removed."""
+    before = path.with_name("before")
+    treering.save(before, _shared(0))
+    treering.save(path, _shared(1), base=before, metadata=METADATA)
+    shutil.rmtree(before)
+
+
 def _single() -> dict[str, Any]:
     return {"a": [np.arange(3.0), (jnp.ones(2, jnp.bfloat16), None)], "ints": {5: np.float32(2)}}
 
@@ -126,6 +139,7 @@ def trees() -> dict[str, Any]:
         "containers": _containers(),
         "bare": np.arange(3),
         "packed": _packed(),
+        "shared": _shared(1),
         "single.safetensors": _single(),
         "single-2.safetensors": _single(),
     }
@@ -159,7 +173,10 @@ def main() -> None:
     old = (GOLDEN / "single.safetensors").read_bytes()
     shutil.rmtree(GOLDEN, ignore_errors=True)
     GOLDEN.mkdir(parents=True)
+    save_shared(GOLDEN / "shared")
     for name, tree in trees().items():
+        if name == "shared":
+            continue
         treering.save(GOLDEN / name, tree, metadata=METADATA if name != "example" else {"run": "a"})
     (GOLDEN / "single.safetensors").write_bytes(old)
     treering.save(GOLDEN / "part", whole_of_part(), metadata=METADATA, only=PART)

@@ -15,7 +15,7 @@ import pytest
 
 import treering
 from tests.compat import independent_reader
-from tests.compat.golden_checkpoints import GOLDEN, METADATA, PART, bits, trees, whole_of_part
+from tests.compat.golden_checkpoints import GOLDEN, METADATA, PART, bits, save_shared, trees, whole_of_part
 
 TREES = trees()
 SPEC = Path(__file__).parents[2] / "docs" / "spec" / "checkpoint.md"
@@ -98,7 +98,10 @@ def statics(node: Any) -> list[Any]:
 
 @pytest.mark.parametrize("name", [name for name in TREES if name != "single.safetensors"])
 def test_they_are_written_as_they_were(tmp_path: Path, name: str) -> None:
-    treering.save(tmp_path / name, TREES[name], metadata={"run": "a"} if name == "example" else METADATA)
+    if name == "shared":
+        save_shared(tmp_path / name)
+    else:
+        treering.save(tmp_path / name, TREES[name], metadata={"run": "a"} if name == "example" else METADATA)
     assert document(tmp_path / name) == document(GOLDEN / name)
 
 

@@ -13,8 +13,7 @@ import pytest
 import treering as tr
 from tests import limits
 from tests.command import here
-from treering._inspect.verify import verify
-from treering._store.posix.reading import LocalFile
+from tests.reads import bytes_read
 from treering.errors import UnsupportedError
 
 
@@ -56,7 +55,7 @@ def test_every_step_loads_whatever_went_before(path: str) -> None:
         run.delete(7)
         run.delete(9)
         assert_state(run.load(), 8)
-    assert verify(path).ok
+    assert tr.verify(path).ok
     with tr.Run(path, incremental=True) as run:  # a new program goes on from what is there
         run.save(20, state(20))
         run.save(9, state(9), rollback=True)
@@ -65,7 +64,7 @@ def test_every_step_loads_whatever_went_before(path: str) -> None:
         assert run.steps() == [8, 9, 10]
         for step in run.steps():
             assert_state(run.load(step), step)
-    assert verify(path).ok
+    assert tr.verify(path).ok
 
 
 def test_what_is_frozen_is_written_once_and_full_every_writes_it_anew(tmp_path: Path) -> None:
@@ -120,7 +119,7 @@ def test_branches_share_and_are_whole(tmp_path: Path) -> None:
     with tr.Run(tmp_path / "b") as branch:
         assert_state(branch.load(1), 1)
         assert_state(branch.load(5), 5)
-    assert verify(tmp_path / "b").ok
+    assert tr.verify(tmp_path / "b").ok
 
 
 def test_other_values_of_the_options_are_refused(tmp_path: Path) -> None:
@@ -137,15 +136,8 @@ def test_a_run_is_verified_by_reading_each_shared_file_once(tmp_path: Path, monk
     with tr.Run(tmp_path, incremental=True) as run:
         for step in range(5):
             run.save(step, state(step))
-    read: list[int] = []
-    opened = LocalFile.read
-
-    def note(file: LocalFile, offset: int, count: int) -> bytes:
-        read.append(count if offset else 0)  # headers are read under each name
-        return opened(file, offset, count)
-
-    monkeypatch.setattr(LocalFile, "read", note)
-    found = verify(tmp_path)
+    read = bytes_read(monkeypatch)
+    found = tr.verify(tmp_path)
     assert found.ok
     assert found.nbytes == 5 * (24000 + 8192)
     assert sum(read) == 24000 + 8192 + 4 * 1024
@@ -160,12 +152,12 @@ def test_damage_to_a_shared_file_names_all_steps_that_share_it(tmp_path: Path) -
     content = bytearray(file.read_bytes())
     content[4096 + 5] ^= 1
     file.write_bytes(content)
-    damaged = {Path(finding.file).parts[0] for finding in verify(tmp_path).findings}
+    damaged = {Path(finding.file).parts[0] for finding in tr.verify(tmp_path).findings}
     assert damaged == {f"step_{step:08}" for step in range(4)}
-    assert {finding.key for finding in verify(tmp_path).findings} == {"base"}
+    assert {finding.key for finding in tr.verify(tmp_path).findings} == {"base"}
     with tr.Run(tmp_path, incremental=True, full_every=1) as run:
         run.save(9, state(9))
-    assert verify(tmp_path / "step_00000009").ok
+    assert tr.verify(tmp_path / "step_00000009").ok
 
 
 def test_du_says_what_the_steps_share(tmp_path: Path) -> None:
