@@ -268,7 +268,9 @@ def remove_superseded(run: RunFolder, *, force: bool = False) -> tuple[list[Tree
     with collect_errors(errors):
         document = run.read_superseded()
         left = {} if document is None else document.left
-        held = end_leases(run, left, force=left if force else ()) if left else {}
+        # Who holds stamps this document first, then reads it: without the stamp nobody has overlooked the list.
+        leased = document is not None and document.leases
+        held = end_leases(run, left, force=left if force else ()) if leased else {}
         for step, attempt in left.items():
             with collect_errors(errors):
                 if step not in held:

@@ -16,6 +16,7 @@ from treering._checkpoint.save_options import Increment
 from treering._coordination.allgather import allgather_with_deadline, broadcast
 from treering._coordination.message_board import PathMessageBoard
 from treering._printable import show_path
+from treering._runs.folder import RunFolder
 from treering._runs.gc import KnownSteps, collect, judge, remove_steps
 from treering._runs.leases import CommitCalls, Lease, Watch, held_in, hold_step
 from treering._runs.outcomes import SaveOutcomes
@@ -291,7 +292,8 @@ class RunState:
         """Return the steps that process 0 is about to remove: of those that it spared, ``run.json`` still tells."""
         verdicts = judge(self.path, self.keep, resumed=self.held)
         going = [verdict.step for verdict in verdicts if not verdict.kept]
-        noted = read_run(self.path, noted_steps, set[int]()) if going else set()
+        spares = going and (self.calls is not None or read_run(self.path, RunFolder.has_left, False))
+        noted = read_run(self.path, noted_steps, set[int]()) if spares else set()
         return [step for step in going if not {step, verdicts[-1].step} <= noted]
 
     # ------------------------------------------------------------------------------------------------ what is there

@@ -313,11 +313,12 @@ def collect_after(
     known = state.known
     with RunFolder(state.path) as run:
         back = None
-        leased = run.has_left()
-        if leased and not run.is_left_for_leases():
+        leased = (left_there := run.has_left()) and run.is_left_for_leases()
+        if left_there and not leased:
             known.forget()
             errors, back = remove_superseded(run)
             back = run.read_superseded() if errors else back
+            leased = run.is_left_for_leases() if back is None else back.leases
         hidden = run.superseded_steps() if back is not None else ()
         known.refresh(run, step, there, seconds=seconds, left={*left, *hidden})
         held = end_leases(run, known.records) if leased else {}
