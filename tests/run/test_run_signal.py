@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 import functools
-import os
 import signal
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -18,11 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from jax.experimental import multihost_utils
 
-from tests import faults
+from tests import faults, warm
 from treering._runs.schedule import Signals
 from treering.errors import UnsupportedError
-
-ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture(autouse=True)
@@ -182,7 +176,7 @@ if not {forks}:
 signal.raise_signal(signal.SIGTERM)
 print("still there")
 """
-    done = subprocess.run([sys.executable, "-W", "ignore", "-c", program], capture_output=True, check=False, text=True)
+    done = warm.run("-W", "ignore", "-c", program)
     assert (done.returncode, done.stdout, done.stderr) == (100 - signal.SIGTERM if forks else -signal.SIGTERM, "", "")
 
 
@@ -258,19 +252,6 @@ def test_a_signal_that_interrupts_interrupts(heard: list[int]) -> None:
 # ---------------------------------------------------------------------------------------------------- in a real process
 
 
-def ended(program: str, **wishes: Any) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "PYTHONPATH": f"{ROOT / 'src'}", "JAX_PLATFORMS": "cpu"}
-    return subprocess.run(
-        [sys.executable, "-c", program],
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-        **wishes,
-    )
-
-
 def test_a_child_that_was_forked_off_ends_when_it_is_told_to() -> None:
     program = """
 import os, signal, sys
@@ -288,7 +269,7 @@ print(signals.noted == signal.SIGTERM, flush=True)
 signals.pass_signal_on(signal.SIGTERM)
 print("never")
 """
-    end = ended(program)
+    end = warm.run("-W", "ignore", "-c", program)
     assert (end.stdout.split(), end.returncode) == (["-15", "None", "True"], -signal.SIGTERM), end.stderr
 
 
@@ -317,7 +298,7 @@ for _ in range(20):
         told[number] += run.hear_preemption()
 print(told, flush=True)
 """
-    end = ended(program)
+    end = warm.run("-W", "ignore", "-c", program)
     assert (end.stdout.splitlines(), end.returncode) == (["[False, False]", "[1, 1]"], 0), end.stderr
 
 
