@@ -360,8 +360,8 @@ def load_async(path: Where, like: Any = None, **options: Unpack[LoadKeywords]) -
 
     Raises:
         UnsupportedError: an option has no meaning, or ``shardings``, ``mesh`` or ``like`` name several processes. What
-            else ``load`` raises comes from ``result()``, ``exception()`` or ``await``; where nobody asks, it is a line
-            on stderr at the program's end, with status 1.
+            else ``load`` raises comes from ``result()`` or ``await``; where nobody asks, it is a line on stderr at the
+            program's end, with status 1.
 
     Example:
         >>> import os, tempfile

@@ -139,6 +139,36 @@ def test_in_a_run_and_over_each_other(tmp_path: Path) -> None:
     assert load_async(both, {"lora": ...}, extra="ignore").result()["lora"]["a"].tolist() == [1, 1]
 
 
+class Counter:
+    """An iterator that gives its state."""
+
+    def __init__(self) -> None:
+        self.state: Any = {"at": 3, "seen": [1, (2, np.ones(2))]}
+
+    def get_state(self) -> Any:
+        return self.state
+
+    def set_state(self, state: Any) -> None:
+        self.state = state["at"]
+
+
+def test_beside_items_that_keep_their_own_state(tmp_path: Path) -> None:
+    def tree(data: Any) -> Any:
+        return {"data": {"train": data, "n": 5}, "params": TREE["params"], "key": TREE["key"]}
+
+    tr.save(tmp_path / "each", tree(tr.each({"at": 3})))
+    found = load(tmp_path / "each", {**dict.fromkeys(("key", "params"), ...), "data": {"train": tr.each(None), "n": 0}})
+    assert found["data"]["train"].item == {"at": 3}
+    assert_unchanged(found["params"], load(tmp_path / "each", at="params"))
+    with tr.Run(tmp_path / "run") as run:
+        run.save(1, tree(Counter())).result()
+        data = Counter()
+        found = run.load(1, {"params": ..., "key": ..., "data": {"train": data, "n": ...}})
+        assert data.state == 3
+        assert_unchanged(found["params"], run.load(1, at="params"))
+        assert found["data"]["n"] == 5
+
+
 def test_in_other_forms(tmp_path: Path) -> None:
     state = {"a": {"w": np.ones(2, "f4"), "b": np.zeros(3, "f4")}, "c": np.arange(2)}
     tr.save(tmp_path / "x.safetensors", state)

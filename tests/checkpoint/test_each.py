@@ -167,6 +167,38 @@ def test_states_of_all_are_saved_again_as_they_are(two: Together, tmp_path: Path
     assert [state["process"] for state in again[:1]] == [0]
 
 
+class Silent(Counter):
+    """One that must not be asked."""
+
+    def get_state(self) -> Any:
+        raise AssertionError("asked for its state")
+
+
+def test_of_a_part_only_the_states_in_it_are_asked_for(together: Together, tmp_path: Path) -> None:
+    def tree_of(process: int) -> Any:
+        return {"w": np.arange(3), "a": tr.each(Counter(process)), "b": {"c": tr.each(Silent())}}
+
+    for number, only in enumerate([["w", "a"], ["w", "**/a"], ["*/processes", "a/states", "w"]]):
+        path = tmp_path / str(number)
+        assert together.save(path, tree_of, only=only) == [None] * together.count
+        assert [state["position"] for state in tr.load(path)["a"]] == list(range(together.count))
+        tr.save(path / "alone", tree_of(7), only=only)
+        assert list(tr.load(path / "alone")["a"]) == [{"position": 7}]
+    with pytest.raises(MismatchError, match=r"part of the states at 'a'"):
+        tr.save(tmp_path / "no", tree_of(0), only=["w", "a/states"])
+    assert not (tmp_path / "no").exists()
+
+
+@pytest.mark.parametrize("processes", ["all", "this"])
+def test_the_rest_of_the_tree_may_be_what_jax_refuses(tmp_path: Path, processes: Any) -> None:
+    tree: dict[str, Any] = {"odd": {1: np.ones(2), "x": 3}, "data": tr.each({"n": 1})}
+    tr.save(tmp_path / "a", tree, processes=processes)
+    assert tr.load(tmp_path / "a")["odd"]["x"] == 3
+    tree["odd"]["itself"] = [tree]
+    with pytest.raises(UnsupportedError, match="it may hold itself"):
+        tr.save(tmp_path / "b", tree, processes=processes)
+
+
 # ------------------------------------------------------------------------------------------ another number of them
 
 

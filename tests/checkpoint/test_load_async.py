@@ -141,7 +141,7 @@ def test_a_fork_has_no_result(path: str) -> None:
 
 
 PROGRAM = """
-import sys, threading
+import asyncio, sys, threading
 import numpy as np
 import treering as tr
 path, way = sys.argv[1:]
@@ -153,13 +153,33 @@ if way == "failed":
         pass
     while not pending.done():
         pass
+elif way == "cancelled":
+    stopped = threading.Event()
+
+    def fail(done, total):
+        stopped.wait(60)
+        raise ValueError("too late")
+
+    async def cancel():
+        task = asyncio.ensure_future(wait(pending := tr.load_async(path, progress=fail)))
+        await asyncio.sleep(0.05)
+        task.cancel()
+        await asyncio.wait([task])
+        stopped.set()
+        while not pending.done():
+            await asyncio.sleep(0.01)
+
+    async def wait(pending):
+        await pending
+
+    asyncio.run(cancel())
 else:
     stopped = threading.Event()
     tr.load_async(path, progress=lambda done, total: stopped.wait(0.01))
 """
 
 
-@pytest.mark.parametrize("way", ["failed", "under way"])
+@pytest.mark.parametrize("way", ["failed", "cancelled", "under way"])
 def test_the_end_of_a_program(way: str, tmp_path: Path) -> None:
     tr.save(tmp_path / "ckpt", {"w": np.zeros(1 << 20)})
     run = subprocess.run(
@@ -169,9 +189,10 @@ def test_the_end_of_a_program(way: str, tmp_path: Path) -> None:
         timeout=120,
         check=False,
     )
-    if way == "failed":
+    if way != "under way":
         assert run.returncode == 1
-        assert run.stderr.count("its error was never raised: NotFoundError") == 1
+        kind = "NotFoundError" if way == "failed" else "ValueError"
+        assert run.stderr.count(f"its error was never raised: {kind}") == 1
     else:
         assert (run.returncode, run.stderr) == (0, "")
 

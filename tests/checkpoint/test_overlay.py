@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -275,6 +276,18 @@ def test_a_merge_is_a_conversion(tmp_path: Path) -> None:
         run.save(1, base)
     with pytest.raises(UnsupportedError, match="is a run"):
         tr.convert([tmp_path / "hf", tmp_path / "run"], tmp_path / "no")
+
+
+def test_states_of_processes_take_the_place_of_one_state(tmp_path: Path) -> None:
+    states: list[Any] = [{"n": 1, "seed": 2}, tr.each({"n": 3}), tr.each({"n": 4, "more": 5})]
+    for number, state in enumerate(states):
+        tr.save(tmp_path / str(number), {"data": state, "w": number})
+    for lower, upper in itertools.permutations(range(len(states)), 2):
+        paths = [tmp_path / str(lower), tmp_path / str(upper)]
+        found: Any = load(paths, {"data": tr.each(None), "w": 0})
+        assert found["data"].item == (states[upper].item if upper else states[upper])
+        with tr.open(paths) as opened:
+            assert {opened.origin(key) for key in opened} == {str(paths[1])}
 
 
 _TREES = st.recursive(

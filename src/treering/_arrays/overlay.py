@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 from treering._arrays.incoming import ReadRequest
 from treering._arrays.jobs import Progress
 from treering._arrays.source import Source
+from treering._format.columns import EACH_STATES
 from treering._format.index import Chunks, Container, Index, LeafType, Token
 from treering._format.structure import assemble, iter_runs, key_text, nest_paths, node_keys
 from treering._plan.exchange import StoredChunk
@@ -123,7 +124,8 @@ def _merge(lower: _Node, upper: _Node, indexes: Sequence[Index], paths: Sequence
         lower, upper, path = pairs.pop()
         for text, above in upper.children.items():
             below = lower.children.get(text)
-            if isinstance(below, _Node) and isinstance(above, _Node):
+            # The states of processes are one thing, whatever a state was before.
+            if isinstance(below, _Node) and isinstance(above, _Node) and _is_each(below) == _is_each(above):
                 fits = "dict" in (below.head.node, above.head.node) or _name(below) == _name(above)
                 pairs.append((below, above, (*path, text)))
             else:
@@ -138,6 +140,10 @@ def _merge(lower: _Node, upper: _Node, indexes: Sequence[Index], paths: Sequence
                 hint = "save the upper one with only=, so that it holds nothing but its own leaves"
                 raise MismatchError(what, hint=hint)
         lower.head, lower.tree = _merge_heads(lower.head, upper.head), upper.tree
+
+
+def _is_each(node: _Node) -> bool:
+    return node.head.class_name == EACH_STATES
 
 
 def _name(child: _Node | _Place) -> str:

@@ -123,8 +123,8 @@ class PendingLoad(Generic[T]):
         self._require_own()
         try:
             return (yield from asyncio.wrap_future(self._future).__await__())
-        finally:
-            self._told = True
+        finally:  # who was cancelled has heard nothing
+            self._told = self._told or self._future.done()
 
     def _require_own(self) -> None:
         """Refuse to answer in a fork, in which nothing goes on."""

@@ -16,8 +16,6 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 
-import jax
-
 from treering._arrays.host import this_processes
 from treering._arrays.outgoing import ALONE, SavedPart
 from treering._arrays.plan_cache import TreePlan, plan_tree
@@ -115,7 +113,7 @@ def prepare_alone(tree: Any, options: SaveOptions) -> PreparedSave:
         UnsupportedError: the form cannot hold it.
     """
     prepare = _FILES.get(options.path.suffix.lower())
-    held, _ = hold_states(tree, lambda: 1)
+    held, _ = hold_states(tree, 1, options.part.only)
     if prepare is None:
         return FolderSave(plan_tree(held, ALONE, options.part))
     if held is not tree:
@@ -144,8 +142,11 @@ def plan_together(
     try:
         finish_earlier()
         options.python_metadata()
-        held, own = hold_states(tree, lambda: this_processes(jax.tree_util.tree_leaves(tree)).count)
+        held, own = hold_states(tree, count := this_processes(()).count, options.part.only)
         plan = plan_tree(held, part=options.part)
+        if held is not tree and plan.processes.count != count:  # an array tells of a job that jax did not
+            held, own = hold_states(tree, plan.processes.count, options.part.only)
+            plan = plan_tree(held, part=options.part)
         if own:  # of a part of the tree, those that are in it
             own = {key: own[key] for key in plan.flat.keys if key in own}
             plan = dataclasses.replace(plan, states=own)

@@ -15,7 +15,7 @@ from treering._checkpoint.joint_load import LoadGroup
 from treering._checkpoint.load import OF_LIKE, LoadOptions, load_parts, plan_load, select_part
 from treering._format.columns import EACH_STATES
 from treering._format.index import Container, leaf_bytes
-from treering._format.selection import Selection, select
+from treering._format.selection import Selection, drop_leaves, select
 from treering._runs.results import Stateful
 from treering._tree.each import (
     SIZE,
@@ -218,10 +218,8 @@ def _has(part: Selection, stored: str) -> bool:
 
 
 def _without(part: Selection, stored: Sequence[str]) -> Selection:
-    """Return a part without some branches; its structure tells of them still, which only ``like`` is asked for."""
-    stay = [number for number, key in enumerate(part.keys) if not any(_below(key, one) for one in stored)]
-    leaves, keys = [part.leaves[number] for number in stay], [part.keys[number] for number in stay]
-    return Selection(structure=part.structure, leaves=leaves, keys=keys)
+    """Return a part without the leaves of some branches."""
+    return drop_leaves(part, {key for key in part.keys if any(_below(key, one) for one in stored)})
 
 
 def _whole(source: Source, part: Selection, stored: str, options: LoadOptions) -> Selection:

@@ -25,7 +25,7 @@ from treering._printable import kind_of
 from treering._tree.flatten import flatten
 from treering._values.dtypes import check_writable, lookup, numpy_dtype
 from treering._values.human import pluralize
-from treering._values.keys import escape_part, split_key
+from treering._values.keys import GlobSet, escape_part, split_key
 from treering.errors import CorruptError, MismatchError, UnsupportedError
 
 MOST_BYTES: Final = 1 << 20
@@ -238,22 +238,27 @@ def key_of(place: Place) -> str:
     return "/".join(escape_part(key_text(name)) for name in place)
 
 
-def hold_states(tree: Any, processes: Callable[[], int]) -> tuple[Any, dict[str, bytes]]:
+def hold_states(tree: Any, count: int, only: Sequence[str] | None = None) -> tuple[Any, dict[str, bytes]]:
     """Return what is saved of a tree with markers, and the own states by the keys of the leaves that get those of all.
 
     A process that saves alone has them in the tree; in a job they are put there when process 0 has those of all.
 
     Args:
         tree: the tree.
-        processes: tells how many processes save it together.
+        count: how many processes save it together.
+        only: the globs of what is saved; no state is asked of an item that they leave out.
 
     Raises:
         UnsupportedError: a state cannot be saved, or all of them are too large.
+        MismatchError: a glob keeps a part of the states of an item.
     """
     if not (found := find_items(tree, is_each) if Each.is_used else {}):
         return tree, {}
-    count, held = processes(), dict[Place, bytes]()
+    held = dict[Place, bytes]()
+    globs = None if only is None else GlobSet(only)
     for place, item in found.items():
+        if globs is not None and not _keeps(globs, place):
+            continue
         try:
             held[place] = encode_state(item.get_state())
         except UnsupportedError as error:
@@ -262,9 +267,29 @@ def hold_states(tree: Any, processes: Callable[[], int]) -> tuple[Any, dict[str,
     if (total := sum(map(len, held.values()))) > MOST_BYTES:
         what = f"the states that this process has marked with treering.each have {pluralize(total, 'bytes')}"
         raise UnsupportedError(f"{what}, more than {MOST_BYTES}", hint="save what is large as arrays of the tree")
-    items = {place: EachStates(count, b"" if count > 1 else pack([blob])) for place, blob in held.items()}
+    items = {place: EachStates(count, pack([held[place]]) if count == 1 and place in held else b"") for place in found}
     own = {key_of((*place, STATES)): blob for place, blob in held.items()} if count > 1 else {}
     return put_items(tree, tree, items), own
+
+
+def _keeps(globs: GlobSet, place: Place) -> bool:
+    """Tell whether globs keep the states of an item.
+
+    Raises:
+        MismatchError: they keep a part of them.
+    """
+    state = globs.start
+    for part in map(key_text, place):
+        if globs.accepted(state):
+            return True
+        state = globs.step(state, part)
+    inside = [bool(globs.accepted(globs.step(state, field.name))) for field in dataclasses.fields(EachStates)]
+    if globs.accepted(state) or all(inside):
+        return True
+    if any(inside):
+        key = key_of(place)
+        raise MismatchError(f"only= keeps a part of the states at {key!r:.200}", hint=f"keep {key!r:.200}, or leave it")
+    return False
 
 
 # ------------------------------------------------------------------------------------------------------------- bytes
