@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
+from safetensors.numpy import load_file
 
 import treering as tr
 from tests import limits
@@ -26,8 +27,13 @@ from tests.checkpoint.together import PATIENT, Together, job_of, together, two
 from tests.command import here
 from tests.compat import independent_reader
 from tests.stores import store_at
+from treering._arrays.outgoing import ALONE
+from treering._arrays.plan_cache import plan_tree
+from treering._background.writer import Watch
 from treering._checkpoint import save_folder
-from treering.errors import MismatchError, NotFoundError, UnsupportedError
+from treering._checkpoint.save_options import SaveOptions
+from treering._store.posix.reading import LocalFile
+from treering.errors import MismatchError, NotFoundError, StoreError, UnsupportedError
 from treering.leaves import tree_serialize_leaves
 
 __all__ = ["together", "two"]
@@ -163,6 +169,105 @@ def test_a_base_whose_file_is_damaged_or_lost_is_not_shared(tmp_path: Path) -> N
     file.unlink()
     tr.save(tmp_path / "d", tree_of(), base=tmp_path / "b")
     assert same(tr.load(tmp_path / "d"), tree_of())
+
+
+def test_a_base_that_cannot_be_read_is_not_shared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tr.save(tmp_path / "a", tree_of())
+    (file,) = (tmp_path / "a").glob("data-*")
+    file.rename(tmp_path / "elsewhere")
+    try:
+        file.symlink_to(tmp_path / "elsewhere")
+    except OSError:
+        pytest.skip("no links here")
+    tr.save(tmp_path / "b", tree_of(), base=tmp_path / "a")
+    assert same(tr.load(tmp_path / "b"), tree_of())
+    tr.save(tmp_path / "c", tree_of(), base=tmp_path / "b")
+
+    read = LocalFile.read
+
+    def refuse(file: LocalFile, offset: int, count: int) -> bytes:
+        if Path(file.path).suffix == ".json":
+            return read(file, offset, count)
+        raise StoreError.of(OSError(errno.EIO, os.strerror(errno.EIO)), file.path, "read")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(LocalFile, "read", refuse)
+        tr.save(tmp_path / "d", tree_of(), base=tmp_path / "c")
+    assert not numbers_of(tmp_path / "c") & numbers_of(tmp_path / "d")
+    assert same(tr.load(tmp_path / "d"), tree_of())
+
+
+@pytest.mark.skipif(os.name == "nt", reason="what is open is not removed there")
+def test_a_base_whose_files_go_while_they_are_linked_is_not_missed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tree = tree_of()
+    tr.save(tmp_path / "a", tree)
+    tree["layers"] = tree["layers"].copy()
+    tree["layers"][4] += 1
+    tr.save(tmp_path / "b", tree, base=tmp_path / "a")
+    assert len(numbers_of(tmp_path / "b")) == 2
+    link, linked = os.link, list[str]()
+
+    def remove_before(old: Any, new: Any, **at: Any) -> None:
+        if "data-" in str(new):
+            linked.append(str(new))
+            if len(linked) == 2:
+                shutil.rmtree(tmp_path / "b")
+        link(old, new, **at)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "link", remove_before)
+        tr.save(tmp_path / "c", tree, base=tmp_path / "b")
+    assert len(linked) == 2
+    assert tr.verify(tmp_path / "c").ok
+    assert same(tr.load(tmp_path / "c"), tree)
+    named = {file["name"] for file in index(tmp_path / "c")["files"]}
+    assert {file.name for file in (tmp_path / "c").glob("data-*")} == named
+
+
+def test_digests_beside_checksums_of_other_blocks_are_not_relied_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limits.lower(monkeypatch, compared_box=16 << 20)
+    tree = {"w": np.arange(60000.0), "v": np.ones(9)}
+    tr.save(tmp_path / "a", {"other": np.ones(3)})
+    with monkeypatch.context() as patch:
+        patch.setattr("treering._format.safetensors.block_bytes", lambda _: 1 << 18)
+        tr.save(tmp_path / "b", tree, base=tmp_path / "a")
+    monkeypatch.setattr(save_folder, "_INDEXES", [])
+    tr.save(tmp_path / "c", tree, base=tmp_path / "b")
+    assert tr.verify(tmp_path / "c").ok
+    assert np.array_equal(tr.load(tmp_path / "c")["w"], tree["w"])
+
+
+def test_a_save_waits_for_a_base_in_flight(tmp_path: Path) -> None:
+    tree = {"w": np.arange(3e6)}
+    tr.save_async(tmp_path / "a", tree)
+    tr.save(tmp_path / "b", tree, base=tmp_path / "a")
+    assert written(tmp_path / "b") == 0
+
+
+def test_a_long_comparison_is_seen_to_go_on(tmp_path: Path) -> None:
+    tr.save(tmp_path / "a", tree_of())
+    plan, moved = plan_tree(tree_of(), ALONE), list[int]()
+
+    class Counting(Watch):
+        def move(self) -> None:
+            moved.append(1)
+
+    options = SaveOptions.of(
+        tmp_path / "b", base=tmp_path / "a", metadata=None, overwrite=False, progress=None, timeout=None
+    )
+    save_folder.write_folder(plan, options, Counting())
+    assert len(moved) > len(index(tmp_path / "b")["chunks"]["leaf"])
+
+
+def test_the_header_of_a_shared_file_says_the_shapes_of_its_arrays(tmp_path: Path) -> None:
+    tr.save(tmp_path / "a", {"w": np.zeros((4, 16), np.float32)})
+    tr.save(tmp_path / "b", {"w": np.zeros(64, np.float32)}, base=tmp_path / "a")
+    (file,) = (tmp_path / "b").glob("data-*")
+    assert load_file(file)["w"].shape == (64,)
 
 
 def test_a_changed_numpy_array_and_one_that_jax_sees_without_a_copy_are_found_by_their_bytes(tmp_path: Path) -> None:

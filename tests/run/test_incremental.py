@@ -14,7 +14,7 @@ import treering as tr
 from tests import limits
 from tests.command import here
 from tests.reads import bytes_read
-from treering.errors import UnsupportedError
+from treering.errors import CorruptError, UnsupportedError
 
 
 @pytest.fixture(autouse=True)
@@ -103,6 +103,62 @@ def test_a_step_that_is_gone_or_damaged_is_no_base_and_no_error(tmp_path: Path) 
         run.wait()
         assert_state(run.load(3), 3)
         assert np.array_equal(run.load(4)["other"], np.ones(3))
+
+
+def damage(run: Path, step: int) -> None:
+    """Change a byte of a leaf that does not change, in the files of one step."""
+    for file in (run / f"step_{step:08}").glob("data-*"):
+        content = bytearray(file.read_bytes())
+        content[4096 + 5] ^= 1
+        file.chmod(0o644)
+        file.write_bytes(content)
+
+
+@pytest.mark.parametrize("resumes", ["by itself", "by number"])
+def test_a_step_that_was_found_damaged_is_no_base(tmp_path: Path, resumes: str) -> None:
+    with tr.Run(tmp_path, incremental=True, full_every=1) as run:
+        for step in (1, 2):
+            run.save(step, state(step))
+    damage(tmp_path, 2)
+    with tr.Run(tmp_path, incremental=True) as run:
+        if resumes == "by itself":
+            with pytest.warns(tr.errors.StepPassedOverWarning):
+                assert_state(run.load(fallback=True), 1)
+        else:
+            with pytest.raises(CorruptError):
+                run.load()
+            assert_state(run.load(1), 1)
+        run.save(3, state(3))
+        run.save(4, state(4))
+        run.wait()
+        assert {*files(tmp_path, 3).values()} & {*files(tmp_path, 1).values()}
+        damage(tmp_path, 4)  # the files that it shares, too
+        tr.save(tmp_path / "step_00000001", state(1), overwrite=True)
+        with pytest.warns(tr.errors.StepPassedOverWarning):
+            assert_state(run.load(fallback=True), 1)
+        run.save(5, state(5))
+    assert tr.verify(tmp_path / "step_00000005").ok
+
+
+def test_a_step_that_was_passed_over_by_another_program_is_no_base(tmp_path: Path) -> None:
+    with tr.Run(tmp_path, incremental=True, full_every=1) as run:
+        for step in (1, 2):
+            run.save(step, state(step))
+    damage(tmp_path, 2)
+    with tr.Run(tmp_path) as run, pytest.warns(tr.errors.StepPassedOverWarning):
+        run.load(fallback=True)
+    with tr.Run(tmp_path, incremental=True) as run:
+        run.save(3, state(3))
+    assert tr.verify(tmp_path / "step_00000003").ok
+    assert {*files(tmp_path, 3).values()} & {*files(tmp_path, 1).values()}
+
+
+def test_a_plain_save_counts_as_the_first_of_a_chain(tmp_path: Path) -> None:
+    with tr.Run(tmp_path) as run:
+        run.save(1, state(1))
+    with tr.Run(tmp_path, incremental=True, full_every=1) as run:
+        run.save(2, state(2))
+    assert not {*files(tmp_path, 1).values()} & {*files(tmp_path, 2).values()}
 
 
 def test_branches_share_and_are_whole(tmp_path: Path) -> None:

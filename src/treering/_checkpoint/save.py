@@ -77,15 +77,21 @@ def save_tree(tree: Any, options: SaveOptions) -> None:
     """Save ``tree``; ``treering.save`` says more."""
     with phase("save/blocked"), report("save", options.path), showing(options.progress):
         if not options.together:
-            finish_saves(options.path)
+            _finish_earlier(options)
             prepare_alone(tree, options).write(options)
             return
-        plan, processes = plan_together(tree, options, lambda: finish_saves(options.path))
+        plan, processes = plan_together(tree, options, lambda: _finish_earlier(options))
         if processes.count > 1:
             _require_place(options.path)
             write_share(begin_call(options, processes), plan, options)
         else:
             FolderSave(require_value(plan)).write(options)
+
+
+def _finish_earlier(options: SaveOptions) -> None:
+    """Wait for what is in flight to the path, and to the base, which has to be there before this one is written."""
+    for path in (options.path, *(() if options.increment is None else options.increment.find())):
+        finish_saves(path)
 
 
 def counted(

@@ -56,17 +56,17 @@ from treering._store.open_folder import OpenFolder
 from treering._tree.each import pack, unpack
 from treering._tree.flatten import Flattened
 from treering._values.boxes import Box
-from treering._values.checksums import SMALLEST_BLOCK, block_checksums, digest, pack_checksums, unpack_checksums
+from treering._values.checksums import (
+    SMALLEST_BLOCK,
+    block_bytes,
+    block_checksums,
+    digest,
+    pack_checksums,
+    unpack_checksums,
+)
 from treering._values.processes import Processes, format_processes
 from treering._values.telemetry import phase
-from treering.errors import (
-    CorruptError,
-    MismatchError,
-    NotFoundError,
-    ProcessFailedError,
-    TreeringError,
-    UnsupportedError,
-)
+from treering.errors import MismatchError, ProcessFailedError, TreeringError, UnsupportedError
 
 
 def write_folder(plan: TreePlan, options: SaveOptions, watch: Watch) -> None:
@@ -81,7 +81,7 @@ def write_folder(plan: TreePlan, options: SaveOptions, watch: Watch) -> None:
             index = make_index(plan.flat, layout, checksums, metadata, attempt=folder.attempt)
         else:
             boxes = OwnBoxes(keys=plan.flat.keys, leaves=plan.leaves, rows=plan.boxes())
-            part = write_changed(folder, boxes, older, options)
+            part = write_changed(folder, boxes, older, options, watch)
             layout = part.layout
             index = make_index(plan.flat, layout, part.checksums, metadata, attempt=folder.attempt)
             index = with_digests(index, part.digests, older, layout)
@@ -229,7 +229,7 @@ class OlderCheckpoint:
                 continue
             if attempt is not None and index.attempt != attempt:
                 continue
-            if increment.full_every is not None and index.saves >= increment.full_every:
+            if increment.full_every is not None and max(1, index.saves) >= increment.full_every:
                 return None
             return _older_boxes(path, index)
         return None
@@ -237,17 +237,24 @@ class OlderCheckpoint:
     def places_of(self, own: OwnBoxes) -> Sequence[int]:
         """Return the number of each box of a new tree here, -1 for one that is not there."""
         index, leaves = self.index, own.leaves
-        dtypes = [kind.dtype for kind in leaves.types]
+        dtypes = [(kind.dtype, kind.shape) for kind in leaves.types]
         own_dtypes = list(map(dtypes.__getitem__, leaves.leaf_types))
-        dtypes = [kind.dtype for kind in index.types]
+        dtypes = [(kind.dtype, kind.shape) for kind in index.types]
         there = list(map(dtypes.__getitem__, index.leaf_types))
         if index.digests and index.keys == own.keys and there == own_dtypes:
             rows = list(zip(index.chunks.leaf, index.chunks.box, strict=True))
             if rows == own.rows:
                 return range(len(rows))
-        keys, kinds = map(index.keys.__getitem__, self.leaf), map(there.__getitem__, self.leaf)
-        numbers = dict(zip(zip(keys, kinds, self.box, strict=True), range(len(self.leaf)), strict=True))
-        return [numbers.get((own.keys[leaf], own_dtypes[leaf], box), -1) for leaf, box in own.rows]
+        # A whole leaf has its shape in the header of its file, a box has its own.
+        theirs = zip(self.leaf, self.box, strict=True)
+        numbers = {
+            (index.keys[leaf], *(there[leaf] if box is None else (there[leaf][0], box))): number
+            for number, (leaf, box) in enumerate(theirs)
+        }
+        return [
+            numbers.get((own.keys[leaf], *(own_dtypes[leaf] if box is None else (own_dtypes[leaf][0], box))), -1)
+            for leaf, box in own.rows
+        ]
 
 
 def _refused_base(path: Path, error: TreeringError) -> TreeringError:
@@ -264,6 +271,8 @@ def _refused_base(path: Path, error: TreeringError) -> TreeringError:
 def _older_boxes(path: Path, index: Index) -> OlderCheckpoint:
     """Return a checkpoint by its boxes: its chunks; those that no digests were noted of are cut as a new tree is."""
     chunks = index.chunks
+    if any(block_bytes(nbytes) != block for nbytes, block in set(zip(chunks.nbytes, chunks.block, strict=True))):
+        index = dataclasses.replace(index, digests=b"")  # its checksums are of other blocks than those of a new one
     file_bytes = [entry.nbytes - entry.header for entry in index.files]
     if index.digests:
         boxes = OlderBoxes(file=chunks.file, nbytes=chunks.nbytes, offset=chunks.offset, file_bytes=file_bytes)
@@ -302,7 +311,7 @@ class _OlderData:
         """Tell whether a box has that digest."""
         if table := self._older.index.digests:
             return table[DIGEST_BYTES * number : DIGEST_BYTES * number + DIGEST_BYTES] == found
-        with contextlib.suppress(CorruptError, NotFoundError):  # then it is written
+        with contextlib.suppress(TreeringError):  # then it is written
             return self.facts_of(number)[0] == found
         return False
 
@@ -345,6 +354,7 @@ def write_changed(
     own: OwnBoxes,
     older: OlderCheckpoint | None,
     options: SaveOptions,
+    watch: Watch,
     *,
     process: int = 0,
     first: int = 0,
@@ -357,6 +367,7 @@ def write_changed(
         own: the boxes of this process.
         older: the older checkpoint, if there is one.
         options: what the caller asks for.
+        watch: watches the save.
         process: this process.
         first: the number of its first file.
         count: how many files there are at most; None where this process is alone.
@@ -370,12 +381,11 @@ def write_changed(
     boxes = OlderBoxes(file=(), nbytes=(), file_bytes=()) if older is None else older.boxes
     sizes = shares.row_bytes(rows, leaves.types, leaves.leaf_types)
     # Should it be removed meanwhile, or be damaged, what it has is written.
-    with contextlib.ExitStack() as files, contextlib.suppress(NotFoundError):
-        if older is not None:
-            store = files.enter_context(OpenFolder(older.path)).store
+    with contextlib.ExitStack() as files:
+        if older is not None and (store := _open_older(older, files)) is not None:
             data = _OlderData(older, store, files)
             with phase("save/compare"):
-                same = _compare(own, older, data, sizes)
+                same = _compare(own, older, data, sizes, watch)
             facts = {row: data.facts_of(number) for row, number in enumerate(same) if number >= 0}
             wanted = shares.choose_shared(same, boxes)
             planned = len(wanted) + len(shares.gather_files(shares.states_of(same, boxes, wanted), sizes))
@@ -394,11 +404,19 @@ def write_changed(
     return WrittenShare(share=share, layout=layout, checksums=checksums, digests=table)
 
 
-def _compare(own: OwnBoxes, older: OlderCheckpoint, data: _OlderData, sizes: Sequence[int]) -> list[int]:
+def _open_older(older: OlderCheckpoint, files: contextlib.ExitStack) -> Store | None:
+    """Return the place of an older checkpoint, None where it is gone or cannot be opened."""
+    with contextlib.suppress(TreeringError):
+        return files.enter_context(OpenFolder(older.path)).store
+    return None
+
+
+def _compare(own: OwnBoxes, older: OlderCheckpoint, data: _OlderData, sizes: Sequence[int], watch: Watch) -> list[int]:
     """Return the number of the box in the older checkpoint that has the bytes of each; -1 for none."""
     same, places, nbytes = [-1] * len(own.rows), older.places_of(own), older.boxes.nbytes
     wanted = [at for at, number in enumerate(places) if number >= 0 and nbytes[number] == sizes[at]]
     for at, found in _digests_of(own, wanted, sizes):
+        watch.move()
         if data.is_same(places[at], found):
             same[at] = places[at]
     return same
@@ -445,7 +463,7 @@ def _link_files(
             with folder.open_linked(name) as data:
                 check_data_file(older.index, file, data)
                 linked[file] = dataclasses.replace(entry, name=name), data.read(0, entry.header)
-        except (CorruptError, NotFoundError):
+        except TreeringError:  # it is damaged, or cannot be read
             folder.unlink(name)
     return linked
 
@@ -590,7 +608,7 @@ class _CheckpointShare(JointShare):
         """Write the own boxes that changed, and share the files of the others; return what process 0 has to know."""
         firsts = _first_files(self._plan)
         part = write_changed(
-            folder, _boxes_of(self._plan, this), self._older, self._options,
+            folder, _boxes_of(self._plan, this), self._older, self._options, self._watch,
             process=this, first=firsts[this], count=firsts[-1],
         )  # fmt: skip
         digests = [entry.digest or "" for entry in part.share.linked.values()]

@@ -70,6 +70,8 @@ def require_base(base: str | os.PathLike[str]) -> str | os.PathLike[str]:
     Raises:
         UnsupportedError: it cannot.
     """
+    if not isinstance(base, str | os.PathLike):
+        raise UnsupportedError(f"base is {kind_of(base)}, and must be a path: a str or os.PathLike")
     require_path(base)
     if os.fspath(base).lower().endswith(FILE_SUFFIXES):
         what = f"base is {os.fspath(base)!r}, a single file, which is written as a whole"

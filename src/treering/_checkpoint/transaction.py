@@ -117,7 +117,11 @@ class AttemptFiles(Closable):
         require_data_name(self.attempt, name)
         with naming(self._shown, "write"):
             self._written.append(name)
-            linked = link_file(source, self._open_store(), old or name, name, shared=old is not None)
+            try:
+                linked = link_file(source, self._open_store(), old or name, name, shared=old is not None)
+            except FileExistsError:
+                self._written.remove(name)  # somebody else's
+                raise
         if not linked:
             self._written.remove(name)
         return linked

@@ -153,8 +153,18 @@ def _load(run: RunState, root: Path, step: int, like: Any, options: LoadOptions)
     with showing(options.progress):
         load = functools.partial(load_items, like=like, options=options, group=group)
         items = group.retry_on_overwrite(functools.partial(_open_step, run, step, path, options, group), load)
-    # Only then all of it was checked, and the other processes have theirs.
-    return lambda: restore_states(items)
+
+    def finish() -> Any:
+        _note_whole(run, path)
+        return restore_states(items)
+
+    return finish  # only then all of it was checked, and the other processes have theirs
+
+
+def _note_whole(run: RunState, path: Path) -> None:
+    """Note that a step was loaded: what the next save shares with it is known to be whole."""
+    if path.parent == run.path:
+        run.note_whole(path)
 
 
 @contextlib.contextmanager
@@ -221,6 +231,7 @@ def _load_or_init(
     items = group.retry_on_overwrite(lambda: _noting(run, step, read_source(path, mapped=False)), load)
 
     def finish() -> Resumed[T]:
+        _note_whole(run, path)
         tree = fresh.complete(items.tree, items.kept)
         restore_states(dataclasses.replace(items, tree=tree))  # only now nothing can fail any more
         if items.kept:

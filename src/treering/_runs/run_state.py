@@ -83,6 +83,7 @@ class RunState:
         spared: whether the last save left a step because somebody held it, or ``on_commit`` was not called for it yet.
         now: the clock that a step's time is taken from, in POSIX seconds.
         increment: the steps whose files a save may share; None where each save writes everything.
+        whole: the folder of the step that this process saved or loaded last, if any.
 
     Raises:
         UnsupportedError: an argument has no meaning.
@@ -115,6 +116,7 @@ class RunState:
         self.passed: dict[int, str | None] = {}
         self.held: int | None = None
         self.increment: Increment | None = None
+        self.whole: list[Path] = []
         if not (on_commit is None or callable(on_commit)):
             raise UnsupportedError(f"on_commit is {on_commit!r:.100}, and must be a function of one StepCommit")
         self.calls = None if on_commit is None else CommitCalls(self.path, self.shown, on_commit)
@@ -130,6 +132,10 @@ class RunState:
         """
         if self._closed:
             raise ClosedError(f"the run {self.shown!r} was closed", hint="save inside its `with` block")
+
+    def note_whole(self, path: Path) -> None:
+        """Note the folder of a step that was saved or loaded."""
+        self.whole[:] = [path]
 
     def broadcast(self, work: Callable[[], T], doing: str, *, before: Callable[[], None] = lambda: None) -> T:
         """Return what ``work`` returns on process 0; all processes of the job call this, on the caller's thread.
@@ -393,8 +399,8 @@ class RunState:
         self.broadcast(work, doing, before=self.finish_saves)
 
 
-def step_increment(path: Path, *, incremental: bool, full_every: int | None) -> Increment:
-    """Return what says which steps of a run a save may share files with: the last one that this process saved, if any.
+def step_increment(run: RunState, *, incremental: bool, full_every: int | None) -> Increment:
+    """Return what says which steps a save may share files with: the one that this process saved or loaded last, if any.
 
     Raises:
         UnsupportedError: the options of the run have no meaning.
@@ -404,18 +410,17 @@ def step_increment(path: Path, *, incremental: bool, full_every: int | None) -> 
         given = f"incremental={incremental!r:.100}, full_every={full_every!r:.100}"
         hint = "full_every is a number of saves, 1 or more, and goes with incremental=True"
         raise UnsupportedError(f"a run cannot have {given}", hint=hint)
-    last: list[Path] = []
 
     def find() -> Iterator[Path]:
-        yield from last[-1:]
-        # It is gone, or nothing was saved by this process yet.
-        with contextlib.suppress(TreeringError):
-            if (latest := latest_of(path)) is not None:
-                yield step_path(path, latest)
+        yield from run.whole[-1:]
+        # It is gone, or nothing was saved or loaded by this process yet: what was passed over may be damaged.
+        with contextlib.suppress(TreeringError), RunFolder(run.path) as folder:
+            over = folder.unchanged(run.passed) | folder.unchanged(folder.read_resumes().passed)
+            latest = max({*folder.steps()} - over, default=None) if over else folder.latest()
+            if latest is not None:
+                yield step_path(run.path, latest)
 
-    return Increment(
-        find=find, required=False, full_every=full_every, note=lambda saved: last.__setitem__(slice(None), [saved])
-    )
+    return Increment(find=find, required=False, full_every=full_every, note=run.note_whole)
 
 
 def _require_rule(name: str, given: object, kind: type[Policy | Cadence], example: str) -> None:

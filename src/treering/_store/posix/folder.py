@@ -223,7 +223,8 @@ class Folder(Closable):
         try:
             os.link(source._at(name, start), self._at(new, there), src_dir_fd=start, dst_dir_fd=there, **_NOT_FOLLOWED)
         except OSError as error:
-            if error.errno not in _NONE_TO_THERE:
+            # Somebody may have removed it since it was found.
+            if error.errno not in _NONE_TO_THERE and not (error.errno == errno.ENOENT and source.find(name) is None):
                 raise
             return False
         if read_only and os.name != "nt":  # Windows removes no file that is read-only
