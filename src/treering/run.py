@@ -102,7 +102,7 @@ class Run:
         if incremental or full_every is not None:
             from treering._runs.run_state import step_increment
 
-            self._state.increment = step_increment(self._state.path, incremental=incremental, full_every=full_every)
+            self._state.increment = step_increment(self._state, incremental=incremental, full_every=full_every)
 
     @property
     def path(self) -> Path:

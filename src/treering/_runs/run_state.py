@@ -16,6 +16,7 @@ from treering._checkpoint.save_options import Increment
 from treering._coordination.allgather import allgather_with_deadline, broadcast
 from treering._coordination.message_board import PathMessageBoard
 from treering._printable import show_path
+from treering._runs.folder import RunFolder
 from treering._runs.gc import KnownSteps, collect, judge, remove_steps
 from treering._runs.leases import CommitCalls, Lease, Watch, held_in, hold_step
 from treering._runs.outcomes import SaveOutcomes
@@ -82,6 +83,7 @@ class RunState:
         spared: whether the last save left a step because somebody held it, or ``on_commit`` was not called for it yet.
         now: the clock that a step's time is taken from, in POSIX seconds.
         increment: the steps whose files a save may share; None where each save writes everything.
+        last_saved: the path of the last step that this process saved, if any, since it was resumed last.
 
     Raises:
         UnsupportedError: an argument has no meaning.
@@ -114,6 +116,7 @@ class RunState:
         self.passed: dict[int, str | None] = {}
         self.held: int | None = None
         self.increment: Increment | None = None
+        self.last_saved: Path | None = None
         if not (on_commit is None or callable(on_commit)):
             raise UnsupportedError(f"on_commit is {on_commit!r:.100}, and must be a function of one StepCommit")
         self.calls = None if on_commit is None else CommitCalls(self.path, self.shown, on_commit)
@@ -261,7 +264,7 @@ class RunState:
             self.calls.prepare(None)
             self.calls.wait(end)
         if self.spared:
-            collect(self.path, self.keep)
+            collect(self.path, self.keep, resumed=self.held)
             self.known.forget()
             self.spared = bool(held_in(self.path))
 
@@ -391,8 +394,10 @@ class RunState:
         self.broadcast(work, doing, before=self.finish_saves)
 
 
-def step_increment(path: Path, *, incremental: bool, full_every: int | None) -> Increment:
+def step_increment(run: RunState, *, incremental: bool, full_every: int | None) -> Increment:
     """Return what says which steps of a run a save may share files with: the last one that this process saved, if any.
+
+    Never with one that was passed over when the run was resumed: its damage would be that of all that follow.
 
     Raises:
         UnsupportedError: the options of the run have no meaning.
@@ -402,18 +407,23 @@ def step_increment(path: Path, *, incremental: bool, full_every: int | None) -> 
         given = f"incremental={incremental!r:.100}, full_every={full_every!r:.100}"
         hint = "full_every is a number of saves, 1 or more, and goes with incremental=True"
         raise UnsupportedError(f"a run cannot have {given}", hint=hint)
-    last: list[Path] = []
 
     def find() -> Iterator[Path]:
-        yield from last[-1:]
+        if run.last_saved is not None:
+            yield run.last_saved
         # It is gone, or nothing was saved by this process yet.
         with contextlib.suppress(TreeringError):
-            if (latest := latest_of(path)) is not None:
-                yield step_path(path, latest)
+            if (latest := read_run(run.path, _latest_not_passed, None)) is not None:
+                yield step_path(run.path, latest)
 
     return Increment(
-        find=find, required=False, full_every=full_every, note=lambda saved: last.__setitem__(slice(None), [saved])
+        find=find, required=False, full_every=full_every, note=lambda saved: setattr(run, "last_saved", saved)
     )
+
+
+def _latest_not_passed(folder: RunFolder) -> int | None:
+    passed = folder.passed_over()
+    return max(set(folder.steps()) - passed, default=None) if passed else folder.latest()
 
 
 def _require_rule(name: str, given: object, kind: type[Policy | Cadence], example: str) -> None:
