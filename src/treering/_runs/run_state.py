@@ -43,6 +43,8 @@ from treering.rules import Cadence, Decision, Policy, Verdict, best_steps
 T = TypeVar("T", bound=int | None)
 
 _SHOWN: Final = 10
+_RESUMED: Final = "this process resumed from it, and no newer step was found whole yet"
+_NOT_CALLED: Final = "on_commit was not called for it yet"
 
 
 class RunState:
@@ -264,9 +266,14 @@ class RunState:
             self.calls.prepare(None)
             self.calls.wait(end)
         if self.spared:
-            collect(self.path, self.keep, resumed=self.held)
+            collect(self.path, self.keep, spared=self._stays())
             self.known.forget()
             self.spared = bool(held_in(self.path))
+
+    def _stays(self) -> dict[int, str]:
+        """Return the steps that stay whatever the rules say, each with why, as far as this process alone knows it."""
+        stays = {} if self.calls is None else dict.fromkeys(self.calls.pending(), _NOT_CALLED)
+        return stays if self.held is None else stays | {self.held: _RESUMED}
 
     def _await_removals(self, end: float) -> None:
         """Wait until process 0 of the job has removed what has to go after the saves of this process.
@@ -292,7 +299,7 @@ class RunState:
 
     def _still_there(self) -> list[int]:
         """Return the steps that process 0 is about to remove: of those that it spared, ``run.json`` still tells."""
-        verdicts = judge(self.path, self.keep, resumed=self.held)
+        verdicts = judge(self.path, self.keep, spared=self._stays())
         going = [verdict.step for verdict in verdicts if not verdict.kept]
         noted = read_run(self.path, noted_steps, set[int]()) if going else set()
         return [step for step in going if not {step, verdicts[-1].step} <= noted]
@@ -345,16 +352,16 @@ class RunState:
     def collect(self, *, dry_run: bool) -> list[Verdict]:
         """Return what stays and what goes; ``Run.gc`` says more."""
         if dry_run:
-            return judge(self.path, self.keep, resumed=self.held)
+            return judge(self.path, self.keep, spared=self._stays())
         doing = f"remove steps of {self.shown!r}"
         verdicts: list[Verdict] = []
 
         def judge_all() -> None:
             self.finish_saves()
-            verdicts.extend(judge(self.path, self.keep, resumed=self.held))
+            verdicts.extend(judge(self.path, self.keep, spared=self._stays()))
 
         def remove() -> None:
-            collect(self.path, self.keep, resumed=self.held)
+            collect(self.path, self.keep, spared=self._stays())
             self.known.forget()
 
         # All processes judge before process 0 removes, so that every process lists the steps that go.

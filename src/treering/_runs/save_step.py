@@ -132,7 +132,7 @@ def _save_step(
         path = step_path(run.path, step)
         begun = BegunSave(run.outcomes, step)
         run.has_saved = True
-        with withdraw_on_failure(run.path, order.mark):
+        with _undo_on_failure(run, order.mark):
             replaces, timeout = rollback or step in run.passed, run.timeout_of(decision)
             options = SaveOptions.of(path, metadata=note, overwrite=replaces, timeout=timeout, **others)
             states = state_keys(tree) if processes.count > 1 else ()  # process 0 alone writes them
@@ -251,6 +251,18 @@ def _still_passed(run: RunState, step: int) -> frozenset[int]:
 
 
 @contextlib.contextmanager
+def _undo_on_failure(run: RunState, mark: str | None) -> Iterator[None]:
+    """Take back what `_announce` has written and noted if the block fails."""
+    try:
+        with withdraw_on_failure(run.path, mark):
+            yield
+    except BaseException:  # an interrupt too; raised again below
+        if run.calls is not None:
+            run.calls.forget()
+        raise
+
+
+@contextlib.contextmanager
 def _collect_afterwards(run: RunState, order: Order, save: BegunSave) -> Iterator[None]:
     """Do what process 0 does on the writing thread when a step is committed.
 
@@ -260,7 +272,7 @@ def _collect_afterwards(run: RunState, order: Order, save: BegunSave) -> Iterato
         save: the save that the block carries out.
     """
     step = save.step
-    with withdraw_on_failure(run.path, order.mark):
+    with _undo_on_failure(run, order.mark):
         yield
     save.committed = time.monotonic()
     seconds = save.committed - save.begun
