@@ -180,6 +180,8 @@ def _end(place: Store, entry: Entry) -> bool:
         done = place.replace(entry.name, data, entry.version) is Outcome.DONE
     except FileNotFoundError:
         return True
+    except BlockingIOError:  # its holder was stopped while it renewed it
+        return False
     if done or place.find(entry.name) is None:
         place.remove(entry.name)
         return True

@@ -330,13 +330,14 @@ def collect_after(
             known.forget()
             errors, back = remove_superseded(run)
             back = run.read_superseded() if errors else back
+            leased = back is not None or run.has_left()
         hidden = run.superseded_steps() if back is not None else ()
         known.refresh(run, step, there, seconds=seconds, left={*left, *hidden})
-        held = end_leases(run, known.records) if leased else {}
-        spared = held.keys() | (set() if state.calls is None else state.calls.pending())
         judged = _judge(state, run, step, errors, noted=noted)
+        held = _find_held(run, known.records, judged, errors) if leased else ()
+        spared = {*held, *(() if state.calls is None else state.calls.pending())}
         going = {old: digest for old, digest in judged.items() if old not in spared}
-        state.spared = len(going) < len(judged)
+        state.spared = len(going) < len(judged) and known.denied is None
         if back is not None:
             going.pop(back.step, None)  # with it would go what hides the steps that it has left behind
         if going and known.denied is not None:
@@ -373,7 +374,7 @@ def _remove(
     with collect_errors(errors):
         known.write(run, state.keep_text, state.save_every_text, may_wait=may_wait and not going)
     # Only now, for who began to hold one of them before has not read that it goes.
-    spared = _find_held(run, going, errors)
+    spared = _find_held(run, going, going, errors)
     if spared:
         state.spared = True
         known.records |= {old: noted[old] for old in spared}
@@ -382,15 +383,18 @@ def _remove(
     return _remove_judged(run, {old: going[old] for old in going if old not in spared}, errors)
 
 
-def _find_held(run: RunFolder, going: Collection[int], errors: list[TreeringError]) -> Collection[int]:
-    """Return the steps that somebody holds; all where that cannot be known. ``run.json`` says already that they go."""
+def _find_held(
+    run: RunFolder, steps: Collection[int], going: Collection[int], errors: list[TreeringError]
+) -> Collection[int]:
+    """Return those of the steps that somebody holds; all where that cannot be known."""
     try:
-        return end_leases(run, going) if going else ()
+        return end_leases(run, steps) if steps else ()
     except PermissionDeniedError as error:
-        warn_denied(run.path, error, "steps that `keep` does not keep")
+        if going:
+            warn_denied(run.path, error, "steps that `keep` does not keep")
     except TreeringError as error:
         errors.append(error)
-    return going
+    return steps
 
 
 def _let_go(state: RunState, step: int, going: dict[int, str]) -> None:
