@@ -6,6 +6,7 @@ import errno
 import json
 import os
 import secrets
+import time
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -64,6 +65,9 @@ def flip(data: bytes) -> bytes:
 
 DAMAGE: dict[str, Callable[[bytes], bytes]] = {
     "flip": flip,
+    "flip in the middle": lambda data: (
+        data[: len(data) // 2] + flip(data[len(data) // 2 :][:9]) + data[len(data) // 2 + 9 :]
+    ),
     "flip of the first line": lambda data: bytes([data[0] ^ 1]) + data[1:],
     "cut": lambda data: data[: len(data) // 2],
     "emptied": lambda _: b"",
@@ -409,6 +413,43 @@ def test_the_step_that_was_loaded_stays_until_a_newer_one_is_found_whole(
     run.close()
     assert 20 not in run.steps()
     assert run.steps()[-1] == 40
+
+
+@pytest.mark.parametrize("ending", ["wait", "close"])
+def test_it_stays_too_where_steps_were_spared_for_another_reason(
+    path: Path, ending: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save(path, 10, 20)
+    run, step, _ = resume(path, keep=tr.KeepLast(1), on_commit=lambda _: time.sleep(0.3))
+    assert step == 20
+    act_before_looks(monkeypatch, lambda root, number: hurt(root, number, "cut"))
+    for later in (30, 40):
+        with pytest.raises(CorruptError, match="cut short"):
+            run.save(later, tree(later)).result()
+    getattr(run, ending)()
+    assert 20 in run.steps()
+    run.close()
+
+
+def test_what_is_saved_next_shares_no_file_of_a_step_that_was_passed_over(path: Path) -> None:
+    frozen = {"frozen": np.arange(300_000.0)}
+    for step in (10, 20):
+        with tr.Run(path, incremental=True, full_every=1) as run:
+            run.save(step, tree(step) | frozen)
+    hurt(path, 20, "flip in the middle")
+    run = tr.Run(path, incremental=True, keep=tr.KeepLast(1))
+    with pytest.warns(StepPassedOverWarning):
+        resumed = run.load_or_init(lambda: tree(0) | frozen, fallback=True)
+    assert resumed.step == 10
+    with run:
+        run.save(30, resumed.tree)
+    assert run.steps() == [20, 30]
+    assert np.array_equal(tr.Run(path).load(30)["frozen"], frozen["frozen"])
+    # A program that resumes from a step that it names does not go by the damaged one either.
+    run.delete(30)
+    with tr.Run(path, incremental=True) as run:
+        run.save(25, tree(25) | frozen, rollback=True)
+    assert np.array_equal(tr.Run(path).load(25)["frozen"], frozen["frozen"])
 
 
 def test_without_fallback_no_step_is_held_and_nothing_is_looked_at(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

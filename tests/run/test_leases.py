@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import itertools
 import json
 import os
@@ -13,7 +14,8 @@ from pathlib import Path
 import pytest
 
 import treering as tr
-from tests.buckets import Answer, MemoryBucket, Request, install, use_for_memory
+from tests import faults
+from tests.buckets import Answer, List, MemoryBucket, Request, install, use_for_memory
 from tests.clocks import wait_at_most
 from tests.command import inside
 from tests.on_disk import LEFT_DOCUMENT, signed
@@ -25,6 +27,7 @@ from treering.errors import (
     LeaseLostError,
     NotFoundError,
     NotRemovedWarning,
+    PermissionDeniedError,
     UnsupportedError,
 )
 from treering.rules import KeepLast
@@ -42,10 +45,10 @@ def path(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mon
     return "memory://bucket/run"
 
 
-def fill(path: str, *steps: int, keep: KeepLast | None = None) -> tr.Run:
+def fill(path: str, *steps: int, keep: KeepLast | None = None, rollback: bool = False) -> tr.Run:
     run = tr.Run(path, keep=keep)
     for step in steps:
-        run.save(step, {"step": step}).result()
+        run.save(step, {"step": step}, rollback=rollback).result()
     return run
 
 
@@ -420,3 +423,62 @@ def test_every_order_of_the_two_is_safe(remover: str, monkeypatch: pytest.Monkey
 def test_each_of_the_two_has_to_look(blind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(blind, lambda *_, **__: {})
     assert None in outcomes(monkeypatch, "save", stride=13)
+
+
+def test_a_training_without_the_right_to_list_goes_on_while_somebody_holds_a_step(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    bucket = install(monkeypatch)
+    lease = fill("memory://bucket/run", 1, 2).hold(1)
+    bucket.denied = lambda request: isinstance(request, List)
+    with pytest.warns(NotRemovedWarning, match="steps that `keep` does not keep cannot be removed"):
+        fill("memory://bucket/run", 3, 4, keep=KeepLast(1)).close()
+    # Whether the later steps are held cannot be known: they stay, and are hidden.
+    saved = fill("memory://bucket/run", 2, rollback=True)
+    with pytest.raises(PermissionDeniedError):
+        saved.load(4)
+    bucket.denied = lambda _: False
+    assert saved.steps() == [1, 2]
+    assert tr.load("memory://bucket/run/step_00000004") == {"step": 4}
+    assert [one["step"] for one in json.loads(read_file("memory://bucket/run/run.json"))["steps"]] == [1, 2]
+    lease.release()
+    saved.gc(dry_run=False)
+    with pytest.raises(NotFoundError):
+        tr.load("memory://bucket/run/step_00000004")
+
+
+def test_a_holder_that_is_stopped_while_it_renews_does_not_stop_the_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fcntl = pytest.importorskip("fcntl")
+    wait_at_most(monkeypatch, swap_patience=0.1)
+    run = fill(str(tmp_path / "run"), 1, keep=KeepLast(1))
+    lease = run.hold(1)
+    let_expire(str(tmp_path / "run"))
+    [file] = (tmp_path / "run" / LEASES).iterdir()
+    with file.open("r+b") as opened:
+        fcntl.flock(opened, fcntl.LOCK_EX)
+        run.save(2, {"step": 2}).result(60)
+        assert run.steps() == [1, 2]
+    run.save(3, {"step": 3}).result(60)
+    assert run.steps() == [3]
+    with pytest.raises(LeaseLostError):
+        lease.renew()
+
+
+def test_leases_and_the_stamp_of_another_user_end_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = fill(str(tmp_path / "run"), 1, keep=KeepLast(1))
+    lease = run.hold(1)
+    let_expire(str(tmp_path / "run"))
+    theirs = {LEFT_DOCUMENT, *(file.name for file in (tmp_path / "run" / LEASES).iterdir())}
+
+    def is_theirs(name: object, flags: int = 0, *_: object, **__: object) -> bool:
+        writes = flags & (os.O_WRONLY | os.O_RDWR) and not flags & os.O_CREAT
+        return bool(writes) and os.path.basename(os.fsdecode(str(name))) in theirs  # noqa: PTH119 - as the system has it
+
+    faults.fail(monkeypatch, os, "open", errno.EACCES, when=is_theirs)
+    run.save(2, {"step": 2}).result()
+    assert run.steps() == [2]
+    assert not (tmp_path / "run" / LEFT_DOCUMENT).exists()
+    with pytest.raises(LeaseLostError):
+        lease.renew()

@@ -163,3 +163,61 @@ def test_a_training_that_is_killed_before_it_was_done_is_made_up_for(tmp_path: P
     assert first.startswith("1 ")
     assert done[0] == second  # the same digest: who has done it already can tell
     assert [one.split()[0] for one in done] == ["2", "3"]
+
+
+def test_a_step_that_is_saved_anew_while_the_function_runs_is_handed_over_too(path: str) -> None:
+    go, began, calls = threading.Event(), threading.Event(), []
+
+    def act(commit: StepCommit) -> None:
+        calls.append((commit.step, commit.digest))
+        began.set()
+        assert go.wait(60)
+
+    with tr.Run(path, on_commit=act) as run:
+        run.save(3, {"w": 1}).result()
+        assert began.wait(60)
+        run.save(3, {"w": 2}, rollback=True).result()
+        go.set()
+        run.wait()
+        assert [step for step, _ in calls] == [3, 3]
+        assert len(set(calls)) == 2
+
+
+def test_gc_leaves_the_steps_that_wait_for_the_function(path: str) -> None:
+    go, calls = threading.Event(), list[int]()
+
+    def act(commit: StepCommit) -> None:
+        assert go.wait(60)
+        calls.append(commit.step)
+
+    with tr.Run(path, keep=KeepLast(1), on_commit=act) as run:
+        for step in (1, 2, 3):
+            run.save(step, {"w": step}).result()
+        assert all(verdict.kept for verdict in run.gc())
+        assert all(verdict.kept for verdict in run.gc(dry_run=False))
+        assert run.steps() == [1, 2, 3]
+        go.set()
+        run.wait()
+        assert calls == [1, 2, 3]
+        assert run.steps() == [3]
+
+
+def test_where_going_back_fails_the_later_steps_are_handed_over_all_the_same(path: str) -> None:
+    go, began, calls = threading.Event(), threading.Event(), list[int]()
+
+    def act(commit: StepCommit) -> None:
+        calls.append(commit.step)
+        if commit.step == 3:
+            began.set()
+            assert go.wait(60)
+
+    with tr.Run(path, keep=KeepLast(1), on_commit=act) as run:
+        for step in (1, 2, 3, 4):
+            run.save(step, {"w": step}).result()
+        assert began.wait(60)
+        with pytest.raises(UnsupportedError):
+            run.save(2, {"w": object()}, rollback=True)
+        run.save(5, {"w": 5}).result()
+        go.set()
+    assert set(calls) == {1, 2, 3, 4, 5}
+    assert run.steps() == [5]

@@ -256,6 +256,7 @@ class NewestStep:
             run.broadcast(note, f"note the resume of {run.shown!r}")
             run.held = None if one.root else one.step
         run.passed, run.resumed = marks, one.step
+        run.whole.clear()  # it may have been passed over
         lines = [f"{self._name(each)}: {why}" for each, why in self.passed.items()]
         left_out = {show_path(os.fspath(run.roots[root])): error for root, error in self._unreached.items()}
         lines += [f"{root!r} was left out: {error}" for root, error in left_out.items()]

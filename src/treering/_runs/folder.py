@@ -442,7 +442,8 @@ class RunFolder:
                 self.store.replace(LEFT_DOCUMENT, f"{secrets.token_hex(16)}\n".encode(), found.version)
             else:
                 entry = Entry(LEFT_DOCUMENT, len(found.data), 0.0, found.version)
-                self.store.transaction(LEFT_DOCUMENT).delete_tombstone(entry)
+                with contextlib.suppress(BlockingIOError):
+                    self.store.transaction(LEFT_DOCUMENT).delete_tombstone(entry)
 
     def _swap_left(self, data: bytes, found: Entry | None) -> None:
         outcome = self.store.replace(LEFT_DOCUMENT, data, None if found is None else found.version)

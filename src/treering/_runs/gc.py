@@ -36,7 +36,6 @@ _MOST_DUE: Final = 16
 # More steps that are new here than this are listed, where one listing tells which of them were removed.
 _FEW_NEW: Final = 4
 _NOT_LOADED: Final = b""
-_RESUMED: Final = "this process resumed from it, and no newer step was found whole yet"
 
 
 class KnownSteps:
@@ -229,23 +228,19 @@ class KnownSteps:
 # -------------------------------------------------------------------------------------------------- garbage collection
 
 
-def judge(path: Path, keep: Policy | None, *, resumed: int | None = None) -> list[Verdict]:
+def judge(path: Path, keep: Policy | None, *, spared: Mapping[int, str] | None = None) -> list[Verdict]:
     """Return what becomes of each step, ascending, and change nothing; `collect` says more."""
 
     def read(run: RunFolder) -> list[Verdict]:
         verdicts = retained(keep, records_in(run).steps)
         going = _going(verdicts)
-        return _spare(verdicts, (held_steps(run, going) if going else {}) | _resumed(resumed))
+        return _spare(verdicts, (held_steps(run, going) if going else {}) | dict(spared or {}))
 
     return read_run(path, read, [])
 
 
 def _going(verdicts: Iterable[Verdict]) -> set[int]:
     return {verdict.step for verdict in verdicts if not verdict.kept}
-
-
-def _resumed(step: int | None) -> dict[int, str]:
-    return {} if step is None else {step: _RESUMED}
 
 
 def _spare(verdicts: Iterable[Verdict], held: Mapping[int, str]) -> list[Verdict]:
@@ -256,7 +251,7 @@ def _spare(verdicts: Iterable[Verdict], held: Mapping[int, str]) -> list[Verdict
     ]
 
 
-def collect(path: Path, keep: Policy | None, *, resumed: int | None = None) -> list[Verdict]:
+def collect(path: Path, keep: Policy | None, *, spared: Mapping[int, str] | None = None) -> list[Verdict]:
     """Remove the steps that a policy does not keep, the oldest first, and finish removals that were interrupted before.
 
     A step stays if another process has replaced it since it was judged, or is saving to it; the next call judges it
@@ -265,7 +260,7 @@ def collect(path: Path, keep: Policy | None, *, resumed: int | None = None) -> l
     Args:
         path: the run's folder; where none is there is nothing to do.
         keep: the policy; None keeps all but temporary steps that a newer one has replaced.
-        resumed: the step that this process resumed from, which stays until a newer one is there and whole.
+        spared: steps that stay all the same, each with why: what only this process knows.
 
     Returns:
         What becomes of each step, ascending.
@@ -273,7 +268,7 @@ def collect(path: Path, keep: Policy | None, *, resumed: int | None = None) -> l
     Raises:
         StoreError: the system refused. The other steps are done all the same; what is left is for the next call.
     """
-    return read_run(path, lambda run: _collect(run, keep, resumed), [])
+    return read_run(path, lambda run: _collect(run, keep, spared or {}), [])
 
 
 def remove_steps(path: Path, steps: Iterable[int], *, by_age: bool = False) -> None:
@@ -295,10 +290,10 @@ def remove_steps(path: Path, steps: Iterable[int], *, by_age: bool = False) -> N
     raise_first(errors)
 
 
-def _collect(run: RunFolder, keep: Policy | None, resumed: int | None) -> list[Verdict]:
+def _collect(run: RunFolder, keep: Policy | None, spared: Mapping[int, str]) -> list[Verdict]:
     """Judge the steps, remove those that no rule keeps, and note the others."""
     records = records_in(run)
-    verdicts = _spare(retained(keep, records.steps), _resumed(resumed))
+    verdicts = _spare(retained(keep, records.steps), spared)
     going = _going(verdicts)
     verdicts = _spare(verdicts, end_leases(run, going) if going else {})
     going = _going(verdicts)

@@ -16,7 +16,7 @@ import threading
 import time
 import types
 import weakref
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple, Self
 
@@ -180,6 +180,8 @@ def _end(place: Store, entry: Entry) -> bool:
         done = place.replace(entry.name, data, entry.version) is Outcome.DONE
     except FileNotFoundError:
         return True
+    except BlockingIOError:  # its holder was stopped while it renewed it
+        return False
     if done or place.find(entry.name) is None:
         place.remove(entry.name)
         return True
@@ -572,7 +574,9 @@ class CommitCalls:
     def __init__(self, path: Path, shown: str, function: Callable[[StepCommit], object]) -> None:
         self._path, self._shown, self._function = path, shown, function
         self._known: HandedSteps | None = None
-        self._todo: set[int] = set()
+        self._stale = False
+        # Each with an object that stands for this save of the step: it may be saved anew while the function runs.
+        self._todo: dict[int, object] = {}
         self._thread: threading.Thread | None = None
         self._changed = threading.Condition()
 
@@ -588,19 +592,27 @@ class CommitCalls:
             StoreError: the system refuses.
             FormatError: a newer version wrote what is done.
         """
-        if self._known is None:
+        if self._known is None or self._stale:
+            self._stale = False
             self._read(begins=step is not None)
         known = self._known
         if step is not None and known is not None and step <= known.through:  # the training goes back
             with self._changed:
-                self._todo = {one for one in self._todo if one < step}
+                self._todo = {one: save for one, save in self._todo.items() if one < step}
                 self._note(HandedSteps(step - 1, {one: digest for one, digest in known.without.items() if one < step}))
 
     def offer(self, step: int) -> None:
         """Let the function be called for a step that is committed, and again for those that it failed for."""
         with self._changed:
-            self._todo |= {step, *(() if self._known is None else self._known.without)}
+            self._todo |= self._new(() if self._known is None else self._known.without) | {step: object()}
             self._start()
+
+    def forget(self) -> None:
+        """Find out anew what is to be done, at the next `prepare`: the save that was prepared was not committed."""
+        self._stale = True
+
+    def _new(self, steps: Iterable[int]) -> dict[int, object]:
+        return {step: object() for step in steps if step not in self._todo}
 
     def wait(self, end: float) -> None:
         """Wait until the function was called for all steps.
@@ -631,7 +643,7 @@ class CommitCalls:
                             self._note(HandedSteps(max(steps, default=-1), {}))
                         return
                     self._known = known
-                    self._todo |= {step for step in steps if step > known.through or step in known.without}
+                    self._todo |= self._new(one for one in steps if one > known.through or one in known.without)
                     if self._todo:
                         self._start()
 
@@ -647,9 +659,10 @@ class CommitCalls:
                     self._thread = None
                     return
                 step = min(self._todo)
+                save = self._todo[step]
             failed = self._call(step)
             with self._changed:
-                if step in self._todo:  # else the training has gone back meanwhile
+                if self._todo.get(step) is save:  # else the training has gone back meanwhile
                     self._finish(step, failed)
                 self._changed.notify_all()
 
@@ -678,7 +691,7 @@ class CommitCalls:
         return None
 
     def _finish(self, step: int, failed: str | None) -> None:
-        self._todo.discard(step)
+        del self._todo[step]
         known = self._known or HandedSteps(-1, {})
         without = {one: digest for one, digest in known.without.items() if one != step}
         if failed is not None:

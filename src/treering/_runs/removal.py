@@ -19,7 +19,7 @@ from treering._codec.key_document import is_tombstone_size
 from treering._coordination.message_board import sweep_messages
 from treering._format.document import read_names
 from treering._format.run_document import SupersededSteps
-from treering._runs.folder import GONE, RunFolder, attempt_in
+from treering._runs.folder import GONE, RunFolder, attempt_in, unless_denied
 from treering._runs.leases import end_leases
 from treering._store.api import Document, Held, NamesIn, Outcome, Store, Transaction
 from treering._store.failures import naming, with_errno
@@ -270,7 +270,7 @@ def remove_superseded(run: RunFolder, *, force: bool = False) -> tuple[list[Tree
         left = {} if document is None else document.left
         # Who holds stamps this document first, then reads it: without the stamp nobody has overlooked the list.
         leased = document is not None and document.leases
-        held = end_leases(run, left, force=left if force else ()) if leased else {}
+        held = _find_held(run, document, force=force) if document is not None and leased else ()
         for step, attempt in left.items():
             with collect_errors(errors):
                 if step not in held:
@@ -279,6 +279,16 @@ def remove_superseded(run: RunFolder, *, force: bool = False) -> tuple[list[Tree
             run.remove_left()
             return errors, None
     return errors, document
+
+
+def _find_held(run: RunFolder, document: SupersededSteps, *, force: bool) -> Collection[int]:
+    """Return the superseded steps that somebody holds; all where leases may be there, and a bucket denies to list."""
+    left = document.left
+    return unless_denied(
+        run.store,
+        lambda: end_leases(run, left, force=left if force else ()) if left else (),
+        lambda: left if document.leases and not force else (),
+    )
 
 
 @contextlib.contextmanager

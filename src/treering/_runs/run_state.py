@@ -43,6 +43,8 @@ from treering.rules import Cadence, Decision, Policy, Verdict, best_steps
 T = TypeVar("T", bound=int | None)
 
 _SHOWN: Final = 10
+_RESUMED: Final = "this process resumed from it, and no newer step was found whole yet"
+_NOT_CALLED: Final = "on_commit was not called for it yet"
 
 
 class RunState:
@@ -268,9 +270,14 @@ class RunState:
             self.calls.prepare(None)
             self.calls.wait(end)
         if self.spared:
-            collect(self.path, self.keep)
+            collect(self.path, self.keep, spared=self._stays())
             self.known.forget()
             self.spared = bool(held_in(self.path))
+
+    def _stays(self) -> dict[int, str]:
+        """Return the steps that stay whatever the rules say, each with why, as far as this process alone knows it."""
+        stays = {} if self.calls is None else dict.fromkeys(self.calls.pending(), _NOT_CALLED)
+        return stays if self.held is None else stays | {self.held: _RESUMED}
 
     def _await_removals(self, end: float) -> None:
         """Wait until process 0 of the job has removed what has to go after the saves of this process.
@@ -296,7 +303,7 @@ class RunState:
 
     def _still_there(self) -> list[int]:
         """Return the steps that process 0 is about to remove: of those that it spared, ``run.json`` still tells."""
-        verdicts = judge(self.path, self.keep, resumed=self.held)
+        verdicts = judge(self.path, self.keep, spared=self._stays())
         going = [verdict.step for verdict in verdicts if not verdict.kept]
         spares = going and (self.calls is not None or read_run(self.path, RunFolder.has_left, False))
         noted = read_run(self.path, noted_steps, set[int]()) if spares else set()
@@ -350,16 +357,16 @@ class RunState:
     def collect(self, *, dry_run: bool) -> list[Verdict]:
         """Return what stays and what goes; ``Run.gc`` says more."""
         if dry_run:
-            return judge(self.path, self.keep, resumed=self.held)
+            return judge(self.path, self.keep, spared=self._stays())
         doing = f"remove steps of {self.shown!r}"
         verdicts: list[Verdict] = []
 
         def judge_all() -> None:
             self.finish_saves()
-            verdicts.extend(judge(self.path, self.keep, resumed=self.held))
+            verdicts.extend(judge(self.path, self.keep, spared=self._stays()))
 
         def remove() -> None:
-            collect(self.path, self.keep, resumed=self.held)
+            collect(self.path, self.keep, spared=self._stays())
             self.known.forget()
 
         # All processes judge before process 0 removes, so that every process lists the steps that go.
@@ -402,6 +409,8 @@ class RunState:
 def step_increment(run: RunState, *, incremental: bool, full_every: int | None) -> Increment:
     """Return what says which steps a save may share files with: the one that this process saved or loaded last, if any.
 
+    Never with one that was passed over when the run was resumed: its damage would be that of all that follow.
+
     Raises:
         UnsupportedError: the options of the run have no meaning.
     """
@@ -413,14 +422,18 @@ def step_increment(run: RunState, *, incremental: bool, full_every: int | None) 
 
     def find() -> Iterator[Path]:
         yield from run.whole[-1:]
-        # It is gone, or nothing was saved or loaded by this process yet: what was passed over may be damaged.
-        with contextlib.suppress(TreeringError), RunFolder(run.path) as folder:
-            over = folder.unchanged(run.passed) | folder.unchanged(folder.read_resumes().passed)
-            latest = max({*folder.steps()} - over, default=None) if over else folder.latest()
+        # It is gone, or nothing was saved or loaded by this process yet.
+        with contextlib.suppress(TreeringError):
+            latest = read_run(run.path, functools.partial(_latest_not_passed, own=run.passed), None)
             if latest is not None:
                 yield step_path(run.path, latest)
 
     return Increment(find=find, required=False, full_every=full_every, note=run.note_whole)
+
+
+def _latest_not_passed(folder: RunFolder, own: Mapping[int, str | None]) -> int | None:
+    passed = folder.passed_over() | folder.unchanged(own)
+    return max(set(folder.steps()) - passed, default=None) if passed else folder.latest()
 
 
 def _require_rule(name: str, given: object, kind: type[Policy | Cadence], example: str) -> None:

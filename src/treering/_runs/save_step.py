@@ -132,7 +132,7 @@ def _save_step(
         path = step_path(run.path, step)
         begun = BegunSave(run.outcomes, step)
         run.has_saved = True
-        with withdraw_on_failure(run.path, order.mark):
+        with _undo_on_failure(run, order.mark):
             replaces, timeout = rollback or step in run.passed, run.timeout_of(decision)
             options = SaveOptions.of(path, metadata=note, overwrite=replaces, timeout=timeout, **others)
             states = state_keys(tree) if processes.count > 1 else ()  # process 0 alone writes them
@@ -251,6 +251,18 @@ def _still_passed(run: RunState, step: int) -> frozenset[int]:
 
 
 @contextlib.contextmanager
+def _undo_on_failure(run: RunState, mark: str | None) -> Iterator[None]:
+    """Take back what `_announce` has written and noted if the block fails."""
+    try:
+        with withdraw_on_failure(run.path, mark):
+            yield
+    except BaseException:  # an interrupt too; raised again below
+        if run.calls is not None:
+            run.calls.forget()
+        raise
+
+
+@contextlib.contextmanager
 def _collect_afterwards(run: RunState, order: Order, save: BegunSave) -> Iterator[None]:
     """Do what process 0 does on the writing thread when a step is committed.
 
@@ -260,7 +272,7 @@ def _collect_afterwards(run: RunState, order: Order, save: BegunSave) -> Iterato
         save: the save that the block carries out.
     """
     step = save.step
-    with withdraw_on_failure(run.path, order.mark):
+    with _undo_on_failure(run, order.mark):
         yield
     save.committed = time.monotonic()
     seconds = save.committed - save.begun
@@ -321,11 +333,11 @@ def collect_after(
             leased = run.is_left_for_leases() if back is None else back.leases
         hidden = run.superseded_steps() if back is not None else ()
         known.refresh(run, step, there, seconds=seconds, left={*left, *hidden})
-        held = end_leases(run, known.records) if leased else {}
-        spared = held.keys() | (set() if state.calls is None else state.calls.pending())
         judged = _judge(state, run, step, errors, noted=noted)
+        held = _find_held(run, known.records, judged, errors) if leased else ()
+        spared = {*held, *(() if state.calls is None else state.calls.pending())}
         going = {old: digest for old, digest in judged.items() if old not in spared}
-        state.spared = len(going) < len(judged)
+        state.spared = len(going) < len(judged) and known.denied is None
         if back is not None:
             going.pop(back.step, None)  # with it would go what hides the steps that it has left behind
         if going and known.denied is not None:
@@ -362,7 +374,7 @@ def _remove(
     with collect_errors(errors):
         known.write(run, state.keep_text, state.save_every_text, may_wait=may_wait and not going)
     # Only now, for who began to hold one of them before has not read that it goes.
-    spared = _find_held(run, going, errors)
+    spared = _find_held(run, going, going, errors)
     if spared:
         state.spared = True
         known.records |= {old: noted[old] for old in spared}
@@ -371,15 +383,18 @@ def _remove(
     return _remove_judged(run, {old: going[old] for old in going if old not in spared}, errors)
 
 
-def _find_held(run: RunFolder, going: Collection[int], errors: list[TreeringError]) -> Collection[int]:
-    """Return the steps that somebody holds; all where that cannot be known. ``run.json`` says already that they go."""
+def _find_held(
+    run: RunFolder, steps: Collection[int], going: Collection[int], errors: list[TreeringError]
+) -> Collection[int]:
+    """Return those of the steps that somebody holds; all where that cannot be known."""
     try:
-        return end_leases(run, going) if going else ()
+        return end_leases(run, steps) if steps else ()
     except PermissionDeniedError as error:
-        warn_denied(run.path, error, "steps that `keep` does not keep")
+        if going:
+            warn_denied(run.path, error, "steps that `keep` does not keep")
     except TreeringError as error:
         errors.append(error)
-    return going
+    return steps
 
 
 def _let_go(state: RunState, step: int, going: dict[int, str]) -> None:

@@ -64,6 +64,8 @@ class Timing:
     # Local files.
     swap_pause: float = 0.001
     """The pause between two tries to lock a document that is to be compared and swapped."""
+    swap_patience: float = 5.0
+    """How long a swap of a small file waits for another one: whoever is at it may have been stopped."""
 
     # Loads.
     reopen_first: float = 0.02

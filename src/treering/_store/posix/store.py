@@ -178,14 +178,24 @@ class PosixStore(Store):
         return self.change(name, expected, lambda: self._put_in_place(name, data, sweep=sweep), gone=Outcome.LOST)
 
     def change(self, name: str, expected: Version, change: Callable[[], object], *, gone: Outcome) -> Outcome:
-        """Change a file of the expected version, under its lock; ``gone`` is the answer where there is none."""
+        """Change a file of the expected version, under its lock; ``gone`` is the answer where there is none.
+
+        Raises:
+            BlockingIOError: another process has had the lock for long.
+        """
         try:
-            current = self.folder.open(name, os.O_WRONLY | getattr(os, "O_NONBLOCK", 0))
+            try:
+                current = self.folder.open(name, os.O_WRONLY | getattr(os, "O_NONBLOCK", 0))
+            except PermissionError:  # another user's, in a folder in which both may replace files
+                current = self.folder.open(name, READING)
         except FileNotFoundError:
             return gone
         with current:
             # Each who swaps locks the file that goes; after the rename another one is there.
+            end = time.monotonic() + timing.current.swap_patience
             while current.lock() is False:
+                if time.monotonic() >= end:
+                    raise BlockingIOError(errno.EAGAIN, f"another process has locked {name!r} for long")
                 time.sleep(timing.current.swap_pause)
             if (found := self.read(name)) is None:
                 return gone
