@@ -350,7 +350,7 @@ def _laid_out(tree: Any) -> Any:
         ("numpy", 150),
         ("numpy", 1000),
         ("numpy", 10_000),
-        ("jax", 150),
+        ("jax", 200),
         ("jax", 1000),
         pytest.param("jax", 10_000, marks=pytest.mark.slow),
         ("sharded", 150),

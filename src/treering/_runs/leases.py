@@ -7,6 +7,7 @@ step goes. So one of the two sees the other. ``docs/design/runs.md`` says it at 
 
 from __future__ import annotations
 
+import _thread
 import contextlib
 import errno
 import os
@@ -35,6 +36,7 @@ from treering._runs.folder import NOT_READ, RunFolder
 from treering._runs.results import StepCommit
 from treering._runs.steps import document_in, missing_step, open_run, read_record, step_path, steps_of
 from treering._store.api import Entry, Outcome, Store, open_below
+from treering._store.crew import Latch, Waiters
 from treering._store.failures import naming, with_errno
 from treering._store.resolve import store_at
 from treering._values import timing
@@ -228,7 +230,7 @@ class Lease:
         self._said = b""
         self._version: object = None
         self._changing = threading.Lock()
-        self._over = threading.Event()
+        self._over = Latch()
 
     def renew(self) -> None:
         """Let the lease count for its seconds again, from now on.
@@ -283,13 +285,14 @@ class Lease:
         self._create(run)
         try:
             self._prove(run)
+            pause = self._seconds * timing.current.lease_share
+            # One call of C starts and counts it; `threading.Thread.start` hangs after an interrupt in it.
+            _thread.start_new_thread(_renew_often, (weakref.ref(self), self._over, pause))
         except BaseException:  # an interrupt too: nobody would release it; raised again below
             with contextlib.suppress(OSError, TreeringError):
                 self._remove(run)
                 leave_leases(run)
             raise
-        pause = self._seconds * timing.current.lease_share
-        threading.Thread(target=_renew_often, args=(weakref.ref(self), self._over, pause), daemon=True).start()
 
     def _create(self, run: RunFolder) -> None:
         self._said = encode_lease(self.step, _this_process())
@@ -374,7 +377,7 @@ def hold_step(path: Path, shown: str, step: int, seconds: Any) -> Lease:
         raise missing_step(shown, step, steps_of(path)) from error
 
 
-def _renew_often(lease: weakref.ref[Lease], over: threading.Event, pause: float) -> None:
+def _renew_often(lease: weakref.ref[Lease], over: Latch, pause: float) -> None:
     """Renew a lease until it is over; one that nobody refers to any more ends by itself."""
     while not over.wait(pause):
         if (held := lease()) is None:
@@ -577,12 +580,13 @@ class CommitCalls:
         self._stale = False
         # Each with an object that stands for this save of the step: it may be saved anew while the function runs.
         self._todo: dict[int, object] = {}
-        self._thread: threading.Thread | None = None
-        self._changed = threading.Condition()
+        self._threads: list[int] = []
+        self._lock = threading.RLock()
+        self._changed = Waiters()
 
     def pending(self) -> frozenset[int]:
         """Return the steps that wait for the function, which no rule may remove."""
-        with self._changed:
+        with self._lock:
             return frozenset(self._todo)
 
     def prepare(self, step: int | None) -> None:
@@ -597,13 +601,14 @@ class CommitCalls:
             self._read(begins=step is not None)
         known = self._known
         if step is not None and known is not None and step <= known.through:  # the training goes back
-            with self._changed:
+            with self._lock:
                 self._todo = {one: save for one, save in self._todo.items() if one < step}
                 self._note(HandedSteps(step - 1, {one: digest for one, digest in known.without.items() if one < step}))
+            self._changed.notify()
 
     def offer(self, step: int) -> None:
         """Let the function be called for a step that is committed, and again for those that it failed for."""
-        with self._changed:
+        with self._lock:
             self._todo |= self._new(() if self._known is None else self._known.without) | {step: object()}
             self._start()
 
@@ -620,10 +625,9 @@ class CommitCalls:
         Raises:
             TimedOutError: it was not, when the monotonic clock says ``end``.
         """
-        with self._changed:
-            if not self._changed.wait_for(lambda: not self._todo, max(end - time.monotonic(), 0.0)):
-                what = f"on_commit has not ended for step {min(self._todo)} of {self._shown!r}"
-                raise TimedOutError(what, hint="it is called again by the next program that saves with on_commit=")
+        if not self._changed.wait(lambda: not self._todo, max(end - time.monotonic(), 0.0)):
+            what = f"on_commit has not ended for step {min(self._todo, default=0)} of {self._shown!r}"
+            raise TimedOutError(what, hint="it is called again by the next program that saves with on_commit=")
 
     def _read(self, *, begins: bool) -> None:
         with naming(os.fspath(self._path / HANDED_DOCUMENT), "read"):
@@ -637,7 +641,7 @@ class CommitCalls:
                 except CorruptError as error:
                     LOGGER.warning("%s; only steps that are saved from now on are handed to on_commit", error)
                     known = None
-                with self._changed:
+                with self._lock:
                     if known is None:  # what was saved without on_commit is not handed over
                         if begins:
                             self._note(HandedSteps(max(steps, default=-1), {}))
@@ -648,23 +652,25 @@ class CommitCalls:
                         self._start()
 
     def _start(self) -> None:
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._work, name="treering-on-commit", daemon=True)
-            self._thread.start()
+        if not self._threads:
+            with contextlib.suppress(RuntimeError):  # the interpreter goes down, or the system has no more threads
+                # One call of C starts and counts it; `threading.Thread.start` hangs after an interrupt in it.
+                self._threads.extend(map(_thread.start_new_thread, [self._work], [()]))
 
     def _work(self) -> None:
+        threading.current_thread().name = "treering-on-commit"
         while True:
-            with self._changed:
+            with self._lock:
                 if not self._todo:
-                    self._thread = None
+                    self._threads.clear()
                     return
                 step = min(self._todo)
                 save = self._todo[step]
             failed = self._call(step)
-            with self._changed:
+            with self._lock:
                 if self._todo.get(step) is save:  # else the training has gone back meanwhile
                     self._finish(step, failed)
-                self._changed.notify_all()
+            self._changed.notify()
 
     def _call(self, step: int) -> str | None:
         """Call the function for a step; return the digest of its index if that failed, None where nothing is left."""
