@@ -13,6 +13,7 @@ import pytest
 import treering as tr
 from tests import limits
 from tests.command import here
+from treering._inspect import verify as verification
 from treering._inspect.verify import verify
 from treering._store.posix.reading import LocalFile
 from treering.errors import CorruptError, UnsupportedError
@@ -205,6 +206,14 @@ def test_a_run_is_verified_by_reading_each_shared_file_once(tmp_path: Path, monk
     assert found.ok
     assert found.nbytes == 5 * (24000 + 8192)
     assert sum(read) == 24000 + 8192 + 4 * 1024
+
+
+def test_nothing_is_remembered_of_files_that_no_other_step_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with tr.Run(tmp_path) as run:
+        run.save(1, state(1))
+        run.save(2, state(2))
+    monkeypatch.setattr(verification, "_content_of", lambda *_: pytest.fail("it is remembered"))
+    assert verify(tmp_path).ok
 
 
 def test_damage_to_a_shared_file_names_all_steps_that_share_it(tmp_path: Path) -> None:
