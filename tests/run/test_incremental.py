@@ -14,6 +14,8 @@ import treering as tr
 from tests import limits
 from tests.command import here
 from tests.reads import bytes_read
+from treering._inspect import verify as verification
+from treering._inspect.verify import verify
 from treering.errors import CorruptError, UnsupportedError
 
 
@@ -114,7 +116,7 @@ def damage(run: Path, step: int) -> None:
         file.write_bytes(content)
 
 
-@pytest.mark.parametrize("resumes", ["by itself", "by number"])
+@pytest.mark.parametrize("resumes", ["by itself", "by number", "not at all"])
 def test_a_step_that_was_found_damaged_is_no_base(tmp_path: Path, resumes: str) -> None:
     with tr.Run(tmp_path, incremental=True, full_every=1) as run:
         for step in (1, 2):
@@ -127,7 +129,8 @@ def test_a_step_that_was_found_damaged_is_no_base(tmp_path: Path, resumes: str) 
         else:
             with pytest.raises(CorruptError):
                 run.load()
-            assert_state(run.load(1), 1)
+            if resumes == "by number":
+                assert_state(run.load(1), 1)
         run.save(3, state(3))
         run.save(4, state(4))
         run.wait()
@@ -197,6 +200,14 @@ def test_a_run_is_verified_by_reading_each_shared_file_once(tmp_path: Path, monk
     assert found.ok
     assert found.nbytes == 5 * (24000 + 8192)
     assert sum(read) == 24000 + 8192 + 4 * 1024
+
+
+def test_nothing_is_remembered_of_files_that_no_other_step_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with tr.Run(tmp_path) as run:
+        run.save(1, state(1))
+        run.save(2, state(2))
+    monkeypatch.setattr(verification, "_content_of", lambda *_: pytest.fail("it is remembered"))
+    assert verify(tmp_path).ok
 
 
 def test_damage_to_a_shared_file_names_all_steps_that_share_it(tmp_path: Path) -> None:

@@ -43,7 +43,7 @@ from treering._coordination.job_handshake import next_sequence
 from treering._coordination.message_board import MessageBoard
 from treering._coordination.operations import Call
 from treering._format.document import data_name, encode_index, parse_index, read_digest, read_names
-from treering._format.index import DIGEST_BYTES, LARGE_VALUE, DataFile, Index, OpaqueLeaf, file_digest
+from treering._format.index import DIGEST_BYTES, LARGE_VALUE, LIMIT, DataFile, Index, OpaqueLeaf, file_digest
 from treering._format.safetensors import Row
 from treering._format.selection import Selection, thinned_as_dicts
 from treering._plan import increment as shares
@@ -503,7 +503,7 @@ def with_digests(index: Index, digests: bytes, older: OlderCheckpoint | None, la
     for file, nbytes in zip(index.chunks.file, index.chunks.nbytes, strict=True):
         sizes[file] += nbytes
     gapped = sizes != [file.nbytes for file in index.files]
-    return dataclasses.replace(index, digests=digests, saves=before + 1, gapped=gapped)
+    return dataclasses.replace(index, digests=digests, saves=min(before + 1, LIMIT - 1), gapped=gapped)
 
 
 def begin_call(options: SaveOptions, processes: Processes) -> Call:

@@ -129,9 +129,10 @@ class SharedFiles:
 
     def recall(self, index: Index, number: int, file: Reader) -> list[BadBlock] | None:
         """Return what was found in a file where other steps have looked at all that this one has there, else None."""
-        found = self._found.get(file.identity) if file.identity is not None else None
+        if (found := self._found.get(file.identity) if file.identity is not None else None) is None:
+            return None
         rows = {row: _content_of(index, row) for row in index.chunks.of_file(number)}
-        if found is None or not rows or any(content not in found for content in rows.values()):
+        if not rows or any(content not in found for content in rows.values()):
             return None
         return [BadBlock(row, *bad) for row, content in rows.items() for bad in found[content]]
 

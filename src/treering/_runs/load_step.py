@@ -34,6 +34,7 @@ from treering._tree.placement import aval_of, current_mesh, resolve_shardings, s
 from treering._values.telemetry import warn_of
 from treering._view.progress import showing
 from treering.errors import (
+    CorruptError,
     LeavesInitialisedWarning,
     MismatchError,
     NotFoundError,
@@ -150,7 +151,7 @@ def _load(run: RunState, root: Path, step: int, like: Any, options: LoadOptions)
     is_joint = functools.partial(options.places_array_of, like)
     timeout = run.timeout if options.timeout is None else options.timeout
     group = LoadGroup(path, timeout=timeout, is_shared=is_shared, is_joint=is_joint)
-    with showing(options.progress):
+    with showing(options.progress), _noting_damage(run, path):
         load = functools.partial(load_items, like=like, options=options, group=group)
         items = group.retry_on_overwrite(functools.partial(_open_step, run, step, path, options, group), load)
 
@@ -159,6 +160,16 @@ def _load(run: RunState, root: Path, step: int, like: Any, options: LoadOptions)
         return restore_states(items)
 
     return finish  # only then all of it was checked, and the other processes have theirs
+
+
+@contextlib.contextmanager
+def _noting_damage(run: RunState, path: Path) -> Iterator[None]:
+    """Note that a step is damaged: no save shares anything with it."""
+    try:
+        yield
+    except CorruptError:
+        run.damaged.add(path)
+        raise
 
 
 def _note_whole(run: RunState, path: Path) -> None:
@@ -228,7 +239,8 @@ def _load_or_init(
     group = LoadGroup(path, timeout=run.timeout, is_shared=lambda: spans_processes(None, None, fresh.like))
     asked = LoadOptions(missing="leave", extra=options.extra, progress=options.progress, none_is_leaf=True)
     load = functools.partial(load_items, like=fresh.like, options=asked, group=group, wording=_WORDING)
-    items = group.retry_on_overwrite(lambda: _noting(run, step, read_source(path, mapped=False)), load)
+    with _noting_damage(run, path):
+        items = group.retry_on_overwrite(lambda: _noting(run, step, read_source(path, mapped=False)), load)
 
     def finish() -> Resumed[T]:
         _note_whole(run, path)

@@ -26,6 +26,7 @@ from treering._runs.step_notes import require_step_number
 from treering._runs.steps import latest_of, missing_step, noted_steps, read_run, records_of, step_path, steps_of
 from treering._store.resolve import absolute, new_folder_path
 from treering._values import timing
+from treering._values.checkpoint_names import step_of_name
 from treering._values.human import near, steps_text
 from treering._values.processes import Processes, timeout_seconds
 from treering._values.telemetry import warn_of
@@ -86,6 +87,7 @@ class RunState:
         now: the clock that a step's time is taken from, in POSIX seconds.
         increment: the steps whose files a save may share; None where each save writes everything.
         whole: the folder of the step that this process saved or loaded last, if any.
+        damaged: those of the steps that it found damaged, and did not save or load since.
 
     Raises:
         UnsupportedError: an argument has no meaning.
@@ -119,6 +121,7 @@ class RunState:
         self.held: int | None = None
         self.increment: Increment | None = None
         self.whole: list[Path] = []
+        self.damaged: set[Path] = set()
         if not (on_commit is None or callable(on_commit)):
             raise UnsupportedError(f"on_commit is {on_commit!r:.100}, and must be a function of one StepCommit")
         self.calls = None if on_commit is None else CommitCalls(self.path, self.shown, on_commit)
@@ -138,6 +141,7 @@ class RunState:
     def note_whole(self, path: Path) -> None:
         """Note the folder of a step that was saved or loaded."""
         self.whole[:] = [path]
+        self.damaged.discard(path)
 
     def broadcast(self, work: Callable[[], T], doing: str, *, before: Callable[[], None] = lambda: None) -> T:
         """Return what ``work`` returns on process 0; all processes of the job call this, on the caller's thread.
@@ -421,18 +425,19 @@ def step_increment(run: RunState, *, incremental: bool, full_every: int | None) 
         raise UnsupportedError(f"a run cannot have {given}", hint=hint)
 
     def find() -> Iterator[Path]:
-        yield from run.whole[-1:]
+        yield from (path for path in run.whole[-1:] if path not in run.damaged)
         # It is gone, or nothing was saved or loaded by this process yet.
         with contextlib.suppress(TreeringError):
-            latest = read_run(run.path, functools.partial(_latest_not_passed, own=run.passed), None)
+            latest = read_run(run.path, functools.partial(_latest_not_passed, known=run), None)
             if latest is not None:
                 yield step_path(run.path, latest)
 
     return Increment(find=find, required=False, full_every=full_every, note=run.note_whole)
 
 
-def _latest_not_passed(folder: RunFolder, own: Mapping[int, str | None]) -> int | None:
-    passed = folder.passed_over() | folder.unchanged(own)
+def _latest_not_passed(folder: RunFolder, known: RunState) -> int | None:
+    passed = {*folder.passed_over(), *folder.unchanged(known.passed)}
+    passed.update(step for path in tuple(known.damaged) if (step := step_of_name(path.name)) is not None)
     return max(set(folder.steps()) - passed, default=None) if passed else folder.latest()
 
 

@@ -134,7 +134,8 @@ class Reader(Closable, abc.ABC):
     threads: int = 2
     """How many threads read faster than fewer."""
     identity: Hashable = None
-    """What tells the bytes that are open from all others, whatever name they were opened by; None where none does."""
+    """What tells the bytes that are open from all others, whatever name they were opened by; None where nothing does,
+    and where they have one name alone."""
 
     @abc.abstractmethod
     def read(self, offset: int, count: int) -> bytes:

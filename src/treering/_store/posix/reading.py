@@ -108,9 +108,9 @@ class LocalFile(Reader):
         return FileVersion(self.found)
 
     @property
-    def identity(self) -> FileVersion:  # type: ignore[override]
-        """Which file it is: its names do not matter."""
-        return self.version
+    def identity(self) -> FileVersion | None:  # type: ignore[override]
+        """Which file it is, under whatever name; None for one that has no other name."""
+        return self.version if self.found.st_nlink > 1 else None
 
     def is_whole(self) -> bool:
         """Tell whether nobody has written into it since it was opened."""
