@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import math
 import os
 import secrets
 import socket
@@ -414,12 +415,13 @@ class Watch:
 
     def __init__(
         self, path: Path, shown: str, *, after: int | None, timeout: float | None, hold: bool,
-        broadcast: Callable[[Callable[[], int | None]], int | None] | None = None,
+        broadcast: Callable[[Callable[[], int | None]], int | None] | None = None, patience: float = math.inf,
     ) -> None:  # fmt: skip
         self._path, self._shown, self._hold = path, shown, hold
         self._after = -1 if after is None else after
         self._timeout = timeout
         self._broadcast = broadcast
+        self._together = min(timing.current.watch_together, patience / 2)
         self._head: bytes | None = None
         self._seen: dict[int, str] = {}
         self._waiting: list[StepRecord] = []
@@ -438,7 +440,7 @@ class Watch:
             found = self._await_step(None)
         else:
             # Nobody can wait in a collective for hours: the others are told now and then that there is none yet.
-            while (found := self._broadcast(lambda: self._await_step(timing.current.watch_together))) is None:
+            while (found := self._broadcast(lambda: self._await_step(self._together))) is None:
                 pass
         if found is None or found < 0:
             raise StopIteration
@@ -476,9 +478,10 @@ class Watch:
         """Return the next step, -1 at the end; None where none came for ``most`` seconds."""
         begun = time.monotonic()
         while (found := self._look()) is None:
-            if most is not None and time.monotonic() - begun >= most:
+            rest = math.inf if most is None else begun + most - time.monotonic()
+            if rest <= 0.0:
                 return None
-            time.sleep(self._next_pause())
+            time.sleep(min(self._next_pause(), rest))
         return found
 
     def _next_pause(self) -> float:
