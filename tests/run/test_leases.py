@@ -482,3 +482,14 @@ def test_leases_and_the_stamp_of_another_user_end_too(tmp_path: Path, monkeypatc
     assert not (tmp_path / "run" / LEFT_DOCUMENT).exists()
     with pytest.raises(LeaseLostError):
         lease.renew()
+
+
+def test_a_lease_from_the_far_future_ends(tmp_path: Path) -> None:
+    run = fill(str(tmp_path / "run"), 1, keep=KeepLast(1))
+    lease = run.hold(1)
+    [file] = (tmp_path / "run" / LEASES).iterdir()
+    os.utime(file, (4e9, 4e9))
+    run.save(2, {"step": 2}).result()
+    assert run.steps() == [2]
+    with pytest.raises(LeaseLostError):
+        lease.renew()

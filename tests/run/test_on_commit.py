@@ -221,3 +221,18 @@ def test_where_going_back_fails_the_later_steps_are_handed_over_all_the_same(pat
         go.set()
     assert set(calls) == {1, 2, 3, 4, 5}
     assert run.steps() == [5]
+
+
+def test_a_record_that_is_too_large_is_not_read_to_its_end(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    calls: list[int] = []
+    with tr.Run(tmp_path / "run") as run:
+        run.save(1, {"w": 1})
+    with (tmp_path / "run" / HANDED).open("wb") as file:
+        file.truncate(1 << 40)
+    with (
+        caplog.at_level(logging.WARNING, "treering"),
+        tr.Run(run.path, on_commit=lambda c: calls.append(c.step)) as run,
+    ):
+        run.save(2, {"w": 2})
+    assert "only steps that are saved from now on are handed to on_commit" in caplog.text
+    assert calls == [2]

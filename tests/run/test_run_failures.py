@@ -251,6 +251,7 @@ def test_others_of_a_job_warn_where_process_0_does_not_remove(tmp_path: Path, mo
     with tr.Run(tmp_path / "run") as run:
         follower.save(1, TREE).result()
         run.save(2, TREE)
+    (tmp_path / "run" / "run.json").unlink()  # it ended before it noted what stays
     be_process(monkeypatch, 1, 2)
     with pytest.warns(SaveFailedWarning, match="process 0 has not removed step 1"):
         follower.wait(0.1)
@@ -386,3 +387,31 @@ def test_a_full_disk_is_a_failed_save(tmp_path: Path) -> None:
         run.save(2, TREE).result()
     assert run.steps() == [2]
     run.close()
+
+
+def test_a_save_that_could_not_begin_while_an_earlier_one_was_written_is_told_at_the_end(tmp_path: Path) -> None:
+    script = """
+import sys, threading, warnings
+import treering as tr
+from treering._checkpoint import transaction
+
+class Broken:
+    def get_state(self):
+        raise OSError("the pipe burst")
+    def set_state(self, state):
+        pass
+
+warnings.simplefilter("ignore")
+go, commit = threading.Event(), transaction.CheckpointFolder.commit
+transaction.CheckpointFolder.commit = lambda *given, **named: (go.wait(60), commit(*given, **named))[1]
+run = tr.Run(sys.argv[1], on_save_error="warn")
+first = run.save(10, {"w": 1.5})
+assert not run.save(20, {"data": Broken()})
+go.set()
+run.close()
+assert first.saved and run.steps() == [10] and run.status().failures == 1
+"""
+    command = [sys.executable, "-c", script, str(tmp_path / "run")]
+    done = subprocess.run(command, capture_output=True, check=False, text=True, cwd=ROOT, timeout=120)
+    assert done.returncode == 1
+    assert re.search(r"step_00000020' failed, and no later one of its run was saved: OSError: the pipe", done.stderr)

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,7 @@ from tests.buckets import MemoryBucket, install
 from tests.clocks import wait_at_most
 from tests.on_disk import step_path
 from tests.stores import read_file, write_file
+from treering._runs.leases import Watch
 from treering.errors import StoreError, UnsupportedError
 from treering.rules import KeepLast
 
@@ -223,3 +225,18 @@ def test_the_lease_of_an_evaluator_that_is_killed_ends_by_itself(tmp_path: Path)
     run.save(4, {"step": 4}).result()
     assert run.steps() == [4]
     assert sorted(each.name for each in (tmp_path / "run").iterdir()) == ["run.json", "step_00000004"]
+
+
+def test_in_a_job_the_others_hear_that_there_is_no_step_before_they_give_up(path: str) -> None:
+    said: list[int | None] = []
+
+    def broadcast(work: Callable[[], int | None]) -> int | None:
+        said.append(work())
+        return said[-1]
+
+    run = fill(path, 1)
+    watch = Watch(run.path, path, after=None, timeout=1.5, hold=False, broadcast=broadcast, patience=0.5)
+    assert list(watch) == [1]
+    assert said[0] == 1
+    assert said[-1] == -1
+    assert said.count(None) >= 3  # at least each quarter of a second, but for the one that ends it

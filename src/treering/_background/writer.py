@@ -11,6 +11,7 @@ import _thread
 import contextlib
 import dataclasses
 import enum
+import itertools
 import math
 import os
 import queue
@@ -75,6 +76,7 @@ def writes_here() -> bool:
     return _here.writes
 
 
+_numbers: Final = itertools.count()
 Ended: TypeAlias = "Callable[[SaveJob, BaseException | None], bool]"
 
 
@@ -97,6 +99,7 @@ class SaveJob(Watch):
         forgiven: whether the error is not to be raised by a later call; the end of the program still tells of it.
         cancelled: whether it was called off in time.
         moved_at: when it last showed progress, on the clock of ``time.monotonic``.
+        number: how many saves of this process were begun before it.
     """
 
     def __init__(
@@ -114,6 +117,7 @@ class SaveJob(Watch):
         self.forgiven = False
         self.cancelled = False
         self.moved_at = time.monotonic()
+        self.number: Final = next(_numbers)
         self._raised = False
         self._ended = ended
         self._owner = os.getpid()
@@ -468,7 +472,7 @@ class Writer:
         with self._lock:
             job.end(error)
             if error is None or job.forgiven:
-                self.excuse(job.run)
+                self.excuse(job.run, before=job)
             self.failed = [one for one in (*self.failed, job) if one.error is not None and not one.told]
             self._drop(job)
         self._changed.notify()
@@ -489,12 +493,21 @@ class Writer:
         job.tell(error)
         with self._lock:
             job.end(error)
-            self.excuse(job.run)
+            self.excuse(job.run, before=job)
             self.failed = [*self.failed, job]
 
-    def excuse(self, run: Path | None) -> None:
-        """Let the end of the program say nothing of forgiven failures of a run: a later save is what counts."""
-        self.failed = [job for job in self.failed if not job.forgiven or job.run != run]
+    def excuse(self, run: Path | None, *, before: SaveJob | None = None) -> None:
+        """Let the end of the program say nothing of forgiven failures of a run: a later save is what counts.
+
+        Args:
+            run: the run.
+            before: that save; only what was begun before it is excused. None for all.
+        """
+
+        def counts(job: SaveJob) -> bool:
+            return not job.forgiven or job.run != run or (before is not None and job.number > before.number)
+
+        self.failed = list(filter(counts, self.failed))
 
     def take_failed(self, path: Path | None = None) -> list[SaveJob]:
         """Return the saves to a path, or of a run, whose errors nobody knows yet; from now on somebody does.

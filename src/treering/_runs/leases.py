@@ -10,6 +10,7 @@ from __future__ import annotations
 import _thread
 import contextlib
 import errno
+import math
 import os
 import secrets
 import socket
@@ -59,6 +60,7 @@ LONGEST_LEASE: Final = 86_400
 
 _MOST: Final = 10_000
 _LARGEST: Final = 4096
+_LARGEST_RECORD: Final = 1 << 20
 _LONGEST_NAME: Final = 200
 _NO_FOLDER: Final = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EMLINK})
 _TRIES: Final = 20
@@ -112,7 +114,8 @@ def end_leases(run: RunFolder, steps: Collection[int] = (), *, force: Collection
         live = []
         for lease in found:
             # Who renews it meanwhile wins or loses: both go by its version.
-            over = lease.until <= now or lease.step in force
+            # Of one from far ahead, the clock was wrong when it was written.
+            over = not lease.entry.modified - LONGEST_LEASE <= now < lease.until or lease.step in force
             if not over or not _end(place, lease.entry):
                 live.append(lease)
         return _describe(place, live, steps)
@@ -417,12 +420,13 @@ class Watch:
 
     def __init__(
         self, path: Path, shown: str, *, after: int | None, timeout: float | None, hold: bool,
-        broadcast: Callable[[Callable[[], int | None]], int | None] | None = None,
+        broadcast: Callable[[Callable[[], int | None]], int | None] | None = None, patience: float = math.inf,
     ) -> None:  # fmt: skip
         self._path, self._shown, self._hold = path, shown, hold
         self._after = -1 if after is None else after
         self._timeout = timeout
         self._broadcast = broadcast
+        self._together = min(timing.current.watch_together, patience / 2)
         self._head: bytes | None = None
         self._seen: dict[int, str] = {}
         self._waiting: list[StepRecord] = []
@@ -441,7 +445,7 @@ class Watch:
             found = self._await_step(None)
         else:
             # Nobody can wait in a collective for hours: the others are told now and then that there is none yet.
-            while (found := self._broadcast(lambda: self._await_step(timing.current.watch_together))) is None:
+            while (found := self._broadcast(lambda: self._await_step(self._together))) is None:
                 pass
         if found is None or found < 0:
             raise StopIteration
@@ -479,9 +483,10 @@ class Watch:
         """Return the next step, -1 at the end; None where none came for ``most`` seconds."""
         begun = time.monotonic()
         while (found := self._look()) is None:
-            if most is not None and time.monotonic() - begun >= most:
+            rest = math.inf if most is None else begun + most - time.monotonic()
+            if rest <= 0.0:
                 return None
-            time.sleep(self._next_pause())
+            time.sleep(min(self._next_pause(), rest))
         return found
 
     def _next_pause(self) -> float:
@@ -634,7 +639,7 @@ class CommitCalls:
             if begins:
                 store_at(self._path).transaction().make()
             with contextlib.suppress(NotFoundError), open_run(self._path) as run:
-                found = run.store.read(HANDED_DOCUMENT)
+                found = run.store.read(HANDED_DOCUMENT, _LARGEST_RECORD)
                 steps = run.steps()
                 try:
                     known = None if found is None else parse_handed(found.data)

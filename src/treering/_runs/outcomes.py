@@ -69,7 +69,8 @@ class SaveOutcomes:
         self._shown = shown
         self._lock = threading.RLock()  # a signal handler may ask while its thread has it
         self._newest: tuple[int, float] | None = None
-        self._failures = 0
+        # The numbers of the jobs that have failed since the last one that did not.
+        self._failures: list[int] = []
         self._raised = False
         self._reached = False
         self._last: tuple[int, BaseException] | None = None
@@ -98,11 +99,13 @@ class SaveOutcomes:
         with self._lock:
             if not failed:
                 self._newest = step, time.monotonic() if committed is None else committed
-                self._failures = 0
-                self._raised = self._reached = False
+                # One that came after it may have failed before it could even begin.
+                self._failures = [number for number in self._failures if number > job.number]
+                self._raised &= bool(self._failures)
+                self._reached &= self.most is not None and len(self._failures) >= self.most
             elif isinstance(error, Exception) and not isinstance(error, _NO_FAILURES):
-                self._failures += 1
-                self._reached = self.most is not None and self._failures >= self.most
+                self._failures.append(job.number)
+                self._reached = self.most is not None and len(self._failures) >= self.most
             if error is not None:
                 self._last = step, error
             if self.warns and isinstance(error, SavesFailedError):  # another process came to that first
@@ -110,7 +113,7 @@ class SaveOutcomes:
                 return True
             if error is None or not self.forgives(error):
                 return False
-            self._unsaid.append((step, job, self._failures if failed else 0))
+            self._unsaid.append((step, job, len(self._failures) if failed else 0))
             return True
 
     def fail(self, step: int, error: Exception, timeout: float, *, raises: bool) -> StepSave:
@@ -158,7 +161,7 @@ class SaveOutcomes:
             self._reached, self._raised = False, True
             step, cause = self._last
             writer().excuse(self._place)
-            count = pluralize(self._failures, "saves")
+            count = pluralize(len(self._failures), "saves")
             what = f"{count} of the run {self._shown!r} failed in a row; the last, of step {step}: {error_text(cause)}"
             newest = "nothing was saved before" if self._newest is None else f"the newest step is {self._newest[0]}"
             raise SavesFailedError(what, hint=newest) from cause
@@ -191,7 +194,7 @@ class SaveOutcomes:
             age = None if since is None else max(0.0, time.monotonic() - since)
             last = None if self._last is None else self._last[1]
             return RunStatus(
-                step=step, seconds=age, failures=self._failures, last_error=last, saves_in_flight=len(flying),
+                step=step, seconds=age, failures=len(self._failures), last_error=last, saves_in_flight=len(flying),
                 bytes_in_flight=sum(job.nbytes for job in flying),
             )  # fmt: skip
 

@@ -350,7 +350,9 @@ class RunState:
         broadcast = None
         if this_processes(()).count > 1:
             broadcast = functools.partial(self.broadcast, doing=f"watch the steps of {self.shown!r}")
-        return Watch(self.path, self.shown, after=after, timeout=timeout, hold=hold, broadcast=broadcast)
+        return Watch(
+            self.path, self.shown, after=after, timeout=timeout, hold=hold, broadcast=broadcast, patience=self.timeout
+        )
 
     def hold(self, step: SupportsIndex, seconds: float) -> Lease:
         """Return a lease on a step; ``Run.hold`` says more."""
