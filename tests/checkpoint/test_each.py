@@ -368,6 +368,10 @@ def test_bytes_that_are_no_states_are_damage(tmp_path: Path) -> None:
         tr.save(tmp_path / f"odd {number}", {"data": odd})
         with pytest.raises(CorruptError, match="does not hold the states"):
             tr.load(tmp_path / f"odd {number}", like={"data": tr.each(None)})
+        found: Any = tr.load(tmp_path / f"odd {number}")["data"]
+        for ask in (len, list, lambda states: states[0]):
+            with pytest.raises(CorruptError, match="holds no states"):
+                ask(found)
 
 
 @pytest.mark.parametrize("leaves", [1, 5000], ids=["lists", "packed"])

@@ -95,7 +95,7 @@ def test_every_event_of_the_page_is_told_of_some_work_and_no_other(tmp_path: Pat
     jax.monitoring.register_event_listener(event)
     try:
         for place in (f"memory://telemetry-{os.getpid()}/run", tmp_path / "run"):
-            with tr.Run(place, keep=tr.KeepLast(1), on_save_error="warn") as run:
+            with tr.Run(place, keep=tr.KeepLast(1), on_save_error="warn", incremental=True) as run:
                 run.save(1, TREE).result()
                 run.save(2, TREE).result()
                 run.load()

@@ -167,11 +167,18 @@ class EachStates(Sequence[Any]):
     """The bytes of all."""
 
     def __len__(self) -> int:
+        self._require_states()
         return self.processes
 
     def __getitem__(self, process: Any) -> Any:
+        self._require_states()
         blobs = unpack(self.states, self.processes)
         return list(map(decode_state, blobs[process])) if isinstance(process, slice) else decode_state(blobs[process])
+
+    def _require_states(self) -> None:
+        odd: tuple[Any, Any] = self.processes, self.states
+        if tuple(map(type, odd)) != (int, bytes) or self.processes < 0:
+            raise CorruptError(f"{self!r} holds no states")
 
     def __repr__(self) -> str:
         # In an abstract tree something else stands for them, in one of views too.

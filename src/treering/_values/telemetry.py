@@ -42,6 +42,7 @@ EVENTS: Final[Mapping[str, EventKind]] = {
     "save/admit": EventKind("duration", "seconds", "blocking: waiting for room beside the saves in flight"),
     "save/snapshot": EventKind("duration", "seconds", "blocking: arrays are taken from the devices, or copied"),
     "save/queue": EventKind("duration", "seconds", "in the background: waiting for the turn of this save"),
+    "save/compare": EventKind("duration", "seconds", "with `base` or `incremental`: what has changed is found out"),
     "save/write": EventKind("duration", "seconds", "the data of this process are written"),
     "save/commit": EventKind("duration", "seconds", "the index takes the place of the old one; on process 0"),
     "save/bytes": EventKind("scalar", "bytes", "what this process wrote in `save/write`"),
