@@ -15,7 +15,6 @@ from tests import limits
 from tests.command import here
 from tests.reads import bytes_read
 from treering._inspect import verify as verification
-from treering._inspect.verify import verify
 from treering.errors import CorruptError, UnsupportedError
 
 
@@ -207,7 +206,7 @@ def test_nothing_is_remembered_of_files_that_no_other_step_has(tmp_path: Path, m
         run.save(1, state(1))
         run.save(2, state(2))
     monkeypatch.setattr(verification, "_content_of", lambda *_: pytest.fail("it is remembered"))
-    assert verify(tmp_path).ok
+    assert tr.verify(tmp_path).ok
 
 
 def test_damage_to_a_shared_file_names_all_steps_that_share_it(tmp_path: Path) -> None:
