@@ -6,6 +6,7 @@ import logging
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ import pytest
 import treering as tr
 from tests.buckets import install
 from tests.stores import read_file, write_file
-from treering.errors import FormatError, TimedOutError, UnsupportedError
+from treering.errors import FormatError, NotDirectoryError, TimedOutError, UnsupportedError
 from treering.rules import KeepLast
 from treering.run import StepCommit
 
@@ -236,3 +237,26 @@ def test_a_record_that_is_too_large_is_not_read_to_its_end(tmp_path: Path, caplo
         run.save(2, {"w": 2})
     assert "only steps that are saved from now on are handed to on_commit" in caplog.text
     assert calls == [2]
+
+
+def test_a_failed_save_is_raised_to_the_training_and_not_to_the_function(tmp_path: Path) -> None:
+    go, loaded = threading.Event(), list[object]()
+
+    def act(commit: StepCommit) -> None:
+        assert go.wait(60)
+        loaded.append(run.load(commit.step))
+        run.wait()
+
+    run = tr.Run(tmp_path / "run", on_commit=act)
+    run.save(1, {"w": 1}).result()
+    (tmp_path / "run" / "step_00000002").write_text("a file is in the way")
+    failed = run.save(2, {"w": 2})
+    assert failed.pending is not None
+    while not failed.pending.done():
+        pass
+    go.set()
+    assert run._state.calls is not None
+    run._state.calls.wait(time.monotonic() + 60)
+    assert loaded == [{"w": 1}]
+    with pytest.raises(NotDirectoryError, match="the earlier save"):
+        run.close()

@@ -415,3 +415,19 @@ assert first.saved and run.steps() == [10] and run.status().failures == 1
     done = subprocess.run(command, capture_output=True, check=False, text=True, cwd=ROOT, timeout=120)
     assert done.returncode == 1
     assert re.search(r"step_00000020' failed, and no later one of its run was saved: OSError: the pipe", done.stderr)
+
+
+def test_a_warning_that_is_raised_as_an_error_is_a_failure_too_for_others_of_a_job_hear_no_class(
+    tmp_path: Path,
+) -> None:
+    class Odd:
+        def get_state(self) -> Any:
+            raise DeprecationWarning("this iterator is old")
+
+        def set_state(self, state: Any) -> None: ...
+
+    run = tr.Run(tmp_path / "run", on_save_error="warn")
+    with pytest.warns(SaveFailedWarning, match="DeprecationWarning: this iterator is old"):
+        run.save(1, {"data": Odd()})
+    run.save(2, TREE).result()
+    run.close()

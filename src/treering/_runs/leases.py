@@ -594,6 +594,10 @@ class CommitCalls:
         with self._lock:
             return frozenset(self._todo)
 
+    def is_here(self) -> bool:
+        """Whether the function itself asks."""
+        return threading.current_thread() is self._thread
+
     def prepare(self, step: int | None) -> None:
         """Find out which steps others have left to do; before ``step`` is committed, write down that it is not done.
 

@@ -29,7 +29,7 @@ from treering.errors import SaveFailedWarning, SavesFailedError, UnsupportedErro
 # The program has to change, or its user has to do something; or somebody wanted it so.
 _NO_FAILURES: Final = (
     errors.CancelledError, errors.ClosedError, errors.ExistsError, errors.FormatError, errors.MismatchError,
-    errors.MissingExtraError, SavesFailedError, UnsupportedError, Warning,
+    errors.MissingExtraError, SavesFailedError, UnsupportedError, SaveFailedWarning,
 )  # fmt: skip
 
 

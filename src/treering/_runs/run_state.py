@@ -195,6 +195,8 @@ class RunState:
         Raises:
             TreeringError: an earlier save failed.
         """
+        if self.calls is not None and self.calls.is_here():
+            return  # what ``on_commit`` meets is only logged
         raise_unreported(self.path)
         self.outcomes.settle(raises=raises)
 
@@ -271,6 +273,8 @@ class RunState:
         if not this_processes(()).is_coordinator:
             return
         if self.calls is not None:
+            if self.calls.is_here():
+                return  # it would wait for itself
             self.calls.prepare(None)
             self.calls.wait(end)
         if self.spared:
