@@ -153,6 +153,20 @@ def test_the_whole_tree_may_be_one(tmp_path: Path) -> None:
     assert renamed["loader"].item == (1, None)
 
 
+def test_a_branch_with_one_may_be_renamed(tmp_path: Path) -> None:
+    tr.save(tmp_path / "a", {"old": {"data": tr.each({"n": 5}), "deep": {"it": tr.each({"n": 6})}, "w": 1.5}})
+    deep: dict[str, Any] = {"it": tr.each(None)}
+    like = {"new": {"data": tr.each(None), "deep": deep, "w": 0.0}}
+    for renames in ({"new": "old"}, {"new": "old", "new/deep": "old/deep"}):
+        found: Any = tr.load(tmp_path / "a", like=like, key_map=renames)
+        assert (found["new"]["data"].item, found["new"]["deep"]["it"].item) == ({"n": 5}, {"n": 6})
+        assert found["new"]["w"] == 1.5
+    found = tr.load(tmp_path / "a", like={"x": {"y": deep}}, key_map={"x/y": "old/deep"}, extra="ignore")
+    assert found["x"]["y"]["it"].item == {"n": 6}
+    with pytest.raises(MismatchError, match="`like` has no such key"):
+        tr.load(tmp_path / "a", like=like, key_map={"new": "old", "more": "old"})
+
+
 def test_states_of_all_are_saved_again_as_they_are(two: Together, tmp_path: Path) -> None:
     assert two.save(tmp_path / "a", _tree_of(400)) == [None, None]
     tree = tr.load(tmp_path / "a")

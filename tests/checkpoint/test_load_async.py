@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -195,6 +196,34 @@ def test_the_end_of_a_program(way: str, tmp_path: Path) -> None:
         assert run.stderr.count(f"its error was never raised: {kind}") == 1
     else:
         assert (run.returncode, run.stderr) == (0, "")
+
+
+MANY = """
+import threading, time
+from treering._background.saves import begin_load
+ended = threading.Event()
+
+def waits(require_wanted):
+    ended.wait(60)
+
+def hears(require_wanted):
+    try:
+        while True:
+            require_wanted()
+            time.sleep(0.01)
+    finally:
+        ended.set()
+
+for number in range(9):
+    begin_load(hears if number == 4 else waits, shown="a", timeout=50)
+"""
+
+
+def test_the_end_of_a_program_gives_up_all_of_them_at_once() -> None:
+    start = time.monotonic()
+    run = subprocess.run([sys.executable, "-c", MANY], capture_output=True, text=True, timeout=120, check=False)
+    assert (run.returncode, run.stderr) == (0, "")
+    assert time.monotonic() - start < 45
 
 
 def test_many_at_once_from_many_threads(path: str) -> None:

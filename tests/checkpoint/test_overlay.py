@@ -288,6 +288,8 @@ def test_states_of_processes_take_the_place_of_one_state(tmp_path: Path) -> None
         assert found["data"].item == (states[upper].item if upper else states[upper])
         with tr.open(paths) as opened:
             assert {opened.origin(key) for key in opened} == {str(paths[1])}
+    with pytest.raises(MismatchError, match=r"nothing lies at 'more' in the checkpoints .*/1' and .*/2'"):
+        load([tmp_path / "1", tmp_path / "2"], {"data": tr.each(None), "more": tr.each(None), "w": 0})
 
 
 _TREES = st.recursive(

@@ -16,6 +16,7 @@ import contextlib
 import functools
 import os
 import sys
+import time
 from collections.abc import Callable, Generator, Sequence
 from typing import Any, Final, Generic, TypeVar
 
@@ -149,10 +150,14 @@ class PendingLoad(Generic[T]):
             raise CancelledError(f"the load of {self._shown!r} was given up: the program ends")
 
     def give_up(self) -> None:
-        """Let it end as soon as may be, and wait for that: jax goes down next."""
+        """Let it end as soon as may be."""
         self._given_up = True
+
+    def wait_for_end(self, since: float) -> None:
+        """Wait until it has ended, for its timeout since a moment of the monotonic clock: jax goes down next."""
         with contextlib.suppress(TimeoutError):
-            self._told = isinstance(self._future.exception(self._timeout), CancelledError) or self._told
+            error = self._future.exception(max(0.0, since + self._timeout - time.monotonic()))
+            self._told = isinstance(error, CancelledError) or self._told
 
     def untold(self) -> str:
         """Return why it failed, where nobody was told; no text for any other."""
@@ -295,8 +300,11 @@ def leave() -> None:
     """
     saves = writer()
     if not _ending.waited:
-        for load in tuple(_loads):
+        since, loads = time.monotonic(), tuple(_loads)
+        for load in loads:
             load.give_up()
+        for load in loads:
+            load.wait_for_end(since)
         why = _wait(saves)
         lost = f"is not done, and was abandoned: {why}"
         _ending.lines += [f"the save to {job.shown!r} {lost}" for job in saves.jobs if why]

@@ -238,10 +238,10 @@ def select_part(source: Source, options: LoadOptions) -> Selection:
     if options.at is None and options.only is None:
         source.arrays.check_files()  # also those that hold nothing: all of it was asked for
     index = source.index
-    return select(index.structure, index.keys, at=options.at, only=options.only, stored=_stored_text(source))
+    return select(index.structure, index.keys, at=options.at, only=options.only, stored=stored_text(source))
 
 
-def _stored_text(source: Source) -> str:
+def stored_text(source: Source) -> str:
     """Return what a tree was read of, for errors."""
     if source.layers:
         return f"the checkpoints {' and '.join(f'{path!r:.200}' for path in source.paths)}"
@@ -317,7 +317,7 @@ def plan_load(
     if target is not None:
         target, as_saved = expand_ellipses(target, part, options.rename)
     if source.layers or index.part:
-        wording = dataclasses.replace(wording, stored=_stored_text(source), is_part=bool(index.part))
+        wording = dataclasses.replace(wording, stored=stored_text(source), is_part=bool(index.part))
     matches = match_stored(index, part) if target is None else match_leaves(
         index, part, target, rename=options.rename, missing=options.missing, extra=options.extra, cast=options.cast,
         raw_keys=source.raw_keys, wording=wording,

@@ -12,7 +12,7 @@ from treering._arrays.source import Source
 from treering._checkpoint import load
 from treering._checkpoint.forms import Where
 from treering._checkpoint.joint_load import LoadGroup
-from treering._checkpoint.load import OF_LIKE, LoadOptions, load_parts, plan_load, select_part
+from treering._checkpoint.load import OF_LIKE, LoadOptions, load_parts, plan_load, select_part, stored_text
 from treering._format.columns import EACH_STATES
 from treering._format.index import Container, leaf_bytes
 from treering._format.selection import Selection, drop_leaves, select
@@ -32,7 +32,7 @@ from treering._tree.each import (
     put_items,
 )
 from treering._tree.flatten import flatten_like
-from treering._tree.likeness import Wording
+from treering._tree.likeness import Wording, apply_renames
 from treering._values.human import pluralize
 from treering.errors import CorruptError, MismatchError
 
@@ -134,8 +134,8 @@ def load_items(
         rest, left, asked = like, part, options
         if objects:
             keys = [_stored_key(name, options) for name in objects]
-            renamed = {name: stored for name, stored in options.rename.items() if stored not in keys}
             rest = _cut(like, objects)
+            renamed = _renames_of(rest, objects, options)
             left, asked = (_without(part, keys), dataclasses.replace(options, key_map=renamed or options.whole_map))
         pieces.insert(0, plan_load(source, left, rest, asked, wording=wording))
         kept = [*pieces[0].kept, *kept]
@@ -202,7 +202,19 @@ def _bytes_of(source: Source, leaf: int, start: int, stop: int) -> bytes:
 def _stored_key(place: Place, options: LoadOptions) -> str:
     """Return the key under which an item's state is stored, below ``at``; the empty text for the tree itself."""
     key = key_of(place)
-    return options.rename.get(key, key)
+    covering = [wanted for wanted in options.rename if _below(key, wanted)]
+    nearest = {wanted: options.rename[wanted] for wanted in sorted(covering, key=len)[-1:]}
+    return apply_renames([key], nearest).get(key, key)
+
+
+def _renames_of(rest: Any, objects: Mapping[Place, Any], options: LoadOptions) -> dict[str, str]:
+    """Return the renamings without those of objects alone."""
+    keys = flatten_like(rest).keys if options.rename else []
+    return {
+        wanted: stored
+        for wanted, stored in options.rename.items()
+        if any(_below(key, wanted) for key in keys) or not any(_below(key_of(place), wanted) for place in objects)
+    }
 
 
 def _below(key: str, stored: str) -> bool:
@@ -228,7 +240,7 @@ def _whole(source: Source, part: Selection, stored: str, options: LoadOptions) -
     Raises:
         MismatchError: it is not there, or ``only`` keeps a part of it.
     """
-    found = select(part.structure, part.keys, at=stored, only=None)
+    found = select(part.structure, part.keys, at=stored, only=None, stored=stored_text(source))
     index = source.index
     at = "/".join(filter(None, (options.at, stored)))
     all_of_it = select(index.structure, index.keys, at=at, only=None)
