@@ -54,7 +54,7 @@ _NOT_WRITABLE: Final = frozenset({errno.EACCES, errno.EPERM, errno.EROFS})
 _NOT_GIVEN_BACK: Final = frozenset({errno.EIO, errno.EBADMSG, getattr(errno, "EUCLEAN", errno.EIO)})
 
 
-class _Found(NamedTuple):
+class _Candidate(NamedTuple):
     """A step of one of the roots."""
 
     step: int
@@ -99,11 +99,11 @@ class NewestStep:
         self._entire = entire
         self._goes_back = bool(fallback)
         self._most = fallback.max_attempts if isinstance(fallback, Fallback) else None
-        self.passed: dict[_Found, str] = {}
+        self.passed: dict[_Candidate, str] = {}
         # Roots that could not be reached, as process 0 found.
         self._unreached: dict[int, TreeringError] = {}
-        self._tried_twice: set[_Found] = set()
-        self._gone: _Found | None = None
+        self._tried_twice: set[_Candidate] = set()
+        self._gone: _Candidate | None = None
 
     # ------------------------------------------------------------------------------------------------------ choosing
 
@@ -126,12 +126,12 @@ class NewestStep:
             raise lost
         return None
 
-    def list_steps(self) -> list[_Found]:
+    def list_steps(self) -> list[_Candidate]:
         """Return the steps of all roots, the newest first, and each first where the caller looks first."""
-        found: list[_Found] = []
+        found: list[_Candidate] = []
         for root, path in enumerate(self._run.roots):
             try:
-                found += [_Found(step, root) for step in steps_of(path)]
+                found += [_Candidate(step, root) for step in steps_of(path)]
             except StoreError as error:
                 if not root or not self._goes_back:
                     error.hint = error.hint or ("fallback=True does without it" if root else None)
@@ -139,7 +139,7 @@ class NewestStep:
                 self._unreached[root] = error
         return sorted(found, key=lambda one: (-one.step, one.root))
 
-    def _was_left_behind(self, one: _Found, own: Sequence[int]) -> bool:
+    def _was_left_behind(self, one: _Candidate, own: Sequence[int]) -> bool:
         """Whether the run has a step that is earlier, and was saved later: it went back, and left this one behind."""
         before = max((step for step in own if step < one.step), default=None)
         if before is None:
@@ -149,19 +149,19 @@ class NewestStep:
             return earlier is not None and later is not None and earlier.saved > later.saved
         return False  # of a step that cannot be read nothing is known; whoever reads it is told
 
-    def attempts(self, one: _Found) -> int:
+    def attempts(self, one: _Candidate) -> int:
         """Return how often the run was resumed from this save of a step."""
         with self._opened(one) as root:
             attempt = root.attempt_of(one.step)
         return read_run(self._run.path, _resumes_in, Resumes()).counts.get((one.step, attempt or GONE), 0)
 
-    def _opened(self, one: _Found) -> RunFolder:
+    def _opened(self, one: _Candidate) -> RunFolder:
         return RunFolder(self._run.roots[one.root])
 
-    def take(self, code: int) -> _Found | None:
+    def take(self, code: int) -> _Candidate | None:
         """Return the step that `choose` gave, to be read; None where it is passed over."""
         place, use = divmod(code, len(_Use))
-        one = _Found(*divmod(place, len(self._run.roots)))
+        one = _Candidate(*divmod(place, len(self._run.roots)))
         if use == _Use.TRIED:
             self.passed[one] = f"it was resumed {pluralize(self._most or 0, 'times')}, and no newer step was saved"
         if use == _Use.LEFT:
@@ -170,7 +170,7 @@ class NewestStep:
 
     # ------------------------------------------------------------------------------------------------------- reading
 
-    def try_step(self, one: _Found, read: Read[T]) -> Callable[[], T] | None:
+    def try_step(self, one: _Candidate, read: Read[T]) -> Callable[[], T] | None:
         """Read a step; return what ends the load, or None where another one is to be chosen.
 
         Raises:
@@ -189,7 +189,7 @@ class NewestStep:
                 return found
         return self._agree(one, found)
 
-    def _agree(self, one: _Found, found: Callable[[], T] | Exception) -> Callable[[], T] | None:
+    def _agree(self, one: _Candidate, found: Callable[[], T] | Exception) -> Callable[[], T] | None:
         """Tell the others what was found, hear what they found, and pass over the step where it was damage."""
         own = found if isinstance(found, Exception) else None
         row: dict[str, Any] = {"outcome": self._outcome_of(one, own)}
@@ -221,7 +221,7 @@ class NewestStep:
             return None
         return None if isinstance(found, Exception) else found
 
-    def _outcome_of(self, one: _Found, error: Exception | None) -> _Outcome:
+    def _outcome_of(self, one: _Candidate, error: Exception | None) -> _Outcome:
         if error is None:
             return _Outcome.WHOLE
         if isinstance(error, NotFoundError | NotSharedError):
@@ -236,7 +236,7 @@ class NewestStep:
 
     # -------------------------------------------------------------------------------------------------------- ending
 
-    def finish(self, one: _Found) -> None:
+    def finish(self, one: _Candidate) -> None:
         """Note which steps were passed over, and that the run is resumed from this one; warn.
 
         Raises:
@@ -263,7 +263,7 @@ class NewestStep:
         if lines:
             warn_of(f"resumed {run.shown!r} from step {one.step}, not from", lines, StepPassedOverWarning)
 
-    def _note(self, one: _Found, marks: dict[int, str | None]) -> None:
+    def _note(self, one: _Candidate, marks: dict[int, str | None]) -> None:
         """Write ``.run.json.resumed`` where it has to say something else; fill in the attempts of what was passed."""
         attempt = None
         if self._most is not None:
@@ -297,7 +297,7 @@ class NewestStep:
             hint = "use a copy of a step, load one by its number, or begin in another folder"
             raise CorruptError(f"no step of the run {self._run.shown!r} can be used:{told}{more}", hint=hint)
 
-    def _name(self, one: _Found) -> str:
+    def _name(self, one: _Candidate) -> str:
         of = f" of {show_path(os.fspath(self._run.roots[one.root]))!r}" if one.root else ""
         return f"step {one.step}{of}"
 
