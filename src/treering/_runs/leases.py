@@ -596,7 +596,7 @@ class CommitCalls:
 
     def is_here(self) -> bool:
         """Whether the function itself asks."""
-        return threading.current_thread() is self._thread
+        return threading.get_ident() in self._threads
 
     def prepare(self, step: int | None) -> None:
         """Find out which steps others have left to do; before ``step`` is committed, write down that it is not done.
