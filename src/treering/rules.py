@@ -457,7 +457,7 @@ def _ask(rule: Policy, facts: Sequence[StepFacts]) -> dict[int, tuple[str, ...]]
     Raises:
         UnsupportedError: it raised, or did not return steps with texts.
     """
-    if type(rule).__module__ == __name__:
+    if _is_ours(rule):
         return rule.kept(facts)
     name = type(rule).__name__
     try:
@@ -471,6 +471,28 @@ def _ask(rule: Policy, facts: Sequence[StepFacts]) -> dict[int, tuple[str, ...]]
         shown = kind_of(said) if told is None else f"{said!r:.100}"
         raise UnsupportedError(f"the rule {name} returned {shown}, not steps with texts", hint=hint)
     return {step: tuple(texts) for step, texts in cast("Mapping[int, Sequence[str]]", told).items()}
+
+
+def _is_ours(rule: Policy) -> bool:
+    return type(rule).__module__ == __name__
+
+
+def policy_text(policy: Policy) -> str:
+    """Return the text of a policy, which no reader takes for a rule of ours where it is another's.
+
+    Example:
+        >>> KeepMore = type("KeepMore", (KeepLast,), {"__module__": "my_rules"})
+        >>> policy_text(KeepBest("loss") | KeepMore(3))
+        "KeepBest('loss', mode='min') | <KeepMore like KeepLast(3)>"
+    """
+    inherits = [
+        not _is_ours(rule) and getattr(type(rule).__repr__, "__module__", None) == __name__
+        for rule in single_rules(policy)
+    ]
+    return " | ".join(
+        f"<{type(rule).__name__} like {rule!r}>" if other else repr(rule)
+        for rule, other in zip(single_rules(policy), inherits, strict=True)
+    )
 
 
 def _are_texts(said: object) -> bool:
@@ -498,7 +520,9 @@ def find_deciders(policy: Policy | None, facts: Sequence[StepFacts], going: Sequ
     by_presence, by_value = {max([fact.step for fact in facts])}, set[int]()
     lasting = [fact for fact in facts if not fact.temporary]
     for rule in () if policy is None else single_rules(policy):
-        if isinstance(rule, KeepLast | KeepNear):
+        if not _is_ours(rule):  # it may go by anything
+            by_value.update(fact.step for fact in facts)
+        elif isinstance(rule, KeepLast | KeepNear):
             by_presence.update(rule.kept(lasting))
         elif isinstance(rule, KeepLatest):
             by_value.update([max(fact.step for fact in lasting)] if lasting else [])
@@ -511,8 +535,6 @@ def find_deciders(policy: Policy | None, facts: Sequence[StepFacts], going: Sequ
             chosen = sorted(rule.kept(lasting)) if rule.interval is not None else []
             # For each step that goes, the last one before it that was chosen: it was saved too shortly after that.
             by_value.update(chosen[place - 1] for step in going if (place := bisect.bisect(chosen, step)))
-        elif not isinstance(rule, KeepSteps):  # a user's own
-            by_value.update(fact.step for fact in facts)
     return by_presence, by_value
 
 

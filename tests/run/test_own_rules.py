@@ -14,6 +14,7 @@ import treering as tr
 from tests.command import inside
 from treering.errors import UnsupportedError
 from treering.retention import KeepLatest, KeepNear, Policy, StepFacts
+from treering.rules import find_deciders
 
 TREE = {"w": np.arange(4.0)}
 
@@ -94,3 +95,20 @@ def test_the_command_line_knows_the_rules_of_times_and_of_nearness(tmp_path: Pat
     assert "KeepLatest(duration=timedelta(hours=1)) | KeepNear([2])" in said
     inside("gc", str(run.path), "--keep", "KeepNear([1])", "--yes", code=0)
     assert run.steps() == [1, 3]
+
+
+class KeepGood(tr.KeepLast):
+    """A rule that inherits the text of another, and keeps by a metric."""
+
+    def kept(self, facts: Sequence[StepFacts]) -> dict[int, tuple[str, ...]]:
+        return {fact.step: ("good",) for fact in facts if fact.metrics["loss"] < 0.5}
+
+
+def test_a_rule_that_inherits_from_one_of_ours_is_not_taken_for_it(tmp_path: Path) -> None:
+    with tr.Run(tmp_path / "run", keep=KeepGood(1)) as run:
+        save_losses(run, 0.4, 0.3, 0.9)
+    assert run.steps() == [1, 2, 3]
+    assert "is not a rule that this version knows" in inside("gc", str(run.path), "--yes", code=2)[1]
+    assert run.steps() == [1, 2, 3]
+    facts = [StepFacts(step=step, saved=0.0, metrics={"loss": 1.0}) for step in (1, 2, 3)]
+    assert find_deciders(KeepGood(1), facts, [1, 2]) == ({3}, {1, 2, 3})

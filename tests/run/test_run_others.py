@@ -25,6 +25,7 @@ def follower(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tr.Run:
     with tr.Run(found.path) as run:
         for step in (2, 3):
             run.save(step, TREE)
+    (found.path / "run.json").unlink()  # what process 0 spares is noted there
     be_process(monkeypatch, 1, 2)
     return found
 

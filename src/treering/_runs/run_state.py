@@ -39,7 +39,7 @@ from treering.errors import (
     UnknownMetricWarning,
     UnsupportedError,
 )
-from treering.rules import Cadence, Decision, Policy, Verdict, best_steps
+from treering.rules import Cadence, Decision, Policy, Verdict, best_steps, policy_text
 
 T = TypeVar("T", bound=int | None)
 
@@ -104,7 +104,7 @@ class RunState:
         self.shown = show_path(os.fspath(path))
         self.keep = keep
         self.save_every = save_every
-        self.keep_text = None if keep is None else repr(keep)
+        self.keep_text = None if keep is None else policy_text(keep)
         self.save_every_text = None if save_every is None else repr(save_every)
         self.timeout = timeout_seconds(timeout)
         self.outcomes = SaveOutcomes(self.path, self.shown, on_save_error, max_failures)
