@@ -163,7 +163,8 @@ def test_beside_items_that_keep_their_own_state(tmp_path: Path) -> None:
     with tr.Run(tmp_path / "run") as run:
         run.save(1, tree(Counter())).result()
         data = Counter()
-        found = run.load(1, {"params": ..., "key": ..., "data": {"train": data, "n": ...}})
+        wanted: Any = {"params": ..., "key": ..., "data": {"train": data, "n": ...}}
+        found = run.load(1, wanted)
         assert data.state == 3
         assert_unchanged(found["params"], run.load(1, at="params"))
         assert found["data"]["n"] == 5
