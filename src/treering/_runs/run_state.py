@@ -442,7 +442,7 @@ def step_increment(run: RunState, *, incremental: bool, full_every: int | None) 
 
 
 def _latest_not_passed(folder: RunFolder, known: RunState) -> int | None:
-    passed = {*folder.passed_over(), *folder.unchanged(known.passed)}
+    passed = {*folder.unchanged(folder.read_resumes().passed), *folder.unchanged(known.passed)}
     passed.update(step for path in tuple(known.damaged) if (step := step_of_name(path.name)) is not None)
     return max(set(folder.steps()) - passed, default=None) if passed else folder.latest()
 
