@@ -248,10 +248,14 @@ class SimulatedSave:
     def _sweep(self) -> None:
         store, names = self._store, self._names
         listed = set() if self._old is None else {*self._old.data, *self._old.replaces}
+        # A late answer may have committed an attempt since the look: of that one only the marker is left over, as the
+        # protocol of buckets reads it at the key before it sweeps.
+        now = store.read_index()
+        named = listed if now is None else {*listed, *now.data}
         for marker in names:
             if (attempt := attempt_of_journal(marker)) is None:
                 continue
-            data = [name for name in data_of(attempt, names) if name not in listed]
+            data = [name for name in data_of(attempt, names) if name not in named]
             if self._transaction.sweep(marker, data) is Held.NO:
                 store.swept.add(attempt)
                 store.unsaid.add(attempt)
