@@ -20,14 +20,14 @@ from treering.checkpoint import LOAD_DEFAULTS, LoadKeywords, moved_options
 if TYPE_CHECKING:
     import jax
 
-    from treering._runs.leases import Lease, Watch
+    from treering._runs.leases import Lease, StepWatch
     from treering._runs.run_state import RunState
     from treering._tree.placement import Shardings
     from treering.checkpoint import Dtypes
     from treering.rules import Cadence, Policy, Verdict
 
 __all__ = [
-    "Fallback", "Lease", "Preemption", "Resumed", "Run", "RunStatus", "Stateful", "StepCommit", "StepSave", "Watch",
+    "Fallback", "Lease", "Preemption", "Resumed", "Run", "RunStatus", "Stateful", "StepCommit", "StepSave", "StepWatch",
 ]  # fmt: skip
 
 T = TypeVar("T")
@@ -408,7 +408,9 @@ class Run:
 
     # ---------------------------------------------------------------------------------------- beside another program
 
-    def watch(self, *, after: SupportsIndex | None = None, timeout: float | None = None, hold: bool = False) -> Watch:
+    def watch(
+        self, *, after: SupportsIndex | None = None, timeout: float | None = None, hold: bool = False
+    ) -> StepWatch:
         """Yield each step once as it becomes durable, in order: first those that are there, then those that come.
 
         For an evaluator beside the training: ``for step in run.watch(hold=True)``, or ``async for``. A look is one
@@ -604,7 +606,7 @@ class Run:
 if not TYPE_CHECKING:  # who imports runs does not open any
 
     def __getattr__(name: str) -> type:
-        if name not in {"Lease", "Watch"}:
+        if name not in {"Lease", "StepWatch"}:
             raise AttributeError(f"module 'treering.run' has no attribute {name!r}")
         from treering._runs import leases
 

@@ -404,7 +404,7 @@ def _this_process() -> str:
 # --------------------------------------------------------------------------------------------------------- who watches
 
 
-class Watch:
+class StepWatch:
     """The steps of a run as they become durable: an iterator, also for ``async for``, and a context manager.
 
     ``Run.watch`` returns it, and says which steps it yields.

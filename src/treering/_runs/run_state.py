@@ -18,7 +18,7 @@ from treering._coordination.message_board import PathMessageBoard
 from treering._printable import show_path
 from treering._runs.folder import RunFolder
 from treering._runs.gc import KnownSteps, collect, judge, remove_steps
-from treering._runs.leases import CommitCalls, Lease, Watch, held_in, hold_step
+from treering._runs.leases import CommitCalls, Lease, StepWatch, held_in, hold_step
 from treering._runs.outcomes import SaveOutcomes
 from treering._runs.results import StepCommit
 from treering._runs.schedule import SaveSchedule, Signals
@@ -346,7 +346,7 @@ class RunState:
                 return dict(record.metrics)
         raise missing_step(self.shown, step, steps_of(self.path))
 
-    def watch(self, *, after: SupportsIndex | None, timeout: Any, hold: bool) -> Watch:
+    def watch(self, *, after: SupportsIndex | None, timeout: Any, hold: bool) -> StepWatch:
         """Return the steps as they become durable; ``Run.watch`` says more."""
         if timeout is not None and not (isinstance(timeout, int | float) and timeout >= 0):
             raise UnsupportedError(f"timeout is {timeout!r:.100}", hint="seconds, 0 or more, or None to watch for ever")
@@ -354,7 +354,7 @@ class RunState:
         broadcast = None
         if this_processes(()).count > 1:
             broadcast = functools.partial(self.broadcast, doing=f"watch the steps of {self.shown!r}")
-        return Watch(
+        return StepWatch(
             self.path, self.shown, after=after, timeout=timeout, hold=hold, broadcast=broadcast, patience=self.timeout
         )
 
