@@ -376,7 +376,8 @@ def write_changed(
         StoreError: the system refused.
     """
     rows, leaves = own.rows, own.leaves
-    same, facts = [-1] * len(rows), dict[int, tuple[bytes, array[int]]]()
+    same = [-1] * len(rows)
+    facts: dict[int, tuple[bytes, array[int]]] = {}
     found: dict[int, tuple[DataFile, bytes]] = {}
     boxes = OlderBoxes(file=(), nbytes=(), file_bytes=()) if older is None else older.boxes
     sizes = shares.row_bytes(rows, leaves.types, leaves.leaf_types)
