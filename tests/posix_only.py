@@ -140,10 +140,13 @@ _NOT_IN_BUCKETS = {
     ),
     "It is about links, or leases of other users and processes, on disk; memory has cases of its own.": (
         "run/test_leases.py::test_a_holder_that_is_stopped_while_it_renews_does_not_stop_the_training",
+        "run/test_leases.py::test_a_lease_from_the_far_future_ends",
         "run/test_leases.py::test_a_lease_that_is_not_renewed_ends[disk]",
         "run/test_leases.py::test_a_link_in_the_place_of_the_leases_is_not_followed",
         "run/test_leases.py::test_leases_and_the_stamp_of_another_user_end_too",
+        "run/test_on_commit.py::test_a_failed_save_is_raised_to_the_training_and_not_to_the_function",
         "run/test_on_commit.py::test_a_training_that_is_killed_before_it_was_done_is_made_up_for",
+        "run/test_run_failures.py::test_a_save_that_could_not_begin_while_an_earlier_one_was_written_is_told_at_the_end",
         "run/test_watch.py::test_the_lease_of_an_evaluator_that_is_killed_ends_by_itself",
     ),
     "In a bucket a damaged index is replaced by a tombstone, and an attempt whose marker cannot be read waits a day.": (
