@@ -47,7 +47,8 @@ def test_saving_keeps_nothing(peaks: dict[str, dict[str, int]]) -> None:
 def test_loading_takes_the_result_and_little_more(peaks: dict[str, dict[str, int]]) -> None:
     runs = {name: run["extra"] / SIZE for name, run in peaks.items() if name.startswith("load")}
     assert len(runs) == 8
-    assert {name: extra for name, extra in runs.items() if not 0.9 < extra <= 1.05} == {}
+    # The many small arrays of one load come to 5 % by what the allocator keeps of each.
+    assert {name: extra for name, extra in runs.items() if not 0.9 < extra <= 1.06} == {}
 
 
 def test_a_slice_takes_what_it_is(peaks: dict[str, dict[str, int]]) -> None:

@@ -39,7 +39,7 @@ def _mapped(this: int, count: int) -> Any:
 
 def _filtered(this: int, count: int) -> Any:
     """Rows that a filter lets through, so that processes come to other places after as many batches."""
-    rows = _source().seed(5).shuffle()[this::count].repeat(4).to_iter_dataset().filter(lambda row: row[0] > -0.5)
+    rows = _source().seed(5).shuffle()[this::count].repeat(8).to_iter_dataset().filter(lambda row: row[0] > -0.5)
     return iter(WindowShuffleIterDataset(rows, window_size=8, seed=this).batch(4))
 
 
