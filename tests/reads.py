@@ -15,7 +15,7 @@ from tests import faults
 from treering._arrays import incoming, jobs
 from treering._arrays.incoming import ReadRequest, StoredArrays
 from treering._checkpoint.forms import open_source
-from treering._runs import load_step, save_step
+from treering._runs import leases, load_step, save_step
 from treering._store.posix.reading import LocalFile
 from treering._values.boxes import box_of_slices, slices
 
@@ -45,6 +45,11 @@ def fail_steps(patch: pytest.MonkeyPatch, error: BaseException, *, name: str) ->
 def act_before_looks(patch: pytest.MonkeyPatch, act: Callable[[Path, int], object]) -> None:
     """Do something with a run and a step before it is looked at whether that step, which was committed, is whole."""
     faults.before(patch, save_step, "require_whole", act)
+
+
+def act_before_handed_steps_are_noted(patch: pytest.MonkeyPatch, act: Callable[..., object]) -> None:
+    """Do something each time before it is noted for which steps ``on_commit`` was called."""
+    faults.before(patch, leases, "encode_handed", act)
 
 
 def bytes_read(patch: pytest.MonkeyPatch) -> list[int]:

@@ -13,6 +13,7 @@ import pytest
 
 import treering as tr
 from tests.buckets import install
+from tests.reads import act_before_handed_steps_are_noted
 from tests.stores import read_file, write_file
 from treering.errors import FormatError, NotDirectoryError, TimedOutError, UnsupportedError
 from treering.rules import KeepLast
@@ -59,6 +60,28 @@ def test_the_step_is_held_until_it_ends_and_no_save_waits_for_it(path: str) -> N
         run.wait()
         assert seen == [(1, {"w": 1}), (2, {"w": 2}), (3, {"w": 3})]
         assert run.steps() == [3]
+
+
+def test_who_waits_for_it_waits_until_that_is_noted(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    noting, go = threading.Event(), threading.Event()
+
+    def hold_up(*_: object) -> None:
+        if threading.current_thread().name == "treering-on-commit":
+            noting.set()
+            go.wait(60)
+
+    act_before_handed_steps_are_noted(monkeypatch, hold_up)
+    run = tr.Run(path, on_commit=lambda _: None)
+    run.save(1, {"w": 1}).result()
+    assert noting.wait(60)
+    waiting = threading.Thread(target=run.wait)
+    waiting.start()
+    waiting.join(0.2)  # where it does not wait, it has ended long before
+    waits = waiting.is_alive()
+    go.set()
+    waiting.join(60)
+    run.close()
+    assert waits
 
 
 def test_its_failure_is_logged_and_it_is_called_again_after_the_next_save(

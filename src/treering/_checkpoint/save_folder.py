@@ -32,6 +32,7 @@ from treering._arrays.outgoing import (
 from treering._arrays.plan_cache import TreePlan
 from treering._arrays.source import Source
 from treering._arrays.source_arrays import describe_source
+from treering._background.saves import reword
 from treering._background.writer import UNWATCHED, Watch
 from treering._checkpoint.detect import Form, detect
 from treering._checkpoint.forms import Loss, key_texts
@@ -265,7 +266,7 @@ def _refused_base(path: Path, error: TreeringError) -> TreeringError:
                 "pass the folder of one step" if form is Form.RUN else "save the tree to a folder once, and pass that"
             )
             return UnsupportedError(f"base is {os.fspath(path)!r}, which is no checkpoint but: {form.value}", hint=hint)
-    return error
+    return reword(error, "no files can be shared with base=")
 
 
 def _older_boxes(path: Path, index: Index) -> OlderCheckpoint:

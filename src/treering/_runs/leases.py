@@ -634,7 +634,7 @@ class CommitCalls:
         Raises:
             TimedOutError: it was not, when the monotonic clock says ``end``.
         """
-        if not self._changed.wait(lambda: not self._todo, max(end - time.monotonic(), 0.0)):
+        if not self._changed.wait(lambda: not self.pending(), max(end - time.monotonic(), 0.0)):
             what = f"on_commit has not ended for step {min(self._todo, default=0)} of {self._shown!r}"
             raise TimedOutError(what, hint="it is called again by the next program that saves with on_commit=")
 
