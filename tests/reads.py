@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+import treering as tr
 from tests import faults
 from treering._arrays import incoming, jobs
 from treering._arrays.incoming import ReadRequest, StoredArrays
 from treering._checkpoint.forms import open_source
-from treering._runs import leases, load_step, save_step
+from treering._inspect import verify
+from treering._runs import convert_run, leases, load_step, save_step
 from treering._store.posix.reading import LocalFile
 from treering._values.boxes import box_of_slices, slices
 
@@ -50,6 +52,22 @@ def act_before_looks(patch: pytest.MonkeyPatch, act: Callable[[Path, int], objec
 def act_before_handed_steps_are_noted(patch: pytest.MonkeyPatch, act: Callable[..., object]) -> None:
     """Do something each time before it is noted for which steps ``on_commit`` was called."""
     faults.before(patch, leases, "encode_handed", act)
+
+
+def act_before_conversions(patch: pytest.MonkeyPatch, act: Callable[[Path], object]) -> None:
+    """Do something each time before a run converts one of its steps, with the path of that step."""
+    faults.before(patch, convert_run, "convert_path", lambda source, *_: act(source))
+
+
+def forbid_memory_of_blocks(patch: pytest.MonkeyPatch) -> None:
+    """Let verifying fail where it remembers what it has read, for other steps that share the file."""
+    faults.fail(patch, verify, "_content_of", AssertionError("it is remembered"))
+
+
+def watch_in_a_job(run: tr.Run, broadcast: Callable[[Callable[[], int | None]], int | None]) -> Iterable[int]:
+    """Return a watch of a run as process 0 of a job has it, which waits for 1.5 s in all and for the others 0.5 s."""
+    shown = str(run.path)
+    return leases.StepWatch(run.path, shown, after=None, timeout=1.5, hold=False, broadcast=broadcast, patience=0.5)
 
 
 def bytes_read(patch: pytest.MonkeyPatch) -> list[int]:

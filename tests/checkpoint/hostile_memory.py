@@ -21,8 +21,8 @@ from typing import Any
 
 import treering
 from tests.checkpoint.documents import Document, document_of, signed, signed_text
+from tests.format.indexes import packed_column
 from tests.memory import in_child, measured
-from treering._format.packed import pack
 
 MIB = 2**20
 
@@ -71,10 +71,10 @@ def _packed_empty(base: Document, count: int) -> bytes:
     """A packed index of arrays without items, which take the fewest bytes of it."""
     document = json.loads(_of_arrays(base, 1, [0], 0))
     del document["treering"], document["digest"]
-    document["structure"] = {"containers": [{"node": "list", "length": count}], "tokens": pack([0, count])}
-    document["leaves"] = {"type": pack([0] * count)}
+    document["structure"] = {"containers": [{"node": "list", "length": count}], "tokens": packed_column([0, count])}
+    document["leaves"] = {"type": packed_column([0] * count)}
     shared = {"leaf": None, "file": 0, "nbytes": 0, "block": 65536, "boxes": [None], "box": 0, "codec": None}
-    document["chunks"] = {"offset": pack([4096] * count), **shared}
+    document["chunks"] = {"offset": packed_column([4096] * count), **shared}
     return signed_text(json.dumps(document)[1:], "4")
 
 

@@ -10,6 +10,7 @@ import pytest
 
 from treering._background import saves
 from treering._background.writer import Writer
+from treering._checkpoint.transaction import CheckpointFolder
 
 PATIENCE = 60
 """Seconds in which everything that is to happen has happened, on a loaded machine too."""
@@ -111,3 +112,18 @@ class _Writers(threading.local):
 def write_by_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let each thread be a process with a writing thread of its own."""
     monkeypatch.setattr(saves, "_current", _Writers())
+
+
+def commits_wait(event: threading.Event) -> None:
+    """Let the commits of this program wait until an event is set; it is never undone."""
+    commit = CheckpointFolder.commit
+
+    def wait(*given: Any, **named: Any) -> Any:
+        assert event.wait(PATIENCE)
+        return commit(*given, **named)
+
+    CheckpointFolder.commit = wait  # type: ignore[method-assign]
+
+
+begin_load = saves.begin_load
+"""Begin a load in the background, as ``load_async`` does."""

@@ -200,7 +200,7 @@ def test_the_end_of_a_program(way: str, tmp_path: Path) -> None:
 
 MANY = """
 import threading, time
-from treering._background.saves import begin_load
+from tests.checkpoint.in_background import begin_load
 ended = threading.Event()
 
 def waits(require_wanted):

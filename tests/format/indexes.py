@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from treering._format.document import data_name
 from treering._format.index import Container, DataFile, Index, LeafType, Token
+from treering._format.packed import pack
 from treering._format.safetensors import lay_out_files
 from treering._format.structure import iter_runs
 from treering._values.boxes import Box
@@ -98,3 +99,8 @@ def indexes(draw: st.DrawFn, *, single: bool = False) -> Index:
             for box in boxes:
                 files[draw(st.integers(0, count - 1))].append((leaf, box))
     return index_of(keys, types, leaf_types, files, values=values, single=single)
+
+
+def packed_column(numbers: Sequence[int]) -> Any:
+    """Return a column of numbers as an index of version 4 holds it."""
+    return pack(numbers)

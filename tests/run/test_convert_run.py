@@ -17,7 +17,7 @@ import pytest
 import treering as tr
 from tests.command import inside
 from tests.on_disk import step_path
-from treering._checkpoint.convert import convert_path
+from tests.reads import act_before_conversions
 from treering.errors import (
     BusyError,
     CorruptError,
@@ -194,12 +194,11 @@ def test_a_step_that_goes_meanwhile_is_left_out_and_one_that_is_replaced_is_not_
 ) -> None:
     change: list[Callable[[], object]] = [lambda: _save(run, 30, rollback=True)]
 
-    def first_changed(source: Any, *others: Any) -> None:
+    def change_first(source: Path) -> None:
         if change and os.fspath(source) == os.fspath(step_path(run, 30)):
             change.pop()()
-        convert_path(source, *others)
 
-    monkeypatch.setattr("treering._runs.convert_run.convert_path", first_changed)
+    act_before_conversions(monkeypatch, change_first)
     with pytest.raises(
         BusyError, match=r"^step 30 of .* was not converted: .* was replaced while it was being converted"
     ):

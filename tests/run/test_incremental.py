@@ -13,8 +13,7 @@ import pytest
 import treering as tr
 from tests import limits
 from tests.command import here
-from tests.reads import bytes_read
-from treering._inspect import verify as verification
+from tests.reads import bytes_read, forbid_memory_of_blocks
 from treering.errors import CorruptError, UnsupportedError
 
 
@@ -205,7 +204,7 @@ def test_nothing_is_remembered_of_files_that_no_other_step_has(tmp_path: Path, m
     with tr.Run(tmp_path) as run:
         run.save(1, state(1))
         run.save(2, state(2))
-    monkeypatch.setattr(verification, "_content_of", lambda *_: pytest.fail("it is remembered"))
+    forbid_memory_of_blocks(monkeypatch)
     assert tr.verify(tmp_path).ok
 
 

@@ -393,7 +393,7 @@ def test_a_save_that_could_not_begin_while_an_earlier_one_was_written_is_told_at
     script = """
 import sys, threading, warnings
 import treering as tr
-from treering._checkpoint import transaction
+from tests.checkpoint.in_background import commits_wait
 
 class Broken:
     def get_state(self):
@@ -402,8 +402,8 @@ class Broken:
         pass
 
 warnings.simplefilter("ignore")
-go, commit = threading.Event(), transaction.CheckpointFolder.commit
-transaction.CheckpointFolder.commit = lambda *given, **named: (go.wait(60), commit(*given, **named))[1]
+go = threading.Event()
+commits_wait(go)
 run = tr.Run(sys.argv[1], on_save_error="warn")
 first = run.save(10, {"w": 1.5})
 assert not run.save(20, {"data": Broken()})

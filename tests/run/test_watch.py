@@ -18,8 +18,8 @@ import treering as tr
 from tests.buckets import MemoryBucket, install
 from tests.clocks import wait_at_most
 from tests.on_disk import step_path
+from tests.reads import watch_in_a_job
 from tests.stores import read_file, write_file
-from treering._runs.leases import StepWatch
 from treering.errors import StoreError, UnsupportedError
 from treering.rules import KeepLast
 
@@ -235,8 +235,7 @@ def test_in_a_job_the_others_hear_that_there_is_no_step_before_they_give_up(path
         return said[-1]
 
     run = fill(path, 1)
-    watch = StepWatch(run.path, path, after=None, timeout=1.5, hold=False, broadcast=broadcast, patience=0.5)
-    assert list(watch) == [1]
+    assert list(watch_in_a_job(run, broadcast)) == [1]
     assert said[0] == 1
     assert said[-1] == -1
     assert said.count(None) >= 3  # at least each quarter of a second, but for the one that ends it
