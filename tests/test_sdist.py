@@ -1,13 +1,16 @@
-"""The source distribution holds what its own tests and pages need; it is installed from, and tested."""
+"""What is published: an index takes it, and the source distribution holds what its own tests and pages need."""
 
 import os
 import re
 import subprocess
 import sys
 import tarfile
+import zipfile
 from pathlib import Path
 
 import pytest
+
+import treering as tr
 
 pytestmark = pytest.mark.slow
 
@@ -27,10 +30,32 @@ def run(*command: str, at: Path, path: Path | None = None) -> str:
 
 
 @pytest.fixture(scope="module")
-def unpacked(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def published(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Build the source distribution, and from it the wheel, as whoever publishes them does."""
+    folder = tmp_path_factory.mktemp("published")
+    run("build", "--no-isolation", "--outdir", str(folder), at=ROOT)
+    return folder
+
+
+def test_an_index_takes_them(published: Path) -> None:
+    both = sorted(str(each) for each in published.iterdir())
+    assert len(both) == 2
+    assert run("twine", "check", "--strict", *both, at=published).count("PASSED") == 2
+
+
+def test_the_wheel_is_small_and_has_nothing_but_the_package(published: Path) -> None:
+    (wheel,) = published.glob("treering-*.whl")
+    assert wheel.stat().st_size < 1_000_000
+    with zipfile.ZipFile(wheel) as file:
+        names = {name.split("/")[0] for name in file.namelist()}
+        assert "treering/py.typed" in file.namelist()
+    assert names == {"treering", f"treering-{tr.__version__}.dist-info"}
+
+
+@pytest.fixture(scope="module")
+def unpacked(published: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("sdist")
-    run("hatchling", "build", "-t", "sdist", "-d", str(folder), at=ROOT)
-    (archive,) = folder.glob("treering-*.tar.gz")
+    (archive,) = published.glob("treering-*.tar.gz")
     with tarfile.open(archive) as file:
         file.extractall(folder, filter="data")
     return folder / archive.name.removesuffix(".tar.gz")

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ import pytest
 
 import treering as tr
 from tests import faults
-from tests.command import inside, treering
+from tests.command import here, inside, treering
 from treering import leaves
 from treering._checkpoint.transaction import CheckpointFolder
 from treering._coordination.message_board import PathMessageBoard
@@ -642,3 +643,11 @@ def test_folders_are_looked_at_without_a_system_that_shows_locks(
 def test_in_a_process_of_its_own(tmp_path: Path) -> None:
     tr.save(tmp_path / "ckpt", {"w": 1})
     assert "checkpoint, saved" in treering("doctor", str(tmp_path / "ckpt"), code=0).stdout
+
+
+def test_the_versions_for_a_bug_report_need_no_path() -> None:
+    shown = dict(line.split(maxsplit=1) for line in here("doctor", "--env", code=0).stdout.splitlines())
+    assert shown["treering"] == tr.__version__
+    assert shown["python"] == platform.python_version()
+    assert shown["numpy"] == np.__version__
+    assert shown["ml-dtypes"] == metadata.version("ml_dtypes")

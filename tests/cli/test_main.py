@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 import re
 import subprocess
 import sys
@@ -193,3 +194,27 @@ def test_colors_only_where_wanted(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_module_is_the_command() -> None:
     assert (Path(sys.modules["treering"].__file__ or "").parent / "__main__.py").exists()
     assert treering(code=2).stderr.startswith("Usage: ")
+
+
+def completion(**environment: str) -> str:
+    """Return what the program answers to a shell that completes, which finds it by its name."""
+    command = "import sys; sys.argv[0] = 'treering'; from treering.__main__ import main; main()"
+    done = subprocess.run(
+        [sys.executable, "-c", command], env=os.environ | environment, capture_output=True, text=True, check=True
+    )
+    return done.stdout
+
+
+@pytest.mark.parametrize(
+    ("typed", "completed"),
+    [("treering ver", "verify"), ("treering doctor --e", "--env"), ("treering ls checkpoint --js", "--json")],
+)
+def test_a_shell_completes_verbs_and_options(typed: str, completed: str) -> None:
+    count = str(typed.count(" "))
+    answer = completion(_TREERING_COMPLETE="bash_complete", COMP_WORDS=typed, COMP_CWORD=count)
+    assert answer == f"plain,{completed}\n"
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_what_a_shell_reads_for_that(shell: str) -> None:
+    assert f"_TREERING_COMPLETE={shell}_complete" in completion(_TREERING_COMPLETE=f"{shell}_source")

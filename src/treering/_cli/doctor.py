@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import platform
 from collections.abc import Iterator
 from typing import Any
 
+import click
+
+from treering import __version__
 from treering._cli.main import GOOD, NO, write_lines
 from treering._cli.options import JSON, PATH, verb
 from treering._format.findings import Attempt, Committed, Diagnosis, RunDiagnosis
@@ -16,6 +20,10 @@ from treering._values.human import bytes_text, duration_text, pluralize
 from treering._view.plain import cut, json_document, members_of, pad
 from treering._view.run_text import when_text
 
+_PACKAGES = (
+    *("jax", "jaxlib", "numpy", "ml-dtypes", "msgpack", "xxhash", "tensorstore", "zstandard", "click", "obstore"),
+    *("flax", "optax", "equinox", "orbax-checkpoint", "safetensors", "grain"),
+)
 _LONGEST = 1000
 _MOST = 50
 _MOST_PROCESSES = 40
@@ -29,6 +37,14 @@ _NAMES = {"checkpoint": "checkpoint", "leaves": "leaves directory"}
 )
 @PATH
 @JSON
+@click.option(
+    "--env",
+    is_flag=True,
+    is_eager=True,
+    expose_value=False,
+    callback=lambda context, _, given: _write_versions(context) if given else None,
+    help="Show the versions that a bug report needs, instead; no PATH is needed.",
+)
 def doctor(path: str, as_json: bool) -> int:
     """Show the state of the folder PATH: what is committed, which saves are in flight or dead, and what to do.
 
@@ -47,6 +63,17 @@ def doctor(path: str, as_json: bool) -> int:
     found = diagnose(path)
     write_lines(doctor_json(found) if as_json else doctor_lines(found))
     return GOOD if found.ok else NO
+
+
+def _write_versions(context: click.Context) -> None:
+    """Write what treering runs on here, without importing it, and end."""
+    from importlib import metadata
+
+    installed = {each.name.replace("_", "-").lower(): each.version for each in metadata.distributions()}
+    found = {"python": platform.python_version(), "system": platform.platform(), "treering": __version__}
+    write_lines(f"{name:<18}{version}" for name, version in found.items())
+    write_lines(f"{name:<18}{installed.get(name, 'not installed')}" for name in _PACKAGES)
+    context.exit()
 
 
 def doctor_lines(found: Diagnosis) -> Iterator[str]:
