@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -61,13 +63,14 @@ def test_log_tells_age_save_time_metrics_and_which_rule_keeps_a_step(
     lines = inside("log", str(run), code=0)[0].splitlines()
     assert lines[0].startswith(f"{run} · 3 steps, ")
     assert lines[1] == "keep: KeepLast(2)"
-    assert lines[2].split() == ["step", "age", "bytes", "save", "took", "loss", "kept", "by"]
-    assert lines[3].startswith("   3  1 min 30 s")
-    assert lines[3].endswith("500 ms     2.5  the newest; KeepLast(2)")
-    assert lines[5].endswith("5  goes: no rule keeps it")
+    assert lines[2] == "loss: █▃▁  5 to 2.5"
+    assert lines[3].split() == ["step", "age", "bytes", "save", "took", "loss", "kept", "by"]
+    assert lines[4].startswith("   3  1 min 30 s")
+    assert lines[4].endswith("500 ms     2.5  the newest; KeepLast(2)")
+    assert lines[6].endswith("5  goes: no rule keeps it")
     for earlier in (0.25, -60.0):  # the clock of a bucket may be ahead
         clocks.stop_clock(monkeypatch, BEGAN + 60 * 3 + earlier)
-        assert inside("log", str(run), code=0)[0].splitlines()[3].startswith("   3  under 1 s")
+        assert inside("log", str(run), code=0)[0].splitlines()[4].startswith("   3  under 1 s")
     clocks.stop_clock(monkeypatch, BEGAN + 60 * 3 + 90)
     found = told("log", str(run))
     assert [(step["step"], step["age"], step["kept"]) for step in found["steps"]] == [
@@ -285,3 +288,11 @@ def test_log_starts_without_jax_and_numpy(run: Path) -> None:
     for verb in ("ls", "log", "gc", "inspect", "doctor"):
         assert not {"jax", "numpy", "ml_dtypes"} & imported_by(verb, str(run))
     assert treering("log", str(run), code=0).stderr == ""
+
+
+def test_log_draws_many_values_in_one_line_and_what_is_no_number(tmp_path: Path) -> None:
+    with tr.Run(tmp_path / "run") as run:
+        for step in range(70):
+            run.save(step, {"w": step}, metrics={"loss": math.nan if step == 69 else 1.7e308 * (-1) ** step})
+    curve = inside("log", str(tmp_path / "run"), code=0)[0].splitlines()[2]
+    assert re.fullmatch(r"loss: [▁█]{59}x  1.7e\+308 to nan", curve)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import datetime
+import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -15,6 +16,7 @@ from treering._view.tree_text import BOLD, DIM, RED, UNICODE, Style
 
 _LONGEST = 200
 _MOST_METRICS = 6
+_FEWEST_POINTS, _MOST_POINTS = 3, 60
 _NO_RULE = "no rule keeps it"
 _GAP = "  "
 
@@ -107,6 +109,7 @@ def log_lines(listing: RunListing, *, now: float, style: Style = UNICODE) -> Ite
         return
     names = list(dict.fromkeys(name for step in reversed(listing.steps) for name in step.metrics))
     shown = names[:_MOST_METRICS]
+    yield from _curves(listing.steps, shown, style)
     titles = [visible(name, _LONGEST, style.ellipsis) for name in shown]
     rows = [["step", "age", "bytes", "save took", *titles, "kept by"]]
     rows += [_row(step, shown, now, style) for step in reversed(listing.steps)]
@@ -116,6 +119,31 @@ def log_lines(listing: RunListing, *, now: float, style: Style = UNICODE) -> Ite
     if len(names) > len(shown):
         left = ", ".join(visible(name, _LONGEST, style.ellipsis) for name in names[_MOST_METRICS:])
         yield f"and the metrics {left}: --json has them"
+
+
+def _curves(steps: Sequence[RunStep], names: Sequence[str], style: Style) -> Iterator[str]:
+    """Draw how each metric went, the oldest step on the left; of many steps the last of each stretch."""
+    for name in names:
+        values = [step.metrics[name] for step in steps if name in step.metrics]
+        if len(values) >= _FEWEST_POINTS:
+            points = [values[-1 - place * len(values) // _MOST_POINTS] for place in range(_MOST_POINTS)][::-1]
+            curve = draw_curve(values if len(values) <= _MOST_POINTS else points, style)
+            title = visible(name, _LONGEST, style.ellipsis)
+            yield style.paint(DIM, f"{title}: ") + f"{curve}  {values[0]:.5g} to {values[-1]:.5g}"
+
+
+def draw_curve(values: Sequence[float], style: Style = UNICODE) -> str:
+    """Draw numbers as a line of characters, from the smallest to the largest of them.
+
+    Example:
+        >>> draw_curve([4.0, 2.0, 1.0, float("nan"), 1.5])
+        '█▃▁x▂'
+    """
+    heights, none = style.heights[:-1], style.heights[-1]
+    finite = [value for value in values if math.isfinite(value)]
+    low = min(finite, default=0.0) / 2  # of halves, for the difference of two large numbers may be infinite
+    step = (max(finite, default=0.0) / 2 - low) / (len(heights) - 1) or 1.0
+    return "".join(heights[round((each / 2 - low) / step)] if math.isfinite(each) else none for each in values)
 
 
 def gc_lines(listing: RunListing, *, removed: bool, style: Style = UNICODE) -> Iterator[str]:

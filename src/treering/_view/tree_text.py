@@ -44,6 +44,8 @@ class Style:
     """Between the parts of a headline."""
     ellipsis: str
     """Where text was left out."""
+    heights: str
+    """What draws a curve, a character a value: the lowest first, at the end one that is no number."""
     color: bool = False
     """Whether to add ANSI colors."""
     width: int | None = None
@@ -54,9 +56,9 @@ class Style:
         return f"{paint}{text}{_PLAIN}" if self.color and paint and text.strip() else text
 
 
-UNICODE = Style(tee="├─ ", elbow="└─ ", bar="│  ", dot="·", ellipsis="…")
+UNICODE = Style(tee="├─ ", elbow="└─ ", bar="│  ", dot="·", ellipsis="…", heights="▁▂▃▄▅▆▇█x")
 """Box drawing, for every terminal of this century."""
-ASCII = Style(tee="|- ", elbow="`- ", bar="|  ", dot="-", ellipsis="...")
+ASCII = Style(tee="|- ", elbow="`- ", bar="|  ", dot="-", ellipsis="...", heights="_.-=+*#x")
 """The same in ASCII, for an output that cannot encode box drawing."""
 
 
