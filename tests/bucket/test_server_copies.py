@@ -1,5 +1,6 @@
 """Saves that write only what changed, on real servers: what is shared is copied there, and its bytes are not sent."""
 
+import contextlib
 from collections.abc import Iterator
 from typing import Any
 
@@ -25,19 +26,17 @@ def _small_boxes(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         yield
 
 
-@pytest.fixture(
-    params=[
-        "seaweed",
-        "gcs",
-        pytest.param("azurite", marks=pytest.mark.skipif(missing_azurite() is not None, reason=f"{missing_azurite()}")),
-    ]
-)
+@pytest.fixture(params=["seaweed", "gcs"])
 def watched(request: pytest.FixtureRequest) -> Iterator[tuple[Any, FaultProxy]]:
     """A path in a bucket of a server, and the proxy that every request to it passes."""
-    server: BucketServer = request.getfixturevalue(request.param)
+    with watching(request.getfixturevalue(request.param), request.getfixturevalue("prefix")) as found:
+        yield found
+
+
+@contextlib.contextmanager
+def watching(server: BucketServer, prefix: str) -> Iterator[tuple[Any, FaultProxy]]:
     with FaultProxy(server.port, whole=server.sign_whole) as proxy:
-        store = server.at(proxy.port).connect()
-        yield tr.bucket(store, request.getfixturevalue("prefix"), grace=0), proxy
+        yield tr.bucket(server.at(proxy.port).connect(), prefix, grace=0), proxy
 
 
 def state(step: int) -> dict[str, Any]:
@@ -99,6 +98,19 @@ def test_a_checkpoint_beside_another_shares_its_files(watched: tuple[Any, FaultP
     for name in ("b", "c"):
         assert_state(tr.load(path / name), 2)
         assert tr.verify(path / name).ok
+
+
+@pytest.mark.skipif(missing_azurite() is not None, reason=f"{missing_azurite()}")
+def test_on_azure_everything_is_sent(request: pytest.FixtureRequest, prefix: str) -> None:
+    with watching(request.getfixturevalue("azurite"), prefix) as (path, proxy):
+        with tr.Run(path, incremental=True, keep=tr.KeepLast(1)) as run:
+            for step in (1, 2):
+                run.save(step, state(step)).result()
+                nbytes, copies = sent(proxy)
+                assert nbytes > FROZEN.nbytes
+                assert copies == 0
+            assert_state(run.load(), 2)
+        assert tr.verify(path).ok
 
 
 def test_what_is_reached_with_other_options_is_sent(seaweed: BucketServer, prefix: str) -> None:

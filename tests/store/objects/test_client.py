@@ -30,7 +30,7 @@ from obstore.exceptions import (
     PreconditionError,
     UnauthenticatedError,
 )
-from obstore.store import MemoryStore, S3Store
+from obstore.store import AzureStore, MemoryStore, S3Store
 
 import treering as tr
 from tests import limits
@@ -602,6 +602,13 @@ def test_a_copy_by_the_server_is_encrypted_with_the_key_of_what_is_sent(
     for seen in (put, copied):
         found = {name: value for name, value in seen.items() if name.startswith(encrypted) and "md5" not in name}
         assert found == {encrypted + name: value for name, value in headers.items()}
+
+
+def test_azure_is_asked_for_no_copy_for_it_may_go_on_after_the_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = fail(monkeypatch, "copy")
+    store = AzureStore("container", account_name="a", account_key=base64.b64encode(b"k").decode())
+    assert ObstoreClient(store, "az://container").perform(Copy("a", "b")).status is Status.REFUSED
+    assert calls == []
 
 
 @pytest.mark.usefixtures("pauses")

@@ -6,10 +6,12 @@ import dataclasses
 import errno
 from pathlib import PurePath
 
+import numpy as np
 import obstore.store
 import pytest
 
-from tests.buckets import MemoryBucket
+import treering as tr
+from tests.buckets import MemoryBucket, install
 from treering._codec.key_document import INDEX_FORM, placeholder
 from treering._store.api import Entry, Held, Kind, Outcome, Store
 from treering._store.failures import naming
@@ -294,6 +296,26 @@ def test_a_copy_of_data_that_change_meanwhile_is_none(when: str, what: bytes | N
     bucket.put("old/data", b"one")
     assert copy_object(old, new, "data", "copy")
     assert bucket.data("new/copy") == b"one"
+
+
+def test_a_save_whose_base_changes_while_it_is_copied_writes_everything(monkeypatch: pytest.MonkeyPatch) -> None:
+    bucket = install(monkeypatch)
+    tree = {"w": np.arange(5000.0)}
+    tr.save("memory://a/old", tree)
+    [data] = [name for name in bucket.names("a/old/") if "data-" in name]
+    before = bucket.data(data)
+
+    def change(request: Request) -> Answer | None:
+        if isinstance(request, Copy):
+            bucket.put(data, before[:-8] + bytes(8))  # its header is as it was
+        return None
+
+    bucket.meet = change
+    tr.save("memory://a/new", tree, base="memory://a/old")
+    bucket.meet = lambda _: None
+    assert np.array_equal(tr.load("memory://a/new")["w"], tree["w"])
+    assert tr.verify("memory://a/new").ok
+    assert not tr.verify("memory://a/old").ok
 
 
 def test_a_copy_without_an_answer_is_an_error_for_it_may_yet_be_done() -> None:

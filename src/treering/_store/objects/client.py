@@ -166,7 +166,8 @@ class ObstoreClient(RepeatingClient):
 
     def _copy(self, name: str, new: str) -> Answer:
         """Let the server copy an object, which may take as long as its bytes take to be sent."""
-        if self._storage_class is not None:  # obstore copies into the usual one
+        # obstore copies into the usual class. Azure may go on after its answer, when the source may be removed.
+        if self._storage_class is not None or type(self._stores.store).__name__ == "AzureStore":
             return Answer(Status.REFUSED)
         failed: set[Cause] = set()
 
