@@ -69,6 +69,7 @@ _BY_REASON = {
         "checkpoint/test_joint_save.py::test_a_commit_that_fails_is_told_to_all",
         "checkpoint/test_joint_save.py::test_no_other_process_says_that_it_has_written_before_its_names_are_durable",
         "checkpoint/test_verify.py::test_a_file_that_cannot_be_read_in_places",
+        "run/test_leases.py::test_of_a_holder_that_dies_at_any_call_no_lease_and_no_stamp_stays",
         "run/test_run_known.py::test_a_removal_that_died_is_finished_by_the_next_program",
         "run/test_run_latest.py::test_a_copy_of_a_run_whose_steps_all_go_has_the_newer_one",
         "run/test_run_latest.py::test_a_step_that_goes_while_it_is_read_has_a_newer_one",
