@@ -13,7 +13,7 @@ import signal
 import tempfile
 import warnings
 from collections.abc import Callable, Iterable, Iterator
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any, Final, Self
 
 import treering
@@ -23,6 +23,8 @@ from torture.judging import fresh, told
 from torture.process_jobs import Job
 from torture.run_ledger import Ledger, Rules, differences
 from torture.run_training import BEST, EVERY, LAST, fingerprint_of, frozen, place_of, reference, train
+from treering._store.open_folder import OpenFolder
+from treering._store.resolve import located
 
 __all__ = ["Killer", "kill_runs", "litter"]
 
@@ -68,7 +70,8 @@ def kill_runs(rounds: int, seed: int, *, incremental: bool = False, bucket: bool
                 print(f"{number + 1} of {rounds} kills", flush=True)
         killer.ends_well(rounds)
         print(f"a training loop, killed at random times (seed {seed}): " + _counted(killer.outcomes))
-        print(f"  {killer.acknowledged} saves acknowledged, {killer.newest} steps trained")
+        shared = f", {killer.shared} shared files found" if incremental else ""
+        print(f"  {killer.acknowledged} saves acknowledged, {killer.newest} steps trained{shared}")
         print(f"  {len(killer.violations)} violations")
         for line in killer.violations:
             print(f"    {line}")
@@ -117,6 +120,7 @@ class Killer:
         violations: what must not be.
         outcomes: what became of the rounds.
         acknowledged: how many saves were acknowledged.
+        shared: how many data files of a step were found to be those of another step, all looks together.
     """
 
     def __init__(self, folder: Path, seed: int, *, incremental: bool = False, url: str | None = None) -> None:
@@ -124,6 +128,7 @@ class Killer:
         self.violations: list[str] = []
         self.outcomes: collections.Counter[str] = collections.Counter()
         self.acknowledged = 0
+        self.shared = 0
         self._path = os.fspath(folder / "run") if url is None else f"{url}/run"
         self._log = folder / "log"
         self._seed = seed
@@ -205,6 +210,7 @@ class Killer:
         found = _Found({step: branch for step, (_, branch, _) in steps.items()}, looked["problems"], looked["litter"])
         ledger = Ledger.of(events)
         self.acknowledged += ledger.acknowledged
+        self.shared += looked["shared"]
         rules = self._rules({**self._before, **found.steps}, ledger)
         wrong = [*found.problems, *ledger.wrong(self._before, found.steps, rules)]
         for step, (print_, _, loss) in steps.items():
@@ -288,13 +294,22 @@ def _look(text: str) -> dict[str, Any]:
         if not verified:
             problems.append(f"step {step} loads, but verify says: {verified}")
     best = run.best("loss") if steps else None
+    # A second name has the version of the first; so has a copy where versions go by content, for no two headers are
+    # equal that were written.
+    versions = {(step, version) for step in steps for version in _versions_of_data(path / f"step_{step:08d}")}
     return {
+        "shared": len(versions) - len({version for _, version in versions}),
         "steps": steps,
         "latest": run.latest(),
         "best": best,
         "problems": problems,
         "litter": told(lambda: litter(path, _FOREIGN)) if isinstance(path, Path) else [],
     }
+
+
+def _versions_of_data(path: PurePath) -> list[object]:
+    with OpenFolder(located(path)) as folder:
+        return [entry.version for entry in folder.store.list() if entry.name.startswith("data-")]
 
 
 def _is_harmed(path: Path, name: str, content: bytes) -> bool:

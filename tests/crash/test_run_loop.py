@@ -32,6 +32,8 @@ def test_a_loop_that_is_killed_loses_nothing(more: tuple[str, ...]) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     assert "  0 violations" in done.stdout
     assert " 0 saves acknowledged" not in done.stdout
+    assert ("shared files found" in done.stdout) == ("--incremental" in more)
+    assert ", 0 shared files" not in done.stdout
 
 
 @pytest.mark.slow
