@@ -569,9 +569,9 @@ class CopyingServer(http.server.BaseHTTPRequestHandler):
 
 
 @pytest.fixture
-def copying(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, Any]]:
+def copying() -> Iterator[dict[str, Any]]:
     """Return the options that lead to a server that copies whatever it is asked for."""
-    monkeypatch.setattr(CopyingServer, "seen", [])
+    CopyingServer.seen.clear()
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), CopyingServer) as server:
         threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
         options = {"endpoint": f"http://127.0.0.1:{server.server_port}", "region": "us-east-1"}
