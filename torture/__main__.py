@@ -51,7 +51,7 @@ def main() -> int:
         case "run":
             from torture.run_kills import kill_runs
 
-            return kill_runs(options.kills, seed, incremental=options.incremental)
+            return kill_runs(options.kills, seed, incremental=options.incremental, bucket=options.bucket)
         case "background":
             from torture.run_failures import fail_runs
 
@@ -123,6 +123,7 @@ def _parser() -> argparse.ArgumentParser:
     running.add_argument("--kills", type=int, default=500, help="how many (500)")
     running.add_argument("--seed", type=int, default=None, help="for the random times (random)")
     running.add_argument("--incremental", action="store_true", help="a loop whose steps share what did not change")
+    running.add_argument("--bucket", action="store_true", help="in a bucket of a real server, instead of a folder")
     hearing = attacks.add_parser("background", help="errors and kills at every call of a save in the background")
     hearing.add_argument("--scene", action="append", help="one kind of save, by name; may be given again (all)")
     hearing.add_argument("--heard", action="append", help="result, the next call, the end; may be given again (all)")

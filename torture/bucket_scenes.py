@@ -321,11 +321,45 @@ class _Reading(BucketScene):
         yield from judge_steps(place.direct, {1, 2}, {1, 2})
 
 
+class _Sharing(BucketScene):
+    """A save that shares a file with an older checkpoint, which the server copies, and writes another one."""
+
+    name = "save with a base"
+
+    def prepare(self, place: Place) -> None:
+        treering.save(place.direct / "1", _partly_frozen(1))
+        treering.save(place.direct / "2", _partly_frozen(2), base=place.direct / "1")
+
+    def act(self, place: Place) -> Any:
+        treering.save(place.struck / "3", _partly_frozen(3), base=place.struck / "2")
+
+    def judge(self, place: Place, ended: Ended) -> Iterator[str]:
+        for version in (1, 2, 3):
+            path = place.direct / str(version)
+            found = look(lambda path=path: _version_beside_frozen(treering.load(path)))  # type: ignore[misc]
+            if found != version and not (version == 3 and found is None and ended.error is not None):
+                yield f"{found!r} is where version {version} was saved"
+            if isinstance(found, int) and not treering.verify(path):
+                yield f"verify finds damage in version {version}"
+
+
+def _partly_frozen(version: int) -> dict[str, Any]:
+    """Return the tree that has that version, beside what is the same in all of them, and has most of the bytes."""
+    return {**tree_of(version), "frozen": np.arange(4 * _SIZE, dtype=np.int32)}
+
+
+def _version_beside_frozen(tree: Any) -> int:
+    if not np.array_equal(np.asarray(tree["frozen"]), _partly_frozen(1)["frozen"]):
+        raise WrongArrays("frozen is not what was saved")
+    return version_in(tree)
+
+
 SCENES: Final[tuple[BucketScene, ...]] = (
     _Saving("save", old=False),
     _Saving("overwrite", old=True),
     _Saving("save where a step was removed", old=False, gone=True),
     _Saving("overwrite in parts", old=True, size=_LARGE),
+    _Sharing(),
     _Together(),
     _Retention(),
     _Collection(),

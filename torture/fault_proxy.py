@@ -109,6 +109,7 @@ class Seen:
         target: its path and query, without escapes.
         conditional: whether it has a condition.
         ranged: whether it asks for a range.
+        sent: bytes of its body.
         status: what the server answered; 0 where it was not asked.
         size: bytes of the answer's body.
         fault: what became of it.
@@ -118,6 +119,7 @@ class Seen:
     target: str
     conditional: bool
     ranged: bool
+    sent: int = 0
     status: int = 0
     size: int = 0
     fault: Fault | None = None
@@ -278,7 +280,8 @@ class FaultProxy:
     def _look(self, message: _Message) -> tuple[Seen, Rule | None]:
         method, target, _ = message.head.split(b"\r\n", 1)[0].decode("latin-1").split(" ", 2)
         headers = message.headers()
-        seen = Seen(method, urllib.parse.unquote(target), bool(_CONDITIONS & headers.keys()), "range" in headers)
+        conditional, ranged = bool(_CONDITIONS & headers.keys()), "range" in headers
+        seen = Seen(method, urllib.parse.unquote(target), conditional, ranged, len(message.body))
         with self._lock:
             self.seen.append(seen)
             struck = None

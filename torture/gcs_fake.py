@@ -119,6 +119,12 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             self._answer(200, headers={"ETag": f'"{hashlib.md5(data).hexdigest()}"'})
             return
         with self.server.changing:
+            if (copied := self.headers.get("x-goog-copy-source")) is not None:
+                source = self.server.objects.get(urllib.parse.unquote(copied).strip("/"))
+                if source is None:
+                    self._answer(404)
+                    return
+                data = source.data
             made = self.server.put(name, data) if self._holds(name) else None
         self._answer(412) if made is None else self._answer(200, headers=made.headers())
 

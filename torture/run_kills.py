@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import contextlib
 import dataclasses
 import json
 import math
@@ -11,16 +12,19 @@ import random
 import signal
 import tempfile
 import warnings
-from collections.abc import Callable, Iterable
-from pathlib import Path
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path, PurePath
 from typing import Any, Final, Self
 
 import treering
+from torture.bucket_servers import open_seaweed
 from torture.children import compile_once
 from torture.judging import fresh, told
 from torture.process_jobs import Job
 from torture.run_ledger import Ledger, Rules, differences
-from torture.run_training import BEST, EVERY, LAST, fingerprint_of, frozen, reference, train
+from torture.run_training import BEST, EVERY, LAST, fingerprint_of, frozen, place_of, reference, train
+from treering._store.open_folder import OpenFolder
+from treering._store.resolve import located
 
 __all__ = ["Killer", "kill_runs", "litter"]
 
@@ -40,8 +44,14 @@ class _Found:
     litter: list[str]
 
 
-def kill_runs(rounds: int, seed: int, *, incremental: bool = False) -> int:
-    """Kill a loop so many times and print what was found; one that shares files between steps, if so asked.
+def kill_runs(rounds: int, seed: int, *, incremental: bool = False, bucket: bool = False) -> int:
+    """Kill a loop so many times and print what was found.
+
+    Args:
+        rounds: how many times.
+        seed: for the random times.
+        incremental: whether its steps share what did not change.
+        bucket: whether it saves in a bucket of a real server, which is a process of its own.
 
     Returns:
         The exit code: 1 when something was lost or left behind.
@@ -50,7 +60,8 @@ def kill_runs(rounds: int, seed: int, *, incremental: bool = False) -> int:
     warnings.filterwarnings("ignore", category=RuntimeWarning)
     with (
         tempfile.TemporaryDirectory(prefix="treering-run-") as folder,
-        Killer(Path(folder), seed, incremental=incremental) as killer,
+        _bucket_beside(Path(folder)) if bucket else contextlib.nullcontext() as url,
+        Killer(Path(folder), seed, incremental=incremental, url=url) as killer,
     ):
         compile_once(Path(folder, "compiled"))
         for number in range(rounds):
@@ -59,35 +70,73 @@ def kill_runs(rounds: int, seed: int, *, incremental: bool = False) -> int:
                 print(f"{number + 1} of {rounds} kills", flush=True)
         killer.ends_well(rounds)
         print(f"a training loop, killed at random times (seed {seed}): " + _counted(killer.outcomes))
-        print(f"  {killer.acknowledged} saves acknowledged, {killer.newest} steps trained")
+        shared = f", {killer.shared} shared files found" if incremental else ""
+        print(f"  {killer.acknowledged} saves acknowledged, {killer.newest} steps trained{shared}")
         print(f"  {len(killer.violations)} violations")
         for line in killer.violations:
             print(f"    {line}")
         return 1 if killer.violations else 0
 
 
+@contextlib.contextmanager
+def _bucket_beside(folder: Path) -> Iterator[str]:
+    """Start a server in a child, let the environment lead to it, and yield the URL of its bucket.
+
+    obstore is used in children alone: its threads do not live on in a fork.
+    """
+    home = folder / "bucket"
+    home.mkdir()
+    with Job(1, _Serving(), folder / "log") as job:
+        job.tell(os.fspath(home))
+        job.ended([0], _PATIENCE)
+        answer = job.said[0].answer
+        if answer is None or answer.found is None:
+            raise RuntimeError(f"the server of the bucket failed: {answer}")
+        told = json.loads(answer.found)
+        os.environ.update(told["environment"])
+        yield told["url"]
+        job.tell("")
+        job.ended([0], _PATIENCE)
+
+
+class _Serving:
+    """The work of the process that starts the server, in the folder that it is told, and ends it at an empty word."""
+
+    def __init__(self) -> None:
+        self._open = contextlib.ExitStack()
+
+    def __call__(self, number: int, command: str, tell: Callable[[str], None]) -> str | None:  # noqa: ARG002 - as Job asks
+        if not command:
+            self._open.close()
+            return None
+        server = self._open.enter_context(open_seaweed(Path(command)))
+        return json.dumps({"url": server.url, "environment": server.environment()})
+
+
 class Killer:
-    """Rounds of one loop in one folder, a context manager.
+    """Rounds of one loop in one folder, or at one URL of a bucket, a context manager.
 
     Attributes:
         violations: what must not be.
         outcomes: what became of the rounds.
         acknowledged: how many saves were acknowledged.
+        shared: how many data files of a step were found to be those of another step, all looks together.
     """
 
-    def __init__(self, folder: Path, seed: int, *, incremental: bool = False) -> None:
+    def __init__(self, folder: Path, seed: int, *, incremental: bool = False, url: str | None = None) -> None:
         self._incremental = incremental
         self.violations: list[str] = []
         self.outcomes: collections.Counter[str] = collections.Counter()
         self.acknowledged = 0
-        self._path = folder / "run"
+        self.shared = 0
+        self._path = os.fspath(folder / "run") if url is None else f"{url}/run"
         self._log = folder / "log"
         self._seed = seed
         self._before: dict[int, int] = {}
         self._branch = 0
-        for name, content in _FOREIGN.items():
-            (self._path / name).parent.mkdir(parents=True, exist_ok=True)
-            (self._path / name).write_bytes(content)
+        for name, content in _FOREIGN.items() if url is None else ():
+            Path(self._path, name).parent.mkdir(parents=True, exist_ok=True)
+            Path(self._path, name).write_bytes(content)
         self._oracle = _Oracle(self._log)
 
     def __enter__(self) -> Self:
@@ -144,8 +193,8 @@ class Killer:
         self._branch += back is not None
         listens = source.choice(["at once", "now and then", "thread"])
         every = source.choice([1, 1, 2, 5])
-        path = os.fspath(self._path)
-        asked = {"path": path, "branch": self._branch, "back": back, "every": every, "listens": listens, "steps": None}
+        asked: dict[str, Any] = {"path": self._path, "branch": self._branch, "back": back, "every": every}
+        asked |= {"listens": listens, "steps": None}
         return asked | {"incremental": True} if self._incremental else asked
 
     def _listen(self, job: Job, seconds: float) -> None:
@@ -161,6 +210,7 @@ class Killer:
         found = _Found({step: branch for step, (_, branch, _) in steps.items()}, looked["problems"], looked["litter"])
         ledger = Ledger.of(events)
         self.acknowledged += ledger.acknowledged
+        self.shared += looked["shared"]
         rules = self._rules({**self._before, **found.steps}, ledger)
         wrong = [*found.problems, *ledger.wrong(self._before, found.steps, rules)]
         for step, (print_, _, loss) in steps.items():
@@ -225,12 +275,14 @@ def _has_told(job: Job, word: str) -> bool:
     return not word or any(line.startswith(word) for line in job.said[0].events)
 
 
-def _look(path: Path) -> dict[str, Any]:
-    """Load and verify every step, as somebody who comes later."""
+def _look(text: str) -> dict[str, Any]:
+    """Load and verify every step, as somebody who comes later; in a folder, look for what is left behind as well."""
+    path = place_of(text)
     run = treering.Run(path)
-    problems = [
-        f"{name} of somebody else is gone" for name, content in _FOREIGN.items() if _is_harmed(path, name, content)
-    ]
+    problems = []
+    if isinstance(path, Path):
+        harmed = [name for name, content in _FOREIGN.items() if _is_harmed(path, name, content)]
+        problems = [f"{name} of somebody else is gone" for name in harmed]
     steps: dict[int, Any] = {}
     for step in run.steps():
         tree = run.load(step)
@@ -242,13 +294,22 @@ def _look(path: Path) -> dict[str, Any]:
         if not verified:
             problems.append(f"step {step} loads, but verify says: {verified}")
     best = run.best("loss") if steps else None
+    # A second name has the version of the first; so has a copy where versions go by content, for no two headers are
+    # equal that were written.
+    versions = {(step, version) for step in steps for version in _versions_of_data(path / f"step_{step:08d}")}
     return {
+        "shared": len(versions) - len({version for _, version in versions}),
         "steps": steps,
         "latest": run.latest(),
         "best": best,
         "problems": problems,
-        "litter": told(lambda: litter(path, _FOREIGN)),
+        "litter": told(lambda: litter(path, _FOREIGN)) if isinstance(path, Path) else [],
     }
+
+
+def _versions_of_data(path: PurePath) -> list[object]:
+    with OpenFolder(located(path)) as folder:
+        return [entry.version for entry in folder.store.list() if entry.name.startswith("data-")]
 
 
 def _is_harmed(path: Path, name: str, content: bytes) -> bool:

@@ -8,6 +8,7 @@ import json
 import queue
 import threading
 from collections.abc import Callable
+from pathlib import Path, PurePath
 from typing import Any, Final, Literal
 
 import jax
@@ -18,7 +19,19 @@ import treering
 from torture.scenes import fingerprint
 from treering._plan import increment
 
-__all__ = ["BEST", "EVERY", "LAST", "Batches", "fingerprint_of", "frozen", "reference", "resumed", "retention", "train"]
+__all__ = [
+    "BEST",
+    "EVERY",
+    "LAST",
+    "Batches",
+    "fingerprint_of",
+    "frozen",
+    "place_of",
+    "reference",
+    "resumed",
+    "retention",
+    "train",
+]
 
 LAST: Final = 2
 EVERY: Final = 20
@@ -91,6 +104,11 @@ def frozen() -> Any:
     return np.arange(_FROZEN, dtype=np.float32).reshape(64, -1)
 
 
+def place_of(text: str) -> PurePath:
+    """Return the path that a text names, of a folder or of a place in a bucket, where nothing waits for readers."""
+    return treering.bucket(text, grace=0) if "://" in text else Path(text)
+
+
 def resumed(run: Any, step: int | None, **more: Any) -> tuple[Any, Batches]:
     """Return the state after a step of the run, and the iterator that stands there; the first ones for None.
 
@@ -115,7 +133,7 @@ def train(command: str, tell: Callable[[str], None]) -> None:
     if asked.get("incremental"):
         increment.BOX_BYTES = _BOX  # type: ignore[misc]  # so that a small tree has many
         options, more = {"incremental": True, "full_every": 50}, {"frozen": frozen()}
-    with treering.Run(asked["path"], keep=retention(), save_every=every, **options) as run:
+    with treering.Run(place_of(asked["path"]), keep=retention(), save_every=every, **options) as run:
         newest = run.latest()
         start = newest if asked["back"] is None else asked["back"]
         state, batches = resumed(run, start, **more)

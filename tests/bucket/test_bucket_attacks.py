@@ -44,6 +44,15 @@ def test_a_lost_answer_at_the_commit_is_not_told(striker: Striker) -> None:
             assert striker.strike(case).outcome == "committed"
 
 
+def test_each_fault_at_the_copy_of_a_shared_file(striker: Striker) -> None:
+    cases = striker.cases(BY_NAME["save with a base"])
+    copies = [case for case in cases if case.method == "PUT" and "data" in case.target and not case.conditional]
+    assert {Fault.DROP_ANSWER, Fault.UNAVAILABLE_DONE, Fault.DENIED, Fault.LATE} <= {case.fault for case in copies}
+    found = {str(case): striker.strike(case) for case in copies}
+    assert {case: one.wrong for case, one in found.items() if one.wrong} == {}
+    assert "not reached" not in {one.outcome for one in found.values()}
+
+
 @pytest.mark.parametrize("fault", [Fault.FLIP, Fault.SHORTEN, Fault.TRUNCATE, Fault.RESET_ANSWER, Fault.UNAVAILABLE])
 def test_a_load_whose_answers_are_spoiled(striker: Striker, fault: Fault) -> None:
     cases = [case for case in striker.cases(BY_NAME["load of ranges"]) if case.fault is fault]

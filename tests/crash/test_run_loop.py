@@ -22,12 +22,18 @@ def broken(what: str, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("more", [(), ("--incremental",)], ids=["whole", "incremental"])
+@pytest.mark.parametrize(
+    "more",
+    [("--kills", "3"), ("--kills", "3", "--incremental"), ("--kills", "2", "--incremental", "--bucket")],
+    ids=["whole", "incremental", "in a bucket"],
+)
 def test_a_loop_that_is_killed_loses_nothing(more: tuple[str, ...]) -> None:
-    done = attack("run", "--kills", "3", "--seed", "7", *more)
+    done = attack("run", "--seed", "7", *more)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "  0 violations" in done.stdout
     assert " 0 saves acknowledged" not in done.stdout
+    assert ("shared files found" in done.stdout) == ("--incremental" in more)
+    assert ", 0 shared files" not in done.stdout
 
 
 @pytest.mark.slow

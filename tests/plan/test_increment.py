@@ -11,6 +11,7 @@ import pytest
 
 from treering._format.index import DataFile, LeafType
 from treering._plan.increment import (
+    BOX_BYTES,
     CHANGED,
     MOVED,
     SHARED,
@@ -126,6 +127,29 @@ def test_a_thousand_processes_come_to_one_layout() -> None:
 
 def test_a_box_larger_than_a_file_has_one_of_its_own() -> None:
     assert gather_files([CHANGED] * 3, [1, 10, 1], limit=4) == [[0], [1], [2]]
+
+
+@pytest.mark.parametrize("frozen", [0.0, 0.4, 1.0])
+def test_a_bucket_copies_each_file_of_twenty_gigabytes_by_one_request(frozen: float) -> None:
+    chosen = random.Random(3)
+    stacked = LeafType(kind="jax", dtype="float32", shape=(48, 1 << 26))  # layers of 256 MiB
+    one_row = LeafType(kind="jax", dtype="bfloat16", shape=(1, 1 << 32))  # 8 GiB, of which no axis but the last is cut
+    bias = LeafType(kind="numpy", dtype="float64", shape=(1000,))
+    types, leaf_types = [stacked, one_row, bias], [0, 1, *[2] * 2000]
+    keys = [f"leaf {number}" for number in range(len(leaf_types))]
+    rows = cut_rows([(leaf, None) for leaf in range(len(leaf_types))], types, leaf_types)
+    sizes = row_bytes(rows, types, leaf_types)
+    assert sum(sizes) > 20 << 30
+    assert max(sizes) <= BOX_BYTES
+    states = [MOVED if chosen.random() < frozen else CHANGED for _ in rows]
+    share = Share(process=0, first=0, rows=rows, states=states, numbers=[-1] * len(rows), linked={})
+    count = most_files(sum(sizes))
+    laid = lay_out_shares("0" * 16, keys, types, leaf_types, [share], older=None, count=count)
+    ends = [0] * len(laid.names)
+    for file, offset, nbytes in zip(laid.chunks.file, laid.chunks.offset, laid.chunks.nbytes, strict=True):
+        ends[file] = max(ends[file], offset + nbytes)
+    assert len(ends) in {6, 7}
+    assert max(ends) < 5_000_000_000  # S3 copies no more by one request
 
 
 def test_a_file_without_a_byte_in_use_is_not_shared() -> None:

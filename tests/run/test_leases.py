@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
+import functools
 import itertools
 import json
 import os
@@ -19,6 +21,7 @@ from tests.buckets import Answer, List, MemoryBucket, Request, install, use_for_
 from tests.clocks import wait_at_most
 from tests.command import inside
 from tests.on_disk import LEFT_DOCUMENT, signed
+from tests.run.failing_calls import refused
 from tests.stores import read_file, store_at, write_file
 from treering.errors import (
     BusyError,
@@ -28,6 +31,7 @@ from treering.errors import (
     NotFoundError,
     NotRemovedWarning,
     PermissionDeniedError,
+    TreeringError,
     UnsupportedError,
 )
 from treering.rules import KeepLast
@@ -256,9 +260,9 @@ def test_a_golden_stamp_is_read(tmp_path: Path) -> None:
 def test_a_stamp_of_a_newer_version_keeps_all_steps(tmp_path: Path) -> None:
     run = fill(str(tmp_path), 1, 2)
     (tmp_path / LEFT_DOCUMENT).write_bytes(signed("treering_left", '"leases": true}', version="3"))
-    for refused in (lambda: run.delete(1), lambda: run.gc(dry_run=False), lambda: run.hold(1)):
+    for change in (lambda: run.delete(1), lambda: run.gc(dry_run=False), lambda: run.hold(1)):
         with pytest.raises(FormatError):
-            refused()
+            change()
     assert (tmp_path / "step_00000001" / "treering.json").exists()
 
 
@@ -482,6 +486,32 @@ def test_leases_and_the_stamp_of_another_user_end_too(tmp_path: Path, monkeypatc
     assert not (tmp_path / "run" / LEFT_DOCUMENT).exists()
     with pytest.raises(LeaseLostError):
         lease.renew()
+
+
+@pytest.mark.parametrize("dies", ["hold", "release"])
+def test_of_a_holder_that_dies_at_any_call_no_lease_and_no_stamp_stays(tmp_path: Path, dies: str) -> None:
+    for number in itertools.count():
+        path = tmp_path / f"{number}"
+        run = fill(str(path), 1)
+        act = run.hold(1).release if dies == "release" else functools.partial(run.hold, 1)
+        with refused(number, all_later=True) as failed:
+            holder = threading.Thread(target=_try, args=[act])
+            holder.start()
+            holder.join()
+        if not failed:
+            break
+        if (path / LEASES).exists():
+            let_expire(str(path))
+        run.gc(dry_run=False)
+        # Of a stamp that was not written to its end a small file stays, which nobody reads.
+        names = sorted(entry.name for entry in path.iterdir() if not entry.name.endswith(".new"))
+        assert names == ["run.json", "step_00000001"], failed[0]
+    assert number > 10
+
+
+def _try(act: Callable[[], object]) -> None:
+    with contextlib.suppress(TreeringError, OSError):
+        act()
 
 
 def test_a_lease_from_the_far_future_ends(tmp_path: Path) -> None:

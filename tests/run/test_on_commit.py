@@ -13,6 +13,8 @@ import pytest
 
 import treering as tr
 from tests.buckets import install
+from tests.command import here
+from tests.on_disk import signed
 from tests.reads import act_before_handed_steps_are_noted
 from tests.stores import read_file, write_file
 from treering.errors import FormatError, NotDirectoryError, TimedOutError, UnsupportedError
@@ -224,6 +226,44 @@ def test_gc_leaves_the_steps_that_wait_for_the_function(path: str) -> None:
         run.wait()
         assert calls == [1, 2, 3]
         assert run.steps() == [3]
+
+
+def test_gc_of_another_program_leaves_the_steps_that_wait_for_the_function(path: str) -> None:
+    def act(_: StepCommit) -> None:
+        began.set()
+        go.wait(60)
+
+    go, began = threading.Event(), threading.Event()
+    running = tr.Run(path, keep=KeepLast(1), on_commit=act)
+    for step in (1, 2, 3):
+        running.save(step, {"w": step}).result()
+    assert began.wait(60)
+    other = tr.Run(path, keep=KeepLast(1))
+    for verdicts in (other.gc(), other.gc(dry_run=False)):
+        assert [verdict.kept for verdict in verdicts] == [True] * 3
+        assert verdicts[1].reasons == ("on_commit was not called for it yet",)  # a lease holds the first one, as yet
+    assert "on_commit was not called for it yet" in here("gc", path, "--keep-last", "1", "--yes", code=0).stdout
+    assert other.steps() == [1, 2, 3]
+    go.set()
+    running.close()
+    assert other.steps() == [3]
+    other.save(4, {"w": 4}).result()  # by a program that hands over nothing
+    assert other.steps() == [4]
+
+
+def test_a_record_that_is_damaged_holds_no_step_and_one_of_a_newer_version_all(path: str) -> None:
+    with tr.Run(path, on_commit=lambda _: None) as run:
+        for step in (1, 2):
+            run.save(step, {"w": step}).result()
+    whole = read_file(f"{path}/{HANDED}")
+    other = tr.Run(path, keep=KeepLast(1))
+    write_file(f"{path}/{HANDED}", signed("treering_handed", '"through": 2}', version="2"))
+    with pytest.raises(FormatError):
+        other.gc(dry_run=False)
+    assert other.steps() == [1, 2]
+    write_file(f"{path}/{HANDED}", whole.replace(b'"through": 2', b'"through": 0'))
+    other.gc(dry_run=False)
+    assert other.steps() == [2]
 
 
 def test_where_going_back_fails_the_later_steps_are_handed_over_all_the_same(path: str) -> None:

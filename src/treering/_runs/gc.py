@@ -22,7 +22,7 @@ from treering._codec.key_document import HEAD_BYTES
 from treering._format.document import read_names, read_summary
 from treering._format.run_document import RunDocument, StepRecord, encode_run
 from treering._runs.folder import NOT_READ, RunFolder, attempt_in, unless_denied
-from treering._runs.leases import end_leases, held_error, held_steps, leave_leases
+from treering._runs.leases import end_leases, held_error, held_steps, leave_leases, uncalled_steps
 from treering._runs.removal import collect_errors, remove_step, remove_superseded, tidy_step
 from treering._runs.steps import document_in, is_current, note_records, open_run, read_record, read_run, records_in
 from treering._values import timing
@@ -234,7 +234,8 @@ def judge(path: Path, keep: Policy | None, *, spared: Mapping[int, str] | None =
     def read(run: RunFolder) -> list[Verdict]:
         verdicts = retained(keep, records_in(run).steps)
         going = _going(verdicts)
-        return _spare(verdicts, (held_steps(run, going) if going else {}) | dict(spared or {}))
+        held = held_steps(run, going) if going else {}
+        return _spare(verdicts, uncalled_steps(run, going) | held | dict(spared or {}))
 
     return read_run(path, read, [])
 
@@ -294,6 +295,7 @@ def _collect(run: RunFolder, keep: Policy | None, spared: Mapping[int, str]) -> 
     """Judge the steps, remove those that no rule keeps, and note the others."""
     records = records_in(run)
     verdicts = _spare(retained(keep, records.steps), spared)
+    verdicts = _spare(verdicts, uncalled_steps(run, _going(verdicts)))  # another program may have them to do
     going = _going(verdicts)
     verdicts = _spare(verdicts, end_leases(run, going) if going else {})
     going = _going(verdicts)

@@ -58,6 +58,9 @@ from treering.errors import (
 LONGEST_LEASE: Final = 86_400
 """No lease counts for more seconds after it was written."""
 
+NOT_CALLED: Final = "on_commit was not called for it yet"
+"""Why such a step stays."""
+
 _MOST: Final = 10_000
 _LARGEST: Final = 4096
 _LARGEST_RECORD: Final = 1 << 20
@@ -96,6 +99,20 @@ def held_in(path: Path) -> dict[int, str]:
     return {}
 
 
+def uncalled_steps(run: RunFolder, steps: Collection[int]) -> dict[int, str]:
+    """Return those of the steps for which ``on_commit`` is yet to be called, as the run's folder says, each with why.
+
+    Raises:
+        FormatError: a newer version wrote for which steps it was called.
+        StoreError: the system refuses.
+    """
+    with naming(os.fspath(run.path / HANDED_DOCUMENT), "read"), contextlib.suppress(CorruptError):
+        if steps and (found := run.store.read(HANDED_DOCUMENT, _LARGEST_RECORD)) is not None:
+            through = parse_handed(found.data).through
+            return {step: NOT_CALLED for step in steps if step > through}
+    return {}
+
+
 def end_leases(run: RunFolder, steps: Collection[int] = (), *, force: Collection[int] = ()) -> dict[int, str]:
     """Return those of the steps that are held, as `held_steps`; leases that have expired end for good.
 
@@ -123,15 +140,17 @@ def end_leases(run: RunFolder, steps: Collection[int] = (), *, force: Collection
 
 def leave_leases(run: RunFolder) -> None:
     """Take the stamp away where no lease is left, so that every version removes steps again."""
-    with _opened(run) as place, naming(os.fspath(run.path), "look for leases in"):
-        if place is not None and _leases(place):
-            return
+    with naming(os.fspath(run.path), "look for leases in"):
+        with _opened(run) as place:
+            if place is not None and _leases(place):
+                return
+            if place is not None:  # before the stamp, without which nobody would come by again
+                place.remove(*(name for name in place.names() if is_message(name)))
+                place.remove("")
         run.unstamp()
-        if place is not None and _leases(place):  # somebody has begun to hold a step meanwhile
-            run.stamp()
-        elif place is not None:
-            place.remove(*(name for name in place.names() if is_message(name)))
-            place.remove("")
+        with _opened(run) as place:
+            if place is not None and _leases(place):  # somebody has begun to hold a step meanwhile
+                run.stamp()
 
 
 def held_error(step: int, by: str, shown: str) -> BusyError:

@@ -18,7 +18,7 @@ from treering._coordination.message_board import PathMessageBoard
 from treering._printable import show_path
 from treering._runs.folder import RunFolder
 from treering._runs.gc import KnownSteps, collect, judge, remove_steps
-from treering._runs.leases import CommitCalls, Lease, StepWatch, held_in, hold_step
+from treering._runs.leases import NOT_CALLED, CommitCalls, Lease, StepWatch, held_in, hold_step
 from treering._runs.outcomes import SaveOutcomes
 from treering._runs.results import StepCommit
 from treering._runs.schedule import SaveSchedule, Signals
@@ -45,7 +45,6 @@ T = TypeVar("T", bound=int | None)
 
 _SHOWN: Final = 10
 _RESUMED: Final = "this process resumed from it, and no newer step was found whole yet"
-_NOT_CALLED: Final = "on_commit was not called for it yet"
 
 
 class RunState:
@@ -284,7 +283,7 @@ class RunState:
 
     def _stays(self) -> dict[int, str]:
         """Return the steps that stay whatever the rules say, each with why, as far as this process alone knows it."""
-        stays = {} if self.calls is None else dict.fromkeys(self.calls.pending(), _NOT_CALLED)
+        stays = {} if self.calls is None else dict.fromkeys(self.calls.pending(), NOT_CALLED)
         return stays if self.held is None else stays | {self.held: _RESUMED}
 
     def _await_removals(self, end: float) -> None:

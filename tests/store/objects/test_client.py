@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import base64
 import builtins
 import contextlib
 import datetime
 import errno
+import http.server
 import itertools
 import re
 import secrets
@@ -14,7 +16,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import obstore
@@ -28,7 +30,7 @@ from obstore.exceptions import (
     PreconditionError,
     UnauthenticatedError,
 )
-from obstore.store import MemoryStore, S3Store
+from obstore.store import AzureStore, MemoryStore, S3Store
 
 import treering as tr
 from tests import limits
@@ -42,6 +44,7 @@ from treering._store.objects.repetition import Cause, failure_of, requests_at_on
 from treering._store.objects.requests import (
     Absent,
     Answer,
+    Copy,
     Delete,
     Get,
     Head,
@@ -522,6 +525,98 @@ def test_the_right_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> 
         fail(monkeypatch, name, *[denied] * 2)
         with pytest.raises(PermissionError, match=f"s3:{right}"):
             client.perform(request)
+
+
+TOO_LARGE = GenericError(says("400 Bad Request", "<Error><Code>InvalidRequest</Code><Message>a copy source"))
+MAY_NOT_COPY = PermissionDeniedError(says("403 Forbidden", "<Code>AccessDenied</Code>"))
+
+
+@pytest.mark.parametrize("error", [TOO_LARGE, MAY_NOT_COPY, NotSupportedError("no copies")])
+@pytest.mark.usefixtures("pauses")
+def test_what_the_server_does_not_copy_is_refused_unless_an_earlier_try_may_yet_be_done(
+    error: Exception, client: ObstoreClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client.perform(Put("a", b"one"))
+    fail(monkeypatch, "copy", error)
+    assert client.perform(Copy("a", "b")).status is Status.REFUSED  # something else may be put there
+    assert client.perform(Copy("none", "b")).status is Status.MISSING
+    fail(monkeypatch, "copy", PASSING[5], error)
+    assert client.perform(Copy("a", "b")).status is Status.NO_ANSWER
+    assert client.perform(Head("b")).status is Status.MISSING
+    fail(monkeypatch, "copy", PASSING[5], PASSING[0])
+    assert client.perform(Copy("a", "b")).status is Status.DONE
+    assert client.perform(Get("b")).data == b"one"
+
+
+class CopyingServer(http.server.BaseHTTPRequestHandler):
+    """Answers all PUTs with 200, and notes their headers."""
+
+    seen: ClassVar[list[dict[str, str]]] = []
+    answers: ClassVar[list[bytes]] = []
+
+    def do_PUT(self) -> None:
+        self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        self.seen.append({name.lower(): value for name, value in self.headers.items()})
+        body = self.answers.pop(0) if self.answers else b"<CopyObjectResult><ETag>1</ETag></CopyObjectResult>"
+        self.send_response(200)
+        self.send_header("ETag", '"1"')
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_: Any) -> None:
+        pass
+
+
+@pytest.fixture
+def copying() -> Iterator[dict[str, Any]]:
+    """Return the options that lead to a server that copies whatever it is asked for."""
+    CopyingServer.seen.clear()
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), CopyingServer) as server:
+        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+        options = {"endpoint": f"http://127.0.0.1:{server.server_port}", "region": "us-east-1"}
+        yield options | {"access_key_id": "x", "secret_access_key": "y", "client_options": {"allow_http": True}}
+        server.shutdown()
+
+
+@pytest.mark.parametrize(
+    ("key", "headers"),
+    [
+        ({}, {}),
+        ({"server_side_encryption": "aws:kms", "sse_kms_key_id": "arn:k"}, {"": "aws:kms", "-aws-kms-key-id": "arn:k"}),
+        (
+            {"server_side_encryption": "sse-c", "sse_customer_key_base64": base64.b64encode(b"k" * 32).decode()},
+            {"-customer-algorithm": "AES256", "-customer-key": base64.b64encode(b"k" * 32).decode()},
+        ),
+    ],
+)
+def test_a_copy_by_the_server_is_encrypted_with_the_key_of_what_is_sent(
+    key: dict[str, Any], headers: dict[str, str], copying: dict[str, Any]
+) -> None:
+    client = ObstoreClient(S3Store("bucket", **copying, **key), "s3://bucket")
+    client.perform(Put("a", b"one"))
+    assert client.perform(Copy("a", "b")).status is Status.DONE
+    put, copied = CopyingServer.seen
+    assert copied["x-amz-copy-source"] == "bucket/a"
+    encrypted = "x-amz-server-side-encryption"
+    for seen in (put, copied):
+        found = {name: value for name, value in seen.items() if name.startswith(encrypted) and "md5" not in name}
+        assert found == {encrypted + name: value for name, value in headers.items()}
+
+
+def test_azure_is_asked_for_no_copy_for_it_may_go_on_after_the_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = fail(monkeypatch, "copy")
+    store = AzureStore("container", account_name="a", account_key=base64.b64encode(b"k").decode())
+    assert ObstoreClient(store, "az://container").perform(Copy("a", "b")).status is Status.REFUSED
+    assert calls == []
+
+
+@pytest.mark.usefixtures("pauses")
+def test_an_error_in_an_answer_that_begins_well_is_no_copy(copying: dict[str, Any]) -> None:
+    client = ObstoreClient(S3Store("bucket", **copying), "s3://bucket")
+    CopyingServer.answers[:] = [b"<Error><Code>InternalError</Code><Message>try again</Message></Error>"]
+    assert client.perform(Copy("a", "b")).status is Status.DONE
+    assert len(CopyingServer.seen) == 2
 
 
 def test_a_denied_conditional_delete_is_made_once() -> None:

@@ -6,16 +6,18 @@ import dataclasses
 import errno
 from pathlib import PurePath
 
+import numpy as np
 import obstore.store
 import pytest
 
-from tests.buckets import MemoryBucket
+import treering as tr
+from tests.buckets import MemoryBucket, install
 from treering._codec.key_document import INDEX_FORM, placeholder
 from treering._store.api import Entry, Held, Kind, Outcome, Store
 from treering._store.failures import naming
 from treering._store.objects.client import ObstoreClient
-from treering._store.objects.requests import Answer, Delete, Get, ObjectVersion, Put, Request, Status
-from treering._store.objects.store import ObjectRoot, ObjectStore
+from treering._store.objects.requests import Answer, Copy, Delete, Get, ObjectVersion, Put, Request, Status
+from treering._store.objects.store import ObjectRoot, ObjectStore, copy_object
 from treering._values.checkpoint_names import journal_of
 from treering.errors import StoreError
 from treering.testing import StoreContract
@@ -266,3 +268,64 @@ def test_a_key_that_may_not_be_read_lets_no_data_go() -> None:
     bucket.meet = deny
     assert store.transaction().sweep(marker, [data]) is Held.UNKNOWN
     assert store.read(data) is not None
+
+
+def two_places(bucket: MemoryBucket) -> tuple[ObjectStore, ObjectStore]:
+    """A place with data, and one that is to have a copy of them."""
+    bucket.put("old/data", b"one")
+    return ObjectStore(bucket, "old/", PurePath("old")), ObjectStore(bucket, "new/", PurePath("new"))
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.parametrize("what", [b"two", b"longer", None])
+def test_a_copy_of_data_that_change_meanwhile_is_none(when: str, what: bytes | None) -> None:
+    bucket = MemoryBucket()
+    old, new = two_places(bucket)
+
+    def change(request: Request) -> Answer | None:
+        if not isinstance(request, Copy):
+            return None
+        answer = bucket.answer(request) if when == "after" else None
+        bucket.answer(Delete(("old/data",)) if what is None else Put("old/data", what))
+        return answer
+
+    bucket.meet = change
+    assert not copy_object(old, new, "data", "copy")
+    assert bucket.names("new/") == []
+    bucket.meet = lambda _: None
+    bucket.put("old/data", b"one")
+    assert copy_object(old, new, "data", "copy")
+    assert bucket.data("new/copy") == b"one"
+
+
+def test_a_save_whose_base_changes_while_it_is_copied_writes_everything(monkeypatch: pytest.MonkeyPatch) -> None:
+    bucket = install(monkeypatch)
+    tree = {"w": np.arange(5000.0)}
+    tr.save("memory://a/old", tree)
+    [data] = [name for name in bucket.names("a/old/") if "data-" in name]
+    before = bucket.data(data)
+
+    def change(request: Request) -> Answer | None:
+        if isinstance(request, Copy):
+            bucket.put(data, before[:-8] + bytes(8))  # its header is as it was
+        return None
+
+    bucket.meet = change
+    tr.save("memory://a/new", tree, base="memory://a/old")
+    bucket.meet = lambda _: None
+    assert np.array_equal(tr.load("memory://a/new")["w"], tree["w"])
+    assert tr.verify("memory://a/new").ok
+    assert not tr.verify("memory://a/old").ok
+
+
+def test_a_copy_without_an_answer_is_an_error_for_it_may_yet_be_done() -> None:
+    bucket = MemoryBucket()
+    old, new = two_places(bucket)
+    bucket.meet = lambda request: Answer(Status.NO_ANSWER) if isinstance(request, Copy) else None
+    with pytest.raises(OSError, match=r"does not answer.*new/copy.*may yet be"):
+        copy_object(old, new, "data", "copy")
+
+
+def test_there_is_no_copy_from_another_bucket_or_with_other_options() -> None:
+    (old, _), (_, new) = two_places(MemoryBucket()), two_places(MemoryBucket())
+    assert not copy_object(old, new, "data", "copy")

@@ -166,14 +166,25 @@ class ObstoreClient(RepeatingClient):
 
     def _copy(self, name: str, new: str) -> Answer:
         """Let the server copy an object, which may take as long as its bytes take to be sent."""
-        if self._storage_class is not None:  # obstore copies into the usual one
+        # obstore copies into the usual class. Azure may go on after its answer, when the source may be removed.
+        if self._storage_class is not None or type(self._stores.store).__name__ == "AzureStore":
             return Answer(Status.REFUSED)
-        copy = functools.partial(obstore_requests.copy, name=name, new=new)
+        failed: set[Cause] = set()
+
+        def copy(store: Any) -> Answer:
+            try:
+                return obstore_requests.copy(store, name, new)
+            except Exception as error:  # obstore has many kinds; `failure_of` raises any other again
+                failed.add(failure_of(error).cause)
+                raise
+
         try:
-            return self._answer("put", new, copy, _LARGEST_COPY)
+            answer = self._answer("put", new, copy, _LARGEST_COPY)
         except OSError as error:  # it is denied, or larger than a copy may be; whoever writes it instead finds out
             LOGGER.info("%s copies no %s: %s", printable(self.shown), printable(name), printable(str(error)))
-            return Answer(Status.REFUSED)
+            answer = Answer(Status.REFUSED)
+        # An earlier try that was not answered may yet be done: over what would be written there instead.
+        return Answer(Status.NO_ANSWER) if answer.status is not Status.DONE and failed & PASSING else answer
 
     def _right(self, verb: str) -> str:
         """Return what a policy calls the right to do so."""
