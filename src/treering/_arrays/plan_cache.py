@@ -16,7 +16,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import operator
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from treering._arrays.host import this_processes
@@ -137,7 +137,7 @@ class TreePlan:
         """How much memory its snapshot takes."""
         return held_bytes(self.leaves)
 
-    def snapshot(self, *, host_local: bool = False) -> TreePlan:
+    def snapshot(self, *, host_local: bool = False, left: Collection[int] = ()) -> TreePlan:
         """Return the same with its leaves in memory that nobody changes any more; see ``snapshot``.
 
         What this process writes by its plan is there, and what `signature.claim_leaves` may still find to be its own.
@@ -145,8 +145,12 @@ class TreePlan:
 
         Args:
             host_local: keep also the leaves that each process holds alone, which are to be compared.
+            left: the leaves that are not copied, because the bytes of an older checkpoint are shared.
         """
         wanted = None if self.processes.count == 1 else self._wanted(host_local=host_local)
+        if left:
+            every: Iterator[Row] = ((number, None) for number in self.leaves.sources)
+            wanted = (row for row in wanted or every if row[0] not in left)
         flat = dataclasses.replace(self.flat, leaves=[])
         return dataclasses.replace(self, flat=flat, leaves=snapshot(self.leaves, wanted))
 

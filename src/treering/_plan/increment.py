@@ -103,6 +103,10 @@ class OlderBoxes:
     """How many bytes of boxes each file has, of boxes that are not used any more too."""
 
 
+NO_BOXES: Final = OlderBoxes(file=(), nbytes=(), file_bytes=())
+"""Those of no checkpoint."""
+
+
 def choose_shared(same: Sequence[int], older: OlderBoxes, most: int = MOST_SHARED) -> tuple[int, ...]:
     """Return the files of an older checkpoint that a new one shares, ascending.
 
@@ -137,6 +141,24 @@ def states_of(same: Sequence[int], older: OlderBoxes, shared: Collection[int]) -
         True
     """
     return [CHANGED if n < 0 else SHARED if older.file[n] in shared else MOVED for n in same]
+
+
+def find_shared_leaves(rows: Sequence[Row], same: Sequence[int], older: OlderBoxes) -> set[int]:
+    """Return the leaves of which all boxes are known to lie in files that will be shared: their bytes are not needed.
+
+    Args:
+        rows: the boxes of the new tree.
+        same: as for `choose_shared`; what is not known yet to be the same counts as changed.
+        older: the older checkpoint.
+
+    Example:
+        >>> older = OlderBoxes(file=[0, 0, 1], nbytes=[60, 40, 10], file_bytes=[100, 10])
+        >>> find_shared_leaves([(0, ((0, 6),)), (0, ((6, 10),)), (1, None)], [0, -1, 2], older)
+        {1}
+    """
+    states = states_of(same, older, choose_shared(same, older))
+    needed = {leaf for (leaf, _), state in zip(rows, states, strict=True) if state != SHARED}
+    return {leaf for leaf, _ in rows} - needed
 
 
 def gather_files(states: Sequence[int], nbytes: Sequence[int], limit: int = FILE_BYTES) -> list[list[int]]:
