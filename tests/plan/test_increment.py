@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import random
 from collections import Counter
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -126,7 +127,9 @@ def test_a_thousand_processes_come_to_one_layout() -> None:
         parts.append(part)
 
     def layout(some: list[Share]) -> Any:
-        return lay_out_shares("0" * 16, ["w"], [kind], [0], some, older=older, count=1000 * count)
+        return lay_out_shares(
+            SimpleNamespace, "0" * 16, ["w"], [kind], [0], shares=some, older=older, count=1000 * count
+        )
 
     together = layout(parts)
     assert len(set(together.names)) == len(together.names)

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import itertools
 import os
 import weakref
 from array import array
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import jax
 import numpy as np
@@ -50,6 +51,8 @@ _KEPT: Final = 2
 _RUN_BYTES: Final = 256 << 10
 _TWO_THREADS_FROM: Final = 4 << 20
 _INDEXES: Final[list[tuple[str, Index]]] = []
+Facts: TypeAlias = tuple[bytes, array[int]]
+"""The digest of a box, and the checksums of its blocks."""
 
 
 def remember_index(document: bytes, index: Index) -> None:
@@ -183,66 +186,43 @@ def _older_boxes(path: Path, index: Index) -> OlderCheckpoint:
     chunks = index.chunks
     if any(block_bytes(nbytes) != block for nbytes, block in set(zip(chunks.nbytes, chunks.block, strict=True))):
         index = dataclasses.replace(index, digests=b"")  # its checksums are of other blocks than those of a new one
+    columns: Sequence[Sequence[Any]] = (chunks.leaf, chunks.box, chunks.file, chunks.nbytes, chunks.offset)
+    if not index.digests:
+        cut: list[tuple[Any, ...]] = []
+        for leaf, whole_box, file, _, start in zip(*columns, strict=True):
+            rows = shares.cut_rows([(0, whole_box)], [index.type_of(leaf)], [0])
+            sizes = shares.row_bytes(rows, [index.type_of(leaf)], [0])
+            starts = itertools.accumulate(sizes, initial=start)
+            cut += ((leaf, box, file, *place) for (_, box), *place in zip(rows, sizes, starts, strict=False))
+        columns = list(zip(*cut, strict=True)) or [()] * 5
+    leaves, places, files, nbytes, offset = columns
     file_bytes = [entry.nbytes - entry.header for entry in index.files]
-    if index.digests:
-        boxes = OlderBoxes(file=chunks.file, nbytes=chunks.nbytes, offset=chunks.offset, file_bytes=file_bytes)
-        return OlderCheckpoint(path=path, index=index, leaf=chunks.leaf, box=chunks.box, boxes=boxes)
-    columns: list[list[Any]] = [[] for _ in range(5)]
-    for row, leaf in enumerate(chunks.leaf):
-        cuts = shares.cut_rows([(0, chunks.box[row])], [index.type_of(leaf)], [0])
-        sizes = shares.row_bytes(cuts, [index.type_of(leaf)], [0])
-        starts = itertools.accumulate(sizes, initial=chunks.offset[row])
-        for (_, box), nbytes, start in zip(cuts, sizes, starts, strict=False):
-            for column, item in zip(columns, (leaf, box, chunks.file[row], nbytes, start), strict=True):
-                column.append(item)
-    leaves, cut, files, sizes, offsets = columns
-    boxes = OlderBoxes(file=files, nbytes=sizes, offset=offsets, file_bytes=file_bytes)
-    return OlderCheckpoint(path=path, index=index, leaf=leaves, box=cut, boxes=boxes)
+    boxes = OlderBoxes(file=files, nbytes=nbytes, offset=offset, file_bytes=file_bytes)
+    return OlderCheckpoint(path=path, index=index, leaf=leaves, box=places, boxes=boxes)
 
 
-class _OlderData:
-    """What is known of the bytes of an older checkpoint, which is open.
+def _facts_of(older: OlderCheckpoint, store: Store, files: contextlib.ExitStack) -> Callable[[int], Facts]:
+    """Return what gives the digest and the checksums of a box of an older checkpoint, or raises that it is unreadable.
 
     Args:
         older: the checkpoint.
         store: its place.
-        files: closes what is opened there.
+        files: closes what is opened there: a box is read where no digest was noted.
     """
+    index, boxes, starts = older.index, older.boxes, older.index.chunks.first_blocks()
 
-    def __init__(self, older: OlderCheckpoint, store: Store, files: contextlib.ExitStack) -> None:
-        self._older = older
-        self._store = store
-        self._files = files
-        self._readers: dict[int, Reader] = {}
-        self._known: dict[int, tuple[bytes, array[int]]] = {}
-        self._starts = older.index.chunks.first_blocks()
+    @functools.cache
+    def reader(file: int) -> Reader:
+        return files.enter_context(store.open_file(index.files[file].name))
 
-    def is_same(self, number: int, found: bytes) -> bool:
-        """Tell whether a box has that digest."""
-        if table := self._older.index.digests:
-            return table[DIGEST_BYTES * number : DIGEST_BYTES * number + DIGEST_BYTES] == found
-        with contextlib.suppress(TreeringError):  # then it is written
-            return self.facts_of(number)[0] == found
-        return False
-
-    def facts_of(self, number: int) -> tuple[bytes, array[int]]:
-        """Return the digest and the checksums of a box; where no digest was noted, it is read.
-
-        Raises:
-            TreeringError: it cannot be read.
-        """
-        index, boxes = self._older.index, self._older.boxes
+    def facts(number: int) -> Facts:
         if index.digests:
             start = DIGEST_BYTES * number
-            checksums = index.checksums[self._starts[number] : self._starts[number + 1]]
-            return index.digests[start : start + DIGEST_BYTES], checksums
-        file = boxes.file[number]
-        if file not in self._readers:
-            self._readers[file] = self._files.enter_context(self._store.open_file(index.files[file].name))
-        if number not in self._known:
-            data = self._readers[file].read(boxes.offset[number], boxes.nbytes[number])
-            self._known[number] = xxhash.xxh3_128_digest(data), block_checksums(memoryview(data))
-        return self._known[number]
+            return index.digests[start : start + DIGEST_BYTES], index.checksums[starts[number] : starts[number + 1]]
+        data = reader(boxes.file[number]).read(boxes.offset[number], boxes.nbytes[number])
+        return xxhash.xxh3_128_digest(data), block_checksums(memoryview(data))
+
+    return facts
 
 
 # ------------------------------------------------------------------------------------ arrays that were saved before
@@ -352,8 +332,8 @@ class SharedFiles:
     """Its boxes."""
     layout: SaveLayout
     """Where they lie; the chunks are its boxes, in their order."""
-    facts: Mapping[int, tuple[bytes, array[int]]]
-    """The digest and the checksums of each box that lies in a shared file."""
+    facts: Mapping[int, Facts]
+    """Those of each box that lies in a shared file."""
 
 
 def share_files(
@@ -385,26 +365,24 @@ def share_files(
     """
     rows, leaves = own.rows, own.leaves
     same = [-1] * len(rows)
-    facts: dict[int, tuple[bytes, array[int]]] = {}
+    facts: dict[int, Facts] = {}
     found: dict[int, tuple[DataFile, bytes]] = {}
     boxes = NO_BOXES if older is None else older.boxes
     sizes = shares.row_bytes(rows, leaves.types, leaves.leaf_types)
     # Should it be removed meanwhile, or be damaged, what it has is written.
     with contextlib.ExitStack() as files:
         if older is not None and (store := _open_older(older, files)) is not None:
-            data = _OlderData(older, store, files)
             with phase("save/compare"):
-                same = _compare(own, older, data, sizes, watch)
-            facts = {row: data.facts_of(number) for row, number in enumerate(same) if number >= 0}
+                same, facts = _compare(own, older, _facts_of(older, store, files), sizes, watch)
             wanted = shares.choose_shared(same, boxes)
             planned = len(wanted) + len(shares.gather_files(shares.states_of(same, boxes, wanted), sizes))
             found = _link_files(folder, store, older, wanted, (first, count or planned))
     states = shares.states_of(same, boxes, found)
-    own = dataclasses.replace(own, leaves=_fetch_left(own, states, increment))
+    leaves = _fetch_left(own, states, increment)
     linked = _with_digests(found, same, boxes, facts)
     share = Share(process=process, first=first, rows=rows, states=states, numbers=same, linked=linked)
     count = count or len(linked) + len(shares.gather_files(states, sizes))
-    layout = lay_out(folder.attempt, own, [share], boxes, count)
+    layout = lay_out(folder.attempt, own.keys, leaves, [share], older=boxes, count=count)
     facts = {row: facts[row] for row, state in enumerate(states) if state == SHARED}
     return SharedFiles(share=share, layout=layout, facts=facts)
 
@@ -416,18 +394,21 @@ def _open_older(older: OlderCheckpoint, files: contextlib.ExitStack) -> Store | 
     return None
 
 
-def _compare(own: OwnBoxes, older: OlderCheckpoint, data: _OlderData, sizes: Sequence[int], watch: Watch) -> list[int]:
-    """Return the number of the box in the older checkpoint that has the bytes of each; -1 for none."""
+def _compare(
+    own: OwnBoxes, older: OlderCheckpoint, facts_of: Callable[[int], Facts], sizes: Sequence[int], watch: Watch
+) -> tuple[list[int], dict[int, Facts]]:
+    """Return the number of the box in the older checkpoint that has the bytes of each, -1 for none; and its facts."""
     same, places, nbytes = [-1] * len(own.rows), older.places_of(own), older.boxes.nbytes
+    facts: dict[int, Facts] = {}
     wanted = [at for at, number in enumerate(places) if number >= 0 and nbytes[number] == sizes[at]]
-    digests = own.held.digests
-    known = [(at, digests[own.rows[at]]) for at in wanted if own.rows[at] in digests] if digests else []
+    known = [(at, own.held.digests[own.rows[at]]) for at in wanted if own.rows[at] in own.held.digests]
     unknown = sorted({*wanted}.difference(at for at, _ in known)) if known else wanted
     for at, found in itertools.chain(known, _digests_of(own, unknown, sizes)):
         watch.move()
-        if data.is_same(places[at], found):
-            same[at] = places[at]
-    return same
+        with contextlib.suppress(TreeringError):  # it cannot be read: then it is written
+            if (there := facts_of(places[at]))[0] == found:
+                same[at], facts[at] = places[at], there
+    return same, facts
 
 
 def _digests_of(own: OwnBoxes, wanted: Sequence[int], sizes: Sequence[int]) -> Iterator[tuple[int, bytes]]:
@@ -477,10 +458,7 @@ def _link_files(
 
 
 def _with_digests(
-    linked: Mapping[int, tuple[DataFile, bytes]],
-    same: Sequence[int],
-    boxes: OlderBoxes,
-    facts: Mapping[int, tuple[bytes, array[int]]],
+    linked: Mapping[int, tuple[DataFile, bytes]], same: Sequence[int], boxes: OlderBoxes, facts: Mapping[int, Facts]
 ) -> dict[int, DataFile]:
     """Return shared files with the digests that they have here: over the header, and the checksums of what is used."""
     used: dict[int, list[tuple[int, int, int]]] = {file: [] for file in linked}
@@ -494,11 +472,9 @@ def _with_digests(
     return found
 
 
-def lay_out(attempt: str, own: OwnBoxes, parts: Sequence[Share], older: OlderBoxes, count: int) -> SaveLayout:
+def lay_out(
+    attempt: str, keys: Sequence[str], leaves: DescribedLeaves, parts: Sequence[Share], *, older: OlderBoxes, count: int
+) -> SaveLayout:
     """Lay out the files of some processes that share files."""
-    leaves = own.leaves
-    found = shares.lay_out_shares(attempt, own.keys, leaves.types, leaves.leaf_types, parts, older=older, count=count)
-    return SaveLayout(
-        leaves=leaves, chunks=found.chunks, headers=found.headers, names=found.names, writers=found.writers,
-        linked=found.linked,
-    )  # fmt: skip
+    make, types = functools.partial(SaveLayout, leaves=leaves), (leaves.types, leaves.leaf_types)
+    return shares.lay_out_shares(make, attempt, keys, *types, shares=parts, older=older, count=count)

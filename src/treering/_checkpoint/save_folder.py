@@ -87,8 +87,6 @@ def write_folder(plan: TreePlan, options: SaveOptions, watch: Watch, held: Held 
 
 def own_boxes(plan: TreePlan) -> OwnBoxes:
     """Return the boxes that this process writes, in which a tree is compared with an older checkpoint."""
-    if plan.processes.count > 1:
-        return _boxes_of(plan.divided(), plan.processes.this)
     return OwnBoxes(keys=plan.flat.keys, leaves=plan.leaves, rows=plan.boxes())
 
 
@@ -376,8 +374,7 @@ class _CheckpointShare(JointShare):
         firsts = _first_files(self._plan)
         parts = [_share_of(self._plan, call, process, columns, older) for process, columns in enumerate(handed)]
         boxes = NO_BOXES if older is None else older.boxes
-        own = OwnBoxes(keys=self._flat.keys, leaves=self._leaves, rows=())
-        layout = lay_out(call.attempt, own, parts, boxes, firsts[-1])
+        layout = lay_out(call.attempt, self._flat.keys, self._leaves, parts, older=boxes, count=firsts[-1])
         checksums = merge_checksums(layout, [columns[0] for columns in handed])
         tables = [iter(split_digests(pack_checksums(columns[1]))) for columns in handed]
         digests = b"".join(next(tables[layout.writers[file]]) for file in layout.chunks.file)

@@ -10,14 +10,16 @@ import dataclasses
 import itertools
 import math
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from typing import Final
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from typing import Final, TypeVar
 
 from treering._format.document import data_name
 from treering._format.index import Chunks, DataFile, LeafType, leaf_bytes
 from treering._format.safetensors import Row, lay_out_files
 from treering._values.boxes import Box, size_of, whole
 from treering._values.checksums import block_bytes
+
+L = TypeVar("L")
 
 BOX_BYTES: Final = 16 << 20
 """A leaf of more bytes is cut into boxes of at most so many."""
@@ -211,35 +213,21 @@ class Share:
     """Number of each file of the older checkpoint that it shares, ascending -> the file here."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class SharesLayout:
-    """Where everything lies in a checkpoint that shares files with an older one."""
-
-    chunks: Chunks
-    """Which box lies where, by leaf and by place."""
-    headers: Sequence[bytes]
-    """The bytes of each file before its data; nothing for one that is shared."""
-    names: Sequence[str]
-    """The names of the files."""
-    writers: Sequence[int]
-    """Which process writes, or shares, each file."""
-    linked: Mapping[int, DataFile]
-    """The files that are shared, by their number here."""
-
-
 def lay_out_shares(
+    make: Callable[..., L],
     attempt: str,
     keys: Sequence[str],
     types: Sequence[LeafType],
     leaf_types: Sequence[int],
-    shares: Sequence[Share],
     *,
+    shares: Sequence[Share],
     older: OlderBoxes | None,
     count: int,
-) -> SharesLayout:
+) -> L:
     """Lay out the files of some processes.
 
     Args:
+        make: makes a layout of the chunks, the headers, names and writers of the files, and the files that are linked.
         attempt: the new attempt.
         keys: key text of each leaf.
         types: the different types of leaves.
@@ -278,4 +266,4 @@ def lay_out_shares(
     headers = [b""] * len(names)
     for number, header in zip(places, made, strict=True):
         headers[number] = header
-    return SharesLayout(chunks=Chunks(**named), headers=headers, names=names, writers=writers, linked=linked)
+    return make(chunks=Chunks(**named), headers=headers, names=names, writers=writers, linked=linked)
