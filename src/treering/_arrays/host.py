@@ -221,6 +221,16 @@ def to_host(array: Any) -> NDArray[Any]:
     return host
 
 
+def has_own_memory() -> bool:
+    """Tell whether the devices that jax uses by default are such that `only_jax_writes` may be true of their arrays.
+
+    Example:
+        >>> has_own_memory()
+        False
+    """
+    return jax.default_backend() in OTHER_WRITERS
+
+
 def only_jax_writes(array: jax.Array) -> bool:
     """Tell whether it is certain that nobody but jax can write into the memory of an array.
 

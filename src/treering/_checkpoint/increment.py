@@ -21,7 +21,7 @@ import jax
 import numpy as np
 import xxhash
 
-from treering._arrays.host import cut_box, host_blocks, join_arrays, only_jax_writes, to_host
+from treering._arrays.host import cut_box, has_own_memory, host_blocks, join_arrays, only_jax_writes, to_host
 from treering._arrays.incoming import ReadRequest
 from treering._arrays.jobs import cut_by_bytes
 from treering._arrays.outgoing import DescribedLeaves, HeldBox, LeafSources, SaveLayout
@@ -241,6 +241,8 @@ def hold_arrays(flat: Flattened, own: OwnBoxes, increment: Increment, *, joint: 
         increment: says which older checkpoints there are.
         joint: whether other processes take part: then only of arrays that lie over them is it certain who writes them.
     """
+    if "jax" not in flat.kinds or not has_own_memory():
+        return Held()
     alike: dict[int, bool] = {}  # shardings are few objects, which live as long as the arrays do
 
     def is_certain(leaf: jax.Array) -> bool:
