@@ -243,16 +243,12 @@ def hold_arrays(flat: Flattened, own: OwnBoxes, increment: Increment, *, joint: 
     """
     if "jax" not in flat.kinds or not has_own_memory():
         return Held()
-    alike: dict[int, bool] = {}  # shardings are few objects, which live as long as the arrays do
-
-    def is_certain(leaf: jax.Array) -> bool:
-        if (known := alike.get(id(leaf.sharding))) is None:
-            known = alike[id(leaf.sharding)] = only_jax_writes(leaf)
-        return known
-
     numbers = own.leaves.spread if joint else own.leaves.sources
     found = {n: flat.leaves[n] for n in numbers if flat.kinds[n] == "jax"}
-    arrays = {n: weakref.ref(leaf) for n, leaf in found.items() if leaf.size and is_certain(leaf)}
+    # Shardings are few objects, which live as long as the arrays do.
+    alike = {id(leaf.sharding): leaf for leaf in found.values()}
+    certain = {number for number, leaf in alike.items() if only_jax_writes(leaf)}
+    arrays = {n: weakref.ref(leaf) for n, leaf in found.items() if leaf.size and id(leaf.sharding) in certain}
     path = next(iter(increment.find()), None) if arrays and _NOTED else None
     for older, noted in tuple(_NOTED):
         if older.path == path:

@@ -171,10 +171,8 @@ def make_index(
 def with_digests(index: Index, digests: bytes, older: OlderCheckpoint | None, layout: SaveLayout) -> Index:
     """Return the index of a checkpoint that later ones may share files with."""
     before = 0 if older is None or not layout.linked else max(1, older.index.saves)
-    sizes = [file.header for file in index.files]
-    for file, nbytes in zip(index.chunks.file, index.chunks.nbytes, strict=True):
-        sizes[file] += nbytes
-    gapped = sizes != [file.nbytes for file in index.files]
+    filled = sum(index.chunks.nbytes) + sum(file.header for file in index.files)
+    gapped = filled != sum(file.nbytes for file in index.files)
     return dataclasses.replace(index, digests=digests, saves=min(before + 1, LIMIT - 1), gapped=gapped)
 
 
