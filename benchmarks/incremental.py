@@ -82,11 +82,19 @@ def measure(folder: Path, *, rounds: int, nbytes: int) -> Iterator[Figure]:
 
 
 def _in_leaves(nbytes: int, step: int) -> dict[str, Any]:
-    """A tree of 40 leaves, of which a tenth changes with each step."""
-    items = nbytes // _LAYERS // 4
-    numbers = np.random.default_rng(1).integers(1 << 30, size=items, dtype=np.int32)
-    trained = _LAYERS - _TRAINED
-    return {f"layer {n}": jnp.asarray(numbers + n + (step if n >= trained else 0)) for n in range(_LAYERS)}
+    """A tree of 40 leaves, of which a tenth changes with each step; the others are the same arrays at each."""
+    changed = range(_LAYERS - _TRAINED, _LAYERS)
+    trained = {f"layer {n}": jnp.asarray(_numbers(nbytes) + n + step) for n in changed}
+    return _frozen_leaves(nbytes) | trained
+
+
+@functools.lru_cache(1)
+def _frozen_leaves(nbytes: int) -> dict[str, Any]:
+    return {f"layer {n}": jnp.asarray(_numbers(nbytes) + n) for n in range(_LAYERS - _TRAINED)}
+
+
+def _numbers(nbytes: int) -> np.ndarray[Any, np.dtype[np.int32]]:
+    return np.random.default_rng(1).integers(1 << 30, size=nbytes // _LAYERS // 4, dtype=np.int32)
 
 
 def _stacked(nbytes: int, step: int) -> dict[str, Any]:

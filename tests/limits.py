@@ -25,6 +25,7 @@ _LIMITS = {
     "converted_piece": "treering._arrays.source_arrays._PIECE_BYTES",
     "exchanged_together": "treering._arrays.exchange._TOGETHER",
     "data_file": "treering._arrays.outgoing.FILE_BYTES",
+    "other_writers": "treering._arrays.host.OTHER_WRITERS",
     "compared_box": "treering._plan.increment.BOX_BYTES",
     "copied_piece": "treering._checkpoint.copy_checkpoint._PIECE_BYTES",
     # joint loads

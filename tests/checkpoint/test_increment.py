@@ -30,7 +30,7 @@ from tests.stores import store_at
 from treering._arrays.outgoing import ALONE
 from treering._arrays.plan_cache import plan_tree
 from treering._background.writer import Watch
-from treering._checkpoint import save_folder
+from treering._checkpoint import increment, save_folder
 from treering._checkpoint.save_options import SaveOptions
 from treering._store.posix.reading import LocalFile
 from treering.errors import MismatchError, NotFoundError, StoreError, UnsupportedError
@@ -235,7 +235,7 @@ def test_digests_beside_checksums_of_other_blocks_are_not_relied_on(
     with monkeypatch.context() as patch:
         patch.setattr("treering._format.safetensors.block_bytes", lambda _: 1 << 18)
         tr.save(tmp_path / "b", tree, base=tmp_path / "a")
-    monkeypatch.setattr(save_folder, "_INDEXES", [])
+    monkeypatch.setattr(increment, "_INDEXES", [])
     tr.save(tmp_path / "c", tree, base=tmp_path / "b")
     assert tr.verify(tmp_path / "c").ok
     assert np.array_equal(tr.load(tmp_path / "c")["w"], tree["w"])
@@ -274,7 +274,7 @@ def test_a_changed_numpy_array_and_one_that_jax_sees_without_a_copy_are_found_by
     room = np.zeros(1024 + 64, np.uint8)
     start = -room.ctypes.data % 64
     memory = room[start : start + 1024].view(np.float32)
-    tree: dict[str, Any] = {"numpy": np.zeros(300), "jax": jnp.asarray(memory)}
+    tree: dict[str, Any] = {"numpy": np.zeros(300), "jax": jax.device_put(memory, may_alias=True)}
     tr.save(tmp_path / "a", tree)
     tr.save(tmp_path / "b", tree, base=tmp_path / "a")
     tree["numpy"][7] = memory[3] = 1.5
@@ -512,15 +512,15 @@ def test_a_process_that_finds_another_base_writes_its_part(two: Together, tmp_pa
 def test_what_a_process_hands_in_has_to_fit(two: Together, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tree = spread()
     two.save(tmp_path / "a", lambda process: tree)
-    write = save_folder.write_changed
+    share = increment.share_files
 
     def lie(*given: Any, **more: Any) -> Any:
-        part = write(*given, **more)
+        part = share(*given, **more)
         if more["process"]:
             return dataclasses.replace(part, share=dataclasses.replace(part.share, states=part.share.states[1:]))
         return part
 
-    monkeypatch.setattr(save_folder, "write_changed", lie)
+    monkeypatch.setattr("treering._checkpoint.save_folder.share_files", lie)
     outcomes = two.save(tmp_path / "b", lambda process: tree, base=tmp_path / "a")
     assert "shares other boxes than planned" in str(outcomes[0])
     assert not (tmp_path / "b").exists()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import random
 from collections import Counter
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -20,6 +21,7 @@ from treering._plan.increment import (
     choose_shared,
     cut_leading,
     cut_rows,
+    find_shared_leaves,
     gather_files,
     lay_out_shares,
     most_files,
@@ -88,6 +90,22 @@ def test_at_least_half_of_each_shared_file_is_used_and_no_box_is_lost(seed: int)
     assert len(files) + len(shared) <= most_files(sum(sizes), limit)
 
 
+@pytest.mark.parametrize("seed", range(40))
+def test_what_is_left_on_its_device_lies_in_shared_files_whatever_else_is_found_to_be_the_same(seed: int) -> None:
+    chosen = random.Random(seed)
+    older = older_of(chosen, chosen.randint(1, 40))
+    rows = sorted((chosen.randrange(6), ((n, n + 1),)) for n in range(len(older.file)))
+    same = [number if chosen.random() < 0.8 else -1 for number in range(len(rows))]
+    known = [number if chosen.random() < 0.8 else -1 for number in same]  # before the others are compared
+    states = states_of(same, older, choose_shared(same, older))
+    left = find_shared_leaves(rows, known, older)
+    assert all(state == SHARED for (leaf, _), state in zip(rows, states, strict=True) if leaf in left)
+    assert not left.intersection(leaf for (leaf, _), number in zip(rows, known, strict=True) if number < 0)
+    assert find_shared_leaves(rows, same, older) == {leaf for leaf, _ in rows} - {
+        leaf for (leaf, _), state in zip(rows, states, strict=True) if state != SHARED
+    }
+
+
 def test_a_thousand_processes_come_to_one_layout() -> None:
     chosen = random.Random(7)
     kind = LeafType(kind="jax", dtype="float32", shape=(4000, 16))
@@ -110,7 +128,9 @@ def test_a_thousand_processes_come_to_one_layout() -> None:
         parts.append(part)
 
     def layout(some: list[Share]) -> Any:
-        return lay_out_shares("0" * 16, ["w"], [kind], [0], some, older=older, count=1000 * count)
+        return lay_out_shares(
+            SimpleNamespace, "0" * 16, ["w"], [kind], [0], shares=some, older=older, count=1000 * count
+        )
 
     together = layout(parts)
     assert len(set(together.names)) == len(together.names)

@@ -8,6 +8,8 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from hypothesis import settings
@@ -31,12 +33,14 @@ class Incremental(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.patch = pytest.MonkeyPatch()
-        limits.lower(self.patch, compared_box=256)
+        # Arrays on CPU count as those of a device into whose memory only jax writes: those that are held are not read.
+        limits.lower(self.patch, compared_box=256, other_writers={"cpu": ()})
         self.folder = Path(tempfile.mkdtemp())
         self.numbers = itertools.count()
         self.there: dict[Path, Tree] = {}
         self.damaged: set[int] = set()
         self.tree: Tree = {"stacked": np.zeros((8, 64), np.float32), "small": np.zeros(5), "text": "a", "step": 0}
+        self.held = {"one": jnp.arange(200.0), "two": jnp.zeros((3, 60))}
         self.run = tr.Run(self.folder / "run", incremental=True, full_every=5)
         self.step = 0
 
@@ -52,8 +56,19 @@ class Incremental(RuleBasedStateMachine):
         for layer, value in changes:
             stacked[layer] = value
             small[layer % 5] += value == 3
+            for key in ("one", "two")[layer % 4 : layer % 4 + 1] if value else ():
+                self.held[key] = self.held[key].at[0].add(value)
+        if changes == [(7, 0)]:
+            self._renew()
         self.tree = {"stacked": stacked, "small": small, "text": "b" * len(changes), "step": self.tree["step"] + 1}
-        return self.tree
+        self.tree |= jax.tree.map(np.array, self.held)
+        return self.tree | self.held
+
+    def _renew(self) -> None:
+        """Put other arrays in the place of those that are held, which are deleted, as a donation does."""
+        old, self.held = self.held, jax.tree.map(jnp.array, self.held)
+        for leaf in old.values():
+            leaf.delete()
 
     def _files(self, path: Path) -> list[Path]:
         return sorted(path.glob("data-*"))
@@ -87,18 +102,21 @@ class Incremental(RuleBasedStateMachine):
         self.there[path] = self.tree
         return path
 
-    @rule(target=paths, base=paths, changes=CHANGES, later=st.booleans())
-    def save_with_base(self, base: Path, changes: list[tuple[int, int]], later: bool) -> Any:
+    @rule(target=paths, base=paths, changes=CHANGES, later=st.booleans(), deleted=st.booleans())
+    def save_with_base(self, base: Path, changes: list[tuple[int, int]], later: bool, deleted: bool) -> Any:
         path, tree = self.folder / f"{next(self.numbers)}", self._changed(changes)
         try:
             if later:
-                tr.save_async(path, tree, base=base).result()
+                pending = tr.save_async(path, tree, base=base)
+                if deleted:
+                    self._renew()
+                pending.result()
             else:
                 tr.save(path, tree, base=base)
         except TreeringError:
-            assert base not in self.there
+            assert base not in self.there or (later and deleted and self._is_damaged(base))
             return multiple()
-        self.there[path] = tree
+        self.there[path] = self.tree
         return path
 
     @rule(target=paths, changes=CHANGES)

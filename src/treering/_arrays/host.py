@@ -194,6 +194,13 @@ _NARROW: Final = frozenset(
 )
 
 
+OTHER_WRITERS: Final[Mapping[str, tuple[str, ...]]] = {
+    "tpu": (),
+    "gpu": ("cudf", "cupy", "mxnet", "numba", "paddle", "pycuda", "rmm", "tensorflow", "torch", "triton", "warp"),
+}
+"""Platform -> the modules of others that may own memory of its devices; of other platforms nothing is certain."""
+
+
 def to_host(array: Any) -> NDArray[Any]:
     """Return an array as numpy; on CPU a view, unless it lies in parts.
 
@@ -212,6 +219,32 @@ def to_host(array: Any) -> NDArray[Any]:
     with jax.transfer_guard_device_to_host("allow"):
         host: NDArray[Any] = np.asarray(array)
     return host
+
+
+def has_own_memory() -> bool:
+    """Tell whether the devices that jax uses by default are such that `only_jax_writes` may be true of their arrays.
+
+    Example:
+        >>> has_own_memory()
+        False
+    """
+    return jax.default_backend() in OTHER_WRITERS
+
+
+def only_jax_writes(array: jax.Array) -> bool:
+    """Tell whether it is certain that nobody but jax can write into the memory of an array.
+
+    On CPU an array may be a view of memory that numpy writes into, and nothing public tells such an array from another.
+    On a GPU the memory may be that of another library which handed it over by dlpack, if one is loaded.
+
+    Example:
+        >>> only_jax_writes(jax.numpy.zeros(3))
+        False
+    """
+    device: Any = next(iter(array.sharding.device_set))
+    others = OTHER_WRITERS.get(device.platform)
+    in_device_memory = array.sharding.memory_kind in (None, "device")
+    return others is not None and in_device_memory and not any(name in sys.modules for name in others)
 
 
 def is_view(array: jax.Array) -> bool:

@@ -16,7 +16,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import operator
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from treering._arrays.host import this_processes
@@ -39,7 +39,7 @@ from treering._format.document import data_name
 from treering._format.index import Chunks, Container, Index, leaf_bytes
 from treering._format.leaf_values import same_value
 from treering._format.safetensors import Row, lay_out_files, of_attempt, single_file
-from treering._plan.increment import cut_rows, row_bytes
+from treering._plan.increment import CHANGED, cut_rows, gather_files, row_bytes
 from treering._plan.save import FILE_BYTES, SavePlan, plan_save
 from treering._tree.flatten import KINDS, REFUSED, Flattened, flatten, flatten_part, kind_to_save, open_node
 from treering._tree.registry import is_namedtuple
@@ -65,7 +65,7 @@ class _Common:
     plan: SavePlan[Box] | None = None
     """Who writes what."""
     boxes: list[Row] | None = None
-    """The boxes that a process that saves alone compares with those of an older checkpoint."""
+    """The boxes that this process compares with those of an older checkpoint."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,18 +92,21 @@ class TreePlan:
         common = self._common
         if common.layout is None:
             leaves = self.leaves
-            rows = _shared_out(leaves, _rows(leaves))
-            common.layout = lay_out_files("0" * 16, self.flat.keys, leaves.types, leaves.leaf_types, rows)
+            rows = _rows(leaves)
+            sizes = row_bytes(rows, leaves.types, leaves.leaf_types)
+            files = [[rows[at] for at in file] for file in gather_files([CHANGED] * len(rows), sizes, FILE_BYTES)]
+            common.layout = lay_out_files("0" * 16, self.flat.keys, leaves.types, leaves.leaf_types, files)
         chunks, made = common.layout
         headers = [of_attempt(header, attempt) for header in made]
         names = [data_name(attempt, number, len(made)) for number in range(len(made))]
         return SaveLayout(leaves=self.leaves, chunks=chunks, headers=headers, names=names, writers=[0] * len(made))
 
     def boxes(self) -> list[Row]:
-        """Return the boxes in which a process that saves alone compares the tree with an older checkpoint."""
+        """Return the boxes in which this process compares what it writes with an older checkpoint."""
         common, leaves = self._common, self.leaves
         if common.boxes is None:
-            common.boxes = cut_rows(_rows(leaves), leaves.types, leaves.leaf_types)
+            rows = _rows(leaves) if self.processes.count == 1 else self.divided().rows_of(self.processes.this)
+            common.boxes = cut_rows(rows, leaves.types, leaves.leaf_types)
         return common.boxes
 
     def single_layout(self) -> SaveLayout:
@@ -137,7 +140,7 @@ class TreePlan:
         """How much memory its snapshot takes."""
         return held_bytes(self.leaves)
 
-    def snapshot(self, *, host_local: bool = False) -> TreePlan:
+    def snapshot(self, *, host_local: bool = False, left: Collection[int] = ()) -> TreePlan:
         """Return the same with its leaves in memory that nobody changes any more; see ``snapshot``.
 
         What this process writes by its plan is there, and what `signature.claim_leaves` may still find to be its own.
@@ -145,8 +148,12 @@ class TreePlan:
 
         Args:
             host_local: keep also the leaves that each process holds alone, which are to be compared.
+            left: the leaves that are not copied, because the bytes of an older checkpoint are shared.
         """
         wanted = None if self.processes.count == 1 else self._wanted(host_local=host_local)
+        if left:
+            every: Iterator[Row] = ((number, None) for number in self.leaves.sources)
+            wanted = (row for row in wanted or every if row[0] not in left)
         flat = dataclasses.replace(self.flat, leaves=[])
         return dataclasses.replace(self, flat=flat, leaves=snapshot(self.leaves, wanted))
 
@@ -269,19 +276,6 @@ def _rows(leaves: DescribedLeaves) -> list[Row]:
     numbers = [number for number, count in counts.items() if count > 1]
     parts = plan_save(list(map(leaves.layout_of, numbers)), 1).parts_of(0)
     return rows + [(numbers[number], box) for number, box in parts]
-
-
-def _shared_out(leaves: DescribedLeaves, rows: Sequence[Row]) -> list[Sequence[Row]]:
-    """Share the rows out to files; one that is larger than a file's limit has a file of its own."""
-    sizes = row_bytes(rows, leaves.types, leaves.leaf_types)
-    files: list[Sequence[Row]] = []
-    start = held = 0
-    for at, size in enumerate(sizes):
-        if held and held + size > FILE_BYTES:
-            files.append(rows[start:at])
-            start, held = at, 0
-        held += size
-    return [*files, rows[start:]] if rows else []
 
 
 _TEXTS: Final = ("str", "bytes", "bytearray")

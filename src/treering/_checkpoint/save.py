@@ -21,9 +21,10 @@ from treering._arrays.outgoing import ALONE, SavedPart
 from treering._arrays.plan_cache import TreePlan, plan_tree
 from treering._background.saves import finish_saves, raise_unreported, reword, watch_for_end, writer
 from treering._background.writer import UNWATCHED, Ended, PendingSave, SaveJob, Watch
+from treering._checkpoint.increment import Held, hold_arrays
 from treering._checkpoint.joint_driver import tell_of_end
 from treering._checkpoint.save_files import SafetensorsSave
-from treering._checkpoint.save_folder import begin_call, write_folder, write_share
+from treering._checkpoint.save_folder import begin_call, own_boxes, write_folder, write_share
 from treering._checkpoint.save_msgpack import MsgpackSave
 from treering._checkpoint.save_options import FILE_SUFFIXES, SaveOptions, require_value
 from treering._coordination.job_handshake import counted_save, release
@@ -42,26 +43,30 @@ class FolderSave:
     """A tree that this process saves into a folder, alone or as its share in a counted save."""
 
     plan: TreePlan
-    host_local: bool = False
-    """Whether leaves that each process holds alone are compared."""
     call: Call | None = None
     """The save that other processes take part in."""
+    held: Held | None = None
+    """What was known of the arrays before they were copied."""
 
     @property
     def nbytes(self) -> int:
         """How much memory its snapshot takes."""
         return self.plan.nbytes
 
-    def snapshot(self) -> FolderSave:
-        """Return the same with its leaves in memory that nobody changes any more."""
-        return dataclasses.replace(self, plan=self.plan.snapshot(host_local=self.host_local))
+    def snapshot(self, options: SaveOptions) -> FolderSave:
+        """Return the same with its leaves in memory that nobody changes any more, but for those that will be shared."""
+        plan, held = self.plan, Held()
+        if options.increment is not None:
+            held = hold_arrays(plan.flat, own_boxes(plan), options.increment, joint=plan.processes.count > 1)
+        plan = plan.snapshot(host_local=options.compares_local, left=held.left)
+        return dataclasses.replace(self, plan=plan, held=held)
 
     def write(self, options: SaveOptions, watch: Watch = UNWATCHED) -> None:
         """Write the folder, or the share."""
         if self.call is None:
-            write_folder(self.plan, options, watch)
+            write_folder(self.plan, options, watch, self.held)
         else:
-            write_share(self.call, self.plan, options, watch)
+            write_share(self.call, self.plan, options, watch, self.held)
 
 
 PreparedSave: TypeAlias = FolderSave | MsgpackSave | SafetensorsSave
@@ -236,7 +241,7 @@ class _Beginning:
                 room.take()
             # In a list, out of which the writer takes it: the function below lives as long as an error raised in it.
             with phase("save/snapshot"):
-                held = [prepared.snapshot()]
+                held = [prepared.snapshot(options)]
 
             handed = time.perf_counter()
 
@@ -260,7 +265,7 @@ class _Beginning:
         call = begin_call(options, processes)
         try:
             release(call)
-            prepared = FolderSave(require_value(plan), options.compares_local, call)
+            prepared = FolderSave(require_value(plan), call)
             if not processes.is_coordinator:  # what the others have counts for nothing
                 options = dataclasses.replace(options, metadata=None)
             return self.hand_over(prepared, options, job)

@@ -55,8 +55,9 @@ class SafetensorsSave:
         check_single_metadata(metadata)
         return cls(plan)
 
-    def snapshot(self) -> SafetensorsSave:
+    def snapshot(self, options: SaveOptions) -> SafetensorsSave:
         """Return the same with arrays that nobody changes any more."""
+        del options
         return SafetensorsSave(self._plan.snapshot())
 
     def write(self, options: SaveOptions, watch: Watch = UNWATCHED) -> None:

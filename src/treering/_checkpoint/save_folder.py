@@ -11,84 +11,92 @@ import dataclasses
 import itertools
 import os
 from array import array
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
-from pathlib import Path
 from typing import Any, Final
 
-import xxhash
-
-from treering._arrays.host import host_blocks, join_arrays
-from treering._arrays.jobs import cut_by_bytes
-from treering._arrays.outgoing import (
-    DescribedLeaves,
-    DividedSave,
-    SaveData,
-    SaveLayout,
-    divide_save,
-    join_layouts,
-    merge_checksums,
-)
+from treering._arrays.outgoing import DividedSave, SaveData, SaveLayout, divide_save, join_layouts, merge_checksums
 from treering._arrays.plan_cache import TreePlan
 from treering._arrays.source import Source
 from treering._arrays.source_arrays import describe_source
-from treering._background.saves import reword
 from treering._background.writer import UNWATCHED, Watch
-from treering._checkpoint.detect import Form, detect
 from treering._checkpoint.forms import Loss, key_texts
+from treering._checkpoint.increment import (
+    Held,
+    OlderCheckpoint,
+    OwnBoxes,
+    SharedFiles,
+    hold_arrays,
+    lay_out,
+    note_arrays,
+    remember_index,
+    share_files,
+    split_digests,
+)
 from treering._checkpoint.joint_driver import JointShare, save_jointly
 from treering._checkpoint.save_options import Increment, SaveOptions, require_value, versions
-from treering._checkpoint.source import check_data_file
 from treering._checkpoint.transaction import AttemptFiles, CheckpointFolder, JoinedFolder
 from treering._coordination.job_handshake import next_sequence
 from treering._coordination.message_board import MessageBoard
 from treering._coordination.operations import Call
-from treering._format.document import data_name, encode_index, parse_index, read_digest, read_names
-from treering._format.index import DIGEST_BYTES, LARGE_VALUE, LIMIT, DataFile, Index, OpaqueLeaf, file_digest
-from treering._format.safetensors import Row
+from treering._format.document import data_name, encode_index, read_names
+from treering._format.index import LARGE_VALUE, LIMIT, DataFile, Index, OpaqueLeaf, file_digest
 from treering._format.selection import Selection, thinned_as_dicts
 from treering._plan import increment as shares
-from treering._plan.increment import SHARED, OlderBoxes, Share
+from treering._plan.increment import NO_BOXES, SHARED, Share
 from treering._printable import kind_of
-from treering._store.api import Reader, Store
-from treering._store.crew import map_together
-from treering._store.failures import naming_file
-from treering._store.open_folder import OpenFolder
 from treering._tree.each import pack, unpack
 from treering._tree.flatten import Flattened
-from treering._values.boxes import Box
-from treering._values.checksums import (
-    SMALLEST_BLOCK,
-    block_bytes,
-    block_checksums,
-    digest,
-    pack_checksums,
-    unpack_checksums,
-)
+from treering._values.checksums import pack_checksums, unpack_checksums
 from treering._values.processes import Processes, format_processes
 from treering._values.telemetry import phase
-from treering.errors import MismatchError, ProcessFailedError, TreeringError, UnsupportedError
+from treering.errors import MismatchError, ProcessFailedError
 
 
-def write_folder(plan: TreePlan, options: SaveOptions, watch: Watch) -> None:
-    """Write the folder as this process alone; ``treering.save`` says more."""
-    metadata = options.json_metadata()
+def write_folder(plan: TreePlan, options: SaveOptions, watch: Watch, held: Held | None = None) -> None:
+    """Write the folder as this process alone; ``treering.save`` says more.
+
+    Args:
+        plan: the tree, planned.
+        options: what the caller asks for.
+        watch: watches the save.
+        held: what was known of the arrays before they were copied; None where nothing was copied.
+    """
+    metadata, increment = options.json_metadata(), options.increment
     watch.move()
-    older = None if options.increment is None else OlderCheckpoint.find(options.increment)
+    older, own = None, own_boxes(plan) if increment else None
+    if increment is not None and own is not None:
+        older = OlderCheckpoint.find(increment)
+        own = dataclasses.replace(own, held=held or hold_arrays(plan.flat, own, increment))
     with closing(CheckpointFolder(options.path, overwrite=options.overwrite, names_in=read_names)) as folder, folder:
-        if options.increment is None:
+        if increment is None or own is None:
             layout = plan.layout(folder.attempt)
             checksums = write_data(layout, folder, options)
             index = make_index(plan.flat, layout, checksums, metadata, attempt=folder.attempt)
         else:
-            boxes = OwnBoxes(keys=plan.flat.keys, leaves=plan.leaves, rows=plan.boxes())
-            part = write_changed(folder, boxes, older, options, watch)
+            part = share_files(folder, own, older, increment, watch)
             layout = part.layout
-            index = make_index(plan.flat, layout, part.checksums, metadata, attempt=folder.attempt)
-            index = with_digests(index, part.digests, older, layout)
+            checksums, digests = write_changed(part, folder, options)
+            index = make_index(plan.flat, layout, checksums, metadata, attempt=folder.attempt)
+            index = with_digests(index, digests, older, layout)
         commit_index(folder, index, layout.headers, watch)
-    if options.increment is not None:
-        options.increment.note(options.path)
+    if increment is not None and own is not None:
+        increment.note(options.path)
+        note_arrays(options.path, index, own.held)
+
+
+def own_boxes(plan: TreePlan) -> OwnBoxes:
+    """Return the boxes that this process writes, in which a tree is compared with an older checkpoint."""
+    return OwnBoxes(keys=plan.flat.keys, leaves=plan.leaves, rows=plan.boxes())
+
+
+def write_changed(part: SharedFiles, folder: AttemptFiles, options: SaveOptions) -> tuple[array[int], bytes]:
+    """Write what is not shared, durable but for its names; return the checksums of all boxes, and their digests."""
+    digests = {row: found for row, (found, _) in part.facts.items()}
+    checksums, starts = write_data(part.layout, folder, options, digests), part.layout.chunks.first_blocks()
+    for row, (_, found) in part.facts.items():
+        checksums[starts[row] : starts[row + 1]] = found
+    return checksums, b"".join(map(digests.__getitem__, range(len(part.share.rows))))
 
 
 def write_data(
@@ -160,351 +168,11 @@ def make_index(
     )
 
 
-# ------------------------------------------------------------------------------------- files of an older checkpoint
-
-_KEPT: Final = 2
-_RUN_BYTES: Final = 256 << 10
-_TWO_THREADS_FROM: Final = 4 << 20
-_INDEXES: Final[list[tuple[str, Index]]] = []
-
-
-def remember_index(document: bytes, index: Index) -> None:
-    """Keep the index of a checkpoint that is likely to be the next one's base; its arrays are not kept."""
-    index = dataclasses.replace(index, structure=(), values={}, metadata={})  # what only the program has
-    _INDEXES[:] = [(read_digest(document) or "", index), *tuple(_INDEXES)][:_KEPT]
-
-
-def _index_in(document: bytes) -> Index:
-    """Return what a document says, which is not parsed again where this process has just written it."""
-    said = read_digest(document)
-    known = next((index for text, index in tuple(_INDEXES) if text == said), None)
-    return parse_index(document) if known is None else known
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class OwnBoxes:
-    """The boxes of a new tree that one process writes."""
-
-    keys: Sequence[str]
-    """Key text of each leaf."""
-    leaves: DescribedLeaves
-    """The leaves."""
-    rows: Sequence[Row]
-    """The boxes, by leaf and by place."""
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class OlderCheckpoint:
-    """A checkpoint whose files may be shared, as its index says; nothing of it is open."""
-
-    path: Path
-    """Its folder."""
-    index: Index
-    """Its index."""
-    leaf: Sequence[int]
-    """The leaf of each of its boxes."""
-    box: Sequence[Box | None]
-    """Which part of it each box is; None for the whole of it."""
-    boxes: OlderBoxes
-    """Where they lie."""
-
-    @staticmethod
-    def find(increment: Increment, attempt: str | None = None) -> OlderCheckpoint | None:
-        """Return the checkpoint to share files with, None for none.
-
-        Args:
-            increment: says which ones there are.
-            attempt: that of the one which process 0 has found; None for any.
-
-        Raises:
-            UnsupportedError: it has to be there, and is of another form.
-            TreeringError: it has to be there, and is not, or cannot be read.
-        """
-        for path in increment.find():
-            try:
-                with OpenFolder(path) as folder, naming_file(path / "treering.json"):
-                    index = _index_in(folder.read_index())
-            except TreeringError as error:
-                if increment.required:
-                    raise _refused_base(path, error) from error
-                continue
-            if attempt is not None and index.attempt != attempt:
-                continue
-            if increment.full_every is not None and max(1, index.saves) >= increment.full_every:
-                return None
-            return _older_boxes(path, index)
-        return None
-
-    def places_of(self, own: OwnBoxes) -> Sequence[int]:
-        """Return the number of each box of a new tree here, -1 for one that is not there."""
-        index, leaves = self.index, own.leaves
-        dtypes = [(kind.dtype, kind.shape) for kind in leaves.types]
-        own_dtypes = list(map(dtypes.__getitem__, leaves.leaf_types))
-        dtypes = [(kind.dtype, kind.shape) for kind in index.types]
-        there = list(map(dtypes.__getitem__, index.leaf_types))
-        if index.digests and index.keys == own.keys and there == own_dtypes:
-            rows = list(zip(index.chunks.leaf, index.chunks.box, strict=True))
-            if rows == own.rows:
-                return range(len(rows))
-        # A whole leaf has its shape in the header of its file, a box has its own.
-        theirs = zip(self.leaf, self.box, strict=True)
-        numbers = {
-            (index.keys[leaf], *(there[leaf] if box is None else (there[leaf][0], box))): number
-            for number, (leaf, box) in enumerate(theirs)
-        }
-        return [
-            numbers.get((own.keys[leaf], *(own_dtypes[leaf] if box is None else (own_dtypes[leaf][0], box))), -1)
-            for leaf, box in own.rows
-        ]
-
-
-def _refused_base(path: Path, error: TreeringError) -> TreeringError:
-    """Return the error for a base that cannot be one."""
-    with contextlib.suppress(TreeringError):
-        if (form := detect(path)) is not Form.CHECKPOINT:
-            hint = (
-                "pass the folder of one step" if form is Form.RUN else "save the tree to a folder once, and pass that"
-            )
-            return UnsupportedError(f"base is {os.fspath(path)!r}, which is no checkpoint but: {form.value}", hint=hint)
-    return reword(error, "no files can be shared with base=")
-
-
-def _older_boxes(path: Path, index: Index) -> OlderCheckpoint:
-    """Return a checkpoint by its boxes: its chunks; those that no digests were noted of are cut as a new tree is."""
-    chunks = index.chunks
-    if any(block_bytes(nbytes) != block for nbytes, block in set(zip(chunks.nbytes, chunks.block, strict=True))):
-        index = dataclasses.replace(index, digests=b"")  # its checksums are of other blocks than those of a new one
-    file_bytes = [entry.nbytes - entry.header for entry in index.files]
-    if index.digests:
-        boxes = OlderBoxes(file=chunks.file, nbytes=chunks.nbytes, offset=chunks.offset, file_bytes=file_bytes)
-        return OlderCheckpoint(path=path, index=index, leaf=chunks.leaf, box=chunks.box, boxes=boxes)
-    columns: list[list[Any]] = [[] for _ in range(5)]
-    for row, leaf in enumerate(chunks.leaf):
-        cuts = shares.cut_rows([(0, chunks.box[row])], [index.type_of(leaf)], [0])
-        sizes = shares.row_bytes(cuts, [index.type_of(leaf)], [0])
-        starts = itertools.accumulate(sizes, initial=chunks.offset[row])
-        for (_, box), nbytes, start in zip(cuts, sizes, starts, strict=False):
-            for column, item in zip(columns, (leaf, box, chunks.file[row], nbytes, start), strict=True):
-                column.append(item)
-    leaves, cut, files, sizes, offsets = columns
-    boxes = OlderBoxes(file=files, nbytes=sizes, offset=offsets, file_bytes=file_bytes)
-    return OlderCheckpoint(path=path, index=index, leaf=leaves, box=cut, boxes=boxes)
-
-
-class _OlderData:
-    """What is known of the bytes of an older checkpoint, which is open.
-
-    Args:
-        older: the checkpoint.
-        store: its place.
-        files: closes what is opened there.
-    """
-
-    def __init__(self, older: OlderCheckpoint, store: Store, files: contextlib.ExitStack) -> None:
-        self._older = older
-        self._store = store
-        self._files = files
-        self._readers: dict[int, Reader] = {}
-        self._known: dict[int, tuple[bytes, array[int]]] = {}
-        self._starts = older.index.chunks.first_blocks()
-
-    def is_same(self, number: int, found: bytes) -> bool:
-        """Tell whether a box has that digest."""
-        if table := self._older.index.digests:
-            return table[DIGEST_BYTES * number : DIGEST_BYTES * number + DIGEST_BYTES] == found
-        with contextlib.suppress(TreeringError):  # then it is written
-            return self.facts_of(number)[0] == found
-        return False
-
-    def facts_of(self, number: int) -> tuple[bytes, array[int]]:
-        """Return the digest and the checksums of a box; where no digest was noted, it is read.
-
-        Raises:
-            TreeringError: it cannot be read.
-        """
-        index, boxes = self._older.index, self._older.boxes
-        if index.digests:
-            start = DIGEST_BYTES * number
-            checksums = index.checksums[self._starts[number] : self._starts[number + 1]]
-            return index.digests[start : start + DIGEST_BYTES], checksums
-        file = boxes.file[number]
-        if file not in self._readers:
-            self._readers[file] = self._files.enter_context(self._store.open_file(index.files[file].name))
-        if number not in self._known:
-            data = self._readers[file].read(boxes.offset[number], boxes.nbytes[number])
-            self._known[number] = xxhash.xxh3_128_digest(data), block_checksums(memoryview(data))
-        return self._known[number]
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class WrittenShare:
-    """What a process has written and shared."""
-
-    share: Share
-    """Its boxes."""
-    layout: SaveLayout
-    """Where they lie; the chunks are its boxes, in their order."""
-    checksums: array[int]
-    """Those of their blocks."""
-    digests: bytes
-    """Theirs, 16 bytes each."""
-
-
-def write_changed(
-    folder: AttemptFiles,
-    own: OwnBoxes,
-    older: OlderCheckpoint | None,
-    options: SaveOptions,
-    watch: Watch,
-    *,
-    process: int = 0,
-    first: int = 0,
-    count: int | None = None,
-) -> WrittenShare:
-    """Write the boxes that an older checkpoint does not have, durable but for their names, and share its other files.
-
-    Args:
-        folder: where to.
-        own: the boxes of this process.
-        older: the older checkpoint, if there is one.
-        options: what the caller asks for.
-        watch: watches the save.
-        process: this process.
-        first: the number of its first file.
-        count: how many files there are at most; None where this process is alone.
-
-    Raises:
-        StoreError: the system refused.
-    """
-    rows, leaves = own.rows, own.leaves
-    same = [-1] * len(rows)
-    facts: dict[int, tuple[bytes, array[int]]] = {}
-    found: dict[int, tuple[DataFile, bytes]] = {}
-    boxes = OlderBoxes(file=(), nbytes=(), file_bytes=()) if older is None else older.boxes
-    sizes = shares.row_bytes(rows, leaves.types, leaves.leaf_types)
-    # Should it be removed meanwhile, or be damaged, what it has is written.
-    with contextlib.ExitStack() as files:
-        if older is not None and (store := _open_older(older, files)) is not None:
-            data = _OlderData(older, store, files)
-            with phase("save/compare"):
-                same = _compare(own, older, data, sizes, watch)
-            facts = {row: data.facts_of(number) for row, number in enumerate(same) if number >= 0}
-            wanted = shares.choose_shared(same, boxes)
-            planned = len(wanted) + len(shares.gather_files(shares.states_of(same, boxes, wanted), sizes))
-            found = _link_files(folder, store, older, wanted, (first, count or planned))
-    states = shares.states_of(same, boxes, found)
-    linked = _with_digests(found, same, boxes, facts)
-    share = Share(process=process, first=first, rows=rows, states=states, numbers=same, linked=linked)
-    count = count or len(linked) + len(shares.gather_files(states, sizes))
-    layout = lay_out(folder.attempt, own, [share], boxes, count)
-    digests = {row: facts[row][0] for row, state in enumerate(states) if state == SHARED}
-    checksums, starts = write_data(layout, folder, options, digests), layout.chunks.first_blocks()
-    for row, state in enumerate(states):
-        if state == SHARED:
-            checksums[starts[row] : starts[row + 1]] = facts[row][1]
-    table = b"".join(map(digests.__getitem__, range(len(rows))))
-    return WrittenShare(share=share, layout=layout, checksums=checksums, digests=table)
-
-
-def _open_older(older: OlderCheckpoint, files: contextlib.ExitStack) -> Store | None:
-    """Return the place of an older checkpoint, None where it is gone or cannot be opened."""
-    with contextlib.suppress(TreeringError):
-        return files.enter_context(OpenFolder(older.path)).store
-    return None
-
-
-def _compare(own: OwnBoxes, older: OlderCheckpoint, data: _OlderData, sizes: Sequence[int], watch: Watch) -> list[int]:
-    """Return the number of the box in the older checkpoint that has the bytes of each; -1 for none."""
-    same, places, nbytes = [-1] * len(own.rows), older.places_of(own), older.boxes.nbytes
-    wanted = [at for at, number in enumerate(places) if number >= 0 and nbytes[number] == sizes[at]]
-    for at, found in _digests_of(own, wanted, sizes):
-        watch.move()
-        if data.is_same(places[at], found):
-            same[at] = places[at]
-    return same
-
-
-def _digests_of(own: OwnBoxes, wanted: Sequence[int], sizes: Sequence[int]) -> Iterator[tuple[int, bytes]]:
-    """Yield the digests of some boxes: of small ones, many are read together."""
-    small = [at for at in wanted if sizes[at] <= SMALLEST_BLOCK]
-    alone = [at for at in wanted if sizes[at] > SMALLEST_BLOCK]
-    for run in map(small.__getitem__, cut_by_bytes([sizes[at] for at in small], _RUN_BYTES)):
-        arrays = own.leaves.data_of_all(*zip(*map(own.rows.__getitem__, run), strict=True))
-        ends = list(itertools.accumulate(map(sizes.__getitem__, run), initial=0))
-        if (joined := join_arrays(arrays, ends[-1])) is None:
-            alone += run
-            continue
-        parts = map(memoryview(joined).__getitem__, map(slice, ends, ends[1:]))
-        yield from zip(run, map(xxhash.xxh3_128_digest, parts), strict=True)
-
-    def read(at: int) -> bytes:
-        array_, state = own.leaves.data_of(*own.rows[at]), xxhash.xxh3_128()
-        for piece in host_blocks(array_, 0, array_.size):
-            state.update(piece)
-        return state.digest()
-
-    others = 1 if sum(map(sizes.__getitem__, alone)) >= _TWO_THREADS_FROM else 0
-    yield from zip(alone, map_together(read, alone, others), strict=True)
-
-
-def _link_files(
-    folder: AttemptFiles, store: Store, older: OlderCheckpoint, wanted: Collection[int], numbered: tuple[int, int]
-) -> dict[int, tuple[DataFile, bytes]]:
-    """Give files of an older checkpoint names of the attempt, as far as that can be; return them by their old number.
-
-    Each comes with its header; its digest is that of the older checkpoint.
-    """
-    linked: dict[int, tuple[DataFile, bytes]] = {}
-    first, count = numbered
-    for file in wanted:
-        entry = older.index.files[file]
-        name = data_name(folder.attempt, first + len(linked), count)
-        if not folder.link_file(name, store, entry.name):
-            continue
-        try:
-            with folder.open_linked(name) as data:
-                check_data_file(older.index, file, data)
-                linked[file] = dataclasses.replace(entry, name=name), data.read(0, entry.header)
-        except TreeringError:  # it is damaged, or cannot be read
-            folder.unlink(name)
-    return linked
-
-
-def _with_digests(
-    linked: Mapping[int, tuple[DataFile, bytes]],
-    same: Sequence[int],
-    boxes: OlderBoxes,
-    facts: Mapping[int, tuple[bytes, array[int]]],
-) -> dict[int, DataFile]:
-    """Return shared files with the digests that they have here: over the header, and the checksums of what is used."""
-    used: dict[int, list[tuple[int, int, int]]] = {file: [] for file in linked}
-    for row, number in enumerate(same):
-        if number >= 0 and (places := used.get(boxes.file[number])) is not None:
-            places.append((boxes.offset[number], boxes.nbytes[number], row))
-    found: dict[int, DataFile] = {}
-    for file, (entry, header) in linked.items():
-        table = b"".join(pack_checksums(facts[row][1]) for _, _, row in sorted(used[file]))
-        found[file] = dataclasses.replace(entry, digest=digest([header, table]))
-    return found
-
-
-def lay_out(attempt: str, own: OwnBoxes, parts: Sequence[Share], older: OlderBoxes, count: int) -> SaveLayout:
-    """Lay out the files of some processes that share files."""
-    leaves = own.leaves
-    found = shares.lay_out_shares(attempt, own.keys, leaves.types, leaves.leaf_types, parts, older=older, count=count)
-    return SaveLayout(
-        leaves=leaves, chunks=found.chunks, headers=found.headers, names=found.names, writers=found.writers,
-        linked=found.linked,
-    )  # fmt: skip
-
-
 def with_digests(index: Index, digests: bytes, older: OlderCheckpoint | None, layout: SaveLayout) -> Index:
     """Return the index of a checkpoint that later ones may share files with."""
     before = 0 if older is None or not layout.linked else max(1, older.index.saves)
-    sizes = [file.header for file in index.files]
-    for file, nbytes in zip(index.chunks.file, index.chunks.nbytes, strict=True):
-        sizes[file] += nbytes
-    gapped = sizes != [file.nbytes for file in index.files]
+    filled = sum(index.chunks.nbytes) + sum(file.header for file in index.files)
+    gapped = filled != sum(file.nbytes for file in index.files)
     return dataclasses.replace(index, digests=digests, saves=min(before + 1, LIMIT - 1), gapped=gapped)
 
 
@@ -514,7 +182,9 @@ def begin_call(options: SaveOptions, processes: Processes) -> Call:
     return next_sequence(options.path, processes, timeout=options.timeout, doing=doing)
 
 
-def write_share(call: Call, plan: TreePlan | Exception, options: SaveOptions, watch: Watch = UNWATCHED) -> None:
+def write_share(
+    call: Call, plan: TreePlan | Exception, options: SaveOptions, watch: Watch = UNWATCHED, held: Held | None = None
+) -> None:
     """Do this process's part of a counted save, in any thread: it talks to the others through the folder alone.
 
     Args:
@@ -522,16 +192,22 @@ def write_share(call: Call, plan: TreePlan | Exception, options: SaveOptions, wa
         plan: the tree, planned; or why it cannot be saved, which the others are told before it is raised.
         options: what the caller asks for.
         watch: watches the save.
+        held: what was known of the arrays before they were copied; None where nothing was copied.
     """
     save_jointly(
-        call, options.path, lambda call: _CheckpointShare(call, require_value(plan), options, watch), pause=watch.pause
+        call,
+        options.path,
+        lambda call: _CheckpointShare(call, require_value(plan), options, watch, held),
+        pause=watch.pause,
     )
 
 
 class _CheckpointShare(JointShare):
     """The files that this process writes; on process 0 also the folder, which it has entered."""
 
-    def __init__(self, call: Call, plan: TreePlan, options: SaveOptions, watch: Watch) -> None:
+    def __init__(
+        self, call: Call, plan: TreePlan, options: SaveOptions, watch: Watch, held: Held | None = None
+    ) -> None:
         self._plan = plan.divided()
         super().__init__(
             call, plan.flat, self._plan.leaves, compares_local=options.compares_local, states=options.states
@@ -543,6 +219,8 @@ class _CheckpointShare(JointShare):
         self._folder: CheckpointFolder | JoinedFolder | None = None
         self._layout: SaveLayout | None = None
         self._older: OlderCheckpoint | None = None
+        self._held = held
+        self._written: Index | None = None
 
     def signature(self) -> bytes:
         found = super().signature()
@@ -599,24 +277,29 @@ class _CheckpointShare(JointShare):
     def _write(self, folder: AttemptFiles) -> bytes:
         """Write the own files, durable but for their names; return what process 0 has to know of them."""
         this = self._call.processes.this
-        if self._options.increment is not None:
-            payload = self._write_changed(folder, this)
+        if (increment := self._options.increment) is not None:
+            payload = self._write_changed(folder, this, increment)
         else:
             layout = self._plan.files(self._call.attempt, [this])
             payload = self.hand_in(write_data(layout, folder, self._options))
         return pack([payload, *self._own.values()]) if self._own else payload
 
-    def _write_changed(self, folder: AttemptFiles, this: int) -> bytes:
+    def _write_changed(self, folder: AttemptFiles, this: int, increment: Increment) -> bytes:
         """Write the own boxes that changed, and share the files of the others; return what process 0 has to know."""
-        firsts = _first_files(self._plan)
-        part = write_changed(
-            folder, _boxes_of(self._plan, this), self._older, self._options, self._watch,
-            process=this, first=firsts[this], count=firsts[-1],
-        )  # fmt: skip
+        firsts, own = _first_files(self._plan), _boxes_of(self._plan, this)
+        held = self._held = self._held or hold_arrays(self._flat, own, increment, joint=True)
+        own = dataclasses.replace(own, held=held)
+        part = share_files(
+            folder, own, self._older, increment, self._watch, process=this, first=firsts[this], count=firsts[-1]
+        )
+        checksums, table = write_changed(part, folder, self._options)
+        if held.arrays:
+            index = make_index(self._flat, part.layout, checksums, {}, attempt=folder.attempt)
+            self._written = with_digests(index, table, self._older, part.layout)
         digests = [entry.digest or "" for entry in part.share.linked.values()]
         linked = b"".join(bytes.fromhex(text.rpartition(":")[2]) for text in digests)
         states = array("Q", part.share.states)
-        return self.hand_in(part.checksums, unpack_checksums(part.digests), states, unpack_checksums(linked))
+        return self.hand_in(checksums, unpack_checksums(table), states, unpack_checksums(linked))
 
     def commit(self, payloads: Sequence[bytes]) -> None:
         layout, folder = self._layout, self._folder
@@ -677,7 +360,7 @@ class _CheckpointShare(JointShare):
         written = write_data(more, folder, dataclasses.replace(self._options, progress=None), own)
         layout, checksums, rows = join_layouts(layout, checksums, more, written)
         if digests:
-            tables = _halves(digests), [own[row] for row in range(len(own))]
+            tables = split_digests(digests), [own[row] for row in range(len(own))]
             digests = b"".join(tables[at][row] for at, row in rows)
         return layout, checksums, digests
 
@@ -688,11 +371,10 @@ class _CheckpointShare(JointShare):
         handed = self.handed_in(told, 4)
         firsts = _first_files(self._plan)
         parts = [_share_of(self._plan, call, process, columns, older) for process, columns in enumerate(handed)]
-        boxes = OlderBoxes(file=(), nbytes=(), file_bytes=()) if older is None else older.boxes
-        own = OwnBoxes(keys=self._flat.keys, leaves=self._leaves, rows=())
-        layout = lay_out(call.attempt, own, parts, boxes, firsts[-1])
+        boxes = NO_BOXES if older is None else older.boxes
+        layout = lay_out(call.attempt, self._flat.keys, self._leaves, parts, older=boxes, count=firsts[-1])
         checksums = merge_checksums(layout, [columns[0] for columns in handed])
-        tables = [iter(_halves(pack_checksums(columns[1]))) for columns in handed]
+        tables = [iter(split_digests(pack_checksums(columns[1]))) for columns in handed]
         digests = b"".join(next(tables[layout.writers[file]]) for file in layout.chunks.file)
         if states:
             layout, checksums, digests = self._put_states(
@@ -705,6 +387,8 @@ class _CheckpointShare(JointShare):
     def finish(self) -> None:
         if self._options.increment is not None:
             self._options.increment.note(self._options.path)
+        if self._written is not None and self._held is not None:
+            note_arrays(self._options.path, self._written, self._held)
 
     def roll_back(self) -> None:
         if isinstance(self._folder, CheckpointFolder):
@@ -726,10 +410,6 @@ def _boxes_of(plan: DividedSave, process: int) -> OwnBoxes:
 def _first_files(plan: DividedSave) -> list[int]:
     """Return the number of the first file of each process, and how many there are at most."""
     return list(itertools.accumulate(map(shares.most_files, plan.plan.loads), initial=0))
-
-
-def _halves(table: bytes) -> list[bytes]:
-    return [table[start : start + DIGEST_BYTES] for start in range(0, len(table), DIGEST_BYTES)]
 
 
 def _share_of(
@@ -754,7 +434,7 @@ def _share_of(
         error = ProcessFailedError(f"{format_processes([process])} shares other boxes than planned here", hint=hint)
         error.processes = (process,)
         raise error
-    texts = [f"xxh3-128:{half.hex()}" for half in _halves(pack_checksums(linked))]
+    texts = [f"xxh3-128:{half.hex()}" for half in split_digests(pack_checksums(linked))]
     entries = {
         file: dataclasses.replace(
             older.index.files[file], name=data_name(call.attempt, first + at, count), digest=texts[at]

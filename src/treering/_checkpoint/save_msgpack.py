@@ -61,8 +61,9 @@ class MsgpackSave:
             raise UnsupportedError("a msgpack file cannot hold metadata", hint=hint)
         return cls(encode_state(to_state_dict(tree), chunk_size=CHUNK_BYTES))
 
-    def snapshot(self) -> MsgpackSave:
+    def snapshot(self, options: SaveOptions) -> MsgpackSave:
         """Return the same with arrays that nobody changes any more."""
+        del options
         given = {id(piece.array): piece.array for piece in self._pieces if isinstance(piece, Block)}
         held = {key: np.array(to_host(array)) for key, array in given.items()}
         pieces = (dataclasses.replace(p, array=held[id(p.array)]) if isinstance(p, Block) else p for p in self._pieces)

@@ -10,14 +10,16 @@ import dataclasses
 import itertools
 import math
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from typing import Final
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from typing import Final, TypeVar
 
 from treering._format.document import data_name
 from treering._format.index import Chunks, DataFile, LeafType, leaf_bytes
 from treering._format.safetensors import Row, lay_out_files
 from treering._values.boxes import Box, size_of, whole
 from treering._values.checksums import block_bytes
+
+L = TypeVar("L")
 
 BOX_BYTES: Final = 16 << 20
 """A leaf of more bytes is cut into boxes of at most so many."""
@@ -103,6 +105,10 @@ class OlderBoxes:
     """How many bytes of boxes each file has, of boxes that are not used any more too."""
 
 
+NO_BOXES: Final = OlderBoxes(file=(), nbytes=(), file_bytes=())
+"""Those of no checkpoint."""
+
+
 def choose_shared(same: Sequence[int], older: OlderBoxes, most: int = MOST_SHARED) -> tuple[int, ...]:
     """Return the files of an older checkpoint that a new one shares, ascending.
 
@@ -137,6 +143,24 @@ def states_of(same: Sequence[int], older: OlderBoxes, shared: Collection[int]) -
         True
     """
     return [CHANGED if n < 0 else SHARED if older.file[n] in shared else MOVED for n in same]
+
+
+def find_shared_leaves(rows: Sequence[Row], same: Sequence[int], older: OlderBoxes) -> set[int]:
+    """Return the leaves of which all boxes are known to lie in files that will be shared: their bytes are not needed.
+
+    Args:
+        rows: the boxes of the new tree.
+        same: as for `choose_shared`; what is not known yet to be the same counts as changed.
+        older: the older checkpoint.
+
+    Example:
+        >>> older = OlderBoxes(file=[0, 0, 1], nbytes=[60, 40, 10], file_bytes=[100, 10])
+        >>> find_shared_leaves([(0, ((0, 6),)), (0, ((6, 10),)), (1, None)], [0, -1, 2], older)
+        {1}
+    """
+    states = states_of(same, older, choose_shared(same, older))
+    needed = {leaf for (leaf, _), state in zip(rows, states, strict=True) if state != SHARED}
+    return {leaf for leaf, _ in rows} - needed
 
 
 def gather_files(states: Sequence[int], nbytes: Sequence[int], limit: int = FILE_BYTES) -> list[list[int]]:
@@ -189,35 +213,21 @@ class Share:
     """Number of each file of the older checkpoint that it shares, ascending -> the file here."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class SharesLayout:
-    """Where everything lies in a checkpoint that shares files with an older one."""
-
-    chunks: Chunks
-    """Which box lies where, by leaf and by place."""
-    headers: Sequence[bytes]
-    """The bytes of each file before its data; nothing for one that is shared."""
-    names: Sequence[str]
-    """The names of the files."""
-    writers: Sequence[int]
-    """Which process writes, or shares, each file."""
-    linked: Mapping[int, DataFile]
-    """The files that are shared, by their number here."""
-
-
 def lay_out_shares(
+    make: Callable[..., L],
     attempt: str,
     keys: Sequence[str],
     types: Sequence[LeafType],
     leaf_types: Sequence[int],
-    shares: Sequence[Share],
     *,
+    shares: Sequence[Share],
     older: OlderBoxes | None,
     count: int,
-) -> SharesLayout:
+) -> L:
     """Lay out the files of some processes.
 
     Args:
+        make: makes a layout of the chunks, the headers, names and writers of the files, and the files that are linked.
         attempt: the new attempt.
         keys: key text of each leaf.
         types: the different types of leaves.
@@ -256,4 +266,4 @@ def lay_out_shares(
     headers = [b""] * len(names)
     for number, header in zip(places, made, strict=True):
         headers[number] = header
-    return SharesLayout(chunks=Chunks(**named), headers=headers, names=names, writers=writers, linked=linked)
+    return make(chunks=Chunks(**named), headers=headers, names=names, writers=writers, linked=linked)
