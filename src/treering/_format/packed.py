@@ -14,8 +14,7 @@ from typing import Any, Final
 
 from treering._codec.documents import json_text, member, raising_corrupt, show
 from treering._format import columns
-from treering._format.chunk_checks import stored_leaves
-from treering._format.index import LIMIT, Chunks, Container, Index, Token, TreeColumns
+from treering._format.index import LIMIT, Chunks, Container, Index, Token, TreeColumns, stored_leaves
 from treering._format.leaf_values import encode_type, from_base64, to_base64
 from treering._format.structure import iter_runs
 from treering._values.human import pluralize
@@ -224,7 +223,7 @@ def _pack_or_share(column: Sequence[int]) -> str | int:
 
 
 def decode_chunks(node: Any, tree: TreeColumns, files: int) -> Chunks:
-    """Return the columns of chunks; `treering._format.chunk_checks.check_chunks` says whether they fit the rest.
+    """Return the columns of chunks; `treering._format.document.check_chunks` says whether they fit the rest.
 
     Raises:
         CorruptError: the columns are no columns of whole numbers, or of unequal length.
