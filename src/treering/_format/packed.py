@@ -148,7 +148,8 @@ def decode_tree(document: Any, what: str) -> TreeColumns:
     packed_types = member(member(document, "leaves", dict, what), "type", str, "leaves")
     leaf_types = unpack(packed_types, len(types), "the column of leaf types")
     structure = _decode_structure(member(document, "structure", dict, what), len(leaf_types))
-    keys = key_texts(structure, len(leaf_types))
+    problem = f"the key texts have more than {KEY_CHARACTERS} characters for each leaf"
+    keys = key_texts(structure, KEY_CHARACTERS * len(leaf_types), problem)
     values = columns.decode_values(document, what, keys, types, leaf_types)
     return TreeColumns(structure=structure, keys=keys, types=types, leaf_types=leaf_types, values=values)
 
@@ -177,24 +178,28 @@ def _decode_structure(node: dict[str, Any], leaves: int) -> list[Token]:
     return [containers[token] if token <= runs else token - runs for token in tokens]
 
 
-def key_texts(structure: Sequence[Token], leaves: int) -> list[str]:
+def key_texts(structure: Sequence[Token], left: int, problem: str) -> list[str]:
     """Return the key text of each leaf, which follows from the structure.
+
+    Args:
+        structure: the structure.
+        left: how many characters all of them may have.
+        problem: what is wrong where they have more.
 
     Raises:
         CorruptError: the structure is not one tree or more than 1,024 levels deep, or its key texts are too long.
 
     Example:
-        >>> key_texts([Container(node="dict", keys=("a", "b")), 2], 2)
+        >>> key_texts([Container(node="dict", keys=("a", "b")), 2], 2, "the key texts are too long")
         ['a', 'b']
     """
     keys: list[str] = []
-    left = KEY_CHARACTERS * leaves
     with raising_corrupt(FormatError):
         for above, names in iter_runs(structure, left):
             # Before they are made: a few containers may say any number of long ones.
             left -= len(above) * len(names) + sum(map(len, names))
             if left < 0:
-                raise CorruptError(f"the key texts have more than {KEY_CHARACTERS} characters for each leaf")
+                raise CorruptError(problem)
             keys += [above + name for name in names] if above else names
     return keys
 
