@@ -110,10 +110,8 @@ class _Database:
     def find_root(self) -> list[_Node]:
         """Read the manifest; return the root of the latest version, none where that is empty."""
         name = self.folder + MANIFEST
-        if (manifest := self.files.find(name)) is None:
-            self.files.read(name, 0, 0)
-            raise AssertionError("a file that is not there was read")
-        body = self._unwrap(manifest.read(0, min(manifest.size, _LARGEST_NODE)), _MANIFEST_MAGIC, name)
+        with self.files.open_file(name) as manifest:
+            body = self._unwrap(manifest.read(0, min(manifest.size, _LARGEST_NODE)), _MANIFEST_MAGIC, name)
         body.take(16)
         if body.take(1) != b"\0":
             raise UnsupportedError(f"{name}: its manifests are numbered files", hint="Orbax writes one manifest")
