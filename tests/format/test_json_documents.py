@@ -33,9 +33,8 @@ from treering._codec.documents import (
     member,
     parse_json,
 )
-from treering._format.chunk_checks import check_chunks
 from treering._format.columns import decode_checksums, decode_container, encode_checksums, read_free_json
-from treering._format.document import parse_index
+from treering._format.document import check_chunks, parse_index
 from treering._format.index import Chunks, LeafType
 from treering.errors import CorruptError, FormatError, TreeringError, UnsupportedError
 

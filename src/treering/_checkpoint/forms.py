@@ -261,7 +261,7 @@ _WRITERS: Final = (
     TargetWriter("npz", "treering._foreign.write_npz", suffix=".npz"),
     TargetWriter("hf", "treering._foreign.write_huggingface"),
     TargetWriter("leaves", "treering._leaves.serialize"),
-    TargetWriter("orbax", "treering._foreign.write_orbax", steps="treering._foreign.write_orbax_step"),
+    TargetWriter("orbax", "treering._foreign.write_orbax", steps="treering._foreign.write_orbax"),
 )
 _PLUG_INS: Final = "treering.writers"
 """The group of entry points of writers in other packages; each names a module as `TargetWriter` does, whose ``SUFFIX``

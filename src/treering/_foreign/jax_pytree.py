@@ -10,21 +10,22 @@ from __future__ import annotations
 
 import collections
 import contextlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from treering._codec.documents import decode_text, member, parse_json, raising_corrupt, show
+from treering._codec.documents import add_hint, decode_text, member, parse_json, show
 from treering._foreign.folder_files import ANOTHER_COPY, FolderFiles, ForeignLeaf
 from treering._foreign.foreign_tree import ForeignTree, count_leaf, folder_tree
 from treering._foreign.ocdbt import MANIFEST, Value, memory_limit, read_database
 from treering._foreign.zarr_leaves import find_jax_array, finder
 from treering._format.index import Container, LeafType, Token
 from treering._format.leaf_values import from_base64
-from treering._format.structure import ORDERED_DICT, iter_runs
+from treering._format.packed import key_texts
+from treering._format.structure import ORDERED_DICT
 from treering._values.human import pluralize
 from treering._values.keys import naming_leaf
-from treering.errors import CorruptError, FormatError, UnsupportedError
+from treering.errors import CorruptError, UnsupportedError
 
 _DOCUMENT: Final = "pytreedef.json"
 _TREE: Final = "__jax_pytreedef_repr"
@@ -60,7 +61,9 @@ def open_foreign(place: Path, files: contextlib.ExitStack) -> ForeignTree:
     if (count := kinds.count(_LEAF)) != len(described):
         problem = f"the tree has {pluralize(count, 'leaves')}, {len(described)} are described"
         raise CorruptError(f"{_DOCUMENT}: {problem}", hint=ANOTHER_COPY)
-    keys = _join_keys(structure, len(data))
+    with add_hint(ANOTHER_COPY):
+        problem = f"{_DOCUMENT}: its keys take far more memory than it has bytes"
+        keys = key_texts(structure, memory_limit(len(data)), problem)
     values = read_database(folder, _STORE) if folder.has(_STORE + MANIFEST) else {}
     given = iter(enumerate(described))
     leaves = [
@@ -84,19 +87,6 @@ def _leaf(files: FolderFiles, values: Mapping[str, Value], key: str, number: int
         if described != stored:
             raise CorruptError(f"{_DOCUMENT} describes {show(described)}, the array is {stored}", hint=ANOTHER_COPY)
     return leaf
-
-
-def _join_keys(structure: Sequence[Token], nbytes: int) -> list[str]:
-    """Return the key texts of the leaves."""
-    keys: list[str] = []
-    taken = 0
-    with raising_corrupt(FormatError):
-        for above, names in iter_runs(structure):
-            taken += len(above) * len(names) + sum(map(len, names))
-            if taken > memory_limit(nbytes):
-                raise CorruptError(f"{_DOCUMENT}: its keys take far more memory than it has bytes", hint=ANOTHER_COPY)
-            keys += [above + name for name in names]
-    return keys
 
 
 class _TreeBuffer:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import contextlib
 import datetime
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -66,7 +66,9 @@ def open_foreign(place: Path, files: contextlib.ExitStack) -> ForeignTree:
     values = read_database(folder, base) if folder.has(base + MANIFEST) else None
     listed: Mapping[str, Any] | None = _read_inventory(folder, base)
     if listed is None:
-        listed = dict.fromkeys(_walk(folder, base) if values is None else _names_in(values))
+        paths = ((name, file) for name, _, file in (key.rpartition("/") for key in values or ()))
+        found_in = (name for name, file in paths if file in _DOCUMENTS)
+        listed = dict.fromkeys(_walk(folder, base) if values is None else found_in)
     entries: list[tuple[Sequence[Step], ForeignLeaf | Container]] = []
     for name, entry in listed.items():
         path = name.split("/") if name else []
@@ -167,13 +169,6 @@ def _read_inventory(files: FolderFiles, folder: str) -> dict[str, Any] | None:
         raise UnsupportedError(problem, hint="use a newer treering")
     entries = member(node, "arrays", list, _INVENTORY)
     return {member(entry, "path", str, _INVENTORY).rstrip("/"): entry for entry in entries}
-
-
-def _names_in(keys: Iterable[str]) -> Iterator[str]:
-    for key in keys:
-        name, _, file = key.rpartition("/")
-        if file in _DOCUMENTS:
-            yield name
 
 
 def _walk(files: FolderFiles, folder: str) -> Iterator[str]:

@@ -19,13 +19,12 @@ from treering._codec.msgpack.scan import Scanner
 from treering._codec.msgpack.window import WINDOW_BYTES
 from treering._format.index import Container, DataFile, Index, LeafType, Token
 from treering._format.listing import LeafRecord, list_msgpack
-from treering._printable import show_path
 from treering._store.api import Reader
+from treering._store.failures import naming_file
 from treering._store.open_folder import OpenedFiles
-from treering._store.resolve import open_file
+from treering._store.resolve import located, open_file
 from treering._values.dtypes import Dtype, numpy_dtype
 from treering._values.keys import Trail, join_key, unwind
-from treering.errors import CorruptError, FormatError
 
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
@@ -160,11 +159,12 @@ def open_msgpack(path: str | os.PathLike[str], files: contextlib.ExitStack, *, m
         CorruptError, FormatError, StoreError: it is damaged; the system refuses.
     """
     file = files.enter_context(open_file(path))
-    try:
-        state = _read(file, mapped=mapped)
-    except (CorruptError, FormatError) as error:
-        error.message = f"{show_path(os.fspath(path))!r}: {error.message}"
-        raise
+    with naming_file(located(path)):
+        first = file.read(0, min(file.size, WINDOW_BYTES))
+        if first.startswith(GZIP_MAGIC):
+            state = scan_views(gzip_decompress(file.read(0, file.size), None))
+        else:
+            state = read_state(file, first, mapped=mapped)
     structure, keys, leaves = _flatten(state)
     kinds = [_KINDS.get(type(leaf).__name__, "numpy scalar" if hasattr(leaf, "dtype") else "opaque") for leaf in leaves]
     index, arrays = held_index(structure, keys, kinds, leaves)
@@ -179,11 +179,8 @@ def stream_msgpack(path: str | os.PathLike[str], files: contextlib.ExitStack) ->
         CorruptError, FormatError, StoreError: it is damaged; the system refuses.
     """
     file = files.enter_context(open_file(path))
-    try:
+    with naming_file(located(path)):
         root = list_msgpack(file.read(0, min(file.size, WINDOW_BYTES)), file.size, file.read).root
-    except (CorruptError, FormatError) as error:
-        error.message = f"{show_path(os.fspath(path))!r}: {error.message}"
-        raise
     index = index_records(root)
     arrays = StoredArrays(index, [file], lambda _: None, threads=file.threads)
     return Source(index, arrays, structured=False, raw_keys=True, opened=OpenedFiles(file))
@@ -211,14 +208,6 @@ def index_records(root: Any) -> Index:
     ]
     index = build_index(structure, keys, leaves, [DataFile(name="", nbytes=0, header=0, digest=None)])
     return dataclasses.replace(index, attempt="")
-
-
-def _read(file: Reader, *, mapped: bool) -> Any:
-    first = file.read(0, min(file.size, WINDOW_BYTES))
-    if first.startswith(GZIP_MAGIC):
-        data = gzip_decompress(file.read(0, file.size), None)
-        return scan_views(data)
-    return read_state(file, first, mapped=mapped)
 
 
 def _flatten(state: Any) -> tuple[list[Token], list[str], list[Any]]:

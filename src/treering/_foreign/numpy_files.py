@@ -335,12 +335,9 @@ def _layout(found: _Array, nbytes: int, what: str) -> ZarrArray:
         raise UnsupportedError(f"{what} holds pickled Python objects", hint="treering never unpickles; save arrays")
     dtype = "bool" if kind in {"?", "b"} and size in {None, "1"} else f"{_KINDS.get(kind, '?')}{8 * int(size or 0)}"
     if dtype not in NUMPY_SIZES:
-        hint = (
-            "numpy writes bfloat16 and float8 so, without their names: save them as safetensors"
-            if kind == "V"
-            else None
-        )
-        raise UnsupportedError(f"{what} is of the dtype {found.dtype:.60}, which has no form here", hint=hint)
+        hint = "numpy writes bfloat16 and float8 so, without their names: save them as safetensors"
+        problem = f"{what} is of the dtype {found.dtype:.60}, which has no form here"
+        raise UnsupportedError(problem, hint=hint if kind == "V" else None)
     shape = check_shape(list(found.shape), dtype, what)
     layout = ZarrArray(
         shape=shape,

@@ -1,23 +1,26 @@
 """OCDBT databases, as TensorStore writes them: a manifest, and a B+ tree of keys in data files.
 
 All nodes are read at once, each is checked against its CRC-32C, and what they may take is bounded by their own bytes.
+TensorStore writes such databases.
 
 Source: https://google.github.io/tensorstore/kvstore/ocdbt/index.html, "Storage format".
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import functools
 import re
-from collections.abc import Mapping
-from typing import Final, NamedTuple, TypeAlias
+from collections.abc import Iterator, Mapping
+from typing import Any, Final, NamedTuple, Self, TypeAlias
 
 from treering._codec.compression import zstd_decompress_unsized
 from treering._codec.documents import decode_text
 from treering._foreign.folder_files import ANOTHER_COPY, FolderFiles
 from treering._values.checksums import crc32c
 from treering._values.human import pluralize
-from treering.errors import CorruptError, UnsupportedError
+from treering.errors import CorruptError, StoreError, UnsupportedError
 
 MANIFEST: Final = "manifest.ocdbt"
 """The file that makes a folder a database."""
@@ -107,10 +110,8 @@ class _Database:
     def find_root(self) -> list[_Node]:
         """Read the manifest; return the root of the latest version, none where that is empty."""
         name = self.folder + MANIFEST
-        if (manifest := self.files.find(name)) is None:
-            self.files.read(name, 0, 0)
-            raise AssertionError("a file that is not there was read")
-        body = self._unwrap(manifest.read(0, min(manifest.size, _LARGEST_NODE)), _MANIFEST_MAGIC, name)
+        with self.files.open_file(name) as manifest:
+            body = self._unwrap(manifest.read(0, min(manifest.size, _LARGEST_NODE)), _MANIFEST_MAGIC, name)
         body.take(16)
         if body.take(1) != b"\0":
             raise UnsupportedError(f"{name}: its manifests are numbered files", hint="Orbax writes one manifest")
@@ -251,9 +252,7 @@ class _Body:
                         at += 1
                         number |= (byte & 127) << shift
                         shift += 7
-                        if byte < 128:  # noqa: PLR2004
-                            break
-                        if shift > 63:  # noqa: PLR2004
+                        if byte < 128 or shift > 63:  # noqa: PLR2004
                             break
                 if number > most:
                     raise self.error(f"{number} is larger than it may be")
@@ -292,3 +291,73 @@ class _Body:
         if not _DATA_FILE.fullmatch(table[number].path):
             raise self.error(f"{table[number].path!r:.200} is not the name of a data file of this database")
         return table[number]
+
+
+_TOGETHER: Final = 32 << 20
+_CONFIG: Final = {"max_inline_value_bytes": 1024, "max_decoded_node_bytes": 100_000_000, "manifest_kind": "single"}
+
+
+class DatabaseWriter:
+    """A database that TensorStore writes, a context manager.
+
+    Args:
+        path: its folder, which is there.
+        shown: what the folder is called in errors.
+
+    Raises:
+        StoreError: TensorStore could not write.
+    """
+
+    def __init__(self, path: str, shown: str) -> None:
+        import tensorstore  # here: it is slow to import
+
+        self._begin = functools.partial(tensorstore.Transaction, atomic=True)
+        self._shown = shown
+        spec = {"driver": "ocdbt", "base": {"driver": "file", "path": path}, "config": _CONFIG}
+        # What is in the folder becomes durable as a whole; nothing of it is read again.
+        context = tensorstore.Context({"cache_pool": {"total_bytes_limit": 0}, "file_io_sync": False})
+        with self._naming():
+            self._store = tensorstore.KvStore.open(spec, context=context).result()
+        self._change: Any = None
+        self._committing: Any = None
+        self._held = 0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: object, *_: object) -> None:
+        if kind is None:
+            self._commit()
+        elif self._change is not None:
+            self._change.abort()
+        with contextlib.nullcontext() if kind is None else contextlib.suppress(StoreError):
+            self._wait()
+
+    def put(self, key: str, data: bytes) -> None:
+        """Put a value there; it is in memory until about 32 MiB are."""
+        with self._naming():
+            self._change = self._change or self._begin()
+            self._store.with_transaction(self._change).write(key.encode(), data).result()
+        self._held += len(data)
+        if self._held >= _TOGETHER:
+            self._commit()
+
+    def _commit(self) -> None:
+        """Begin to commit what is held, when what came before it is committed."""
+        self._wait()
+        if self._change is not None:
+            self._committing = self._change.commit_async()
+        self._change, self._held = None, 0
+
+    def _wait(self) -> None:
+        if self._committing is not None:
+            with self._naming():
+                self._committing.result()
+        self._committing = None
+
+    @contextlib.contextmanager
+    def _naming(self) -> Iterator[None]:
+        try:
+            yield
+        except ValueError as error:  # what TensorStore makes of any refusal
+            raise StoreError(f"{self._shown!r}: TensorStore could not write: {error}") from error

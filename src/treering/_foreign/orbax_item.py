@@ -11,7 +11,7 @@ import collections
 import functools
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Final, NamedTuple, TypeAlias
+from typing import Any, Final, NamedTuple
 
 from treering._codec.documents import decode_text, member, parse_json, show
 from treering._codec.msgpack.window import WINDOW_BYTES
@@ -42,9 +42,6 @@ _MAPS: Final = frozenset([*range(0x80, 0x90), 0xDE, 0xDF])
 _ELSEWHERE: Final = re.compile(r"(?:PLACEHOLDER|AGGREGATED)://(.+)", re.DOTALL)
 _PYTHON: Final = {type(None): "none"} | {kind: kind.__name__ for kind in (bool, int, float, complex, str, bytes)}
 
-Path: TypeAlias = tuple[Step, ...]
-_Leaf: TypeAlias = ForeignLeaf | Container | str
-
 
 def find_msgpack(files: FolderFiles, folder: str) -> ByteRange | None:
     """Return the file of an item, by its first byte; None where there is none.
@@ -60,20 +57,8 @@ def find_msgpack(files: FolderFiles, folder: str) -> ByteRange | None:
     return found if found is not None and found.size and found.read(0, 1)[0] in _MAPS else None
 
 
-def read_msgpack_tree(files: FolderFiles, found: ByteRange) -> tuple[list[tuple[Path, _Leaf]], Containers]:
-    """Return the leaves in the file by their paths, and its tuples; a text is the name of an array that lies beside it.
-
-    Raises:
-        CorruptError, FormatError: it is damaged.
-        UnsupportedError: it holds what has no form here.
-        StoreError: the store refuses.
-    """
-    root = list_msgpack(found.read(0, min(found.size, WINDOW_BYTES)), found.size, found.read).root
-    leaves, containers = nested_leaves(root, most_steps(found.size), found.file)
-    return [(path, _leaf_of_msgpack(node, files, found)) for path, node in leaves], containers
-
-
-def _leaf_of_msgpack(node: Any, files: FolderFiles, found: ByteRange) -> _Leaf:
+def _leaf_of_msgpack(node: Any, files: FolderFiles, found: ByteRange) -> ForeignLeaf | Container | str:
+    """Return a leaf of the file of an old item; a text is the name of an array that lies beside the file."""
     if isinstance(node, dict | list | tuple):
         return EMPTY[type(node).__name__.title()]
     text = node if type(node) is str else ""
@@ -156,10 +141,12 @@ def read_item(files: FolderFiles, folder: str = "") -> OrbaxItem:
         StoreError: the store refuses.
     """
     node = files.document(folder + METADATA)
-    old: list[tuple[Path, ForeignLeaf | Container | str]] = []
+    old: list[tuple[Sequence[Step], ForeignLeaf | Container | str]] = []
     containers: Containers = {}
     if (found := find_msgpack(files, folder)) is not None:
-        old, containers = read_msgpack_tree(files, found)
+        root = list_msgpack(found.read(0, min(found.size, WINDOW_BYTES)), found.size, found.read).root
+        leaves, containers = nested_leaves(root, most_steps(found.size), found.file)
+        old = [(path, _leaf_of_msgpack(leaf, files, found)) for path, leaf in leaves]
     is_old = node is None and found is not None
     node = {"tree_metadata": {}} if is_old else node
     tree = member(node, "tree_metadata", dict, METADATA)

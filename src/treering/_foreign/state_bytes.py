@@ -25,8 +25,8 @@ from treering._arrays.host import encode_state, jax_holds, piece_buffers
 from treering._codec.msgpack.window import MAX_DEPTH, WINDOW_BYTES
 from treering._codec.msgpack.write import Piece, pieces_size, vary
 from treering._foreign.msgpack_source import read_state, scan_views
-from treering._printable import show_path
 from treering._store.crew import FirstError, work_together
+from treering._store.failures import naming_file
 from treering._store.pieces import Readable, is_lasting
 from treering._store.resolve import file_path, needs_nonce, new_file_path, open_file, write_file
 from treering._store.streams import write_stream
@@ -35,7 +35,7 @@ from treering._tree.state_dict import from_state_dict, partial_state_dict, requi
 from treering._values.human import pluralize
 from treering._values.keys import Trail, join_key, unwind
 from treering._values.telemetry import report
-from treering.errors import CorruptError, FormatError, MismatchError, TreeringError, UnsupportedError
+from treering.errors import FormatError, MismatchError, TreeringError, UnsupportedError
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -195,15 +195,11 @@ def load(target: Any, filepath: PathOrFile, *, strict: bool, to_jax: bool, shard
         return restore_into(target, unpack(_read_open(filepath)), strict=strict, to_jax=to_jax, shardings=shardings)
     path = file_path(filepath)
     with report("load", path):
-        try:
-            with open_file(path) as file:
-                first = file.read(0, min(file.size, WINDOW_BYTES))
-                refuse_gzip(first)
-                check = functools.partial(require_match, target) if strict else None
-                state = read_state(file, first, mapped=mapped, check=check, sealed=True)
-        except (CorruptError, FormatError) as error:
-            error.message = f"{show_path(str(path))!r}: {error.message}"
-            raise
+        with naming_file(path), open_file(path) as file:
+            first = file.read(0, min(file.size, WINDOW_BYTES))
+            refuse_gzip(first)
+            check = functools.partial(require_match, target) if strict else None
+            state = read_state(file, first, mapped=mapped, check=check, sealed=True)
         return restore_into(target, state, strict=strict and mapped, to_jax=to_jax, shardings=shardings)
 
 

@@ -61,7 +61,7 @@ _Row: TypeAlias = tuple[int, None, int, int]
 
 def find_losses(source: Source, part: Selection, metadata: Mapping[str, Any]) -> Iterator[Loss]:
     """Yield all that is more than arrays of the dtypes of safetensors by their names."""
-    yield from lost_members(_refuse_members(metadata))
+    yield from lost_members([name for name, value in metadata.items() if type(value) is not str or name in _OWN])
     yield from lost_containers(part.structure)
     yield from lost_leaves(source, part, lambda kind: refuse_others(kind, DTYPES))
     yield from lost_names(part.keys, _names(key_texts(part.structure)), _is_odd)
@@ -112,10 +112,6 @@ def _parse_size(given: int | str | None) -> int:
     if size < 1:
         raise UnsupportedError(f"max_file_size is {given!r:.100}", hint='pass bytes, or a text such as "5GB"')
     return size
-
-
-def _refuse_members(metadata: Mapping[str, Any]) -> list[str]:
-    return [name for name, value in metadata.items() if type(value) is not str or name in _OWN]
 
 
 def _names(keys: Iterable[str]) -> list[str]:

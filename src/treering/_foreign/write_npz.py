@@ -126,24 +126,10 @@ def _directory_entry(entry: _Entry, checksum: int, at: int) -> bytes:
     wide = [value for value in (entry.size, entry.size, at) if value >= _LARGE]
     extra = struct.pack(f"<HH{len(wide)}Q", 1, 8 * len(wide), *wide) if wide else b""
     version, size, at = 45 if wide else 20, _shorten(entry.size), _shorten(at)
-    fields = (
-        _UNIX | version,
-        version,
-        _FLAGS,
-        0,
-        0,
-        _FIRST_DAY,
-        checksum,
-        size,
-        size,
-        len(entry.name),
-        len(extra),
-        0,
-        0,
-        0,
-    )
+    ways = _UNIX | version, version, _FLAGS, 0, 0, _FIRST_DAY
+    lengths = checksum, size, size, len(entry.name), len(extra)
     # What unzip makes of it is a file that its owner can read and write.
-    return struct.pack("<4s6H3I5H2I", b"PK\x01\x02", *fields, 0o600 << 16, at) + entry.name + extra
+    return struct.pack("<4s6H3I2H6x2I", b"PK\x01\x02", *ways, *lengths, 0o600 << 16, at) + entry.name + extra
 
 
 def _directory_end(count: int, size: int, at: int, comment: bytes) -> bytes:

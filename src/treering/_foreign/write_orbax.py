@@ -10,14 +10,16 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import dataclasses
 import functools
 import json
 import math
+import os
 import re
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from typing import Any, Final, NamedTuple, Self
+from typing import Any, Final, NamedTuple
 
 import jax
 import numpy as np
@@ -30,34 +32,37 @@ from treering._background.writer import Watch
 from treering._checkpoint.detect import refuse_other_form
 from treering._checkpoint.forms import Loss, key_texts, lost_containers, lost_leaves, lost_names, refuse_others
 from treering._checkpoint.save_options import SaveOptions
+from treering._codec.documents import decode_text, member, parse_json
 from treering._codec.zarr import ZarrArray, chunk_bytes, chunk_name, stored_dtype, zarray_bytes
-from treering._foreign.foreign_tree import EMPTY, Step, keys_of
+from treering._foreign.folder_files import FolderFiles, ForeignLeaf
+from treering._foreign.foreign_tree import EMPTY, PARTLY, Step, keys_of
+from treering._foreign.ocdbt import DatabaseWriter
+from treering._foreign.orbax import GRAIN, grain_entries, list_steps, recognise
 from treering._format.index import Container, LeafType, Token, leaf_bytes
-from treering._format.selection import Selection
-from treering._format.structure import key_text, walk
+from treering._format.run_document import Conversion, find_note, remove_note
+from treering._format.selection import Selection, select
+from treering._format.structure import build, key_text, walk
 from treering._plan.chunks import chunk_shape
 from treering._store.api import StagedFolder
-from treering._store.resolve import new_folder, require_paths, require_space
+from treering._store.resolve import is_folder, new_folder, require_paths, require_space
 from treering._values.dtypes import itemsize_of
 from treering._values.human import pluralize
-from treering._values.keys import split_key
-from treering.errors import StoreError, UnsupportedError
+from treering._values.keys import join_key, split_key
+from treering.errors import CorruptError, ExistsError, UnsupportedError
 
-UNCOMMITTED: Final = ".orbax-checkpoint-tmp"
+_UNCOMMITTED: Final = ".orbax-checkpoint-tmp"
 """What follows the name of a folder that is not whole yet."""
 
 _HANDLERS: Final = "orbax.checkpoint._src.handlers."
-PYTREE: Final = f"{_HANDLERS}standard_checkpoint_handler.StandardCheckpointHandler"
+_PYTREE: Final = f"{_HANDLERS}standard_checkpoint_handler.StandardCheckpointHandler"
 """What restores a tree."""
-COMMITTED: Final = "commit_success.txt"
+_COMMITTED: Final = "commit_success.txt"
 """The file that says that a folder is whole, where it has no rename to say so."""
-MARK: Final = b"Checkpoint commit was successful"
+_MARK: Final = b"Checkpoint commit was successful"
 """What is in it."""
 _COPIES: Final = {"s3": "aws s3 cp --recursive", "gs": "gcloud storage cp -r", "az": "azcopy copy --recursive"}
 _CHUNK_BYTES: Final = 16 << 20
-_TOGETHER: Final = 32 << 20
 _MOST_AXES: Final = 32
-_CONFIG: Final = {"max_inline_value_bytes": 1024, "max_decoded_node_bytes": 100_000_000, "manifest_kind": "single"}
 _NUMBERS: Final = {"bool": "|b1", "int": "<i8", "float": "<f8"}
 _VALUE_TYPES: Final = {
     "jax": "jax.Array", "key": "jax.Array", "numpy": "np.ndarray", "numpy scalar": "np.ndarray",
@@ -111,14 +116,10 @@ def _is_odd(name: str) -> bool:
 
 
 def _is_no_pointer(name: str, texts: AbstractSet[str]) -> bool:
-    """Tell whether a text cannot be found by its name, as a pointer into JSON."""
-    return "~" in name or name.count("/") > _MOST_SLASHES or not texts.isdisjoint(_above(name))
-
-
-def _above(name: str) -> Iterator[str]:
-    """Yield what stands before each slash of a name."""
+    """Tell whether a text cannot be found by its name, a pointer into JSON."""
     parts = name.split("/")
-    return ("/".join(parts[:count]) for count in range(1, len(parts)))
+    above = ("/".join(parts[:count]) for count in range(1, len(parts)))
+    return "~" in name or len(parts) > _MOST_SLASHES + 1 or not texts.isdisjoint(above)
 
 
 def _refuse(kind: LeafType) -> str | None:
@@ -142,9 +143,9 @@ def write(source: Source, part: Selection, save: SaveOptions, watch: Watch) -> d
     refuse_other_form(save.path, "orbax")
     metadata = save.json_metadata()
     began = time.time_ns()
-    with new_folder(save.path, UNCOMMITTED) as folder:
+    with new_folder(save.path, _UNCOMMITTED) as folder:
         written = write_item(folder, "", source, part, save=save, watch=watch)
-        write_facts(folder, PYTREE, (began, time.time_ns()), custom_metadata(metadata))
+        write_facts(folder, _PYTREE, (began, time.time_ns()), custom_metadata(metadata))
         watch.claim()
     return written
 
@@ -189,7 +190,7 @@ def write_facts(folder: StagedFolder, handlers: Any, times: tuple[int, int], cus
         "init_timestamp_nsecs": times[0], "commit_timestamp_nsecs": times[1], "custom_metadata": dict(custom),
     }  # fmt: skip
     folder.write("_CHECKPOINT_METADATA", json.dumps(facts).encode())
-    folder.write(COMMITTED, MARK)
+    folder.write(_COMMITTED, _MARK)
 
 
 # ---------------------------------------------------------------------------------------------------------------- items
@@ -359,7 +360,7 @@ def _write_arrays(folder: StagedFolder, below: str, leaves: Sequence[_Leaf], sav
     total = sum(leaf_bytes(leaf.kind) for leaf in leaves if leaf.kind.kind != "str")
     require_space(folder.path, total)
     tally = Tally(total, save.progress)
-    with _Database(f"{folder.path}/{below}", save.shown) as database:
+    with DatabaseWriter(f"{folder.path}/{below}", save.shown) as database:
         for leaf in leaves:
             if leaf.array is None:
                 continue
@@ -395,59 +396,205 @@ def _chunks(value: SourceArray, array: ZarrArray) -> Iterator[bytes]:
             left = left or row
 
 
-class _Database:
-    """An OCDBT database that is being written, a context manager."""
+# ------------------------------------------------------------------------------------------------------ items of a step
+# Several items in one folder, as Orbax's ``CheckpointManager`` has them: each a tree, a state of grain, or JSON.
 
-    def __init__(self, path: str, shown: str) -> None:
-        import tensorstore  # here: it is slow to import
+_NOTE: Final = "treering_conversion.json"
+_JSON: Final = "orbax.checkpoint._src.handlers.json_checkpoint_handler.JsonCheckpointHandler"
+_NAME: Final = re.compile(r"[A-Za-z][A-Za-z0-9_.-]{0,99}")
+_METRICS: Final = "metrics"
+_RESERVED: Final = frozenset({_METRICS, _NOTE, _COMMITTED, "array_metadatas", "d", "manifest.ocdbt"})
+"""What has another meaning in a folder of Orbax."""
 
-        self._begin = functools.partial(tensorstore.Transaction, atomic=True)
-        self._shown = shown
-        spec = {"driver": "ocdbt", "base": {"driver": "file", "path": path}, "config": _CONFIG}
-        # What is in the folder becomes durable as a whole; nothing of it is read again.
-        context = tensorstore.Context({"cache_pool": {"total_bytes_limit": 0}, "file_io_sync": False})
-        with self._naming():
-            self._store = tensorstore.KvStore.open(spec, context=context).result()
-        self._change: Any = None
-        self._committing: Any = None
-        self._held = 0
 
-    def __enter__(self) -> Self:
-        return self
+class _Item(NamedTuple):
+    """An item that is asked for."""
 
-    def __exit__(self, kind: object, *_: object) -> None:
-        if kind is None:
-            self._commit()
-        elif self._change is not None:
-            self._change.abort()
-        with contextlib.nullcontext() if kind is None else contextlib.suppress(StoreError):
-            self._wait()
+    name: str
+    kind: str
+    """Empty for a tree, ``grain`` or ``json``."""
+    key: str
+    """Of the subtree, or of the member of the metadata."""
 
-    def put(self, key: str, data: bytes) -> None:
-        """Put a value there; it is in memory until about 32 MiB are."""
-        with self._naming():
-            self._change = self._change or self._begin()
-            self._store.with_transaction(self._change).write(key.encode(), data).result()
-        self._held += len(data)
-        if self._held >= _TOGETHER:
-            self._commit()
 
-    def _commit(self) -> None:
-        """Begin to commit what is held, when what came before it is committed."""
-        self._wait()
-        if self._change is not None:
-            self._committing = self._change.commit_async()
-        self._change, self._held = None, 0
+def parse_items(items: Mapping[str, str]) -> list[_Item]:
+    """Return the items that a caller names.
 
-    def _wait(self) -> None:
-        if self._committing is not None:
-            with self._naming():
-                self._committing.result()
-        self._committing = None
+    Raises:
+        UnsupportedError: a name is none of an item, or there is none.
 
-    @contextlib.contextmanager
-    def _naming(self) -> Iterator[None]:
-        try:
-            yield
-        except ValueError as error:  # what TensorStore makes of any refusal
-            raise StoreError(f"{self._shown!r}: TensorStore could not write: {error}") from error
+    Example:
+        >>> [tuple(item) for item in parse_items({"state": "opt", "data": "grain:data", "config": "json:config"})]
+        [('state', '', 'opt'), ('data', 'grain', 'data'), ('config', 'json', 'config')]
+    """
+    found: list[_Item] = []
+    for name, text in items.items():
+        if not _NAME.fullmatch(name) or name in _RESERVED or _UNCOMMITTED in name:
+            hint = f"letters, digits, '_', '-' and '.', and none of {', '.join(sorted(_RESERVED))}"
+            raise UnsupportedError(f"{name!r:.100} is no name of an item", hint=hint)
+        kind, colon, key = text.partition(":")
+        found.append(_Item(name, kind, key) if colon and kind in ("grain", "json") else _Item(name, "", text))
+    if not found:
+        raise UnsupportedError("items= names no item", hint="omit it, or pass {'params': 'params'}")
+    if all(item.kind for item in found):
+        raise UnsupportedError("items= names no tree", hint="add one, such as 'params': 'params'")
+    return found
+
+
+class StepWriter:
+    """Writes a tree as the items of one folder; ``items`` says which subtree is which."""
+
+    def __init__(self, items: Mapping[str, str]) -> None:
+        self._items = parse_items(items)
+
+    def find_losses(self, source: Source, part: Selection, metadata: Mapping[str, Any]) -> Iterator[Loss]:
+        """Yield what no item holds, and what an item cannot hold."""
+        keys = dict(zip(part.leaves, part.keys, strict=True))
+        left = dict(keys)
+        for item in self._items:
+            if item.kind == "json":
+                if item.key not in metadata:
+                    raise UnsupportedError(f"the metadata have no member {item.key!r:.100} for the item {item.name!r}")
+                continue
+            inner = _below(part, item.key)
+            for leaf in inner.leaves:
+                left.pop(leaf, None)
+            if not item.kind:
+                # By the keys that they have in the whole tree, which globs are compared with.
+                named = dataclasses.replace(inner, keys=[keys[leaf] for leaf in inner.leaves])
+                yield from find_losses(source, named, {}, split_key(item.key))
+                continue
+            if (why := _why_no_state(source, inner)) is not None:
+                for key in (keys[leaf] for leaf in inner.leaves):
+                    yield Loss("items", key, f"leaf {key!r:.200} of the item {item.name!r}: {why}")
+            yield from lost_containers(inner.structure, empty=False, above=split_key(item.key))
+        yield from self._lost_members(metadata)
+        listed = ", ".join(item.name for item in self._items)
+        for key in left.values():
+            yield Loss("items", key, f"leaf {key!r:.200}: it is in none of the items {listed}")
+        # What has no leaf is left behind by no leaf's name.
+        for path in empty_paths(part.structure):
+            if not any(
+                path[: len(at)] == at for at in (split_key(item.key) for item in self._items if item.kind != "json")
+            ):
+                key = join_key(path)
+                yield Loss("structure", key, f"the empty container {key!r:.200}: it is in none of the items {listed}")
+
+    def write(self, source: Source, part: Selection, save: SaveOptions, watch: Watch) -> dict[str, Any]:
+        """Write the folder; return what treering reads as its tree by its keys."""
+        require_disk(save)
+        refuse_other_form(save.path, "orbax")
+        metadata = save.json_metadata()
+        note = find_note(metadata)
+        began = time.time_ns() if note is None else 1000 * round(note.saved * 1_000_000)
+        metrics, custom = self._divide(metadata)
+        documents = {f"{item.name}/metadata": metadata[item.key] for item in self._items if item.kind == "json"}
+        if metrics:
+            documents[f"{_METRICS}/{_METRICS}"] = metrics
+        if note is not None and note.converted is not None:
+            documents[_NOTE] = dataclasses.asdict(note.converted)
+        handlers = {item.name: _PYTREE for item in self._items if not item.kind}
+        handlers |= {name.partition("/")[0]: _JSON for name in documents if "/" in name}
+        with new_folder(save.path, _UNCOMMITTED) as folder:
+            for name, document in documents.items():
+                folder.write(name, json.dumps(document).encode())
+            written = {
+                item.name: self._write_item(folder, item, source, part, save=save, watch=watch) for item in self._items
+            }
+            for name in {**handlers, **written}:  # as Orbax does, for copies to where no rename is
+                folder.write(f"{name}/{_COMMITTED}", _MARK)
+            write_facts(folder, handlers, (began, began if note is not None else time.time_ns()), custom)
+            watch.claim()
+        trees = {name: leaves for name, leaves in written.items() if leaves is not None}
+        if len(trees) == 1:
+            return next(iter(trees.values()))
+        rows = ((name, key, leaf) for name, leaves in trees.items() for key, leaf in leaves.items())
+        return {join_key([name, *split_key(key)]): leaf for name, key, leaf in rows}
+
+    def _lost_members(self, metadata: Mapping[str, Any]) -> Iterator[Loss]:
+        """Yield the members of the metadata in whose place others of the same name would be."""
+        items = {item.key for item in self._items if item.kind == "json"}
+        rest = {name: value for name, value in remove_note(metadata).items() if name not in items}
+        note = find_note(metadata)
+        metrics = {} if note is None else note.metrics
+        own = rest.pop(_METRICS, {}) if metrics else {}
+        if type(own) is not dict or any(name in own and repr(own[name]) != repr(metrics[name]) for name in metrics):
+            yield Loss("metadata", _METRICS, "the member 'metrics' of the metadata: the step has such metrics too")
+        yield from lost_overlaps(rest)
+
+    def _divide(self, metadata: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Return what was measured at a step, and what the user wrote that is in no item."""
+        note = find_note(metadata)
+        measured = {} if note is None else metadata.get(_METRICS, {})
+        metrics = (measured if type(measured) is dict else {}) | dict({} if note is None else note.metrics)
+        items = {item.key for item in self._items if item.kind == "json"} | ({_METRICS} if metrics else set())
+        return metrics, custom_metadata({k: v for k, v in remove_note(metadata).items() if k not in items})
+
+    def _write_item(
+        self, folder: StagedFolder, item: _Item, source: Source, part: Selection, *, save: SaveOptions, watch: Watch
+    ) -> dict[str, Any] | None:
+        """Write an item; return its leaves by their keys, and None where treering reads it as metadata."""
+        if item.kind == "json":
+            return None
+        inner = _below(part, item.key)
+        if not item.kind:
+            return write_item(folder, f"{item.name}/", source, inner, save=save, watch=watch)
+        text = _state_text(source, inner)
+        folder.write(f"{item.name}/{GRAIN}", text)
+        if not PARTLY.get():
+            return None
+        rows = grain_entries(json.loads(text))
+        return {join_key(keys_of(path)): leaf.value for path, leaf in rows if isinstance(leaf, ForeignLeaf)}
+
+
+def _below(part: Selection, key: str) -> Selection:
+    if not key:
+        return part
+    inner = select(part.structure, part.keys, at=key, only=None)
+    return dataclasses.replace(inner, leaves=[part.leaves[leaf] for leaf in inner.leaves])
+
+
+def _why_no_state(source: Source, part: Selection) -> str | None:
+    """Say why a subtree is no state of an iterator of grain; None where it is one."""
+    kinds = {source.index.type_of(leaf).kind for leaf in part.leaves}
+    odd = kinds - {"none", "bool", "int", "float", "str"}
+    odd |= {token.node for token in part.structure if isinstance(token, Container)} - {"dict", "list"}
+    if odd and (kinds != {"bytes"} or list(part.keys) != [""]):
+        return f"a state of grain is JSON, or bytes alone, and has no {min(odd)}"
+    try:
+        parse_json(decode_text(_state_text(source, part), "the text"), "the text")
+    except CorruptError as error:
+        return f"a state of grain is JSON: {error.message}"
+    return None
+
+
+def _state_text(source: Source, part: Selection) -> bytes:
+    """Return a subtree as the text that grain writes."""
+    leaves = describe_source(source, part)
+    state = build(part.structure, [leaf_value(leaves, number) for number in range(len(part.leaves))])
+    return state if isinstance(state, bytes) else json.dumps(state, indent=4).encode()
+
+
+def find_conversions(save: SaveOptions) -> dict[int, Conversion | None]:
+    """Return the steps of the root at a path by their numbers, each with what it was converted from, if it was.
+
+    Raises:
+        UnsupportedError: it would be in a bucket.
+        ExistsError: it is no such root.
+        CorruptError, UnsupportedError, StoreError: as `list_steps`.
+    """
+    require_disk(save)
+    if not is_folder(place := save.path):
+        return {}
+    refuse_other_form(place, "orbax")
+    if not (steps := list_steps(place)) and (seen := recognise(place)) is not None:
+        raise ExistsError(f"{os.fspath(place)!r} is {seen}, and no root of steps", hint="convert to another path")
+    found: dict[int, Conversion | None] = {}
+    with contextlib.ExitStack() as stack:
+        files = FolderFiles(place, stack)
+        for number, name in steps.items():
+            node, found[number] = files.document(f"{name}/{_NOTE}"), None
+            if node is not None:
+                path, digest = member(node, "path", str, _NOTE), member(node, "digest", str, _NOTE)
+                found[number] = Conversion(path, member(node, "step", int, _NOTE), digest)
+    return found

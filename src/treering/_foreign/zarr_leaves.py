@@ -120,7 +120,9 @@ class ZarrDocument(NamedTuple):
 
     def reader(self, find: Find) -> Fetch:
         """Return what gives the bytes of a chunk by its number."""
-        return functools.partial(_read_chunk, self, find) if self.shard is None else _ShardReader(self, find).read
+        if self.shard is not None:
+            return _ShardReader(self, self.shard, find).read
+        return functools.partial(_read_chunk, self, find)
 
 
 @functools.lru_cache(maxsize=1024)
@@ -277,14 +279,12 @@ def _without_checksum(data: bytes, what: str) -> bytes:
 class _ShardReader:
     """Gives the chunks of a sharded array; the indices of the last few shards are kept."""
 
-    def __init__(self, zarr: ZarrDocument, find: Find) -> None:
-        if zarr.shard is None:
-            raise AssertionError("the array has no shards")
+    def __init__(self, zarr: ZarrDocument, shard: _Shard, find: Find) -> None:
         self._zarr = zarr
-        self._shard = zarr.shard
+        self._shard = shard
         self._find = find
-        self._counts = zarr.shard.counts(zarr.layout)
-        self._files = grid_of(_with_chunks(zarr.layout, zarr.shard.shape))
+        self._counts = shard.counts(zarr.layout)
+        self._files = grid_of(_with_chunks(zarr.layout, shard.shape))
         self._grid = grid_of(zarr.layout)
         self._open = functools.lru_cache(maxsize=16)(self._open_shard)
 

@@ -1,7 +1,7 @@
 """The leaves of a document as columns, lists of equal length, and the containers around them as JSON.
 
 What is read is checked as columns too, with a handful of passes that run in C, never one object at a time. The key
-texts follow from the containers. `treering._format.chunk_checks` says whether the chunks fit the leaves and the files.
+texts follow from the containers. `treering._format.document` says whether the chunks fit the leaves and the files.
 """
 
 from __future__ import annotations

@@ -282,6 +282,20 @@ def leaf_bytes(leaf_type: LeafType) -> int:
     return itemsize_of(leaf_type.dtype) * math.prod(leaf_type.shape or ())
 
 
+def stored_leaves(tree: TreeColumns) -> list[int]:
+    """Return the numbers of the leaves that lie in files, in their order.
+
+    Example:
+        >>> columns = dict(structure=[], keys=["a", "b"], types=[LeafType(kind="int")], leaf_types=[0, 0], values={})
+        >>> stored_leaves(TreeColumns(**columns))
+        []
+    """
+    stored = [kind.stored for kind in tree.types]
+    if all(stored):
+        return list(range(len(tree.leaf_types)))
+    return [leaf for leaf, number in enumerate(tree.leaf_types) if stored[number]]
+
+
 def file_digest(index: Index, file: int, header: bytes | Iterable[bytes]) -> str:
     """Return the digest of a data file: over its header, then the checksums of its blocks as they lie in it.
 

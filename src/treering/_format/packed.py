@@ -14,8 +14,7 @@ from typing import Any, Final
 
 from treering._codec.documents import json_text, member, raising_corrupt, show
 from treering._format import columns
-from treering._format.chunk_checks import stored_leaves
-from treering._format.index import LIMIT, Chunks, Container, Index, Token, TreeColumns
+from treering._format.index import LIMIT, Chunks, Container, Index, Token, TreeColumns, stored_leaves
 from treering._format.leaf_values import encode_type, from_base64, to_base64
 from treering._format.structure import iter_runs
 from treering._values.human import pluralize
@@ -149,7 +148,8 @@ def decode_tree(document: Any, what: str) -> TreeColumns:
     packed_types = member(member(document, "leaves", dict, what), "type", str, "leaves")
     leaf_types = unpack(packed_types, len(types), "the column of leaf types")
     structure = _decode_structure(member(document, "structure", dict, what), len(leaf_types))
-    keys = key_texts(structure, len(leaf_types))
+    problem = f"the key texts have more than {KEY_CHARACTERS} characters for each leaf"
+    keys = key_texts(structure, KEY_CHARACTERS * len(leaf_types), problem)
     values = columns.decode_values(document, what, keys, types, leaf_types)
     return TreeColumns(structure=structure, keys=keys, types=types, leaf_types=leaf_types, values=values)
 
@@ -178,24 +178,28 @@ def _decode_structure(node: dict[str, Any], leaves: int) -> list[Token]:
     return [containers[token] if token <= runs else token - runs for token in tokens]
 
 
-def key_texts(structure: Sequence[Token], leaves: int) -> list[str]:
+def key_texts(structure: Sequence[Token], left: int, problem: str) -> list[str]:
     """Return the key text of each leaf, which follows from the structure.
+
+    Args:
+        structure: the structure.
+        left: how many characters all of them may have.
+        problem: what is wrong where they have more.
 
     Raises:
         CorruptError: the structure is not one tree or more than 1,024 levels deep, or its key texts are too long.
 
     Example:
-        >>> key_texts([Container(node="dict", keys=("a", "b")), 2], 2)
+        >>> key_texts([Container(node="dict", keys=("a", "b")), 2], 2, "the key texts are too long")
         ['a', 'b']
     """
     keys: list[str] = []
-    left = KEY_CHARACTERS * leaves
     with raising_corrupt(FormatError):
         for above, names in iter_runs(structure, left):
             # Before they are made: a few containers may say any number of long ones.
             left -= len(above) * len(names) + sum(map(len, names))
             if left < 0:
-                raise CorruptError(f"the key texts have more than {KEY_CHARACTERS} characters for each leaf")
+                raise CorruptError(problem)
             keys += [above + name for name in names] if above else names
     return keys
 
@@ -224,7 +228,7 @@ def _pack_or_share(column: Sequence[int]) -> str | int:
 
 
 def decode_chunks(node: Any, tree: TreeColumns, files: int) -> Chunks:
-    """Return the columns of chunks; `treering._format.chunk_checks.check_chunks` says whether they fit the rest.
+    """Return the columns of chunks; `treering._format.document.check_chunks` says whether they fit the rest.
 
     Raises:
         CorruptError: the columns are no columns of whole numbers, or of unequal length.

@@ -16,9 +16,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 from treering._codec.documents import add_hint, check_hashes, decode_text, json_text, member, parse_json, quote
-from treering._format.chunk_checks import check_chunks
 from treering._format.columns import escape_surrogates
-from treering._format.document import encode_index, is_first_version, parse_index
+from treering._format.document import check_chunks, encode_index, is_first_version, parse_index
 from treering._format.index import LIMIT, Chunks, Container, DataFile, Index, LeafType, format_chunk, leaf_bytes
 from treering._format.leaf_values import check_shape
 from treering._values.boxes import Box, shape_of, size_of, text_of

@@ -6,7 +6,7 @@ import dataclasses
 import itertools
 from collections.abc import Collection, Iterable, Sequence
 from collections.abc import Set as AbstractSet
-from typing import Any, Final, cast
+from typing import Any, Final
 
 from treering._codec.documents import show
 from treering._format.index import ARRAY_KINDS, Container, LeafType, Token
@@ -17,6 +17,7 @@ from treering._values.keys import GlobSet, join_key, split_key
 from treering.errors import MismatchError
 
 _COMPARED: Final = 2000
+_TOP: Final = Container(node="dict", keys=("",))
 _ABOUT_STARS: Final = "'*' stays inside one part of a key, '**/NAME' looks at every depth, and '~2' is a '*' in a key"
 
 
@@ -86,29 +87,18 @@ def drop_leaves(part: Selection, dropped: AbstractSet[str]) -> Selection:
         ((1,), [1], [6], ['1'])
     """
     structure: list[Token] = []
-    open_heads: list[tuple[int, list[bool]]] = []
     stays = [key not in dropped for key in part.keys]
-
-    def close(depth: int) -> None:
-        while len(open_heads) > depth:
-            at, stay = open_heads.pop()
-            structure[at] = _keep_children(cast("Container", structure[at]), stay)
-
+    levels = [_OpenContainer(_TOP, -1, None, kept=True, stay=[])]
     leaf = 0
     for depth, _, token in walk(part.structure):
-        close(depth)
-        some = [True] if isinstance(token, Container) else stays[leaf : leaf + token]
-        if open_heads:
-            open_heads[-1][1].extend(some)
+        _close(levels, depth, structure)
         if isinstance(token, Container):
-            open_heads.append((len(structure), []))
+            levels.append(_OpenContainer(token, len(structure), None, kept=True, stay=[]))
             structure.append(token)
-            continue
-        leaf += token
-        if True in some:  # a run goes on behind the end of a container
-            last = structure.pop() if structure else 0
-            structure += [last, sum(some)] if isinstance(last, Container) else [last + sum(some)]
-    close(0)
+        else:
+            _take_run(levels[-1], stays[leaf : leaf + token], structure)
+            leaf += token
+    _close(levels, 0, structure)
     leaves, keys = list(itertools.compress(part.leaves, stays)), list(itertools.compress(part.keys, stays))
     return Selection(structure=structure, leaves=leaves, keys=keys)
 
@@ -229,7 +219,7 @@ def _thin(whole: Selection, globs: Sequence[str], *, first: bool = False) -> tup
     structure: list[Token] = []
     kept: list[int] = []
     leaf = 0
-    levels = [_OpenContainer(Container(node="dict", keys=("",)), -1, together.start, kept=False, stay=[])]
+    levels = [_OpenContainer(_TOP, -1, together.start, kept=False, stay=[])]
     for depth, place, token in walk(whole.structure):
         _close(levels, depth, structure)
         above = levels[-1]
@@ -247,15 +237,20 @@ def _thin(whole: Selection, globs: Sequence[str], *, first: bool = False) -> tup
             levels.append(_OpenContainer(token, len(structure), state, stay[0], stay=[]))
             structure.append(token)
             continue
-        above.stay += stay
+        _take_run(above, stay, structure)
         kept += itertools.compress(range(leaf, leaf + count), stay)
         leaf += count
-        if True in stay:  # a run goes on behind the end of a container
-            last = structure.pop() if structure else 0
-            structure += [last, sum(stay)] if isinstance(last, Container) else [last + sum(stay)]
     _close(levels, 0, structure)
     leaves, keys = [whole.leaves[number] for number in kept], [whole.keys[number] for number in kept]
     return Selection(structure=structure, leaves=leaves, keys=keys), hit
+
+
+def _take_run(above: _OpenContainer, stay: Sequence[bool], structure: list[Token]) -> None:
+    """Keep those leaves of a run that stay."""
+    above.stay += stay
+    if True in stay:  # a run goes on behind the end of a container
+        last = structure.pop() if structure else 0
+        structure += [last, sum(stay)] if isinstance(last, Container) else [last + sum(stay)]
 
 
 def _close(levels: list[_OpenContainer], depth: int, structure: list[Token]) -> None:

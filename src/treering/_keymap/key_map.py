@@ -407,7 +407,15 @@ class KeyMap:
             NotFoundError: there is no such file.
             FormatError: it is not TOML, or a rule is wrong; the error names the rule and its line.
         """
-        return cls(read_rules(path))
+        with open_file(path) as file:
+            if file.size > _LARGEST_FILE:
+                problem = f"too large for a key map, which has at most {_LARGEST_FILE} bytes"
+                raise FormatError(f"{os.fspath(path)!r} is {problem}")
+            data = file.read(0, file.size)
+        try:
+            return cls(parse_rules(data))
+        except FormatError as error:
+            raise FormatError(f"{os.fspath(path)!r} is not a key map: {error}") from error
 
     def inverse(self) -> KeyMap:
         """Return the map of the way back. Leaves that this one leaves out do not come back."""
@@ -463,25 +471,6 @@ _OPTIONS: Final = (
     "stack", "unstack", "unflatten", "transpose", "flatten", "merge", "split", "sizes", "cast", "copy", "rest",
 )  # fmt: skip
 _NAMES: Final = {"from": "source", "to": "target", "drop": "drop"} | {name: name for name in _OPTIONS}
-
-
-def read_rules(path: str | os.PathLike[str]) -> list[KeyRule]:
-    """Return the rules of a file.
-
-    Raises:
-        NotFoundError, StoreError: it is not there, or cannot be read.
-        FormatError: it is not such a file.
-    """
-    with open_file(path) as file:
-        if file.size > _LARGEST_FILE:
-            raise FormatError(
-                f"{os.fspath(path)!r} is too large for a key map, which has at most {_LARGEST_FILE} bytes"
-            )
-        data = file.read(0, file.size)
-    try:
-        return parse_rules(data)
-    except FormatError as error:
-        raise FormatError(f"{os.fspath(path)!r} is not a key map: {error}") from error
 
 
 def parse_rules(data: bytes) -> list[KeyRule]:

@@ -301,7 +301,7 @@ class KeyRule:
         """Return what is wrong with the rule, None for nothing."""
         sources, targets = self.sources, self.targets
         for name in ("copy", "rest"):
-            if not _is_bool(given := getattr(self, name)):
+            if type(given := getattr(self, name)) is not bool:
                 return f"{name}={given!r:.50} is neither True nor False"
         if self.copy and self.rest:
             return "copy= and rest= exclude each other"
@@ -339,7 +339,8 @@ class KeyRule:
                 return f"{name}={axis!r:.50} is not an axis"
         for name in ("unflatten", "flatten"):
             given = getattr(self, name)
-            if given is not None and not _is_axis_and_length(given):
+            is_pair = _is_ints(given) and len(given) == 2 and _is_axis(given[0]) and given[1] >= 1  # noqa: PLR2004
+            if given is not None and not is_pair:
                 return f"{name}={given!r:.100} is not a pair of an axis, which counts from 0, and a length"
         if order is not None and not (_is_ints(order) and sorted(order) == list(range(len(order)))):
             return f"transpose={order!r:.100} is not an order of axes"
@@ -372,16 +373,8 @@ def _is_ints(values: Any) -> bool:
     return isinstance(values, tuple) and all(type(value) is int for value in values)
 
 
-def _is_bool(value: Any) -> bool:
-    return type(value) is bool
-
-
 def _is_axis(value: Any) -> bool:
     return type(value) is int and 0 <= value < _MOST_AXES
-
-
-def _is_axis_and_length(pair: Any) -> bool:
-    return _is_ints(pair) and len(pair) == 2 and _is_axis(pair[0]) and pair[1] >= 1  # noqa: PLR2004 - a pair
 
 
 _PIECE: Final = re.compile(r"(\{\{|\}\})|\{([A-Za-z][A-Za-z0-9_]*)(\*{0,2})\}|[{}]")
