@@ -354,7 +354,7 @@ class Run:
             2
         """
         from treering._runs.fallback import count_attempts
-        from treering._runs.step_notes import require_step_number
+        from treering._runs.run_state import require_step_number
 
         return count_attempts(self._state, require_step_number(step))
 

@@ -24,8 +24,7 @@ from treering._printable import kind_of
 from treering._runs.fallback import Read, load_newest, require_one_folder, root_of
 from treering._runs.iterators import load_items, restore_states
 from treering._runs.results import Fallback, Resumed
-from treering._runs.run_state import RunState
-from treering._runs.step_notes import require_step_number
+from treering._runs.run_state import RunState, require_step_number
 from treering._runs.steps import missing_step, open_run, step_path, steps_of
 from treering._store.open_folder import is_linked
 from treering._tree.flatten import flatten_like
