@@ -30,7 +30,7 @@ from treering._store.resolve import absolute, new_folder_path
 from treering._values import timing
 from treering._values.checkpoint_names import HIGHEST_STEP, step_of_name
 from treering._values.human import near, steps_text
-from treering._values.processes import Processes, timeout_seconds
+from treering._values.processes import timeout_seconds
 from treering._values.telemetry import warn_of
 from treering.errors import (
     ClosedError,
@@ -172,10 +172,6 @@ class RunState:
         doing = f"look for the latest step of {self.shown!r}"
         return self.broadcast(lambda: find_latest(self.path), doing, before=before)
 
-    def processes(self) -> Processes:
-        """Return the processes of the job."""
-        return this_processes(())
-
     def wait(self, timeout: float | None) -> None:
         """Wait until nothing of the run is in flight; raise what failed, unless that was told.
 
@@ -298,18 +294,14 @@ class RunState:
         if not self.has_saved or this_processes(()).is_coordinator:
             return
         with self.outcomes.warning("waiting for the removals"):
-            self._watch_removals(end)
-
-    def _watch_removals(self, end: float) -> None:
-        while going := self._still_there():
-            if time.monotonic() >= end:
-                what = f"process 0 has not removed {steps_text(going)} of {self.shown!r}, which `keep` does not keep"
-                error = TimedOutError(
-                    what, hint="find out what happened to it; all processes have to pass the same `keep`"
-                )
-                error.missing = (0,)
-                raise error
-            time.sleep(timing.current.removal_pause)
+            while going := self._still_there():
+                if time.monotonic() >= end:
+                    what = (
+                        f"process 0 has not removed {steps_text(going)} of {self.shown!r}, which `keep` does not keep"
+                    )
+                    hint = "find out what happened to it; all processes have to pass the same `keep`"
+                    raise TimedOutError(what, hint=hint, missing=(0,))
+                time.sleep(timing.current.removal_pause)
 
     def _still_there(self) -> list[int]:
         """Return the steps that process 0 is about to remove: of those that it spared, ``run.json`` still tells."""

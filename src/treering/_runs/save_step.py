@@ -88,7 +88,7 @@ def save_step(run: RunState, step: SupportsIndex, tree: Any, **wishes: Any) -> S
             raise
         number = operator.index(step)
         run.schedule.pass_over(number)
-        return run.outcomes.fail(number, error, run.timeout, raises=run.processes().count == 1)
+        return run.outcomes.fail(number, error, run.timeout, raises=this_processes(()).count == 1)
     if saved:
         note_duration("save/blocked", start)
     return saved
@@ -435,7 +435,11 @@ def _remove(
         known.records |= {old: noted[old] for old in spared}
         with collect_errors(errors):
             known.write(run, state.keep_text, state.save_every_text, may_wait=False)
-    return _remove_judged(run, {old: going[old] for old in going if old not in spared}, errors)
+    # One whose index turns out to be damaged stays, and ends no training: `gc` and `verify` say so.
+    refused: list[TreeringError] = []
+    removed = remove_judged(run, {old: going[old] for old in going if old not in spared}, refused)
+    errors += [error for error in refused if not isinstance(error, CorruptError)]
+    return removed
 
 
 def _find_held(
@@ -464,11 +468,3 @@ def _let_go(state: RunState, step: int, going: dict[int, str]) -> None:
         require_whole(state.path, step)
         state.held = None
         going |= {} if kept is None else {held: kept}
-
-
-def _remove_judged(run: RunFolder, going: Mapping[int, str], errors: list[TreeringError]) -> list[int]:
-    """Remove steps; one whose index turns out to be damaged stays, and ends no training: `gc` and `verify` say so."""
-    refused: list[TreeringError] = []
-    removed = remove_judged(run, going, refused)
-    errors += [error for error in refused if not isinstance(error, CorruptError)]
-    return removed
