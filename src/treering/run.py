@@ -233,8 +233,9 @@ class Run:
             >>> before = signal.signal(signal.SIGUSR1, signal.SIG_IGN)
             >>> run.close()
         """
-        state = self._state
-        return state.schedule.preempted(operator.index(step), operator.index(batch), state.processes())
+        from treering._arrays.host import this_processes
+
+        return self._state.schedule.preempted(operator.index(step), operator.index(batch), this_processes(()))
 
     # ------------------------------------------------------------------------------------------------------ loading
 
