@@ -8,8 +8,7 @@ from pathlib import Path
 from demo.evidence import Proof
 from demo.stage import Stage, short
 from treering._format.listing import LeafRecord
-from treering._inspect.inspect import inspect
-from treering._inspect.open_tree import open_leaf_by_leaf
+from treering._inspect.inspect import inspect, open_leaf_by_leaf
 from treering._inspect.verify import verify
 from treering._runs.steps import steps_of
 from treering._values.checkpoint_names import step_name

@@ -485,14 +485,12 @@ def policy_text(policy: Policy) -> str:
         >>> policy_text(KeepBest("loss") | KeepMore(3))
         "KeepBest('loss', mode='min') | <KeepMore like KeepLast(3)>"
     """
-    inherits = [
-        not _is_ours(rule) and getattr(type(rule).__repr__, "__module__", None) == __name__
-        for rule in single_rules(policy)
-    ]
-    return " | ".join(
-        f"<{type(rule).__name__} like {rule!r}>" if other else repr(rule)
-        for rule, other in zip(single_rules(policy), inherits, strict=True)
-    )
+    return " | ".join(map(_rule_text, single_rules(policy)))
+
+
+def _rule_text(rule: Policy) -> str:
+    inherits = not _is_ours(rule) and getattr(type(rule).__repr__, "__module__", None) == __name__
+    return f"<{type(rule).__name__} like {rule!r}>" if inherits else repr(rule)
 
 
 def _are_texts(said: object) -> bool:

@@ -233,8 +233,9 @@ class Run:
             >>> before = signal.signal(signal.SIGUSR1, signal.SIG_IGN)
             >>> run.close()
         """
-        state = self._state
-        return state.schedule.preempted(operator.index(step), operator.index(batch), state.processes())
+        from treering._arrays.host import this_processes
+
+        return self._state.schedule.preempted(operator.index(step), operator.index(batch), this_processes(()))
 
     # ------------------------------------------------------------------------------------------------------ loading
 
@@ -354,7 +355,7 @@ class Run:
             2
         """
         from treering._runs.fallback import count_attempts
-        from treering._runs.step_notes import require_step_number
+        from treering._runs.run_state import require_step_number
 
         return count_attempts(self._state, require_step_number(step))
 

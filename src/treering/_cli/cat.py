@@ -19,7 +19,7 @@ from treering._cli.main import GOOD, note, write_lines
 from treering._cli.options import JSON, PATH, read_latest, verb
 from treering._format.index import OpaqueLeaf
 from treering._format.listing import LeafRecord
-from treering._inspect.open_tree import ArrayView, OpenTree, open_leaf_by_leaf
+from treering._inspect.inspect import ArrayView, OpenTree, open_leaf_by_leaf
 from treering._values.human import pluralize
 from treering._view.plain import json_text, visible
 from treering._view.rows import format_value, has_json, leaves_of, record_of

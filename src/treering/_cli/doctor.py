@@ -5,7 +5,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 import platform
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import click
@@ -61,7 +61,10 @@ def doctor(path: str, as_json: bool) -> int:
         write_lines(run_doctor_json(run) if as_json else run_doctor_lines(run))
         return GOOD if run.ok else NO
     found = diagnose(path)
-    write_lines(doctor_json(found) if as_json else doctor_lines(found))
+    if as_json:
+        write_lines(json_document(_head(found), attempts=map(_members, found.attempts)))
+    else:
+        write_lines(_escape(_lines(found)))
     return GOOD if found.ok else NO
 
 
@@ -76,17 +79,8 @@ def _write_versions(context: click.Context) -> None:
     context.exit()
 
 
-def doctor_lines(found: Diagnosis) -> Iterator[str]:
-    """Write a diagnosis as lines without line ends; whatever comes from files is escaped.
-
-    Example:
-        >>> found = Diagnosis(path="ckpt", committed=None, attempts=(), problems=(), notes=("empty",))
-        >>> for line in doctor_lines(found):
-        ...     print(line)
-        'ckpt': nothing is wrong
-          note: empty
-    """
-    return (printable(cut(line, _LONGEST)) for line in _lines(found))
+def _escape(lines: Iterable[str]) -> Iterator[str]:
+    return (printable(cut(line, _LONGEST)) for line in lines)
 
 
 def _lines(found: Diagnosis) -> Iterator[str]:
@@ -145,18 +139,6 @@ def _processes(attempt: Attempt) -> Iterator[str]:
         yield f"  and {pluralize(left, 'more processes', ',')}"
 
 
-def doctor_json(found: Diagnosis) -> Iterator[str]:
-    """Write a diagnosis as the lines of one JSON object, one line for each attempt, all in ASCII.
-
-    Example:
-        >>> import json
-        >>> found = Diagnosis(path="ckpt", committed=None, attempts=(), problems=(), notes=("the folder is empty",))
-        >>> json.loads("".join(doctor_json(found)))["ok"]
-        True
-    """
-    return json_document(_head(found), attempts=map(_members, found.attempts))
-
-
 def _head(found: Diagnosis) -> dict[str, Any]:
     return {"schema": "treering.doctor/1"} | members_of(found, "path", "ok", "committed", "problems", "notes")
 
@@ -178,7 +160,7 @@ def run_doctor_lines(found: RunDiagnosis) -> Iterator[str]:
         'run': a run of 2 steps, 2.00 KiB, the latest is 20, saved 1970-01-01 00:00:00 UTC
           note: a note
     """
-    return (printable(cut(line, _LONGEST)) for line in _run_lines(found))
+    return _escape(_run_lines(found))
 
 
 def _run_lines(found: RunDiagnosis) -> Iterator[str]:
@@ -194,7 +176,7 @@ def _run_lines(found: RunDiagnosis) -> Iterator[str]:
         yield f"  note: {what}; later the next save, or treering gc --yes, removes them; --json has each"
         telling = [folder for folder in telling if not folder.found.waits_for_readers]
     for folder in telling[:_MOST]:
-        yield from doctor_lines(folder.found)
+        yield from _lines(folder.found)
     if len(telling) > _MOST:
         yield f"and {pluralize(len(telling) - _MOST, 'more folders', ',')} of steps"
 

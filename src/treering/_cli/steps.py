@@ -84,7 +84,7 @@ def gc(
     could not be removed, because another process is saving to it.
     """
     require_run(path)
-    from treering._runs.gc import collect, judge
+    from treering._runs.gc import collect, judge, spare
     from treering._runs.reports import list_records, own_rules, policy_of
     from treering._runs.steps import records_of, steps_of
     from treering._view.run_text import gc_json, gc_lines
@@ -106,10 +106,7 @@ def gc(
     verdicts = (collect if yes else judge)(located(path), rules)
     there = steps_of(located(path)) if yes else ()
     stayed = [verdict.step for verdict in verdicts if not verdict.kept and verdict.step in there]
-    verdicts = [
-        dataclasses.replace(verdict, kept=True, reasons=(_STAYS,)) if verdict.step in stayed else verdict
-        for verdict in verdicts
-    ]
+    verdicts = spare(verdicts, dict.fromkeys(stayed, _STAYS))
     records = records if chosen is None else dataclasses.replace(records, keep=repr(chosen))
     listing = list_records(path, located(path), records, verdicts)
     lines = gc_lines(listing, removed=yes, style=style_of(sys.stdout))

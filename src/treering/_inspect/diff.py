@@ -13,7 +13,7 @@ from treering._format.index import ForeignKey, OpaqueLeaf
 from treering._format.leaf_values import same_value
 from treering._format.listing import LeafRecord, Listing, Named
 from treering._format.run_document import remove_note
-from treering._inspect.open_tree import ArrayView, OpenTree, open_leaf_by_leaf
+from treering._inspect.inspect import ArrayView, OpenTree, open_leaf_by_leaf
 from treering._printable import show_path
 from treering._store.resolve import kept
 from treering._values.human import pluralize

@@ -15,9 +15,8 @@ from treering._checkpoint.detect import Form
 from treering._codec.zarr import ZarrArray, chunk_bytes, chunk_count, chunk_name, marker_of, parse_zarray, zarray_bytes
 from treering._format.index import Index
 from treering._format.listing import FileRecord, Listing, Place, list_index
-from treering._leaves.documents.foreign import add_structure, foreign_record
 from treering._leaves.documents.index import LEAVES_INDEX, IndexBranch, LeavesIndex, parse_leaves_index, record_of
-from treering._leaves.documents.join import join_records
+from treering._leaves.documents.join import add_structure, foreign_record, join_records
 from treering._leaves.documents.record import LeavesRecord, OpenBranch, arrays_of
 from treering._printable import kind_of
 from treering._store.failures import naming_file

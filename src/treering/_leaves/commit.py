@@ -60,14 +60,11 @@ def begin_save(path: Path, attempt: str | None = None, *, live: Collection[str] 
 
 def _messages_in(store: Store) -> list[str]:
     """Return the names of messages; what only has such a name, as a link, is not ours."""
-
-    def is_file(name: str) -> bool:
-        found = store.find(name)
-        return found is not None and found.is_file
-
     names = [name for name in store.names() if is_message_folder(name) or is_message(name)]
-    # A bucket has no links, and each look there is a request.
-    return names if store.asks_by_request else [name for name in names if is_message_folder(name) or is_file(name)]
+    if store.asks_by_request:  # a bucket has no links, and each look there is a request
+        return names
+    found = {name: store.find(name) for name in names if not is_message_folder(name)}
+    return [name for name in names if name not in found or ((file := found[name]) is not None and file.is_file)]
 
 
 def commit_record(

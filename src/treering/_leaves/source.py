@@ -25,9 +25,8 @@ from treering._codec.zarr_chunks import decode
 from treering._format.index import Chunks, Index
 from treering._leaves.branches import ALL, Prefix, is_unchanged, read_branches
 from treering._leaves.chunks.files import BranchFiles, ChunkFile, OpenChunks, SmallFile, chunk_files, name_leaf
-from treering._leaves.documents.foreign import add_structure
 from treering._leaves.documents.index import IndexBranch
-from treering._leaves.documents.join import join_records
+from treering._leaves.documents.join import add_structure, join_records
 from treering._leaves.documents.record import OpenBranch
 from treering._plan.exchange import StoredChunk
 from treering._store.api import Reader, Version

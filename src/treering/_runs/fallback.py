@@ -176,18 +176,8 @@ class NewestStep:
         Raises:
             TreeringError: something failed that is no reason to go back, here or in another process.
         """
-        found: Callable[[], T] | Exception
-        failed, met = failed_collectives(), last_allgather()
-        try:
-            found = read(one.step, self._run.roots[one.root])
-        except Exception as error:
-            if failed_collectives() > failed:  # the others may be elsewhere
-                raise
-            found = error
-        else:
-            if last_allgather() > met:  # a joint load: all have read it
-                return found
-        return self._agree(one, found)
+        found, by_all = try_read(read, one.step, self._run.roots[one.root])
+        return found if by_all and not isinstance(found, Exception) else self._agree(one, found)
 
     def _agree(self, one: _Candidate, found: Callable[[], T] | Exception) -> Callable[[], T] | None:
         """Tell the others what was found, hear what they found, and pass over the step where it was damage."""
@@ -300,6 +290,22 @@ class NewestStep:
     def _name(self, one: _Candidate) -> str:
         of = f" of {show_path(os.fspath(self._run.roots[one.root]))!r}" if one.root else ""
         return f"step {one.step}{of}"
+
+
+def try_read(read: Read[T], step: int, root: Path) -> tuple[Callable[[], T] | Exception, bool]:
+    """Return what is read of a step, or why not, and whether all processes are known to have read it.
+
+    Raises:
+        Exception: a collective failed, and the others may be elsewhere.
+    """
+    failed, met = failed_collectives(), last_allgather()
+    try:
+        found = read(step, root)
+    except Exception as error:
+        if failed_collectives() > failed:
+            raise
+        return error, False
+    return found, last_allgather() > met  # a joint load: all have read it
 
 
 def load_newest(run: RunState, read: Read[T], fallback: bool | Fallback, *, entire: bool) -> T:

@@ -52,6 +52,8 @@ AT_ONCE: Final = 16
 GONE: Final = "gone"
 """Stands for the attempt of a step that has no index."""
 
+# Of a list that was not written to its end, or whose commit nothing proves.
+_UNPROVED: Final = (CorruptError, UnsupportedError, LinkRefusedError)
 _EMPTIED: Final = frozenset({0, 33})
 _TRIES: Final = 20
 _STEPS: Final = "step_"
@@ -227,13 +229,17 @@ class RunFolder:
     # ------------------------------------------------------------------------------------------------------- one step
 
     def open_step(self, step: int) -> Store | None:
-        """Open a step's folder, which the caller closes; None when there is none, or a link or file in its place."""
+        """Open a step's folder as `open_folder` does."""
+        return self.open_folder(step_name(step))
+
+    def open_folder(self, name: str) -> Store | None:
+        """Open a folder in it, which the caller closes; None when there is none, or a link or file in its place."""
         try:
-            return open_below(self.store, step_name(step))
+            return open_below(self.store, name)
         except OSError as error:
             if error.errno in _NO_FOLDER:
                 return None
-            raise StoreError.of(error, self.path / step_name(step), "read") from error
+            raise StoreError.of(error, self.path / name, "read") from error
 
     def find_index(self, step: int) -> Entry | None:
         """Return what is known of a step's index, which is not opened; None when it is gone."""
@@ -326,11 +332,7 @@ class RunFolder:
             document = self.read_left()
             index = None if document is None or document.step < 0 else self.read_index(document.step)
             note = None if index is None else find_note(read_summary(index).metadata)
-        except (
-            CorruptError,
-            UnsupportedError,
-            LinkRefusedError,
-        ):  # not written to its end; or nothing proves the commit
+        except _UNPROVED:
             return None
         return document if document is not None and note is not None and note.mark == document.mark else None
 
@@ -346,8 +348,7 @@ class RunFolder:
     def has_left(self) -> bool:
         """Whether anything is called ``.run.json.left``, and is not empty."""
         with self._reading:
-            found = self.store.find(LEFT_DOCUMENT)
-            return found is not None and not _is_emptied(found)
+            return _is_list(self.store.find(LEFT_DOCUMENT))
 
     def read_left(self) -> SupersededSteps | None:
         """Return what ``.run.json.left`` says, whether it counts or not; None where it is not there, or empty.
@@ -358,7 +359,7 @@ class RunFolder:
         """
         data = self._read(LEFT_DOCUMENT)
         with naming_file(self.path / LEFT_DOCUMENT):
-            return None if data is None or len(data) in _EMPTIED else parse_superseded(data)
+            return None if data is None else _list_in(data)
 
     def write_left(self, document: SupersededSteps) -> None:
         """Write ``.run.json.left``, durably, which must not be there, be empty, or be there for leases alone.
@@ -368,12 +369,12 @@ class RunFolder:
         data = encode_superseded(document)
         with naming(os.fspath(self.path / LEFT_DOCUMENT), "write"):
             found = self.store.find(LEFT_DOCUMENT)
-            if found is not None and not _is_emptied(found) and self.is_left_for_leases():
+            if _is_list(found):
+                if not self.is_left_for_leases():
+                    raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST))
                 self.stamp(document)
                 return
-            if self.store.longest_delay or (found is not None and _is_emptied(found)):
-                if found is not None and not _is_emptied(found):
-                    raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST))
+            if self.store.longest_delay or found is not None:
                 self._swap_left(data, found)
                 return
             try:
@@ -398,9 +399,8 @@ class RunFolder:
         with naming(os.fspath(self.path / LEFT_DOCUMENT), "remove"):
             if not self.store.longest_delay:
                 self.store.remove(LEFT_DOCUMENT)
-            elif (found := self.store.find(LEFT_DOCUMENT)) is not None and not _is_emptied(found):
-                # Random digits: a late request meets another version each time that it is empty.
-                self._swap_left(f"{secrets.token_hex(16)}\n".encode(), found)
+            elif _is_list(found := self.store.find(LEFT_DOCUMENT)):
+                self._swap_left(_emptied(), found)
 
     def is_left_for_leases(self) -> bool:
         """Whether ``.run.json.left`` is there for leases alone, and supersedes no step."""
@@ -420,11 +420,7 @@ class RunFolder:
                 found = self.store.read(LEFT_DOCUMENT, _LARGEST_DOCUMENT)
                 there = SupersededSteps()
                 with contextlib.suppress(CorruptError):  # it was not written to its end
-                    there = (
-                        SupersededSteps()
-                        if found is None or len(found.data) in _EMPTIED
-                        else parse_superseded(found.data)
-                    )
+                    there = (None if found is None else _list_in(found.data)) or there
                 if document is None and there.leases:
                     return
                 data = encode_superseded(dataclasses.replace(document or there, leases=True))
@@ -439,7 +435,7 @@ class RunFolder:
             if found is None or len(found.data) in _EMPTIED or not self.is_left_for_leases():
                 return
             if self.store.longest_delay:
-                self.store.replace(LEFT_DOCUMENT, f"{secrets.token_hex(16)}\n".encode(), found.version)
+                self.store.replace(LEFT_DOCUMENT, _emptied(), found.version)
             else:
                 entry = Entry(LEFT_DOCUMENT, len(found.data), 0.0, found.version)
                 with contextlib.suppress(BlockingIOError):
@@ -509,9 +505,18 @@ def attempt_in(data: bytes) -> str | None:
         return None
 
 
-def _is_emptied(left: Entry) -> bool:
-    """Whether ``.run.json.left`` lists nothing: it is empty, or holds random digits and a line feed."""
-    return left.is_file and left.size in _EMPTIED
+def _is_list(left: Entry | None) -> bool:
+    """Tell whether something is called ``.run.json.left``, and is not emptied."""
+    return left is not None and not (left.is_file and left.size in _EMPTIED)
+
+
+def _list_in(data: bytes) -> SupersededSteps | None:
+    return None if len(data) in _EMPTIED else parse_superseded(data)
+
+
+def _emptied() -> bytes:
+    """Return what an emptied list holds: random digits, so that a late request meets another version each time."""
+    return f"{secrets.token_hex(16)}\n".encode()
 
 
 def _is_tidy(entries: Mapping[str, Entry]) -> bool:

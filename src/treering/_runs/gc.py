@@ -235,7 +235,7 @@ def judge(path: Path, keep: Policy | None, *, spared: Mapping[int, str] | None =
         verdicts = retained(keep, records_in(run).steps)
         going = _going(verdicts)
         held = held_steps(run, going) if going else {}
-        return _spare(verdicts, uncalled_steps(run, going) | held | dict(spared or {}))
+        return spare(verdicts, uncalled_steps(run, going) | held | dict(spared or {}))
 
     return read_run(path, read, [])
 
@@ -244,8 +244,8 @@ def _going(verdicts: Iterable[Verdict]) -> set[int]:
     return {verdict.step for verdict in verdicts if not verdict.kept}
 
 
-def _spare(verdicts: Iterable[Verdict], held: Mapping[int, str]) -> list[Verdict]:
-    """Let steps stay that somebody holds, and say who does."""
+def spare(verdicts: Iterable[Verdict], held: Mapping[int, str]) -> list[Verdict]:
+    """Let steps stay that somebody holds, and say who does, or why else they stay."""
     return [
         dataclasses.replace(one, kept=True, reasons=(held[one.step],)) if not one.kept and one.step in held else one
         for one in verdicts
@@ -294,10 +294,10 @@ def remove_steps(path: Path, steps: Iterable[int], *, by_age: bool = False) -> N
 def _collect(run: RunFolder, keep: Policy | None, spared: Mapping[int, str]) -> list[Verdict]:
     """Judge the steps, remove those that no rule keeps, and note the others."""
     records = records_in(run)
-    verdicts = _spare(retained(keep, records.steps), spared)
-    verdicts = _spare(verdicts, uncalled_steps(run, _going(verdicts)))  # another program may have them to do
+    verdicts = spare(retained(keep, records.steps), spared)
+    verdicts = spare(verdicts, uncalled_steps(run, _going(verdicts)))  # another program may have them to do
     going = _going(verdicts)
-    verdicts = _spare(verdicts, end_leases(run, going) if going else {})
+    verdicts = spare(verdicts, end_leases(run, going) if going else {})
     going = _going(verdicts)
     errors, held = _clear(run, {old.step: old.digest for old in records.steps if old.step in going}, by_age=True)
     with collect_errors(errors):
@@ -308,7 +308,7 @@ def _collect(run: RunFolder, keep: Policy | None, spared: Mapping[int, str]) -> 
             end_leases(run)
             leave_leases(run)
     raise_first(error for error in errors if not isinstance(error, BusyError))  # the next call comes by again
-    return _spare(verdicts, held)
+    return spare(verdicts, held)
 
 
 def _clear(

@@ -65,7 +65,6 @@ _MOST: Final = 10_000
 _LARGEST: Final = 4096
 _LARGEST_RECORD: Final = 1 << 20
 _LONGEST_NAME: Final = 200
-_NO_FOLDER: Final = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EMLINK})
 _TRIES: Final = 20
 _SECONDS: Final = 60.0
 _UNKNOWN: Final = "xxh3-128:" + "0" * 32
@@ -88,7 +87,7 @@ def held_steps(run: RunFolder, steps: Collection[int] | None = None) -> dict[int
 
     Leases that have expired and were not ended yet are among them: the clock of the store is not asked for it.
     """
-    with _opened(run) as place, naming(os.fspath(run.path), "look for leases in"):
+    with _opened(run) as place:
         return {} if place is None else _describe(place, _leases(place), steps)
 
 
@@ -124,7 +123,7 @@ def end_leases(run: RunFolder, steps: Collection[int] = (), *, force: Collection
     Raises:
         StoreError: the system refuses, or more names are there than leases could be.
     """
-    with _opened(run) as place, naming(os.fspath(run.path), "look for leases in"):
+    with _opened(run) as place:
         if place is None or not (found := _leases(place)):
             return {}
         now = place.transaction().now()
@@ -140,17 +139,16 @@ def end_leases(run: RunFolder, steps: Collection[int] = (), *, force: Collection
 
 def leave_leases(run: RunFolder) -> None:
     """Take the stamp away where no lease is left, so that every version removes steps again."""
-    with naming(os.fspath(run.path), "look for leases in"):
-        with _opened(run) as place:
-            if place is not None and _leases(place):
-                return
-            if place is not None:  # before the stamp, without which nobody would come by again
-                place.remove(*(name for name in place.names() if is_message(name)))
-                place.remove("")
-        run.unstamp()
-        with _opened(run) as place:
-            if place is not None and _leases(place):  # somebody has begun to hold a step meanwhile
-                run.stamp()
+    with _opened(run) as place:
+        if place is not None and _leases(place):
+            return
+        if place is not None:  # before the stamp, without which nobody would come by again
+            place.remove(*(name for name in place.names() if is_message(name)))
+            place.remove("")
+    run.unstamp()
+    with _opened(run) as place:
+        if place is not None and _leases(place):  # somebody has begun to hold a step meanwhile
+            run.stamp()
 
 
 def held_error(step: int, by: str, shown: str) -> BusyError:
@@ -161,13 +159,10 @@ def held_error(step: int, by: str, shown: str) -> BusyError:
 
 @contextlib.contextmanager
 def _opened(run: RunFolder) -> Iterator[Store | None]:
-    try:
-        place: Store | None = open_below(run.store, LEASES)
-    except OSError as error:
-        if error.errno not in _NO_FOLDER:
-            raise
-        place = None
-    with place or contextlib.nullcontext():
+    with (
+        naming(os.fspath(run.path), "look for leases in"),
+        run.open_folder(LEASES) or contextlib.nullcontext() as place,
+    ):
         yield place
 
 

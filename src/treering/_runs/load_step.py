@@ -18,14 +18,12 @@ from treering._background.saves import wait_for
 from treering._checkpoint.forms import read_source
 from treering._checkpoint.joint_load import LoadGroup, spans_processes
 from treering._checkpoint.load import LoadOptions
-from treering._coordination.allgather import failed_collectives, last_allgather
 from treering._format.run_document import find_note
 from treering._printable import kind_of
-from treering._runs.fallback import Read, load_newest, require_one_folder, root_of
+from treering._runs.fallback import Read, load_newest, require_one_folder, root_of, try_read
 from treering._runs.iterators import load_items, restore_states
 from treering._runs.results import Fallback, Resumed
-from treering._runs.run_state import RunState
-from treering._runs.step_notes import require_step_number
+from treering._runs.run_state import RunState, require_step_number
 from treering._runs.steps import missing_step, open_run, step_path, steps_of
 from treering._store.open_folder import is_linked
 from treering._tree.flatten import flatten_like
@@ -108,31 +106,17 @@ def _of_latest(run: RunState, read: Read[T], fallback: bool | Fallback, options:
         return load_newest(run, read, fallback, entire=options.entire)
     latest = run.latest(before=run.finish_saves)  # nothing of the run is in flight then
     while latest is not None:
-        found: Callable[[], T] | Exception
-        failed, met = failed_collectives(), last_allgather()
-        try:
-            found = read(latest, run.path)
-        except Exception as error:
-            if failed_collectives() > failed:  # the others may be elsewhere
-                raise
-            found = error  # raised when the others know
-        else:
-            if last_allgather() > met:  # a joint load: all have read it
-                return found()
-        gone = _find_gone(run, found)
+        found, by_all = try_read(read, latest, run.path)
+        gone = () if by_all else _find_gone(run, found)
         newer = run.latest() if gone else latest
         if newer in (None, latest):
             if gone and (isinstance(found, NotFoundError) or not isinstance(found, Exception)):
                 require_one_folder(run, latest, gone)
-            return _value_of(found)
+            if isinstance(found, Exception):
+                raise found
+            return found()
         latest = newer
     return read(None, run.path)()
-
-
-def _value_of(found: Callable[[], T] | Exception) -> T:
-    if isinstance(found, Exception):
-        raise found
-    return found()
 
 
 def _find_gone(run: RunState, found: object) -> tuple[int, ...]:

@@ -269,8 +269,10 @@ def remove_superseded(run: RunFolder, *, force: bool = False) -> tuple[list[Tree
         document = run.read_superseded()
         left = {} if document is None else document.left
         # Who holds stamps this document first, then reads it: without the stamp nobody has overlooked the list.
-        leased = document is not None and document.leases
-        held = _find_held(run, document, force=force) if document is not None and leased else ()
+        held: Collection[int] = ()
+        if document is not None and document.leases and left:
+            look = functools.partial(end_leases, run, left, force=left if force else ())
+            held = unless_denied(run.store, look, lambda: () if force else left)
         for step, attempt in left.items():
             with collect_errors(errors):
                 if step not in held:
@@ -279,16 +281,6 @@ def remove_superseded(run: RunFolder, *, force: bool = False) -> tuple[list[Tree
             run.remove_left()
             return errors, None
     return errors, document
-
-
-def _find_held(run: RunFolder, document: SupersededSteps, *, force: bool) -> Collection[int]:
-    """Return the superseded steps that somebody holds; all where leases may be there, and a bucket denies to list."""
-    left = document.left
-    return unless_denied(
-        run.store,
-        lambda: end_leases(run, left, force=left if force else ()) if left else (),
-        lambda: left if document.leases and not force else (),
-    )
 
 
 @contextlib.contextmanager

@@ -139,15 +139,12 @@ def list_records(
     of = {verdict.step: verdict for verdict in verdicts}
     of |= {one.step: Verdict(step=one.step, kept=True, reasons=(_PASSED,)) for one in records.passed}
     same = "step", "saved", "nbytes", "seconds", "metrics", "temporary"
-    held = held or {}
-    there = [
-        members_of(one, *same) | members_of(of[one.step], "kept", "reasons")
-        for one in records.readable
-        if one.step in of
-    ]
-    steps = [
-        RunStep(path=os.fspath(step_path(path, one["step"])), held=held.get(one["step"], ""), **one) for one in there
-    ]
+    steps = []
+    for one in records.readable:
+        if (verdict := of.get(one.step)) is not None:
+            told = members_of(one, *same) | members_of(verdict, "kept", "reasons")
+            place, by = os.fspath(step_path(path, one.step)), (held or {}).get(one.step, "")
+            steps.append(RunStep(path=place, held=by, **told))
     unread = [f"step {step} cannot be read, and is not removed: {error}" for step, error in records.unreadable.items()]
     return RunListing(path=shown, steps=steps, keep=records.keep, save_every=records.save_every, notes=unread)
 

@@ -4,31 +4,33 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import operator
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, Literal, SupportsIndex, TypeVar
 
+import numpy as np
+
 from treering._arrays.host import this_processes
 from treering._background.saves import raise_unreported, wait_for
 from treering._checkpoint.save_options import Increment
 from treering._coordination.allgather import allgather_with_deadline, broadcast
 from treering._coordination.message_board import PathMessageBoard
-from treering._printable import show_path
+from treering._printable import kind_of, show_path
 from treering._runs.folder import RunFolder
 from treering._runs.gc import KnownSteps, collect, judge, remove_steps
 from treering._runs.leases import NOT_CALLED, CommitCalls, Lease, StepWatch, held_in, hold_step
 from treering._runs.outcomes import SaveOutcomes
 from treering._runs.results import StepCommit
 from treering._runs.schedule import SaveSchedule, Signals
-from treering._runs.step_notes import require_step_number
 from treering._runs.steps import latest_of, missing_step, noted_steps, read_run, records_of, step_path, steps_of
 from treering._store.resolve import absolute, new_folder_path
 from treering._values import timing
-from treering._values.checkpoint_names import step_of_name
+from treering._values.checkpoint_names import HIGHEST_STEP, step_of_name
 from treering._values.human import near, steps_text
-from treering._values.processes import Processes, timeout_seconds
+from treering._values.processes import timeout_seconds
 from treering._values.telemetry import warn_of
 from treering.errors import (
     ClosedError,
@@ -169,10 +171,6 @@ class RunState:
         doing = f"look for the latest step of {self.shown!r}"
         return self.broadcast(lambda: find_latest(self.path), doing, before=before)
 
-    def processes(self) -> Processes:
-        """Return the processes of the job."""
-        return this_processes(())
-
     def wait(self, timeout: float | None) -> None:
         """Wait until nothing of the run is in flight; raise what failed, unless that was told.
 
@@ -295,18 +293,14 @@ class RunState:
         if not self.has_saved or this_processes(()).is_coordinator:
             return
         with self.outcomes.warning("waiting for the removals"):
-            self._watch_removals(end)
-
-    def _watch_removals(self, end: float) -> None:
-        while going := self._still_there():
-            if time.monotonic() >= end:
-                what = f"process 0 has not removed {steps_text(going)} of {self.shown!r}, which `keep` does not keep"
-                error = TimedOutError(
-                    what, hint="find out what happened to it; all processes have to pass the same `keep`"
-                )
-                error.missing = (0,)
-                raise error
-            time.sleep(timing.current.removal_pause)
+            while going := self._still_there():
+                if time.monotonic() >= end:
+                    what = (
+                        f"process 0 has not removed {steps_text(going)} of {self.shown!r}, which `keep` does not keep"
+                    )
+                    hint = "find out what happened to it; all processes have to pass the same `keep`"
+                    raise TimedOutError(what, hint=hint, missing=(0,))
+                time.sleep(timing.current.removal_pause)
 
     def _still_there(self) -> list[int]:
         """Return the steps that process 0 is about to remove: of those that it spared, ``run.json`` still tells."""
@@ -462,3 +456,26 @@ def _other_roots(path: Path, search: Sequence[str | os.PathLike[str]]) -> list[P
         raise UnsupportedError(f"search is {search!r:.200}, but must be a list of paths", hint="write search=[path]")
     others = dict.fromkeys(absolute(new_folder_path(other)) for other in search)
     return [other for other in others if other != path]
+
+
+def require_step_number(step: Any) -> int:
+    """Return a step as an int; numpy's and jax's are taken too.
+
+    Raises:
+        UnsupportedError: it is no number of a step.
+
+    Example:
+        >>> require_step_number(np.int32(7))
+        7
+    """
+    hint = "steps are ints from 0 to 2**63 - 1"
+    try:
+        number = operator.index(step)
+    except TypeError:
+        if not isinstance(step, str | float | None):
+            hint = "the step is the first argument: run.save(step, tree), run.load(step, like=tree)"
+            raise UnsupportedError(f"{kind_of(step)} is not a step", hint=hint) from None
+        number = -1
+    if isinstance(step, bool | np.bool_) or not 0 <= number <= HIGHEST_STEP:
+        raise UnsupportedError(f"{step!r:.100} is not a step", hint=hint)
+    return number

@@ -10,8 +10,9 @@ import os
 import secrets
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from typing import Any, SupportsIndex
+from typing import Any, Final, SupportsIndex, TypeAlias
 
+import jax
 import numpy as np
 
 from treering._arrays.host import this_processes
@@ -20,7 +21,8 @@ from treering._background.writer import PendingSave
 from treering._checkpoint.save import begin_save, counted
 from treering._checkpoint.save_options import SaveOptions
 from treering._format.document import INDEX_NAME
-from treering._format.run_document import Resumes
+from treering._format.run_document import Resumes, StepNote, add_note
+from treering._printable import kind_of
 from treering._runs.fallback import require_whole
 from treering._runs.folder import RunFolder
 from treering._runs.gc import raise_first, remove_judged, tidy_steps
@@ -29,8 +31,7 @@ from treering._runs.leases import end_leases, leave_leases
 from treering._runs.outcomes import BegunSave
 from treering._runs.removal import announce_superseded, collect_errors, remove_superseded, withdraw_on_failure
 from treering._runs.results import StepSave
-from treering._runs.run_state import RunState
-from treering._runs.step_notes import require_step_number, step_metadata
+from treering._runs.run_state import RunState, require_step_number
 from treering._runs.steps import latest_known, names_in, noted_steps, require_run, step_path, steps_from
 from treering._store.waiting import warn_denied
 from treering._values.checkpoint_names import LEFT_DOCUMENT, step_name, step_of_name
@@ -45,8 +46,14 @@ from treering.errors import (
     PermissionDeniedError,
     StoreError,
     TreeringError,
+    UnsupportedError,
 )
 from treering.rules import Decision, unknown_metrics
+
+_Given: TypeAlias = Mapping[str, Any] | None
+_NUMBERS: Final = (int, float, np.generic, np.ndarray, jax.Array)
+# Of numpy: truth values, ints, floats; V: those of ml_dtypes, bfloat16 for instance.
+_KINDS: Final = "biufV"
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -81,7 +88,7 @@ def save_step(run: RunState, step: SupportsIndex, tree: Any, **wishes: Any) -> S
             raise
         number = operator.index(step)
         run.schedule.pass_over(number)
-        return run.outcomes.fail(number, error, run.timeout, raises=run.processes().count == 1)
+        return run.outcomes.fail(number, error, run.timeout, raises=this_processes(()).count == 1)
     if saved:
         note_duration("save/blocked", start)
     return saved
@@ -239,6 +246,54 @@ def order_of(run: RunState, step: int, *, rollback: bool, is_coordinator: bool) 
     return Order(replaced=step in there, left=later, mark=mark, noted=noted)
 
 
+def step_metadata(
+    step: int, saved: float, *, metrics: _Given, metadata: _Given, temporary: bool, mark: str | None = None
+) -> dict[str, Any]:
+    """Return the metadata of a step's checkpoint: the user's, and the run's own note.
+
+    Args:
+        step: its number.
+        saved: when it is saved, in POSIX seconds.
+        metrics: the user's numbers, by name.
+        metadata: the user's JSON.
+        temporary: whether it goes when a newer step is committed.
+        mark: that of the list of the steps which it leaves behind, if it does.
+
+    Raises:
+        UnsupportedError: something is of another type, or cannot be noted.
+
+    Example:
+        >>> noted = step_metadata(7, 0.0, metrics={"loss": np.float32(0.5)}, metadata=None, temporary=False)
+        >>> noted["treering"]["metrics"]
+        {'loss': 0.5}
+    """
+    if not isinstance(metadata, Mapping | None):
+        raise UnsupportedError(f"metadata is {kind_of(metadata)}, not a dict of JSON")
+    note = StepNote(step=step, saved=saved, metrics=_numbers(metrics), temporary=temporary, mark=mark)
+    return add_note(metadata or {}, note)
+
+
+def _numbers(metrics: _Given) -> dict[str, float]:
+    if not isinstance(metrics, Mapping | None):
+        raise UnsupportedError(f"metrics is {kind_of(metrics)}, not a dict of numbers")
+    given: Mapping[Any, Any] = metrics or {}
+    for name in given:
+        if not isinstance(name, str) or not name:
+            raise UnsupportedError(f"the metric {name!r:.100} has no name: names are str")
+    return {name: _number(name, value) for name, value in given.items()}
+
+
+def _number(name: str, value: Any) -> float:
+    kind = value.dtype.kind if isinstance(value, np.generic | np.ndarray | jax.Array) else "f"
+    if isinstance(value, _NUMBERS) and np.ndim(value) == 0 and kind in _KINDS:
+        try:
+            return float(value)
+        except (TypeError, ValueError, OverflowError) as error:
+            raise UnsupportedError(f"the metric {name!r:.100} is {value!r:.100}, which is not a number") from error
+    hint = "metrics are numbers: int, float, or an array without axes"
+    raise UnsupportedError(f"the metric {name!r:.100} is {value!r:.100}", hint=hint)
+
+
 def _still_passed(run: RunState, step: int) -> frozenset[int]:
     """Return this step and later ones that this process passed over when it resumed, and nobody has saved anew."""
     marks = {each: mark for each, mark in run.passed.items() if each >= step}
@@ -380,7 +435,11 @@ def _remove(
         known.records |= {old: noted[old] for old in spared}
         with collect_errors(errors):
             known.write(run, state.keep_text, state.save_every_text, may_wait=False)
-    return _remove_judged(run, {old: going[old] for old in going if old not in spared}, errors)
+    # One whose index turns out to be damaged stays, and ends no training: `gc` and `verify` say so.
+    refused: list[TreeringError] = []
+    removed = remove_judged(run, {old: going[old] for old in going if old not in spared}, refused)
+    errors += [error for error in refused if not isinstance(error, CorruptError)]
+    return removed
 
 
 def _find_held(
@@ -409,11 +468,3 @@ def _let_go(state: RunState, step: int, going: dict[int, str]) -> None:
         require_whole(state.path, step)
         state.held = None
         going |= {} if kept is None else {held: kept}
-
-
-def _remove_judged(run: RunFolder, going: Mapping[int, str], errors: list[TreeringError]) -> list[int]:
-    """Remove steps; one whose index turns out to be damaged stays, and ends no training: `gc` and `verify` say so."""
-    refused: list[TreeringError] = []
-    removed = remove_judged(run, going, refused)
-    errors += [error for error in refused if not isinstance(error, CorruptError)]
-    return removed

@@ -20,9 +20,8 @@ from treering._codec.zarr import ZarrArray, chunk_count, parse_zarray
 from treering._format.index import Container, Index, LeafType
 from treering._format.listing import list_index
 from treering._format.structure import build
-from treering._leaves.documents.foreign import foreign_record
 from treering._leaves.documents.index import Entry, parse_leaves_index
-from treering._leaves.documents.join import join_records
+from treering._leaves.documents.join import foreign_record, join_records
 from treering._leaves.documents.record import UNMARKED, ChunkLayout, LeavesRecord, arrays_of, first_checksums
 from treering.errors import CorruptError, TreeringError, UnsupportedError
 
