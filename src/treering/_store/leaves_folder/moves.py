@@ -11,20 +11,22 @@ import errno
 import os
 import stat
 import unicodedata
-from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 
 from treering._codec.zarr import marker_of, number_of_chunk, parse_zarray
-from treering._store.crew import FirstError, work_together
+from treering._store.api import Kind
+from treering._store.crew import map_together
 from treering._store.failures import with_errno
 from treering._store.leaves_api import Move
+from treering._store.leaves_folder.leaves_folder import read_small
 from treering._store.posix import descriptors
 from treering._store.posix.folder import Folder
-from treering._store.posix.folder_tree import FILE, FOLDER, OTHER, FolderTree, Parts
+from treering._store.posix.folder_tree import FolderTree, Parts
 from treering._values.leaves_names import ATTEMPTS, ZARRAY, parts_of, staged_leaves
 from treering.errors import CorruptError, ExistsError, LinkRefusedError, TreeringError
 
 _ABSENT = (FileNotFoundError, NotADirectoryError, LinkRefusedError)
+_LARGEST_ZARRAY = 1 << 20
 _OCCUPIED = frozenset({errno.ENOTEMPTY, errno.EEXIST, errno.EACCES, errno.EPERM})
 
 
@@ -36,7 +38,7 @@ class ReplacedFiles:
     """Names of files by folder, in the order in which they go."""
     folders: set[Parts] = dataclasses.field(default_factory=set)
     """The folders of the leaves themselves, whether something of them is there or not."""
-    staying: dict[Parts, dict[str, str]] = dataclasses.field(default_factory=dict)
+    staying: dict[Parts, dict[str, Kind]] = dataclasses.field(default_factory=dict)
     """What stays in each folder that was looked at, and what it is; `clear` removes folders in which nothing stays."""
 
     def emptied(self) -> list[Parts]:
@@ -61,9 +63,9 @@ def survey(tree: FolderTree, moves: Sequence[Move]) -> ReplacedFiles:
         with contextlib.suppress(*_ABSENT, CorruptError):
             parts = parts_of(folder)
             replaced.folders.add(parts)
-            if _staying(tree, replaced, parts).get(ZARRAY) != FILE:
+            if _staying(tree, replaced, parts).get(ZARRAY) is not Kind.FILE:
                 continue
-            text = tree.read_small(parts, ZARRAY)
+            text = read_small(tree, parts, ZARRAY, _LARGEST_ZARRAY)
             if marker_of(text) not in moving:
                 _survey_chunks(tree, parts, text, replaced)
                 replaced.files[parts] = [*replaced.files.pop(parts, ()), ZARRAY]
@@ -73,12 +75,12 @@ def survey(tree: FolderTree, moves: Sequence[Move]) -> ReplacedFiles:
     for parts in replaced.emptied():
         with contextlib.suppress(*_ABSENT):
             above = _staying(tree, replaced, parts[:-1])
-            if above.get(parts[-1]) == FOLDER and not _staying(tree, replaced, parts):
+            if above.get(parts[-1]) is Kind.PLACE and not _staying(tree, replaced, parts):
                 del above[parts[-1]]
     return replaced
 
 
-def _staying(tree: FolderTree, replaced: ReplacedFiles, parts: Parts) -> dict[str, str]:
+def _staying(tree: FolderTree, replaced: ReplacedFiles, parts: Parts) -> dict[str, Kind]:
     if parts not in replaced.staying:
         replaced.staying[parts] = tree.scan(parts)
     return replaced.staying[parts]
@@ -95,10 +97,10 @@ def _survey_chunks(tree: FolderTree, parts: Parts, zarray: bytes, replaced: Repl
         here = waiting.pop()
         found = _staying(tree, replaced, here)
         start = "".join(f"{part}/" for part in here[len(parts) :])
-        files = [name for name, kind in found.items() if kind == FILE]
+        files = [name for name, kind in found.items() if kind is Kind.FILE]
         if chunks := [name for name in files if number_of_chunk(array, start + name) is not None]:
             replaced.files[here] = chunks
-        waiting += [(*here, name) for name, kind in found.items() if kind == FOLDER and name.isdecimal()]
+        waiting += [(*here, name) for name, kind in found.items() if kind is Kind.PLACE and name.isdecimal()]
 
 
 def clear(tree: FolderTree, replaced: ReplacedFiles) -> None:
@@ -115,7 +117,7 @@ def clear(tree: FolderTree, replaced: ReplacedFiles) -> None:
             tree.remove_empty(parts)
 
 
-def _walk_staged(tree: FolderTree, attempt: str, is_done: Callable[[Parts, str, str], bool]) -> list[Parts]:
+def _walk_staged(tree: FolderTree, attempt: str, is_done: Callable[[Parts, str, Kind], bool]) -> list[Parts]:
     """Walk through what an attempt has staged, and return the folders that were entered, as parts of key paths.
 
     Args:
@@ -148,7 +150,7 @@ def move_staged(tree: FolderTree, attempt: str) -> list[Parts]:
     """
     source = staged_leaves(attempt)
     into = _walk_staged(
-        tree, attempt, lambda to, name, kind: _rename(tree, (*source, *to), name, to, folder=kind == FOLDER)
+        tree, attempt, lambda to, name, kind: _rename(tree, (*source, *to), name, to, folder=kind is Kind.PLACE)
     )
     for to in reversed(into):
         tree.remove_empty((*source, *to))
@@ -181,7 +183,7 @@ def require_free(tree: FolderTree, attempt: str, replaced: ReplacedFiles) -> Non
     """
     folds = tree.find((), ATTEMPTS.upper()) is not None  # some systems take ``W`` and ``w`` for the same
 
-    def is_free(here: Parts, name: str, kind: str) -> bool:
+    def is_free(here: Parts, name: str, kind: Kind) -> bool:
         try:
             there = _staying(tree, replaced, here)
         except FileNotFoundError:  # somebody removed it meanwhile
@@ -195,9 +197,9 @@ def require_free(tree: FolderTree, attempt: str, replaced: ReplacedFiles) -> Non
         elif found is None:
             if folds and _folded(name) in map(_folded, there):
                 what = "what has the same name in other letters"
-        elif found != kind:
+        elif found is not kind:
             what = _IN_THE_WAY[found]
-        elif kind == FOLDER:
+        elif kind is Kind.PLACE:
             return False
         elif not lost:
             what = "a file that no index lists"
@@ -208,7 +210,9 @@ def require_free(tree: FolderTree, attempt: str, replaced: ReplacedFiles) -> Non
     _walk_staged(tree, attempt, is_free)
 
 
-_IN_THE_WAY = {FILE: "a file", FOLDER: "a folder that is not replaced", OTHER: "a device, a pipe or a socket"}
+_IN_THE_WAY = {
+    Kind.FILE: "a file", Kind.PLACE: "a folder that is not replaced", Kind.OTHER: "a device, a pipe or a socket",
+}  # fmt: skip
 
 
 def _in_the_way_error(tree: FolderTree, parts: Parts, name: str, what: str) -> ExistsError:
@@ -222,7 +226,7 @@ def _folded(name: str) -> str:
     return unicodedata.normalize("NFD", name).casefold()
 
 
-_THREADS = 4
+_THREADS = 5  # that of the caller is one of them
 _ONE_BY_ONE = 32
 _CONTENT = (os.O_RDWR if os.name == "nt" else os.O_RDONLY) | getattr(os, "O_NONBLOCK", 0)
 
@@ -243,7 +247,7 @@ def sync_written(
     """
     if folder.descriptor is not None and descriptors.sync_file_system(folder.descriptor):
         return
-    jobs: deque[tuple[Parts, str | None]] = deque()
+    jobs: list[tuple[Parts, str | None]] = []
     folders: dict[Parts, None] = {parts[:count]: None for count in range(len(parts), -1, -1)}
     for below, names in written:
         here = (*parts, *below)
@@ -259,27 +263,19 @@ def sync_folders(folder: Folder, tree: FolderTree, folders: Iterable[Parts]) -> 
     Raises:
         OSError: the system refused; it is not asked again.
     """
-    jobs: deque[tuple[Parts, str | None]] = deque((parts, None) for parts in folders)
+    jobs: list[tuple[Parts, str | None]] = [(parts, None) for parts in folders]
     if len(jobs) > _ONE_BY_ONE and folder.descriptor is not None and descriptors.sync_file_system(folder.descriptor):
         return
     _sync(tree, jobs)
 
 
-def _sync(tree: FolderTree, jobs: deque[tuple[Parts, str | None]]) -> None:
-    failure = FirstError()
+def _sync(tree: FolderTree, jobs: Sequence[tuple[Parts, str | None]]) -> None:
+    def sync(job: tuple[Parts, str | None]) -> None:
+        parts, name = job
+        if name is None:
+            tree.sync(parts)
+            return
+        with tree.open(parts, name, _CONTENT) as opened:
+            descriptors.sync(opened.number)
 
-    def work() -> None:
-        while failure.error is None:
-            with failure:
-                try:
-                    parts, name = jobs.popleft()
-                except IndexError:
-                    return
-                if name is None:
-                    tree.sync(parts)
-                    continue
-                with tree.open(parts, name, _CONTENT) as opened:
-                    descriptors.sync(opened.number)
-
-    work_together(work, _THREADS if len(jobs) > _ONE_BY_ONE else 0)
-    failure.reraise()
+    map_together(sync, jobs, _THREADS if len(jobs) > _ONE_BY_ONE else 1)

@@ -15,13 +15,14 @@ import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from treering._store.api import Kind
 from treering._store.failures import naming, with_errno
 from treering._store.leaves_api import LeafFile, LeafWriter, LeavesSave, MakeUpdate, Unfinished
 from treering._store.leaves_folder.commit import AttemptFolder, LeavesCommit, sweep_unfinished
 from treering._store.leaves_folder.moves import sync_written
 from treering._store.posix import descriptors
 from treering._store.posix.folder import Folder, make_folder, remove_folders, resolved_folder, sync_parent
-from treering._store.posix.folder_tree import FOLDER, FolderTree, Parts
+from treering._store.posix.folder_tree import FolderTree, Parts
 from treering._store.posix.store import PosixStore
 from treering._store.posix.writing import write_content
 from treering._values import timing
@@ -306,4 +307,4 @@ class StagedLeaves(_StagedFiles, LeavesSave):
     def _staged_files(self) -> Iterator[tuple[Parts, list[str]]]:
         """Yield the folders of all staged files, and the names in them: a manager and other processes write too."""
         for here, found in self._tree.walk(self._staged):
-            yield here[len(self._staged) :], [name for name, kind in found.items() if kind != FOLDER]
+            yield here[len(self._staged) :], [name for name, kind in found.items() if kind is not Kind.PLACE]

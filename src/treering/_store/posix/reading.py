@@ -10,12 +10,11 @@ import os
 import re
 import stat
 import threading
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from treering._store.api import Reader, Version, require_range
-from treering._store.crew import FirstError, work_together
+from treering._store.crew import map_together
 from treering._store.posix.descriptors import OpenDescriptor
 from treering._store.posix.folder import READ, Folder, require_file
 from treering._values.human import pluralize
@@ -163,20 +162,7 @@ class LocalFile(Reader):
             for offset, views in _split(jobs):
                 self._fill(offset, views)
             return
-        todo = deque(_split(jobs))
-        failure = FirstError()
-
-        def work() -> None:
-            while failure.error is None:
-                with failure:
-                    try:
-                        offset, views = todo.popleft()
-                    except IndexError:
-                        return
-                    self._fill(offset, views)
-
-        work_together(work, 1)
-        failure.reraise()
+        map_together(lambda job: self._fill(*job), list(_split(jobs)), 2)
 
     def map(self) -> mmap.mmap:
         """Map the whole file, read-only. Whoever cuts the file short afterwards ends this process at the next touch.

@@ -109,7 +109,7 @@ class PosixStore(Store):
 
     def places(self) -> list[str]:
         """Return the names of the folders in it; a link to one is none."""
-        return self.folder.folders()
+        return [name for name, kind in self.folder.scan().items() if kind is Kind.PLACE]
 
     def find(self, name: str) -> Entry | None:
         """Return what is known of ``name``; of the folder itself where that is empty."""
