@@ -65,14 +65,12 @@ class LeavesFolder(OpenLeaves):
         self.path = path
         self._shown = os.fspath(path)
         with naming(self._shown, "read"):
-            self._folder = Folder(resolved_folder(self._shown))
-        self.store = PosixStore.over(self._folder, path=path)
-        self._tree = FolderTree(self._folder, self._shown)
+            self._tree = FolderTree(Folder(resolved_folder(self._shown)), self._shown)
+        self.store = PosixStore.over(self._tree.root, path=path)
 
     def close(self) -> None:
         """Close the directory; files opened from it stay open."""
         self._tree.close()
-        self._folder.close()
 
     def read_index(self) -> bytes:
         """Return the bytes of the index."""

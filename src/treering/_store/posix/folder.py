@@ -65,12 +65,12 @@ class Folder(Closable):
         """
         self.path = path
         self._opened = descriptors.open_folder(path) if opened is None else opened
+        self._lock_file: OpenDescriptor | None = None  # where folders cannot be locked
 
     def close(self) -> None:
         """Close the folder. May be called twice."""
         if self._opened is not None:
-            with contextlib.suppress(OSError):
-                self._opened.close()
+            self._opened.close()
 
     @property
     def descriptor(self) -> int | None:
@@ -85,12 +85,36 @@ class Folder(Closable):
             raise OSError(errno.EBADF, os.strerror(errno.EBADF))
         return name, start
 
-    def lock(self) -> bool | None:
-        """Take its lock without waiting, as `descriptors.lock`; closing gives it back."""
-        return None if self._opened is None else self._opened.lock()
+    def lock(self) -> bool:
+        """Take the right to write into it without waiting, which one saver has at a time; closing gives it back.
+
+        The lock is on the folder itself: it leaves no file, and ends with its holder. Where folders cannot be locked, a
+        lock file stands for it: its being there is the lock. Windows removes it with its holder; elsewhere you have to,
+        after a crash.
+
+        Returns:
+            False when another saver has it.
+
+        Raises:
+            OSError: the system refused to say.
+        """
+        answer = None if self._opened is None else self._opened.lock()
+        if answer is not None:
+            return answer
+        if self._lock_file is not None and self._lock_file.number >= 0:
+            return False
+        self._lock_file = OpenDescriptor()
+        with contextlib.suppress(FileExistsError):
+            self.create(LOCK_FILE, flags=getattr(os, "O_TEMPORARY", 0), into=self._lock_file)
+        return self._lock_file.number >= 0
 
     def unlock(self) -> None:
-        """Give its lock back at once."""
+        """Let others have it at once; the folder is still open. May be called twice."""
+        if self._lock_file is not None and self._lock_file.number >= 0:
+            if os.name != "nt":  # Windows removes it when it is closed
+                with contextlib.suppress(OSError):
+                    self.remove(LOCK_FILE)
+            self._lock_file.close()
         if self._opened is not None:
             self._opened.unlock()
 
@@ -250,6 +274,10 @@ class Folder(Closable):
         if self._opened is not None:
             descriptors.sync_folder(self._opened.number)
 
+    def sync_file_system(self) -> bool:
+        """Make everything on its file system durable, as `descriptors.sync_file_system`."""
+        return self._opened is not None and descriptors.sync_file_system(self._opened.number)
+
     def require_space(self, size: int) -> None:
         """Refuse early what cannot fit on its file system."""
         if self._opened is not None:
@@ -276,41 +304,6 @@ def _size_and_head(number: int, most: int) -> tuple[int, bytes] | None:
         found = os.fstat(number)
         return (found.st_size, os.pread(number, most, 0)) if stat.S_ISREG(found.st_mode) else None
     return None
-
-
-class FolderLock:
-    """The right to write into an open folder, held by one saver at a time.
-
-    The lock is on the folder itself: it leaves no file, and ends with its holder. Where folders cannot be locked, a
-    lock file stands for it: its being there is the lock. Windows removes it with its holder; elsewhere you have to,
-    after a crash.
-    """
-
-    def __init__(self, folder: Folder) -> None:
-        self._folder = folder
-        self._file = OpenDescriptor()  # that of the lock file, where folders cannot be locked
-
-    def take(self) -> bool:
-        """Take the lock without waiting; False when somebody else holds it.
-
-        Raises:
-            OSError: the system refused to say.
-        """
-        if (answer := self._folder.lock()) is not None:
-            return answer
-        with contextlib.suppress(FileExistsError):
-            self._folder.create(LOCK_FILE, flags=getattr(os, "O_TEMPORARY", 0), into=self._file)
-        return self._file.number >= 0
-
-    def give_back(self) -> None:
-        """Let others have it; the folder is still open. May be called twice."""
-        if self._file.number >= 0:
-            if os.name != "nt":  # Windows removes it when it is closed
-                with contextlib.suppress(OSError):
-                    self._folder.remove(LOCK_FILE)
-            with contextlib.suppress(OSError):
-                self._file.close()
-        self._folder.unlock()
 
 
 def resolved(path: str) -> str:

@@ -15,7 +15,7 @@ import stat
 import threading
 from collections.abc import Iterable, Iterator, Sequence
 
-from treering._store.api import Kind
+from treering._store.api import Closable, Kind
 from treering._store.failures import link_error
 from treering._store.pieces import Buffer, write_all
 from treering._store.posix import folder
@@ -32,23 +32,27 @@ _IN_THE_WAY = frozenset({errno.ENOTDIR, errno.ELOOP, errno.EMLINK})
 _FULL = frozenset({errno.ENOTEMPTY, errno.EEXIST})
 
 
-class FolderTree:
+class FolderTree(Closable):
     """What lies below an open folder. Any thread may ask; every method may raise ``OSError``.
 
     A folder on the way that is a link raises ``LinkRefusedError``, one that is a file ``NotADirectoryError``.
+
+    Attributes:
+        root: the open folder.
     """
 
     def __init__(self, root: Folder, shown: str) -> None:
-        """Look below ``root``, which the caller calls ``shown`` and closes after this."""
-        self._root = root
+        """Look below ``root``, which the caller calls ``shown`` and which is closed with this."""
+        self.root = root
         self._shown = shown
         self._open: dict[Parts, Folder] = {}  # the last one used is the last one
         self._latest: Parts = ()
         self._lock = threading.Lock()
 
     def close(self) -> None:
-        """Close the folders that stayed open."""
+        """Close the folders that stayed open, and the root."""
         self.forget(())
+        self.root.close()
 
     def forget(self, parts: Parts) -> None:
         """Close that folder, and those below it: they may not be what is there now."""
@@ -211,7 +215,7 @@ class FolderTree:
         known = len(parts)
         while known and parts[:known] not in self._open:
             known -= 1
-        here = self._root
+        here = self.root
         if known:
             here = self._open[parts[:known]] = self._open.pop(parts[:known])  # the last one used
         for count in range(known + 1, len(parts) + 1):

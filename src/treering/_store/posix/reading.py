@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import errno
 import mmap
@@ -118,8 +117,7 @@ class LocalFile(Reader):
     def close(self) -> None:
         """Close the file; mappings made from it stay valid."""
         if self._opened is not None:
-            with contextlib.suppress(OSError):  # what was read was read
-                self._opened.close()
+            self._opened.close()
 
     @property
     def _descriptor(self) -> int:
@@ -136,15 +134,10 @@ class LocalFile(Reader):
         part = self._read_some(offset, count)
         if len(part) == count:
             return part
-        parts: list[bytes] = []
-        while count:
-            if not part:
-                raise self._cut_short(offset)
-            parts.append(part)
-            offset += len(part)
-            count -= len(part)
-            part = self._read_some(offset, count)
-        return b"".join(parts)
+        data = bytearray(count)
+        data[: len(part)] = part
+        self._fill(offset + len(part), [memoryview(data)[len(part) :]])
+        return bytes(data)
 
     def read_into(self, jobs: Sequence[tuple[int, memoryview]]) -> None:
         """Fill each writable buffer with the bytes from its offset on; large totals with two threads.
