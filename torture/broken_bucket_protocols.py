@@ -31,8 +31,7 @@ def take_absence_as_base(key: str, expired: Expired, **_: bool) -> Steps[Content
 
 def commit_by_create(key: str, index: bytes, base: Any, attempt: str, expired: Expired) -> Steps[Outcome]:
     condition = Absent.ABSENT if base == _NOTHING else base
-    change = yield from real._swap(key, index, condition, lambda found: real._has_committed(found, attempt), expired)
-    return change.outcome
+    return (yield from real._swap(key, index, condition, lambda found: real._has_committed(found, attempt), expired))
 
 
 def commit_without_condition(key: str, index: bytes, base: Any, _: str, expired: Expired) -> Steps[Outcome]:
@@ -45,8 +44,7 @@ def commit_without_condition(key: str, index: bytes, base: Any, _: str, expired:
 
 def commit_and_compare(compare: Callable[[Content, bytes, str], Outcome | None]) -> Callable[..., Steps[Outcome]]:
     def commit(key: str, index: bytes, base: Any, attempt: str, expired: Expired) -> Steps[Outcome]:
-        change = yield from real._swap(key, index, base, lambda found: compare(found, index, attempt), expired)
-        return change.outcome
+        return (yield from real._swap(key, index, base, lambda found: compare(found, index, attempt), expired))
 
     return commit
 

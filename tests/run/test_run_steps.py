@@ -252,15 +252,12 @@ class TestCollecting:
 
     def test_a_step_that_somebody_saves_to_is_for_the_next_time(self, run: Path) -> None:
         with Folder(str(step_path(run, 10))) as folder:
-            from treering._store.posix.folder import FolderLock
-
-            lock = FolderLock(folder)
-            assert lock.take()
+            assert folder.lock()
             collect(run, KeepLast(1))
             assert steps_of(run) == [10, 30]
             with pytest.raises(BusyError, match="step_00000010"):
                 remove_steps(run, [10])
-            lock.give_back()
+            folder.unlock()
         collect(run, KeepLast(1))
         assert steps_of(run) == [30]
 

@@ -347,8 +347,8 @@ def test_the_journal_of_a_living_writer_on_another_machine_is_respected(tmp_path
     with folder_at(tmp_path, overwrite=True) as far:
         index = write(far, b"far")
         # Its lock of the folder is not seen here: network file systems lock folders for one machine only.
-        lock, far._transaction._lock = far._transaction._lock, None  # type: ignore[attr-defined]
-        lock.give_back()
+        lock, far._transaction._locked = far._transaction._locked, None  # type: ignore[attr-defined]
+        lock.unlock()
         with pytest.raises(BusyError, match="another process is saving"):
             save(tmp_path, b"near", overwrite=True)
         far.commit(index)

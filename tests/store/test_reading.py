@@ -311,7 +311,7 @@ def test_closing_gives_the_lock_back_though_a_child_has_the_file(tmp_path: Path)
 def test_a_closed_folder_is_not_the_current_one(tmp_path: Path) -> None:
     with Folder(str(tmp_path)) as folder:
         pass
-    for ask in (folder.names, folder.folders, lambda: folder.find("x")):
+    for ask in (folder.names, folder.scan, lambda: folder.find("x")):
         with pytest.raises(OSError, match="Bad file descriptor") as caught:
             ask()
         assert caught.value.errno == errno.EBADF

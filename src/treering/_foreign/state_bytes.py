@@ -28,8 +28,7 @@ from treering._foreign.msgpack_source import read_state, scan_views
 from treering._store.crew import FirstError, work_together
 from treering._store.failures import naming_file
 from treering._store.pieces import Readable, is_lasting
-from treering._store.resolve import file_path, needs_nonce, new_file_path, open_file, write_file
-from treering._store.streams import write_stream
+from treering._store.resolve import file_path, needs_nonce, new_file_path, open_file, write_file, write_stream
 from treering._tree.placement import aval_of, is_concrete, resolve_shardings
 from treering._tree.state_dict import from_state_dict, partial_state_dict, require_match, to_state_dict
 from treering._values.human import pluralize

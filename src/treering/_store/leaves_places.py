@@ -39,7 +39,7 @@ def begin_leaves_save(
         return StagedLeaves(path, unfinished, attempt=attempt, nbytes=nbytes)
     from treering._store.unmoved_leaves import LeavesAttempt
 
-    return LeavesAttempt(store_at(path), path, list_later, attempt=attempt, nbytes=nbytes)
+    return LeavesAttempt(store_at(path), path, list_later, attempt=attempt)
 
 
 def join_leaves_save(path: Path, attempt: str, nbytes: int) -> LeafWriter:
@@ -52,4 +52,4 @@ def join_leaves_save(path: Path, attempt: str, nbytes: int) -> LeafWriter:
         return JoinedLeaves(path, attempt, nbytes)
     from treering._store.unmoved_leaves import JoinedAttempt
 
-    return JoinedAttempt(store_at(path), path, attempt, nbytes)
+    return JoinedAttempt(store_at(path), path, attempt)

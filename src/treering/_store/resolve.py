@@ -5,11 +5,13 @@ from __future__ import annotations
 import contextlib
 import errno
 import functools
+import io
 import itertools
 import os
+import stat
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path, PurePath
-from typing import TYPE_CHECKING, Final, cast
+from typing import TYPE_CHECKING, BinaryIO, Final, cast
 
 from treering._printable import kind_of
 from treering._store.api import Entry, Kind, Reader, StagedFolder, Store
@@ -23,14 +25,13 @@ from treering._store.objects.url import (
     url_meant,
     web_path,
 )
-from treering._store.pieces import Buffer
+from treering._store.pieces import Buffer, pieces
 from treering._store.posix import descriptors
 from treering._store.posix.folder import remove_folders
 from treering._store.posix.reading import LocalFile
-from treering._store.posix.staged_folder import stage_folder
 from treering._store.posix.store import PosixStore, entry_of
-from treering._store.posix.writing import replace_file
-from treering.errors import PermissionDeniedError, StoreError, UnsupportedError
+from treering._store.posix.writing import replace_file, stage_folder
+from treering.errors import PermissionDeniedError, StoreError, TreeringError, UnsupportedError
 
 if TYPE_CHECKING:
     from treering._store.objects.store import ObjectRoot
@@ -434,6 +435,70 @@ def write_file(
         replace_file(located(path), buffers, size, new=new)
     else:
         buckets.write_file(located(path), buffers, size, new=new, unique=unique)
+
+
+def write_stream(file: BinaryIO, buffers: Iterable[Buffer]) -> None:
+    """Write ``buffers`` at the position of an open binary file, flush it, and make it durable if it is a real file.
+
+    Not all or nothing: what was written before an error stays in the caller's file.
+
+    Args:
+        file: an object with ``write``; ``flush`` and ``fileno`` are used where there are any.
+        buffers: C-contiguous buffers of any item type.
+
+    Raises:
+        UnsupportedError: the file takes text.
+        StoreError: the file refused the bytes, or took only a part of them and blocks.
+
+    Example:
+        >>> import io
+        >>> file = io.BytesIO()
+        >>> write_stream(file, [b"tree", b"ring"])
+        >>> file.getvalue()
+        b'treering'
+    """
+    shown = _name_of(file)
+    given: object = file
+    if isinstance(given, io.TextIOBase):
+        raise UnsupportedError(f"{shown!r} is open for text", hint="open it in binary mode, 'wb'")
+    try:
+        for piece in pieces(buffers):
+            _write_to(file, piece)
+        if hasattr(file, "flush"):
+            file.flush()
+        _sync_if_real(file)
+    except TreeringError:
+        raise
+    except TypeError as error:
+        raise UnsupportedError(f"{shown!r} accepts no bytes: {error}", hint="open it in binary mode, 'wb'") from error
+    except OSError as error:
+        raise StoreError.of(error, shown, "write") from error
+
+
+def _write_to(file: BinaryIO, piece: memoryview) -> None:
+    while piece:
+        written: int | None = file.write(piece)
+        if written is None and not isinstance(file, io.IOBase):
+            return  # an object of the caller's that does not count what it took
+        if not written:
+            raise BlockingIOError("the file accepts no more bytes now")
+        piece = piece[written:]
+
+
+def _sync_if_real(file: BinaryIO) -> None:
+    try:
+        descriptor: object = file.fileno()
+    except (AttributeError, OSError):  # in memory, or a thing of the caller's own
+        return
+    if isinstance(descriptor, int) and stat.S_ISREG(os.fstat(descriptor).st_mode):
+        descriptors.sync(descriptor)
+
+
+def _name_of(file: BinaryIO) -> str:
+    name: object = None
+    with contextlib.suppress(AttributeError):
+        name = file.name
+    return name if isinstance(name, str) else f"<{type(file).__name__}>"
 
 
 def new_folder(path: str | os.PathLike[str], suffix: str) -> contextlib.AbstractContextManager[StagedFolder]:

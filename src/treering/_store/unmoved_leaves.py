@@ -176,8 +176,7 @@ class RequestQueue:
 
     def close(self) -> None:
         """End the threads; jobs that have not begun are left out. May be called twice."""
-        with self._failure:
-            raise _Closed
+        self._failure.error = self._failure.error or RuntimeError("this save has ended")
         for _ in range(self._threads.size):
             self._jobs.put(None)
         self._threads.close()
@@ -188,10 +187,6 @@ class RequestQueue:
                 if self._failure.error is None:
                     job()
             self._jobs.task_done()
-
-
-class _Closed(Exception):
-    """Nothing more is run."""
 
 
 # A file of up to this size is copied, and written while the next ones are made.
@@ -205,7 +200,6 @@ class JoinedAttempt(LeafWriter):
         store: the place, not opened yet.
         path: the directory as given.
         attempt: the attempt.
-        nbytes: how many bytes this process will write.
 
     Attributes:
         store: the place.
@@ -223,7 +217,7 @@ class JoinedAttempt(LeafWriter):
         ['.treering/0123456789abcdef/leaves/w/0.0']
     """
 
-    def __init__(self, store: Store, path: Path, attempt: str, nbytes: int = 0) -> None:
+    def __init__(self, store: Store, path: Path, attempt: str) -> None:
         self.store = store
         self._transaction = store.transaction(INDEX)
         self.attempt = attempt
@@ -231,7 +225,10 @@ class JoinedAttempt(LeafWriter):
         self._ended = False
         self._written: list[str] = []
         with naming(self._shown, "write"), contextlib.ExitStack() as undo:
-            self._open(undo)
+            undo.callback(self.store.close)
+            undo.callback(self._transaction.abort)
+            self.store.open()
+            self._begin()
             undo.pop_all()
         self._queue = RequestQueue()
 
@@ -269,10 +266,8 @@ class JoinedAttempt(LeafWriter):
         with contextlib.suppress(OSError):
             self.store.remove(*self._written)
 
-    def _open(self, undo: contextlib.ExitStack) -> None:
-        """Begin to use the place; ``undo`` is what has to be undone if that fails."""
-        del undo
-        self.store.open()
+    def _begin(self) -> None:
+        """Put there what says that the attempt has begun: process 0 does."""
 
     def _key_of(self, folder: str, name: str) -> str:
         if self._ended:
@@ -301,7 +296,6 @@ class LeavesAttempt(JoinedAttempt, LeavesSave):
         path: the directory as given.
         list_later: makes the index of a save that is to be listed later.
         attempt: that of a joint save, on which its processes have agreed; None: a random one.
-        nbytes: how many bytes this process will write.
 
     Raises:
         ExistsError: a checkpoint is there.
@@ -309,15 +303,13 @@ class LeavesAttempt(JoinedAttempt, LeavesSave):
         StoreError: the store refused, or does not heed conditions. Nothing has changed.
     """
 
-    def __init__(
-        self, store: Store, path: Path, list_later: ListLater, *, attempt: str | None = None, nbytes: int = 0
-    ) -> None:
+    def __init__(self, store: Store, path: Path, list_later: ListLater, *, attempt: str | None = None) -> None:
         self._path = path
         self._list_later = list_later
         self._kept = False
         # Of a joint save files and marker stay: others may still be writing, and a later save sweeps them.
         self._joint = attempt is not None
-        super().__init__(store, path, attempt or secrets.token_hex(8), nbytes)
+        super().__init__(store, path, attempt or secrets.token_hex(8))
 
     def close(self) -> None:
         """Remove what was not committed, give everything back. May be called twice."""
@@ -383,15 +375,9 @@ class LeavesAttempt(JoinedAttempt, LeavesSave):
             error = ExistsError(f"a checkpoint of treering.save is at {self._shown!r} already", hint=hint)
             raise with_errno(error, errno.EEXIST, self._shown)
 
-    def _open(self, undo: contextlib.ExitStack) -> None:
-        self.store.open()
-        undo.callback(self.store.close)
-        self._require_no_checkpoint()
-        self._begin()
-        undo.callback(self._transaction.abort)
-
     def _begin(self) -> None:
         """Find the base, and put the marker there that says so."""
+        self._require_no_checkpoint()
         for _ in range(_TRIES):
             base = self.store.read(INDEX)
             if base is None:
@@ -406,9 +392,6 @@ class LeavesAttempt(JoinedAttempt, LeavesSave):
                 self._transaction.begin(_marker_of(self.attempt), base.version)
             except FileNotFoundError:  # another save was committed in between, and swept it
                 continue
-            except BaseException:  # an interrupt too; raised again
-                self._transaction.abort()
-                raise
             return
         raise self._busy("other processes keep saving there")
 

@@ -15,7 +15,7 @@ import pytest
 from tests import faults
 from treering._codec.zarr import ZarrArray, chunk_names, parse_zarray, zarray_bytes
 from treering._store.leaves_api import LeafFile, MakeUpdate, Move, OlderAttempts, Update
-from treering._store.leaves_folder import moves
+from treering._store.leaves_folder import commit
 from treering._store.leaves_folder.leaves_folder import LeavesFolder
 from treering._store.leaves_folder.staged_leaves import JoinedLeaves, StagedLeaves
 from treering.errors import DataFileMissingError
@@ -81,12 +81,12 @@ def open_leaves(path: Path) -> LeavesFolder:
 
 def fail_moves(patch: pytest.MonkeyPatch, error: Exception) -> None:
     """Let savers fail after their commit, where staged files go to their places."""
-    faults.fail(patch, moves, "move_staged", error)
+    faults.fail(patch, commit, "move_staged", error)
 
 
 def cut_moves_short(patch: pytest.MonkeyPatch) -> None:
     """Let an interrupt end savers when staged files are at their places, before these names are durable."""
-    faults.fail(patch, moves, "sync_folders", KeyboardInterrupt())
+    faults.fail(patch, commit, "sync_folders", KeyboardInterrupt())
 
 
 def chunks_of(content: bytes) -> list[tuple[str, bytes]]:

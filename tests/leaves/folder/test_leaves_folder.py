@@ -27,8 +27,8 @@ from tests.leaves.folder.directories import (
 )
 from tests.store.platforms import without_dir_fd
 from treering._store.leaves_api import Update
+from treering._store.leaves_folder.commit import sync_folders, sync_written
 from treering._store.leaves_folder.leaves_folder import LeavesFolder
-from treering._store.leaves_folder.moves import sync_folders, sync_written
 from treering._store.posix import descriptors
 from treering._store.posix.folder import Folder
 from treering._store.posix.folder_tree import FolderTree
@@ -332,21 +332,19 @@ linux = pytest.mark.skipif(sys.platform != "linux", reason="there is no syncfs")
 
 
 @pytest.fixture
-def folder_and_tree(tmp_path: Path) -> Iterator[tuple[Folder, FolderTree]]:
-    with Folder(str(tmp_path)) as folder:
-        tree = FolderTree(folder, str(tmp_path))
-        yield folder, tree
-        tree.close()
+def tree(tmp_path: Path) -> Iterator[FolderTree]:
+    with FolderTree(Folder(str(tmp_path)), str(tmp_path)) as tree:
+        yield tree
 
 
 @linux
 @pytest.mark.parametrize(("release", "trusted"), [("5.7.19-generic", False), ("4.18.0", False), ("odd", False)])
 def test_kernels_that_keep_errors_to_themselves(
-    monkeypatch: pytest.MonkeyPatch, folder_and_tree: tuple[Folder, FolderTree], release: str, trusted: bool
+    monkeypatch: pytest.MonkeyPatch, tree: FolderTree, release: str, trusted: bool
 ) -> None:
     faults.answer(monkeypatch, os, "uname", SimpleNamespace(release=release))
-    assert folder_and_tree[0].descriptor is not None
-    assert descriptors.sync_file_system(folder_and_tree[0].descriptor) is trusted
+    assert tree.root.descriptor is not None
+    assert descriptors.sync_file_system(tree.root.descriptor) is trusted
 
 
 @linux
@@ -358,12 +356,10 @@ def test_file_systems_that_are_not_known(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 @linux
-def test_file_systems_that_are_known(
-    monkeypatch: pytest.MonkeyPatch, folder_and_tree: tuple[Folder, FolderTree]
-) -> None:
-    assert folder_and_tree[0].descriptor is not None
+def test_file_systems_that_are_known(monkeypatch: pytest.MonkeyPatch, tree: FolderTree) -> None:
+    assert tree.root.descriptor is not None
     faults.answer(monkeypatch, descriptors, "_syncs_as_a_whole", True)
-    assert descriptors.sync_file_system(folder_and_tree[0].descriptor)
+    assert descriptors.sync_file_system(tree.root.descriptor)
     with pytest.raises(OSError, match="Bad file descriptor") as caught:
         descriptors.sync_file_system(-1)
     assert caught.value.errno == errno.EBADF
@@ -371,7 +367,7 @@ def test_file_systems_that_are_known(
 
 @pytest.mark.parametrize("whole", [True, False])
 def test_what_was_written_is_synced_and_the_way_to_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, folder_and_tree: tuple[Folder, FolderTree], whole: bool
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tree: FolderTree, whole: bool
 ) -> None:
     (tmp_path / "a" / "b" / "c").mkdir(parents=True)
     (tmp_path / "a" / "b" / "c" / "0").write_bytes(b"1")
@@ -382,21 +378,21 @@ def test_what_was_written_is_synced_and_the_way_to_it(
         os, "fsync", lambda descriptor: synced.append(str(Path(f"/proc/self/fd/{descriptor}").readlink()))
     )
     faults.answer(monkeypatch, descriptors, "sync_file_system", whole)
-    sync_written(*folder_and_tree, ("a", "b"), [(("c",), ["0"])])
+    sync_written(tree, ("a", "b"), [(("c",), ["0"])])
     below = ["", "/a", "/a/b", "/a/b/c", "/a/b/c/0"]
     assert sorted(synced) == ([] if whole else [f"{tmp_path}{name}" for name in below])
 
 
 @pytest.mark.parametrize("count", [1, 40])
 def test_an_error_of_any_folder_is_raised(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, folder_and_tree: tuple[Folder, FolderTree], count: int
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tree: FolderTree, count: int
 ) -> None:
     folders = [(str(number),) for number in range(count)]
     for (name,) in folders:
         (tmp_path / name).mkdir()
 
     faults.answer(monkeypatch, descriptors, "sync_file_system", False)
-    sync_folders(*folder_and_tree, folders)
+    sync_folders(tree, folders)
     faults.fail(monkeypatch, os, "fsync", errno.EIO)
     with pytest.raises(OSError, match="Input/output error"):
-        sync_folders(*folder_and_tree, folders)
+        sync_folders(tree, folders)

@@ -15,13 +15,13 @@ from pathlib import Path
 from typing import TypeVar
 
 from treering._codec.key_document import unindexed_attempts
-from treering._store.api import LARGEST_DOCUMENT
+from treering._store.api import LARGEST_DOCUMENT, Kind
 from treering._store.failures import missing_error, naming, with_errno
 from treering._store.leaves_api import OpenLeaves, SmallFiles, Unlisted
 from treering._store.open_folder import shown_names
 from treering._store.posix import descriptors, folder
 from treering._store.posix.folder import Folder, resolved_folder
-from treering._store.posix.folder_tree import FILE, FOLDER, FolderTree, Parts
+from treering._store.posix.folder_tree import FolderTree, Parts
 from treering._store.posix.reading import LocalFile
 from treering._store.posix.store import PosixStore
 from treering._values import leaves_names
@@ -65,14 +65,12 @@ class LeavesFolder(OpenLeaves):
         self.path = path
         self._shown = os.fspath(path)
         with naming(self._shown, "read"):
-            self._folder = Folder(resolved_folder(self._shown))
-        self.store = PosixStore.over(self._folder, path=path)
-        self._tree = FolderTree(self._folder, self._shown)
+            self._tree = FolderTree(Folder(resolved_folder(self._shown)), self._shown)
+        self.store = PosixStore.over(self._tree.root, path=path)
 
     def close(self) -> None:
         """Close the directory; files opened from it stay open."""
         self._tree.close()
-        self._folder.close()
 
     def read_index(self) -> bytes:
         """Return the bytes of the index."""
@@ -173,12 +171,12 @@ def _folders(tree: FolderTree) -> Iterator[Parts | None]:
             continue
         if here and not _OTHER_ROOTS.isdisjoint(found):
             continue  # what is in it is not this directory's to list, nor to replace
-        if found.get(leaves_names.ZARRAY) == FILE:
+        if found.get(leaves_names.ZARRAY) is Kind.FILE:
             yield here
             continue
         yield None
         if len(here) < _DEEPEST:
-            below = sorted((name for name, kind in found.items() if kind == FOLDER), reverse=True)
+            below = sorted((name for name, kind in found.items() if kind is Kind.PLACE), reverse=True)
             waiting += [(*here, name) for name in below if here or name != leaves_names.ATTEMPTS]
 
 
@@ -188,7 +186,7 @@ def describe_folder(tree: FolderTree) -> str:
         found = tree.scan(())
         if CHECKPOINT in found:
             return f"it holds {CHECKPOINT!r}: that is a checkpoint, which treering.load reads"
-        folders = sorted(name for name, kind in found.items() if kind == FOLDER)
+        folders = sorted(name for name, kind in found.items() if kind is Kind.PLACE)
         if leaves_names.ATTEMPTS in folders or any(
             one is not None for one in itertools.islice(_folders(tree), _LOOKED_AT)
         ):
@@ -213,7 +211,7 @@ def list_attempts(tree: FolderTree) -> list[str]:
         found = tree.scan((leaves_names.ATTEMPTS,))
     except FileNotFoundError:
         return []
-    return sorted(name for name, kind in found.items() if kind == FOLDER and leaves_names.is_attempt(name))
+    return sorted(name for name, kind in found.items() if kind is Kind.PLACE and leaves_names.is_attempt(name))
 
 
 def has_saver(tree: FolderTree, attempt: str) -> bool:
@@ -229,10 +227,6 @@ def has_saver(tree: FolderTree, attempt: str) -> bool:
         return opened.lock() is False
 
 
-# Without waiting, should it be a pipe that nobody writes to; files ignore that flag.
-_READING = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0)
-
-
 def open_below(tree: FolderTree, parts: Parts, name: str) -> LocalFile:
     """Open a file; the caller closes it.
 
@@ -243,7 +237,7 @@ def open_below(tree: FolderTree, parts: Parts, name: str) -> LocalFile:
         StoreError: it is no file.
         OSError: the system refuses.
     """
-    opened = tree.open(parts, name, _READING)
+    opened = tree.open(parts, name, folder.READ)
     return LocalFile(Path(tree.shown(parts, name)), lambda _: opened)
 
 
@@ -265,10 +259,14 @@ def index_bytes(tree: FolderTree) -> bytes | None:
         return file.read(0, file.size)
 
 
-_NO_LINK = getattr(os, "O_NOFOLLOW", 0)
-_READING_NO_LINK = _READING | _NO_LINK | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
 AS_FOLDER = os.O_RDONLY | getattr(os, "O_DIRECTORY", 0)
 """Flags with which a folder is opened."""
+
+
+def read_small(tree: FolderTree, parts: Parts, name: str, most: int) -> bytes:
+    """Return what is in a file, at most one byte more than is wanted; raises as `read_small_files` does."""
+    with tree.open(parts, name, folder.READ) as opened:
+        return _content(opened.number, most)
 
 
 def read_small_files(tree: FolderTree, parts: Parts, files: Sequence[tuple[str, int]]) -> list[bytes]:
@@ -285,31 +283,24 @@ def read_small_files(tree: FolderTree, parts: Parts, files: Sequence[tuple[str, 
         NotADirectoryError: a file is on the way.
         OSError: the system refuses.
     """
-    if not (parts and _NO_LINK and folder.FROM_DESCRIPTOR):
-        found: list[bytes] = []
-        for file in files:
-            with tree.open(parts, file[0], _READING) as opened:
-                found += _contents([opened.number], [file])
-        return found
+    if not (parts and hasattr(os, "O_NOFOLLOW") and folder.FROM_DESCRIPTOR):
+        return [read_small(tree, parts, name, most) for name, most in files]
     names = [name for name, _ in files]
     # Opened beside those that the tree keeps: nobody comes back to it.
     with tree.open(parts[:-1], parts[-1], AS_FOLDER) as opened:
         opener = functools.partial(os.open, dir_fd=opened.number)
         try:
-            numbers = opened.open_each(opener, names, itertools.repeat(_READING_NO_LINK))
+            numbers = opened.open_each(opener, names, itertools.repeat(folder.READ | folder.CAREFUL))
         except OSError:
             for name in names:
                 tree.refuse_link((*parts, name))
             raise
-        return _contents(numbers, files)
+        return [_content(number, most) for number, (_, most) in zip(numbers, files, strict=True)]
 
 
-def _contents(numbers: Sequence[int], files: Sequence[tuple[str, int]]) -> list[bytes]:
-    """Return the first bytes of open files, one more than wanted of those that have more."""
-    found: list[bytes] = []
-    for number, (_, most) in zip(numbers, files, strict=True):
-        data = os.read(number, most + 1)
-        while len(data) < most and (more := os.read(number, most + 1 - len(data))):
-            data += more
-        found.append(data)
-    return found
+def _content(number: int, most: int) -> bytes:
+    """Return the first bytes of an open file, one more than wanted if it has more."""
+    data = os.read(number, most + 1)
+    while len(data) < most and (more := os.read(number, most + 1 - len(data))):
+        data += more
+    return data

@@ -15,13 +15,13 @@ import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from treering._store.api import Kind
 from treering._store.failures import naming, with_errno
 from treering._store.leaves_api import LeafFile, LeafWriter, LeavesSave, MakeUpdate, Unfinished
-from treering._store.leaves_folder.commit import AttemptFolder, LeavesCommit, sweep_unfinished
-from treering._store.leaves_folder.moves import sync_written
+from treering._store.leaves_folder.commit import AttemptFolder, LeavesCommit, sweep_unfinished, sync_written
 from treering._store.posix import descriptors
 from treering._store.posix.folder import Folder, make_folder, remove_folders, resolved_folder, sync_parent
-from treering._store.posix.folder_tree import FOLDER, FolderTree, Parts
+from treering._store.posix.folder_tree import FolderTree, Parts
 from treering._store.posix.store import PosixStore
 from treering._store.posix.writing import write_content
 from treering._values import timing
@@ -48,20 +48,19 @@ class _StagedFiles(LeafWriter):
         self._shown = os.fspath(path)
         self._lock = threading.Lock()
         self._names: dict[Parts, list[str]] = {}
-        self._folder: Folder | None = None
+        self._ended = True
 
     def close(self) -> None:
         """Give everything back; the files stay."""
-        folder, self._folder = self._folder, None
-        if folder is not None:
+        if not self._ended:
+            self._ended = True
             self._tree.close()
-            folder.close()
 
-    def _open_at(self, folder: Folder, tree: FolderTree, attempt: str) -> None:
-        self._folder, self._tree, self.attempt = folder, tree, attempt
-        self.store = PosixStore.over(folder)
+    def _open_at(self, tree: FolderTree, attempt: str) -> None:
+        self._tree, self.attempt, self._ended = tree, attempt, False
+        self.store = PosixStore.over(tree.root)
         self._staged = staged_leaves(attempt)
-        self._room = _LONGEST_PATH - len(os.fsencode(folder.path)) - len("//".join(self._staged)) - _CHUNK_NAME_BYTES
+        self._room = _LONGEST_PATH - len(os.fsencode(tree.root.path)) - len("//".join(self._staged)) - _CHUNK_NAME_BYTES
 
     def write(self, folder: str, files: Sequence[LeafFile]) -> None:
         """Make the folder of a leaf and files in it, small ones in few system calls."""
@@ -93,13 +92,13 @@ class _StagedFiles(LeafWriter):
     def make_durable(self) -> None:
         """Make what this process has written durable, and the names of all folders on the way to it."""
         with naming(self._shown, "write"):
-            sync_written(self._open_folder, self._tree, self._staged, self._names.items())
+            sync_written(self._open_tree, self._staged, self._names.items())
 
     @property
-    def _open_folder(self) -> Folder:
-        if self._folder is None:
+    def _open_tree(self) -> FolderTree:
+        if self._ended:
             raise RuntimeError("this save has ended")
-        return self._folder
+        return self._tree
 
     def _note(self, folder: str, names: list[str]) -> Parts:
         """Remember what is written, to remove it or to make it durable; return the folder's parts."""
@@ -109,7 +108,7 @@ class _StagedFiles(LeafWriter):
         return parts
 
     def _parts_of(self, folder: str) -> Parts:
-        _ = self._open_folder  # refuses a save that has ended
+        _ = self._open_tree  # refuses a save that has ended
         parts = parts_of(folder)
         # No character takes more than four bytes.
         if len(folder) * 4 > self._room and len(os.fsencode(folder)) > self._room:
@@ -134,12 +133,10 @@ class JoinedLeaves(_StagedFiles):
     def __init__(self, path: Path, attempt: str, nbytes: int = 0) -> None:
         super().__init__(path)
         with naming(self._shown, "write"), contextlib.ExitStack() as undo:
-            folder = undo.enter_context(Folder(resolved_folder(self._shown)))
-            tree = FolderTree(folder, self._shown)
-            undo.callback(tree.close)
-            self._open_at(folder, tree, attempt)
+            tree = undo.enter_context(FolderTree(Folder(resolved_folder(self._shown)), self._shown))
+            self._open_at(tree, attempt)
             self._found = self._await_attempt()
-            folder.require_space(nbytes)
+            tree.root.require_space(nbytes)
             undo.pop_all()
 
     def make_durable(self) -> None:
@@ -221,7 +218,7 @@ class StagedLeaves(_StagedFiles, LeavesSave):
         Its folder stays as it is, unlocked: others may still be writing into it. Without a record it is whole to
         nobody, and the next save there sweeps it.
         """
-        if self._folder is not None:
+        if not self._ended:
             if self._joint and not self._own.kept:
                 with contextlib.suppress(OSError, LinkRefusedError):  # then it is swept when an index forgets it
                     self._tree.remove(self._own.parts, RECORD)
@@ -271,39 +268,36 @@ class StagedLeaves(_StagedFiles, LeavesSave):
         with contextlib.ExitStack() as undo:
             made = make_folder(target)
             undo.callback(remove_folders, made)
-            folder = Folder(target)
-            undo.callback(folder.close)
-            if folder.find(CHECKPOINT) is not None:  # a reader would see only one of two forms
+            tree = undo.enter_context(FolderTree(Folder(target), self._shown))
+            if tree.root.find(CHECKPOINT) is not None:  # a reader would see only one of two forms
                 hint = "save to a directory of its own"
                 error = ExistsError(f"a checkpoint of treering.save is at {self._shown!r} already", hint=hint)
                 raise with_errno(error, errno.EEXIST, self._shown)
-            tree = FolderTree(folder, self._shown)
-            undo.callback(tree.close)
             own = AttemptFolder(tree, attempt)
             undo.callback(own.end)
             tree.make(staged_leaves(own.attempt))
             sweep_unfinished(tree)
-            folder.require_space(nbytes)
-            self._open_at(folder, tree, own.attempt)
+            tree.root.require_space(nbytes)
+            self._open_at(tree, own.attempt)
             undo.pop_all()
         self._made, self._own = made, own
 
     def _committing(self) -> LeavesCommit:
-        return LeavesCommit(self._open_folder, self._tree, self._own, self._unfinished, self._shown)
+        return LeavesCommit(self._open_tree, self._own, self._unfinished)
 
     def _make_durable(self, record: bytes) -> None:
         """Make the files durable, then the record: an attempt without one is whole to nobody."""
-        folder = self._open_folder
+        tree = self._open_tree
         if record:
             if not self._durable:
-                sync_written(folder, self._tree, self._staged, self._staged_files())
+                sync_written(tree, self._staged, self._staged_files())
             self._own.write(RECORD, record)
             self._tree.sync(self._own.parts)
-        if not self._made and self._tree.find((), INDEX) is None:
+        if not self._made and tree.find((), INDEX) is None:
             with contextlib.suppress(PermissionError):  # a folder above that is not ours
-                sync_parent(folder.path)
+                sync_parent(tree.root.path)
 
     def _staged_files(self) -> Iterator[tuple[Parts, list[str]]]:
         """Yield the folders of all staged files, and the names in them: a manager and other processes write too."""
         for here, found in self._tree.walk(self._staged):
-            yield here[len(self._staged) :], [name for name, kind in found.items() if kind != FOLDER]
+            yield here[len(self._staged) :], [name for name, kind in found.items() if kind is not Kind.PLACE]

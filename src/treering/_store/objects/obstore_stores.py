@@ -11,9 +11,12 @@ import threading
 import time
 import urllib.parse
 import urllib.request
-from typing import Any, Final
+from collections.abc import Callable
+from typing import Any, Final, TypeVar
 
 from treering._store.objects.requests import PATIENCE
+
+T = TypeVar("T")
 
 _SLOWEST: Final = 256 << 10
 """Bytes that a connection moves in a second, at least."""
@@ -72,14 +75,10 @@ class StoreVariants:
         with self._lock:
             if not self._opened or time.monotonic() - self._renewed < _RENEWED_EVERY:
                 return False
-            if store_environment() != self._environment:
+            if (opened := self._while_unchanged(self._open_longest)) is None:
                 return False
-            self._renewed = time.monotonic()
-            opened = self._open_longest()
-            if store_environment() == self._environment:
-                self._opened = opened
-                return True
-            return False
+            self._renewed, self._opened = time.monotonic(), opened
+            return True
 
     def variant(self, nbytes: int, *, parts: bool = False) -> Any:
         """Return it for a request that moves so many bytes and is made once, or for ``parts``, which it repeats."""
@@ -89,9 +88,9 @@ class StoreVariants:
         # Rounded up, so that there are few of them.
         size = 0 if nbytes <= _SMALL else 1 << (nbytes - 1).bit_length()
         with self._lock:
-            if (size, parts) not in self._opened and store_environment() == self._environment:
-                opened = self._open(size, parts=parts)
-                if store_environment() == self._environment:
+            if (size, parts) not in self._opened:
+                opened = self._while_unchanged(lambda: self._open(size, parts=parts))
+                if opened is not None:
                     self._opened[size, parts] = opened
             return self._opened.get((size, parts), self._opened[_LONGEST, parts])
 
@@ -99,7 +98,11 @@ class StoreVariants:
         """Open the store of S3 for a URL in the place of that of its bucket; None once the environment is another."""
         config = {name: value for name, value in config_of(self.store).items() if name not in _ENDPOINTS}
         config |= {_ENDPOINTS[0]: url, "virtual_hosted_style_request": True}
-        opened = self._open(0, parts=False, config=config) if store_environment() == self._environment else None
+        return self._while_unchanged(lambda: self._open(0, parts=False, config=config))
+
+    def _while_unchanged(self, opening: Callable[[], T]) -> T | None:
+        """Return what is opened while the environment is what it was at the beginning, else None."""
+        opened = opening() if store_environment() == self._environment else None
         return opened if store_environment() == self._environment else None
 
     def _open_longest(self) -> dict[tuple[int, bool], Any]:

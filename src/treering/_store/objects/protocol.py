@@ -14,7 +14,14 @@ from collections.abc import Callable, Generator, Sequence
 from typing import Any, Final, NamedTuple, TypeAlias
 
 from treering._codec.documents import SignedForm, is_whole
-from treering._codec.key_document import attempts_in, is_tombstone, placeholder, superseded_in, tombstone_of
+from treering._codec.key_document import (
+    attempts_in,
+    is_tombstone,
+    placeholder,
+    read_attempts,
+    superseded_in,
+    tombstone_of,
+)
 from treering._store.api import Held, Outcome
 from treering._store.objects.requests import (
     Absent,
@@ -30,12 +37,10 @@ from treering._store.objects.requests import (
     Steps,
     Wait,
 )
+from treering._values.leaves_names import INDEX as LEAVES_INDEX
 from treering.errors import CorruptError, FormatError, UnsupportedError
 
 Expired: TypeAlias = Callable[[], bool]
-
-ReadAttempts: TypeAlias = Callable[[bytes], tuple[str, ...]]
-"""Returns the attempts that a document at a key names, its own first; raises for a damaged or newer one."""
 
 LONGEST_DELAY: Final = 86400.0
 """Seconds after which no request arrives any more: servers refuse a signature long before that."""
@@ -51,14 +56,6 @@ class Content(NamedTuple):
     version: ObjectVersion
     modified: float
     """When it was put, in POSIX seconds by the clock of the bucket."""
-
-
-class Change(NamedTuple):
-    """How a conditional change ended."""
-
-    outcome: Outcome
-    version: ObjectVersion | None = None
-    """The version that it made; None where another one has followed it, and where it is not known to have happened."""
 
 
 def find_base(key: str, expired: Expired, *, absent: bool = False) -> Steps[Content]:
@@ -171,15 +168,7 @@ def _accuse(key: str, marker: str, base: ObjectVersion, expired: Expired, what: 
     raise OSError(errno.ENOTSUP, what)
 
 
-def commit(
-    key: str,
-    index: bytes,
-    base: ObjectVersion,
-    attempt: str,
-    expired: Expired,
-    *,
-    read_attempts: ReadAttempts = attempts_in,
-) -> Steps[Outcome]:
+def commit(key: str, index: bytes, base: ObjectVersion, attempt: str, expired: Expired) -> Steps[Outcome]:
     """Make ``index`` the document at the key if its base is still there; nothing but the key itself tells whether.
 
     Returns:
@@ -188,34 +177,23 @@ def commit(
     Raises:
         OSError: the bucket refused the first request: it is not committed.
     """
-    change = yield from _swap(key, index, base, lambda found: _has_committed(found, attempt, read_attempts), expired)
-    return change.outcome
+    return (yield from _swap(key, index, base, lambda found: _has_committed(found, attempt, key), expired))
 
 
-def read_back(
-    key: str, base: ObjectVersion, attempt: str, expired: Expired, *, read_attempts: ReadAttempts = attempts_in
-) -> Steps[Outcome]:
+def read_back(key: str, base: ObjectVersion, attempt: str, expired: Expired) -> Steps[Outcome]:
     """Find out, after a commit that was interrupted, what became of it; it may yet happen while the base is there."""
     found = yield from read(key, expired)
     if found is None or found.version == base:
         return Outcome.UNKNOWN
-    return _has_committed(found, attempt, read_attempts) or Outcome.UNKNOWN
+    return _has_committed(found, attempt, key) or Outcome.UNKNOWN
 
 
-def _has_committed(found: Content, attempt: str, read_attempts: ReadAttempts = attempts_in) -> Outcome | None:
+def _has_committed(found: Content, attempt: str, key: str = "") -> Outcome | None:
     """Tell from what replaced the base: DONE where the attempt is named as committed, None where that says nothing."""
-    return Outcome.DONE if attempt in _attempts(found, read_attempts) else None
+    return Outcome.DONE if attempt in _attempts(found, key) else None
 
 
-def sweep(
-    key: str,
-    marker: str,
-    attempt: str,
-    data: Sequence[str],
-    expired: Expired,
-    *,
-    read_attempts: ReadAttempts = attempts_in,
-) -> Steps[Held]:
+def sweep(key: str, marker: str, attempt: str, data: Sequence[str], expired: Expired) -> Steps[Held]:
     """Remove what an attempt left, if it can never commit: its data first, its marker last.
 
     Marker and data were listed before this is called. That order is the proof: whatever is read of the key now is newer
@@ -227,7 +205,6 @@ def sweep(
         attempt: the attempt.
         data: names of its data, none of which the key lists.
         expired: when to stop asking again.
-        read_attempts: reads the attempts that the key names.
 
     Returns:
         NO when it was swept; UNKNOWN where it may yet commit, or cannot be judged: nothing was removed then.
@@ -239,7 +216,7 @@ def sweep(
     if _may_commit(begun, found):
         return Held.UNKNOWN
     # An absent key proves nothing: to those who may not list, a bucket says so too of what it denies.
-    committed = () if found is None else _attempts(found, read_attempts)
+    committed = () if found is None else _attempts(found, key)
     if not committed:
         return Held.UNKNOWN
     # Of one that has committed the key lists the data, and only the marker is left over.
@@ -276,8 +253,7 @@ def delete(key: str, expected: ObjectVersion, expired: Expired) -> Steps[Outcome
         # A fence, or another removal: the checkpoint is gone, and no other one took its place.
         return Outcome.DONE if gone and attempts[:1] == ("",) and gone[0] in attempts else None
 
-    change = yield from _swap(key, tombstone, expected, compare, expired)
-    return change.outcome
+    return (yield from _swap(key, tombstone, expected, compare, expired))
 
 
 def delete_tombstone(key: str, expected: ObjectVersion, now: float, expired: Expired) -> Steps[Outcome]:
@@ -319,8 +295,7 @@ def delete_tombstone(key: str, expected: ObjectVersion, now: float, expired: Exp
 
 def swap(name: str, data: bytes, expected: ObjectVersion | None, expired: Expired) -> Steps[Outcome]:
     """Make ``data``, which has something random in it, the content of a small document of that version, or of none."""
-    change = yield from _swap(name, data, expected or Absent.ABSENT, None, expired)
-    return change.outcome
+    return (yield from _swap(name, data, expected or Absent.ABSENT, None, expired))
 
 
 def read(name: str, expired: Expired, most: int | None = None) -> Steps[Content | None]:
@@ -341,7 +316,7 @@ def read(name: str, expired: Expired, most: int | None = None) -> Steps[Content 
 
 def _swap(
     name: str, data: bytes, condition: Condition, compare: Callable[[Content], Outcome | None] | None, expired: Expired
-) -> Steps[Change]:
+) -> Steps[Outcome]:
     """Put ``data`` under a condition, the same bytes again while that holds, until it is known what became of it.
 
     ``compare`` tells that from what has replaced the content that the condition names; None where that does not tell.
@@ -358,23 +333,21 @@ def _swap(
                 raise
             answer = Answer(Status.NO_ANSWER, reason=str(error))
         if answer.status is Status.DONE:
-            return Change(Outcome.DONE, None if answer.found is None else answer.found.version)
+            return Outcome.DONE
         refused = refused and answer.status is not Status.NO_ANSWER and answer.sure
         try:
             found = yield from read(name, expired, most)
         except OSError:
-            return Change(Outcome.LOST if refused else Outcome.UNKNOWN)
+            return Outcome.LOST if refused else Outcome.UNKNOWN
         if condition != (Absent.ABSENT if found is None else found.version):
-            if compare is None:
-                same = found is not None and found.data == data and not refused
-                outcome = Outcome.DONE if same else None
-            else:
-                outcome = None if found is None else compare(found)
-            if outcome is Outcome.DONE and found is not None:
-                return Change(outcome, found.version)
-            return Change(outcome or (Outcome.LOST if refused else Outcome.UNKNOWN))
+            outcome = None
+            if found is not None and compare is not None:
+                outcome = compare(found)
+            elif found is not None and found.data == data and not refused:
+                outcome = Outcome.DONE
+            return outcome or (Outcome.LOST if refused else Outcome.UNKNOWN)
         if expired():
-            return Change(Outcome.LOST if refused else Outcome.UNKNOWN)
+            return Outcome.LOST if refused else Outcome.UNKNOWN
         yield next(pauses)
 
 
@@ -394,10 +367,11 @@ def answered(request: Request, expired: Expired) -> Steps[Answer]:
         yield next(pauses)
 
 
-def _attempts(found: Content, read_attempts: ReadAttempts = attempts_in) -> tuple[str, ...]:
+def _attempts(found: Content, key: str = "") -> tuple[str, ...]:
     """Return the attempts that the key names, its own first; none where it is damaged or newer."""
     try:
-        return read_attempts(found.data)
+        # The index of leaves names them in another way.
+        return (read_attempts if key.rpartition("/")[2] == LEAVES_INDEX else attempts_in)(found.data)
     except (CorruptError, FormatError, UnsupportedError):
         return ()
 

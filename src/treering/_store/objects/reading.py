@@ -15,7 +15,7 @@ from pathlib import PurePath
 from typing import Final, TypeAlias
 
 from treering._store.api import Reader, require_range
-from treering._store.crew import FirstError, work_together
+from treering._store.crew import map_together
 from treering._store.failures import naming, with_errno
 from treering._store.objects.requests import Client, Get, ObjectVersion, Range, Span, ask, require_answer
 from treering.errors import DataFileMissingError, StoreError
@@ -202,22 +202,13 @@ def read_ranges(client: Client, name: str, version: ObjectVersion, jobs: Jobs) -
         PermissionError: the bucket denies it.
         OSError: it cannot be read.
     """
-    todo = collections.deque(plan_spans(jobs))
-    failure = FirstError()
 
-    def work() -> None:
-        while failure.error is None:
-            with failure:
-                try:
-                    span = todo.popleft()
-                except IndexError:
-                    return
-                answer = require_answer(client.shown, client.perform(Range(name, version, span)))
-                if answer.found is None or answer.found.version != version:
-                    raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
+    def fetch(span: Span) -> None:
+        answer = require_answer(client.shown, client.perform(Range(name, version, span)))
+        if answer.found is None or answer.found.version != version:
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
 
-    work_together(work, max(0, min(len(todo), _AT_ONCE) - 1))
-    failure.reraise()
+    map_together(fetch, plan_spans(jobs), _AT_ONCE)
 
 
 class ObjectReader(Reader):

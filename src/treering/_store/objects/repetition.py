@@ -111,6 +111,8 @@ def failure_of(error: BaseException) -> RequestFailure:
         <Cause.MISSING: 'missing'>
     """
     kind = type(error).__name__
+    if kind == "PanicException":  # which is no ``Exception``
+        return RequestFailure(Cause.INVALID, f"the client panicked: {_reason(str(error))}", errno.EINVAL)
     text, _, details = str(error).partition("\n\nDebug source")
     reason = _reason(text) or kind
     text = _NAMED.sub("", text)
@@ -139,13 +141,6 @@ def failure_of(error: BaseException) -> RequestFailure:
     if (unconnected := _UNCONNECTED.search(details)) is not None:
         return RequestFailure(Cause.PASSING, f"{unconnected[1]}: {reason}", errno.EHOSTUNREACH, unconnected=True)
     return _other_failure(error, kind, text, status, reason)
-
-
-def panic_of(error: BaseException) -> RequestFailure | None:
-    """Return what a panic of obstore is, which is no ``Exception``; None for any other error."""
-    if type(error).__name__ != "PanicException":
-        return None
-    return RequestFailure(Cause.INVALID, f"the client panicked: {_reason(str(error))}", errno.EINVAL)
 
 
 def _other_failure(error: BaseException, kind: str, text: str, status: int, reason: str) -> RequestFailure:
@@ -275,7 +270,7 @@ class RepeatingClient:
                     self._reached, self._silence = True, None
                     return answer
             except BaseException as error:  # noqa: BLE001 - a panic is no Exception; what is none of the server's is raised again there
-                failure = panic_of(error) or failure_of(error)
+                failure = failure_of(error)
             self._reached = self._reached or not failure.unconnected
             patience = self._patience if self._reached else min(self._patience, _FIRST_CONTACT)
             if failure.cause is Cause.DENIED and self._renew():

@@ -11,12 +11,10 @@ import weakref
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from treering._codec.key_document import attempts_in, read_attempts
 from treering._store.api import Entry, Held, Outcome, Store, Transaction, Version
 from treering._store.objects import protocol
 from treering._store.objects.requests import Absent, Client, Delete, Head, ObjectVersion, Put, Status, ask, drive
 from treering._values.checkpoint_names import attempt_of_journal, heartbeat_name
-from treering._values.leaves_names import INDEX as LEAVES_INDEX
 from treering._values.leaves_names import attempt_of_marker
 
 _PROBED: Final[weakref.WeakSet[Client]] = weakref.WeakSet()
@@ -68,8 +66,6 @@ class ObjectTransaction(Transaction):
         self._client = client
         self._prefix = prefix
         self._key = prefix + name
-        # Of leaves the index names attempts in another way.
-        self._read_attempts: protocol.ReadAttempts = read_attempts if name == LEAVES_INDEX else attempts_in
         self._marker = self._attempt = ""
         self._base: ObjectVersion | None = None
         self._made = False
@@ -121,9 +117,7 @@ class ObjectTransaction(Transaction):
         if self._base is None:
             raise RuntimeError("it was not begun")
         self._outcome = Outcome.UNKNOWN
-        steps = protocol.commit(
-            self._key, data, self._base, self._attempt, self._patience(), read_attempts=self._read_attempts
-        )
+        steps = protocol.commit(self._key, data, self._base, self._attempt, self._patience())
         try:
             self._outcome = drive(self._client, steps)
         except OSError:
@@ -141,9 +135,7 @@ class ObjectTransaction(Transaction):
         """
         if self._outcome is Outcome.UNKNOWN and self._base is not None:
             # An interrupt came between, or no answer.
-            steps = protocol.read_back(
-                self._key, self._base, self._attempt, self._patience(), read_attempts=self._read_attempts
-            )
+            steps = protocol.read_back(self._key, self._base, self._attempt, self._patience())
             outcome = drive(self._client, steps) if self._client.patience > 0 else Outcome.UNKNOWN
             if outcome is Outcome.UNKNOWN:
                 raise OSError(errno.EIO, f"no answer came to PUT {self._key!r}, the commit, and it may yet happen")
@@ -158,10 +150,7 @@ class ObjectTransaction(Transaction):
     def sweep(self, marker: str, data: Sequence[str]) -> Held:
         """Remove what an attempt left, if the version that it is based on is no longer there."""
         keys = [self._prefix + one for one in data]
-        steps = protocol.sweep(
-            self._key, self._prefix + marker, _attempt_of(marker), keys, self._patience(),
-            read_attempts=self._read_attempts,
-        )  # fmt: skip
+        steps = protocol.sweep(self._key, self._prefix + marker, _attempt_of(marker), keys, self._patience())
         try:
             return drive(self._client, steps)
         except PermissionError:

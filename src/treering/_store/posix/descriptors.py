@@ -57,13 +57,6 @@ def lock(descriptor: int) -> bool | None:
     return True
 
 
-def unlock(descriptor: int) -> None:
-    """Give the lock of an open file back at once, also where a child that was forked meanwhile holds the file open."""
-    if fcntl is not None:
-        with contextlib.suppress(OSError):  # closing gives it back too
-            fcntl.flock(descriptor, fcntl.LOCK_UN)
-
-
 def stat_at(path: str, *, follow: bool = True) -> os.stat_result | None:
     """Return what is known of what is at a path; None when nothing is there."""
     try:
@@ -297,11 +290,8 @@ class OpenDescriptor:
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if error is None:
-            if self._lockable:
-                self.unlock()
-            self._close_each()
-            return
-        with contextlib.suppress(OSError):  # the error that brought us here says more
+            self.finish()
+        else:  # it says more than the system could
             self.close()
 
     @property
@@ -332,19 +322,23 @@ class OpenDescriptor:
 
     def unlock(self) -> None:
         """Give its lock back at once, also where a child that was forked meanwhile holds the file open."""
-        if self._lockable and (number := self.number) >= 0:
-            unlock(number)
+        if fcntl is not None and self._lockable and (number := self.number) >= 0:
+            with contextlib.suppress(OSError):  # closing gives it back too
+                fcntl.flock(number, fcntl.LOCK_UN)
 
     def close(self) -> None:
-        """Give its lock back and close it. May be called twice.
+        """Give its lock back and close it, whatever the system says of that. May be called twice."""
+        with contextlib.suppress(OSError):
+            self.finish()
+
+    def finish(self) -> None:
+        """Give its lock back and close it.
 
         Raises:
-            OSError: the system refused to close it.
+            OSError: the system refused to close it, or tells of what it could not write.
         """
-        self.unlock()
-        self._close_each()
-
-    def _close_each(self) -> None:
+        if self._lockable:
+            self.unlock()
         try:
             self._close()
         except OSError:

@@ -18,7 +18,7 @@ import stat
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
-from treering._store.api import Closable
+from treering._store.api import Closable, Kind
 from treering._store.posix import descriptors
 from treering._store.posix.descriptors import OpenDescriptor
 from treering._values.checkpoint_names import LOCK_FILE
@@ -65,32 +65,56 @@ class Folder(Closable):
         """
         self.path = path
         self._opened = descriptors.open_folder(path) if opened is None else opened
+        self._lock_file: OpenDescriptor | None = None  # where folders cannot be locked
 
     def close(self) -> None:
         """Close the folder. May be called twice."""
         if self._opened is not None:
-            with contextlib.suppress(OSError):
-                self._opened.close()
+            self._opened.close()
 
     @property
     def descriptor(self) -> int | None:
         """The open folder, -1 when it is closed; None where the platform cannot open folders."""
         return None if self._opened is None else self._opened.number
 
-    @property
-    def _start(self) -> int | None:
+    def place(self, name: str) -> tuple[str, int | None]:
+        """Return what to ask the system for: a name and the descriptor to start from, or a whole path and None."""
         if self._opened is None or not FROM_DESCRIPTOR:
-            return None
+            return os.path.join(self.path, name), None
         if (start := self._opened.number) < 0:  # -1 would be the current folder to some calls
             raise OSError(errno.EBADF, os.strerror(errno.EBADF))
-        return start
+        return name, start
 
-    def lock(self) -> bool | None:
-        """Take its lock without waiting, as `descriptors.lock`; closing gives it back."""
-        return None if self._opened is None else self._opened.lock()
+    def lock(self) -> bool:
+        """Take the right to write into it without waiting, which one saver has at a time; closing gives it back.
+
+        The lock is on the folder itself: it leaves no file, and ends with its holder. Where folders cannot be locked, a
+        lock file stands for it: its being there is the lock. Windows removes it with its holder; elsewhere you have to,
+        after a crash.
+
+        Returns:
+            False when another saver has it.
+
+        Raises:
+            OSError: the system refused to say.
+        """
+        answer = None if self._opened is None else self._opened.lock()
+        if answer is not None:
+            return answer
+        if self._lock_file is not None and self._lock_file.number >= 0:
+            return False
+        self._lock_file = OpenDescriptor()
+        with contextlib.suppress(FileExistsError):
+            self.create(LOCK_FILE, flags=getattr(os, "O_TEMPORARY", 0), into=self._lock_file)
+        return self._lock_file.number >= 0
 
     def unlock(self) -> None:
-        """Give its lock back at once."""
+        """Let others have it at once; the folder is still open. May be called twice."""
+        if self._lock_file is not None and self._lock_file.number >= 0:
+            if os.name != "nt":  # Windows removes it when it is closed
+                with contextlib.suppress(OSError):
+                    self.remove(LOCK_FILE)
+            self._lock_file.close()
         if self._opened is not None:
             self._opened.unlock()
 
@@ -101,17 +125,17 @@ class Folder(Closable):
             OSError: there is none; ENOTDIR or ELOOP when it is a link or no folder.
         """
         path = os.path.join(self.path, name)
-        if self._start is not None:
+        if self.place(name)[1] is not None:
             return Folder(path, self._open(name, os.O_RDONLY | os.O_DIRECTORY))
-        if os.path.islink(path):
-            raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))
+        if not stat.S_ISDIR(os.lstat(path).st_mode):
+            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
         return Folder(path)
 
     def make_folder(self, name: str) -> None:
         """Make the folder ``name`` in it, with the same rights, if it is missing."""
-        start = self._start
+        path, start = self.place(name)
         try:
-            os.mkdir(self._at(name, start), dir_fd=start)
+            os.mkdir(path, dir_fd=start)
         except FileExistsError:
             return
         if start is not None:  # whoever may remove files here, may do so there
@@ -120,32 +144,34 @@ class Folder(Closable):
 
     def remove_folder(self, name: str) -> None:
         """Remove the folder ``name`` in it, which must be empty."""
-        start = self._start
-        os.rmdir(self._at(name, start), dir_fd=start)
+        path, start = self.place(name)
+        os.rmdir(path, dir_fd=start)
 
     def names(self) -> list[str]:
         """Return all names in the folder."""
-        return os.listdir(self.path if self._start is None else self._start)
+        path, start = self.place("")
+        return os.listdir(path if start is None else start)
 
-    def folders(self) -> list[str]:
-        """Return the names of the folders in it; a link to one is none."""
-        with os.scandir(self.path if self._start is None else self._start) as entries:
-            return [entry.name for entry in entries if entry.is_dir(follow_symlinks=False)]
+    def scan(self) -> dict[str, Kind]:
+        """Return all names in the folder, and what they stand for, as far as it matters: a link is something other."""
+        path, start = self.place("")
+        with os.scandir(path if start is None else start) as entries:
+            return {entry.name: _kind_of(entry) for entry in entries}
 
     def find(self, name: str) -> os.stat_result | None:
         """Return what is known of ``name``, itself perhaps a link; None when it is not there."""
-        start = self._start
+        path, start = self.place(name)
         try:
-            return os.stat(self._at(name, start), dir_fd=start, follow_symlinks=False)
+            return os.stat(path, dir_fd=start, follow_symlinks=False)
         except FileNotFoundError:
             return None
 
     def find_each(self, names: Sequence[str]) -> list[os.stat_result | None]:
         """Return what `find` does for many names; None, too, where something that is no folder is on the way."""
-        start = self._start
+        start = self.place("")[1]
         look = functools.partial(os.stat, dir_fd=start, follow_symlinks=False)
         found: list[os.stat_result | None] = []
-        results = map(look, names if start is not None else [self._at(name, start) for name in names])
+        results = map(look, names if start is not None else [self.place(name)[0] for name in names])
         while len(found) < len(names):
             try:
                 found.extend(results)
@@ -158,7 +184,7 @@ class Folder(Closable):
 
         Only the last part of a name is sure to be no link.
         """
-        if (start := self._start) is None:
+        if (start := self.place("")[1]) is None:
             return [None] * len(names)
         opener, flags = functools.partial(os.open, dir_fd=start), itertools.repeat(READ | CAREFUL)
         found: list[tuple[int, bytes] | None] = []
@@ -175,13 +201,13 @@ class Folder(Closable):
 
     def link_text(self, name: str) -> str:
         """Return where the link ``name`` leads, as it says."""
-        start = self._start
-        return os.readlink(self._at(name, start), dir_fd=start)
+        path, start = self.place(name)
+        return os.readlink(path, dir_fd=start)
 
     def require_writable(self, name: str) -> None:
         """Refuse a file ``name`` that this process may not write to, as its rights or its file system say."""
-        start = self._start
-        if os.access(self._at(name, start), os.W_OK, dir_fd=start):
+        path, start = self.place(name)
+        if os.access(path, os.W_OK, dir_fd=start):
             return
         if self._opened is not None and descriptors.is_read_only(self._opened.number):
             raise OSError(errno.EROFS, os.strerror(errno.EROFS))
@@ -205,8 +231,8 @@ class Folder(Closable):
 
     def link(self, name: str, new: str) -> None:
         """Give the file ``name`` a second name that must not be there."""
-        start = self._start
-        os.link(self._at(name, start), self._at(new, start), src_dir_fd=start, dst_dir_fd=start)
+        (path, start), (target, _) = self.place(name), self.place(new)
+        os.link(path, target, src_dir_fd=start, dst_dir_fd=start)
 
     def link_from(self, source: Folder, name: str, new: str | None = None, *, read_only: bool = False) -> bool:
         """Give the file ``name`` of another folder the name ``new`` here; False where there can be no such link.
@@ -219,9 +245,9 @@ class Folder(Closable):
         """
         if (found := source.find(name)) is None or not stat.S_ISREG(found.st_mode):
             return False
-        start, there, new = source._start, self._start, new or name
+        (path, start), (target, there) = source.place(name), self.place(new or name)
         try:
-            os.link(source._at(name, start), self._at(new, there), src_dir_fd=start, dst_dir_fd=there, **_NOT_FOLLOWED)
+            os.link(path, target, src_dir_fd=start, dst_dir_fd=there, **_NOT_FOLLOWED)
         except OSError as error:
             # Somebody may have removed it since it was found.
             if error.errno not in _NONE_TO_THERE and not (error.errno == errno.ENOENT and source.find(name) is None):
@@ -229,24 +255,28 @@ class Folder(Closable):
             return False
         if read_only and os.name != "nt":  # Windows removes no file that is read-only
             with contextlib.suppress(OSError):  # it is another user's
-                os.chmod(self._at(new, there), stat.S_IMODE(found.st_mode) & ~0o222, dir_fd=there)
+                os.chmod(target, stat.S_IMODE(found.st_mode) & ~0o222, dir_fd=there)
         return True
 
     def replace(self, name: str, new: str) -> None:
         """Rename the file ``name`` to ``new``, in the place of whatever is there."""
-        start = self._start
-        os.replace(self._at(name, start), self._at(new, start), src_dir_fd=start, dst_dir_fd=start)
+        (path, start), (target, _) = self.place(name), self.place(new)
+        os.replace(path, target, src_dir_fd=start, dst_dir_fd=start)
 
     def remove(self, name: str) -> None:
         """Remove the file ``name``; one that is gone already is as well."""
-        start = self._start
+        path, start = self.place(name)
         with contextlib.suppress(FileNotFoundError):
-            os.unlink(self._at(name, start), dir_fd=start)
+            os.unlink(path, dir_fd=start)
 
     def sync(self) -> None:
         """Make the names in the folder durable."""
         if self._opened is not None:
             descriptors.sync_folder(self._opened.number)
+
+    def sync_file_system(self) -> bool:
+        """Make everything on its file system durable, as `descriptors.sync_file_system`."""
+        return self._opened is not None and descriptors.sync_file_system(self._opened.number)
 
     def require_space(self, size: int) -> None:
         """Refuse early what cannot fit on its file system."""
@@ -258,12 +288,15 @@ class Folder(Closable):
         return self._opened is None or descriptors.is_at(self._opened.number, self.path)
 
     def _open(self, name: str, flags: int, mode: int = 0o666, into: OpenDescriptor | None = None) -> OpenDescriptor:
-        opened, start = OpenDescriptor() if into is None else into, self._start
-        opened.open(functools.partial(os.open, dir_fd=start), self._at(name, start), flags | CAREFUL, mode)
+        opened, (path, start) = OpenDescriptor() if into is None else into, self.place(name)
+        opened.open(functools.partial(os.open, dir_fd=start), path, flags | CAREFUL, mode)
         return opened
 
-    def _at(self, name: str, start: int | None) -> str:
-        return os.path.join(self.path, name) if start is None else name
+
+def _kind_of(entry: os.DirEntry[str]) -> Kind:
+    if entry.is_dir(follow_symlinks=False):
+        return Kind.PLACE
+    return Kind.FILE if entry.is_file(follow_symlinks=False) else Kind.OTHER
 
 
 def _size_and_head(number: int, most: int) -> tuple[int, bytes] | None:
@@ -271,41 +304,6 @@ def _size_and_head(number: int, most: int) -> tuple[int, bytes] | None:
         found = os.fstat(number)
         return (found.st_size, os.pread(number, most, 0)) if stat.S_ISREG(found.st_mode) else None
     return None
-
-
-class FolderLock:
-    """The right to write into an open folder, held by one saver at a time.
-
-    The lock is on the folder itself: it leaves no file, and ends with its holder. Where folders cannot be locked, a
-    lock file stands for it: its being there is the lock. Windows removes it with its holder; elsewhere you have to,
-    after a crash.
-    """
-
-    def __init__(self, folder: Folder) -> None:
-        self._folder = folder
-        self._file = OpenDescriptor()  # that of the lock file, where folders cannot be locked
-
-    def take(self) -> bool:
-        """Take the lock without waiting; False when somebody else holds it.
-
-        Raises:
-            OSError: the system refused to say.
-        """
-        if (answer := self._folder.lock()) is not None:
-            return answer
-        with contextlib.suppress(FileExistsError):
-            self._folder.create(LOCK_FILE, flags=getattr(os, "O_TEMPORARY", 0), into=self._file)
-        return self._file.number >= 0
-
-    def give_back(self) -> None:
-        """Let others have it; the folder is still open. May be called twice."""
-        if self._file.number >= 0:
-            if os.name != "nt":  # Windows removes it when it is closed
-                with contextlib.suppress(OSError):
-                    self._folder.remove(LOCK_FILE)
-            with contextlib.suppress(OSError):
-                self._file.close()
-        self._folder.unlock()
 
 
 def resolved(path: str) -> str:

@@ -15,45 +15,44 @@ import stat
 import threading
 from collections.abc import Iterable, Iterator, Sequence
 
+from treering._store.api import Closable, Kind
 from treering._store.failures import link_error
 from treering._store.pieces import Buffer, write_all
-from treering._store.posix import descriptors, folder
+from treering._store.posix import folder
 from treering._store.posix.descriptors import OpenDescriptor
-from treering._store.posix.folder import Folder, sync_folder
+from treering._store.posix.folder import Folder
 from treering._values.human import pluralize
 
 Parts = tuple[str, ...]
 """The way to a folder below the open one; none for itself."""
 
-FILE, FOLDER, OTHER = "file", "folder", "other"
-"""What a name stands for; a link is something other."""
-
-_AS_FOLDER = os.O_RDONLY | getattr(os, "O_DIRECTORY", 0)
 _KEPT_OPEN = 64
 _OPEN_TOGETHER = 8
-_SMALL_BYTES = 1 << 20
 _IN_THE_WAY = frozenset({errno.ENOTDIR, errno.ELOOP, errno.EMLINK})
 _FULL = frozenset({errno.ENOTEMPTY, errno.EEXIST})
 
 
-class FolderTree:
+class FolderTree(Closable):
     """What lies below an open folder. Any thread may ask; every method may raise ``OSError``.
 
     A folder on the way that is a link raises ``LinkRefusedError``, one that is a file ``NotADirectoryError``.
+
+    Attributes:
+        root: the open folder.
     """
 
     def __init__(self, root: Folder, shown: str) -> None:
-        """Look below ``root``, which the caller calls ``shown`` and closes after this."""
-        self._root = root
+        """Look below ``root``, which the caller calls ``shown`` and which is closed with this."""
+        self.root = root
         self._shown = shown
-        self._can_start = root.descriptor is not None
-        self._open: dict[Parts, OpenDescriptor] = {}  # the last one used is the last one
+        self._open: dict[Parts, Folder] = {}  # the last one used is the last one
         self._latest: Parts = ()
         self._lock = threading.Lock()
 
     def close(self) -> None:
-        """Close the folders that stayed open."""
+        """Close the folders that stayed open, and the root."""
         self.forget(())
+        self.root.close()
 
     def forget(self, parts: Parts) -> None:
         """Close that folder, and those below it: they may not be what is there now."""
@@ -71,34 +70,18 @@ class FolderTree:
             LinkRefusedError: it is a link.
         """
         with self._lock:
-            path, start = self._place(parts, name)
-            if not hasattr(os, "O_NOFOLLOW"):
-                self._refuse_link(path, start, (*parts, name))
+            above = self._at(parts)
             try:
-                return _opened(start, path, flags)
+                return above.open(name, flags)
             except OSError as error:
                 if error.errno in _IN_THE_WAY:
-                    self._refuse_link(path, start, (*parts, name))
+                    self._refuse_link(above, (*parts, name))
                 raise
-
-    def read_small(self, parts: Parts, name: str) -> bytes:
-        """Return what is in a small file; nothing when it has more than a MiB.
-
-        Raises:
-            LinkRefusedError: it is a link.
-        """
-        text = b""
-        # Without waiting, should it be a pipe that nobody writes to.
-        with self.open(parts, name, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0)) as opened:
-            while len(text) <= _SMALL_BYTES and (more := os.read(opened.number, _SMALL_BYTES)):
-                text += more
-        return text if len(text) <= _SMALL_BYTES else b""
 
     def create(self, parts: Parts, name: str) -> OpenDescriptor:
         """Make a file that must not be there and return it open for writing."""
         with self._lock:
-            path, start = self._place(parts, name)
-            return _opened(start, path, folder.NEW)
+            return self._at(parts).create(name)
 
     def fill(self, parts: Parts, files: Sequence[tuple[str, Iterable[Buffer], int]]) -> None:
         """Make a folder below folders that are there, and small files in it: names, contents, sizes.
@@ -106,13 +89,13 @@ class FolderTree:
         For folders that this process has to itself: the new files are reached through the folder's name, and no other
         thread looks anything up meanwhile.
         """
-        *above, leaf = parts
         with self._lock:
-            leaf, start = self._place(tuple(above), leaf)
+            above = self._at(parts[:-1])
+            leaf, start = above.place(parts[-1])
             try:
                 os.mkdir(leaf, dir_fd=start)
             except FileExistsError:
-                self._refuse_link(leaf, start, parts)
+                self._refuse_link(above, parts)
             opener = functools.partial(os.open, dir_fd=start)
             for first in range(0, len(files), _OPEN_TOGETHER):
                 some = files[first : first + _OPEN_TOGETHER]
@@ -147,17 +130,14 @@ class FolderTree:
 
     def _make_last(self, parts: Parts) -> None:
         with self._lock, contextlib.suppress(FileExistsError):
-            path, start = self._place(parts[:-1], parts[-1])
+            path, start = self._at(parts[:-1]).place(parts[-1])
             os.mkdir(path, dir_fd=start)
 
     def find(self, parts: Parts, name: str) -> os.stat_result | None:
         """Return what is known of a name in a folder, itself perhaps a link; None when it is not there."""
-        try:
-            with self._lock:
-                path, start = self._place(parts, name)
-                return os.stat(path, dir_fd=start, follow_symlinks=False)
-        except FileNotFoundError:
-            return None
+        with self._lock, contextlib.suppress(FileNotFoundError):
+            return self._at(parts).find(name)
+        return None
 
     def refuse_link(self, parts: Parts) -> None:
         """Refuse a file or folder that is a link.
@@ -166,21 +146,18 @@ class FolderTree:
             LinkRefusedError: it is.
         """
         with self._lock:
-            path, start = self._place(parts[:-1], parts[-1])
-            self._refuse_link(path, start, parts)
+            self._refuse_link(self._at(parts[:-1]), parts)
 
-    def scan(self, parts: Parts) -> dict[str, str]:
+    def scan(self, parts: Parts) -> dict[str, Kind]:
         """Return all names in a folder, and what they stand for."""
         with self._lock:
-            path, start = self._place(parts, "")
-            with os.scandir(path if start is None else start) as entries:
-                return {entry.name: _kind(entry) for entry in entries}
+            return self._at(parts).scan()
 
     def replace(self, parts: Parts, name: str, to: Parts, new: str) -> None:
         """Rename a file or a folder, in the place of a file or an empty folder that is there."""
         with self._lock:
-            target, end = self._place(to, new)
-            source, start = self._place(parts, name)
+            target, end = self._at(to).place(new)
+            source, start = self._at(parts).place(name)
             os.replace(source, target, src_dir_fd=start, dst_dir_fd=end)
             self._forget((*parts, name))
             self._forget((*to, new))
@@ -188,18 +165,16 @@ class FolderTree:
     def remove(self, parts: Parts, *names: str) -> None:
         """Remove files; one that is gone already is as well."""
         with self._lock, contextlib.suppress(FileNotFoundError):
-            path, start = self._place(parts, "")
+            above = self._at(parts)
             for name in names:
-                with contextlib.suppress(FileNotFoundError):
-                    os.unlink(path + name, dir_fd=start)
+                above.remove(name)
 
     def remove_empty(self, parts: Parts) -> bool:
         """Remove a folder if nothing is in it; False when something is."""
         with self._lock:
             self._close(parts)
             try:
-                path, start = self._place(parts[:-1], parts[-1])
-                os.rmdir(path, dir_fd=start)
+                self._at(parts[:-1]).remove_folder(parts[-1])
             except FileNotFoundError:
                 return True
             except OSError as error:
@@ -213,11 +188,11 @@ class FolderTree:
         emptied = list[Parts]()
         for here, found in self.walk(parts):
             emptied.append(here)
-            self.remove(here, *(name for name, kind in found.items() if kind != FOLDER))
+            self.remove(here, *(name for name, kind in found.items() if kind is not Kind.PLACE))
         for here in reversed(emptied):
             self.remove_empty(here)
 
-    def walk(self, parts: Parts) -> Iterator[tuple[Parts, dict[str, str]]]:
+    def walk(self, parts: Parts) -> Iterator[tuple[Parts, dict[str, Kind]]]:
         """Yield a folder and those below it, each before what is in it, with what `scan` says of it."""
         waiting = [parts]
         while waiting:
@@ -225,54 +200,37 @@ class FolderTree:
             with contextlib.suppress(FileNotFoundError):
                 found = self.scan(here)
                 yield here, found
-                waiting += [(*here, name) for name, kind in found.items() if kind == FOLDER]
+                waiting += [(*here, name) for name, kind in found.items() if kind is Kind.PLACE]
 
     def sync(self, parts: Parts) -> None:
         """Make the names in a folder durable."""
         with self._lock:
-            if self._root.descriptor is None:  # Windows has no such call
-                return
-            if folder.FROM_DESCRIPTOR:
-                start = self._walked(parts)
-                descriptors.sync_folder(self._root.descriptor if start is None else start)
-                return
-            path, _ = self._place(parts, "")
-        sync_folder(path)
+            self._at(parts).sync()
 
-    def _place(self, parts: Parts, name: str) -> tuple[str, int | None]:
-        """Return what to ask the system for: a name and the descriptor to start from, or a whole path and None."""
-        if folder.FROM_DESCRIPTOR and self._can_start:
-            return name, self._walked(parts)
-        for count in range(1, len(parts) + 1):
-            path = os.path.join(self._root.path, *parts[:count])
-            if not stat.S_ISDIR(os.lstat(path).st_mode):
-                self._refuse_link(path, None, parts[:count])
-                raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), self.shown(parts[:count]))
-        return os.path.join(self._root.path, *parts, name), None
-
-    def _walked(self, parts: Parts) -> int | None:
-        """Return the descriptor of a folder, opened from the nearest one that is open."""
+    def _at(self, parts: Parts) -> Folder:
+        """Return a folder, opened from the nearest one that is open."""
         if parts == self._latest and parts in self._open:
-            return self._open[parts].number
+            return self._open[parts]
         self._latest = parts
         known = len(parts)
         while known and parts[:known] not in self._open:
             known -= 1
-        start = self._root.descriptor
+        here = self.root
         if known:
-            nearest = self._open[parts[:known]] = self._open.pop(parts[:known])  # the last one used
-            start = nearest.number
+            here = self._open[parts[:known]] = self._open.pop(parts[:known])  # the last one used
         for count in range(known + 1, len(parts) + 1):
             try:
-                opened = self._open[parts[:count]] = _opened(start, parts[count - 1], _AS_FOLDER)
+                below = here.below(parts[count - 1])
             except OSError as error:
                 if error.errno in _IN_THE_WAY:
-                    self._refuse_link(parts[count - 1], start, parts[:count])
+                    self._refuse_link(here, parts[:count])
                 raise
-            start = opened.number
-            if len(self._open) > _KEPT_OPEN:
-                self._close(next(iter(self._open)))
-        return start
+            here = below
+            if folder.FROM_DESCRIPTOR:  # else only the path tells where it is, and has to be looked at again
+                self._open[parts[:count]] = here
+                if len(self._open) > _KEPT_OPEN:
+                    self._close(next(iter(self._open)))
+        return here
 
     def _forget(self, parts: Parts) -> None:
         for known in [known for known in self._open if known[: len(parts)] == parts]:
@@ -280,20 +238,8 @@ class FolderTree:
 
     def _close(self, parts: Parts) -> None:
         if (opened := self._open.pop(parts, None)) is not None:
-            with contextlib.suppress(OSError):
-                opened.close()
+            opened.close()
 
-    def _refuse_link(self, path: str, start: int | None, parts: Parts) -> None:
-        with contextlib.suppress(FileNotFoundError):
-            if stat.S_ISLNK(os.stat(path, dir_fd=start, follow_symlinks=False).st_mode):
-                raise link_error(self.shown(parts))
-
-
-def _opened(start: int | None, path: str, flags: int) -> OpenDescriptor:
-    return OpenDescriptor(functools.partial(os.open, dir_fd=start), path, flags | folder.CAREFUL, 0o666)
-
-
-def _kind(entry: os.DirEntry[str]) -> str:
-    if entry.is_dir(follow_symlinks=False):
-        return FOLDER
-    return FILE if entry.is_file(follow_symlinks=False) else OTHER
+    def _refuse_link(self, above: Folder, parts: Parts) -> None:
+        if (found := above.find(parts[-1])) is not None and stat.S_ISLNK(found.st_mode):
+            raise link_error(self.shown(parts))

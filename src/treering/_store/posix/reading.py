@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import errno
 import mmap
@@ -10,12 +9,11 @@ import os
 import re
 import stat
 import threading
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from treering._store.api import Reader, Version, require_range
-from treering._store.crew import FirstError, work_together
+from treering._store.crew import map_together
 from treering._store.posix.descriptors import OpenDescriptor
 from treering._store.posix.folder import READ, Folder, require_file
 from treering._values.human import pluralize
@@ -119,8 +117,7 @@ class LocalFile(Reader):
     def close(self) -> None:
         """Close the file; mappings made from it stay valid."""
         if self._opened is not None:
-            with contextlib.suppress(OSError):  # what was read was read
-                self._opened.close()
+            self._opened.close()
 
     @property
     def _descriptor(self) -> int:
@@ -137,15 +134,10 @@ class LocalFile(Reader):
         part = self._read_some(offset, count)
         if len(part) == count:
             return part
-        parts: list[bytes] = []
-        while count:
-            if not part:
-                raise self._cut_short(offset)
-            parts.append(part)
-            offset += len(part)
-            count -= len(part)
-            part = self._read_some(offset, count)
-        return b"".join(parts)
+        data = bytearray(count)
+        data[: len(part)] = part
+        self._fill(offset + len(part), [memoryview(data)[len(part) :]])
+        return bytes(data)
 
     def read_into(self, jobs: Sequence[tuple[int, memoryview]]) -> None:
         """Fill each writable buffer with the bytes from its offset on; large totals with two threads.
@@ -163,20 +155,7 @@ class LocalFile(Reader):
             for offset, views in _split(jobs):
                 self._fill(offset, views)
             return
-        todo = deque(_split(jobs))
-        failure = FirstError()
-
-        def work() -> None:
-            while failure.error is None:
-                with failure:
-                    try:
-                        offset, views = todo.popleft()
-                    except IndexError:
-                        return
-                    self._fill(offset, views)
-
-        work_together(work, 1)
-        failure.reraise()
+        map_together(lambda job: self._fill(*job), list(_split(jobs)), 2)
 
     def map(self) -> mmap.mmap:
         """Map the whole file, read-only. Whoever cuts the file short afterwards ends this process at the next touch.

@@ -18,7 +18,7 @@ from treering._store.failures import naming
 from treering._store.pieces import Buffer, write_all
 from treering._store.posix import descriptors
 from treering._store.posix.descriptors import OpenDescriptor
-from treering._store.posix.folder import NO_LINKS, Folder, FolderLock, make_folder, resolved_folder, sync_parent
+from treering._store.posix.folder import NO_LINKS, Folder, make_folder, resolved_folder, sync_parent
 from treering._store.posix.reading import READING, FileVersion, LocalFile, open_in, stat_of
 from treering._store.posix.writing import StagedFile, write_content
 from treering._values import timing
@@ -109,7 +109,7 @@ class PosixStore(Store):
 
     def places(self) -> list[str]:
         """Return the names of the folders in it; a link to one is none."""
-        return self.folder.folders()
+        return [name for name, kind in self.folder.scan().items() if kind is Kind.PLACE]
 
     def find(self, name: str) -> Entry | None:
         """Return what is known of ``name``; of the folder itself where that is empty."""
@@ -306,7 +306,7 @@ class PosixTransaction(Transaction):
         self._store = store
         self._name = name
         self._made: list[str] = []
-        self._lock: FolderLock | None = None
+        self._locked: Folder | None = None
         self._marker = ""
         self._base: Version | None = None
         self._identity: os.stat_result | None = None
@@ -333,8 +333,9 @@ class PosixTransaction(Transaction):
 
     def lock(self) -> bool:
         """Take the lock of the folder without waiting; False when another saver holds it."""
-        self._lock = FolderLock(self._folder)
-        if not self._lock.take():
+        self._locked = self._folder
+        if not self._locked.lock():
+            self._locked = None  # it is that of another change
             return False
         self._require_current()
         return True
@@ -383,7 +384,7 @@ class PosixTransaction(Transaction):
         self._prepare(data)
         self._identity = os.fstat(self._file.number)
         if descriptors.fcntl is None:  # Windows renames only what is closed
-            self._let_go()
+            self._file.close()
         try:
             self._become_first() if self._base is None else self._rename()
         except FileExistsError:
@@ -406,18 +407,18 @@ class PosixTransaction(Transaction):
     def abort(self) -> None:
         """Remove the journal, if it can be, and let go of it."""
         if descriptors.fcntl is None:  # Windows removes only what is closed
-            self._let_go()
+            self._file.close()
         if self._marker:
             with contextlib.suppress(OSError):
                 self._folder.remove(self._marker)
-        self._let_go()
+        self._file.close()
 
     def close(self) -> None:
         """Let go of the journal and of its lock; give the lock of the folder back."""
-        self._let_go()
-        if self._lock is not None:
-            self._lock.give_back()
-            self._lock = None
+        self._file.close()
+        if self._locked is not None:
+            self._locked.unlock()
+            self._locked = None
 
     def sweep(self, marker: str, data: Sequence[str]) -> Held:
         """Remove what a dead attempt left: its data files, then its journal, which is the proof that they may go.
@@ -465,10 +466,6 @@ class PosixTransaction(Transaction):
     def _require_current(self) -> None:
         if not self._folder.is_there():
             raise FileNotFoundError(errno.ENOENT, "another process moved or removed the folder")
-
-    def _let_go(self) -> None:
-        with contextlib.suppress(OSError):  # all that matters was synced
-            self._file.close()
 
     def _prepare(self, data: bytes) -> None:
         write_all(self._file.number, memoryview(data))
