@@ -145,10 +145,11 @@ def leave_leases(run: RunFolder) -> None:
         if place is not None:  # before the stamp, without which nobody would come by again
             place.remove(*(name for name in place.names() if is_message(name)))
             place.remove("")
-    run.unstamp()
-    with _opened(run) as place:
-        if place is not None and _leases(place):  # somebody has begun to hold a step meanwhile
-            run.stamp()
+    with naming(os.fspath(run.path), "look for leases in"):
+        run.unstamp()
+        with _opened(run) as place:
+            if place is not None and _leases(place):  # somebody has begun to hold a step meanwhile
+                run.stamp()
 
 
 def held_error(step: int, by: str, shown: str) -> BusyError:
