@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 import math
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -19,12 +19,13 @@ from treering._codec.msgpack.scan import Scanner
 from treering._codec.msgpack.window import WINDOW_BYTES
 from treering._format.index import Container, DataFile, Index, LeafType, Token
 from treering._format.listing import LeafRecord, list_msgpack
+from treering._printable import show_path
 from treering._store.api import Reader
-from treering._store.failures import naming_file
 from treering._store.open_folder import OpenedFiles
-from treering._store.resolve import located, open_file
+from treering._store.resolve import open_file
 from treering._values.dtypes import Dtype, numpy_dtype
 from treering._values.keys import Trail, join_key, unwind
+from treering.errors import CorruptError, FormatError
 
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
@@ -152,6 +153,16 @@ _SAME: Final = ("bool", "int", "float", "complex", "str", "bytes")
 _KINDS: Final = {"NoneType": "none", "ndarray": "numpy"} | dict(zip(_SAME, _SAME, strict=True))
 
 
+@contextlib.contextmanager
+def naming_path(path: str | os.PathLike[str]) -> Iterator[None]:
+    """Put the path of a file in front of what is wrong with its content, whatever that says."""
+    try:
+        yield
+    except (CorruptError, FormatError) as error:
+        error.message = f"{show_path(os.fspath(path))!r}: {error.message}"
+        raise
+
+
 def open_msgpack(path: str | os.PathLike[str], files: contextlib.ExitStack, *, mapped: bool) -> Source:
     """Read a msgpack file, or one in gzip form.
 
@@ -159,7 +170,7 @@ def open_msgpack(path: str | os.PathLike[str], files: contextlib.ExitStack, *, m
         CorruptError, FormatError, StoreError: it is damaged; the system refuses.
     """
     file = files.enter_context(open_file(path))
-    with naming_file(located(path)):
+    with naming_path(path):
         first = file.read(0, min(file.size, WINDOW_BYTES))
         if first.startswith(GZIP_MAGIC):
             state = scan_views(gzip_decompress(file.read(0, file.size), None))
@@ -179,7 +190,7 @@ def stream_msgpack(path: str | os.PathLike[str], files: contextlib.ExitStack) ->
         CorruptError, FormatError, StoreError: it is damaged; the system refuses.
     """
     file = files.enter_context(open_file(path))
-    with naming_file(located(path)):
+    with naming_path(path):
         root = list_msgpack(file.read(0, min(file.size, WINDOW_BYTES)), file.size, file.read).root
     index = index_records(root)
     arrays = StoredArrays(index, [file], lambda _: None, threads=file.threads)
