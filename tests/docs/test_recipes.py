@@ -118,6 +118,29 @@ def test_a_hub_that_refuses_gets_the_step_after_the_next_save(tmp_path: Path) ->
     assert {name.split("/")[0] for name in server.files} >= {"step_00000007", "step_00000008"}
 
 
+def test_a_step_in_a_bucket_is_uploaded_from_a_copy(tmp_path: Path) -> None:
+    copies = """
+import dataclasses, pathlib
+def upload_copy(commit):
+    copy = pathlib.Path(commit.digest.replace(":", "-"), commit.path.name)
+    if not (copy / "treering.json").exists():
+        tr.convert(commit.path, copy)
+    upload(dataclasses.replace(commit, path=copy))
+with tr.Run("memory://somewhere/run", on_commit=lambda commit: (upload_copy(commit), upload_copy(commit))) as run:
+    run.save(7, {"w": jnp.ones(4)}, metrics={"loss": 0.3})
+"""
+    with hub.serving() as server:
+        environment = {"HF_ENDPOINT": server.url, "HF_TOKEN": "hf_of_nobody"}
+        written = run(tmp_path, fences("Hugging Face Hub")[0], copies, **environment)
+    assert "on_commit failed" not in written
+    assert [commit["summary"] for commit in server.commits][2:] == ["Step 7: {'loss': 0.3}"]
+    (copy,) = tmp_path.glob("xxh3-128-*/step_00000007")
+    assert {name: data for name, data in server.files.items() if name.startswith("step_00000007/")} == {
+        f"step_00000007/{file.name}": file.read_bytes() for file in copy.iterdir()
+    }
+    assert tr.load(copy)["w"][0] == 1
+
+
 def test_a_signature_holds_until_a_byte_is_flipped(tmp_path: Path) -> None:
     again = TWICE.format("sign") + "assert load_signed('again/step_00000007')['w'][0] == 1\n"
     attacks = """
