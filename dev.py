@@ -8,6 +8,8 @@
     python3 dev.py docs     build the pages and run their examples
     python3 dev.py referee  the tests against the real eformer, Orbax, jax, on Python 3.11 transformers and PyTorch,
                             in an environment of its own (.venv-referee)
+    python3 dev.py recipes  docs/recipes.md with the real MLflow, W&B, trackio, huggingface_hub and model-signing,
+                            in an environment of its own (.venv-recipes)
     python3 dev.py fuzz     damaged and hostile input: python -m torture fuzz
     python3 dev.py bench    the numbers: python -m benchmarks
     python3 dev.py pin      write constraints.txt anew: dev.py pin python3.11 python3.13
@@ -47,10 +49,12 @@ EXTRAS = {
     "lint": ("lint", "test"),
     "docs": ("docs", "test"),
     "referee": ("referee", "test"),
+    "recipes": ("recipes", "test"),
     "fuzz": ("test",),
     "bench": ("test",),
     "pin": (),
 }
+HEAVY = ("referee", "recipes")
 REFEREES = ("tests/compat/eformer", "tests/compat/jax_pytree", "tests/compat/orbax", "tests/compat/huggingface")
 IN_BUCKETS = ("tests/checkpoint", "tests/run", "tests/leaves")
 
@@ -66,10 +70,10 @@ def main(argv: list[str]) -> int:
         options, theirs = parse(argv)
         if options.verb == "pin":
             return pin(theirs or [sys.executable])
-        # eformer is so heavy that only what needs it gets an environment with it.
-        heavy = options.verb == "referee" or (options.verb == "bench" and "leaves" in theirs)
-        home = Path(options.venv or ROOT / (".venv-referee" if heavy else ".venv")).resolve()
-        ready(home, EXTRAS["referee" if heavy else options.verb])
+        # eformer and the trackers are so heavy that only what needs them gets an environment with them.
+        verb = "referee" if options.verb == "bench" and "leaves" in theirs else options.verb
+        home = Path(options.venv or ROOT / (f".venv-{verb}" if verb in HEAVY else ".venv")).resolve()
+        ready(home, EXTRAS[verb])
         return run(commands(options.verb, home, theirs), home)
     except Stop as stop:
         print(f"dev.py: {stop}", file=sys.stderr)
@@ -267,6 +271,7 @@ def commands(verb: str, home: Path, theirs: list[str]) -> list[list[str]]:
             [*test, "tests/docs", *theirs],
         ],
         "referee": [[*python, "pytest", "-m", "not benchmark", *referees, *theirs]],
+        "recipes": [[*test, "-m", "recipes", "tests/docs/test_recipes.py", *theirs]],
         "fuzz": [[*python, "torture", "fuzz", *theirs]],
         "bench": [[*python, "benchmarks", *theirs]],
     }[verb]

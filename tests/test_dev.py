@@ -168,3 +168,20 @@ def test_every_referee_is_asked_or_those_that_are_named() -> None:
     assert dev.commands("referee", Path("v"), ["tests/compat/orbax", "-x"])[0][-3:] == [
         "not benchmark", "tests/compat/orbax", "-x",
     ]  # fmt: skip
+
+
+def test_heavy_packages_get_an_environment_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[tuple[str, tuple[str, ...]]] = []
+    monkeypatch.setattr(dev, "ready", lambda home, extras: seen.append((home.name, extras)))
+    monkeypatch.setattr(dev, "run", lambda steps, home: 0)
+    for line in ("test", "recipes", "referee", "bench", "bench leaves"):
+        assert dev.main(line.split()) == 0
+    assert seen == [
+        (".venv", ("test",)), (".venv-recipes", ("recipes", "test")), (".venv-referee", ("referee", "test")),
+        (".venv", ("test",)), (".venv-referee", ("referee", "test")),
+    ]  # fmt: skip
+
+
+def test_the_recipes_are_chosen_by_their_mark() -> None:
+    (command,) = dev.commands("recipes", Path("v"), ["-x"])
+    assert command[-4:] == ["-m", "recipes", "tests/docs/test_recipes.py", "-x"]

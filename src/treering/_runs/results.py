@@ -115,7 +115,7 @@ class StepCommit:
     step: int
     """Its number."""
     path: Path
-    """The path of its checkpoint."""
+    """The path of its checkpoint, absolute."""
     metrics: Mapping[str, float]
     """Metric -> value."""
     nbytes: int
