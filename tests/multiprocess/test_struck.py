@@ -376,7 +376,10 @@ def resume(job: Job, count: int, where: Point, victim: int, *, action: str, join
 def check_resumed(said: dict[int, Any], where: Point, victim: int) -> None:
     """Whoever has resumed did so from the same step, and whoever has not says for whom it has waited."""
     for one in said.values():
-        if "error" in one:
+        if one.get("error") == "CorruptError":  # in a joint load who cannot tell the others of damage raises that
+            assert "step_00000030" in one["message"], one
+            assert one["seconds"] < _LONGEST, one
+        elif "error" in one:
             assert where.done is not True, one
             check_late(one, victim)
         else:
@@ -394,7 +397,8 @@ def goes_on(folder: Path, job: Job, count: int, joint: bool) -> None:
     assert all_do(job, count, do="resume", joint=joint) == [[40, 40, 40]] * count
     assert run.steps() == [10, 20, 30, 40]
     assert [tr.verify(step_path(folder / "run", step)).ok for step in (10, 20, 30, 40)] == [True, True, False, True]
-    names = {each.name for each in (folder / "run").iterdir()}
+    # A sign of life of one that still waits for the dead one may be there.
+    names = {each.name for each in (folder / "run").iterdir() if not each.name.startswith(".treering-waiting-")}
     assert names == {"run.json", ".run.json.resumed", *(f"step_{step:08d}" for step in (10, 20, 30, 40))}
     ask(job, range(count), do="end")
     results(job.wait())
@@ -409,7 +413,11 @@ def test_whoever_stands_still_while_all_resume_past_damage(
     check_resumed(resume(crew, count, where, victim, action="pause", joint=joint), where, victim)
     crew.send(victim, signal.SIGCONT)
     said = answers(crew, [victim])[victim]
-    assert said.get("result") == [20, 20, 20] or said["error"] in {"TimedOutError", "ProcessFailedError"}, said
+    assert said.get("result") == [20, 20, 20] or said["error"] in {
+        "TimedOutError",
+        "ProcessFailedError",
+        "CorruptError",
+    }, said
     goes_on(tmp_path, crew, count, joint)
 
 
