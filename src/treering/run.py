@@ -417,7 +417,8 @@ class Run:
         For an evaluator beside the training: ``for step in run.watch(hold=True)``, or ``async for``. A look is one
         request to a bucket, whatever the number of steps. Once the training has gone back (``rollback=True``), the
         steps that it saves from there on are new ones, also under numbers that were yielded before. A step that is
-        removed before its turn is left out. In a job of many processes all iterate, and process 0 decides.
+        removed before its turn is left out. In a job of many processes all iterate, and process 0 decides; after an
+        error, such as that one did not come, the step before may come once more, for some may not have heard of it.
 
         Args:
             after: leave out the steps up to this one; None: yield all.

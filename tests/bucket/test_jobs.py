@@ -1,5 +1,8 @@
 """Jobs of real processes that save to a real server together, load from it in another number, and go through a run."""
 
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -10,7 +13,7 @@ from tests.compat import independent_reader
 from tests.multiprocess import trees
 from tests.multiprocess.each_states import saves_and_loads
 from tests.multiprocess.jobs import results, run_job
-from tests.multiprocess.run_workers import saves_iterators
+from tests.multiprocess.run_workers import follows, saves_iterators
 from tests.multiprocess.runs import goes_through
 from tests.multiprocess.test_runs import check_what_all_found
 from tests.multiprocess.trips import reads, round_trip
@@ -56,3 +59,44 @@ def test_each_process_gets_its_own_state_back(folder: str) -> None:
         assert one["same"] == [True] * 4, one
         assert one["wanted"][4] == {"process": number}
     assert treering.verify(f"{folder}/async").ok
+
+
+def test_all_follow_and_hold_a_run(folder: str) -> None:
+    zero, one = results(run_job(follows, 2, devices=1, arguments=[f"{folder}/run"], timeout=150))
+    assert (zero[0], one[0]) == ([1, 2, 4], [])
+    assert zero[1] == [2]
+    assert zero[2] == one[2] == [2, [2, 4], 4]
+
+
+_EVALUATOR = """
+import sys, treering as tr
+for step in tr.Run(sys.argv[1]).watch(hold=True):
+    print(step, tr.load(f"{sys.argv[1]}/step_{step:08d}")["step"], flush=True)
+    sys.stdin.readline()
+"""
+
+
+def test_an_evaluator_in_another_program_holds_the_step_that_it_follows(folder: str) -> None:
+    path = f"{folder}/run"
+    with treering.Run(path, keep=treering.KeepLast(1)) as run:
+        run.save(1, {"step": 1}).result()
+        with subprocess.Popen(
+            [sys.executable, "-c", _EVALUATOR, path], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        ) as evaluator:
+            assert evaluator.stdin is not None
+            assert evaluator.stdout is not None
+            assert evaluator.stdout.readline() == "1 1\n"
+            run.save(2, {"step": 2}).result()
+            run.save(3, {"step": 3}).result()
+            run.wait()
+            assert run.steps() == [1, 3]
+            evaluator.stdin.write("\n")
+            evaluator.stdin.flush()
+            assert evaluator.stdout.readline() == "3 3\n"
+            run.save(4, {"step": 4}).result()
+            run.wait()
+            assert run.steps() == [3, 4]
+            evaluator.send_signal(signal.SIGKILL)
+        run.save(5, {"step": 5}).result()
+        run.wait()
+        assert run.steps() == [3, 5]  # it may only stand still

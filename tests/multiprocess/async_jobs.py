@@ -6,7 +6,8 @@ import functools
 import json
 import os
 import signal
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -31,12 +32,17 @@ def answer_of(text: str) -> dict[str, Any] | None:
 
 def obeys(folder: str) -> None:
     """Do what the test says, one command after the other, and answer each."""
+    obey(_COMMANDS, folder)
+
+
+def obey(commands: Mapping[str, Callable[..., Any]], folder: str) -> None:
+    """Carry out the commands of the test by their names until it says that there are no more."""
     while (command := json.loads(hear()))["do"] != "end":
-        say(_ANSWER + json.dumps(told(functools.partial(_COMMANDS[command.pop("do")], Path(folder), **command))))
+        say(_ANSWER + json.dumps(told(functools.partial(commands[command.pop("do")], Path(folder), **command))))
 
 
-def _arm(folder: Path, *, point: dict[str, Any], action: str) -> None:
-    """Stand still for good, or die, the next time that this process comes to a point."""
+def arm(folder: Path, *, point: dict[str, Any], action: str | Callable[[], None]) -> None:
+    """Stand still for good, die, or do something, the next time that this process comes to a point."""
     struck = False
 
     def act() -> None:
@@ -44,7 +50,13 @@ def _arm(folder: Path, *, point: dict[str, Any], action: str) -> None:
         if not struck:
             struck = True
             say(f"at {point['name']}")
-            os.kill(os.getpid(), signal.SIGKILL if action == "kill" else signal.SIGSTOP)
+            if callable(action):
+                action()
+            elif action == "kill":
+                os.kill(os.getpid(), signal.SIGKILL)
+            else:
+                # To this thread: of a signal to the process another thread may be told, while this one goes on.
+                signal.pthread_kill(threading.get_ident(), signal.SIGSTOP)
 
     install(Point(**point), act)
 
@@ -59,7 +71,7 @@ def _checkpoint(folder: Path, *, number: int, timeout: float = _GENEROUS) -> Non
     tr.save_async(folder / "ckpt", tree(number), overwrite=True, timeout=timeout).result()
 
 
-_COMMANDS: dict[str, Callable[..., Any]] = {"arm": _arm, "run": _step, "ckpt": _checkpoint}
+_COMMANDS: dict[str, Callable[..., Any]] = {"arm": arm, "run": _step, "ckpt": _checkpoint}
 
 
 def trains(folder: str) -> dict[str, Any]:

@@ -88,7 +88,26 @@ def saves_and_loads(folder: str) -> dict[str, Any]:
         cases.look("a run", [] if list(run.load(5)) == ["lora"] else ["another part"])
     with cases.case("in the background"):
         cases.look("in the background", [] if tr.load_async(both).result()["step"] == 1 else ["another step"])
+    with cases.case("opened"), tr.open(both) as opened:
+        parts = opened["base/w"][process : process + 2], opened["lora/b"][...]
+        said = [opened.origin("base/w"), opened.origin("lora/a")]
+        whole = np.arange(64 * 48, dtype=np.float32).reshape(64, 48)[process : process + 2] + 1
+        found = said == both and np.array_equal(parts[0], whole)
+        cases.look("opened", [] if found and parts[1].shape == (5,) else [f"{said}, {parts}"])
+    with cases.case("abstract"):
+        shapes: Any = tr.abstract(both)
+        found = [
+            (shapes[name][leaf].shape, str(shapes[name][leaf].dtype)) for name, leaf in (("base", "w"), ("lora", "a"))
+        ]
+        cases.look("abstract", [] if found == [((64, 48), "float32"), ((64, 8), "bfloat16")] else [str(found)])
+        placed_there = tr.load(both, shapes, timeout=_GENEROUS)
+        cases.look("abstract", [] if placed_there["step"] == 1 else ["another step"])
+    with cases.case("converted"):
+        own = f"{folder}/converted {process}"
+        tr.convert(both, own)
+        cases.look("converted", [] if tr.load(own)["step"] == 1 and tr.verify(own).ok else ["another tree"])
     refused = {
+        "converted": _refused(lambda: tr.convert(both, f"{folder}/together")),
         "background": _refused(lambda: tr.load_async(both, like)),
         "function": _refused(
             lambda: tr.load_async(f"{folder}/base", only="base/w", shardings=lambda key, aval: columns).result()

@@ -189,7 +189,9 @@ class NewestStep:
         try:
             heard = [json.loads(row) for row in self._run.gather(json_text(row).encode(), doing)]
         except TreeringError as error:
-            raise own or error from None
+            if own is not None and row["outcome"] == _Outcome.OTHER:
+                raise own from None
+            raise error from own  # that the step is damaged would have ended nothing
         outcomes = [reply["outcome"] for reply in heard]
         if _Outcome.GONE in outcomes and self._gone != one and _Outcome.OTHER not in outcomes:
             self._gone = one  # newer steps may have been saved meanwhile

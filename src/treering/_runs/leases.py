@@ -447,6 +447,7 @@ class StepWatch:
         self._waiting: list[StepRecord] = []
         self._there: Sequence[StepRecord] = ()
         self._lease: Lease | None = None
+        self._told: list[StepRecord] = []
         self._since = time.monotonic()
         self._pause = timing.current.watch_first
         self._surveyed = False
@@ -460,8 +461,14 @@ class StepWatch:
             found = self._await_step(None)
         else:
             # Nobody can wait in a collective for hours: the others are told now and then that there is none yet.
-            while (found := self._broadcast(lambda: self._await_step(self._together))) is None:
-                pass
+            try:
+                while (found := self._broadcast(lambda: self._await_step(self._together))) is None:
+                    pass
+            except BaseException:  # an interrupt too; raised again below
+                # Some may not have heard of this step, nor, if this process came late to that call, of the one before.
+                self._waiting[:0], self._told = self._told, []
+                raise
+            self._told = self._told[-1:]
         if found is None or found < 0:
             raise StopIteration
         return found
@@ -511,12 +518,15 @@ class StepWatch:
         return max(min(pause, rest), 0.0)
 
     def _look(self) -> int | None:
-        """Return the next step, -1 at the end; None where there is none yet. What was held is released first."""
-        if self._lease is not None:
-            self._lease.release()
-            self._lease = None
-        if self._ended:
-            return -1
+        """Return the next step, -1 at the end; None where there is none yet. What was held is released."""
+        with contextlib.ExitStack() as held:  # until the next one is held, which may be the same
+            if self._lease is not None:
+                held.push(self._lease)
+                self._lease = None
+            return -1 if self._ended else self._next_step()
+
+    def _next_step(self) -> int | None:
+        """Return the next step, as `_look`."""
         over = self._timeout is not None and time.monotonic() - self._since >= self._timeout
         opened = open_run if self._head is None else RunFolder  # once is enough to see that it is one of a run
         with contextlib.suppress(NotFoundError), opened(self._path) as run:
@@ -527,6 +537,7 @@ class StepWatch:
                 del self._waiting[0]
                 if taken:
                     self._since, self._pause = time.monotonic(), timing.current.watch_first
+                    self._told += [record] if self._broadcast is not None else []
                     return record.step
         if over:
             self.close()
