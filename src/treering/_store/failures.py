@@ -13,6 +13,7 @@ from treering._printable import show_path
 from treering._values.checkpoint_names import INDEX
 from treering._values.leaves_names import INDEX as LEAVES_INDEX
 from treering.errors import (
+    BusyError,
     CorruptError,
     DataFileMissingError,
     ExistsError,
@@ -100,6 +101,17 @@ def link_error(shown: str) -> LinkRefusedError:
     """Return the error for a link where only files and folders may be."""
     hint = "put a file or folder of its own in its place (cp -L)"
     return LinkRefusedError(f"{shown!r} is a link, which may lead anywhere", hint=hint)
+
+
+def busy_error(shown: str, what: str, hint: str | None = None) -> BusyError:
+    """Return the error for a save that other processes did not let in."""
+    return with_errno(BusyError(f"could not write {shown!r}: {what}", hint=hint), errno.EBUSY, shown)
+
+
+def checkpoint_error(shown: str) -> ExistsError:
+    """Return the error for leaves that are saved where a checkpoint is: a reader would see only one of two forms."""
+    error = ExistsError(f"a checkpoint of treering.save is at {shown!r} already", hint="save to a directory of its own")
+    return with_errno(error, errno.EEXIST, shown)
 
 
 def taken_meanwhile(shown: str) -> ExistsError:

@@ -20,7 +20,7 @@ from typing import Final
 from treering._codec.key_document import empty_index, find_attempts, is_empty, is_tombstone, unindexed_attempts
 from treering._store.api import Document, Outcome, Reader, Store
 from treering._store.crew import FirstError, ThreadPool, map_together
-from treering._store.failures import missing_error, naming, naming_file, with_errno
+from treering._store.failures import busy_error, checkpoint_error, missing_error, naming, naming_file, with_errno
 from treering._store.leaves_api import (
     LeafFile,
     LeafWriter,
@@ -37,7 +37,7 @@ from treering._store.pieces import Buffer, pieces
 from treering._values import leaves_names
 from treering._values.checkpoint_names import INDEX as CHECKPOINT
 from treering._values.leaves_names import ATTEMPTS, INDEX, MARKER, RECORD, is_attempt, parts_of, staged_leaves
-from treering.errors import BusyError, CorruptError, DataFileMissingError, ExistsError, NotFoundError
+from treering.errors import CorruptError, DataFileMissingError, NotFoundError
 
 
 class StoredLeaves(OpenLeaves):
@@ -357,7 +357,7 @@ class LeavesAttempt(JoinedAttempt, LeavesSave):
             except FileNotFoundError:  # only an attempt that cannot be committed loses its marker
                 outcome = Outcome.LOST
             if outcome is Outcome.LOST:
-                raise self._busy("another save changed the index meanwhile")
+                raise busy_error(self._shown, "another save changed the index meanwhile", "save again")
             self._kept = True
             if outcome is Outcome.UNKNOWN:
                 raise OSError(errno.EIO, f"no answer came to PUT {INDEX!r}, the commit: it may yet be in place")
@@ -368,16 +368,11 @@ class LeavesAttempt(JoinedAttempt, LeavesSave):
 
     # ------------------------------------------------------------------------------------------------------- beginning
 
-    def _require_no_checkpoint(self) -> None:
-        found = self.store.read(CHECKPOINT, _FIRST_LINE)
-        if found is not None and not is_tombstone(found.data):  # a reader would see only one of two forms
-            hint = "save to a directory of its own"
-            error = ExistsError(f"a checkpoint of treering.save is at {self._shown!r} already", hint=hint)
-            raise with_errno(error, errno.EEXIST, self._shown)
-
     def _begin(self) -> None:
         """Find the base, and put the marker there that says so."""
-        self._require_no_checkpoint()
+        found = self.store.read(CHECKPOINT, _FIRST_LINE)
+        if found is not None and not is_tombstone(found.data):
+            raise checkpoint_error(self._shown)
         for _ in range(_TRIES):
             base = self.store.read(INDEX)
             if base is None:
@@ -393,7 +388,7 @@ class LeavesAttempt(JoinedAttempt, LeavesSave):
             except FileNotFoundError:  # another save was committed in between, and swept it
                 continue
             return
-        raise self._busy("other processes keep saving there")
+        raise busy_error(self._shown, "other processes keep saving there", "save again")
 
     # -------------------------------------------------------------------------------------------------------- removing
 
@@ -434,10 +429,6 @@ class LeavesAttempt(JoinedAttempt, LeavesSave):
             return self._transaction.committed()
         except OSError:  # that cannot be known: then everything stays
             return True
-
-    def _busy(self, what: str) -> BusyError:
-        error = BusyError(f"could not write {self._shown!r}: {what}", hint="save again")
-        return with_errno(error, errno.EBUSY, self._shown)
 
 
 def _marker_of(attempt: str) -> str:

@@ -22,7 +22,7 @@ from treering._codec.key_document import find_attempts
 from treering._codec.zarr import marker_of, number_of_chunk, parse_zarray
 from treering._store.api import Closable, Kind
 from treering._store.crew import map_together
-from treering._store.failures import with_errno
+from treering._store.failures import busy_error, with_errno
 from treering._store.leaves_api import Move, Unfinished, Update
 from treering._store.leaves_folder.leaves_folder import AS_FOLDER, index_bytes, list_attempts, read_small
 from treering._store.pieces import write_all
@@ -32,7 +32,7 @@ from treering._store.posix.folder_tree import FolderTree, Parts
 from treering._values import leaves_names, timing
 from treering._values.checkpoint_names import LOCK_FILE
 from treering._values.leaves_names import ATTEMPTS, RECORD, ZARRAY, attempt_folder, parts_of, staged_leaves
-from treering.errors import BusyError, CorruptError, ExistsError, LinkRefusedError, StoreError, TreeringError
+from treering.errors import CorruptError, ExistsError, LinkRefusedError, StoreError, TreeringError
 
 _TRIES = 20
 
@@ -226,11 +226,11 @@ class LeavesCommit(Closable):
         while not self._tree.root.lock():
             if time.monotonic() >= deadline:
                 hint = None if self._tree.root.find(LOCK_FILE) is None else f"remove {LOCK_FILE!r} there if none is"
-                raise self._busy("other processes keep saving there", hint)
+                raise busy_error(self._shown, "other processes keep saving there", hint)
             time.sleep(pause)
             pause = min(2 * pause, timing.current.directory_lock_longest)
         if not self._tree.root.is_there():
-            raise self._busy("another process moved or removed the folder")
+            raise busy_error(self._shown, "another process moved or removed the folder")
 
     def _finish(self, change: Update, replaced: ReplacedFiles) -> None:
         """Clear, move, make that durable, and say so in the index."""
@@ -296,10 +296,6 @@ class LeavesCommit(Closable):
                     remove_attempt(self._tree, attempt)
                 elif attempt not in kept:
                     remove_if_dead(self._tree, attempt, spared=is_spared)
-
-    def _busy(self, what: str, hint: str | None = None) -> BusyError:
-        error = BusyError(f"could not write {self._shown!r}: {what}", hint=hint)
-        return with_errno(error, errno.EBUSY, self._shown)
 
 
 _ABSENT = (FileNotFoundError, NotADirectoryError, LinkRefusedError)

@@ -16,7 +16,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from treering._store.api import Kind
-from treering._store.failures import naming, with_errno
+from treering._store.failures import checkpoint_error, naming
 from treering._store.leaves_api import LeafFile, LeafWriter, LeavesSave, MakeUpdate, Unfinished
 from treering._store.leaves_folder.commit import AttemptFolder, LeavesCommit, sweep_unfinished, sync_written
 from treering._store.posix import descriptors
@@ -27,7 +27,7 @@ from treering._store.posix.writing import write_content
 from treering._values import timing
 from treering._values.checkpoint_names import INDEX as CHECKPOINT
 from treering._values.leaves_names import ATTEMPTS, INDEX, PENDING, RECORD, parts_of, staged_leaves
-from treering.errors import ExistsError, LinkRefusedError, TreeringError, UnsupportedError
+from treering.errors import LinkRefusedError, TreeringError, UnsupportedError
 
 # Files of up to so many bytes are written one after the other, whichever thread has made them.
 _SMALL = 1 << 17
@@ -269,10 +269,8 @@ class StagedLeaves(_StagedFiles, LeavesSave):
             made = make_folder(target)
             undo.callback(remove_folders, made)
             tree = undo.enter_context(FolderTree(Folder(target), self._shown))
-            if tree.root.find(CHECKPOINT) is not None:  # a reader would see only one of two forms
-                hint = "save to a directory of its own"
-                error = ExistsError(f"a checkpoint of treering.save is at {self._shown!r} already", hint=hint)
-                raise with_errno(error, errno.EEXIST, self._shown)
+            if tree.root.find(CHECKPOINT) is not None:
+                raise checkpoint_error(self._shown)
             own = AttemptFolder(tree, attempt)
             undo.callback(own.end)
             tree.make(staged_leaves(own.attempt))
