@@ -164,7 +164,9 @@ def test_a_bucket_copies_each_file_of_twenty_gigabytes_by_one_request(frozen: fl
     states = [MOVED if chosen.random() < frozen else CHANGED for _ in rows]
     share = Share(process=0, first=0, rows=rows, states=states, numbers=[-1] * len(rows), linked={})
     count = most_files(sum(sizes))
-    laid = lay_out_shares("0" * 16, keys, types, leaf_types, [share], older=None, count=count)
+    laid: Any = lay_out_shares(
+        SimpleNamespace, "0" * 16, keys, types, leaf_types, shares=[share], older=None, count=count
+    )
     ends = [0] * len(laid.names)
     for file, offset, nbytes in zip(laid.chunks.file, laid.chunks.offset, laid.chunks.nbytes, strict=True):
         ends[file] = max(ends[file], offset + nbytes)
