@@ -88,9 +88,8 @@ def strikes(table: Iterable[Any], default: Iterable[str]) -> list[Any]:
             for victim in (0, count // 2):
                 if row.concerns(victim, count):
                     name = f"{row.name.replace(' ', '-')}-{count}-{victim}"
-                    rows.append(
-                        pytest.param(row, count, victim, id=name, marks=[] if name in default else [pytest.mark.slow])
-                    )
+                    marks = [] if name in default else [pytest.mark.strikes]
+                    rows.append(pytest.param(row, count, victim, id=name, marks=marks))
     return rows
 
 
@@ -231,7 +230,7 @@ def test_whoever_is_killed_while_it_holds_a_step(
     check_run(tmp_path, 50)
 
 
-@pytest.mark.parametrize("count", [2, pytest.param(4, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("count", [2, pytest.param(4, marks=pytest.mark.strikes)])
 @pytest.mark.parametrize(
     ("files", "how", "told"),
     [
@@ -246,7 +245,7 @@ def test_whoever_is_killed_while_it_holds_a_step(
         ("run/.run.json.left", "removed", None),
     ],
 )
-@pytest.mark.slow
+@pytest.mark.strikes
 def test_damage_while_all_hold_a_step(
     tmp_path: Path, crew: Job, *, count: int, files: str, how: str, told: str
 ) -> None:
@@ -406,7 +405,7 @@ def goes_on(folder: Path, job: Job, count: int, joint: bool) -> None:
     results(job.wait())
 
 
-@pytest.mark.parametrize("joint", [False, pytest.param(True, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("joint", [False, pytest.param(True, marks=pytest.mark.strikes)])
 @pytest.mark.parametrize(("where", "count", "victim"), strikes(_RESUMING, {"it-has-found-the-damage-2-1"}))
 def test_whoever_stands_still_while_all_resume_past_damage(
     tmp_path: Path, crew: Job, *, where: Point, count: int, victim: int, joint: bool
@@ -531,7 +530,7 @@ def test_whoever_stands_still_while_states_are_regrouped(
     check_regrouped(tmp_path, crew, count)
 
 
-@pytest.mark.slow
+@pytest.mark.strikes
 @pytest.mark.parametrize(("where", "count", "victim", "what"), _EACH_ROWS)
 def test_whoever_is_killed_while_states_are_regrouped(
     tmp_path: Path, crews: Crews, crew: Job, *, where: Point, count: int, victim: int, what: str
@@ -547,7 +546,7 @@ def test_whoever_is_killed_while_states_are_regrouped(
         check_regrouped(tmp_path, job, count)
 
 
-@pytest.mark.slow
+@pytest.mark.strikes
 @pytest.mark.parametrize("how", ["flipped", "removed"])
 @pytest.mark.parametrize(("where", "count", "victim", "what"), _EACH_ROWS)
 def test_states_are_damaged_while_they_are_regrouped(
