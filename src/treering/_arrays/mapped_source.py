@@ -101,8 +101,12 @@ def _replace_leaves(source: Source, leaves: Sequence[MappedLeaf], **columns: Any
     mapped = dataclasses.replace(
         index, types=tuple(types), leaf_types=leaf_types, values=values, chunks=chunks, **columns
     )
-    arrays, origins = MappedArrays(source.arrays, leaves), [_origins(source, leaf) for leaf in leaves if source.layers]
-    return dataclasses.replace(source, index=mapped, arrays=arrays, structured=False, origins=origins)
+    return Source(
+        mapped, MappedArrays(source.arrays, leaves), structured=False, raw_keys=source.raw_keys, mapped=source.mapped,
+        held=source.held, is_current=source.is_current, most_tries=source.most_tries,
+        opened=source.opened, layers=source.layers, paths=source.paths,
+        origins=[_origins(source, leaf) for leaf in leaves] if source.layers else (),
+    )  # fmt: skip
 
 
 def _origins(source: Source, leaf: MappedLeaf) -> tuple[int, ...]:

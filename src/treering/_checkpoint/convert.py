@@ -7,6 +7,7 @@ written, and the result is read back: it is verified by its own checksums, or co
 from __future__ import annotations
 
 import contextlib
+import copy
 import dataclasses
 import importlib
 import os
@@ -211,7 +212,9 @@ def _lose_keys(source: Source) -> Source:
     """Return an opened tree whose PRNG keys are their data."""
     index = source.index
     types = [LeafType(kind="jax", dtype=k.dtype, shape=k.shape) if k.kind == "key" else k for k in index.types]
-    return dataclasses.replace(source, index=dataclasses.replace(index, types=types))
+    lost = copy.copy(source)
+    lost.index = dataclasses.replace(index, types=types)
+    return lost
 
 
 # --------------------------------------------------------------------------------------------------------- verification
