@@ -33,7 +33,7 @@ from obstore.exceptions import (
 from obstore.store import AzureStore, MemoryStore, S3Store
 
 import treering as tr
-from tests import limits
+from tests import faults, limits
 from treering._codec.key_document import placeholder
 from treering._store.api import Outcome
 from treering._store.objects import obstore_requests, protocol, repetition
@@ -643,6 +643,16 @@ def test_a_forked_process_does_not_wait_forever(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr("os.getpid", lambda: -1)
     with pytest.raises(OSError, match="forked from one that has used a bucket"):
         variants.variant(0)
+
+
+def test_a_store_that_cannot_be_opened_again_is_not_tried_at_each_denial(monkeypatch: pytest.MonkeyPatch) -> None:
+    variants = StoreVariants(S3Store("b", access_key_id="x", secret_access_key="y"), 30)
+    before = variants.variant(1 << 30)
+    faults.fail(monkeypatch, StoreVariants, "_open_longest", RuntimeError("no keys now"))
+    with pytest.raises(RuntimeError, match="no keys now"):
+        variants.renew()
+    assert not variants.renew()
+    assert variants.variant(1 << 30) is before
 
 
 def test_credentials_are_asked_for_once_more(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -75,9 +75,9 @@ class StoreVariants:
         with self._lock:
             if not self._opened or time.monotonic() - self._renewed < _RENEWED_EVERY:
                 return False
-            if (opened := self._while_unchanged(self._open_longest)) is None:
+            if (opened := self._while_unchanged(self._open_again)) is None:
                 return False
-            self._renewed, self._opened = time.monotonic(), opened
+            self._opened = opened
             return True
 
     def variant(self, nbytes: int, *, parts: bool = False) -> Any:
@@ -104,6 +104,10 @@ class StoreVariants:
         """Return what is opened while the environment is what it was at the beginning, else None."""
         opened = opening() if store_environment() == self._environment else None
         return opened if store_environment() == self._environment else None
+
+    def _open_again(self) -> dict[tuple[int, bool], Any]:
+        self._renewed = time.monotonic()  # also where it cannot be opened: then what was denied is told
+        return self._open_longest()
 
     def _open_longest(self) -> dict[tuple[int, bool], Any]:
         return {(_LONGEST, parts): self._open(_LONGEST, parts=parts) for parts in (False, True)}
