@@ -15,6 +15,7 @@ import treering as tr
 from tests import faults
 from treering._arrays import incoming, jobs
 from treering._arrays.incoming import ReadRequest, StoredArrays
+from treering._arrays.plan_cache import TreePlan
 from treering._checkpoint.forms import open_source
 from treering._inspect import verify
 from treering._runs import convert_run, leases, load_step, save_step
@@ -68,6 +69,16 @@ def watch_in_a_job(run: tr.Run, broadcast: Callable[[Callable[[], int | None]], 
     """Return a watch of a run as process 0 of a job has it, which waits for 1.5 s in all and for the others 0.5 s."""
     shown = str(run.path)
     return leases.StepWatch(run.path, shown, after=None, timeout=1.5, hold=False, broadcast=broadcast, patience=0.5)
+
+
+def act_on_snapshots(patch: pytest.MonkeyPatch, act: Callable[[TreePlan, list[int]], object]) -> None:
+    """Do something with each plan of a tree whose snapshot was taken, and the numbers of the leaves that it copied."""
+
+    def note(plan: TreePlan, *_: Any, **__: Any) -> None:
+        sources = plan.leaves.sources
+        act(plan, [leaf for leaf in sources if any(part.data is not None for part in sources[leaf])])
+
+    faults.after(patch, TreePlan, "snapshot", note)
 
 
 def bytes_read(patch: pytest.MonkeyPatch) -> list[int]:

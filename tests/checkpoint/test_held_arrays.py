@@ -27,8 +27,8 @@ from jax.sharding import PartitionSpec as P
 import treering as tr
 from tests import faults, limits
 from tests.checkpoint.in_background import gate
+from tests.reads import act_on_snapshots
 from treering._arrays.host import OTHER_WRITERS, only_jax_writes
-from treering._arrays.plan_cache import TreePlan
 from treering.errors import NotFoundError
 
 Save = Callable[..., Any]
@@ -44,12 +44,7 @@ def own_memory(monkeypatch: pytest.MonkeyPatch) -> None:
 def copied(monkeypatch: pytest.MonkeyPatch) -> list[list[int]]:
     """The numbers of the leaves that each snapshot copied."""
     found: list[list[int]] = []
-
-    def note(plan: TreePlan, *_: Any, **__: Any) -> None:
-        sources = plan.leaves.sources
-        found.append([leaf for leaf in sources if any(part.data is not None for part in sources[leaf])])
-
-    faults.after(monkeypatch, TreePlan, "snapshot", note)
+    act_on_snapshots(monkeypatch, lambda _, copied: found.append(copied))
     return found
 
 

@@ -198,7 +198,7 @@ def test_the_module_is_the_command() -> None:
 
 def completion(**environment: str) -> str:
     """Return what the program answers to a shell that completes, which finds it by its name."""
-    command = "import sys; sys.argv[0] = 'treering'; from treering.__main__ import main; main()"
+    command = "import runpy, sys; sys.argv[0] = 'treering'; runpy.run_module('treering', run_name='__main__')"
     done = subprocess.run(
         [sys.executable, "-c", command], env=os.environ | environment, capture_output=True, text=True, check=True
     )

@@ -13,7 +13,7 @@ import pytest
 import treering as tr
 from tests import faults, limits
 from tests.multiprocess.trees import placed, spread
-from treering._arrays.plan_cache import TreePlan
+from tests.reads import act_on_snapshots
 
 _GENEROUS = 60.0
 
@@ -21,13 +21,10 @@ _GENEROUS = 60.0
 def _copied(patch: pytest.MonkeyPatch) -> list[list[str]]:
     """Return a list that gets the keys of what each snapshot copied of the arrays that lie over processes."""
     found: list[list[str]] = []
-
-    def note(plan: TreePlan, *_: Any, **__: Any) -> None:
-        sources = plan.leaves.sources
-        there = [leaf for leaf in plan.leaves.spread if any(part.data is not None for part in sources[leaf])]
-        found.append([plan.flat.keys[leaf] for leaf in there])
-
-    faults.after(patch, TreePlan, "snapshot", note)
+    act_on_snapshots(
+        patch,
+        lambda plan, copied: found.append([plan.flat.keys[leaf] for leaf in plan.leaves.spread if leaf in copied]),
+    )
     return found
 
 
