@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import signal
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Final
@@ -151,7 +150,7 @@ def paused_at(tmp_path: Path, count: int, victim: int, form: str, names: Iterabl
             check_there(before, there, last + 1, form)
             for number in others:
                 check_answer(said[number], number, victim, new=last + 1 in there, where=name)
-            job.send(victim, signal.SIGCONT)
+            job.wake(victim)
             came_back = answers(job, [victim])[victim]
             there = saved(tmp_path, form)
             check_there(before, there, last + 1, form)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import signal
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, Final
@@ -188,7 +187,7 @@ def test_whoever_stands_still_while_it_holds_a_step(
     assert train(tmp_path, 40) == ([10, 40] if where.leased else [40])
     let_leases_expire(tmp_path)
     assert train(tmp_path, 50) == ([10, 50] if where.locked else [50])
-    crew.send(victim, signal.SIGCONT)
+    crew.wake(victim)
     said = answers(crew, [victim])[victim]
     assert said["seconds"] < 60
     lost: dict[str, set[str | None]] = {
@@ -305,7 +304,7 @@ def test_whoever_stands_still_while_all_follow(
         check_late(said, victim)
     if where.done is False:
         train(tmp_path, 20)
-    crew.send(victim, signal.SIGCONT)
+    crew.wake(victim)
     said = answers(crew, [victim])[victim]
     assert said.get("result") == 20 or said["error"] == "TimedOutError", said
     # Nobody has missed a step: all get the one that was found while they did not hear each other.
@@ -412,7 +411,7 @@ def test_whoever_stands_still_while_all_resume_past_damage(
 ) -> None:
     begin_run(tmp_path, crew, count)
     check_resumed(resume(crew, count, where, victim, action="pause", joint=joint), where, victim)
-    crew.send(victim, signal.SIGCONT)
+    crew.wake(victim)
     said = answers(crew, [victim])[victim]
     assert said.get("result") == [20, 20, 20] or said["error"] in {
         "TimedOutError",
@@ -524,7 +523,7 @@ def test_whoever_stands_still_while_states_are_regrouped(
         assert "error" in said or where.done, said
         if "error" in said:
             check_late(said, victim)
-    crew.send(victim, signal.SIGCONT)
+    crew.wake(victim)
     said = answers(crew, [victim])[victim]
     assert said.get("error", "TimedOutError") in {"TimedOutError", "ProcessFailedError"}, said
     check_regrouped(tmp_path, crew, count)
