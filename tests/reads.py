@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Sequence
@@ -17,6 +18,7 @@ from treering._arrays import incoming, jobs
 from treering._arrays.incoming import ReadRequest, StoredArrays
 from treering._arrays.plan_cache import TreePlan
 from treering._checkpoint.forms import open_source
+from treering._checkpoint.load import LoadOptions
 from treering._inspect import verify
 from treering._runs import convert_run, leases, load_step, save_step
 from treering._store.posix.reading import LocalFile
@@ -79,6 +81,11 @@ def act_on_snapshots(patch: pytest.MonkeyPatch, act: Callable[[TreePlan, list[in
         act(plan, [leaf for leaf in sources if any(part.data is not None for part in sources[leaf])])
 
     faults.after(patch, TreePlan, "snapshot", note)
+
+
+def defaults_of_loads() -> dict[str, object]:
+    """Return what the options of a load are where they are not given."""
+    return {field.name: field.default for field in dataclasses.fields(LoadOptions)}
 
 
 def bytes_read(patch: pytest.MonkeyPatch) -> list[int]:

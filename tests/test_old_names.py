@@ -1,7 +1,6 @@
 """Names and options of an earlier version lead to the new ones, or are refused by an error that names these."""
 
 import builtins
-import dataclasses
 import importlib
 import inspect
 from collections.abc import Callable
@@ -11,7 +10,7 @@ from typing import Any
 import pytest
 
 import treering as tr
-from treering._checkpoint.load import LoadOptions
+from tests.reads import defaults_of_loads
 
 CALLS: dict[str, tuple[Callable[[Path], Any], str]] = {
     "save form": (lambda path: tr.save(path, {}, form="hf"), "no option 'form': call treering.export"),  # type: ignore[call-arg]
@@ -42,7 +41,7 @@ def test_load_and_run_load_take_the_same_options(call: Callable[..., Any]) -> No
     assert options == own + list(tr.checkpoint.LoadKeywords.__annotations__)
     assert len(options) <= 12
     assert all(isinstance(one.annotation, str) for one in taken)
-    defaults = {field.name: field.default for field in dataclasses.fields(LoadOptions)}
+    defaults = defaults_of_loads()
     assert all(one.default == defaults[one.name] for one in taken if one.name in options[len(own) :])
     with pytest.raises(TypeError, match=r"^load\(\) got an unexpected keyword argument 'shape'$"):
         call(like={}, shape=3)
