@@ -51,7 +51,7 @@ _KEPT: Final = 2
 _RUN_BYTES: Final = 256 << 10
 _TWO_THREADS_FROM: Final = 4 << 20
 _INDEXES: Final[list[tuple[str, Index]]] = []
-Facts: TypeAlias = tuple[bytes, array[int]]
+Facts: TypeAlias = "tuple[bytes, array[int]]"  # as text: Python 3.11 has no array[...]
 """The digest of a box, and the checksums of its blocks."""
 
 
