@@ -6,6 +6,7 @@
     python3 dev.py test     the tests; with ``-m bucket`` those on real servers of objects
     python3 dev.py lint     ruff, mypy, import-linter
     python3 dev.py docs     build the pages and run their examples
+    python3 dev.py browser  the pages and the reports in a real headless Chromium, which the system must have
     python3 dev.py referee  the tests against the real eformer, Orbax, jax, on Python 3.11 transformers and PyTorch,
                             in an environment of its own (.venv-referee)
     python3 dev.py recipes  docs/recipes.md with the real MLflow, W&B, trackio, huggingface_hub and model-signing,
@@ -48,6 +49,7 @@ EXTRAS = {
     "test": ("test",),
     "lint": ("lint", "test"),
     "docs": ("docs", "test"),
+    "browser": ("browser", "docs", "test"),
     "referee": ("referee", "test"),
     "recipes": ("recipes", "test"),
     "fuzz": ("test",),
@@ -269,6 +271,10 @@ def commands(verb: str, home: Path, theirs: list[str]) -> list[list[str]]:
         "docs": [
             [*python, "sphinx", "-W", "-n", "-q", "--keep-going", "-b", "html", "docs", "docs/_build/html"],
             [*test, "tests/docs", *theirs],
+        ],
+        "browser": [
+            [*python, "sphinx", "-W", "-n", "-q", "--keep-going", "-b", "html", "docs", "docs/_build/html"],
+            [*python, "pytest", "-n", "2", "-m", "browser", "tests/browser", *theirs],
         ],
         "referee": [[*python, "pytest", "-m", "not benchmark", *referees, *theirs]],
         "recipes": [[*test, "-m", "recipes", "tests/docs/test_recipes.py", *theirs]],
