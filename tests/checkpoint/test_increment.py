@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import errno
 import json
 import os
@@ -30,7 +29,7 @@ from tests.stores import store_at
 from treering._arrays.outgoing import ALONE
 from treering._arrays.plan_cache import plan_tree
 from treering._background.writer import Watch
-from treering._checkpoint import increment, save_folder
+from treering._checkpoint import save_folder
 from treering._checkpoint.save_options import SaveOptions
 from treering._store.posix.reading import LocalFile
 from treering.errors import MismatchError, NotFoundError, StoreError, UnsupportedError
@@ -235,7 +234,7 @@ def test_digests_beside_checksums_of_other_blocks_are_not_relied_on(
     with monkeypatch.context() as patch:
         patch.setattr("treering._format.safetensors.block_bytes", lambda _: 1 << 18)
         tr.save(tmp_path / "b", tree, base=tmp_path / "a")
-    monkeypatch.setattr(increment, "_INDEXES", [])
+    monkeypatch.setattr("treering._checkpoint.increment._INDEXES", [])
     tr.save(tmp_path / "c", tree, base=tmp_path / "b")
     assert tr.verify(tmp_path / "c").ok
     assert np.array_equal(tr.load(tmp_path / "c")["w"], tree["w"])
@@ -512,15 +511,44 @@ def test_a_process_that_finds_another_base_writes_its_part(two: Together, tmp_pa
 def test_what_a_process_hands_in_has_to_fit(two: Together, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tree = spread()
     two.save(tmp_path / "a", lambda process: tree)
-    share = increment.share_files
+    write = save_folder.write_changed
 
-    def lie(*given: Any, **more: Any) -> Any:
-        part = share(*given, **more)
-        if more["process"]:
-            return dataclasses.replace(part, share=dataclasses.replace(part.share, states=part.share.states[1:]))
-        return part
+    def lie(part: Any, *given: Any) -> Any:
+        written = write(part, *given)
+        if part.share.process:
+            object.__setattr__(part.share, "states", part.share.states[1:])
+        return written
 
-    monkeypatch.setattr("treering._checkpoint.save_folder.share_files", lie)
+    monkeypatch.setattr("treering._checkpoint.save_folder.write_changed", lie)
     outcomes = two.save(tmp_path / "b", lambda process: tree, base=tmp_path / "a")
     assert "shares other boxes than planned" in str(outcomes[0])
     assert not (tmp_path / "b").exists()
+
+
+@pytest.mark.parametrize("at", [0, 1 << 14, (1 << 18) - 1], ids=["first block", "second block", "last byte"])
+def test_one_changed_number_of_a_large_leaf_is_written(tmp_path: Path, at: int) -> None:
+    before = {"frozen": np.arange(1 << 18), "trained": np.arange(1 << 18)}
+    after = {**before, "trained": before["trained"].copy()}
+    after["trained"][at] += 1
+    tr.save(tmp_path / "a", before)
+    tr.save(tmp_path / "b", before, base=tmp_path / "a")  # digests are noted
+    tr.save(tmp_path / "c", after, base=tmp_path / "b")
+    assert equal(tmp_path / "c", after)
+    assert equal(tmp_path / "b", before)
+    assert tr.verify(tmp_path / "c").ok
+
+
+def test_leaves_without_a_buffer_and_leaves_in_another_order_are_compared_too(tmp_path: Path) -> None:
+    tree = {
+        "bfloat16": jnp.arange(8, dtype="bfloat16"),
+        "int4": np.arange(8).astype("int4"),
+        "turned": np.arange(6.0).reshape(2, 3).T,
+        "big": np.arange(4, dtype=">f4"),
+        "plain": jnp.arange(4),
+    }
+    tr.save(tmp_path / "a", tree)
+    for older, newer in ("ab", "bc"):
+        tr.save(tmp_path / newer, tree, base=tmp_path / older)
+        found = tr.load(tmp_path / newer)
+        assert all(np.array_equal(found[key], leaf) for key, leaf in tree.items())  # ">f4" comes back as "<f4"
+        assert not [file for file in (tmp_path / newer).glob("data-*") if file.stat().st_nlink == 1]

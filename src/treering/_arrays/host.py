@@ -479,14 +479,35 @@ def join_arrays(arrays: Sequence[Any], nbytes: int) -> bytes | None:
         >>> join_arrays([np.zeros((2, 2)).T], 32) is None, join_arrays([np.zeros(2, ">f4")], 8) is None
         (True, True)
     """
-    dtypes = {array.dtype for array in arrays if isinstance(array, np.ndarray)}
-    if sys.byteorder == "big" or not all(map(holds_wire_bytes, dtypes)):
-        return None
     try:
-        joined = b"".join(arrays)
-    except (TypeError, ValueError, BufferError):  # on another device, in several parts, of a dtype without a buffer
+        joined = b"".join(arrays) if _lie_as_in_files(arrays) else b""
+    except _NO_BUFFER:
         return None
     return joined if len(joined) == nbytes else None
+
+
+def digest_arrays(arrays: Sequence[Any]) -> list[bytes] | None:
+    """Return the 128-bit digest of each of some arrays of jax or numpy; None where one lies otherwise than in a file.
+
+    Example:
+        >>> found = digest_arrays([np.arange(2, dtype="u1"), jax.numpy.arange(2, dtype="u1")])
+        >>> found == [xxhash.xxh3_128_digest(bytes([0, 1]))] * 2, digest_arrays([np.zeros(2, ">f4")])
+        (True, None)
+    """
+    try:
+        return list(map(xxhash.xxh3_128_digest, arrays)) if _lie_as_in_files(arrays) else None
+    except _NO_BUFFER:
+        return None
+
+
+_NO_BUFFER: Final = (TypeError, ValueError, BufferError)
+"""What an array raises that lies on another device, in several parts, or has a dtype without a buffer."""
+
+
+def _lie_as_in_files(arrays: Sequence[Any]) -> bool:
+    """Tell whether the arrays among these that have a buffer have the bytes in it that a file has."""
+    dtypes = {array.dtype for array in arrays if isinstance(array, np.ndarray)}
+    return sys.byteorder == "little" and all(map(holds_wire_bytes, dtypes))
 
 
 class HostCopies:

@@ -13,15 +13,16 @@ import itertools
 import os
 import weakref
 from array import array
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final, TypeAlias
+from typing import Any, Final
 
 import jax
 import numpy as np
 import xxhash
 
-from treering._arrays.host import cut_box, has_own_memory, host_blocks, join_arrays, only_jax_writes, to_host
+from treering._arrays.host import cut_box, digest_arrays, has_own_memory, host_blocks, only_jax_writes, to_host
 from treering._arrays.incoming import ReadRequest
 from treering._arrays.jobs import cut_by_bytes
 from treering._arrays.outgoing import DescribedLeaves, HeldBox, LeafSources, SaveLayout
@@ -51,8 +52,6 @@ _KEPT: Final = 2
 _RUN_BYTES: Final = 256 << 10
 _TWO_THREADS_FROM: Final = 4 << 20
 _INDEXES: Final[list[tuple[str, Index]]] = []
-Facts: TypeAlias = "tuple[bytes, array[int]]"  # as text: Python 3.11 has no array[...]
-"""The digest of a box, and the checksums of its blocks."""
 
 
 def remember_index(document: bytes, index: Index) -> None:
@@ -201,28 +200,49 @@ def _older_boxes(path: Path, index: Index) -> OlderCheckpoint:
     return OlderCheckpoint(path=path, index=index, leaf=leaves, box=places, boxes=boxes)
 
 
-def _facts_of(older: OlderCheckpoint, store: Store, files: contextlib.ExitStack) -> Callable[[int], Facts]:
-    """Return what gives the digest and the checksums of a box of an older checkpoint, or raises that it is unreadable.
+class OlderFacts:
+    """The digests and the checksums of the boxes of an older checkpoint: those in its index, or of the bytes it has.
 
     Args:
         older: the checkpoint.
         store: its place.
         files: closes what is opened there: a box is read where no digest was noted.
     """
-    index, boxes, starts = older.index, older.boxes, older.index.chunks.first_blocks()
 
-    @functools.cache
-    def reader(file: int) -> Reader:
-        return files.enter_context(store.open_file(index.files[file].name))
+    def __init__(self, older: OlderCheckpoint, store: Store, files: contextlib.ExitStack) -> None:
+        self._index, self._boxes, self._store, self._files = older.index, older.boxes, store, files
+        self._table = split_digests(older.index.digests)
+        self._starts = older.index.chunks.first_blocks()
+        self._read = functools.cache(self._read)  # type: ignore[method-assign]
+        self._reader = functools.cache(self._reader)  # type: ignore[method-assign]
 
-    def facts(number: int) -> Facts:
-        if index.digests:
-            start = DIGEST_BYTES * number
-            return index.digests[start : start + DIGEST_BYTES], index.checksums[starts[number] : starts[number + 1]]
-        data = reader(boxes.file[number]).read(boxes.offset[number], boxes.nbytes[number])
+    @property
+    def noted(self) -> bool:
+        """Whether its index has them."""
+        return bool(self._table)
+
+    def digest_of(self, number: int) -> bytes:
+        """Return the digest of a box; none where it cannot be read."""
+        if self._table:
+            return self._table[number]
+        try:
+            return self._read(number)[0]
+        except TreeringError:
+            return b""
+
+    def checksums_of(self, number: int, count: int = 1) -> array[int]:
+        """Return the checksums of the blocks of some boxes in a row, of which each has a digest."""
+        if self._table:
+            return self._index.checksums[self._starts[number] : self._starts[number + count]]
+        return array("Q", itertools.chain.from_iterable(self._read(n)[1] for n in range(number, number + count)))
+
+    def _read(self, number: int) -> tuple[bytes, array[int]]:
+        boxes = self._boxes
+        data = self._reader(boxes.file[number]).read(boxes.offset[number], boxes.nbytes[number])
         return xxhash.xxh3_128_digest(data), block_checksums(memoryview(data))
 
-    return facts
+    def _reader(self, file: int) -> Reader:
+        return self._files.enter_context(self._store.open_file(self._index.files[file].name))
 
 
 # ------------------------------------------------------------------------------------ arrays that were saved before
@@ -330,8 +350,8 @@ class SharedFiles:
     """Its boxes."""
     layout: SaveLayout
     """Where they lie; the chunks are its boxes, in their order."""
-    facts: Mapping[int, Facts]
-    """Those of each box that lies in a shared file."""
+    facts: OlderFacts | None
+    """What is known of the boxes in shared files; None where nothing is shared."""
 
 
 def share_files(
@@ -363,25 +383,25 @@ def share_files(
     """
     rows, leaves = own.rows, own.leaves
     same = [-1] * len(rows)
-    facts: dict[int, Facts] = {}
+    facts: OlderFacts | None = None
     found: dict[int, tuple[DataFile, bytes]] = {}
     boxes = NO_BOXES if older is None else older.boxes
     sizes = shares.row_bytes(rows, leaves.types, leaves.leaf_types)
     # Should it be removed meanwhile, or be damaged, what it has is written.
     with contextlib.ExitStack() as files:
         if older is not None and (store := _open_older(older, files)) is not None:
+            facts = OlderFacts(older, store, files)
             with phase("save/compare"):
-                same, facts = _compare(own, older, _facts_of(older, store, files), sizes, watch)
+                same = _compare(own, older, facts, sizes, watch)
             wanted = shares.choose_shared(same, boxes)
             planned = len(wanted) + len(shares.gather_files(shares.states_of(same, boxes, wanted), sizes))
             found = _link_files(folder, store, older, wanted, (first, count or planned))
     states = shares.states_of(same, boxes, found)
     leaves = _fetch_left(own, states, increment)
-    linked = _with_digests(found, same, boxes, facts)
+    linked = {} if facts is None else _with_digests(found, same, boxes, facts)
     share = Share(process=process, first=first, rows=rows, states=states, numbers=same, linked=linked)
     count = count or len(linked) + len(shares.gather_files(states, sizes))
     layout = lay_out(folder.attempt, own.keys, leaves, [share], older=boxes, count=count)
-    facts = {row: facts[row] for row, state in enumerate(states) if state == SHARED}
     return SharedFiles(share=share, layout=layout, facts=facts)
 
 
@@ -392,44 +412,49 @@ def _open_older(older: OlderCheckpoint, files: contextlib.ExitStack) -> Store | 
     return None
 
 
-def _compare(
-    own: OwnBoxes, older: OlderCheckpoint, facts_of: Callable[[int], Facts], sizes: Sequence[int], watch: Watch
-) -> tuple[list[int], dict[int, Facts]]:
-    """Return the number of the box in the older checkpoint that has the bytes of each, -1 for none; and its facts."""
+def _compare(own: OwnBoxes, older: OlderCheckpoint, facts: OlderFacts, sizes: Sequence[int], watch: Watch) -> list[int]:
+    """Return the number of the box in the older checkpoint that has the bytes of each, -1 for none."""
     same, places, nbytes = [-1] * len(own.rows), older.places_of(own), older.boxes.nbytes
-    facts: dict[int, Facts] = {}
     wanted = [at for at, number in enumerate(places) if number >= 0 and nbytes[number] == sizes[at]]
-    known = [(at, own.held.digests[own.rows[at]]) for at in wanted if own.rows[at] in own.held.digests]
-    unknown = sorted({*wanted}.difference(at for at, _ in known)) if known else wanted
-    for at, found in itertools.chain(known, _digests_of(own, unknown, sizes)):
+    held = own.held.digests
+    known = [at for at in wanted if own.rows[at] in held] if held else []
+    unknown = sorted({*wanted}.difference(known)) if known else wanted
+    noted = [(known, [held[own.rows[at]] for at in known])]
+    for rows, digests in itertools.chain(noted, _digests_of(own, unknown, sizes, places, facts)):
         watch.move()
-        with contextlib.suppress(TreeringError):  # it cannot be read: then it is written
-            if (there := facts_of(places[at]))[0] == found:
-                same[at], facts[at] = places[at], there
-    return same, facts
+        for at, found in zip(rows, digests, strict=True):
+            if facts.digest_of(places[at]) == found:  # what cannot be read has none, and is written
+                same[at] = places[at]
+    return same
 
 
-def _digests_of(own: OwnBoxes, wanted: Sequence[int], sizes: Sequence[int]) -> Iterator[tuple[int, bytes]]:
-    """Yield the digests of some boxes: of small ones, many are read together."""
+def _digests_of(
+    own: OwnBoxes, wanted: Sequence[int], sizes: Sequence[int], places: Sequence[int], facts: OlderFacts
+) -> Iterator[tuple[Sequence[int], Sequence[bytes | None]]]:
+    """Yield some boxes, and their digests: of small ones, many are read together.
+
+    One whose first block has another checksum than the older box has changed: it has none, and is not read to its end.
+    """
     small = [at for at in wanted if sizes[at] <= SMALLEST_BLOCK]
     alone = [at for at in wanted if sizes[at] > SMALLEST_BLOCK]
     for run in map(small.__getitem__, cut_by_bytes([sizes[at] for at in small], _RUN_BYTES)):
         arrays = own.leaves.data_of_all(*zip(*map(own.rows.__getitem__, run), strict=True))
-        ends = list(itertools.accumulate(map(sizes.__getitem__, run), initial=0))
-        if (joined := join_arrays(arrays, ends[-1])) is None:
+        if (found := digest_arrays(arrays)) is None:
             alone += run
-            continue
-        parts = map(memoryview(joined).__getitem__, map(slice, ends, ends[1:]))
-        yield from zip(run, map(xxhash.xxh3_128_digest, parts), strict=True)
+        else:
+            yield run, found
 
-    def read(at: int) -> bytes:
-        array_, state = own.leaves.data_of(*own.rows[at]), xxhash.xxh3_128()
-        for piece in host_blocks(array_, 0, array_.size):
+    def read(at: int) -> bytes | None:
+        array_, state, block = own.leaves.data_of(*own.rows[at]), xxhash.xxh3_128(), block_bytes(sizes[at])
+        for number, piece in enumerate(host_blocks(array_, 0, array_.size)):
+            compared = number == 0 and facts.noted and len(piece) >= block
+            if compared and xxhash.xxh3_64_intdigest(piece[:block]) != facts.checksums_of(places[at])[0]:
+                return None
             state.update(piece)
         return state.digest()
 
     others = 1 if sum(map(sizes.__getitem__, alone)) >= _TWO_THREADS_FROM else 0
-    yield from zip(alone, map_together(read, alone, others), strict=True)
+    yield from (([at], [found]) for at, found in zip(alone, map_together(read, alone, others), strict=True))
 
 
 def _link_files(
@@ -456,17 +481,19 @@ def _link_files(
 
 
 def _with_digests(
-    linked: Mapping[int, tuple[DataFile, bytes]], same: Sequence[int], boxes: OlderBoxes, facts: Mapping[int, Facts]
+    linked: Mapping[int, tuple[DataFile, bytes]], same: Sequence[int], boxes: OlderBoxes, facts: OlderFacts
 ) -> dict[int, DataFile]:
     """Return shared files with the digests that they have here: over the header, and the checksums of what is used."""
-    used: dict[int, list[tuple[int, int, int]]] = {file: [] for file in linked}
-    for row, number in enumerate(same):
-        if number >= 0 and (places := used.get(boxes.file[number])) is not None:
-            places.append((boxes.offset[number], boxes.nbytes[number], row))
+    kept = [number for number in same if number >= 0]
+    used, there = (Counter(map(boxes.file.__getitem__, numbers)) for numbers in (kept, range(len(boxes.file))))
     found: dict[int, DataFile] = {}
     for file, (entry, header) in linked.items():
-        table = b"".join(pack_checksums(facts[row][1]) for _, _, row in sorted(used[file]))
-        found[file] = dataclasses.replace(entry, digest=digest([header, table]))
+        # Where all is used, it is what the older index says, and what the header was compared with.
+        if used[file] < there[file] or entry.digest is None or not facts.noted:
+            rows = sorted((boxes.offset[n], boxes.nbytes[n], n) for n in kept if boxes.file[n] == file)
+            table = b"".join(pack_checksums(facts.checksums_of(number)) for _, _, number in rows)
+            entry = dataclasses.replace(entry, digest=digest([header, table]))  # noqa: PLW2901
+        found[file] = entry
     return found
 
 

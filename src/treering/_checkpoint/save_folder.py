@@ -92,11 +92,15 @@ def own_boxes(plan: TreePlan) -> OwnBoxes:
 
 def write_changed(part: SharedFiles, folder: AttemptFiles, options: SaveOptions) -> tuple[array[int], bytes]:
     """Write what is not shared, durable but for its names; return the checksums of all boxes, and their digests."""
-    digests = {row: found for row, (found, _) in part.facts.items()}
+    numbers, states, digests = part.share.numbers, part.share.states, dict[int, bytes]()
+    shared = [row for row, state in enumerate(states) if state == SHARED]
+    if facts := part.facts:
+        digests = {row: facts.digest_of(numbers[row]) for row in shared}
     checksums, starts = write_data(part.layout, folder, options, digests), part.layout.chunks.first_blocks()
-    for row, (_, found) in part.facts.items():
-        checksums[starts[row] : starts[row + 1]] = found
-    return checksums, b"".join(map(digests.__getitem__, range(len(part.share.rows))))
+    if facts:
+        for row, number, count in shares.find_stretches(shared, [numbers[row] for row in shared]):
+            checksums[starts[row] : starts[row + count]] = facts.checksums_of(number, count)
+    return checksums, b"".join(map(digests.__getitem__, range(len(states))))
 
 
 def write_data(

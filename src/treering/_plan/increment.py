@@ -13,6 +13,8 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Final, TypeVar
 
+import numpy as np
+
 from treering._format.document import data_name
 from treering._format.index import Chunks, DataFile, LeafType, leaf_bytes
 from treering._format.safetensors import Row, lay_out_files
@@ -145,6 +147,19 @@ def states_of(same: Sequence[int], older: OlderBoxes, shared: Collection[int]) -
     return [CHANGED if n < 0 else SHARED if older.file[n] in shared else MOVED for n in same]
 
 
+def find_stretches(rows: Sequence[int], numbers: Sequence[int]) -> Iterator[tuple[int, int, int]]:
+    """Yield where rows and numbers go up by one together: the first of both, and how many there are.
+
+    Example:
+        >>> list(find_stretches([0, 1, 2, 5], [7, 8, 4, 5]))
+        [(0, 7, 2), (2, 4, 1), (5, 5, 1)]
+    """
+    steps = (np.diff(rows) != 1) | (np.diff(numbers) != 1)
+    starts = [0, *(np.flatnonzero(steps) + 1).tolist()] if rows else []
+    for start, stop in itertools.pairwise([*starts, len(rows)]):
+        yield rows[start], numbers[start], stop - start
+
+
 def find_shared_leaves(rows: Sequence[Row], same: Sequence[int], older: OlderBoxes) -> set[int]:
     """Return the leaves of which all boxes are known to lie in files that will be shared: their bytes are not needed.
 
@@ -175,7 +190,7 @@ def gather_files(states: Sequence[int], nbytes: Sequence[int], limit: int = FILE
     files: list[list[int]] = []
     for state in (MOVED, CHANGED):
         file, held = list[int](), 0
-        for number in itertools.compress(range(len(states)), map(state.__eq__, states)):
+        for number in [number for number, found in enumerate(states) if found == state]:
             if held and held + nbytes[number] > limit:
                 files.append(file)
                 file, held = [], 0
@@ -241,29 +256,32 @@ def lay_out_shares(
     writers: list[int] = []
     linked: dict[int, DataFile] = {}
     written: list[list[Row]] = []
-    places: list[int] = []
+    firsts: list[int] = []
     for share in shares:
         sizes = row_bytes(share.rows, types, leaf_types)
         blocks = {nbytes: block_bytes(nbytes) for nbytes in set(sizes)}
         here = {file: len(names) + at for at, file in enumerate(share.linked)}
         linked |= {here[file]: found for file, found in share.linked.items()}
         names += [found.name for found in share.linked.values()]
-        for (leaf, box), state, number, nbytes in zip(share.rows, share.states, share.numbers, sizes, strict=True):
-            if state == SHARED and older is not None:
-                place = here[older.file[number]], older.offset[number]
-                table.append((leaf, box, *place, nbytes, blocks[nbytes]))
+        if older is not None:
+            shared = [row for row, state in enumerate(share.states) if state == SHARED]
+            nbytes, numbers = [sizes[row] for row in shared], [share.numbers[row] for row in shared]
+            files, offsets = ([column[number] for number in numbers] for column in (older.file, older.offset))
+            own = zip(*map(share.rows.__getitem__, shared), strict=True) if shared else ((), ())
+            places = map(here.__getitem__, files), offsets
+            table += zip(*own, *places, nbytes, map(blocks.__getitem__, nbytes), strict=True)
         for rows in gather_files(share.states, sizes):
-            places.append(len(names))
+            firsts.append(len(names))
             names.append(data_name(attempt, share.first + len(names) - len(writers), count))
             written.append([share.rows[row] for row in rows])
         writers += [share.process] * (len(names) - len(writers))
     chunks, made = lay_out_files(attempt, keys, types, leaf_types, written)
-    file = [places[number] for number in chunks.file]
+    file = [firsts[number] for number in chunks.file]
     table += zip(chunks.leaf, chunks.box, file, chunks.offset, chunks.nbytes, chunks.block, strict=True)
     table.sort(key=_place)  # type: ignore[arg-type]  # of its first two columns
     columns = [list(column) for column in zip(*table, strict=True)] or [[]] * 6
     named = dict(zip(("leaf", "box", "file", "offset", "nbytes", "block"), columns, strict=True))
     headers = [b""] * len(names)
-    for number, header in zip(places, made, strict=True):
+    for number, header in zip(firsts, made, strict=True):
         headers[number] = header
     return make(chunks=Chunks(**named), headers=headers, names=names, writers=writers, linked=linked)
