@@ -25,7 +25,7 @@ version = release = treering.__version__
 extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx_design", "sphinx_copybutton"]
 exclude_patterns = ["_build", "**.ipynb_checkpoints"]
 nitpicky = True
-smartquotes = False  # they would make one dash of the two of an option
+smartquotes_action = "D"  # dashes alone: quotes stand around what a program says
 
 html_theme = "shibuya"
 html_title = "treering"
@@ -50,7 +50,7 @@ nb_execution_mode = "off"
 
 autodoc_member_order = "bysource"
 autodoc_typehints = "none"
-autodoc_default_options = {"members": True, "show-inheritance": True}
+autodoc_default_options = {"members": True}
 napoleon_google_docstring = True
 napoleon_numpy_docstring = False
 napoleon_use_ivar = True
