@@ -1,19 +1,50 @@
 """Configuration of Sphinx, which builds the pages and the reference of the public modules."""
 
-import treering
+import posixpath
+import sys
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).parent
+sys.path.insert(0, str(HERE))
+
+from building import fences, links, pages, published, reference, sidebar, twins  # noqa: E402
+from sphinx.util import logging  # noqa: E402
+
+import treering  # noqa: E402
+
+_log = logging.getLogger(__name__)
 
 project = "treering"
 author = "the treering authors"
 copyright = author  # noqa: A001 - the name is Sphinx's
 version = release = treering.__version__
 
-extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
-html_theme = "furo"
-exclude_patterns = ["_build"]
+extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx_design", "sphinx_copybutton"]
+exclude_patterns = ["_build", "**.ipynb_checkpoints"]
 nitpicky = True
+smartquotes = False  # they would make one dash of the two of an option
 
-myst_enable_extensions = ["colon_fence", "deflist"]
+html_theme = "shibuya"
+html_title = "treering"
+html_static_path = ["_static"]
+html_css_files = ["site.css"]
+html_favicon = "_static/treering.svg"
+html_copy_source = False
+html_domain_indices = False
+templates_path = ["_templates"]
+html_theme_options = {
+    "accent_color": "jade",
+    "light_logo": "_static/treering.svg",
+    "dark_logo": "_static/treering.svg",
+    "nav_links": [{"title": "the tabs of building/sidebar.py stand here"}],
+    "show_ai_links": False,  # they lead to other sites
+}
+
+myst_enable_extensions = ["attrs_block", "attrs_inline", "colon_fence", "deflist"]
 myst_heading_anchors = 4
+# The notebooks are run by the tests; what they printed is in them.
+nb_execution_mode = "off"
 
 autodoc_member_order = "bysource"
 autodoc_typehints = "none"
@@ -32,3 +63,43 @@ nitpick_ignore_regex = [
     (r"py:class", r"treering\._store\.(api\.(Store|Closable)|objects\.store\.ObjectStore)"),
     (r"py:class", r"treering\.(_arrays\.host\.BoxedArray|testing\.formats\.FormatContract|rules\.(_Every|_AnyOf))"),
 ]
+
+
+def _before_reading(app: Any) -> None:  # noqa: ARG001
+    reference.write_pages()
+    pages.every_page.cache_clear()
+    sidebar.groups.cache_clear()
+
+
+def _on_source(app: Any, name: str, source: list[str]) -> None:  # noqa: ARG001
+    source[0] = fences.shown_text(name, source[0])
+
+
+def _on_page(app: Any, name: str, template: str, context: dict[str, Any], doctree: Any) -> None:  # noqa: ARG001
+    """Give each page its description, its twin, the tabs and the list beside it."""
+    page = pages.every_page().get(name)
+    said = page.description if page else f"{context.get('title', 'A page')} of the documentation of treering."
+    if 'name="description"' not in context.get("metatags", ""):
+        context["metatags"] = context.get("metatags", "") + pages.meta(said)
+    context["tabs"] = sidebar.tabs(name)
+    context["twin"] = f"{posixpath.basename(name)}.md" if page else None
+    context["toctree"] = lambda **_: sidebar.sidebar(name, context["pathto"])
+
+
+def _after_building(app: Any, failed: Exception | None) -> None:
+    if failed is not None or app.builder.name != "html":
+        return
+    folder = Path(app.outdir)
+    published.write_redirects(folder)
+    twins.write_twins(folder)
+    built = {"genindex.html", "search.html", *published.published(), *(f"{name}.html" for name in app.env.found_docs)}
+    for dead in links.dead_links(folder, built):
+        _log.warning("a link leads nowhere: %s", dead)
+
+
+def setup(app: Any) -> None:
+    """Let the pages of this site be made."""
+    app.connect("builder-inited", _before_reading, priority=100)
+    app.connect("source-read", _on_source)
+    app.connect("html-page-context", _on_page)
+    app.connect("build-finished", _after_building)

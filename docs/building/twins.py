@@ -1,0 +1,43 @@
+"""The same pages as Markdown, one beside each built page, and ``llms.txt``, which lists them for programs that read."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from building import reference, sidebar
+from building.fences import shown_text
+from building.pages import every_page, source_of, text_of
+
+_FRONT_OR_TREE = re.compile(r"\A---\n.*?\n---\n|^```\{toctree\}\n.*?^```\n", re.DOTALL | re.MULTILINE)
+_OTHER_SUFFIX = re.compile(r"(\]\([^):]*)\.(?:ipynb|rst)(?=[#)])")
+
+
+def markdown(name: str) -> str:
+    """Return a page as Markdown, without what only Sphinx understands."""
+    path = source_of(name)
+    if path.suffix == ".rst":
+        return reference.markdown(name)
+    text = _FRONT_OR_TREE.sub("", shown_text(name, text_of(path)))
+    return _OTHER_SUFFIX.sub(r"\1.md", text).strip() + "\n"
+
+
+def index() -> str:
+    """Return ``llms.txt``: what treering is, and a line for each page."""
+    pages = every_page()
+    lines = ["# treering", "", f"> {pages['index'].description}", ""]
+    for section in sidebar.present():
+        listed = [pages[name] for _, names in sidebar.groups(section) for name in names]
+        lines += [f"## {pages[f'{section}/index'].title}", ""]
+        lines += [f"- [{page.title}]({page.name}.md): {page.description}" for page in listed]
+        lines += [""]
+    return "\n".join(lines)
+
+
+def write_twins(folder: Path) -> None:
+    """Write the twins and ``llms.txt`` into a folder of built pages."""
+    for name in every_page():
+        path = folder / f"{name}.md"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(markdown(name), encoding="utf-8")
+    (folder / "llms.txt").write_text(index(), encoding="utf-8")
