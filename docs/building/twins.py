@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import html
 import re
 from pathlib import Path
 
 from building import reference, sidebar
 from building.fences import shown_text
-from building.pages import every_page, source_of, text_of
+from building.pages import DOCS, every_page, source_of, text_of
 
 _FRONT_OR_TREE = re.compile(r"\A---\n.*?\n---\n|^```\{toctree\}\n.*?^```\n", re.DOTALL | re.MULTILINE)
+_FIGURE = re.compile(r"^```\{raw\} html\n:file: \.\./figures/([\w-]+\.svg)\n```$", re.MULTILINE)
 _OTHER_SUFFIX = re.compile(r"(\]\([^):]*)\.(?:ipynb|rst)(?=[#)])")
 
 
@@ -18,8 +20,14 @@ def markdown(name: str) -> str:
     path = source_of(name)
     if path.suffix == ".rst":
         return reference.markdown(name)
-    text = _FRONT_OR_TREE.sub("", shown_text(name, text_of(path)))
+    text = _FIGURE.sub(_in_words, _FRONT_OR_TREE.sub("", shown_text(name, text_of(path))))
     return _OTHER_SUFFIX.sub(r"\1.md", text).strip() + "\n"
+
+
+def _in_words(fence: re.Match[str]) -> str:
+    svg = (DOCS / "figures" / fence[1]).read_text(encoding="utf-8")
+    title, told = (html.unescape(svg.partition(f"<{tag}>")[2].partition("<")[0]) for tag in ("title", "desc"))
+    return f"**Figure: {title}.** {told}"
 
 
 def index() -> str:
