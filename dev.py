@@ -9,8 +9,8 @@
     python3 dev.py browser  the pages and the reports in a real headless Chromium, which the system must have
     python3 dev.py referee  the tests against the real eformer, Orbax, jax, on Python 3.11 transformers and PyTorch,
                             in an environment of its own (.venv-referee)
-    python3 dev.py recipes  docs/recipes.md with the real MLflow, W&B, trackio, huggingface_hub and model-signing,
-                            in an environment of its own (.venv-recipes)
+    python3 dev.py recipes  docs/guides/recipes.md with the real MLflow, W&B, trackio, huggingface_hub and
+                            model-signing, in an environment of its own (.venv-recipes)
     python3 dev.py fuzz     damaged and hostile input: python -m torture fuzz
     python3 dev.py bench    the numbers: python -m benchmarks
     python3 dev.py pin      write constraints.txt anew: dev.py pin python3.11 python3.13

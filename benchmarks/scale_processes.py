@@ -38,7 +38,7 @@ LEAVES = 1_000
 _TIMEOUT = 300.0
 _LEAST_SHARE = 0.7
 _PRICES = {"Put": 5e-6, "List": 5e-6, "Get": 4e-7, "Head": 4e-7, "Delete": 0.0}
-"""List prices in US dollars of one request to Amazon S3, as in ``docs/buckets.md``."""
+"""List prices in US dollars of one request to Amazon S3, as in ``docs/guides/buckets.md``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""Write the page of all public names, ``docs/api-on-one-page.md``, from their signatures: python docs/one_page.py."""
+"""Write the page of all public names, ``docs/reference/api-on-one-page.md``: python docs/one_page.py."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 
 import treering
 
-PAGE = Path(__file__).with_name("api-on-one-page.md")
+PAGE = Path(__file__).parent / "reference" / "api-on-one-page.md"
 _VERBS = (
     "save", "load", "open", "save_async", "load_async", "each", "export", "convert", "abstract", "inspect", "verify",
     "diff", "bucket",

@@ -178,7 +178,7 @@ def save(
         TimedOutError, ProcessFailedError: other processes did not arrive, or failed; the error names them.
         StoreError: the system refused; an ``OSError``. ``NotSharedError``: not all processes see the same folder.
 
-    Source: ``docs/spec/checkpoint.md``. ``docs/buckets.md`` lists where a bucket cannot fence a file:
+    Source: ``docs/spec/checkpoint.md``. ``docs/guides/buckets.md`` lists where a bucket cannot fence a file:
     ``NotFencedWarning``.
 
     Example:
@@ -449,7 +449,7 @@ def export(
     """Save a pytree in memory in a form of another program, as ``convert`` does for what stands at a path.
 
     In a job of several processes, process 0 does this alone: it has to hold all arrays, and any other process that
-    calls this is refused. ``docs/convert.md`` says what each form can hold.
+    calls this is refused. ``docs/guides/convert.md`` says what each form can hold.
 
     Args:
         path: as for ``convert``.
@@ -506,7 +506,7 @@ def convert(
     """Save what stands at one path, of any form that ``load`` reads, to another path; the result is verified.
 
     Arrays go from file to file a piece at a time. A leaf that can only be read as a whole, such as a compressed one, is
-    held as a whole. The calling process works alone. ``docs/convert.md`` says what each form can hold.
+    held as a whole. The calling process works alone. ``docs/guides/convert.md`` says what each form can hold.
 
     Of a run, and of a root of Orbax's ``CheckpointManager``, every step becomes a step of a run, with its number,
     metrics, metadata and time; with ``to="orbax"`` a step of such a root. The options apply to each. An earlier call's
@@ -516,7 +516,7 @@ def convert(
         source: as for ``load``; also a run. Of a list the result is all of it in one; a run is none of a list.
         path: where to. One that ends in ``.safetensors``, ``.msgpack`` or ``.npz`` becomes such a file, else a folder.
         to: the form of the target: "treering" (the default), "hf", "leaves" or "orbax" for a folder; for a file its
-            suffix says it; or a form that another package writes (``docs/plug-points.md``).
+            suffix says it; or a form that another package writes (``docs/reference/plug-points.md``).
         only: as for ``load``.
         at: as for ``load``.
         key_map: as for ``open``.
@@ -524,7 +524,7 @@ def convert(
         max_file_size: of the form "hf", bytes or a text; default: "5GB". A larger array has a file of its own.
         items: of the form "orbax", name of an item -> key of the subtree in it; "grain:KEY" is the state of an iterator
             of grain, "json:NAME" a member of the metadata. Default: one item "default" in a step of a run, else none.
-        lose: what may be lost: kinds of losses, which ``docs/convert.md`` lists, and globs over the keys of leaves.
+        lose: what may be lost: kinds of losses (``docs/guides/convert.md`` lists them) and globs over keys of leaves.
         overwrite: as for ``save``.
         progress: as for ``save``.
 

@@ -2,7 +2,7 @@
 
 A reader is a module with ``recognise(place)`` and ``open_foreign(place, files)``. A writer is one with
 ``find_losses(source, part, metadata)`` and ``write(source, part, save, watch)``. Entry points of the groups
-``treering.readers`` and ``treering.writers`` name them. ``docs/plug-points.md`` has an example of each, and
+``treering.readers`` and ``treering.writers`` name them. ``docs/reference/plug-points.md`` has an example of each, and
 ``treering.testing`` the tests that they have to pass.
 
 All of this is provisional: a later version may change it, and the changelog will say so.

@@ -1,6 +1,6 @@
 """Leaves directories: trees as zarr v2 arrays, one folder for each leaf.
 
-The names, arguments and files are those of ``eformer.serialization``; ``docs/coming-from-eformer.md`` lists the
+The names, arguments and files are those of ``eformer.serialization``; ``docs/guides/coming-from-eformer.md`` lists the
 differences. With treering every leaf comes back, every byte is checked, and a save is atomic.
 """
 
@@ -54,7 +54,7 @@ def tree_serialize_leaves(
     chunks that its devices hold, and process 0 commits when all have voted.
 
     Args:
-        checkpoint_dir: the directory; missing folders are created. In a bucket, ``docs/leaves.md`` says what differs.
+        checkpoint_dir: the directory; missing folders are created. ``docs/guides/leaves.md`` has the rules of buckets.
         pytree: any pytree, as for ``treering.save``. Keys become names of folders, escaped if necessary.
         manager: writes jax arrays in the background, on disk: jax's ``GlobalAsyncCheckpointManager`` or the like. When
             this returns, you may change ``pytree``; ``manager.wait_until_finished()`` waits and raises its error.

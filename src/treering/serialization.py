@@ -1,7 +1,7 @@
 """State dicts and msgpack: ``flax.serialization`` and eformer's helpers, same names and same bytes.
 
 Change ``from flax import serialization`` to ``from treering import serialization``. Each reads the files of the other.
-``docs/coming-from-flax.md`` lists the differences; ``docs/spec/msgpack.md`` specifies the bytes.
+``docs/guides/coming-from-flax.md`` lists the differences; ``docs/spec/msgpack.md`` specifies the bytes.
 """
 
 from __future__ import annotations
@@ -145,7 +145,7 @@ def save_to_file(target: Any, filepath: PathOrFile) -> None:
 
     The file is written under another name, flushed to the disk and renamed, so that an interrupted save leaves the old
     file whole. The bytes are never built in memory. Missing parent folders are created. In a bucket some headers get
-    longer forms, which every reader decodes to the same tree; ``docs/buckets.md`` says why.
+    longer forms, which every reader decodes to the same tree; ``docs/guides/buckets.md`` says why.
 
     Args:
         target: any pytree.

@@ -1,6 +1,6 @@
 """Shardings for whole trees: by rules over the names of leaves, from the index of a leaves directory, and applied.
 
-The names are those of eformer's ``escale`` and ``sharding_utils``. ``docs/coming-from-eformer.md`` lists the
+The names are those of eformer's ``escale`` and ``sharding_utils``. ``docs/guides/coming-from-eformer.md`` lists the
 differences.
 """
 

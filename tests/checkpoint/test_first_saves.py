@@ -158,7 +158,7 @@ FORMS: dict[str, Write] = {
 }
 
 
-# What is put in parts cannot be put by condition, as docs/buckets.md says.
+# What is put in parts cannot be put by condition, as docs/guides/buckets.md says.
 @pytest.mark.parametrize("place", ["disk", "memory", "bucket"], indirect=True)
 @pytest.mark.parametrize("form", FORMS)
 def test_one_of_two_that_write_at_once_returns(form: str, place: Any) -> None:

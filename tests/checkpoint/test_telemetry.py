@@ -107,7 +107,7 @@ def test_every_event_of_the_page_is_told_of_some_work_and_no_other(tmp_path: Pat
         jax.monitoring.unregister_event_duration_listener(duration)
         jax.monitoring.unregister_scalar_listener(scalar)
         jax.monitoring.unregister_event_listener(event)
-    page = (Path(__file__).parents[2] / "docs" / "telemetry.md").read_text(encoding="utf-8")
+    page = (Path(__file__).parents[2] / "docs" / "guides" / "telemetry.md").read_text(encoding="utf-8")
     told = dict(re.findall(r"^\| `(/treering/.*?)` \| (.*?) \|", page, re.MULTILINE))
     of_servers = {f"/treering/{name}" for name in ("requests", "retries", "sent", "received")}
     assert kinds == {name: kind for name, kind in told.items() if name not in of_servers}

@@ -1,6 +1,6 @@
 """What goes wrong in eformer 0.0.101, one test for each case: the same call here, and what it does instead.
 
-The numbers are those of ``docs/coming-from-eformer.md``.
+The numbers are those of ``docs/guides/coming-from-eformer.md``.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ import treering as tr
 from tests.command import inside
 from torture.ports import free_port
 
-PAGE = (Path(__file__).parents[2] / "docs" / "many-processes.md").read_text(encoding="utf-8")
+PAGE = (Path(__file__).parents[2] / "docs" / "guides" / "many-processes.md").read_text(encoding="utf-8")
 FENCES = re.findall(r"^```(\w+)\n(.*?)^```$", PAGE, re.DOTALL | re.MULTILINE)
 PROGRAM = next(text for kind, text in FENCES if kind == "python" and "jax.distributed.initialize(" in text)
 LAUNCH = next(text for kind, text in FENCES if kind == "text" and text.startswith("for number in 0 1"))

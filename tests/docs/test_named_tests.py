@@ -32,5 +32,5 @@ def test_every_case_of_eformer_is_on_its_page() -> None:
     tests = re.findall(
         r"^def (test_\w+)", (ROOT / "tests/compat/test_eformer_defects.py").read_text("utf-8"), re.MULTILINE
     )
-    named = {test for _, test in named_in(ROOT / "docs" / "coming-from-eformer.md")}
+    named = {test for _, test in named_in(ROOT / "docs" / "guides" / "coming-from-eformer.md")}
     assert [test for test in tests if test not in named] == []

@@ -28,7 +28,7 @@ def one_page() -> ModuleType:
 
 def test_the_page_is_that_of_the_signatures(one_page: ModuleType) -> None:
     hint = "run python docs/one_page.py"
-    assert (DOCS / "api-on-one-page.md").read_text(encoding="utf-8") == one_page.page(), hint
+    assert (DOCS / "reference" / "api-on-one-page.md").read_text(encoding="utf-8") == one_page.page(), hint
 
 
 def test_the_page_fits_two_screens(one_page: ModuleType) -> None:

@@ -1,4 +1,4 @@
-"""The recipes of docs/recipes.md run as they stand there, with the real packages: ``python3 dev.py recipes``."""
+"""The recipes of docs/guides/recipes.md run as they stand there, with the real packages: ``python3 dev.py recipes``."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.docs import hub
 pytestmark = pytest.mark.recipes
 
 ROOT = Path(__file__).parents[2]
-PAGE = (ROOT / "docs" / "recipes.md").read_text(encoding="utf-8")
+PAGE = (ROOT / "docs" / "guides" / "recipes.md").read_text(encoding="utf-8")
 TITLES = re.findall(r"^## (.*)$", PAGE, re.MULTILINE)
 
 # What the function of a recipe does when a program is killed before it was noted that it had returned.

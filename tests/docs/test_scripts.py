@@ -58,7 +58,7 @@ def wait_until(true: Callable[[], bool], process: subprocess.Popen[str]) -> None
 
 
 def test_a_script_that_ends_without_a_word_has_saved(tmp_path: Path) -> None:
-    with started(program("async.md", 'save_async("last"'), tmp_path) as process:
+    with started(program("guides/async.md", 'save_async("last"'), tmp_path) as process:
         said = process.communicate(timeout=DEADLINE)
     assert (process.returncode, *said) == (0, "", "")
     assert jnp.array_equal(tr.load(tmp_path / "last")["w"], jnp.ones(10_000_000))
@@ -71,7 +71,7 @@ def newer(run: tr.Run, step: int) -> bool:
 
 @pytest.mark.skipif(os.name == "nt", reason="Windows ends a program without asking it")
 def test_a_preempted_training_saves_ends_and_goes_on(tmp_path: Path) -> None:
-    text = program("preemption.md", "save_on_signal(signal.SIGTERM)")
+    text = program("guides/preemption.md", "save_on_signal(signal.SIGTERM)")
     run, reached = tr.Run(tmp_path / "run"), -1
     for _ in range(2):
         with started(text, tmp_path) as process:

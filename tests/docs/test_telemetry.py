@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-PAGE = (ROOT / "docs" / "telemetry.md").read_text(encoding="utf-8")
+PAGE = (ROOT / "docs" / "guides" / "telemetry.md").read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize(

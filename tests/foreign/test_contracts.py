@@ -21,7 +21,7 @@ from treering._store.resolve import is_folder
 from treering.errors import FormatError, UnsupportedError
 from treering.testing import ReaderContract, WriterContract
 
-PAGE = Path(__file__).parents[2] / "docs" / "plug-points.md"
+PAGE = Path(__file__).parents[2] / "docs" / "reference" / "plug-points.md"
 GOLDEN = Path(__file__).parent / "golden"
 ARRAYS: dict[str, Any] = {
     "a": np.arange(60_000, dtype=np.float32).reshape(300, 200),

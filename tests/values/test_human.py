@@ -231,7 +231,7 @@ assert "jax" not in sys.modules
     assert (done.stdout, done.stderr) == ("", "")
 
 
-PAGE = Path(__file__).parents[2] / "docs" / "telemetry.md"
+PAGE = Path(__file__).parents[2] / "docs" / "guides" / "telemetry.md"
 
 
 def test_the_page_lists_every_event_with_its_unit() -> None:

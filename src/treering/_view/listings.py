@@ -1,7 +1,7 @@
 """A listing as lines of text, as one JSON document for programs, and as HTML for a notebook.
 
 The lines say where it comes from, its leaves one a line, and how many bytes each branch takes. The page
-docs/command-line.md describes every member of the document.
+docs/reference/command-line.md describes every member of the document.
 """
 
 from __future__ import annotations

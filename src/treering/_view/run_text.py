@@ -179,7 +179,7 @@ def gc_lines(listing: RunListing, *, removed: bool, style: Style = UNICODE) -> I
 
 
 # -------------------------------------------------------------------------------------------------------------- JSON
-# The page docs/command-line.md describes every member.
+# The page docs/reference/command-line.md describes every member.
 
 
 def steps_json(listing: RunListing) -> Iterator[str]:
