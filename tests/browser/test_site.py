@@ -24,9 +24,10 @@ PARTS = 8
 KINDS = {
     "landing": "index.html",
     "index": "guides/index.html",
-    "tutorial": "learn/quickstart.html",
+    "tutorial": "learn/tutorial.html",
     "guide": "guides/runs.html",
-    "concept": "concepts/integrity.html",
+    "concept": "concepts/commit.html",
+    "comparison": "project/comparison.html",
     "names": "reference/api.html",
     "function": "reference/api/treering.load.html",
     "verbs": "reference/verbs.html",
