@@ -95,6 +95,17 @@ def test_pages_have_twins_and_a_list_for_programs(built: Path) -> None:
     assert [name for name in listed if not (built / name).exists()] == []
 
 
+def test_links_of_twins_lead_to_twins(built: Path) -> None:
+    twins = [(built / name).with_suffix(".md") for name in pages(built)]
+    links_of = [
+        (twin, re.findall(r"\]\(([\w./-]+\.(?:md|toml|svg|html))[)#]", twin.read_text(encoding="utf-8")))
+        for twin in twins
+        if twin.exists()
+    ]
+    assert sum(len(found) for _, found in links_of) > 300
+    assert [f"{twin.name}: {to}" for twin, found in links_of for to in found if not (twin.parent / to).exists()] == []
+
+
 def test_no_link_is_dead(built: Path) -> None:
     assert links.dead_links(built, [path.relative_to(built).as_posix() for path in built.glob("**/*.html")]) == []
 
