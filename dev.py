@@ -42,7 +42,7 @@ OLDEST = (3, 11)
 ROOT = Path(__file__).resolve().parent
 CONSTRAINTS = ROOT / "constraints.txt"
 STAMP = "treering-dev.json"
-BUILD_TOOLS = ("hatchling", "editables")
+BUILD_TOOLS = ("hatchling", "hatch-fancy-pypi-readme", "editables")
 EXTRAS = {
     "demo": ("demo",),
     "demo-bucket": ("demo", "test"),

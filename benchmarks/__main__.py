@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import shlex
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -74,6 +75,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             size=given.size,
             folder=Path(given.dir if given.peak_of else folder),
             memory=not given.no_memory,
+            command=shlex.join(["python", "-m", "benchmarks", *arguments]),
         )
         if given.peak_of:
             group, case = given.peak_of

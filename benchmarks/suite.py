@@ -12,6 +12,7 @@ import platform
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Literal, Protocol
 
@@ -22,6 +23,8 @@ from benchmarks.workloads import LeafKind
 __all__ = ["Benchmark", "Goal", "Job", "Options", "Outcome", "Report", "Scene", "Verdict", "load", "run", "serve_peak"]
 
 _WARM_UP = 1 / 256
+_DISKS = {"/dev/vd": "a virtual disk", "/dev/xvd": "a virtual disk", "/dev/nvme": "NVMe", "/dev/": "a disk"}
+"""Kinds of disks, by how their devices are called."""
 
 
 class Scene(Protocol):
@@ -114,6 +117,8 @@ class Options:
     """Where files are written: the disk that is measured."""
     memory: bool
     """Whether peaks are measured."""
+    command: str = ""
+    """What was typed: it stands in the report, so that others can repeat the run."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -186,7 +191,7 @@ class Report:
     title: str
     """What was compared."""
     machine: dict[str, str]
-    """Where: system, cores, load, file system, versions."""
+    """When, where and by which command: date, system, processor, memory, load, file system, versions."""
     size: float
     """Factor on the workloads' bytes; the goals are about factor 1."""
     jobs: tuple[Job, ...]
@@ -209,16 +214,33 @@ def _log(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
-def _machine(benchmark: Benchmark, folder: Path) -> dict[str, str]:
-    """Where this run takes place."""
-    versions = {name: _version(name) for name in benchmark.packages}
+def _machine(benchmark: Benchmark, options: Options) -> dict[str, str]:
+    """When and where this run takes place; neither the name of the host nor a path is in it."""
+    versions = {name: _version(name) for name in ("treering", *benchmark.packages)}
     return {
+        "date": datetime.now(UTC).date().isoformat(),
+        "command": options.command,
         "system": f"{platform.system()} {platform.machine()}, Python {platform.python_version()}",
+        "processor": _first_value(Path("/proc/cpuinfo"), "model name"),
         "cores": str(os.cpu_count()),
+        "memory": _memory(),
         "load": " ".join(f"{value:.2f}" for value in os.getloadavg()),
-        "file system": _file_system(folder),
+        "file system": _file_system(options.folder),
         **versions,
     }
+
+
+def _first_value(file: Path, name: str) -> str:
+    """The first value of a name in a file of lines ``name: value``; 'unknown' where there is none."""
+    lines = file.read_text().splitlines() if file.exists() else ()
+    found = (value.strip() for key, _, value in (line.partition(":") for line in lines) if key.strip() == name)
+    return next(found, "unknown")
+
+
+def _memory() -> str:
+    """The memory of the machine in GiB, as Linux says it."""
+    kib = _first_value(Path("/proc/meminfo"), "MemTotal").split()[0]
+    return f"{int(kib) / (1 << 20):.0f} GiB" if kib.isdecimal() else kib
 
 
 def _version(package: str) -> str:
@@ -230,21 +252,25 @@ def _version(package: str) -> str:
 
 
 def _file_system(folder: Path) -> str:
-    """Type of the file system of a folder, as Linux lists it; 'unknown' elsewhere."""
+    """Type of the file system of a folder and kind of its disk, as Linux lists it; 'unknown' elsewhere."""
     mounts = Path("/proc/self/mounts")
     if not mounts.exists():
         return "unknown"
     parents = {str(parent) for parent in (folder.resolve(), *folder.resolve().parents)}
-    entries = [line.split()[1:3] for line in mounts.read_text().splitlines()]
-    fitting = [(len(point), kind) for point, kind in entries if point in parents]
-    return max(fitting)[1] if fitting else "unknown"
+    entries = [line.split()[:3] for line in mounts.read_text().splitlines()]
+    fitting = [(len(point), kind, device) for device, point, kind in entries if point in parents]
+    if not fitting:
+        return "unknown"
+    _, kind, device = max(fitting)
+    disk = next((text for start, text in _DISKS.items() if device.startswith(start)), "")
+    return f"{kind} on {disk}" if disk else kind
 
 
 def run(benchmark: Benchmark, options: Options) -> Report:
     """Measure everything that the options ask for."""
     jobs: list[Job] = []
     wrong: list[str] = []
-    machine = _machine(benchmark, options.folder)
+    machine = _machine(benchmark, options)
     for name in options.only:
         for leaves in benchmark.kinds(name, options.leaves):
             done, faults = _run_scene(benchmark, name, leaves, options)

@@ -1,6 +1,8 @@
 """Configuration of Sphinx, which builds the pages and the reference of the public modules."""
 
+import os
 import posixpath
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -23,7 +25,7 @@ version = release = treering.__version__
 extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx_design", "sphinx_copybutton"]
 exclude_patterns = ["_build", "**.ipynb_checkpoints"]
 nitpicky = True
-smartquotes = False  # they would make one dash of the two of an option
+smartquotes_action = "D"  # dashes alone: quotes stand around what a program says
 
 html_theme = "shibuya"
 html_title = "treering"
@@ -48,10 +50,23 @@ nb_execution_mode = "off"
 
 autodoc_member_order = "bysource"
 autodoc_typehints = "none"
-autodoc_default_options = {"members": True, "show-inheritance": True}
+autodoc_default_options = {"members": True}
 napoleon_google_docstring = True
 napoleon_numpy_docstring = False
 napoleon_use_ivar = True
+
+copybutton_prompt_text = r">>> |\.\.\. |\$ "
+copybutton_prompt_is_regexp = True
+
+# With a network, TREERING_DOCS_ONLINE=1 makes links of the names of Python, numpy and jax. The usual build asks nobody,
+# and links of other sites to ours need nothing of it: our objects.inv is always written.
+if os.environ.get("TREERING_DOCS_ONLINE"):
+    extensions.append("sphinx.ext.intersphinx")
+    intersphinx_mapping = {
+        "python": ("https://docs.python.org/3", None),
+        "numpy": ("https://numpy.org/doc/stable", None),
+        "jax": ("https://docs.jax.dev/en/latest", None),
+    }
 
 # Names in docstrings and signatures that have no page here; the build has no network access to look them up.
 nitpick_ignore_regex = [
@@ -73,6 +88,11 @@ def _before_reading(app: Any) -> None:  # noqa: ARG001
 
 def _on_source(app: Any, name: str, source: list[str]) -> None:  # noqa: ARG001
     source[0] = fences.shown_text(name, source[0])
+
+
+def _on_docstring(app: Any, what: str, name: str, value: Any, options: Any, lines: list[str]) -> None:  # noqa: ARG001, PLR0917
+    """Make links of the pages that a docstring names: ``docs/guides/runs.md``."""
+    lines[:] = [re.sub(r"``docs/([\w/-]+)\.md``", r":doc:`/\1`", line) for line in lines]
 
 
 def _on_page(app: Any, name: str, template: str, context: dict[str, Any], doctree: Any) -> None:  # noqa: ARG001
@@ -101,5 +121,6 @@ def setup(app: Any) -> None:
     """Let the pages of this site be made."""
     app.connect("builder-inited", _before_reading, priority=100)
     app.connect("source-read", _on_source)
+    app.connect("autodoc-process-docstring", _on_docstring)
     app.connect("html-page-context", _on_page)
     app.connect("build-finished", _after_building)

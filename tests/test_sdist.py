@@ -6,6 +6,7 @@ import subprocess
 import sys
 import tarfile
 import zipfile
+from email import message_from_bytes
 from pathlib import Path
 
 import pytest
@@ -50,6 +51,22 @@ def test_the_wheel_is_small_and_has_nothing_but_the_package(published: Path) -> 
         names = {name.split("/")[0] for name in file.namelist()}
         assert "treering/py.typed" in file.namelist()
     assert names == {"treering", f"treering-{tr.__version__}.dist-info"}
+
+
+def test_what_an_index_shows_is_readable_without_the_repository(published: Path) -> None:
+    (wheel,) = published.glob("treering-*.whl")
+    with zipfile.ZipFile(wheel) as file:
+        shown = message_from_bytes(file.read(f"treering-{tr.__version__}.dist-info/METADATA"))
+    text = str(shown.get_payload())
+    assert text.startswith("# treering")
+    assert "## How fast" in text
+    assert LINK.findall(text) == []  # they would lead nowhere
+    assert "<!--" not in text
+    assert {"cloud", "convert", "all"} <= set(shown.get_all("Provides-Extra", []))
+    optional = [
+        need for need in shown.get_all("Requires-Dist", []) if re.search(r"extra == '(cloud|convert|all)'", need)
+    ]
+    assert {need.partition(">")[0] for need in optional} == {"obstore"}
 
 
 @pytest.fixture(scope="module")

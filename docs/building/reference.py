@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import inspect
+import re
 from collections.abc import Iterator
 from functools import cache
 from typing import Any
@@ -92,7 +93,8 @@ def _signature(value: Any) -> str:
 def _page(entry: Entry) -> str:
     kind = "autoclass" if inspect.isclass(entry.value) else "autofunction"
     title = f"{entry.path}\n{'=' * len(entry.path)}\n"
-    return f"{title}\n.. meta::\n   :description: {entry.summary}\n\n.. {kind}:: {entry.path}\n"
+    bases = "   :show-inheritance:\n" if getattr(entry.value, "__bases__", (object,)) != (object,) else ""
+    return f"{title}\n.. meta::\n   :description: {entry.summary}\n\n.. {kind}:: {entry.path}\n{bases}"
 
 
 def names() -> str:
@@ -145,8 +147,9 @@ def _paragraphs(text: str) -> Iterator[str]:
         if part.startswith("\b\n"):
             yield from ("```text", part[2:], "```", "")
         else:
-            yield from (" ".join(part.split()).replace("<", "&lt;").replace("*", r"\*"), "")
+            yield from (_cell(part), "")
 
 
 def _cell(text: str) -> str:
-    return " ".join(text.split()).replace("|", r"\|").replace("<", "&lt;").replace("*", r"\*")
+    plain = " ".join(text.split()).replace("|", r"\|").replace("<", "&lt;").replace("*", r"\*")
+    return re.sub(r"(?<![\w`-])--[\w-]+", r"`\g<0>`", plain)  # else one dash is made of the two of an option

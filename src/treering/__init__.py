@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from treering.rules import KeepBest, KeepEvery, KeepLast, SaveEvery
     from treering.run import Fallback, Run
 
-__version__ = "0.2.0"
+__version__ = "0.3.0"
 __all__ = [
     "Fallback", "KeepBest", "KeepEvery", "KeepLast", "KeyMap", "KeyRule", "Run", "SaveEvery", "__version__", "abstract",
     "bucket", "checkpoint", "convert", "diff", "each", "errors", "export", "inspect", "leaves", "load", "load_async",

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import platform
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -79,6 +81,11 @@ def test_the_command_reports_ratios_peaks_and_goals(tmp_path: Path, capsys: pyte
     assert verdict["goal"]["row"] == 5
     assert verdict["met"] == (verdict["value"]["median"] <= verdict["goal"]["bound"])
     assert document["wrong"] == []
+    made = document["machine"]
+    assert made["date"] == datetime.now(UTC).date().isoformat()
+    assert made["command"].startswith("python -m benchmarks msgpack --json --rounds 2")
+    assert {"system", "processor", "cores", "memory", "file system", "treering", "jax", "flax"} <= set(made)
+    assert platform.node() not in made.values()
 
     assert main(["msgpack", "--no-memory", "--rounds", "1", "--dir", str(tmp_path), *arguments]) == 0
     text = capsys.readouterr().out

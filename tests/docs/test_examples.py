@@ -1,19 +1,61 @@
-"""Every example that a reader can see runs: the pages' Python fences and the docstrings' ``>>>`` lines."""
+"""Every example that a reader can see runs: the pages' Python and console fences and the docstrings' ``>>>`` lines."""
 
 import doctest
 import importlib
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
-from sybil import Sybil
-from sybil.parsers.markdown import PythonCodeBlockParser, SkipParser
+from sybil import Example, Sybil
+from sybil.evaluators.python import PythonEvaluator
+from sybil.parsers.markdown import CodeBlockParser, PythonCodeBlockParser, SkipParser
 
 ROOT = Path(__file__).parents[2]
 SOURCE = ROOT / "src"
 
+# A program that the page names in its first line is a file, which a console fence of the page starts.
+PROGRAM = re.compile(r"# (\w+\.py)\n")
+# `$ command`, with lines that are continued, and what it prints up to the next one.
+COMMAND = re.compile(r"^\$ ((?:.*\\\n)*.*)\n((?:(?!\$ ).*\n)*)", re.MULTILINE)
+
+
+class Python(PythonEvaluator):
+    """Runs a fence, or writes the program that it is."""
+
+    def __call__(self, example: Example) -> None:
+        if named := PROGRAM.match(example.parsed):
+            Path(named[1]).write_text(example.parsed, encoding="utf-8")
+        else:
+            super().__call__(example)
+
+
+def run_commands(example: Example) -> None:
+    """Run each command of a console fence as a shell does; what is shown below it is what it prints."""
+    clean = {name: value for name, value in os.environ.items() if name not in {"XLA_FLAGS", "FORCE_COLOR"}}
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    code = 0
+    for command, shown in COMMAND.findall(example.parsed):
+        done = subprocess.run(
+            ["bash", "-c", f"(exit {code}); {command}\nexit $?"],  # `$?` is that of the command before
+            env=clean | {"PATH": path, "JAX_PLATFORMS": "cpu", "NO_COLOR": "1", "PYTHONIOENCODING": "utf-8"},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            encoding="utf-8",
+            timeout=120,
+            check=False,
+        )
+        code = done.returncode
+        same = doctest.OutputChecker().check_output(shown, done.stdout, doctest.ELLIPSIS)
+        assert same, f"{example.path} shows\n{shown}\nbelow `{command}`, which prints\n{done.stdout}"
+
+
 # ```python fences, with or without >>> in them; those of one page share their names, as a reader would type them.
-SYBIL = Sybil([PythonCodeBlockParser(doctest_optionflags=doctest.ELLIPSIS), SkipParser()], path=str(ROOT))
+PYTHON = PythonCodeBlockParser(doctest_optionflags=doctest.ELLIPSIS)
+PYTHON.codeblock_parser = CodeBlockParser("python", Python())
+SYBIL = Sybil([PYTHON, CodeBlockParser("console", run_commands), SkipParser()], path=str(ROOT))
 
 
 def pages() -> list[str]:

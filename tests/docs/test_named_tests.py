@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-PAGES = sorted((ROOT / "docs").rglob("*.md"))
+PAGES = sorted(page for page in (ROOT / "docs").rglob("*.md") if "_build" not in page.parts)
 NAMED = re.compile(r"`(?:(tests/[\w/]+\.py)::)?(test_\w+)`")
 # Where a page has tests of one file alone, it says so once.
 OWN = re.compile(r"without a file is in `(tests/[\w/]+\.py)`")

@@ -14,7 +14,8 @@ ROOT = Path(__file__).parents[2]
 NAME = re.compile(
     r"(?<![\w./@-])(?:treering|tr)((?:\.[A-Za-z_]\w*)+)(?![\w/])"
 )  # schemas such as "treering.ls/1" are no names
-FILES = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "src").rglob("*.py")]
+PAGES = [page for page in (ROOT / "docs").rglob("*.md") if "_build" not in page.parts]
+FILES = [*ROOT.glob("*.md"), *PAGES, *(ROOT / "src").rglob("*.py")]
 NO_NAMES = {".json", ".index", ".readers", ".writers"}  # files, members of headers, groups of entry points
 BEFORE = {
     ".at",
