@@ -39,6 +39,7 @@ from treering._coordination.allgather import (
     encode_reply,
     give_up,
     last_allgather,
+    name_both,
     raise_failures,
     run_in_order,
 )
@@ -57,6 +58,7 @@ from treering.errors import (
     MismatchError,
     NotFoundError,
     NotSharedError,
+    ProcessFailedError,
     TimedOutError,
     TreeringError,
     UnsupportedError,
@@ -160,6 +162,8 @@ class LoadGroup:
         self._digests: dict[str, str] = {}
         # Of the bytes that all read; None where checksums or versions say more, or nothing is read yet.
         self._read: xxhash.xxh3_128 | None = None
+        # What the meeting ended with to which others did not come.
+        self._absent: TimedOutError | ProcessFailedError | None = None
         self.over = False
 
     # ------------------------------------------------------------------------------------------------------ meeting
@@ -284,8 +288,10 @@ class LoadGroup:
             rows = allgather_with_deadline(
                 payload, self._processes, timeout=self._timeout, board=board, doing=self._doing
             )
-        except BaseException:  # an interrupt too: the call is counted as given up
+        except BaseException as error:  # an interrupt too: the call is counted as given up
             self.over = True
+            if isinstance(error, TimedOutError | ProcessFailedError):
+                self._absent = error
             raise
         heard: list[dict[str, Any]] = [json.loads(row) for row in rows]
         if any("failure" in one for one in heard):
@@ -438,6 +444,8 @@ class LoadGroup:
                     time.sleep(min(longest, now.reopen_first * 2**together))
                 except Exception as error:
                     self.tell(error)
+                    if self._absent not in (None, error):
+                        raise name_both(self._absent, error) from error
                     raise
                 except BaseException:  # an interrupt does not wait for others
                     if self.joined and not self.over:

@@ -20,7 +20,7 @@ from treering._arrays.host import this_processes
 from treering._background.saves import finish_saves
 from treering._checkpoint.forms import read_source
 from treering._codec.documents import json_text
-from treering._coordination.allgather import failed_collectives, last_allgather, raise_failures
+from treering._coordination.allgather import failed_collectives, last_allgather, name_both, raise_failures
 from treering._coordination.messages import Failure
 from treering._format.run_document import Resumes
 from treering._printable import show_path
@@ -189,9 +189,7 @@ class NewestStep:
         try:
             heard = [json.loads(row) for row in self._run.gather(json_text(row).encode(), doing)]
         except TreeringError as error:
-            if own is not None and row["outcome"] == _Outcome.OTHER:
-                raise own from None
-            raise error from own  # that the step is damaged would have ended nothing
+            raise (error if own is None else name_both(error, own)) from own
         outcomes = [reply["outcome"] for reply in heard]
         if _Outcome.GONE in outcomes and self._gone != one and _Outcome.OTHER not in outcomes:
             self._gone = one  # newer steps may have been saved meanwhile
