@@ -121,7 +121,8 @@ def test_whoever_was_taken_for_dead_begins_to_hold_again(tmp_path: Path, monkeyp
     """It stood still before it gave its document a name, for so long that the document was swept."""
     path = tmp_path / "run"
     fill(str(path), 1)
-    link, swept = os.link, []
+    link = os.link
+    swept: list[str] = []
 
     def late(source: str, *arguments: object, **options: object) -> None:
         if not swept:

@@ -288,10 +288,10 @@ class LoadGroup:
             rows = allgather_with_deadline(
                 payload, self._processes, timeout=self._timeout, board=board, doing=self._doing
             )
-        except BaseException as error:  # an interrupt too: the call is counted as given up
+        except BaseException as end:  # an interrupt too: the call is counted as given up
             self.over = True
-            if isinstance(error, TimedOutError | ProcessFailedError):
-                self._absent = error
+            if isinstance(end, TimedOutError | ProcessFailedError):
+                self._absent = end
             raise
         heard: list[dict[str, Any]] = [json.loads(row) for row in rows]
         if any("failure" in one for one in heard):
@@ -444,7 +444,7 @@ class LoadGroup:
                     time.sleep(min(longest, now.reopen_first * 2**together))
                 except Exception as error:
                     self.tell(error)
-                    if self._absent not in (None, error):
+                    if self._absent is not None and self._absent is not error:
                         raise name_both(self._absent, error) from error
                     raise
                 except BaseException:  # an interrupt does not wait for others
