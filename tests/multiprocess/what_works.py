@@ -85,12 +85,13 @@ def tries_all(folder: str) -> dict[str, Any]:
         found = tr.load([at / "incremental", at / "part"], like=_tree(), cast=True, extra="ignore", timeout=_GENEROUS)
         return sorted(found)
 
-    def begun() -> Any:
+    def begin() -> Any:
         new = run("new", search=[at / "incremental"], keep=tr.retention.KeepNear([3]) | tr.KeepLast(1))
-        step, state = new.load_or_init(lambda: _tree() | {"data": tr.each(_Data())}, fallback=True)
-        new.save(4, state).result()
+        state = _tree() | {"data": tr.each(_Data())}
+        begun = new.load_or_init(lambda: state, fallback=True)
+        new.save(4, begun.tree).result()
         new.close()
-        return [step, new.steps()]
+        return [begun.step, new.steps()]
 
     cells: dict[str, Callable[[], Any]] = {
         "1, 3, 4, 5, 8: a run": save_steps,
@@ -98,7 +99,7 @@ def tries_all(folder: str) -> dict[str, Any]:
         "6: watch": watched,
         "6: hold": held,
         "2: parts": parts,
-        "7, 8: begin": begun,
+        "7, 8: begin": begin,
         "8: a file": lambda: _saves_file(at / f"{process}.safetensors"),
         "8: another file": lambda: _saves_file(at / f"{process}.msgpack"),
         "8: load in the background": lambda: sorted(tr.load_async(at / "part").result()),
