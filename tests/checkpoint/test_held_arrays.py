@@ -27,9 +27,9 @@ from jax.sharding import PartitionSpec as P
 import treering as tr
 from tests import faults, limits
 from tests.checkpoint.in_background import gate
+from tests.command import here
 from tests.reads import act_on_snapshots
 from treering._arrays.host import OTHER_WRITERS, only_jax_writes
-from treering._runs.gc import collect, remove_steps
 from treering.errors import NotFoundError
 
 Save = Callable[..., Any]
@@ -342,9 +342,9 @@ def test_steps_of_a_run_go_while_a_save_waits(tmp_path: Path, how: str, array: s
                 tree["frozen"].delete()
             # What another program does, of which this one does not know.
             if how == "gc":
-                collect(path, tr.KeepLast(1))
+                here("gc", str(path), "--keep-last", "1", "--yes", code=0)
             elif how == "delete":
-                remove_steps(path, [3])
+                here("rm", str(path), "3", code=0)
             else:
                 shutil.rmtree(path / "step_00000003")
                 shutil.copytree(path / "step_00000002", path / "step_00000003")  # of the same attempt as step 2

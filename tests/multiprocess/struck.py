@@ -21,7 +21,6 @@ import treering as tr
 from tests import clocks
 from tests.multiprocess import each_states
 from tests.multiprocess.async_jobs import arm, obey
-from treering._checkpoint.joint_load import LoadGroup
 from treering.errors import StepPassedOverWarning
 
 __all__ = ["STRIDE", "does_as_told", "hurt"]
@@ -108,7 +107,7 @@ def _load(folder: Path, *, how: str, leaves: bool, timeout: float) -> None:
     like = _placed(0)
     with pytest.MonkeyPatch.context() as patch, contextlib.suppress(_Leaves):
         if leaves:
-            patch.setattr(LoadGroup, "retry_on_overwrite", go)
+            patch.setattr("treering._checkpoint.joint_load.LoadGroup.retry_on_overwrite", go)
         run = tr.Run(folder / "run", timeout=timeout)
         match how:
             case "load":

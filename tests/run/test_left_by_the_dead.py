@@ -11,13 +11,13 @@ from pathlib import Path
 import pytest
 
 import treering as tr
+from tests import faults
 from tests.buckets import install
 from tests.command import inside
 from tests.on_disk import LEFT_DOCUMENT, step_path
-from tests.stores import located, put_messages, write_file
-from treering._store.resolve import opened_store
-from treering._values.checkpoint_names import heartbeat_name
+from tests.stores import located, names_at, put_messages, write_file
 
+_ROOT = Path(__file__).parents[2]
 _HOLDS = """
 import os, sys
 os.link = lambda *_, **__: os.kill(os.getpid(), 9)
@@ -25,13 +25,11 @@ import treering
 treering.Run(sys.argv[1]).hold(1)
 """
 _WAITS = """
-import os, sys, time
-from treering._coordination.message_board import Heartbeat, PathMessageBoard
-from treering._store.crew import Latch
-from treering._values.processes import Processes
-board, die = PathMessageBoard(sys.argv[1]), lambda: os.kill(os.getpid(), 9)
-Heartbeat(Processes(this=1, count=2), board, "load", 0.1, look=die).wait(Latch(), time.monotonic() + 60)
+import os, sys
+from tests.stores import wait_for_others
+wait_for_others(sys.argv[1], lambda: os.kill(os.getpid(), 9))
 """
+_WAITING = ".treering-waiting-0000{}"
 _UNNAMED = f"{LEFT_DOCUMENT}.0123456789abcdef.new"
 
 
@@ -42,15 +40,12 @@ def fill(path: str, *steps: int) -> tr.Run:
     return run
 
 
-def names_at(path: str) -> list[str]:
-    with opened_store(path) as store:
-        return store.names()
-
-
 def killed_in(program: str, path: Path) -> str:
     """Let a process be killed, and return the name of the file that it leaves in the run's folder."""
     before = set(names_at(str(path)))
-    done = subprocess.run([sys.executable, "-c", program, str(path)], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", program, str(path)], capture_output=True, text=True, check=False, cwd=_ROOT
+    )
     assert done.returncode == -9, done.stderr
     (left,) = set(names_at(str(path))) - before
     return left
@@ -91,16 +86,16 @@ def test_what_the_killed_leave_is_shown_and_goes_once_it_is_old(tmp_path: Path, 
 def test_what_is_not_old_or_not_treerings_stays(tmp_path: Path) -> None:
     path = tmp_path / "run"
     fill(str(path), 1)
-    young, old = heartbeat_name(3), f"{heartbeat_name(4)}.0123456789abcdef.new"
+    young, old = _WAITING.format(3), _WAITING.format(4) + ".0123456789abcdef.new"
     others = (".treering-notes", f"{LEFT_DOCUMENT}.new", "notes.0123456789abcdef.new")
     for name in (young, old, _UNNAMED, *others):
         write_file(path / name, b"")
     be_old(path, old, _UNNAMED, *others)
-    (path / heartbeat_name(5)).mkdir()
-    be_old(path, heartbeat_name(5))
+    (path / _WAITING.format(5)).mkdir()
+    be_old(path, _WAITING.format(5))
     fill(str(path), 2)
     assert set(names_at(str(path))) == {
-        "run.json", step_path(path, 1).name, step_path(path, 2).name, young, *others, heartbeat_name(5),
+        "run.json", step_path(path, 1).name, step_path(path, 2).name, young, *others, _WAITING.format(5),
     }  # fmt: skip
 
 
@@ -108,12 +103,12 @@ def test_in_a_bucket_too(monkeypatch: pytest.MonkeyPatch) -> None:
     bucket = install(monkeypatch)
     path = "memory://bucket/run"
     fill(path, 1)
-    put_messages(located(path), heartbeat_name(3))
+    put_messages(located(path), _WAITING.format(3))
     fill(path, 2)
-    assert heartbeat_name(3) in names_at(path)
+    assert _WAITING.format(3) in names_at(path)
     bucket.wait(3600.0)
     fill(path, 3)
-    assert heartbeat_name(3) not in names_at(path)
+    assert _WAITING.format(3) not in names_at(path)
     assert tr.Run(path).steps() == [1, 2, 3]
 
 
@@ -121,17 +116,15 @@ def test_whoever_was_taken_for_dead_begins_to_hold_again(tmp_path: Path, monkeyp
     """It stood still before it gave its document a name, for so long that the document was swept."""
     path = tmp_path / "run"
     fill(str(path), 1)
-    link = os.link
     swept: list[str] = []
 
-    def late(source: str, *arguments: object, **options: object) -> None:
+    def sweep(source: str, *_: object, **__: object) -> None:
         if not swept:
+            swept.append(source)
             be_old(path, source)
             tr.Run(path).gc(dry_run=False)
-            swept.append(source)
-        link(source, *arguments, **options)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(os, "link", late)
+    faults.before(monkeypatch, os, "link", sweep)
     with tr.Run(path).hold(1) as lease:
         lease.renew()
         assert swept[0] not in names_at(str(path))
