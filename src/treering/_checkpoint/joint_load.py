@@ -119,6 +119,22 @@ def _named_shardings(shardings: Any, mesh: Any, like: Any) -> Iterator[Any]:
             yield one
 
 
+def not_shared(
+    doing: str, processes: tuple[int, ...], what: str = "did not find what the others found"
+) -> NotSharedError:
+    """Return the error that some processes do not see what the others do.
+
+    Args:
+        doing: what could not be done.
+        processes: those that see something else.
+        what: what became of them.
+    """
+    hint = "use one folder for all processes, on a file system that they share"
+    error = NotSharedError(f"could not {doing}: {format_processes(processes)} {what}", hint=hint)
+    error.processes = processes
+    return error
+
+
 class LoadGroup:
     """The processes that load a tree together; this one alone until a leaf lies over several.
 
@@ -210,7 +226,7 @@ class LoadGroup:
         if self.joined and not (self._digests and self._compare(last=True)):
             said = self._met() if self._read is None else self._met(read=self._read.hexdigest())
             if all("read" in one for one in said) and (others := _differing(said, "read")):
-                raise Reopen(self._not_shared(others, "read other numbers of it than process 0"))
+                raise Reopen(not_shared(self._doing, others, "read other numbers of it than process 0"))
 
     def _compare(self, *, last: bool) -> bool:
         """Meet to compare what all opened and want; return whether it was the last time for all."""
@@ -221,7 +237,7 @@ class LoadGroup:
             # Others were sure of a joint load before they opened the tree, and offered to read the index for all.
             said = self._met(**own)
         if others := _differing(said, "state"):
-            raise Reopen(self._not_shared(others, "found another state of it than process 0"))
+            raise Reopen(not_shared(self._doing, others, "found another state of it than process 0"))
         if others := _differing(said, "plan"):
             self.over = True
             text = f"{format_processes(others)} wants other leaves, dtypes, shardings or batches than process 0"
@@ -335,13 +351,7 @@ class LoadGroup:
             n for n, one in enumerate(heard) if one.get("failure", {}).get("class") == NotFoundError.__name__
         )
         if nothing and any("state" in one for one in heard):
-            raise self._not_shared(nothing, "did not find what the others found")
-
-    def _not_shared(self, processes: tuple[int, ...], what: str) -> NotSharedError:
-        hint = "use one folder for all processes, on a file system that they share"
-        error = NotSharedError(f"could not {self._doing}: {format_processes(processes)} {what}", hint=hint)
-        error.processes = processes
-        return error
+            raise not_shared(self._doing, nothing)
 
     def share_index(self) -> SharedIndex | None:
         """Return the index that process 0 reads for all now; None where each process has to read its own.

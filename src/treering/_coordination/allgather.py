@@ -386,7 +386,7 @@ def broadcast(
     try:
         rows = allgather_with_deadline(payload, processes, timeout=timeout, board=board(), doing=doing)
     except TreeringError as error:
-        raise (error if failed is None else name_both(error, failed)) from failed
+        raise name_both(error, failed) from failed
     if failed is not None:
         raise failed
     replies = [json.loads(row) for row in rows]
@@ -402,20 +402,21 @@ def encode_reply(said: dict[str, Any], failure: Failure | None) -> bytes:
     return json_text({"failure": failure.fit(PAYLOAD_BYTES - len('{"failure":}')).to_node()}).encode()
 
 
-def name_both(absent: E, own: Exception) -> E:
+def name_both(absent: E, own: Exception | None) -> E:
     """Return the error of a meeting to which others did not come, with what this process came to tell them.
 
     Neither may hide the other: who repairs the damage would wait once more for a process that is dead.
 
     Args:
         absent: what the meeting ended with.
-        own: what had failed here before.
+        own: what had failed here before; None where nothing had.
 
     Example:
         >>> print(name_both(TimedOutError("process 1 did not arrive"), ValueError("leaf 'w' is damaged")))
         process 1 did not arrive; before that, this process failed: ValueError: leaf 'w' is damaged
     """
-    absent.message = f"{absent.message}; before that, this process failed: {type(own).__name__}: {own}"
+    if own is not None:
+        absent.message = f"{absent.message}; before that, this process failed: {type(own).__name__}: {own}"
     return absent
 
 

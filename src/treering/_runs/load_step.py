@@ -127,7 +127,7 @@ def _find_gone(run: RunState, found: object) -> tuple[int, ...]:
         heard = run.gather(said, f"load the latest step of {run.shown!r}")
     except TreeringError as error:
         own = found if isinstance(found, Exception) else None
-        raise (error if own is None else name_both(error, own)) from own
+        raise name_both(error, own) from own
     return tuple(number for number, one in enumerate(heard) if one)
 
 
