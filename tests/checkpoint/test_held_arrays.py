@@ -27,6 +27,7 @@ from jax.sharding import PartitionSpec as P
 import treering as tr
 from tests import faults, limits
 from tests.checkpoint.in_background import gate
+from tests.command import here
 from tests.reads import act_on_snapshots
 from treering._arrays.host import OTHER_WRITERS, only_jax_writes
 from treering.errors import NotFoundError
@@ -169,6 +170,22 @@ def test_a_run_knows_what_it_saved(tmp_path: Path, copied: list[list[int]]) -> N
     assert found == [0, 0, 0, 3, 3]
 
 
+def test_status_counts_what_was_copied(tmp_path: Path) -> None:
+    tree, another = frozen_tree(), frozen_tree(1.0)
+    with tr.Run(tmp_path / "run", incremental=True) as run:
+        run.save(1, tree).result()
+        # What is held is left on its device; an array that has the same bytes is copied and compared.
+        for step, saved, copied in ((2, tree | {"trained": jnp.ones(30)}, 120), (3, another, 120 + 12_000)):
+            with gate() as held:
+                before = tr.save_async(tmp_path / f"before {step}", {"w": np.ones(3)}, progress=held)
+                pending = run.save(step, saved)
+                assert (run.status().saves_in_flight, run.status().bytes_in_flight) == (1, copied)
+                held.open()
+                before.result()
+                pending.result()
+        assert run.status().bytes_in_flight == 0
+
+
 def test_no_array_lives_longer_for_it(tmp_path: Path) -> None:
     tree = {"frozen": jnp.arange(3000.0) + 1}
     there = weakref.ref(tree["frozen"])
@@ -249,3 +266,150 @@ def test_where_it_is_certain_that_only_jax_writes(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setitem(sys.modules, "torch", SimpleNamespace())
     assert not only_jax_writes(on("gpu"))
     assert only_jax_writes(on("tpu"))
+
+
+# ------------------------------------------------------------------------------- others change the base, or the array
+
+
+def another_program(path: Path, what: str) -> None:
+    """Let another program put something else where the base was."""
+    shutil.rmtree(path)
+    frozen = np.arange(3000.0, dtype=np.float32)
+    other: dict[str, Any] = {
+        "other bytes": {"frozen": frozen + 1, "trained": np.zeros(30, np.float32)},
+        "other shape": {"frozen": frozen[:7], "trained": np.zeros(30, np.float32)},
+        "other dtype": {"frozen": frozen.astype(np.int32), "trained": np.zeros(30, np.float32)},
+        "other keys": {"another": frozen},
+        "the same": {"frozen": frozen, "trained": np.zeros(30, np.float32)},
+    }
+    tr.save(path, other[what])
+
+
+OTHERS = ["other bytes", "other shape", "other dtype", "other keys", "the same"]
+
+
+def frozen_tree(trained: float = 0.0) -> dict[str, jax.Array]:
+    return {"frozen": jnp.arange(3000.0), "trained": jnp.full(30, trained)}
+
+
+def check(path: Path, trained: float) -> None:
+    found = tr.load(path)
+    assert np.array_equal(found["frozen"], np.arange(3000.0))
+    assert (np.asarray(found["trained"]) == trained).all()
+    assert tr.verify(path).ok
+
+
+@pytest.mark.parametrize("when", ["before the call", "while it waits"])
+@pytest.mark.parametrize("array", ["there", "deleted"])
+@pytest.mark.parametrize("what", OTHERS)
+def test_another_program_saves_where_the_base_was(tmp_path: Path, what: str, array: str, when: str) -> None:
+    tree = frozen_tree()
+    tr.save(tmp_path / "a", tree, base=first_of(tmp_path))
+    with gate() as held:
+        tr.save_async(tmp_path / "before", {"w": np.ones(3)}, progress=held)
+        if when == "before the call":
+            another_program(tmp_path / "a", what)
+        pending = tr.save_async(tmp_path / "b", tree | {"trained": jnp.ones(30)}, base=tmp_path / "a")
+        if when != "before the call":
+            another_program(tmp_path / "a", what)
+        if array == "deleted":
+            tree["frozen"].delete()
+        held.open()
+        if (array, when) == ("deleted", "while it waits") and what != "the same":
+            with pytest.raises(NotFoundError, match=r"was deleted.*at leaf 'frozen'.*keep the checkpoint"):
+                pending.result()
+            assert not (tmp_path / "b" / "treering.json").exists()
+        else:
+            pending.result()
+            check(tmp_path / "b", 1.0)
+    tree = frozen_tree(2.0)
+    tr.save(tmp_path / "c", tree, base=tmp_path / "a")  # nothing of it is believed afterwards
+    check(tmp_path / "c", 2.0)
+
+
+@pytest.mark.parametrize("how", ["delete", "gc", "rollback"])
+@pytest.mark.parametrize("array", ["there", "deleted"])
+def test_steps_of_a_run_go_while_a_save_waits(tmp_path: Path, how: str, array: str) -> None:
+    """The newest step is the base; whoever removes steps leaves it, or the save says what it lacks."""
+    tree, path = frozen_tree(), tmp_path / "run"
+    with tr.Run(path, incremental=True, keep=tr.KeepLast(2)) as run:
+        for step in (1, 2, 3):
+            run.save(step, tree | {"trained": jnp.full(30, step)}).result()
+        with gate() as held:
+            tr.save_async(tmp_path / "before", {"w": np.ones(3)}, progress=held)
+            pending = run.save(4, tree | {"trained": jnp.full(30, 4)})
+            if array == "deleted":
+                tree["frozen"].delete()
+            # What another program does, of which this one does not know.
+            if how == "gc":
+                here("gc", str(path), "--keep-last", "1", "--yes", code=0)
+            elif how == "delete":
+                here("rm", str(path), "3", code=0)
+            else:
+                shutil.rmtree(path / "step_00000003")
+                shutil.copytree(path / "step_00000002", path / "step_00000003")  # of the same attempt as step 2
+            held.open()
+            pending.result()  # step 2 has the same bytes
+        check(path / "step_00000004", 4.0)
+    for step in tr.Run(path).steps():
+        assert tr.verify(path / f"step_{step:08}").ok
+
+
+@both
+@pytest.mark.parametrize("based", [False, True])
+def test_an_array_that_was_deleted_is_refused_though_its_bytes_are_known(
+    tmp_path: Path, save: Save, based: bool
+) -> None:
+    tree = frozen_tree()
+    save(tmp_path / "a", tree, base=first_of(tmp_path))
+    tree["frozen"].delete()
+    with pytest.raises((ValueError, RuntimeError), match="deleted"):
+        save(tmp_path / "b", tree, **({"base": tmp_path / "a"} if based else {}))
+    assert not (tmp_path / "b").exists()
+
+
+@both
+def test_an_array_under_two_keys_and_keys_that_change_places(tmp_path: Path, save: Save) -> None:
+    one, two = jnp.arange(3000.0), jnp.arange(3000.0) + 1
+    trees = [{"a": one}, {"a": one, "b": one}, {"a": two, "b": one}, {"a": one, "b": two}, {"b": two, "c": two}]
+    base = first_of(tmp_path)
+    for number, tree in enumerate(trees):
+        save(tmp_path / f"{number}", tree, base=base)
+        base = tmp_path / f"{number}"
+    for number, tree in enumerate(trees):
+        found = tr.load(tmp_path / f"{number}")
+        assert found.keys() == tree.keys()
+        assert all(np.array_equal(found[key], leaf) for key, leaf in tree.items()), number
+        assert tr.verify(tmp_path / f"{number}").ok
+
+
+@both
+def test_parts_casts_and_whole_trees_in_turn(tmp_path: Path, save: Save) -> None:
+    tree = frozen_tree(0.5)
+    ways: list[dict[str, Any]] = [{}, {"only": "frozen"}, {"dtype": "bfloat16"}, {"dtype": {"fro*": "float16"}}, {}]
+    base = first_of(tmp_path)
+    for number, way in enumerate([*ways, *reversed(ways)]):
+        save(tmp_path / f"{number}", tree, base=base, **way)
+        base = tmp_path / f"{number}"
+        found = tr.load(base)
+        for key, leaf in tree.items():
+            if key in found:
+                wanted = leaf.astype(found[key].dtype)
+                assert np.array_equal(np.asarray(found[key]), np.asarray(wanted)), (number, key)
+        assert found.keys() == ({"frozen"} if "only" in way else {"frozen", "trained"})
+        assert tr.verify(base).ok
+
+
+def test_a_full_save_in_turn_reads_what_is_held(tmp_path: Path) -> None:
+    """Also where another program has taken the turn: the base says how many saves its chain has."""
+    tree = frozen_tree()
+    with tr.Run(tmp_path / "run", incremental=True, full_every=3) as run:
+        for step in (1, 2):
+            run.save(step, tree | {"trained": jnp.full(30, step)}).result()
+        with tr.Run(tmp_path / "run", incremental=True) as other:
+            other.save(3, tree | {"trained": jnp.full(30, 3)}).result()
+        run.save(4, tree | {"trained": jnp.full(30, 4)})
+        tree["frozen"].delete()
+        run.wait()
+    for step in (1, 2, 3, 4):
+        check(tmp_path / "run" / f"step_{step:08}", step)

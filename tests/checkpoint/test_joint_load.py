@@ -427,6 +427,26 @@ def test_damage_here_is_told(loading: Loading, tmp_path: Path) -> None:
     assert len(loading.meetings) == 2
 
 
+@pytest.mark.parametrize(("meeting", "sharding"), [(1, EVERYWHERE), (2, COLUMNS)])
+@pytest.mark.parametrize("late", [TimedOutError, ProcessFailedError])
+def test_neither_damage_nor_who_did_not_come_hides_the_other(
+    loading: Loading, tmp_path: Path, late: type[TimedOutError | ProcessFailedError], meeting: int, sharding: Any
+) -> None:
+    tr.save(tmp_path / "ckpt", {"w": TREE["w"]})
+    (data,) = (tmp_path / "ckpt").glob("*.safetensors")
+    data.write_bytes(data.read_bytes()[:-5] + b"other")
+    error = late("process 3 did not come within 3 s")
+    if isinstance(error, TimedOutError):
+        error.missing = (3,)
+    loading.late, loading.late_from = error, meeting
+    both = "process 3 did not come within 3 s; before that.*CorruptError.*leaf 'w' is damaged"
+    with pytest.raises(late, match=both) as caught:
+        tr.load(tmp_path / "ckpt", shardings=sharding, timeout=3)
+    assert isinstance(caught.value.__cause__, CorruptError)
+    assert len(loading.timeouts) == meeting  # it is not waited for again
+    assert getattr(caught.value, "missing", (3,)) == (3,)
+
+
 @pytest.mark.parametrize(
     "said",
     [

@@ -191,6 +191,8 @@ class Loading:
     """How long each meeting waits at most."""
     late: Exception | None = None
     """What a meeting fails with."""
+    late_from: int = 1
+    """The first meeting that does."""
     broken: Exception | None = None
     """What an exchange fails with."""
 
@@ -200,7 +202,7 @@ class Loading:
         assert len(payload) <= allgather.PAYLOAD_BYTES == 512
         assert timeout > 0
         self.timeouts.append(timeout)
-        if self.late is not None:
+        if self.late is not None and len(self.timeouts) >= self.late_from:
             raise self.late
         said = json.loads(payload)
         self.meetings.append(said)

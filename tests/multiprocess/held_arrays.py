@@ -7,6 +7,7 @@ import os
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -34,12 +35,14 @@ def saves_steps(folder: str) -> dict[str, Any]:
     limits.lower(patch, compared_box=1024, other_writers={"cpu": ()})
     rows = spread("line rows", jax.devices(), 2)
     items = np.arange(64 * 64, dtype=np.float32).reshape(64, 64)
-    frozen = placed(items, rows)
+    frozen, local = placed(items, rows), jnp.arange(30.0)
+    everywhere = placed(items + 1, spread("line none", jax.devices(), 2))
     with patch.context() as context:
         copied = _copied(context)
         with tr.Run(f"{folder}/run", incremental=True, timeout=_GENEROUS) as run:
             for step in range(1, 7):
                 tree = {"frozen": frozen, "trained": placed(items[:, :4] + step, rows), "step": step}
+                tree |= {"everywhere": everywhere, "local": local}
                 if step == 5 and process == 1:  # its part cannot be linked: what was not copied is fetched now
                     faults.fail(context, os, "link", errno.EMLINK, when=lambda old, new, **_: "data-" in str(new))
                 run.save(step, tree)

@@ -6,6 +6,7 @@ holds and what it follows.
 
 from __future__ import annotations
 
+import contextlib
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -93,6 +94,34 @@ def _resume(folder: Path, *, joint: bool, timeout: float = _GENEROUS) -> list[fl
     return [tree["step"], float(min(map(np.min, shards))), float(max(map(np.max, shards)))]
 
 
+class _Leaves(BaseException):
+    """A process goes where the others do not hear of it."""
+
+
+def _load(folder: Path, *, how: str, leaves: bool, timeout: float) -> None:
+    """Load the newest step, which is damaged, in one of the ways; who ``leaves`` does so before it reads the step."""
+
+    def go(*_: object) -> None:
+        raise _Leaves
+
+    like = _placed(0)
+    with pytest.MonkeyPatch.context() as patch, contextlib.suppress(_Leaves):
+        if leaves:
+            patch.setattr("treering._checkpoint.joint_load.LoadGroup.retry_on_overwrite", go)
+        run = tr.Run(folder / "run", timeout=timeout)
+        match how:
+            case "load":
+                tr.load(folder / "run" / "step_00000030", like=like, timeout=timeout)
+            case "init":
+                run.load_or_init(lambda: like)
+            case "init with fallback":
+                run.load_or_init(lambda: like, fallback=True)
+            case "step":
+                run.load(30, like=like)
+            case _:
+                run.load(like=like, fallback=how == "run with fallback")
+
+
 def _save(folder: Path, *, step: int, timeout: float = _GENEROUS) -> None:
     """Save a step together."""
     tr.Run(folder / "run", timeout=timeout).save(step, _placed(step)).result()
@@ -144,6 +173,7 @@ _COMMANDS: dict[str, Callable[..., Any]] = {
     "reads": _reads,
     "follow": _follow,
     "resume": _resume,
+    "load": _load,
     "save": _save,
     "load each": _load_each,
     "save each": _save_each,

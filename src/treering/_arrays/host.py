@@ -196,8 +196,11 @@ _NARROW: Final = frozenset(
 
 OTHER_WRITERS: Final[Mapping[str, tuple[str, ...]]] = {
     "tpu": (),
-    "gpu": ("cudf", "cupy", "mxnet", "numba", "paddle", "pycuda", "rmm", "tensorflow", "torch", "triton", "warp"),
-}
+    "gpu": (
+        "cuda.core", "cudf", "cupy", "mxnet", "numba", "nvidia.dali", "paddle", "pycuda", "rmm", "tensorflow", "torch",
+        "triton", "tvm", "warp",
+    ),
+}  # fmt: skip
 """Platform -> the modules of others that may own memory of its devices; of other platforms nothing is certain."""
 
 

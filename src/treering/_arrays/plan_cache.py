@@ -205,12 +205,14 @@ def plan_tree(tree: Any, processes: Processes | None = None, part: SavedPart = W
     return TreePlan(flat=flat, leaves=cast, processes=processes, _common=entry.common)
 
 
-def held_bytes(leaves: DescribedLeaves) -> int:
-    """Return how much memory a snapshot of leaves takes."""
+def held_bytes(leaves: DescribedLeaves, some: Collection[int] | None = None) -> int:
+    """Return how much memory a snapshot of leaves takes, of some or of all."""
     types, leaf_types = leaves.held or (leaves.types, leaves.leaf_types)
     nbytes = list(map(leaf_bytes, types))
-    own: int = sum(source.data.nbytes for leaf in leaves.spread for source in leaves.sources[leaf])
-    alone = (leaf for leaf in leaves.sources if leaf not in leaves.spread) if leaves.spread else leaves.sources
+    every = leaves.sources if some is None else some
+    spread = leaves.spread if some is None else [leaf for leaf in some if leaf in leaves.spread]
+    own: int = sum(source.data.nbytes for leaf in spread for source in leaves.sources[leaf])
+    alone = (leaf for leaf in every if leaf not in leaves.spread) if leaves.spread else every
     return own + sum(map(nbytes.__getitem__, map(leaf_types.__getitem__, alone)))
 
 

@@ -88,7 +88,7 @@ class SaveJob(Watch):
         shown: where it goes, as the caller named it.
         run: the run that it is a step of, resolved; None for none.
         timeout: seconds after which one that shows no progress is given up by those who wait for it.
-        nbytes: how much memory its snapshot holds on to.
+        nbytes: how much memory its snapshot holds on to; at most, until it is made.
         ended: told of its end, with the error or None, before anybody else; returns whether it takes care of the error.
 
     Attributes:
@@ -110,7 +110,7 @@ class SaveJob(Watch):
         self.doing: Final = f"save {shown!r}"
         self.run: Final = run
         self.timeout: Final = timeout
-        self.nbytes: Final = nbytes
+        self.nbytes = nbytes
         self.stage = SaveStage.WAITING
         self.error: BaseException | None = None
         self.told = False

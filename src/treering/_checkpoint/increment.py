@@ -33,14 +33,14 @@ from treering._checkpoint.save_options import Increment
 from treering._checkpoint.source import check_data_file, open_checkpoint
 from treering._checkpoint.transaction import AttemptFiles
 from treering._format.document import data_name, parse_index, read_digest
-from treering._format.index import DIGEST_BYTES, DataFile, Index
+from treering._format.index import DIGEST_BYTES, DataFile, Index, LeafType
 from treering._format.safetensors import Row
 from treering._plan import increment as shares
 from treering._plan.increment import NO_BOXES, SHARED, OlderBoxes, Share
-from treering._store.api import Reader, Store
+from treering._store.api import Reader, Store, Version
 from treering._store.crew import map_together
 from treering._store.failures import naming_file
-from treering._store.open_folder import OpenFolder
+from treering._store.open_folder import OpenFolder, find_index_at
 from treering._tree.flatten import Flattened
 from treering._values.boxes import Box, box_of_slices, contains, whole
 from treering._values.checksums import SMALLEST_BLOCK, block_bytes, block_checksums, digest, pack_checksums
@@ -248,8 +248,8 @@ class OlderFacts:
 # ------------------------------------------------------------------------------------ arrays that were saved before
 
 
-_NOTED: Final[list[tuple[OlderCheckpoint, dict[str, weakref.ref[jax.Array]]]]] = []
-"""What this process saved last, as far as it wrote it, and the arrays by the keys of their leaves."""
+_NOTED: Final[list[tuple[OlderCheckpoint, dict[str, weakref.ref[jax.Array]], Version]]] = []
+"""What this process saved last, as far as it wrote it, the arrays by the keys of their leaves, and that index there."""
 
 
 def hold_arrays(flat: Flattened, own: OwnBoxes, increment: Increment, *, joint: bool = False) -> Held:
@@ -270,14 +270,17 @@ def hold_arrays(flat: Flattened, own: OwnBoxes, increment: Increment, *, joint: 
     certain = {number for number, leaf in alike.items() if only_jax_writes(leaf)}
     arrays = {n: weakref.ref(leaf) for n, leaf in found.items() if leaf.size and id(leaf.sharding) in certain}
     path = next(iter(increment.find()), None) if arrays and _NOTED else None
-    for older, noted in tuple(_NOTED):
+    for older, noted, version in tuple(_NOTED):
         if older.path == path:
             there = {n for n in arrays if (ref := noted.get(own.keys[n])) is not None and ref() is flat.leaves[n]}
             same = [at if row[0] in there else -1 for row, at in zip(own.rows, older.places_of(own), strict=True)]
             table = split_digests(older.index.digests)
             digests = {row: table[at] for row, at in zip(own.rows, same, strict=True) if at >= 0}
-            left = () if older.ends_chain(increment) else shares.find_shared_leaves(own.rows, same, older.boxes)
-            return Held(arrays, digests, left)
+            # Where another program has saved there since, what this one would share is gone already.
+            is_there = version is not None and _version_at(path) == version
+            if older.ends_chain(increment) or not is_there:
+                return Held(arrays, digests)
+            return Held(arrays, digests, shares.find_shared_leaves(own.rows, same, older.boxes))
     return Held(arrays)
 
 
@@ -292,7 +295,14 @@ def note_arrays(path: Path, index: Index, held: Held) -> None:
     if held.arrays:
         arrays = {index.keys[number]: ref for number, ref in held.arrays.items()}
         others = [noted for noted in tuple(_NOTED) if noted[0].path != path]
-        _NOTED[:] = [(_older_boxes(path, index), arrays), *others][:_KEPT]
+        _NOTED[:] = [(_older_boxes(path, index), arrays, _version_at(path)), *others][:_KEPT]
+
+
+def _version_at(path: Path) -> Version | None:
+    """Return the version of the index that is at a path now; None where there is none, or that cannot be told."""
+    with contextlib.suppress(TreeringError):
+        return None if (found := find_index_at(path)) is None else found.version
+    return None
 
 
 def _fetch_left(own: OwnBoxes, states: Sequence[int], increment: Increment) -> DescribedLeaves:
@@ -304,10 +314,11 @@ def _fetch_left(own: OwnBoxes, states: Sequence[int], increment: Increment) -> D
     leaves, held, found = own.leaves, own.held, dict[int, list[HeldBox]]()
     for (leaf, box), state in zip(own.rows, states, strict=True):
         if state != SHARED and leaf in held.left and leaves.sources[leaf][0].data is None:
-            place = box or whole(leaves.types[leaves.leaf_types[leaf]].shape or ())
+            kind = leaves.types[leaves.leaf_types[leaf]]
+            place = box or whole(kind.shape or ())
             data = _from_device(held.arrays[leaf](), place)
             if data is None:
-                data = _from_older(own.keys[leaf], place, held.digests.get((leaf, box), b""), increment)
+                data = _from_older(own.keys[leaf], kind, place, held.digests.get((leaf, box), b""), increment)
             found.setdefault(leaf, []).append(HeldBox(place, data))
     if not found:
         return leaves
@@ -325,12 +336,15 @@ def _from_device(data: jax.Array | None, box: Box) -> Any:
     return None
 
 
-def _from_older(key: str, box: Box, wanted: bytes, increment: Increment) -> Any:
+def _from_older(key: str, kind: LeafType, box: Box, wanted: bytes, increment: Increment) -> Any:
     """Return a box out of an older checkpoint that has the bytes with that digest."""
     for path in increment.find():
         with contextlib.suppress(TreeringError), contextlib.ExitStack() as files:
             source = open_checkpoint(path, files, mapped=False)
-            source.arrays.read([request := ReadRequest(source.index.keys.index(key), [box])])
+            there = {one: number for number, one in enumerate(source.index.keys)}.get(key)
+            if there is None or (known := source.index.type_of(there)).dtype != kind.dtype or known.shape != kind.shape:
+                continue  # another tree was saved there meanwhile
+            source.arrays.read([request := ReadRequest(there, [box])])
             (data,) = request.arrays
             if xxhash.xxh3_128_digest(b"".join(host_blocks(data, 0, data.size))) == wanted:
                 return data

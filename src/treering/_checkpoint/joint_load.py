@@ -39,6 +39,7 @@ from treering._coordination.allgather import (
     encode_reply,
     give_up,
     last_allgather,
+    name_both,
     raise_failures,
     run_in_order,
 )
@@ -57,6 +58,7 @@ from treering.errors import (
     MismatchError,
     NotFoundError,
     NotSharedError,
+    ProcessFailedError,
     TimedOutError,
     TreeringError,
     UnsupportedError,
@@ -117,6 +119,22 @@ def _named_shardings(shardings: Any, mesh: Any, like: Any) -> Iterator[Any]:
             yield one
 
 
+def not_shared(
+    doing: str, processes: tuple[int, ...], what: str = "did not find what the others found"
+) -> NotSharedError:
+    """Return the error that some processes do not see what the others do.
+
+    Args:
+        doing: what could not be done.
+        processes: those that see something else.
+        what: what became of them.
+    """
+    hint = "use one folder for all processes, on a file system that they share"
+    error = NotSharedError(f"could not {doing}: {format_processes(processes)} {what}", hint=hint)
+    error.processes = processes
+    return error
+
+
 class LoadGroup:
     """The processes that load a tree together; this one alone until a leaf lies over several.
 
@@ -160,6 +178,8 @@ class LoadGroup:
         self._digests: dict[str, str] = {}
         # Of the bytes that all read; None where checksums or versions say more, or nothing is read yet.
         self._read: xxhash.xxh3_128 | None = None
+        # What the meeting ended with to which others did not come.
+        self._absent: TimedOutError | ProcessFailedError | None = None
         self.over = False
 
     # ------------------------------------------------------------------------------------------------------ meeting
@@ -206,7 +226,7 @@ class LoadGroup:
         if self.joined and not (self._digests and self._compare(last=True)):
             said = self._met() if self._read is None else self._met(read=self._read.hexdigest())
             if all("read" in one for one in said) and (others := _differing(said, "read")):
-                raise Reopen(self._not_shared(others, "read other numbers of it than process 0"))
+                raise Reopen(not_shared(self._doing, others, "read other numbers of it than process 0"))
 
     def _compare(self, *, last: bool) -> bool:
         """Meet to compare what all opened and want; return whether it was the last time for all."""
@@ -217,7 +237,7 @@ class LoadGroup:
             # Others were sure of a joint load before they opened the tree, and offered to read the index for all.
             said = self._met(**own)
         if others := _differing(said, "state"):
-            raise Reopen(self._not_shared(others, "found another state of it than process 0"))
+            raise Reopen(not_shared(self._doing, others, "found another state of it than process 0"))
         if others := _differing(said, "plan"):
             self.over = True
             text = f"{format_processes(others)} wants other leaves, dtypes, shardings or batches than process 0"
@@ -284,8 +304,10 @@ class LoadGroup:
             rows = allgather_with_deadline(
                 payload, self._processes, timeout=self._timeout, board=board, doing=self._doing
             )
-        except BaseException:  # an interrupt too: the call is counted as given up
+        except BaseException as end:  # an interrupt too: the call is counted as given up
             self.over = True
+            if isinstance(end, TimedOutError | ProcessFailedError):
+                self._absent = end
             raise
         heard: list[dict[str, Any]] = [json.loads(row) for row in rows]
         if any("failure" in one for one in heard):
@@ -329,13 +351,7 @@ class LoadGroup:
             n for n, one in enumerate(heard) if one.get("failure", {}).get("class") == NotFoundError.__name__
         )
         if nothing and any("state" in one for one in heard):
-            raise self._not_shared(nothing, "did not find what the others found")
-
-    def _not_shared(self, processes: tuple[int, ...], what: str) -> NotSharedError:
-        hint = "use one folder for all processes, on a file system that they share"
-        error = NotSharedError(f"could not {self._doing}: {format_processes(processes)} {what}", hint=hint)
-        error.processes = processes
-        return error
+            raise not_shared(self._doing, nothing)
 
     def share_index(self) -> SharedIndex | None:
         """Return the index that process 0 reads for all now; None where each process has to read its own.
@@ -438,6 +454,8 @@ class LoadGroup:
                     time.sleep(min(longest, now.reopen_first * 2**together))
                 except Exception as error:
                     self.tell(error)
+                    if self._absent is not None and self._absent is not error:
+                        raise name_both(self._absent, error) from error
                     raise
                 except BaseException:  # an interrupt does not wait for others
                     if self.joined and not self.over:

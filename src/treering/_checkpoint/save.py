@@ -18,7 +18,7 @@ from typing import Any, Final, TypeAlias
 
 from treering._arrays.host import this_processes
 from treering._arrays.outgoing import ALONE, SavedPart
-from treering._arrays.plan_cache import TreePlan, plan_tree
+from treering._arrays.plan_cache import TreePlan, held_bytes, plan_tree
 from treering._background.saves import finish_saves, raise_unreported, reword, watch_for_end, writer
 from treering._background.writer import UNWATCHED, Ended, PendingSave, SaveJob, Watch
 from treering._checkpoint.increment import Held, hold_arrays
@@ -47,19 +47,22 @@ class FolderSave:
     """The save that other processes take part in."""
     held: Held | None = None
     """What was known of the arrays before they were copied."""
+    copied: int | None = None
+    """How much memory its snapshot takes; None before it is made."""
 
     @property
     def nbytes(self) -> int:
-        """How much memory its snapshot takes."""
-        return self.plan.nbytes
+        """How much memory its snapshot takes, at most."""
+        return self.plan.nbytes if self.copied is None else self.copied
 
     def snapshot(self, options: SaveOptions) -> FolderSave:
         """Return the same with its leaves in memory that nobody changes any more, but for those that will be shared."""
         plan, held = self.plan, Held()
         if options.increment is not None:
             held = hold_arrays(plan.flat, own_boxes(plan), options.increment, joint=plan.processes.count > 1)
+        copied = plan.nbytes - (held_bytes(plan.leaves, held.left) if held.left else 0)
         plan = plan.snapshot(host_local=options.compares_local, left=held.left)
-        return dataclasses.replace(self, plan=plan, held=held)
+        return dataclasses.replace(self, plan=plan, held=held, copied=copied)
 
     def write(self, options: SaveOptions, watch: Watch = UNWATCHED) -> None:
         """Write the folder, or the share."""
@@ -242,7 +245,7 @@ class _Beginning:
             # In a list, out of which the writer takes it: the function below lives as long as an error raised in it.
             with phase("save/snapshot"):
                 held = [prepared.snapshot(options)]
-
+            job.nbytes = held[0].nbytes
             handed = time.perf_counter()
 
             def write() -> None:

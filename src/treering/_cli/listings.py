@@ -120,9 +120,11 @@ def du(path: str, globs: tuple[str, ...], as_json: bool, sort: str, depth: int) 
 
     PATH is the folder of a checkpoint, a leaves directory, a safetensors file, a msgpack file, or a run, whose latest
     step is shown; treering log shows the bytes of every step. The lines add up to the total, and no byte is counted
-    twice. Names, headers, checksums and compression are not counted. GLOBs select leaves as in treering ls. In a
-    bucket, a last line says what superseded data wait for readers; of a run whose steps share files, how many bytes
-    these have by their names, and on the disk.
+    twice. Names, headers, checksums and compression are not counted. GLOBs select leaves as in treering ls.
+
+    Steps of an incremental run share files: two names, or more, for the same bytes on the disk. A last line then says
+    how many bytes the files of all steps have by their names, and how many there are; the difference is what sharing
+    saves. In a bucket each step has its own copies, and a last line says what superseded data wait for readers.
     """
     run, (path, listing) = path, read_latest(path, list_headers)
     root = listing.root
@@ -155,7 +157,9 @@ def verify(path: str, as_json: bool) -> int:
 
     PATH is the folder of a checkpoint, a leaves directory, a safetensors file, a msgpack file, or a run, whose steps
     are all checked. Files of other programs, and msgpack, have no checksums: then only headers and sizes are checked,
-    and the answer says so. Exit code 0: PATH is whole; 1: it is damaged; 2: it could not be read.
+    and the answer says so. A file that several steps of a run share is read once, and damage to it is damage to all of
+    these steps, which the finding names. A step that a program holds, or that waits for on_commit, is checked like any
+    other; verify holds and changes nothing. Exit code 0: PATH is whole; 1: it is damaged; 2: it could not be read.
     """
     from treering._inspect.verify import verify as check
 

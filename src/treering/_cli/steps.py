@@ -40,7 +40,9 @@ def log(path: str, as_json: bool) -> int:
     """Show the steps of RUN, the newest first: age, bytes, duration of the save, metrics, and which rule keeps it.
 
     RUN is the folder in which treering.Run saves its steps, or the root of Orbax's CheckpointManager. A step that no
-    rule keeps is removed when the next one is saved.
+    rule keeps is removed when the next one is saved. It stays while a program holds it, by Run.hold or Run.watch: its
+    line says which one, and until when. It also stays until the run's on_commit function was called for it, which
+    treering gc shows. Where steps share files, each counts all its bytes; treering du shows how many there are.
     """
     if (listing := list_steps(path)) is None:
         raise no_run(path)
@@ -80,8 +82,12 @@ def gc(
     """Show which steps of RUN would be removed, and which rule keeps each of the others; with --yes, remove them.
 
     Without options, the rules of the run apply, else those that you give: a step stays if any rule keeps it. The newest
-    always stays. Only files of treering are removed; a removal that was interrupted is completed. Exit code 1: a step
-    could not be removed, because another process is saving to it.
+    always stays. So do a step that a program holds, by Run.hold or Run.watch, until it lets go of it or has been dead
+    for about a minute, and one for which the run's on_commit function was not called yet; the line of such a step says
+    so. A file that steps share goes with the last of them, so what a removed step had is not always free afterwards.
+
+    Only files of treering are removed; a removal that was interrupted is completed, and what dead processes left behind
+    goes once it is old. Exit code 1: a step could not be removed, because another process is saving to it.
     """
     require_run(path)
     from treering._runs.gc import collect, judge, spare

@@ -33,6 +33,7 @@ from treering.errors import MismatchError, ProcessFailedError, TimedOutError, Tr
 
 T = TypeVar("T")
 A = TypeVar("A", bound=int | None)
+E = TypeVar("E", bound=TreeringError)
 
 PAYLOAD_BYTES: Final = 512
 """What a process can bring to an assembly, at most."""
@@ -385,7 +386,7 @@ def broadcast(
     try:
         rows = allgather_with_deadline(payload, processes, timeout=timeout, board=board(), doing=doing)
     except TreeringError as error:
-        raise failed or error from None
+        raise name_both(error, failed) from failed
     if failed is not None:
         raise failed
     replies = [json.loads(row) for row in rows]
@@ -399,6 +400,24 @@ def encode_reply(said: dict[str, Any], failure: Failure | None) -> bytes:
     if failure is None:
         return json_text(said).encode()
     return json_text({"failure": failure.fit(PAYLOAD_BYTES - len('{"failure":}')).to_node()}).encode()
+
+
+def name_both(absent: E, own: Exception | None) -> E:
+    """Return the error of a meeting to which others did not come, with what this process came to tell them.
+
+    Neither may hide the other: who repairs the damage would wait once more for a process that is dead.
+
+    Args:
+        absent: what the meeting ended with.
+        own: what had failed here before; None where nothing had.
+
+    Example:
+        >>> print(name_both(TimedOutError("process 1 did not arrive"), ValueError("leaf 'w' is damaged")))
+        process 1 did not arrive; before that, this process failed: ValueError: leaf 'w' is damaged
+    """
+    if own is not None:
+        absent.message = f"{absent.message}; before that, this process failed: {type(own).__name__}: {own}"
+    return absent
 
 
 def raise_failures(replies: Sequence[dict[str, Any]], doing: str) -> None:

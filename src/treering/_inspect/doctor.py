@@ -34,7 +34,7 @@ from treering._store.orphans import scan_folder
 from treering._store.resolve import find_at, is_folder, is_seen, located, opened_store
 from treering._store.waiting import describe_waiting, listed_names
 from treering._values import checkpoint_names, leaves_names, timing
-from treering._values.checkpoint_names import INDEX
+from treering._values.checkpoint_names import INDEX, is_message
 from treering._values.human import duration_text, pluralize, steps_text
 from treering._values.processes import Life
 from treering.errors import (
@@ -169,7 +169,18 @@ def _describe_waiting_processes(waiting: Mapping[int, float]) -> Iterator[str]:
             yield f"process {process} of a job is waiting for others"
         else:
             since = f"process {process} of a job waited for others {duration_text(age)} ago"
-            yield f"{since} and sends no heartbeat now: it was killed or sleeps; the next save removes its message"
+            yield f"{since} and sends no heartbeat now: it was killed or sleeps; a later save removes its message"
+
+
+def _describe_passing(store: Store, names: Sequence[str]) -> Iterator[str]:
+    """Say what processes have, or left, in a run's own folder for moments only."""
+    _, waiting = read_messages(store, names)
+    yield from _describe_waiting_processes(waiting)
+    for name in names:
+        found = None if is_message(name) else store.find(name)
+        if found is not None and time.time() - found.modified > timing.current.heartbeat_stale:
+            who = "a process that was killed while it began to hold a step, or sleeps; a later save removes it"
+            yield f"{name} was written {duration_text(time.time() - found.modified)} ago by {who}"
 
 
 # ---------------------------------------------------------------------------------------------------- what is committed
@@ -310,6 +321,7 @@ def diagnose_run(path: str) -> RunDiagnosis:
         folders = run.folders()
         left = _left_text(run)
         held = [f"step {step} is {by}" for step, by in held_steps(run).items()]
+        held += _describe_passing(run.store, list(filter(checkpoint_names.is_passing, run.names())))
     records = records_of(place)
     found: list[StepDiagnosis] = []
     for step in folders:

@@ -19,8 +19,9 @@ from typing import Any, Final, NamedTuple, TypeAlias, TypeVar
 from treering._arrays.host import this_processes
 from treering._background.saves import finish_saves
 from treering._checkpoint.forms import read_source
+from treering._checkpoint.joint_load import not_shared
 from treering._codec.documents import json_text
-from treering._coordination.allgather import failed_collectives, last_allgather, raise_failures
+from treering._coordination.allgather import failed_collectives, last_allgather, name_both, raise_failures
 from treering._coordination.messages import Failure
 from treering._format.run_document import Resumes
 from treering._printable import show_path
@@ -30,7 +31,6 @@ from treering._runs.run_state import RunState
 from treering._runs.steps import missing_step, read_record, read_run, step_path, steps_of
 from treering._store.resolve import store_at
 from treering._values.human import pluralize
-from treering._values.processes import format_processes
 from treering._values.telemetry import warn_of
 from treering.errors import (
     CorruptError,
@@ -189,9 +189,7 @@ class NewestStep:
         try:
             heard = [json.loads(row) for row in self._run.gather(json_text(row).encode(), doing)]
         except TreeringError as error:
-            if own is not None and row["outcome"] == _Outcome.OTHER:
-                raise own from None
-            raise error from own  # that the step is damaged would have ended nothing
+            raise name_both(error, own) from own
         outcomes = [reply["outcome"] for reply in heard]
         if _Outcome.GONE in outcomes and self._gone != one and _Outcome.OTHER not in outcomes:
             self._gone = one  # newer steps may have been saved meanwhile
@@ -384,8 +382,4 @@ def require_one_folder(run: RunState, step: int, gone: tuple[int, ...]) -> None:
         NotSharedError: they did.
     """
     if len(gone) < this_processes(()).count:
-        what = f"{format_processes(gone)} did not find what the others found"
-        hint = "use one folder for all processes, on a file system that they share"
-        error = NotSharedError(f"could not load step {step} of the run {run.shown!r}: {what}", hint=hint)
-        error.processes = gone
-        raise error
+        raise not_shared(f"load step {step} of the run {run.shown!r}", gone)

@@ -23,7 +23,7 @@ from treering._format.document import read_names, read_summary
 from treering._format.run_document import RunDocument, StepRecord, encode_run
 from treering._runs.folder import NOT_READ, RunFolder, attempt_in, unless_denied
 from treering._runs.leases import end_leases, held_error, held_steps, leave_leases, uncalled_steps
-from treering._runs.removal import collect_errors, remove_step, remove_superseded, tidy_step
+from treering._runs.removal import collect_errors, remove_step, remove_superseded, sweep_passing, tidy_step
 from treering._runs.steps import document_in, is_current, note_records, open_run, read_record, read_run, records_in
 from treering._values import timing
 from treering.errors import BusyError, NotFoundError, PermissionDeniedError, TreeringError
@@ -63,7 +63,7 @@ class KnownSteps:
     def __init__(self) -> None:
         # When what waits in the folders of steps may go, by the monotonic clock.
         self._due: dict[int, float] = {}
-        self._surveyed = -math.inf
+        self._surveyed = self._swept = -math.inf
         self.by_age = False
         self.denied: PermissionDeniedError | None = None
         self.passed: frozenset[int] = frozenset()
@@ -161,6 +161,12 @@ class KnownSteps:
             self._blank.discard(step)
             self._seen.add(step)
         return record is None or record is not old
+
+    def sweep(self, run: RunFolder) -> None:
+        """Remove what dead processes left beside the steps, now and then: of one that died just now it is too early."""
+        if time.monotonic() - self._swept > timing.current.passing:
+            self._swept = time.monotonic()
+            sweep_passing(run)
 
     def removable(self, run: RunFolder, keep: Policy | None) -> dict[int, str]:
         """Return the steps that a policy does not keep, each with the digest of its index; all that decides was read.
@@ -303,6 +309,7 @@ def _collect(run: RunFolder, keep: Policy | None, spared: Mapping[int, str]) -> 
     with collect_errors(errors):
         note_records(run, records)
         run.drop_tombstones()
+    sweep_passing(run)
     with collect_errors(errors):
         if run.is_left_for_leases():
             end_leases(run)

@@ -404,11 +404,10 @@ def _renew_often(lease: weakref.ref[Lease], over: Latch, pause: float) -> None:
             held.renew()
         except ClosedError:
             return
-        except LeaseLostError as error:
-            LOGGER.warning("%s", error)
-            return
         except (TreeringError, OSError) as error:
-            LOGGER.warning("%s", error)  # it is tried again, and counts until it expires
+            LOGGER.warning("%s", error)
+            if isinstance(error, LeaseLostError):
+                return  # any other is tried again, and the lease counts until it expires
         del held
 
 

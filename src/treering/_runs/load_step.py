@@ -18,6 +18,7 @@ from treering._background.saves import wait_for
 from treering._checkpoint.forms import read_source
 from treering._checkpoint.joint_load import LoadGroup, spans_processes
 from treering._checkpoint.load import LoadOptions
+from treering._coordination.allgather import name_both
 from treering._format.run_document import find_note
 from treering._printable import kind_of
 from treering._runs.fallback import Read, load_newest, require_one_folder, root_of, try_read
@@ -125,7 +126,8 @@ def _find_gone(run: RunState, found: object) -> tuple[int, ...]:
     try:
         heard = run.gather(said, f"load the latest step of {run.shown!r}")
     except TreeringError as error:
-        raise found if isinstance(found, Exception) else error from None
+        own = found if isinstance(found, Exception) else None
+        raise name_both(error, own) from own
     return tuple(number for number, one in enumerate(heard) if one)
 
 

@@ -25,8 +25,8 @@ from treering._store.api import Document, Held, NamesIn, Outcome, Store, Transac
 from treering._store.failures import naming, with_errno
 from treering._store.open_folder import find_index, index_document, key_content
 from treering._store.waiting import has_waiting_names, list_names, listed_in, remove_waiting, sweep_old
-from treering._values import checkpoint_names
-from treering._values.checkpoint_names import INDEX, is_data, is_message, is_message_folder, step_name
+from treering._values import checkpoint_names, timing
+from treering._values.checkpoint_names import INDEX, is_data, is_message, is_message_folder, is_passing, step_name
 from treering._values.telemetry import report
 from treering.errors import BusyError, LinkRefusedError, NotFoundError, TreeringError
 
@@ -132,6 +132,19 @@ def tidy_step(
             if over:
                 sweep_messages(folder, names, lambda _: False)
             return seconds
+
+
+def sweep_passing(run: RunFolder) -> None:
+    """Remove what dead processes left in a run's own folder: signs of life, and documents that never got their name.
+
+    By their age alone, by the clock of the store: a process that lives and waits says so anew every few seconds. What
+    cannot be swept is in nobody's way.
+    """
+    with contextlib.suppress(OSError):
+        names = list(filter(is_passing, run.store.names()))
+        oldest = run.store.transaction().now() - timing.current.passing if names else 0.0
+        entries = filter(None, map(run.store.find, names))
+        run.store.remove(*(entry.name for entry in entries if entry.is_file and entry.modified < oldest))
 
 
 @contextlib.contextmanager

@@ -196,7 +196,7 @@ class RunStatus:
     saves_in_flight: int = 0
     """How many saves are being written, or wait."""
     bytes_in_flight: int = 0
-    """How much memory their snapshots hold."""
+    """How much memory their snapshots hold: not what a save left on its devices because it shares the bytes."""
 
     def __str__(self) -> str:
         texts = ["no durable step yet"]

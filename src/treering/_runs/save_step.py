@@ -402,6 +402,7 @@ def collect_after(
         if run.store.grace:
             known.release(removed, run.store.grace)
         known.schedule(tidy_steps(run, known.untidy(), step, errors, by_age=known.by_age))
+        known.sweep(run)
         if leased and back is None and not held:
             with collect_errors(errors):
                 leave_leases(run)

@@ -12,6 +12,9 @@ INDEX = "treering.json"
 LOCK_FILE = ".treering.lock"
 """What stands for the lock of a folder where folders cannot be locked."""
 
+LEFT_DOCUMENT = ".run.json.left"
+"""The list of the steps that a save supersedes which goes back to an earlier one."""
+
 ATTEMPT = re.compile(r"[0-9a-f]{16}")
 """The name of an attempt: different for each save."""
 
@@ -24,6 +27,8 @@ _MESSAGE = re.compile(
     r"|(?P<job>[0-9a-f]{16})-begin|waiting-\d{5,})"
     r"(?:\.[0-9a-f]{16}\.new)?"
 )
+# A first ``.run.json.left`` before it gets that name by a link.
+_UNNAMED = re.compile(re.escape(LEFT_DOCUMENT) + r"\.[0-9a-f]{16}\.new")
 _MESSAGE_FOLDER = re.compile(r"\.treering-([0-9a-f]{16})-messages-\d{5,}")
 
 
@@ -227,6 +232,16 @@ def is_message(name: str) -> bool:
     return _MESSAGE.fullmatch(name) is not None
 
 
+def is_passing(name: str) -> bool:
+    """Whether a file of this name is in the folder of a run for moments only: a message, or a document without a name.
+
+    Example:
+        >>> is_passing(".run.json.left.0123456789abcdef.new"), is_passing("run.json")
+        (True, False)
+    """
+    return is_message(name) or _UNNAMED.fullmatch(name) is not None
+
+
 def is_prepare(name: str) -> bool:
     """Whether this is the name of the message of a job, whose content names the attempt.
 
@@ -255,9 +270,6 @@ def attempt_of_message(name: str) -> str | None:
 
 RUN_DOCUMENT = "run.json"
 """The document about all steps of a run."""
-
-LEFT_DOCUMENT = ".run.json.left"
-"""The list of the steps that a save supersedes which goes back to an earlier one."""
 
 LEASES = ".leases"
 """The folder of a run with the leases on its steps."""

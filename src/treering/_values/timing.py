@@ -108,6 +108,8 @@ class Timing:
     """The pause between two looks whether a step that is to be held is noted in ``run.json``."""
     hold_patience: float = 5.0
     """How long ``hold`` looks for that."""
+    passing: float = 600.0
+    """After how long a file that is in a run's folder for moments only was left by a dead process."""
     lease_share: float = 1 / 3
     """After which share of its time a lease is renewed."""
 

@@ -215,7 +215,10 @@ class PosixStore(Store):
     def _link_in_place(self, name: str, data: bytes) -> Outcome:
         try:
             with self._aside(name, data, durable=True) as aside:
-                self.folder.link(aside, name)
+                try:
+                    self.folder.link(aside, name)
+                except FileNotFoundError:  # this process stood still for so long that a sweeper took it for dead
+                    return Outcome.LOST
         except FileExistsError:
             return Outcome.LOST
         with contextlib.suppress(OSError):
