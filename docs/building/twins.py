@@ -9,7 +9,7 @@ from pathlib import Path
 
 from building import reference, sidebar
 from building.fences import shown_text
-from building.pages import DOCS, every_page, source_of, text_of
+from building.pages import DOCS, every_page, present, source_of, text_of
 
 _LINKED = ("figures", "maps")
 """Folders with files that twins link to."""
@@ -44,7 +44,7 @@ def index() -> str:
     """Return ``llms.txt``: what treering is, and a line for each page."""
     pages = every_page()
     lines = ["# treering", "", f"> {pages['index'].description}", ""]
-    for section in sidebar.present():
+    for section in present():
         listed = [pages[name] for _, names in sidebar.groups(section) for name in names]
         lines += [f"## {pages[f'{section}/index'].title}", ""]
         lines += [f"- [{page.title}]({page.name}.md): {page.description}" for page in listed]
