@@ -8,6 +8,7 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
+from building import twins
 
 DOCS = Path(__file__).parents[2] / "docs"
 DRAWN = {name: draw().svg() for name, draw in runpy.run_path(str(DOCS / "draw_concepts.py"))["FIGURES"].items()}
@@ -33,3 +34,9 @@ def test_a_figure_has_words_and_a_page(name: str) -> None:
 def test_text_has_the_colour_of_the_page(name: str) -> None:
     assert re.findall(r"<text [^>]*fill=", DRAWN[name]) == []
     assert 'fill="currentColor"' in DRAWN[name]
+
+
+def test_a_twin_has_the_words_of_a_figure_in_its_place() -> None:
+    text = twins.markdown("concepts/commit")
+    assert "**Figure: A commit is one rename.** Five moments of a save" in text
+    assert "{raw}" not in text
