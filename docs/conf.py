@@ -86,6 +86,11 @@ def _before_reading(app: Any) -> None:  # noqa: ARG001
     sidebar.groups.cache_clear()
 
 
+def _outdated(app: Any, env: Any, added: Any, changed: Any, removed: Any) -> list[str]:  # noqa: ARG001
+    """Read the pages again that are made of others."""
+    return [name for name in env.found_docs if name.endswith("index") or name in {"reference/api", "reference/verbs"}]
+
+
 def _on_source(app: Any, name: str, source: list[str]) -> None:  # noqa: ARG001
     source[0] = fences.shown_text(name, source[0])
 
@@ -120,6 +125,7 @@ def _after_building(app: Any, failed: Exception | None) -> None:
 def setup(app: Any) -> None:
     """Let the pages of this site be made."""
     app.connect("builder-inited", _before_reading, priority=100)
+    app.connect("env-get-outdated", _outdated)
     app.connect("source-read", _on_source)
     app.connect("autodoc-process-docstring", _on_docstring)
     app.connect("html-page-context", _on_page)

@@ -7,9 +7,9 @@ import re
 from collections.abc import Iterator
 
 from building import reference
-from building.pages import LIST, every_page, listed, source_of
+from building.pages import LIST, every_page, listed, present, source_of
 
-_MADE = re.compile(r"^```\{(names|verbs)\}\n```\n", re.MULTILINE)
+_MADE = re.compile(r"^```\{(names|verbs|sections)\}\n```\n", re.MULTILINE)
 
 # A heading over a list that turned out to be empty.
 _EMPTY = re.compile(r"^##+ [^\n]+\n\s*(?=^##|\Z)", re.MULTILINE)
@@ -20,9 +20,11 @@ def shown_text(name: str, text: str) -> str:
 
     ``{pages}`` becomes a list of the pages that it names, each with its description, and they become a part of the
     toctree of this page; ``*`` stands for the pages of the folder that the page does not name elsewhere. ``{names}``
-    becomes the list of all public names, and ``{verbs}`` the help of the command line.
+    becomes the list of all public names, ``{verbs}`` the help of the command line, and ``{sections}`` a toctree of the
+    sections that there are.
     """
-    text = _MADE.sub(lambda fence: reference.names() if fence[1] == "names" else reference.verbs(), text)
+    made = {"names": reference.names, "verbs": reference.verbs, "sections": _sections}
+    text = _MADE.sub(lambda fence: made[fence[1]](), text)
     here = posixpath.dirname(name)
     named: list[str] = []
 
@@ -46,6 +48,11 @@ def entries(here: str, text: str, fence: str) -> Iterator[str]:
         for name in every_page():
             if posixpath.dirname(name) == posixpath.dirname(entry) and name not in said and not name.endswith("index"):
                 yield name
+
+
+def _sections() -> str:
+    names = "\n".join(f"{section}/index" for section in present())
+    return f"```{{toctree}}\n:hidden:\n\n{names}\n```\n"
 
 
 def _line(here: str, name: str) -> str:

@@ -46,6 +46,11 @@ def every_page() -> dict[str, Page]:
     return pages
 
 
+def present() -> list[str]:
+    """Return the sections that there are."""
+    return [section for section in SECTIONS if f"{section}/index" in every_page()]
+
+
 def listed(folder: str, text: str) -> list[tuple[str, str]]:
     """Return the pages that the lists of an index in this folder name, each with what it is said to be for."""
     lines = [line.partition(": ") for fence in LIST.finditer(text) for line in fence[1].splitlines() if line]

@@ -10,7 +10,7 @@ from typing import Any
 
 from building import reference
 from building.fences import entries
-from building.pages import LIST, SECTIONS, every_page, source_of
+from building.pages import LIST, every_page, present, source_of
 
 _NAMES = "reference/api"
 _HEADING = re.compile(r"^## (.+)$", re.MULTILINE)
@@ -35,11 +35,6 @@ def section_of(name: str) -> str | None:
         if name == f"{section}/index" or any(name in names for _, names in groups(section)):
             return section
     return "reference" if name.startswith(f"{_NAMES}/") else None
-
-
-def present() -> list[str]:
-    """Return the sections that there are."""
-    return [section for section in SECTIONS if f"{section}/index" in every_page()]
 
 
 def tabs(name: str) -> list[dict[str, Any]]:

@@ -9,11 +9,12 @@ from pathlib import Path
 
 from building import reference, sidebar
 from building.fences import shown_text
-from building.pages import DOCS, every_page, source_of, text_of
+from building.pages import DOCS, every_page, present, source_of, text_of
 
 _LINKED = ("figures", "maps")
 """Folders with files that twins link to."""
 _FRONT_OR_TREE = re.compile(r"\A---\n.*?\n---\n|^```\{toctree\}\n.*?^```\n", re.DOTALL | re.MULTILINE)
+_COMMENT = re.compile(r"<!--.*?-->", re.DOTALL)
 _FIGURE = re.compile(r"^```\{raw\} html\n:file: \.\./figures/([\w-]+\.svg)\n```$", re.MULTILINE)
 _DOWNLOAD = re.compile(r"\{download\}`([^<`]+) <([^>`]+)>`")
 # Cards and tabs become a list and paragraphs; what else is between colons only says how it looks.
@@ -29,7 +30,7 @@ def markdown(name: str) -> str:
     if path.suffix == ".rst":
         return reference.markdown(name)
     text = _FIGURE.sub(_in_words, _FRONT_OR_TREE.sub("", shown_text(name, text_of(path))))
-    text = _DOWNLOAD.sub(r"[`\1`](\2)", text)
+    text = _COMMENT.sub("", _DOWNLOAD.sub(r"[`\1`](\2)", text))
     text = _LOOKS.sub("", _TAB.sub(r"**\1**\n", _CARD.sub(r"- [\1](\2.md): ", text)))
     return _OTHER_SUFFIX.sub(r"\1.md", text).strip() + "\n"
 
@@ -44,7 +45,7 @@ def index() -> str:
     """Return ``llms.txt``: what treering is, and a line for each page."""
     pages = every_page()
     lines = ["# treering", "", f"> {pages['index'].description}", ""]
-    for section in sidebar.present():
+    for section in present():
         listed = [pages[name] for _, names in sidebar.groups(section) for name in names]
         lines += [f"## {pages[f'{section}/index'].title}", ""]
         lines += [f"- [{page.title}]({page.name}.md): {page.description}" for page in listed]
