@@ -27,9 +27,7 @@ def break_it(stage: Stage) -> list[Proof]:
         complaint = complaint_of(folder, leaf)
     finally:
         _flip_bit(file, place)
-    stage.say(
-        "Disks and networks damage data without a word. Each block has a checksum, so nobody goes on with wrong numbers."
-    )
+    stage.say("Disks and networks damage data without a word. Each block has a checksum, so nobody gets wrong numbers.")
     stage.say(f"One bit of byte {place:,} of {folder.name}/{short(file.name)} is flipped.")
     stage.command("verify run", ())
     for finding in found.findings:

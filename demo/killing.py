@@ -127,7 +127,7 @@ def _take_in(stage: Stage, trained: Trained, display: TrainingDisplay, event: di
         case "ready":
             stage.say(
                 f"The model has {count_text(event['parameters'])} parameters, sharded with Adam's state over a mesh of "
-                f"4 x 2 devices of this CPU. It learns {count_text(event['characters'])} characters of Python's own help."
+                f"4 x 2 devices of this CPU. It reads {count_text(event['characters'])} characters of Python's help."
             )
         case "step":
             if not trained.losses:
