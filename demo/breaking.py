@@ -27,14 +27,15 @@ def break_it(stage: Stage) -> list[Proof]:
         complaint = complaint_of(folder, leaf)
     finally:
         _flip_bit(file, place)
-    stage.say(f"one bit of byte {place:,} of {folder.name}/{short(file.name)} flipped")
+    stage.say("Disks and networks damage data without a word. Each block has a checksum, so nobody gets wrong numbers.")
+    stage.say(f"One bit of byte {place:,} of {folder.name}/{short(file.name)} is flipped.")
     stage.command("verify run", ())
     for finding in found.findings:
         stage.quote(str(finding).replace(file.name, short(file.name)), "yellow")
-    stage.say("and a load of that leaf:")
+    stage.say("A load of that leaf raises:")
     stage.quote(complaint.replace(file.name, short(file.name)) or "no complaint", "yellow")
     mended = verify(stage.run).ok
-    stage.say("the bit flipped back: " + ("whole again" if mended else "still damaged"))
+    stage.say("The bit is flipped back, and the run is " + ("whole again." if mended else "still damaged."))
     told = [(finding.key, finding.file) for finding in found.findings]
     named = told == [(key, os.path.join(folder.name, file.name))]  # noqa: PTH118 - a text to compare with
     return [

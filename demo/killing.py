@@ -78,6 +78,7 @@ def train_and_kill(stage: Stage, seconds: float) -> Trained:
         Failed: it did not get there.
     """
     stage.chapter(1, "Train a small transformer on eight devices, and save behind the loop")
+    stage.say("The loop hands each state to a thread that writes it, and goes on at once.")
 
     def kill(child: Child, step: int) -> int | None:
         return killed_in_the_midst(child, stage.run / step_name(step))
@@ -125,8 +126,8 @@ def _take_in(stage: Stage, trained: Trained, display: TrainingDisplay, event: di
     match event["event"]:
         case "ready":
             stage.say(
-                f"{count_text(event['parameters'])} parameters and Adam, cut over a mesh of 4 x 2 host devices; "
-                f"{count_text(event['characters'])} characters of Python's own help"
+                f"The model has {count_text(event['parameters'])} parameters, sharded with Adam's state over a mesh of "
+                f"4 x 2 devices of this CPU. It reads {count_text(event['characters'])} characters of Python's help."
             )
         case "step":
             if not trained.losses:
@@ -180,19 +181,21 @@ def _written(step: Path) -> int:
 
 def _show(stage: Stage, trained: Trained, killed: int) -> None:
     stage.chapter(2, "Kill it: SIGKILL in the midst of a save")
-    stage.say('run.save(step, {"state": state, "windows": windows}, metrics={"loss": loss})')
+    stage.say("A save is whole or not there: a kill in the midst of one leaves the steps before it as they were.")
+    stage.code('run.save(step, {"state": state, "windows": windows}, metrics={"loss": loss})')
     last = stage.run / step_name(trained.acknowledged or 0)
     listing = list_headers(last)
     size = listing.file_bytes
     begun = pluralize(len(trained.saves), "saves")
-    stage.say(f"{begun} of {bytes_text(size)} were begun; {last.name} is the last that is safe")
+    stage.say(f"{begun} of {bytes_text(size)} were begun; {last.name} is the last that had said it was safe.")
     layout = lay_out(listing.root, globs=_SHOWN, depth=3)
     shown = tree_lines(layout, title=f"run/{last.name}", file_bytes=size, style=stage.style)
     stage.command(f"inspect run {' '.join(_SHOWN)} --depth 3", shown)
     stage.console.print()
     stage.say(
         f"Process {trained.process} was saving {step_name(killed)}, {bytes_text(trained.written)} of it were written "
-        f"when SIGKILL ended it. In that folder now:"
+        f"when SIGKILL ended it. Without its index, treering.json, what is in that folder is no step; the next save "
+        f"there removes it:"
     )
     for path in sorted((stage.run / step_name(killed)).iterdir()):
         stage.say(f"  {bytes_text(path.stat().st_size):>8}  {short(path.name)}")

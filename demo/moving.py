@@ -41,6 +41,7 @@ def move(stage: Stage, trained: Trained) -> list[Proof]:
         Failed: a process did not get to its end.
     """
     stage.chapter(3, "Move it: resume in fresh processes, on a 2x2 mesh and on one device")
+    stage.say("What eight devices saved loads onto four and onto one, and training goes on as if nothing had happened.")
     here, last, killed = trained.seen, trained.acknowledged, trained.killed
     if here is None or last is None or killed is None:
         raise Failed("no save was acknowledged before the kill")
@@ -56,13 +57,13 @@ def move(stage: Stage, trained: Trained) -> list[Proof]:
     if four.seen is None or one.seen is None or four.saved != killed:
         raise Failed("the processes that resumed did not get to their ends")
     size = list_headers(stage.run / step_name(last)).file_bytes
-    stage.say("run.load(like=like, shardings=rules, mesh=mesh)")
+    stage.code("run.load(like=like, shardings=rules, mesh=mesh)")
     for resumed in (four, one):
         _show(stage, here, resumed, size)
     steps = " ".join(f"{loss:.3f}" for loss in four.losses)
     stage.say(
-        f"on {_MESHES[0]} {pluralize(len(four.losses), 'more steps')}, loss {steps}; "
-        f"then it saved {step_name(killed)} again"
+        f"The one on {_MESHES[0]} took {pluralize(len(four.losses), 'more steps')}, with the losses {steps}, and saved "
+        f"{step_name(killed)}, where the kill had struck."
     )
     stage.command("log run", log_lines(list_run(stage.run, shown="run"), now=time.time(), style=stage.style))
     proofs = [proof for resumed in (four, one) if resumed.seen for proof in compared(here, resumed.seen)]
@@ -92,10 +93,10 @@ def _show(stage: Stage, here: Evidence, there: Resumed, size: int) -> None:
     if seen is None:
         return
     stage.say(
-        f"process {seen.process} loaded step {seen.step}, {bytes_text(size)} in {duration_text(there.seconds)}, "
-        f"{rate_text(size, there.seconds)}, checked, from {here.mesh} onto {seen.mesh}"
+        f"Process {seen.process} loaded step {seen.step} from {here.mesh} onto {seen.mesh}: {bytes_text(size)} in "
+        f"{duration_text(there.seconds)}, {rate_text(size, there.seconds)}, every byte checked."
     )
-    stage.say(f"  its next loss  {seen.next_loss}   ours  {here.next_loss}")
+    stage.say(f"  its next loss  {seen.next_loss}   before the kill  {here.next_loss}   (in hexadecimal: every bit)")
 
 
 def nothing_left(stage: Stage, step: int) -> Proof:

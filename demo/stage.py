@@ -49,6 +49,10 @@ class Stage:
         """Print a line that may be long: wrapped below itself on a terminal, whole elsewhere."""
         self.quote(line, "", indent=3)
 
+    def code(self, line: str) -> None:
+        """Print the line of a program that does what is told."""
+        self.quote(line, "cyan")
+
     def quote(self, line: str, style: str, *, indent: int = 5) -> None:
         """Print a line as `say` does, in a style."""
         if self.console.is_terminal:

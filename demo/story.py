@@ -21,6 +21,13 @@ from demo.stage import Stage
 from treering._checkpoint.forms import list_headers
 from treering._cli.main import can_show
 
+_BEGINNING = (
+    "A small language model trains here for {seconds:g} s, and saves as it goes. Then its process is killed while it "
+    "saves, new processes go on from the last save that was safe, on fewer devices, and one bit of a file is flipped. "
+    "After each of these the demo compares every bit with what it should be. Nothing leaves this machine."
+)
+"""What a newcomer is told first."""
+
 
 def tell(console: Console, *, seconds: float, folder: Path, kept: bool) -> list[Proof]:
     """Run the whole demo, with ``seconds`` of training; returns every proof, held or not.
@@ -29,6 +36,7 @@ def tell(console: Console, *, seconds: float, folder: Path, kept: bool) -> list[
     """
     stage = Stage(console=console, folder=folder, kept=kept, symbols=can_show("✓━├…µ", sys.stdout))
     stage.console.print(Text("treering demo", style="bold cyan").append("  a training run: kill it, move it, break it"))
+    stage.say(_BEGINNING.format(seconds=seconds))
     proofs: list[Proof] = []
     trained: Trained | None = None
     try:
@@ -40,6 +48,7 @@ def tell(console: Console, *, seconds: float, folder: Path, kept: bool) -> list[
         stage.quote(str(failure), "red")
         proofs.append(Proof(claim="Every process does its part", held=False, detail=str(failure)))
     if trained is not None:
+        stage.chapter(5, "What it cost: how long the loop stood still for each save")
         show_saves(stage, list(trained.saves.values()), list_headers(stage.run).file_bytes)
     close(stage, proofs)
     return proofs

@@ -53,6 +53,7 @@ def _main(folder: str, seconds: float) -> None:
             for _ in range(LOST_STEPS):
                 state, measured = step(state, next(windows))
                 loss = float(measured)
+                tell("step", loss=loss)
             if waiting is not None:
                 waiting.join()
             seen = digests.evidence_of(state, windows, mesh="x".join(map(str, MESH)))
