@@ -2,10 +2,12 @@
 
 import doctest
 import importlib
+import logging
 import os
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -66,6 +68,15 @@ def pages() -> list[str]:
 def modules_with_examples() -> list[str]:
     found = [path for path in sorted(SOURCE.rglob("*.py")) if ">>> " in path.read_text(encoding="utf-8")]
     return [".".join(path.relative_to(SOURCE).with_suffix("").parts).removesuffix(".__init__") for path in found]
+
+
+@pytest.fixture(autouse=True)
+def usual_level() -> Iterator[None]:
+    """A page may show how to turn the logger up; tests that come after it find it as it was."""
+    logger = logging.getLogger("treering")
+    level = logger.level
+    yield
+    logger.setLevel(level)
 
 
 # What a text fence directly below an example shows is what the example prints; "..." stands for anything.
