@@ -1,0 +1,1 @@
+"""The report: one page that shows what is at a path."""
