@@ -16,6 +16,7 @@ import pytest
 
 import treering as tr
 from tests import buckets, faults
+from tests.command import inside
 from treering._report.serve import FollowedReport, ReportServer, serve, version_at
 from treering.errors import CorruptError
 
@@ -45,8 +46,8 @@ class Reading:
         self.text, self.version = text, self.version + 1
 
 
-def page_of(document: dict[str, Any], tag: str) -> bytes:
-    return f"<p data-tag={tag}>{document['text']}".encode()
+def page_of(document: dict[str, Any]) -> bytes:
+    return f"<html><p>{document['text']}".encode()
 
 
 @contextlib.contextmanager
@@ -336,7 +337,7 @@ def test_what_cannot_be_read_is_not_read_at_every_look(reading: Reading) -> None
 def test_ctrl_c_ends_it(monkeypatch: pytest.MonkeyPatch, reading: Reading) -> None:
     told: list[str] = []
     faults.fail(monkeypatch, ReportServer, "service_actions", KeyboardInterrupt())
-    serve(FollowedReport(reading.gather, page_of, reading.look), tell=told.append)
+    serve(ReportServer(FollowedReport(reading.gather, page_of, reading.look)), tell=told.append)
     (url,) = told
     with pytest.raises(ConnectionError):
         socket.create_connection(("127.0.0.1", int(url.split(":")[2].split("/")[0])), timeout=5)
@@ -403,3 +404,15 @@ def test_what_is_gone_is_an_error_and_comes_back(tmp_path: Path) -> None:
     with tr.Run(tmp_path / "run") as run:
         run.save(1, TREE)
     assert b">1" in report.current().page
+
+
+def test_the_command_serves_and_ends_with_ctrl_c(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with tr.Run(tmp_path / "run") as run:
+        run.save(1, TREE)
+    path = str(tmp_path / "run")
+    faults.fail(monkeypatch, ReportServer, "service_actions", KeyboardInterrupt())
+    assert "http://127.0.0.1:" in inside("report", path, "--serve", code=0)[0]
+    inside("report", str(tmp_path / "none"), "--serve", code=2)
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        assert "cannot be used" in inside("report", path, "--serve", "--port", port, code=2)[1]

@@ -1,1 +1,1 @@
-"""The report: one page that shows what is at a path."""
+"""A checkpoint, a run or a file as one HTML page that needs no network."""

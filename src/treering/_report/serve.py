@@ -103,14 +103,14 @@ class FollowedReport:
 
     Args:
         gather: reads the document, which JSON can hold.
-        render: makes the page of a document, with the tag that the page then asks with.
+        render: makes the page of a document.
         look: returns another value once ``gather`` would find something else; cheap.
         every: seconds for which what was found counts: so often at most is looked, however many pages ask.
         again: seconds until what could not be read is read again, though nothing may have changed.
     """
 
     def __init__(
-        self, gather: Callable[[], dict[str, Any]], render: Callable[[dict[str, Any], str], bytes],
+        self, gather: Callable[[], dict[str, Any]], render: Callable[[dict[str, Any]], bytes],
         look: Callable[[], Hashable], *, every: float = 0.25, again: float = 2.0,
     ) -> None:  # fmt: skip
         self._gather, self._render, self._look = gather, render, look
@@ -139,7 +139,9 @@ class FollowedReport:
             if known is None or seen != self._seen:
                 document = self._gather()
                 tag, data = _encode(document=document)
-                known = Edition(tag, data, self._render(document, tag))
+                # The page asks with its tag first, so that it is not drawn a second time at once.
+                page = self._render(document).replace(b"<html", f"<html data-tag='{tag}'".encode(), 1)
+                known = Edition(tag, data, page)
             self._seen, self._next = seen, time.monotonic() + self._every
         except (TreeringError, OSError) as error:
             self._seen, self._next = None, time.monotonic() + self._again
@@ -279,17 +281,13 @@ class _Requests(http.server.BaseHTTPRequestHandler):
             self.wfile.write(body)
 
 
-def serve(report: FollowedReport, *, port: int = 0, tell: Callable[[str], None]) -> None:
+def serve(server: ReportServer, *, tell: Callable[[str], None]) -> None:
     """Serve a report until it is interrupted by Ctrl-C.
 
     Args:
-        report: what is served.
-        port: where; 0 for any that is free.
+        server: what serves it; it is closed at the end.
         tell: called with the address of the page once it can be opened.
-
-    Raises:
-        OSError: the port is taken, or may not be used.
     """
-    with ReportServer(report, port=port) as server, contextlib.suppress(KeyboardInterrupt):
+    with server, contextlib.suppress(KeyboardInterrupt):
         tell(server.url)
-        server.serve_forever()
+        server.serve_forever(poll_interval=0.1)
