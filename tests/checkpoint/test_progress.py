@@ -7,6 +7,7 @@ import inspect
 import io
 import itertools
 import os
+import sys
 import time
 import types
 from collections.abc import Callable, Iterator
@@ -74,6 +75,8 @@ def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         return clock() + (next(looks) if caller and caller.f_code.co_filename.endswith("progress.py") else 0)
 
     monkeypatch.setattr(time, "monotonic", monotonic)
+    for name in ("rich", "tqdm", "ipywidgets"):
+        monkeypatch.setitem(sys.modules, name, None)
     return prepared(tmp_path)
 
 
@@ -144,3 +147,29 @@ def test_a_terminal_that_is_gone_stops_no_work(path: Path) -> None:
     with contextlib.redirect_stderr(Gone()):
         tr.save(path / "new", TREE, progress=True)
         assert tr.verify(path / "new", progress=True).ok
+
+
+@pytest.mark.parametrize("name", ["rich", "tqdm"])
+def test_a_bar_of_an_installed_library_is_shown_and_taken_away(
+    name: str, monkeypatch: pytest.MonkeyPatch, path: Path
+) -> None:
+    monkeypatch.delitem(sys.modules, name)
+    with contextlib.redirect_stderr(Terminal()) as terminal:
+        tr.save(path / "new", TREE, progress=True)
+    said = terminal.getvalue()
+    assert "saving: 100%" in said
+    assert "#" * 20 not in said
+    assert said.endswith(("\x1b[2K", "\r"))
+
+
+def test_a_notebook_without_widgets_has_a_line_that_no_sequence_clears(
+    monkeypatch: pytest.MonkeyPatch, path: Path
+) -> None:
+    kernel = types.SimpleNamespace(kernel=object())
+    monkeypatch.setitem(sys.modules, "IPython", types.SimpleNamespace(get_ipython=lambda: kernel))
+    with contextlib.redirect_stderr(io.StringIO()) as notebook:
+        tr.save(path / "new", TREE, progress=True)
+    said = notebook.getvalue()
+    assert "saving: 100% [####################]" in said
+    assert "\x1b" not in said
+    assert said.endswith(" \r")

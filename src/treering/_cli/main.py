@@ -40,6 +40,7 @@ _VERBS = {
     "inspect": ("listings", "Show the content of a checkpoint or file, from its headers alone."),
     "log": ("steps", "Show the steps of a run, their metrics, and which rule keeps each."),
     "ls": ("listings", "List the leaves, or the steps of a run, one a line."),
+    "report": ("report", "Write a page: where the bytes are, every leaf, the history of a run."),
     "rm": ("steps", "Remove one step of a run."),
     "verify": ("listings", "Read every byte and compare the checksums."),
 }
