@@ -601,8 +601,10 @@ class Run:
 
         return run_text(self._state)
 
-    def _repr_html_(self) -> str:
-        return f"<pre>{html.escape(str(self))}</pre>"
+    def _outline(self) -> Outline:
+        from treering._runs.reports import run_state_outline
+
+        return run_state_outline(self._state, repr(self))
 
 
 if not TYPE_CHECKING:  # who imports runs does not open any

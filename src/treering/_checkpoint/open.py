@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import html
 import os
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,12 +17,17 @@ from treering._background.saves import finish_saves
 from treering._checkpoint.forms import Where, open_source, paths_of
 from treering._checkpoint.source import require_no_loss
 from treering._format.index import ARRAY_KINDS, Index, LeafType, leaf_bytes
+from treering._format.listing import LeafRecord, list_index
 from treering._format.structure import build
 from treering._keymap.key_map import KeyMap, check_key_map
 from treering._printable import LONGEST_LINE, cut_middle, printable, show_path
 from treering._store.api import Closable
 from treering._values.boxes import whole
 from treering._values.human import bytes_text, near, pluralize
+from treering._values.outline import InNotebook, Outline
+from treering._view.listings import notes_of
+from treering._view.outlines import tree_outline
+from treering._view.plain import members_of
 from treering.errors import BusyError, ClosedError, CorruptError, MismatchError, NoSuchLeafError, NotFoundError
 
 if TYPE_CHECKING:
@@ -34,7 +38,7 @@ _SHOWN: Final = 20
 _MOST_SHOWN_BITS: Final = 14_000
 
 
-class LeafView:
+class LeafView(InNotebook):
     """An array that still lies in its file. Slicing it reads what the slice needs, checked, as numpy.
 
     Basic indexing only: integers, slices, ``...`` and None. ``view[...]`` and ``numpy.asarray(view)`` read all of it.
@@ -86,8 +90,13 @@ class LeafView:
     def __repr__(self) -> str:
         return f"LeafView({self.key!r}: {self.dtype.name}{list(self.shape)}, {bytes_text(self.nbytes)}, {self.kind})"
 
+    def _outline(self) -> Outline:
+        members = members_of(self, "kind", "shape", "nbytes", "sharding")
+        record = LeafRecord(dtype=self.dtype.name, offset=None, **members)
+        return tree_outline({self.key: record}, title="LeafView", notes=self._checkpoint.place_notes)
 
-class Checkpoint(Closable, Mapping[str, Any]):
+
+class Checkpoint(InNotebook, Closable, Mapping[str, Any]):
     """A checkpoint or single file opened for reading: key text -> ``LeafView``, or the value of a Python leaf.
 
     A context manager; views work until it is closed. What a later save does to the path is not seen here, but a save
@@ -214,8 +223,15 @@ class Checkpoint(Closable, Mapping[str, Any]):
             return f"an int of {value.bit_length()} bits"
         return f"{value!r:.60}"
 
-    def _repr_html_(self) -> str:
-        return f"<pre>{html.escape(repr(self))}</pre>"
+    @property
+    def place_notes(self) -> list[tuple[str, str]]:
+        """What a notebook says of where it is."""
+        return [("in", show_path(self._path)), *([("closed", "what lies in its files cannot be read")] * self._closed)]
+
+    def _outline(self) -> Outline:
+        # From the index that was read when it was opened: no file is touched, and no store is asked.
+        listing = list_index(self.index, form="", files=(), file_bytes=0)
+        return tree_outline(listing.root, title="Checkpoint", notes=[*self.place_notes, *notes_of(listing)[1:]])
 
 
 def open_path(path: Where, key_map: KeyMap | None = None) -> Checkpoint:

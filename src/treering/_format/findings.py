@@ -198,7 +198,7 @@ class Finding:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True, repr=False)
-class Verification:
+class Verification(InNotebook):
     """The outcome of a check; true where nothing is wrong.
 
     Example:
@@ -232,6 +232,19 @@ class Verification:
 
     def __repr__(self) -> str:
         return f"<Verification: {str(self).splitlines()[0]}>"
+
+    def _outline(self) -> Outline:
+        found = self.findings[:_MOST_LINES]
+        rows = [[each.key or "", each.file, str(each.start or ""), str(each.stop or ""), each.problem] for each in found]
+        rows += [[f"and {len(self.findings) - len(found)} more", "", "", "", ""]] * (len(self.findings) > len(found))
+        return Outline(
+            title="Verification",
+            detail=str(self).splitlines()[0],
+            notes=[("note", self.note)] if self.note and self.findings else [],
+            heads=("key", "file", "first byte", "up to byte", "problem") if rows else (),
+            rows=[OutlineRow(1, cells) for cells in rows],
+            right=(2, 3),
+        )
 
     def __str__(self) -> str:
         note = printable(self.note or "")

@@ -17,6 +17,7 @@ from treering._inspect.inspect import ArrayView, OpenTree, open_leaf_by_leaf
 from treering._printable import show_path
 from treering._store.resolve import kept
 from treering._values.human import pluralize
+from treering._values.outline import InNotebook, Outline, OutlineRow
 from treering._view.plain import json_text, visible
 from treering._view.progress import Progress, reporter, showing
 from treering._view.rows import branch_kind, child_key, children_of, is_branch, record_of, value_text
@@ -71,7 +72,7 @@ class Difference:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Diff:
+class Diff(InNotebook):
     """What two checkpoints do not have in common. It is true when there are differences, like a list of them."""
 
     a: str
@@ -100,6 +101,17 @@ class Diff:
         if count > _MOST_LINES:
             lines.append(f"  ... and {count - _MOST_LINES:,} more")
         return "\n".join(lines)
+
+    def _outline(self) -> Outline:
+        found = [(each.key or "(the root)", each.what, each.a or "", each.b or "", each.detail) for each in self]
+        more = [(f"and {left:,} more", "", "", "", "")] if (left := len(found) - _MOST_LINES) > 0 else []
+        return Outline(
+            title="Diff",
+            detail=pluralize(len(found), "differences", ",") if found else sameness(self, reading="values=True"),
+            notes=[("A", show_path(self.a)), ("B", show_path(self.b))],
+            heads=("key", "what", "in A", "in B", "detail") if found else (),
+            rows=[OutlineRow(1, cells) for cells in (*found[:_MOST_LINES], *more)],
+        )
 
 
 def sameness(found: Diff, *, reading: str) -> str:

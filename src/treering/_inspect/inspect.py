@@ -18,9 +18,12 @@ from treering._store.api import Reader
 from treering._store.asked import asking
 from treering._store.resolve import kept, located, open_file
 from treering._values.checkpoint_names import INDEX
+from treering._values.human import bytes_text
+from treering._values.outline import InNotebook, Outline
 from treering._view.listings import form_text, notes_of
 from treering._view.plain import members_of
-from treering._view.rows import USUAL_DEPTH, TreeLayout, lay_out, leaves_of, record_of
+from treering._view.outlines import fit_on_screens, tree_outline
+from treering._view.rows import lay_out, leaves_of, record_of
 from treering._view.tree_text import totals_text, tree_lines
 from treering.errors import CorruptError
 
@@ -34,11 +37,9 @@ Fetch: TypeAlias = Callable[[int, int], bytes]
 ArrayView: TypeAlias = "LeafView | MsgpackArray"
 """An array that still lies in its file; slicing it reads."""
 
-_MOST_ROWS = 200
-
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True, repr=False)
-class Inspection(Listing):
+class Inspection(InNotebook, Listing):
     """What a checkpoint or file says about itself. Printing it shows the tree, and so does a notebook."""
 
     path: str
@@ -59,18 +60,15 @@ class Inspection(Listing):
         return {key: record_of(leaf) for key, leaf in leaves_of(self.root)}
 
     def __str__(self) -> str:
-        layout = _fit_on_screens(self.root)
+        layout = fit_on_screens(self.root)
         return "\n".join(tree_lines(layout, title=self.path, file_bytes=self.nbytes, notes=notes_of(self)))
 
     def __repr__(self) -> str:
         totals = lay_out(self.root, depth=0).everything
         return f"<Inspection of {show_path(self.path)!r}: {form_text(self)}; {totals_text(totals)}>"
 
-    def _repr_html_(self) -> str:
-        from treering._view.listings import html_text
-
-        layout = _fit_on_screens(self.root)
-        return html_text(layout, title=self.path, file_bytes=self.nbytes, notes=notes_of(self))
+    def _outline(self) -> Outline:
+        return tree_outline(self.root, title=self.path, notes=[("size", bytes_text(self.nbytes)), *notes_of(self)])
 
 
 def inspect(path: str | os.PathLike[str]) -> Inspection:
@@ -160,18 +158,6 @@ def read_msgpack(file: Reader) -> tuple[Listing, Fetch]:
         return data[offset : offset + count]
 
     return dataclasses.replace(list_msgpack(data[:WINDOW_BYTES], len(data), fetch), form=Form.GZIP.value), fetch
-
-
-def _fit_on_screens(root: Any) -> TreeLayout:
-    """Lay a tree out so that it fits on a few screens, folding as many levels as that takes."""
-    layout = lay_out(root, depth=USUAL_DEPTH)
-    if len(layout.rows) <= _MOST_ROWS:
-        return layout
-    depths = sorted({row.depth for row in layout.rows})
-    for depth in reversed(depths[1:-1]):
-        if sum(row.depth <= depth for row in layout.rows) <= _MOST_ROWS:
-            return lay_out(root, depth=depth)
-    return lay_out(root, depth=1) if len(depths) > 1 else layout
 
 
 # --------------------------------------------------------------------------------------------------------- leaf by leaf

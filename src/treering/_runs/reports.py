@@ -25,9 +25,11 @@ from treering._runs.folder import NOT_READ
 from treering._runs.leases import held_in
 from treering._runs.steps import Records, records_of, step_path
 from treering._store.api import Entry
-from treering._store.resolve import located, opened_store
+from treering._store.resolve import located, opened_store, store_at
 from treering._values.checkpoint_names import is_data, step_of_name
 from treering._values.human import bytes_text, pluralize
+from treering._values.outline import Outline
+from treering._view.outlines import run_outline
 from treering._view.plain import members_of
 from treering._view.rows import leaves_of, weight_of
 from treering._view.run_text import RunListing, RunStep, log_lines
@@ -155,12 +157,28 @@ def run_text(run: RunState) -> str:
     Raises:
         StoreError: the system refuses to read the folder.
     """
+    return "\n".join(log_lines(_list_state(run), now=run.now()))
+
+
+def run_state_outline(run: RunState, title: str) -> Outline:
+    """Return what a notebook shows of a run. It reads the folder on a disk; a run in a bucket is not asked for anything."""
+    told = [("status", str(run.outcomes.status()))]
+    try:
+        if not store_at(run.path).asks_by_request:
+            found = run_outline(_list_state(run), now=run.now())
+            return dataclasses.replace(found, notes=[*found.notes, *told])
+        told.append(("note", "print(run) asks the bucket for its steps"))
+    except (TreeringError, OSError) as error:
+        told.append(("note", f"its steps cannot be listed: {error}"))
+    return Outline(title=title, notes=told)
+
+
+def _list_state(run: RunState) -> RunListing:
     records = records_of(run.path)
     if run.keep is None and run.save_every is None:  # none that saves: what the last one noted
-        return "\n".join(log_lines(list_run(run.path, shown=run.shown), now=run.now()))
+        return list_run(run.path, shown=run.shown)
     listing = list_records(run.shown, run.path, records, retained(run.keep, records.steps), held=held_in(run.path))
-    listing = dataclasses.replace(listing, keep=run.keep_text or "every step", save_every=run.save_every_text)
-    return "\n".join(log_lines(listing, now=run.now()))
+    return dataclasses.replace(listing, keep=run.keep_text or "every step", save_every=run.save_every_text)
 
 
 _RULES: Final[Mapping[str, Callable[..., Policy]]] = {

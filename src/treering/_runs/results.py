@@ -6,7 +6,6 @@ Nothing here imports jax, so that the door to runs can be imported without it.
 from __future__ import annotations
 
 import dataclasses
-import html
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol, Self, TypeVar, runtime_checkabl
 
 from treering._printable import printable
 from treering._values.human import bytes_text, duration_text, pluralize, require_count
+from treering._values.outline import InNotebook, Outline
 
 if TYPE_CHECKING:
     from treering._background.writer import PendingSave
@@ -174,7 +174,7 @@ class StepSave:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class RunStatus:
+class RunStatus(InNotebook):
     """What ``Run.status`` returns: how much a crash would cost now, as far as this process knows without looking.
 
     Example:
@@ -208,8 +208,8 @@ class RunStatus:
         flying = f"{pluralize(self.saves_in_flight, 'saves')} in flight, {bytes_text(self.bytes_in_flight)}"
         return printable("; ".join([*texts, flying if self.saves_in_flight else "no save in flight"]))
 
-    def _repr_html_(self) -> str:
-        return f"<pre>{html.escape(str(self))}</pre>"
+    def _outline(self) -> Outline:
+        return Outline(title="RunStatus", detail=str(self))
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""A listing as lines of text, as one JSON document for programs, and as HTML for a notebook.
+"""A listing as lines of text, and as one JSON document for programs.
 
 The lines say where it comes from, its leaves one a line, and how many bytes each branch takes. The page
 docs/reference/command-line.md describes every member of the document.
@@ -29,7 +29,7 @@ from treering._view.rows import (
     weight_of,
     with_keys,
 )
-from treering._view.tree_text import ALWAYS, CYAN, HEADS, RIGHT, UNICODE, Style, leaf_cells, row_texts, totals_text
+from treering._view.tree_text import CYAN, UNICODE, Style, leaf_cells
 
 _MOST_FILES = 4
 _MOST_BRANCHES = 8
@@ -295,50 +295,3 @@ def _node(key: str, row: Row) -> Json:
 
 def _mark_cut(entry: Json) -> Json:
     return {**entry, "key_cut": True} if len(str(entry["key"])) > LONGEST_KEY else entry
-
-
-_MOST_ROWS = 300
-_LEFT = ' style="text-align:left"'
-
-
-def html_text(layout: TreeLayout, *, title: str, file_bytes: int, notes: Sequence[tuple[str, str]] = ()) -> str:
-    """Write a layout as an HTML fragment: a table with a row for each branch and leaf.
-
-    After 300 rows the rest is counted, not shown.
-
-    Example:
-        >>> from treering._view.rows import lay_out
-        >>> text = html_text(lay_out({"<b>": 1}), title="x", file_bytes=9)
-        >>> "<b>&lt;" in text, "&lt;b&gt;" in text
-        (False, True)
-    """
-    rows = [row for row in layout.rows if row.depth or row.below is None or len(layout.rows) == 1]
-    texts = [row_texts(row) for row in rows[:_MOST_ROWS]]
-    shown = [place for place in range(len(HEADS)) if place < ALWAYS or any(each[place] for each in texts)]
-    parts = [
-        f"<div><b>{_safe(title)}</b> ({bytes_text(file_bytes)})",
-        *(f"<br><i>{_safe(label)}</i>: {_safe(text)}" for label, text in notes),
-        "</div>",
-        "<table><thead>",
-        f"<tr>{''.join(f'<th>{head}</th>' for head in ('key', *(HEADS[place] for place in shown)))}</tr>",
-        "</thead><tbody>",
-        *(_row(row, each, shown) for row, each in zip(rows, texts, strict=False)),
-    ]
-    if (left := len(rows) - _MOST_ROWS) > 0:
-        parts.append(f'<tr><td colspan="{len(shown) + 1}"{_LEFT}>and {pluralize(left, "more rows", ",")}</td></tr>')
-    parts += ["</tbody></table>", f"<div>total: {_safe(totals_text(layout.everything))}</div>"]
-    return "\n".join(parts)
-
-
-def _row(row: Row, texts: Sequence[str], shown: Sequence[int]) -> str:
-    name = _safe(row.name or ("''" if row.depth else "(the root)"))
-    name = f"<b>{name}</b>" if is_branch(row.node) else name
-    more = "".join(f"<td{'' if place in RIGHT else _LEFT}>{_safe(texts[place])}</td>" for place in shown)
-    indent = max(row.depth - 1, 0) + 0.5
-    return f'<tr><td style="text-align:left;padding-left:{indent}em">{name}</td>{more}</tr>'
-
-
-def _safe(text: str) -> str:
-    import html  # the command line starts sooner without it
-
-    return html.escape(visible(text))

@@ -101,35 +101,68 @@ def log_lines(listing: RunListing, *, now: float, style: Style = UNICODE) -> Ite
         pluralize(len(listing.steps), "steps", ","),
     )
     yield style.paint(BOLD, f"{title} {style.dot} {count}, {bytes_text(listing.nbytes)}")
-    yield f"keep: {_shown_text(listing.keep, style) or 'every step, no rule is noted'}"
-    if listing.save_every is not None:
-        yield f"save every: {_shown_text(listing.save_every, style)}"
-    yield from (f"note: {_shown_text(note, style)}" for note in listing.notes)
+    yield from (f"{label}: {_shown_text(text, style)}" for label, text in rule_notes(listing))
     if not listing.steps:
         return
-    names = list(dict.fromkeys(name for step in reversed(listing.steps) for name in step.metrics))
-    shown = names[:_MOST_METRICS]
-    yield from _curves(listing.steps, shown, style)
-    titles = [visible(name, _LONGEST, style.ellipsis) for name in shown]
-    rows = [["step", "age", "bytes", "save took", *titles, "kept by"]]
-    rows += [_row(step, shown, now, style) for step in reversed(listing.steps)]
+    rows, shown, left = log_table(listing, now=now, style=style)
+    for name, points, first, last in metric_curves(listing.steps, shown):
+        title = visible(name, _LONGEST, style.ellipsis)
+        yield style.paint(DIM, f"{title}: ") + f"{draw_curve(points, style)}  {first:.5g} to {last:.5g}"
     for place, cells in enumerate(align(rows, right=range(len(shown) + 4))):
         going = place > 0 and not listing.steps[-place].kept
         yield style.paint(DIM if going or not place else "", _GAP.join(cells).rstrip())
-    if len(names) > len(shown):
-        left = ", ".join(visible(name, _LONGEST, style.ellipsis) for name in names[_MOST_METRICS:])
-        yield f"and the metrics {left}: --json has them"
+    if left:
+        more = ", ".join(visible(name, _LONGEST, style.ellipsis) for name in left)
+        yield f"and the metrics {more}: --json has them"
 
 
-def _curves(steps: Sequence[RunStep], names: Sequence[str], style: Style) -> Iterator[str]:
-    """Draw how each metric went, the oldest step on the left; of many steps the last of each stretch."""
+def rule_notes(listing: RunListing) -> Iterator[tuple[str, str]]:
+    """Say by which rules steps of a run are saved and stay, and what else is good to know, each with a label.
+
+    Example:
+        >>> list(rule_notes(RunListing(path="run", steps=[], keep="KeepLast(2)")))
+        [('keep', 'KeepLast(2)')]
+    """
+    yield "keep", listing.keep or "every step, no rule is noted"
+    if listing.save_every is not None:
+        yield "save every", listing.save_every
+    yield from (("note", note) for note in listing.notes)
+
+
+def log_table(
+    listing: RunListing, *, now: float, style: Style = UNICODE
+) -> tuple[list[list[str]], Sequence[str], Sequence[str]]:
+    """Return the cells of the table of steps with its head, the newest step first, the metrics in it, and the others.
+
+    Example:
+        >>> log_table(RunListing(path="run", steps=[]), now=0.0)
+        ([['step', 'age', 'bytes', 'save took', 'kept by']], [], [])
+    """
+    names = list(dict.fromkeys(name for step in reversed(listing.steps) for name in step.metrics))
+    shown = names[:_MOST_METRICS]
+    titles = [visible(name, _LONGEST, style.ellipsis) for name in shown]
+    rows = [["step", "age", "bytes", "save took", *titles, "kept by"]]
+    rows += [_row(step, shown, now, style) for step in reversed(listing.steps)]
+    return rows, shown, names[_MOST_METRICS:]
+
+
+def metric_curves(
+    steps: Sequence[RunStep], names: Sequence[str]
+) -> Iterator[tuple[str, Sequence[float], float, float]]:
+    """Yield how each metric went, the oldest step first: its name, up to 60 values, the first and the last of all.
+
+    Of many steps it is the last of each stretch. A metric that fewer than three steps have is left out.
+
+    Example:
+        >>> steps = [RunStep(step=n, path="", saved=0.0, nbytes=0, metrics={"loss": 8.0 / n}) for n in (1, 2, 4)]
+        >>> list(metric_curves(steps, ["loss"]))
+        [('loss', [8.0, 4.0, 2.0], 8.0, 2.0)]
+    """
     for name in names:
         values = [step.metrics[name] for step in steps if name in step.metrics]
         if len(values) >= _FEWEST_POINTS:
             points = [values[-1 - place * len(values) // _MOST_POINTS] for place in range(_MOST_POINTS)][::-1]
-            curve = draw_curve(values if len(values) <= _MOST_POINTS else points, style)
-            title = visible(name, _LONGEST, style.ellipsis)
-            yield style.paint(DIM, f"{title}: ") + f"{curve}  {values[0]:.5g} to {values[-1]:.5g}"
+            yield name, values if len(values) <= _MOST_POINTS else points, values[0], values[-1]
 
 
 def draw_curve(values: Sequence[float], style: Style = UNICODE) -> str:
