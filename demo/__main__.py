@@ -25,14 +25,15 @@ from treering.errors import StoreError
     metavar="DIR",
     help="Leave the files in DIR; without it they are removed at the end.",
 )
-def demo(seconds: float, keep: Path | None) -> int:
+@click.option("--open", "opens", is_flag=True, help="Open the report at the end in the browser.")
+def demo(seconds: float, keep: Path | None, opens: bool) -> int:
     """Train a small real model, kill it, move it, break it, and prove that every bit comes back.
 
     A character-level transformer learns CPython's own help texts on eight host devices, and saves in the background as
     it goes. It is killed in the midst of a save. Fresh processes resume from the last save that was acknowledged, on a
     2x2 mesh and on one device: every leaf and the next loss have to be the same to the last bit. Then one bit of a file
     is flipped, and verify has to name the step and the leaf. At the end stands how long the loop stood still for each
-    save. Half a minute in all, without network.
+    save, and a report of the run is written that you can open in a browser. Half a minute in all, without network.
     """
     in_the_way = next((keep / name for name in FILES if (keep / name).exists()), None) if keep else None
     if in_the_way:
@@ -43,7 +44,9 @@ def demo(seconds: float, keep: Path | None) -> int:
 
         from demo.story import tell
 
-        proofs = tell(Console(highlight=False), seconds=seconds, folder=Path(folder), kept=keep is not None)
+        proofs = tell(
+            Console(highlight=False), seconds=seconds, folder=Path(folder), kept=keep is not None, opens=opens
+        )
     failed = [proof for proof in proofs if not proof.held]
     for proof in failed:
         explain(f"not proved: {proof.claim} ({proof.detail})")

@@ -5,12 +5,16 @@ The arrays live in processes of their own; this one only tells, looks into files
 
 from __future__ import annotations
 
+import os
 import sys
+import tempfile
+import webbrowser
 from pathlib import Path
 
 from rich.console import Console
 from rich.text import Text
 
+from demo import FILES
 from demo.breaking import break_it
 from demo.children import Failed
 from demo.closing import close, show_saves
@@ -20,6 +24,8 @@ from demo.moving import move
 from demo.stage import Stage
 from treering._checkpoint.forms import list_headers
 from treering._cli.main import can_show
+from treering._report.contents import gather
+from treering._report.page import render
 
 _BEGINNING = (
     "A small language model trains here for {seconds:g} s, and saves as it goes. Then its process is killed while it "
@@ -29,10 +35,11 @@ _BEGINNING = (
 """What a newcomer is told first."""
 
 
-def tell(console: Console, *, seconds: float, folder: Path, kept: bool) -> list[Proof]:
+def tell(console: Console, *, seconds: float, folder: Path, kept: bool, opens: bool = False) -> list[Proof]:
     """Run the whole demo, with ``seconds`` of training; returns every proof, held or not.
 
-    Its files are left in ``folder``; ``kept`` says whether the caller leaves that folder.
+    Its files are left in ``folder``; ``kept`` says whether the caller leaves that folder. ``opens`` opens the report of
+    the run in the browser.
     """
     stage = Stage(console=console, folder=folder, kept=kept, symbols=can_show("✓━├…µ", sys.stdout))
     stage.console.print(Text("treering demo", style="bold cyan").append("  a training run: kill it, move it, break it"))
@@ -51,4 +58,20 @@ def tell(console: Console, *, seconds: float, folder: Path, kept: bool) -> list[
         stage.chapter(5, "What it cost: how long the loop stood still for each save")
         show_saves(stage, list(trained.saves.values()), list_headers(stage.run).file_bytes)
     close(stage, proofs)
+    if trained is not None:
+        _report(stage, opens=opens)
     return proofs
+
+
+def _report(stage: Stage, *, opens: bool) -> None:
+    """Write a page about the run, which stays, and say where it is."""
+    page = render(gather(os.fspath(stage.run)))
+    path = stage.folder / FILES[1]
+    if not stage.kept:  # the folder goes
+        number, name = tempfile.mkstemp(prefix="treering-demo-", suffix=".html")
+        os.close(number)
+        path = Path(name)
+    path.write_bytes(page)
+    stage.say(f"A report of the run, with its steps, its losses and a map of its bytes, is in {path}.")
+    if opens:
+        webbrowser.open(path.as_uri())

@@ -300,6 +300,8 @@ def test_the_short_form_proves_everything(short_demo: tuple[subprocess.Completed
     assert len(set(losses)) == 1
     assert max(map(len, done.stdout.splitlines()[-12:])) < 200
     assert sorted(path.name for path in folder.iterdir()) == sorted(FILES)
+    assert done.stdout.rstrip().endswith(f"is in {folder / 'report.html'}.")
+    assert b"step_0000" in (folder / "report.html").read_bytes()
 
 
 @pytest.mark.slow
