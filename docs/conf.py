@@ -76,7 +76,10 @@ nitpick_ignore_regex = [
     (r"py:.*", r"treering\..*\.T"),  # type variables of generic classes
     # Base classes.
     (r"py:class", r"treering\._store\.(api\.(Store|Closable)|objects\.store\.ObjectStore)"),
-    (r"py:class", r"treering\.(_arrays\.host\.BoxedArray|testing\.formats\.FormatContract|rules\.(_Every|_AnyOf))"),
+    (
+        r"py:class",
+        r"treering\.(_arrays\.host\.BoxedArray|_values\.outline\.InNotebook|testing\.formats\.FormatContract|rules\.(_Every|_AnyOf))",
+    ),
 ]
 
 

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import html
 import operator
 import os
 import signal
@@ -15,6 +14,7 @@ from types import EllipsisType
 from typing import TYPE_CHECKING, Any, Literal, Self, SupportsIndex, TypeAlias, TypeVar, Unpack, overload
 
 from treering._runs.results import Fallback, Preemption, Resumed, RunStatus, Stateful, StepCommit, StepSave
+from treering._values.outline import InNotebook
 from treering.checkpoint import LOAD_DEFAULTS, LoadKeywords, moved_options
 
 if TYPE_CHECKING:
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from treering._runs.leases import Lease, StepWatch
     from treering._runs.run_state import RunState
     from treering._tree.placement import Shardings
+    from treering._values.outline import Outline
     from treering.checkpoint import Dtypes
     from treering.rules import Cadence, Policy, Verdict
 
@@ -34,7 +35,7 @@ T = TypeVar("T")
 Progress: TypeAlias = Callable[[int, int], object]
 
 
-class Run:
+class Run(InNotebook):
     """The checkpoints of one training run: a folder with a checkpoint for each saved step.
 
     ``save`` returns when treering holds a snapshot of the tree; a thread writes it. The next call that saves, loads or

@@ -13,6 +13,7 @@ from typing import Final
 from treering._format.index import Index
 from treering._printable import LONGEST_LINE, cut_middle, printable, show_path
 from treering._values.human import bytes_text, pluralize
+from treering._values.outline import InNotebook, Outline, OutlineRow
 from treering._values.processes import Life
 from treering.errors import CorruptError, LinkRefusedError, StoreError
 
@@ -235,7 +236,8 @@ class Verification(InNotebook):
 
     def _outline(self) -> Outline:
         found = self.findings[:_MOST_LINES]
-        rows = [[each.key or "", each.file, str(each.start or ""), str(each.stop or ""), each.problem] for each in found]
+        places = [(str(each.start or ""), str(each.stop or "")) for each in found]
+        rows = [[each.key or "", each.file, *place, each.problem] for each, place in zip(found, places, strict=True)]
         rows += [[f"and {len(self.findings) - len(found)} more", "", "", "", ""]] * (len(self.findings) > len(found))
         return Outline(
             title="Verification",

@@ -161,7 +161,7 @@ def run_text(run: RunState) -> str:
 
 
 def run_state_outline(run: RunState, title: str) -> Outline:
-    """Return what a notebook shows of a run. It reads the folder on a disk; a run in a bucket is not asked for anything."""
+    """Return what a notebook shows of a run: it reads the folder on a disk, and asks a bucket for nothing."""
     told = [("status", str(run.outcomes.status()))]
     try:
         if not store_at(run.path).asks_by_request:

@@ -53,7 +53,7 @@ class Outline:
 
 
 class InNotebook:
-    """What shows itself in a notebook, by its own `_outline`; also inside of other objects where treescope draws them."""
+    """What shows itself in a notebook, by its own `_outline`; also inside of what treescope draws."""
 
     __slots__ = ()
 
@@ -124,7 +124,7 @@ def _fragment(outline: Outline) -> Iterator[str]:
 
 def _cells(depth: int, cells: Sequence[str], right: Collection[int]) -> str:
     first = f'<span style="padding-left:{min(depth, 30)}em">{_safe(cells[0])}</span>'
-    more = [f'<span{" class=right" if n in right else ""}>{_safe(cell)}</span>' for n, cell in enumerate(cells[1:], 1)]
+    more = [f"<span{' class=right' if n in right else ''}>{_safe(cell)}</span>" for n, cell in enumerate(cells[1:], 1)]
     return " ".join([first, *more])
 
 

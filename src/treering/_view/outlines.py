@@ -36,7 +36,7 @@ def fit_on_screens(root: Any) -> TreeLayout:
 
 
 def tree_outline(root: Any, *, title: str, notes: Sequence[tuple[str, str]] = ()) -> Outline:
-    """Outline a tree of records: a row for each branch and leaf, of many in one branch the first 100 and what the rest is.
+    """Outline a tree of records: a row for each branch and leaf; of many in a branch the first 100, and a sum.
 
     Example:
         >>> found = tree_outline({f"w{n}": n for n in range(1000)}, title="x")
