@@ -19,7 +19,9 @@ from treering._format.listing import FileRecord, LeafRecord, Listing, Named, Pla
 from treering._leaves.documents.join import join_records
 from treering._values.boxes import Box
 from treering._values.human import bytes_text
-from treering._view.listings import html_text, json_lines, leaf_members, notes_of, origin_members
+from treering._values.outline import outline_html
+from treering._view.listings import json_lines, leaf_members, notes_of, origin_members
+from treering._view.outlines import tree_outline
 from treering._view.rows import branch_kind, lay_out, leaves_of
 from treering._view.tree_text import UNICODE, tree_lines
 from treering.errors import CorruptError
@@ -221,7 +223,7 @@ def test_chunks_stand_last_where_there_is_room() -> None:
     narrow = dataclasses.replace(UNICODE, width=60)
     lines = list(tree_lines(lay_out(leaves_listing().root), title="x", file_bytes=1, style=narrow))
     assert not any("chunks" in line or "P('x')" in line for line in lines)
-    assert "6 of [1, 1]" in html_text(lay_out(leaves_listing().root), title="x", file_bytes=1)
+    assert "6 of [1, 1]" in outline_html(tree_outline(leaves_listing().root, title="x"))
 
 
 def test_programs_get_shape_and_configuration() -> None:
@@ -315,8 +317,8 @@ def test_json_has_it_in_numbers() -> None:
 
 def test_html_has_the_column() -> None:
     found = split_listing(wide_index())
-    text = html_text(lay_out(found.root), title="x", file_bytes=1, notes=notes_of(found))
-    assert "<th>chunks</th>" in text
+    text = outline_html(tree_outline(found.root, title="x", notes=notes_of(found)))
+    assert "chunks</span>" in text
     assert "4 x 2 over processes 0-3" in text
     assert f"<i>split</i>: process 0: {bytes_text(found.files[0].nbytes)} in 1 file" in text
 

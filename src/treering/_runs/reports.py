@@ -29,10 +29,9 @@ from treering._store.resolve import located, opened_store, store_at
 from treering._values.checkpoint_names import is_data, step_of_name
 from treering._values.human import bytes_text, pluralize
 from treering._values.outline import Outline
-from treering._view.outlines import run_outline
 from treering._view.plain import members_of
 from treering._view.rows import leaves_of, weight_of
-from treering._view.run_text import RunListing, RunStep, log_lines
+from treering._view.run_text import RunListing, RunStep, log_lines, run_outline
 from treering.errors import FormatError, NotFoundError, TreeringError
 from treering.rules import Policy, Verdict, retained, unknown_metrics
 

@@ -1,4 +1,4 @@
-"""Listings and runs as outlines, which notebooks show."""
+"""Listings as outlines, which notebooks show."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from treering._values.human import bytes_text, pluralize
 from treering._values.outline import Outline, OutlineRow
 from treering._view.plain import visible
 from treering._view.rows import USUAL_DEPTH, Row, Totals, TreeLayout, is_branch, lay_out
-from treering._view.run_text import RunListing, log_table, metric_curves, rule_notes
 from treering._view.tree_text import ALWAYS, HEADS, RIGHT, row_texts, totals_text
 
 _MOST_ROWS = 200
@@ -77,25 +76,3 @@ def _first_children(rows: Sequence[Row]) -> Iterator[OutlineRow]:
             told = ["", pluralize(rest.leaves, "leaves", ","), f"{rest.parameters:,}", bytes_text(rest.nbytes), "", ""]
             yield OutlineRow(row.depth, [f"and {pluralize(left, 'more rows', ',')}", *told])
             left, rest = 0, Totals()
-
-
-def run_outline(listing: RunListing, *, now: float) -> Outline:
-    """Outline a run: its rules, how its metrics went, and a row for each of its newest 100 steps.
-
-    Example:
-        >>> from treering._view.run_text import RunStep
-        >>> step = RunStep(step=7, path="run/step_00000007", saved=0.0, nbytes=2048, metrics={"loss": 0.25})
-        >>> [row.cells for row in run_outline(RunListing(path="run", steps=[step]), now=60.0).rows]
-        [['7', '1 min', '2.00 KiB', '-', '0.25', '']]
-    """
-    (heads, *rows), names, _ = log_table(listing, now=now)
-    more = [["", f"and {pluralize(left, 'older steps', ',')}"]] if (left := len(rows) - _MOST_CHILDREN) > 0 else []
-    return Outline(
-        title=f"Run {show_path(listing.path)}",
-        detail=f"{pluralize(len(listing.steps), 'steps', ',')}, {bytes_text(listing.nbytes)}",
-        notes=list(rule_notes(listing)),
-        curves=[(name, points) for name, points, _, _ in metric_curves(listing.steps, names)],
-        heads=heads if listing.steps else (),
-        rows=[OutlineRow(1, cells) for cells in [*rows[:_MOST_CHILDREN], *more]],
-        right=range(1, len(heads) - 1),
-    )

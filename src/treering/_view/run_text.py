@@ -11,9 +11,11 @@ from typing import Any
 from treering._format.run_document import StepFacts
 from treering._printable import printable, show_path
 from treering._values.human import bytes_text, duration_text, pluralize
+from treering._values.outline import Outline, OutlineRow
 from treering._view.plain import align, cut, json_document, members_of, visible
 from treering._view.tree_text import BOLD, DIM, RED, UNICODE, Style
 
+_MOST_OUTLINED = 100
 _LONGEST = 200
 _MOST_METRICS = 6
 _FEWEST_POINTS, _MOST_POINTS = 3, 60
@@ -307,3 +309,24 @@ def _utc_time(seconds: float) -> datetime.datetime | None:
         return datetime.datetime.fromtimestamp(seconds, datetime.UTC)
     except (ValueError, OverflowError, OSError):
         return None
+
+
+def run_outline(listing: RunListing, *, now: float) -> Outline:
+    """Outline a run: its rules, how its metrics went, and a row for each of its newest 100 steps.
+
+    Example:
+        >>> step = RunStep(step=7, path="run/step_00000007", saved=0.0, nbytes=2048, metrics={"loss": 0.25})
+        >>> [row.cells for row in run_outline(RunListing(path="run", steps=[step]), now=60.0).rows]
+        [['7', '1 min 0 s', '2.00 KiB', '-', '0.25', '']]
+    """
+    (heads, *rows), names, _ = log_table(listing, now=now)
+    more = [["", f"and {pluralize(left, 'older steps', ',')}"]] if (left := len(rows) - _MOST_OUTLINED) > 0 else []
+    return Outline(
+        title=f"Run {show_path(listing.path)}",
+        detail=f"{pluralize(len(listing.steps), 'steps', ',')}, {bytes_text(listing.nbytes)}",
+        notes=list(rule_notes(listing)),
+        curves=[(name, points) for name, points, _, _ in metric_curves(listing.steps, names)],
+        heads=heads if listing.steps else (),
+        rows=[OutlineRow(1, cells) for cells in [*rows[:_MOST_OUTLINED], *more]],
+        right=range(1, len(heads) - 1),
+    )
