@@ -112,7 +112,7 @@ def _require_report(output: str) -> None:
         return
     with open_file(output) as file:
         if file.read(0, min(file.size, len(MARK))) != MARK.encode():
-            raise ExistsError(f"{output!r} is there, and is no report", hint="pass another -o, or overwrite=True")
+            raise ExistsError(f"{output!r} is there, and is no report", hint="pass another -o, or --overwrite")
 
 
 def _open(output: str) -> None:
