@@ -47,7 +47,7 @@ def compare(before: str | os.PathLike[str], after: str | os.PathLike[str], *, re
             if told is not None:
                 told(number, len(arrays))
             if (found := measure_change(left.array(a), right.array(b))) is not None:
-                changed.append((found[0], [key, "values", *found[1]]))
+                changed.append((found[0], [key, *found[1]]))
     rows += [row for _, row in sorted(changed, key=lambda pair: -pair[0])]
     same = len(arrays) - len(changed)
     note = f"{pluralize(same, 'arrays', ',')} are equal bit for bit." if read else "Arrays were not read: --stats does."
@@ -90,4 +90,4 @@ def measure_change(before: ArrayView, after: ArrayView) -> tuple[float, list[str
     with contextlib.suppress(ZeroDivisionError):
         relative = math.sqrt(apart / size)
     percent = f"{100 * relative:.3g}%" if math.isfinite(relative) else "from zero"
-    return relative, ["", f"{differing:,} of {items:,} items", f"{most:.4g}", percent]
+    return relative, [f"{differing:,} of {items:,} items", "", "", f"{most:.4g}", percent]

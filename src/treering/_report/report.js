@@ -12,7 +12,7 @@ window.treeringReport = (() => {
       if (name.startsWith("on")) node.addEventListener(name.slice(2), value);
       else if (value !== null && value !== undefined && value !== false) node.setAttribute(name, value === true ? "" : value);
     }
-    node.append(...children.flat().filter((child) => child !== null && child !== undefined && child !== false));
+    node.append(...children.flat(Infinity).filter((child) => child !== null && child !== undefined && child !== false));
     return node;
   };
   const h = (tag, attributes, ...children) => fill(document.createElement(tag), attributes, children);
@@ -272,7 +272,7 @@ window.treeringReport = (() => {
         h("input", { id: "search", type: "search", placeholder: "Search keys, dtypes, shapes", "aria-label": "Search leaves", autocomplete: "off", spellcheck: "false",
           oninput: (event) => { state.search = event.target.value; state.shown = FIRST; drawRows(); } }),
         h("output", { id: "found" })),
-      h("div", { class: "scroll" }, h("table", { class: "wide" }, h("thead", {}, h("tr", {}, heads)), h("tbody", {}))),
+      h("div", { class: "scroll" }, h("table", {}, h("thead", {}, h("tr", {}, heads)), h("tbody", {}))),
       h("button", { id: "more", type: "button", onclick: () => { state.shown += MORE; drawRows(); } }));
   };
 
@@ -284,7 +284,7 @@ window.treeringReport = (() => {
   const table = (told) => {
     const cell = (value, place) => h("td", { class: told.right.includes(place) ? "number" : null, "data-head": told.heads[place] },
       value !== null && typeof value === "object" ? bars(value.bars) : plain(value));
-    const body = told.rows.length ? h("div", { class: "scroll" }, h("table", {},
+    const body = told.rows.length ? h("div", { class: "scroll tall", tabindex: "0", role: "region", "aria-label": told.title }, h("table", {},
       h("thead", {}, h("tr", {}, told.heads.map((head, place) => h("th", { scope: "col", class: told.right.includes(place) ? "number" : null }, head)))),
       h("tbody", {}, told.rows.map((row) => h("tr", {}, row.map(cell)))))) : null;
     const note = told.note ? h("p", { class: told.state ? `state ${told.state}` : null }, told.note) : null;
