@@ -215,7 +215,7 @@ window.treeringReport = (() => {
       return part;
     }));
     const list = doc.dtypes.map(([name, each]) => h("li", {}, h("i", { class: `dot c${colors.get(name)}`, "aria-hidden": "true" }), h("b", {}, name), " ",
-      h("span", {}, [each.bytes, percent(each.nbytes, whole), several(each.leaves, "leaf", "leaves"), each.parameters ? `${each.elements} parameters` : ""].filter(Boolean).join(" · "))));
+      h("span", {}, [each.bytes, percent(each.nbytes, whole), several(each.leaves, "leaf", "leaves"), each.parameters ? `${each.elements} ${each.parameters === 1 ? "parameter" : "parameters"}` : ""].filter(Boolean).join(" · "))));
     return section("dtypes", "Data types", bar, h("ul", { class: "legend" }, list));
   };
 
@@ -419,6 +419,8 @@ window.treeringReport = (() => {
     show(await new Response(stream).json());
     let width = window.innerWidth;
     window.addEventListener("resize", () => { if (window.innerWidth !== width) { width = window.innerWidth; drawTreemap(); } });
+    // When the first frame with all of it was drawn, in milliseconds from the navigation on.
+    return new Promise((done) => requestAnimationFrame(() => setTimeout(() => done(performance.now()))));
   };
   const ready = start();
   return { show, ready };
