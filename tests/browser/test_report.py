@@ -101,5 +101,5 @@ def test_many_leaves_open_soon(page_of: Callable[..., Watched], leaves: int, sec
     watched = page_of({f"l{i}": {f"k{j}": i + j for j in range(10)} for i in range(0, leaves, 10)})
     # The clock of a page begins with its navigation.
     drawn = watched.page.evaluate("treeringReport.ready")
-    assert drawn < 1000 * seconds
+    assert drawn < 1000 * seconds, drawn
     assert watched.errors == []
