@@ -2,7 +2,7 @@
 // Draws a report from its document. Every text of it is put in as text, never as HTML.
 window.treeringReport = (() => {
   const state = { search: "", sort: "nbytes", down: true, zoom: [], shown: 200 };
-  const FIRST = 200, MORE = 1000, MOST_TILES = 1500, WIDEST_NEST = 400;
+  const FIRST = 200, MORE = 1000, MOST_TILES = 600, WIDEST_NEST = 200;
   let doc, root, rows, damaged, colors;
 
   // ------------------------------------------------------------------------------------------------------- elements
@@ -128,6 +128,11 @@ window.treeringReport = (() => {
     let left = MOST_TILES;
     const place = (node, x, y, w, t, depth, target) => {
       const all = sorted(node).filter((child) => child.nbytes > 0), shown = all.slice(0, WIDEST_NEST);
+      if (all.length > shown.length) {
+        const rest = newNode(`${count(all.length - shown.length)} smaller`, node.key, node);
+        for (const child of all.slice(WIDEST_NEST)) { rest.nbytes += child.nbytes; rest.leaves += child.leaves; }
+        shown.push(rest);
+      }
       for (const [child, cx, cy, cw, ch] of squarify(shown, x, y, w, t)) {
         if ((left -= 1) < 0) return;
         const nested = child.children && cw > 52 && ch > 40 && depth < 4;
@@ -215,7 +220,7 @@ window.treeringReport = (() => {
       return part;
     }));
     const list = doc.dtypes.map(([name, each]) => h("li", {}, h("i", { class: `dot c${colors.get(name)}`, "aria-hidden": "true" }), h("b", {}, name), " ",
-      h("span", {}, [each.bytes, percent(each.nbytes, whole), several(each.leaves, "leaf", "leaves"), each.parameters ? `${each.elements} parameters` : ""].filter(Boolean).join(" · "))));
+      h("span", {}, [each.bytes, percent(each.nbytes, whole), several(each.leaves, "leaf", "leaves"), each.parameters ? `${each.elements} ${each.parameters === 1 ? "parameter" : "parameters"}` : ""].filter(Boolean).join(" · "))));
     return section("dtypes", "Data types", bar, h("ul", { class: "legend" }, list));
   };
 
@@ -419,6 +424,8 @@ window.treeringReport = (() => {
     show(await new Response(stream).json());
     let width = window.innerWidth;
     window.addEventListener("resize", () => { if (window.innerWidth !== width) { width = window.innerWidth; drawTreemap(); } });
+    // When the first frame with all of it was drawn, in milliseconds from the navigation on.
+    return new Promise((done) => requestAnimationFrame(() => setTimeout(() => done(performance.now()))));
   };
   const ready = start();
   return { show, ready };
