@@ -196,7 +196,7 @@ class RunStatus(InNotebook):
     saves_in_flight: int = 0
     """How many saves are being written, or wait."""
     bytes_in_flight: int = 0
-    """How much memory their snapshots hold: not what a save left on its devices because it shares the bytes."""
+    """How much memory their snapshots hold. What a save left on its devices, as it shares the bytes, does not count."""
 
     def __str__(self) -> str:
         texts = ["no durable step yet"]
