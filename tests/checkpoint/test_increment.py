@@ -539,7 +539,7 @@ def test_one_changed_number_of_a_large_leaf_is_written(tmp_path: Path, at: int) 
 
 
 def test_leaves_without_a_buffer_and_leaves_in_another_order_are_compared_too(tmp_path: Path) -> None:
-    tree = {
+    tree: dict[str, Any] = {
         "bfloat16": jnp.arange(8, dtype="bfloat16"),
         "int4": np.arange(8).astype("int4"),
         "turned": np.arange(6.0).reshape(2, 3).T,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -31,7 +32,7 @@ def test_totals_and_leaves_are_those_of_the_checkpoint(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["state.safetensors", "state.msgpack", "state.npz"])
 def test_single_files_have_a_page(tmp_path: Path, name: str) -> None:
     path = tmp_path / name
-    tree = {"w": np.arange(6, dtype="float32")}
+    tree: dict[str, Any] = {"w": np.arange(6, dtype="float32")}
     np.savez(path, **tree) if name.endswith("npz") else tr.save(path, tree)
     assert b"24 B" in render(gather(path, stats=True))
 

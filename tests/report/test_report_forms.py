@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html.parser
 from pathlib import Path
+from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
@@ -36,7 +37,7 @@ SHAPES = (
 )
 ACTS = ("window.struck=1", "alert(1)", "fetch('http://127.0.0.1:1/')", "document.body.remove()")
 ATTEMPTS = [shape.format(act) for shape in SHAPES for act in ACTS]
-TREE = {"w": np.arange(12.0).reshape(3, 4), "b": {"x": np.zeros(7, "i1")}, "step": 7}
+TREE: dict[str, Any] = {"w": np.arange(12.0).reshape(3, 4), "b": {"x": np.zeros(7, "i1")}, "step": 7}
 
 
 class Strict(html.parser.HTMLParser):
