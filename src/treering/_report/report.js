@@ -422,6 +422,7 @@ window.treeringReport = (() => {
     for (let at = 0; at < text.length; at += 1) packed[at] = text.charCodeAt(at);
     const stream = new Blob([packed]).stream().pipeThrough(new DecompressionStream("deflate"));
     show(await new Response(stream).json());
+    performance.mark("drawn");
     let width = window.innerWidth;
     window.addEventListener("resize", () => { if (window.innerWidth !== width) { width = window.innerWidth; drawTreemap(); } });
     // When the first frame with all of it was drawn, in milliseconds from the navigation on.

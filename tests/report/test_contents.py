@@ -1,0 +1,159 @@
+"""What a report says of each form, of a comparison, of the numbers in arrays, and of damage."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import treering as tr
+from tests import buckets
+from tests.command import imported_by, inside
+from tests.report.pages import Parsed
+from treering import serialization
+from treering._report.contents import gather
+from treering.errors import CorruptError, NotFoundError
+
+GOLDEN = Path(__file__).parents[1] / "foreign" / "golden" / "orbax"
+
+
+def tree(scale: float = 1.0) -> dict[str, Any]:
+    return {
+        "layer": {"w": np.arange(12, dtype=np.float32).reshape(3, 4) * np.float32(scale), "b": np.zeros(4, np.int8)}
+    }
+
+
+def save_run(path: Path) -> None:
+    with tr.Run(path) as run:
+        for step in (1, 2):
+            run.save(step, tree(step), metrics={"loss": 1.0 / step})
+
+
+def save_safetensors(path: Path) -> None:
+    tr.save(path.parent / "source", tree())
+    inside("convert", str(path.parent / "source"), str(path), code=0)
+
+
+def save_huggingface(path: Path) -> None:
+    path.mkdir()
+    (path / "config.json").write_text('{"model_type": "llama"}')
+    save_safetensors(path / "model.safetensors")
+    shutil.rmtree(path / "source")
+
+
+FORMS: dict[str, Callable[[Path], object]] = {
+    "checkpoint": lambda path: tr.save(path, tree()),
+    "run": save_run,
+    "state.msgpack": lambda path: serialization.save_to_file(tree(), path),
+    "state.safetensors": save_safetensors,
+    "state.npz": lambda path: np.savez(path, **{"layer/w": tree()["layer"]["w"], "layer/b": tree()["layer"]["b"]}),
+    "huggingface": save_huggingface,
+    "leaves": lambda path: tr.leaves.tree_serialize_leaves(path, tree()),
+}
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_every_form_has_its_leaves_and_bytes_on_the_page(tmp_path: Path, name: str) -> None:
+    path, output = tmp_path / name, tmp_path / "out.html"
+    FORMS[name](path)
+    out, _ = inside("report", str(path), "-o", str(output), code=0)
+    assert "report of" in out
+    document = gather(path)
+    assert document["totals"]["leaves"] == 2
+    assert document["totals"]["nbytes"] == 52
+    names = [
+        key.replace("~1", "/").replace(".", "/") for key in document["leaves"]["keys"]
+    ]  # of an npz a name is one part of a key
+    assert dict(zip(names, document["leaves"]["nbytes"], strict=True)) == {"layer/w": 48, "layer/b": 4}
+    text = Parsed(output.read_bytes()).text
+    assert name in text
+    assert "52 B" in text
+    assert "float32" in text
+
+
+@pytest.mark.parametrize("name", ["v1_state", "manager", "ocdbt_zarr3"])
+def test_checkpoints_of_orbax_are_shown(name: str) -> None:
+    document = gather(GOLDEN / name)
+    assert document["totals"]["arrays"] > 0
+    assert len(document["leaves"]["keys"]) == document["totals"]["leaves"]
+
+
+def test_a_run_shows_its_history_and_its_latest_step(tmp_path: Path) -> None:
+    save_run(tmp_path / "run")
+    document = gather(tmp_path / "run")
+    assert document["step"] == 2
+    assert document["history"]["steps"] == [1, 2]
+    assert dict(document["history"]["series"])["loss"] == [1.0, 0.5]
+    assert [row[0] for row in document["tables"][0]["rows"]] == ["2", "1"]
+
+
+def test_what_is_not_there_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(NotFoundError):
+        gather(tmp_path / "run")
+
+
+def test_against_shows_what_changed(tmp_path: Path) -> None:
+    tr.save(tmp_path / "a", tree())
+    tr.save(tmp_path / "b", tree(2.0) | {"more": 1})
+    (changes,) = gather(tmp_path / "b", against=tmp_path / "a")["tables"]
+    assert changes["id"] == "changes"
+    told = repr(changes["rows"])
+    assert "layer/w" in told
+    assert "more" in told
+    assert "layer/b" not in told
+
+
+def test_stats_are_those_of_numpy(tmp_path: Path) -> None:
+    values = np.array([0.0, 1.0, 2.0, 5.0, np.nan, np.inf], np.float32)
+    tr.save(tmp_path / "a", {"w": values})
+    (table,) = gather(tmp_path / "a", stats=True)["tables"]
+    (row,) = table["rows"]
+    finite = values[np.isfinite(values)]
+    assert row[:5] == ["w", "0", "5", f"{finite.mean():.4g}", f"{finite.std():.4g}"]
+    assert row[5:8] == ["1", "1", "1"]
+    assert max(row[8]["bars"]) == 99
+
+
+def test_verify_shows_the_damaged_leaf_and_ends_with_1(tmp_path: Path) -> None:
+    path, output = tmp_path / "a", tmp_path / "out.html"
+    tr.save(path, tree())
+    inside("report", str(path), "-o", str(output), "--verify", code=0)
+    assert "Verification: whole" in Parsed(output.read_bytes()).text
+    (data,) = path.glob("*.safetensors")
+    raw = bytearray(data.read_bytes())
+    at = raw.index(tree()["layer"]["w"].tobytes())
+    raw[at + 5] ^= 1
+    data.write_bytes(raw)
+    inside("report", str(path), "-o", str(output), "--verify", code=1)
+    assert "1 finding" in Parsed(output.read_bytes()).text
+    assert gather(path, verify=True)["damaged"] == ["layer/w"]
+    assert "damaged" not in gather(path)
+
+
+def test_a_damaged_index_is_an_error_unless_verify_says_it_on_the_page(tmp_path: Path) -> None:
+    tr.save(tmp_path / "a", tree())
+    index = tmp_path / "a" / "treering.json"
+    index.write_bytes(index.read_bytes()[:100])
+    with pytest.raises(CorruptError):
+        gather(tmp_path / "a")
+    document = gather(tmp_path / "a", verify=True)
+    assert document["notes"][0][0] == "damaged"
+    assert document["tables"][0]["state"] == "bad"
+
+
+def test_of_a_bucket_the_index_alone_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    bucket = buckets.install(monkeypatch)
+    tr.save("memory://look/a", {"w": np.ones(1_000_000, np.float32)})
+    before = bucket.received
+    assert gather("memory://look/a")["totals"]["nbytes"] == 4_000_000
+    assert 0 < bucket.received - before < 20_000
+
+
+def test_neither_jax_nor_numpy_is_started(tmp_path: Path) -> None:
+    tr.save(tmp_path / "a", tree())
+    found = imported_by("report", str(tmp_path / "a"), "-o", str(tmp_path / "out.html"))
+    assert not found & {"jax", "jaxlib", "numpy", "tensorstore"}
