@@ -46,7 +46,7 @@ EVENTS: Final[Mapping[str, EventKind]] = {
     "save/write": EventKind("duration", "seconds", "the data of this process are written"),
     "save/commit": EventKind("duration", "seconds", "the index takes the place of the old one; on process 0"),
     "save/bytes": EventKind("scalar", "bytes", "what this process wrote in `save/write`"),
-    "save/throughput": EventKind("scalar", "bytes per second", "the same by the time that it took"),
+    "save/throughput": EventKind("scalar", "bytes per second", "these bytes, divided by the time of `save/write`"),
     "save/in_flight": EventKind("scalar", "saves", "how many are written or wait, when one is admitted or ends"),
     "save/in_flight_bytes": EventKind("scalar", "bytes", "the memory that their snapshots hold"),
     "save/failed": EventKind("event", "", "a save of a run failed"),
@@ -58,12 +58,12 @@ EVENTS: Final[Mapping[str, EventKind]] = {
     "load/plan": EventKind("duration", "seconds", "what is stored is compared with `like`"),
     "load/read": EventKind("duration", "seconds", "the data are read, checked and put on devices"),
     "load/bytes": EventKind("scalar", "bytes", "what this process got in `load/read`"),
-    "load/throughput": EventKind("scalar", "bytes per second", "the same by the time that it took"),
+    "load/throughput": EventKind("scalar", "bytes per second", "these bytes, divided by the time of `load/read`"),
     "remove": EventKind("duration", "seconds", "the removal of a step"),
-    "requests": EventKind("scalar", "requests", "those to buckets in one save, load or removal, failed ones too"),
-    "retries": EventKind("scalar", "requests", "those of them that were made again"),
-    "sent": EventKind("scalar", "bytes", "what was sent in them"),
-    "received": EventKind("scalar", "bytes", "what was received in them"),
+    "requests": EventKind("scalar", "requests", "requests to buckets in one save, load or removal, failed ones too"),
+    "retries": EventKind("scalar", "requests", "how many of these requests were repetitions"),
+    "sent": EventKind("scalar", "bytes", "the bytes sent in these requests"),
+    "received": EventKind("scalar", "bytes", "the bytes received in these requests"),
 }
 """The events that treering tells of, by the name that follows ``/treering/``."""
 
