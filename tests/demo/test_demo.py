@@ -301,7 +301,7 @@ def test_the_short_form_proves_everything(short_demo: tuple[subprocess.Completed
     assert max(map(len, done.stdout.splitlines()[-12:])) < 200
     assert sorted(path.name for path in folder.iterdir()) == sorted(FILES)
     assert done.stdout.rstrip().endswith(f"is in {folder / 'report.html'}.")
-    assert b"step_0000" in (folder / "report.html").read_bytes()
+    assert b"KeepLast(3)" in (folder / "report.html").read_bytes()
 
 
 @pytest.mark.slow
