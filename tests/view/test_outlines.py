@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html.parser
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -119,7 +120,8 @@ def test_a_closed_checkpoint_and_a_run_that_is_gone_show_something(tmp_path: Pat
     assert "LeafView" in Strict(leaf._repr_html_()).text
     assert Strict(found._repr_html_()).text
     with tr.Run(tmp_path / "run") as run:
-        pass
+        run.save(1, {"a": 1}).result()
+    shutil.rmtree(tmp_path / "run")
     assert "0 steps" in Strict(run._repr_html_()).text
 
 
@@ -135,3 +137,12 @@ def test_metrics_are_drawn(place: Path) -> None:
     text = VIEWS["a run"](place)._repr_html_()
     assert text.count("<details") >= 1
     assert "step_00000002" in text or ">2<" in text
+
+
+def test_damage_that_begins_at_the_first_byte_says_so(tmp_path: Path) -> None:
+    tr.save(tmp_path / "c", {"a": np.arange(3)})
+    data = next((tmp_path / "c").glob("data-*"))
+    data.write_bytes(b"\xff" + data.read_bytes()[1:])
+    found = tr.verify(tmp_path / "c")
+    assert [each.start for each in found.findings] == [0]
+    assert "<span class=right>0</span>" in found._repr_html_()

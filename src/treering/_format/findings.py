@@ -236,7 +236,7 @@ class Verification(InNotebook):
 
     def _outline(self) -> Outline:
         found = self.findings[:_MOST_LINES]
-        places = [(str(each.start or ""), str(each.stop or "")) for each in found]
+        places = [["" if byte is None else str(byte) for byte in (each.start, each.stop)] for each in found]
         rows = [[each.key or "", each.file, *place, each.problem] for each, place in zip(found, places, strict=True)]
         rows += [[f"and {len(self.findings) - len(found)} more", "", "", "", ""]] * (len(self.findings) > len(found))
         return Outline(
