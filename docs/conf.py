@@ -10,7 +10,7 @@ from typing import Any
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE))
 
-from building import fences, links, pages, published, reference, sidebar, twins  # noqa: E402
+from building import fences, links, notebooks, pages, published, reference, sidebar, twins  # noqa: E402
 from sphinx.util import logging  # noqa: E402
 
 import treering  # noqa: E402
@@ -45,8 +45,13 @@ html_theme_options = {
 
 myst_enable_extensions = ["attrs_block", "attrs_inline", "colon_fence", "deflist"]
 myst_heading_anchors = 4
-# The notebooks are run by the tests; what they printed is in them.
-nb_execution_mode = "off"
+# The notebooks stand in the repository without what they print. The build runs them: a cell that fails is a warning,
+# and warnings are errors. What they printed is kept for builds with the same treering.
+nb_execution_mode = "cache"
+nb_execution_cache_path = str(HERE / "_build" / "notebooks" / notebooks.digest_of_source())
+nb_execution_show_tb = True
+nb_execution_in_temp = True
+nb_execution_timeout = 120
 
 autodoc_member_order = "bysource"
 autodoc_typehints = "none"

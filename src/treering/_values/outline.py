@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 from collections.abc import Collection, Iterator, Sequence
 from typing import Any, NamedTuple
@@ -12,11 +13,12 @@ from treering._printable import cut_middle, printable
 _LONGEST = 300
 _MOST_OPEN = 40
 _WIDE, _HIGH = 120, 20
+_LEAST_SHARE, _MOST_SHARE = 4, 40
 # No color and no background: those of the notebook hold, light or dark. Each row divides the same width into the same
 # shares, whatever stands in it, so that no column moves; a long text goes on below itself.
 _STYLE = (
-    "<style>.treering-row{display:grid;grid-template-columns:minmax(0,3fr);grid-auto-flow:column;"
-    "grid-auto-columns:minmax(0,1fr);column-gap:1em;overflow-wrap:anywhere}"
+    "<style>.treering-row{display:grid;grid-template-columns:var(--treering-columns);"
+    "column-gap:1em;overflow-wrap:anywhere}"
     ".treering-row>.right{text-align:right}.treering-head{font-style:italic;opacity:.7}"
     '.treering details details>summary>:first-child::before{content:"\\25b8  "}'
     '.treering details details[open]>summary>:first-child::before{content:"\\25be  "}</style>'
@@ -101,8 +103,8 @@ def outline_html(outline: Outline) -> str:
 
 
 def _fragment(outline: Outline) -> Iterator[str]:
-    yield f'<div class="treering">{_STYLE}<details open><summary><b>{_safe(outline.title)}</b> {_safe(outline.detail)}'
-    yield "</summary>\n"
+    yield f'<div class="treering" style="--treering-columns:{_shares(outline)}">{_STYLE}<details open><summary>'
+    yield f"<b>{_safe(outline.title)}</b> {_safe(outline.detail)}</summary>\n"
     yield from (f"<div><i>{_safe(label)}</i>: {_safe(text)}</div>\n" for label, text in outline.notes)
     yield from (f"<div><i>{_safe(name)}</i> {curve_svg(values)}</div>\n" for name, values in outline.curves)
     if outline.heads:
@@ -120,6 +122,16 @@ def _fragment(outline: Outline) -> Iterator[str]:
         else:
             yield f'<div class="treering-row">{cells}</div>\n'
     yield "</details>" * (len(above) + 1) + "</div>"
+
+
+def _shares(outline: Outline) -> str:
+    """Divide the width among the columns by their longest texts."""
+    longest = [len(head) for head in outline.heads]
+    for row in outline.rows:
+        widths = [len(cell) for cell in row.cells]
+        widths[0] += 2 * row.depth
+        longest = [max(pair) for pair in itertools.zip_longest(longest, widths, fillvalue=0)]
+    return " ".join(f"minmax(0,{min(max(width, _LEAST_SHARE), _MOST_SHARE)}fr)" for width in longest)
 
 
 def _cells(depth: int, cells: Sequence[str], right: Collection[int]) -> str:
