@@ -216,7 +216,9 @@ def _log(text: str) -> None:
 
 def _machine(benchmark: Benchmark, options: Options) -> dict[str, str]:
     """When and where this run takes place; neither the name of the host nor a path is in it."""
-    versions = {name: _version(name) for name in ("treering", *benchmark.packages)}
+    import treering  # jax looks at the environment when it is imported
+
+    versions = {"treering": treering.__version__, **{name: _version(name) for name in benchmark.packages}}
     return {
         "date": datetime.now(UTC).date().isoformat(),
         "command": options.command,
