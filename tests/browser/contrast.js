@@ -16,20 +16,25 @@
     const [r, g, b] = color.slice(0, 3).map((c) => c / 255).map((c) => c <= 0.03928 ? c / 12.92 : ((c + 0.055) / 1.055) ** 2.4);
     return 0.2126 * r + 0.7152 * g + 0.0722 * b;
   };
-  const told = new Set();
+  const page = document.documentElement.classList.contains("dark") ? [0, 0, 0, 1] : [255, 255, 255, 1];
+  const seen = new Map();
+  const ground = (element) => { // what lies behind its texts, and how much of them shows
+    if (!element) return [page, 1];
+    if (!seen.has(element)) {
+      const [behind, opacity] = ground(element.parentElement), style = getComputedStyle(element);
+      seen.set(element, [over(rgba(style.backgroundColor), behind), opacity * Number(style.opacity)]);
+    }
+    return seen.get(element);
+  };
+  const told = new Set(), done = new Set();
   const walk = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
   while (walk.nextNode()) {
     const one = walk.currentNode.parentElement;
-    if (!walk.currentNode.textContent.trim() || ["SCRIPT", "STYLE", "NOSCRIPT", "TITLE"].includes(one.tagName)) continue;
+    if (done.has(one) || !walk.currentNode.textContent.trim()) continue;
+    done.add(one);
+    if (["SCRIPT", "STYLE", "NOSCRIPT", "TITLE"].includes(one.tagName)) continue;
     if (!one.checkVisibility({ checkOpacity: true, checkVisibilityCSS: true }) || one.closest("svg")) continue;
-    const layers = [];
-    let opacity = 1;
-    for (let up = one; up; up = up.parentElement) {
-      layers.push(rgba(getComputedStyle(up).backgroundColor));
-      opacity *= Number(getComputedStyle(up).opacity);
-    }
-    let behind = document.documentElement.classList.contains("dark") ? [0, 0, 0, 1] : [255, 255, 255, 1];
-    for (const layer of layers.reverse()) behind = over(layer, behind);
+    const [behind, opacity] = ground(one);
     const style = getComputedStyle(one);
     const color = rgba(style.color);
     const [a, b] = [light(over([...color.slice(0, 3), color[3] * opacity], behind)), light(behind)].sort((x, y) => y - x);

@@ -32,6 +32,7 @@ KINDS = {
     "function": "reference/api/treering.load.html",
     "verbs": "reference/verbs.html",
     "specification": "spec/checkpoint.html",
+    "notebook": "notebooks/first-steps.html",
     "search": "search.html?q=preemption",
 }
 
@@ -55,8 +56,14 @@ def site(built: Path) -> Iterator[str]:
     """The address of a server of the built site on this machine."""
 
     class Server(http.server.SimpleHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"  # one connection for all that a page needs
+
         def __init__(self, *given: Any) -> None:
             super().__init__(*given, directory=str(built))
+
+        def end_headers(self) -> None:
+            self.send_header("Cache-Control", "max-age=3600" if "/_static/" in self.path else "no-store")
+            super().end_headers()
 
         def log_message(self, *said: Any) -> None:
             pass
@@ -74,9 +81,7 @@ def pages(built: Path) -> list[str]:
     return [path.relative_to(built).as_posix() for path in own if "_static" not in path.parts]
 
 
-def set_scheme(page: Any, scheme: str) -> None:
-    page.add_style_tag(content="* { transition: none !important; animation: none !important }")
-    page.evaluate("(scheme) => setColorMode(scheme)", scheme)
+STILL = "* { transition: none !important; animation: none !important }"
 
 
 def test_other_sites_find_our_names(built: Path) -> None:
@@ -137,8 +142,9 @@ def test_pages(part: int, built: Path, site: str, open_page: Callable[..., Any])
     for name in names:
         watched.page.goto(f"{site}/{name}")
         told += [f"{name}: {each}" for each in watched.page.evaluate(LOOK)]
+        watched.page.add_style_tag(content=STILL)
         for scheme in ("light", "dark"):
-            set_scheme(watched.page, scheme)
+            watched.page.evaluate("(scheme) => setColorMode(scheme)", scheme)
             told += [f"{name}, {scheme}: {each}" for each in watched.page.evaluate(CONTRAST)]
         told += [f"{name}: {each}" for each in (*watched.errors, *failed)]
         watched.errors.clear()
