@@ -20,8 +20,7 @@ from treering._store.resolve import kept, located, open_file
 from treering._values.checkpoint_names import INDEX
 from treering._values.human import bytes_text
 from treering._values.outline import InNotebook, Outline
-from treering._view.listings import form_text, notes_of
-from treering._view.outlines import fit_on_screens, tree_outline
+from treering._view.listings import fit_on_screens, form_text, notes_of, tree_outline
 from treering._view.plain import members_of
 from treering._view.rows import lay_out, leaves_of, record_of
 from treering._view.tree_text import totals_text, tree_lines

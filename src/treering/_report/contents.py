@@ -19,7 +19,7 @@ from treering._format.document import parse_index
 from treering._format.index import Index, LeafType, leaf_bytes
 from treering._format.listing import LeafRecord, Listing
 from treering._format.run_document import remove_note
-from treering._inspect.diff import blocks_of, compare_listings, needs_reading, pair_nodes
+from treering._inspect.diff import blocks_of, compare_listings, needs_reading, pair_nodes, unequal_items
 from treering._inspect.inspect import ArrayView, open_leaf_by_leaf
 from treering._printable import show_path
 from treering._store.resolve import kept, located, store_at
@@ -520,9 +520,9 @@ def measure_change(before: ArrayView, after: ArrayView) -> tuple[float, list[str
     most = apart = size = 0.0
     for box in blocks_of(before.shape, before.dtype.itemsize, BLOCK_BYTES):
         old, new = (np.asarray(view[box], order="C").reshape(-1) for view in (before, after))
-        bits = (old.view(np.uint8) != new.view(np.uint8)).reshape(old.size, -1)
         items += old.size
-        differing += int(bits.any(axis=1).sum()) if old.size else 0
+        if (unequal := unequal_items(old, new)) is not None:
+            differing += int(unequal.sum())
         wide = np.complex128 if old.dtype.kind == "c" else np.float64
         with np.errstate(all="ignore"):
             left, right = old.astype(wide), new.astype(wide)
