@@ -19,7 +19,9 @@ import click
 from treering._checkpoint.detect import ForeignForm, Form, detect
 from treering._checkpoint.forms import is_run, list_headers
 from treering._cli.main import GOOD, NO, NOT_DONE, explain, note, wants_color, write_lines
+from treering._foreign.foreign_tree import find_steps
 from treering._format.listing import describe_part
+from treering._inspect.inspect import list_steps
 from treering._printable import printable, show_path
 from treering._store.resolve import is_seen, is_taken, located, new_file_path, open_file, write_file
 from treering._values.checkpoint_names import step_of_name
@@ -31,8 +33,6 @@ from treering._view.tree_text import ASCII, UNICODE, Style, tree_lines
 from treering.errors import CorruptError, ExistsError, NotFoundError, UnsupportedError
 
 if TYPE_CHECKING:
-    from treering._foreign.foreign_tree import ForeignSteps
-    from treering._view.run_text import RunListing
     from treering.rules import Policy
 
 Verb: TypeAlias = Callable[..., int]
@@ -97,24 +97,13 @@ def read_latest(path: str, read: Callable[[str], T]) -> tuple[str, T]:
 
         what = "a run"
         step, found = of_latest(path, lambda latest: (os.fspath(latest), read(os.fspath(latest))))
-    elif isinstance(form, ForeignForm) and (steps := _find_steps(path, form)) is not None:
+    elif isinstance(form, ForeignForm) and (steps := find_steps(path, form)) is not None:
         what, step = f"a folder of steps of {form.value}", os.fspath(steps.path_of(max(steps.names)))
         found = read(step)
     else:
         return path, read(path)
     note(f"{path!r} is {what}; this is its latest step, {os.path.basename(step)}")  # noqa: PTH119 - a text
     return step, found
-
-
-def list_steps(path: str) -> RunListing | None:
-    """List the steps of a run, or in a folder of another program; None for everything else. Raises as ``detect``."""
-    form = detect(path)
-    steps = _find_steps(path, form) if isinstance(form, ForeignForm) else None
-    if form is not Form.RUN and steps is None:
-        return None
-    from treering._runs.reports import list_foreign_steps, list_run
-
-    return list_run(path) if steps is None else list_foreign_steps(path, steps)
 
 
 def steps_at(path: str, steps: Sequence[int]) -> list[str]:
@@ -140,12 +129,6 @@ def describe(path: str) -> str:
     listing = list_headers(path)
     count = sum(1 for _ in leaves_of(listing.root))
     return f"{listing.form}, {pluralize(count, 'leaves')}, {bytes_text(listing.file_bytes)}"
-
-
-def _find_steps(path: str, form: ForeignForm) -> ForeignSteps | None:
-    from treering._foreign.foreign_tree import find_steps
-
-    return find_steps(path, form)
 
 
 def require_run(path: str) -> None:

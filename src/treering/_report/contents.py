@@ -12,15 +12,13 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from treering import __version__
-from treering._checkpoint.detect import ForeignForm, Form, detect
 from treering._checkpoint.forms import list_headers, read_checkpoint_index
-from treering._foreign.foreign_tree import find_steps
 from treering._format.document import parse_index
 from treering._format.index import Index, LeafType, leaf_bytes
 from treering._format.listing import LeafRecord, Listing
 from treering._format.run_document import remove_note
 from treering._inspect.diff import blocks_of, compare_listings, needs_reading, pair_nodes, unequal_items
-from treering._inspect.inspect import ArrayView, open_leaf_by_leaf
+from treering._inspect.inspect import ArrayView, list_steps, open_leaf_by_leaf
 from treering._printable import show_path
 from treering._store.resolve import kept, located, store_at
 from treering._values.boxes import Box
@@ -76,7 +74,7 @@ def gather(
         (['w/0', 'w/1', 'step'], 24)
     """
     path = kept(path)
-    run = _list_steps(path)
+    run = list_steps(path)
     place = run.steps[-1].path if run is not None and run.steps else path
     found, lost = None, None
     if verify:
@@ -108,17 +106,6 @@ def gather(
     if stats and not lost:
         document["tables"].append(describe_leaves(place))
     return document
-
-
-def _list_steps(path: str | os.PathLike[str]) -> RunListing | None:
-    """List the steps of a run, or of a folder of steps of another program; None for everything else."""
-    form = detect(path)
-    steps = find_steps(path, form) if isinstance(form, ForeignForm) else None
-    if form is not Form.RUN and steps is None:
-        return None
-    from treering._runs.reports import list_foreign_steps, list_run
-
-    return list_run(path) if steps is None else list_foreign_steps(path, steps)
 
 
 # ------------------------------------------------------------------------------------------------------------- leaves
