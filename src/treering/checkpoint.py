@@ -115,6 +115,22 @@ def _with_options(
     return signature.replace(parameters=named)
 
 
+def later_names(module: str, homes: Mapping[str, str]) -> Callable[[str], Any]:
+    """Return the ``__getattr__`` of a module of which some names are imported when they are asked for.
+
+    Args:
+        module: the name of the module.
+        homes: the names -> the modules that have them, below ``treering``.
+    """
+
+    def find(name: str) -> Any:
+        if name not in homes:
+            raise AttributeError(f"module {module!r} has no attribute {name!r}")
+        return getattr(importlib.import_module(f"treering.{homes[name]}"), name)
+
+    return find
+
+
 def moved_names(module: str, /, *names: str) -> Callable[[str], Any]:
     """Return the ``__getattr__`` of a module that had some names of this one in an earlier version.
 
@@ -551,11 +567,7 @@ def convert(
 
 
 if not TYPE_CHECKING:  # a type checker sees the imports above, and so a mistyped name
-
-    def __getattr__(name: str) -> Any:
-        if name in _LATER:
-            return getattr(importlib.import_module(f"treering.{_LATER[name]}"), name)
-        raise AttributeError(f"module 'treering.checkpoint' has no attribute {name!r}")
+    __getattr__ = later_names(__name__, _LATER)
 
 
 def __dir__() -> list[str]:

@@ -10,8 +10,7 @@ All of this is provisional: a later version may change it, and the changelog wil
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from treering._checkpoint.forms import Loss
 from treering._codec.documents import parse_json
@@ -21,6 +20,7 @@ from treering._foreign.foreign_tree import ForeignStep, ForeignTree, build_index
 from treering._format.index import DataFile, LeafType, leaf_bytes
 from treering._format.leaf_values import check_shape
 from treering._store.resolve import is_folder, open_file
+from treering.checkpoint import later_names
 
 if TYPE_CHECKING:
     from treering._arrays.source_arrays import SourceArray
@@ -37,11 +37,7 @@ _LATER = {"SourceArray": "_arrays.source_arrays", "write_buffers": "_checkpoint.
 
 
 if not TYPE_CHECKING:  # a type checker sees the imports above, and so a mistyped name
-
-    def __getattr__(name: str) -> Any:
-        if name in _LATER:
-            return getattr(importlib.import_module(f"treering.{_LATER[name]}"), name)
-        raise AttributeError(f"module 'treering.formats' has no attribute {name!r}")
+    __getattr__ = later_names(__name__, _LATER)
 
 
 def __dir__() -> list[str]:

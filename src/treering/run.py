@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self, SupportsIndex, TypeAlias, 
 
 from treering._runs.results import Fallback, Preemption, Resumed, RunStatus, Stateful, StepCommit, StepSave
 from treering._values.outline import InNotebook
-from treering.checkpoint import LOAD_DEFAULTS, LoadKeywords, moved_options
+from treering.checkpoint import LOAD_DEFAULTS, LoadKeywords, later_names, moved_options
 
 if TYPE_CHECKING:
     import jax
@@ -609,13 +609,7 @@ class Run(InNotebook):
 
 
 if not TYPE_CHECKING:  # who imports runs does not open any
-
-    def __getattr__(name: str) -> type:
-        if name not in {"Lease", "StepWatch"}:
-            raise AttributeError(f"module 'treering.run' has no attribute {name!r}")
-        from treering._runs import leases
-
-        return getattr(leases, name)
+    __getattr__ = later_names(__name__, dict.fromkeys(("Lease", "StepWatch"), "_runs.leases"))
 
     def __dir__() -> list[str]:
         return sorted({*globals(), *__all__})

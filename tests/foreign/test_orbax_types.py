@@ -14,7 +14,7 @@ import tensorstore
 
 import treering
 from treering._foreign import grid_arrays
-from treering._foreign.orbax_item import read_containers
+from treering._foreign.orbax import read_containers
 from treering.errors import CorruptError, MismatchError, TreeringError, UnsupportedError
 
 GOLDEN = Path(__file__).parent / "golden" / "orbax"

@@ -20,8 +20,7 @@ from treering._leaves.documents.join import join_records
 from treering._values.boxes import Box
 from treering._values.human import bytes_text
 from treering._values.outline import outline_html
-from treering._view.listings import json_lines, leaf_members, notes_of, origin_members
-from treering._view.outlines import tree_outline
+from treering._view.listings import json_lines, leaf_members, notes_of, origin_members, tree_outline
 from treering._view.rows import branch_kind, lay_out, leaves_of
 from treering._view.tree_text import UNICODE, tree_lines
 from treering.errors import CorruptError

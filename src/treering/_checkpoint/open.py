@@ -25,8 +25,7 @@ from treering._store.api import Closable
 from treering._values.boxes import whole
 from treering._values.human import bytes_text, near, pluralize
 from treering._values.outline import InNotebook, Outline
-from treering._view.listings import notes_of
-from treering._view.outlines import tree_outline
+from treering._view.listings import notes_of, tree_outline
 from treering._view.plain import members_of
 from treering.errors import BusyError, ClosedError, CorruptError, MismatchError, NoSuchLeafError, NotFoundError
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import difflib
+import itertools
 import math
 import re
 import sys
@@ -16,7 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import click
 
 from treering._cli.main import GOOD, note, write_lines
-from treering._cli.options import JSON, PATH, read_latest, verb
+from treering._cli.verbs import JSON, PATH, read_latest, verb
 from treering._format.index import OpaqueLeaf
 from treering._format.listing import LeafRecord
 from treering._inspect.inspect import ArrayView, OpenTree, open_leaf_by_leaf
@@ -93,9 +94,8 @@ def _find_leaf(leaves: OpenTree, path: str, request: str) -> tuple[Any, str, str
         raise FormatError(f"the bracket of {key!r} is not closed", hint=f"{key + ']'!r} closes it")
     below = [text for text in known if text.startswith(f"{key}/")] if key else list(known)
     if below:
-        raise NotFoundError(
-            f"{key!r} is not a leaf of {path!r} but a branch of {len(below):,}", hint=f"{below[0]!r} is its first leaf"
-        )
+        what = f"{key!r} is not a leaf of {path!r} but a branch of {len(below):,}"
+        raise NotFoundError(what, hint=f"{below[0]!r} is its first leaf")
     near = difflib.get_close_matches(key, list(known)[:10_000], n=2, cutoff=0.5)
     hint = f"did you mean {' or '.join(map(repr, near))}?" if near else "treering ls names its leaves"
     raise NotFoundError(f"{path!r} has no leaf {key!r}", hint=hint)
@@ -111,15 +111,14 @@ def _write_json(
 def _read(view: ArrayView, parts: list[Selected]) -> NDArray[Any]:
     import numpy as np
 
-    return np.asarray(view[tuple(map(_index_of, parts))])
-
-
-def _index_of(part: Selected) -> int | slice:
-    """Return what numpy indexes with."""
-    if isinstance(part, int):
-        return part
-    stop = part.stop if part.step > 0 or part.stop >= 0 else None
-    return slice(part.start, stop, part.step) if part else slice(0, 0)
+    index: list[Part] = []
+    for part in parts:
+        if isinstance(part, range):
+            stop = part.stop if part.step > 0 or part.stop >= 0 else None
+            index.append(slice(part.start, stop, part.step) if part else slice(0, 0))
+        else:
+            index.append(part)
+    return np.asarray(view[tuple(index)])
 
 
 def _array_text(view: ArrayView, parts: list[Selected], *, everything: bool) -> str:
@@ -142,8 +141,6 @@ def _array_text(view: ArrayView, parts: list[Selected], *, everything: bool) -> 
 
 def _edges(view: ArrayView, parts: list[Selected]) -> NDArray[Any]:
     """Read the first and last items along each axis, with one item of nothing where numpy will print dots."""
-    import itertools
-
     import numpy as np
 
     shown = 2 * _EDGE + 1
@@ -180,9 +177,8 @@ def _write_npy(view: ArrayView, parts: list[Selected]) -> None:
     from treering._inspect.diff import blocks_of
 
     if sys.stdout.isatty():
-        raise UnsupportedError(
-            "a .npy file cannot be shown on a terminal", hint="write it to a file: --npy > array.npy"
-        )
+        hint = "write it to a file: --npy > array.npy"
+        raise UnsupportedError("a .npy file cannot be shown on a terminal", hint=hint)
     dtype = view.dtype
     stored = np.dtype(np.lib.format.descr_to_dtype(np.lib.format.dtype_to_descr(dtype)))
     if stored != dtype:
@@ -203,6 +199,7 @@ Part: TypeAlias = int | slice
 Selected: TypeAlias = int | range
 """What is selected of one axis: one place, which drops the axis, or a range of them."""
 
+_REST = "..."
 _INT = re.compile(r"[+-]?(0|[1-9][0-9]{0,17})")
 _EXAMPLES = "write KEY[2:10, -1] or KEY[..., ::2]: integers, start:stop:step, '...'"
 
@@ -222,31 +219,6 @@ def split_request(text: str, keys: Collection[str]) -> tuple[str, str | None]:
     return key, slices
 
 
-def parse_slices(text: str) -> tuple[list[Part], list[Part] | None]:
-    """Read slices: those before the dots, and those behind them, None where there are no dots.
-
-    Raises:
-        FormatError: it is none.
-
-    Example:
-        >>> parse_slices("1, ..., ::-2")
-        ([1], [slice(None, None, -2)])
-    """
-    before: list[Part] = []
-    behind: list[Part] | None = None
-    items = text.split(",")
-    if len(items) > 1 and not items[-1].strip():
-        items.pop()  # a trailing comma, as Python allows it
-    for item in items:
-        if item.strip() == "...":
-            if behind is not None:
-                raise FormatError(f"[{text}] has '...' twice", hint=_EXAMPLES)
-            behind = []
-            continue
-        (before if behind is None else behind).append(_part(item.strip(), text))
-    return before, behind
-
-
 def ranges_of(text: str, shape: tuple[int, ...]) -> list[Selected]:
     """Read slices and say what they select of each axis of an array.
 
@@ -257,13 +229,19 @@ def ranges_of(text: str, shape: tuple[int, ...]) -> list[Selected]:
         >>> ranges_of(":2, -1", (5, 4, 3))
         [range(0, 2), 3, range(0, 3)]
     """
-    before, behind = parse_slices(text)
-    if (count := len(before) + len(behind or ())) > len(shape):
+    items = [item.strip() for item in text.split(",")]
+    if len(items) > 1 and not items[-1]:
+        items.pop()  # a trailing comma, as Python allows it
+    place = items.index(_REST) if _REST in items else len(items)
+    given = [*items[:place], *items[place + 1 :]]
+    if _REST in given:
+        raise FormatError(f"[{text}] has '...' twice", hint=_EXAMPLES)
+    parts: list[Part] = [_part(item, text) for item in given]
+    if len(parts) > len(shape):
         axes = f"{len(shape)} {'axis' if len(shape) == 1 else 'axes'}"
-        raise FormatError(
-            f"[{text}] has {pluralize(count, 'indices')}, the array has {axes}: {list(shape)}", hint=_EXAMPLES
-        )
-    parts: list[Part] = [*before, *[slice(None)] * (len(shape) - count), *(behind or ())]
+        what = f"[{text}] has {pluralize(len(parts), 'indices')}, the array has {axes}: {list(shape)}"
+        raise FormatError(what, hint=_EXAMPLES)
+    parts[place:place] = [slice(None)] * (len(shape) - len(parts))
     return [_selected(part, length, axis) for axis, (part, length) in enumerate(zip(parts, shape, strict=True))]
 
 

@@ -9,7 +9,7 @@ import click
 
 from treering._checkpoint.forms import FORMS, LOSSES
 from treering._cli.main import GOOD, write_lines
-from treering._cli.options import describe, verb
+from treering._cli.verbs import describe, verb
 from treering._printable import hide_secrets
 from treering._view.progress import reporter, showing
 

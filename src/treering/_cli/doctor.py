@@ -12,7 +12,7 @@ import click
 
 from treering import __version__
 from treering._cli.main import GOOD, NO, write_lines
-from treering._cli.options import JSON, PATH, verb
+from treering._cli.verbs import JSON, PATH, verb
 from treering._format.findings import Attempt, Committed, Diagnosis, RunDiagnosis
 from treering._inspect.doctor import diagnose, diagnose_run, holds_run
 from treering._printable import printable

@@ -33,16 +33,16 @@ _VERBS = {
     "cat": ("cat", "Print one leaf, or a part of an array."),
     "convert": ("convert", "Save a checkpoint or file of any form in another one."),
     "cp": ("convert", "Copy a checkpoint, a run or a file, between disk and buckets."),
-    "diff": ("listings", "Compare two checkpoints or files."),
+    "diff": ("verbs", "Compare two checkpoints or files."),
     "doctor": ("doctor", "Show which saves are in flight or dead, and what to do about each."),
-    "du": ("listings", "Show which branches take how many bytes."),
-    "gc": ("steps", "Show which steps of a run would be removed; --yes removes them."),
-    "inspect": ("listings", "Show the content of a checkpoint or file, from its headers alone."),
-    "log": ("steps", "Show the steps of a run, their metrics, and which rule keeps each."),
-    "ls": ("listings", "List the leaves, or the steps of a run, one a line."),
-    "report": ("report", "Write a page: where the bytes are, every leaf, the history of a run."),
-    "rm": ("steps", "Remove one step of a run."),
-    "verify": ("listings", "Read every byte and compare the checksums."),
+    "du": ("verbs", "Show which branches take how many bytes."),
+    "gc": ("verbs", "Show which steps of a run would be removed; --yes removes them."),
+    "inspect": ("verbs", "Show the content of a checkpoint or file, from its headers alone."),
+    "log": ("verbs", "Show the steps of a run, their metrics, and which rule keeps each."),
+    "ls": ("verbs", "List the leaves, or the steps of a run, one a line."),
+    "report": ("verbs", "Write a page: where the bytes are, every leaf, the history of a run."),
+    "rm": ("verbs", "Remove one step of a run."),
+    "verify": ("verbs", "Read every byte and compare the checksums."),
 }
 """Verb -> the module of this room that has its command, and what it does."""
 
@@ -170,15 +170,6 @@ def _silence_stdout() -> None:
 def wants_color(stream: TextIO) -> bool:
     """Tell whether to color: a terminal that understands it, unless NO_COLOR is set (https://no-color.org)."""
     return stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
-
-
-def can_show(text: str, stream: TextIO) -> bool:
-    """Tell whether the stream's encoding has these characters."""
-    try:
-        text.encode(stream.encoding or "ascii")
-    except (UnicodeEncodeError, LookupError):
-        return False
-    return True
 
 
 def explain(message: str, hint: str | None = None) -> None:

@@ -120,10 +120,9 @@ class ForeignArrays:
             allocate_rooms(large, self._index.keys)
         for request, dtype in encoded:
             layout, read = self._layout(request.leaf), functools.partial(self._fill, request.leaf)
-            covering = find_chunks(layout, request)
+            covering, grid = find_chunks(layout, request), self._grids[request.leaf]
             with naming_leaf(self._index.keys[request.leaf]):
                 for chunk, planned in zip(covering, plan_decoding(layout, request, covering, dtype, read), strict=True):
-                    grid = self._grids[request.leaf]
                     found = grid.fetch(chunk) if self._is_far and grid.located else None
                     if isinstance(found, ByteRange) and found.size <= _FAR_WINDOW:
                         number = files.setdefault(found.file, len(files))
@@ -175,9 +174,8 @@ class ForeignArrays:
         layout = self._grids[leaf].layout
         if (count := chunk_count(layout)) > _MOST_CHUNKS:
             with naming_leaf(self._index.keys[leaf]):
-                raise UnsupportedError(
-                    f"it lies in {pluralize(count, 'chunks')}, more than {_MOST_CHUNKS}", hint="write larger chunks"
-                )
+                what = f"it lies in {pluralize(count, 'chunks')}, more than {_MOST_CHUNKS}"
+                raise UnsupportedError(what, hint="write larger chunks")
         return layout
 
     def _decode_group(self, group: Sequence[_Encoded]) -> int:

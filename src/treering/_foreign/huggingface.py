@@ -85,10 +85,8 @@ def _find_index(store: Store) -> str | None:
         return _USUAL
     found = sorted(name for name in store.names() if name.endswith(_INDEX))
     if len(found) > 1:
-        hint = "pass the path of one of them"
-        raise NotFoundError(
-            f"{os.fspath(store.path)!r} has {len(found)} indexes: {join_first(found, _SHOWN)}", hint=hint
-        )
+        what = f"{os.fspath(store.path)!r} has {len(found)} indexes: {join_first(found, _SHOWN)}"
+        raise NotFoundError(what, hint="pass the path of one of them")
     return found[0] if found else None
 
 
@@ -98,9 +96,7 @@ def _read_json(store: Store, name: str, most: int) -> dict[str, Any]:
             raise CorruptError(f"{name} has {pluralize(file.size, 'bytes')}, more than {most}")
         text = decode_text(file.read(0, file.size), name)
     try:
-        found = json.loads(
-            text
-        )  # of a name that is there twice, the last one counts: the files say whether it is right
+        found = json.loads(text)  # of a name that is there twice the last one counts: the files say if it is right
     except (ValueError, RecursionError) as error:
         raise CorruptError(f"{name} is not JSON: {error}") from None
     if type(found) is not dict:
@@ -120,9 +116,8 @@ def _read_weights(document: dict[str, Any]) -> dict[str, str]:
     weights = member(document, "weight_map", dict, "the index")
     for name, file in weights.items():
         if type(file) is not str or not _OUTSIDE.isdisjoint(file) or not file.endswith(".safetensors"):
-            raise CorruptError(
-                f"it names {file!r:.200} for the tensor {name!r:.200}, which is no safetensors file beside it"
-            )
+            what = "which is no safetensors file beside it"
+            raise CorruptError(f"it names {file!r:.200} for the tensor {name!r:.200}, {what}")
     return weights
 
 
@@ -166,6 +161,7 @@ def _join(
     """Put the shards together as one tree: those tensors that the index names, each from the file that it names."""
     found: dict[str, ForeignLeaf] = {}
     twice: list[str] = []
+    where = repr(os.fspath(index.parent))
     for number, (shard, (_, part)) in enumerate(shards.items()):
         head = part.structure[0]
         # A file that treering wrote has key texts as names.
@@ -173,18 +169,16 @@ def _join(
         for row, leaf in enumerate(part.chunks.leaf):
             name = names[leaf]
             if name not in weights:
-                what = f"{shard!r} holds the tensor {name!r:.200}, which {index.name!r} does not name"
-                raise CorruptError(
-                    f"{what}, in {os.fspath(index.parent)!r}", hint=f"load the file alone, or {_DOWNLOAD}"
-                )
+                what = f"{shard!r} holds the tensor {name!r:.200}, which {index.name!r} does not name, in {where}"
+                raise CorruptError(what, hint=f"load the file alone, or {_DOWNLOAD}")
             if weights[name] != shard:
                 twice.append(name)
                 continue
             found[name] = ForeignLeaf(part.type_of(leaf), pieces=[(None, number, part.chunks.offset[row])])
     ties = _find_ties(weights, found, shards, config)
     if lost := [name for name in weights if name not in found and name not in ties]:
-        what = f"{index.name!r} names {_some(lost)} in {weights[lost[0]]!r}, which does not hold it"
-        raise CorruptError(f"{what}, in {os.fspath(index.parent)!r}", hint=_DOWNLOAD)
+        what = f"{index.name!r} names {_some(lost)} in {weights[lost[0]]!r}, which does not hold it, in {where}"
+        raise CorruptError(what, hint=_DOWNLOAD)
     structure, keys = flat_dict(list(found))
     rows = [
         DataFile(name=name, nbytes=file.size, header=part.files[0].header, digest=None)
@@ -221,19 +215,13 @@ def _describe(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return what the configuration says of the model, as metadata."""
     names, kind = config.get("architectures"), config.get("model_type")
     architectures = [name for name in names if type(name) is str] if type(names) is list else []
-    return {
-        **({"architectures": architectures} if architectures else {}),
-        **({"model_type": kind} if type(kind) is str else {}),
-    }
+    told = {"architectures": architectures, "model_type": kind if type(kind) is str else None}
+    return {name: value for name, value in told.items() if value not in (None, [])}
 
 
 def _notes(ties: Sequence[str], twice: Sequence[str]) -> list[str]:
-    notes = []
-    if ties:
-        notes.append(f"tied to others, and in no file: {join_first(ties, _SHOWN)}")
-    if twice:
-        notes.append(f"in several files, read from the one that the index names: {join_first(twice, _SHOWN)}")
-    return notes
+    told = {"tied to others, and in no file": ties, "in several files, read from the one that the index names": twice}
+    return [f"{what}: {join_first(names, _SHOWN)}" for what, names in told.items() if names]
 
 
 def _some(names: Sequence[str]) -> str:

@@ -48,6 +48,7 @@ _LOCAL_BYTES: Final = 30
 _LISTED_BYTES: Final = 46
 _LARGE_END_BYTES: Final = 40
 _IN_UTF_8: Final = 1 << 11
+_ANOTHER_COPY: Final = "use another copy of the file"
 _AGAIN: Final = "save it with numpy"
 _COMPARED: Final = "each array has the CRC-32 that the archive has of it, which tells damage, and no forgery"
 _HEADER: Final = re.compile(
@@ -142,11 +143,10 @@ class _Window(io.RawIOBase):
         return True
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        at = offset + {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._file.size}[whence]
-        if at < 0:
+        self._at = offset + {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._file.size}[whence]
+        if self._at < 0:
             raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
-        self._at = at
-        return at
+        return self._at
 
     def tell(self) -> int:
         return self._at
@@ -171,7 +171,7 @@ def _read_entries(file: Reader) -> list[zipfile.ZipInfo]:
     try:
         archive = zipfile.ZipFile(window := _Window(file))
     except (zipfile.BadZipFile, NotImplementedError, ValueError, OverflowError, OSError) as error:
-        raise CorruptError(f"its directory is damaged: {error}", hint="use another copy of the file") from None
+        raise CorruptError(f"its directory is damaged: {error}", hint=_ANOTHER_COPY) from None
     if len(entries := archive.infolist()) > _MOST_ENTRIES:
         raise CorruptError(f"it has {len(entries)} entries, more than {_MOST_ENTRIES}")
     # zipfile does not count them, and passes over those behind an entry that says that it is longer.
@@ -182,9 +182,7 @@ def _read_entries(file: Reader) -> list[zipfile.ZipInfo]:
     end = window.read(_LARGE_END_BYTES)
     count = end[32:40] if end.startswith(b"PK\x06\x06") else end[10:12] if end.startswith(b"PK\x05\x06") else b""
     if len(entries) != int.from_bytes(count, "little"):
-        raise CorruptError(
-            "its directory is damaged: it does not list all entries", hint="use another copy of the file"
-        )
+        raise CorruptError("its directory is damaged: it does not list all entries", hint=_ANOTHER_COPY)
     return entries
 
 
@@ -287,7 +285,7 @@ def _deflated_leaf(file: Reader, at: int, entry: zipfile.ZipInfo, what: str, fir
             packed = start or file.read(at, entry.compress_size)
             data = zlib.decompressobj(-zlib.MAX_WBITS).decompress(packed, most)
         except zlib.error as error:
-            raise CorruptError(f"{what} cannot be unpacked: {error}", hint="use another copy of the file") from None
+            raise CorruptError(f"{what} cannot be unpacked: {error}", hint=_ANOTHER_COPY) from None
         if most > entry.file_size and len(data) != entry.file_size:
             raise CorruptError(f"{what} unpacks to {pluralize(len(data), 'bytes')}, {entry.file_size} were written")
         return data

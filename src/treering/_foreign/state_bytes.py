@@ -270,12 +270,10 @@ def place(state: Any, target: Any, shardings: Any) -> Any:
 
 def _require_wanted(prefix: Any, wanted: Any, trail: Trail) -> None:
     """Refuse a sharding for what is not there: a mistyped key must not leave an array on the default device."""
-    if isinstance(prefix, dict) and isinstance(wanted, dict):
-        stray = [key for key in prefix if key not in wanted]
-        if stray:
-            raise MismatchError(
-                f"shardings has {stray[0]!r:.200}, which the tree does not have", path=unwind(trail) or None
-            )
+    both = isinstance(prefix, dict) and isinstance(wanted, dict)
+    if stray := [key for key in prefix if key not in wanted] if both else []:
+        what = f"shardings has {stray[0]!r:.200}, which the tree does not have"
+        raise MismatchError(what, path=unwind(trail) or None)
 
 
 def _part_of(prefix: Any, wanted: Any, key: str, trail: Trail) -> tuple[Any, Any] | None:

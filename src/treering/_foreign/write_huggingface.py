@@ -18,16 +18,8 @@ from treering._arrays.outgoing import DescribedLeaves
 from treering._arrays.source import Source
 from treering._arrays.source_arrays import describe_source
 from treering._background.writer import Watch
+from treering._checkpoint import forms
 from treering._checkpoint.detect import refuse_other_form
-from treering._checkpoint.forms import (
-    Loss,
-    key_texts,
-    lost_containers,
-    lost_leaves,
-    lost_members,
-    lost_names,
-    refuse_others,
-)
 from treering._checkpoint.save_files import claim_at_end
 from treering._checkpoint.save_options import SaveOptions
 from treering._format.index import LeafType, leaf_bytes
@@ -59,18 +51,18 @@ _Row: TypeAlias = tuple[int, None, int, int]
 """Leaf, box, offset and bytes of an array in a file."""
 
 
-def find_losses(source: Source, part: Selection, metadata: Mapping[str, Any]) -> Iterator[Loss]:
+def find_losses(source: Source, part: Selection, metadata: Mapping[str, Any]) -> Iterator[forms.Loss]:
     """Yield all that is more than arrays of the dtypes of safetensors by their names."""
-    yield from lost_members([name for name, value in metadata.items() if type(value) is not str or name in _OWN])
-    yield from lost_containers(part.structure)
-    yield from lost_leaves(source, part, lambda kind: refuse_others(kind, DTYPES))
-    yield from lost_names(part.keys, _names(key_texts(part.structure)), _is_odd)
+    yield from forms.lost_members([name for name, value in metadata.items() if type(value) is not str or name in _OWN])
+    yield from forms.lost_containers(part.structure)
+    yield from forms.lost_leaves(source, part, lambda kind: forms.refuse_others(kind, DTYPES))
+    yield from forms.lost_names(part.keys, _names(forms.key_texts(part.structure)), _is_odd)
 
 
 def write(source: Source, part: Selection, save: SaveOptions, watch: Watch) -> dict[str, Any]:
     """Write the folder; return what is in it by its keys."""
     leaves = describe_source(source, part)
-    names = _names(key_texts(part.structure))
+    names = _names(forms.key_texts(part.structure))
     _write_model(names, leaves, save, watch)
     arrays = [leaves.whole_of(number) for number in range(len(names))]
     return dict(zip((join_key([name]) for name in names), arrays, strict=True))
@@ -235,6 +227,5 @@ def _require_done(outcome: Outcome, store: Store) -> None:
 
 
 def _found_another(store: Store, name: str) -> ExistsError:
-    return ExistsError(
-        f"another program wrote {name!r} to {os.fspath(store.path)!r} meanwhile", hint="save to another folder"
-    )
+    what = f"another program wrote {name!r} to {os.fspath(store.path)!r} meanwhile"
+    return ExistsError(what, hint="save to another folder")

@@ -18,15 +18,7 @@ import numpy as np
 from treering._arrays.source import Source
 from treering._arrays.source_arrays import SourceArray, describe_source
 from treering._background.writer import Watch
-from treering._checkpoint.forms import (
-    Loss,
-    key_texts,
-    lost_containers,
-    lost_leaves,
-    lost_members,
-    lost_names,
-    refuse_others,
-)
+from treering._checkpoint import forms
 from treering._checkpoint.save_files import write_buffers
 from treering._checkpoint.save_options import SaveOptions
 from treering._format.selection import Selection
@@ -63,12 +55,12 @@ class _Entry(NamedTuple):
         return len(self.head) + int(self.array.nbytes)
 
 
-def find_losses(source: Source, part: Selection, metadata: Mapping[str, Any]) -> Iterator[Loss]:
+def find_losses(source: Source, part: Selection, metadata: Mapping[str, Any]) -> Iterator[forms.Loss]:
     """Yield all that is more than arrays of numpy's own dtypes by their names."""
-    yield from lost_members(metadata)
-    yield from lost_containers(part.structure)
-    yield from lost_leaves(source, part, lambda kind: refuse_others(kind, NUMPY_SIZES))
-    yield from lost_names(part.keys, _names(part), lambda name: len(name) > _LONGEST_NAME or _ODD.search(name))
+    yield from forms.lost_members(metadata)
+    yield from forms.lost_containers(part.structure)
+    yield from forms.lost_leaves(source, part, lambda kind: forms.refuse_others(kind, NUMPY_SIZES))
+    yield from forms.lost_names(part.keys, _names(part), lambda name: len(name) > _LONGEST_NAME or _ODD.search(name))
 
 
 def write(source: Source, part: Selection, save: SaveOptions, watch: Watch) -> dict[str, Any]:
@@ -85,7 +77,7 @@ def write(source: Source, part: Selection, save: SaveOptions, watch: Watch) -> d
 
 
 def _names(part: Selection) -> list[str]:
-    return ["/".join(split_key(key)) or _BARE for key in key_texts(part.structure)]
+    return ["/".join(split_key(key)) or _BARE for key in forms.key_texts(part.structure)]
 
 
 def _head(array: SourceArray) -> bytes:

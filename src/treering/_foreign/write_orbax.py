@@ -232,18 +232,14 @@ def write_item(
         else:
             entries |= _entry(path, _EMPTY.get(container.node, "Dict"))
     _write_arrays(folder, below, leaves, save, watch)
-    shardings = {
-        base64.b64encode(leaf.name.encode()).decode(): _sharding()
-        for leaf in leaves
-        if leaf.kind.kind in ("jax", "key")
-    }
+    of_jax = [leaf for leaf in leaves if leaf.kind.kind in ("jax", "key")]
     documents: dict[str, Any] = {
         "_METADATA": {
             "tree_metadata": entries, "use_ocdbt": True, "use_zarr3": False,
             "store_array_data_equal_to_fill_value": True, "custom_metadata": None,
         },
-        "_sharding": shardings,
-        "array_metadatas/process_0": {"array_metadatas": list(_describe_arrays(leaves))},
+        "_sharding": {base64.b64encode(leaf.name.encode()).decode(): _sharding() for leaf in of_jax},
+        "array_metadatas/process_0": {"array_metadatas": list(_describe_arrays(of_jax))},
         "_strings.json": _nest({leaf.name: leaf.value for leaf in leaves if leaf.kind.kind == "str"}),
     }  # fmt: skip
     for name, document in documents.items():
@@ -281,13 +277,6 @@ def _walk_paths(structure: Sequence[Token]) -> Iterator[tuple[list[Step], Contai
         else:
             for step in heads[place : place + token] if depth else [None]:
                 yield [*above, *([] if step is None else [step])], None
-
-
-def empty_paths(structure: Sequence[Token]) -> Iterator[tuple[str, ...]]:
-    """Yield the keys of each empty container."""
-    for path, container in _walk_paths(structure):
-        if container is not None:
-            yield keys_of(path)
 
 
 def _entry(path: Sequence[Step], kind: str, array: ZarrArray | None = None) -> dict[str, Any]:
@@ -342,7 +331,7 @@ def _sharding() -> str:
 
 def _describe_arrays(leaves: Iterable[_Leaf]) -> Iterator[dict[str, Any]]:
     for leaf in leaves:
-        if leaf.array is not None and leaf.kind.kind in ("jax", "key"):
+        if leaf.array is not None:
             extended = None if leaf.kind.impl is None else {"random_key_impl": leaf.kind.impl}
             shapes = {"write_shape": leaf.array.chunks, "chunk_shape": leaf.array.chunks}
             yield {"array_metadata": {"param_name": leaf.name, **shapes, "ext_metadata": extended}}
@@ -473,10 +462,9 @@ class StepWriter:
         for key in left.values():
             yield Loss("items", key, f"leaf {key!r:.200}: it is in none of the items {listed}")
         # What has no leaf is left behind by no leaf's name.
-        for path in empty_paths(part.structure):
-            if not any(
-                path[: len(at)] == at for at in (split_key(item.key) for item in self._items if item.kind != "json")
-            ):
+        roots = [split_key(item.key) for item in self._items if item.kind != "json"]
+        for path in [keys_of(path) for path, container in _walk_paths(part.structure) if container is not None]:
+            if all(path[: len(root)] != root for root in roots):
                 key = join_key(path)
                 yield Loss("structure", key, f"the empty container {key!r:.200}: it is in none of the items {listed}")
 
@@ -498,9 +486,9 @@ class StepWriter:
         with new_folder(save.path, _UNCOMMITTED) as folder:
             for name, document in documents.items():
                 folder.write(name, json.dumps(document).encode())
-            written = {
-                item.name: self._write_item(folder, item, source, part, save=save, watch=watch) for item in self._items
-            }
+            written: dict[str, dict[str, Any] | None] = {}
+            for item in self._items:
+                written[item.name] = self._write_item(folder, item, source, part, save=save, watch=watch)
             for name in {**handlers, **written}:  # as Orbax does, for copies to where no rename is
                 folder.write(f"{name}/{_COMMITTED}", _MARK)
             write_facts(folder, handlers, (began, began if note is not None else time.time_ns()), custom)

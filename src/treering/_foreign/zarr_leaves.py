@@ -8,6 +8,7 @@ Source: https://zarr-specs.readthedocs.io/en/latest/v3/core/index.html, and the 
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import io
 import json
@@ -61,26 +62,19 @@ _COMPRESSORS: Final = frozenset({"zstd", "gzip", "blosc"})
 _AGAIN: Final = "write the array again without it"
 
 
-class _Chain(NamedTuple):
-    """What a chunk goes through."""
-
-    order: str = "C"
-    big_endian: bool = False
-    compressor: str | None = None
-    checked: bool = False
-    """Whether a CRC-32C follows."""
-
-
 class _Shard(NamedTuple):
     """How the chunks lie in a file."""
 
     shape: tuple[int, ...]
-    index_chain: _Chain
+    big_endian: bool
+    """Whether its index is."""
+    checked: bool
+    """Whether a CRC-32C follows its index."""
     at_end: bool
 
     def index_bytes(self, layout: ZarrArray) -> int:
         """Return how many bytes its index takes."""
-        return _ENTRY * math.prod(self.counts(layout)) + _CHECKSUM * self.index_chain.checked
+        return _ENTRY * math.prod(self.counts(layout)) + _CHECKSUM * self.checked
 
     def counts(self, layout: ZarrArray) -> tuple[int, ...]:
         """Return how many chunks there are along each axis."""
@@ -155,19 +149,10 @@ def parse_zarr_json(data: bytes) -> ZarrDocument:
             raise CorruptError(f"{ZARR3}: shards of {outer} do not hold whole chunks of {chunks}")
         shard = _shard(settings, outer)
         codecs = member(settings, "codecs", list, ZARR3)
-    chain = _chain(codecs, len(shape))
     prefix, separator = _key_encoding(node)
-    layout = ZarrArray(
-        shape=shape,
-        chunks=chunks,
-        dtype=dtype,
-        big_endian=chain.big_endian,
-        compressor=chain.compressor,
-        order=chain.order,
-        separator=separator,
-    )
+    layout, checked = _encoded(ZarrArray(shape=shape, chunks=chunks, dtype=dtype, separator=separator), codecs)
     check_padding(layout)
-    return ZarrDocument(layout, _is_zero(node.get("fill_value", 0)), prefix, chain.checked, shard)
+    return ZarrDocument(layout, _is_zero(node.get("fill_value", 0)), prefix, checked, shard)
 
 
 def _dtype(node: Any) -> str:
@@ -198,38 +183,38 @@ def _chunk_shape(settings: dict[str, Any], shape: tuple[int, ...]) -> tuple[int,
 
 
 def _shard(settings: dict[str, Any], shape: tuple[int, ...]) -> _Shard:
-    chain = _chain(member(settings, "index_codecs", list, ZARR3), 1)
-    if chain.compressor is not None:
+    index = ZarrArray(shape=(1,), chunks=(1,), dtype="uint64")
+    index, checked = _encoded(index, member(settings, "index_codecs", list, ZARR3))
+    if index.compressor is not None:
         raise UnsupportedError(f"{ZARR3}: the index of its shards is compressed", hint=_AGAIN)
     if (place := settings.get("index_location", "end")) not in ("start", "end"):
         raise CorruptError(f"{ZARR3}: an index of shards at {show(place)}")
-    return _Shard(shape, chain, place == "end")
+    return _Shard(shape, index.big_endian, checked, place == "end")
 
 
-def _chain(codecs: list[Any], axes: int) -> _Chain:
-    """Return what the codecs of chunks are; each step may be there once, in the order in which they stand here."""
+def _encoded(layout: ZarrArray, codecs: list[Any]) -> tuple[ZarrArray, bool]:
+    """Return how its chunks are encoded by codecs, and whether a CRC-32C follows each; these stand in this order."""
     left = [_named(codec, "codecs") for codec in codecs]
-    chain = _Chain()
+    axes, order = [*range(len(layout.shape))], "C"
     while left and left[0][0] == "transpose":
-        order = left.pop(0)[1].get("order")
-        if chain.order == "C" and order in ("F", [*range(axes)][::-1]):
-            chain = chain._replace(order="F" if axes > 1 else "C")
-        elif order not in ("C", [*range(axes)]):
-            raise UnsupportedError(f"{ZARR3}: its axes are stored in the order {show(order)}", hint=_AGAIN)
+        given = left.pop(0)[1].get("order")
+        if order == "C" and given in ("F", axes[::-1]):
+            order = "F" if len(axes) > 1 else "C"
+        elif given not in ("C", axes):
+            raise UnsupportedError(f"{ZARR3}: its axes are stored in the order {show(given)}", hint=_AGAIN)
     if not left or left[0][0] != "bytes":
         found = left[0][0] if left else None
         raise UnsupportedError(f"{ZARR3}: the codec {show(found)} is not supported", hint=_AGAIN)
     if (endian := left.pop(0)[1].get("endian", "little")) not in ("little", "big"):
         raise CorruptError(f"{ZARR3}: bytes in the order {show(endian)}")
-    chain = chain._replace(big_endian=endian == "big")
-    if left and left[0][0] in _COMPRESSORS:
-        chain = chain._replace(compressor=json.dumps({"id": left.pop(0)[0]}))
-    if left and left[0][0] == "crc32c":
-        left.pop(0)
-        chain = chain._replace(checked=True)
-    if left:
-        raise UnsupportedError(f"{ZARR3}: the codec {show(left[0][0])} is not supported in this place", hint=_AGAIN)
-    return chain
+    compressor = json.dumps({"id": left.pop(0)[0]}) if left and left[0][0] in _COMPRESSORS else None
+    checked = bool(left) and left[0][0] == "crc32c"
+    if left[checked:]:
+        raise UnsupportedError(
+            f"{ZARR3}: the codec {show(left[checked][0])} is not supported in this place", hint=_AGAIN
+        )
+    encoded = dataclasses.replace(layout, big_endian=endian == "big", compressor=compressor, order=order)
+    return encoded, checked
 
 
 def _key_encoding(node: dict[str, Any]) -> tuple[str, str]:
@@ -312,10 +297,10 @@ class _ShardReader:
         if (size := self._shard.index_bytes(self._zarr.layout)) > found.size:
             raise CorruptError(f"the shard {name!r} is shorter than its index", hint=DAMAGED)
         data = found.read(found.size - size if self._shard.at_end else 0, size)
-        if self._shard.index_chain.checked:
+        if self._shard.checked:
             data = _without_checksum(data, f"the index of the shard {name!r}")
         index = array("Q", data)
-        if self._shard.index_chain.big_endian != (sys.byteorder == "big"):
+        if self._shard.big_endian != (sys.byteorder == "big"):
             index.byteswap()
         return found, index
 

@@ -6,7 +6,7 @@ import dataclasses
 import json
 import math
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from treering._format.index import ForeignKey, OpaqueLeaf
@@ -160,9 +160,8 @@ def diff(
         count = sum(1 for _, *nodes in pairs if any(node is not ABSENT and not is_branch(node) for node in nodes))
         if values:
             found += _differing_values(left, right, told)
-        return Diff(
-            a=show_path(os.fspath(a)), b=show_path(os.fspath(b)), differences=tuple(found), leaves=count, values=values
-        )
+        shown = show_path(os.fspath(a)), show_path(os.fspath(b))
+        return Diff(a=shown[0], b=shown[1], differences=tuple(found), leaves=count, values=values)
 
 
 # ------------------------------------------------------------------------------------------------------------- headers
@@ -265,8 +264,11 @@ def _branches(key: str, a: Any, b: Any) -> Iterator[Difference]:
     left, right = (dict(node.static) if isinstance(node, Named) else {} for node in (a, b))
     for name in {**left, **right}:
         if name not in left or name not in right or not same_value(left[name], right[name]):
-            texts = [_static_text(side[name]) if name in side else "not there" for side in (left, right)]
-            yield Difference(f"{key}.{name}", "static", *_tell_apart(left.get(name), right.get(name), texts))
+            both = left.get(name, ABSENT), right.get(name, ABSENT)
+            texts = [
+                "not there" if one is ABSENT else one.text if isinstance(one, ForeignKey) else repr(one) for one in both
+            ]
+            yield Difference(f"{key}.{name}", "static", *_tell_apart(both, texts, _digests))
 
 
 def _leaves(key: str, a: Any, b: Any, *, exact: bool) -> Iterator[Difference]:
@@ -284,7 +286,7 @@ def _leaves(key: str, a: Any, b: Any, *, exact: bool) -> Iterator[Difference]:
             yield Difference(key, "size", pluralize(left.nbytes, "bytes"), pluralize(right.nbytes, "bytes"))
     elif is_same_kind and not same_value(a, b):
         texts = ["None" if leaf is None else value_text(leaf) or record_of(leaf).kind for leaf in (a, b)]
-        yield Difference(key, "value", *_tell_apart(a, b, texts))
+        yield Difference(key, "value", *_tell_apart((a, b), texts, _digests))
 
 
 def _kind(leaf: LeafRecord, *, exact: bool) -> tuple[str, str | None]:
@@ -334,15 +336,11 @@ def _describe_leaf(leaf: LeafRecord, node: Any) -> str:
     return f"{leaf.kind}{impl} {leaf.dtype}{list(leaf.shape or ())}"
 
 
-def _static_text(static: Any) -> str:
-    return static.text if isinstance(static, ForeignKey) else repr(static)
-
-
-def _tell_apart(a: Any, b: Any, texts: list[str]) -> list[str]:
-    """Add their digests to values whose texts are the same."""
+def _tell_apart(values: Sequence[Any], texts: list[str], say: Callable[[Any], str]) -> list[str]:
+    """Say more of values whose texts are the same."""
     if texts[0] != texts[1]:
         return texts
-    return [f"{text} ({_digests(value)})" for text, value in zip(texts, (a, b), strict=True)]
+    return [f"{text} ({say(value)})" for text, value in zip(texts, values, strict=True)]
 
 
 def _digests(value: Any) -> str:
@@ -418,11 +416,13 @@ def _arrays(key: str, a: ArrayView, b: ArrayView, report: Callable[[int], None])
     for box in blocks_of(a.shape, a.dtype.itemsize):
         left, right = np.asarray(a[box], order="C"), np.asarray(b[box], order="C")
         items += left.size
-        if (unequal := _unequal_items(left, right)) is not None:
+        if (unequal := unequal_items(left, right)) is not None:
             if not differing:
                 inner = np.unravel_index(int(unequal.argmax()), left.shape)
                 where = tuple(int(at) + side.start for at, side in zip(inner, box, strict=True))
-                sides = _describe_pair(left[inner], right[inner])
+                pair = left[inner], right[inner]
+                # Two NaNs look the same, and their bits differ.
+                sides = _tell_apart(pair, list(map(str, pair)), lambda item: f"0x{item.tobytes()[::-1].hex()}")
             differing += int(unequal.sum())
         done += left.nbytes
         report(done)
@@ -432,7 +432,7 @@ def _arrays(key: str, a: ArrayView, b: ArrayView, report: Callable[[int], None])
     return Difference(key=key, what="values", a=sides[0], b=sides[1], detail=detail)
 
 
-def _unequal_items(a: NDArray[Any], b: NDArray[Any]) -> NDArray[Any] | None:
+def unequal_items(a: NDArray[Any], b: NDArray[Any]) -> NDArray[Any] | None:
     """Mark the items whose bits differ, as a flat array; None where all are equal."""
     import numpy as np
 
@@ -440,11 +440,3 @@ def _unequal_items(a: NDArray[Any], b: NDArray[Any]) -> NDArray[Any] | None:
     if np.array_equal(left, right):
         return None
     return cast("NDArray[Any]", (left != right).reshape(-1, a.dtype.itemsize).any(axis=1))
-
-
-def _describe_pair(a: Any, b: Any) -> list[str]:
-    """Write two items; with their bits where they look the same, as two NaNs do."""
-    texts = [str(a), str(b)]
-    if texts[0] != texts[1]:
-        return texts
-    return [f"{text} (0x{item.tobytes()[::-1].hex()})" for text, item in zip(texts, (a, b), strict=True)]

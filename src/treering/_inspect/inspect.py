@@ -10,8 +10,9 @@ import os
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
-from treering._checkpoint.detect import Form, detect
+from treering._checkpoint.detect import ForeignForm, Form, detect
 from treering._checkpoint.forms import list_headers, read_source
+from treering._foreign.foreign_tree import find_steps
 from treering._format.listing import FileRecord, LeafRecord, Listing, list_index
 from treering._printable import show_path
 from treering._store.api import Reader
@@ -20,8 +21,7 @@ from treering._store.resolve import kept, located, open_file
 from treering._values.checkpoint_names import INDEX
 from treering._values.human import bytes_text
 from treering._values.outline import InNotebook, Outline
-from treering._view.listings import form_text, notes_of
-from treering._view.outlines import fit_on_screens, tree_outline
+from treering._view.listings import fit_on_screens, form_text, notes_of, tree_outline
 from treering._view.plain import members_of
 from treering._view.rows import lay_out, leaves_of, record_of
 from treering._view.tree_text import totals_text, tree_lines
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from treering._checkpoint.open import LeafView
+    from treering._view.run_text import RunListing
 
 Fetch: TypeAlias = Callable[[int, int], bytes]
 """``fetch(offset, n)`` returns ``n`` bytes."""
@@ -97,6 +98,17 @@ def inspect(path: str | os.PathLike[str]) -> Inspection:
     return Inspection(
         path=os.fspath(path), **members_of(listing, *(field.name for field in dataclasses.fields(listing)))
     )
+
+
+def list_steps(path: str | os.PathLike[str]) -> RunListing | None:
+    """List the steps of a run, or in a folder of another program; None for everything else. Raises as ``detect``."""
+    form = detect(path)
+    steps = find_steps(path, form) if isinstance(form, ForeignForm) else None
+    if form is not Form.RUN and steps is None:
+        return None
+    from treering._runs.reports import list_foreign_steps, list_run
+
+    return list_run(path) if steps is None else list_foreign_steps(path, steps)
 
 
 # What reads a form is imported when such a file is there: together they take longer than a small file.

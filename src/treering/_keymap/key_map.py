@@ -285,7 +285,10 @@ class _Planner:
         if math.prod(counts) * len(sources) != len(parts):
             slots = itertools.product(itertools.product(*map(range, counts)), sources)
             lost = itertools.islice((slot for slot in slots if slot not in parts), _MOST_MISSING)
-            texts = [_slot_text(rule, stacked, *slot) for slot in lost]
+            texts = []
+            for places, source in lost:
+                named = [f"{{{name}}}={place}" for name, place in zip(stacked, places, strict=True)]
+                texts.append(" ".join([repr(rule.sources[source].text), *(["with"] if named else []), *named]))
             self._note(key, f"{rule.text} needs parts that are not there: {', '.join(texts)}")
             return None
         shapes = [parts[(0,) * len(stacked), source].shape or () for source in sources]
@@ -351,17 +354,10 @@ def _find_unlike(
             return f"parts of the shapes {shapes[source]} and {part.shape}"
     if merge is not None:
         rank = len(shapes[0])
-        if not -rank <= merge < rank or any(len(shape) != rank for shape in shapes):
-            return f"parts of the shapes {shapes}, to be joined along axis {merge}"
-        rest = {shape[: merge % rank] + shape[merge % rank + 1 :] for shape in shapes}
-        if len(rest) > 1:
+        fits = -rank <= merge < rank and all(len(shape) == rank for shape in shapes)
+        if not fits or len({shape[: merge % rank] + shape[merge % rank + 1 :] for shape in shapes}) > 1:
             return f"parts of the shapes {shapes}, to be joined along axis {merge}"
     return None
-
-
-def _slot_text(rule: KeyRule, stacked: Sequence[str], places: Sequence[int], source: int) -> str:
-    named = " ".join(f"{{{name}}}={place}" for name, place in zip(stacked, places, strict=True))
-    return f"{rule.sources[source].text!r}{' with ' if named else ''}{named}"
 
 
 class KeyMap:
@@ -454,9 +450,8 @@ def check_key_map(given: object) -> None:
         UnsupportedError: it is something else than a map or None.
     """
     if not isinstance(given, KeyMap | None):
-        raise UnsupportedError(
-            f"key_map= is a treering.KeyMap, found {given!r:.100}", hint="KeyMap.read reads a TOML file"
-        )
+        hint = "KeyMap.read reads a TOML file"
+        raise UnsupportedError(f"key_map= is a treering.KeyMap, found {given!r:.100}", hint=hint)
 
 
 _LARGEST_FILE: Final = 1 << 20

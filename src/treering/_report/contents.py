@@ -2,30 +2,38 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
+import functools
+import itertools
+import math
 import os
-from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from treering import __version__
-from treering._checkpoint.detect import ForeignForm, Form, detect
-from treering._checkpoint.forms import list_headers
+from treering._checkpoint.forms import list_headers, read_checkpoint_index
+from treering._format.document import parse_index
+from treering._format.index import Index, LeafType, leaf_bytes
 from treering._format.listing import LeafRecord, Listing
 from treering._format.run_document import remove_note
+from treering._inspect.diff import blocks_of, compare_listings, needs_reading, pair_nodes, unequal_items
+from treering._inspect.inspect import ArrayView, list_steps, open_leaf_by_leaf
 from treering._printable import show_path
-from treering._report.changes import compare
-from treering._report.splits import list_splits
-from treering._report.statistics import describe_leaves
-from treering._store.resolve import kept
+from treering._store.resolve import kept, located, store_at
+from treering._values.boxes import Box
 from treering._values.human import bytes_text, count_text, duration_text, pluralize
 from treering._view.listings import form_text, notes_of
-from treering._view.plain import visible
+from treering._view.plain import json_text, visible
+from treering._view.progress import reporter, showing
 from treering._view.rows import LONGEST_KEY, Totals, leaves_of, record_of, weight_of
-from treering._view.run_text import RunListing, when_text
+from treering._view.run_text import RunListing, rule_notes, when_text
 from treering._view.tree_text import leaf_cells
 from treering.errors import CorruptError
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
     from treering._format.findings import Verification
 
 SCHEMA: Final = "treering.report/1"
@@ -66,12 +74,18 @@ def gather(
         (['w/0', 'w/1', 'step'], 24)
     """
     path = kept(path)
-    run = _list_steps(path)
+    run = list_steps(path)
     place = run.steps[-1].path if run is not None and run.steps else path
-    found = _verify(path) if verify else None
-    lost = None
+    found, lost = None, None
+    if verify:
+        from treering._inspect.verify import verify as check
+
+        found = check(path, progress=True)
     try:
-        listing = _empty(run) if run is not None and not run.steps else list_headers(place)
+        if run is not None and not run.steps:
+            listing = Listing(form=run.form, file_bytes=0, root={}, notes=("it has no step yet",))
+        else:
+            listing = list_headers(place)
     except CorruptError as error:
         if found is None:
             raise
@@ -92,32 +106,6 @@ def gather(
     if stats and not lost:
         document["tables"].append(describe_leaves(place))
     return document
-
-
-def _list_steps(path: str | os.PathLike[str]) -> RunListing | None:
-    """List the steps of a run, or of a folder of steps of another program; None for everything else."""
-    form = detect(path)
-    if form is Form.RUN:
-        from treering._runs.reports import list_run
-
-        return list_run(path)
-    if isinstance(form, ForeignForm):
-        from treering._foreign.foreign_tree import find_steps
-        from treering._runs.reports import list_foreign_steps
-
-        steps = find_steps(path, form)
-        return None if steps is None else list_foreign_steps(path, steps)
-    return None
-
-
-def _verify(path: str | os.PathLike[str]) -> Verification:
-    from treering._inspect.verify import verify as check
-
-    return check(path, progress=True)
-
-
-def _empty(run: RunListing) -> Listing:
-    return Listing(form=run.form, file_bytes=0, root={}, notes=("it has no step yet",))
 
 
 # ------------------------------------------------------------------------------------------------------------- leaves
@@ -195,14 +183,9 @@ def _notes(listing: Listing, run: RunListing | None, lost: str | None) -> Iterab
     if lost:
         yield "damaged", lost
     if run is not None:
-        yield "keep", run.keep or "every step, no rule is noted"
-        yield from [("save every", run.save_every)] if run.save_every else []
-        yield from (("note", note) for note in run.notes)
-    noted = remove_note(listing.metadata)
+        yield from rule_notes(run)
     yield from (pair for pair in notes_of(listing) if pair[0] not in {"form", "metadata"})
-    if noted:
-        from treering._view.plain import json_text
-
+    if noted := remove_note(listing.metadata):
         yield "metadata", json_text(noted)
 
 
@@ -262,3 +245,282 @@ def _damaged_keys(found: Verification, folder: str) -> list[str]:
     """Return the keys of the damaged leaves of what is shown; of a run the other steps have findings too."""
     here = [each for each in found.findings if found.steps is None or each.file.startswith(f"{folder}/")]
     return [visible(each.key, LONGEST_KEY) for each in here if each.key is not None]
+
+
+# ---------------------------------------------------------------------------------------- how arrays are cut into boxes
+
+
+_MOST_WAYS: Final = 24
+_MOST_BOXES: Final = 1024
+
+_Cut: TypeAlias = tuple[LeafType, tuple[Box, ...], tuple[int | None, ...]]
+"""One way of cutting arrays of one shape: into which boxes, and the process that wrote each; none where it was one."""
+
+
+def list_splits(path: str | os.PathLike[str], listing: Listing) -> list[dict[str, Any]]:
+    """Return the ways in which arrays are cut into several boxes, the one with the most bytes first.
+
+    Args:
+        path: the checkpoint, leaves directory or file.
+        listing: what its headers say.
+
+    Raises:
+        CorruptError, StoreError: the index cannot be read.
+    """
+    records = [(key, leaf) for key, leaf in leaves_of(listing.root) if isinstance(leaf, LeafRecord) and leaf.chunks > 1]
+    if not records:
+        return []
+    data = read_checkpoint_index(located(path))
+    ways: dict[_Cut, dict[str, Any]] = {}
+    for cut, key, nbytes in _cuts_of_records(records) if data is None else _cuts_of_index(parse_index(data)):
+        way = ways.setdefault(cut, {"example": key, "leaves": 0, "nbytes": 0})
+        way["leaves"] += 1
+        way["nbytes"] += nbytes
+    return [
+        {
+            "shape": kind.shape or (),
+            "boxes": [[side for pair in box for side in pair] for box in boxes],
+            "writers": [each for each in writers if each is not None],
+            "sharding": visible(kind.sharding or ""),
+            **way,
+            "example": visible(way["example"], 300),
+            "bytes": bytes_text(way["nbytes"]),
+            "mesh": list(listing.meshes),
+        }
+        for (kind, boxes, writers), way in sorted(ways.items(), key=lambda pair: -pair[1]["nbytes"])[:_MOST_WAYS]
+    ]
+
+
+def _cuts_of_index(index: Index) -> Iterator[tuple[_Cut, str, int]]:
+    """Yield how each array is cut, its key and its bytes."""
+    chunks = index.chunks
+    for leaf, rows in itertools.groupby(range(len(chunks)), chunks.leaf.__getitem__):
+        if 1 < len(some := list(rows)) <= _MOST_BOXES:
+            kind, writers = index.type_of(leaf), tuple(index.files[chunks.file[row]].process for row in some)
+            yield (kind, tuple(map(index.box_of, some)), writers), index.keys[leaf], leaf_bytes(kind)
+
+
+def _cuts_of_records(records: Iterable[tuple[str, LeafRecord]]) -> Iterator[tuple[_Cut, str, int]]:
+    """Yield the same of arrays that are cut into chunks of one shape, as zarr does."""
+    for key, leaf in records:
+        if (cut := _cut_of_chunks(leaf.shape or (), leaf.chunk_shape or ())) is not None:
+            yield cut, key, leaf.nbytes
+
+
+@functools.lru_cache(maxsize=256)
+def _cut_of_chunks(shape: tuple[int, ...], chunk: tuple[int, ...]) -> _Cut | None:
+    lengths = list(zip(shape, chunk, strict=bool(chunk)))
+    if not lengths or not all(chunk) or math.prod(-(-length // step) for length, step in lengths) > _MOST_BOXES:
+        return None
+    sides = [[(at, min(at + step, length)) for at in range(0, length, step)] for length, step in lengths]
+    kind = LeafType(kind="numpy", shape=shape, sharding=f"chunks of {list(chunk)}")
+    return kind, tuple(itertools.product(*sides)), ()
+
+
+# -------------------------------------------------------------- statistics: every array read once, a few MiB at a time
+
+
+BLOCK_BYTES: Final = 2 << 20
+"""So much of an array is read at a time; as float64, the widest that is computed with, it is at most 8 times that."""
+_FINE: Final = 1024
+_BARS: Final = 32
+_TALLEST: Final = 99
+
+
+def describe_leaves(path: str | os.PathLike[str]) -> dict[str, Any]:
+    """Read the arrays at a path, and return a table of what is in each; of very many the largest.
+
+    Raises:
+        CorruptError, StoreError: a block is damaged or cannot be read.
+    """
+    rows: list[list[Any]] = []
+    told = reporter(True, "reading")
+    with open_leaf_by_leaf(path) as tree, showing(told):
+        arrays = [
+            (key, leaf)
+            for key, leaf in leaves_of(tree.listing.root)
+            if isinstance(leaf, LeafRecord) and leaf.dtype is not None and leaf.kind != "key"
+        ]
+        most = sorted(arrays, key=lambda pair: -pair[1].nbytes)[:_MOST_ROWS]
+        done, total = 0, sum(leaf.nbytes for _, leaf in most)
+        for key, leaf in most:
+            rows.append([visible(key, 300), *summarize(tree.array(leaf)).cells()])
+            done += leaf.nbytes
+            if told is not None:
+                told(done, total)
+    left = f"; {pluralize(len(arrays) - len(most), 'smaller ones', ',')} not read" if len(arrays) > len(most) else ""
+    heads = ["key", "min", "max", "mean", "std", "zeros", "nan", "inf", "histogram"]
+    title = f"Statistics of {pluralize(len(most), 'arrays', ',')}{left}"
+    return {"id": "statistics", "title": title, "heads": heads, "right": list(range(1, 8)), "rows": rows}
+
+
+def summarize(view: ArrayView) -> Summary:
+    """Read an array block by block; of complex numbers the magnitudes count.
+
+    Raises:
+        CorruptError, StoreError: a block is damaged or cannot be read.
+    """
+    import numpy as np
+
+    found = Summary()
+    for box in blocks_of(view.shape, view.dtype.itemsize, BLOCK_BYTES):
+        block = np.asarray(view[box]).reshape(-1)
+        with np.errstate(all="ignore"):
+            found.add(np.abs(block).astype(np.float64) if block.dtype.kind == "c" else block.astype(np.float64))
+    return found
+
+
+class Summary:
+    """What is known of the numbers that were added so far.
+
+    Example:
+        >>> import numpy as np
+        >>> found = Summary()
+        >>> found.add(np.array([0.0, 1.0, 2.0]))
+        >>> found.add(np.array([9.0, np.nan]))
+        >>> found.low, found.high, found.mean, found.zeros, found.nans, sum(found.counts)
+        (0.0, 9.0, 3.0, 1, 1, 4)
+    """
+
+    def __init__(self) -> None:
+        self.items = self.finite = self.zeros = self.nans = self.infinite = 0
+        self.low, self.high = math.inf, -math.inf
+        self.mean = self.squares = 0.0
+        self.counts: list[int] = []
+        self._start = self._span = 0.0
+
+    def add(self, block: NDArray[Any]) -> None:
+        """Add a block of float64."""
+        import numpy as np
+
+        self.items += block.size
+        self.nans += (nans := int(np.isnan(block).sum()))
+        good = block[np.isfinite(block)]
+        self.infinite += block.size - good.size - nans
+        if not good.size:
+            return
+        self.zeros += good.size - int(np.count_nonzero(good))
+        low, high, mean = float(good.min()), float(good.max()), float(good.mean())
+        # Two parts are joined as Chan, Golub and LeVeque do it: no sum of squares that loses its digits.
+        share, apart = good.size / (self.finite + good.size), mean - self.mean
+        self.squares += float(((good - mean) ** 2).sum()) + apart * apart * self.finite * share
+        self.mean += apart * share
+        self.finite += good.size
+        self.low, self.high = min(self.low, low), max(self.high, high)
+        self._count(good, low, high)
+
+    def _count(self, good: NDArray[Any], low: float, high: float) -> None:
+        """Count into narrow bins of one width, which double where a block lies outside."""
+        import numpy as np
+
+        if not self.counts:
+            self.counts = [0] * _FINE
+            self._start, self._span = low, (high - low) or abs(low) or 1.0
+        while math.isfinite(self._span) and (low < self._start or high > self._start + self._span):
+            pairs = [sum(self.counts[at : at + 2]) for at in range(0, _FINE, 2)]
+            below = low < self._start
+            self.counts = [0] * (_FINE // 2) + pairs if below else pairs + [0] * (_FINE // 2)
+            self._start -= self._span if below else 0.0
+            self._span *= 2
+        if math.isfinite(self._span + abs(self._start)):
+            found, _ = np.histogram(good, _FINE, (self._start, self._start + self._span))
+            self.counts = [before + int(more) for before, more in zip(self.counts, found, strict=True)]
+
+    def bars(self) -> list[int]:
+        """Return the histogram from the least to the greatest number, each bar's height from 0 to 99."""
+        if not self.finite or not any(self.counts):
+            return []
+        width, sums = (self.high - self.low) or 1.0, [0] * _BARS
+        for place, count in enumerate(self.counts):
+            middle = self._start + (place + 0.5) * self._span / _FINE
+            sums[min(max(int((middle - self.low) / width * _BARS), 0), _BARS - 1)] += count
+        # A bar that is not empty can be seen.
+        return [-(-each * _TALLEST // max(sums)) for each in sums]
+
+    def cells(self) -> list[Any]:
+        """Return min, max, mean, standard deviation, counts, and the bars of the histogram."""
+        numbers = [""] * 4
+        if self.finite:
+            with contextlib.suppress(OverflowError):
+                deviation = math.sqrt(self.squares / self.finite)
+                numbers = [f"{each:.4g}" for each in (self.low, self.high, self.mean, deviation)]
+        counts = [f"{each:,}" if each else "" for each in (self.zeros, self.nans, self.infinite)]
+        return [*numbers, *counts, {"bars": self.bars()}]
+
+
+# ---------------------------------------------------------------- changes: which leaves, and by how much, since another
+
+
+_WORDS: Final = {"missing": "only in one", "value": "another value", "node": "another container"}
+
+
+def compare(before: str | os.PathLike[str], after: str | os.PathLike[str], *, read: bool) -> dict[str, Any]:
+    """Return a table of the leaves that differ, those that changed most first.
+
+    Args:
+        before: the one to which the other is compared; of a run its latest step.
+        after: the one that is shown.
+        read: also read arrays that lie in a bucket; those on a disk are read in any case.
+
+    Raises:
+        NotFoundError, StoreError, CorruptError, FormatError: one of them cannot be read.
+    """
+    before = kept(before)
+    read = read or not any(store_at(path).asks_by_request for path in (before, after))
+    told = reporter(True, "comparing")
+    with open_leaf_by_leaf(before) as left, open_leaf_by_leaf(after) as right, showing(told):
+        differences = compare_listings(left.listing, right.listing)
+        rows: list[list[Any]] = [
+            [each.key, _WORDS.get(each.what, each.what), each.a or "", each.b or "", "", ""] for each in differences
+        ]
+        pairs = [pair for pair in pair_nodes(left.listing.root, right.listing.root) if needs_reading(*pair[1:])]
+        arrays = [(key, a, b) for key, a, b in pairs if all(isinstance(x, LeafRecord) and x.dtype for x in (a, b))]
+        changed = []
+        for number, (key, a, b) in enumerate(arrays if read else ()):
+            if told is not None:
+                told(number, len(arrays))
+            if (found := measure_change(left.array(a), right.array(b))) is not None:
+                changed.append((found[0], [key, *found[1]]))
+    rows += [row for _, row in sorted(changed, key=lambda pair: -pair[0])]
+    same = len(arrays) - len(changed)
+    note = f"{pluralize(same, 'arrays', ',')} are equal bit for bit." if read else "Arrays were not read: --stats does."
+    return {
+        "id": "changes",
+        "title": f"Changes: {pluralize(len(rows), 'differences', ',')} from {visible(show_path(os.fspath(before)))}",
+        "note": note,
+        "heads": ["key", "what differs", "before", "after", "largest change", "relative change"],
+        "right": [4, 5],
+        "rows": [[visible(str(cell), 300) for cell in row] for row in rows[:_MOST_ROWS]],
+    }
+
+
+def measure_change(before: ArrayView, after: ArrayView) -> tuple[float, list[str]] | None:
+    """Compare two arrays of one shape and dtype block by block; None where every bit is the same.
+
+    Returns:
+        The relative change, the norm of the difference by that of the first, and texts for a row: the items that
+        differ, of how many, the largest change of an item, and the relative change.
+    """
+    import numpy as np
+
+    differing = items = 0
+    most = apart = size = 0.0
+    for box in blocks_of(before.shape, before.dtype.itemsize, BLOCK_BYTES):
+        old, new = (np.asarray(view[box], order="C").reshape(-1) for view in (before, after))
+        items += old.size
+        if (unequal := unequal_items(old, new)) is not None:
+            differing += int(unequal.sum())
+        wide = np.complex128 if old.dtype.kind == "c" else np.float64
+        with np.errstate(all="ignore"):
+            left, right = old.astype(wide), new.astype(wide)
+            change = np.abs(right - left)
+            most = max(most, float(np.nan_to_num(change, nan=0.0).max(initial=0.0)))
+            apart += float((np.nan_to_num(change, nan=0.0) ** 2).sum())
+            size += float((np.abs(np.nan_to_num(left, nan=0.0)) ** 2).sum())
+    if not differing:
+        return None
+    relative = math.inf
+    with contextlib.suppress(ZeroDivisionError):
+        relative = math.sqrt(apart / size)
+    percent = f"{100 * relative:.3g}%" if math.isfinite(relative) else "from zero"
+    return relative, [f"{differing:,} of {items:,} items", "", "", f"{most:.4g}", percent]

@@ -98,11 +98,9 @@ def log_lines(listing: RunListing, *, now: float, style: Style = UNICODE) -> Ite
         step         age     bytes  save took  loss  kept by
         1200  1 min 30 s  2.00 KiB     500 ms  0.25  newest
     """
-    title, count = (
-        visible(show_path(listing.path), _LONGEST, style.ellipsis),
-        pluralize(len(listing.steps), "steps", ","),
-    )
-    yield style.paint(BOLD, f"{title} {style.dot} {count}, {bytes_text(listing.nbytes)}")
+    title, count = show_path(listing.path), pluralize(len(listing.steps), "steps", ",")
+    head = f"{visible(title, _LONGEST, style.ellipsis)} {style.dot} {count}, {bytes_text(listing.nbytes)}"
+    yield style.paint(BOLD, head)
     yield from (f"{label}: {_shown_text(text, style)}" for label, text in rule_notes(listing))
     if not listing.steps:
         return

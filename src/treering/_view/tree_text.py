@@ -127,7 +127,10 @@ def _add_guides(rows: Sequence[Row], style: Style) -> Iterator[_Cells]:
     for row, is_last in zip(rows, _last_children(rows), strict=True):
         # Children of the root hang from nothing: the root itself has no line.
         del above[max(row.depth - 1, 0) :]
-        yield _cells_of(row, "".join(above) + (style.elbow if is_last else style.tee) if row.depth else "", style)
+        name = visible(escape_part(cut(row.name, _LONGEST_NAME, style.ellipsis)), limit=2 * _LONGEST_NAME)
+        name = (name or "''") if row.depth else "(the root)"
+        guide = "".join(above) + (style.elbow if is_last else style.tee) if row.depth else ""
+        yield _Cells(guide, name, row_texts(row, style), is_branch(row.node))
         if row.depth:
             above.append(space if is_last else style.bar)
 
@@ -143,12 +146,6 @@ def _last_children(rows: Sequence[Row]) -> bytearray:
         followed[depth] = True
         del followed[depth + 1 :]
     return last
-
-
-def _cells_of(row: Row, guide: str, style: Style) -> _Cells:
-    name = visible(escape_part(cut(row.name, _LONGEST_NAME, style.ellipsis)), limit=2 * _LONGEST_NAME)
-    name = (name or "''") if row.depth else "(the root)"
-    return _Cells(guide, name, row_texts(row, style), is_branch(row.node))
 
 
 def row_texts(row: Row, style: Style = UNICODE) -> tuple[str, ...]:
