@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import sys
+import threading
 from array import array
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import jax
@@ -161,6 +164,30 @@ def test_all_see_the_same_boxes_and_each_has_its_own(spec: Any, shape: tuple[int
         for source in leaves.sources[0]:
             part = whole[tuple(slice(*side) for side in source.box)]
             assert part.size == 0 or np.array_equal(np.asarray(source.data), part)
+
+
+@pytest.mark.usefixtures("of_four")
+def test_threads_that_describe_an_array_at_once_see_all_of_it() -> None:
+    """jax before 0.12 lists shards twice, or too few, if several threads ask for them first."""
+    before = sys.getswitchinterval()
+    mesh = meshes.grid(8)
+    threads = 3
+    try:
+        sys.setswitchinterval(1e-6)
+        for number in range(40):
+            flat = flatten({"w": jax.device_put(np.arange(8) + number, NamedSharding(mesh, PartitionSpec("x")))})
+            together = threading.Barrier(threads)
+            with ThreadPoolExecutor(threads) as pool:
+
+                def describe(count: int, flat: Any = flat, together: Any = together) -> Any:
+                    together.wait()
+                    return describe_leaves(flat, Processes(this=0, count=count))
+
+                for count, leaves in zip([1, 4, 1], pool.map(describe, [1, 4, 1]), strict=True):
+                    boxes = [source.box for source in leaves.sources[0]]
+                    assert boxes == [((at, at + 1),) for at in range(8 // count)]
+    finally:
+        sys.setswitchinterval(before)
 
 
 @pytest.mark.usefixtures("of_four")
