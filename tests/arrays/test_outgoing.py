@@ -7,6 +7,7 @@ import threading
 from array import array
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 from typing import Any
 
 import jax
@@ -17,10 +18,10 @@ import pytest
 import xxhash
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from tests import meshes
+from tests import limits, meshes
 from tests.checkpoint.test_aliased import KINDS, count_up, numbers, trees
 from tests.compilations import compiled
-from treering._arrays.host import cut_box, read_checked, to_host
+from treering._arrays.host import OTHER_WRITERS, cut_box, only_jax_writes, read_checked, to_host
 from treering._arrays.outgoing import describe_leaves
 from treering._codec.array_bytes import wire_blocks
 from treering._store.memory_pool import PIECE_BYTES, MemoryPool, lasting_pieces
@@ -136,6 +137,27 @@ def test_a_deleted_array_is_named() -> None:
 def test_a_traced_array_is_refused_inside_jit() -> None:
     with pytest.raises(UnsupportedError, match="traced"):
         jax.jit(lambda x: describe_leaves(flatten({"a": x})) and x)(jnp.ones(2))
+
+
+def on(platform: str, memory: str | None = "device") -> Any:
+    """Stand for an array on a device that is not here."""
+    sharding = SimpleNamespace(device_set=[SimpleNamespace(platform=platform)], memory_kind=memory)
+    return SimpleNamespace(sharding=sharding)
+
+
+def test_where_it_is_certain_that_only_jax_writes(monkeypatch: pytest.MonkeyPatch) -> None:
+    limits.lower(monkeypatch, other_writers=OTHER_WRITERS)
+    for name in OTHER_WRITERS["gpu"]:
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    assert not only_jax_writes(jnp.zeros(3))
+    assert only_jax_writes(on("tpu"))
+    assert only_jax_writes(on("gpu"))
+    assert not only_jax_writes(on("gpu", "pinned_host"))
+    assert not only_jax_writes(on("tpu", "unpinned_host"))
+    assert not only_jax_writes(on("another"))
+    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace())
+    assert not only_jax_writes(on("gpu"))
+    assert only_jax_writes(on("tpu"))
 
 
 # ---------------------------------------------------------------------------------------------------- several processes
