@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import sys
+import threading
 from array import array
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 from typing import Any
 
 import jax
@@ -14,10 +18,10 @@ import pytest
 import xxhash
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from tests import meshes
+from tests import limits, meshes
 from tests.checkpoint.test_aliased import KINDS, count_up, numbers, trees
 from tests.compilations import compiled
-from treering._arrays.host import cut_box, read_checked, to_host
+from treering._arrays.host import OTHER_WRITERS, cut_box, only_jax_writes, read_checked, to_host
 from treering._arrays.outgoing import describe_leaves
 from treering._codec.array_bytes import wire_blocks
 from treering._store.memory_pool import PIECE_BYTES, MemoryPool, lasting_pieces
@@ -135,6 +139,27 @@ def test_a_traced_array_is_refused_inside_jit() -> None:
         jax.jit(lambda x: describe_leaves(flatten({"a": x})) and x)(jnp.ones(2))
 
 
+def on(platform: str, memory: str | None = "device") -> Any:
+    """Stand for an array on a device that is not here."""
+    sharding = SimpleNamespace(device_set=[SimpleNamespace(platform=platform)], memory_kind=memory)
+    return SimpleNamespace(sharding=sharding)
+
+
+def test_where_it_is_certain_that_only_jax_writes(monkeypatch: pytest.MonkeyPatch) -> None:
+    limits.lower(monkeypatch, other_writers=OTHER_WRITERS)
+    for name in OTHER_WRITERS["gpu"]:
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    assert not only_jax_writes(jnp.zeros(3))
+    assert only_jax_writes(on("tpu"))
+    assert only_jax_writes(on("gpu"))
+    assert not only_jax_writes(on("gpu", "pinned_host"))
+    assert not only_jax_writes(on("tpu", "unpinned_host"))
+    assert not only_jax_writes(on("another"))
+    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace())
+    assert not only_jax_writes(on("gpu"))
+    assert only_jax_writes(on("tpu"))
+
+
 # ---------------------------------------------------------------------------------------------------- several processes
 
 
@@ -161,6 +186,30 @@ def test_all_see_the_same_boxes_and_each_has_its_own(spec: Any, shape: tuple[int
         for source in leaves.sources[0]:
             part = whole[tuple(slice(*side) for side in source.box)]
             assert part.size == 0 or np.array_equal(np.asarray(source.data), part)
+
+
+@pytest.mark.usefixtures("of_four")
+def test_threads_that_describe_an_array_at_once_see_all_of_it() -> None:
+    """jax before 0.12 lists shards twice, or too few, if several threads ask for them first."""
+    before = sys.getswitchinterval()
+    mesh = meshes.grid(8)
+    threads = 3
+    try:
+        sys.setswitchinterval(1e-6)
+        for number in range(40):
+            flat = flatten({"w": jax.device_put(np.arange(8) + number, NamedSharding(mesh, PartitionSpec("x")))})
+            together = threading.Barrier(threads)
+            with ThreadPoolExecutor(threads) as pool:
+
+                def describe(count: int, flat: Any = flat, together: Any = together) -> Any:
+                    together.wait()
+                    return describe_leaves(flat, Processes(this=0, count=count))
+
+                for count, leaves in zip([1, 4, 1], pool.map(describe, [1, 4, 1]), strict=True):
+                    boxes = [source.box for source in leaves.sources[0]]
+                    assert boxes == [((at, at + 1),) for at in range(8 // count)]
+    finally:
+        sys.setswitchinterval(before)
 
 
 @pytest.mark.usefixtures("of_four")

@@ -10,9 +10,7 @@ import numpy as np
 import pytest
 
 import treering as tr
-from tests.report.pages import INJECTIONS, gather_many
-from treering._report.contents import gather
-from treering._report.page import render
+from tests.report.pages import INJECTIONS, page_of, page_of_many
 
 pytestmark = pytest.mark.browser
 Open = Callable[..., Any]
@@ -31,9 +29,9 @@ def tree(scale: float = 1.0) -> dict[str, Any]:
     return {"params": blocks | {"embed": np.ones((1000, 64), np.float32)}, "counts": np.arange(900), "step": 7}
 
 
-def write(path: Path, **options: Any) -> str:
+def write(path: Path, *options: str) -> str:
     page = path.with_suffix(".html")
-    page.write_bytes(render(gather(path, **options)))
+    page.write_bytes(page_of(path, *options))
     return page.as_uri()
 
 
@@ -143,7 +141,7 @@ def test_hostile_text_runs_nothing(tmp_path: Path, open_page: Open) -> None:
 @pytest.mark.parametrize(("count", "seconds"), [(10_000, 1.5), (200_000, 4.0)])
 def test_many_leaves_open_soon(tmp_path: Path, open_page: Open, count: int, seconds: float) -> None:
     path = tmp_path / "many.html"
-    path.write_bytes(render(gather_many(tmp_path, count)))
+    path.write_bytes(page_of_many(tmp_path, count))
     took = []
     for _ in range(3):
         watched = open_page(path.as_uri())
@@ -161,11 +159,11 @@ def test_pages_fit_their_screen(tmp_path: Path, open_page: Open, name: str, widt
     path = tmp_path / name
     if name == "run":
         save_run(path)
-        address = write(path, stats=True, verify=True)
+        address = write(path, "--stats", "--verify")
     else:
         tr.save(path, tree(), metadata={"note": "of a test"})
         tr.save(tmp_path / "before", tree(2.0))
-        address = write(path, against=tmp_path / "before")
+        address = write(path, "--against", str(tmp_path / "before"))
     watched = open_page(address, width=width, dark=dark)
     page = ready(watched)
     assert page.evaluate("document.documentElement.scrollWidth") <= width

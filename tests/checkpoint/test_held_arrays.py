@@ -10,11 +10,9 @@ import errno
 import gc
 import os
 import shutil
-import sys
 import weakref
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import jax
@@ -29,7 +27,6 @@ from tests import faults, limits
 from tests.checkpoint.in_background import gate
 from tests.command import here
 from tests.reads import act_on_snapshots
-from treering._arrays.host import OTHER_WRITERS, only_jax_writes
 from treering.errors import NotFoundError
 
 Save = Callable[..., Any]
@@ -245,27 +242,6 @@ def test_a_file_of_which_little_is_used_is_copied_from_the_device_in_time(
     save_later(tmp_path / "c", {"frozen": frozen, "trained": jnp.zeros(3000)}, base=tmp_path / "b")
     assert copied == [[0, 1], [1]]
     assert np.array_equal(tr.load(tmp_path / "c")["frozen"], np.arange(300.0))
-
-
-def on(platform: str, memory: str | None = "device") -> Any:
-    """Stand for an array on a device that is not here."""
-    sharding = SimpleNamespace(device_set=[SimpleNamespace(platform=platform)], memory_kind=memory)
-    return SimpleNamespace(sharding=sharding)
-
-
-def test_where_it_is_certain_that_only_jax_writes(monkeypatch: pytest.MonkeyPatch) -> None:
-    limits.lower(monkeypatch, other_writers=OTHER_WRITERS)
-    for name in OTHER_WRITERS["gpu"]:
-        monkeypatch.delitem(sys.modules, name, raising=False)
-    assert not only_jax_writes(jnp.zeros(3))
-    assert only_jax_writes(on("tpu"))
-    assert only_jax_writes(on("gpu"))
-    assert not only_jax_writes(on("gpu", "pinned_host"))
-    assert not only_jax_writes(on("tpu", "unpinned_host"))
-    assert not only_jax_writes(on("another"))
-    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace())
-    assert not only_jax_writes(on("gpu"))
-    assert only_jax_writes(on("tpu"))
 
 
 # ------------------------------------------------------------------------------- others change the base, or the array

@@ -1,13 +1,19 @@
-"""Documents and pages of reports: large ones that nobody saved, hostile ones, and what a parser finds in a page."""
+"""Pages that ``treering report`` writes: large ones of what nobody saved, hostile ones, and what a parser finds."""
 
 from __future__ import annotations
 
+import base64
 import html.parser
+import json
+import re
+import tempfile
+import zlib
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.command import inside
 from treering import serialization
 from treering._format.listing import LeafRecord, Listing
 from treering._report import contents
@@ -44,13 +50,34 @@ def list_many(count: int) -> Listing:
     return Listing(form="safetensors", file_bytes=10**9, root=root)
 
 
-def gather_many(folder: Path, count: int) -> dict[str, Any]:
-    """Gather what a report shows of a file of so many arrays, whose headers are not read but made."""
+def page_of(path: str | Path, *options: str, code: int = 0) -> bytes:
+    """The page of a report."""
+    with tempfile.TemporaryDirectory() as folder:
+        page = Path(folder) / "report.html"
+        out, _ = inside("report", str(path), "-o", str(page), *options, code=code)
+        assert "report of" in out
+        return page.read_bytes()
+
+
+def document_in(page: bytes) -> dict[str, Any]:
+    """What a page has for its script."""
+    (packed,) = re.findall(rb'<script id="data" type="application/octet-stream">([^<]+)</script>', page)
+    document: dict[str, Any] = json.loads(zlib.decompress(base64.b64decode(packed)))
+    return document
+
+
+def document_of(path: str | Path, *options: str, code: int = 0) -> dict[str, Any]:
+    """What the page of a report has for its script."""
+    return document_in(page_of(path, *options, code=code))
+
+
+def page_of_many(folder: Path, count: int) -> bytes:
+    """The page of a file of so many arrays, whose headers are not read but made."""
     path = folder / "many.msgpack"
     serialization.save_to_file({"w": 1}, path)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(contents, "list_headers", lambda _: list_many(count))
-        return contents.gather(path)
+        return page_of(path)
 
 
 class Parsed(html.parser.HTMLParser):

@@ -13,10 +13,8 @@ import pytest
 import treering as tr
 from tests import buckets
 from tests.command import imported_by, inside
-from tests.report.pages import Parsed
+from tests.report.pages import Parsed, document_in, document_of, page_of
 from treering import serialization
-from treering._report.contents import gather
-from treering.errors import CorruptError, NotFoundError
 
 GOLDEN = Path(__file__).parents[1] / "foreign" / "golden" / "orbax"
 
@@ -58,18 +56,17 @@ FORMS: dict[str, Callable[[Path], object]] = {
 
 @pytest.mark.parametrize("name", FORMS)
 def test_every_form_has_its_leaves_and_bytes_on_the_page(tmp_path: Path, name: str) -> None:
-    path, output = tmp_path / name, tmp_path / "out.html"
+    path = tmp_path / name
     FORMS[name](path)
-    out, _ = inside("report", str(path), "-o", str(output), code=0)
-    assert "report of" in out
-    document = gather(path)
+    page = page_of(path)
+    document = document_in(page)
     assert document["totals"]["leaves"] == 2
     assert document["totals"]["nbytes"] == 52
     names = [
         key.replace("~1", "/").replace(".", "/") for key in document["leaves"]["keys"]
     ]  # of an npz a name is one part of a key
     assert dict(zip(names, document["leaves"]["nbytes"], strict=True)) == {"layer/w": 48, "layer/b": 4}
-    text = Parsed(output.read_bytes()).text
+    text = Parsed(page).text
     assert name in text
     assert "52 B" in text
     assert "float32" in text
@@ -77,14 +74,14 @@ def test_every_form_has_its_leaves_and_bytes_on_the_page(tmp_path: Path, name: s
 
 @pytest.mark.parametrize("name", ["v1_state", "manager", "ocdbt_zarr3"])
 def test_checkpoints_of_orbax_are_shown(name: str) -> None:
-    document = gather(GOLDEN / name)
+    document = document_of(GOLDEN / name)
     assert document["totals"]["arrays"] > 0
     assert len(document["leaves"]["keys"]) == document["totals"]["leaves"]
 
 
 def test_a_run_shows_its_history_and_its_latest_step(tmp_path: Path) -> None:
     save_run(tmp_path / "run")
-    document = gather(tmp_path / "run")
+    document = document_of(tmp_path / "run")
     assert document["step"] == 2
     assert document["history"]["steps"] == [1, 2]
     assert dict(document["history"]["series"])["loss"] == [1.0, 0.5]
@@ -92,14 +89,15 @@ def test_a_run_shows_its_history_and_its_latest_step(tmp_path: Path) -> None:
 
 
 def test_what_is_not_there_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(NotFoundError):
-        gather(tmp_path / "run")
+    _, err = inside("report", str(tmp_path / "run"), "-o", str(tmp_path / "out.html"), code=2)
+    assert "could not read" in err
+    assert not (tmp_path / "out.html").exists()
 
 
 def test_against_shows_what_changed(tmp_path: Path) -> None:
     tr.save(tmp_path / "a", tree())
     tr.save(tmp_path / "b", tree(2.0) | {"more": 1})
-    (changes,) = gather(tmp_path / "b", against=tmp_path / "a")["tables"]
+    (changes,) = document_of(tmp_path / "b", "--against", str(tmp_path / "a"))["tables"]
     assert changes["id"] == "changes"
     told = repr(changes["rows"])
     assert "layer/w" in told
@@ -110,7 +108,7 @@ def test_against_shows_what_changed(tmp_path: Path) -> None:
 def test_stats_are_those_of_numpy(tmp_path: Path) -> None:
     values = np.array([0.0, 1.0, 2.0, 5.0, np.nan, np.inf], np.float32)
     tr.save(tmp_path / "a", {"w": values})
-    (table,) = gather(tmp_path / "a", stats=True)["tables"]
+    (table,) = document_of(tmp_path / "a", "--stats")["tables"]
     (row,) = table["rows"]
     finite = values[np.isfinite(values)]
     assert row[:5] == ["w", "0", "5", f"{finite.mean():.4g}", f"{finite.std():.4g}"]
@@ -119,28 +117,28 @@ def test_stats_are_those_of_numpy(tmp_path: Path) -> None:
 
 
 def test_verify_shows_the_damaged_leaf_and_ends_with_1(tmp_path: Path) -> None:
-    path, output = tmp_path / "a", tmp_path / "out.html"
+    path = tmp_path / "a"
     tr.save(path, tree())
-    inside("report", str(path), "-o", str(output), "--verify", code=0)
-    assert "Verification: whole" in Parsed(output.read_bytes()).text
+    assert "Verification: whole" in Parsed(page_of(path, "--verify")).text
     (data,) = path.glob("*.safetensors")
     raw = bytearray(data.read_bytes())
     at = raw.index(tree()["layer"]["w"].tobytes())
     raw[at + 5] ^= 1
     data.write_bytes(raw)
-    inside("report", str(path), "-o", str(output), "--verify", code=1)
-    assert "1 finding" in Parsed(output.read_bytes()).text
-    assert gather(path, verify=True)["damaged"] == ["layer/w"]
-    assert "damaged" not in gather(path)
+    page = page_of(path, "--verify", code=1)
+    assert "1 finding" in Parsed(page).text
+    assert document_in(page)["damaged"] == ["layer/w"]
+    assert "damaged" not in document_of(path)
 
 
 def test_a_damaged_index_is_an_error_unless_verify_says_it_on_the_page(tmp_path: Path) -> None:
     tr.save(tmp_path / "a", tree())
     index = tmp_path / "a" / "treering.json"
     index.write_bytes(index.read_bytes()[:100])
-    with pytest.raises(CorruptError):
-        gather(tmp_path / "a")
-    document = gather(tmp_path / "a", verify=True)
+    _, err = inside("report", str(tmp_path / "a"), "-o", str(tmp_path / "out.html"), code=1)
+    assert "treering.json is damaged" in err
+    assert not (tmp_path / "out.html").exists()
+    document = document_of(tmp_path / "a", "--verify", code=1)
     assert document["notes"][0][0] == "damaged"
     assert document["tables"][0]["state"] == "bad"
 
@@ -149,7 +147,7 @@ def test_of_a_bucket_the_index_alone_is_read(monkeypatch: pytest.MonkeyPatch) ->
     bucket = buckets.install(monkeypatch)
     tr.save("memory://look/a", {"w": np.ones(1_000_000, np.float32)})
     before = bucket.received
-    assert gather("memory://look/a")["totals"]["nbytes"] == 4_000_000
+    assert document_of("memory://look/a")["totals"]["nbytes"] == 4_000_000
     assert 0 < bucket.received - before < 20_000
 
 

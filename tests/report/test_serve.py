@@ -17,6 +17,8 @@ import pytest
 import treering as tr
 from tests import buckets, faults
 from tests.command import inside
+from treering._report.contents import gather
+from treering._report.page import render
 from treering._report.serve import FollowedReport, ReportServer, serve, version_at
 from treering.errors import CorruptError
 
@@ -404,6 +406,12 @@ def test_what_is_gone_is_an_error_and_comes_back(tmp_path: Path) -> None:
     with tr.Run(tmp_path / "run") as run:
         run.save(1, TREE)
     assert b">1" in report.current().page
+
+
+def test_the_page_that_follows_a_run_may_ask_the_address_that_it_came_from(tmp_path: Path) -> None:
+    with tr.Run(tmp_path / "run") as run:
+        run.save(1, TREE)
+    assert b"connect-src 'self'" in render(gather(tmp_path / "run"), live=True)
 
 
 def test_the_command_serves_and_ends_with_ctrl_c(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,7 +22,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from treering._arrays import delivered
 from treering._arrays.delivered import Deliveries, Way, spans, stored_dtype_of, take_arrays, without_shards
-from treering._arrays.host import host_blocks
+from treering._arrays.host import host_blocks, shards_of
 from treering._arrays.incoming import ReadRequest
 from treering._arrays.jobs import cut_by_bytes
 from treering._arrays.source import Source
@@ -362,7 +362,7 @@ def _relabel(array: jax.Array, sharding: NamedSharding) -> jax.Array:
     """Return the same shards under the very sharding that was asked for, whose mesh may be of another kind."""
     if array.sharding == sharding:
         return array
-    shards = [shard.data for shard in array.addressable_shards]
+    shards = [shard.data for shard in shards_of(array)]
     return jax.make_array_from_single_device_arrays(array.shape, sharding, shards)
 
 

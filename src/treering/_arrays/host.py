@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import gc
 import sys
+import threading
 import warnings
 from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -43,6 +44,9 @@ _SCALARS: Final = (np.generic, np.ndarray, jax.Array)
 # Truth values, ints, floats; V: those of ml_dtypes, bfloat16 for instance.
 _KINDS: Final = "biufV"
 _RUN_BYTES: Final = 256 << 10
+
+# Held by who asks jax for the shards of an array; by a signal handler or a finalizer in between once more.
+_SHARDS: Final = threading.RLock()
 
 
 def adopt(value: object) -> ArrayLike | None:
@@ -218,6 +222,8 @@ def to_host(array: Any) -> NDArray[Any]:
         gc.collect(0)  # jax lets go of the copy before this one only when the collector runs
         held = array.addressable_shards[0].data
         array = jax.make_array_from_single_device_arrays(held.shape, held.sharding, [held])
+    if parted:
+        shards_of(array)  # numpy asks for them too
     # The user's guard is against copies that nobody asked for; this one was.
     with jax.transfer_guard_device_to_host("allow"):
         host: NDArray[Any] = np.asarray(array)
@@ -267,10 +273,31 @@ def _is_narrow(dtype: Any) -> bool:
     return dtype.name in _NARROW
 
 
+def shards_of(array: jax.Array) -> list[Any]:
+    """Return the shards of an array that the devices of this process hold, one of each device.
+
+    jax before 0.12 makes them when they are asked for, and where several threads do so at once it lists some twice, or
+    for good too few. So threads of treering ask one after another.
+
+    Raises:
+        UnsupportedError: a thread of another program asked at the same time, and some are missing since then.
+
+    Example:
+        >>> [shard.data.shape for shard in shards_of(jax.numpy.zeros(3))]
+        [(3,)]
+    """
+    with _SHARDS:
+        found = {shard.device: shard for shard in array.addressable_shards}
+    if (there := len(array.sharding.addressable_devices)) > len(found):
+        what = f"jax lists {len(found)} of the {there} shards of the array, which several threads looked at at once"
+        raise UnsupportedError(what, hint="save a copy of the array, or use jax 0.12 or newer")
+    return list(found.values())
+
+
 def parts_of(array: jax.Array) -> list[tuple[Box, jax.Array]]:
     """Return the distinct boxes of an array that its devices hold, in C order, each with an array of just it."""
     distinct: dict[Box, jax.Array] = {}
-    for shard in array.addressable_shards:
+    for shard in shards_of(array):
         distinct.setdefault(box_of_slices(shard.index, array.shape), shard.data)
     return [(box, distinct[box]) for box in sorted(distinct)]
 

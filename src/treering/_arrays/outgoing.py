@@ -28,6 +28,7 @@ from treering._arrays.host import (
     parts_of,
     read_checked,
     require_alive,
+    shards_of,
 )
 from treering._arrays.jobs import Progress
 from treering._format.document import data_name
@@ -273,8 +274,7 @@ def describe_leaves(flat: Flattened, processes: Processes = ALONE) -> DescribedL
 
 def process_of(device: Any) -> int:
     """Return the number of the process that a device belongs to."""
-    number: int = device.process_index
-    return number
+    return int(device.process_index)
 
 
 def is_large(kind: str, leaf: Any) -> bool:
@@ -386,7 +386,7 @@ class Describer:
     def _own_boxes(self, leaf: jax.Array) -> tuple[HeldBox, ...]:
         """Return the distinct boxes of a spread array that this process holds."""
         held: dict[Box, Any] = {}
-        for shard in leaf.addressable_shards:
+        for shard in shards_of(leaf):
             if process_of(shard.device) == self._processes.this:
                 box = box_of_slices(shard.index, leaf.shape) if leaf.size else whole(leaf.shape)
                 held.setdefault(box, shard.data)

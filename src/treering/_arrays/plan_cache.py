@@ -19,7 +19,7 @@ import operator
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
-from treering._arrays.host import this_processes
+from treering._arrays.host import shards_of, this_processes
 from treering._arrays.outgoing import (
     WHOLE,
     DescribedLeaves,
@@ -303,7 +303,7 @@ class _Parts(Mapping[int, tuple[HeldBox, ...]]):
     def __getitem__(self, number: int) -> tuple[HeldBox, ...]:
         if (picks := self.picks.get(number)) is None:
             return self.anew[number]
-        held = {shard.device: shard.data for shard in self.leaves[number].addressable_shards}
+        held = {shard.device: shard.data for shard in shards_of(self.leaves[number])}
         return tuple(HeldBox(box, held[device]) for box, device in picks)
 
     def __iter__(self) -> Iterator[int]:
@@ -378,7 +378,7 @@ class KnownLeaves:
         for number, parts in held.parted.items():
             if kinds[number] == "jax":
                 # Which device holds which box follows from sharding and shape.
-                devices = {id(shard.data): shard.device for shard in flat.leaves[number].addressable_shards}
+                devices = {id(shard.data): shard.device for shard in shards_of(flat.leaves[number])}
                 picks = tuple((source.box, devices[id(source.data)]) for source in parts)
                 self._picks[number] = shared.setdefault(picks, picks)
         self._columns: list[tuple[Callable[[Sequence[Any]], Any], _Match]] = []

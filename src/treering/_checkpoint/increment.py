@@ -22,7 +22,15 @@ import jax
 import numpy as np
 import xxhash
 
-from treering._arrays.host import cut_box, digest_arrays, has_own_memory, host_blocks, only_jax_writes, to_host
+from treering._arrays.host import (
+    cut_box,
+    digest_arrays,
+    has_own_memory,
+    host_blocks,
+    only_jax_writes,
+    parts_of,
+    to_host,
+)
 from treering._arrays.incoming import ReadRequest
 from treering._arrays.jobs import cut_by_bytes
 from treering._arrays.outgoing import DescribedLeaves, HeldBox, LeafSources, SaveLayout
@@ -42,7 +50,7 @@ from treering._store.crew import map_together
 from treering._store.failures import naming_file
 from treering._store.open_folder import OpenFolder, find_index_at
 from treering._tree.flatten import Flattened
-from treering._values.boxes import Box, box_of_slices, contains, whole
+from treering._values.boxes import Box, contains, whole
 from treering._values.checksums import SMALLEST_BLOCK, block_bytes, block_checksums, digest, pack_checksums
 from treering._values.keys import split_key
 from treering._values.telemetry import phase
@@ -330,9 +338,9 @@ def _from_device(data: jax.Array | None, box: Box) -> Any:
     """Return a copy of a box of an array, None where the array is gone."""
     if data is not None:
         with contextlib.suppress(RuntimeError):  # it was deleted, before or meanwhile
-            for shard in data.addressable_shards:
-                if contains(there := box_of_slices(shard.index, data.shape), box):
-                    return np.array(to_host(cut_box(shard.data, there, box)))
+            for there, part in parts_of(data):
+                if contains(there, box):
+                    return np.array(to_host(cut_box(part, there, box)))
     return None
 
 
