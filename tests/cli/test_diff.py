@@ -8,9 +8,12 @@ import struct
 from pathlib import Path
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
 
 import treering as package
 from tests import meshes
@@ -83,7 +86,6 @@ def test_values_are_compared_bit_for_bit(tmp_path: Path) -> None:
     a = np.arange(12.0).reshape(3, 4)
     b = a.copy()
     b[1, 2], b[2, 3] = 0.5, np.nan
-    assert not between(tmp_path, {"x": a}, {"x": b})
     assert lines(between(tmp_path, {"x": a}, {"x": b}, values=True)) == [
         "x: values: 2 of 12 items differ, the first at [1, 2]: 6.0 in A, 0.5 in B"
     ]
@@ -96,9 +98,34 @@ def test_values_are_compared_bit_for_bit(tmp_path: Path) -> None:
 
 def test_long_texts_are_read(tmp_path: Path) -> None:
     a, b = "x" * 6000, "x" * 5000 + "y" + "x" * 999
-    assert not between(tmp_path, {"t": a}, {"t": b})
+    (sums,) = lines(between(tmp_path, {"t": a}, {"t": b}))
+    assert sums.startswith("t: values: the checksums differ: ")
     (line,) = lines(between(tmp_path, {"t": a}, {"t": b}, values=True))
     assert line.startswith("t: values: from place 5000 on: 'xxxx")
+
+
+def test_a_change_of_one_bit_shows_without_a_read(tmp_path: Path) -> None:
+    a = {"small": np.arange(3, dtype="u1"), "large": np.zeros(1 << 18, "u1"), "same": np.ones(3)}
+    b = {"small": a["small"] ^ np.array([0, 0, 1], "u1"), "large": a["large"].copy(), "same": np.ones(3)}
+    b["large"][-1] = 128
+    found = between(tmp_path, a, b)
+    assert [(each.key, each.what, each.detail) for each in found] == [
+        ("small", "values", "the checksums differ"),
+        ("large", "values", "the checksums differ"),
+    ]
+    assert (found.values, found.checksums) == (False, True)
+    assert all(each.a != each.b for each in found)
+    equal = between(tmp_path, a, a)
+    assert (bool(equal), equal.checksums) == (False, True)
+    assert str(equal) == "3 leaves, equal as far as checksums tell (values=True reads the arrays)"
+
+
+def test_checksums_of_other_boxes_are_not_compared(tmp_path: Path) -> None:
+    numbers, mesh = jnp.arange(64.0).reshape(8, 8), meshes.line()
+    rows, columns = (jax.device_put(numbers, NamedSharding(mesh, spec)) for spec in (P("x"), P(None, "x")))
+    found = between(tmp_path, {"x": rows}, {"x": columns})
+    assert (bool(found), found.checksums) == (False, False)
+    assert "as far as headers tell" in str(found)
 
 
 def test_metadata(tmp_path: Path) -> None:
@@ -181,7 +208,12 @@ def test_errors_are_the_usual_ones(tmp_path: Path) -> None:
 
 def test_the_verb(tmp_path: Path) -> None:
     a, b = saved(tmp_path / "a", {"x": np.arange(3.0), "n": 1}), saved(tmp_path / "b", {"x": np.ones(3), "n": 1})
-    headers = treering("diff", str(a), str(b), code=0).stdout
+    assert treering("diff", str(a), str(b), code=1).stdout.startswith("x: values: the checksums differ: ")
+    same = here("diff", str(a), str(a), code=0).stdout
+    assert same.endswith("equal as far as checksums tell (--values reads the arrays)\n")
+    for path, tree in (("c.msgpack", np.arange(3.0)), ("d.msgpack", np.ones(3))):
+        package.save(tmp_path / path, tree)
+    headers = here("diff", str(tmp_path / "c.msgpack"), str(tmp_path / "d.msgpack"), code=0).stdout
     assert headers.endswith("equal as far as headers tell (--values reads the arrays)\n")
     assert "equal bit for bit" in here("diff", str(a), str(a), "--values", code=0).stdout
     assert here("diff", str(a), str(b), "--values", code=1).stdout == (

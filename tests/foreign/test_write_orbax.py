@@ -50,6 +50,8 @@ def test_an_item_as_orbax_lays_it_out(tmp_path: Path) -> None:
         "d", "manifest.ocdbt",
     ]  # fmt: skip
     assert [file.name for file in tmp_path.iterdir()] == ["item"]
+    # The files of the chunks count too, which a listing does not open.
+    assert treering.inspect(item).nbytes == sum(file.stat().st_size for file in item.rglob("*") if file.is_file())
     rows = json.loads((item / "_METADATA").read_bytes())["tree_metadata"]
     assert {key: row["value_metadata"]["value_type"] for key, row in rows.items()} == {
         "('params', 'w')": "jax.Array", "('params', 'b')": "jax.Array", "('params', 'a/b')": "jax.Array",

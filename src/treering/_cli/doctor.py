@@ -46,15 +46,15 @@ _NAMES = {"checkpoint": "checkpoint", "leaves": "leaves directory"}
     help="Show the versions that a bug report needs, instead; no PATH is needed.",
 )
 def doctor(path: str, as_json: bool) -> int:
-    """Show the state of the folder PATH: what is committed, which saves are in flight or dead, and what to do.
+    """Show the state of the folder PATH: what is committed, which saves are in flight or have died, and what to do.
 
     PATH is the folder of a checkpoint, a leaves directory or a run; a save need not have been committed there yet. Of a
     run, every step is inspected, and folders that hold more than a checkpoint are reported. For a save by several
-    processes it shows which of them have voted, failed or not arrived, and where they run. It also checks that the
-    committed files exist with the size that the index gives; `treering verify` reads them.
+    processes it shows which of them have written their part, failed or not arrived, and where they run. It also checks
+    that the committed files exist with the size that the index gives; only `treering verify` reads what is in them.
 
     Nothing is locked, written or removed, so a running save is not disturbed. Exit code 0: there is nothing to do; 1:
-    files are missing or damaged, or a dead save holds bytes; 2: PATH could not be inspected.
+    files are missing or damaged, or bytes are left of a save whose process has ended; 2: PATH could not be inspected.
     """
     if holds_run(path):
         run = diagnose_run(path)

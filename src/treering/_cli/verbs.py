@@ -164,7 +164,7 @@ def nothing_matches(path: str, globs: Sequence[str], root: Any) -> int:
     """Say that no leaf below ``root`` matches, and which keys were perhaps meant; return the exit code for that."""
     found = (near(glob, (key for key, _ in nodes_of(root) if key)) for glob in globs)
     close = list(dict.fromkeys(key for key in found if key))
-    hint = "treering ls without a glob lists all keys"
+    hint = f"treering ls {path!r} lists all keys"
     if close:
         hint = f"did you mean {' or '.join(map(repr, close))}?"
     elif any("*" in glob for glob in globs):
@@ -299,9 +299,10 @@ def verify(path: str, as_json: bool) -> int:
 
     PATH is the folder of a checkpoint, a leaves directory, a safetensors file, a msgpack file, or a run, whose steps
     are all checked. Files of other programs, and msgpack, have no checksums: then only headers and sizes are checked,
-    and the answer says so. A file that several steps of a run share is read once, and damage to it is damage to all of
-    these steps, which the finding names. A step that a program holds, or that waits for on_commit, is checked like any
-    other; verify holds and changes nothing. Exit code 0: PATH is whole; 1: it is damaged; 2: it could not be read.
+    the answer says so, and exit code 0 says no more than that. A file that several steps of a run share is read once,
+    and damage to it is damage to all of these steps, which the finding names. A step that a program holds, or that
+    waits for on_commit, is checked like any other; verify holds and changes nothing. Exit code 0: PATH is whole; 1: it
+    is damaged; 2: it could not be read.
     """
     from treering._inspect.verify import verify as check
 
@@ -331,13 +332,14 @@ def verify(path: str, as_json: bool) -> int:
 @click.option("--values", is_flag=True, help="Also read all arrays, and compare them bit for bit.")
 @JSON
 def diff(a: str, b: str, step: int | None, values: bool, as_json: bool) -> int:
-    """Compare A and B: structure, kinds, dtypes, shapes, small values and metadata, one difference a line.
+    """Compare A and B: structure, kinds, dtypes, shapes, small values, metadata and checksums, one difference a line.
 
     With STEP, A is a run, and its steps B and STEP are compared.
 
     Each is the folder of a checkpoint, a leaves directory, a safetensors file, a msgpack file, or a run, whose latest
-    step is compared; information that only one of the two forms stores is no difference. Exit code 0: they are the
-    same; 1: they differ; 2: they could not be compared.
+    step is compared; information that only one of the two forms stores is no difference. Exit code 0: there is no
+    difference, as far as was compared, which the output says: without --values, arrays of checkpoints by their
+    checksums, and those of other forms by dtype and shape; 1: they differ; 2: they could not be compared.
     """
     from treering._inspect.diff import diff as compare
     from treering._inspect.diff import sameness
@@ -355,8 +357,8 @@ def diff(a: str, b: str, step: int | None, values: bool, as_json: bool) -> int:
         explain(str(error).removesuffix(f"; {error.hint}"), error.hint)
         return NOT_DONE
     if as_json:
-        head = {"schema": "treering.diff/1"} | members_of(found, "a", "b", "values", "leaves") | {"same": not found}
-        write_lines(json_document(head, differences=found))
+        head = {"schema": "treering.diff/1"} | members_of(found, "a", "b", "values", "checksums", "leaves")
+        write_lines(json_document(head | {"same": not found}, differences=found))
     else:
         write_lines(map(str, found.differences) if found else [sameness(found, reading="--values")])
     return NO if found else GOOD

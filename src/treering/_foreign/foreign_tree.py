@@ -21,13 +21,13 @@ from treering._format.findings import Finding, Verification
 from treering._format.index import MAX_LEVELS, Chunks, Container, DataFile, Index, LeafType, Token, leaf_bytes
 from treering._format.listing import LeafRecord, Listing, list_index
 from treering._store.api import Reader
-from treering._store.resolve import is_seen, located, resolved
+from treering._store.resolve import is_seen, located, opened_store, resolved
 from treering._values.boxes import Box, boxes_of_range, size_of, whole
 from treering._values.checksums import block_bytes
 from treering._values.dtypes import itemsize_of
 from treering._values.human import join_first
 from treering._values.keys import join_key
-from treering.errors import CorruptError, UnsupportedError
+from treering.errors import CorruptError, StoreError, UnsupportedError
 
 if TYPE_CHECKING:
     from treering._arrays.incoming import DataReader
@@ -249,8 +249,17 @@ def list_tree(path: str | os.PathLike[str]) -> Listing:
     """List a foreign tree; raises as `open_tree` does."""
     with contextlib.ExitStack() as files:
         form, tree = open_tree(path, files)
-        listing = list_index(tree.index, form=form.value, files=(), file_bytes=tree.nbytes)
+        listing = list_index(tree.index, form=form.value, files=(), file_bytes=_bytes_of_files(tree))
     return dataclasses.replace(listing, structured=tree.structured, notes=(f"format: {form.version}", *tree.notes))
+
+
+def _bytes_of_files(tree: ForeignTree) -> int:
+    """Return the bytes of all files of a tree: those of chunks, which a listing does not open, included."""
+    folder = None if tree.opened is None else tree.opened.folder
+    if tree.leaves and folder is not None:
+        with contextlib.suppress(StoreError), opened_store(folder, quick=True) as store:
+            return sum(entry.size for entry in store.list())
+    return tree.nbytes
 
 
 def verify_tree(path: str | os.PathLike[str], progress: Progress | None) -> Verification:

@@ -9,11 +9,13 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, cast
 
+import xxhash
+
 from treering._format.index import ForeignKey, OpaqueLeaf
 from treering._format.leaf_values import same_value
 from treering._format.listing import LeafRecord, Listing, Named
 from treering._format.run_document import remove_note
-from treering._inspect.inspect import ArrayView, OpenTree, open_leaf_by_leaf
+from treering._inspect.inspect import ArrayView, Checksums, OpenTree, open_leaf_by_leaf
 from treering._printable import show_path
 from treering._store.resolve import kept
 from treering._values.human import pluralize
@@ -56,7 +58,7 @@ class Difference:
     b: str | None
     """What stands in the second one, as text; None where nothing does."""
     detail: str = ""
-    """For "values" how many items differ, and where the first of them is."""
+    """For "values" how many items differ and where the first of them is, or that the checksums do."""
 
     def __str__(self) -> str:
         key = visible(self.key, _LONGEST_KEY) or "(the root)"
@@ -85,6 +87,8 @@ class Diff(InNotebook):
     """Leaves that were compared, those that only one side has included."""
     values: bool
     """Whether the values of arrays were read and compared."""
+    checksums: bool = False
+    """Whether the checksums of all arrays that both have were compared, which shows a change without reading them."""
 
     def __len__(self) -> int:
         return len(self.differences)
@@ -116,7 +120,8 @@ class Diff(InNotebook):
 
 def sameness(found: Diff, *, reading: str) -> str:
     """Say how far two checkpoints without differences are the same; ``reading`` is what makes a diff read arrays."""
-    how = "equal bit for bit" if found.values else f"equal as far as headers tell ({reading} reads the arrays)"
+    known = "checksums" if found.checksums else "headers"
+    how = "equal bit for bit" if found.values else f"equal as far as {known} tell ({reading} reads the arrays)"
     return f"{pluralize(found.leaves, 'leaves', ',')}, {how}"
 
 
@@ -127,7 +132,10 @@ def diff(
     values: bool = False,
     progress: Progress | bool | None = None,
 ) -> Diff:
-    """Compare two checkpoints or files: structure, kinds, dtypes, shapes, small values and metadata.
+    """Compare two checkpoints or files: structure, kinds, dtypes, shapes, small values, metadata and checksums.
+
+    Arrays of two checkpoints that lie in the same boxes are compared by the checksums of what was saved, without a
+    read: a change of one bit shows, and with ``values`` also where it is. Of other forms the headers are compared.
 
     Any two forms can be compared; what only one of them keeps (kinds of containers, whether an array was numpy's) is
     then no difference. Neither is the order of a dict's keys, where arrays lay on devices, who wrote it and when.
@@ -158,10 +166,11 @@ def diff(
         found = list(compare_listings(left.listing, right.listing))
         pairs = pair_nodes(left.listing.root, right.listing.root)
         count = sum(1 for _, *nodes in pairs if any(node is not ABSENT and not is_branch(node) for node in nodes))
-        if values:
-            found += _differing_values(left, right, told)
+        by_sums, is_all = ([], False) if values else _differing_checksums(left, right)
+        found += _differing_values(left, right, told) if values else by_sums
         shown = show_path(os.fspath(a)), show_path(os.fspath(b))
-        return Diff(a=shown[0], b=shown[1], differences=tuple(found), leaves=count, values=values)
+        same = Diff(a=shown[0], b=shown[1], differences=tuple(found), leaves=count, values=values)
+        return dataclasses.replace(same, checksums=is_all)
 
 
 # ------------------------------------------------------------------------------------------------------------- headers
@@ -373,6 +382,24 @@ def blocks_of(shape: tuple[int, ...], itemsize: int, limit: int = _BLOCK_BYTES) 
         for start in range(shape[0]):
             for inner in blocks_of(shape[1:], itemsize, limit):
                 yield (slice(start, start + 1), *inner)
+
+
+def _differing_checksums(a: OpenTree, b: OpenTree) -> tuple[list[Difference], bool]:
+    """Compare the checksums of what both sides have; tell also whether all of it has some that can be compared."""
+    found: list[Difference] = []
+    compared: list[bool] = []
+    for key, left, right in pair_nodes(a.listing.root, b.listing.root):
+        if needs_reading(left, right):
+            one, other = a.checksums(record_of(left)), b.checksums(record_of(right))
+            # Of other boxes, as those of another mesh, the checksums differ anyway.
+            compared.append(one is not None and other is not None and [s[:2] for s in one] == [s[:2] for s in other])
+            if compared[-1] and one != other:
+                found.append(Difference(key, "values", *map(_sum_of, (one, other)), "the checksums differ"))
+    return found, all(compared)
+
+
+def _sum_of(checksums: Checksums | None) -> str:
+    return xxhash.xxh3_64_hexdigest(b"".join(table for *_, table in checksums or ()))
 
 
 def _differing_values(a: OpenTree, b: OpenTree, progress: Progress | None) -> Iterator[Difference]:

@@ -13,11 +13,13 @@ from typing import TYPE_CHECKING, Any, TypeAlias, cast
 from treering._checkpoint.detect import ForeignForm, Form, detect
 from treering._checkpoint.forms import list_headers, read_source
 from treering._foreign.foreign_tree import find_steps
+from treering._format.index import Index
 from treering._format.listing import FileRecord, LeafRecord, Listing, list_index
 from treering._printable import show_path
 from treering._store.api import Reader
 from treering._store.asked import asking
 from treering._store.resolve import kept, located, open_file
+from treering._values.boxes import Box
 from treering._values.checkpoint_names import INDEX
 from treering._values.human import bytes_text
 from treering._values.outline import InNotebook, Outline
@@ -175,6 +177,10 @@ def read_msgpack(file: Reader) -> tuple[Listing, Fetch]:
 # --------------------------------------------------------------------------------------------------------- leaf by leaf
 
 
+Checksums: TypeAlias = list[tuple[Box | None, int, bytes]]
+"""Each box of a leaf, the bytes of its blocks, and their checksums."""
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class OpenTree:
     """An open checkpoint, leaves directory or file."""
@@ -185,6 +191,8 @@ class OpenTree:
     """``array(record)`` returns the view of a stored array."""
     text: Callable[[LeafRecord], Any]
     """``text(record)`` reads a long str, bytes or bytearray."""
+    checksums: Callable[[LeafRecord], Checksums | None] = lambda _: None
+    """``checksums(record)`` returns those of the bytes that were saved; None where the form has none."""
 
 
 @contextlib.contextmanager
@@ -233,7 +241,17 @@ def _open_indexed(path: str | os.PathLike[str]) -> Iterator[OpenTree]:
         def stored(record: LeafRecord) -> Any:
             return checkpoint[index.keys[record.number or 0]]
 
-        yield OpenTree(listing, stored, stored)
+        known = _checksums_of(index) if index.verified and not isinstance(source, LeavesSource) else {}
+        yield OpenTree(listing, stored, stored, lambda record: known.get(record.number or 0))
+
+
+def _checksums_of(index: Index) -> dict[int, Checksums]:
+    """Return the checksums of each leaf, box by box; they cost no read."""
+    chunks, starts, table = index.chunks, index.chunks.first_blocks(), memoryview(index.checksums)
+    found: dict[int, Checksums] = {}
+    for row, (leaf, box, block) in enumerate(zip(chunks.leaf, chunks.box, chunks.block, strict=True)):
+        found.setdefault(leaf, []).append((box, block, table[starts[row] : starts[row + 1]].tobytes()))
+    return found
 
 
 class MsgpackArray:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import os
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -20,7 +21,7 @@ from treering._checkpoint.joint_load import LoadGroup, spans_processes
 from treering._checkpoint.load import LoadOptions
 from treering._coordination.allgather import name_both
 from treering._format.run_document import find_note
-from treering._printable import kind_of
+from treering._printable import kind_of, show_path
 from treering._runs.fallback import Read, load_newest, require_one_folder, root_of, try_read
 from treering._runs.iterators import load_items, restore_states
 from treering._runs.results import Fallback, Resumed
@@ -153,8 +154,11 @@ def _noting_damage(run: RunState, path: Path) -> Iterator[None]:
     """Note that a step is damaged: no save shares anything with it."""
     try:
         yield
-    except CorruptError:
+    except CorruptError as error:
         run.damaged.add(path)
+        shown = show_path(os.fspath(path))
+        others = "`treering verify` lists all damage, and fallback=True goes back to the newest step that is whole"
+        error.hint = f"the damage is in {shown!r}: use another copy of it; {others}"
         raise
 
 

@@ -261,11 +261,14 @@ class OpenedFiles:
     Args:
         files: those that stay open.
         folder: where further ones lie, of which there may be thousands.
+
+    Attributes:
+        folder: the same.
     """
 
     def __init__(self, *files: Reader, folder: Path | None = None) -> None:
         self._only = files[0] if len(files) == 1 else None
-        self._folder = folder
+        self.folder = folder
         self._versions: dict[PurePath, Version] = {}
         for file in files:
             self.add(file.path, file)
@@ -287,10 +290,10 @@ class OpenedFiles:
         """
         if self._only is not None and not is_on_disk(self._only.path):
             return True  # each request is for the version that was opened
-        if self._folder is not None and not is_on_disk(self._folder) and len(self._versions) > _ASKED_FOR:
+        if self.folder is not None and not is_on_disk(self.folder) and len(self._versions) > _ASKED_FOR:
             # A web server lists nothing, and a bucket may deny it.
-            with contextlib.suppress(OSError), opened_store(self._folder) as store:
-                listed = {os.fspath(self._folder / found.name): found.version for found in store.list()}
+            with contextlib.suppress(OSError), opened_store(self.folder) as store:
+                listed = {os.fspath(self.folder / found.name): found.version for found in store.list()}
                 return all(listed.get(os.fspath(path)) == version for path, version in self._versions.items())
         entries = ((find_at(path), version) for path, version in self._versions.items())
         return all(entry is not None and entry.version == version for entry, version in entries)
