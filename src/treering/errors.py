@@ -57,13 +57,6 @@ _LONGEST_PATH = 400
 _OTHER_NAMES = {"Timeout": "TimedOutError", "StoreFailed": "StoreError"}
 
 
-def _shown_path(path: tuple[str, ...]) -> str:
-    """Join a key path for people; the middle of an absurdly long one is left out."""
-    left_out = f"[{len(path) - 16} keys left out]"
-    shown = path if len(path) <= _LONGEST_PATH else (*path[:8], left_out, *path[-8:])
-    return cut_middle("/".join(shown), _LONGEST_PATH)
-
-
 class TreeringError(Exception):
     """Base of every error that treering raises on purpose.
 
@@ -95,7 +88,10 @@ class TreeringError(Exception):
         self.hint = None if hint is None else hide_secrets(hint)
 
     def __str__(self) -> str:
-        places = [f"leaf {_shown_path(self.path)!r}"] if self.path else []
+        keys = self.path or ()
+        if len(keys) > _LONGEST_PATH:  # the middle of an absurdly long one is left out
+            keys = (*keys[:8], f"[{len(keys) - 16} keys left out]", *keys[-8:])
+        places = [f"leaf {cut_middle('/'.join(keys), _LONGEST_PATH)!r}"] if keys else []
         places += [] if self.offset is None else [f"byte {self.offset}"]
         where = f" (at {', '.join(places)})" if places else ""
         hint = f"; {self.hint}" if self.hint else ""

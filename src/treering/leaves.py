@@ -177,15 +177,11 @@ def leaf_key_paths(pytree: Any, prefix: str | None = "", *, is_leaf: Callable[[A
         pairs, treedef = jax.tree_util.tree_flatten_with_path(pytree, is_leaf=is_leaf)
     except (TypeError, ValueError, RecursionError, SystemError):
         # Keys that jax cannot sort, or more levels than it can walk; what the tree itself raises is raised again.
-        return _walk_paths(pytree, prefix, is_leaf)
+        def name_leaf(path: tuple[str, ...], leaf: Any) -> str | None:
+            return None if leaf is None and (is_leaf is None or not is_leaf(None)) else _join_parts(prefix, path)
+
+        return map_with_path(name_leaf, pytree, is_leaf)
     return jax.tree_util.tree_unflatten(treedef, [_join_parts(prefix, map(_key_text, path)) for path, _ in pairs])
-
-
-def _walk_paths(pytree: Any, prefix: str | None, is_leaf: Callable[[Any], bool] | None) -> Any:
-    def name_leaf(path: tuple[str, ...], leaf: Any) -> str | None:
-        return None if leaf is None and (is_leaf is None or not is_leaf(None)) else _join_parts(prefix, path)
-
-    return map_with_path(name_leaf, pytree, is_leaf)
 
 
 def _join_parts(prefix: str | None, parts: Iterable[str]) -> str:

@@ -485,12 +485,11 @@ def policy_text(policy: Policy) -> str:
         >>> policy_text(KeepBest("loss") | KeepMore(3))
         "KeepBest('loss', mode='min') | <KeepMore like KeepLast(3)>"
     """
-    return " | ".join(map(_rule_text, single_rules(policy)))
-
-
-def _rule_text(rule: Policy) -> str:
-    inherits = not _is_ours(rule) and getattr(type(rule).__repr__, "__module__", None) == __name__
-    return f"<{type(rule).__name__} like {rule!r}>" if inherits else repr(rule)
+    texts = []
+    for rule in single_rules(policy):
+        inherits = not _is_ours(rule) and getattr(type(rule).__repr__, "__module__", None) == __name__
+        texts.append(f"<{type(rule).__name__} like {rule!r}>" if inherits else repr(rule))
+    return " | ".join(texts)
 
 
 def _are_texts(said: object) -> bool:

@@ -19,17 +19,8 @@ from treering._arrays.host import jax_holds
 from treering._codec.msgpack.window import MAX_DEPTH
 from treering._leaves.shardings import create_sharding_tree_from_index
 from treering._printable import kind_of, shorten
-from treering._tree.placement import (
-    Rules,
-    RulesReport,
-    aval_of,
-    fit_spec,
-    is_placement,
-    no_rule_error,
-    require_mesh,
-    resolve_shardings,
-    spec_of,
-)
+from treering._tree import placement
+from treering._tree.placement import RulesReport, is_placement, require_mesh, spec_of
 from treering._tree.registry import key_by_text, open_pytree_node
 from treering._tree.state_dict import map_with_path
 from treering._values.human import join_first
@@ -83,7 +74,7 @@ def match_partition_rules(
         >>> specs == {"dense": [P("fsdp", "tp")], "scale": P()}
         True
     """
-    known = Rules(rules)
+    known = placement.Rules(rules)
     smallest = _SMALL if min_size is None else min_size
     names, unmatched = list[str](), list[str]()
 
@@ -96,13 +87,13 @@ def match_partition_rules(
         if strict and not shape:
             return spec_of()
         if (rule := known.rule_for(name)) is not None:
-            return fit_spec(name, rule, shape, smallest) if strict else rule[1]
+            return placement.fit_spec(name, rule, shape, smallest) if strict else rule[1]
         unmatched.append(name)
         return None
 
     specs = map_with_path(specified, tree, None)
     if unmatched:
-        raise no_rule_error(unmatched)
+        raise placement.no_rule_error(unmatched)
     known.tell(names, report)
     return specs
 
@@ -186,7 +177,7 @@ def _step(key: str, leaf: Any, place: Any, mesh: Mesh | None) -> _Step:
     if not is_placement(place):
         return _Step(key, leaf, trouble=f"{kind_of(place)} is not a sharding")
     try:
-        found = resolve_shardings(place, mesh, {key: aval_of(leaf.shape, leaf.dtype)}, [key])
+        found = placement.resolve_shardings(place, mesh, {key: placement.aval_of(leaf.shape, leaf.dtype)}, [key])
     except MismatchError as error:
         return _Step(key, leaf, trouble="; ".join(error.differences).removeprefix(f"{key or '.'}: "))
     except UnsupportedError as error:

@@ -124,9 +124,8 @@ def _processes(attempt: Attempt) -> Iterator[str]:
     stages = max((len(state.stage) for state in shown), default=0)
     if len(shown) > 1:
         of_stage = collections.Counter(state.stage for state in attempt.processes)
-        yield f"  {pluralize(len(shown), 'processes', ',')}: " + ", ".join(
-            f"{count:,} {stage}" for stage, count in of_stage.items()
-        )
+        stages_text = ", ".join(f"{count:,} {stage}" for stage, count in of_stage.items())
+        yield f"  {pluralize(len(shown), 'processes', ',')}: {stages_text}"
     for state in sorted(shown[:_MOST_PROCESSES], key=lambda state: state.process):
         who = "" if state.who is None else f"  {state.who}"
         age = "" if state.age is None else f", {duration_text(state.age)} ago"

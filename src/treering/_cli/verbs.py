@@ -16,12 +16,11 @@ from typing import TYPE_CHECKING, Any, Literal, TextIO, TypeAlias, TypeVar
 
 import click
 
-from treering._checkpoint.detect import ForeignForm, Form, detect
+from treering._checkpoint.detect import Form, detect
 from treering._checkpoint.forms import is_run, list_headers
 from treering._cli.main import GOOD, NO, NOT_DONE, explain, note, wants_color, write_lines
-from treering._foreign.foreign_tree import find_steps
 from treering._format.listing import describe_part
-from treering._inspect.inspect import list_steps
+from treering._inspect.inspect import find_foreign_steps, list_steps
 from treering._printable import printable, show_path
 from treering._store.resolve import is_seen, is_taken, located, new_file_path, open_file, write_file
 from treering._values.checkpoint_names import step_of_name
@@ -97,7 +96,7 @@ def read_latest(path: str, read: Callable[[str], T]) -> tuple[str, T]:
 
         what = "a run"
         step, found = of_latest(path, lambda latest: (os.fspath(latest), read(os.fspath(latest))))
-    elif isinstance(form, ForeignForm) and (steps := find_steps(path, form)) is not None:
+    elif (steps := find_foreign_steps(path, form)) is not None:
         what, step = f"a folder of steps of {form.value}", os.fspath(steps.path_of(max(steps.names)))
         found = read(step)
     else:

@@ -286,10 +286,8 @@ def verify_tree(path: str | os.PathLike[str], progress: Progress | None) -> Veri
                 progress(done, done)
         hashed = compare_hashes(tree.files, findings)
     found, leaves, checked = tuple(findings), len(index.keys), index.verified
-    note = None if checked else "; ".join((hashed or tree.checks, *tree.notes))
-    return Verification(
-        path=shown, findings=found, leaves=leaves, nbytes=done if checked else 0, checked=checked, note=note
-    )
+    nbytes, note = (done, None) if checked else (0, "; ".join((hashed or tree.checks, *tree.notes)))
+    return Verification(path=shown, findings=found, leaves=leaves, nbytes=nbytes, checked=checked, note=note)
 
 
 def _read_together(source: Source, leaves: Sequence[int], shown: str) -> Iterator[Finding]:
@@ -440,9 +438,8 @@ def _flatten(root: Any, containers: Containers) -> tuple[list[Token], list[str],
             head = Container(node="list" if node.listed else "dict", keys=places)
             if (known := containers.get(trail)) is not None:
                 if sorted(known.keys) != sorted(places):
-                    raise CorruptError(
-                        f"the {known.node} {join_key(trail)!r:.200} has other children than are recorded of it"
-                    )
+                    what = f"the {known.node} {join_key(trail)!r:.200}"
+                    raise CorruptError(f"{what} has other children than are recorded of it")
                 head, names = known, [str(place) for place in known.keys]
             structure.append(head)
             waiting.extend(((*trail, name), node.children[name]) for name in reversed(names))

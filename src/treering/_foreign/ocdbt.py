@@ -156,12 +156,10 @@ class _Database:
         if not height:
             self._take_values(prefix, keys, table, body)
             return []
-        ids, offsets, lengths = body.varints(count), body.varints(count), body.varints(count)
-        prefixes = [prefix + key[:size] for key, size in zip(keys, common, strict=True)]
-        places = zip(ids, offsets, lengths, prefixes, strict=True)
+        places = [body.varints(count) for _ in range(3)]  # files, offsets and lengths
         return [
-            _Node(body.pick(table, number), offset, length, height - 1, start)
-            for number, offset, length, start in places
+            _Node(body.pick(table, number), offset, length, height - 1, prefix + key[:size])
+            for key, size, number, offset, length in zip(keys, common, *places, strict=True)
         ]
 
     def _take_values(self, prefix: bytes, keys: list[bytes], table: list[_File], body: _Body) -> None:

@@ -86,7 +86,6 @@ def unserializable(pytree: Any, *, chunk_size: int) -> list[str]:
     return issues
 
 
-_WORTH_IT: Final = 4 * 1024 * 1024
 _COPY_BYTES: Final = 4 * 1024 * 1024
 _HUGE_PAGE: Final = 2 * 1024 * 1024
 _MADV_HUGEPAGE: Final = 14
@@ -99,7 +98,7 @@ def join_pieces(pieces: list[Piece]) -> bytes:
     small = [piece for piece in pieces if isinstance(piece, bytes)]
     if len(small) == len(pieces):
         return b"".join(small)
-    if (size := pieces_size(pieces)) < _WORTH_IT or sys.implementation.name != "cpython":
+    if (size := pieces_size(pieces)) < _COPY_BYTES or sys.implementation.name != "cpython":
         return b"".join(piece_buffers(pieces))
     result = _unset_bytes(size)
     if (written := _fill(result, _copies(pieces))) != size:
@@ -122,7 +121,11 @@ def _unset_bytes(size: int) -> bytes:
     make.argtypes, make.restype = (ctypes.c_void_p, ctypes.c_ssize_t), ctypes.py_object
     made: bytes = make(None, size)
     if sys.platform == "linux":
-        _ask_for_huge_pages(_address(made), size)
+        # The whole huge pages inside the range; the kernel may say no, which only costs time.
+        start = _address(made)
+        first = -(-start // _HUGE_PAGE) * _HUGE_PAGE
+        if (length := (start + size - first) // _HUGE_PAGE * _HUGE_PAGE) > 0:
+            ctypes.CDLL(None).madvise(ctypes.c_void_p(first), ctypes.c_size_t(length), _MADV_HUGEPAGE)
     return made
 
 
@@ -131,13 +134,6 @@ def _address(data: bytes) -> int:
     get.argtypes, get.restype = (ctypes.py_object,), ctypes.c_void_p
     address: int = get(data)
     return address
-
-
-def _ask_for_huge_pages(address: int, size: int) -> None:
-    """Advise the whole huge pages inside the range; the kernel may say no, which only costs time."""
-    first = -(-address // _HUGE_PAGE) * _HUGE_PAGE
-    if (length := (address + size - first) // _HUGE_PAGE * _HUGE_PAGE) > 0:
-        ctypes.CDLL(None).madvise(ctypes.c_void_p(first), ctypes.c_size_t(length), _MADV_HUGEPAGE)
 
 
 def _fill(result: bytes, copies: Iterator[_Copy]) -> int:

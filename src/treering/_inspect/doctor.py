@@ -168,11 +168,11 @@ def _describe_nothing(path: str, names: Collection[str], *, is_ours: bool) -> st
 def _describe_waiting_processes(waiting: Mapping[int, float]) -> Iterator[str]:
     for process, changed in waiting.items():
         age = max(time.time() - changed, 0.0)
-        if age < timing.current.heartbeat_stale:
-            yield f"process {process} of a job is waiting for others"
-        else:
-            since = f"process {process} of a job waited for others {duration_text(age)} ago"
-            yield f"{since} and sends no heartbeat now: it was killed or sleeps; a later save removes its message"
+        what = "is waiting for others"
+        if age >= timing.current.heartbeat_stale:
+            what = f"waited for others {duration_text(age)} ago and sends no heartbeat now"
+            what += ": it was killed or sleeps; a later save removes its message"
+        yield f"process {process} of a job {what}"
 
 
 def _describe_passing(store: Store, names: Sequence[str]) -> Iterator[str]:
@@ -267,9 +267,8 @@ def _measure(wanted: Iterable[_WantedFile], what: str) -> tuple[int, list[str]]:
         total += nbytes
         try:
             with opener() as opened:
-                problem = (
-                    None if opened.size == nbytes else f"has {pluralize(opened.size, 'bytes')} instead of {nbytes}"
-                )
+                size = opened.size
+            problem = None if size == nbytes else f"has {pluralize(size, 'bytes')} instead of {nbytes}"
         except NotFoundError:
             problem = "is missing"
         except CorruptError as error:
@@ -344,9 +343,8 @@ def _left_text(run: RunFolder) -> str | None:
     document, steps = run.read_superseded(), run.superseded_steps()
     if document is None or not steps:
         return None
-    what = f"{steps_text(sorted(steps))} {'was' if len(steps) == 1 else 'were'} left behind"
-    end = "the next save, or treering gc --yes, removes what is left of them"
-    return f"{what} when step {document.step} was saved; {end}"
+    what = f"{steps_text(sorted(steps))} {'was' if len(steps) == 1 else 'were'} left behind when step {document.step}"
+    return f"{what} was saved; the next save, or treering gc --yes, removes what is left of them"
 
 
 # ----------------------------------------------------------------------------------------------- attempts, and messages

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 from treering._checkpoint.detect import ForeignForm, Form, detect
 from treering._checkpoint.forms import list_headers, read_source
-from treering._foreign.foreign_tree import find_steps
 from treering._format.index import Index
 from treering._format.listing import FileRecord, LeafRecord, Listing, list_index
 from treering._printable import show_path
@@ -33,6 +32,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from treering._checkpoint.open import LeafView
+    from treering._foreign.foreign_tree import ForeignSteps
     from treering._view.run_text import RunListing
 
 Fetch: TypeAlias = Callable[[int, int], bytes]
@@ -97,15 +97,23 @@ def inspect(path: str | os.PathLike[str]) -> Inspection:
         ('msgpack', ['params/w/0', 'params/w/1', 'step'], 7)
     """
     listing = list_headers(path)
-    return Inspection(
-        path=os.fspath(path), **members_of(listing, *(field.name for field in dataclasses.fields(listing)))
-    )
+    names = (field.name for field in dataclasses.fields(listing))
+    return Inspection(path=os.fspath(path), **members_of(listing, *names))
+
+
+def find_foreign_steps(path: str | os.PathLike[str], form: Form | ForeignForm) -> ForeignSteps | None:
+    """Return the steps in a folder of a form of another program; None for everything else."""
+    if not isinstance(form, ForeignForm):
+        return None
+    from treering._foreign.foreign_tree import find_steps
+
+    return find_steps(path, form)
 
 
 def list_steps(path: str | os.PathLike[str]) -> RunListing | None:
     """List the steps of a run, or in a folder of another program; None for everything else. Raises as ``detect``."""
     form = detect(path)
-    steps = find_steps(path, form) if isinstance(form, ForeignForm) else None
+    steps = find_foreign_steps(path, form)
     if form is not Form.RUN and steps is None:
         return None
     from treering._runs.reports import list_foreign_steps, list_run

@@ -111,11 +111,9 @@ def verify_run(path: str | os.PathLike[str], progress: Progress | None) -> Verif
         findings += [dataclasses.replace(each, file=os.path.join(folder.name, each.file)) for each in found.findings]  # noqa: PTH118 - a text for people
         checked.append(found)
         before += size
-    shown, note = os.fspath(path), records.trouble
     leaves, nbytes = sum(found.leaves for found in checked), sum(found.nbytes for found in checked)
-    return Verification(
-        path=shown, findings=tuple(findings), leaves=leaves, nbytes=nbytes, checked=True, note=note, steps=len(checked)
-    )
+    found = Verification(path=os.fspath(path), findings=tuple(findings), leaves=leaves, nbytes=nbytes, checked=True)
+    return dataclasses.replace(found, note=records.trouble, steps=len(checked))
 
 
 # ---------------------------------------------------------------------------------------------------------- checkpoints

@@ -227,7 +227,11 @@ def _checked(folder: OpenLeaves, path: str, read: Sequence[IndexBranch], progres
         try:
             branches.append(judge_branch(folder, branch))
         except CorruptError as error:
-            broken.append(_branch_finding(folder, error))
+            if error.path is None:
+                broken.append(_index_finding(folder, error))
+            else:  # a ``.zarray`` of another program
+                file, problem = "/".join((*error.path, ZARRAY)), f"is damaged ({error.message})"
+                broken.append(Finding(key=None, file=file, start=error.offset, stop=None, problem=problem))
     try:
         source = LeavesSource(folder, branches, read)
     except CorruptError as error:
@@ -238,27 +242,15 @@ def _checked(folder: OpenLeaves, path: str, read: Sequence[IndexBranch], progres
     _read_others(source, leaves, findings)
     unchecked = [branch.record.prefix for branch in branches if not branch.verified]
     notes = describe_state(folder, read)
-    if unchecked:
-        notes.insert(0, _unchecked_note(unchecked, len(read)))
+    if len(unchecked) == len(read) > 0:
+        notes.insert(0, f"it {_UNCHECKED}")
+    elif unchecked:
+        shown = join_first(["no prefix" if prefix is None else repr(prefix) for prefix in unchecked], _SHOWN)
+        notes.insert(0, f"what is under {shown} {_UNCHECKED}; everything else was checked")
     count, note = len(source.index.keys), "; ".join(notes) or None
     return Verification(
         path=path, findings=(*broken, *findings), leaves=count, nbytes=nbytes, checked=not unchecked, note=note
     )
-
-
-def _branch_finding(folder: OpenLeaves, error: CorruptError) -> Finding:
-    """Say what is wrong with a branch as a whole: with its record, or with a ``.zarray`` of another program."""
-    if error.path is None:
-        return _index_finding(folder, error)
-    file = "/".join((*error.path, ZARRAY))
-    return Finding(key=None, file=file, start=error.offset, stop=None, problem=f"is damaged ({error.message})")
-
-
-def _unchecked_note(prefixes: Sequence[str | None], branches: int) -> str:
-    if len(prefixes) == branches:
-        return f"it {_UNCHECKED}"
-    shown = join_first(["no prefix" if prefix is None else repr(prefix) for prefix in prefixes], _SHOWN)
-    return f"what is under {shown} {_UNCHECKED}; everything else was checked"
 
 
 def _stored(source: LeavesSource) -> Iterator[LeafFiles]:

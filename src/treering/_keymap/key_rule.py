@@ -423,9 +423,8 @@ class KeyPattern:
                 literal += found[1][0]
             elif found[2]:
                 if not literal and name:
-                    raise UnsupportedError(
-                        f"nothing lies between {{{name}}} and {found[0]} in the pattern {text!r:.200}"
-                    )
+                    between = f"{{{name}}} and {found[0]}"
+                    raise UnsupportedError(f"nothing lies between {between} in the pattern {text!r:.200}")
                 self._pieces.append((name, kind, literal))
                 name, kind, literal = found[2], found[3], ""
             else:

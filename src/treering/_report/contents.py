@@ -336,11 +336,8 @@ def describe_leaves(path: str | os.PathLike[str]) -> dict[str, Any]:
     rows: list[list[Any]] = []
     told = reporter(True, "reading")
     with open_leaf_by_leaf(path) as tree, showing(told):
-        arrays = [
-            (key, leaf)
-            for key, leaf in leaves_of(tree.listing.root)
-            if isinstance(leaf, LeafRecord) and leaf.dtype is not None and leaf.kind != "key"
-        ]
+        records = [(key, leaf) for key, leaf in leaves_of(tree.listing.root) if isinstance(leaf, LeafRecord)]
+        arrays = [(key, leaf) for key, leaf in records if leaf.dtype is not None and leaf.kind != "key"]
         most = sorted(arrays, key=lambda pair: -pair[1].nbytes)[:_MOST_ROWS]
         done, total = 0, sum(leaf.nbytes for _, leaf in most)
         for key, leaf in most:

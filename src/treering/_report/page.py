@@ -109,13 +109,10 @@ def _largest(document: Mapping[str, Any]) -> str:
 def _table(title: str, note: str, heads: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
     head = "".join(f"<th>{_safe(each)}</th>" for each in heads)
     body = "".join(f"<tr>{''.join(f'<td>{_cell(cell)}</td>' for cell in row)}</tr>" for row in rows)
-    shown = (
-        f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>' if rows else ""
-    )
+    table = f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+    shown = f'<div class="scroll">{table}</div>' if rows else ""
     return f"<section><h2>{_safe(title)}</h2><p>{_safe(note)}</p>{shown}</section>"
 
 
 def _cell(cell: Any) -> str:
-    return _safe(
-        draw_curve(cell["bars"]) if isinstance(cell, dict) and cell["bars"] else "" if isinstance(cell, dict) else cell
-    )
+    return _safe(draw_curve(cell["bars"]) if isinstance(cell, dict) else cell)

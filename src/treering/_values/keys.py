@@ -40,9 +40,8 @@ def unescape_part(text: str) -> str:
         'a/b~c'
     """
     if text.count("~") != text.count("~0") + text.count("~1"):
-        raise FormatError(
-            f"{text!r} is not a part of a key: a '~' stands alone", hint="write '~0' for '~' and '~1' for '/'"
-        )
+        hint = "write '~0' for '~' and '~1' for '/'"
+        raise FormatError(f"{text!r} is not a part of a key: a '~' stands alone", hint=hint)
     return text.replace("~1", "/").replace("~0", "~")
 
 

@@ -279,9 +279,8 @@ def origin_members(listing: Listing) -> Json:
     if listing.form.startswith("msgpack"):
         return {"form": listing.form}
     found = members_of(listing, "form", "verified", "written", "processes", "meshes", "files", "metadata")
-    found["files"] = [
-        {name: value for name, value in dataclasses.asdict(file).items() if value is not None} for file in listing.files
-    ]
+    files = map(dataclasses.asdict, listing.files)
+    found["files"] = [{name: value for name, value in file.items() if value is not None} for file in files]
     if listing.form == "leaves":
         found |= members_of(listing, "prefixes", "unverified")
     found |= members_of(listing, "part") if listing.part else {}

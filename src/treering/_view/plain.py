@@ -110,10 +110,9 @@ def align(
     widths[: len(widest)] = map(min, widths, widest)
     if widths and len(widths) - 1 not in right:
         widths[-1] = 0
+    sides = [place in right for place in range(len(widths))]
     for row in rows:
-        yield [
-            pad(cell, width, right=place in right) for place, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ]
+        yield [pad(cell, width, right=side) for cell, width, side in zip(row, widths, sides, strict=True)]
 
 
 Json = Mapping[str, object]

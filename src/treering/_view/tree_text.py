@@ -157,9 +157,8 @@ def row_texts(row: Row, style: Style = UNICODE) -> tuple[str, ...]:
         ('', 'list of 2', '', '16 B', '', '')
     """
     node, below = row.node, row.below
-    nbytes, parameters, has_arrays = (
-        weight_of(node) if below is None else (below.nbytes, below.parameters, below.arrays > 0)
-    )
+    weight = weight_of(node) if below is None else (below.nbytes, below.parameters, below.arrays > 0)
+    nbytes, parameters, has_arrays = weight
     return (
         *(("", _branch_detail(row, style)) if is_branch(node) else leaf_cells(node, style)),
         count_text(parameters) if has_arrays else "",
