@@ -16,7 +16,6 @@ from typing import Final
 from treering._printable import hide_secrets, printable
 from treering._store.objects.obstore_stores import was_led_away
 from treering._store.objects.requests import PATIENCE, Answer, Status
-from treering._store.objects.signed_requests import how_to_remove
 from treering._values.telemetry import LOGGER, TRAFFIC
 from treering.errors import UnsupportedError
 
@@ -158,6 +157,27 @@ def _other_failure(error: BaseException, kind: str, text: str, status: int, reas
     if isinstance(error, OSError):
         return RequestFailure(Cause.PASSING, reason, error.errno or errno.EIO)
     return RequestFailure(Cause.PASSING, reason, errno.ETIMEDOUT if "timed out" in str(error) else errno.EIO)
+
+
+def how_to_remove(shown: str, name: str) -> str:
+    r"""Return the command that removes an object of that name, or all below a name that ends in a slash.
+
+    Example:
+        >>> how_to_remove("s3://bucket", "run//x"), how_to_remove("gs://bucket", "run/../")
+        ("aws s3 rm 's3://bucket/run//x'", "gcloud storage rm --recursive 'gs://bucket/run/../'")
+    """
+    scheme, _, bucket = shown.partition("://")
+    everything = " --recursive" if name.endswith("/") else ""
+    if scheme in {"s3", "gs"}:
+        return f"{'aws s3' if scheme == 's3' else 'gcloud storage'} rm{everything} {_quoted(f'{shown}/{name}')}"
+    what = f"delete-batch --source {bucket} --pattern {_quoted(f'{name}*')}"
+    return f"az storage blob {what if everything else f'delete --container-name {bucket} --name {_quoted(name)}'}"
+
+
+def _quoted(text: str) -> str:
+    """Return a word as shells take it."""
+    plain = text.replace("\\", "\\\\").replace("'", "\\'")
+    return f"'{text}'" if text.isprintable() and "'" not in text else f"$'{printable(plain)}'"
 
 
 def _says(text: str, words: tuple[str, ...]) -> bool:
