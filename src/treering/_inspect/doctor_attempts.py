@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Final, TypeAlias
 
 from treering._coordination.messages import DecisionMessage, Failure, PrepareMessage, VoteMessage, VoteStage
-from treering._coordination.votes import parent_of
+from treering._coordination.operations import parent_of
 from treering._format.findings import Attempt, ProcessState
 from treering._store.api import LARGEST_MESSAGE, Store, open_below
 from treering._store.orphans import FolderScan, Orphan, find_life
