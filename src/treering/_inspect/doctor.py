@@ -28,14 +28,13 @@ from treering._runs.leases import held_steps
 from treering._runs.steps import records_of, step_path
 from treering._store.api import Reader, Store
 from treering._store.failures import naming, naming_file
-from treering._store.leaves_places import open_leaves
-from treering._store.open_folder import OpenFolder, find_index_at, is_removed, key_content, shown_names
+from treering._store.open_folder import OpenFolder, find_index_at, is_removed, key_content
 from treering._store.orphans import scan_folder
-from treering._store.resolve import find_at, is_folder, is_seen, located, opened_store
+from treering._store.resolve import find_at, is_folder, is_seen, located, open_leaves, opened_store
 from treering._store.waiting import describe_waiting, listed_names
 from treering._values import checkpoint_names, leaves_names, timing
 from treering._values.checkpoint_names import INDEX, is_message
-from treering._values.human import duration_text, pluralize, steps_text
+from treering._values.human import duration_text, pluralize, shown_names, steps_text
 from treering._values.processes import Life
 from treering.errors import (
     CorruptError,

@@ -16,7 +16,7 @@ import time
 from collections.abc import Generator, Iterable, Sequence
 from typing import Final, Protocol, TypeAlias, TypeVar
 
-from treering._store.asked import known_answers, remembered
+from treering._store.api import known_answers, remembered
 from treering._store.pieces import Buffer
 
 T = TypeVar("T")
