@@ -10,12 +10,12 @@ import random
 import re
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Final
 
 from treering._printable import hide_secrets, printable
 from treering._store.objects.obstore_stores import was_led_away
-from treering._store.objects.requests import PATIENCE, Answer, Status
+from treering._store.objects.requests import FIRST_PAUSE, PATIENCE, Answer, Status, growing_pauses
 from treering._values.telemetry import LOGGER, TRAFFIC
 from treering.errors import UnsupportedError
 
@@ -194,7 +194,6 @@ def _reason(text: str) -> str:
 
 
 _THREADS: Final = 8
-_FIRST_PAUSE: Final = 0.1
 _FIRST_SLOW_PAUSE: Final = 1.0
 _LONGEST_PAUSE: Final = 15.0
 _FIRST_CONTACT: Final = 10.0
@@ -281,7 +280,7 @@ class RepeatingClient:
         if self.patience == self._patience:
             self._silence = None
         begun = time.monotonic()
-        pauses = _pauses()
+        pauses = growing_pauses(_LONGEST_PAUSE)
         while True:
             try:
                 with _SLOTS:
@@ -299,7 +298,7 @@ class RepeatingClient:
                 self._silence = None
                 return failure.answer(self.shown, right)
             silence = self._note_silence(begun, what)
-            pause = next(pauses) * (_FIRST_SLOW_PAUSE / _FIRST_PAUSE if failure.slow_down else 1)
+            pause = next(pauses) * (_FIRST_SLOW_PAUSE / FIRST_PAUSE if failure.slow_down else 1)
             pause = min(pause, _LONGEST_PAUSE) * random.uniform(0.5, 1.0)  # noqa: S311 - no secret
             # Where others are answered, this one has its own time.
             if once or silence.over or time.monotonic() + pause > min(begun, silence.since) + patience:
@@ -310,10 +309,3 @@ class RepeatingClient:
             TRAFFIC.add(retries=1)
             LOGGER.info("%s: %s; next try in %.1f s", self.shown, printable(hide_secrets(failure.reason)), pause)
             time.sleep(pause)
-
-
-def _pauses() -> Iterator[float]:
-    pause = _FIRST_PAUSE
-    while True:
-        yield pause
-        pause = min(2 * pause, _LONGEST_PAUSE)
