@@ -19,7 +19,7 @@ from typing import Final
 import pytest
 
 from treering._store import resolve, waiting
-from treering._store.objects import connect, obstore_stores, requests, store, transaction
+from treering._store.objects import connect, obstore_stores, requests, store
 from treering._store.objects.client import ObstoreClient
 from treering._store.objects.memory import DictionaryClient, MemoryRoot
 from treering._store.objects.repetition import RepeatingClient
@@ -161,16 +161,15 @@ def install(patch: pytest.MonkeyPatch, *, grace: float = GRACE) -> MemoryBucket:
 
 def forget_clocks() -> None:
     """Let this process ask buckets anew how late it is."""
-    transaction._CLOCKS.clear()
-    transaction._MARKERS.clear()
+    store._CLOCKS.clear()
+    store._MARKERS.clear()
 
 
 def no_patience(patch: pytest.MonkeyPatch, tries: int = 0) -> None:
     """Let stores give up on a request without an answer after so many tries, and not wait in between."""
     patch.setattr(requests, "_wait", lambda _: Answer(Status.DONE))
-    for module in (transaction, store):
-        turns = itertools.count()
-        patch.setattr(module, "patience", lambda *_, turns=turns: lambda: next(turns) >= tries)
+    turns = itertools.count()
+    patch.setattr(store, "patience", lambda *_: lambda: next(turns) >= tries)
 
 
 def ask_once(patch: pytest.MonkeyPatch) -> None:

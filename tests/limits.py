@@ -62,7 +62,7 @@ _LIMITS = {
     # buckets
     "whole_object": "treering._store.objects.store.WHOLE_BYTES",
     "first_read_of_objects": "treering._store.objects.reading.FIRST_BYTES",
-    "longest_listing": "treering._store.objects.obstore_requests._LONGEST_LISTING",
+    "longest_listing": "treering._store.objects.client._LONGEST_LISTING",
     "client_made_anew_after": "treering._store.objects.repetition._ANEW",
     "longest_pause": "treering._store.objects.repetition._LONGEST_PAUSE",
     "patience_with_web_servers": "treering._store.objects.https._PATIENCE",

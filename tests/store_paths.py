@@ -21,8 +21,7 @@ from treering._store import resolve
 from treering._store.api import Kind, Reader, Store, Version
 from treering._store.objects.reading import ObjectReader
 from treering._store.objects.requests import Client, Delete, Get, List
-from treering._store.objects.store import ObjectStore
-from treering._store.objects.transaction import ObjectTransaction
+from treering._store.objects.store import ObjectStore, ObjectTransaction
 from treering._store.objects.url import BucketPath, bucket_path
 from treering._store.resolve import find_at, open_file, store_at, write_file
 from treering._values.checkpoint_names import LEFT_DOCUMENT

@@ -11,7 +11,7 @@ import pytest
 
 from treering._coordination.message_board import FolderMessageBoard, MessageBoard, PathMessageBoard
 from treering._store.api import Document, Held, Outcome, Store
-from treering._store.objects.transaction import ObjectTransaction
+from treering._store.objects.store import ObjectTransaction
 from treering._store.posix.folder import Folder
 from treering._store.posix.store import PosixStore
 from treering.testing import FaultyStore, MemoryStore, MessageBoardContract, StoreContract
@@ -228,7 +228,7 @@ class Sweeping(ObjectTransaction):
 
 class Unproved(MemoryStore):
     def transaction(self, name: str = "treering.json") -> ObjectTransaction:
-        return Sweeping(self, self.client, "", name)
+        return Sweeping(self, name)
 
 
 @pytest.mark.parametrize("broken", [Forgetful, Appending, Unconditional, Cutting, Unproved])

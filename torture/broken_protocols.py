@@ -22,9 +22,9 @@ from treering._coordination.operations import (
     Remove,
     Rollback,
     Sleep,
+    subtree_of,
 )
 from treering._coordination.two_phase_commit import coordinate, participate
-from treering._coordination.votes import subtree_of
 from treering._store.api import Held
 from treering._values.checkpoint_names import INDEX, decision_name, signature_name, sum_name, vote_name
 from treering.errors import TimedOutError

@@ -85,9 +85,10 @@ def open_bucket(server: BucketServer, name: str, *, seconds: float = 1.0, patien
 
 def send_in_parts() -> None:
     """Let this process send in several requests what is larger than 1 MiB, in the smallest parts that S3 takes."""
-    from treering._store.objects import obstore_requests, store
+    from treering._store.objects import client as obstore_client
+    from treering._store.objects import store
 
-    for module, name, size in ((store, "WHOLE_BYTES", 1 << 20), (obstore_requests, "_PART_BYTES", 5 << 20)):
+    for module, name, size in ((store, "WHOLE_BYTES", 1 << 20), (obstore_client, "_PART_BYTES", 5 << 20)):
         assert hasattr(module, name), name
         setattr(module, name, size)
 

@@ -6,8 +6,7 @@ import collections
 
 from torture.simulated_folder import SimulatedFolder, Violation
 from torture.virtual_processes import Job, Process
-from treering._coordination.operations import derive_attempt
-from treering._coordination.votes import parent_of
+from treering._coordination.operations import derive_attempt, parent_of
 from treering._values.timing import Timing
 from treering.errors import BusyError, ExistsError, ProcessFailedError, TimedOutError, TreeringError
 

@@ -8,7 +8,7 @@ import importlib
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Literal
 
-from treering._coordination.votes import children_of
+from treering._coordination.operations import children_of
 from treering._values import timing
 
 __all__ = ["Point", "install"]

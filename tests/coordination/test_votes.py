@@ -9,8 +9,19 @@ import pytest
 
 from tests.coordination.joint_saves import JOB, SIGNATURE, Killed, Meeting, call_of
 from treering._coordination.messages import PrepareMessage, SumMessage, VoteMessage, VoteStage
-from treering._coordination.operations import Get, Now, Operation, OutOfStep, PrepareData, Put, Sleep, derive_attempt
-from treering._coordination.votes import await_departures, children_of, subtree_of
+from treering._coordination.operations import (
+    Get,
+    Now,
+    Operation,
+    OutOfStep,
+    PrepareData,
+    Put,
+    Sleep,
+    await_departures,
+    children_of,
+    derive_attempt,
+    subtree_of,
+)
 from treering._values.checkpoint_names import (
     decision_name,
     departure_name,

@@ -9,7 +9,7 @@ from tests.on_disk import step_path
 from treering._checkpoint.transaction import CheckpointFolder, JoinedFolder, refusing_board
 from treering._coordination.message_board import MessageBoard
 from treering._runs.folder import RunFolder
-from treering._runs.removal import remove_step, tidy_step
+from treering._runs.gc import remove_step, tidy_step
 from treering._store.open_folder import OpenFolder
 from treering.errors import CorruptError
 

@@ -62,18 +62,13 @@ class SaveStage(enum.IntEnum):
     """It is saved, or it failed."""
 
 
-class _Here(threading.local):
-    """What is known of the thread that asks."""
-
-    writes = False
-
-
-_here: Final = _Here()
+_here: Final = threading.local()
+"""What is known of the thread that asks."""
 
 
 def writes_here() -> bool:
     """Tell whether this thread is writing a save in flight: it would wait for itself if it waited for one."""
-    return _here.writes
+    return getattr(_here, "writes", False)
 
 
 _numbers: Final = itertools.count()

@@ -40,7 +40,7 @@ from treering._checkpoint.save_options import SaveOptions
 from treering._format.index import Index, LeafType
 from treering._format.selection import Selection, drop_leaves, select
 from treering._keymap.key_map import KeyMap, check_key_map
-from treering._store.asked import asking
+from treering._store.api import asking
 from treering._store.resolve import require_outside, require_path, resolved
 from treering._tree.flatten import flatten
 from treering._values.telemetry import report

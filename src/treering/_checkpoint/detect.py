@@ -18,7 +18,7 @@ from typing import Any, Final, NamedTuple
 
 from treering._codec.compression import GZIP_MAGIC, unzip_first
 from treering._printable import kind_of, shorten
-from treering._store.asked import asking, remembered
+from treering._store.api import asking, remembered
 from treering._store.open_folder import find_index_at, refuse_linked
 from treering._store.resolve import (
     absolute,

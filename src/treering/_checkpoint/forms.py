@@ -19,7 +19,7 @@ from treering._format.index import LeafType, Token
 from treering._format.safetensors import why_not_stored
 from treering._format.structure import iter_runs, key_text, walk
 from treering._printable import list_lines
-from treering._store.asked import asking
+from treering._store.api import asking
 from treering._store.open_folder import OpenFolder
 from treering._store.resolve import kept, require_path
 from treering._values.human import join_first

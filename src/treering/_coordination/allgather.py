@@ -331,9 +331,8 @@ def _late_error(signs: Heartbeat, timeout: float, doing: str) -> TimedOutError:
     if silent := signs.silent():
         what = f"{format_processes(silent)} did not arrive within {timeout:g} s"
     elif silent is None:
-        what = (
-            f"other processes did not arrive within {timeout:g} s; which, cannot be told: no messages can be left there"
-        )
+        why = "which, cannot be told: no messages can be left there"
+        what = f"other processes did not arrive within {timeout:g} s; {why}"
     else:
         what = f"the processes did not synchronise within {timeout:g} s, although all send heartbeats"
     hint = "find out what happened to them, or give them more time (timeout=)"

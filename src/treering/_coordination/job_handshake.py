@@ -324,7 +324,11 @@ class _JobHandshake:
         with contextlib.suppress(OSError):
             PathMessageBoard(self._path).remove_all((name,))
         if error is not None:
-            self._remove_made()
+            # Once those who have seen the folders have taken their signs of life along.
+            for _ in range(_REMOVALS):
+                if remove_made(self._made):
+                    return
+                time.sleep(timing.current.handshake_pause)
 
     def agree(self) -> None:
         """Agree on the job's name.
@@ -358,9 +362,8 @@ class _JobHandshake:
         if unseen := tuple(number for number, said in enumerate(others, 1) if said):
             verb = "does" if len(unseen) == 1 else "do"
             what = f"{format_processes(unseen)} {verb} not see what process 0 writes"
-            error = NotSharedError(
-                f"could not {self._doing}: {what}", hint="use a file system that all processes share"
-            )
+            hint = "use a file system that all processes share"
+            error = NotSharedError(f"could not {self._doing}: {what}", hint=hint)
             error.processes = unseen
             raise error
 
@@ -394,13 +397,6 @@ class _JobHandshake:
                     raise
             else:
                 return
-
-    def _remove_made(self) -> None:
-        """Remove the folders that were made, once those who have seen them have taken their signs of life along."""
-        for _ in range(_REMOVALS):
-            if remove_made(self._made):
-                return
-            time.sleep(timing.current.handshake_pause)
 
     def _require_others(self) -> None:
         """See that no other process had given up this call, when this one came to it.

@@ -75,6 +75,10 @@ class FolderMessageBoard:
     def __init__(self, store: Store) -> None:
         self._store = store
 
+    def _opened(self) -> contextlib.AbstractContextManager[Store]:
+        """Return what opens the place that the messages are in, and closes it if it was not open before."""
+        return contextlib.nullcontext(self._store)
+
     def put(self, name: str, data: bytes) -> None:
         """Put it there in one step.
 
@@ -88,31 +92,34 @@ class FolderMessageBoard:
         _require_message(name)
         if len(data) > LARGEST_MESSAGE:
             raise OSError(errno.EFBIG, f"a message of {pluralize(len(data), 'bytes')}, more than {LARGEST_MESSAGE}")
-        if (folder := _folder_of(name)) is None:
-            self._store.put(name, data)
-            return
-        try:
-            with open_below(self._store, folder) as below:
-                below.put(name, data)
-        except FileNotFoundError:
-            self._store.at(folder).transaction().make()
-            with open_below(self._store, folder) as below:
-                below.put(name, data)
+        with self._opened() as store:
+            if (folder := _folder_of(name)) is None:
+                store.put(name, data)
+                return
+            try:
+                with open_below(store, folder) as below:
+                    below.put(name, data)
+            except FileNotFoundError:
+                store.at(folder).transaction().make()
+                with open_below(store, folder) as below:
+                    below.put(name, data)
 
     def get(self, name: str) -> bytes | None:
-        """Read it, up to the largest size.
+        """Read it, up to the largest size; None where there is no folder.
 
         Raises:
             OSError: the system refused; a link, a pipe or something too large has that name.
         """
-        if (folder := _folder_of(name)) is not None:
-            with contextlib.suppress(FileNotFoundError), open_below(self._store, folder) as below:
-                return _read(below, name)
-        # Where the folder is not there, it cannot be here either; but a network file system is asked to look again.
-        return _read(self._store, name)
+        with contextlib.suppress(FileNotFoundError), self._opened() as store:
+            if (folder := _folder_of(name)) is not None:
+                with contextlib.suppress(FileNotFoundError), open_below(store, folder) as below:
+                    return _read(below, name)
+            # Where the folder is not there, it cannot be here either; but a network file system is asked to look again.
+            return _read(store, name)
+        return None
 
     def remove_all(self, names: Collection[str]) -> None:
-        """Remove them.
+        """Remove them; gone with their folder is gone.
 
         Raises:
             OSError: the system refused.
@@ -123,14 +130,15 @@ class FolderMessageBoard:
             _require_message(name)
             by_folder.setdefault(_folder_of(name), []).append(name)
         failed: OSError | None = None
-        for folder, some in by_folder.items():
-            try:
-                if folder is None:
-                    self._store.remove(*some)
-                else:
-                    _remove_below(self._store, folder, some)
-            except OSError as error:
-                failed = failed or error
+        with contextlib.suppress(FileNotFoundError), self._opened() as store:
+            for folder, some in by_folder.items():
+                try:
+                    if folder is None:
+                        store.remove(*some)
+                    else:
+                        _remove_below(store, folder, some)
+                except OSError as error:
+                    failed = failed or error
         if failed is not None:
             raise failed
 
@@ -177,7 +185,7 @@ def _require_message(name: str) -> None:
         raise ValueError(f"{name!r} is not the name of a message")
 
 
-class PathMessageBoard:
+class PathMessageBoard(FolderMessageBoard):
     """Messages in the place that is at a path at that moment, if there is one.
 
     The processes that wait for process 0 to make the folder have none to open yet, and a saver that failed removes the
@@ -205,35 +213,8 @@ class PathMessageBoard:
         """
         return cls(path) if is_folder(path) else None
 
-    def put(self, name: str, data: bytes) -> None:
-        """Put it into the folder.
-
-        Raises:
-            OSError: the system refused, or there is no folder.
-        """
-        with opened_store(self.path, quick=True) as store:
-            FolderMessageBoard(store).put(name, data)
-
-    def get(self, name: str) -> bytes | None:
-        """Read it; None where there is no folder.
-
-        Raises:
-            OSError: the system refused.
-        """
-        try:
-            with opened_store(self.path, quick=True) as store:
-                return FolderMessageBoard(store).get(name)
-        except FileNotFoundError:
-            return None
-
-    def remove_all(self, names: Collection[str]) -> None:
-        """Remove them; gone with their folder is gone.
-
-        Raises:
-            OSError: the system refused.
-        """
-        with contextlib.suppress(FileNotFoundError), opened_store(self.path, quick=True) as store:
-            FolderMessageBoard(store).remove_all(names)
+    def _opened(self) -> Store:
+        return opened_store(self.path, quick=True)
 
 
 def stale_messages(

@@ -14,7 +14,6 @@ from typing import Any, Final
 from treering._coordination import operations
 from treering._coordination.messages import DecisionMessage, Failure, PrepareMessage, VoteMessage, VoteStage
 from treering._coordination.operations import Call, Operation, Operations
-from treering._coordination.votes import Votes, await_departures, children_of, messages_of, put_failure
 from treering._values.checkpoint_names import (
     arrival_name,
     decision_name,
@@ -67,7 +66,7 @@ def coordinate(call: Call, signature: bytes) -> Operations:
         yield from _announce_failure(call, operations.describe_own_error(call, error), (0,), in_doubt=True)
         operations.raise_converted(call, error)
     # From here on it is saved, whatever becomes of the messages.
-    below = children_of(0, call.processes.count, call.timing.fan_in)
+    below = operations.children_of(0, call.processes.count, call.timing.fan_in)
     if (left := (yield from _announce(call, DecisionMessage(who=call.who), below))) is not None:
         yield from _remove_messages(call, left)
 
@@ -97,7 +96,7 @@ def _collect_votes(call: Call, own: bytes, started: float) -> Generator[Operatio
     Raises:
         OutcomeKnown: one of them failed, or some did not come; the others know it.
     """
-    votes = Votes(call)
+    votes = operations.Votes(call)
     now = yield operations.NOW
     pause = operations.poll_intervals(call, took=now - started, collects=True)
     end = now + call.timeout
@@ -130,7 +129,7 @@ def _report_failures(call: Call, failed: dict[int, Failure]) -> Generator[Operat
     return operations.OutcomeKnown(failure.to_error(operations.describe_failure(call), processes), in_doubt=False)
 
 
-def _report_missing(call: Call, votes: Votes) -> Generator[Operation, Any, operations.OutcomeKnown]:
+def _report_missing(call: Call, votes: operations.Votes) -> Generator[Operation, Any, operations.OutcomeKnown]:
     """Tell all that some processes did not come, and return what to raise."""
     waiting = votes.waiting
     missing = tuple(sorted(waiting))
@@ -140,9 +139,8 @@ def _report_missing(call: Call, votes: Votes) -> Generator[Operation, Any, opera
     for process in others[:_MOST_REASONS]:
         vote = waiting[process]
         if isinstance(vote, VoteMessage):
-            reasons.append(
-                f"{operations.describe_process(process, vote.who)} has not finished its part within {call.timeout:g} s"
-            )
+            who = operations.describe_process(process, vote.who)
+            reasons.append(f"{who} has not finished its part within {call.timeout:g} s")
         elif vote is not None:
             reasons.append(f"the message of process {process} cannot be read ({vote})")
     if more := others[_MOST_REASONS:]:
@@ -182,14 +180,14 @@ def _announce(
     failed, or a saver of another job may have swept it.
     """
     put = operations.Put(decision_name(call.attempt), decision.encode())
-    return (yield from await_departures(call, waited_for, put, every=call.linger / _TIMES_SAID))
+    return (yield from operations.await_departures(call, waited_for, put, every=call.linger / _TIMES_SAID))
 
 
 def _remove_messages(call: Call, processes: Iterable[int]) -> Operations:
     """Remove the messages of some processes and those of the call. Where some are to be read, the next saver does."""
     of_call = prepare_name(call.job), decision_name(call.attempt), signature_name(call.attempt)
     with contextlib.suppress(OSError):
-        yield operations.Remove((*messages_of(call, processes), vote_name(call.attempt, 0), *of_call))
+        yield operations.Remove((*operations.messages_of(call, processes), vote_name(call.attempt, 0), *of_call))
 
 
 _FULL_LOOK: Final = 4
@@ -332,7 +330,7 @@ def _await_decision(call: Call, prepare: PrepareMessage, payload: bytes, started
         OutOfStep: it has gone on; what became of this call is not known.
         TimedOutError: it says nothing.
     """
-    votes = Votes(call)
+    votes = operations.Votes(call)
     collects = bool(votes.waiting)
     start = now = yield operations.NOW
     pause = operations.poll_intervals(call, took=start - started, collects=collects)
@@ -359,9 +357,8 @@ def _await_decision(call: Call, prepare: PrepareMessage, payload: bytes, started
                 raise _out_of_step(call, latest, _NOT_KNOWN)
         if now >= end:
             did = "has not announced its decision" if has_written else "has not finished its part"
-            raise _coordinator_missing(
-                call, f"{operations.describe_process(0, prepare.who)} {did} within {now - start:.0f} s; {_NOT_KNOWN}"
-            )
+            who = operations.describe_process(0, prepare.who)
+            raise _coordinator_missing(call, f"{who} {did} within {now - start:.0f} s; {_NOT_KNOWN}")
         looks += 1
         yield operations.Sleep(min(next(pause), end - now))
         now = yield operations.NOW
@@ -389,21 +386,20 @@ def _read_decision(call: Call) -> Generator[Operation, Any, bool]:
     if not isinstance(decision, DecisionMessage):
         return False
     if decision.failure is not None:
-        raise operations.OutcomeKnown(
-            decision.failure.to_error(operations.describe_failure(call), decision.processes), in_doubt=decision.in_doubt
-        )
+        error = decision.failure.to_error(operations.describe_failure(call), decision.processes)
+        raise operations.OutcomeKnown(error, in_doubt=decision.in_doubt)
     return True
 
 
 def _leave_after_success(call: Call) -> Operations:
     """Leave when those below have left, then remove their messages; where some stay, they stay for the next saver."""
-    below = children_of(call.processes.this, call.processes.count, call.timing.fan_in)
-    if (left := (yield from await_departures(call, below))) is None:
+    below = operations.children_of(call.processes.this, call.processes.count, call.timing.fan_in)
+    if (left := (yield from operations.await_departures(call, below))) is None:
         return
     yield from _leave(call, roll_back_data=False)
     if left:  # while the process above already goes on
         with contextlib.suppress(OSError):
-            yield operations.Remove(messages_of(call, left))
+            yield operations.Remove(operations.messages_of(call, left))
 
 
 def _leave(call: Call, *, roll_back_data: bool, failure: Failure | None = None) -> Operations:
@@ -421,7 +417,7 @@ def _abort(call: Call, error: BaseException, *, roll_back_data: bool) -> Operati
     with contextlib.suppress(OSError):  # the error that brought us here says more
         vote = VoteMessage(stage=VoteStage.FAILED, who=call.who, failure=failure)
         yield operations.Put(vote_name(call.attempt, this), vote.encode())
-        yield from put_failure(call, failure)
+        yield from operations.put_failure(call, failure)
     yield from _leave(call, roll_back_data=roll_back_data, failure=failure)
 
 

@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 from treering._codec.documents import decode_text, parse_json
 from treering._codec.zarr import ZarrArray
 from treering._format.index import DataFile, LeafType
-from treering._store.api import require_range
-from treering._store.asked import remembered
+from treering._store.api import remembered, require_range
 from treering._store.failures import naming
 from treering._store.open_folder import OpenedFiles
 from treering._store.resolve import find_at, is_seen, names_at, open_file, opened_store, resolved

@@ -27,8 +27,7 @@ from treering._foreign.folder_files import ForeignLeaf, GridLeaf
 from treering._foreign.foreign_tree import ForeignTree, build_index, flat_dict
 from treering._format.index import LARGE_VALUE, DataFile, LeafType, Token
 from treering._format.leaf_values import check_shape
-from treering._store.api import Reader, require_range
-from treering._store.asked import remembered
+from treering._store.api import Reader, remembered, require_range
 from treering._store.resolve import open_file
 from treering._values.checksums import require_crc
 from treering._values.dtypes import NUMPY_SIZES

@@ -19,7 +19,7 @@ from treering._checkpoint.detect import detect
 from treering._codec.key_document import find_attempts
 from treering._codec.zarr import chunk_name, zarray_bytes
 from treering._coordination.messages import DecisionMessage, Failure, PrepareMessage, VoteMessage, VoteStage
-from treering._coordination.votes import parent_of
+from treering._coordination.operations import parent_of
 from treering._format.document import parse_index
 from treering._format.findings import Attempt, Committed, Diagnosis, ProcessState, RunDiagnosis, StepDiagnosis
 from treering._leaves.branches import judge_branch
@@ -31,14 +31,13 @@ from treering._runs.leases import held_steps
 from treering._runs.steps import records_of, step_path
 from treering._store.api import LARGEST_MESSAGE, Reader, Store, open_below
 from treering._store.failures import naming, naming_file
-from treering._store.leaves_places import open_leaves
-from treering._store.open_folder import OpenFolder, find_index_at, is_removed, key_content, shown_names
+from treering._store.open_folder import OpenFolder, find_index_at, is_removed, key_content
 from treering._store.orphans import FolderScan, Orphan, find_life, scan_folder
-from treering._store.resolve import find_at, is_folder, is_seen, located, opened_store
+from treering._store.resolve import find_at, is_folder, is_seen, located, open_leaves, opened_store
 from treering._store.waiting import describe_waiting, listed_names
 from treering._values import checkpoint_names, leaves_names, timing
 from treering._values.checkpoint_names import INDEX, is_message
-from treering._values.human import duration_text, pluralize, steps_text
+from treering._values.human import duration_text, pluralize, shown_names, steps_text
 from treering._values.processes import Life, format_processes
 from treering.errors import (
     CorruptError,

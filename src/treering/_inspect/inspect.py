@@ -15,8 +15,7 @@ from treering._checkpoint.forms import list_headers, read_source
 from treering._format.index import Index
 from treering._format.listing import FileRecord, LeafRecord, Listing, list_index
 from treering._printable import show_path
-from treering._store.api import Reader
-from treering._store.asked import asking
+from treering._store.api import Reader, asking
 from treering._store.resolve import kept, located, open_file
 from treering._values.boxes import Box
 from treering._values.checkpoint_names import INDEX

@@ -26,7 +26,7 @@ from treering._leaves.documents.index import LEAVES_INDEX, IndexBranch, parse_le
 from treering._leaves.documents.record import OpenBranch, stored_leaves
 from treering._leaves.source import LeavesSource, read_chunk
 from treering._store.leaves_api import OpenLeaves
-from treering._store.leaves_places import open_leaves
+from treering._store.resolve import open_leaves
 from treering._values import boxes as box_sums
 from treering._values.checksums import SMALLEST_BLOCK, block_bytes, block_checksums, block_count
 from treering._values.human import join_first

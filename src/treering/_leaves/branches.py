@@ -21,7 +21,7 @@ from treering._leaves.documents.record import LeavesRecord, OpenBranch, arrays_o
 from treering._printable import kind_of
 from treering._store.failures import naming_file
 from treering._store.leaves_api import OpenLeaves
-from treering._store.leaves_places import open_leaves
+from treering._store.resolve import open_leaves
 from treering._values.human import join_first, near, pluralize
 from treering._values.leaves_names import ZARRAY
 from treering.errors import (

@@ -30,7 +30,7 @@ from treering._leaves.documents.update import (
 from treering._store.api import Store
 from treering._store.failures import naming_file, taken_meanwhile
 from treering._store.leaves_api import LeavesSave, OlderAttempts, OpenLeaves, Unlisted, Update, has_saver
-from treering._store.leaves_places import begin_leaves_save, open_leaves
+from treering._store.resolve import begin_leaves_save, open_leaves
 from treering._values.checkpoint_names import is_message, is_message_folder
 from treering._values.human import join_first
 from treering.errors import CorruptError, FormatError, LinkRefusedError, NotFoundError, UnsupportedError

@@ -45,8 +45,14 @@ from treering._printable import kind_of
 from treering._store.api import Store
 from treering._store.failures import naming
 from treering._store.leaves_api import LeafWriter, LeavesSave, opened_at
-from treering._store.leaves_places import begin_leaves_save, join_leaves_save
-from treering._store.resolve import find_at, leaves_path, require_paths, require_shared
+from treering._store.resolve import (
+    begin_leaves_save,
+    find_at,
+    join_leaves_save,
+    leaves_path,
+    require_paths,
+    require_shared,
+)
 from treering._tree.flatten import Flattened, flatten
 from treering._values.checksums import block_bytes, block_checksums, block_count
 from treering._values.human import pluralize

@@ -21,8 +21,7 @@ from treering._format.structure import as_dicts, build
 from treering._leaves.branches import read_branches
 from treering._leaves.documents.record import stored_leaves
 from treering._printable import kind_of, printable
-from treering._store.leaves_places import open_leaves
-from treering._store.resolve import leaves_path
+from treering._store.resolve import leaves_path, open_leaves
 from treering._tree.placement import (
     ArraysToPlace,
     Choice,

@@ -31,8 +31,7 @@ from treering._leaves.documents.record import OpenBranch
 from treering._plan.exchange import StoredChunk
 from treering._store.api import Reader, Version
 from treering._store.leaves_api import OpenLeaves
-from treering._store.leaves_places import open_leaves
-from treering._store.resolve import opened_store
+from treering._store.resolve import open_leaves, opened_store
 from treering._values.boxes import picked_shape, size_of, whole
 from treering._values.checksums import block_bytes, block_checksums
 from treering._values.keys import naming_leaf

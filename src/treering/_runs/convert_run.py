@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
+from treering import errors
 from treering._background.saves import finish_saves, reword
 from treering._checkpoint.convert import ConvertOptions, convert_opened, convert_path, require_target, step_writer
 from treering._checkpoint.detect import ForeignForm, Form, detect
@@ -25,24 +26,14 @@ from treering._format.index import Index
 from treering._format.run_document import LATEST_TIME, Conversion, StepNote, add_note, find_note, note_of, remove_note
 from treering._runs.folder import RunFolder
 from treering._runs.steps import for_each_step, note_records, open_run, read_run, records_in, step_path
-from treering._store.asked import asking
+from treering._store.api import asking
 from treering._store.failures import naming_file
 from treering._store.resolve import located, require_outside, resolved
 from treering._values.checksums import digest
 from treering._values.human import steps_text
-from treering.errors import (
-    BusyError,
-    CorruptError,
-    ExistsError,
-    FormatError,
-    MismatchError,
-    NotFoundError,
-    TreeringError,
-    UnsupportedError,
-)
 
 # Errors of one step, after which the others are converted all the same.
-_STEP_ERRORS: Final = (CorruptError, FormatError, MismatchError, UnsupportedError)
+_STEP_ERRORS: Final = (errors.CorruptError, errors.FormatError, errors.MismatchError, errors.UnsupportedError)
 _DEFAULT: Final[Mapping[str, str]] = {"default": ""}
 """The items of a step of Orbax where none are named: one that is the whole tree."""
 # Options that do not change what is in a step: all that is lost of one has to be accepted.
@@ -61,15 +52,6 @@ class _SourceStep(NamedTuple):
     """Returns its metadata without the note, when it is open."""
     losses: Sequence[Loss] = ()
     """What of it cannot be read."""
-
-
-class _SourceSteps(NamedTuple):
-    """The steps that are to be converted."""
-
-    numbers: Callable[[], Sequence[int]]
-    """Returns those that are there, ascending."""
-    look: Callable[[int], _SourceStep]
-    """Returns what is known of one; NotFoundError where it is gone."""
 
 
 def convert_any(source: Where, save: SaveOptions, options: ConvertOptions) -> None:
@@ -92,24 +74,25 @@ def convert_any(source: Where, save: SaveOptions, options: ConvertOptions) -> No
     if form is Form.RUN:
         with open_run(located(source)) as run:
             records = records_in(run)
-            steps = _SourceSteps(run.steps, functools.partial(_look_at, run))
-            _convert_steps(steps, source, save, options, {"keep": records.keep, "save_every": records.save_every})
+            rules = {"keep": records.keep, "save_every": records.save_every}
+            _convert_steps(source, run.steps, functools.partial(_look_at, run), save, options=options, rules=rules)
     elif isinstance(form, ForeignForm) and found is not None:
         numbers = functools.partial(_numbers_of, source, form)
-        steps = _SourceSteps(numbers, functools.partial(_look_at_foreign, found))
-        _convert_steps(steps, source, save, options, {})
+        _convert_steps(source, numbers, functools.partial(_look_at_foreign, found), save, options=options, rules={})
 
 
 def _look_at(run: RunFolder, step: int) -> _SourceStep:
     path = step_path(run.path, step)
     if (data := run.read_index(step)) is None:
-        raise NotFoundError(f"{os.fspath(path)!r} was removed")
+        raise errors.NotFoundError(f"{os.fspath(path)!r} was removed")
     with naming_file(path / INDEX_NAME):
         found = read_summary(data)
 
     def describe(index: Index) -> Mapping[str, Any]:
         if index.attempt != found.attempt:
-            raise BusyError(f"{os.fspath(path)!r} was replaced while it was being converted", hint="convert it again")
+            raise errors.BusyError(
+                f"{os.fspath(path)!r} was replaced while it was being converted", hint="convert it again"
+            )
         return remove_note(index.metadata)
 
     written = run.find_index(step)
@@ -139,13 +122,23 @@ def _look_at_foreign(steps: ForeignSteps, step: int) -> _SourceStep:
 
 
 def _convert_steps(
-    steps: _SourceSteps,
     source: str | os.PathLike[str],
+    steps: Callable[[], Sequence[int]],
+    look: Callable[[int], _SourceStep],
     save: SaveOptions,
+    *,
     options: ConvertOptions,
     rules: Mapping[str, Any],
 ) -> None:
     """Convert the steps that the run at ``save.path`` does not have yet; ``rules`` go into its ``run.json``.
+
+    Args:
+        source: what holds them.
+        steps: returns those that are there, ascending.
+        look: returns what is known of one; NotFoundError where it is gone.
+        save: where to, and how.
+        options: what is asked for.
+        rules: what goes into ``run.json``.
 
     Raises:
         UnsupportedError: the target is no run, or lies in the source.
@@ -159,28 +152,28 @@ def _convert_steps(
         step_writer(writer, options.items or {})
     elif writer.form != "treering":
         hint = f"convert one of its steps: its folder is the source, below {shown!r}"
-        raise UnsupportedError(f"{shown!r} is a run, and {save.shown!r} would hold one step", hint=hint)
+        raise errors.UnsupportedError(f"{shown!r} is a run, and {save.shown!r} would hold one step", hint=hint)
     require_outside(source, save.path, save.shown)
-    if not (numbers := steps.numbers()):
-        raise NotFoundError(f"the run {shown!r} has no step yet")
+    if not (numbers := steps()):
+        raise errors.NotFoundError(f"the run {shown!r} has no step yet")
     made_of: dict[int, Conversion | None] = {}
     if writer.steps:
         made_of = importlib.import_module(writer.steps).find_conversions(save)
     else:
         made_of = read_run(save.path, _read_conversions, made_of)
     there = _digests(made_of, save.path, os.fspath(place), numbers)
-    failed: dict[int, TreeringError] = {}
+    failed: dict[int, errors.TreeringError] = {}
 
     def convert(step: int) -> None:
         try:
             origin = os.fspath(place), there.get(step)
-            _convert_step(steps.look(step), *origin, writer=writer, save=save, options=options)
+            _convert_step(look(step), *origin, writer=writer, save=save, options=options)
         except _STEP_ERRORS as error:
             failed[step] = error
-        except TreeringError as error:
+        except errors.TreeringError as error:
             raise reword(error, f"step {step} of {shown!r} was not converted") from error
 
-    for_each_step(source, numbers, steps.numbers, convert)
+    for_each_step(source, numbers, steps, convert)
     if not writer.steps:
         read_run(save.path, lambda run: note_records(run, dataclasses.replace(records_in(run), **rules)), None)
     for step, problem in failed.items():
@@ -210,7 +203,7 @@ def _digests(there: Mapping[int, Conversion | None], path: Path, place: str, num
     for step, origin in there.items():
         if origin is None or (step not in numbers and (origin.path != place or step > numbers[-1])):
             problem = f"{os.fspath(path)!r} is another run: its step {step} is none of the steps of {place!r}"
-            raise ExistsError(problem, hint="convert to another path")
+            raise errors.ExistsError(problem, hint="convert to another path")
         found[step] = origin.digest
     return found
 
@@ -236,7 +229,7 @@ def _convert_step(
     if there is not None and (writer.steps or not save.overwrite):
         problem = f"{os.fspath(path)!r} was made of another save of the step, or with other options"
         replace = "remove its folder" if writer.steps else "overwrite=True replaces it"
-        raise ExistsError(problem, hint=f"convert to another path; {replace}")
+        raise errors.ExistsError(problem, hint=f"convert to another path; {replace}")
     accept_losses(writer.form, found.losses, options.lose)
     note = dataclasses.replace(found.note, converted=Conversion(place, found.note.step, made_of))
     save = dataclasses.replace(save, path=path, shown=os.fspath(path), overwrite=there is not None)

@@ -16,21 +16,12 @@ from treering._checkpoint.transaction import CheckpointFolder
 from treering._format.document import INDEX_NAME, encode_index, parse_index, read_names
 from treering._format.run_document import StepOrigin, add_note, note_of, remove_note
 from treering._runs.folder import RunFolder
-from treering._runs.removal import tidy_step
+from treering._runs.gc import tidy_step
 from treering._runs.steps import for_each_step, missing_step, note_records, open_run, records_in, step_path, steps_of
+from treering._store import resolve
 from treering._store.api import Store
 from treering._store.failures import naming_file
 from treering._store.open_folder import OpenFolder, index_document
-from treering._store.resolve import (
-    is_folder,
-    is_taken,
-    kept,
-    located,
-    new_file_path,
-    new_folder_path,
-    require_outside,
-    store_at,
-)
 from treering.errors import BusyError, ExistsError, NotFoundError, TreeringError, UnsupportedError
 
 
@@ -57,10 +48,9 @@ def branch_step(path: Path, step: int, new: Path, *, keep: str | None, save_ever
     """
     there = steps_of(new)
     if there:
-        raise ExistsError(
-            f"{os.fspath(new)!r} is already a run: it has the step {there[-1]}", hint="branch to a new path"
-        )
-    require_outside(path, new, os.fspath(new))
+        what = f"{os.fspath(new)!r} is already a run: it has the step {there[-1]}"
+        raise ExistsError(what, hint="branch to a new path")
+    resolve.require_outside(path, new, os.fspath(new))
     with contextlib.suppress(NotFoundError), RunFolder(new) as begun:
         # A branch that was killed here used the same attempt.
         tidy_step(begun, step, read_names)
@@ -88,7 +78,7 @@ def _copy(path: Path, step: int, source: Store, written: float, target: Path) ->
     origin = StepOrigin(os.fspath(path), step)
     note = dataclasses.replace(note, step=step, temporary=False, branch=origin, converted=None, mark=None)
     index = dataclasses.replace(index, metadata=add_note(remove_note(index.metadata), note), replaces=(), superseded=())
-    if store_at(target).longest_delay:
+    if resolve.store_at(target).longest_delay:
         # The data of an earlier branch that was removed may still wait there under the names of this attempt.
         copy_opened(source, index, target, overwrite=False)
         return
@@ -118,27 +108,28 @@ def copy_path(source: str, target: str, *, overwrite: bool, progress: Progress |
         ExistsError: something is at the target.
         TreeringError: as `copy_checkpoint` and `copy_file`.
     """
-    place, to = located(kept(source)), kept(target)
+    place, to = resolve.located(resolve.kept(source)), resolve.kept(target)
     form = detect(place)
-    require_outside(place, to, target)
-    if form is Form.LEAVES or (isinstance(form, ForeignForm) and is_folder(place)):
+    resolve.require_outside(place, to, target)
+    if form is Form.LEAVES or (isinstance(form, ForeignForm) and resolve.is_folder(place)):
         what = "a leaves directory" if form is Form.LEAVES else f"of the form {form.value}"
-        raise UnsupportedError(
-            f"{source!r} is {what}", hint="treering convert writes it anew, in a form that --to names"
-        )
+        hint = "treering convert writes it anew, in a form that --to names"
+        raise UnsupportedError(f"{source!r} is {what}", hint=hint)
     if form is Form.CHECKPOINT:
         copy_checkpoint(place, _new_folder(to, target), overwrite=overwrite, progress=progress)
     elif form is Form.RUN:
         copy_run(place, _new_folder(to, target), overwrite=overwrite, progress=progress)
     else:
         is_safetensors = form is Form.SAFETENSORS
-        copy_file(place, new_file_path(to), is_safetensors=is_safetensors, overwrite=overwrite, progress=progress)
+        copy_file(
+            place, resolve.new_file_path(to), is_safetensors=is_safetensors, overwrite=overwrite, progress=progress
+        )
     return form
 
 
 def _new_folder(to: str | os.PathLike[str], target: str) -> Path:
-    path = new_folder_path(to)
-    if is_taken(path) and not is_folder(path):
+    path = resolve.new_folder_path(to)
+    if resolve.is_taken(path) and not resolve.is_folder(path):
         # In a bucket a folder may have the name of an object, and readers would find the object.
         raise ExistsError(f"{target!r} is a file; the copy would be a folder", hint="copy to another path")
     return path
@@ -159,27 +150,22 @@ def copy_run(source: Path, target: Path, *, overwrite: bool, progress: Progress 
         records = records_in(run)
 
         def copy(step: int) -> None:
-            _copy_step(run, step, target, there=step in there, overwrite=overwrite, progress=progress)
+            if (opened := run.open_step(step)) is None:
+                raise NotFoundError(f"step {step} of {os.fspath(source)!r} was removed")
+            with opened:
+                with naming_file(step_path(source, step) / INDEX_NAME):
+                    index = parse_index(index_document(opened).data)
+                new = step_path(target, step)
+                if step in there and _is_copy(new, index.attempt):
+                    return
+                if step in there and not overwrite:
+                    hint = "copy to another run, or pass --overwrite"
+                    raise ExistsError(f"{os.fspath(new)!r} is another step", hint=hint)
+                copy_opened(opened, index, new, overwrite=overwrite, progress=progress)
 
         for_each_step(source, run.steps(), run.steps, copy)
-    with RunFolder(target) as new:
-        note_records(new, dataclasses.replace(records_in(new), keep=records.keep, save_every=records.save_every))
-
-
-def _copy_step(
-    run: RunFolder, step: int, target: Path, *, there: bool, overwrite: bool, progress: Progress | None
-) -> None:
-    if (opened := run.open_step(step)) is None:
-        raise NotFoundError(f"step {step} of {os.fspath(run.path)!r} was removed")
-    with opened:
-        with naming_file(step_path(run.path, step) / INDEX_NAME):
-            index = parse_index(index_document(opened).data)
-        copy = step_path(target, step)
-        if there and _is_copy(copy, index.attempt):
-            return
-        if there and not overwrite:
-            raise ExistsError(f"{os.fspath(copy)!r} is another step", hint="copy to another run, or pass --overwrite")
-        copy_opened(opened, index, copy, overwrite=overwrite, progress=progress)
+    with RunFolder(target) as copied:
+        note_records(copied, dataclasses.replace(records_in(copied), keep=records.keep, save_every=records.save_every))
 
 
 def _is_copy(path: Path, attempt: str) -> bool:

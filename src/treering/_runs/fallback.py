@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeAlias, TypeVar
 
+from treering import errors
 from treering._arrays.host import this_processes
 from treering._background.saves import finish_saves
 from treering._checkpoint.forms import read_source
@@ -32,14 +33,6 @@ from treering._runs.steps import missing_step, read_record, read_run, step_path,
 from treering._store.resolve import store_at
 from treering._values.human import pluralize
 from treering._values.telemetry import warn_of
-from treering.errors import (
-    CorruptError,
-    NotFoundError,
-    NotSharedError,
-    StepPassedOverWarning,
-    StoreError,
-    TreeringError,
-)
 
 T = TypeVar("T")
 
@@ -101,7 +94,7 @@ class NewestStep:
         self._most = fallback.max_attempts if isinstance(fallback, Fallback) else None
         self.passed: dict[_Candidate, str] = {}
         # Roots that could not be reached, as process 0 found.
-        self._unreached: dict[int, TreeringError] = {}
+        self._unreached: dict[int, errors.TreeringError] = {}
         self._tried_twice: set[_Candidate] = set()
         self._gone: _Candidate | None = None
 
@@ -132,7 +125,7 @@ class NewestStep:
         for root, path in enumerate(self._run.roots):
             try:
                 found += [_Candidate(step, root) for step in steps_of(path)]
-            except StoreError as error:
+            except errors.StoreError as error:
                 if not root or not self._goes_back:
                     error.hint = error.hint or ("fallback=True does without it" if root else None)
                     raise
@@ -190,7 +183,7 @@ class NewestStep:
         doing = f"load step {one.step} of {self._run.shown!r}"
         try:
             heard = [json.loads(row) for row in self._run.gather(json_text(row).encode(), doing)]
-        except TreeringError as error:
+        except errors.TreeringError as error:
             raise name_both(error, own) from own
         outcomes = [reply["outcome"] for reply in heard]
         if _Outcome.GONE in outcomes and self._gone != one and _Outcome.OTHER not in outcomes:
@@ -216,11 +209,11 @@ class NewestStep:
     def _outcome_of(self, one: _Candidate, error: Exception | None) -> _Outcome:
         if error is None:
             return _Outcome.WHOLE
-        if isinstance(error, NotFoundError | NotSharedError):
+        if isinstance(error, errors.NotFoundError | errors.NotSharedError):
             return _Outcome.GONE
-        if isinstance(error, CorruptError) and self._goes_back:
+        if isinstance(error, errors.CorruptError) and self._goes_back:
             return _Outcome.BAD
-        refused = isinstance(error, StoreError) and error.errno in _NOT_GIVEN_BACK and self._goes_back
+        refused = isinstance(error, errors.StoreError) and error.errno in _NOT_GIVEN_BACK and self._goes_back
         # A server that gives no answer has said nothing of the bytes.
         if refused and not store_at(self._run.roots[one.root]).asks_by_request:
             return _Outcome.BAD if one in self._tried_twice else _Outcome.AGAIN
@@ -240,7 +233,7 @@ class NewestStep:
         def note() -> None:
             try:
                 self._note(one, marks)
-            except StoreError as error:  # who may not write removes nothing either
+            except errors.StoreError as error:  # who may not write removes nothing either
                 if self._most is not None or error.errno not in _NOT_WRITABLE:
                     raise
 
@@ -253,7 +246,7 @@ class NewestStep:
         left_out = {show_path(os.fspath(run.roots[root])): error for root, error in self._unreached.items()}
         lines += [f"{root!r} was left out: {error}" for root, error in left_out.items()]
         if lines:
-            warn_of(f"resumed {run.shown!r} from step {one.step}, not from", lines, StepPassedOverWarning)
+            warn_of(f"resumed {run.shown!r} from step {one.step}, not from", lines, errors.StepPassedOverWarning)
 
     def _note(self, one: _Candidate, marks: dict[int, str | None]) -> None:
         """Write ``.run.json.resumed`` where it has to say something else; fill in the attempts of what was passed."""
@@ -262,7 +255,7 @@ class NewestStep:
             with self._opened(one) as root:
                 attempt = root.attempt_of(one.step)
             store_at(self._run.path).transaction().make()  # the first save may be yet to come
-        with contextlib.suppress(NotFoundError), RunFolder(self._run.path) as folder:
+        with contextlib.suppress(errors.NotFoundError), RunFolder(self._run.path) as folder:
             old = _resumes_in(folder)
             marks.update({step: folder.attempt_of(step) for step in marks})
             still = {step: old.passed[step] for step in folder.unchanged(old.passed)} | marks
@@ -287,7 +280,7 @@ class NewestStep:
             more = f"\n  and {len(lines) - _SHOWN} more" if len(lines) > _SHOWN else ""
             told = "".join(f"\n  {line}" for line in lines[:_SHOWN])
             hint = "use a copy of a step, load one by its number, or begin in another folder"
-            raise CorruptError(f"no step of the run {self._run.shown!r} can be used:{told}{more}", hint=hint)
+            raise errors.CorruptError(f"no step of the run {self._run.shown!r} can be used:{told}{more}", hint=hint)
 
     def _name(self, one: _Candidate) -> str:
         of = f" of {show_path(os.fspath(self._run.roots[one.root]))!r}" if one.root else ""
@@ -373,7 +366,7 @@ def _resumes_in(folder: RunFolder) -> Resumes:
     """Return what was noted of resumes; nothing where that is damaged, for then it is written anew."""
     try:
         return folder.read_resumes()
-    except CorruptError:
+    except errors.CorruptError:
         return Resumes()
 
 

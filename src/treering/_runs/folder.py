@@ -13,37 +13,22 @@ import os
 import secrets
 from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
-from typing import Final, Self, TypeVar
+from typing import Final, TypeVar
 
+from treering import errors
 from treering._codec.key_document import HEAD_BYTES, SMALL_TOMBSTONE, is_tombstone, is_tombstone_size
+from treering._format import run_document
 from treering._format.document import read_summary
-from treering._format.run_document import (
-    Resumes,
-    SupersededSteps,
-    encode_superseded,
-    find_note,
-    parse_run,
-    parse_superseded,
-)
-from treering._store.api import Entry, Kind, Outcome, Store, Version, open_below
+from treering._store.api import Closable, Entry, Kind, Outcome, Store, Version, open_below
 from treering._store.crew import map_together
 from treering._store.failures import naming, naming_file
 from treering._store.open_folder import find_index, has_indexes, index_document, index_heads, is_removed
 from treering._store.resolve import opened_store
 from treering._values.checkpoint_names import INDEX, LEFT_DOCUMENT, RUN_DOCUMENT, is_data, step_name, step_of_name
-from treering.errors import (
-    CorruptError,
-    FormatError,
-    LinkRefusedError,
-    NotFoundError,
-    PermissionDeniedError,
-    StoreError,
-    UnsupportedError,
-)
 
 T = TypeVar("T")
 
-NOT_READ: Final = (CorruptError, FormatError, UnsupportedError)
+NOT_READ: Final = (errors.CorruptError, errors.FormatError, errors.UnsupportedError)
 """The errors of an index, or a ``run.json``, that says nothing that this version could read."""
 
 AT_ONCE: Final = 16
@@ -53,7 +38,7 @@ GONE: Final = "gone"
 """Stands for the attempt of a step that has no index."""
 
 # Of a list that was not written to its end, or whose commit nothing proves.
-_UNPROVED: Final = (CorruptError, UnsupportedError, LinkRefusedError)
+_UNPROVED: Final = (errors.CorruptError, errors.UnsupportedError, errors.LinkRefusedError)
 _EMPTIED: Final = frozenset({0, 33})
 _TRIES: Final = 20
 _STEPS: Final = "step_"
@@ -63,7 +48,7 @@ _LOOKED_AT: Final = 4
 _NO_FOLDER: Final = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EMLINK})
 
 
-class RunFolder:
+class RunFolder(Closable):
     """A run's folder open for reading, a context manager. It takes no lock. Every method may raise ``StoreError``.
 
     Args:
@@ -96,10 +81,8 @@ class RunFolder:
         with self._reading:
             self.store = opened_store(path)
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
+    def close(self) -> None:
+        """Close the folder."""
         self.store.close()
 
     # -------------------------------------------------------------------------------------- its steps, by their names
@@ -205,7 +188,7 @@ class RunFolder:
         if (found := find_index(self.store, step_name(step))) is None or found.kind is not Kind.LINK:
             return found is not None and found.is_file
         # A snapshot of a hub has links for files; which of them are followed, opening knows.
-        with contextlib.suppress(LinkRefusedError):
+        with contextlib.suppress(errors.LinkRefusedError):
             return self.read_head(step) is not None
         return False
 
@@ -239,7 +222,7 @@ class RunFolder:
         except OSError as error:
             if error.errno in _NO_FOLDER:
                 return None
-            raise StoreError.of(error, self.path / name, "read") from error
+            raise errors.StoreError.of(error, self.path / name, "read") from error
 
     def find_index(self, step: int) -> Entry | None:
         """Return what is known of a step's index, which is not opened; None when it is gone."""
@@ -253,7 +236,7 @@ class RunFolder:
             LinkRefusedError: the index is a link.
         """
         if (folder := self.open_step(step)) is not None:
-            with folder, contextlib.suppress(NotFoundError), folder.open_file(INDEX) as file:
+            with folder, contextlib.suppress(errors.NotFoundError), folder.open_file(INDEX) as file:
                 head = file.read(0, min(file.size, HEAD_BYTES))
                 return None if is_tombstone(head) else (file.size, head)
         return None
@@ -266,7 +249,7 @@ class RunFolder:
             FormatError: it is larger than any index.
         """
         if (folder := self.open_step(step)) is not None:
-            with folder, contextlib.suppress(NotFoundError):
+            with folder, contextlib.suppress(errors.NotFoundError):
                 return index_document(folder).data
         return None
 
@@ -299,7 +282,7 @@ class RunFolder:
         with naming(os.fspath(path), "write"):
             found = None if self.store.asks_by_request else self.store.find(RUN_DOCUMENT)
             if found is not None and not found.is_file:
-                raise LinkRefusedError(f"{os.fspath(path)!r} is not a file of its own", hint="remove it")
+                raise errors.LinkRefusedError(f"{os.fspath(path)!r} is not a file of its own", hint="remove it")
             # In a bucket by the version that was read here, which need not be asked for; if it still is that one.
             known, self._noted = self._noted, None
             if known is None or self.store.replace(RUN_DOCUMENT, data, known) is not Outcome.DONE:
@@ -313,7 +296,7 @@ class RunFolder:
                 return None
         # Users do not know the list of steps that were left; a link: it was replaced meanwhile.
         shown = self.path if name == LEFT_DOCUMENT else self.path / name
-        with contextlib.suppress(LinkRefusedError), naming(os.fspath(shown), "read"):
+        with contextlib.suppress(errors.LinkRefusedError), naming(os.fspath(shown), "read"):
             document = self.store.read(name, most)
             if self.store.asks_by_request and name == RUN_DOCUMENT:
                 self._noted = None if document is None else document.version
@@ -322,7 +305,7 @@ class RunFolder:
 
     # ------------------------------------------------------------------------------------------------- .run.json.left
 
-    def read_superseded(self) -> SupersededSteps | None:
+    def read_superseded(self) -> run_document.SupersededSteps | None:
         """Return the steps that a committed save superseded; None where there are none, as nearly always.
 
         Raises:
@@ -331,7 +314,7 @@ class RunFolder:
         try:
             document = self.read_left()
             index = None if document is None or document.step < 0 else self.read_index(document.step)
-            note = None if index is None else find_note(read_summary(index).metadata)
+            note = None if index is None else run_document.find_note(read_summary(index).metadata)
         except _UNPROVED:
             return None
         return document if document is not None and note is not None and note.mark == document.mark else None
@@ -350,7 +333,7 @@ class RunFolder:
         with self._reading:
             return _is_list(self.store.find(LEFT_DOCUMENT))
 
-    def read_left(self) -> SupersededSteps | None:
+    def read_left(self) -> run_document.SupersededSteps | None:
         """Return what ``.run.json.left`` says, whether it counts or not; None where it is not there, or empty.
 
         Raises:
@@ -361,12 +344,12 @@ class RunFolder:
         with naming_file(self.path / LEFT_DOCUMENT):
             return None if data is None else _list_in(data)
 
-    def write_left(self, document: SupersededSteps) -> None:
+    def write_left(self, document: run_document.SupersededSteps) -> None:
         """Write ``.run.json.left``, durably, which must not be there, be empty, or be there for leases alone.
 
         One that is not written to its end is known by its digest: it needs no other name meanwhile.
         """
-        data = encode_superseded(document)
+        data = run_document.encode_superseded(document)
         with naming(os.fspath(self.path / LEFT_DOCUMENT), "write"):
             found = self.store.find(LEFT_DOCUMENT)
             if _is_list(found):
@@ -394,7 +377,7 @@ class RunFolder:
         """
         with contextlib.suppress(*NOT_READ):
             if (document := self.read_left()) is not None and document.leases:
-                self.stamp(SupersededSteps())
+                self.stamp(run_document.SupersededSteps())
                 return
         with naming(os.fspath(self.path / LEFT_DOCUMENT), "remove"):
             if not self.store.longest_delay:
@@ -408,7 +391,7 @@ class RunFolder:
             return (document := self.read_left()) is not None and document.step < 0
         return False
 
-    def stamp(self, document: SupersededSteps | None = None) -> None:
+    def stamp(self, document: run_document.SupersededSteps | None = None) -> None:
         """Let ``.run.json.left`` say that there may be leases, and what it says already, or what ``document`` does.
 
         Raises:
@@ -418,12 +401,12 @@ class RunFolder:
         with naming(os.fspath(self.path / LEFT_DOCUMENT), "write"):
             for _ in range(_TRIES):
                 found = self.store.read(LEFT_DOCUMENT, _LARGEST_DOCUMENT)
-                there = SupersededSteps()
-                with contextlib.suppress(CorruptError):  # it was not written to its end
+                there = run_document.SupersededSteps()
+                with contextlib.suppress(errors.CorruptError):  # it was not written to its end
                     there = (None if found is None else _list_in(found.data)) or there
                 if document is None and there.leases:
                     return
-                data = encode_superseded(dataclasses.replace(document or there, leases=True))
+                data = run_document.encode_superseded(dataclasses.replace(document or there, leases=True))
                 if self.store.replace(LEFT_DOCUMENT, data, None if found is None else found.version) is Outcome.DONE:
                     return
             raise OSError(errno.EAGAIN, f"others change {LEFT_DOCUMENT!r} again and again")
@@ -448,21 +431,21 @@ class RunFolder:
 
     # ---------------------------------------------------------------------------------------------- .run.json.resumed
 
-    def read_resumes(self) -> Resumes:
+    def read_resumes(self) -> run_document.Resumes:
         """Return what ``.run.json.resumed`` says; nothing where it is not there.
 
         Raises:
             CorruptError: it is damaged.
             FormatError: a newer version wrote it.
         """
-        data = self._read(Resumes.NAME)
-        with naming_file(self.path / Resumes.NAME):
-            return Resumes() if data is None else Resumes.parse(data)
+        data = self._read(run_document.Resumes.NAME)
+        with naming_file(self.path / run_document.Resumes.NAME):
+            return run_document.Resumes() if data is None else run_document.Resumes.parse(data)
 
-    def write_resumes(self, document: Resumes) -> None:
+    def write_resumes(self, document: run_document.Resumes) -> None:
         """Put a ``.run.json.resumed`` there in one step, durably; a link of that name is replaced, not followed."""
-        with naming(os.fspath(self.path / Resumes.NAME), "write"):
-            self.store.replace(Resumes.NAME, document.encode())
+        with naming(os.fspath(self.path / run_document.Resumes.NAME), "write"):
+            self.store.replace(run_document.Resumes.NAME, document.encode())
 
     def passed_over(self) -> frozenset[int]:
         """Return the steps that were passed over when the run was resumed, and were not saved anew since.
@@ -470,7 +453,7 @@ class RunFolder:
         Nothing is asked where the names in the folder were not listed, or that document is not among them. Raises as
         `read_resumes` does.
         """
-        if Resumes.NAME not in (self.listed or ()):
+        if run_document.Resumes.NAME not in (self.listed or ()):
             return frozenset()
         return self.unchanged(self.read_resumes().passed)
 
@@ -479,7 +462,7 @@ def unless_denied(store: Store, look: Callable[[], T], known: Callable[[], T]) -
     """Return what a look into a run's folder finds; what is known without it, where a bucket denies to list alone."""
     try:
         return look()
-    except PermissionDeniedError:
+    except errors.PermissionDeniedError:
         if not store.separate_rights:
             raise
         return known()
@@ -492,9 +475,9 @@ def has_run(path: Path) -> bool:
             return True
         data = run.read_document()
     try:
-        return data is not None and parse_run(data) is not None
+        return data is not None and run_document.parse_run(data) is not None
     except NOT_READ as error:
-        return isinstance(error, FormatError)  # one of a newer version is a run's too
+        return isinstance(error, errors.FormatError)  # one of a newer version is a run's too
 
 
 def attempt_in(data: bytes) -> str | None:
@@ -510,8 +493,8 @@ def _is_list(left: Entry | None) -> bool:
     return left is not None and not (left.is_file and left.size in _EMPTIED)
 
 
-def _list_in(data: bytes) -> SupersededSteps | None:
-    return None if len(data) in _EMPTIED else parse_superseded(data)
+def _list_in(data: bytes) -> run_document.SupersededSteps | None:
+    return None if len(data) in _EMPTIED else run_document.parse_superseded(data)
 
 
 def _emptied() -> bytes:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from treering._arrays.host import this_processes
@@ -136,7 +136,10 @@ def load_items(
             keys = [_stored_key(name, options) for name in objects]
             rest = _cut(like, objects)
             renamed = _renames_of(rest, objects, options)
-            left, asked = (_without(part, keys), dataclasses.replace(options, key_map=renamed or options.whole_map))
+            left, asked = (
+                drop_leaves(part, {key for key in part.keys if any(_below(key, one) for one in keys)}),
+                dataclasses.replace(options, key_map=renamed or options.whole_map),
+            )
         pieces.insert(0, plan_load(source, left, rest, asked, wording=wording))
         kept = [*pieces[0].kept, *kept]
     trees = load_parts(source, pieces, options.progress, group)
@@ -227,11 +230,6 @@ def _has(part: Selection, stored: str) -> bool:
     except MismatchError:
         return False
     return True
-
-
-def _without(part: Selection, stored: Sequence[str]) -> Selection:
-    """Return a part without the leaves of some branches."""
-    return drop_leaves(part, {key for key in part.keys if any(_below(key, one) for one in stored)})
 
 
 def _whole(source: Source, part: Selection, stored: str, options: LoadOptions) -> Selection:

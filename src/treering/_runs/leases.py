@@ -22,6 +22,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple, Self
 
+from treering import errors
 from treering._codec.key_document import HEAD_BYTES
 from treering._format.document import read_digest
 from treering._format.run_document import (
@@ -36,7 +37,7 @@ from treering._printable import printable
 from treering._runs.folder import NOT_READ, RunFolder
 from treering._runs.results import StepCommit
 from treering._runs.steps import document_in, missing_step, open_run, read_record, step_path, steps_of
-from treering._store.api import Entry, Outcome, Store, open_below
+from treering._store.api import Closable, Entry, Outcome, Store, open_below
 from treering._store.crew import Latch, Waiters
 from treering._store.failures import naming, with_errno
 from treering._store.resolve import store_at
@@ -44,16 +45,6 @@ from treering._values import timing
 from treering._values.checkpoint_names import HANDED_DOCUMENT, LEASES, is_message, lease_name, lease_of_name
 from treering._values.telemetry import LOGGER
 from treering._view.run_text import when_text
-from treering.errors import (
-    BusyError,
-    ClosedError,
-    CorruptError,
-    LeaseLostError,
-    NotFoundError,
-    TimedOutError,
-    TreeringError,
-    UnsupportedError,
-)
 
 LONGEST_LEASE: Final = 86_400
 """No lease counts for more seconds after it was written."""
@@ -93,7 +84,7 @@ def held_steps(run: RunFolder, steps: Collection[int] | None = None) -> dict[int
 
 def held_in(path: Path) -> dict[int, str]:
     """Return the steps of the run at a path that somebody holds, as `held_steps`; none where no run is."""
-    with contextlib.suppress(NotFoundError), RunFolder(path) as run:
+    with contextlib.suppress(errors.NotFoundError), RunFolder(path) as run:
         return held_steps(run)
     return {}
 
@@ -105,7 +96,7 @@ def uncalled_steps(run: RunFolder, steps: Collection[int]) -> dict[int, str]:
         FormatError: a newer version wrote for which steps it was called.
         StoreError: the system refuses.
     """
-    with naming(os.fspath(run.path / HANDED_DOCUMENT), "read"), contextlib.suppress(CorruptError):
+    with naming(os.fspath(run.path / HANDED_DOCUMENT), "read"), contextlib.suppress(errors.CorruptError):
         if steps and (found := run.store.read(HANDED_DOCUMENT, _LARGEST_RECORD)) is not None:
             through = parse_handed(found.data).through
             return {step: NOT_CALLED for step in steps if step > through}
@@ -152,10 +143,10 @@ def leave_leases(run: RunFolder) -> None:
                 run.stamp()
 
 
-def held_error(step: int, by: str, shown: str) -> BusyError:
+def held_error(step: int, by: str, shown: str) -> errors.BusyError:
     """Return the error that a step is not removed because somebody holds it."""
     what = f"step {step} of {shown!r} is not removed: it is {by}"
-    return with_errno(BusyError(what, hint="release it there, or wait until the lease ends"), errno.EBUSY, shown)
+    return with_errno(errors.BusyError(what, hint="release it there, or wait until the lease ends"), errno.EBUSY, shown)
 
 
 @contextlib.contextmanager
@@ -260,14 +251,16 @@ class Lease:
         """
         with self._changing, naming(os.fspath(self.path), "renew the lease on"):
             if self._over.is_set():
-                raise ClosedError(f"the lease on step {self.step} was released", hint="run.hold(step) begins another")
+                raise errors.ClosedError(
+                    f"the lease on step {self.step} was released", hint="run.hold(step) begins another"
+                )
             if self.lost:
                 raise self._lose("it has ended")
             with RunFolder(self._run) as run:
                 try:
                     with open_below(run.store, LEASES) as place:
                         renewed = self._renew(place)
-                except (NotFoundError, FileNotFoundError):
+                except (errors.NotFoundError, FileNotFoundError):
                     renewed = False
                 if not renewed:
                     raise self._lose("it expired before it was renewed, and was ended")
@@ -284,7 +277,7 @@ class Lease:
             with self._changing, naming(os.fspath(self.path), "release"), RunFolder(self._run) as run:
                 self._remove(run)
                 leave_leases(run)
-        except (TreeringError, OSError) as error:
+        except (errors.TreeringError, OSError) as error:
             LOGGER.warning("the lease on %s was not removed, and ends by itself: %s", self.path, error)
 
     def __enter__(self) -> Self:
@@ -307,7 +300,7 @@ class Lease:
             # One call of C starts and counts it; `threading.Thread.start` hangs after an interrupt in it.
             _thread.start_new_thread(_renew_often, (weakref.ref(self), self._over, pause))
         except BaseException:  # an interrupt too: nobody would release it; raised again below
-            with contextlib.suppress(OSError, TreeringError):
+            with contextlib.suppress(OSError, errors.TreeringError):
                 self._remove(run)
                 leave_leases(run)
             raise
@@ -343,7 +336,7 @@ class Lease:
                 if run.latest() == self.step:
                     return
                 what = f"step {self.step} of {os.fspath(self._run)!r} is not in run.json: somebody may be removing it"
-                raise BusyError(what, hint="the next save, or `treering gc --yes`, notes or removes it")
+                raise errors.BusyError(what, hint="the next save, or `treering gc --yes`, notes or removes it")
             time.sleep(timing.current.hold_pause)
 
     def _renew(self, place: Store) -> bool:
@@ -374,16 +367,16 @@ class Lease:
             if place is not None:
                 place.remove(self._name)
 
-    def _lose(self, why: str) -> LeaseLostError:
+    def _lose(self, why: str) -> errors.LeaseLostError:
         self.lost = True
         what = f"the lease on step {self.step} of {os.fspath(self._run)!r} is lost: {why}"
-        return LeaseLostError(what, hint="run.hold(step) begins another, if the step is still there")
+        return errors.LeaseLostError(what, hint="run.hold(step) begins another, if the step is still there")
 
 
 def hold_step(path: Path, shown: str, step: int, seconds: Any) -> Lease:
     """Return a lease on a step; ``Run.hold`` says more."""
     if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 1 <= seconds <= LONGEST_LEASE:
-        raise UnsupportedError(f"seconds is {seconds!r:.100}", hint=f"leases last 1 to {LONGEST_LEASE} seconds")
+        raise errors.UnsupportedError(f"seconds is {seconds!r:.100}", hint=f"leases last 1 to {LONGEST_LEASE} seconds")
     try:
         with naming(os.fspath(step_path(path, step)), "hold"), open_run(path) as run:
             if (head := run.read_head(step)) is None or step in run.superseded_steps():
@@ -391,7 +384,7 @@ def hold_step(path: Path, shown: str, step: int, seconds: Any) -> Lease:
             lease = Lease(path, step, int(seconds), head)
             lease.begin(run)
             return lease
-    except NotFoundError as error:
+    except errors.NotFoundError as error:
         raise missing_step(shown, step, steps_of(path)) from error
 
 
@@ -402,11 +395,11 @@ def _renew_often(lease: weakref.ref[Lease], over: Latch, pause: float) -> None:
             return
         try:
             held.renew()
-        except ClosedError:
+        except errors.ClosedError:
             return
-        except (TreeringError, OSError) as error:
+        except (errors.TreeringError, OSError) as error:
             LOGGER.warning("%s", error)
-            if isinstance(error, LeaseLostError):
+            if isinstance(error, errors.LeaseLostError):
                 return  # any other is tried again, and the lease counts until it expires
         del held
 
@@ -418,7 +411,7 @@ def _this_process() -> str:
 # --------------------------------------------------------------------------------------------------------- who watches
 
 
-class StepWatch:
+class StepWatch(Closable):
     """The steps of a run as they become durable: an iterator, also for ``async for``, and a context manager.
 
     ``Run.watch`` returns it, and says which steps it yields.
@@ -480,18 +473,12 @@ class StepWatch:
 
         if self._broadcast is not None:
             hint = "iterate with a plain `for` on the thread that the other collectives run on"
-            raise UnsupportedError("a job of several processes cannot await the steps of a run", hint=hint)
+            raise errors.UnsupportedError("a job of several processes cannot await the steps of a run", hint=hint)
         while (found := await asyncio.to_thread(self._look)) is None:  # noqa: ASYNC110 - another process saves
             await asyncio.sleep(self._next_pause())
         if found < 0:
             raise StopAsyncIteration
         return found
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def close(self) -> None:
         """End the iteration, and release the step that is held."""
@@ -528,7 +515,7 @@ class StepWatch:
         """Return the next step, as `_look`."""
         over = self._timeout is not None and time.monotonic() - self._since >= self._timeout
         opened = open_run if self._head is None else RunFolder  # once is enough to see that it is one of a run
-        with contextlib.suppress(NotFoundError), opened(self._path) as run:
+        with contextlib.suppress(errors.NotFoundError), opened(self._path) as run:
             if not self._waiting:
                 self._find(run, thorough=over or self._pause >= timing.current.watch_longest)
             while self._waiting:
@@ -584,7 +571,7 @@ class StepWatch:
         if self._hold:
             try:
                 self._lease = hold_step(self._path, self._shown, record.step, _SECONDS)
-            except (NotFoundError, BusyError):
+            except (errors.NotFoundError, errors.BusyError):
                 return False
         return True
 
@@ -661,18 +648,18 @@ class CommitCalls:
         """
         if not self._changed.wait(lambda: not self.pending(), max(end - time.monotonic(), 0.0)):
             what = f"on_commit has not ended for step {min(self._todo, default=0)} of {self._shown!r}"
-            raise TimedOutError(what, hint="it is called again by the next program that saves with on_commit=")
+            raise errors.TimedOutError(what, hint="it is called again by the next program that saves with on_commit=")
 
     def _read(self, *, begins: bool) -> None:
         with naming(os.fspath(self._path / HANDED_DOCUMENT), "read"):
             if begins:
                 store_at(self._path).transaction().make()
-            with contextlib.suppress(NotFoundError), open_run(self._path) as run:
+            with contextlib.suppress(errors.NotFoundError), open_run(self._path) as run:
                 found = run.store.read(HANDED_DOCUMENT, _LARGEST_RECORD)
                 steps = run.steps()
                 try:
                     known = None if found is None else parse_handed(found.data)
-                except CorruptError as error:
+                except errors.CorruptError as error:
                     LOGGER.warning("%s; only steps that are saved from now on are handed to on_commit", error)
                     known = None
                 with self._lock:
@@ -712,7 +699,7 @@ class CommitCalls:
         try:
             try:
                 lease = hold_step(self._path, self._shown, step, _SECONDS)
-            except NotFoundError:  # it was removed by hand, or superseded
+            except errors.NotFoundError:  # it was removed by hand, or superseded
                 return None
             with lease, RunFolder(self._path) as run:
                 if (record := read_record(run, step)) is not None:
@@ -724,9 +711,8 @@ class CommitCalls:
                         )
                     )
         except Exception:  # noqa: BLE001 - whatever it is, no save fails because of it
-            LOGGER.exception(
-                "on_commit failed for step %d of %s; it is called again after the next save", step, self._shown
-            )
+            what = "on_commit failed for step %d of %s; it is called again after the next save"
+            LOGGER.exception(what, step, self._shown)
             return digest or _UNKNOWN
         return None
 
@@ -738,7 +724,7 @@ class CommitCalls:
             without[step] = failed
         try:
             self._note(HandedSteps(max(known.through, step), dict(sorted(without.items()))))
-        except (TreeringError, OSError):  # it is called again
+        except (errors.TreeringError, OSError):  # it is called again
             LOGGER.exception("it was not noted that on_commit was called for step %d of %s", step, self._shown)
 
     def _note(self, document: HandedSteps) -> None:

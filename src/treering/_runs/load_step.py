@@ -14,6 +14,7 @@ from typing import Any, Final, SupportsIndex, TypeVar, cast
 import jax
 from jax.sharding import NamedSharding, Sharding
 
+from treering import errors
 from treering._arrays.source import Source
 from treering._background.saves import wait_for
 from treering._checkpoint.forms import read_source
@@ -33,15 +34,6 @@ from treering._tree.likeness import Wording, unflatten
 from treering._tree.placement import aval_of, current_mesh, resolve_shardings, sharding_of
 from treering._values.telemetry import warn_of
 from treering._view.progress import showing
-from treering.errors import (
-    CorruptError,
-    LeavesInitialisedWarning,
-    MismatchError,
-    NotFoundError,
-    NotSharedError,
-    TreeringError,
-    UnsupportedError,
-)
 
 T = TypeVar("T")
 
@@ -57,14 +49,16 @@ def load_step(
     _check_fallback(fallback)
     if step is not None:
         if fallback:
-            raise UnsupportedError("fallback= is for the latest step, and a step is given", hint="omit one of them")
+            raise errors.UnsupportedError(
+                "fallback= is for the latest step, and a step is given", hint="omit one of them"
+            )
         number = require_step_number(step)
         return _load(run, root_of(run, number) if run.roots[1:] else run.path, number, like, options)()
 
     def read(latest: int | None, root: Path) -> Callable[[], Any]:
         if latest is None:
             hint = "load_or_init starts a run if nothing was saved"
-            raise NotFoundError(f"the run {run.shown!r} has no step yet", hint=hint)
+            raise errors.NotFoundError(f"the run {run.shown!r} has no step yet", hint=hint)
         return _load(run, root, latest, like, options)
 
     return _of_latest(run, read, fallback, options)
@@ -87,7 +81,7 @@ def load_or_init(
 def _check_fallback(fallback: object) -> None:
     if not isinstance(fallback, bool | Fallback):
         hint = "write fallback=treering.Fallback(max_attempts=3), say"
-        raise UnsupportedError(f"fallback={fallback!r:.100} is neither True, False nor a Fallback", hint=hint)
+        raise errors.UnsupportedError(f"fallback={fallback!r:.100} is neither True, False nor a Fallback", hint=hint)
 
 
 # --------------------------------------------------------------------------------------------------------------- steps
@@ -112,7 +106,7 @@ def _of_latest(run: RunState, read: Read[T], fallback: bool | Fallback, options:
         gone = () if by_all else _find_gone(run, found)
         newer = run.latest() if gone else latest
         if newer in (None, latest):
-            if gone and (isinstance(found, NotFoundError) or not isinstance(found, Exception)):
+            if gone and (isinstance(found, errors.NotFoundError) or not isinstance(found, Exception)):
                 require_one_folder(run, latest, gone)
             if isinstance(found, Exception):
                 raise found
@@ -123,10 +117,10 @@ def _of_latest(run: RunState, read: Read[T], fallback: bool | Fallback, options:
 
 def _find_gone(run: RunState, found: object) -> tuple[int, ...]:
     """Return the processes that did not find the step; all call this, and where others do not come, it raises."""
-    said = b"gone" if isinstance(found, NotFoundError | NotSharedError) else b""
+    said = b"gone" if isinstance(found, errors.NotFoundError | errors.NotSharedError) else b""
     try:
         heard = run.gather(said, f"load the latest step of {run.shown!r}")
-    except TreeringError as error:
+    except errors.TreeringError as error:
         own = found if isinstance(found, Exception) else None
         raise name_both(error, own) from own
     return tuple(number for number, one in enumerate(heard) if one)
@@ -154,7 +148,7 @@ def _noting_damage(run: RunState, path: Path) -> Iterator[None]:
     """Note that a step is damaged: no save shares anything with it."""
     try:
         yield
-    except CorruptError as error:
+    except errors.CorruptError as error:
         run.damaged.add(path)
         shown = show_path(os.fspath(path))
         others = "`treering verify` lists all damage, and fallback=True goes back to the newest step that is whole"
@@ -181,7 +175,7 @@ def _open_step(run: RunState, step: int, path: Path, options: LoadOptions, group
                     raise missing_step(run.shown, step, steps_of(path.parent))
             opened = read_source(path, mapped=options.mapped, key_map=options.whole_map, shared=shared)
             source = files.enter_context(_noting(run, step, opened))
-        except NotFoundError as error:
+        except errors.NotFoundError as error:
             raise missing_step(run.shown, step, steps_of(path.parent)) from error
         yield source
 
@@ -220,7 +214,7 @@ def _load_or_init(
         TreeringError: as ``treering.load``.
     """
     if not callable(init_fn):
-        raise UnsupportedError(f"init_fn is {kind_of(init_fn)}, but must be a function without arguments")
+        raise errors.UnsupportedError(f"init_fn is {kind_of(init_fn)}, but must be a function without arguments")
     fresh = _Fresh(init_fn, options.shardings, options.mesh)
     if step is None:
         keys = fresh.flat.keys
@@ -238,7 +232,7 @@ def _load_or_init(
         restore_states(dataclasses.replace(items, tree=tree))  # only now nothing can fail any more
         if items.kept:
             what = f"step {step} of {run.shown!r} does not have these leaves, which `init_fn` initialised"
-            warn_of(what, items.kept, LeavesInitialisedWarning)
+            warn_of(what, items.kept, errors.LeavesInitialisedWarning)
         return Resumed(step, tree, items.kept)
 
     return finish
@@ -263,9 +257,8 @@ class _Fresh:
             traced = [number for number, kind in enumerate(flat.kinds) if kind in _TRACED]
             if "abstract" in flat.kinds:
                 key = flat.keys[flat.kinds.index("abstract")]
-                raise UnsupportedError(
-                    f"init_fn returns a jax.ShapeDtypeStruct at {key!r}", hint="it must create the array"
-                )
+                what = f"init_fn returns a jax.ShapeDtypeStruct at {key!r}"
+                raise errors.UnsupportedError(what, hint="it must create the array")
             # No tracer may outlive the trace: of the tree only the containers are kept, and what jax does not trace.
             leaves = list(flat.leaves)
             for number in traced:
@@ -309,9 +302,8 @@ class _Fresh:
         def arrays() -> list[jax.Array]:
             flat = flatten_like(self._init_fn())
             if flat.keys != self.flat.keys:
-                raise MismatchError(
-                    "init_fn returns another tree each time", hint="it must return the same keys each time"
-                )
+                hint = "it must return the same keys each time"
+                raise errors.MismatchError("init_fn returns another tree each time", hint=hint)
             return [flat.leaves[number] for number in numbers]
 
         places = [self.shardings[self.flat.keys[number]] for number in numbers]

@@ -140,7 +140,7 @@ class RunState:
             raise ClosedError(f"the run {self.shown!r} was closed", hint="save inside its `with` block")
 
     def note_whole(self, path: Path) -> None:
-        """Note the folder of a step that was saved or loaded."""
+        """Note the folder of a step that was saved or loaded, so that what the next save shares with it is whole."""
         self.whole[:] = [path]
         self.damaged.discard(path)
 
@@ -295,9 +295,8 @@ class RunState:
         with self.outcomes.warning("waiting for the removals"):
             while going := self._still_there():
                 if time.monotonic() >= end:
-                    what = (
-                        f"process 0 has not removed {steps_text(going)} of {self.shown!r}, which `keep` does not keep"
-                    )
+                    left = f"{steps_text(going)} of {self.shown!r}"
+                    what = f"process 0 has not removed {left}, which `keep` does not keep"
                     hint = "find out what happened to it; all processes have to pass the same `keep`"
                     raise TimedOutError(what, hint=hint, missing=(0,))
                 time.sleep(timing.current.removal_pause)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
 import operator
 import os
 import secrets
@@ -21,15 +20,14 @@ from treering._background.writer import PendingSave
 from treering._checkpoint.save import begin_save, counted
 from treering._checkpoint.save_options import SaveOptions
 from treering._format.document import INDEX_NAME
-from treering._format.run_document import Resumes, StepNote, add_note
+from treering._format.run_document import Resumes, StepNote, SupersededSteps, add_note
 from treering._printable import kind_of
+from treering._runs import gc
 from treering._runs.fallback import require_whole
-from treering._runs.folder import RunFolder
-from treering._runs.gc import raise_first, remove_judged, tidy_steps
+from treering._runs.folder import GONE, RunFolder
 from treering._runs.iterators import replace_stateful_items, state_keys
 from treering._runs.leases import end_leases, leave_leases
 from treering._runs.outcomes import BegunSave
-from treering._runs.removal import announce_superseded, collect_errors, remove_superseded, withdraw_on_failure
 from treering._runs.results import StepSave
 from treering._runs.run_state import RunState, require_step_number
 from treering._runs.steps import latest_known, names_in, noted_steps, require_run, step_path, steps_from
@@ -112,11 +110,14 @@ def _save_step(
     def saves() -> bool:
         return run.schedule.saves(number, force=force) if decision is None else decision.save
 
+    def counted_from() -> int | None:
+        return run.latest(find_latest=latest_known) if run.resumed is None else run.resumed
+
     with counted(path, saves=saves), _take_back_on_failure(run, processes, lambda: decision is not None):
         run.require_open()
         run.warn()
         step = require_step_number(step)
-        decision = run.schedule.decide(step, processes, latest=functools.partial(_counted_from, run), force=force)
+        decision = run.schedule.decide(step, processes, latest=counted_from, force=force)
         if not decision.save:
             run.raise_unreported(raises=processes.count == 1)  # where others save, they can be told
             return StepSave(step=step, reason=decision.reason)
@@ -163,15 +164,12 @@ def _finish(run: RunState, pending: PendingSave, signum: int | None) -> None:
         run.signals.pass_signal_on(signum)
 
 
-def _counted_from(run: RunState) -> int | None:
-    """Return the step from which the rules count: the latest, or the one that was resumed from in its place."""
-    return run.latest(find_latest=latest_known) if run.resumed is None else run.resumed
-
-
 def _announce(run: RunState, step: int, order: Order, processes: Processes) -> None:
     """Write down what others have to know before a step is committed."""
     if order.mark is not None:
-        announce_superseded(run.path, step, order.mark, order.left)
+        with RunFolder(run.path) as folder:
+            there = {each: attempt for each in order.left if (attempt := folder.attempt_of(each)) != GONE}
+            folder.write_left(SupersededSteps(step=step, mark=order.mark, left=there))
     if run.calls is not None and processes.is_coordinator:
         run.calls.prepare(step)
 
@@ -229,10 +227,10 @@ def order_of(run: RunState, step: int, *, rollback: bool, is_coordinator: bool) 
     run.finish_saves()
     if is_coordinator and LEFT_DOCUMENT in names:
         with RunFolder(run.path) as folder:
-            errors, remains = remove_superseded(folder)
+            errors, remains = gc.remove_superseded(folder)
             if remains is not None and (rollback or step in remains.left):  # its name, or the list, is needed
-                errors, _ = remove_superseded(folder, force=True)
-            raise_first(errors)
+                errors, _ = gc.remove_superseded(folder, force=True)
+            gc.raise_first(errors)
     there = steps_from(run.path, step)
     later = [number for number in there if number > step]
     if not rollback and step in there and not later:
@@ -307,13 +305,22 @@ def _still_passed(run: RunState, step: int) -> frozenset[int]:
 
 @contextlib.contextmanager
 def _undo_on_failure(run: RunState, mark: str | None) -> Iterator[None]:
-    """Take back what `_announce` has written and noted if the block fails."""
+    """Take back what `_announce` has noted if the block fails, and what it has written if nothing was committed.
+
+    Args:
+        run: the run.
+        mark: that of the list of superseded steps; None where nothing is superseded.
+    """
     try:
-        with withdraw_on_failure(run.path, mark):
-            yield
-    except BaseException:  # an interrupt too; raised again below
+        yield
+    except BaseException:  # an interrupt too: the save will not be committed; raised again below
         if run.calls is not None:
             run.calls.forget()
+        if mark is not None:
+            with contextlib.suppress(TreeringError), RunFolder(run.path) as folder:  # the next save sweeps it
+                found = folder.read_left()
+                if found is not None and found.mark == mark and folder.read_superseded() is None:
+                    folder.remove_left()
         raise
 
 
@@ -383,8 +390,7 @@ def collect_after(
         leased = (left_there := run.has_left()) and run.is_left_for_leases()
         if left_there and not leased:
             known.forget()
-            errors, back = remove_superseded(run)
-            back = run.read_superseded() if errors else back
+            errors, back = gc.remove_superseded(run)
             leased = run.is_left_for_leases() if back is None else back.leases
         hidden = run.superseded_steps() if back is not None else ()
         known.refresh(run, step, there, seconds=seconds, left={*left, *hidden})
@@ -401,21 +407,21 @@ def collect_after(
         removed = _remove(state, run, going, errors, may_wait=more_follow)
         if run.store.grace:
             known.release(removed, run.store.grace)
-        known.schedule(tidy_steps(run, known.untidy(), step, errors, by_age=known.by_age))
+        known.schedule(gc.tidy_steps(run, known.untidy(), step, errors, by_age=known.by_age))
         known.sweep(run)
         if leased and back is None and not held:
-            with collect_errors(errors):
+            with gc.collect_errors(errors):
                 leave_leases(run)
-    raise_first(error for error in errors if not isinstance(error, BusyError))  # the next call comes by again
+    gc.raise_first(error for error in errors if not isinstance(error, BusyError))  # the next call comes by again
 
 
 def _judge(state: RunState, run: RunFolder, step: int, errors: list[TreeringError], *, noted: bool) -> dict[int, str]:
     """Return the steps that no rule keeps, each with the digest of its index; none where a rule fails."""
     known, judged = state.known, dict[int, str]()
-    with collect_errors(errors):  # a rule of the user's own may fail
+    with gc.collect_errors(errors):  # a rule of the user's own may fail
         known.passed = run.unchanged(run.read_resumes().passed) if noted else frozenset()
         judged = known.removable(run, state.keep)
-    with collect_errors(errors):
+    with gc.collect_errors(errors):
         _let_go(state, step, judged)
     return judged
 
@@ -427,18 +433,18 @@ def _remove(
     known = state.known
     noted = {old: known.records[old] for old in going}
     known.drop(going)
-    with collect_errors(errors):
+    with gc.collect_errors(errors):
         known.write(run, state.keep_text, state.save_every_text, may_wait=may_wait and not going)
     # Only now, for who began to hold one of them before has not read that it goes.
     spared = _find_held(run, going, going, errors)
     if spared:
         state.spared = True
         known.records |= {old: noted[old] for old in spared}
-        with collect_errors(errors):
+        with gc.collect_errors(errors):
             known.write(run, state.keep_text, state.save_every_text, may_wait=False)
     # One whose index turns out to be damaged stays, and ends no training: `gc` and `verify` say so.
     refused: list[TreeringError] = []
-    removed = remove_judged(run, {old: going[old] for old in going if old not in spared}, refused)
+    removed = gc.remove_judged(run, {old: going[old] for old in going if old not in spared}, refused)
     errors += [error for error in refused if not isinstance(error, CorruptError)]
     return removed
 

@@ -273,7 +273,7 @@ class Signals:
         """Whether any signal is waited for."""
         return bool(self._before)
 
-    def watch(self, signum: int, grace: float | None = None) -> None:
+    def watch(self, signum: int, grace: object = None) -> None:
         """Wait for a signal; another time for the same changes nothing but ``grace``.
 
         Args:
@@ -284,7 +284,9 @@ class Signals:
             UnsupportedError: this is not the main thread, where Python sets handlers, or no such signal can be caught.
         """
         if grace is not None:
-            self._grace = _require_seconds(grace)
+            if isinstance(grace, bool) or not isinstance(grace, int | float) or not 0 < grace < math.inf:
+                raise UnsupportedError(f"grace is {grace!r:.100}, but must be a positive number of seconds")
+            self._grace = float(grace)
         jax_sigterm = _c_handler(signal.SIGTERM)
         try:
             before = signal.getsignal(signum)
@@ -461,12 +463,6 @@ def _c_handler(signum: int) -> int | None:
     ask.argtypes, ask.restype = [ctypes.c_int], ctypes.c_void_p
     address: int | None = ask(signum)
     return address
-
-
-def _require_seconds(grace: object) -> float:
-    if isinstance(grace, bool) or not isinstance(grace, int | float) or not 0 < grace < math.inf:
-        raise UnsupportedError(f"grace is {grace!r:.100}, but must be a positive number of seconds")
-    return float(grace)
 
 
 _jax_sigterm: Final = _JaxSigterm()

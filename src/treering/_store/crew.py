@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import _thread
 import contextlib
-import itertools
 import math
 import queue
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Final, Self, TypeVar
+from typing import Self, TypeVar
 
 T = TypeVar("T")
 R = TypeVar("R")
-
-_NO_ARGUMENTS: Final = itertools.repeat(())
 
 
 class FirstError:
@@ -57,9 +54,7 @@ class ThreadPool:
     def __enter__(self) -> Self:
         with contextlib.suppress(RuntimeError):  # the interpreter goes down, or the system has no more threads
             # One call of C starts and counts a thread; `threading.Thread.start` hangs after an interrupt in it.
-            self._started.extend(
-                map(_thread.start_new_thread, itertools.repeat(self._run, self._wanted), _NO_ARGUMENTS)
-            )
+            self._started.extend(map(_thread.start_new_thread, [self._run] * self._wanted, [()] * self._wanted))
         return self
 
     def __exit__(self, *_: object) -> None:

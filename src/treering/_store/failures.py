@@ -9,19 +9,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TypeVar
 
+from treering import errors
 from treering._printable import show_path
 from treering._values.checkpoint_names import INDEX
 from treering._values.leaves_names import INDEX as LEAVES_INDEX
-from treering.errors import (
-    BusyError,
-    CorruptError,
-    DataFileMissingError,
-    ExistsError,
-    FormatError,
-    LinkRefusedError,
-    StoreError,
-    TreeringError,
-)
 
 _Error = TypeVar("_Error", bound=OSError)
 
@@ -56,12 +47,12 @@ class naming:  # noqa: N801 - reads as a function; a generator would cost each o
         pass
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        if isinstance(error, OSError) and not isinstance(error, TreeringError):
+        if isinstance(error, OSError) and not isinstance(error, errors.TreeringError):
             reading = self._action == "read" and error.errno != errno.EMFILE  # the other hints are about writing
             hint = None if reading else _hint(error.errno or 0, self._shown)
             # A server's answer is told in full by the message; what led to it is of no use to a reader.
             cause = None if "://" in self._shown else error
-            raise StoreError.of(error, self._shown, self._action, hint=hint) from cause
+            raise errors.StoreError.of(error, self._shown, self._action, hint=hint) from cause
 
 
 def _hint(reason: int, shown: str) -> str | None:
@@ -90,31 +81,33 @@ def with_errno(error: _Error, number: int, path: str | os.PathLike[str]) -> _Err
     return error
 
 
-def missing_error(shown: str, name: str) -> DataFileMissingError:
+def missing_error(shown: str, name: str) -> errors.DataFileMissingError:
     """Return the error for a file that is not where it should be."""
-    error = DataFileMissingError(f"{shown!r} is missing")
+    error = errors.DataFileMissingError(f"{shown!r} is missing")
     error.name = name
     return with_errno(error, errno.ENOENT, shown)
 
 
-def link_error(shown: str) -> LinkRefusedError:
+def link_error(shown: str) -> errors.LinkRefusedError:
     """Return the error for a link where only files and folders may be."""
     hint = "put a file or folder of its own in its place (cp -L)"
-    return LinkRefusedError(f"{shown!r} is a link, which may lead anywhere", hint=hint)
+    return errors.LinkRefusedError(f"{shown!r} is a link, which may lead anywhere", hint=hint)
 
 
-def busy_error(shown: str, what: str, hint: str | None = None) -> BusyError:
+def busy_error(shown: str, what: str, hint: str | None = None) -> errors.BusyError:
     """Return the error for a save that other processes did not let in."""
-    return with_errno(BusyError(f"could not write {shown!r}: {what}", hint=hint), errno.EBUSY, shown)
+    return with_errno(errors.BusyError(f"could not write {shown!r}: {what}", hint=hint), errno.EBUSY, shown)
 
 
-def checkpoint_error(shown: str) -> ExistsError:
+def checkpoint_error(shown: str) -> errors.ExistsError:
     """Return the error for leaves that are saved where a checkpoint is: a reader would see only one of two forms."""
-    error = ExistsError(f"a checkpoint of treering.save is at {shown!r} already", hint="save to a directory of its own")
+    error = errors.ExistsError(
+        f"a checkpoint of treering.save is at {shown!r} already", hint="save to a directory of its own"
+    )
     return with_errno(error, errno.EEXIST, shown)
 
 
-def taken_meanwhile(shown: str) -> ExistsError:
+def taken_meanwhile(shown: str) -> errors.ExistsError:
     """Return the error for a new file whose name another writer took while it was being written.
 
     Example:
@@ -122,7 +115,7 @@ def taken_meanwhile(shown: str) -> ExistsError:
         "'a.msgpack' was saved by another writer meanwhile"
     """
     hint = "nothing was changed; load it, save to another path, or overwrite it"
-    return ExistsError(f"{shown!r} was saved by another writer meanwhile", hint=hint)
+    return errors.ExistsError(f"{shown!r} was saved by another writer meanwhile", hint=hint)
 
 
 @contextlib.contextmanager
@@ -138,8 +131,8 @@ def naming_file(path: Path) -> Iterator[None]:
     """
     try:
         yield
-    except TreeringError as error:
-        if isinstance(error, CorruptError | FormatError) and os.fspath(path) not in error.message:
+    except errors.TreeringError as error:
+        if isinstance(error, errors.CorruptError | errors.FormatError) and os.fspath(path) not in error.message:
             named = error.message.startswith(f"{path.name} ")
             rest = error.message.removeprefix(path.name) if named else f": {error.message}"
             error.message = f"{show_path(os.fspath(path))!r}{rest}"

@@ -18,10 +18,9 @@ from treering._store.posix.reading import LocalFile
 from treering._store.posix.store import PosixStore
 from treering._store.resolve import find_at, is_on_disk, open_file, opened_store
 from treering._values.checkpoint_names import INDEX, attempt_of_tombstone, step_of_name
-from treering._values.human import pluralize
+from treering._values.human import pluralize, shown_names
 from treering.errors import BusyError, CorruptError, DataFileMissingError, FormatError, LinkRefusedError, NotFoundError
 
-_SHOWN_NAMES = 5
 _TRIES = 20
 _NO_NAMES = frozenset({"", ".", ".."})
 
@@ -99,10 +98,9 @@ class OpenFolder(Closable):
             raise with_errno(missing, errno.ENOENT, self.path / name) from error
 
     def _holds_index(self, name: str) -> bool:
-        try:
+        with contextlib.suppress(OSError):
             return find_index(self.store, name) is not None
-        except OSError:
-            return False
+        return False
 
     def _what_is_there(self) -> str:
         """Say what is in the folder, checkpoints first."""
@@ -243,12 +241,6 @@ def key_content(store: Store, name: str = INDEX) -> Document:
             return Document(data, file.version)
     shown = os.fspath(store.path / name)
     raise BusyError(f"{shown!r} was replaced {_TRIES} times while it was being read", hint="try again")
-
-
-def shown_names(names: list[str]) -> str:
-    """Return the first few names, as a sentence shows them."""
-    more = f" and {len(names) - _SHOWN_NAMES} more" if len(names) > _SHOWN_NAMES else ""
-    return ", ".join(map(repr, names[:_SHOWN_NAMES])) + more
 
 
 # So many requests for one file each are made before all are listed.

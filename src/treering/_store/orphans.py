@@ -39,6 +39,7 @@ _ALL_PROCESSES: Final = "pid:[4026531836]"
 _STARTED: Final = 19  # the 22nd field of /proc/PID/stat, counted behind the name and the one before it
 
 _UNSHOWN: Final = "this system does not show its locks"
+_BUCKET: Final = "a bucket does not tell whether its process runs"
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -117,7 +118,8 @@ def scan_folder(store: Store) -> FolderScan:
         ([], [], None)
     """
     # Locks before names: a process that came between the two would seem dead otherwise.
-    locks = _locks_at(store)
+    descriptor = store.folder.descriptor if isinstance(store, PosixStore) else None
+    locks = seen_locks(descriptor) if not store.asks_by_request else Locks(_BUCKET, {})
     names = sorted(store.names())
     trouble, staged = None, list[Entry]()
     if leaves_names.ATTEMPTS in names and not store.asks_by_request:
@@ -201,12 +203,6 @@ def _is_outdated(store: Store, marker: str, index: Entry) -> bool:
     base = None if found is None else read_marker(found.data)
     now = store.find(index.name)
     return base is not None and now is not None and now.version != base
-
-
-def _locks_at(store: Store) -> Locks:
-    if store.asks_by_request:
-        return Locks("a bucket does not tell whether its process runs", {})
-    return seen_locks(store.folder.descriptor if isinstance(store, PosixStore) else None)
 
 
 def seen_locks(folder: int | None) -> Locks:

@@ -15,16 +15,7 @@ from typing import TYPE_CHECKING, BinaryIO, Final, cast
 
 from treering._printable import kind_of
 from treering._store.api import Entry, Kind, Reader, StagedFolder, Store
-from treering._store.objects.url import (
-    READ_ONLY,
-    MemoryPath,
-    UrlPath,
-    WebPath,
-    bucket_path,
-    scheme_of,
-    url_meant,
-    web_path,
-)
+from treering._store.objects import url
 from treering._store.pieces import Buffer, pieces
 from treering._store.posix import descriptors
 from treering._store.posix.folder import remove_folders
@@ -34,6 +25,7 @@ from treering._store.posix.writing import replace_file, stage_folder
 from treering.errors import PermissionDeniedError, StoreError, TreeringError, UnsupportedError
 
 if TYPE_CHECKING:
+    from treering._store.leaves_api import LeafWriter, LeavesSave, ListLater, OpenLeaves, Unfinished
     from treering._store.objects.store import ObjectRoot
 
 _DISK: Final = frozenset({None, "file"})
@@ -52,22 +44,22 @@ def located(path: str | os.PathLike[str]) -> Path:
         >>> located("s3a://bucket/a/"), located("memory://a").name, located("runs/a").name
         (BucketPath('s3://bucket/a'), 'a', 'a')
     """
-    if isinstance(path, UrlPath):
+    if isinstance(path, url.UrlPath):
         return cast("Path", path)
     text = os.fspath(path)
     if ":" not in text and isinstance(path, Path):  # no URL, nor what was meant to be one
         return _without_missing(path)
-    if (scheme := scheme_of(text)) is None:
-        if (meant := url_meant(text)) is not None and not Path(Path(text).parts[0]).exists():
+    if (scheme := url.scheme_of(text)) is None:
+        if (meant := url.url_meant(text)) is not None and not Path(Path(text).parts[0]).exists():
             raise UnsupportedError(f"{text!r} is no URL, and there is no such folder", hint=f"write {meant!r}")
         # A name in a folder that is called "a:" would be taken for a URL.
         place = _without_missing(Path(text))
-        return place if scheme_of(f"{place}/") is None else place.absolute()
+        return place if url.scheme_of(f"{place}/") is None else place.absolute()
     if scheme == "memory":
-        return cast("Path", MemoryPath(text))
+        return cast("Path", url.MemoryPath(text))
     if scheme == "file":
         return _from_file_url(text)
-    return cast("Path", web_path(text) if scheme in _WEB else bucket_path(text))
+    return cast("Path", url.web_path(text) if scheme in _WEB else url.bucket_path(text))
 
 
 def _without_missing(path: Path) -> Path:
@@ -118,15 +110,16 @@ def new_file_path(path: str | os.PathLike[str]) -> Path:
         '7'
     """
     place = file_path(path)
-    if isinstance(place, WebPath):
-        raise UnsupportedError(f"{os.fspath(path)!r} cannot be written", hint=f"over {place.parts[0]}// {READ_ONLY}")
+    if isinstance(place, url.WebPath):
+        raise UnsupportedError(
+            f"{os.fspath(path)!r} cannot be written", hint=f"over {place.parts[0]}// {url.READ_ONLY}"
+        )
     if place.parts[:1] and place.parts[0].startswith("~"):
         hint = "'~' is not expanded here; os.path.expanduser does it"
         raise UnsupportedError(f"{os.fspath(path)!r} begins with '~'", hint=hint)
     if place.name in ("", "..") and is_on_disk(place) and (whole := resolved(place)) == whole.parent:
-        raise UnsupportedError(
-            f"{os.fspath(place)!r} is the root of the file system", hint="pass the path of a folder in it"
-        )
+        what = f"{os.fspath(place)!r} is the root of the file system"
+        raise UnsupportedError(what, hint="pass the path of a folder in it")
     return place
 
 
@@ -261,7 +254,7 @@ def require_outside(source: str | os.PathLike[str], target: str | os.PathLike[st
 def _buckets_of(path: str | os.PathLike[str]) -> ObjectRoot | None:
     """Return what knows all places of the kind that a path is of; None for the disk."""
     text = os.fspath(path)
-    if ":" not in text or (scheme := scheme_of(text)) in _DISK:
+    if ":" not in text or (scheme := url.scheme_of(text)) in _DISK:
         return None
     if scheme == "memory":
         return _memory()
@@ -550,3 +543,53 @@ def remove_made(made: Sequence[str]) -> bool:
 def _without_end(path: str | os.PathLike[str]) -> str | os.PathLike[str]:
     require_path(path)
     return f"{path}." if isinstance(path, str) and path.endswith(("/", os.sep)) else path
+
+
+def open_leaves(path: str | os.PathLike[str]) -> OpenLeaves:
+    """Open a leaves directory for reading.
+
+    Raises:
+        NotFoundError: nothing is at the path, where the store can tell.
+        StoreError: a file is there, or the system refuses.
+    """
+    place = located(path)
+    if is_on_disk(place):
+        from treering._store.leaves_folder.leaves_folder import LeavesFolder
+
+        return LeavesFolder(place)
+    from treering._store.unmoved_leaves import StoredLeaves
+
+    return StoredLeaves(store_at(place), place)
+
+
+def begin_leaves_save(
+    path: Path, unfinished: Unfinished, list_later: ListLater, *, attempt: str | None = None, nbytes: int = 0
+) -> LeavesSave:
+    """Begin a save into a leaves directory; `StagedLeaves` and `LeavesAttempt` say what the arguments are.
+
+    Raises:
+        ExistsError: a checkpoint is there.
+        StoreError: the system refused, or has not so much space. Nothing has changed.
+    """
+    if is_on_disk(path):
+        from treering._store.leaves_folder.staged_leaves import StagedLeaves
+
+        return StagedLeaves(path, unfinished, attempt=attempt, nbytes=nbytes)
+    from treering._store.unmoved_leaves import LeavesAttempt
+
+    return LeavesAttempt(store_at(path), path, list_later, attempt=attempt)
+
+
+def join_leaves_save(path: Path, attempt: str, nbytes: int) -> LeafWriter:
+    """Join the save that process 0 has begun, to write so many bytes of it.
+
+    Raises:
+        StoreError: the system refused, or nothing of that save is there.
+    """
+    if is_on_disk(path):
+        from treering._store.leaves_folder.staged_leaves import JoinedLeaves
+
+        return JoinedLeaves(path, attempt, nbytes)
+    from treering._store.unmoved_leaves import JoinedAttempt
+
+    return JoinedAttempt(store_at(path), path, attempt)

@@ -18,29 +18,18 @@ from pathlib import Path
 from typing import Final
 
 from treering._codec.key_document import empty_index, find_attempts, is_empty, is_tombstone, unindexed_attempts
+from treering._store import leaves_api
 from treering._store.api import Document, Outcome, Reader, Store
 from treering._store.crew import FirstError, ThreadPool, map_together
 from treering._store.failures import busy_error, checkpoint_error, missing_error, naming, naming_file, with_errno
-from treering._store.leaves_api import (
-    LeafFile,
-    LeafWriter,
-    LeavesSave,
-    ListLater,
-    MakeUpdate,
-    OlderAttempts,
-    OpenLeaves,
-    SmallFiles,
-    Unlisted,
-    Update,
-)
 from treering._store.pieces import Buffer, pieces
 from treering._values import leaves_names
 from treering._values.checkpoint_names import INDEX as CHECKPOINT
 from treering._values.leaves_names import ATTEMPTS, INDEX, MARKER, RECORD, is_attempt, parts_of, staged_leaves
-from treering.errors import CorruptError, DataFileMissingError, NotFoundError
+from treering.errors import CorruptError, NotFoundError
 
 
-class StoredLeaves(OpenLeaves):
+class StoredLeaves(leaves_api.OpenLeaves):
     """A leaves directory in a store, open for reading.
 
     Args:
@@ -84,10 +73,8 @@ class StoredLeaves(OpenLeaves):
             hint = f"it holds {CHECKPOINT!r}: that is a checkpoint, which treering.load reads"
         elif found is not None and unindexed_attempts(found.data):
             hint = "treering.leaves.index_leaves lists the saves that were left without an index"
-        error = NotFoundError(
-            f"there is no leaves directory in {self._shown!r}: it has no index that lists a tree", hint=hint
-        )
-        raise with_errno(error, errno.ENOENT, os.path.join(self._shown, leaves_names.INDEX))
+        what = f"there is no leaves directory in {self._shown!r}: it has no index that lists a tree"
+        raise with_errno(NotFoundError(what, hint=hint), errno.ENOENT, os.path.join(self._shown, leaves_names.INDEX))
 
     def open(self, folder: str, name: str, attempt: str | None) -> Reader:
         """Open the file ``name`` of the leaf whose folder is ``folder``; the caller closes it."""
@@ -100,37 +87,29 @@ class StoredLeaves(OpenLeaves):
                 continue
         raise missing_error(os.path.join(self._shown, folder, name), name)
 
-    def read_each(self, wanted: Sequence[SmallFiles]) -> list[list[bytes] | None]:
+    def read_each(self, wanted: Sequence[leaves_api.SmallFiles]) -> list[list[bytes] | None]:
         """Return what is in some small files of each of several leaves, by many requests at once."""
 
         def fetch(one: tuple[str, str, int, str | None]) -> bytes | None:
-            with contextlib.suppress(DataFileMissingError):
-                return self._read(*one).data
-            return None
+            folder, name, most, attempt = one
+            with naming(self._shown, "read"):
+                read = (self.store.read(key, most + 1) for key in _keys(folder, name, attempt))
+                return next((found.data for found in read if found is not None), None)
 
         each = [(folder, name, most, attempt) for folder, files, attempt in wanted for name, most in files]
         read = iter(map_together(fetch, each, THREADS))
         found = [[data for data in itertools.islice(read, len(files)) if data is not None] for _, files, _ in wanted]
         return [some if len(some) == len(one[1]) else None for some, one in zip(found, wanted, strict=True)]
 
-    def unlisted(self) -> Unlisted:
+    def unlisted(self) -> leaves_api.Unlisted:
         """Return the attempts that were saved without an index, which the index names."""
         with naming(self._shown, "read"):
             found = self.store.read(leaves_names.INDEX)
-        return Unlisted(frozenset() if found is None else unindexed_attempts(found.data))
-
-    def _read(self, folder: str, name: str, most: int, attempt: str | None) -> Document:
-        with naming(self._shown, "read"):
-            for key in _keys(folder, name, attempt):
-                if (found := self.store.read(key, most + 1)) is not None:
-                    return found
-        raise missing_error(os.path.join(self._shown, folder, name), name)
+        return leaves_api.Unlisted(frozenset() if found is None else unindexed_attempts(found.data))
 
 
 def _keys(folder: str, name: str, attempt: str | None) -> list[str]:
     """Return where a file may be: in the folder of the attempt first, then at its key path."""
-    if attempt is not None and not leaves_names.is_attempt(attempt):
-        raise CorruptError(f"{attempt!r} is not an attempt")
     key = "/".join((*leaves_names.parts_of(folder), *leaves_names.parts_of(name)))
     return [key] if attempt is None else ["/".join((*leaves_names.staged_leaves(attempt), key)), key]
 
@@ -193,7 +172,7 @@ class RequestQueue:
 _SMALL_BYTES: Final = 1 << 20
 
 
-class JoinedAttempt(LeafWriter):
+class JoinedAttempt(leaves_api.LeafWriter):
     """What this process writes for an attempt that process 0 has begun, a context manager. Any thread may write.
 
     Args:
@@ -239,11 +218,14 @@ class JoinedAttempt(LeafWriter):
             self._queue.close()
             self.store.close()
 
-    def write(self, folder: str, files: Sequence[LeafFile]) -> None:
+    def write(self, folder: str, files: Sequence[leaves_api.LeafFile]) -> None:
         """Put the files of a leaf there, small ones soon."""
         with naming(self._shown, "write"):
             for name, buffers, size in files:
-                key = self._key_of(folder, name)
+                if self._ended:
+                    raise RuntimeError("this save has ended")
+                key = "/".join((*staged_leaves(self.attempt), *parts_of(folder), name))
+                self._written.append(key)
                 if size > _SMALL_BYTES:
                     self._create(key, buffers, size)
                 else:
@@ -269,13 +251,6 @@ class JoinedAttempt(LeafWriter):
     def _begin(self) -> None:
         """Put there what says that the attempt has begun: process 0 does."""
 
-    def _key_of(self, folder: str, name: str) -> str:
-        if self._ended:
-            raise RuntimeError("this save has ended")
-        key = "/".join((*staged_leaves(self.attempt), *parts_of(folder), name))
-        self._written.append(key)
-        return key
-
     def _create(self, key: str, buffers: Iterable[Buffer], size: int) -> None:
         with naming(self._shown, "write"):
             self.store.create(key, buffers, size)
@@ -285,7 +260,7 @@ _TRIES: Final = 20
 _FIRST_LINE: Final = 256
 
 
-class LeavesAttempt(JoinedAttempt, LeavesSave):
+class LeavesAttempt(JoinedAttempt, leaves_api.LeavesSave):
     """One save on its way into a leaves directory: closed without `commit`, nothing has changed.
 
     Its base is the index that was there when it began. If that has changed at the commit, the save has failed: saves
@@ -303,7 +278,9 @@ class LeavesAttempt(JoinedAttempt, LeavesSave):
         StoreError: the store refused, or does not heed conditions. Nothing has changed.
     """
 
-    def __init__(self, store: Store, path: Path, list_later: ListLater, *, attempt: str | None = None) -> None:
+    def __init__(
+        self, store: Store, path: Path, list_later: leaves_api.ListLater, *, attempt: str | None = None
+    ) -> None:
         self._path = path
         self._list_later = list_later
         self._kept = False
@@ -329,7 +306,7 @@ class LeavesAttempt(JoinedAttempt, LeavesSave):
         """Let the end of a joint save remove everything: no other process will write anything of it any more."""
         self._joint = False
 
-    def commit(self, record: bytes, update: MakeUpdate | None) -> None:
+    def commit(self, record: bytes, update: leaves_api.MakeUpdate | None) -> None:
         """Make ``update`` the index, if no other save has changed it since this one began.
 
         Without one the index holds the record for later: only what it names is known to be whole.
@@ -344,7 +321,7 @@ class LeavesAttempt(JoinedAttempt, LeavesSave):
                 self._create(f"{ATTEMPTS}/{self.attempt}/{RECORD}", [record], len(record))
             self.store.flush()
             base, older = self._base.data, self._older()
-            change: Update | None
+            change: leaves_api.Update | None
             if update is None:
                 with naming_file(self._path / INDEX):
                     change = self._list_later(base, record, older)
@@ -400,14 +377,14 @@ class LeavesAttempt(JoinedAttempt, LeavesSave):
             return None
         return frozenset(place for place in places if is_attempt(place) and place != self.attempt)
 
-    def _older(self) -> OlderAttempts:
+    def _older(self) -> leaves_api.OlderAttempts:
         """Return what older attempts have there, as far as it can be listed."""
         attempts = self._attempts_there()
         if attempts is None:
             attempts = find_attempts(self._base.data)
-        return OlderAttempts(attempts, self._transaction.now() if attempts else 0.0, self.store.grace)
+        return leaves_api.OlderAttempts(attempts, self._transaction.now() if attempts else 0.0, self.store.grace)
 
-    def _sweep(self, change: Update) -> None:
+    def _sweep(self, change: leaves_api.Update) -> None:
         """Remove superseded saves that need to wait no more, then saves that can never be committed."""
         for attempt in change.dropped:
             self._remove(attempt)

@@ -79,6 +79,11 @@ def join_first(texts: Sequence[str], most: int) -> str:
     return ", ".join(texts[:most]) + more
 
 
+def shown_names(names: Sequence[str]) -> str:
+    """Return the first few names of files, as a sentence shows them."""
+    return join_first(list(map(repr, names)), _LAST)
+
+
 def rate_text(count: int, seconds: float) -> str:
     """Write bytes per second, for ``count`` bytes moved in ``seconds``.
 

@@ -36,7 +36,8 @@ import treering as tr
 from tests import faults, limits
 from treering._codec.key_document import placeholder
 from treering._store.api import Outcome
-from treering._store.objects import obstore_requests, protocol, repetition
+from treering._store.objects import client as obstore_client
+from treering._store.objects import protocol, repetition
 from treering._store.objects.client import ObstoreClient
 from treering._store.objects.obstore_stores import StoreVariants
 from treering._store.objects.reading import read_ranges
@@ -466,7 +467,7 @@ def test_an_error_of_what_makes_the_bytes_is_raised_as_it_is(error: BaseExceptio
     for count in (7, 9):
         with pytest.raises(OSError, match="announced"):
             client.put_parts("a", [b"treering"], count)
-    assert obstore_requests._SLOTS._value == obstore_requests._SLOTS._initial_value  # type: ignore[attr-defined]
+    assert obstore_client._SLOTS._value == obstore_client._SLOTS._initial_value  # type: ignore[attr-defined]
 
 
 def test_data_get_their_storage_class_and_documents_no_cache(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -485,10 +486,10 @@ def test_data_get_their_storage_class_and_documents_no_cache(monkeypatch: pytest
 def test_times_are_those_of_the_bucket() -> None:
     moment = datetime.datetime(2026, 1, 2, tzinfo=datetime.UTC)
     meta = {"path": "a", "size": 1, "last_modified": moment, "e_tag": '"x"', "version": "17"}
-    found = obstore_requests.listed(meta)
+    found = obstore_client.listed(meta)
     assert (found.modified, found.version) == (moment.timestamp(), ObjectVersion('"x"', "17"))
     # What S3 calls a version is the name of an old content, not a condition.
-    assert obstore_requests.version_of({**meta, "version": "null"}) == ObjectVersion('"x"')
+    assert obstore_client.version_of({**meta, "version": "null"}) == ObjectVersion('"x"')
 
 
 UNCONNECTED = GenericError(

@@ -32,7 +32,8 @@ from tests.buckets import ask_once
 from tests.command import inside
 from treering._printable import hide_secrets
 from treering._store.failures import naming, with_errno
-from treering._store.objects import https, obstore_requests
+from treering._store.objects import client as obstore_client
+from treering._store.objects import https
 from treering._store.objects.client import ObstoreClient
 from treering._store.objects.connect import connect
 from treering._store.objects.https import WebClient, sends_on_to
@@ -120,7 +121,7 @@ def test_a_listing_without_an_end_ends(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(obstore, "list", pages)
     with pytest.raises(OSError, match="lists the same names again and again"):
-        obstore_requests.list_names(None, "a/", deep=True)
+        obstore_client.list_names(None, "a/", deep=True)
 
 
 _ENDLESS = b"""<ListBucketResult><IsTruncated>true</IsTruncated><NextContinuationToken>t</NextContinuationToken>
@@ -153,7 +154,7 @@ def test_a_level_is_listed_where_a_loop_runs(serve: Serve) -> None:
     url = serve(200, {"Content-Length": str(len(page))}, page)
 
     async def cell() -> Answer:
-        return obstore_requests.list_names(bucket_of(url), "run/", deep=False)
+        return obstore_client.list_names(bucket_of(url), "run/", deep=False)
 
     assert [found.name for found in asyncio.run(cell()).listed] == ["run/a"]
 

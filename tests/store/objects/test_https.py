@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -42,6 +44,12 @@ def test_a_checkpoint_is_loaded_by_ranges(files: WebFiles, tmp_path: Path) -> No
     assert treering.verify(url).ok
     assert treering.diff(url, tmp_path / "runs" / "my ckpt", values=True).differences == ()
     assert treering.inspect(url).nbytes == treering.inspect(tmp_path / "runs" / "my ckpt").nbytes
+
+
+def test_the_web_is_read_without_obstore(files: WebFiles, tmp_path: Path) -> None:
+    treering.save(tmp_path / "ckpt", {"step": 7})
+    program = "import sys; sys.modules['obstore'] = None; import treering; treering.load(sys.argv[1])"
+    subprocess.run([sys.executable, "-c", program, f"{files.url}/ckpt"], check=True)
 
 
 def test_a_lazy_leaf_costs_few_requests(files: WebFiles, tmp_path: Path) -> None:

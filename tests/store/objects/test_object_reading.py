@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from tests.buckets import MemoryBucket
-from treering._store.asked import asking, remembered
+from treering._store.api import asking, remembered
 from treering._store.objects import reading
 from treering._store.objects.reading import FIRST_BYTES, ObjectReader, plan_spans
 from treering._store.objects.requests import Answer, Delete, Get, Head, List, Put, Range, Request, Status, ask

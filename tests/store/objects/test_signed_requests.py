@@ -19,8 +19,9 @@ from torture import gcs_fake
 from torture.bucket_servers import BucketServer
 from torture.gcs_fake import GcsFake
 from treering._store.objects.obstore_stores import StoreVariants
+from treering._store.objects.repetition import how_to_remove
 from treering._store.objects.requests import ObjectVersion, Status
-from treering._store.objects.signed_requests import delete_version, how_to_remove
+from treering._store.objects.signed_requests import delete_version
 from treering.errors import StoreError
 
 VERSION = ObjectVersion('"a1"')

@@ -477,7 +477,10 @@ def require_free(tree: FolderTree, attempt: str, replaced: ReplacedFiles) -> Non
         elif not lost:
             what = "a file that no index lists"
         if what is not None:
-            raise _in_the_way_error(tree, here, name, what)
+            tree.refuse_link((*here, name))
+            shown = tree.shown(here, name)
+            error = ExistsError(f"{what} stands at {shown!r}, where a leaf would go", hint=_LISTED)
+            raise with_errno(error, errno.EEXIST, shown)
         return True
 
     _walk_staged(tree, attempt, is_free)
@@ -486,13 +489,7 @@ def require_free(tree: FolderTree, attempt: str, replaced: ReplacedFiles) -> Non
 _IN_THE_WAY = {
     Kind.FILE: "a file", Kind.PLACE: "a folder that is not replaced", Kind.OTHER: "a device, a pipe or a socket",
 }  # fmt: skip
-
-
-def _in_the_way_error(tree: FolderTree, parts: Parts, name: str, what: str) -> ExistsError:
-    tree.refuse_link((*parts, name))
-    shown = tree.shown(parts, name)
-    hint = "move it away, or save to another path; treering.leaves.index_leaves lists arrays that no index does"
-    return with_errno(ExistsError(f"{what} stands at {shown!r}, where a leaf would go", hint=hint), errno.EEXIST, shown)
+_LISTED = "move it away, or save to another path; treering.leaves.index_leaves lists arrays that no index does"
 
 
 def _folded(name: str) -> str:

@@ -18,7 +18,6 @@ from treering._codec.key_document import unindexed_attempts
 from treering._store.api import LARGEST_DOCUMENT, Kind
 from treering._store.failures import missing_error, naming, with_errno
 from treering._store.leaves_api import OpenLeaves, SmallFiles, Unlisted
-from treering._store.open_folder import shown_names
 from treering._store.posix import descriptors, folder
 from treering._store.posix.folder import Folder, resolved_folder
 from treering._store.posix.folder_tree import FolderTree, Parts
@@ -27,7 +26,7 @@ from treering._store.posix.store import PosixStore
 from treering._values import leaves_names
 from treering._values.checkpoint_names import INDEX as CHECKPOINT
 from treering._values.checkpoint_names import is_message, is_message_folder
-from treering._values.human import pluralize
+from treering._values.human import pluralize, shown_names
 from treering._values.leaves_names import INDEX
 from treering.errors import CorruptError, DataFileMissingError, FormatError, NotFoundError, StoreError, TreeringError
 
@@ -129,7 +128,7 @@ class LeavesFolder(OpenLeaves):
             # Files only ever go from the first place to the second, so this order misses none.
             if attempt is not None:
                 with contextlib.suppress(*_ABSENT):
-                    return self._read_again((*_staging(attempt), *parts), read)
+                    return self._read_again((*leaves_names.staged_leaves(attempt), *parts), read)
             return self._read_again(parts, read)
         except _ABSENT as error:
             raise missing_error(self._tree.shown(parts, name), name) from error
@@ -145,12 +144,6 @@ class LeavesFolder(OpenLeaves):
             # A folder that was opened before may be gone, and another one in its place.
             self._tree.forget(())
             return read(parts)
-
-
-def _staging(attempt: str) -> Parts:
-    if not leaves_names.is_attempt(attempt):
-        raise CorruptError(f"{attempt!r} is not an attempt")
-    return leaves_names.staged_leaves(attempt)
 
 
 # No path that a program can name is deeper.

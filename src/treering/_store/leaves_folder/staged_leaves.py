@@ -12,7 +12,7 @@ import operator
 import os
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from treering._store.api import Kind
@@ -288,14 +288,14 @@ class StagedLeaves(_StagedFiles, LeavesSave):
         tree = self._open_tree
         if record:
             if not self._durable:
-                sync_written(tree, self._staged, self._staged_files())
+                # A manager and other processes write too.
+                staged = (
+                    (here[len(self._staged) :], [name for name, kind in found.items() if kind is not Kind.PLACE])
+                    for here, found in tree.walk(self._staged)
+                )
+                sync_written(tree, self._staged, staged)
             self._own.write(RECORD, record)
             self._tree.sync(self._own.parts)
         if not self._made and tree.find((), INDEX) is None:
             with contextlib.suppress(PermissionError):  # a folder above that is not ours
                 sync_parent(tree.root.path)
-
-    def _staged_files(self) -> Iterator[tuple[Parts, list[str]]]:
-        """Yield the folders of all staged files, and the names in them: a manager and other processes write too."""
-        for here, found in self._tree.walk(self._staged):
-            yield here[len(self._staged) :], [name for name, kind in found.items() if kind is not Kind.PLACE]

@@ -75,19 +75,16 @@ def require_credentials(scheme: str, bucket: str, environment: Mapping[str, str]
     """
     if any(environment.get(name) for name in _ENOUGH[scheme]):
         return
-    if scheme == "gs" and _gcloud_file(environment).exists():
-        return
+    if scheme == "gs":
+        home = environment.get("APPDATA") if os.name == "nt" else environment.get("HOME")
+        below = "gcloud" if os.name == "nt" else ".config/gcloud"
+        if Path(home or "/", below, "application_default_credentials.json").exists():
+            return
     with contextlib.suppress(OSError, http.client.HTTPException):
         if _machine_has_role(scheme, environment):
             return
     what = f"there are no credentials for {bucket!r}: neither the environment nor this machine has any"
     raise PermissionDeniedError(what, hint=_LINES[scheme])
-
-
-def _gcloud_file(environment: Mapping[str, str]) -> Path:
-    home = environment.get("APPDATA") if os.name == "nt" else environment.get("HOME")
-    below = "gcloud" if os.name == "nt" else ".config/gcloud"
-    return Path(home or "/", below, "application_default_credentials.json")
 
 
 def _machine_has_role(scheme: str, environment: Mapping[str, str]) -> bool:
@@ -312,10 +309,18 @@ def grace_of(path: PurePath) -> float:
 def _new_client(known: Connection) -> Client:
     if hasattr(known.given, "perform"):
         return cast("Client", known.given)
-    stores = _obstore(known.url)
+    try:
+        stores: Any = importlib.import_module("obstore.store")
+    except ImportError as error:
+        what = f"{known.url!r} is a bucket, and the package obstore is not installed"
+        raise MissingExtraError(what, hint="pip install 'treering[cloud]'") from error
     options = known.options
     try:
-        store = _open(stores, known.url, options) if known.given is None else _without_prefix(known.given)
+        if (store := known.given) is None:
+            store = _open(stores, known.url, options)
+        else:  # for the whole bucket: the path has its prefix
+            more = {} if store.credential_provider is None else {"credential_provider": store.credential_provider}
+            store = type(store)(config=config_of(store), client_options=store.client_options, **more)
     except stores.BaseError as error:
         what = str(error).partition("\n")[0]
         hint = _NEEDED.get(known.url.partition("//")[0])
@@ -324,14 +329,6 @@ def _new_client(known: Connection) -> Client:
 
     timeout = _TIMEOUT if options.timeout is None else options.timeout
     return ObstoreClient(store, known.url, timeout=timeout, storage_class=options.storage_class)
-
-
-def _obstore(shown: str) -> Any:
-    try:
-        return importlib.import_module("obstore.store")
-    except ImportError as error:
-        what = f"{shown!r} is a bucket, and the package obstore is not installed"
-        raise MissingExtraError(what, hint="pip install 'treering[cloud]'") from error
 
 
 def _open(stores: Any, url: str, options: BucketOptions) -> Any:
@@ -365,12 +362,6 @@ def _open(stores: Any, url: str, options: BucketOptions) -> Any:
     container, _, host = name.partition("@")
     config |= {"account_name": host.partition(".")[0]} if host else {}
     return stores.AzureStore(container, config=config, client_options=client)
-
-
-def _without_prefix(store: Any) -> Any:
-    """Open a store of obstore again for the whole bucket; the path has its prefix."""
-    more = {} if store.credential_provider is None else {"credential_provider": store.credential_provider}
-    return type(store)(config=config_of(store), client_options=store.client_options, **more)
 
 
 def _path_of(place: Any) -> BucketPath:
@@ -437,9 +428,8 @@ def _check_values(options: BucketOptions) -> None:
     for name in ("region", "storage_class", "kms_key"):
         value = getattr(options, name)
         if value is not None and not (isinstance(value, str) and _WORD.fullmatch(value)):
-            raise UnsupportedError(
-                f"{name}={value!r:.100} is no name", hint="it has letters, digits and signs, no spaces"
-            )
+            hint = "it has letters, digits and signs, no spaces"
+            raise UnsupportedError(f"{name}={value!r:.100} is no name", hint=hint)
 
 
 def _stripped(kind: str) -> dict[str, str]:

@@ -13,36 +13,18 @@ from collections.abc import Callable, Iterable
 from typing import Final, NamedTuple
 
 from treering._store.memory_pool import lasting_pieces
-from treering._store.objects.requests import (
-    PATIENCE,
-    Absent,
-    Answer,
-    Client,
-    Condition,
-    Copy,
-    Delete,
-    Get,
-    Head,
-    List,
-    Listed,
-    ObjectVersion,
-    Put,
-    Range,
-    Request,
-    Span,
-    Status,
-)
+from treering._store.objects import requests
 from treering._store.objects.store import ObjectRoot, ObjectStore
 from treering._store.objects.url import MemoryPath
 from treering._store.pieces import Buffer
 
-_MISSING: Final = Answer(Status.MISSING)
-_REFUSED: Final = Answer(Status.REFUSED)
+_MISSING: Final = requests.Answer(requests.Status.MISSING)
+_REFUSED: Final = requests.Answer(requests.Status.REFUSED)
 
 
 class _Object(NamedTuple):
     data: bytes
-    found: Listed
+    found: requests.Listed
 
 
 class DictionaryClient:
@@ -62,75 +44,75 @@ class DictionaryClient:
 
     def __init__(self, shown: str = "memory://", clock: Callable[[], float] = time.time) -> None:
         self.shown = shown
-        self.patience = PATIENCE
+        self.patience = requests.PATIENCE
         self._clock = clock
         self._lock = threading.Lock()
         self._objects: dict[str, _Object] = {}
         self._numbers = itertools.count(1)
 
-    def perform(self, request: Request) -> Answer:
+    def perform(self, request: requests.Request) -> requests.Answer:
         """Make one request."""
-        if isinstance(request, Range):  # a copy, for which nobody else has to wait
+        if isinstance(request, requests.Range):  # a copy, for which nobody else has to wait
             return self._fill(request.name, request.version, request.span)
         with self._lock:
             match request:
-                case Get(name, most):
+                case requests.Get(name, most):
                     if (there := self._objects.get(name)) is None:
                         return _MISSING
-                    return Answer(Status.DONE, there.data[:most], there.found)
-                case Head(name):
+                    return requests.Answer(requests.Status.DONE, there.data[:most], there.found)
+                case requests.Head(name):
                     there = self._objects.get(name)
-                    return _MISSING if there is None else Answer(Status.DONE, found=there.found)
-                case Put(name, data, condition):
+                    return _MISSING if there is None else requests.Answer(requests.Status.DONE, found=there.found)
+                case requests.Put(name, data, condition):
                     return self._put(name, bytes(data), condition)
-                case Delete(names, condition):
+                case requests.Delete(names, condition):
                     return self._delete(names, condition)
-                case List(prefix, deep):
+                case requests.List(prefix, deep):
                     return self._list(prefix, deep=deep)
-                case Copy(name, new):
+                case requests.Copy(name, new):
                     there = self._objects.get(name)
                     return _MISSING if there is None else self._put(new, there.data, None)
 
     def put_parts(self, name: str, buffers: Iterable[Buffer], size: int, *, new: bool = True) -> None:
         """Write an object."""
-        self.perform(Put(name, b"".join(lasting_pieces(buffers, size))))
+        self.perform(requests.Put(name, b"".join(lasting_pieces(buffers, size))))
 
-    def _fill(self, name: str, version: ObjectVersion, span: Span) -> Answer:
+    def _fill(self, name: str, version: requests.ObjectVersion, span: requests.Span) -> requests.Answer:
         if (there := self._objects.get(name)) is None:
             return _MISSING
         if there.found.version == version:
             if span.stop > len(there.data):
                 raise OSError(errno.EIO, "the object has fewer bytes than were asked for")
             span.fill(span.start, memoryview(there.data)[span.start : span.stop])
-        return Answer(Status.DONE, found=there.found)
+        return requests.Answer(requests.Status.DONE, found=there.found)
 
-    def _put(self, name: str, data: bytes, condition: Condition) -> Answer:
+    def _put(self, name: str, data: bytes, condition: requests.Condition) -> requests.Answer:
         if not self._holds(name, condition):
             return _REFUSED
-        found = Listed(name, len(data), self._clock(), ObjectVersion(self._e_tag(data)))
+        found = requests.Listed(name, len(data), self._clock(), requests.ObjectVersion(self._e_tag(data)))
         self._objects[name] = _Object(data, found)
-        return Answer(Status.DONE, found=found)
+        return requests.Answer(requests.Status.DONE, found=found)
 
     def _e_tag(self, data: bytes) -> str:
         return f'"{next(self._numbers)}"'
 
-    def _delete(self, names: tuple[str, ...], condition: ObjectVersion | None) -> Answer:
+    def _delete(self, names: tuple[str, ...], condition: requests.ObjectVersion | None) -> requests.Answer:
         if condition is not None and not self._holds(names[0], condition):
             return _REFUSED if names[0] in self._objects else _MISSING
         for name in names:
             self._objects.pop(name, None)
-        return Answer(Status.DONE)
+        return requests.Answer(requests.Status.DONE)
 
-    def _holds(self, name: str, condition: Condition) -> bool:
+    def _holds(self, name: str, condition: requests.Condition) -> bool:
         there = self._objects.get(name)
         if condition is None:
             return True
-        if condition is Absent.ABSENT:
+        if condition is requests.Absent.ABSENT:
             return there is None
         return there is not None and there.found.version == condition
 
-    def _list(self, prefix: str, *, deep: bool) -> Answer:
-        listed: list[Listed] = []
+    def _list(self, prefix: str, *, deep: bool) -> requests.Answer:
+        listed: list[requests.Listed] = []
         places: dict[str, None] = {}
         for name, there in self._objects.items():
             if name.startswith(prefix):
@@ -139,7 +121,7 @@ class DictionaryClient:
                     listed.append(there.found)
                 else:
                     places[name[:slash]] = None
-        return Answer(Status.DONE, listed=listed, places=list(places))
+        return requests.Answer(requests.Status.DONE, listed=listed, places=list(places))
 
 
 class MemoryStore(ObjectStore):
@@ -167,5 +149,5 @@ class MemoryRoot(ObjectRoot):
     is_shared = False
     needs_nonce = False
 
-    def __init__(self, client: Client, grace: float = 0.0) -> None:
+    def __init__(self, client: requests.Client, grace: float = 0.0) -> None:
         super().__init__(lambda path: (client, MemoryPath(path).key), lambda _: grace)

@@ -10,7 +10,7 @@ import operator
 import os
 import threading
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import PurePath
 from typing import Final, TypeAlias
 
@@ -161,7 +161,6 @@ def _let_go(window: _Window) -> None:
 FIRST_BYTES: Final = 256 << 10
 """An object is opened by reading so many of its first bytes: a small one needs no other request."""
 
-_NEARLY: Final = 8 << 20
 # What is planned to be read together has a little more than 8 MiB.
 _USUAL_RANGE: Final = 10 << 20
 _LARGEST_RANGE: Final = 16 << 20
@@ -179,7 +178,7 @@ def plan_spans(jobs: Sequence[tuple[int, memoryview]]) -> list[Span]:
     flat = sorted(((offset, buffer.cast("B")) for offset, buffer in jobs if buffer.nbytes), key=lambda job: job[0])
     total = sum(len(buffer) for _, buffer in flat)
     # No more of them than there are 8 MiB.
-    most = min(max(-(-total // max(total // _NEARLY, 1)), total // _AT_ONCE, _USUAL_RANGE), _LARGEST_RANGE)
+    most = min(max(-(-total // max(total // _WINDOW, 1)), total // _AT_ONCE, _USUAL_RANGE), _LARGEST_RANGE)
     spans: list[Span] = []
     for start, whole in flat:
         offset, buffer = start, whole
@@ -261,13 +260,7 @@ class ObjectReader(Reader):
         return bytes(data)
 
     def read_into(self, jobs: Sequence[tuple[int, memoryview]]) -> None:
-        """Fill each writable buffer with the bytes from its offset on.
-
-        Raises:
-            CorruptError: there are fewer.
-            DataFileMissingError: it was replaced or removed.
-            StoreError: the bucket refuses.
-        """
+        """Fill each writable buffer with the bytes from its offset on; raises as `read` does."""
         for offset, buffer in jobs:
             require_range(self, offset, buffer.nbytes)
         self._ahead.fill([(offset, buffer.cast("B")) for offset, buffer in jobs if buffer.nbytes])
@@ -279,13 +272,8 @@ class ObjectReader(Reader):
         return True
 
     def _fetch(self, jobs: Sequence[tuple[int, memoryview]]) -> None:
-        with self._naming():
-            read_ranges(self._client, self._name, self.version, jobs)
-
-    @contextlib.contextmanager
-    def _naming(self) -> Iterator[None]:
         try:
-            yield
+            read_ranges(self._client, self._name, self.version, jobs)
         except FileNotFoundError as error:
             gone = DataFileMissingError(f"{os.fspath(self.path)!r} was replaced or removed while it was read")
             gone.name = self.path.name

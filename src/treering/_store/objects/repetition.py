@@ -10,13 +10,12 @@ import random
 import re
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Final
 
 from treering._printable import hide_secrets, printable
 from treering._store.objects.obstore_stores import was_led_away
-from treering._store.objects.requests import PATIENCE, Answer, Status
-from treering._store.objects.signed_requests import how_to_remove
+from treering._store.objects.requests import FIRST_PAUSE, PATIENCE, Answer, Status, growing_pauses
 from treering._values.telemetry import LOGGER, TRAFFIC
 from treering.errors import UnsupportedError
 
@@ -160,6 +159,27 @@ def _other_failure(error: BaseException, kind: str, text: str, status: int, reas
     return RequestFailure(Cause.PASSING, reason, errno.ETIMEDOUT if "timed out" in str(error) else errno.EIO)
 
 
+def how_to_remove(shown: str, name: str) -> str:
+    r"""Return the command that removes an object of that name, or all below a name that ends in a slash.
+
+    Example:
+        >>> how_to_remove("s3://bucket", "run//x"), how_to_remove("gs://bucket", "run/../")
+        ("aws s3 rm 's3://bucket/run//x'", "gcloud storage rm --recursive 'gs://bucket/run/../'")
+    """
+    scheme, _, bucket = shown.partition("://")
+    everything = " --recursive" if name.endswith("/") else ""
+    if scheme in {"s3", "gs"}:
+        return f"{'aws s3' if scheme == 's3' else 'gcloud storage'} rm{everything} {_quoted(f'{shown}/{name}')}"
+    what = f"delete-batch --source {bucket} --pattern {_quoted(f'{name}*')}"
+    return f"az storage blob {what if everything else f'delete --container-name {bucket} --name {_quoted(name)}'}"
+
+
+def _quoted(text: str) -> str:
+    """Return a word as shells take it."""
+    plain = text.replace("\\", "\\\\").replace("'", "\\'")
+    return f"'{text}'" if text.isprintable() and "'" not in text else f"$'{printable(plain)}'"
+
+
 def _says(text: str, words: tuple[str, ...]) -> bool:
     return any(word in text for word in words)
 
@@ -174,7 +194,6 @@ def _reason(text: str) -> str:
 
 
 _THREADS: Final = 8
-_FIRST_PAUSE: Final = 0.1
 _FIRST_SLOW_PAUSE: Final = 1.0
 _LONGEST_PAUSE: Final = 15.0
 _FIRST_CONTACT: Final = 10.0
@@ -261,7 +280,7 @@ class RepeatingClient:
         if self.patience == self._patience:
             self._silence = None
         begun = time.monotonic()
-        pauses = _pauses()
+        pauses = growing_pauses(_LONGEST_PAUSE)
         while True:
             try:
                 with _SLOTS:
@@ -279,7 +298,7 @@ class RepeatingClient:
                 self._silence = None
                 return failure.answer(self.shown, right)
             silence = self._note_silence(begun, what)
-            pause = next(pauses) * (_FIRST_SLOW_PAUSE / _FIRST_PAUSE if failure.slow_down else 1)
+            pause = next(pauses) * (_FIRST_SLOW_PAUSE / FIRST_PAUSE if failure.slow_down else 1)
             pause = min(pause, _LONGEST_PAUSE) * random.uniform(0.5, 1.0)  # noqa: S311 - no secret
             # Where others are answered, this one has its own time.
             if once or silence.over or time.monotonic() + pause > min(begun, silence.since) + patience:
@@ -290,10 +309,3 @@ class RepeatingClient:
             TRAFFIC.add(retries=1)
             LOGGER.info("%s: %s; next try in %.1f s", self.shown, printable(hide_secrets(failure.reason)), pause)
             time.sleep(pause)
-
-
-def _pauses() -> Iterator[float]:
-    pause = _FIRST_PAUSE
-    while True:
-        yield pause
-        pause = min(2 * pause, _LONGEST_PAUSE)

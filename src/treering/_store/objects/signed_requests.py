@@ -72,27 +72,6 @@ def list_past(store: Any, reopen: Callable[[str], Any], above: str, *, deep: boo
     return None
 
 
-def how_to_remove(shown: str, name: str) -> str:
-    r"""Return the command that removes an object of that name, or all below a name that ends in a slash.
-
-    Example:
-        >>> how_to_remove("s3://bucket", "run//x"), how_to_remove("gs://bucket", "run/../")
-        ("aws s3 rm 's3://bucket/run//x'", "gcloud storage rm --recursive 'gs://bucket/run/../'")
-    """
-    scheme, _, bucket = shown.partition("://")
-    everything = " --recursive" if name.endswith("/") else ""
-    if scheme in {"s3", "gs"}:
-        return f"{'aws s3' if scheme == 's3' else 'gcloud storage'} rm{everything} {_quoted(f'{shown}/{name}')}"
-    what = f"delete-batch --source {bucket} --pattern {_quoted(f'{name}*')}"
-    return f"az storage blob {what if everything else f'delete --container-name {bucket} --name {_quoted(name)}'}"
-
-
-def _quoted(text: str) -> str:
-    """Return a word as shells take it."""
-    plain = text.replace("\\", "\\\\").replace("'", "\\'")
-    return f"'{text}'" if text.isprintable() and "'" not in text else f"$'{printable(plain)}'"
-
-
 def _page(store: Any, reopen: Callable[[str], Any], query: dict[str, str]) -> ElementTree.Element | None:
     """Return one page; None where it cannot be signed or is refused."""
     if type(store).__name__ != "S3Store" or store.prefix or not signs_here(store):

@@ -7,7 +7,11 @@ import contextlib
 import errno
 import hashlib
 import os
-from collections.abc import Callable, Iterable, Iterator
+import secrets
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import PurePath
 from typing import Final
@@ -15,35 +19,16 @@ from typing import Final
 from treering._codec.documents import is_whole
 from treering._codec.key_document import is_tombstone
 from treering._store import api
-from treering._store.api import ANY, Document, Entry, Kind, Outcome, Reader, Store, Version
+from treering._store.api import ANY, Document, Entry, Held, Kind, Outcome, Reader, Store, Transaction, Version
 from treering._store.failures import naming, taken_meanwhile
 from treering._store.memory_pool import lasting_pieces
-from treering._store.objects import protocol
+from treering._store.objects import protocol, requests
 from treering._store.objects.protocol import put_file
 from treering._store.objects.reading import ObjectReader
-from treering._store.objects.requests import (
-    Absent,
-    Answer,
-    Client,
-    Condition,
-    Copy,
-    Delete,
-    Get,
-    Head,
-    List,
-    Listed,
-    ObjectVersion,
-    Put,
-    Request,
-    Status,
-    ask,
-    drive,
-    unanswered,
-)
-from treering._store.objects.transaction import ObjectTransaction, ignores_conditions, patience, version_of
 from treering._store.pieces import Buffer
-from treering._values.checkpoint_names import INDEX
+from treering._values.checkpoint_names import INDEX, attempt_of_journal, heartbeat_name
 from treering._values.leaves_names import INDEX as LEAVES_INDEX
+from treering._values.leaves_names import attempt_of_marker
 from treering._values.telemetry import warn_of
 from treering.errors import NotFencedWarning
 
@@ -79,7 +64,7 @@ class ObjectStore(Store):
     longest_delay = protocol.LONGEST_DELAY
     asks_by_request = separate_rights = True
 
-    def __init__(self, client: Client, prefix: str, path: PurePath, *, grace: float = GRACE) -> None:
+    def __init__(self, client: requests.Client, prefix: str, path: PurePath, *, grace: float = GRACE) -> None:
         self.path = path
         self.grace = grace
         self.client = client
@@ -98,27 +83,27 @@ class ObjectStore(Store):
 
     def transaction(self, name: str = INDEX) -> ObjectTransaction:
         """Return what changes the place by compare and swap of a document."""
-        return ObjectTransaction(self, self.client, self._prefix, name)
+        return ObjectTransaction(self, name)
 
     def names(self) -> list[str]:
         """Return the names in it, those of places below too."""
-        answer = self._ask(List(self._prefix))
+        answer = self._ask(requests.List(self._prefix))
         return list(dict.fromkeys([*(found.name for found in self._entries(answer)), *self._places(answer)]))
 
     def places(self) -> list[str]:
         """Return the names of the places below."""
-        return self._places(self._ask(List(self._prefix)))
+        return self._places(self._ask(requests.List(self._prefix)))
 
     def find(self, name: str) -> Entry | None:
         """Return what is known of an object; None also of a place. The place itself is there."""
         if not name:
             return Entry(name, 0, 0.0, None, Kind.PLACE)
-        found = self._ask(Head(self._prefix + name)).found
+        found = self._ask(requests.Head(self._prefix + name)).found
         return None if found is None else entry_of(name, found)
 
     def list(self, prefix: str = "") -> Iterator[Entry]:
         """Walk through all that begins with ``prefix``, at any depth."""
-        yield from self._entries(self._ask(List(self._prefix + prefix, deep=True)))
+        yield from self._entries(self._ask(requests.List(self._prefix + prefix, deep=True)))
 
     def open_file(self, name: str) -> ObjectReader:
         """Open an object for reading, with its first bytes."""
@@ -127,10 +112,10 @@ class ObjectStore(Store):
     def read(self, name: str, most: int = api.LARGEST_DOCUMENT) -> Document | None:
         """Return an object, at most its first ``most`` bytes; None where there is none."""
         whole = most >= api.LARGEST_DOCUMENT
-        answer = self._ask(Get(self._prefix + name, None if whole else most))
+        answer = self._ask(requests.Get(self._prefix + name, None if whole else most))
         # The index of leaves has no digest; its records have.
         if whole and answer.data and name != LEAVES_INDEX and not is_whole(answer.data):
-            answer = self._ask(Get(self._prefix + name))  # a bit may have changed on the way
+            answer = self._ask(requests.Get(self._prefix + name))  # a bit may have changed on the way
         return None if answer.found is None else Document(answer.data, answer.found.version)
 
     def create(self, name: str, buffers: Iterable[Buffer], size: int, *, like: Version | None = None) -> None:
@@ -146,17 +131,17 @@ class ObjectStore(Store):
             self.client.put_parts(self._prefix + name, buffers, size)
             return
         data = b"".join(lasting_pieces(buffers, size))
-        outcome = self._swap(name, data, Absent.ABSENT)
+        outcome = self._swap(name, data, None)
         if outcome is Outcome.LOST:
             raise FileExistsError(errno.EEXIST, f"{name!r} is there already")
         if outcome is Outcome.UNKNOWN:
-            self._ask(Head(self._prefix + name))  # its error names what failed first
-            raise unanswered(self.client.shown, self._prefix + name)
+            self._ask(requests.Head(self._prefix + name))  # its error names what failed first
+            raise requests.unanswered(self.client.shown, self._prefix + name)
 
     def replace(self, name: str, data: bytes, expected: Version = ANY, *, sweep: bool = True) -> Outcome:
         """Make ``data`` the content of a document of that version; a tombstone counts as nothing."""
-        if expected is None or isinstance(expected, ObjectVersion):
-            outcome = self._swap(name, data, expected or Absent.ABSENT)
+        if expected is None or isinstance(expected, requests.ObjectVersion):
+            outcome = self._swap(name, data, expected)
             if outcome is Outcome.LOST and expected is None:
                 there = self.read(name)
                 if there is not None and is_tombstone(there.data):
@@ -164,49 +149,50 @@ class ObjectStore(Store):
             return outcome
         expired = patience(self.client)
         while True:
-            outcome = drive(self.client, put_file(self._prefix + name, bytes(data), expired))
+            outcome = requests.drive(self.client, put_file(self._prefix + name, bytes(data), expired))
             if outcome is Outcome.DONE:
                 return outcome
             if expired():
                 lost = OSError(errno.EAGAIN, f"{name!r} is replaced by others again and again")
-                raise lost if outcome is Outcome.LOST else unanswered(self.client.shown, self._prefix + name)
+                raise lost if outcome is Outcome.LOST else requests.unanswered(self.client.shown, self._prefix + name)
 
     def put(self, name: str, data: bytes) -> None:
         """Make ``data`` the content of a message."""
-        self._ask(Put(self._prefix + name, data))
+        self._ask(requests.Put(self._prefix + name, data))
 
     def remove(self, *names: str) -> None:
         """Remove objects, up to a thousand by one request; no place stays where none is."""
         if keys := tuple(self._prefix + name for name in names if name):
-            self._ask(Delete(keys))
+            self._ask(requests.Delete(keys))
 
     def flush(self) -> None:
         """What was answered is durable."""
 
-    def _swap(self, name: str, data: bytes, condition: Condition) -> Outcome:
-        expected = condition if isinstance(condition, ObjectVersion) else None
-        return drive(self.client, protocol.swap(self._prefix + name, bytes(data), expected, patience(self.client)))
+    def _swap(self, name: str, data: bytes, expected: requests.ObjectVersion | None) -> Outcome:
+        return requests.drive(
+            self.client, protocol.swap(self._prefix + name, bytes(data), expected, patience(self.client))
+        )
 
-    def _ask(self, request: Request) -> Answer:
+    def _ask(self, request: requests.Request) -> requests.Answer:
         """Make a request without a condition; no answer is an error."""
         try:
-            answer = ask(self.client, request)
+            answer = requests.ask(self.client, request)
         except PermissionError as error:
-            if isinstance(request, List):
+            if isinstance(request, requests.List):
                 raise PermissionError(error.errno, f"{error.strerror}; {_MAY_NOT_LIST}") from error
             raise
-        if answer.status is Status.MISSING and isinstance(request, Put | List):
+        if answer.status is requests.Status.MISSING and isinstance(request, requests.Put | requests.List):
             raise OSError(errno.ENODEV, f"{self.client.shown} does not exist; make it first")
         return answer
 
-    def _entries(self, answer: Answer) -> Iterator[Entry]:
+    def _entries(self, answer: requests.Answer) -> Iterator[Entry]:
         """Yield what a listing has, but for what stands for a folder: an empty object whose name ends in a slash."""
         for found in answer.listed:
             name = found.name[len(self._prefix) :]
             if name and not name.endswith("/"):
                 yield entry_of(name, found)
 
-    def _places(self, answer: Answer) -> builtins.list[str]:
+    def _places(self, answer: requests.Answer) -> builtins.list[str]:
         return [name for place in answer.places if (name := place[len(self._prefix) :])]
 
 
@@ -223,10 +209,10 @@ def copy_object(source: Store, target: Store, name: str, new: str) -> bool:
     found = source.find(name)
     if found is None:
         return False
-    answer = target.client.perform(Copy(source.key_of(name), target.key_of(new)))
-    if answer.status is not Status.DONE:
-        if answer.status is Status.NO_ANSWER:
-            raise unanswered(target.client.shown, target.key_of(new))
+    answer = target.client.perform(requests.Copy(source.key_of(name), target.key_of(new)))
+    if answer.status is not requests.Status.DONE:
+        if answer.status is requests.Status.NO_ANSWER:
+            raise requests.unanswered(target.client.shown, target.key_of(new))
         return False
     after, copy = source.find(name), target.find(new)
     if after is not None and copy is not None and after.version == found.version and copy.size == found.size:
@@ -235,7 +221,7 @@ def copy_object(source: Store, target: Store, name: str, new: str) -> bool:
     return False
 
 
-def entry_of(name: str, found: Listed) -> Entry:
+def entry_of(name: str, found: requests.Listed) -> Entry:
     """Return what a bucket says of an object."""
     return Entry(name, found.size, found.modified, found.version)
 
@@ -251,7 +237,7 @@ class ObjectRoot:
     Args:
         connect: returns the client of the bucket that a path is in, and the path's key in it.
         grace_of: returns how many seconds superseded data stay for readers where a path leads.
-        freeze: returns a path that has the client it has now for ever.
+        absolute: returns a path that leads to the same place when the environment changes: to the client it has now.
     """
 
     is_shared = True
@@ -262,13 +248,13 @@ class ObjectRoot:
 
     def __init__(
         self,
-        connect: Callable[[PurePath], tuple[Client, str]],
+        connect: Callable[[PurePath], tuple[requests.Client, str]],
         grace_of: Callable[[PurePath], float] = lambda _: GRACE,
-        freeze: Callable[[PurePath], PurePath] = lambda path: path,
+        absolute: Callable[[PurePath], PurePath] = lambda path: path,
     ) -> None:
         self._connect = connect
         self._grace_of = grace_of
-        self._freeze = freeze
+        self.absolute = absolute
 
     def place(self, path: PurePath) -> ObjectStore:
         """Return the store at a path, not opened yet."""
@@ -293,7 +279,7 @@ class ObjectRoot:
                 return
             data = b"".join(lasting_pieces(buffers, size))
             try:
-                outcome = drive(client, put_file(key, data, patience(client), new=new))
+                outcome = requests.drive(client, put_file(key, data, patience(client), new=new))
             except OSError as error:
                 if error.errno not in (_NOT_KNOWN if new else _NO_CONDITIONS):
                     raise
@@ -304,15 +290,17 @@ class ObjectRoot:
                 raise taken_meanwhile(os.fspath(path))
             if outcome is not Outcome.DONE:
                 lost = OSError(errno.EIO, "it is replaced by others again and again")
-                raise lost if outcome is Outcome.LOST else unanswered(client.shown, key)
+                raise lost if outcome is Outcome.LOST else requests.unanswered(client.shown, key)
             if ignores_conditions(client, key, data):
                 _warn_of(path, "the server does not heed conditions")
             if new or unique:
                 return
             digest = hashlib.md5(data, usedforsecurity=False).hexdigest()
             with contextlib.suppress(OSError):  # the file is saved, and only the warning is at stake
-                found = client.perform(Head(key)).found
-                if found is not None and found.version == ObjectVersion(f'"{digest}"'):  # which recurs with the content
+                found = client.perform(requests.Head(key)).found
+                if found is not None and found.version == requests.ObjectVersion(
+                    f'"{digest}"'
+                ):  # which recurs with the content
                     _warn_of(path, "few arrays in msgpack, or a copy: these bytes may have been there before")
 
     def _while_free(self, path: PurePath, buffers: Iterable[Buffer]) -> Iterator[Buffer]:
@@ -324,10 +312,6 @@ class ObjectRoot:
         if taken:
             raise taken_meanwhile(os.fspath(path))
 
-    def absolute(self, path: PurePath) -> PurePath:
-        """Return a path that leads to the same place when the environment changes."""
-        return self._freeze(path)
-
     def is_taken(self, path: PurePath) -> bool:
         """Whether an object has the name; others may have names that begin so."""
         with naming(os.fspath(path), "read"):
@@ -337,7 +321,7 @@ class ObjectRoot:
         """Return the object at a path, or the place: a name that others begin with, or a bucket."""
         client, key = self._connect(path)
         with naming(os.fspath(path), "read"):
-            if key and (found := ask(client, Head(key)).found) is not None:
+            if key and (found := requests.ask(client, requests.Head(key)).found) is not None:
                 return entry_of(path.name, found)
             # A document is no place: that need not be asked.
             there = not key or (path.suffix != ".json" and _holds_any(client, key))
@@ -349,10 +333,193 @@ def _warn_of(path: PurePath, why: str) -> None:
     warn_of(what, [f"{os.fspath(path)}: {why}"], NotFencedWarning)
 
 
-def _holds_any(client: Client, key: str) -> bool:
+def _holds_any(client: requests.Client, key: str) -> bool:
     """Tell whether anything is in a place; where that is denied, whoever looks into it finds out."""
     try:
-        answer = ask(client, List(f"{key}/"))
+        answer = requests.ask(client, requests.List(f"{key}/"))
     except PermissionError:
         return True
     return bool(answer.listed or answer.places)
+
+
+_PROBED: Final[weakref.WeakSet[requests.Client]] = weakref.WeakSet()
+"""The buckets that are known to heed conditions."""
+
+_DELETING: Final[weakref.WeakSet[requests.Client]] = weakref.WeakSet()
+"""Those of them that have refused to delete another version; of others that is not known."""
+
+_ASKED: Final[weakref.WeakSet[requests.Client]] = weakref.WeakSet()
+"""The buckets of which a single file was put twice, to see whether they heed conditions."""
+
+_MARKERS: Final[weakref.WeakKeyDictionary[requests.Client, tuple[str, float]]] = weakref.WeakKeyDictionary()
+_CACHE_SECONDS: Final = 30.0
+_PROBING: Final = threading.Lock()
+_CLOCK_KEPT: Final = 86400.0
+_HIGHEST_PROCESS: Final = 99_999
+_CLOCKS: Final[weakref.WeakKeyDictionary[requests.Client, tuple[float, float]]] = weakref.WeakKeyDictionary()
+"""The time of each bucket, and that of the monotonic clock at that moment."""
+
+
+def patience(client: requests.Client) -> Callable[[], bool]:
+    """Return what tells when the patience of a client is over, counted from now on."""
+    deadline = time.monotonic() + client.patience
+    return lambda: time.monotonic() > deadline or client.patience < 0
+
+
+def ignores_conditions(client: requests.Client, name: str, data: bytes) -> bool:
+    """Tell, once for each bucket, whether it does what was just put once more on condition that nothing is there."""
+    if client in _PROBED or client in _ASKED:
+        return False
+    _ASKED.add(client)
+    with contextlib.suppress(OSError):
+        return client.perform(requests.Put(name, data, requests.Absent.ABSENT)).status is requests.Status.DONE
+    return False
+
+
+class ObjectTransaction(Transaction):
+    """A change of a place in a bucket. Its marker says which version of the document it is based on.
+
+    Args:
+        store: the place.
+        name: the document.
+    """
+
+    def __init__(self, store: ObjectStore, name: str) -> None:
+        self._store = store
+        self._client = store.client
+        self._key = store.key_of(name)
+        self._marker = self._attempt = ""
+        self._base: requests.ObjectVersion | None = None
+        self._made = False
+        self._outcome: Outcome | None = None
+
+    def now(self) -> float:
+        """Return the time of the bucket: that of an object just put, and how long that is ago."""
+        known = _CLOCKS.get(self._client)
+        if known is None or time.monotonic() - known[1] > _CLOCK_KEPT:
+            known = _CLOCKS[self._client] = self._look_at_marker() or self._look_at_clock()
+        return known[0] + time.monotonic() - known[1]
+
+    def begin(self, marker: str, base: Version | None) -> None:
+        """Put the marker there; without a base, a placeholder first.
+
+        Raises:
+            FileExistsError: it is there already.
+            FileNotFoundError: another writer came between: begin again.
+            OSError: the bucket refused, or does not heed conditions.
+        """
+        self._marker, self._attempt = self._store.key_of(marker), _attempt_of(marker)
+        self._made, self._outcome = False, None
+        if base is None:
+            found = requests.drive(self._client, protocol.find_base(self._key, patience(self._client), absent=True))
+            if not protocol.is_empty_tombstone(found):  # the new index would not list what waits there
+                raise FileNotFoundError(errno.ENOENT, "another writer saved there meanwhile")
+            base = found.version
+        self._base = version_of(base)
+        with contextlib.nullcontext() if self._client in _PROBED else _PROBING:
+            probe = self._client not in _PROBED
+            steps = protocol.make_marker(self._key, self._marker, self._base, patience(self._client), probe=probe)
+            self._made = True
+            try:
+                if requests.drive(self._client, steps):
+                    _DELETING.add(self._client)
+            except FileExistsError:
+                self._made = False  # it is of another one
+                raise
+            _PROBED.add(self._client)
+        # Afterwards, so that the clock of the bucket is never thought to be ahead: then data would go too early.
+        _MARKERS[self._client] = self._marker, time.monotonic()
+
+    def commit(self, data: bytes) -> Outcome:
+        """Compare and swap, then remove the marker.
+
+        Raises:
+            OSError: the bucket refused: it is not committed.
+        """
+        if self._base is None:
+            raise RuntimeError("it was not begun")
+        self._outcome = Outcome.UNKNOWN
+        steps = protocol.commit(self._key, data, self._base, self._attempt, patience(self._client))
+        try:
+            self._outcome = requests.drive(self._client, steps)
+        except OSError:
+            self._outcome = Outcome.LOST
+            raise
+        if self._outcome is Outcome.DONE:
+            self._remove_marker()
+        return self._outcome
+
+    def committed(self) -> bool:
+        """Whether it has become the document.
+
+        Raises:
+            OSError: that cannot be known now.
+        """
+        if self._outcome is Outcome.UNKNOWN and self._base is not None:
+            # An interrupt came between, or no answer.
+            steps = protocol.read_back(self._key, self._base, self._attempt, patience(self._client))
+            outcome = requests.drive(self._client, steps) if self._client.patience > 0 else Outcome.UNKNOWN
+            if outcome is Outcome.UNKNOWN:
+                raise OSError(errno.EIO, f"no answer came to PUT {self._key!r}, the commit, and it may yet happen")
+            self._outcome = outcome
+        return self._outcome is Outcome.DONE
+
+    def abort(self) -> None:
+        """Remove the marker; a placeholder stays."""
+        if self._made:
+            self._remove_marker()
+
+    def sweep(self, marker: str, data: Sequence[str]) -> Held:
+        """Remove what an attempt left, if the version that it is based on is no longer there."""
+        marked, keys = self._store.key_of(marker), list(map(self._store.key_of, data))
+        try:
+            return requests.drive(
+                self._client, protocol.sweep(self._key, marked, _attempt_of(marker), keys, patience(self._client))
+            )
+        except PermissionError:
+            return Held.UNKNOWN  # nothing may be removed here
+
+    def delete(self, expected: Version, tombstone: str) -> Outcome:
+        """Replace the document by a tombstone, which has no name of its own."""
+        return requests.drive(self._client, protocol.delete(self._key, version_of(expected), patience(self._client)))
+
+    def delete_tombstone(self, found: Entry) -> bool:
+        """Remove one that is a day old, where the bucket is known to compare: no late request brings one back."""
+        now = self.now()
+        if found.modified + protocol.LONGEST_DELAY >= now or self._client not in _DELETING:
+            return False
+        steps = protocol.delete_tombstone(self._key, version_of(found.version), now, patience(self._client))
+        return requests.drive(self._client, steps) is Outcome.DONE
+
+    def _look_at_marker(self) -> tuple[float, float] | None:
+        """Return when a marker was put just now, by both clocks; None where none was."""
+        put = _MARKERS.get(self._client)
+        if put is None or time.monotonic() - put[1] >= _CACHE_SECONDS:
+            return None
+        found = requests.ask(self._client, requests.Head(put[0])).found
+        return None if found is None else (found.modified, put[1])
+
+    def _look_at_clock(self) -> tuple[float, float]:
+        # A name that sweeps know, should it stay.
+        name = f"{heartbeat_name(_HIGHEST_PROCESS)}.{secrets.token_hex(8)}.new"
+        self._store.put(name, b"now")
+        moment, found = time.monotonic(), self._store.find(name)
+        with contextlib.suppress(PermissionError):  # what saves may have no right to remove
+            self._store.remove(name)
+        return time.time() if found is None else found.modified, moment
+
+    def _remove_marker(self) -> None:
+        with contextlib.suppress(OSError):  # a sweep knows it for a leftover
+            self._client.perform(requests.Delete((self._marker,)))
+            self._made = False
+
+
+def version_of(version: Version) -> requests.ObjectVersion:
+    """Return the version of an object; one of another store is none of a bucket's."""
+    if not isinstance(version, requests.ObjectVersion):
+        raise TypeError(f"{version!r} is no version of an object")
+    return version
+
+
+def _attempt_of(marker: str) -> str:
+    return attempt_of_journal(marker) or attempt_of_marker(marker) or marker

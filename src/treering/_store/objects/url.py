@@ -185,19 +185,16 @@ def bucket_path(url: str | PurePath) -> BucketPath:
     if scheme == "abfss" and "@" not in bucket:
         raise UnsupportedError(f"{text!r} has no account", hint=f"write az://CONTAINER/PATH, or {_AZURE}")
     if "@" not in bucket and not _BUCKET_NAME.fullmatch(bucket):
-        raise UnsupportedError(
-            f"{text!r} names no bucket: {bucket!r} is no name of one", hint="a URL is s3://BUCKET/PATH"
-        )
+        what = f"{text!r} names no bucket: {bucket!r} is no name of one"
+        raise UnsupportedError(what, hint="a URL is s3://BUCKET/PATH")
     key = found[3] or ""
     if ".." in key.split("/"):
         raise UnsupportedError(f"{text!r} has '..' in it, which nothing in a bucket follows", hint="write the path out")
     if _CONTROL.search(key):
         raise UnsupportedError(f"{text!r} has a control character in it", hint="give the object another name")
     if _SIGNED.search(key):
-        known = "credentials come from the environment or from treering.bucket"
-        raise UnsupportedError(
-            f"{text.partition('?')[0]!r} is followed by a signature, which no bucket reads", hint=known
-        )
+        what = f"{text.partition('?')[0]!r} is followed by a signature, which no bucket reads"
+        raise UnsupportedError(what, hint="credentials come from the environment or from treering.bucket")
     scheme = "abfss" if "@" in bucket else _ONE_NAME.get(scheme, scheme)
     return BucketPath(f"{scheme}://{bucket}/{key}")
 
@@ -214,9 +211,8 @@ def web_path(url: str | PurePath) -> WebPath:
     if _NO_QUERY.search(query):  # nobody could tell where it ends, and a message would show the rest of a signature
         raise UnsupportedError(f"the query of {address!r} has a space or a quote in it", hint="write %20, %27 or %22")
     if found is None:
-        raise UnsupportedError(
-            f"{text!r} is no URL of a file or folder", hint="a URL is https://HOST/PATH, without '#'"
-        )
+        hint = "a URL is https://HOST/PATH, without '#'"
+        raise UnsupportedError(f"{text!r} is no URL of a file or folder", hint=hint)
     scheme, host, key = found[1].lower(), found[2].removeprefix("/"), found[3] or ""
     if scheme == "http" and not _LOOPBACK.fullmatch(host):
         raise UnsupportedError(f"{text!r} is not encrypted", hint="use https://; http:// is for this machine alone")

@@ -367,11 +367,13 @@ def make_folder(folder: str) -> list[str]:
     """
     missing: list[str] = []
     wanted = folder
-    while (found := _folder_at(folder)) is None:
+    while (found := descriptors.stat_at(folder)) is None:
         missing.append(folder)
         if (above := os.path.dirname(folder)) == folder:
             raise FileNotFoundError(errno.ENOENT, f"there is no drive {folder!r}")
         folder = above
+    if not stat.S_ISDIR(found.st_mode):
+        raise NotADirectoryError(errno.ENOTDIR, f"{folder!r} is a file, not a folder")
     require_no_bucket(wanted, found.st_dev)
     made: list[str] = []
     try:
@@ -403,13 +405,6 @@ def sync_folder(path: str) -> None:
 def sync_parent(path: str) -> None:
     """Make the name of ``path`` in its folder durable."""
     sync_folder(os.path.dirname(path))
-
-
-def _folder_at(path: str) -> os.stat_result | None:
-    """Return what is known of a folder; None when nothing is there. A file there is an error, and so is not knowing."""
-    if (found := descriptors.stat_at(path)) is not None and not stat.S_ISDIR(found.st_mode):
-        raise NotADirectoryError(errno.ENOTDIR, f"{path!r} is a file, not a folder")
-    return found
 
 
 _MOUNTS: Final = "/proc/self/mountinfo"

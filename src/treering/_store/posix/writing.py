@@ -198,15 +198,12 @@ def _sweep(folder: str, stem: str) -> None:
     with contextlib.suppress(OSError):
         for name in os.listdir(folder):
             if len(name) == length and name.startswith(start) and name.endswith(_SUFFIX):
-                with contextlib.suppress(OSError):
-                    _sweep_one(os.path.join(folder, name))
-
-
-def _sweep_one(path: str) -> None:
-    # Opened for writing because NFS gives an exclusive lock to nobody else; without waiting, should it be a pipe.
-    with OpenDescriptor(os.open, path, os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK) as opened:
-        if opened.lock() and descriptors.is_at(opened.number, path):
-            os.unlink(path)
+                path = os.path.join(folder, name)
+                # For writing because NFS gives an exclusive lock to nobody else; without waiting, should it be a pipe.
+                flags = os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
+                with contextlib.suppress(OSError), OpenDescriptor(os.open, path, flags) as opened:
+                    if opened.lock() and descriptors.is_at(opened.number, path):
+                        os.unlink(path)
 
 
 # Below this the page cache is as fast, and one thread leaves the other cores alone.
@@ -233,15 +230,6 @@ def write_content(descriptor: int, buffers: Iterable[Buffer], size: int) -> None
             write_direct(descriptor, parts, size)
             return
         descriptors.reserve(descriptor, size)
-    _write_cached(descriptor, parts)
-
-
-def _write_cached(descriptor: int, parts: Iterable[memoryview]) -> None:
-    """Write ``parts`` from the start of an empty file.
-
-    Raises:
-        OSError: the system refused.
-    """
     written = begun = 0
     early = True
     for part in parts:
@@ -334,7 +322,10 @@ class Ring:
         self._full: queue.SimpleQueue[tuple[memoryview, int, int] | None] = queue.SimpleQueue()
 
     def __enter__(self) -> Self:
-        self._memory = _fresh_memory(BLOCK_BYTES * BLOCKS)
+        self._memory = mmap.mmap(-1, BLOCK_BYTES * BLOCKS)
+        if hasattr(mmap, "MADV_HUGEPAGE"):  # where there are any, they are much cheaper to touch first
+            with contextlib.suppress(OSError):  # a kernel without them
+                self._memory.madvise(mmap.MADV_HUGEPAGE)
         whole = memoryview(self._memory)
         self._views = [whole, *(whole[at : at + BLOCK_BYTES] for at in range(0, len(whole), BLOCK_BYTES))]
         self._block, *others = self._views[1:]
@@ -427,15 +418,6 @@ class Ring:
                 raise OSError(errno.EIO, "the system accepts no more bytes and gives no reason")
             offset += written
             rest = rest[written:]
-
-
-def _fresh_memory(size: int) -> mmap.mmap:
-    """Page-aligned memory; in huge pages where there are any, which are much cheaper to touch first."""
-    memory = mmap.mmap(-1, size)
-    if hasattr(mmap, "MADV_HUGEPAGE"):
-        with contextlib.suppress(OSError):  # a kernel without them
-            memory.madvise(mmap.MADV_HUGEPAGE)
-    return memory
 
 
 _DIGITS = 20
