@@ -17,7 +17,7 @@ from jax.sharding import Mesh, NamedSharding, SingleDeviceSharding
 
 from treering._arrays.host import jax_holds
 from treering._codec.msgpack.scan import MAX_DEPTH
-from treering._leaves.shardings import create_sharding_tree_from_index
+from treering._leaves.deserialize import create_sharding_tree_from_index
 from treering._printable import kind_of, shorten
 from treering._tree.placement import (
     Rules,
