@@ -18,8 +18,7 @@ from benchmarks.measure import Case, Group
 from benchmarks.suite import Benchmark, Goal, Scene
 from benchmarks.workloads import LeafKind
 from treering._plan.chunks import balanced_chunk, plan_writers, shared_chunk_shape
-from treering._plan.exchange import Grid, StoredChunk
-from treering._plan.load import LeafLoadPlan, StoredLeaf, plan_loads
+from treering._plan.load import Grid, LeafLoadPlan, StoredChunk, StoredLeaf, plan_loads
 from treering._plan.save import LeafLayout, SavePlan, plan_save
 from treering._values.boxes import Box, size_of, whole
 from treering._values.checksums import block_bytes

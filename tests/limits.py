@@ -20,7 +20,7 @@ _LIMITS = {
     "far_group": "treering._arrays.incoming._FAR_GROUP_BYTES",
     "slab": "treering._arrays.incoming._SLAB_BYTES",
     "shared_memory": "treering._arrays.incoming._ROOM_BYTES",
-    "slab_of_maps": "treering._arrays.mapped_source._SLAB_BYTES",
+    "slab_of_maps": "treering._arrays.derived_source._SLAB_BYTES",
     "delivered_batch": "treering._arrays.delivered.BATCH_BYTES",
     "converted_piece": "treering._arrays.source_arrays._PIECE_BYTES",
     "exchanged_together": "treering._arrays.exchange._TOGETHER",

@@ -16,8 +16,8 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, SingleDeviceSharding
 
 from treering._arrays.host import jax_holds
-from treering._codec.msgpack.window import MAX_DEPTH
-from treering._leaves.shardings import create_sharding_tree_from_index
+from treering._codec.msgpack.scan import MAX_DEPTH
+from treering._leaves.deserialize import create_sharding_tree_from_index
 from treering._printable import kind_of, shorten
 from treering._tree import placement
 from treering._tree.placement import RulesReport, is_placement, require_mesh, spec_of

@@ -20,7 +20,7 @@ from treering._arrays import delivered
 from treering._arrays import exchange as room
 from treering._arrays.exchange import LeafForm, PartedLeaf, can_exchange, exchange_parts, grid_of, part_boxes
 from treering._arrays.host import jax_holds
-from treering._plan.exchange import Parts, StoredChunk, plan_parts
+from treering._plan.load import Parts, StoredChunk, plan_parts
 from treering._values.boxes import slices, whole
 
 T = TypeVar("T")

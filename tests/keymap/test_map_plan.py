@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 import treering
 from tests.trees import assert_same_arrays
 from treering import KeyMap, KeyRule
+from treering._arrays.derived_source import map_source
 from treering._arrays.incoming import ReadRequest
-from treering._arrays.mapped_source import map_source
 from treering._arrays.source import Source, held_index
 from treering._format.index import Container, Token
 from treering._keymap.key_rule import MapLeaf

@@ -13,8 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.plan.layouts import grid_boxes
-from treering._plan.exchange import Grid, Parts, StoredChunk, Turns, plan_parts
-from treering._plan.load import StoredLeaf, covering_ranges, plan_loads
+from treering._plan.load import Grid, Parts, StoredChunk, StoredLeaf, Turns, covering_ranges, plan_loads, plan_parts
 from treering._values.boxes import Box, find_cover_error, shape_of, size_of
 from treering._values.checksums import block_bytes
 

@@ -15,8 +15,16 @@ from hypothesis import strategies as st
 from tests import faults
 from tests.plan.layouts import AWKWARD, ITEMSIZES, grid_boxes, mesh_layout
 from tests.properties.strategies import quick
-from treering._plan.exchange import Grid, StoredChunk
-from treering._plan.load import LeafLoadPlan, Read, StoredLeaf, covering_ranges, plan_load, plan_loads
+from treering._plan.load import (
+    Grid,
+    LeafLoadPlan,
+    Read,
+    StoredChunk,
+    StoredLeaf,
+    covering_ranges,
+    plan_load,
+    plan_loads,
+)
 from treering._values.boxes import Box, find_cover_error, intersection, relative, runs, shape_of, size_of, slices, whole
 from treering._values.checksums import SMALLEST_BLOCK, block_bytes
 
@@ -43,8 +51,14 @@ def grid_of(mesh: tuple[int, ...], spec: tuple[int | None, ...], devices: int = 
     return Grid(shape=mesh, owners=owners, spec=tuple(() if axis is None else (axis,) for axis in spec))
 
 
+def planned(
+    shape: Shape, itemsize: int, chunks: Sequence[StoredChunk], wanted: Wanted, grid: Grid | None = None
+) -> LeafLoadPlan:
+    return plan_load(StoredLeaf(shape=shape, itemsize=itemsize, chunks=tuple(chunks), wanted=wanted, grid=grid))
+
+
 def all_reads(plan: LeafLoadPlan) -> tuple[tuple[Read, ...], ...]:
-    return tuple(map(plan.reads_of, range(len(plan._wanted))))
+    return tuple(map(plan.reads_of, range(len(plan._leaf.wanted))))
 
 
 def total(plan: LeafLoadPlan) -> int:
@@ -58,7 +72,7 @@ def wanted_bytes(wanted: Wanted, itemsize: int) -> int:
 def check(
     shape: Shape, itemsize: int, chunks: Sequence[StoredChunk], wanted: Wanted, grid: Grid | None = None
 ) -> LeafLoadPlan:
-    plan = plan_load(shape, itemsize, chunks, wanted, grid)
+    plan = planned(shape, itemsize, chunks, wanted, grid)
     sizes = [size_of(chunk.box) * itemsize for chunk in chunks]
     for process, reads in enumerate(all_reads(plan)):
         boxes = plan.boxes_of(process)
@@ -232,14 +246,14 @@ def test_devices_that_cannot_exchange_read_what_they_want() -> None:
 
 def test_what_cannot_be_read_in_part_is_read_directly() -> None:
     shape = (4096, 4096)
-    plan = plan_load(shape, 4, [], wanted_by(shape, (4,), (None, 0)), grid_of((4,), (None, 0)))
+    plan = planned(shape, 4, [], wanted_by(shape, (4,), (None, 0)), grid_of((4,), (None, 0)))
     assert plan.parts is None
 
 
 @pytest.mark.parametrize("shape", [(0, 8), (8, 0), (0,)])
 def test_nothing_stored_is_nothing_read(shape: Shape) -> None:
     chunk = StoredChunk(box=whole(shape), block=65536)
-    plan = plan_load(shape, 4, [chunk], [[whole(shape)], [whole(shape)]], grid_of((2,), (None,) * len(shape)))
+    plan = planned(shape, 4, [chunk], [[whole(shape)], [whole(shape)]], grid_of((2,), (None,) * len(shape)))
     assert all_reads(plan) == ((), ())
 
 
@@ -256,10 +270,10 @@ def test_a_thousand_processes_and_chunks_cost_one_look_each(monkeypatch: pytest.
     faults.before(monkeypatch, room, "intersection", lambda *boxes: counted.append(boxes))
     shape = (8192, 8192)
     chunks = stored(shape, 4, (1024, 1))
-    plan = plan_load(shape, 4, chunks, wanted_by(shape, (1024,), (0, None)), grid_of((1024,), (0, None)))
+    plan = planned(shape, 4, chunks, wanted_by(shape, (1024,), (0, None)), grid_of((1024,), (0, None)))
     assert plan.parts is None
     assert len(counted) <= 1024
-    plan = plan_load(shape, 4, chunks, wanted_by(shape, (1024,), (None, 0)), grid_of((1024,), (None, 0)))
+    plan = planned(shape, 4, chunks, wanted_by(shape, (1024,), (None, 0)), grid_of((1024,), (None, 0)))
     assert plan.parts is not None
     assert len(counted) <= 8 * 1024
     assert sum(read.nbytes for read in plan.reads_of(1023)) == 8192 * 8192 * 4 // 1024
@@ -269,8 +283,8 @@ def test_leaves_that_are_stored_and_wanted_alike_share_a_plan(monkeypatch: pytes
     """10,000 leaves x 1,024 processes: the work grows with the kinds of leaves."""
     from treering._plan import load as room
 
-    planned: list[object] = []
-    faults.before(monkeypatch, room, "plan_load", lambda *_: planned.append(None))
+    made: list[object] = []
+    faults.before(monkeypatch, room, "plan_load", lambda *_: made.append(None))
     kinds = [((4096, length), itemsize) for length in (4096, 11008, 1) for itemsize in (2, 4)]
     chunks = [stored(shape, itemsize, (8, 1)) for shape, itemsize in kinds]
     wanted = [wanted_by(shape, (1024,), (0, None)) for shape, _ in kinds]
@@ -280,10 +294,10 @@ def test_leaves_that_are_stored_and_wanted_alike_share_a_plan(monkeypatch: pytes
         for shape, itemsize in [kinds[number % 6]]
     ]
     plans = plan_loads(leaves, 1024)
-    assert len(planned) == 6
+    assert len(made) == 6
     assert len(plans) == 10_000
     for leaf, plan in zip(leaves[:6], plans[:6], strict=True):
-        assert all_reads(plan) == all_reads(plan_load(leaf.shape, leaf.itemsize, leaf.chunks, leaf.wanted))
+        assert all_reads(plan) == all_reads(plan_load(leaf))
 
 
 @st.composite

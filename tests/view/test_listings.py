@@ -6,6 +6,7 @@ import dataclasses
 import json
 from array import array
 from collections.abc import Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,9 +15,12 @@ from hypothesis import strategies as st
 
 from tests.format.indexes import index_of, keys_of
 from tests.leaves.documents.made_records import F32, flat
+from treering._codec.zarr import ZarrArray
 from treering._format.index import Chunks, Container, DataFile, ForeignKey, Index, LeafType, OpaqueLeaf, Token
-from treering._format.listing import FileRecord, LeafRecord, Listing, Named, Place, list_index
+from treering._format.listing import FileRecord, LeafRecord, Listing, Named, list_index
+from treering._leaves.branches import build_listing
 from treering._leaves.documents.join import join_records
+from treering._leaves.documents.record import OpenBranch
 from treering._values.boxes import Box
 from treering._values.human import bytes_text
 from treering._values.outline import outline_html
@@ -194,14 +198,19 @@ def test_an_opaque_leaf_is_shown_by_its_text() -> None:
     assert lay_out(root).everything.nbytes == 0
 
 
-OURS = Place(file="a/0.0", chunks=6, chunk_shape=(1, 1), compressor=None, verified=True)
-ZIPPED = Place(file="b/0", chunks=1, chunk_shape=(5000,), compressor='{"id":"zstd","level":1}', verified=True)
-THEIRS = dataclasses.replace(OURS, file="c/0.0", verified=False)
+PLAIN = ZarrArray(shape=(2, 3), chunks=(1, 1), dtype="bfloat16")
+ZIPPED = ZarrArray(shape=(5000,), chunks=(5000,), dtype="uint8", compressor='{"id":"zstd","level":1}')
 
 
 def leaves_listing() -> Listing:
     found = index([container("dict", "a", "n", "b", "c"), 4], [ARRAY, INT, TEXT, ARRAY])
-    return list_index(found, form="leaves", files=(), file_bytes=1, places=[OURS, ZIPPED, THEIRS])
+    ours: Any = SimpleNamespace(folders=["a", "b"], prefix=None)
+    theirs: Any = SimpleNamespace(folders=["c"], prefix=None)
+    branches = [
+        OpenBranch(record=ours, arrays=[PLAIN, ZIPPED], attempt=None, verified=True),
+        OpenBranch(record=theirs, arrays=[PLAIN], attempt=None, verified=False),
+    ]
+    return dataclasses.replace(build_listing(found, branches), prefixes=(), unverified=())
 
 
 def test_every_stored_leaf_has_its_place() -> None:

@@ -20,7 +20,7 @@ from treering._arrays.incoming import ReadRequest, SmallChunks, StoredArrays
 from treering._arrays.jobs import Progress, aligned_empty, cut_by_bytes, on_host
 from treering._arrays.source import Source
 from treering._format.index import leaf_bytes
-from treering._plan.exchange import Parts
+from treering._plan.load import Parts
 from treering._tree.likeness import KEPT, Fit, Matches
 from treering._values.boxes import Box, box_of_slices, whole
 from treering._values.casts import NotKept, cast_array, cast_number

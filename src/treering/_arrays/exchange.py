@@ -29,8 +29,7 @@ from treering._arrays.source import Source
 from treering._codec.documents import json_text
 from treering._format.index import leaf_bytes
 from treering._format.leaf_values import encode_value
-from treering._plan.exchange import Grid, Parts
-from treering._plan.load import StoredLeaf, plan_loads
+from treering._plan.load import Grid, Parts, StoredLeaf, plan_loads
 from treering._tree.placement import spec_of
 from treering._values.boxes import Box, box_of_slices, size_of, whole
 from treering._values.checksums import SMALLEST_BLOCK, digest, pack_checksums
@@ -166,7 +165,7 @@ def _read_samples(source: Source) -> Iterator[bytes]:
     Where all leaves cost too much, those of leaves here and there. What lies in the others is read by one process each.
     """
     index = source.index
-    stored = [leaf for leaf, number in enumerate(index.leaf_types) if index.types[number].stored]
+    stored = index.stored_leaves()
     requests: list[ReadRequest] = []
     cost = 0
     # However many are taken, they are spread over the tree.

@@ -373,7 +373,10 @@ class BoxedArray:
             for box in boxes_of_range(self.shape, first, last):
                 shape = shape_of(box)
                 count = int(np.prod(shape, dtype=np.int64))
-                _fill(slab[at : at + count].reshape(shape), box, hosts)
+                into = slab[at : at + count].reshape(shape)
+                for held, host in hosts:
+                    if (common := intersection(box, held)) is not None:
+                        into[slices(relative(common, box))] = host[slices(relative(common, held))]
                 at += count
             yield from wire_blocks(slab, 0, len(slab))
 
@@ -428,12 +431,6 @@ class CastArray(BoxedArray):
         what = f"{NotKept(error.value, place)} does not fit {self.dtype.name}"
         hint = "dtype= rounds floats, and changes no other number; globs in it can leave a leaf as it is"
         return MismatchError(what, path=split_key(self._key), hint=hint)
-
-
-def _fill(into: NDArray[Any], box: Box, hosts: Sequence[tuple[Box, NDArray[Any]]]) -> None:
-    for held, host in hosts:
-        if (common := intersection(box, held)) is not None:
-            into[slices(relative(common, box))] = host[slices(relative(common, held))]
 
 
 def read_checked(
@@ -563,7 +560,13 @@ class HostCopies:
     def begin(self, data: Any, kind: int) -> None:
         """Begin to fetch an array, where that takes a copy from its device."""
         if isinstance(data, jax.Array) and not self._is_view(data, kind) and id(data) not in self._coming:
-            self._coming[id(data)] = _begin_copy(data)
+            held: jax.Array = data.addressable_shards[0].data
+            if data.nbytes > _SMALL_BYTES:
+                # Of a new array: the copy that jax keeps of this one would stay as long as the caller's array.
+                held = jax.make_array_from_single_device_arrays(held.shape, held.sharding, [held])
+            with jax.transfer_guard_device_to_host("allow"):
+                held.copy_to_host_async()
+            self._coming[id(data)] = held
 
     def hold(self, data: Any, kind: int) -> NDArray[Any] | None:
         """Return a host array that nobody else writes into, of what was begun."""
@@ -619,19 +622,6 @@ class HostCopies:
         if (known := self._views.get(key)) is None:
             known = self._views[key] = is_view(data)
         return known
-
-
-def _begin_copy(array: jax.Array) -> jax.Array:
-    """Begin to copy an array to the host, and return what to wait for.
-
-    jax keeps that copy as long as the array lives; of a large one it is therefore made through a handle of its own.
-    """
-    held: jax.Array = array.addressable_shards[0].data
-    if array.nbytes > _SMALL_BYTES:
-        held = jax.make_array_from_single_device_arrays(held.shape, held.sharding, [held])
-    with jax.transfer_guard_device_to_host("allow"):
-        held.copy_to_host_async()
-    return held
 
 
 @functools.cache

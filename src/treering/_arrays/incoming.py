@@ -31,8 +31,7 @@ from treering._arrays.jobs import (
     run_all,
 )
 from treering._format.index import Index, damage_error
-from treering._plan.exchange import StoredChunk
-from treering._plan.load import covering_ranges
+from treering._plan.load import StoredChunk, covering_ranges
 from treering._values import boxes as box_sums
 from treering._values.boxes import Box
 from treering._values.checksums import block_checksums

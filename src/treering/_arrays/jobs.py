@@ -246,20 +246,11 @@ def spans_of_file(index: Index, file: int, most: int) -> Iterator[list[Piece]]:
 
     Where a file has bytes of no leaf, a stretch ends, and the next one begins behind them.
     """
-    if index.gapped:
-        for run in _runs_of_file(index, file):
-            yield from _spans(index, run, most)
-    else:
-        yield from _spans(index, index.chunks.of_file(file), most)
-
-
-def _runs_of_file(index: Index, file: int) -> Iterator[Sequence[int]]:
-    """Yield the chunks of a file that follow each other without a gap."""
     chunks, rows = index.chunks, index.chunks.of_file(file)
     start = 0
     for at in range(1, len(rows) + 1):
         if at == len(rows) or chunks.offset[rows[at - 1]] + chunks.nbytes[rows[at - 1]] != chunks.offset[rows[at]]:
-            yield rows[start:at]
+            yield from _spans(index, rows[start:at], most)
             start = at
 
 

@@ -44,8 +44,8 @@ from treering._values.casts import float_dtypes
 from treering._values.checksums import SMALLEST_BLOCK, block_count
 from treering._values.dtypes import check_writable, lookup, numpy_dtype
 from treering._values.keys import split_key
-from treering._values.processes import Processes, format_processes
-from treering.errors import ProcessFailedError, TreeringError, UnsupportedError
+from treering._values.processes import Processes, failure_of
+from treering.errors import TreeringError, UnsupportedError
 
 # Small arrays are read together, so many bytes and so many arrays at once.
 _RUN_BYTES: Final = 256 << 10
@@ -743,9 +743,5 @@ def merge_checksums(layout: SaveLayout, parts: Sequence[array[int]]) -> array[in
         table += parts[process][start:stop]
     if wrong := [process for process, part in enumerate(parts) if len(part) != taken[process]]:
         hint = "run the same version of treering on all processes, with the same tree"
-        error = ProcessFailedError(
-            f"{format_processes(wrong)} sent checksums for other chunks than planned here", hint=hint
-        )
-        error.processes = tuple(wrong)
-        raise error
+        raise failure_of(wrong, "sent checksums for other chunks than planned here", hint)
     return table

@@ -12,8 +12,8 @@ import numpy as np
 
 from treering._arrays.incoming import ReadRequest
 from treering._arrays.jobs import Progress, aligned_empty
-from treering._format.index import Chunks, Index, LeafType, Token
-from treering._plan.exchange import StoredChunk
+from treering._format.index import Index, LeafType, Token
+from treering._plan.load import StoredChunk
 from treering._store.open_folder import OpenedFiles
 from treering._values.boxes import Box, slices, whole
 from treering._values.dtypes import check_writable
@@ -240,7 +240,6 @@ def held_index(
         types=tuple(types),
         leaf_types=leaf_types,
         values=values,
-        chunks=Chunks(leaf=(), box=(), file=(), offset=(), nbytes=(), block=()),
         verified=False,
     )
     return index, HeldArrays(arrays)

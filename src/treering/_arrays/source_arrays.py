@@ -8,16 +8,16 @@ from typing import TYPE_CHECKING, Any, Final
 
 import xxhash
 
+from treering._arrays.derived_source import largest_block
 from treering._arrays.host import BoxedArray, cut_box, to_host
 from treering._arrays.incoming import ReadRequest, dtype_in
 from treering._arrays.jobs import Progress, aligned_empty
-from treering._arrays.mapped_source import largest_block
 from treering._arrays.outgoing import DescribedLeaves, LeafSources, describe_leaves
 from treering._arrays.source import Source
 from treering._codec.array_bytes import wire_blocks
-from treering._format.index import Chunks, Index, LeafType
+from treering._format.index import Index, LeafType
 from treering._format.selection import Selection
-from treering._plan.exchange import StoredChunk
+from treering._plan.load import StoredChunk
 from treering._tree.flatten import Flattened
 from treering._values.boxes import Box, boxes_of_range, intersection, relative, shape_of, size_of, slices, whole
 
@@ -105,7 +105,6 @@ def tree_source(flat: Flattened) -> Source:
     index = Index(
         attempt="", structure=flat.tokens, keys=flat.keys, types=leaves.types, leaf_types=leaves.leaf_types,
         values=leaves.values, meshes=leaves.meshes,
-        chunks=Chunks(leaf=(), box=(), file=(), offset=(), nbytes=(), block=()),
     )  # fmt: skip
     return Source(index, TreeArrays(index, leaves))
 

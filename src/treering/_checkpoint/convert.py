@@ -15,8 +15,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
+from treering._arrays.derived_source import cast_floats, map_source, unmap_source
 from treering._arrays.host import this_processes
-from treering._arrays.mapped_source import cast_floats, map_source, unmap_source
 from treering._arrays.source import Source
 from treering._arrays.source_arrays import SourceArray, tree_source
 from treering._background.saves import finish_saves
@@ -24,7 +24,6 @@ from treering._background.writer import UNWATCHED, Watch
 from treering._checkpoint.forms import (
     FORMS,
     SUFFIXES,
-    Loss,
     TargetWriter,
     Where,
     accept_losses,
@@ -38,7 +37,7 @@ from treering._checkpoint.forms import (
 )
 from treering._checkpoint.save_options import SaveOptions
 from treering._format.index import Index, LeafType
-from treering._format.selection import Selection, drop_leaves, select
+from treering._format.selection import drop_leaves, select
 from treering._keymap.key_map import KeyMap, check_key_map
 from treering._store.api import asking
 from treering._store.resolve import require_outside, require_path, resolved
@@ -162,9 +161,15 @@ def _write(
     source = source if options.dtype is None else cast_floats(source, options.dtype)
     part = select(source.index.structure, source.index.keys, at=options.at, only=options.only)
     losses = accept_losses(writer.form, list(module.find_losses(source, part, save.metadata)), options.lose)
-    part, metadata = _lose(part, save.metadata, losses)
-    source = _lose_keys(source) if any(loss.kind == "keys" for loss in losses) else source
-    written: Mapping[str, Any] | None = module.write(source, part, dataclasses.replace(save, metadata=metadata), watch)
+    if dropped := left_out(losses):
+        if len(dropped) == len(part.keys):
+            raise UnsupportedError("nothing would be left of the tree", hint="choose another form")
+        part = drop_leaves(part, dropped)
+    if any(loss.kind == "keys" for loss in losses):
+        source = _lose_keys(source)
+    members = {loss.name for loss in losses if loss.kind == "metadata"}
+    save = dataclasses.replace(save, metadata={n: value for n, value in save.metadata.items() if n not in members})
+    written: Mapping[str, Any] | None = module.write(source, part, save, watch)
     return written
 
 
@@ -196,16 +201,6 @@ class _StillThere(Watch):
 def _metadata_of(index: Index) -> dict[str, Any]:
     hidden = () if index.verified else _FILE_MEMBERS
     return {name: value for name, value in index.metadata.items() if name not in hidden}
-
-
-def _lose(part: Selection, metadata: Mapping[str, Any], losses: frozenset[Loss]) -> tuple[Selection, dict[str, Any]]:
-    """Return a part of a tree, and the metadata, without what is left out."""
-    if dropped := left_out(losses):
-        if len(dropped) == len(part.keys):
-            raise UnsupportedError("nothing would be left of the tree", hint="choose another form")
-        part = drop_leaves(part, dropped)
-    members = {loss.name for loss in losses if loss.kind == "metadata"}
-    return part, {name: value for name, value in metadata.items() if name not in members}
 
 
 def _lose_keys(source: Source) -> Source:

@@ -13,7 +13,7 @@ from treering._arrays.jobs import Progress, Tally, spans_of_file
 from treering._checkpoint.source import check_data_file, is_attempt_there, read_pieces
 from treering._checkpoint.transaction import CheckpointFolder
 from treering._format.document import INDEX_NAME, data_name, encode_index, parse_index, read_names
-from treering._format.index import DataFile, Index, damage_error, damaged_pieces, file_digests, span_range
+from treering._format.index import DataFile, Index, damage_error, damaged_pieces, sign_files, span_range
 from treering._format.safetensors import of_attempt, parse_safetensors
 from treering._store.api import Reader, Store
 from treering._store.failures import naming_file
@@ -62,7 +62,7 @@ def copy_opened(
             with source.open_file(file.name) as data:
                 check_data_file(index, number, data)
                 header = of_attempt(data.read(0, file.header), saving.attempt)
-                files.append(dataclasses.replace(file, name=data_name(saving.attempt, number, count)))
+                files.append(dataclasses.replace(file, name=data_name(saving.attempt, number, count), digest=None))
                 pieces = _after(header, checked_pieces(index, number, data), tally)
                 saving.write_file(files[-1].name, pieces, file.nbytes)
             headers.append(header)
@@ -74,9 +74,7 @@ def copy_opened(
             superseded=saving.waiting,
             origin={"path": os.fspath(source.path), "attempt": index.attempt},
         )
-        digests = file_digests(copy, headers)
-        files = [dataclasses.replace(file, digest=found) for file, found in zip(files, digests, strict=True)]
-        saving.commit(encode_index(dataclasses.replace(copy, files=files)))
+        saving.commit(encode_index(sign_files(copy, headers)))
 
 
 @contextlib.contextmanager
@@ -135,12 +133,10 @@ def copy_file(
         with naming_file(source):
             index = parse_safetensors(file.size, file.read) if is_safetensors else None
         tally = Tally(file.size, progress)
-        if index is None or not index.verified:
-            write_file(target, _after(b"", _unchanged_pieces(file), tally), file.size, new=not overwrite)
-        else:
-            header = file.read(0, index.files[0].header)
-            content = _after(header, checked_pieces(index, 0, file), tally)
-            write_file(target, content, file.size, new=not overwrite)
+        header, pieces = b"", _unchanged_pieces(file)
+        if index is not None and index.verified:
+            header, pieces = file.read(0, index.files[0].header), checked_pieces(index, 0, file)
+        write_file(target, _after(header, pieces, tally), file.size, new=not overwrite)
 
 
 def _unchanged_pieces(file: Reader) -> Iterator[bytes]:

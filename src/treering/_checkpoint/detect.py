@@ -424,7 +424,7 @@ def _folder(place: Path) -> Form | ForeignForm:
     if any(find_at(place / name, follow=False) for name in (_LEAVES if searches else _LEAVES[:1])):
         _refuse_beside_leaves(place)
         return Form.LEAVES
-    is_run = _is_run(place)
+    is_run = bool(import_function("_runs.folder:has_run")(place))  # steps, or the document that a run keeps of them
     if is_run and (not searches or is_seen(place / RUN_DOCUMENT)):
         return Form.RUN
     foreign = find_foreign_folder(place)
@@ -442,11 +442,6 @@ def _folder(place: Path) -> Form | ForeignForm:
     if (other := other_folder(place)) is not None:
         raise NotFoundError(f"there is no checkpoint in {os.fspath(place)!r}: it is {other.what}", hint=other.hint)
     return Form.LEAVES if has_arrays else Form.CHECKPOINT
-
-
-def _is_run(place: Path) -> bool:
-    """Tell whether a folder has steps, or the document that a run keeps about them."""
-    return bool(import_function("_runs.folder:has_run")(place))
 
 
 def import_function(name: str) -> Any:
@@ -501,11 +496,8 @@ def refuse_other_form(place: Path, own: str) -> None:
     try:
         is_ours = not is_folder(place) or find_index_at(place, follow=False)
         found = Form.CHECKPOINT if is_ours else _folder(place)
-    except (
-        NotFoundError,
-        PermissionDeniedError,
-    ):  # of a form that treering does not read; or nobody may look, only write
-        return
+    except (NotFoundError, PermissionDeniedError):
+        return  # of a form that treering does not read; or nobody may look, only write
     if found.value not in (own, Form.CHECKPOINT.value):
         what = {"run": "a run", "leaves": "a leaves directory"}.get(found.value, f"of the form {found.value}")
         raise ExistsError(f"{os.fspath(place)!r} is {what}, and {_ONE_FORM}", hint="save to another path")

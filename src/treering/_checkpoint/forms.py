@@ -14,10 +14,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias, cast
 
 from treering._checkpoint.detect import Form, detect, import_function
-from treering._format.index import Container as Node
 from treering._format.index import LeafType, Token
 from treering._format.safetensors import why_not_stored
-from treering._format.structure import iter_runs, key_text, walk
+from treering._format.structure import containers_of, iter_runs
 from treering._printable import list_lines
 from treering._store.api import asking
 from treering._store.open_folder import OpenFolder
@@ -91,10 +90,6 @@ def paths_of(path: Where) -> list[str | os.PathLike[str]]:
     return [kept(one) for one in paths]
 
 
-def _lay_over(layers: Sequence[Source], paths: Sequence[str | os.PathLike[str]]) -> Source:
-    return cast("Source", import_function("_arrays.overlay:lay_over")(layers, [os.fspath(path) for path in paths]))
-
-
 def open_source(path: Where, files: contextlib.ExitStack, *, mapped: bool, shared: SharedIndex | None = None) -> Source:
     """Open what is at ``path`` to read leaves; it stays open until ``files`` closes it.
 
@@ -110,19 +105,20 @@ def open_source(path: Where, files: contextlib.ExitStack, *, mapped: bool, share
         StoreError: the system refuses.
     """
     if isinstance(path, list | tuple):
-        return _lay_over([open_source(one, files, mapped=mapped) for one in path], path)
+        layers = [open_source(one, files, mapped=mapped) for one in path]
+        return cast("Source", import_function("_arrays.derived_source:lay_over")(layers, list(map(os.fspath, path))))
     path = cast("str | os.PathLike[str]", path)
     if shared is not None:
-        return cast(
-            "Source", import_function(_READERS[Form.CHECKPOINT].source)(path, files, mapped=mapped, shared=shared)
-        )
+        read = import_function(_READERS[Form.CHECKPOINT].source)
+        return cast("Source", read(path, files, mapped=mapped, shared=shared))
     return cast("Source", _call("source", path, files, mapped=mapped))
 
 
 def stream_source(path: Where, files: contextlib.ExitStack) -> Source:
     """Open what is at ``path`` to read it a piece at a time where that can be; raises as `open_source` does."""
     if isinstance(path, list | tuple):
-        return _lay_over([stream_source(one, files) for one in path], path)
+        layers = [stream_source(one, files) for one in path]
+        return cast("Source", import_function("_arrays.derived_source:lay_over")(layers, list(map(os.fspath, path))))
     path = kept(cast("str | os.PathLike[str]", path))
     with asking(once=True):
         if detect(path) is Form.MSGPACK:
@@ -142,7 +138,7 @@ def read_source(
     """
     with contextlib.ExitStack() as files:
         source = open_source(path, files, mapped=mapped, shared=shared)
-        yield source if key_map is None else import_function("_arrays.mapped_source:map_source")(source, key_map)
+        yield source if key_map is None else import_function("_arrays.derived_source:map_source")(source, key_map)
 
 
 def read_index(path: Where) -> Index:
@@ -153,7 +149,7 @@ def read_index(path: Where) -> Index:
     """
     if isinstance(path, list | tuple):
         indexes = list(map(read_index, path))
-        merged, _ = import_function("_arrays.overlay:merge_indexes")(indexes, list(map(os.fspath, path)))
+        merged, _ = import_function("_arrays.derived_source:merge_indexes")(indexes, list(map(os.fspath, path)))
         return cast("Index", merged)
     path = kept(cast("str | os.PathLike[str]", path))
     with asking(once=True), contextlib.ExitStack() as files:
@@ -404,18 +400,10 @@ def lost_containers(tokens: Sequence[Token], *, empty: bool = True, above: Seque
         empty: whether an empty container is a loss.
         above: where the structure is in the tree.
     """
-    path = list(above)
-    heads: list[Node] = []
-    for depth, place, token in walk(tokens):
-        del path[len(above) + max(0, depth - 1) :], heads[depth:]
-        if depth:
-            path.append(key_text(heads[-1].keys[place]))
-        if not isinstance(token, Node):
-            continue
-        heads.append(token)
-        key = join_key(path)
-        where = f"at {key!r:.200}" if path else "at the root"
-        if empty and not token.keys and depth:
+    for below, token in containers_of(tokens):
+        key = join_key((*above, *below))
+        where = f"at {key!r:.200}" if above or below else "at the root"
+        if empty and not token.keys and below:
             yield Loss("structure", key, f"an empty {token.node} {where}: no name would stand for it")
         if token.static:
             fields = join_first([name for name, _ in token.static], _SHOWN)

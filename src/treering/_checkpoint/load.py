@@ -16,10 +16,10 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from treering._arrays.delivered import Deliveries, ReadProgress, plan_deliveries
+from treering._arrays.delivered import ReadProgress, plan_deliveries
+from treering._arrays.derived_source import map_index
 from treering._arrays.host import jax_holds
 from treering._arrays.jobs import Progress, cut_by_bytes
-from treering._arrays.mapped_source import map_index
 from treering._arrays.source import Source
 from treering._background.saves import PendingLoad, begin_load, finish_saves
 from treering._checkpoint.forms import Where, paths_of, read_index, read_source
@@ -311,7 +311,6 @@ def plan_load(
         MismatchError: they do not fit; every difference is named.
     """
     index = source.index
-    known = select(index.structure, index.keys, at=options.at, only=None).keys
     target = None if like is None and not options.none_is_leaf else flatten_like(like)
     as_saved: Mapping[int, Selection] = {}
     if target is not None:
@@ -323,7 +322,17 @@ def plan_load(
         raw_keys=source.raw_keys, wording=wording,
     )  # fmt: skip
     keys = part.keys if target is None else target.keys
-    placements = _placements(index, keys, matches, target, options, known=known)
+    explicit = options.shardings is not None or options.mesh is not None or options.placer is not None
+    arrays = _arrays_to_place(index, keys, matches, target, every=explicit)
+    placements: list[Any] = [None] * len(keys)
+    if explicit or arrays.avals:
+        known = select(index.structure, index.keys, at=options.at, only=None).keys
+        placer = options.placer or functools.partial(_place, options, keys)
+        placements = list(map(placer(arrays, known).get, keys))
+    moved: dict[int, Fit] = {}  # leaves that are alike still share one
+    for number, (fit, place) in enumerate(zip(matches.fits, placements, strict=True) if arrays.on_host else ()):
+        if fit.kind == "numpy" and place is not None:
+            matches.fits[number] = moved.setdefault(id(fit), dataclasses.replace(fit, kind="jax"))
     return LoadPlan(
         part=part, like=like, target=target, matches=matches, placements=placements, called=wording.called,
         as_saved=as_saved,
@@ -355,7 +364,10 @@ def load_parts(
     placements = [placement for one in parts for placement in one.placements]
     with phase("load/read") as moved:
         leaves, deliveries = plan_deliveries(source, matches, placements)
-        batches = group.agree(source, _cut_batches(source.index, deliveries, batch))
+        # Long texts, which lie in files too, do not count as arrays.
+        is_array = [_is_array(source.index, leaf) for leaf in deliveries.leaves] if batch else []
+        cuts = cut_by_bytes(is_array, batch) if batch else [slice(None)]
+        batches = group.agree(source, [deliveries[some] for some in cuts])
         report = ReadProgress(progress, total := sum(some.nbytes for some in batches))
         for some in batches:
             found = group.read_batches(source, some, report)
@@ -372,13 +384,6 @@ def load_parts(
     return [one.tree(source, list(itertools.islice(rest, len(one.placements)))) for one in parts]
 
 
-def _cut_batches(index: Index, deliveries: Deliveries, arrays: int) -> list[Deliveries]:
-    """Cut deliveries after every so many arrays; long texts, which lie in files too, do not count as arrays."""
-    if not arrays:
-        return [deliveries]
-    return [deliveries[some] for some in cut_by_bytes([_is_array(index, leaf) for leaf in deliveries.leaves], arrays)]
-
-
 def _is_array(index: Index, leaf: int) -> bool:
     return index.type_of(leaf).kind in ARRAY_KINDS
 
@@ -392,40 +397,6 @@ def _require_tree(like: Any) -> None:
         raise UnsupportedError(
             "`like` is a list of partition rules, not a tree of arrays", hint="did you mean shardings=?"
         )
-
-
-def _placements(
-    index: Index,
-    keys: Sequence[str],
-    matches: Matches,
-    target: Flattened | None,
-    options: LoadOptions,
-    *,
-    known: Sequence[str],
-) -> list[Any]:
-    """Return the sharding of each leaf; None is the default device, or the host for what stays there.
-
-    Args:
-        index: that of the stored tree.
-        keys: key text of each leaf of the result.
-        matches: what each of them becomes; changed where a numpy array goes onto devices.
-        target: the tree that they are put into.
-        options: what the caller asks for.
-        known: every key of the stored part, which a rule may name.
-    """
-    explicit = options.shardings is not None or options.mesh is not None or options.placer is not None
-    arrays = _arrays_to_place(index, keys, matches, target, every=explicit)
-    if not (explicit or arrays.avals):
-        return [None] * len(keys)
-    placer = options.placer or functools.partial(_place, options, keys)
-    chosen = placer(arrays, known)
-    placements = list(map(chosen.get, keys))
-    if arrays.on_host:
-        moved: dict[int, Fit] = {}  # leaves that are alike still share one
-        for number, (fit, place) in enumerate(zip(matches.fits, placements, strict=True)):
-            if fit.kind == "numpy" and place is not None:
-                matches.fits[number] = moved.setdefault(id(fit), dataclasses.replace(fit, kind="jax"))
-    return placements
 
 
 def _arrays_to_place(
@@ -529,9 +500,8 @@ def _abstract_leaf(index: Index, leaf: int, meshes: dict[str, Mesh | None]) -> A
         return OpaqueLeaf(kind.kind, f"{pluralize(math.prod(shape), 'bytes')}, in a data file")
     if kind.kind == "key":
         if (dtype := key_dtype(kind.impl or "")) is None:
-            error = UnsupportedError(f"this jax knows no PRNG keys of the implementation {kind.impl!r:.100}")
-            error.path = split_key(index.keys[leaf])
-            raise error
+            what = f"this jax knows no PRNG keys of the implementation {kind.impl!r:.100}"
+            raise UnsupportedError(what, path=split_key(index.keys[leaf]))
         shape = shape[:-1]
     else:
         dtype = stored_dtype(kind)

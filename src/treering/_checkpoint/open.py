@@ -9,9 +9,9 @@ import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, cast
 
+from treering._arrays.derived_source import map_source
 from treering._arrays.incoming import ReadRequest
 from treering._arrays.jobs import on_host
-from treering._arrays.mapped_source import map_source
 from treering._arrays.source import Key, Source, box_and_rest
 from treering._background.saves import finish_saves
 from treering._checkpoint.forms import Where, open_source, paths_of

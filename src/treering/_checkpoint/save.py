@@ -29,8 +29,7 @@ from treering._checkpoint.save_msgpack import MsgpackSave
 from treering._checkpoint.save_options import FILE_SUFFIXES, SaveOptions, require_value
 from treering._coordination.job_handshake import counted_save, release
 from treering._coordination.operations import Call
-from treering._store.open_folder import refuse_linked
-from treering._store.resolve import absolute, new_folder_path, require_shared, resolved
+from treering._store.resolve import absolute, new_folder_path, resolved
 from treering._tree.each import hold_states
 from treering._values.processes import Processes
 from treering._values.telemetry import note_duration, phase, report
@@ -90,7 +89,6 @@ def save_tree(tree: Any, options: SaveOptions) -> None:
             return
         plan, processes = plan_together(tree, options, lambda: _finish_earlier(options))
         if processes.count > 1:
-            _require_place(options.path)
             write_share(begin_call(options, processes), plan, options)
         else:
             FolderSave(require_value(plan)).write(options)
@@ -172,12 +170,6 @@ def plan_together(
     return plan, plan.processes
 
 
-def _require_place(path: Path) -> None:
-    """Refuse a place of a joint save on all processes, before one of them writes a message there."""
-    require_shared(path)
-    refuse_linked(path)
-
-
 Around: TypeAlias = AbstractContextManager[None] | None
 
 
@@ -214,7 +206,6 @@ def begin_save(
         return begun.hand_over(prepare_alone(tree, options), options)
     plan, processes = plan_together(tree, options, begun.require_clear)
     if processes.count > 1:
-        _require_place(options.path)
         return begun.together(plan, processes)
     return begun.hand_over(FolderSave(require_value(plan)), options)
 

@@ -150,8 +150,5 @@ def _read_again(
     yield header
     yield from second.data_of(0)
     if (changed := second.first_other(first)) is not None:
-        error = UnsupportedError(
-            "the array was changed while it was being saved", hint="save again; nothing was replaced"
-        )
-        error.path = split_key(keys[changed])
-        raise error
+        what = "the array was changed while it was being saved"
+        raise UnsupportedError(what, path=split_key(keys[changed]), hint="save again; nothing was replaced")

@@ -40,17 +40,19 @@ from treering._coordination.job_handshake import next_sequence
 from treering._coordination.message_board import MessageBoard
 from treering._coordination.operations import Call
 from treering._format.document import data_name, encode_index, read_names
-from treering._format.index import LARGE_VALUE, LIMIT, DataFile, Index, OpaqueLeaf, file_digest
+from treering._format.index import LARGE_VALUE, LIMIT, DataFile, Index, OpaqueLeaf, sign_files
 from treering._format.selection import Selection, thinned_as_dicts
 from treering._plan import increment as shares
 from treering._plan.increment import NO_BOXES, SHARED, Share
 from treering._printable import kind_of
+from treering._store.open_folder import refuse_linked
+from treering._store.resolve import require_shared
 from treering._tree.each import pack, unpack
 from treering._tree.flatten import Flattened
 from treering._values.checksums import pack_checksums, unpack_checksums
-from treering._values.processes import Processes, format_processes
+from treering._values.processes import Processes, failure_of
 from treering._values.telemetry import phase
-from treering.errors import MismatchError, ProcessFailedError
+from treering.errors import MismatchError
 
 
 def write_folder(plan: TreePlan, options: SaveOptions, watch: Watch, held: Held | None = None) -> None:
@@ -123,11 +125,7 @@ def write_data(
 
 def commit_index(folder: CheckpointFolder, index: Index, headers: Sequence[bytes], watch: Watch) -> None:
     """Commit what the index says was written."""
-    files = [
-        file if file.digest is not None else dataclasses.replace(file, digest=file_digest(index, number, header))
-        for number, (file, header) in enumerate(zip(index.files, headers, strict=True))
-    ]
-    index = dataclasses.replace(index, files=files, replaces=folder.superseded, superseded=folder.waiting)
+    index = dataclasses.replace(sign_files(index, headers), replaces=folder.superseded, superseded=folder.waiting)
     document = encode_index(index)
     watch.claim()
     with phase("save/commit"):
@@ -181,7 +179,12 @@ def with_digests(index: Index, digests: bytes, older: OlderCheckpoint | None, la
 
 
 def begin_call(options: SaveOptions, processes: Processes) -> Call:
-    """Count a joint save: on the caller's thread, because the first one of a job is a collective."""
+    """Count a joint save: on the caller's thread, because the first one of a job is a collective.
+
+    A place where it cannot be is refused before that, on all processes, before one of them writes a message there.
+    """
+    require_shared(options.path)
+    refuse_linked(options.path)
     doing = f"save {os.fspath(options.path)!r}"
     return next_sequence(options.path, processes, timeout=options.timeout, doing=doing)
 
@@ -306,21 +309,31 @@ class _CheckpointShare(JointShare):
         return self.hand_in(checksums, unpack_checksums(table), states, unpack_checksums(linked))
 
     def commit(self, payloads: Sequence[bytes]) -> None:
-        layout, folder = self._layout, self._folder
-        if self._options.increment is not None and isinstance(folder, CheckpointFolder):
-            self._commit_shares(folder, payloads)
-            return
+        layout, folder, digests = self._layout, self._folder, b""
+        told, states = self._unpacked(payloads)
+        handed = self.handed_in(told, 1 if self._options.increment is None else 4)
+        if self._options.increment is not None:
+            layout, digests = self._lay_out_shares(handed)
         if layout is None or not isinstance(folder, CheckpointFolder):
             raise RuntimeError("a commit comes after the data")
-        call = self._call
-        told, states = self._unpacked(payloads)
-        checksums = merge_checksums(layout, [found for (found,) in self.handed_in(told, 1)])
+        checksums = merge_checksums(layout, [columns[0] for columns in handed])
         if states:
-            layout, checksums, _ = self._put_states(layout, checksums, states, folder)
-        index = make_index(
-            self._flat, layout, checksums, self._metadata, attempt=call.attempt, processes=call.processes.count
-        )
+            layout, checksums, digests = self._put_states(layout, checksums, digests, states, folder)
+        call = self._call
+        count = call.processes.count
+        index = make_index(self._flat, layout, checksums, self._metadata, attempt=call.attempt, processes=count)
+        if self._options.increment is not None:
+            index = with_digests(index, digests, self._older, layout)
         commit_index(folder, index, layout.headers, self._watch)
+
+    def _lay_out_shares(self, handed: Sequence[list[array[int]]]) -> tuple[SaveLayout, bytes]:
+        """Return where all lies that was written and shared, and the digests of the chunks."""
+        call, older, firsts = self._call, self._older, _first_files(self._plan)
+        parts = [_share_of(self._plan, call, process, columns, older) for process, columns in enumerate(handed)]
+        boxes = NO_BOXES if older is None else older.boxes
+        layout = lay_out(call.attempt, self._flat.keys, self._leaves, parts, older=boxes, count=firsts[-1])
+        tables = [iter(split_digests(pack_checksums(columns[1]))) for columns in handed]
+        return layout, b"".join(next(tables[layout.writers[file]]) for file in layout.chunks.file)
 
     def _unpacked(self, payloads: Sequence[bytes]) -> tuple[list[bytes], dict[str, bytes]]:
         """Return what the processes handed in of their data, and the states of all by the keys of the leaves."""
@@ -335,21 +348,18 @@ class _CheckpointShare(JointShare):
         self,
         layout: SaveLayout,
         checksums: array[int],
+        digests: bytes,
         states: Mapping[str, bytes],
-        folder: CheckpointFolder,
-        *,
-        number: int | None = None,
-        digests: bytes = b"",
+        to: CheckpointFolder,
     ) -> tuple[SaveLayout, array[int], bytes]:
         """Return a layout with the states of all processes in it; what of them is large is in one file more.
 
         Args:
             layout: the layout without them.
             checksums: those of its chunks.
-            states: what all have, by the keys of the leaves.
-            folder: where the file goes.
-            number: that of the file; None: that behind the files of the plan.
             digests: those of the chunks, where there are any.
+            states: what all have, by the keys of the leaves.
+            to: where the file goes.
 
         Returns:
             The layout, the checksums and the digests of its chunks.
@@ -359,34 +369,15 @@ class _CheckpointShare(JointShare):
         layout = dataclasses.replace(layout, leaves=dataclasses.replace(layout.leaves, values=values))
         if not (large := {leaf: data for leaf, data in found.items() if len(data) > LARGE_VALUE}):
             return layout, checksums, digests
+        number = None if self._options.increment is None else _first_files(self._plan)[-1]
         more = self._plan.file_of(self._call.attempt, layout.leaves, large, number)
         own: dict[int, bytes] = {}
-        written = write_data(more, folder, dataclasses.replace(self._options, progress=None), own)
+        written = write_data(more, to, dataclasses.replace(self._options, progress=None), own)
         layout, checksums, rows = join_layouts(layout, checksums, more, written)
         if digests:
             tables = split_digests(digests), [own[row] for row in range(len(own))]
             digests = b"".join(tables[at][row] for at, row in rows)
         return layout, checksums, digests
-
-    def _commit_shares(self, folder: CheckpointFolder, payloads: Sequence[bytes]) -> None:
-        """Commit what all have written and shared."""
-        call, older = self._call, self._older
-        told, states = self._unpacked(payloads)
-        handed = self.handed_in(told, 4)
-        firsts = _first_files(self._plan)
-        parts = [_share_of(self._plan, call, process, columns, older) for process, columns in enumerate(handed)]
-        boxes = NO_BOXES if older is None else older.boxes
-        layout = lay_out(call.attempt, self._flat.keys, self._leaves, parts, older=boxes, count=firsts[-1])
-        checksums = merge_checksums(layout, [columns[0] for columns in handed])
-        tables = [iter(split_digests(pack_checksums(columns[1]))) for columns in handed]
-        digests = b"".join(next(tables[layout.writers[file]]) for file in layout.chunks.file)
-        if states:
-            layout, checksums, digests = self._put_states(
-                layout, checksums, states, folder, number=firsts[-1], digests=digests
-            )
-        count = call.processes.count
-        index = make_index(self._flat, layout, checksums, self._metadata, attempt=call.attempt, processes=count)
-        commit_index(folder, with_digests(index, digests, older, layout), layout.headers, self._watch)
 
     def finish(self) -> None:
         if self._options.increment is not None:
@@ -435,9 +426,7 @@ def _share_of(
     wrong = [number < 0 for number, state in zip(same, states, strict=False) if state == SHARED]
     if len(states) != len(rows) or len(digests) != 2 * len(rows) or any(wrong) or len(linked) != 2 * len(found):
         hint = "run the same version of treering on all processes, with the same tree"
-        error = ProcessFailedError(f"{format_processes([process])} shares other boxes than planned here", hint=hint)
-        error.processes = (process,)
-        raise error
+        raise failure_of([process], "shares other boxes than planned here", hint)
     texts = [f"xxh3-128:{half.hex()}" for half in split_digests(pack_checksums(linked))]
     entries = {
         file: dataclasses.replace(

@@ -17,7 +17,7 @@ from treering._checkpoint.forms import Loss, key_texts, lost_containers, lost_le
 from treering._checkpoint.save_files import write_buffers
 from treering._checkpoint.save_options import SaveOptions
 from treering._codec.msgpack.write import Block, Encoder, Piece, pieces_size, vary
-from treering._format.index import Container, LeafType
+from treering._format.index import Container
 from treering._format.safetensors import why_not_stored
 from treering._format.selection import Selection
 from treering._format.structure import key_text, walk
@@ -79,7 +79,7 @@ def find_losses(source: Source, part: Selection, metadata: Mapping[str, Any]) ->
     """Yield all that a state dict is not: text as keys around arrays, numbers, str, bytes and None."""
     yield from lost_members(metadata)
     yield from lost_containers(part.structure, empty=False)
-    yield from lost_leaves(source, part, _refuse)
+    yield from lost_leaves(source, part, lambda kind: why_not_stored(kind) if kind.kind in _REFUSED else None)
     yield from lost_names(part.keys, key_texts(part.structure), lambda _: False)
     for key, leaf in zip(part.keys, part.leaves, strict=True):
         value = source.index.values.get(leaf)
@@ -96,10 +96,6 @@ def write(source: Source, part: Selection, save: SaveOptions, watch: Watch) -> d
     pieces = Encoder(_adopt, to_host, CHUNK_BYTES, sort_keys=False, small=-1).encode(state)
     MsgpackSave(pieces).write(save, watch)
     return dict(zip(key_texts(part.structure), written, strict=True))
-
-
-def _refuse(kind: LeafType) -> str | None:
-    return why_not_stored(kind) if kind.kind in _REFUSED else None
 
 
 def _adopt(value: object) -> BoxedArray | None:

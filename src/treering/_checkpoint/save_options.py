@@ -58,25 +58,16 @@ class Increment:
         """Return what the argument ``base`` says.
 
         Raises:
-            UnsupportedError: it is no path.
+            UnsupportedError: it cannot be the path of a folder.
         """
-        place = absolute(located(kept(require_base(base))))
+        if not isinstance(base, str | os.PathLike):
+            raise UnsupportedError(f"base is {kind_of(base)}, and must be a path: a str or os.PathLike")
+        require_path(base)
+        if os.fspath(base).lower().endswith(FILE_SUFFIXES):
+            what = f"base is {os.fspath(base)!r}, a single file, which is written as a whole"
+            raise UnsupportedError(what, hint="save to a folder, and pass that; files of a folder can be shared")
+        place = absolute(located(kept(base)))
         return cls(find=lambda: (place,))
-
-
-def require_base(base: str | os.PathLike[str]) -> str | os.PathLike[str]:
-    """Return a path that can be that of a checkpoint's folder.
-
-    Raises:
-        UnsupportedError: it cannot.
-    """
-    if not isinstance(base, str | os.PathLike):
-        raise UnsupportedError(f"base is {kind_of(base)}, and must be a path: a str or os.PathLike")
-    require_path(base)
-    if os.fspath(base).lower().endswith(FILE_SUFFIXES):
-        what = f"base is {os.fspath(base)!r}, a single file, which is written as a whole"
-        raise UnsupportedError(what, hint="save to a folder, and pass that; files of a folder can be shared")
-    return base
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

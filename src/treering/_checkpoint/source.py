@@ -98,7 +98,8 @@ def open_checkpoint(
 
     def check_header(number: int) -> None:
         if (data := opened[number]) is None:
-            raise _lost(index, number, place)
+            what = f"{index.files[number].name!r} is missing in {os.fspath(place)!r}{describe_lost(index, number)}"
+            raise CorruptError(what, hint=COPY_ALL)
         check_data_file(index, number, data)
 
     own = opened.own if isinstance(opened, _FilesOnDemand) else range(len(opened))
@@ -231,8 +232,3 @@ def _those_there(folder: OpenFolder, names: Sequence[str]) -> list[Reader | None
                 files.append(None)
         undo.pop_all()
     return files
-
-
-def _lost(index: Index, number: int, path: Path) -> CorruptError:
-    what = f"{index.files[number].name!r} is missing in {os.fspath(path)!r}{describe_lost(index, number)}"
-    return CorruptError(what, hint=COPY_ALL)

@@ -31,7 +31,7 @@ from treering._store.failures import naming, with_errno
 from treering._store.open_folder import index_document, is_removed, key_content, refuse_linked
 from treering._store.pieces import Buffer
 from treering._store.resolve import link_file, remove_made, require_space, store_at
-from treering._store.waiting import NOTHING, Waiting, list_names, listed_names, remove_data, supersede
+from treering._store.waiting import NOTHING, list_names, listed_names, remove_data, supersede
 from treering._values import checkpoint_names
 from treering._values.checkpoint_names import INDEX, LOCK_FILE, require_data_name
 from treering.errors import (
@@ -439,18 +439,15 @@ class CheckpointFolder(AttemptFiles):
         # What is not swept may go on: its marker is there. It may also have come after the names were listed.
         sweep_messages(store, names, self._may_go_on)
         if store.grace:
-            waiting = self._supersede(names)
+            waiting = NOTHING
+            if self._key:
+                waiting = supersede(store.grace, self._transaction.now, self._key, self._modified, names)
             self.superseded, self.waiting, self._removable = waiting.names, waiting.kept, waiting.past
             return
         # Listed anew: where no lock keeps others out, the index may name data that came after the first listing.
         present = set(list_names(store)) if listed else set[str]()
         self.superseded = tuple(name for name in listed if name in present and checkpoint_names.is_data(name))
         self._removable = self.superseded
-
-    def _supersede(self, names: Collection[str]) -> Waiting:
-        if not self._key:
-            return NOTHING
-        return supersede(self._store.grace, self._transaction.now, self._key, self._modified, names)
 
     def _may_go_on(self, attempt: str) -> bool:
         live = attempt == self.attempt or attempt in self._live

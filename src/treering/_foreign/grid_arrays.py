@@ -16,7 +16,7 @@ from treering._arrays.jobs import Job, Progress, Tally, Work, group_near, run_al
 from treering._codec.zarr import ZarrArray, chunk_box, chunk_count
 from treering._codec.zarr_chunks import decode
 from treering._foreign.folder_files import ByteRange, ForeignLeaf
-from treering._plan.exchange import StoredChunk
+from treering._plan.load import StoredChunk
 from treering._values.boxes import Box, find_cover_error, intersection, relative, shape_of, size_of, slices, whole
 from treering._values.checksums import require_crc
 from treering._values.human import pluralize

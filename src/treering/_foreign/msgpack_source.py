@@ -15,8 +15,7 @@ from treering._arrays.incoming import StoredArrays
 from treering._arrays.jobs import SMALL_BYTES, SmallRoom, aligned_bytes
 from treering._arrays.source import Source, held_index
 from treering._codec.compression import GZIP_MAGIC, gzip_decompress
-from treering._codec.msgpack.scan import Scanner
-from treering._codec.msgpack.window import WINDOW_BYTES
+from treering._codec.msgpack.scan import WINDOW_BYTES, Scanner
 from treering._format.index import Container, DataFile, Index, LeafType, Token
 from treering._format.listing import LeafRecord, list_msgpack
 from treering._printable import show_path

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from treering._codec.documents import decode_text, member, parse_json, show
-from treering._codec.msgpack.window import WINDOW_BYTES
+from treering._codec.msgpack.scan import WINDOW_BYTES
 from treering._foreign.folder_files import ANOTHER_COPY, ByteRange, FolderFiles, ForeignLeaf
 from treering._foreign.foreign_tree import (
     EMPTY,

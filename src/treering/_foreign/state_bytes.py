@@ -22,7 +22,7 @@ import numpy as np
 
 from treering._arrays.delivered import device_put
 from treering._arrays.host import encode_state, jax_holds, piece_buffers
-from treering._codec.msgpack.window import MAX_DEPTH, WINDOW_BYTES
+from treering._codec.msgpack.scan import MAX_DEPTH, WINDOW_BYTES
 from treering._codec.msgpack.write import Piece, pieces_size, vary
 from treering._foreign.msgpack_source import naming_path, read_state, scan_views
 from treering._store.crew import FirstError, work_together

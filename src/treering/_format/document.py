@@ -39,7 +39,7 @@ from treering._codec.key_document import (
     find_members,
 )
 from treering._format import columns, packed
-from treering._format.index import LIMIT, Container, DataFile, Index, Token, leaf_bytes, stored_leaves
+from treering._format.index import LIMIT, Container, DataFile, Index, Token, leaf_bytes
 from treering._values.boxes import Box, find_cover_error, size_of, text_of
 from treering._values.checkpoint_names import ATTEMPT
 from treering._values.checksums import LARGEST_BLOCK, SMALLEST_BLOCK
@@ -304,7 +304,7 @@ def check_chunks(index: Index) -> None:
             checksums is not that of the blocks; the message names the leaf, or the file and the bytes.
     """
     chunks = index.chunks
-    expected = stored_leaves(index)
+    expected = index.stored_leaves()
     if chunks.leaf != expected:
         _check_parts(index, expected)
     _check_sizes(index, whole=len(chunks) == len(expected))
@@ -377,7 +377,9 @@ def _check_tiles(index: Index) -> None:
         if list(itertools.accumulate(sizes, initial=file.header)) == [*begins, file.nbytes]:
             continue
         if index.gapped:
-            _check_apart(index, file, [file.header, *begins, file.nbytes], [0, *sizes, 0])
+            for begin, size, after in zip([file.header, *begins], [0, *sizes], [*begins, file.nbytes], strict=True):
+                if begin + size > after:
+                    raise CorruptError(_tiling_problem(index, file, after, begin + size, gap=False))
             continue
         # Starts and ends, each in order: ranges tile a stretch exactly when every end but the last is a start.
         full = [(start, start + size) for start, size in zip(begins, sizes, strict=True) if size]
@@ -388,13 +390,6 @@ def _check_tiles(index: Index) -> None:
             raise CorruptError(_tiling_problem(index, file, min(stop, start), max(stop, start), gap=stop < start))
         offset = min({start for start, size in zip(begins, sizes, strict=True) if not size}.difference(edges))
         raise CorruptError(f"an empty array lies inside another one, at byte {offset} of file {number}")
-
-
-def _check_apart(index: Index, file: DataFile, begins: list[int], sizes: list[int]) -> None:
-    """Check that chunks lie in a file in order, apart from each other, from its header to its end."""
-    for (begin, size), after in zip(zip(begins, sizes, strict=True), begins[1:], strict=False):
-        if begin + size > after:
-            raise CorruptError(_tiling_problem(index, file, after, begin + size, gap=False))
 
 
 def _tiling_problem(index: Index, file: DataFile, first: int, last: int, *, gap: bool) -> str:

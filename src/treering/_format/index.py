@@ -177,6 +177,10 @@ class Chunks:
         return self._of_files.get(file, ())
 
 
+NO_CHUNKS: Final = Chunks(leaf=(), box=(), file=(), offset=(), nbytes=(), block=())
+"""Those of a tree whose arrays lie in no data files."""
+
+
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class DataFile:
     """One file of array bytes, a valid safetensors file."""
@@ -212,6 +216,20 @@ class TreeColumns:
         """Return the type of one leaf."""
         return self.types[self.leaf_types[leaf]]
 
+    def stored_leaves(self) -> list[int]:
+        """Return the numbers of the leaves that lie in files, in their order.
+
+        Example:
+            >>> types = [LeafType(kind="int"), LeafType(kind="jax", dtype="int8", shape=(2,))]
+            >>> columns = {"structure": [3], "keys": ["a", "b", "c"], "types": types, "values": {1: 5}}
+            >>> TreeColumns(**columns, leaf_types=[1, 0, 1]).stored_leaves()
+            [0, 2]
+        """
+        stored = [kind.stored for kind in self.types]
+        if all(stored):
+            return list(range(len(self.leaf_types)))
+        return [leaf for leaf, number in enumerate(self.leaf_types) if stored[number]]
+
     def columns(self) -> dict[str, Any]:
         """Return the columns of the tree by name, for what has them too."""
         return {field.name: getattr(self, field.name) for field in dataclasses.fields(TreeColumns)}
@@ -229,7 +247,7 @@ class Index(TreeColumns):
     """How many processes wrote it."""
     meshes: Sequence[str] = ()
     """The meshes of its arrays, as text for people."""
-    chunks: Chunks
+    chunks: Chunks = NO_CHUNKS
     """Where the other leaves lie; all chunks of a leaf follow each other, in the order of the leaves."""
     checksums: array[int] = dataclasses.field(default_factory=lambda: array("Q"))
     """Checksums of the blocks, chunk after chunk."""
@@ -282,20 +300,6 @@ def leaf_bytes(leaf_type: LeafType) -> int:
     return itemsize_of(leaf_type.dtype) * math.prod(leaf_type.shape or ())
 
 
-def stored_leaves(tree: TreeColumns) -> list[int]:
-    """Return the numbers of the leaves that lie in files, in their order.
-
-    Example:
-        >>> columns = dict(structure=[], keys=["a", "b"], types=[LeafType(kind="int")], leaf_types=[0, 0], values={})
-        >>> stored_leaves(TreeColumns(**columns))
-        []
-    """
-    stored = [kind.stored for kind in tree.types]
-    if all(stored):
-        return list(range(len(tree.leaf_types)))
-    return [leaf for leaf, number in enumerate(tree.leaf_types) if stored[number]]
-
-
 def file_digest(index: Index, file: int, header: bytes | Iterable[bytes]) -> str:
     """Return the digest of a data file: over its header, then the checksums of its blocks as they lie in it.
 
@@ -316,9 +320,13 @@ def file_digest(index: Index, file: int, header: bytes | Iterable[bytes]) -> str
     return digest(itertools.chain(pieces, (pack_checksums(in_order),)))
 
 
-def file_digests(index: Index, headers: Sequence[bytes]) -> list[str]:
-    """Return the digest of each data file, given their headers."""
-    return [file_digest(index, file, header) for file, header in enumerate(headers)]
+def sign_files(index: Index, headers: Sequence[bytes]) -> Index:
+    """Return the index with the digest of each data file that has none yet, given their headers."""
+    files = [
+        file if file.digest is not None else dataclasses.replace(file, digest=file_digest(index, number, header))
+        for number, (file, header) in enumerate(zip(index.files, headers, strict=True))
+    ]
+    return dataclasses.replace(index, files=files)
 
 
 def span_range(index: Index, span: Sequence[Piece]) -> tuple[int, int]:

@@ -294,17 +294,12 @@ def decode_type(node: Any, number: int) -> LeafType:
     if kind == "numpy scalar" and shape:
         raise CorruptError(f"{what}, a numpy scalar, has the shape {list(shape)}")
     impl = member(node, "impl", str, what) if kind == "key" else None
-    if impl is not None:
-        _check_key_data(impl, dtype, shape, what)
+    if impl is not None:  # those that are not jax's own may have any unsigned ints
+        items = _KEY_ITEMS.get(impl)
+        if dtype not in _KEY_DTYPES or (items is not None and (dtype != "uint32" or shape[-1:] != (items,))):
+            raise CorruptError(f"{what}, keys of {impl[:60]!r}, cannot lie in a file as {dtype} {list(shape)}")
     sharding = member(node, "sharding", str, what) if "sharding" in node else None
     return LeafType(kind=kind, dtype=dtype, shape=shape, sharding=sharding, impl=impl)
-
-
-def _check_key_data(impl: str, dtype: str, shape: tuple[int, ...], what: str) -> None:
-    """Refuse what no program makes a PRNG key of; implementations that are not jax's own may have any unsigned ints."""
-    items = _KEY_ITEMS.get(impl)
-    if dtype not in _KEY_DTYPES or (items is not None and (dtype != "uint32" or shape[-1:] != (items,))):
-        raise CorruptError(f"{what}, keys of {impl[:60]!r}, cannot lie in a file as {dtype} {list(shape)}")
 
 
 def check_shape(lengths: list[Any], dtype: str, what: str) -> tuple[int, ...]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from treering._codec.documents import raising_corrupt
@@ -108,26 +108,6 @@ class Named(dict[Any, Any]):
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
-    """Where and how a leaves directory holds one leaf."""
-
-    file: str | None
-    """Its first chunk file, below the directory; None for an array without items."""
-
-    chunks: int
-    """How many chunk files it has."""
-
-    chunk_shape: tuple[int, ...]
-    """Shape of a full chunk."""
-
-    compressor: str | None
-    """Configuration of the compressor, a JSON text; None: raw."""
-
-    verified: bool
-    """Whether it has checksums; False where another program wrote it."""
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class FileRecord:
     """One file of a checkpoint."""
 
@@ -219,14 +199,15 @@ class Listing:
         return tuple(ProcessShare(process=each, files=len(of[each]), nbytes=sum(of[each])) for each in sorted(of))
 
 
-_UNKNOWN_KIND: Final = "array"
+UNKNOWN_KIND: Final = "array"
+"""The kind of an array of another writer, who does not say whether it was jax's or numpy's."""
 _TEXT_KINDS: Final = frozenset({"str", "bytes", "bytearray"})
 _SHORT_TEXT: Final = 256
 _SHOWN_GLOBS: Final = 5
 
 
 def list_index(
-    index: Index, *, form: str, files: Sequence[FileRecord], file_bytes: int, places: Sequence[Place] = ()
+    index: Index, *, form: str, files: Sequence[FileRecord], file_bytes: int, leaves: Iterable[Any] | None = None
 ) -> Listing:
     """Return what an index says, as a listing.
 
@@ -235,15 +216,13 @@ def list_index(
         form: "checkpoint", "leaves" or "safetensors".
         files: the files that are shown.
         file_bytes: their bytes together.
-        places: of a leaves directory, where each stored leaf lies, in order; what the index says of chunks is then
-            not shown.
+        leaves: what is shown of each leaf; None: `iter_leaves`.
 
     Raises:
         CorruptError: the structure and the leaves do not fit together.
     """
-    leaves = list(_place_leaves(index, places) if places else _leaves(index))
     with raising_corrupt(FormatError):
-        root = assemble(index.structure, leaves, _node)
+        root = assemble(index.structure, list(iter_leaves(index) if leaves is None else leaves), _node)
     return Listing(
         form=form,
         file_bytes=file_bytes,
@@ -280,7 +259,7 @@ def _node(head: Container, children: list[Any]) -> Any:
     )
 
 
-def _leaves(index: Index) -> Iterator[Any]:
+def iter_leaves(index: Index) -> Iterator[Any]:
     """Walk through the leaves: records of those that lie in files, the other values themselves."""
     chunks, files = index.chunks, index.files
     sizes = [leaf_bytes(kind) for kind in index.types]
@@ -303,7 +282,7 @@ def _leaves(index: Index) -> Iterator[Any]:
         is_text = kind.kind in _TEXT_KINDS
         rows = range(first, at)
         yield LeafRecord(
-            kind=kind.kind if is_said[number] else _UNKNOWN_KIND,
+            kind=kind.kind if is_said[number] else UNKNOWN_KIND,
             dtype=None if is_text else kind.dtype,
             shape=None if is_text else kind.shape,
             nbytes=sizes[number],
@@ -331,26 +310,6 @@ def _writers(index: Index, rows: Sequence[int], known: dict[tuple[int, ...], tup
     found = {index.files[index.chunks.file[row]].process for row in rows}
     writers = tuple(sorted(process for process in found if process is not None))
     return known.setdefault(writers, writers)
-
-
-def _place_leaves(index: Index, places: Sequence[Place]) -> Iterator[Any]:
-    """Walk through the leaves as `_leaves` does, each stored one with the next place."""
-    left = iter(places)
-    for leaf in _leaves(index):
-        if not isinstance(leaf, LeafRecord):
-            yield leaf
-            continue
-        place = next(left)
-        yield dataclasses.replace(
-            leaf,
-            kind=index.type_of(leaf.number or 0).kind if place.verified or leaf.dtype is None else _UNKNOWN_KIND,
-            # A compressed chunk holds no byte of the leaf that could be looked at.
-            offset=None if place.file is None or place.compressor else 0,
-            file=place.file,
-            chunks=place.chunks,
-            chunk_shape=place.chunk_shape,
-            compressor=place.compressor,
-        )
 
 
 class _Records:

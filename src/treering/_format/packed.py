@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from treering._codec.documents import json_text, member, raising_corrupt, show
 from treering._format import columns
-from treering._format.index import LIMIT, Chunks, Container, Index, Token, TreeColumns, stored_leaves
+from treering._format.index import LIMIT, Chunks, Container, Index, Token, TreeColumns
 from treering._format.leaf_values import encode_type, from_base64, to_base64
 from treering._format.structure import iter_runs
 from treering._values.human import pluralize
@@ -212,7 +212,7 @@ def encode_chunks(index: Index) -> dict[str, Any]:
     chunks = index.chunks
     boxes = {box: number for number, box in enumerate(dict.fromkeys(chunks.box))}
     return {
-        "leaf": None if list(chunks.leaf) == stored_leaves(index) else pack(chunks.leaf),
+        "leaf": None if list(chunks.leaf) == index.stored_leaves() else pack(chunks.leaf),
         "file": _pack_or_share(chunks.file),
         "offset": pack(chunks.offset),
         "nbytes": _pack_or_share(chunks.nbytes),
@@ -247,7 +247,7 @@ def decode_chunks(node: Any, tree: TreeColumns, files: int) -> Chunks:
 
     found: dict[str, Any] = {"file": column("file", files), "nbytes": column("nbytes"), "block": column("block")}
     each = node.get("leaf", "") is None
-    found["leaf"] = stored_leaves(tree) if each else column("leaf", len(tree.keys))
+    found["leaf"] = tree.stored_leaves() if each else column("leaf", len(tree.keys))
     boxes = columns.decode_boxes(member(node, "boxes", list, what))
     found["box"] = [*map(boxes.__getitem__, column("box", len(boxes)))]
     columns.check_lengths(offset, *found.values())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from collections.abc import Set as AbstractSet
 from typing import Any, Final
 
@@ -13,7 +13,7 @@ from treering._format.index import ARRAY_KINDS, Container, LeafType, Token
 from treering._format.structure import KEYS, key_text, node_keys, walk
 from treering._values.dtypes import is_float
 from treering._values.human import near
-from treering._values.keys import GlobSet, join_key, split_key
+from treering._values.keys import GlobSet, split_key
 from treering.errors import MismatchError
 
 _COMPARED: Final = 2000
@@ -101,43 +101,6 @@ def drop_leaves(part: Selection, dropped: AbstractSet[str]) -> Selection:
     _close(levels, 0, structure)
     leaves, keys = list(itertools.compress(part.leaves, stays)), list(itertools.compress(part.keys, stays))
     return Selection(structure=structure, leaves=leaves, keys=keys)
-
-
-def subtrees(part: Selection, keys: Collection[str]) -> dict[str, Selection]:
-    """Return the containers at some keys as parts of their own, with the keys that their leaves have in ``part``.
-
-    Example:
-        >>> part = select([Container(node="dict", keys=("a", "b")), Container(node="list", keys=(0,)), 2],
-        ...               ["a/0", "b"], at=None, only=None)
-        >>> subtrees(part, {"a", "b"})["a"].keys
-        ['a/0']
-    """
-    begun: list[tuple[int, str, list[Token], int]] = []
-    found: dict[str, Selection] = {}
-    path: list[str] = []
-    heads: list[Container] = []
-    leaf = 0
-
-    def close(depth: int) -> None:
-        while begun and begun[-1][0] >= depth:
-            _, key, tokens, first = begun.pop()
-            found[key] = Selection(
-                structure=tokens, leaves=list(part.leaves[first:leaf]), keys=list(part.keys[first:leaf])
-            )
-
-    for depth, place, token in walk(part.structure):
-        close(depth)
-        del path[max(0, depth - 1) :], heads[depth:]
-        if isinstance(token, Container):
-            path += [key_text(heads[-1].keys[place])] if depth else []
-            heads.append(token)
-            if (key := join_key(path)) in keys:
-                begun.append((depth, key, [], leaf))
-        for _, _, tokens, _ in begun:
-            tokens.append(token)
-        leaf += 0 if isinstance(token, Container) else token
-    close(0)
-    return found
 
 
 def choose_dtypes(

@@ -13,7 +13,7 @@ import functools
 import inspect
 import keyword
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, TypeAlias, TypeVar
 
 from treering._format.index import MAX_LEVELS, Container, ForeignKey, Token
 from treering._printable import printable
@@ -21,12 +21,20 @@ from treering._values.human import pluralize
 from treering._values.keys import escape_part, join_key
 from treering.errors import FormatError, UnsupportedError
 
+T = TypeVar("T")
 Nested: TypeAlias = "dict[str, int | Nested]"
 """Numbers of leaves in nested dicts, below a root of one key, so that a leaf may be the whole tree."""
 
 
-def nest_paths(paths: Iterable[tuple[str, ...]]) -> tuple[list[Token], list[int]]:
+def nest_paths(
+    paths: Iterable[tuple[str, ...]], clash: Callable[[int, int], Exception] | None = None
+) -> tuple[list[Token], list[int]]:
     """Return dicts around leaves at these paths, and the numbers of the paths in the order of the tree.
+
+    Args:
+        paths: the paths.
+        clash: makes the error for a path and the one that it is equal to or lies inside of, by their numbers; of one
+            around which others lie, both are its own.
 
     Raises:
         FormatError: a path is there twice, or inside another one, or has more than 1,024 parts.
@@ -45,39 +53,49 @@ def nest_paths(paths: Iterable[tuple[str, ...]]) -> tuple[list[Token], list[int]
         for part in above:
             inner = node.setdefault(part, {})
             if isinstance(inner, int):
-                raise FormatError(f"{join_key(path)!r:.200} lies inside another leaf")
+                raise (
+                    clash(number, inner) if clash else FormatError(f"{join_key(path)!r:.200} lies inside another leaf")
+                )
             node = inner
-        if node.setdefault(last, number) != number:
+        if (there := node.setdefault(last, number)) != number:
+            if clash is not None:
+                raise clash(number, there if isinstance(there, int) else number)
             raise FormatError(f"there are two leaves at {join_key(path)!r:.200}, or others inside it")
-    return flatten_nested(root)
+    return flatten_nodes((root or {"": {}}).values(), _open_nested)
 
 
-def flatten_nested(root: Nested) -> tuple[list[Token], list[int]]:
-    """Return the dicts around the leaves, and the numbers of these in the order of the tree.
+def _open_nested(child: int | Nested) -> tuple[Container, Iterable[int | Nested]] | None:
+    return None if isinstance(child, int) else (Container(node="dict", keys=tuple(child)), child.values())
+
+
+def flatten_nodes(
+    roots: Iterable[T], open_node: Callable[[T], tuple[Container, Iterable[T]] | None]
+) -> tuple[list[Token], list[Any]]:
+    """Return the containers in pre-order, with the numbers of leaves between them, and the leaves.
 
     Args:
-        root: the nested dicts; empty for a tree without leaves, which is one empty dict.
+        roots: nodes and leaves, none of which is None.
+        open_node: returns the head of a node and what is in it; None for a leaf.
 
     Example:
-        >>> flatten_nested({"": 0})
+        >>> flatten_nodes([0], lambda child: None)
         ([1], [0])
     """
     structure: list[Token] = []
-    order: list[int] = []
+    leaves: list[Any] = []
     run = 0
-    levels: list[Iterator[int | Nested]] = [iter((root or {"": {}}).values())]
+    levels: list[Iterator[T]] = [iter(roots)]
     while levels:
         if (child := next(levels[-1], None)) is None:
             levels.pop()
-        elif isinstance(child, int):
-            order.append(child)
+        elif (node := open_node(child)) is None:
+            leaves.append(child)
             run += 1
         else:
-            structure += [run] if run else []
+            structure += [run, node[0]] if run else [node[0]]
             run = 0
-            structure.append(Container(node="dict", keys=tuple(child)))
-            levels.append(iter(child.values()))
-    return [*structure, run] if run else structure, order
+            levels.append(iter(node[1]))
+    return [*structure, run] if run else structure, leaves
 
 
 KEYS: Final = "keys"
@@ -273,6 +291,17 @@ def walk(tokens: Iterable[Token]) -> Iterator[tuple[int, int, Token]]:
             done.append(0)
     if done != sizes:
         raise FormatError("the structure ends early")
+
+
+def containers_of(tokens: Iterable[Token]) -> Iterator[tuple[tuple[str, ...], Container]]:
+    """Yield the containers of a structure with their key paths."""
+    levels: list[tuple[tuple[str, ...], Container]] = []
+    for depth, place, token in walk(tokens):
+        if isinstance(token, Container):
+            del levels[depth:]
+            path = (*levels[-1][0], key_text(levels[-1][1].keys[place])) if levels else ()
+            levels.append((path, token))
+            yield path, token
 
 
 def iter_runs(tokens: Sequence[Token], longest: int | None = None) -> Iterator[tuple[str, list[str]]]:

@@ -23,9 +23,9 @@ from treering._coordination.operations import parent_of
 from treering._format.document import parse_index
 from treering._format.findings import Attempt, Committed, Diagnosis, ProcessState, RunDiagnosis, StepDiagnosis
 from treering._leaves.branches import judge_branch
+from treering._leaves.commit import unfinished_update
 from treering._leaves.documents.index import parse_leaves_index
 from treering._leaves.documents.record import OpenBranch
-from treering._leaves.documents.update import unfinished_update
 from treering._runs.folder import RunFolder
 from treering._runs.leases import held_steps
 from treering._runs.steps import records_of, step_path

@@ -167,7 +167,7 @@ def read_msgpack(file: Reader) -> tuple[Listing, Fetch]:
         StoreError: the system refuses.
     """
     from treering._codec.compression import GZIP_MAGIC, gzip_decompress
-    from treering._codec.msgpack.window import WINDOW_BYTES
+    from treering._codec.msgpack.scan import WINDOW_BYTES
     from treering._format.listing import list_msgpack
 
     first = file.read(0, min(file.size, WINDOW_BYTES))

@@ -23,7 +23,7 @@ from treering._format.index import describe_size
 from treering._leaves.branches import TRIES, describe_state, is_unchanged, judge_branch, replaced_too_often
 from treering._leaves.chunks.files import BranchFiles
 from treering._leaves.documents.index import LEAVES_INDEX, IndexBranch, parse_leaves_index
-from treering._leaves.documents.record import OpenBranch, stored_leaves
+from treering._leaves.documents.record import OpenBranch
 from treering._leaves.source import LeavesSource, read_chunk
 from treering._store.leaves_api import OpenLeaves
 from treering._store.resolve import open_leaves
@@ -255,7 +255,7 @@ def _checked(folder: OpenLeaves, path: str, read: Sequence[IndexBranch], progres
 
 def _stored(source: LeavesSource) -> Iterator[LeafFiles]:
     """Walk through the stored leaves of all branches, which follow each other in the source's index."""
-    numbers = stored_leaves(source.index)
+    numbers = source.index.stored_leaves()
     for branch in source.branches:
         some, numbers = numbers[: len(branch.arrays)], numbers[len(branch.arrays) :]
         files = BranchFiles(branch, [source.index.keys[leaf] for leaf in some], source.folder)

@@ -9,12 +9,12 @@ import dataclasses
 import enum
 import os
 from collections.abc import Iterator, Sequence
-from typing import Final, TypeAlias
+from typing import Any, Final, TypeAlias
 
 from treering._checkpoint.detect import Form
 from treering._codec.zarr import ZarrArray, chunk_bytes, chunk_count, chunk_name, marker_of, parse_zarray, zarray_bytes
 from treering._format.index import Index
-from treering._format.listing import FileRecord, Listing, Place, list_index
+from treering._format.listing import UNKNOWN_KIND, FileRecord, LeafRecord, Listing, iter_leaves, list_index
 from treering._leaves.documents.index import LEAVES_INDEX, IndexBranch, LeavesIndex, parse_leaves_index, record_of
 from treering._leaves.documents.join import add_structure, foreign_record, join_records
 from treering._leaves.documents.record import LeavesRecord, OpenBranch, arrays_of
@@ -253,7 +253,7 @@ def build_listing(index: Index, branches: Sequence[OpenBranch]) -> Listing:
         index: what the branches are together.
         branches: all that are in it.
     """
-    listing = list_index(index, form=Form.LEAVES.value, files=(), file_bytes=0, places=list(_places(branches)))
+    listing = list_index(index, form=Form.LEAVES.value, files=(), file_bytes=0, leaves=_place_leaves(index, branches))
     return dataclasses.replace(
         listing,
         prefixes=[branch.record.prefix or "" for branch in branches],
@@ -284,24 +284,33 @@ def describe_state(folder: OpenLeaves, read: Sequence[IndexBranch]) -> list[str]
     return notes
 
 
-def _places(branches: Sequence[OpenBranch]) -> Iterator[Place]:
-    """Walk through the stored leaves of all branches."""
-    for branch in branches:
-        # Thousands of leaves share a few layouts.
-        known: dict[ZarrArray, Place] = {}
-        for name, array in zip(branch.record.folders, branch.arrays, strict=True):
-            place = known.get(array)
-            if place is None:
-                count = chunk_count(array)
-                place = known[array] = Place(
-                    file=chunk_name(array, 0) if count else None,
-                    chunks=count,
-                    chunk_shape=array.chunks,
-                    compressor=array.compressor,
-                    verified=branch.verified,
-                )
-            # Another program may have put an array into the directory itself.
-            yield dataclasses.replace(place, file=f"{name}/{place.file}") if place.file and name else place
+def _place_leaves(index: Index, branches: Sequence[OpenBranch]) -> Iterator[Any]:
+    """Walk through the leaves of all branches, each stored one with where and how it lies there."""
+    stored = ((branch, *row) for branch in branches for row in zip(branch.record.folders, branch.arrays, strict=True))
+    # Thousands of leaves share a few layouts.
+    known: dict[ZarrArray, tuple[int, str]] = {}
+    for leaf in iter_leaves(index):
+        if not isinstance(leaf, LeafRecord):
+            yield leaf
+            continue
+        branch, name, array = next(stored)
+        if array not in known:
+            known[array] = (count := chunk_count(array)), chunk_name(array, 0) if count else ""
+        count, first = known[array]
+        kind = index.type_of(leaf.number or 0).kind if branch.verified or leaf.dtype is None else UNKNOWN_KIND
+        # A compressed chunk holds no byte of the leaf that could be looked at.
+        offset = 0 if count and array.compressor is None else None
+        # Another program may have put an array into the directory itself.
+        file = f"{name}/{first}" if name and count else first or None
+        yield dataclasses.replace(
+            leaf,
+            kind=kind,
+            offset=offset,
+            file=file,
+            chunks=count,
+            chunk_shape=array.chunks,
+            compressor=array.compressor,
+        )
 
 
 def _file_bytes(folder: OpenLeaves, branch: OpenBranch) -> int:

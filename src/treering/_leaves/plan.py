@@ -10,7 +10,7 @@ import dataclasses
 import datetime
 from array import array
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import xxhash
 
@@ -28,20 +28,8 @@ from treering._values.checksums import block_count
 from treering._values.dtypes import itemsize_of
 from treering._values.human import pluralize
 from treering._values.keys import naming_leaf
-from treering._values.processes import format_processes
-from treering.errors import ProcessFailedError, UnsupportedError
-
-
-class ArrayManager(Protocol):
-    """What writes arrays in the background, such as jax's ``GlobalAsyncCheckpointManager``."""
-
-    def serialize_with_paths(
-        self, arrays: Sequence[Any], paths: Sequence[str], *, on_commit_callback: Callable[[], None]
-    ) -> object:
-        """Begin to write arrays, each into the folder of its path, and call back when they are there."""
-
-    def wait_until_finished(self) -> object:
-        """Wait for what was begun; raise what went wrong."""
+from treering._values.processes import failure_of
+from treering.errors import UnsupportedError
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,8 +50,10 @@ class LeavesSaveOptions:
     """Called by process 0."""
     progress: Progress | None = None
     """Called with the bytes that this process has written."""
-    manager: ArrayManager | None = None
-    """What writes jax arrays, if it is not treering."""
+    manager: Any = None
+    """What writes jax arrays, if it is not treering, such as jax's ``GlobalAsyncCheckpointManager``: its
+    ``serialize_with_paths(arrays, paths, on_commit_callback=...)`` begins to write arrays, each into the folder of its
+    path, and calls back when they are there; its ``wait_until_finished()`` waits for that."""
     processes: Literal["all", "this"] = "all"
     """Which processes of a job save the tree."""
     timeout: float = 600.0
@@ -253,10 +243,7 @@ class LeafShares:
                     found[number].append((chunk, size, checksums[at : at + count]))
                     at += count
             if (sized, at) != (len(sizes), len(checksums)):
-                what = "did not write what the plan of process 0 assigned to it"
-                error = ProcessFailedError(f"{format_processes([process])} {what}")
-                error.processes = (process,)
-                raise error
+                raise failure_of([process], "did not write what the plan of process 0 assigned to it")
         every: list[int] = []
         table = array("Q")
         for number, pieces in found.items():

@@ -36,11 +36,10 @@ from treering._coordination.operations import Call
 from treering._format.index import LeafType
 from treering._format.selection import Selection
 from treering._leaves.chunks.write import write_leaves
-from treering._leaves.commit import begin_save, commit_record
+from treering._leaves.commit import begin_save, commit_record, list_later, unfinished_update
 from treering._leaves.documents.index import LEAVES_INDEX
-from treering._leaves.documents.record import MOST_AXES, ChunkLayout, LeavesRecord, arrays_of, stored_leaves
-from treering._leaves.documents.update import list_later, unfinished_update
-from treering._leaves.plan import ArrayManager, LeafShares, LeavesSaveOptions, PlannedLeaves, plan_leaves
+from treering._leaves.documents.record import MOST_AXES, ChunkLayout, LeavesRecord, arrays_of
+from treering._leaves.plan import LeafShares, LeavesSaveOptions, PlannedLeaves, plan_leaves
 from treering._printable import kind_of
 from treering._store.api import Store
 from treering._store.failures import naming
@@ -271,7 +270,7 @@ def _managed(plan: PlannedLeaves) -> dict[int, str]:
     }
 
 
-def _serialize_by_manager(path: Path, flat: Flattened, manager: ArrayManager, options: LeavesSaveOptions) -> None:
+def _serialize_by_manager(path: Path, flat: Flattened, manager: Any, options: LeavesSaveOptions) -> None:
     """Begin to write a tree into the directory ``path``; the manager's ``wait_until_finished`` waits for its end.
 
     The manager gets the jax arrays whose dtype zarr v2 knows. Everything else is written before this returns.
@@ -295,7 +294,7 @@ def _serialize_by_manager(path: Path, flat: Flattened, manager: ArrayManager, op
 
 
 def _begin_writes(
-    manager: ArrayManager, flat: Flattened, managed: Mapping[int, str], writer: LeafWriter, finish: Callable[[], None]
+    manager: Any, flat: Flattened, managed: Mapping[int, str], writer: LeafWriter, finish: Callable[[], None]
 ) -> None:
     """Give a manager its leaves, and the folders where they are staged; it calls ``finish`` when they are written."""
     above = writer.store.path.joinpath(*staged_leaves(writer.attempt))
@@ -356,7 +355,7 @@ def _add_managed(record: LeavesRecord, managed: frozenset[int], staged: LeavesSa
     leaf_layouts: list[int] = []
     sizes: list[int] = []
     checksums, own, done = array("Q"), record.checksums, 0
-    for number, folder, planned in zip(stored_leaves(record), record.folders, arrays_of(record), strict=True):
+    for number, folder, planned in zip(record.stored_leaves(), record.folders, arrays_of(record), strict=True):
         if number in managed:
             with naming_leaf(record.keys[number]):
                 written, lengths, blocks = _take_over(staged, folder, record.types[record.leaf_types[number]])

@@ -24,11 +24,11 @@ from treering._codec.zarr import ZarrArray, chunk_box, chunk_bytes, chunk_count,
 from treering._codec.zarr_chunks import decode
 from treering._format.index import Chunks, Index
 from treering._leaves.branches import ALL, Prefix, is_unchanged, read_branches
-from treering._leaves.chunks.files import BranchFiles, ChunkFile, OpenChunks, SmallFile, chunk_files, name_leaf
+from treering._leaves.chunks.files import BranchFiles, ChunkFile, OpenChunks, SmallFile, name_leaf
 from treering._leaves.documents.index import IndexBranch
-from treering._leaves.documents.join import add_structure, join_records
+from treering._leaves.documents.join import LazySequence, add_structure, join_records
 from treering._leaves.documents.record import OpenBranch
-from treering._plan.exchange import StoredChunk
+from treering._plan.load import StoredChunk
 from treering._store.api import Reader, Version
 from treering._store.leaves_api import OpenLeaves
 from treering._store.resolve import open_leaves, opened_store
@@ -201,8 +201,13 @@ class BranchArrays:
             for leaf in dict.fromkeys(chunks.leaf):
                 checksums += self._files.all_checksums_of(self._places[leaf])
             index = dataclasses.replace(index, chunks=chunks, checksums=checksums, verified=True)
-        files = chunk_files(self._index, self._places, self._files, self._held)
-        return StoredArrays(index, files, lambda _: None, mapped=self._mapped)
+        leaves = self._index.chunks.leaf
+
+        def make(row: int) -> ChunkFile:
+            place, chunk = self._places[leaves[row]], row - bisect.bisect_left(leaves, leaves[row])
+            return ChunkFile(files=self._files, held=self._held, place=place, chunk=chunk)
+
+        return StoredArrays(index, LazySequence(len(leaves), make), lambda _: None, mapped=self._mapped)
 
 
 def _aligned(nbytes: int) -> int:
@@ -229,7 +234,7 @@ class LeavesArrays:
         self.bytes_read = 0
         self._open = OpenChunks()
         self._branches: list[BranchArrays] = []
-        stored = [leaf for leaf, number in enumerate(index.leaf_types) if index.types[number].stored]
+        stored = index.stored_leaves()
         at = 0
         for branch in branches:
             some = stored[at : at + len(branch.arrays)]

@@ -78,11 +78,7 @@ def cut_rows(rows: Iterable[Row], types: Sequence[LeafType], leaf_types: Sequenc
         every = whole(shapes[kind])
         itemsize = nbytes[kind] // math.prod(shapes[kind])
         found += [(leaf, None if cut == every else cut) for cut in cut_leading(box or every, itemsize, BOX_BYTES)]
-    return sorted(found, key=_place)
-
-
-def _place(row: Row) -> tuple[int, Box]:
-    return row[0], row[1] or ()
+    return sorted(found, key=lambda row: (row[0], row[1] or ()))
 
 
 def row_bytes(rows: Iterable[Row], types: Sequence[LeafType], leaf_types: Sequence[int]) -> list[int]:
@@ -132,8 +128,7 @@ def choose_shared(same: Sequence[int], older: OlderBoxes, most: int = MOST_SHARE
         if number >= 0:
             live[older.file[number]] += older.nbytes[number]
     halves = [file for file, nbytes in live.items() if 2 * nbytes >= older.file_bytes[file] and nbytes]
-    halves.sort(key=lambda file: (-live[file], file))
-    return tuple(sorted(halves[:most]))
+    return tuple(sorted(sorted(halves, key=lambda file: (-live[file], file))[:most]))
 
 
 def states_of(same: Sequence[int], older: OlderBoxes, shared: Collection[int]) -> list[int]:
@@ -266,10 +261,10 @@ def lay_out_shares(
         if older is not None:
             shared = [row for row, state in enumerate(share.states) if state == SHARED]
             nbytes, numbers = [sizes[row] for row in shared], [share.numbers[row] for row in shared]
-            files, offsets = ([column[number] for number in numbers] for column in (older.file, older.offset))
+            files = [here[older.file[number]] for number in numbers]
+            offsets = [older.offset[number] for number in numbers]
             own = zip(*map(share.rows.__getitem__, shared), strict=True) if shared else ((), ())
-            places = map(here.__getitem__, files), offsets
-            table += zip(*own, *places, nbytes, map(blocks.__getitem__, nbytes), strict=True)
+            table += zip(*own, files, offsets, nbytes, map(blocks.__getitem__, nbytes), strict=True)
         for rows in gather_files(share.states, sizes):
             firsts.append(len(names))
             names.append(data_name(attempt, share.first + len(names) - len(writers), count))
@@ -278,7 +273,7 @@ def lay_out_shares(
     chunks, made = lay_out_files(attempt, keys, types, leaf_types, written)
     file = [firsts[number] for number in chunks.file]
     table += zip(chunks.leaf, chunks.box, file, chunks.offset, chunks.nbytes, chunks.block, strict=True)
-    table.sort(key=_place)  # type: ignore[arg-type]  # of its first two columns
+    table.sort(key=lambda row: (row[0], row[1] or ()))
     columns = [list(column) for column in zip(*table, strict=True)] or [[]] * 6
     named = dict(zip(("leaf", "box", "file", "offset", "nbytes", "block"), columns, strict=True))
     headers = [b""] * len(names)

@@ -3,20 +3,288 @@
 Where processes want columns of what lies in rows, each would read nearly everything to get its part, and where parts
 are smaller than a block, each would read what its neighbours read. Then it is better that each reads some rows of its
 own, all together once, checks them, and the devices exchange the items.
+
+XLA reshards arrays that are cut evenly along an axis, nothing else. So the leaf is taken as an array that is cut along
+one axis into one part of equal length for each device, padded at its ends, and each process reads the parts of its
+devices. Blocks are read whole, so a block at the border of two processes is read by both: where that would cost too
+much, parts are longer, and some devices have nothing but padding.
 ``docs/design/planning.md`` has the figures.
 """
 
 from __future__ import annotations
 
+import bisect
 import dataclasses
+import functools
+import heapq
 import itertools
 import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from typing import Final
 
-from treering._plan.exchange import PERCENT, Grid, Parts, StoredChunk, Turns, plan_parts
-from treering._values.boxes import Box, intersection, pick_overlap, relative, runs, shape_of, size_of
+from treering._values.boxes import Box, intersection, pick_overlap, relative, runs, shape_of, size_of, whole
 from treering._values.checksums import SMALLEST_BLOCK
+
+PERCENT: Final = 105
+"""What is worth reading, of what there is: 1.05 times the bytes."""
+
+# Parts of whole blocks are cheaper than others; they may be so much longer.
+_ALIGNED_PERCENT: Final = 110
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class StoredChunk:
+    """One stored box of a leaf: its items in C order, checked in blocks."""
+
+    box: Box
+    """Which box of the leaf."""
+    block: int
+    """Bytes of a checksummed block; all of the chunk where it can only be read whole."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Grid:
+    """How a leaf is wanted: cut along the axes of a mesh of devices, without jax.
+
+    Example:
+        >>> columns = Grid(shape=(2, 2), owners=(0, 1, 2, 3), spec=((), (1,)))
+        >>> columns.order(0), columns.owners_along(0)
+        ((0, 1), (0, 1, 2, 3))
+        >>> columns.order(1), columns.owners_along(1)
+        ((1, 0), (0, 2, 1, 3))
+    """
+
+    shape: tuple[int, ...]
+    """Shape of the mesh."""
+    owners: tuple[int, ...]
+    """The process of each device, in C order."""
+    spec: tuple[tuple[int, ...], ...]
+    """For each axis of the leaf the axes of the mesh that cut it, outermost first."""
+
+    def order(self, axis: int) -> tuple[int, ...]:
+        """Return the axes of the mesh in the order in which they cut a leaf's axis into one part for each device.
+
+        Those that cut it in the end come first, then those that only replicate, then those that cut other axes: so
+        the exchange is an all-to-all over the last, and a gathering over the middle, and no device ever has more than
+        its part, or what it wants.
+        """
+        others = [number for at, some in enumerate(self.spec) if at != axis for number in some]
+        free = [n for n in range(len(self.shape)) if n not in self.spec[axis] and n not in others]
+        return (*self.spec[axis], *free, *others)
+
+    def owners_along(self, axis: int) -> tuple[int, ...]:
+        """Return the process of each part, where a leaf's axis is cut into one for each device."""
+        return _owners_along(self.shape, self.owners, self.order(axis))
+
+
+@functools.lru_cache(maxsize=256)
+def _owners_along(shape: tuple[int, ...], owners: tuple[int, ...], order: tuple[int, ...]) -> tuple[int, ...]:
+    strides = [math.prod(shape[axis + 1 :]) for axis in range(len(shape))]
+    steps = [range(0, shape[axis] * strides[axis], strides[axis]) for axis in order]
+    return tuple(owners[sum(place)] for place in itertools.product(*steps))
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Parts:
+    """A leaf cut along one axis into parts of equal length, one for each device; some or all of a part is padding.
+
+    Example:
+        >>> parts = Parts(axis=0, length=10, rows=4, first=1, owners=(0, 0, 1, 1))
+        >>> [parts.rows_of(place) for place in range(4)], parts.padded
+        ([(0, 0), (0, 4), (4, 8), (8, 10)], 16)
+        >>> parts.boxes_of(1, (10, 2))
+        (((4, 8), (0, 2)), ((8, 10), (0, 2)))
+    """
+
+    axis: int
+    """Which axis is cut."""
+    length: int
+    """How long the leaf is along it."""
+    rows: int
+    """How long a part is along it."""
+    first: int = 0
+    """Number of the part that begins where the leaf begins; those before it are padding."""
+    owners: tuple[int, ...]
+    """The process that reads each part."""
+
+    @property
+    def used(self) -> int:
+        """How many parts hold something."""
+        return -(-self.length // self.rows)
+
+    @property
+    def padded(self) -> int:
+        """How long all parts are together."""
+        return self.rows * len(self.owners)
+
+    def rows_of(self, place: int) -> tuple[int, int]:
+        """Return which rows of the leaf a part holds; (0, 0) for none."""
+        start = (place - self.first) * self.rows
+        stop = min(start + self.rows, self.length)
+        return (start, stop) if 0 <= start < stop else (0, 0)
+
+    def box_of(self, place: int, shape: tuple[int, ...]) -> Box | None:
+        """Return which box of a leaf of ``shape`` a part holds; None for none."""
+        start, stop = self.rows_of(place)
+        box = whole(shape)
+        return (*box[: self.axis], (start, stop), *box[self.axis + 1 :]) if start < stop else None
+
+    def boxes_of(self, process: int, shape: tuple[int, ...]) -> tuple[Box, ...]:
+        """Return the boxes that one process reads, in the order of the parts."""
+        places = range(self.first, self.first + self.used)
+        found = (self.box_of(place, shape) for place in places if self.owners[place] == process)
+        return tuple(box for box in found if box is not None)
+
+
+def plan_parts(shape: tuple[int, ...], itemsize: int, chunks: Sequence[StoredChunk], grid: Grid) -> Parts:
+    """Cut a leaf for reading: among as many processes as can be, and all together read 1.05 times its bytes at most.
+
+    Args:
+        shape: global shape; it has items.
+        itemsize: bytes of an item.
+        chunks: stored boxes, which tile the leaf.
+        grid: how it is wanted.
+
+    Example:
+        >>> chunk = StoredChunk(box=((0, 1024), (0, 1024)), block=65536)
+        >>> grid = Grid(shape=(8,), owners=(0, 0, 1, 1, 2, 2, 3, 3), spec=((), (0,)))
+        >>> plan_parts((1024, 1024), 4, [chunk], grid).rows
+        128
+    """
+    worth = math.prod(shape) * itemsize * (PERCENT - 100) // 100
+    cuttings = []
+    for axis, length in enumerate(shape):
+        along = Counter(_Along.of(chunk, axis, itemsize) for chunk in chunks)
+        cuttings.append(_cut_axis(axis, length, grid.owners_along(axis), along, worth))
+    return max(cuttings, key=lambda parts: len(set(parts.owners[: parts.used])))
+
+
+def _cut_axis(axis: int, length: int, owners: tuple[int, ...], chunks: Counter[_Along], worth: int) -> Parts:
+    """Return the shortest parts along an axis that are cheap enough; one that is all is, always."""
+    step = max((along.step for along in chunks), default=1)
+
+    def align(rows: int) -> int:
+        """Return the next number of rows that are whole blocks."""
+        return -(-rows // step) * step
+
+    def cost_of(rows: int) -> int:
+        """Return how many bytes are read more than once, at most: blocks in which the parts of two processes meet."""
+        cuts = [at * rows for at in range(1, -(-length // rows)) if owners[at] != owners[at - 1]]
+        return sum(along.torn(cuts) * count for along, count in chunks.items()) if cuts else 0
+
+    count = min(len(owners), length)
+    blocks = align(-(-length // count))
+    if cost_of(blocks) > worth:
+        blocks = length
+    while True:
+        rows = -(-length // count)
+        if 100 * align(rows) <= _ALIGNED_PERCENT * rows:
+            rows = align(rows)
+        cost = cost_of(rows)
+        if cost <= worth or rows >= blocks:
+            return Parts(axis=axis, length=length, rows=min(rows, blocks), owners=owners)
+        count = max(1, min(count - 1, count * worth // cost))
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Along:
+    """A chunk as it lies along one axis."""
+
+    start: int
+    """Where it begins, and ends."""
+    stop: int
+    outer: int
+    """How many steps its outer axes make together."""
+    stride: int
+    """Bytes from one row to the next."""
+    block: int
+
+    @classmethod
+    def of(cls, chunk: StoredChunk, axis: int, itemsize: int) -> _Along:
+        lengths = shape_of(chunk.box)
+        stride = math.prod(lengths[axis + 1 :]) * itemsize
+        return cls(*chunk.box[axis], math.prod(lengths[:axis]), stride, chunk.block)
+
+    @property
+    def step(self) -> int:
+        """After how many rows a block ends where a row ends."""
+        return self.block // math.gcd(self.block, self.stride)
+
+    def torn(self, cuts: Sequence[int]) -> int:
+        """Return how many bytes of the chunk are read more than once where it is cut so, at most."""
+        if not (inside := cuts[bisect.bisect_right(cuts, self.start) : bisect.bisect_left(cuts, self.stop)]):
+            return 0
+        row = (self.stop - self.start) * self.stride
+        aligned = row % self.block == 0 or self.outer == 1
+        torn = sum(1 for cut in inside if not aligned or (cut - self.start) * self.stride % self.block)
+        # Where one step of the outer axes ends and the next begins, the last part meets the first.
+        borders = torn * self.outer + (0 if aligned else self.outer - 1)
+        nbytes = self.outer * row
+        return min(borders * min(self.block, nbytes), len(inside) * nbytes)
+
+
+class Turns:
+    """Gives leaves that have not a part for each device to the processes that have read the least so far.
+
+    Args:
+        processes: how many there are.
+
+    Example:
+        >>> turns = Turns(3)
+        >>> small = Parts(axis=0, length=4, rows=4, owners=(0, 1, 2))
+        >>> [turns.assign(small, 16).first for _ in range(4)]
+        [0, 1, 2, 0]
+    """
+
+    def __init__(self, processes: int) -> None:
+        self._loads = [0] * processes
+        self._least = [(0, process) for process in range(processes)]
+        self._places: dict[int, tuple[tuple[int, ...], dict[int, int]]] = {}
+
+    def assign(self, parts: Parts, row_bytes: int) -> Parts:
+        """Return the parts in the places where they are read by whoever is next.
+
+        Args:
+            parts: of one leaf, from the first place on.
+            row_bytes: bytes of one row.
+        """
+        if not (spare := len(parts.owners) - parts.used):
+            return parts
+        first = self._next_place(parts.owners, spare)
+        if _borders(parts, first) != _borders(parts, 0):
+            first = 0  # other blocks would be read by two, and nobody has counted them
+        turned = dataclasses.replace(parts, first=first)
+        for place in range(first, first + parts.used):
+            start, stop = turned.rows_of(place)
+            self._loads[parts.owners[place]] += (stop - start) * row_bytes
+        for process in set(parts.owners[first : first + parts.used]):
+            heapq.heappush(self._least, (self._loads[process], process))
+        return turned
+
+    def _next_place(self, owners: tuple[int, ...], last: int) -> int:
+        """Return the first place of the process with the least load, of those that have one up to the last."""
+        if (known := self._places.get(id(owners))) is None:
+            places = {owner: place for place, owner in reversed(list(enumerate(owners)))}
+            known = self._places[id(owners)] = (owners, places)  # held, so that its id stays its own
+        passed = []
+        while True:
+            load, process = heapq.heappop(self._least)
+            if load != self._loads[process]:
+                continue
+            passed.append((load, process))
+            if known[1].get(process, last + 1) <= last:
+                break
+        for entry in passed:
+            heapq.heappush(self._least, entry)
+        return known[1][process]
+
+
+def _borders(parts: Parts, first: int) -> list[bool]:
+    """Tell of each part, but for the first, whether it is read by another process than the one before."""
+    owners = parts.owners[first : first + parts.used]
+    return [a != b for a, b in itertools.pairwise(owners)]
+
 
 ByteRange = tuple[int, int]
 """First byte and the byte behind the last."""
@@ -61,31 +329,21 @@ class LeafLoadPlan:
 
     parts: Parts | None
     """Who reads which rows where items are exchanged; None where each process reads what it wants."""
-    _shape: tuple[int, ...]
-    """Global shape."""
-    _itemsize: int
-    """Bytes of an item."""
+    _leaf: StoredLeaf
+    """The leaf."""
     _chunks: _Chunks
-    """What is stored."""
-    _wanted: Sequence[Sequence[Box]]
-    """Process -> boxes that it wants."""
+    """Its chunks."""
 
     def boxes_of(self, process: int) -> Sequence[Box]:
         """Return the boxes that one process reads."""
-        return self._wanted[process] if self.parts is None else self.parts.boxes_of(process, self._shape)
+        return self._leaf.wanted[process] if self.parts is None else self.parts.boxes_of(process, self._leaf.shape)
 
     def reads_of(self, process: int) -> tuple[Read, ...]:
         """Return what one process reads, in the order of the chunks; other processes' reads are not made."""
-        return tuple(self._chunks.direct_reads(self.boxes_of(process), self._itemsize))
+        return tuple(self._chunks.direct_reads(self.boxes_of(process), self._leaf.itemsize))
 
 
-def plan_load(
-    shape: tuple[int, ...],
-    itemsize: int,
-    chunks: Sequence[StoredChunk],
-    wanted: Sequence[Sequence[Box]],
-    grid: Grid | None = None,
-) -> LeafLoadPlan:
+def plan_load(leaf: StoredLeaf) -> LeafLoadPlan:
     """Divide the reading of one leaf among processes.
 
     Each process reads what it wants, and no more than the blocks around it. Where all together would so read more
@@ -94,26 +352,22 @@ def plan_load(
     than one small block is always read directly. Every process comes to the same plan by itself.
 
     Args:
-        shape: global shape.
-        itemsize: bytes of an item.
-        chunks: stored boxes, which tile the leaf; none where parts of it cannot be read.
-        wanted: process -> the boxes of the leaf that it wants, no two of which overlap.
-        grid: the devices that it is wanted on; None where they cannot exchange anything.
+        leaf: what is stored and wanted; it has no chunks where parts of it cannot be read.
 
     Example:
-        >>> rows = [StoredChunk(box=((start, start + 512), (0, 4096)), block=65536) for start in (0, 512)]
+        >>> rows = tuple(StoredChunk(box=((start, start + 512), (0, 4096)), block=65536) for start in (0, 512))
         >>> columns = [[((0, 1024), (start, start + 2048))] for start in (0, 2048)]
         >>> grid = Grid(shape=(2,), owners=(0, 1), spec=((), (0,)))
-        >>> plan = plan_load((1024, 4096), 4, rows, columns, grid)
+        >>> plan = plan_load(StoredLeaf(shape=(1024, 4096), itemsize=4, chunks=rows, wanted=columns, grid=grid))
         >>> plan.boxes_of(1)
         (((512, 1024), (0, 4096)),)
     """
-    table = _Chunks(chunks)
-    unique = math.prod(shape) * itemsize
-    worth = grid is not None and bool(chunks) and unique > SMALLEST_BLOCK and _want_all(shape, wanted)
-    exchange = worth and _costs_too_much(table, itemsize, wanted, unique)
-    parts = plan_parts(shape, itemsize, chunks, grid) if exchange and grid is not None else None
-    return LeafLoadPlan(parts=parts, _shape=shape, _itemsize=itemsize, _chunks=table, _wanted=wanted)
+    table, grid = _Chunks(leaf.chunks), leaf.grid
+    unique = math.prod(leaf.shape) * leaf.itemsize
+    worth = grid is not None and bool(leaf.chunks) and unique > SMALLEST_BLOCK and _want_all(leaf.shape, leaf.wanted)
+    exchange = worth and _costs_too_much(table, leaf.itemsize, leaf.wanted, unique)
+    parts = plan_parts(leaf.shape, leaf.itemsize, leaf.chunks, grid) if exchange and grid is not None else None
+    return LeafLoadPlan(parts=parts, _leaf=leaf, _chunks=table)
 
 
 def plan_loads(leaves: Iterable[StoredLeaf], processes: int) -> list[LeafLoadPlan]:
@@ -146,7 +400,7 @@ def plan_loads(leaves: Iterable[StoredLeaf], processes: int) -> list[LeafLoadPla
             # By identity: to compare boxes for 1,024 processes costs more than to plan for them.
             kind = (leaf.shape, leaf.itemsize, leaf.chunks, id(leaf.wanted), leaf.grid is None)
             if (plan := known.get(kind)) is None:
-                plan = known[kind] = plan_load(leaf.shape, leaf.itemsize, leaf.chunks, leaf.wanted, leaf.grid)
+                plan = known[kind] = plan_load(leaf)
             same[id(leaf)] = plan
         if plan.parts is not None:
             row_bytes = math.prod(leaf.shape) * leaf.itemsize // plan.parts.length

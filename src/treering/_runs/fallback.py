@@ -175,7 +175,7 @@ class NewestStep:
     def _agree(self, one: _Candidate, found: Callable[[], T] | Exception) -> Callable[[], T] | None:
         """Tell the others what was found, hear what they found, and pass over the step where it was damage."""
         own = found if isinstance(found, Exception) else None
-        if self._goes_back and isinstance(own, CorruptError):
+        if self._goes_back and isinstance(own, errors.CorruptError):
             own.hint = None  # what it says to do is what happens now
         row: dict[str, Any] = {"outcome": self._outcome_of(one, own)}
         if own is not None:

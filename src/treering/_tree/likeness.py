@@ -14,8 +14,8 @@ import numpy as np
 
 from treering._format.index import ARRAY_KINDS, Container, ForeignKey, Index, LeafType, OpaqueLeaf, Token
 from treering._format.leaf_values import same_value
-from treering._format.selection import Selection, subtrees
-from treering._format.structure import KEYS, key_text, walk
+from treering._format.selection import Selection
+from treering._format.structure import KEYS, containers_of, key_text, walk
 from treering._printable import MOST_LINES, list_lines, printable, shorten
 from treering._tree.flatten import KINDS, Flattened, flatten_like, open_node
 from treering._tree.registry import is_typed_key, key_dtype, key_impl
@@ -189,6 +189,44 @@ def expand_ellipses(
     return expanded, {number: found[source] for number, source in places.items() if source in found}
 
 
+def subtrees(part: Selection, keys: Collection[str]) -> dict[str, Selection]:
+    """Return the containers at some keys as parts of their own, with the keys that their leaves have in ``part``.
+
+    Example:
+        >>> from treering._format.selection import select
+        >>> part = select([Container(node="dict", keys=("a", "b")), Container(node="list", keys=(0,)), 2],
+        ...               ["a/0", "b"], at=None, only=None)
+        >>> subtrees(part, {"a", "b"})["a"].keys
+        ['a/0']
+    """
+    begun: list[tuple[int, str, list[Token], int]] = []
+    found: dict[str, Selection] = {}
+    path: list[str] = []
+    heads: list[Container] = []
+    leaf = 0
+
+    def close(depth: int) -> None:
+        while begun and begun[-1][0] >= depth:
+            _, key, tokens, first = begun.pop()
+            found[key] = Selection(
+                structure=tokens, leaves=list(part.leaves[first:leaf]), keys=list(part.keys[first:leaf])
+            )
+
+    for depth, place, token in walk(part.structure):
+        close(depth)
+        del path[max(0, depth - 1) :], heads[depth:]
+        if isinstance(token, Container):
+            path += [key_text(heads[-1].keys[place])] if depth else []
+            heads.append(token)
+            if (key := join_key(path)) in keys:
+                begun.append((depth, key, [], leaf))
+        for _, _, tokens, _ in begun:
+            tokens.append(token)
+        leaf += 0 if isinstance(token, Container) else token
+    close(0)
+    return found
+
+
 KEPT: Final = Fit("kept")
 """The leaf of ``like`` stays."""
 
@@ -307,22 +345,14 @@ def _find_stored(
         return selection.leaves, {}
     stored = dict(zip(selection.keys, selection.leaves, strict=True))
     wanted = [sources.get(key, key) for key in target.keys]
-    return list(map(stored.get, wanted)), _list_unexpected(index, stored, set(wanted), target)
-
-
-def _list_unexpected(
-    index: Index, stored: Mapping[str, int], wanted: Collection[str], target: Flattened
-) -> dict[str, str]:
-    """Return what is stored and not wanted.
-
-    Orbax notes a namedtuple without fields, such as many a state of an optimizer, as None: that is wanted.
-    """
-    found = {key: found_text(index.type_of(number)) for key, number in stored.items() if key not in wanted}
-    nothing = {key for key in found if not index.is_exact and index.type_of(stored[key]).kind == "none"}
+    left = set(stored).difference(wanted)
+    # Orbax notes a namedtuple without fields, such as many a state of an optimizer, as None: that is wanted.
+    nothing = {key for key in left if not index.is_exact and index.type_of(stored[key]).kind == "none"}
     if nothing:
         containers = containers_of(target.tokens)
-        nothing &= {join_key(path) for path, one in containers if (one.node, one.keys) == ("namedtuple", ())}
-    return {key: text for key, text in found.items() if key not in nothing}
+        left -= nothing & {join_key(path) for path, one in containers if (one.node, one.keys) == ("namedtuple", ())}
+    unexpected = {key: found_text(index.type_of(number)) for key, number in stored.items() if key in left}
+    return list(map(stored.get, wanted)), unexpected
 
 
 def apply_renames(keys: Sequence[str], rename: Mapping[str, str]) -> dict[str, str]:
@@ -483,17 +513,6 @@ def static_differences(saved: Iterable[Token], like: Iterable[Token], *, called:
             where = f"{join_key(path)}: " if path else ""
             lines += [f"{where}{line}" for line in _differences(container, other, called)]
     return lines
-
-
-def containers_of(tokens: Iterable[Token]) -> Iterator[tuple[tuple[str, ...], Container]]:
-    """Yield the containers of a structure with their key paths."""
-    levels: list[tuple[tuple[str, ...], Container]] = []
-    for depth, place, token in walk(tokens):
-        if isinstance(token, Container):
-            del levels[depth:]
-            path = (*levels[-1][0], key_text(levels[-1][1].keys[place])) if levels else ()
-            levels.append((path, token))
-            yield path, token
 
 
 def _differences(saved: Container, like: Container, called: str) -> Iterator[str]:

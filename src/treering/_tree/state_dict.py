@@ -16,7 +16,7 @@ from typing import Any, Final
 import jax
 import numpy as np
 
-from treering._codec.msgpack.window import MAX_DEPTH
+from treering._codec.msgpack.scan import MAX_DEPTH
 from treering._printable import MOST_LINES, kind_of, list_lines, printable, shorten
 from treering._tree import registry
 from treering._tree.registry import LEAF_TYPES, REGISTRY, Node, is_code, is_namedtuple, is_typed_key, open_pytree_node
@@ -439,11 +439,8 @@ def _restore_namedtuple(xs: Any, state: Any) -> Restorer:
 
 def _restore_dict(xs: dict[Any, Any], state: Any) -> Restorer:
     _check_keys(map(str, xs), state)
-    restored = {}
-    for key, value in xs.items():
-        part = str(key)
-        restored[key] = state[part] if type(value) in LEAF_TYPES else (yield value, state[part], part)
-    return restored
+    children = ((str(key), value) for key, value in xs.items())
+    return _restore_parts(children, state, lambda found: dict(zip(xs, found, strict=True)))
 
 
 def _restore_list(xs: list[Any] | tuple[Any, ...], state: Any) -> Restorer:

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from typing import Final
 
 from treering._values.timing import DEFAULT_TIMEOUT
-from treering.errors import UnsupportedError
+from treering.errors import ProcessFailedError, UnsupportedError
 
 _VARIABLE: Final = "TREERING_TIMEOUT_S"
 _SHOWN: Final = 20
@@ -74,6 +74,19 @@ def format_processes(processes: Iterable[int]) -> str:
     if len(texts) > _SHOWN:
         texts = [*texts[: _SHOWN - 1], f"{len(texts) - _SHOWN + 1} more"]
     return "processes " + " and ".join(part for part in (", ".join(texts[:-1]), texts[-1]) if part)
+
+
+def failure_of(processes: Iterable[int], what: str, hint: str | None = None) -> ProcessFailedError:
+    """Return the error that some processes failed, and in what.
+
+    Example:
+        >>> failure_of([1, 2], "wrote nothing").processes
+        (1, 2)
+    """
+    failed = tuple(processes)
+    error = ProcessFailedError(f"{format_processes(failed)} {what}", hint=hint)
+    error.processes = failed
+    return error
 
 
 def timeout_seconds(timeout: float | None, environment: Mapping[str, str] = os.environ) -> float:

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from tests.leaves.documents.made_records import F32, flat, nested, records
 from tests.properties.strategies import quick
 from treering._format.index import LeafType
+from treering._leaves.commit import unfinished_update, update_for
 from treering._leaves.documents.index import (
     Entry,
     IndexBranch,
@@ -27,7 +28,6 @@ from treering._leaves.documents.index import (
     record_of,
 )
 from treering._leaves.documents.record import LeavesRecord, encode_record
-from treering._leaves.documents.update import unfinished_update, update_for
 from treering._store.leaves_api import Move
 from treering.errors import CorruptError, FormatError, TreeringError
 

@@ -33,7 +33,6 @@ from treering._leaves.documents.record import (
     parse_record,
     parts_of_folder,
     prefix_folder,
-    stored_leaves,
     unescape,
 )
 from treering._values.keys import join_key
@@ -88,7 +87,7 @@ def test_the_record_as_specified() -> None:
 
 
 def test_what_follows_from_a_record() -> None:
-    assert stored_leaves(RECORD) == [0, 2, 3]
+    assert RECORD.stored_leaves() == [0, 2, 3]
     assert RECORD.folders == ["model/w", "model/ragged", "model/packed"]
     whole, ragged, packed = arrays_of(RECORD)
     assert ragged == ZarrArray(shape=(4, 6), chunks=(3, 6), dtype="float32", marker=ATTEMPT)

@@ -4,6 +4,9 @@ Every length, count, shape, dtype name and depth is checked against the bytes th
 allocated or opened. Arrays are handed to a ``Leaves`` by position: it may make views of a buffer, plan reads, or only
 keep a record. Nothing here recurses, so depth costs memory in proportion and is bounded.
 
+Methods of a `Window` take an index into it and return values with the index behind them. Reading past the end raises
+``IndexError`` or ``struct.error``, which the scanner turns into "cut short".
+
 ``Scanner._take_arrays`` is the hot path (10,000 small leaves in a few hundredths of a second): it compares a whole
 array header at once with the last one of that length, and leaves everything unusual to the careful methods.
 """
@@ -19,21 +22,153 @@ from typing import Any, Final, Protocol
 
 import msgpack
 
-from treering._codec.msgpack.window import (
-    CHUNK_MARKER,
-    EXT_ARRAY,
-    EXT_COMPLEX,
-    EXT_SCALAR,
-    EXT_TIMESTAMP,
-    EXT_TUPLE,
-    MAX_DEPTH,
-    MAX_NDIM,
-    Fetch,
-    Window,
-)
 from treering._values.dtypes import Dtype, lookup
 from treering._values.human import pluralize
 from treering.errors import CorruptError, FormatError, TreeringError
+
+EXT_ARRAY: Final = 1
+EXT_COMPLEX: Final = 2
+EXT_SCALAR: Final = 3
+EXT_TUPLE: Final = 4
+EXT_TIMESTAMP: Final = -1
+
+CHUNK_MARKER: Final = "__msgpack_chunked_array__"
+
+LONGEST_PAYLOAD: Final = 2**32 - 1
+"""Bytes that one msgpack ext, bin or str can hold."""
+
+MAX_DEPTH: Final = 2**17
+"""Containers inside one another, on writing and on reading."""
+
+MAX_NDIM: Final = 64
+"""Axes of one array: what numpy can hold."""
+
+WINDOW_BYTES: Final = 64 * 1024
+_FIRST_STEP: Final = 4 * 1024
+_SLACK: Final = 1024  # more than any key of one length byte, ext header and inner array header together
+_NEVER: Final = 2**63
+
+Fetch = Callable[[int, int], bytes]
+"""``fetch(offset, n)`` returns exactly ``n`` bytes of a source."""
+
+_NUMBERS: Final = {0xCA + number: struct.Struct(f">{code}") for number, code in enumerate("fdBHIQbhiq")}
+
+
+class Window:
+    """Some of a source's bytes, around what is read next.
+
+    Args:
+        first: the bytes at the start of the source, or all of them.
+        size: bytes in the whole source.
+        fetch: ``fetch(offset, n)`` returns exactly ``n`` bytes; only asked for bytes that are there.
+        step: how many bytes are fetched at once, where all of them are wanted; else few, behind a large array very few.
+
+    Attributes:
+        data: the bytes in the window.
+        base: offset in the source of its first byte.
+        size: bytes in the whole source.
+        next: index in ``data`` of what is read next; behind its end after a jump.
+        safe: index up to which an item's headers surely lie inside the window.
+    """
+
+    __slots__ = ("_all", "_fetch", "_step", "base", "data", "next", "safe", "size")
+
+    def __init__(self, first: bytes, size: int, fetch: Fetch, step: int | None = None) -> None:
+        self.data = first
+        self.base = 0
+        self.size = size
+        self.next = 0
+        self._fetch = fetch
+        self._all = step is not None
+        self._step = step or WINDOW_BYTES
+        self.safe = self._safe_end()
+
+    def _safe_end(self) -> int:
+        reaches_the_end = self.base + len(self.data) >= self.size
+        return _NEVER if reaches_the_end else len(self.data) - _SLACK
+
+    def refill(self) -> None:
+        """Move on, so that the window starts with the next item; called when that is not safely inside."""
+        offset = self.base + self.next
+        # Behind a large array another may follow at once: look at little until small items come.
+        if not self._all:
+            jumped = self.next > len(self.data)
+            self._step = _FIRST_STEP if jumped else min(2 * self._step, WINDOW_BYTES)
+        self.data = b""  # two of them need not be in memory
+        self.data = self._fetch(offset, min(self._step, self.size - offset))
+        self.base, self.next = offset, 0
+        self.safe = self._safe_end()
+
+    def read(self, at: int, nbytes: int) -> bytes:
+        """Return ``nbytes`` from ``at`` on, from the source where the window ends before."""
+        self.need(at, nbytes)
+        return self.data[at : at + nbytes] if at + nbytes <= len(self.data) else self._fetch(self.base + at, nbytes)
+
+    def need(self, at: int, nbytes: int) -> None:
+        """Raise where the source ends before ``nbytes`` from ``at`` on."""
+        end = self.base + at + nbytes
+        if end > self.size:
+            count = pluralize(self.size, "bytes")
+            raise CorruptError(f"the data is cut short: it ends after {count}; at least {end} were needed")
+
+    def unsigned(self, at: int, width: int) -> int:
+        """Return the big-endian number of ``width`` bytes."""
+        field = self.data[at : at + width]
+        if len(field) != width:
+            raise IndexError
+        return int.from_bytes(field, "big")
+
+    def number(self, at: int) -> tuple[int | float | bool | None, int]:
+        """Return a nil, bool, int or float."""
+        first = self.data[at]
+        if first <= 0x7F:
+            return first, at + 1
+        if first >= 0xE0:
+            return first - 0x100, at + 1
+        if first == 0xC0:
+            return None, at + 1
+        if first in (0xC2, 0xC3):
+            return first == 0xC3, at + 1
+        if (form := _NUMBERS.get(first)) is None:
+            raise CorruptError(f"byte 0x{first:02x} starts no msgpack item")
+        return form.unpack_from(self.data, at + 1)[0], at + 1 + form.size
+
+    def blob_header(self, at: int) -> tuple[int, int, bool]:
+        """Return where a str or bin starts, its length, and whether it is a str."""
+        first = self.data[at]
+        if first <= 0xBF:
+            return at + 1, first & 0x1F, True
+        is_text = first >= 0xD9
+        width = 1 << (first - (0xD9 if is_text else 0xC4))
+        return at + 1 + width, self.unsigned(at + 1, width), is_text
+
+    def ext_header(self, at: int) -> tuple[int, int, int]:
+        """Return payload length, code (signed) and where the payload starts."""
+        first = self.data[at]
+        if first >= 0xD4:
+            nbytes, at = 1 << (first - 0xD4), at + 1
+        else:
+            width = 1 << (first - 0xC7)
+            nbytes, at = self.unsigned(at + 1, width), at + 1 + width
+        code = self.data[at]
+        return nbytes, code - 0x100 if code > 0x7F else code, at + 1
+
+    def container_header(self, at: int) -> tuple[bool, int, int]:
+        """Return whether it is a map, how many items it claims, and where they start."""
+        first = self.data[at]
+        if first <= 0x9F:
+            return first <= 0x8F, first & 0x0F, at + 1
+        width = 4 if first & 1 else 2
+        return first >= 0xDE, self.unsigned(at + 1, width), at + 1 + width
+
+    def complex(self, start: int, nbytes: int) -> complex:
+        """Return the complex number in an ext payload."""
+        payload = self.read(start, nbytes) if nbytes == 19 else b""
+        if payload[:2] != b"\x92\xcb" or payload[10:11] != b"\xcb":
+            raise CorruptError("a complex number (ext 2) is not a pair of float64")
+        real, imag = struct.unpack(">dxd", payload[2:])
+        return complex(real, imag)
+
 
 _LONGEST_DIM: Final = 2**63 - 1
 _MOST_ITEMS: Final = 2**58  # times the largest item, 32 bytes, still a signed 64-bit number
@@ -351,15 +486,6 @@ class Scanner:
         self._frames.append(frame)
         return frame
 
-    def _open_tuple(self, start: int, end: int) -> None:
-        """Open the payload of ext 4: Orbax's tuple, an array that fills the payload."""
-        window = self._window
-        first = window.data[start]
-        if not (0x90 <= first <= 0x9F or 0xDC <= first <= 0xDD):
-            raise CorruptError("the payload of a tuple (ext 4) is not an array")
-        window.next = start
-        self._open().tuple_end = window.base + end
-
     def _close(self, frame: _OpenContainer) -> object:
         """Return the value of a container whose last item has been read."""
         container, offset = frame.container, self._window.base + self._window.next
@@ -432,7 +558,12 @@ class Scanner:
         nbytes, code, start = window.ext_header(window.next)
         window.need(start, nbytes)
         if code == EXT_TUPLE:
-            self._open_tuple(start, start + nbytes)
+            # Orbax's tuple, an array that fills the payload.
+            first = window.data[start]
+            if not (0x90 <= first <= 0x9F or 0xDC <= first <= 0xDD):
+                raise CorruptError("the payload of a tuple (ext 4) is not an array")
+            window.next = start
+            self._open().tuple_end = window.base + start + nbytes
             return
         frame.put(self._array(start, nbytes) if code == EXT_ARRAY else self._rare_ext(code, start, nbytes))
         window.next = start + nbytes
@@ -447,17 +578,14 @@ class Scanner:
         begin = start + known[3]
         return leaves.array(known[1], known[2], window.base + begin, window.data, begin)
 
-    def _scalar(self, start: int, nbytes: int) -> object:
-        shape, dtype, begin = array_payload(self._window, start, nbytes)
-        if shape:
-            raise CorruptError(f"a numpy scalar claims the shape {shape}")
-        data = self._window.read(begin, dtype.itemsize)
-        return self._leaves.scalar(shape, self._leaves.prepare(dtype), self._window.base + begin, data)
-
     def _rare_ext(self, code: int, start: int, nbytes: int) -> object:
         """Read an ext leaf that is no array and no tuple."""
         if code == EXT_SCALAR:
-            return self._scalar(start, nbytes)
+            shape, dtype, begin = array_payload(self._window, start, nbytes)
+            if shape:
+                raise CorruptError(f"a numpy scalar claims the shape {shape}")
+            data = self._window.read(begin, dtype.itemsize)
+            return self._leaves.scalar(shape, self._leaves.prepare(dtype), self._window.base + begin, data)
         if code == EXT_COMPLEX:
             return self._window.complex(start, nbytes)
         if code == EXT_TIMESTAMP and nbytes in (4, 8, 12):

@@ -13,6 +13,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import secrets
+import struct
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias
 
@@ -20,17 +21,7 @@ import msgpack
 import numpy as np
 
 from treering._codec.array_bytes import holds_wire_bytes, wire_blocks
-from treering._codec.msgpack.window import (
-    CHUNK_MARKER,
-    EXT_ARRAY,
-    EXT_SCALAR,
-    LONGEST_PAYLOAD,
-    MAX_DEPTH,
-    array_header,
-    complex_leaf,
-    list_header,
-    map_header,
-)
+from treering._codec.msgpack.scan import CHUNK_MARKER, EXT_ARRAY, EXT_COMPLEX, EXT_SCALAR, LONGEST_PAYLOAD, MAX_DEPTH
 from treering._printable import kind_of, way_to_pack
 from treering._values.dtypes import check_writable
 from treering._values.human import pluralize
@@ -273,6 +264,73 @@ def _shorten(value: object) -> str:
         return f"of {pluralize(value.bit_length(), 'bits')}"
     return str(value)
 
+
+# -------------------------------------------------------------------------------------------------------------- headers
+
+_FIXEXT: Final = {1: b"\xd4", 2: b"\xd5", 4: b"\xd6", 8: b"\xd7", 16: b"\xd8"}
+
+
+def map_header(count: int) -> bytes:
+    r"""Return the header of a map of ``count`` pairs.
+
+    Example:
+        >>> map_header(3), map_header(16)
+        (b'\x83', b'\xde\x00\x10')
+    """
+    return bytes((0x80 | count,)) if count < 16 else _sized_header(0xDE, count, narrowest=2)
+
+
+def list_header(count: int) -> bytes:
+    r"""Return the header of an array of ``count`` items.
+
+    Example:
+        >>> list_header(2)
+        b'\x92'
+    """
+    return bytes((0x90 | count,)) if count < 16 else _sized_header(0xDC, count, narrowest=2)
+
+
+def _ext_header(code: int, nbytes: int) -> bytes:
+    return (_FIXEXT.get(nbytes) or _sized_header(0xC7, nbytes)) + struct.pack(">b", code)
+
+
+def _sized_header(first: int, count: int, narrowest: int = 1) -> bytes:
+    """Return the first byte and the count behind it, in as few bytes as hold it; ``first`` says the narrowest form."""
+    width = max(narrowest, 1 if count < 2**8 else 2 if count < 2**16 else 4)
+    return bytes((first + (width // narrowest).bit_length() - 1,)) + count.to_bytes(width, "big")
+
+
+def array_header(code: int, shape: tuple[int, ...], dtype_name: str, itemsize: int) -> tuple[bytes, int]:
+    r"""Return what stands before an array's bytes, and how many bytes follow.
+
+    The header holds the ext header, the inner array of three, the shape, the dtype name and the bin header, so that
+    an array is written as header, then its C-order little-endian bytes.
+
+    Raises:
+        UnsupportedError: the payload exceeds what one msgpack ext can hold.
+
+    Example:
+        >>> array_header(EXT_ARRAY, (1, 2), "float32", 4)
+        (b'\xc7\x16\x01\x93\x92\x01\x02\xa7float32\xc4\x08', 8)
+    """
+    nbytes = math.prod(shape) * itemsize
+    inner = b"\x93" + msgpack.packb(shape) + msgpack.packb(dtype_name)
+    if nbytes <= LONGEST_PAYLOAD:
+        inner += _sized_header(0xC4, nbytes)
+    if (payload := len(inner) + nbytes) > LONGEST_PAYLOAD:
+        raise UnsupportedError(
+            f"an array of {pluralize(nbytes, 'bytes')} does not fit into one msgpack item of {LONGEST_PAYLOAD} bytes",
+            hint="put it into a dict, so that it is written in chunks (MAX_CHUNK_SIZE)",
+        )
+    return _ext_header(code, payload) + inner, nbytes
+
+
+def complex_leaf(value: complex) -> bytes:
+    """Return a Python complex number: ext 2 around an array of two float64."""
+    return _ext_header(EXT_COMPLEX, 19) + struct.pack(">BBdBd", 0x92, 0xCB, value.real, 0xCB, value.imag)
+
+
+# ------------------------------------------------------------------------------------------------------ forms by chance
 
 ENOUGH: Final = 64.0
 """Bits after which the rest of a file is left as it is."""

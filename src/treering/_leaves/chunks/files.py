@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import bisect
 import contextlib
 import dataclasses
 import functools
@@ -10,7 +9,7 @@ import itertools
 import os
 import threading
 from array import array
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from mmap import mmap
 from typing import Final, Self
 
@@ -18,8 +17,7 @@ import xxhash
 
 from treering._codec.zarr import chunk_bytes, chunk_count, chunk_name, chunk_names, grid_of, zarray_bytes
 from treering._codec.zarr_chunks import check_chunk_file
-from treering._format.index import DAMAGE_HINT, Index
-from treering._leaves.documents.join import LazySequence
+from treering._format.index import DAMAGE_HINT
 from treering._leaves.documents.record import OpenBranch, first_checksums
 from treering._store.api import Reader
 from treering._store.failures import naming
@@ -355,23 +353,3 @@ class ChunkFile:
 
     def _named(self) -> contextlib.AbstractContextManager[None]:
         return name_leaf(self.files.keys[self.place], self.files.shown_chunk(self.place, self.chunk))
-
-
-def chunk_files(
-    index: Index, places: Mapping[int, int], files: BranchFiles, held: OpenChunks
-) -> LazySequence[ChunkFile]:
-    """Return the chunk files that an index has rows for.
-
-    Args:
-        index: of the whole directory; only rows of one branch are asked for.
-        places: number of a leaf in it -> number among the stored ones of the branch.
-        files: those of the branch.
-        held: keeps files open between the parts of a reading.
-    """
-    leaves = index.chunks.leaf
-
-    def make(row: int) -> ChunkFile:
-        leaf = leaves[row]
-        return ChunkFile(files=files, held=held, place=places[leaf], chunk=row - bisect.bisect_left(leaves, leaf))
-
-    return LazySequence(len(leaves), make)

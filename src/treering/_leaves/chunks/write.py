@@ -59,13 +59,6 @@ class WriteForm:
     """Of the file of a leaf that is one chunk and raw."""
 
 
-def describe_form(zarr: ZarrArray) -> WriteForm:
-    """Return what leaves of a layout have in common."""
-    count, chunk = chunk_count(zarr), chunk_bytes(zarr)
-    name = chunk_name(zarr, 0) if zarr.compressor is None and zarr.chunks == zarr.shape else None
-    return WriteForm(zarr, zarray_bytes(zarr), count, chunk, block_bytes(chunk), name)
-
-
 @dataclasses.dataclass(slots=True, eq=False)
 class WrittenLeaf:
     """A leaf, and what is known of its files when they are written."""
@@ -125,7 +118,9 @@ def write_leaves(
     for number, folder, zarr, sources in zip(leaves.sources, folders, arrays, leaves.sources.values(), strict=True):
         form = forms.get(id(zarr))  # thousands of leaves share a few layouts
         if form is None:
-            form = forms[id(zarr)] = describe_form(zarr)
+            count, chunk = chunk_count(zarr), chunk_bytes(zarr)
+            name = chunk_name(zarr, 0) if zarr.compressor is None and zarr.chunks == zarr.shape else None
+            form = forms[id(zarr)] = WriteForm(zarr, zarray_bytes(zarr), count, chunk, block_bytes(chunk), name)
         numbers = range(form.count) if chunks is None else chunks.get(number, ())
         if not (numbers or headed):
             continue

@@ -25,7 +25,7 @@ from treering._codec.documents import (
     show,
 )
 from treering._format.index import ARRAY_KINDS
-from treering._leaves.documents.record import LeavesRecord, arrays_of, parse_record, stored_leaves
+from treering._leaves.documents.record import LeavesRecord, arrays_of, parse_record
 from treering._values.checkpoint_names import ATTEMPT
 from treering._values.checksums import digest
 from treering._values.human import pluralize
@@ -253,7 +253,7 @@ def entries_of(record: LeavesRecord, *, stays: bool = False) -> list[dict[str, A
     leaf_types = record.leaf_types
     return [
         {"path": above + folder, "shape": list(found.shape), "dtype": found.dtype}
-        for leaf, folder, found in zip(stored_leaves(record), record.folders, arrays_of(record), strict=True)
+        for leaf, folder, found in zip(record.stored_leaves(), record.folders, arrays_of(record), strict=True)
         if arrays[leaf_types[leaf]]
     ]
 

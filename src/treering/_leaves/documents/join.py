@@ -18,13 +18,13 @@ import re
 import struct
 from array import array
 from collections.abc import Callable, Sequence
-from typing import Any, Final, NamedTuple, TypeAlias, TypeVar, overload
+from typing import Any, Final, NamedTuple, TypeAlias, TypeVar
 
 from treering._codec.documents import check_hashes, check_texts, decode_text, member, parse_json
 from treering._codec.zarr import ZarrArray, chunk_box, chunk_bytes, chunk_count, chunk_name
 from treering._format.index import MAX_LEVELS, Chunks, Container, DataFile, Index, LeafType, OpaqueLeaf, Token
 from treering._format.leaf_values import check_shape
-from treering._format.structure import Nested, flatten_nested, key_text
+from treering._format.structure import key_text, nest_paths
 from treering._leaves.documents.index import LEAVES_INDEX, Entry
 from treering._leaves.documents.record import (
     UNMARKED,
@@ -34,7 +34,6 @@ from treering._leaves.documents.record import (
     arrays_of,
     first_checksums,
     parts_of_folder,
-    stored_leaves,
 )
 from treering._store.failures import naming_file
 from treering._store.leaves_api import OpenLeaves
@@ -67,11 +66,7 @@ class LazySequence(Sequence[T_co]):
     def __len__(self) -> int:
         return len(self._numbers)
 
-    @overload
-    def __getitem__(self, number: int) -> T_co: ...
-    @overload
-    def __getitem__(self, number: slice) -> list[T_co]: ...
-    def __getitem__(self, number: int | slice) -> T_co | list[T_co]:
+    def __getitem__(self, number: Any) -> Any:
         found = self._numbers[number]
         return self._make(found) if isinstance(found, int) else list(map(self._make, found))
 
@@ -81,31 +76,6 @@ _MOST_UNCHECKED_ROWS: Final = 100_000
 
 _Described: TypeAlias = tuple[int, list[Box | None], int]
 """Size, boxes and block of the chunk files of one array."""
-
-
-def list_chunk_files(
-    folders: Sequence[str], arrays: Sequence[ZarrArray], firsts: Sequence[int], leaves: Sequence[int]
-) -> LazySequence[DataFile]:
-    """Return the chunk files of plain leaves; ten thousand of them are two columns.
-
-    Args:
-        folders: of each leaf that has rows.
-        arrays: what the ``.zarray`` of each says.
-        firsts: number of each leaf's first row, and behind the last leaf how many rows there are.
-        leaves: which of the leaves each row belongs to.
-
-    Example:
-        >>> files = list_chunk_files(["a/w"], [ZarrArray(shape=(4,), chunks=(2,), dtype="int8")], [0, 2], [0, 0])
-        >>> len(files), files[1].name, files[1].nbytes
-        (2, 'a/w/1', 2)
-    """
-
-    def make(row: int) -> DataFile:
-        leaf = leaves[row]
-        name = f"{folders[leaf]}/{chunk_name(arrays[leaf], row - firsts[leaf])}".removeprefix("/")
-        return DataFile(name=name, nbytes=chunk_bytes(arrays[leaf]), header=0, digest=None)
-
-    return LazySequence(len(leaves), make)
 
 
 def join_records(records: Sequence[LeavesRecord], *, verified: bool) -> Index:
@@ -152,7 +122,7 @@ def join_records(records: Sequence[LeavesRecord], *, verified: bool) -> Index:
         values=values,
         chunks=rows.chunks(),
         checksums=rows.checksums,
-        files=list_chunk_files(rows.folders, rows.arrays, rows.firsts, rows.owners),
+        files=rows.files(),
         metadata={record.prefix or "": dict(record.metadata) for record in records if record.metadata},
         verified=verified,
         structured=all(record.structured for record in records),
@@ -222,7 +192,7 @@ class _Rows:
         most = None if checked else _MOST_UNCHECKED_ROWS
         known = {key: _describe_files(this, most) for key, this in {id(this): this for this in arrays}.items()}
         found = [known[id(this)] for this in arrays]
-        leaves = [first + leaf for leaf in stored_leaves(record)]
+        leaves = [first + leaf for leaf in record.stored_leaves()]
         if checked and all(len(boxes) == 1 for _, boxes, _ in known.values()):
             self._add_single(leaves, record.folders, arrays, found)
             if starts:
@@ -257,6 +227,16 @@ class _Rows:
         self.firsts += range(last + 1, last + 1 + len(leaves))
         self.folders += folders
         self.arrays += arrays
+
+    def files(self) -> LazySequence[DataFile]:
+        """Return the chunk files; ten thousand of them are two columns."""
+
+        def make(row: int) -> DataFile:
+            leaf = self.owners[row]
+            name = f"{self.folders[leaf]}/{chunk_name(self.arrays[leaf], row - self.firsts[leaf])}".removeprefix("/")
+            return DataFile(name=name, nbytes=chunk_bytes(self.arrays[leaf]), header=0, digest=None)
+
+        return LazySequence(len(self.owners), make)
 
     def chunks(self) -> Chunks:
         """Return the columns."""
@@ -319,9 +299,11 @@ def foreign_record(
         (['a/w', 'a/x', 'b'], ['a/w', 'a/x', 'b'])
     """
     listed = [*entries, *(Entry(other.path, {}) for other in others)]
-    nested, all_paths = _nest(prefix, listed)
-    structure, found = flatten_nested(nested)
-    paths = [all_paths[number] for number in found]
+    every = [parts_of_folder(one.path, prefix) if one.path else () for one in listed]
+    if deep := [one.path for one, path in zip(listed, every, strict=True) if len(path) >= MAX_LEVELS]:
+        raise UnsupportedError(f"the path {deep[0][:200]!r} is more than {MAX_LEVELS} folders deep")
+    structure, found = nest_paths(every, lambda one, other: _clash_error(listed[one].path, listed[other].path))
+    paths = [every[number] for number in found]
     check_hashes([this.shape for this in arrays], "the shapes of the arrays")
     check_hashes([this.chunks for this in arrays], "the chunks of the arrays")
     types: dict[LeafType, int] = {}
@@ -363,28 +345,6 @@ def _describe(this: ZarrArray, path: tuple[str, ...]) -> tuple[LeafType, ChunkLa
         raise
     layout = {field.name: getattr(this, field.name) for field in dataclasses.fields(ChunkLayout)}
     return LeafType(kind="jax", dtype=this.dtype, shape=shape), ChunkLayout(**layout)
-
-
-def _nest(prefix: str | None, entries: Sequence[Entry]) -> tuple[Nested, list[tuple[str, ...]]]:
-    """Return the numbers of the entries in nested dicts, inside one more dict, and the path of each entry."""
-    root: Nested = {}
-    paths: list[tuple[str, ...]] = []
-    for number, (path, _) in enumerate(entries):
-        paths.append(parts_of_folder(path, prefix) if path else ())
-        # Below a root of one key, so that a bare array has a place.
-        parts = ("", *paths[-1])
-        if len(parts) > MAX_LEVELS:
-            raise UnsupportedError(f"the path {path[:200]!r} is more than {MAX_LEVELS} folders deep")
-        node = root
-        for part in parts[:-1]:
-            inner = node.setdefault(part, {})
-            if isinstance(inner, int):
-                raise _clash_error(path, entries[inner].path)
-            node = inner
-        there = node.setdefault(parts[-1], number)
-        if there != number:
-            raise _clash_error(path, path if isinstance(there, dict) else entries[there].path)
-    return root, paths
 
 
 def _clash_error(one: str, other: str) -> CorruptError:

@@ -289,12 +289,6 @@ class OpenBranch:
 # ------------------------------------------------------------------------------------------------- what follows from it
 
 
-def stored_leaves(record: TreeColumns) -> list[int]:
-    """Return the numbers of the leaves that lie in files."""
-    stored = [kind.stored for kind in record.types]
-    return [leaf for leaf, number in enumerate(record.leaf_types) if stored[number]]
-
-
 def arrays_of(record: LeavesRecord) -> list[ZarrArray]:
     """Return what the ``.zarray`` of each stored leaf says; leaves of one type and layout share the object.
 
@@ -404,7 +398,7 @@ def _record(document: Any) -> LeavesRecord:
     leaf_layouts = member(document, "layout", list, what)
     sizes = member(document, "sizes", list, what)
     columns.check_ints(sizes, _LIMIT, "the column of sizes")
-    stored = stored_leaves(tree)
+    stored = tree.stored_leaves()
     columns.check_ints(leaf_layouts, len(layouts), "the column of layouts")
     if len(leaf_layouts) != len(stored):
         there = pluralize(len(leaf_layouts), "layouts")

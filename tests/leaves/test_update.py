@@ -12,10 +12,10 @@ from tests.leaves.documents.made_records import F32, changed, flat
 from treering._codec.key_document import find_attempts
 from treering._codec.zarr import marker_of, zarray_bytes
 from treering._format.index import LeafType
+from treering._leaves.commit import unfinished_update, update_for
 from treering._leaves.documents import index
 from treering._leaves.documents.index import encode_leaves_index, entries_of, parse_leaves_index, record_of
 from treering._leaves.documents.record import ChunkLayout, LeavesRecord, arrays_of, encode_record
-from treering._leaves.documents.update import unfinished_update, update_for
 from treering._store.leaves_api import Move
 from treering.errors import CorruptError, FormatError, MismatchError
 
