@@ -12,6 +12,7 @@ import pytest
 from hypothesis import settings
 
 if TYPE_CHECKING:
+    from tests.warm import Programs
     from torture.bucket_servers import BucketServer
 
 # Eight pretended devices: shardings are tested on any machine. Both variables are read when jax starts.
@@ -98,6 +99,16 @@ def seaweed() -> "Iterator[BucketServer]":
 
     with open_seaweed() as server:
         yield server
+
+
+@pytest.fixture(scope="session")
+def programs() -> "Iterator[Programs]":
+    """Run programs to their very end, without an import of jax for each."""
+    from tests.warm import Programs
+
+    started = Programs()
+    yield started
+    started.close()
 
 
 @pytest.fixture(scope="session")

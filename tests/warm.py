@@ -2,13 +2,19 @@
 
 The one process is Python's fork server. It has imported and has started nothing: no device, no thread of ours. Each
 process gets variables, streams and a folder of its own, as one that is started anew does. What a program does at its
-very end, and what it has imported or not, is told only by one that is started anew: such tests use `subprocess`.
+very end such a process does not tell, and what it has imported or not is told only by one that is started anew: the
+latter use `subprocess`.
+
+`Programs` are forked from another such process, and end as programs do that are started anew: with their threads waited
+for, their exit handlers called and their interpreter taken down.
 
 Where the system has no fork server, all is started anew.
 """
 
 from __future__ import annotations
 
+import importlib
+import json
 import multiprocessing
 import os
 import runpy
@@ -16,13 +22,14 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 import types
 import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import IO, Any, Final, Protocol
 
-__all__ = ["CAN_FORK", "Child", "Forked", "run"]
+__all__ = ["CAN_FORK", "Child", "Forked", "Programs", "run"]
 
 ROOT: Final = Path(__file__).parents[1]
 CAN_FORK: Final = "forkserver" in multiprocessing.get_all_start_methods()
@@ -30,6 +37,11 @@ CAN_FORK: Final = "forkserver" in multiprocessing.get_all_start_methods()
 _PRELOADED: Final = [
     "jax", "jax.numpy", "jax.experimental.multihost_utils", "pytest", "treering",
     "tests.multiprocess.runs", "tests.multiprocess.meetings", "tests.multiprocess.interrupted",
+]  # fmt: skip
+
+# Of treering what saves and loads: it starts nothing before it is used.
+_PRELOADED_BY_PROGRAMS: Final = [
+    "jax.numpy", "treering._checkpoint.load", "treering._runs.save_step", "treering.checkpoint", "treering.run",
 ]  # fmt: skip
 
 
@@ -137,6 +149,80 @@ def run(
     return subprocess.CompletedProcess(command, code, out, err)
 
 
+class Programs:
+    """Runs programs to their very end, one after the other, as forks of one process that has imported jax.
+
+    Each is its own interpreter from the fork on, and leaves it by coming to the end of its main module.
+    """
+
+    def __init__(self) -> None:
+        self._host: subprocess.Popen[str] | None = None
+
+    def run(
+        self, *arguments: str, folder: Path = ROOT, environment: dict[str, str] | None = None, timeout: float = 120
+    ) -> subprocess.CompletedProcess[str]:
+        """Run ``python ARGUMENTS`` as the function `run` does; its end is that of a program, too."""
+        variables = {**os.environ, **(environment or {})}
+        command = [sys.executable, *arguments]
+        if not CAN_FORK:
+            return subprocess.run(
+                command, cwd=folder, env=variables, capture_output=True, text=True, timeout=timeout, check=False
+            )
+        with tempfile.TemporaryDirectory() as place:
+            files = [Path(place, name) for name in ("out", "err")]
+            host = self._started()
+            assert host.stdin is not None
+            assert host.stdout is not None
+            host.stdin.write(f"{json.dumps([arguments, str(folder), variables, [*map(str, files)], timeout])}\n")
+            host.stdin.flush()
+            code = json.loads(host.stdout.readline())
+            if code is None:
+                raise subprocess.TimeoutExpired(command, timeout)
+            out, err = (file.read_text(encoding="utf-8", errors="replace") for file in files)
+        return subprocess.CompletedProcess(command, code, out, err)
+
+    def close(self) -> None:
+        """Let the process end from which the programs are forked."""
+        if self._host is not None:
+            self._host.communicate()
+
+    def _started(self) -> subprocess.Popen[str]:
+        if self._host is None:
+            self._host = subprocess.Popen(
+                [sys.executable, "-m", "tests.warm"], cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+            )
+        return self._host
+
+
+def _fork_programs() -> None:
+    """Fork one program for each line on stdin, and tell its status, or null where its time ran out."""
+    for name in _PRELOADED_BY_PROGRAMS:
+        importlib.import_module(name)
+    for line in sys.stdin:
+        arguments, folder, variables, files, timeout = json.loads(line)
+        pid = os.fork()
+        if pid == 0:
+            os.environ.clear()
+            os.environ.update(variables)
+            os.chdir(folder)
+            os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+            _be_program(tuple(arguments), *files)
+            return  # and with it the main module: the fork ends as a program does
+        sys.stdout.write(f"{json.dumps(_status_of(pid, time.monotonic() + timeout))}\n")
+        sys.stdout.flush()
+
+
+def _status_of(pid: int, deadline: float) -> int | None:
+    while time.monotonic() < deadline:
+        ended, status = os.waitpid(pid, os.WNOHANG)
+        if ended:
+            return os.waitstatus_to_exitcode(status)
+        time.sleep(0.005)
+    os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
+    return None
+
+
 def _begin(
     work: Callable[..., object],
     arguments: tuple[Any, ...],
@@ -185,3 +271,7 @@ def _be_program(arguments: tuple[str, ...], *files: str) -> None:
     else:
         sys.argv = list(arguments)
         runpy.run_path(arguments[0], run_name="__main__")
+
+
+if __name__ == "__main__":
+    _fork_programs()

@@ -21,7 +21,7 @@ from treering.checkpoint import save_async
 
 __all__ = ["nothing_left"]
 
-FEW, MANY = 512, 2560
+FEW, MANY = 256, 1280
 
 names = itertools.count()
 behind: list[Any] = []

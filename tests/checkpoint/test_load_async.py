@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import subprocess
-import sys
 import threading
 import time
 from pathlib import Path
@@ -20,6 +18,7 @@ from jax.sharding import PartitionSpec as P
 import treering as tr
 from tests import meshes
 from tests.trees import assert_unchanged
+from tests.warm import Programs
 from treering.errors import CorruptError, MismatchError, NotFoundError, TimedOutError, TreeringError, UnsupportedError
 
 TREE: dict[str, Any] = {"w": jnp.arange(64.0).reshape(8, 8), "n": np.arange(5), "step": 7, "key": jax.random.key(1)}
@@ -181,15 +180,9 @@ else:
 
 
 @pytest.mark.parametrize("way", ["failed", "cancelled", "under way"])
-def test_the_end_of_a_program(way: str, tmp_path: Path) -> None:
+def test_the_end_of_a_program(way: str, programs: Programs, tmp_path: Path) -> None:
     tr.save(tmp_path / "ckpt", {"w": np.zeros(1 << 20)})
-    run = subprocess.run(
-        [sys.executable, "-c", PROGRAM, str(tmp_path / "ckpt"), way],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+    run = programs.run("-c", PROGRAM, str(tmp_path / "ckpt"), way)
     if way != "under way":
         assert run.returncode == 1
         kind = "NotFoundError" if way == "failed" else "ValueError"
@@ -219,9 +212,9 @@ for number in range(9):
 """
 
 
-def test_the_end_of_a_program_gives_up_all_of_them_at_once() -> None:
+def test_the_end_of_a_program_gives_up_all_of_them_at_once(programs: Programs) -> None:
     start = time.monotonic()
-    run = subprocess.run([sys.executable, "-c", MANY], capture_output=True, text=True, timeout=120, check=False)
+    run = programs.run("-c", MANY)
     assert (run.returncode, run.stderr) == (0, "")
     assert time.monotonic() - start < 45
 

@@ -1,6 +1,4 @@
 import os
-import subprocess
-import sys
 import threading
 import time
 from pathlib import Path
@@ -11,6 +9,7 @@ import pytest
 import treering
 from tests.checkpoint.in_background import PATIENCE, Elsewhere, gate, nothing_left
 from tests.system_calls import CommitGate, commit_gate
+from tests.warm import Programs
 from treering.checkpoint import save_async
 from treering.errors import CancelledError, ExistsError, StoreError, TimedOutError, TreeringError
 
@@ -216,11 +215,8 @@ assert status == 0, status
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="the system has no forks")
-def test_a_fork_has_nothing_to_do_with_the_saves_of_its_parent(tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", FORK, str(tmp_path)],
-        capture_output=True, text=True, timeout=120, check=False,
-    )  # fmt: skip
+def test_a_fork_has_nothing_to_do_with_the_saves_of_its_parent(programs: Programs, tmp_path: Path) -> None:
+    done = programs.run("-W", "ignore", "-c", FORK, str(tmp_path))
     assert (done.returncode, done.stderr) == (0, "")
     assert treering.load(tmp_path / "parent") == {"x": 4}
     assert treering.load(tmp_path / "child") == {"x": 2}

@@ -22,6 +22,15 @@ SOURCE = ROOT / "src"
 PROGRAM = re.compile(r"# (\w+\.py)\n")
 # `$ command`, with lines that are continued, and what it prints up to the next one.
 COMMAND = re.compile(r"^\$ ((?:.*\\\n)*.*)\n((?:(?!\$ ).*\n)*)", re.MULTILINE)
+# A page starts the same program several times: what one has compiled, quickly rather than well, the next ones load from
+# the folder of the page. They have one device, or as many as the command says.
+COMPILED_ONCE = {
+    "JAX_PLATFORMS": "cpu",
+    "XLA_FLAGS": "--xla_backend_optimization_level=0",
+    "JAX_COMPILATION_CACHE_DIR": ".compiled",
+    "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+    "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
+}
 
 
 class Python(PythonEvaluator):
@@ -36,13 +45,13 @@ class Python(PythonEvaluator):
 
 def run_commands(example: Example) -> None:
     """Run each command of a console fence as a shell does; what is shown below it is what it prints."""
-    clean = {name: value for name, value in os.environ.items() if name not in {"XLA_FLAGS", "FORCE_COLOR"}}
+    clean = {name: value for name, value in os.environ.items() if name != "FORCE_COLOR"}
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     code = 0
     for command, shown in COMMAND.findall(example.parsed):
         done = subprocess.run(
             ["bash", "-c", f"(exit {code}); {command}\nexit $?"],  # `$?` is that of the command before
-            env=clean | {"PATH": path, "JAX_PLATFORMS": "cpu", "NO_COLOR": "1", "PYTHONIOENCODING": "utf-8"},
+            env=clean | COMPILED_ONCE | {"PATH": path, "NO_COLOR": "1", "PYTHONIOENCODING": "utf-8"},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             encoding="utf-8",

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -16,8 +14,8 @@ from tests.buckets import install
 from tests.command import inside
 from tests.on_disk import LEFT_DOCUMENT, step_path
 from tests.stores import located, names_at, put_messages, write_file
+from tests.warm import Programs
 
-_ROOT = Path(__file__).parents[2]
 _HOLDS = """
 import os, sys
 os.link = lambda *_, **__: os.kill(os.getpid(), 9)
@@ -40,12 +38,10 @@ def fill(path: str, *steps: int) -> tr.Run:
     return run
 
 
-def killed_in(program: str, path: Path) -> str:
+def killed_in(programs: Programs, program: str, path: Path) -> str:
     """Let a process be killed, and return the name of the file that it leaves in the run's folder."""
     before = set(names_at(str(path)))
-    done = subprocess.run(
-        [sys.executable, "-c", program, str(path)], capture_output=True, text=True, check=False, cwd=_ROOT
-    )
+    done = programs.run("-c", program, str(path))
     assert done.returncode == -9, done.stderr
     (left,) = set(names_at(str(path))) - before
     return left
@@ -66,11 +62,13 @@ SWEEPERS: dict[str, Callable[[str], object]] = {
 
 @pytest.mark.skipif(os.name == "nt", reason="there is no SIGKILL")
 @pytest.mark.parametrize("program", [_HOLDS, _WAITS], ids=["begins to hold", "waits for others"])
-def test_what_the_killed_leave_is_shown_and_goes_once_it_is_old(tmp_path: Path, program: str) -> None:
+def test_what_the_killed_leave_is_shown_and_goes_once_it_is_old(
+    programs: Programs, tmp_path: Path, program: str
+) -> None:
     path = tmp_path / "run"
     fill(str(path), 1)
     for name, sweep in SWEEPERS.items():
-        left = killed_in(program, path)
+        left = killed_in(programs, program, path)
         sweep(str(path))
         assert left in names_at(str(path)), name  # its process might live
         be_old(path, left)

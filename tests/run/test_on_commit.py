@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import logging
-import subprocess
-import sys
 import threading
 import time
 from pathlib import Path
@@ -17,6 +15,7 @@ from tests.command import here
 from tests.on_disk import signed
 from tests.reads import act_before_handed_steps_are_noted
 from tests.stores import read_file, write_file
+from tests.warm import Programs
 from treering.errors import FormatError, NotDirectoryError, TimedOutError, UnsupportedError
 from treering.rules import KeepLast
 from treering.run import StepCommit
@@ -178,9 +177,9 @@ run.wait()
 """
 
 
-def test_a_training_that_is_killed_before_it_was_done_is_made_up_for(tmp_path: Path) -> None:
+def test_a_training_that_is_killed_before_it_was_done_is_made_up_for(programs: Programs, tmp_path: Path) -> None:
     path = str(tmp_path / "run")
-    killed = subprocess.run([sys.executable, "-c", _TRAINING, path], capture_output=True, text=True, check=False)
+    killed = programs.run("-c", _TRAINING, path)
     assert killed.returncode == -9, killed.stderr
     first, second = killed.stdout.splitlines()
     done: list[str] = []

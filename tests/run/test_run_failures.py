@@ -8,7 +8,6 @@ import html
 import os
 import re
 import subprocess
-import sys
 import warnings
 import weakref
 from collections.abc import Callable
@@ -23,6 +22,7 @@ import treering as tr
 from tests import buckets, faults
 from tests.jobs import be_process
 from tests.system_calls import refuse_removals
+from tests.warm import Programs
 from treering.errors import (
     ExistsError,
     FormatError,
@@ -34,7 +34,6 @@ from treering.errors import (
 )
 
 TREE = {"w": np.arange(3, dtype=np.float32)}
-ROOT = Path(__file__).parents[2]
 
 
 def block(run: tr.Run, *steps: int) -> list[Path]:
@@ -331,11 +330,9 @@ def test_status_counts_what_is_in_flight_and_asks_the_system_nothing(
 # ---------------------------------------------------------------------------------------------- the end of a program
 
 
-def ended(program: str, path: Path) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "PYTHONPATH": f"{ROOT / 'src'}", "JAX_PLATFORMS": "cpu"}
+def ended(programs: Programs, program: str, path: Path) -> subprocess.CompletedProcess[str]:
     head = "import os, sys, warnings, treering as tr\nrun = tr.Run(sys.argv[1], on_save_error='warn')\n"
-    done = [sys.executable, "-c", head + program, str(path)]
-    return subprocess.run(done, env=environment, capture_output=True, text=True, timeout=120, check=False)
+    return programs.run("-c", head + program, str(path))
 
 
 _FAILED = (
@@ -344,24 +341,24 @@ _FAILED = (
 
 
 @pytest.mark.parametrize("close", ["", "run.wait()", "run.close()", "warnings.simplefilter('ignore'); run.close()"])
-def test_a_program_whose_last_save_failed_does_not_end_well(tmp_path: Path, close: str) -> None:
+def test_a_program_whose_last_save_failed_does_not_end_well(programs: Programs, tmp_path: Path, close: str) -> None:
     program = f"run.save(1, 7).result()\nopen(run.path / 'step_00000002', 'w').close()\nrun.save(2, 8)\n{close}\n"
-    found = ended(program, tmp_path / "run")
+    found = ended(programs, program, tmp_path / "run")
     assert found.returncode == 1, found.stderr
     assert found.stderr.count(_FAILED.format(path=tmp_path / "run")) == 1
     assert ("SaveFailedWarning" in found.stderr) is (close.startswith("run"))
 
 
 @pytest.mark.parametrize("rest", ["run.save(3, 9)", "run.save(3, 9); run.close()"])
-def test_a_program_whose_last_save_came_through_ends_well(tmp_path: Path, rest: str) -> None:
+def test_a_program_whose_last_save_came_through_ends_well(programs: Programs, tmp_path: Path, rest: str) -> None:
     program = f"open(run.path / 'step_00000002', 'w').close()\nrun.save(2, 8).pending.exception\n{rest}\n"
-    found = ended(f"run.path.mkdir()\n{program}", tmp_path / "run")
+    found = ended(programs, f"run.path.mkdir()\n{program}", tmp_path / "run")
     assert found.returncode == 0, found.stderr
     assert "treering:" not in found.stderr
     assert tr.Run(tmp_path / "run").steps() == [3]
 
 
-def test_a_program_that_asked_for_the_error_was_told(tmp_path: Path) -> None:
+def test_a_program_that_asked_for_the_error_was_told(programs: Programs, tmp_path: Path) -> None:
     program = """
 run.path.mkdir()
 open(run.path / 'step_00000002', 'w').close()
@@ -371,7 +368,7 @@ except tr.errors.TreeringError as error:
     print("told", flush=True)
 run.close()
 """
-    found = ended(program, tmp_path / "run")
+    found = ended(programs, program, tmp_path / "run")
     assert (found.returncode, found.stdout) == (0, "told\n"), found.stderr
     assert "Warning" not in found.stderr
 
@@ -390,7 +387,9 @@ def test_a_full_disk_is_a_failed_save(tmp_path: Path) -> None:
     run.close()
 
 
-def test_a_save_that_could_not_begin_while_an_earlier_one_was_written_is_told_at_the_end(tmp_path: Path) -> None:
+def test_a_save_that_could_not_begin_while_an_earlier_one_was_written_is_told_at_the_end(
+    programs: Programs, tmp_path: Path
+) -> None:
     script = """
 import sys, threading, warnings
 import treering as tr
@@ -412,8 +411,7 @@ go.set()
 run.close()
 assert first.saved and run.steps() == [10] and run.status().failures == 1
 """
-    command = [sys.executable, "-c", script, str(tmp_path / "run")]
-    done = subprocess.run(command, capture_output=True, check=False, text=True, cwd=ROOT, timeout=120)
+    done = programs.run("-c", script, str(tmp_path / "run"))
     assert done.returncode == 1
     assert re.search(r"step_00000020' failed, and no later one of its run was saved: OSError: the pipe", done.stderr)
 
