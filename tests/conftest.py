@@ -130,10 +130,10 @@ def tmp_path(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Path]:
     if request.config.getoption("--store") == "posix":
         yield tmp_path
         return
-    from tests import store_paths
+    from tests import stores
 
-    path = store_paths.BucketTestPath(request.getfixturevalue("bucket_of_tests") / secrets.token_hex(8))
-    store_paths.install(request.getfixturevalue("monkeypatch"))
+    path = stores.BucketTestPath(request.getfixturevalue("bucket_of_tests") / secrets.token_hex(8))
+    stores.install(request.getfixturevalue("monkeypatch"))
     path.mkdir()
     yield cast("Path", path)
     path.forget()

@@ -18,14 +18,7 @@ from tests import faults
 def spans_read(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
     """Return a list that fills with offset and count of each read into memory of the caller, from now on."""
     spans: list[tuple[int, int]] = []
-    preadv = os.preadv
-
-    def counted(descriptor: int, buffers: Any, offset: int, *flags: int) -> int:
-        count = preadv(descriptor, buffers, offset, *flags)
-        spans.append((offset, count))
-        return count
-
-    monkeypatch.setattr(os, "preadv", counted)
+    faults.after(monkeypatch, os, "preadv", lambda count, _, __, offset, *flags: spans.append((offset, count)))
     return spans
 
 

@@ -19,9 +19,7 @@ import treering
 from tests import faults, limits
 from tests.buckets import MemoryBucket, lead_to
 from tests.command import copy_path
-from treering._foreign import write_huggingface
-from treering._store.resolve import is_folder, is_taken
-from treering.errors import BusyError, ExistsError
+from treering.errors import BusyError, ExistsError, NotFoundError
 
 TREE = {"a": np.arange(40_000, dtype=np.float32), "b": np.arange(6, dtype=np.int32)}
 OTHER = {name: array + 1 for name, array in TREE.items()}
@@ -111,21 +109,38 @@ def test_a_folder_of_hugging_face_is_refused_too(place: Any) -> None:
 def test_a_model_in_one_file_and_one_in_shards_are_not_both_saved(sizes: tuple[Any, Any], place: Any) -> None:
     """No name of the one is a name of the other, and transformers would read the one file alone."""
     path = f"{place}/hf"
+    began, go_on = threading.Event(), threading.Event()
     came: list[bool] = []
 
+    def write_other() -> None:
+        treering.export(path, OTHER, to="hf", max_file_size=sizes[1], progress=begin)
+
+    def begin(done: int, total: int) -> None:
+        began.set()
+        assert go_on.wait(20)
+
     def come_between(done: int, total: int) -> None:
+        go_on.set()
         if not came:
             came.append(True)
-            treering.export(path, OTHER, to="hf", max_file_size=sizes[1])
+            other.result(20) if other is not None else write_other()
 
-    # Both begin before one of them is seen in the folder.
-    write = write_huggingface._require_no_weights
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(write_huggingface, "_require_no_weights", lambda store: None if came else write(store))
+    # Both begin before one of them is seen in the folder. Of shards the first is seen soon, so one file begins first.
+    with ThreadPoolExecutor(1) as pool:
+        other = pool.submit(write_other) if sizes[1] is None else None
+        assert other is None or began.wait(20)
         with pytest.raises(ExistsError, match=r"wrote 'model\.safetensors.*meanwhile"):
             treering.export(path, TREE, to="hf", max_file_size=sizes[0], progress=come_between)
     assert all(np.array_equal(treering.load(path)[name], array) for name, array in OTHER.items())
     assert treering.verify(path).ok
+
+
+def is_saved(path: str) -> bool:
+    try:
+        treering.inspect(path)
+    except NotFoundError:
+        return False
+    return True
 
 
 def _convert(name: str, to: str, path: str, number: int, progress: Any) -> None:
@@ -188,7 +203,7 @@ def test_one_of_two_that_write_at_once_returns(form: str, place: Any) -> None:
     with ThreadPoolExecutor(2) as pool:
         outcomes = list(pool.map(write, range(2)))
     assert sorted(outcomes) == ["saved", "told"]
-    name = next(name for name in NAMES if is_taken(f"{place}/{name}") or is_folder(f"{place}/{name}"))
+    name = next(name for name in NAMES if is_saved(f"{place}/{name}"))
     found = treering.load(f"{place}/{name}")
     assert all(np.array_equal(found[key], array) for key, array in TREES[outcomes.index("saved")].items())
     assert treering.verify(f"{place}/{name}").ok

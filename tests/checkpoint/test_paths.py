@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 import treering as tr
+from tests import faults
 from tests.command import copy_path, inside
 from treering import leaves, serialization, sharding
 from treering.errors import NotFoundError, StoreError, TreeringError, UnsupportedError
@@ -115,17 +116,12 @@ def test_the_first_look_at_the_path_fails(place: Path, monkeypatch: pytest.Monke
         run.save(1, TREE)
     left = [None]
 
-    def failing(real: Callable[..., os.stat_result]) -> Callable[..., os.stat_result]:
-        def look(path: Any, *more: Any, **named: Any) -> os.stat_result:
-            if left and not isinstance(path, int) and os.fspath(path) in ("x", str(place / "x")):
-                left.pop()
-                raise OSError(reason, os.strerror(reason), path)
-            return real(path, *more, **named)
+    def is_first(path: Any, *_: Any, **__: Any) -> bool:
+        there = not isinstance(path, int) and os.fspath(path) in ("x", str(place / "x"))
+        return there and bool(left) and left.pop() is None
 
-        return look
-
-    monkeypatch.setattr(os, "stat", failing(os.stat))
-    monkeypatch.setattr(os, "lstat", failing(os.lstat))
+    for name in ("stat", "lstat"):
+        faults.fail(monkeypatch, os, name, OSError(reason, os.strerror(reason), str(place / "x")), when=is_first)
     error: TreeringError | None = None
     try:
         CALLS[call]("x")

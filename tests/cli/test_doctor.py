@@ -218,13 +218,11 @@ def test_no_lock_is_ever_asked_for_and_nothing_is_written(tmp_path: Path, monkey
     fcntl = descriptors.fcntl
     assert fcntl is not None
 
-    def refused(*_: object) -> None:
-        raise AssertionError("a lock was asked for")
-
+    refused = AssertionError("a lock was asked for")
     for name in ("flock", "lockf", "fcntl"):
-        monkeypatch.setattr(fcntl, name, refused)
+        faults.fail(monkeypatch, fcntl, name, refused)
     for name in ("link", "mkdir", "remove", "rename", "replace", "rmdir", "unlink", "write"):
-        monkeypatch.setattr(os, name, refused)
+        faults.fail(monkeypatch, os, name, refused)
     for name in before:
         diagnose(tmp_path / name)
     monkeypatch.undo()

@@ -231,7 +231,7 @@ def undone(monkeypatch: pytest.MonkeyPatch) -> None:
     for module, name in SETTINGS:
         monkeypatch.setattr(module, name, getattr(module, name))
     faults.answer(monkeypatch, os, "fsync", None)
-    monkeypatch.setattr(*FILE_SYSTEM_FLUSH, lambda descriptor: True)
+    faults.answer(monkeypatch, *FILE_SYSTEM_FLUSH, True)
 
 
 def recorded(cut: Cut, base: Path) -> Recorder:

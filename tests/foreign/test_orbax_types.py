@@ -6,15 +6,13 @@ import json
 import shutil
 from pathlib import Path
 from typing import Any, NamedTuple
-from unittest import mock
 
 import numpy as np
 import pytest
 import tensorstore
 
 import treering
-from treering._foreign import grid_arrays
-from treering._foreign.orbax import read_containers
+from tests.system_calls import spans_read
 from treering.errors import CorruptError, MismatchError, TreeringError, UnsupportedError
 
 GOLDEN = Path(__file__).parent / "golden" / "orbax"
@@ -96,14 +94,21 @@ def test_records_that_are_not_those_of_the_leaves(item: Path, tree: Any) -> None
         treering.load(_rich(item, tree, _entry(("opt", 2), ("0", 1))))
 
 
-def test_hostile_records() -> None:
-    with pytest.raises(TreeringError):
-        read_containers("[" * 100_000)
-    with pytest.raises(CorruptError, match="not JSON"):
-        read_containers("{")
-    wide = '{"a":' * 900 + "[" + ",".join(["{}"] * 60_000) + "]" + "}" * 900
-    with pytest.raises((UnsupportedError, CorruptError)):
-        read_containers(wide)
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("[" * 100_000, "nested too deep"),
+        ("{", "not JSON"),
+        ('{"a":' * 900 + "[" + ",".join(["{}"] * 60_000) + "]" + "}" * 900, "nested too deep"),
+    ],
+    ids=["deep", "cut", "wide"],
+)
+def test_hostile_records(item: Path, text: str, problem: str) -> None:
+    _rich(item, {}, _entry(("opt", 2), ("0", 1)))
+    node = json.loads((item / "_METADATA").read_bytes())
+    (item / "_METADATA").write_text(json.dumps(node | {"value_metadata_tree": text}))
+    with pytest.raises((UnsupportedError, CorruptError), match=f"value_metadata_tree.*{problem}"):
+        treering.load(item)
 
 
 # ------------------------------------------------------------------------------------------------------------------ raw
@@ -136,16 +141,23 @@ CHUNKS = {"whole": (20, 30), "grid": (20, 15), "edge": (2, 7), "flags": (300,), 
 
 
 @pytest.mark.parametrize("ocdbt", [True, False])
-def test_raw_chunks_are_rows_that_no_codec_touches(tmp_path: Path, ocdbt: bool) -> None:
+def test_raw_chunks_are_rows_that_no_codec_touches(
+    tmp_path: Path, ocdbt: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their bytes are read into the memory of the array, and what a codec makes is not."""
     place = _raw_item(tmp_path / "item", ARRAYS, CHUNKS, ocdbt=ocdbt)
     raw = ["whole", "grid"] if ocdbt else ["whole", "grid", "tiny"]
-    with mock.patch.object(grid_arrays, "decode", side_effect=AssertionError("a raw chunk was decoded")):
-        for mapped in (False, True):
-            found = treering.load(place, only=raw, mapped=mapped)
-            for name in raw:
-                np.testing.assert_array_equal(found[name], ARRAYS[name])
-        with treering.open(place) as opened:
-            np.testing.assert_array_equal(opened["grid"][3:33, ::7], ARRAYS["grid"][3:33, ::7])
+    spans = spans_read(monkeypatch)
+    for mapped in (False, True):
+        spans.clear()
+        found = treering.load(place, only=raw, mapped=mapped)
+        for name in raw:
+            np.testing.assert_array_equal(found[name], ARRAYS[name])
+        assert sum(count for _, count in spans) == sum(ARRAYS[name].nbytes for name in raw)
+    spans.clear()
+    with treering.open(place) as opened:
+        np.testing.assert_array_equal(opened["grid"][3:33, ::7], ARRAYS["grid"][3:33, ::7])
+    assert sum(count for _, count in spans) == ARRAYS["grid"].nbytes
     everything = treering.load(place)
     for name, array in ARRAYS.items():
         np.testing.assert_array_equal(everything[name], array)

@@ -16,6 +16,7 @@ import pytest
 import tensorstore
 
 import treering
+from tests import faults
 from tests.stores import copy_to_memory
 from tests.trees import assert_same_arrays
 from treering.errors import ExistsError, StoreError, TreeringError, UnsupportedError
@@ -187,28 +188,16 @@ def test_what_a_dead_writer_left_is_removed_and_that_of_a_live_one_stays(tmp_pat
 
 
 def test_folders_above_do_not_stay_where_none_can_be_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    mkdir = os.mkdir
-
-    def full(path: Any, *mode: Any) -> None:
-        if ".orbax-checkpoint-tmp" in os.fspath(path):
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        mkdir(path, *mode)
-
-    monkeypatch.setattr(os, "mkdir", full)
+    faults.fail(
+        monkeypatch, os, "mkdir", errno.ENOSPC, when=lambda path, *_: ".orbax-checkpoint-tmp" in os.fspath(path)
+    )
     with pytest.raises(StoreError, match="could not write"):
         treering.export(tmp_path / "new" / "item", {"a": np.ones(1)}, to="orbax")
     assert list(tmp_path.iterdir()) == []
 
 
 def test_what_cannot_be_listed_is_not_committed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    scandir = os.scandir
-
-    def broken(path: Any) -> Any:
-        if isinstance(path, str) and path.endswith("/d"):
-            raise OSError(errno.EIO, os.strerror(errno.EIO))
-        return scandir(path)
-
-    monkeypatch.setattr(os, "scandir", broken)
+    faults.fail(monkeypatch, os, "scandir", errno.EIO, when=lambda path: isinstance(path, str) and path.endswith("/d"))
     with pytest.raises(StoreError, match="could not write"):
         treering.export(tmp_path / "item", {"a": np.ones(1)}, to="orbax")
     assert not (tmp_path / "item").exists()

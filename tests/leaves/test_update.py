@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.leaves.documents.made_records import F32, changed, flat
+from tests.leaves.documents.test_record import F32, changed, flat
 from treering._codec.key_document import find_attempts
 from treering._codec.zarr import marker_of, zarray_bytes
 from treering._format.index import LeafType

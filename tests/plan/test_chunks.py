@@ -14,7 +14,7 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from tests import faults, meshes
-from tests.plan.layouts import any_layouts, mesh_layout, mesh_layouts, replicated
+from tests.plan.test_save import any_layouts, mesh_layout, mesh_layouts, replicated
 from treering._plan import chunks as chunks_module
 from treering._plan.chunks import balanced_chunk, chunk_shape, plan_writers, shared_chunk_shape
 from treering._plan.save import LeafLayout, SavePlan, level_loads

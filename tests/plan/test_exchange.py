@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.plan.layouts import grid_boxes
+from tests.plan.test_save import grid_boxes
 from treering._plan.load import Grid, Parts, StoredChunk, StoredLeaf, Turns, covering_ranges, plan_loads, plan_parts
 from treering._values.boxes import Box, find_cover_error, shape_of, size_of
 from treering._values.checksums import block_bytes

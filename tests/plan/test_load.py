@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests import faults
-from tests.plan.layouts import AWKWARD, ITEMSIZES, grid_boxes, mesh_layout
+from tests.plan.test_save import AWKWARD, ITEMSIZES, grid_boxes, mesh_layout
 from tests.properties.strategies import quick
 from treering._plan.load import (
     Grid,

@@ -23,7 +23,7 @@ from tests import faults
 from tests.command import inside
 from tests.on_disk import signed, step_path
 from tests.reads import act_before_looks, fail_steps
-from tests.store_paths import MemoryTestPath
+from tests.stores import MemoryTestPath
 from treering.errors import (
     CorruptError,
     ExistsError,

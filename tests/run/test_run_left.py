@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 import treering as tr
+from tests import faults
 from tests.command import inside
 from tests.folders import names
 from tests.on_disk import LEFT_DOCUMENT, attempt_of, signed, step_path
@@ -117,19 +118,18 @@ def test_a_list_whose_save_was_never_committed_means_nothing(tmp_path: Path) -> 
 def let_fail(monkeypatch: pytest.MonkeyPatch, where: str, before: Callable[[], object]) -> None:
     """Let a save of a step fail where it makes a file whose name has this part, or gives it that name."""
 
-    def failing(real: Callable[..., Any], place: int) -> Callable[..., Any]:
-        def call(*arguments: Any, **options: Any) -> Any:
-            makes = real is not opened or arguments[1] & os.O_CREAT
-            if makes and where in Path(arguments[place]).name:
-                before()
-                raise OSError(errno.ENOSPC, "no room")
-            return real(*arguments, **options)
+    def fails(path: object, *, makes: bool = True) -> bool:
+        found = makes and where in Path(str(path)).name
+        if found:
+            before()
+        return found
 
-        return call
-
-    opened = os.open
-    for name, place in (("open", 0), ("replace", 1), ("link", 1)):
-        monkeypatch.setattr(os, name, failing(getattr(os, name), place))
+    error = OSError(errno.ENOSPC, "no room")
+    faults.fail(
+        monkeypatch, os, "open", error, when=lambda path, flags, *_, **__: fails(path, makes=bool(flags & os.O_CREAT))
+    )
+    for name in ("replace", "link"):
+        faults.fail(monkeypatch, os, name, error, when=lambda _, new, **__: fails(new))
 
 
 @pytest.mark.parametrize("where", [".treering.json.", "data-"])

@@ -15,7 +15,7 @@ import treering as tr
 from tests import faults
 from tests.on_disk import step_path
 from tests.run.test_fallback import hurt
-from tests.store_paths import MemoryTestPath
+from tests.stores import MemoryTestPath
 from treering.errors import CorruptError, NotFoundError, StepPassedOverWarning, StoreError, UnsupportedError
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import os
 from pathlib import Path
@@ -11,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from tests import faults
 from tests.trees import assert_same
 from treering import serialization
 from treering.errors import CorruptError, MismatchError, NotFoundError, StoreError, TreeringError
@@ -123,12 +125,8 @@ def test_a_failure_of_the_disk_leaves_the_old_file_and_nothing_beside(
     path = tmp_path / "state"
     serialization.save_to_file(OLD, path)
 
-    def fail(*args: Any, **kwargs: Any) -> None:
-        raise OSError(5, "Input/output error")
-
-    monkeypatch.setattr(os, step, fail)
-    monkeypatch.setattr(os, "rename", os.rename if step == "fsync" else fail)
-    monkeypatch.setattr(os, "fdatasync", fail if step == "fsync" else os.fdatasync)
+    for name in {"fsync": ("fsync", "fdatasync"), "replace": ("replace", "rename")}[step]:
+        faults.fail(monkeypatch, os, name, errno.EIO)
     with pytest.raises(OSError, match="Input/output error") as caught:
         serialization.save_to_file(TREE, path)
     assert isinstance(caught.value, StoreError)

@@ -281,11 +281,8 @@ def test_runs_are_begun_in_order_and_without_gaps(tmp_path: Path, monkeypatch: p
     asked: list[tuple[int, int]] = []
     limits.lower(monkeypatch, run_of_writes=3 * MIB, written_piece=1 << 20)
 
-    def begin(_: int, offset: int, count: int) -> bool:
-        asked.append((offset, count))
-        return True
-
-    monkeypatch.setattr(descriptors, "start_writeback", begin)
+    faults.answer(monkeypatch, descriptors, "start_writeback", True)
+    faults.before(monkeypatch, descriptors, "start_writeback", lambda _, *span: asked.append(span))
     data = bytes(range(256)) * (8 * MIB // 256)
     writing.replace_file(tmp_path / "a", [data[: 5 * MIB], data[5 * MIB :]], len(data))
     assert asked == [(0, 3 * MIB), (3 * MIB, 3 * MIB)]
@@ -297,11 +294,8 @@ def test_a_system_without_the_request_is_asked_once(tmp_path: Path, monkeypatch:
     asked: list[int] = []
     limits.lower(monkeypatch, run_of_writes=MIB, written_piece=1 << 20)
 
-    def refuse(_: int, offset: int, __: int) -> bool:
-        asked.append(offset)
-        return False
-
-    monkeypatch.setattr(descriptors, "start_writeback", refuse)
+    faults.answer(monkeypatch, descriptors, "start_writeback", False)
+    faults.before(monkeypatch, descriptors, "start_writeback", lambda _, offset, __: asked.append(offset))
     writing.replace_file(tmp_path / "a", [bytes(4 * MIB)], 4 * MIB)
     assert asked == [0]
     assert (tmp_path / "a").stat().st_size == 4 * MIB
@@ -338,11 +332,8 @@ def test_only_a_file_too_large_for_free_memory_goes_past_the_cache(
     limits.write_past_the_cache(monkeypatch, above=MIB, free_share=USUAL[1])
     faults.answer(monkeypatch, descriptors, "free_memory", free)
 
-    def refuse(descriptor: int) -> bool:
-        went.append(descriptor)
-        return False
-
-    monkeypatch.setattr(descriptors, "go_direct", refuse)
+    faults.answer(monkeypatch, descriptors, "go_direct", False)
+    faults.before(monkeypatch, descriptors, "go_direct", went.append)
     writing.replace_file(tmp_path / "a", [bytes(2 * MIB)], 2 * MIB)
     assert bool(went) == past_the_cache
     assert (tmp_path / "a").stat().st_size == 2 * MIB

@@ -94,13 +94,8 @@ def test_short_reads_go_on(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.skipif(not hasattr(os, "preadv"), reason="the system has no such call")
 def test_buffers_that_follow_each_other_are_one_call(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     counts: list[int] = []
+    faults.before(monkeypatch, os, "preadv", lambda _, views, __: counts.append(len(views)))
     preadv = os.preadv
-
-    def counted(descriptor: int, views: list[memoryview], offset: int) -> int:
-        counts.append(len(views))
-        return preadv(descriptor, views, offset)
-
-    monkeypatch.setattr(os, "preadv", counted)
     rooms = [bytearray(7) for _ in range(3000)]
     with LocalFile(path) as file:
         file.read_into(
@@ -110,7 +105,7 @@ def test_buffers_that_follow_each_other_are_one_call(path: Path, monkeypatch: py
     assert b"".join(rooms) == CONTENT[:10_500] + CONTENT[60_500:71_000]
     counts.clear()
     # What comes short ends inside a buffer.
-    monkeypatch.setattr(os, "preadv", lambda fd, views, at: counted(fd, [views[0][:5]], at))
+    monkeypatch.setattr(os, "preadv", lambda fd, views, at: preadv(fd, [views[0][:5]], at))
     with LocalFile(path) as file:
         file.read_into([(7 * number, memoryview(room)) for number, room in enumerate(rooms[:3])])
     assert len(counts) == 6
@@ -240,15 +235,13 @@ def test_it_is_closed_once(tmp_path: Path) -> None:
 
 
 def test_one_that_does_not_close_well_keeps_no_other_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    real, calls = os.close, []
+    calls: list[int] = []
 
-    def close(number: int) -> None:
-        real(number)
+    def is_first(number: int) -> bool:
         calls.append(number)
-        if len(calls) == 1:
-            raise OSError(errno.EIO, "refused")
+        return len(calls) == 1
 
-    monkeypatch.setattr(os, "close", close)
+    faults.fail(monkeypatch, os, "close", OSError(errno.EIO, "refused"), when=is_first, done=True)
     with pytest.raises(OSError, match="refused"), OpenDescriptor() as files:
         numbers = files.open_each(os.open, [tmp_path] * 3, [os.O_RDONLY] * 3)
     assert sorted(calls) == sorted(numbers)

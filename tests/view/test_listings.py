@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.format.indexes import index_of, keys_of
-from tests.leaves.documents.made_records import F32, flat
+from tests.leaves.documents.test_record import F32, flat
 from treering._codec.zarr import ZarrArray
 from treering._format.index import Chunks, Container, DataFile, ForeignKey, Index, LeafType, OpaqueLeaf, Token
 from treering._format.listing import FileRecord, LeafRecord, Listing, Named, list_index

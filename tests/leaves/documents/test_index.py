@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.leaves.documents.made_records import F32, flat, nested, records
+from tests.leaves.documents.test_record import F32, flat, nested, records
 from tests.properties.strategies import quick
 from treering._format.index import LeafType
 from treering._leaves.commit import unfinished_update, update_for

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.format.indexes import keys_of
-from tests.leaves.documents.made_records import F32, flat, records
+from tests.leaves.documents.test_record import F32, flat, records
 from tests.properties.strategies import quick
 from treering._codec.zarr import ZarrArray, chunk_count, parse_zarray
 from treering._format.index import Container, Index, LeafType

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests import faults
 from tests.clocks import wait_at_most
 from tests.leaves.folder import directories
 from tests.leaves.folder.directories import (
@@ -67,7 +68,7 @@ def test_every_written_file_and_folder_is_synced(tmp_path: Path, monkeypatch: py
     """Without one call for all: those of this process, and no others."""
     synced: list[int] = []
     without_syncfs(monkeypatch)
-    monkeypatch.setattr(os, "fsync", lambda number: synced.append(os.fstat(number).st_ino))
+    faults.before(monkeypatch, os, "fsync", lambda number: synced.append(os.fstat(number).st_ino))
     with stage(tmp_path, ATTEMPT) as leader, join(tmp_path, ATTEMPT) as joined:
         leader.write("other", files((".zarray", b"{}")))
         write(joined)

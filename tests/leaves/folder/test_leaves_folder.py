@@ -374,8 +374,8 @@ def test_what_was_written_is_synced_and_the_way_to_it(
     (tmp_path / "a" / "beside").write_bytes(b"1")
     (tmp_path / "a" / "b" / "link").symlink_to("../beside")
     synced: list[str] = []
-    monkeypatch.setattr(
-        os, "fsync", lambda descriptor: synced.append(str(Path(f"/proc/self/fd/{descriptor}").readlink()))
+    faults.before(
+        monkeypatch, os, "fsync", lambda number: synced.append(str(Path(f"/proc/self/fd/{number}").readlink()))
     )
     faults.answer(monkeypatch, descriptors, "sync_file_system", whole)
     sync_written(tree, ("a", "b"), [(("c",), ["0"])])
