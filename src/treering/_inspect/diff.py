@@ -394,7 +394,7 @@ def _differing_checksums(a: OpenTree, b: OpenTree) -> tuple[list[Difference], bo
             # Of other boxes, as those of another mesh, the checksums differ anyway.
             compared.append(one is not None and other is not None and [s[:2] for s in one] == [s[:2] for s in other])
             if compared[-1] and one != other:
-                found.append(Difference(key, "values", *map(_sum_of, (one, other)), "the checksums differ"))
+                found.append(Difference(key, "values", _sum_of(one), _sum_of(other), "the checksums differ"))
     return found, all(compared)
 
 

@@ -82,10 +82,7 @@ def gather(
 
         found = check(path, progress=True)
     try:
-        if run is not None and not run.steps:
-            listing = Listing(form=run.form, file_bytes=0, root={}, notes=("it has no step yet",))
-        else:
-            listing = list_headers(place)
+        listing = list_headers(place) if run is None or run.steps else _list_nothing(run)
     except CorruptError as error:
         if found is None:
             raise
@@ -106,6 +103,10 @@ def gather(
     if stats and not lost:
         document["tables"].append(describe_leaves(place))
     return document
+
+
+def _list_nothing(run: RunListing) -> Listing:
+    return Listing(form=run.form, file_bytes=0, root={}, notes=("it has no step yet",))
 
 
 # ------------------------------------------------------------------------------------------------------------- leaves
