@@ -82,10 +82,7 @@ def gather(
 
         found = check(path, progress=True)
     try:
-        if run is not None and not run.steps:
-            listing = Listing(form=run.form, file_bytes=0, root={}, notes=("it has no step yet",))
-        else:
-            listing = list_headers(place)
+        listing = _empty(run) if run is not None and not run.steps else list_headers(place)
     except CorruptError as error:
         if found is None:
             raise
@@ -106,6 +103,10 @@ def gather(
     if stats and not lost:
         document["tables"].append(describe_leaves(place))
     return document
+
+
+def _empty(run: RunListing) -> Listing:
+    return Listing(form=run.form, file_bytes=0, root={}, notes=("it has no step yet",))
 
 
 # ------------------------------------------------------------------------------------------------------------- leaves
