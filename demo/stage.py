@@ -13,7 +13,7 @@ from rich.padding import Padding
 from rich.text import Text
 
 from demo import FILES
-from treering._cli.options import style_of
+from treering._cli.verbs import style_of
 from treering._view.tree_text import Style
 
 

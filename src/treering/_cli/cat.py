@@ -238,9 +238,8 @@ def ranges_of(text: str, shape: tuple[int, ...]) -> list[Selected]:
         raise FormatError(f"[{text}] has '...' twice", hint=_EXAMPLES)
     parts: list[Part] = [_part(item, text) for item in given]
     if len(parts) > len(shape):
-        axes = f"{len(shape)} {'axis' if len(shape) == 1 else 'axes'}"
-        what = f"[{text}] has {pluralize(len(parts), 'indices')}, the array has {axes}: {list(shape)}"
-        raise FormatError(what, hint=_EXAMPLES)
+        what = f"[{text}] has {pluralize(len(parts), 'indices')}"
+        raise FormatError(f"{what}, the array has {pluralize(len(shape), 'axes')}: {list(shape)}", hint=_EXAMPLES)
     parts[place:place] = [slice(None)] * (len(shape) - len(parts))
     return [_selected(part, length, axis) for axis, (part, length) in enumerate(zip(parts, shape, strict=True))]
 
@@ -261,8 +260,6 @@ def _selected(part: Part, length: int, axis: int) -> Selected:
     if isinstance(part, slice):
         return range(*part.indices(length))
     if not -length <= part < length:
-        raise FormatError(
-            f"index {part} is out of range: axis {axis} has {length} {'item' if length == 1 else 'items'}",
-            hint=f"{-length} to {length - 1} are there" if length else "the array is empty",
-        )
+        hint = f"{-length} to {length - 1} are there" if length else "the array is empty"
+        raise FormatError(f"index {part} is out of range: axis {axis} has {pluralize(length, 'items')}", hint=hint)
     return part % length

@@ -172,6 +172,15 @@ def wants_color(stream: TextIO) -> bool:
     return stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
 
 
+def can_show(text: str, stream: TextIO) -> bool:
+    """Tell whether the stream's encoding has these characters."""
+    try:
+        text.encode(stream.encoding or "ascii")
+    except (UnicodeEncodeError, LookupError):
+        return False
+    return True
+
+
 def explain(message: str, hint: str | None = None) -> None:
     """Say on stderr what went wrong, and below it what to do about it; both may be lists of several lines."""
     color = wants_color(sys.stderr)

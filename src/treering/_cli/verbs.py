@@ -18,7 +18,7 @@ import click
 
 from treering._checkpoint.detect import Form, detect
 from treering._checkpoint.forms import is_run, list_headers
-from treering._cli.main import GOOD, NO, NOT_DONE, explain, note, wants_color, write_lines
+from treering._cli.main import GOOD, NO, NOT_DONE, can_show, explain, note, wants_color, write_lines
 from treering._format.listing import describe_part
 from treering._inspect.inspect import find_foreign_steps, list_steps
 from treering._printable import printable, show_path
@@ -147,11 +147,7 @@ def no_run(path: str) -> UnsupportedError:
 
 def style_of(stream: TextIO) -> Style:
     """Choose how a tree is drawn on a stream."""
-    style, width = UNICODE, None
-    try:
-        "├└│─·…".encode(stream.encoding or "ascii")
-    except (UnicodeEncodeError, LookupError):
-        style = ASCII
+    style, width = UNICODE if can_show("├└│─·…", stream) else ASCII, None
     if stream.isatty():
         import shutil  # what writes into a pipe starts sooner without it
 

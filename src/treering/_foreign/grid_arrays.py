@@ -116,7 +116,9 @@ class ForeignArrays:
         near: list[_Encoded] = []
         files: dict[str | None, int] = {}
         encoded = [(request, self.dtype_of(request.leaf)) for request in requests if request.leaf in self._grids]
-        if large := [(request, dtype) for request, dtype in encoded if _is_large(request, dtype)]:
+        # One box shares an allocation with others only where it is large: a small one would keep too much.
+        alone = [(request, dtype) for request, dtype in encoded if len(request.boxes) == 1]
+        if large := [(one, dtype) for one, dtype in alone if size_of(one.boxes[0]) * dtype.itemsize > _SMALL_BYTES]:
             allocate_rooms(large, self._index.keys)
         for request, dtype in encoded:
             layout, read = self._layout(request.leaf), functools.partial(self._fill, request.leaf)
@@ -199,11 +201,6 @@ class ForeignArrays:
             else:
                 hint = "use another copy; the others can be read with only="
                 raise CorruptError(f"chunk {chunk} of {chunk_count(grid.layout)} is missing", hint=hint)
-
-
-def _is_large(request: ReadRequest, dtype: np.dtype[Any]) -> bool:
-    """Tell whether the one box of a request shares an allocation with others; a small one would keep too much."""
-    return len(request.boxes) == 1 and size_of(request.boxes[0]) * dtype.itemsize > _SMALL_BYTES
 
 
 class _Sequence:

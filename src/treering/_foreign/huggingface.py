@@ -67,7 +67,9 @@ def open_foreign(place: Path, files: contextlib.ExitStack) -> ForeignTree:
     folder = place if is_folder(place) else place.parent
     with naming(os.fspath(folder), "read"), opened_store(folder) as store:
         name = _find_index(store) if folder == place else place.name
-        config = _read_config(store)
+        config: dict[str, Any] = {}
+        with contextlib.suppress(CorruptError, NotFoundError):  # the arrays do not need it
+            config = _read_json(store, _CONFIG, _LARGEST_CONFIG)
         if name is None:
             return _open_alone(store, config, files)
         with naming_file(folder / name), add_hint(_DOWNLOAD):
@@ -102,13 +104,6 @@ def _read_json(store: Store, name: str, most: int) -> dict[str, Any]:
     if type(found) is not dict:
         raise CorruptError(f"{name} is not a JSON object")
     return found
-
-
-def _read_config(store: Store) -> dict[str, Any]:
-    """Return the model's configuration; nothing where there is none that can be read: the arrays do not need it."""
-    with contextlib.suppress(CorruptError, NotFoundError):
-        return _read_json(store, _CONFIG, _LARGEST_CONFIG)
-    return {}
 
 
 def _read_weights(document: dict[str, Any]) -> dict[str, str]:

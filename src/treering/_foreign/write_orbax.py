@@ -17,7 +17,7 @@ import math
 import os
 import re
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from typing import Any, Final, NamedTuple
 
@@ -239,7 +239,7 @@ def write_item(
             "store_array_data_equal_to_fill_value": True, "custom_metadata": None,
         },
         "_sharding": {base64.b64encode(leaf.name.encode()).decode(): _sharding() for leaf in of_jax},
-        "array_metadatas/process_0": {"array_metadatas": list(_describe_arrays(of_jax))},
+        "array_metadatas/process_0": {"array_metadatas": list(map(_describe_array, of_jax))},
         "_strings.json": _nest({leaf.name: leaf.value for leaf in leaves if leaf.kind.kind == "str"}),
     }  # fmt: skip
     for name, document in documents.items():
@@ -329,12 +329,11 @@ def _sharding() -> str:
     return json.dumps({"sharding_type": "SingleDeviceSharding", "device_str": str(jax.local_devices()[0])})
 
 
-def _describe_arrays(leaves: Iterable[_Leaf]) -> Iterator[dict[str, Any]]:
-    for leaf in leaves:
-        if leaf.array is not None:
-            extended = None if leaf.kind.impl is None else {"random_key_impl": leaf.kind.impl}
-            shapes = {"write_shape": leaf.array.chunks, "chunk_shape": leaf.array.chunks}
-            yield {"array_metadata": {"param_name": leaf.name, **shapes, "ext_metadata": extended}}
+def _describe_array(leaf: _Leaf) -> dict[str, Any]:
+    chunks = None if leaf.array is None else leaf.array.chunks
+    extended = None if leaf.kind.impl is None else {"random_key_impl": leaf.kind.impl}
+    shapes = {"write_shape": chunks, "chunk_shape": chunks}
+    return {"array_metadata": {"param_name": leaf.name, **shapes, "ext_metadata": extended}}
 
 
 # ------------------------------------------------------------------------------------------------------------- database

@@ -103,7 +103,10 @@ def _diagnose_once(path: str) -> tuple[Diagnosis, object]:
     has_lock_file = checkpoint_names.LOCK_FILE in names
     committed, known, problems, notes = None, Known(), list[str](), list[str]()
     if not names.isdisjoint({INDEX, leaves_names.INDEX}):
-        committed, known, problems = _read_state(path, names)
+        try:
+            committed, known, problems = _checkpoint_state(path) if INDEX in names else _leaves_state(path)
+        except _BROKEN as error:
+            known, problems = Known(damaged=True), [f"the index cannot be used: {error}"]
     else:
         signs = scan.orphans, messages, waiting, has_lock_file, scan.trouble, tombstones, removed
         is_ours = any(signs) or any(map(checkpoint_names.is_message_folder, names))
@@ -186,14 +189,6 @@ def _describe_passing(store: Store, names: Sequence[str]) -> Iterator[str]:
 
 
 # ---------------------------------------------------------------------------------------------------- what is committed
-
-
-def _read_state(path: str, names: Collection[str]) -> _State:
-    """Read the index and look at the files that it names; raises StoreError where the system refuses that."""
-    try:
-        return _checkpoint_state(path) if INDEX in names else _leaves_state(path)
-    except _BROKEN as error:
-        return None, Known(damaged=True), [f"the index cannot be used: {error}"]
 
 
 def _checkpoint_state(path: str) -> _State:

@@ -25,10 +25,8 @@ L = TypeVar("L")
 
 BOX_BYTES: Final = 16 << 20
 """A leaf of more bytes is cut into boxes of at most so many."""
-
 FILE_BYTES: Final = 4 << 30
 """A file that others may share is not begun beyond so many bytes: a bucket copies up to 5 GB by one request."""
-
 MOST_SHARED: Final = 64
 """A process shares so many files at most: the boxes of the others, which have the fewest, are gathered anew."""
 

@@ -82,7 +82,7 @@ def gather(
 
         found = check(path, progress=True)
     try:
-        listing = list_headers(place) if run is None or run.steps else _list_nothing(run)
+        listing = _empty(run) if run is not None and not run.steps else list_headers(place)
     except CorruptError as error:
         if found is None:
             raise
@@ -105,7 +105,7 @@ def gather(
     return document
 
 
-def _list_nothing(run: RunListing) -> Listing:
+def _empty(run: RunListing) -> Listing:
     return Listing(form=run.form, file_bytes=0, root={}, notes=("it has no step yet",))
 
 

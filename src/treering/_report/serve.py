@@ -33,8 +33,9 @@ from treering.errors import TreeringError
 
 ADDRESS: Final = "127.0.0.1"
 """The only address that is listened at."""
-
-_DOCUMENT: Final = "document"
+_UNMADE: Final = """<!doctype html><html lang=en><meta charset=utf-8><title>treering report</title>
+<style>:root{color-scheme:light dark}body{font:1rem/1.5 system-ui;margin:3rem auto;max-width:40rem}</style>
+<h1>The report cannot be made now</h1><p role=alert>"""
 _DOCUMENTS: Final = (RUN_DOCUMENT, LEFT_DOCUMENT, INDEX, LEAVES_INDEX)
 _OF_ALL: Final = {
     "Cache-Control": "no-store",
@@ -146,22 +147,14 @@ class FollowedReport:
         except (TreeringError, OSError) as error:
             self._seen, self._next = None, time.monotonic() + self._again
             text = printable(str(error))
-            return Edition(*_encode(error=text), _error_page(text), made=False)
+            # It is asked for again by its header ``Refresh``.
+            return Edition(*_encode(error=text), f"{_UNMADE}{html.escape(text)}".encode(), made=False)
         return known
 
 
 def _encode(**members: Any) -> tuple[str, bytes]:
     data = json_text(members).encode("utf-8", "backslashreplace")
     return f'"{hashlib.sha256(data).hexdigest()[:32]}"', data
-
-
-def _error_page(text: str) -> bytes:
-    """Make the page of a report that cannot be made now; it is asked for again by its header ``Refresh``."""
-    head = "<!doctype html><html lang=en><meta charset=utf-8><title>treering report</title>"
-    style = (
-        "<style>:root{color-scheme:light dark}body{font:1rem/1.5 system-ui;margin:3rem auto;max-width:40rem}</style>"
-    )
-    return f"{head}{style}<h1>The report cannot be made now</h1><p role=alert>{html.escape(text)}</p>".encode()
 
 
 class ReportServer(http.server.ThreadingHTTPServer):
@@ -236,12 +229,11 @@ class _Requests(http.server.BaseHTTPRequestHandler):
         token, _, name = self.path.removeprefix("/").partition("/")
         if not self._is_ours() or not hmac.compare_digest(token.encode(), self.server.token.encode()):
             self._answer(http.HTTPStatus.FORBIDDEN)
-        elif name not in {"", _DOCUMENT}:
+        elif name not in {"", "document"}:
             self._answer(http.HTTPStatus.NOT_FOUND)
         elif not name:
             edition = self.server.report.current()
-            refresh = {} if edition.made else {"Refresh": "2"}
-            self._answer(http.HTTPStatus.OK, edition.page, _OF_PAGES | refresh)
+            self._answer(http.HTTPStatus.OK, edition.page, _OF_PAGES | ({} if edition.made else {"Refresh": "2"}))
         else:
             edition = self.server.report.current()
             same = self.headers.get("If-None-Match") == edition.tag

@@ -202,16 +202,13 @@ def child_key(above: str, depth: int, name: str) -> str:
 def start_matching(globs: Sequence[str]) -> tuple[GlobSet, States]:
     """Return the globs and their state at the root; None where they keep everything."""
     together = GlobSet(globs)
-    return together, _settle(together, together.start) if globs else None
+    return together, together.start if globs and not together.accepted(together.start) else None
 
 
 def match_name(globs: GlobSet, states: States, name: str) -> States:
     """Return the state of globs one name further down; None as soon as one of them matches."""
-    return None if states is None else _settle(globs, globs.step(states, name))
-
-
-def _settle(globs: GlobSet, state: tuple[Any, ...]) -> States:
-    return None if globs.accepted(state) else state
+    below = None if states is None else globs.step(states, name)
+    return None if below is None or globs.accepted(below) else below
 
 
 USUAL_DEPTH = 32
