@@ -10,13 +10,14 @@ import random
 import re
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Final
 
 from treering._printable import hide_secrets, printable
 from treering._store.objects.obstore_stores import was_led_away
 from treering._store.objects.requests import PATIENCE, Answer, Status
 from treering._values.telemetry import LOGGER, TRAFFIC
+from treering._values.timing import growing_pauses
 from treering.errors import UnsupportedError
 
 _STATUS: Final = re.compile(r"status code: (\d{3})|^HTTP (\d{3})\b")
@@ -281,7 +282,7 @@ class RepeatingClient:
         if self.patience == self._patience:
             self._silence = None
         begun = time.monotonic()
-        pauses = _pauses()
+        pauses = growing_pauses(_FIRST_PAUSE, _LONGEST_PAUSE)
         while True:
             try:
                 with _SLOTS:
@@ -310,10 +311,3 @@ class RepeatingClient:
             TRAFFIC.add(retries=1)
             LOGGER.info("%s: %s; next try in %.1f s", self.shown, printable(hide_secrets(failure.reason)), pause)
             time.sleep(pause)
-
-
-def _pauses() -> Iterator[float]:
-    pause = _FIRST_PAUSE
-    while True:
-        yield pause
-        pause = min(2 * pause, _LONGEST_PAUSE)
