@@ -15,7 +15,16 @@ from typing import TYPE_CHECKING, BinaryIO, Final, cast
 
 from treering._printable import kind_of
 from treering._store.api import Entry, Kind, Reader, StagedFolder, Store
-from treering._store.objects import url
+from treering._store.objects.url import (
+    READ_ONLY,
+    MemoryPath,
+    UrlPath,
+    WebPath,
+    bucket_path,
+    scheme_of,
+    url_meant,
+    web_path,
+)
 from treering._store.pieces import Buffer, pieces
 from treering._store.posix import descriptors
 from treering._store.posix.folder import remove_folders
@@ -44,22 +53,22 @@ def located(path: str | os.PathLike[str]) -> Path:
         >>> located("s3a://bucket/a/"), located("memory://a").name, located("runs/a").name
         (BucketPath('s3://bucket/a'), 'a', 'a')
     """
-    if isinstance(path, url.UrlPath):
+    if isinstance(path, UrlPath):
         return cast("Path", path)
     text = os.fspath(path)
     if ":" not in text and isinstance(path, Path):  # no URL, nor what was meant to be one
         return _without_missing(path)
-    if (scheme := url.scheme_of(text)) is None:
-        if (meant := url.url_meant(text)) is not None and not Path(Path(text).parts[0]).exists():
+    if (scheme := scheme_of(text)) is None:
+        if (meant := url_meant(text)) is not None and not Path(Path(text).parts[0]).exists():
             raise UnsupportedError(f"{text!r} is no URL, and there is no such folder", hint=f"write {meant!r}")
         # A name in a folder that is called "a:" would be taken for a URL.
         place = _without_missing(Path(text))
-        return place if url.scheme_of(f"{place}/") is None else place.absolute()
+        return place if scheme_of(f"{place}/") is None else place.absolute()
     if scheme == "memory":
-        return cast("Path", url.MemoryPath(text))
+        return cast("Path", MemoryPath(text))
     if scheme == "file":
         return _from_file_url(text)
-    return cast("Path", url.web_path(text) if scheme in _WEB else url.bucket_path(text))
+    return cast("Path", web_path(text) if scheme in _WEB else bucket_path(text))
 
 
 def _without_missing(path: Path) -> Path:
@@ -110,10 +119,8 @@ def new_file_path(path: str | os.PathLike[str]) -> Path:
         '7'
     """
     place = file_path(path)
-    if isinstance(place, url.WebPath):
-        raise UnsupportedError(
-            f"{os.fspath(path)!r} cannot be written", hint=f"over {place.parts[0]}// {url.READ_ONLY}"
-        )
+    if isinstance(place, WebPath):
+        raise UnsupportedError(f"{os.fspath(path)!r} cannot be written", hint=f"over {place.parts[0]}// {READ_ONLY}")
     if place.parts[:1] and place.parts[0].startswith("~"):
         hint = "'~' is not expanded here; os.path.expanduser does it"
         raise UnsupportedError(f"{os.fspath(path)!r} begins with '~'", hint=hint)
@@ -254,7 +261,7 @@ def require_outside(source: str | os.PathLike[str], target: str | os.PathLike[st
 def _buckets_of(path: str | os.PathLike[str]) -> ObjectRoot | None:
     """Return what knows all places of the kind that a path is of; None for the disk."""
     text = os.fspath(path)
-    if ":" not in text or (scheme := url.scheme_of(text)) in _DISK:
+    if ":" not in text or (scheme := scheme_of(text)) in _DISK:
         return None
     if scheme == "memory":
         return _memory()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterator
 
 DEFAULT_TIMEOUT = 600.0
 """Seconds that a process waits for others if neither ``timeout=`` nor ``TREERING_TIMEOUT_S`` is given."""
@@ -122,3 +123,10 @@ class Timing:
 
 current = Timing()
 """What all modules read at the moment of use; tests put another one here."""
+
+
+def growing_pauses(first: float, longest: float) -> Iterator[float]:
+    """Yield the seconds between one try and the next, each time twice as many."""
+    while True:
+        yield first
+        first = min(2 * first, longest)

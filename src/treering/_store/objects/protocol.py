@@ -24,6 +24,7 @@ from treering._codec.key_document import (
 )
 from treering._store.api import Held, Outcome
 from treering._store.objects.requests import (
+    FIRST_PAUSE,
     Absent,
     Answer,
     Condition,
@@ -36,9 +37,9 @@ from treering._store.objects.requests import (
     Status,
     Steps,
     Wait,
-    growing_pauses,
 )
 from treering._values.leaves_names import INDEX as LEAVES_INDEX
+from treering._values.timing import growing_pauses
 from treering.errors import CorruptError, FormatError, UnsupportedError
 
 Expired: TypeAlias = Callable[[], bool]
@@ -64,7 +65,7 @@ def find_base(key: str, expired: Expired, *, absent: bool = False) -> Steps[Cont
     The caller compares it with what it saw before: another writer may have put an index there meanwhile. ``absent``
     says that it saw nothing there, so the placeholder can be put at once.
     """
-    pauses = map(Wait, growing_pauses(_LONGEST_PAUSE))
+    pauses = map(Wait, growing_pauses(FIRST_PAUSE, _LONGEST_PAUSE))
     found = None if absent else (yield from read(key, expired))
     while found is None:
         # A new nonce each time: were it put a second time, the version of an old placeholder would recur.
@@ -98,7 +99,7 @@ def make_marker(key: str, marker: str, base: ObjectVersion, expired: Expired, *,
         FileNotFoundError: another writer changed the key and swept the marker: begin again.
         OSError: with ENOTSUP, the endpoint does not heed conditions; nothing may be saved there.
     """
-    data, pauses = encode_marker(base), map(Wait, growing_pauses(_LONGEST_PAUSE))
+    data, pauses = encode_marker(base), map(Wait, growing_pauses(FIRST_PAUSE, _LONGEST_PAUSE))
     told: ObjectVersion | None = None
     while True:
         answer = yield Put(marker, data, Absent.ABSENT)
@@ -275,7 +276,7 @@ def delete_tombstone(key: str, expected: ObjectVersion, now: float, expired: Exp
         return Outcome.DONE
     if found.version != expected or now - found.modified < LONGEST_DELAY or not is_empty_tombstone(found):
         return Outcome.LOST
-    pauses = map(Wait, growing_pauses(_LONGEST_PAUSE))
+    pauses = map(Wait, growing_pauses(FIRST_PAUSE, _LONGEST_PAUSE))
     while True:
         try:
             answer = yield Delete((key,), expected)
@@ -323,7 +324,7 @@ def _swap(
     Without one it is done where these bytes are there, unless a refusal says that another request put them there.
     """
     refused = True  # every answer so far was a sure refusal, so nothing of this can have happened, or can yet happen
-    pauses = map(Wait, growing_pauses(_LONGEST_PAUSE))
+    pauses = map(Wait, growing_pauses(FIRST_PAUSE, _LONGEST_PAUSE))
     most = len(data) + 1 if compare is None and not is_whole(data) else None  # a single file may be large
     while True:
         try:
@@ -357,7 +358,7 @@ def answered(request: Request, expired: Expired) -> Steps[Answer]:
     Raises:
         OSError: no answer came.
     """
-    pauses = map(Wait, growing_pauses(_LONGEST_PAUSE))
+    pauses = map(Wait, growing_pauses(FIRST_PAUSE, _LONGEST_PAUSE))
     while True:
         answer = yield request
         if answer.status is not Status.NO_ANSWER:

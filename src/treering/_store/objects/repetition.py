@@ -15,8 +15,9 @@ from typing import Final
 
 from treering._printable import hide_secrets, printable
 from treering._store.objects.obstore_stores import was_led_away
-from treering._store.objects.requests import FIRST_PAUSE, PATIENCE, Answer, Status, growing_pauses
+from treering._store.objects.requests import FIRST_PAUSE, PATIENCE, Answer, Status
 from treering._values.telemetry import LOGGER, TRAFFIC
+from treering._values.timing import growing_pauses
 from treering.errors import UnsupportedError
 
 _STATUS: Final = re.compile(r"status code: (\d{3})|^HTTP (\d{3})\b")
@@ -280,7 +281,7 @@ class RepeatingClient:
         if self.patience == self._patience:
             self._silence = None
         begun = time.monotonic()
-        pauses = growing_pauses(_LONGEST_PAUSE)
+        pauses = growing_pauses(FIRST_PAUSE, _LONGEST_PAUSE)
         while True:
             try:
                 with _SLOTS:

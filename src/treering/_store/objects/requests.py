@@ -13,7 +13,7 @@ import itertools
 import operator
 import random
 import time
-from collections.abc import Generator, Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Sequence
 from typing import Final, Protocol, TypeAlias, TypeVar
 
 from treering._store.api import known_answers, remembered
@@ -259,19 +259,6 @@ def _listed_answer(client: Client, request: Head | Get | List) -> Answer | None:
     if found is None:
         return Answer(Status.MISSING)
     return Answer(Status.DONE, found=found) if isinstance(request, Head) else None
-
-
-def growing_pauses(longest: float) -> Iterator[float]:
-    """Yield the seconds between one try and the next, each time twice as many.
-
-    Example:
-        >>> list(itertools.islice(growing_pauses(0.3), 4))
-        [0.1, 0.2, 0.3, 0.3]
-    """
-    pause = FIRST_PAUSE
-    while True:
-        yield pause
-        pause = min(2 * pause, longest)
 
 
 def drive(client: Client, steps: Steps[T]) -> T:
