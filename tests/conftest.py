@@ -28,7 +28,7 @@ settings.register_profile("ci", deadline=None, derandomize=True, print_blob=True
 PROFILE = "ci" if os.environ.get("CI") else "default"
 settings.load_profile(PROFILE)
 # Of a property that says no number, as `quick` does it for those that say one.
-FEW_EXAMPLES, ALL_EXAMPLES = 34, 100
+FEW_EXAMPLES, ALL_EXAMPLES = 25, 100
 
 # A shell starts what goes on in its background deaf to interrupts, and children inherit that: tests of interrupts would
 # wait in vain.
@@ -57,8 +57,7 @@ def pytest_collection() -> Generator[None, object, object]:
 
 
 def pytest_collection_finish() -> None:
-    # Modules and collected tests are millions of objects that stay: no collection needs to look at them again.
-    gc.collect()
+    # Modules and collected tests are millions of objects that stay: no collection needs to look at them, not even once.
     gc.freeze()
 
 

@@ -481,8 +481,11 @@ def test_weights_that_layers_of_equinox_share(tmp_path: Path) -> None:
     _assert_tied(treering.load(tmp_path / "leaves", {"model": _tied(1)})["model"])
 
 
-@pytest.mark.parametrize("tree", [_tied(0), {"model": _tied(0)}, {"f": max}], ids=["bare", "in a dict", "function"])
-def test_msgpack_says_how_to_save_what_only_a_folder_keeps(tmp_path: Path, tree: Any) -> None:
+@pytest.mark.parametrize(
+    "make", [lambda: _tied(0), lambda: {"model": _tied(0)}, lambda: {"f": max}], ids=["bare", "in a dict", "function"]
+)
+def test_msgpack_says_how_to_save_what_only_a_folder_keeps(tmp_path: Path, make: Callable[[], Any]) -> None:
+    tree = make()
     saves: tuple[Callable[[], object], ...] = (
         lambda: to_bytes(tree), lambda: to_compressed_bytes(tree), lambda: treering.save(tmp_path / "a.msgpack", tree),
     )  # fmt: skip

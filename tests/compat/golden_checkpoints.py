@@ -55,13 +55,13 @@ def _of_dtype(name: str) -> np.ndarray:
 
 def _in_rows() -> jax.Array:
     mesh = jax.make_mesh((2,), ("x",), devices=jax.devices()[:2])
-    return jax.device_put(jnp.arange(6, dtype=jnp.bfloat16).reshape(2, 3), NamedSharding(mesh, P("x")))
+    return jax.device_put(np.arange(6).astype(ml_dtypes.bfloat16).reshape(2, 3), NamedSharding(mesh, P("x")))
 
 
 def _divided() -> dict[str, Any]:
     mesh = jax.make_mesh((4, 2), ("x", "y"))
     specs = {"rows": P("x"), "columns": P(None, "y"), "both": P("x", "y"), "replicated": P()}
-    array = jnp.arange(96, dtype=jnp.float32).reshape(8, 12)
+    array = np.arange(96, dtype=np.float32).reshape(8, 12)
     return {name: jax.device_put(array, NamedSharding(mesh, spec)) for name, spec in specs.items()}
 
 

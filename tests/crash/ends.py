@@ -20,6 +20,8 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
+# For all forks at once: `save_async` imports it when it is called.
+import treering._checkpoint.save  # noqa: F401
 from treering.checkpoint import save_async
 
 SIZES = {"small": 64, "large": 4 << 20}

@@ -79,8 +79,8 @@ JAX_NARROW = [name for name in NARROW if not name.startswith("float6") and not n
 
 @pytest.mark.parametrize("name", JAX_NARROW)
 def test_every_narrow_dtype_of_jax_survives_in_shards(name: str, tmp_path: Path) -> None:
-    full = jnp.asarray(np.arange(32).reshape(16, 2) % 2, name)
-    tree = {"whole": full, "parts": put(full, P("x")), "scalar": full[1, 1]}
+    full = (np.arange(32).reshape(16, 2) % 2).astype(dtype_named(name))
+    tree = {"whole": jnp.asarray(full), "parts": put(full, P("x")), "scalar": jnp.asarray(full[1, 1])}
     tree_serialize_leaves(tmp_path / "d", tree)
     assert_same(stored(tmp_path / "d"), tree, restored=False)
 

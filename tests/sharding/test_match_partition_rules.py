@@ -69,7 +69,7 @@ class Model(nnx.Module):
         (State(params={"w": shaped(2)}, step=shaped(1)), ["params/w", "step"]),
         (Layer(shaped(2, 3), shaped(3), 3), ["weight", "bias"]),
         (freeze({"params": {"w": shaped(2)}}), ["params/w"]),
-        (nnx.state(Model()), ["dense/bias/value", "dense/kernel/value"]),
+        (nnx.state(nnx.eval_shape(Model)), ["dense/bias/value", "dense/kernel/value"]),
     ],
     ids=lambda value: type(value).__name__,
 )
