@@ -127,7 +127,7 @@ def test_modules_and_functions_stay_short() -> None:
                     too_long.append(f"{name}:{node.lineno} {node.name}: {length} lines")
     assert too_long == []
     assert [f"{name}: {count} lines" for name, count in lines.items() if count > 900] == []
-    assert sorted(lines.values())[len(lines) // 2] <= 285
+    assert sorted(lines.values())[len(lines) // 2] <= 320
 
 
 def test_no_module_subscripts_the_class_array_while_it_is_imported() -> None:

@@ -220,7 +220,7 @@ def to_host(array: Any) -> NDArray[Any]:
         return seen
     if array.nbytes > _SMALL_BYTES and not parted:
         gc.collect(0)  # jax lets go of the copy before this one only when the collector runs
-        held = array.addressable_shards[0].data
+        held = shards_of(array)[0].data
         array = jax.make_array_from_single_device_arrays(held.shape, held.sharding, [held])
     if parted:
         shards_of(array)  # numpy asks for them too
@@ -560,7 +560,7 @@ class HostCopies:
     def begin(self, data: Any, kind: int) -> None:
         """Begin to fetch an array, where that takes a copy from its device."""
         if isinstance(data, jax.Array) and not self._is_view(data, kind) and id(data) not in self._coming:
-            held: jax.Array = data.addressable_shards[0].data
+            held: jax.Array = shards_of(data)[0].data
             if data.nbytes > _SMALL_BYTES:
                 # Of a new array: the copy that jax keeps of this one would stay as long as the caller's array.
                 held = jax.make_array_from_single_device_arrays(held.shape, held.sharding, [held])
