@@ -74,7 +74,7 @@ def with_errno(error: _Error, number: int, path: str | os.PathLike[str]) -> _Err
     """Return an error of our own with what Python's programs read in it: errno, its text, and the path.
 
     Example:
-        >>> with_errno(StoreError("there is no index"), errno.ENOENT, "ckpt").filename
+        >>> with_errno(errors.StoreError("there is no index"), errno.ENOENT, "ckpt").filename
         'ckpt'
     """
     error.errno, error.strerror, error.filename = number, os.strerror(number), show_path(os.fspath(path))
@@ -124,7 +124,7 @@ def naming_file(path: Path) -> Iterator[None]:
 
     Example:
         >>> with naming_file(Path("treering.json")):
-        ...     raise CorruptError("it is cut short")
+        ...     raise errors.CorruptError("it is cut short")
         Traceback (most recent call last):
             ...
         treering.errors.CorruptError: 'treering.json': it is cut short

@@ -69,15 +69,10 @@ def attempt_folder(attempt: str) -> tuple[str, ...]:
 def staged_leaves(attempt: str) -> tuple[str, ...]:
     """Return where an attempt has the folders of its leaves until they are moved.
 
-    Raises:
-        CorruptError: it is no attempt.
-
     Example:
         >>> staged_leaves("0123456789abcdef")
         ('.treering', '0123456789abcdef', 'leaves')
     """
-    if not is_attempt(attempt):
-        raise CorruptError(f"{attempt!r} is not an attempt")
     return (ATTEMPTS, attempt, LEAVES)
 
 

@@ -128,7 +128,7 @@ class LeavesFolder(OpenLeaves):
             # Files only ever go from the first place to the second, so this order misses none.
             if attempt is not None:
                 with contextlib.suppress(*_ABSENT):
-                    return self._read_again((*leaves_names.staged_leaves(attempt), *parts), read)
+                    return self._read_again((*_staging(attempt), *parts), read)
             return self._read_again(parts, read)
         except _ABSENT as error:
             raise missing_error(self._tree.shown(parts, name), name) from error
@@ -144,6 +144,12 @@ class LeavesFolder(OpenLeaves):
             # A folder that was opened before may be gone, and another one in its place.
             self._tree.forget(())
             return read(parts)
+
+
+def _staging(attempt: str) -> Parts:
+    if not leaves_names.is_attempt(attempt):
+        raise CorruptError(f"{attempt!r} is not an attempt")
+    return leaves_names.staged_leaves(attempt)
 
 
 # No path that a program can name is deeper.

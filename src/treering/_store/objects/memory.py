@@ -36,9 +36,9 @@ class DictionaryClient:
 
     Example:
         >>> client = DictionaryClient()
-        >>> client.perform(Put("a", b"treering")).status, client.perform(Get("a", 4)).data
+        >>> client.perform(requests.Put("a", b"treering")).status, client.perform(requests.Get("a", 4)).data
         (<Status.DONE: 'done'>, b'tree')
-        >>> client.perform(Put("a", b"other", Absent.ABSENT)).status
+        >>> client.perform(requests.Put("a", b"other", requests.Absent.ABSENT)).status
         <Status.REFUSED: 'refused'>
     """
 
