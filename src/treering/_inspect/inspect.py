@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import itertools
 import math
 import os
@@ -248,8 +249,11 @@ def _open_indexed(path: str | os.PathLike[str]) -> Iterator[OpenTree]:
         def stored(record: LeafRecord) -> Any:
             return checkpoint[index.keys[record.number or 0]]
 
-        known = _checksums_of(index) if index.verified and not isinstance(source, LeavesSource) else {}
-        yield OpenTree(listing, stored, stored, lambda record: known.get(record.number or 0))
+        @functools.cache
+        def known() -> dict[int, Checksums]:
+            return _checksums_of(index) if index.verified and not isinstance(source, LeavesSource) else {}
+
+        yield OpenTree(listing, stored, stored, lambda record: known().get(record.number or 0))
 
 
 def _checksums_of(index: Index) -> dict[int, Checksums]:
