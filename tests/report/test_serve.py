@@ -420,7 +420,13 @@ def test_the_command_serves_and_ends_with_ctrl_c(tmp_path: Path, monkeypatch: py
     path = str(tmp_path / "run")
     faults.fail(monkeypatch, ReportServer, "service_actions", KeyboardInterrupt())
     assert "http://127.0.0.1:" in inside("report", path, "--serve", code=0)[0]
-    inside("report", str(tmp_path / "none"), "--serve", code=2)
+    for name in ("none", "empty"):  # a training that has saved nothing yet
+        (tmp_path / "empty").mkdir(exist_ok=True)
+        shown, said = inside("report", str(tmp_path / name), "--serve", code=0)
+        assert "http://127.0.0.1:" in shown
+        assert "the page shows what is saved there later" in said
+    (tmp_path / "text").write_text("no checkpoint")
+    inside("report", str(tmp_path / "text"), "--serve", code=2)
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
         assert "cannot be used" in inside("report", path, "--serve", "--port", port, code=2)[1]

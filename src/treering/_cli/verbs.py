@@ -421,13 +421,16 @@ def _serve(path: str, asked: dict[str, Any], *, port: int, opens: bool) -> None:
     """Serve the page until Ctrl-C.
 
     Raises:
-        UnsupportedError: the port cannot be used; and as `gather`, so that a wrong path ends the program.
+        UnsupportedError: the port cannot be used; and as `gather`, but where nothing is there yet.
     """
     from treering._report.contents import gather
     from treering._report.page import render
     from treering._report.serve import FollowedReport, ReportServer, serve, version_at
 
-    gather(path)
+    try:
+        gather(path)
+    except NotFoundError as error:  # the training that is to be followed has saved nothing yet
+        note(f"{error}; the page shows what is saved there later")
     followed = FollowedReport(
         lambda: gather(path, **asked), lambda document: render(document, live=True), lambda: version_at(path)
     )
