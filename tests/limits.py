@@ -27,6 +27,8 @@ _LIMITS = {
     "data_file": "treering._arrays.outgoing.FILE_BYTES",
     "other_writers": "treering._arrays.host.OTHER_WRITERS",
     "compared_box": "treering._plan.increment.BOX_BYTES",
+    "compared_at_once": "treering._checkpoint.compare.SMALLEST_BLOCK",
+    "compared_meanwhile_from": "treering._checkpoint.compare._MEANWHILE_FROM",
     "copied_piece": "treering._checkpoint.copy_checkpoint._PIECE_BYTES",
     # joint loads
     "joint_batch": "treering._checkpoint.joint_load.BATCH_BYTES",

@@ -69,6 +69,15 @@ def _loaded(path: Path) -> Any:
         return None
 
 
+def _large(seed: int) -> dict[str, Any]:
+    """A tree of which half changes with the seed, so large that what changes is written while the rest is compared."""
+    return {"frozen": np.ones(600_000), "changes": np.ones(600_000) + seed}
+
+
+def _loaded_on_base(path: Path) -> Any:
+    return _loaded(path / "2")
+
+
 def _leaves_loaded(path: Path) -> Any:
     return (
         leaves.tree_deserialize_leaves(path, structure="exact", x64="numpy")
@@ -115,6 +124,19 @@ def _pending(path: Path, tree: Any) -> None:
     pending.result()
 
 
+def _save_large(path: Path) -> None:
+    tr.save(path, {"large": np.ones(700_000)}, overwrite=True)
+
+
+def _prepared_bases(path: Path) -> None:
+    tr.save(path / "0", _large(0))
+    tr.save(path / "1", _large(0), base=path / "0")  # digests are noted, so that the next one compares by first blocks
+
+
+def _save_on_base(path: Path) -> None:
+    tr.save(path / "2", _large(1), base=path / "1", overwrite=True)
+
+
 def scenes() -> list[Scene]:
     """Return the public calls that are struck."""
 
@@ -145,15 +167,22 @@ def scenes() -> list[Scene]:
     def file_read(path: Path) -> Any:
         return serialization.load_from_file(_OLD, path) if path.exists() else None
 
-    def large(path: Path) -> None:
-        tr.save(path, {"large": np.ones(700_000)}, overwrite=True)
+    def with_base(path: Path) -> None:
+        tr.save(path / "0", _large(0))
+        tr.save(
+            path / "1", _large(0), base=path / "0"
+        )  # digests are noted, so that the next one compares by first blocks
+
+    def on_base(path: Path) -> None:
+        tr.save(path / "2", _large(1), base=path / "1", overwrite=True)
 
     both = (_OLD, _NEW)
     return [
         Scene("save", nothing, save, save, (None, _NEW), _loaded),
         Scene("overwrite", old, save, save, both, _loaded),
-        Scene("save large", nothing, large, large),
-        Scene("load large", large, tr.load, large),
+        Scene("save large", nothing, _save_large, _save_large),
+        Scene("load large", _save_large, tr.load, _save_large),
+        Scene("save with a base", _prepared_bases, _save_on_base, _save_on_base, (None, _large(1)), _loaded_on_base),
         Scene("save_async", old, lambda path: _pending(path, _NEW), save, both, _loaded),
         Scene("load", old, lambda path: tr.load(path, like=_OLD), save),
         Scene("open", old, _read_open, save),

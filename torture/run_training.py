@@ -17,6 +17,7 @@ import numpy as np
 
 import treering
 from torture.scenes import fingerprint
+from treering._checkpoint import compare
 from treering._plan import increment
 
 __all__ = [
@@ -132,6 +133,8 @@ def train(command: str, tell: Callable[[str], None]) -> None:
     options: dict[str, Any] = {}
     if asked.get("incremental"):
         increment.BOX_BYTES = _BOX  # type: ignore[misc]  # so that a small tree has many
+        # What has changed is written while the rest is compared, as in a large tree.
+        compare.SMALLEST_BLOCK, compare._MEANWHILE_FROM = 0, 1  # type: ignore[attr-defined, misc]
         options, more = {"incremental": True, "full_every": 50}, {"frozen": frozen()}
     with treering.Run(place_of(asked["path"]), keep=retention(), save_every=every, **options) as run:
         newest = run.latest()

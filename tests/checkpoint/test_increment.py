@@ -234,7 +234,7 @@ def test_digests_beside_checksums_of_other_blocks_are_not_relied_on(
     with monkeypatch.context() as patch:
         patch.setattr("treering._format.safetensors.block_bytes", lambda _: 1 << 18)
         tr.save(tmp_path / "b", tree, base=tmp_path / "a")
-    monkeypatch.setattr("treering._checkpoint.increment._INDEXES", [])
+    monkeypatch.setattr("treering._checkpoint.compare._INDEXES", [])
     tr.save(tmp_path / "c", tree, base=tmp_path / "b")
     assert tr.verify(tmp_path / "c").ok
     assert np.array_equal(tr.load(tmp_path / "c")["w"], tree["w"])

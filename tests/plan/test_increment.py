@@ -12,12 +12,14 @@ import pytest
 
 from treering._format.index import DataFile, LeafType
 from treering._plan.increment import (
+    BEGUN,
     BOX_BYTES,
     CHANGED,
     MOVED,
     SHARED,
     OlderBoxes,
     Share,
+    begun_files,
     choose_shared,
     cut_leading,
     cut_rows,
@@ -79,6 +81,7 @@ def test_at_least_half_of_each_shared_file_is_used_and_no_box_is_lost(seed: int)
     states = states_of(same, older, shared)
     for number, state in zip(same, states, strict=True):
         assert state == (CHANGED if number < 0 else SHARED if older.file[number] in shared else MOVED)
+    states = [BEGUN if state == CHANGED and chosen.random() < 0.5 else state for state in states]
     sizes = [older.nbytes[number] if number >= 0 else chosen.choice([0, 5, 700]) for number in same]
     limit = chosen.choice([1, 100, 5000])
     files = gather_files(states, sizes, limit)
@@ -120,9 +123,11 @@ def test_a_thousand_processes_come_to_one_layout() -> None:
         own = rows[2 * process : 2 * process + 2]
         same = [n if chosen.random() < 0.5 else -1 for n in (2 * process, 2 * process + 1)]
         shared = choose_shared(same, older)
-        name = f"data-{'0' * 16}-{process * count:05}-of-{1000 * count:05}.safetensors"
-        entry = DataFile(name=name, nbytes=4352, header=4096, digest="xxh3-128:" + "0" * 32)
         states = states_of(same, older, shared)
+        states = [BEGUN if state == CHANGED and chosen.random() < 0.5 else state for state in states]
+        number = process * count + begun_files(states, [128, 128])
+        name = f"data-{'0' * 16}-{number:05}-of-{1000 * count:05}.safetensors"
+        entry = DataFile(name=name, nbytes=4352, header=4096, digest="xxh3-128:" + "0" * 32)
         linked = dict.fromkeys(shared, entry)
         part = Share(process=process, first=process * count, rows=own, states=states, numbers=same, linked=linked)
         parts.append(part)
@@ -142,6 +147,15 @@ def test_a_thousand_processes_come_to_one_layout() -> None:
         assert there == [own.names[file] for file in own.chunks.file]
         assert together.chunks.offset[at:stop] == own.chunks.offset
         assert {together.writers[file] for file in together.chunks.file[at:stop]} == {part.process}
+        # What is begun before the rest is known lies where it will lie at the end.
+        begun = [row for row, state in enumerate(part.states) if state == BEGUN]
+        early = dataclasses.replace(
+            part, rows=[part.rows[row] for row in begun], states=[BEGUN] * len(begun), numbers=(), linked={}
+        )
+        first = layout([early])
+        assert first.names == own.names[: len(first.names)]
+        assert first.headers == own.headers[: len(first.names)]
+        assert first.chunks.offset == [own.chunks.offset[row] for row in begun]
         at = stop
 
 

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, multiple, rule
+from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, invariant, multiple, rule
 
 import treering as tr
 from tests import limits
@@ -43,6 +43,12 @@ class Incremental(RuleBasedStateMachine):
         self.held = {"one": jnp.arange(200.0), "two": jnp.zeros((3, 60))}
         self.run = tr.Run(self.folder / "run", incremental=True, full_every=5)
         self.step = 0
+
+    @initialize(meanwhile=st.booleans())
+    def compare(self, meanwhile: bool) -> None:
+        """What is known to have changed is written while the rest is compared, or all is compared first."""
+        if meanwhile:
+            limits.lower(self.patch, compared_at_once=0, compared_meanwhile_from=1)
 
     def teardown(self) -> None:
         self.run.close()

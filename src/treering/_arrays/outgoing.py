@@ -509,6 +509,7 @@ class SaveData:
         progress: called with the bytes that were taken.
         before: an earlier reading, of which small arrays are taken as they were read.
         digests: where the digest of each chunk that is read goes; None where none is wanted.
+        done: the bytes of files that were written before.
 
     Attributes:
         checksums: those of all blocks, chunk after chunk; complete when every file's content was taken.
@@ -522,13 +523,14 @@ class SaveData:
         before: SaveData | None = None,
         *,
         digests: MutableMapping[int, bytes] | None = None,
+        done: int = 0,
     ) -> None:
         self._layout = layout
         self._starts = layout.chunks.first_blocks()
         self._progress = progress
         self._pool = MemoryPool()
         self._digests = digests
-        self._done = 0
+        self._done = done
         self.kept: dict[int, bytes] = {} if before is None else before.kept
         self._room = _KEPT_BYTES
         self.checksums: array[int] = array("Q", bytes(8 * self._starts[-1]) if before is None else before.checksums)

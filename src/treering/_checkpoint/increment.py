@@ -9,248 +9,46 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-import itertools
-import os
 import weakref
 from array import array
-from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, MutableMapping, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import jax
 import numpy as np
 import xxhash
 
-from treering._arrays.host import (
-    cut_box,
-    digest_arrays,
-    has_own_memory,
-    host_blocks,
-    only_jax_writes,
-    parts_of,
-    to_host,
-)
+from treering._arrays.host import cut_box, has_own_memory, host_blocks, only_jax_writes, parts_of, to_host
 from treering._arrays.incoming import ReadRequest
-from treering._arrays.jobs import cut_by_bytes
 from treering._arrays.outgoing import DescribedLeaves, HeldBox, LeafSources, SaveLayout
-from treering._background.saves import reword
 from treering._background.writer import Watch
-from treering._checkpoint.detect import Form, detect
+from treering._checkpoint.compare import (
+    Comparison,
+    Held,
+    OlderCheckpoint,
+    OlderFacts,
+    OwnBoxes,
+    older_boxes,
+    split_digests,
+)
 from treering._checkpoint.save_options import Increment
 from treering._checkpoint.source import check_data_file, open_checkpoint
 from treering._checkpoint.transaction import AttemptFiles
-from treering._format.document import data_name, parse_index, read_digest
-from treering._format.index import DIGEST_BYTES, DataFile, Index, LeafType
-from treering._format.safetensors import Row
+from treering._format.document import data_name
+from treering._format.index import DataFile, Index, LeafType
 from treering._plan import increment as shares
-from treering._plan.increment import NO_BOXES, SHARED, OlderBoxes, Share
-from treering._store.api import Reader, Store, Version
-from treering._store.crew import map_together
-from treering._store.failures import naming_file
+from treering._plan.increment import BEGUN, NO_BOXES, SHARED, OlderBoxes, Share
+from treering._store.api import Store, Version
 from treering._store.open_folder import OpenFolder, find_index_at
 from treering._tree.flatten import Flattened
 from treering._values.boxes import Box, contains, whole
-from treering._values.checksums import SMALLEST_BLOCK, block_bytes, block_checksums, digest, pack_checksums
+from treering._values.checksums import digest, pack_checksums
 from treering._values.keys import split_key
 from treering._values.telemetry import phase
-from treering.errors import NotFoundError, TreeringError, UnsupportedError
+from treering.errors import NotFoundError, TreeringError
 
 _KEPT: Final = 2
-_RUN_BYTES: Final = 256 << 10
-_TWO_THREADS_FROM: Final = 4 << 20
-_INDEXES: Final[list[tuple[str, Index]]] = []
-
-
-def remember_index(document: bytes, index: Index) -> None:
-    """Keep the index of a checkpoint that is likely to be the next one's base; its arrays are not kept."""
-    index = dataclasses.replace(index, structure=(), values={}, metadata={})  # what only the program has
-    _INDEXES[:] = [(read_digest(document) or "", index), *tuple(_INDEXES)][:_KEPT]
-
-
-def _index_in(document: bytes) -> Index:
-    """Return what a document says, which is not parsed again where this process has just written it."""
-    said = read_digest(document)
-    known = next((index for text, index in tuple(_INDEXES) if text == said), None)
-    return parse_index(document) if known is None else known
-
-
-def split_digests(table: bytes) -> list[bytes]:
-    """Return digests that lie end to end."""
-    return [table[start : start + DIGEST_BYTES] for start in range(0, len(table), DIGEST_BYTES)]
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Held:
-    """Arrays of a tree into which nobody but jax can write, and what this process knows of their bytes.
-
-    The arrays are known by weak references: neither they nor their memory live longer for it.
-    """
-
-    arrays: Mapping[int, weakref.ref[jax.Array]] = dataclasses.field(default_factory=dict)
-    """Leaf number -> the array."""
-    digests: Mapping[Row, bytes] = dataclasses.field(default_factory=dict)
-    """The digests of boxes that an earlier save noted of these very arrays."""
-    left: Collection[int] = ()
-    """The leaves that can be left on their devices: all that this process writes of them lies in files to be shared."""
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class OwnBoxes:
-    """The boxes of a new tree that one process writes."""
-
-    keys: Sequence[str]
-    """Key text of each leaf."""
-    leaves: DescribedLeaves
-    """The leaves."""
-    rows: Sequence[Row]
-    """The boxes, by leaf and by place."""
-    held: Held = Held()
-    """What is known of the arrays."""
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class OlderCheckpoint:
-    """A checkpoint whose files may be shared, as its index says; nothing of it is open."""
-
-    path: Path
-    """Its folder."""
-    index: Index
-    """Its index."""
-    leaf: Sequence[int]
-    """The leaf of each of its boxes."""
-    box: Sequence[Box | None]
-    """Which part of it each box is; None for the whole of it."""
-    boxes: OlderBoxes
-    """Where they lie."""
-
-    @staticmethod
-    def find(increment: Increment, attempt: str | None = None) -> OlderCheckpoint | None:
-        """Return the checkpoint to share files with, None for none.
-
-        Args:
-            increment: says which ones there are.
-            attempt: that of the one which process 0 has found; None for any.
-
-        Raises:
-            UnsupportedError: it has to be there, and is of another form.
-            TreeringError: it has to be there, and is not, or cannot be read.
-        """
-        for path in increment.find():
-            try:
-                with OpenFolder(path) as folder, naming_file(path / "treering.json"):
-                    index = _index_in(folder.read_index())
-            except TreeringError as error:
-                if increment.required:
-                    raise _refused_base(path, error) from error
-                continue
-            if attempt is not None and index.attempt != attempt:
-                continue
-            older = _older_boxes(path, index)
-            return None if older.ends_chain(increment) else older
-        return None
-
-    def ends_chain(self, increment: Increment) -> bool:
-        """Tell whether the save after this one is to write everything."""
-        return increment.full_every is not None and max(1, self.index.saves) >= increment.full_every
-
-    def places_of(self, own: OwnBoxes) -> Sequence[int]:
-        """Return the number of each box of a new tree here, -1 for one that is not there."""
-        index, leaves = self.index, own.leaves
-        dtypes = [(kind.dtype, kind.shape) for kind in leaves.types]
-        own_dtypes = list(map(dtypes.__getitem__, leaves.leaf_types))
-        dtypes = [(kind.dtype, kind.shape) for kind in index.types]
-        there = list(map(dtypes.__getitem__, index.leaf_types))
-        if index.digests and index.keys == own.keys and there == own_dtypes:
-            rows = list(zip(index.chunks.leaf, index.chunks.box, strict=True))
-            if rows == own.rows:
-                return range(len(rows))
-        # A whole leaf has its shape in the header of its file, a box has its own.
-        theirs = zip(self.leaf, self.box, strict=True)
-        numbers = {
-            (index.keys[leaf], *(there[leaf] if box is None else (there[leaf][0], box))): number
-            for number, (leaf, box) in enumerate(theirs)
-        }
-        return [
-            numbers.get((own.keys[leaf], *(own_dtypes[leaf] if box is None else (own_dtypes[leaf][0], box))), -1)
-            for leaf, box in own.rows
-        ]
-
-
-def _refused_base(path: Path, error: TreeringError) -> TreeringError:
-    """Return the error for a base that cannot be one."""
-    with contextlib.suppress(TreeringError):
-        if (form := detect(path)) is not Form.CHECKPOINT:
-            hint = (
-                "pass the folder of one step" if form is Form.RUN else "save the tree to a folder once, and pass that"
-            )
-            return UnsupportedError(f"base is {os.fspath(path)!r}, which is no checkpoint but: {form.value}", hint=hint)
-    return reword(error, "no files can be shared with base=")
-
-
-def _older_boxes(path: Path, index: Index) -> OlderCheckpoint:
-    """Return a checkpoint by its boxes: its chunks; those that no digests were noted of are cut as a new tree is."""
-    chunks = index.chunks
-    if any(block_bytes(nbytes) != block for nbytes, block in set(zip(chunks.nbytes, chunks.block, strict=True))):
-        index = dataclasses.replace(index, digests=b"")  # its checksums are of other blocks than those of a new one
-    columns: Sequence[Sequence[Any]] = (chunks.leaf, chunks.box, chunks.file, chunks.nbytes, chunks.offset)
-    if not index.digests:
-        cut: list[tuple[Any, ...]] = []
-        for leaf, whole_box, file, _, start in zip(*columns, strict=True):
-            rows = shares.cut_rows([(0, whole_box)], [index.type_of(leaf)], [0])
-            sizes = shares.row_bytes(rows, [index.type_of(leaf)], [0])
-            starts = itertools.accumulate(sizes, initial=start)
-            cut += ((leaf, box, file, *place) for (_, box), *place in zip(rows, sizes, starts, strict=False))
-        columns = list(zip(*cut, strict=True)) or [()] * 5
-    leaves, places, files, nbytes, offset = columns
-    file_bytes = [entry.nbytes - entry.header for entry in index.files]
-    boxes = OlderBoxes(file=files, nbytes=nbytes, offset=offset, file_bytes=file_bytes)
-    return OlderCheckpoint(path=path, index=index, leaf=leaves, box=places, boxes=boxes)
-
-
-class OlderFacts:
-    """The digests and the checksums of the boxes of an older checkpoint: those in its index, or of the bytes it has.
-
-    Args:
-        older: the checkpoint.
-        store: its place.
-        files: closes what is opened there: a box is read where no digest was noted.
-    """
-
-    def __init__(self, older: OlderCheckpoint, store: Store, files: contextlib.ExitStack) -> None:
-        self._index, self._boxes, self._store, self._files = older.index, older.boxes, store, files
-        self._table = split_digests(older.index.digests)
-        self._starts = older.index.chunks.first_blocks()
-        self._read = functools.cache(self._read)  # type: ignore[method-assign]
-        self._reader = functools.cache(self._reader)  # type: ignore[method-assign]
-
-    @property
-    def noted(self) -> bool:
-        """Whether its index has them."""
-        return bool(self._table)
-
-    def digest_of(self, number: int) -> bytes:
-        """Return the digest of a box; none where it cannot be read."""
-        if self._table:
-            return self._table[number]
-        try:
-            return self._read(number)[0]
-        except TreeringError:
-            return b""
-
-    def checksums_of(self, number: int, count: int = 1) -> array[int]:
-        """Return the checksums of the blocks of some boxes in a row, of which each has a digest."""
-        if self._table:
-            return self._index.checksums[self._starts[number] : self._starts[number + count]]
-        return array("Q", itertools.chain.from_iterable(self._read(n)[1] for n in range(number, number + count)))
-
-    def _read(self, number: int) -> tuple[bytes, array[int]]:
-        boxes = self._boxes
-        data = self._reader(boxes.file[number]).read(boxes.offset[number], boxes.nbytes[number])
-        return xxhash.xxh3_128_digest(data), block_checksums(memoryview(data))
-
-    def _reader(self, file: int) -> Reader:
-        return self._files.enter_context(self._store.open_file(self._index.files[file].name))
 
 
 # ------------------------------------------------------------------------------------ arrays that were saved before
@@ -303,7 +101,7 @@ def note_arrays(path: Path, index: Index, held: Held) -> None:
     if held.arrays:
         arrays = {index.keys[number]: ref for number, ref in held.arrays.items()}
         others = [noted for noted in tuple(_NOTED) if noted[0].path != path]
-        _NOTED[:] = [(_older_boxes(path, index), arrays, _version_at(path)), *others][:_KEPT]
+        _NOTED[:] = [(older_boxes(path, index), arrays, _version_at(path)), *others][:_KEPT]
 
 
 def _version_at(path: Path) -> Version | None:
@@ -374,6 +172,32 @@ class SharedFiles:
     """Where they lie; the chunks are its boxes, in their order."""
     facts: OlderFacts | None
     """What is known of the boxes in shared files; None where nothing is shared."""
+    begun: Begun | None
+    """What was written while the rest was compared."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Begun:
+    """The files that were written while the rest was compared."""
+
+    rows: Sequence[int]
+    """The boxes in them."""
+    layout: SaveLayout
+    """Where they lie; the chunks are these boxes."""
+    checksums: array[int]
+    """The checksums of their blocks."""
+    digests: Mapping[int, bytes]
+    """The digest of each chunk."""
+
+    @classmethod
+    def write(cls, rows: Sequence[int], layout: SaveLayout, write: Write) -> Begun:
+        """Write them."""
+        digests: dict[int, bytes] = {}
+        return cls(rows=rows, layout=layout, checksums=write(layout, digests), digests=digests)
+
+
+Write: TypeAlias = "Callable[[SaveLayout, MutableMapping[int, bytes]], array[int]]"
+"""Writes the files of a layout, notes the digests of its chunks, and returns the checksums of their blocks."""
 
 
 def share_files(
@@ -383,6 +207,7 @@ def share_files(
     increment: Increment,
     watch: Watch,
     *,
+    write: Write,
     process: int = 0,
     first: int = 0,
     count: int | None = None,
@@ -395,6 +220,7 @@ def share_files(
         older: the older checkpoint, if there is one.
         increment: says which older checkpoints there are.
         watch: watches the save.
+        write: writes what is known to have changed while the rest is compared.
         process: this process.
         first: the number of its first file.
         count: how many files there are at most; None where this process is alone.
@@ -406,25 +232,47 @@ def share_files(
     rows, leaves = own.rows, own.leaves
     same = [-1] * len(rows)
     facts: OlderFacts | None = None
+    begun: Begun | None = None
     found: dict[int, tuple[DataFile, bytes]] = {}
     boxes = NO_BOXES if older is None else older.boxes
     sizes = shares.row_bytes(rows, leaves.types, leaves.leaf_types)
+    share = Share(process=process, first=first, rows=rows, states=(), numbers=(), linked={})
     # Should it be removed meanwhile, or be damaged, what it has is written.
     with contextlib.ExitStack() as files:
         if older is not None and (store := _open_older(older, files)) is not None:
             facts = OlderFacts(older, store, files)
-            with phase("save/compare"):
-                same = _compare(own, older, facts, sizes, watch)
-            wanted = shares.choose_shared(same, boxes)
+            comparison = Comparison(own, older, facts, sizes, watch)
+            most = count or shares.most_files(sum(sizes))
+            begun = _compare(comparison, functools.partial(_lay_out_early, folder.attempt, own, share, most), write)
+            count = count if begun is None else most
+            wanted = shares.choose_shared(same := comparison.same, boxes)
             planned = len(wanted) + len(shares.gather_files(shares.states_of(same, boxes, wanted), sizes))
-            found = _link_files(folder, store, older, wanted, (first, count or planned))
+            at = first if begun is None else first + len(begun.layout.names)
+            found = _link_files(folder, store, older, wanted, (at, count or planned))
     states = shares.states_of(same, boxes, found)
+    for row in () if begun is None else begun.rows:
+        states[row] = BEGUN
     leaves = _fetch_left(own, states, increment)
     linked = {} if facts is None else _with_digests(found, same, boxes, facts)
-    share = Share(process=process, first=first, rows=rows, states=states, numbers=same, linked=linked)
+    share = dataclasses.replace(share, states=states, numbers=same, linked=linked)
     count = count or len(linked) + len(shares.gather_files(states, sizes))
     layout = lay_out(folder.attempt, own.keys, leaves, [share], older=boxes, count=count)
-    return SharedFiles(share=share, layout=layout, facts=facts)
+    return SharedFiles(share=share, layout=layout, facts=facts, begun=begun)
+
+
+def _lay_out_early(attempt: str, own: OwnBoxes, share: Share, count: int, changed: Sequence[int]) -> SaveLayout:
+    """Lay out the files that are begun before the others are known."""
+    early = dataclasses.replace(share, rows=[own.rows[at] for at in changed], states=[BEGUN] * len(changed))
+    return lay_out(attempt, own.keys, own.leaves, [early], older=NO_BOXES, count=count)
+
+
+def _compare(comparison: Comparison, early: Callable[[Sequence[int]], SaveLayout], write: Write) -> Begun | None:
+    """Compare all boxes; where it is worth it, write what is known to have changed meanwhile."""
+    with phase("save/compare"):
+        if not (changed := comparison.begin()):
+            comparison.finish()
+            return None
+    return comparison.finish_while(functools.partial(Begun.write, changed, early(changed), write))
 
 
 def _open_older(older: OlderCheckpoint, files: contextlib.ExitStack) -> Store | None:
@@ -432,51 +280,6 @@ def _open_older(older: OlderCheckpoint, files: contextlib.ExitStack) -> Store | 
     with contextlib.suppress(TreeringError):
         return files.enter_context(OpenFolder(older.path)).store
     return None
-
-
-def _compare(own: OwnBoxes, older: OlderCheckpoint, facts: OlderFacts, sizes: Sequence[int], watch: Watch) -> list[int]:
-    """Return the number of the box in the older checkpoint that has the bytes of each, -1 for none."""
-    same, places, nbytes = [-1] * len(own.rows), older.places_of(own), older.boxes.nbytes
-    wanted = [at for at, number in enumerate(places) if number >= 0 and nbytes[number] == sizes[at]]
-    held = own.held.digests
-    known = [at for at in wanted if own.rows[at] in held] if held else []
-    unknown = sorted({*wanted}.difference(known)) if known else wanted
-    noted = [(known, [held[own.rows[at]] for at in known])]
-    for rows, digests in itertools.chain(noted, _digests_of(own, unknown, sizes, places, facts)):
-        watch.move()
-        for at, found in zip(rows, digests, strict=True):
-            if facts.digest_of(places[at]) == found:  # what cannot be read has none, and is written
-                same[at] = places[at]
-    return same
-
-
-def _digests_of(
-    own: OwnBoxes, wanted: Sequence[int], sizes: Sequence[int], places: Sequence[int], facts: OlderFacts
-) -> Iterator[tuple[Sequence[int], Sequence[bytes | None]]]:
-    """Yield some boxes, and their digests: of small ones, many are read together.
-
-    One whose first block has another checksum than the older box has changed: it has none, and is not read to its end.
-    """
-    small = [at for at in wanted if sizes[at] <= SMALLEST_BLOCK]
-    alone = [at for at in wanted if sizes[at] > SMALLEST_BLOCK]
-    for run in map(small.__getitem__, cut_by_bytes([sizes[at] for at in small], _RUN_BYTES)):
-        arrays = own.leaves.data_of_all(*zip(*map(own.rows.__getitem__, run), strict=True))
-        if (found := digest_arrays(arrays)) is None:
-            alone += run
-        else:
-            yield run, found
-
-    def read(at: int) -> bytes | None:
-        array_, state, block = own.leaves.data_of(*own.rows[at]), xxhash.xxh3_128(), block_bytes(sizes[at])
-        for number, piece in enumerate(host_blocks(array_, 0, array_.size)):
-            compared = number == 0 and facts.noted and len(piece) >= block
-            if compared and xxhash.xxh3_64_intdigest(piece[:block]) != facts.checksums_of(places[at])[0]:
-                return None
-            state.update(piece)
-        return state.digest()
-
-    others = 1 if sum(map(sizes.__getitem__, alone)) >= _TWO_THREADS_FROM else 0
-    yield from (([at], [found]) for at, found in zip(alone, map_together(read, alone, others), strict=True))
 
 
 def _link_files(
@@ -506,13 +309,14 @@ def _with_digests(
     linked: Mapping[int, tuple[DataFile, bytes]], same: Sequence[int], boxes: OlderBoxes, facts: OlderFacts
 ) -> dict[int, DataFile]:
     """Return shared files with the digests that they have here: over the header, and the checksums of what is used."""
-    kept = [number for number in same if number >= 0]
-    used, there = (Counter(map(boxes.file.__getitem__, numbers)) for numbers in (kept, range(len(boxes.file))))
+    numbers, file_of = np.array(same, np.int64), np.array(boxes.file, np.int64)
+    kept = numbers[numbers >= 0]
+    used, there = (np.bincount(files, minlength=len(boxes.file_bytes)) for files in (file_of[kept], file_of))
     found: dict[int, DataFile] = {}
     for file, (entry, header) in linked.items():
         # Where all is used, it is what the older index says, and what the header was compared with.
         if used[file] < there[file] or entry.digest is None or not facts.noted:
-            rows = sorted((boxes.offset[n], boxes.nbytes[n], n) for n in kept if boxes.file[n] == file)
+            rows = sorted((boxes.offset[n], boxes.nbytes[n], n) for n in kept[file_of[kept] == file].tolist())
             table = b"".join(pack_checksums(facts.checksums_of(number)) for _, _, number in rows)
             entry = dataclasses.replace(entry, digest=digest([header, table]))  # noqa: PLW2901
         found[file] = entry

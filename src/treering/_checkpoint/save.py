@@ -21,7 +21,8 @@ from treering._arrays.outgoing import ALONE, SavedPart
 from treering._arrays.plan_cache import TreePlan, held_bytes, plan_tree
 from treering._background.saves import finish_saves, raise_unreported, reword, watch_for_end, writer
 from treering._background.writer import UNWATCHED, Ended, PendingSave, SaveJob, Watch
-from treering._checkpoint.increment import Held, hold_arrays
+from treering._checkpoint.compare import Held
+from treering._checkpoint.increment import hold_arrays
 from treering._checkpoint.joint_driver import tell_of_end
 from treering._checkpoint.save_files import SafetensorsSave
 from treering._checkpoint.save_folder import begin_call, own_boxes, write_folder, write_share

@@ -11,7 +11,7 @@ import dataclasses
 import itertools
 import os
 from array import array
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, MutableMapping, Sequence
 from contextlib import closing
 from typing import Any, Final
 
@@ -20,19 +20,9 @@ from treering._arrays.plan_cache import TreePlan
 from treering._arrays.source import Source
 from treering._arrays.source_arrays import describe_source
 from treering._background.writer import UNWATCHED, Watch
+from treering._checkpoint.compare import Held, OlderCheckpoint, OwnBoxes, remember_index, split_digests
 from treering._checkpoint.forms import Loss, key_texts
-from treering._checkpoint.increment import (
-    Held,
-    OlderCheckpoint,
-    OwnBoxes,
-    SharedFiles,
-    hold_arrays,
-    lay_out,
-    note_arrays,
-    remember_index,
-    share_files,
-    split_digests,
-)
+from treering._checkpoint.increment import Begun, SharedFiles, Write, hold_arrays, lay_out, note_arrays, share_files
 from treering._checkpoint.joint_driver import JointShare, save_jointly
 from treering._checkpoint.save_options import Increment, SaveOptions, require_value, versions
 from treering._checkpoint.transaction import AttemptFiles, CheckpointFolder, JoinedFolder
@@ -40,7 +30,7 @@ from treering._coordination.job_handshake import next_sequence
 from treering._coordination.message_board import MessageBoard
 from treering._coordination.operations import Call
 from treering._format.document import data_name, encode_index, read_names
-from treering._format.index import LARGE_VALUE, LIMIT, DataFile, Index, OpaqueLeaf, sign_files
+from treering._format.index import DIGEST_BYTES, LARGE_VALUE, LIMIT, DataFile, Index, OpaqueLeaf, sign_files
 from treering._format.selection import Selection, thinned_as_dicts
 from treering._plan import increment as shares
 from treering._plan.increment import NO_BOXES, SHARED, Share
@@ -76,7 +66,7 @@ def write_folder(plan: TreePlan, options: SaveOptions, watch: Watch, held: Held 
             checksums = write_data(layout, folder, options)
             index = make_index(plan.flat, layout, checksums, metadata, attempt=folder.attempt)
         else:
-            part = share_files(folder, own, older, increment, watch)
+            part = share_files(folder, own, older, increment, watch, write=writer(folder, options))
             layout = part.layout
             checksums, digests = write_changed(part, folder, options)
             index = make_index(plan.flat, layout, checksums, metadata, attempt=folder.attempt)
@@ -92,33 +82,52 @@ def own_boxes(plan: TreePlan) -> OwnBoxes:
     return OwnBoxes(keys=plan.flat.keys, leaves=plan.leaves, rows=plan.boxes())
 
 
+def writer(folder: AttemptFiles, options: SaveOptions) -> Write:
+    """Return what writes the files of a layout into a folder."""
+    return lambda layout, digests: write_data(layout, folder, options, digests)
+
+
 def write_changed(part: SharedFiles, folder: AttemptFiles, options: SaveOptions) -> tuple[array[int], bytes]:
-    """Write what is not shared, durable but for its names; return the checksums of all boxes, and their digests."""
-    numbers, states, digests = part.share.numbers, part.share.states, dict[int, bytes]()
+    """Write what is not written or shared yet, durable but for its names; return all checksums, and all digests."""
+    numbers, states, begun, digests = part.share.numbers, part.share.states, part.begun, dict[int, bytes]()
+    checksums, starts = write_data(part.layout, folder, options, digests, begun), part.layout.chunks.first_blocks()
+    table = bytearray(DIGEST_BYTES * len(states))
     shared = [row for row, state in enumerate(states) if state == SHARED]
     if facts := part.facts:
-        digests = {row: facts.digest_of(numbers[row]) for row in shared}
-    checksums, starts = write_data(part.layout, folder, options, digests), part.layout.chunks.first_blocks()
-    if facts:
         for row, number, count in shares.find_stretches(shared, [numbers[row] for row in shared]):
             checksums[starts[row] : starts[row + count]] = facts.checksums_of(number, count)
-    return checksums, b"".join(map(digests.__getitem__, range(len(states))))
+            table[DIGEST_BYTES * row : DIGEST_BYTES * (row + count)] = facts.digests_of(number, count)
+    if begun is not None:
+        there = begun.layout.chunks.first_blocks()
+        for chunk, row in enumerate(begun.rows):
+            digests[row] = begun.digests[chunk]
+            checksums[starts[row] : starts[row + 1]] = begun.checksums[there[chunk] : there[chunk + 1]]
+    for row, found in digests.items():
+        table[DIGEST_BYTES * row : DIGEST_BYTES * (row + 1)] = found
+    return checksums, bytes(table)
 
 
 def write_data(
-    layout: SaveLayout, folder: AttemptFiles, options: SaveOptions, digests: dict[int, bytes] | None = None
+    layout: SaveLayout,
+    folder: AttemptFiles,
+    options: SaveOptions,
+    digests: MutableMapping[int, bytes] | None = None,
+    begun: Begun | None = None,
 ) -> array[int]:
     """Write the data files, durable but for their names, and return the checksums of their blocks.
 
-    Files that are shared are there already, and their checksums are left out. ``digests`` gets that of each chunk.
+    Files that are shared, or were begun before, are there already, and their checksums are left out. ``digests`` gets
+    that of each chunk.
     """
-    sizes = layout.sizes()
+    sizes, there = layout.sizes(), {*layout.linked, *range(0 if begun is None else len(begun.layout.names))}
     with phase("save/write") as moved:
-        moved.nbytes = sum(size for number, size in enumerate(sizes) if number not in layout.linked)
+        moved.nbytes = sum(size for number, size in enumerate(sizes) if number not in there)
         folder.require_space(moved.nbytes)
-        written = SaveData(layout, options.progress, digests=digests)
+        written = SaveData(
+            layout, options.progress, digests=digests, done=0 if begun is None else begun.layout.data_bytes
+        )
         for number, (name, header, size) in enumerate(zip(layout.names, layout.headers, sizes, strict=True)):
-            if number not in layout.linked:
+            if number not in there:
                 folder.write_file(name, itertools.chain([header], written.data_of(number)), size)
     return written.checksums
 
@@ -296,9 +305,9 @@ class _CheckpointShare(JointShare):
         firsts, own = _first_files(self._plan), _boxes_of(self._plan, this)
         held = self._held = self._held or hold_arrays(self._flat, own, increment, joint=True)
         own = dataclasses.replace(own, held=held)
-        part = share_files(
-            folder, own, self._older, increment, self._watch, process=this, first=firsts[this], count=firsts[-1]
-        )
+        place = {"process": this, "first": firsts[this], "count": firsts[-1]}
+        write = writer(folder, self._options)
+        part = share_files(folder, own, self._older, increment, self._watch, write=write, **place)
         checksums, table = write_changed(part, folder, self._options)
         if held.arrays:
             index = make_index(self._flat, part.layout, checksums, {}, attempt=folder.attempt)
@@ -428,9 +437,10 @@ def _share_of(
         hint = "run the same version of treering on all processes, with the same tree"
         raise failure_of([process], "shares other boxes than planned here", hint)
     texts = [f"xxh3-128:{half.hex()}" for half in split_digests(pack_checksums(linked))]
+    after = first + shares.begun_files(states, shares.row_bytes(rows, own.leaves.types, own.leaves.leaf_types))
     entries = {
         file: dataclasses.replace(
-            older.index.files[file], name=data_name(call.attempt, first + at, count), digest=texts[at]
+            older.index.files[file], name=data_name(call.attempt, after + at, count), digest=texts[at]
         )
         for at, file in enumerate(found)
         if older is not None

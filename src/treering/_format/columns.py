@@ -104,7 +104,7 @@ def encode_container(container: Container) -> dict[str, Any]:
 
 def _encode_keys(keys: Sequence[Any]) -> list[Any]:
     # Nearly always all of them are plain names.
-    if all(type(key) is str and key.isascii() for key in keys):
+    if {*map(type, keys)} == {str} and "".join(keys).isascii():
         return list(keys)
     encoded = [encode_key(key) for key in keys]
     check_hashes(keys, "the keys of a container", UnsupportedError)

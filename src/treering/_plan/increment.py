@@ -9,9 +9,8 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
-from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
 import numpy as np
 
@@ -36,6 +35,8 @@ MOVED: Final = 1
 """That of a box that it has, in a file that is not shared: it is written, beside others that did not change."""
 SHARED: Final = 2
 """That of a box whose bytes lie in a file that is shared."""
+BEGUN: Final = 3
+"""That of one that was known to have changed before all were compared: its file is written meanwhile."""
 
 
 def cut_leading(box: Box, itemsize: int, most: int = BOX_BYTES) -> Iterator[Box]:
@@ -83,8 +84,9 @@ def row_bytes(rows: Iterable[Row], types: Sequence[LeafType], leaf_types: Sequen
     """Return how many bytes each of some boxes has."""
     nbytes = list(map(leaf_bytes, types))
     itemsizes = [all_ // (math.prod(kind.shape or ()) or 1) for all_, kind in zip(nbytes, types, strict=True)]
-    kinds = ((leaf_types[leaf], box) for leaf, box in rows)
-    return [nbytes[kind] if box is None else itemsizes[kind] * size_of(box) for kind, box in kinds]
+    return [
+        nbytes[leaf_types[leaf]] if box is None else itemsizes[leaf_types[leaf]] * size_of(box) for leaf, box in rows
+    ]
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,11 +123,10 @@ def choose_shared(same: Sequence[int], older: OlderBoxes, most: int = MOST_SHARE
         >>> choose_shared([0, -1, 2], older), choose_shared([-1, 1, 2], older)
         ((0, 1), (1,))
     """
-    live: Counter[int] = Counter()
-    for number in same:
-        if number >= 0:
-            live[older.file[number]] += older.nbytes[number]
-    halves = [file for file, nbytes in live.items() if 2 * nbytes >= older.file_bytes[file] and nbytes]
+    kept = np.array(same, np.int64)[np.array(same, np.int64) >= 0]
+    live = np.zeros(len(older.file_bytes), np.int64)
+    np.add.at(live, np.array(older.file, np.int64)[kept], np.array(older.nbytes, np.int64)[kept])
+    halves = [file for file, nbytes in enumerate(live.tolist()) if nbytes and 2 * nbytes >= older.file_bytes[file]]
     return tuple(sorted(sorted(halves, key=lambda file: (-live[file], file))[:most]))
 
 
@@ -172,7 +173,7 @@ def find_shared_leaves(rows: Sequence[Row], same: Sequence[int], older: OlderBox
 
 
 def gather_files(states: Sequence[int], nbytes: Sequence[int], limit: int = FILE_BYTES) -> list[list[int]]:
-    """Return the files that are written, each as the numbers of its boxes: what did not change first.
+    """Return the files that are written, each as the numbers of its boxes: those begun first, then what did not change.
 
     A file ends where it has ``limit`` bytes; one box may have more.
 
@@ -181,7 +182,7 @@ def gather_files(states: Sequence[int], nbytes: Sequence[int], limit: int = FILE
         [[1], [0], [2]]
     """
     files: list[list[int]] = []
-    for state in (MOVED, CHANGED):
+    for state in sorted({BEGUN, MOVED, CHANGED}.intersection(states), reverse=True):
         file, held = list[int](), 0
         for number in [number for number, found in enumerate(states) if found == state]:
             if held and held + nbytes[number] > limit:
@@ -198,9 +199,19 @@ def most_files(nbytes: int, limit: int = FILE_BYTES) -> int:
 
     Example:
         >>> most_files(10) - MOST_SHARED
-        4
+        6
     """
-    return MOST_SHARED + 2 * (nbytes // limit) + 4
+    return MOST_SHARED + 2 * (nbytes // limit) + 6
+
+
+def begun_files(states: Sequence[int], nbytes: Sequence[int]) -> int:
+    """Return how many files are begun before all boxes are compared; they have the first numbers.
+
+    Example:
+        >>> begun_files([CHANGED, BEGUN, SHARED, BEGUN], [2, 2, 2, 2])
+        1
+    """
+    return len(gather_files([BEGUN if state == BEGUN else SHARED for state in states], nbytes))
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -210,7 +221,7 @@ class Share:
     process: int
     """The process."""
     first: int
-    """The number of its first file; those that it shares come before those that it writes."""
+    """The number of its first file: those begun early come first, then those that it shares, then the others."""
     rows: Sequence[Row]
     """Its boxes, by leaf and by place."""
     states: Sequence[int]
@@ -244,37 +255,47 @@ def lay_out_shares(
         older: the older checkpoint; None where nothing is shared.
         count: how many files the checkpoint has at most; their names say it.
     """
-    table: list[tuple[int, Box | None, int, int, int, int]] = []
+    columns: list[list[Any]] = [[] for _ in range(6)]
     names: list[str] = []
     writers: list[int] = []
     linked: dict[int, DataFile] = {}
     written: list[list[Row]] = []
-    firsts: list[int] = []
+    numbers: list[int] = []
     for share in shares:
-        sizes = row_bytes(share.rows, types, leaf_types)
-        blocks = {nbytes: block_bytes(nbytes) for nbytes in set(sizes)}
-        here = {file: len(names) + at for at, file in enumerate(share.linked)}
+        sizes, start = row_bytes(share.rows, types, leaf_types), len(names)
+        files, begun = gather_files(share.states, sizes), begun_files(share.states, sizes)
+        here = {file: start + begun + at for at, file in enumerate(share.linked)}
         linked |= {here[file]: found for file, found in share.linked.items()}
-        names += [found.name for found in share.linked.values()]
-        if older is not None:
+        if older is not None and here:
             shared = [row for row, state in enumerate(share.states) if state == SHARED]
-            nbytes, numbers = [sizes[row] for row in shared], [share.numbers[row] for row in shared]
-            files = [here[older.file[number]] for number in numbers]
-            offsets = [older.offset[number] for number in numbers]
+            there, nbytes = (list(map(column.__getitem__, shared)) for column in (share.numbers, sizes))
+            blocks = {size: block_bytes(size) for size in set(nbytes)}
+            file = map(here.__getitem__, map(older.file.__getitem__, there))
             own = zip(*map(share.rows.__getitem__, shared), strict=True) if shared else ((), ())
-            table += zip(*own, files, offsets, nbytes, map(blocks.__getitem__, nbytes), strict=True)
-        for rows in gather_files(share.states, sizes):
-            firsts.append(len(names))
-            names.append(data_name(attempt, share.first + len(names) - len(writers), count))
-            written.append([share.rows[row] for row in rows])
-        writers += [share.process] * (len(names) - len(writers))
+            _extend(
+                columns, (*own, file, map(older.offset.__getitem__, there), nbytes, map(blocks.__getitem__, nbytes))
+            )
+        fresh = [*range(begun), *range(begun + len(here), len(files) + len(here))]
+        named = [data_name(attempt, share.first + at, count) for at in fresh]
+        names += [*named[:begun], *(found.name for found in share.linked.values()), *named[begun:]]
+        numbers += [start + at for at in fresh]
+        written += [[share.rows[row] for row in rows] for rows in files]
+        writers += [share.process] * (len(names) - start)
     chunks, made = lay_out_files(attempt, keys, types, leaf_types, written)
-    file = [firsts[number] for number in chunks.file]
-    table += zip(chunks.leaf, chunks.box, file, chunks.offset, chunks.nbytes, chunks.block, strict=True)
-    table.sort(key=lambda row: (row[0], row[1] or ()))
-    columns = [list(column) for column in zip(*table, strict=True)] or [[]] * 6
-    named = dict(zip(("leaf", "box", "file", "offset", "nbytes", "block"), columns, strict=True))
+    is_mixed = len(shares) > 1 or len(written) + bool(columns[0]) > 1
+    file = map(numbers.__getitem__, chunks.file)
+    _extend(columns, (chunks.leaf, chunks.box, file, chunks.offset, chunks.nbytes, chunks.block))
+    if is_mixed:
+        leaves, boxes = columns[:2]
+        order = sorted(range(len(leaves)), key=lambda row: (leaves[row], boxes[row] or ()))
+        columns = [[column[row] for row in order] for column in columns]
+    found = dict(zip(("leaf", "box", "file", "offset", "nbytes", "block"), columns, strict=True))
     headers = [b""] * len(names)
-    for number, header in zip(firsts, made, strict=True):
+    for number, header in zip(numbers, made, strict=True):
         headers[number] = header
-    return make(chunks=Chunks(**named), headers=headers, names=names, writers=writers, linked=linked)
+    return make(chunks=Chunks(**found), headers=headers, names=names, writers=writers, linked=linked)
+
+
+def _extend(columns: Sequence[list[Any]], more: Iterable[Iterable[Any]]) -> None:
+    for column, others in zip(columns, more, strict=True):
+        column.extend(others)
