@@ -267,14 +267,7 @@ def lay_out_shares(
         here = {file: start + begun + at for at, file in enumerate(share.linked)}
         linked |= {here[file]: found for file, found in share.linked.items()}
         if older is not None and here:
-            shared = [row for row, state in enumerate(share.states) if state == SHARED]
-            there, nbytes = (list(map(column.__getitem__, shared)) for column in (share.numbers, sizes))
-            blocks = {size: block_bytes(size) for size in set(nbytes)}
-            file = map(here.__getitem__, map(older.file.__getitem__, there))
-            own = zip(*map(share.rows.__getitem__, shared), strict=True) if shared else ((), ())
-            _extend(
-                columns, (*own, file, map(older.offset.__getitem__, there), nbytes, map(blocks.__getitem__, nbytes))
-            )
+            _extend(columns, _shared_columns(share, sizes, here, older))
         fresh = [*range(begun), *range(begun + len(here), len(files) + len(here))]
         named = [data_name(attempt, share.first + at, count) for at in fresh]
         names += [*named[:begun], *(found.name for found in share.linked.values()), *named[begun:]]
@@ -294,6 +287,16 @@ def lay_out_shares(
     for number, header in zip(numbers, made, strict=True):
         headers[number] = header
     return make(chunks=Chunks(**found), headers=headers, names=names, writers=writers, linked=linked)
+
+
+def _shared_columns(share: Share, sizes: Sequence[int], here: Mapping[int, int], older: OlderBoxes) -> list[Any]:
+    """Return leaf, box, file, offset, bytes and bytes of a block of each box that lies in a shared file."""
+    shared = [row for row, state in enumerate(share.states) if state == SHARED]
+    there, nbytes = (list(map(column.__getitem__, shared)) for column in (share.numbers, sizes))
+    blocks = {size: block_bytes(size) for size in set(nbytes)}
+    file = map(here.__getitem__, map(older.file.__getitem__, there))
+    own = zip(*map(share.rows.__getitem__, shared), strict=True) if shared else ((), ())
+    return [*own, file, map(older.offset.__getitem__, there), nbytes, map(blocks.__getitem__, nbytes)]
 
 
 def _extend(columns: Sequence[list[Any]], more: Iterable[Iterable[Any]]) -> None:
