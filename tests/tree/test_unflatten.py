@@ -197,6 +197,19 @@ def test_static_fields_are_compared_at_their_places() -> None:
     ]
 
 
+def test_dicts_in_another_order_are_compared_by_their_key_paths() -> None:
+    layers = {f"layer {n}": {"w": Pair(1, Point(1, 2, f"{n}")), "b": [1]} for n in range(12)}
+    like = dict(reversed([(key, dict(reversed(layer.items()))) for key, layer in layers.items()]))
+    assert differences(layers, like) == []
+    like["layer 3"] = {"b": (1,), "w": Pair(1, Point(1, 2, "other"))}
+    assert differences(layers, like) == [
+        "layer 3/w/second: label of tests.properties.strategies.Point: saved '3', like has 'other'",
+        "layer 3/b: saved as list, like has tuple",
+    ]
+    like["layer 3"] = {"b": {"0": 1}, "w": Pair(1, Point(1, 2, "3"))}
+    assert differences(layers, like) == ["layer 3/b: saved as list, like has dict"]
+
+
 def test_functions_are_compared_by_name() -> None:
     (line,) = differences(jax.tree_util.Partial(add, 1), jax.tree_util.Partial(len, 1))
     assert line == f"func of jax.tree_util.Partial: saved {add.__module__}.add, like has builtins.len"

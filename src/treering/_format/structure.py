@@ -325,7 +325,7 @@ def iter_runs(tokens: Sequence[Token], longest: int | None = None) -> Iterator[t
     known: dict[int, list[str]] = {}
     around: list[tuple[list[str], int]] = []
     above: list[str] = []
-    parts, place, first = [""], 0, 0
+    parts, place, first, length = [""], 0, 0, 0
     for token in tokens:
         left = token if type(token) is int else 1
         if left < 1:
@@ -335,11 +335,11 @@ def iter_runs(tokens: Sequence[Token], longest: int | None = None) -> Iterator[t
                 if not around:
                     raise FormatError("the structure continues after its end")
                 parts, place = around.pop()
-                above.pop()
+                length -= len(above.pop())
             first, place = place, min(place + left, len(parts))
             left -= place - first
             if type(token) is int:
-                if longest is not None and sum(map(len, above)) > longest:
+                if longest is not None and length > longest:
                     raise FormatError(f"the key texts of a run begin with more than {longest} characters")
                 run = parts if place - first == len(parts) else parts[first:place]
                 # The way to a run is put together for it alone: containers without leaves may have any number of ways.
@@ -349,6 +349,7 @@ def iter_runs(tokens: Sequence[Token], longest: int | None = None) -> Iterator[t
                 raise FormatError(f"the structure is more than {MAX_LEVELS} containers deep")
             around.append((parts, place))
             above.append(parts[first])
+            length += len(parts[first])
             if (inner := known.get(id(token))) is None:
                 inner = known[id(token)] = _parts(token.keys)
             parts, place = inner, 0

@@ -201,6 +201,8 @@ def find_items(tree: Any, wanted: Callable[[type], bool]) -> dict[Place, Any]:
         {('data', 'train'): each(7)}
     """
     found: dict[Place, Any] = {}
+    # By class: there are few of them, and perhaps thousands of leaves.
+    known, leading = set[type](), set[type]()
     pending: list[tuple[Place, Any]] = [((), tree)]
     while pending:
         place, node = pending.pop()
@@ -209,10 +211,12 @@ def find_items(tree: Any, wanted: Callable[[type], bool]) -> dict[Place, Any]:
         elif len(place) > MAX_LEVELS:
             return found  # it may hold itself: it is refused where it is flattened
         elif type(node) is dict:
-            # By class: there are few of them, and perhaps thousands of leaves.
-            kinds = {kind for kind in set(map(type, node.values())) if kind is dict or wanted(kind)}
-            inner = reversed(node.items()) if kinds else ()
-            pending += [((*place, name), item) for name, item in inner if type(item) in kinds]
+            kinds = set(map(type, node.values()))
+            leading |= {kind for kind in kinds - known if kind is dict or wanted(kind)}
+            known |= kinds
+            if not kinds.isdisjoint(leading):
+                inner = reversed(node.items())
+                pending += [((*place, name), item) for name, item in inner if type(item) in leading]
     return found
 
 

@@ -146,7 +146,7 @@ def flatten_like(like: Any) -> Flattened:
         >>> flatten_like({"w": jax.ShapeDtypeStruct((2,), "float32")}).kinds
         ['abstract']
     """
-    return _FlattenWalk(kind_in_target).over(like)
+    return _FlattenWalk(kind_in_target, kinds=KINDS | {jax.ShapeDtypeStruct: "abstract"}).over(like)
 
 
 @dataclasses.dataclass(slots=True)
@@ -154,6 +154,8 @@ class _FlattenWalk:
     """A walk over one tree, and what it found so far."""
 
     kind_of: KindOf
+    kinds: Mapping[type, str] = dataclasses.field(default_factory=lambda: KINDS)
+    """Types whose instances are leaves of one kind."""
     flat: Flattened = dataclasses.field(default_factory=Flattened)
     refused: list[tuple[str, UnsupportedError]] = dataclasses.field(default_factory=list)
     counted: int = 0
@@ -162,7 +164,7 @@ class _FlattenWalk:
 
     def over(self, tree: Any) -> Flattened:
         """Walk over all of it."""
-        keys, leaves, kinds = self.flat.keys, self.flat.leaves, self.flat.kinds
+        keys, leaves, kinds, known = self.flat.keys, self.flat.leaves, self.flat.kinds, self.kinds
         top = self._begin("", tree)
         # A level: its children still to come, and the key text in front of theirs.
         levels: list[tuple[Iterator[tuple[str, Any]], str]] = [] if top is None else [(self._children(top, ""), "")]
@@ -172,7 +174,7 @@ class _FlattenWalk:
                 if "/" in part or "~" in part:
                     part = escape_part(part)  # noqa: PLW2901
                 key = prefix + part or "~"  # the one empty part, as join_key writes it
-                kind = KINDS.get(type(child))
+                kind = known.get(type(child))
                 if kind is not None and (kind != "numpy" or child.dtype in WRITABLE):
                     keys.append(key)
                     leaves.append(child)
@@ -200,7 +202,7 @@ class _FlattenWalk:
         """
         keys, children = node.container.keys, node.children
         parts = keys if set(map(type, keys)) <= {str} else list(map(key_text, keys))
-        kinds = [kind for kind in map(KINDS.get, map(type, children)) if kind is not None]
+        kinds = [kind for kind in map(self.kinds.get, map(type, children)) if kind is not None]
         text = "".join(parts)
         known = len(kinds) == len(children) == len(parts) and "/" not in text and "~" not in text and "" not in parts
         if known and "numpy" in kinds:
@@ -214,7 +216,7 @@ class _FlattenWalk:
 
     def _begin(self, key: str, x: Any) -> OpenNode | None:
         """Note ``x`` down; return a node, whose children are still to be looked at, and None for a leaf."""
-        kind = KINDS.get(type(x))
+        kind = self.kinds.get(type(x))
         try:
             node = open_node(x) if kind is None else None
             if node is not None:
@@ -250,7 +252,7 @@ class _FlattenWalk:
             raise UnsupportedError(f"{pluralize(len(lines), 'leaves')} cannot be saved:{list_lines(lines)}")
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@dataclasses.dataclass(slots=True)
 class OpenNode:
     """A node opened by one level."""
 
@@ -276,11 +278,13 @@ def open_node(x: Any) -> OpenNode | None:
     if kind is jax.ShapeDtypeStruct:
         return None
     if kind is dict:
-        own = list(x)
-        head = Container(node="dict", keys=_keys(own))
+        own = tuple(x)
+        short = len(own) <= _SHORT and set(map(type, own)) <= {str}
+        head = _head_of_dict(own) if short else Container(node="dict", keys=_keys(own))
         return OpenNode(head, list(x.values()), lambda children: dict(zip(own, children, strict=True)))
     if kind is list or kind is tuple:
-        return OpenNode(Container(node=kind.__name__, keys=tuple(range(len(x)))), x, kind)
+        make = _head_of_sequence if len(x) <= _SHORT else _head_of_sequence.__wrapped__
+        return OpenNode(make(kind.__name__, len(x)), x, kind)
     if kind is StandIn:
         return _other(x.class_name, x.fields, x.static, functools.partial(_close_stand_in, _open_stand_in(x)[1]))
     if is_namedtuple(x):
@@ -297,6 +301,20 @@ def open_node(x: Any) -> OpenNode | None:
     if kind in REGISTRY or flax_serves(kind):
         return _open_handled(x)
     return _open_dataclass(x) if dataclasses.is_dataclass(x) and not isinstance(x, type) else None
+
+
+_SHORT: Final = 64
+"""Layers have the same few keys: one container stands for all that have no more of them."""
+
+
+@functools.lru_cache(256)
+def _head_of_dict(keys: tuple[str, ...]) -> Container:
+    return Container(node="dict", keys=keys)
+
+
+@functools.lru_cache(256)
+def _head_of_sequence(node: str, length: int) -> Container:
+    return Container(node=node, keys=tuple(range(length)))
 
 
 def _keys(keys: Iterable[Any]) -> tuple[Any, ...]:

@@ -6,7 +6,7 @@ And the way back into the target's own containers, with what differs between its
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, Final, Literal
 
 import jax
@@ -469,32 +469,39 @@ def unflatten(like: Any, leaves: Sequence[Any]) -> Any:
         >>> unflatten({"b": [1, 2], "a": None}, [7, 8, 9])
         {'b': [7, 8], 'a': 9}
     """
-    taken = 0
+    taken, known = 0, {*KINDS, jax.ShapeDtypeStruct}
     root: list[Any] = []
-    # A level: the children of like's node still to come, those of the new node, and how to make it.
-    levels: list[tuple[Iterator[Any], list[Any], Callable[[list[Any]], Any]]] = [(iter((like,)), root, list)]
+    # A level: the children of like's node still to come, those of the new node, and the dict in like or what makes one.
+    levels: list[tuple[Iterator[Any], list[Any], Any]] = [(iter((like,)), root, list)]
     while levels:
-        children, results, rebuild = levels[-1]
+        children, results, _ = levels[-1]
         for child in children:
-            node = None if type(child) in KINDS else open_node(child)
-            if node is not None and not KINDS.keys() >= set(map(type, node.children)):
-                levels.append((iter(node.children), [], node.rebuild))
+            is_dict = type(child) is dict  # layers are many small ones, and what a file says of them is not needed
+            node = None if is_dict or type(child) in known else open_node(child)
+            inner: Collection[Any] | None = child.values() if is_dict else None if node is None else node.children
+            make = child if node is None else node.rebuild
+            if inner is not None and not known.issuperset(map(type, inner)):
+                levels.append((iter(inner), [], make))
                 break
-            stop = taken + (1 if node is None else len(node.children))
+            stop = taken + (1 if inner is None else len(inner))
             if stop > len(leaves):
                 raise ValueError(f"like has more leaves than the {len(leaves)} that were given")
-            results.append(leaves[taken] if node is None else node.rebuild(list(leaves[taken:stop])))
+            results.append(leaves[taken] if inner is None else _close(make, list(leaves[taken:stop])))
             taken = stop
         else:
-            levels.pop()
+            _, results, make = levels.pop()
             if levels:
-                levels[-1][1].append(rebuild(results))
+                levels[-1][1].append(_close(make, results))
     if taken != len(leaves):
         raise ValueError(f"like has {pluralize(taken, 'leaves')}, {len(leaves)} were given")
     return root[0]
 
 
-def static_differences(saved: Iterable[Token], like: Iterable[Token], *, called: str = "like") -> list[str]:
+def _close(make: Any, children: list[Any]) -> Any:
+    return dict(zip(make, children, strict=True)) if type(make) is dict else make(children)
+
+
+def static_differences(saved: Sequence[Token], like: Sequence[Token], *, called: str = "like") -> list[str]:
     """Return one line for each container of ``like`` whose class or static fields are not those that were saved.
 
     Containers are compared at equal key paths; one that only one side has is no difference here. ``called`` is what the
@@ -506,13 +513,31 @@ def static_differences(saved: Iterable[Token], like: Iterable[Token], *, called:
         >>> static_differences(saved, like)
         ["act of m.Layer: saved 'relu', like has 'gelu'"]
     """
-    wanted = dict(containers_of(like))
+    # Dicts, of which there are the most, differ from nothing but what is none.
+    here, wanted = dict(_others_than_dicts(saved)), dict(_others_than_dicts(like))
+    if here.keys() != wanted.keys():
+        here, wanted = dict(containers_of(saved)), dict(containers_of(like))
     lines: list[str] = []
-    for path, container in containers_of(saved):
+    for path, container in here.items():
         if (other := wanted.get(path)) is not None:
             where = f"{join_key(path)}: " if path else ""
             lines += [f"{where}{line}" for line in _differences(container, other, called)]
     return lines
+
+
+def _others_than_dicts(tokens: Sequence[Token]) -> Iterator[tuple[tuple[str, ...], Container]]:
+    """Yield the containers of a structure that are no dicts, with their key paths."""
+    if all(isinstance(token, int) or token.node == "dict" for token in tokens):
+        return
+    heads: list[Container] = []
+    places: list[int] = []
+    for depth, place, token in walk(tokens):
+        if isinstance(token, Container):
+            del heads[depth:], places[depth:]
+            heads.append(token)
+            places.append(place)
+            if token.node != "dict":
+                yield tuple(key_text(head.keys[at]) for head, at in zip(heads, places[1:], strict=False)), token
 
 
 def _differences(saved: Container, like: Container, called: str) -> Iterator[str]:
