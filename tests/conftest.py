@@ -1,7 +1,10 @@
 """Settings for the whole run, made before anything imports jax: a CPU with eight devices, and hypothesis' profiles."""
 
+import collections
 import gc
+import itertools
 import os
+import re
 import secrets
 import signal
 from collections.abc import Generator, Iterator
@@ -28,12 +31,16 @@ settings.register_profile("ci", deadline=None, derandomize=True, print_blob=True
 PROFILE = "ci" if os.environ.get("CI") else "default"
 settings.load_profile(PROFILE)
 # Of a property that says no number, as `quick` does it for those that say one.
-FEW_EXAMPLES, ALL_EXAMPLES = 25, 100
+FEW_EXAMPLES, ALL_EXAMPLES = 10, 100
 
 # A shell starts what goes on in its background deaf to interrupts, and children inherit that: tests of interrupts would
 # wait in vain.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+# A number of its own for each folder of a test.
+_numbers = itertools.count()
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -59,6 +66,8 @@ def pytest_collection() -> Generator[None, object, object]:
 def pytest_collection_finish() -> None:
     # Modules and collected tests are millions of objects that stay: no collection needs to look at them, not even once.
     gc.freeze()
+    # A test is over before much garbage has come together; jax looks through its own caches at each collection.
+    gc.set_threshold(20_000, 10, 10)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -77,6 +86,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker("examples")
     asked = config.getoption("--store")
     if asked == "posix":
+        _leave_cases_to_the_slow_run(items)
         return
     from tests.posix_only import why_left_out
 
@@ -89,6 +99,19 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         (left if elsewhere else kept).append(item)
     config.hook.pytest_deselected(items=left)
     items[:] = kept
+
+
+def _leave_cases_to_the_slow_run(items: list[pytest.Item]) -> None:
+    """Mark the cases of tests with many that a default run does without; in a bucket all of them run."""
+    met: collections.Counter[object] = collections.Counter()
+    for item in items:
+        mark = item.get_closest_marker("sampled")
+        if mark is None:
+            continue
+        test = item.parent, getattr(item, "originalname", item.name)
+        if met[test] % mark.args[0]:
+            item.add_marker("slow")
+        met[test] += 1
 
 
 @pytest.fixture(scope="session")
@@ -124,10 +147,14 @@ def bucket_of_tests(request: pytest.FixtureRequest) -> PurePath:
 
 
 @pytest.fixture
-def tmp_path(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Path]:
+def tmp_path(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """Return a folder of the test's own, in the store that was asked for."""
     if request.config.getoption("--store") == "posix":
-        yield tmp_path
+        # pytest's own looks through the folders of all tests before this one for a number that is free.
+        name = re.sub(r"\W", "_", request.node.name)[:30]
+        folder = tmp_path_factory.getbasetemp() / f"{name}-{next(_numbers)}"
+        folder.mkdir(mode=0o700)
+        yield folder
         return
     from tests import stores
 

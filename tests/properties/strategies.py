@@ -96,16 +96,16 @@ JAX_DTYPES = (
 _SUB_BYTE = {"float4_e2m1fn": 4, "float6_e2m3fn": 6, "float6_e3m2fn": 6, "uint2": 2, "uint4": 4}
 _SIGNED_SUB_BYTE = {"int2": 2, "int4": 4}
 _EXAMPLES = int(os.environ.get("TREERING_EXAMPLES", "0"))
-_FEW = 9
+_FEW = 6
 _Property = TypeVar("_Property", bound=Callable[..., None])
 
 
 def quick(max_examples: int) -> Callable[[_Property], _Property]:
-    """Mark a property that draws a fourth of its examples by default; repeatable in CI.
+    """Mark a property that draws a tenth of its examples by default; repeatable in CI.
 
     It draws all of them where the mark is selected (``-m examples``), and as many as TREERING_EXAMPLES says.
     """
-    few = min(max_examples, max(_FEW, max_examples // 4))
+    few = min(max_examples, max(_FEW, max_examples // 10))
     drawn = settings(
         deadline=None,
         max_examples=_EXAMPLES or (max_examples if "TREERING_ALL_EXAMPLES" in os.environ else few),
